@@ -1,0 +1,11 @@
+"""raypipe retrain as a Ray job:
+
+ray job submit --working-dir . --runtime-env infra/ray/runtime_env.yaml -- python jobs/retrain.py jobs/configs/solar.yaml
+"""
+
+import sys
+
+from raypipe.cli import main
+
+if __name__ == "__main__" and (code := main(["retrain", *sys.argv[1:]])):
+    sys.exit(code)  # only a failure: some job runners take any SystemExit for one

@@ -1,0 +1,240 @@
+"""raypipe VERB CONFIG [section.key=value …]: from an image table to a registered and watched model.
+
+Exit codes: 0 done, 1 failed, 2 wrong usage, configuration or data, 3 drift found (`drift --exit-code` only).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from raypipe.cluster.connect import prepare_environment
+from raypipe.config import load
+from raypipe.console import Console
+from raypipe.errors import ConfigError, RaypipeError, nearest
+
+app = typer.Typer(
+    name="raypipe",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    help=__doc__,
+)
+tables = typer.Typer(no_args_is_help=True, help="Versions and tags of a Delta table: list, tag.")
+app.add_typer(tables, name="table")
+
+EXAMPLE = "jobs/configs/solar.yaml"
+Config = Annotated[Path, typer.Argument(help=f"YAML configuration, e.g. {EXAMPLE}", show_default=False)]
+Overrides = Annotated[list[str] | None, typer.Argument(help="section.key=value", show_default=False)]
+Json = Annotated[bool, typer.Option("--json", help="End with one JSON line on stdout; messages go to stderr.")]
+Submit = Annotated[
+    str | None,
+    typer.Option("--submit", metavar="ADDRESS", help="Run this verb as a job on the Ray cluster at http://HOST:8265."),
+]
+
+
+def run_verb(
+    name: str, config: Path | None, overrides: list[str] | None, as_json: bool = False, submit: str | None = None
+) -> dict[str, Any]:
+    """Load the configuration and run the verb; the three hops are cli -> config.load -> room."""
+    prepare_environment()
+    console = Console(as_json)
+    from raypipe.job import Job  # rooms import torch and Ray: --help and a misspelt path should not wait for them
+
+    job = load(Job, config, overrides or [])
+    if submit:
+        from raypipe.cluster.submit import submit as submit_job
+
+        submit_job(submit, [name, str(config), *(overrides or []), *(["--json"] if as_json else [])], console.say)
+        return {}
+    from raypipe import verbs
+    from raypipe.cluster.connect import close
+
+    try:
+        result: dict[str, Any] = getattr(verbs, name)(job, console)
+    finally:
+        close()
+    console.finish(result)
+    return result
+
+
+def _verb(name: str, help: str, example: str) -> None:
+    def command(config: Config, overrides: Overrides = None, json: Json = False, submit: Submit = None) -> None:
+        run_verb(name, config, overrides, json, submit)
+
+    app.command(name, help=f"{help}\n\nExample: [bold]raypipe {name} {EXAMPLE} {example}[/bold]")(command)
+
+
+_verb(
+    "ingest",
+    "Verify images, hash them and add them to the Delta table, exactly once.",
+    "ingest.from.images=photos ingest.from.labels=photos/labels.csv",
+)
+_verb(
+    "clean",
+    "Find duplicates, broken, dark, bright, blurred and odd images (fastdup); tag a version without those the policy drops.",
+    "table.version=raw",
+)
+_verb("train", "Train one model (Ray Train, PyTorch DDP) and register it.", "train.workers=2 model.mode=finetune")
+_verb("tune", "Search hyperparameters (Ray Tune, ASHA) and register the best model.", "search.samples=32")
+_verb("predict", "Predict every image of a table version into a Delta table.", "predict.table.uri=tables/new")
+_verb(
+    "retrain",
+    "Check for drift; on drift and with labels train a challenger, compare, promote when better.",
+    "watch.batch.uri=tables/night",
+)
+
+
+@app.command()
+def drift(
+    config: Config,
+    overrides: Overrides = None,
+    json: Json = False,
+    submit: Submit = None,
+    exit_code: Annotated[bool, typer.Option("--exit-code", help="Exit with 3 when there is drift.")] = False,
+) -> None:
+    """Compare a batch with the champion's reference (Alibi Detect: MMD, KS); write evidence and an HTML report.
+
+    Example: [bold]raypipe drift jobs/configs/solar.yaml watch.batch.uri=tables/night --exit-code[/bold]
+    """
+    result = run_verb("drift", config, overrides, json, submit)
+    if exit_code and result.get("is_drift"):
+        raise typer.Exit(3)
+
+
+@app.command()
+def quickstart(
+    overrides: Overrides = None,
+    json: Json = False,
+    config: Annotated[Path, typer.Option(help="The story's configuration.")] = Path(EXAMPLE),
+    fresh: Annotated[bool, typer.Option("--fresh", help="Forget an earlier quickstart and start over.")] = False,
+) -> None:
+    """The whole loop on real photographs of solar cells: ingest, clean, search, predict, drift, retrain, promote.
+
+    Example: [bold]raypipe quickstart[/bold]. Killed half way, run it again: it goes on where it was.
+    """
+    prepare_environment()
+    console = Console(json)
+    from raypipe import quickstart as story
+    from raypipe.cluster.connect import close
+    from raypipe.job import Job
+
+    job = load(Job, config, overrides or [])
+    try:
+        result = story.tell(job, console, fresh)
+    finally:
+        close()
+    console.finish(result)
+
+
+@app.command()
+def sidecars() -> None:
+    """Build the fastdup and Alibi Detect environments on this machine now, instead of at first use.
+
+    Example: [bold]raypipe sidecars[/bold]
+    """
+    console = Console()
+    from raypipe.cluster.sidecar import PROBES, ensure
+
+    console.facts({name: ensure(name).parent.parent for name in PROBES})
+
+
+@tables.command("list")
+def table_list(config: Config, overrides: Overrides = None, json: Json = False) -> None:
+    """Every version: when, what, why, tags. Example: [bold]raypipe table list jobs/configs/solar.yaml[/bold]"""
+    run_table(config, overrides, json, lambda table: {"table": table.uri, "tags": table.tags(), "versions": table.history()})
+
+
+@tables.command("tag")
+def table_tag(
+    config: Config,
+    name: Annotated[str, typer.Argument(help="The tag.")],
+    version: Annotated[int | None, typer.Option(help="Which version; the newest when left out.")] = None,
+    move: Annotated[bool, typer.Option("--move", help="Move a tag that exists.")] = False,
+    overrides: Overrides = None,
+    json: Json = False,
+) -> None:
+    """Name a version. Example: [bold]raypipe table tag jobs/configs/solar.yaml golden --version 3[/bold]"""
+    run_table(config, overrides, json, lambda table: {"table": str(table.tag(name, version, move)), "tags": table.tags()})
+
+
+def run_table(config: Path, overrides: list[str] | None, as_json: bool, work: Callable[[Any], dict[str, Any]]) -> None:
+    from datetime import datetime
+
+    prepare_environment()
+    console = Console(as_json)
+    from raypipe.job import Job
+    from raypipe.tables.table import ImageTable
+
+    result = work(ImageTable.open(load(Job, config, overrides or []).table))
+    rows = [
+        [
+            v["version"],
+            f"{datetime.fromtimestamp(v['timestamp_ms'] / 1000):%Y-%m-%d %H:%M:%S}",
+            v["operation"],
+            v["why"],
+            v["added"],
+            v["removed"],
+            v["tags"],
+        ]
+        for v in result.get("versions", [])
+    ]
+    if rows:
+        console.table(result["table"], ["version", "when", "what", "why", "added", "removed", "tags"], rows)
+    else:
+        console.facts(result)
+    console.finish(result)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line; returns the exit code. Users' mistakes become one message, our own keep their traceback."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    try:
+        if arguments and not arguments[0].startswith("-"):
+            known = sorted([c.name or "" for c in app.registered_commands] + ["drift", "quickstart", "sidecars", "table"])
+            if arguments[0] not in known:
+                raise ConfigError(f"There is no verb {arguments[0]!r}", fix=nearest(arguments[0], known))
+        code = app(arguments, standalone_mode=False)
+        return code if isinstance(code, int) else 0
+    except typer.Exit as e:
+        return int(e.exit_code)
+    except KeyboardInterrupt:
+        print("Interrupted. Run the same command again to go on.", file=sys.stderr)
+        return 1
+    except Exception as e:
+        known_error = find_own(e)
+        if known_error is not None:
+            print(f"raypipe: {known_error}", file=sys.stderr)
+            return known_error.exit_code
+        if type(e).__module__.startswith(("click", "typer")) and hasattr(e, "format_message"):
+            print(f"raypipe: {e.format_message()} See raypipe --help.", file=sys.stderr)
+            return 2
+        raise
+
+
+def find_own(error: BaseException | None) -> RaypipeError | None:
+    """The RaypipeError inside what Ray wrapped around it on its way from a worker."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        if isinstance(error, RaypipeError):
+            own = getattr(error, "cause", error)  # Ray's dual exceptions carry the original, without the worker's traceback
+            return own if isinstance(own, RaypipeError) else error
+        error = getattr(error, "cause", None) or error.__cause__ or error.__context__
+    return None
+
+
+def entry() -> None:
+    """The console script and jobs/*.py end here. Only a failure calls sys.exit: job runners treat any SystemExit as one."""
+    code = main()
+    if code:
+        sys.exit(code)
+
+
+if __name__ == "__main__":
+    entry()

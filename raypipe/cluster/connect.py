@@ -1,0 +1,120 @@
+"""Join the cluster that is there, or start one on this machine; safe by default.
+
+`address: auto` takes RAY_ADDRESS (set inside a submitted job), else a cluster that `ray start` left running on this host, else
+starts a local one: two clusters on one host break Ray Train's placement-group cleaner (measured: later trials starve 60 s).
+Token authentication is on at both ends, the dashboard listens on loopback only, usage statistics are off.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+
+from pydantic import Field
+
+from raypipe.config import Section
+from raypipe.errors import ClusterError
+
+log = logging.getLogger("raypipe")
+
+ENV = {
+    "RAY_AUTH_MODE": "token",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_TRAIN_ENABLE_V2_MIGRATION_WARNINGS": "0",
+    "RAY_AIR_NEW_OUTPUT": "0",  # with verbose=0 the old reporter is silent, the new one prints tables
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # results go to MLflow; three more copies of them cost time on every report
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "GIT_PYTHON_REFRESH": "quiet",
+}
+
+
+class ClusterConfig(Section):
+    """Which cluster. `address` is auto, local, or host:port; the rest sizes a local one (null: Ray's own choice)."""
+
+    address: str = "auto"
+    cpus: int | None = Field(default=None, ge=1)
+    object_store_mb: int | None = Field(default=None, ge=80)
+
+
+def prepare_environment() -> None:
+    """Set authentication and telemetry switches that Ray and MLflow read at import; the user's own settings win."""
+    for name, value in ENV.items():
+        os.environ.setdefault(name, value)
+
+
+def connect(cfg: ClusterConfig) -> dict[str, float]:
+    """Connect once per process; returns the cluster's resources. Raises ClusterError naming the address and the way out."""
+    prepare_environment()
+    import ray
+
+    if not ray.is_initialized():
+        _init(cfg)
+        _quiet_data()
+    return {name: float(value) for name, value in ray.cluster_resources().items()}
+
+
+def close() -> None:
+    """Leave the cluster; a local one that we started stops with us."""
+    import ray
+
+    if ray.is_initialized():
+        ray.shutdown()
+
+
+def _init(cfg: ClusterConfig) -> None:
+    import ray
+
+    options = {"log_to_driver": False, "logging_level": logging.ERROR}
+    address = cfg.address
+    if address == "auto":
+        address = os.environ.get("RAY_ADDRESS") or _running_here() or "local"
+    try:
+        if address == "local":
+            memory = cfg.object_store_mb * 2**20 if cfg.object_store_mb else None
+            os.environ.pop("RAY_ADDRESS", None)
+            context = ray.init(
+                address="local",
+                num_cpus=cfg.cpus,
+                object_store_memory=memory,
+                include_dashboard=True,
+                dashboard_host="127.0.0.1",
+                **options,
+            )
+            os.environ["RAY_ADDRESS"] = context.address_info[
+                "address"
+            ]  # what we start from here joins this cluster, not a second one
+        else:
+            ray.init(address=address, **options)
+    except Exception as e:
+        raise ClusterError(
+            f"Cannot join a Ray cluster: {' '.join(str(e).split())[:300]}",
+            got=address,
+            rule="RAY_AUTH_MODE=token must be set where the cluster was started and here, with the same ~/.ray/auth_token",
+            fix="Set cluster.address=local to start one here",
+        ) from e
+    token = Path.home() / ".ray" / "auth_token"
+    if token.exists():
+        token.chmod(0o600)  # Ray leaves it readable by everyone
+    log.info("Ray cluster at %s with %g CPUs", address, ray.cluster_resources().get("CPU", 0))
+
+
+def _running_here() -> str | None:
+    """The address of a live cluster on this host, or None. Ray's own lookup alone would hand out a dead one's address."""
+    try:
+        from ray._private.services import find_gcs_addresses
+
+        return next(iter(sorted(find_gcs_addresses())), None)
+    except ImportError:
+        return None
+
+
+def _quiet_data() -> None:
+    import ray.data
+
+    context = ray.data.DataContext.get_current()
+    context.enable_progress_bars = False
+    context.print_on_execution_start = False
+    logging.getLogger("ray.data").setLevel(logging.WARNING)

@@ -1,0 +1,45 @@
+"""The same verb as a Ray job: this folder travels as the working directory, output streams back, the exit code is the job's."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+
+import yaml
+
+from raypipe.cluster.connect import ENV, prepare_environment
+from raypipe.errors import ClusterError, RaypipeError
+
+RUNTIME_ENV = Path("infra/ray/runtime_env.yaml")
+
+
+def submit_job(address: str, arguments: list[str], say: Callable[[str], None]) -> None:
+    """Run `raypipe ARGUMENTS` on the cluster whose dashboard is at `address`. Raises RaypipeError when the job fails."""
+    prepare_environment()
+    from ray.job_submission import JobStatus, JobSubmissionClient
+
+    environment = yaml.safe_load(RUNTIME_ENV.read_text()) if RUNTIME_ENV.exists() else {"env_vars": ENV}
+    try:
+        client = JobSubmissionClient(address)
+        job = client.submit_job(
+            entrypoint=f"python -m raypipe.cli {shlex.join(arguments)}", runtime_env=environment | {"working_dir": os.getcwd()}
+        )
+    except Exception as e:
+        raise ClusterError(
+            f"The job cannot be submitted: {' '.join(str(e).split())[:300]}",
+            got=address,
+            rule="The address is the dashboard's, and RAY_AUTH_MODE=token needs the cluster's token in ~/.ray/auth_token",
+        ) from e
+    say(f"Submitted as {job}")
+
+    async def follow() -> None:
+        async for lines in client.tail_job_logs(job):
+            print(lines, end="", flush=True)
+
+    asyncio.run(follow())
+    status = client.get_job_status(job)
+    if status != JobStatus.SUCCEEDED:
+        raise RaypipeError(f"Job {job} ended as {status}", got=client.get_job_info(job).message, fix=f"ray job logs {job}")

@@ -1,0 +1,163 @@
+"""One YAML + `section.key=value` overrides -> a frozen, validated model.
+
+Each room owns the `Section` that configures it; a job composes them. defaults < YAML < overrides. An unknown key fails and
+names the nearest known one, because a silently ignored `lerning_rate` costs a night of training. The resolved config is
+saved with each run and loads again to the same run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypeVar, get_args
+
+import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from raypipe.errors import ConfigError, nearest
+
+
+class Section(BaseModel):
+    """A frozen group of settings that refuses keys it does not know."""
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        validate_default=True,
+        protected_namespaces=(),
+        populate_by_name=True,
+        serialize_by_alias=True,
+    )
+
+
+S = TypeVar("S", bound=Section)
+
+
+class RunConfig(Section):
+    """Where a run keeps what it makes, and the seed of every random choice in it."""
+
+    name: str = "run"
+    dir: str = "runs/default"
+    seed: int = 7
+
+    @property
+    def path(self) -> Path:
+        return Path(self.dir).expanduser().absolute()
+
+
+def load(kind: type[S], path: str | Path | None, overrides: Sequence[str] = ()) -> S:
+    """Read `path`, apply `section.key=value` overrides (values are YAML), validate as `kind`.
+
+    Raises ConfigError for a missing file, YAML that does not parse, unknown keys, and values of the wrong type or range.
+    """
+    tree: dict[str, Any] = {}
+    if path is not None:
+        tree = _read_yaml(Path(path))
+    for override in overrides:
+        key, equals, text = override.partition("=")
+        if not equals or not key:
+            raise ConfigError("An override is not section.key=value", got=override, fix="Write it like train.lr=0.001")
+        try:
+            value = yaml.safe_load(text) if text else None
+        except yaml.YAMLError as e:
+            raise ConfigError(f"The value of {key} is not YAML", got=text, fix="Quote it") from e
+        set_field(tree, key.strip(), value)
+    return validate(kind, tree)
+
+
+def validate(kind: type[S], tree: dict[str, Any]) -> S:
+    """A validated `kind` from a nested dict; the first few problems in one ConfigError."""
+    try:
+        return kind.model_validate(tree)
+    except ValidationError as e:
+        raise _explain(kind, e) from None
+
+
+def replace(cfg: S, changes: dict[str, Any]) -> S:
+    """A copy of `cfg` with dotted fields changed and validated again: how a search sets hyperparameters."""
+    tree = cfg.model_dump()
+    for key, value in changes.items():
+        set_field(tree, key, value)
+    return validate(type(cfg), tree)
+
+
+def field_names(kind: type[BaseModel], prefix: str = "") -> list[str]:
+    """Every dotted name below `kind`, sections and leaves."""
+    names: list[str] = []
+    for name, field in kind.model_fields.items():
+        names.append(prefix + name)
+        for inner in (field.annotation, *get_args(field.annotation)):
+            if isinstance(inner, type) and issubclass(inner, BaseModel):
+                names += field_names(inner, f"{prefix}{name}.")
+    return names
+
+
+def set_field(tree: dict[str, Any], key: str, value: Any) -> None:
+    """`set_field({}, "train.lr", 0.1)` -> {"train": {"lr": 0.1}}, in place."""
+    *sections, leaf = key.split(".")
+    for section in sections:
+        below = tree.setdefault(section, {})
+        if not isinstance(below, dict):
+            raise ConfigError(f"{key} goes through {section}, which is a value and not a section", got=below)
+        tree = below
+    tree[leaf] = value
+
+
+def dump(cfg: Section) -> str:
+    """The resolved config as YAML; `load` reads it back to an equal config."""
+    return yaml.safe_dump(cfg.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+def save(cfg: Section, path: Path) -> Path:
+    """Write the resolved config, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(dump(cfg), encoding="utf-8")
+    partial.replace(path)
+    return path
+
+
+def key_of(*parts: Any) -> str:
+    """12 hex digits that name a piece of work by its inputs, so that a rerun finds what an earlier one finished."""
+    text = json.dumps(
+        [p.model_dump(mode="json") if isinstance(p, BaseModel) else p for p in parts], sort_keys=True, default=str
+    )
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(
+            "No such config file", got=str(path), fix="jobs/configs/solar.yaml is an example to start from"
+        ) from None
+    except (OSError, UnicodeDecodeError) as e:
+        raise ConfigError(f"The config file cannot be read: {e}", got=str(path)) from None
+    except yaml.YAMLError as e:
+        raise ConfigError("The config file is not YAML: " + " ".join(str(e).split()), got=str(path)) from None
+    if not isinstance(tree or {}, dict):
+        raise ConfigError(
+            "The config file is not a mapping of sections", got=type(tree).__name__, rule="Its top level is `section:` lines"
+        )
+    return tree or {}
+
+
+def _explain(kind: type[BaseModel], error: ValidationError) -> ConfigError:
+    problems = [_explain_one(kind, p) for p in error.errors()]
+    more = f" ({len(problems) - 1} more: {'; '.join(str(p) for p in problems[1:4])})" if len(problems) > 1 else ""
+    first = problems[0]
+    return ConfigError(first.what + more if more else first.what, got=first.got, rule=first.rule, fix=first.fix)
+
+
+def _explain_one(kind: type[BaseModel], problem: Any) -> ConfigError:
+    name = ".".join(str(part) for part in problem["loc"])
+    if problem["type"] == "extra_forbidden":
+        return ConfigError(f"Unknown config key {name}", got=problem["input"], fix=nearest(name, field_names(kind)))
+    if problem["type"] == "missing":
+        return ConfigError(
+            f"Config key {name} is missing", rule="It has no default", fix=f"Add {name}=… to the command or the YAML"
+        )
+    return ConfigError(f"Config key {name} is wrong", got=problem["input"], rule=problem["msg"].removeprefix("Value error, "))

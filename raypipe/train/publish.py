@@ -1,0 +1,57 @@
+"""A finished training result -> an MLflow run, a model package and a registered version; the same result is published once."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from raypipe.config import dump
+from raypipe.feed.dataset import pin
+from raypipe.registry import package, promote, tracking
+from raypipe.registry.promote import ModelVersion
+from raypipe.registry.tracking import Store
+from raypipe.tables import scan
+from raypipe.train.trainer import TrainJob, TrainResult, assemble, reference
+
+Child = tuple[str, dict[str, Any], Sequence[dict[str, float]]]
+
+
+def publish(store: Store, job: TrainJob, result: TrainResult, name: str, children: Sequence[Child] = ()) -> ModelVersion:
+    """Register `result`; `children` are (name, params, history) of trials, logged as nested runs."""
+    before = promote.find(store, result.key)
+    if before is not None:
+        return before
+    pinned = pin(job.table.model_copy(update={"version": result.version.version}), job.feed, result.classes)
+    model = assemble(job, result)
+    c = pinned.table.columns
+    columns = {f.name for f in pinned.table.delta(pinned.version.version).schema().fields}
+    sources: list[str] = []
+    if c.source in columns:
+        trained = scan.rows(pinned.table, pinned.version, [c.source], pinned.rows_of(job.feed.train))
+        sources = sorted({str(s) for s in trained[c.source].to_pylist()})
+    facts = {
+        "table": {"uri": result.version.uri, "version": result.version.version, "where": job.table.where, "sources": sources},
+        "metrics": result.metrics,
+        "best_epoch": result.best_epoch,
+        "key": result.key,
+        "code_commit": tracking.code_commit(),
+        "config": job.model_dump(mode="json"),
+    }
+    folder = job.run.path / "packages" / result.key
+    shutil.rmtree(folder, ignore_errors=True)
+    package.build(folder, model, job.model, result.classes, reference(job, model, pinned), facts)
+    with tracking.run(store, result.key, name, job.model_dump(mode="json"), result.version) as run_id:
+        tracking.log_history(store, run_id, result.history)
+        tracking.log_text(store, run_id, dump(job), "config.yaml")
+        for child, params, history in children:
+            with tracking.run(store, f"{result.key}/{child}", child, params, result.version, parent=run_id) as child_id:
+                tracking.log_history(store, child_id, history)
+    tags = {
+        "raypipe.table": str(result.version),
+        "raypipe.sources": ",".join(sources),
+        "raypipe.metrics": json.dumps(result.metrics),
+    }
+    return promote.register(store, run_id, Path(folder), result.key, tags)

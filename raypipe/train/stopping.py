@@ -1,0 +1,41 @@
+"""When to stop: pure rules over the history of one metric, usable inside a trial and across a search."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from pydantic import Field
+
+from raypipe.config import Section
+
+
+class StoppingConfig(Section):
+    """Stop after `patience` epochs without an improvement of at least `min_delta`; `patience: null` never stops."""
+
+    metric: str = "val_accuracy"
+    mode: Literal["max", "min"] = "max"
+    patience: int | None = Field(default=5, ge=1)
+    min_delta: float = Field(default=0.0, ge=0)
+
+
+def improved(value: float, best: float | None, cfg: StoppingConfig) -> bool:
+    """Is `value` better than `best` by more than min_delta? NaN never is."""
+    if value != value:
+        return False
+    gain = value - best if best is not None else float("inf")
+    return (gain if cfg.mode == "max" or best is None else -gain) > cfg.min_delta
+
+
+def should_stop(history: Sequence[float], cfg: StoppingConfig) -> bool:
+    """Has the metric failed to improve for `patience` epochs in a row?"""
+    if cfg.patience is None:
+        return False
+    best: float | None = None
+    waited = 0
+    for value in history:
+        if improved(value, best, cfg):
+            best, waited = value, 0
+        else:
+            waited += 1
+    return waited >= cfg.patience

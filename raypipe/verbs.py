@@ -1,0 +1,248 @@
+"""One function a verb: run the room's work on a validated Job, tell people, and return what --json prints."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from raypipe.cluster.connect import connect
+from raypipe.console import Console
+from raypipe.errors import ConfigError
+from raypipe.job import Job
+from raypipe.registry import promote, tracking
+from raypipe.registry.promote import ModelVersion
+from raypipe.registry.tracking import Store
+from raypipe.search import tuner
+from raypipe.search.tuner import SearchResult
+from raypipe.serve import batch
+from raypipe.tables import clean as cleaning
+from raypipe.tables.ingest import ingest as ingest_images
+from raypipe.tables.table import ImageTable, TableConfig
+from raypipe.train import trainer
+from raypipe.train.loop import LoopState
+from raypipe.train.publish import publish
+from raypipe.watch import retrain as loop
+from raypipe.watch.check import CheckResult
+from raypipe.watch.check import check as drift_check
+
+Result = dict[str, Any]
+
+
+def ingest(job: Job, console: Console) -> Result:
+    with console.progress(f"Ingesting {job.ingest.name}") as tick:
+        done = ingest_images(job.table, job.ingest, tick)
+    console.facts(
+        {
+            "table": done.version,
+            "accepted": done.accepted,
+            "already there": done.present,
+            "duplicates": done.duplicates,
+            "quarantined": done.reasons or 0,
+            "unlabelled": done.unlabelled,
+            "splits": done.splits,
+        }
+    )
+    return {
+        "table": str(done.version),
+        **{k: getattr(done, k) for k in ("seen", "accepted", "present", "duplicates", "quarantined", "reasons", "splits")},
+    }
+
+
+def clean(job: Job, console: Console) -> Result:
+    ImageTable.open(job.table).pin(job.table.version)  # a wrong name must not cost a cluster start
+    connect(job.cluster)
+    console.say(f"Looking at the images of {job.table.uri} with fastdup")
+    done = cleaning.clean(job.table, job.clean)
+    console.facts(
+        {
+            "looked at": f"{done.images} images of {done.raw}",
+            "found": done.counts or "nothing",
+            "dropped": done.dropped,
+            f"tag {job.clean.tag}": done.clean,
+        }
+    )
+    return {"table": str(done.clean), "images": done.images, "dropped": done.dropped, "verdicts": done.counts}
+
+
+def train(job: Job, console: Console) -> Result:
+    trainer.pin(job.table, job.feed)
+    connect(job.cluster)
+    console.say(f"Training {job.model.name} ({job.model.mode}) with {job.train.workers} worker{'s' * (job.train.workers > 1)}")
+
+    def epoch(metrics: Mapping[str, float], state: LoopState) -> None:
+        rest = " · ".join(f"{k} {v:.4f}" for k, v in metrics.items() if k != "images_per_s")
+        console.say(f"epoch {state.epoch:>3} of {job.train.epochs}  {rest} · {metrics['images_per_s']:,.0f} images/s")
+
+    result = trainer.run(job, progress=epoch)
+    store = tracking.open_store(job.run, job.registry)
+    version = publish(store, job, result, "train")
+    champion = crown_first(store, version)
+    console.facts(_outcome(result.metrics, version, champion, store) | {"best epoch": result.best_epoch + 1})
+    return {
+        "model": str(version),
+        "champion": str(champion),
+        "table": str(result.version),
+        "metrics": result.metrics,
+        "epochs": len(result.history),
+        "mlflow_uri": store.uri,
+    }
+
+
+def tune(job: Job, console: Console) -> Result:
+    trainer.pin(job.table, job.feed)
+    connect(job.cluster)
+    result, version, store = search_and_register(job, console)
+    champion = crown_first(store, version)
+    leaderboard(result, console)
+    console.facts(_outcome(result.best.metrics, version, champion, store))
+    return {
+        "model": str(version),
+        "champion": str(champion),
+        "table": str(result.best.version),
+        "metrics": result.best.metrics,
+        "trials": len(result.trials),
+        "best": result.trials[0].changes,
+        "mlflow_uri": store.uri,
+    }
+
+
+def search_and_register(job: Job, console: Console) -> tuple[SearchResult, ModelVersion, Store]:
+    with console.progress("Searching", "trials") as tick:
+        result = tuner.search(job, tick)
+    store = tracking.open_store(job.run, job.registry)
+    children = [(t.name, t.changes, t.history) for t in result.trials]
+    return result, publish(store, result.job, result.best, "search", children), store
+
+
+def leaderboard(result: SearchResult, console: Console, top: int = 8) -> None:
+    fields = list(result.trials[0].changes)
+    rows = [
+        [
+            i,
+            t.metric if not math.isnan(t.metric) else "failed",
+            t.epochs,
+            "stopped" if t.stopped_early else "full",
+            *[t.changes.get(f) for f in fields],
+        ]
+        for i, t in enumerate(result.trials[:top], 1)
+    ]
+    more = f", best {top} of {len(result.trials)}" if len(result.trials) > top else ""
+    console.table(f"Leaderboard{more}", ["#", result.metric, "epochs", "", *[f.rpartition(".")[2] for f in fields]], rows)
+
+
+def predict(job: Job, console: Console) -> Result:
+    source = _batch(job)
+    ImageTable.open(source).pin(source.version)
+    store = tracking.open_store(job.run, job.registry)
+    promote.require_champion(store)
+    connect(job.cluster)
+    with console.progress(f"Predicting {source.uri}") as tick:
+        done = batch.predict(store, job.run, source, job.predict, progress=tick)
+    console.facts(
+        {"model": done.model, "images": f"{done.images} of {done.table}", "labels": done.labels, "predictions": done.out}
+    )
+    return {
+        "predictions": str(done.out),
+        "model": done.model,
+        "table": str(done.table),
+        "images": done.images,
+        "labels": done.labels,
+    }
+
+
+def drift(job: Job, console: Console) -> Result:
+    checked = _check(job, console)
+    verdict(checked, console)
+    return {
+        "is_drift": checked.report.is_drift,
+        "p_value": checked.report.p_value,
+        "model": checked.model,
+        "table": str(checked.table),
+        "evidence": checked.report.evidence,
+        "report": checked.page,
+    }
+
+
+def retrain(job: Job, console: Console) -> Result:
+    trainer.pin(job.table, job.feed)
+    checked = None if job.watch.force and job.watch.batch is None else _check(job, console)
+    connect(job.cluster)
+    store = tracking.open_store(job.run, job.registry)
+    done = loop.retrain(store, job, checked, say=console.say)
+    comparison(done, console)
+    return {
+        "promoted": done.decision.act and done.challenger is not None,
+        "reason": done.decision.reason,
+        "champion": str(promote.champion(store)),
+        "challenger": str(done.challenger) if done.challenger else None,
+        "slices": {
+            s.slice: {"champion": s.champion, "challenger": s.challenger, "images": s.images, "p_value": s.p_value}
+            for s in done.slices
+        },
+    }
+
+
+def verdict(checked: CheckResult, console: Console) -> None:
+    r = checked.report
+    rows = [
+        [e.detector.upper(), e.on, e.statistic, p_text(e.p_value), "drift" if e.is_drift else "no drift"] for e in r.evidence
+    ]
+    said = "DRIFT" if r.is_drift else "no drift"
+    title = f"{checked.name}: {said} (p {p_text(r.p_value)}, alpha {r.alpha:g}), {r.batch_images} images against {r.reference_images}"
+    console.table(title, ["test", "on", "statistic", "p", ""], rows)
+    console.facts({"report": checked.page})
+
+
+def comparison(done: loop.RetrainResult, console: Console) -> None:
+    if done.slices:
+        rows = [
+            [s.slice, s.images, f"{s.champion:.1%}", f"{s.challenger:.1%}", f"{s.difference * 100:+.1f}", p_text(s.p_value)]
+            for s in done.slices
+        ]
+        title = f"{done.champion} against {done.challenger}, same test images"
+        console.table(title, ["slice", "images", "champion", "challenger", "points", "p"], rows)
+    console.facts({"decision": done.decision.reason})
+
+
+def p_text(p: float) -> str:
+    """A p-value for people: four figures' worth, and never a bare 0."""
+    return f"{p:.3g}" if p >= 1e-6 else "< 1e-6"
+
+
+def crown_first(store: Store, version: ModelVersion) -> ModelVersion:
+    """The first model becomes champion; a later one has to win against it (raypipe retrain)."""
+    champion = promote.champion(store)
+    if champion is None:
+        promote.promote(store, version, expected=None)
+        return version
+    return champion
+
+
+def _check(job: Job, console: Console) -> CheckResult:
+    if job.watch.batch is None:
+        raise ConfigError(
+            "There is no batch to check", rule="watch.batch.uri names a Delta table of new images", fix="Add watch.batch.uri=…"
+        )
+    source = job.watch.batch
+    ImageTable.open(source).pin(source.version)
+    store = tracking.open_store(job.run, job.registry)
+    promote.require_champion(store)
+    connect(job.cluster)
+    with console.progress(f"Predicting {source.uri}") as tick:
+        return drift_check(store, job, source, job.watch.name, progress=tick)
+
+
+def _batch(job: Job) -> TableConfig:
+    return job.predict.table or job.watch.batch or job.table
+
+
+def _outcome(metrics: Mapping[str, float], version: ModelVersion, champion: ModelVersion, store: Store) -> dict[str, Any]:
+    is_champion = (
+        " (champion)" if version.version == champion.version else f"; champion stays {champion}: raypipe retrain compares them"
+    )
+    return {
+        "validation": {k: v for k, v in metrics.items() if k.startswith("val_")},
+        "model": f"{version}{is_champion}",
+        "mlflow": store.uri,
+    }

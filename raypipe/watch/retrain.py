@@ -1,0 +1,153 @@
+"""The loop: check -> decide -> train a challenger -> compare -> promote. Rerunnable at every point.
+
+Each step leaves something with a key (drift row, training result, registered version, decision row) and looks for it first. The
+decision is written before it is carried out, and carrying it out twice does nothing: a run that is killed anywhere and started
+again ends in the same state, with no second model version.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from raypipe.config import key_of, replace, validate
+from raypipe.feed.dataset import pin
+from raypipe.registry import promote, tracking
+from raypipe.registry.package import Package
+from raypipe.registry.promote import ModelVersion
+from raypipe.registry.tracking import Store
+from raypipe.serve import evaluate
+from raypipe.tables import scan
+from raypipe.tables.table import ImageTable, append
+from raypipe.train import trainer
+from raypipe.train.publish import publish
+from raypipe.train.trainer import TrainJob
+from raypipe.watch import decide
+from raypipe.watch.check import CheckResult, WatchJob, now
+from raypipe.watch.decide import Comparison, Decision
+
+log = logging.getLogger("raypipe")
+_ROW = pa.schema(
+    [(n, pa.string()) for n in ("key", "champion", "challenger", "table", "slices", "reason", "decided_at")]
+    + [("promoted", pa.bool_())]
+)
+
+
+@dataclass(frozen=True)
+class RetrainResult:
+    """What was decided and why. `challenger` and `slices` are empty when no challenger was trained."""
+
+    champion: ModelVersion
+    challenger: ModelVersion | None
+    decision: Decision
+    slices: tuple[Comparison, ...]
+
+
+def retrain(
+    store: Store,
+    job: WatchJob,
+    checked: CheckResult | None,
+    champion: ModelVersion | None = None,
+    say: Callable[[str], None] = log.info,
+) -> RetrainResult:
+    """Retrain `champion` (default: the current one) on the job's table when drift and labels call for it, and gate the result."""
+    champion = champion or promote.require_champion(store)
+    package = promote.fetch(store, champion)
+    pinned = pin(job.table, job.feed)
+    labelled = _labelled_by_source(job, pinned)
+    wanted = decide.retrain(
+        bool(checked and checked.report.is_drift), labelled, package.info["table"]["sources"], job.watch.force
+    )
+    say(wanted.reason)
+    if not wanted.act:
+        return RetrainResult(champion, None, wanted, ())
+    challenger_job = _challenger_job(job, package, pinned.version.version)
+    say(f"Training a challenger on {pinned.version} with {challenger_job.train.workers} workers")
+    result = trainer.run(challenger_job)
+    challenger = publish(store, challenger_job, result, "challenger")
+    uri = str(job.run.path / "decisions")
+    key = key_of(str(champion), str(challenger), str(pinned.version), job.gate)
+    stored = _stored(uri, key)
+    if stored is None:
+        say(f"Comparing champion {champion} and challenger {challenger} on the same test rows")
+        slices = _compare(store, job, champion, challenger, package, pinned)
+        decision = decide.gate(slices, job.gate)
+        row = {
+            "key": key,
+            "champion": str(champion),
+            "challenger": str(challenger),
+            "table": str(pinned.version),
+            "promoted": decision.act,
+        }
+        row |= {"reason": decision.reason, "slices": json.dumps([asdict(s) for s in slices]), "decided_at": now().isoformat()}
+        append(uri, pa.Table.from_pylist([row], _ROW), f"gate {challenger}")
+    else:
+        slices, decision = stored
+    _carry_out(store, champion, challenger, decision, slices, key)
+    say(decision.reason)
+    return RetrainResult(champion, challenger, decision, slices)
+
+
+def _challenger_job(job: WatchJob, package: Package, version: int) -> TrainJob:
+    """The champion's own settings, on the new version of the table: what changes is the data."""
+    theirs = validate(TrainJob, package.info["config"])
+    mine = {
+        "table": job.table.model_dump() | {"version": version},
+        "run": job.run.model_dump(),
+        "cluster": job.cluster.model_dump(),
+    }
+    return replace(theirs, {**mine, "registry": job.registry.model_dump(), "train.workers": job.watch.retrain_workers})
+
+
+def _labelled_by_source(job: WatchJob, pinned: Any) -> dict[str, int]:
+    c = pinned.table.columns
+    rows = scan.rows(pinned.table, pinned.version, [c.label, c.source], pinned.rows_of(job.feed.train)).to_pylist()
+    return dict(Counter(str(r[c.source]) for r in rows if r[c.label] is not None))
+
+
+def _compare(
+    store: Store, job: WatchJob, champion: ModelVersion, challenger: ModelVersion, package: Package, pinned: Any
+) -> tuple[Comparison, ...]:
+    both = [package, promote.fetch(store, challenger)]
+    judged = evaluate.hits(both, pinned.table, pinned.version, pinned.rows_of(job.feed.test))
+    slices = []
+    for name in sorted(set(judged["group"].to_pylist())) if len(judged) else []:
+        mine = judged.filter(pc.equal(judged["group"], name))
+        slices.append(
+            decide.compare(
+                name, mine["model_0"].to_pylist(), mine["model_1"].to_pylist(), name not in package.info["table"]["sources"]
+            )
+        )
+    return tuple(slices)
+
+
+def _carry_out(
+    store: Store, champion: ModelVersion, challenger: ModelVersion, decision: Decision, slices: tuple[Comparison, ...], key: str
+) -> None:
+    if tracking.finished_run(store, key) is None:
+        with tracking.run(
+            store, key, f"gate {challenger}", {"champion": str(champion), "challenger": str(challenger)}, None
+        ) as run_id:
+            for s in slices:
+                values = {"champion": s.champion, "challenger": s.challenger, "p_value": s.p_value}
+                tracking.log_metrics(store, run_id, {f"gate.{s.slice}.{name}": v for name, v in values.items()})
+            tracking.log_text(store, run_id, decision.reason, "decision.txt")
+    if decision.act:
+        promote.promote(store, challenger, expected=champion.version)
+
+
+def _stored(uri: str, key: str) -> tuple[tuple[Comparison, ...], Decision] | None:
+    if not ImageTable.exists(uri):
+        return None
+    table = ImageTable(uri)
+    rows = scan.rows(table, table.pin(), _ROW.names, {"key": key}).to_pylist()
+    if not rows:
+        return None
+    return tuple(Comparison(**s) for s in json.loads(rows[0]["slices"])), Decision(rows[0]["promoted"], rows[0]["reason"])
