@@ -48,7 +48,7 @@ def run_verb(
 
     job = load(Job, config, overrides or [])
     if submit:
-        from raypipe.cluster.submit import submit as submit_job
+        from raypipe.cluster.submit import submit_job
 
         submit_job(submit, [name, str(config), *(overrides or []), *(["--json"] if as_json else [])], console.say)
         return {}

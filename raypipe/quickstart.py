@@ -18,8 +18,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from raypipe import verbs
 from raypipe.cluster import sidecar
 from raypipe.cluster.connect import connect
@@ -36,7 +34,7 @@ from raypipe.tables.clean import CleanResult, clean
 from raypipe.tables.ingest import IngestResult, ingest
 from raypipe.tables.table import ImageTable, TableConfig, TableVersion
 from raypipe.watch import report
-from raypipe.watch.check import CheckResult, check, now, picture_of
+from raypipe.watch.check import CheckResult, check, now, picture_of, read_batch
 from raypipe.watch.retrain import RetrainResult, retrain
 
 NIGHT_SHARE = 0.85  # of the mono cells are known on the first day; the rest is the first night's batch, the negative control
@@ -122,9 +120,8 @@ def _night(
         _ingest(console, job, table, name=name, kind=kind, share=share, labelled=False)
         with console.progress("Predicting") as tick:
             predicted = batch.predict(store, job.run, table, job.predict, model, tick)
-        done(
-            f"{predicted.images} unlabelled images predicted by {model}: {', '.join(f'{n} {label}' for label, n in sorted(predicted.labels.items()))}"
-        )
+        labels = ", ".join(f"{n} {label}" for label, n in sorted(predicted.labels.items()))
+        done(f"{predicted.images} unlabelled images predicted by {model}: {labels}")
     with _step(story, console, f"Drift check {name}") as done:
         checked = check(store, job, table, name, model)
         verbs.verdict(checked, console)
@@ -223,21 +220,8 @@ def _report(
     package = promote.fetch(store, first)
     pictures = []
     for name, checked in checks.items():
-        rows = batch.rows_of(str(job.run.path / "predictions"), first, checked.table, ["image_id", "scores"]).sort_by(
-            "image_id"
-        )
-        scores = np.stack(rows["scores"].to_numpy())
-        pictures.append(
-            picture_of(
-                checked.report,
-                name,
-                package,
-                rows["image_id"].to_pylist(),
-                scores,
-                ImageTable.open(nights[name]),
-                checked.table,
-            )
-        )
+        mine = read_batch(job, first, checked.table)
+        pictures.append(picture_of(checked.report, name, package, mine, ImageTable.open(nights[name])))
     winner = promote.require_champion(store)
     page = report.Page(
         report.Header(
@@ -267,11 +251,11 @@ def _report(
         cleaning=_cleaning(job, cleaned[-1]),
         timeline=report.Timeline(tuple(story.steps)),
         lineage=report.Lineage(
-            tuple(
-                (f"Tag {tag}", f"v{version}")
-                for tag, version in sorted(ImageTable.open(job.table).tags().items(), key=lambda t: t[1])
-            )
-            + (("Code", tracking.code_commit() or "no checkout"), ("MLflow", store.uri)),
+            (
+                *((f"Tag {tag}", f"v{v}") for tag, v in sorted(ImageTable.open(job.table).tags().items(), key=lambda t: t[1])),
+                ("Code", tracking.code_commit() or "no checkout"),
+                ("MLflow", store.uri),
+            ),
             dump(job),
         ),
     )

@@ -9,6 +9,7 @@ from typing import Any
 from raypipe.cluster.connect import connect
 from raypipe.console import Console
 from raypipe.errors import ConfigError
+from raypipe.feed.dataset import pin
 from raypipe.job import Job
 from raypipe.registry import promote, tracking
 from raypipe.registry.promote import ModelVersion
@@ -66,7 +67,7 @@ def clean(job: Job, console: Console) -> Result:
 
 
 def train(job: Job, console: Console) -> Result:
-    trainer.pin(job.table, job.feed)
+    pin(job.table, job.feed)
     connect(job.cluster)
     console.say(f"Training {job.model.name} ({job.model.mode}) with {job.train.workers} worker{'s' * (job.train.workers > 1)}")
 
@@ -90,7 +91,7 @@ def train(job: Job, console: Console) -> Result:
 
 
 def tune(job: Job, console: Console) -> Result:
-    trainer.pin(job.table, job.feed)
+    pin(job.table, job.feed)
     connect(job.cluster)
     result, version, store = search_and_register(job, console)
     champion = crown_first(store, version)
@@ -165,7 +166,7 @@ def drift(job: Job, console: Console) -> Result:
 
 
 def retrain(job: Job, console: Console) -> Result:
-    trainer.pin(job.table, job.feed)
+    pin(job.table, job.feed)
     checked = None if job.watch.force and job.watch.batch is None else _check(job, console)
     connect(job.cluster)
     store = tracking.open_store(job.run, job.registry)
@@ -189,7 +190,8 @@ def verdict(checked: CheckResult, console: Console) -> None:
         [e.detector.upper(), e.on, e.statistic, p_text(e.p_value), "drift" if e.is_drift else "no drift"] for e in r.evidence
     ]
     said = "DRIFT" if r.is_drift else "no drift"
-    title = f"{checked.name}: {said} (p {p_text(r.p_value)}, alpha {r.alpha:g}), {r.batch_images} images against {r.reference_images}"
+    sizes = f"{r.batch_images} images against {r.reference_images}"
+    title = f"{checked.name}: {said} (p {p_text(r.p_value)}, alpha {r.alpha:g}), {sizes}"
     console.table(title, ["test", "on", "statistic", "p", ""], rows)
     console.facts({"report": checked.page})
 

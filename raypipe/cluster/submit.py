@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import shlex
 from collections.abc import Callable
 from pathlib import Path
@@ -25,7 +24,8 @@ def submit_job(address: str, arguments: list[str], say: Callable[[str], None]) -
     try:
         client = JobSubmissionClient(address)
         job = client.submit_job(
-            entrypoint=f"python -m raypipe.cli {shlex.join(arguments)}", runtime_env=environment | {"working_dir": os.getcwd()}
+            entrypoint=f"python -m raypipe.cli {shlex.join(arguments)}",
+            runtime_env=environment | {"working_dir": str(Path.cwd())},
         )
     except Exception as e:
         raise ClusterError(

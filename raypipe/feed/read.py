@@ -113,15 +113,11 @@ class Embedder:
         self, backbone: ImageModel, ids: set[str], id_column: str, image_column: str, side_px: int, threads: int
     ) -> None:
         torch.set_num_threads(threads)
-        self._model, self._ids = backbone, ids
+        self._model, self._ids = backbone.for_inference(), ids
         self._columns, self._side_px, self._threads = (id_column, image_column), side_px, threads
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
         ids, images = (batch[name] for name in self._columns)
         keep = [i for i, image_id in enumerate(ids) if image_id in self._ids]
-        if not keep:
-            return {"id": np.empty(0, object), "features": np.empty((0, self._model.head.linear.in_features), np.float32)}
-        pixels_BHWC = decode_batch([images[i] for i in keep], self._side_px, self._threads)
-        with torch.inference_mode():
-            features_BD = self._model.embed(torch.from_numpy(pixels_BHWC))
-        return {"id": np.asarray([ids[i] for i in keep], dtype=object), "features": features_BD.numpy()}
+        features_BD, _ = self._model.predict(decode_batch([images[i] for i in keep], self._side_px, self._threads))
+        return {"id": np.asarray([ids[i] for i in keep], dtype=object), "features": features_BD}

@@ -1,4 +1,4 @@
-"""Random transforms of a whole batch on its device: one affine resampling for flips, turns, zoom and shift, one pass for colour.
+"""Random transforms of a whole batch on its device: one affine resampling for flips, turns, zoom and shift; then colour.
 
 uint8 pixels in, float 0-255 out (the model normalises). Drawn from a generator seeded by (seed, epoch, step, rank), so a
 resumed run sees the pixels that the interrupted one would have seen. 32 images of 224 px: one grid_sample instead of 32

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from safetensors.torch import load_file, save_file
 
 from raypipe.errors import DataError
@@ -33,6 +32,15 @@ class Predictions:
     labels: list[str]
     scores_NC: np.ndarray
     features_ND: np.ndarray
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Unseen images of the training domain: features_ND, scores_NC and their ids, row by row."""
+
+    features_ND: np.ndarray
+    scores_NC: np.ndarray
+    ids: tuple[str, ...]
 
 
 class Package:
@@ -52,26 +60,16 @@ class Package:
             cfg = ModelConfig.model_validate(self.info["model"] | {"pretrained": False})
             model = ImageModel(cfg, len(self.classes))
             model.load_state_dict(load_file(self.folder / "weights.safetensors"))
-            self._model = model.eval()
+            self._model = model.for_inference()
         return self._model
 
-    def reference(self) -> tuple[np.ndarray, np.ndarray]:
-        """(features_ND, scores_NC) of the reference images."""
+    def reference(self) -> Reference:
         with np.load(self.folder / "reference.npz", allow_pickle=False) as arrays:
-            return arrays["features"], arrays["scores"]
+            return Reference(arrays["features"], arrays["scores"], tuple(arrays["ids"].tolist()))
 
-    @torch.inference_mode()
-    def predict(self, images: Sequence[bytes], threads: int = 2, batch_size: int = 64) -> Predictions:
+    def predict(self, images: Sequence[bytes], threads: int = 2) -> Predictions:
         """Labels and scores of encoded images. Raises decode.BadImage for one that does not decode."""
-        scores, features = [], []
-        device = next(self.model.parameters()).device
-        for start in range(0, len(images), batch_size):
-            pixels_BHWC = torch.from_numpy(decode_batch(images[start : start + batch_size], self.side_px, threads)).to(device)
-            features_BD = self.model.embed(pixels_BHWC)
-            features.append(features_BD.float().cpu().numpy())
-            scores.append(self.model.head(features_BD).softmax(1).float().cpu().numpy())
-        scores_NC = np.concatenate(scores) if scores else np.empty((0, len(self.classes)), np.float32)
-        features_ND = np.concatenate(features) if features else np.empty((0, 0), np.float32)
+        features_ND, scores_NC = self.model.predict(decode_batch(images, self.side_px, threads))
         return Predictions([self.classes[i] for i in scores_NC.argmax(1)], scores_NC, features_ND)
 
 
@@ -80,13 +78,14 @@ def build(
     model: ImageModel,
     cfg: ModelConfig,
     classes: tuple[str, ...],
-    reference: tuple[np.ndarray, np.ndarray],
+    reference: Reference,
     facts: dict[str, Any],
 ) -> Path:
     """Write a package; `facts` (lineage, metrics) go into package.json as they are."""
     folder.mkdir(parents=True, exist_ok=True)
     save_file({k: v.detach().cpu().contiguous() for k, v in model.state_dict().items()}, folder / "weights.safetensors")
-    np.savez(folder / "reference.npz", features=reference[0].astype(np.float32), scores=reference[1].astype(np.float32))
+    features, scores = reference.features_ND.astype(np.float32), reference.scores_NC.astype(np.float32)
+    np.savez(folder / "reference.npz", features=features, scores=scores, ids=np.array(reference.ids, dtype=np.str_))
     info = {"model": cfg.model_dump(mode="json"), "side_px": cfg.pixels, "classes": list(classes)} | facts
     (folder / "package.json").write_text(json.dumps(info, indent=2, default=str))
     (folder / "manifest.json").write_text(json.dumps({name: _sha256(folder / name) for name in _FILES}))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock
 
@@ -29,6 +30,10 @@ class ModelVersion:
         return f"{self.name}/{self.version}"
 
 
+def _ours(found: Any) -> ModelVersion:
+    return ModelVersion(found.name, int(found.version), str(found.source), dict(found.tags))
+
+
 def find(store: Store, key: str) -> ModelVersion | None:
     """The version made from this key, if it was registered before."""
     found = [v for v in versions(store) if v.tags.get(KEY) == key]
@@ -38,7 +43,7 @@ def find(store: Store, key: str) -> ModelVersion | None:
 def versions(store: Store) -> list[ModelVersion]:
     """Every registered version, oldest first."""
     found = store.client.search_model_versions(f"name = '{store.model}'")
-    return sorted((ModelVersion(v.name, int(v.version), v.source, dict(v.tags)) for v in found), key=lambda v: v.version)
+    return sorted((_ours(v) for v in found), key=lambda v: v.version)
 
 
 def register(store: Store, run_id: str, package: Path, key: str, tags: dict[str, str]) -> ModelVersion:
@@ -76,7 +81,7 @@ def register(store: Store, run_id: str, package: Path, key: str, tags: dict[str,
         made = store.client.create_model_version(
             store.model, source=logged.model_uri, run_id=run_id, tags={KEY: key} | tags, model_id=logged.model_id
         )
-        return ModelVersion(store.model, int(made.version), made.source, {KEY: key} | tags)
+        return _ours(made)
 
 
 def champion(store: Store) -> ModelVersion | None:
@@ -89,7 +94,7 @@ def champion(store: Store) -> ModelVersion | None:
         if e.error_code in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
             return None
         raise
-    return ModelVersion(found.name, int(found.version), found.source, dict(found.tags))
+    return _ours(found)
 
 
 def require_champion(store: Store) -> ModelVersion:

@@ -78,7 +78,7 @@ def finished_run(store: Store, key: str) -> str | None:
 def run(
     store: Store, key: str, name: str, params: Mapping[str, Any], version: TableVersion | None, parent: str | None = None
 ) -> Iterator[str]:
-    """A run to log into; finished when the block ends, failed when it raises. An unfinished one with the same key is replaced."""
+    """A run to log into; finished when the block ends, failed when it raises. An unfinished one of the same key goes."""
     for stale in store.client.search_runs([store.experiment_id], f"tags.`{KEY}` = '{key}' and attributes.status != 'FINISHED'"):
         store.client.delete_run(stale.info.run_id)
     tags = {KEY: key, "mlflow.runName": name, "mlflow.source.name": "raypipe"} | _commit_tag()
@@ -158,7 +158,7 @@ def _log_dataset(store: Store, run_id: str, version: TableVersion) -> None:
     from mlflow.data.meta_dataset import MetaDataset
     from mlflow.entities import DatasetInput, InputTag
 
-    dataset = MetaDataset(
+    dataset = MetaDataset(  # type: ignore[abstract]
         DeltaDatasetSource(path=version.uri, delta_table_version=version.version), name=Path(version.uri).name
     )
     entity = dataset._to_mlflow_entity()

@@ -1,6 +1,6 @@
 """The search space: any config field by dotted path -> how to draw it. Checked against the config before a trial starts.
 
-search.space: {train.lr: "loguniform(1e-4, 1e-1)", model.dropout: "choice(0.0, 0.2, 0.5)", train.label_smoothing: "grid(0, 0.1)"}
+search.space: {train.lr: "loguniform(1e-4, 1e-1)", model.dropout: "choice(0.0, 0.2, 0.5)", train.model.name: "grid(a, b)"}
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ class SearchConfig(Section):
     """How many trials over which space. A grid is run `samples` times, as in Ray Tune."""
 
     samples: int = Field(default=16, ge=1)
-    space: dict[str, str] = {"train.lr": "loguniform(1e-4, 3e-2)"}
+    space: dict[str, str] = Field(default={"train.lr": "loguniform(1e-4, 3e-2)"})
     scheduler: Literal["asha", "none"] = "asha"
     grace: int = Field(default=3, ge=1)
     reduction: int = Field(default=3, ge=2)
@@ -93,8 +93,8 @@ def search(job: SearchJob, progress: Callable[[int, int, float], None] = lambda 
         partial = finished.with_suffix(".partial")
         partial.write_text(json.dumps([asdict(t) for t in trials]))
         partial.replace(finished)
-    trials = tuple(Trial(**t | {"history": tuple(t["history"])}) for t in json.loads(finished.read_text()))
-    best = trials[0]
+    ranked = tuple(Trial(**t | {"history": tuple(t["history"])}) for t in json.loads(finished.read_text()))
+    best = ranked[0]
     tuned = replace(
         TrainJob.model_validate({k: v for k, v in job.model_dump().items() if k in TrainJob.model_fields}), best.changes
     )
@@ -102,7 +102,7 @@ def search(job: SearchJob, progress: Callable[[int, int, float], None] = lambda 
         key,
         tuned,
         _as_result(key, pinned.version, pinned.classes, best),
-        trials,
+        ranked,
         job.train.stopping.metric,
         time.perf_counter() - started,
     )
@@ -198,7 +198,9 @@ def _trial(result: Any, metric: str, mode: str, train: Any) -> Trial:
     pick = max if mode == "max" else min
     epoch = pick(kept, key=lambda epoch: (history[epoch - 1][metric], -epoch if mode == "max" else epoch))
     stopped = len(history) < train.epochs and not should_stop([h[metric] for h in history], train.stopping)
-    return Trial(name, dict(result.config), history[epoch - 1][metric], len(history), stopped, tuple(history), str(kept[epoch][1]))
+    return Trial(
+        name, dict(result.config), history[epoch - 1][metric], len(history), stopped, tuple(history), str(kept[epoch][1])
+    )
 
 
 def _as_result(key: str, version: TableVersion, classes: tuple[str, ...], trial: Trial) -> TrainResult:

@@ -91,7 +91,7 @@ def _judge(table: ImageTable, raw: TableVersion, source: TableConfig, cfg: Clean
     if len(ids) >= 10:  # fastdup's index does not train on fewer
         encoded = [png for _, png in pairs if png]
         offsets = np.cumsum([0] + [len(png) for png in encoded], dtype=np.int64)
-        arrays = {"data": np.frombuffer(b"".join(encoded), np.uint8), "offsets": offsets}
+        arrays: dict[str, np.ndarray] = {"data": np.frombuffer(b"".join(encoded), np.uint8), "offsets": offsets}
         found, _ = sidecar.call("fastdup", "raypipe.tables.fastdup_sidecar:find", arrays, {"threshold": 0.9})
         rows += _verdicts(ids, found, cfg)
     for row in rows:

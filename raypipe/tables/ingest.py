@@ -38,7 +38,7 @@ class IngestConfig(Section):
     source: SourceConfig = Field(default=SourceConfig(), alias="from")
     name: str = "ingest"
     share: tuple[float, float] = (0.0, 1.0)
-    splits: dict[str, float] = {"train": 0.7, "val": 0.15, "test": 0.15}
+    splits: dict[str, float] = Field(default={"train": 0.7, "val": 0.15, "test": 0.15})
     near_bits: int = Field(default=6, ge=0, lt=16)
     max_pixels: int = Field(default=decode.MAX_PIXELS, gt=0)
     threads: int = Field(default=2, ge=1)
@@ -137,7 +137,7 @@ def _in_share(found: list[Candidate], cfg: IngestConfig) -> list[Candidate]:
     low, high = cfg.share
     if (low, high) == (0.0, 1.0):
         return found
-    # By name, not by content: a share is chosen before any file is read. Another salt than the split's keeps the two independent.
+    # By name, not by content: a share is chosen before any file is read. The salt keeps it independent of the split.
     return [c for c in found if low <= split.position(c.path.name, "share") < high]
 
 

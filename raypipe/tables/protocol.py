@@ -35,4 +35,4 @@ def preflight(table: DeltaTable) -> None:
 
 
 def _has_deletion_vectors(table: DeltaTable) -> bool:
-    return any(len(batch) for batch in table.deletion_vectors())
+    return any(batch.num_rows for batch in table.deletion_vectors())

@@ -9,13 +9,14 @@ compress, and a reader holds one row group at a time (139 MB instead of 854 MB R
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 from deltalake import ColumnProperties, CommitProperties, DeltaTable, WriterProperties, write_deltalake
 from deltalake.exceptions import TableNotFoundError
+from pydantic import Field
 
 from raypipe.config import Section
 from raypipe.errors import DataError, nearest
@@ -61,7 +62,7 @@ class TableConfig(Section):
 
     uri: str
     version: int | str | None = None
-    where: dict[str, str | list[str]] = {}
+    where: dict[str, str | list[str]] = Field(default={})
     columns: Columns = Columns()
     storage_options: dict[str, str] | None = None
 
@@ -82,7 +83,7 @@ class ImageTable:
     """A readable Delta table with an image column."""
 
     uri: str
-    columns: Columns = Columns()
+    columns: Columns = field(default_factory=Columns)
     storage_options: dict[str, str] | None = None
 
     @classmethod

@@ -199,7 +199,7 @@ def autocast(device: torch.device, bf16: bool) -> contextlib.AbstractContextMana
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Weight decay on matrices and filters only, not on biases and norms (Goyal et al. 2017). Frozen parameters are left out."""
+    """Weight decay on matrices and filters only, not on biases and norms (Goyal et al. 2017); frozen parameters left out."""
     trained = [p for p in model.parameters() if p.requires_grad]
     decayed, plain = [p for p in trained if p.ndim > 1], [p for p in trained if p.ndim <= 1]
     groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": plain, "weight_decay": 0.0}]

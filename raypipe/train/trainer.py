@@ -7,6 +7,7 @@ returns a finished one.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import tempfile
@@ -28,6 +29,7 @@ from raypipe.feed import read
 from raypipe.feed.dataset import CacheFeed, Feed, FeedConfig, OffloadFeed, Pinned, Samples, pin
 from raypipe.images.augment import AugmentConfig
 from raypipe.models.zoo import BACKBONES, Head, ImageModel, ModelConfig
+from raypipe.registry.package import Reference
 from raypipe.registry.tracking import RegistryConfig
 from raypipe.tables.table import TableConfig, TableVersion
 from raypipe.train import checkpoint, parallel
@@ -81,7 +83,10 @@ class Data:
 
 
 def run(job: TrainJob, classes: tuple[str, ...] | None = None, progress: Report = lambda metrics, state: None) -> TrainResult:
-    """Train as `job` says on the pinned version of its table. Raises DataError, ClusterError, or RaypipeError when a worker died."""
+    """Train as `job` says on the pinned version of its table.
+
+    Raises DataError, ClusterError, or RaypipeError when a worker died.
+    """
     check_workers(job.train, ray.cluster_resources())
     pinned = pin(job.table, job.feed, classes)
     key = job.training_key(pinned.version)
@@ -113,8 +118,8 @@ def prepare(job: TrainJob, pinned: Pinned) -> Data:
         return _in_store(
             pinned.classes, "pixels", *(read.pixel_samples(pinned, s, model, feed) for s in (feed.train, feed.val))
         )
-    streams = [read.pixels(pinned, s, model, feed) for s in (feed.train, feed.val)]
-    return Data(pinned.classes, "stream", *streams, pinned.counts[feed.train])
+    train, val = (read.pixels(pinned, s, model, feed) for s in (feed.train, feed.val))
+    return Data(pinned.classes, "stream", train, val, pinned.counts[feed.train])
 
 
 def train_rank(
@@ -154,23 +159,22 @@ def assemble(job: TrainJob, result: TrainResult) -> ImageModel:
     return model.eval()
 
 
-def reference(job: TrainJob, model: ImageModel, pinned: Pinned) -> tuple[np.ndarray, np.ndarray]:
-    """(features_ND, scores_NC) of the validation split: images of the training domain that the weights have not seen, which
+def reference(job: TrainJob, model: ImageModel, pinned: Pinned) -> Reference:
+    """Features and scores of the validation split: images of the training domain that the weights have not seen, which
     is what later batches are compared with. Training images would look too easy, and every new batch would drift."""
     data = prepare(job, pinned)
-    if data.kind == "stream":
-        parts = [p["pixels"] for p in data.val.iter_batches(batch_size=256, batch_format="numpy")]
-        inputs = np.concatenate(parts)
-    else:
-        inputs = _fetch(data.val).inputs
-    features, scores = [], []
-    with torch.inference_mode():
-        for start in range(0, len(inputs), 64):
-            part = torch.from_numpy(np.array(inputs[start : start + 64]))
-            features_BD = part if data.kind == "features" else model.embed(part)
-            features.append(features_BD)
-            scores.append(model.head(features_BD).softmax(1))
-    return torch.cat(features).numpy(), torch.cat(scores).numpy()
+    if data.kind == "features":
+        val = _fetch(data.val)
+        with torch.inference_mode():
+            scores_NC = model.head(torch.from_numpy(np.array(val.inputs))).softmax(1).numpy()
+        return Reference(val.inputs, scores_NC, val.ids)
+    predictor = model.for_inference()
+    if data.kind == "pixels":
+        val = _fetch(data.val)
+        return Reference(*predictor.predict(val.inputs), val.ids)
+    parts = [(*predictor.predict(b["pixels"]), b["id"]) for b in data.val.iter_batches(batch_size=256, batch_format="numpy")]
+    features_ND, scores_NC, ids = (np.concatenate(part) for part in zip(*parts, strict=True))
+    return Reference(features_ND, scores_NC, tuple(ids.tolist()))
 
 
 def check_workers(cfg: TrainConfig, resources: dict[str, float]) -> None:
@@ -224,7 +228,7 @@ def _on_ray_train(job: TrainJob, data: Data, folder: Path, key: str) -> dict[str
         _ray_rank,
         train_loop_config={
             "job": job.model_dump(mode="json"),
-            "data": data if not stream else Data(data.classes, "stream", None, None, data.train_rows),
+            "data": dataclasses.replace(data, train=None, val=None) if stream else data,
         },
         scaling_config=ScalingConfig(num_workers=job.train.workers, use_gpu=gpu, resources_per_worker=per_worker),
         torch_config=TorchConfig(backend="nccl" if gpu else "gloo", timeout_s=int(job.train.timeout_s)),

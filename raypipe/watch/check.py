@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from raypipe.config import Section, key_of
+from raypipe.errors import DataError
 from raypipe.registry import promote, tracking
 from raypipe.registry.package import Package
 from raypipe.registry.promote import ModelVersion
@@ -70,6 +71,16 @@ class CheckResult:
     page: str
 
 
+@dataclass(frozen=True)
+class Batch:
+    """A predicted batch: row i of both arrays is image ids[i]."""
+
+    version: TableVersion
+    ids: list[str]
+    features_ND: np.ndarray
+    scores_NC: np.ndarray
+
+
 def check(
     store: Store,
     job: WatchJob,
@@ -83,18 +94,18 @@ def check(
     predicted = batch.predict(store, job.run, batch_table, job.predict, model, progress)
     key = key_of(str(model), str(predicted.table), batch_table.where, job.drift, job.run.seed)
     package = promote.fetch(store, model)
-    ids, embedding, scores = _predictions(predicted.out.uri, model, predicted.table)
+    mine, reference = read_batch(job, model, predicted.table, predicted.out.uri), package.reference()
     uri = str(job.run.path / "drift")
     found = _stored(uri, key)
     if found is None:
-        found = detect(*_sides(package, embedding, scores), job.drift, job.run.seed)
+        found = detect(reference.features_ND, mine.features_ND, reference.scores_NC, mine.scores_NC, job.drift, job.run.seed)
         append(uri, pa.Table.from_pylist([_as_row(key, name, str(model), predicted.table, found)], _ROW), f"drift check {name}")
     if tracking.finished_run(store, key) is None:
         with tracking.run(
             store, key, f"drift {name}", {"drift": job.drift.model_dump(mode="json"), "model": str(model)}, predicted.table
         ) as run_id:
             tracking.log_metrics(store, run_id, _metrics(found))
-    picture = picture_of(found, name, package, ids, scores, ImageTable.open(batch_table), predicted.table)
+    picture = picture_of(found, name, package, mine, ImageTable.open(batch_table))
     page = report.Page(
         report.Header(
             f"Drift check: {name}", f"{predicted.table} against the reference of {model}", key, now(), _facts(job, model)
@@ -105,21 +116,12 @@ def check(
     return CheckResult(name, str(model), predicted.table, found, str(path))
 
 
-def picture_of(
-    found: DriftReport,
-    name: str,
-    package: Package,
-    ids: list[str],
-    scores: np.ndarray,
-    table: ImageTable,
-    version: TableVersion,
-) -> report.Check:
-    """The check as the report shows it, with pictures of the most unusual and the most usual images of the batch."""
-    unusual = [(ids[row], distance) for row, distance in found.unusual]
-    images = _images(table, version, [i for i, _ in unusual])
-    features, ref_scores = package.reference()
-    positive = len(package.classes) - 1 if len(package.classes) == 2 else None
-    pick = (lambda s: s[:, 0]) if positive is not None else (lambda s: s.max(axis=1))
+def picture_of(found: DriftReport, name: str, package: Package, batch: Batch, table: ImageTable) -> report.Check:
+    """The check as the report shows it: scores and a map of both sides, the batch's most unusual images and usual ones."""
+    unusual = [(batch.ids[row], distance) for row, distance in found.unusual]
+    images = _images(table, batch.version, [i for i, _ in unusual])
+    reference = package.reference()
+    binary = len(package.classes) == 2
     return report.Check(
         name=name,
         is_drift=found.is_drift,
@@ -130,11 +132,35 @@ def picture_of(
         evidence=tuple(
             report.Evidence(e.detector, e.on, e.statistic, e.p_value, e.threshold, e.is_drift) for e in found.evidence
         ),
-        reference_scores=pick(ref_scores),
-        batch_scores=pick(scores),
-        score_name=f"Score of {package.classes[0]!r}" if positive is not None else "Highest score",
+        reference_scores=reference.scores_NC[:, 0] if binary else reference.scores_NC.max(axis=1),
+        batch_scores=batch.scores_NC[:, 0] if binary else batch.scores_NC.max(axis=1),
+        score_name=f"Score of {package.classes[0]!r}" if binary else "Highest score",
+        projection=_plane(reference.features_ND, batch.features_ND),
         unusual=tuple(report.Picture(images[i], i[:8], f"{d:.1f} x the usual distance") for i, d in unusual if i in images),
+        typical=_typical(package, len(unusual)),
     )
+
+
+def _plane(reference_ND: np.ndarray, batch_MD: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Both sides on the first two principal components of their union."""
+    both = np.concatenate([reference_ND, batch_MD]).astype(np.float64)
+    both -= both.mean(axis=0)
+    _, vectors = np.linalg.eigh(both.T @ both)
+    flat = both @ vectors[:, -2:][:, ::-1]
+    return flat[: len(reference_ND)], flat[len(reference_ND) :]
+
+
+def _typical(package: Package, count: int) -> tuple[report.Picture, ...]:
+    """Reference images nearest to the reference's centre; none when the table they came from is gone."""
+    reference, origin = package.reference(), package.info["table"]
+    distance = np.linalg.norm(reference.features_ND - reference.features_ND.mean(axis=0), axis=1)
+    ids = [reference.ids[i] for i in np.argsort(distance, kind="stable")[:count]]
+    try:
+        table = ImageTable.open(TableConfig.model_validate(package.info["config"]["table"] | {"version": origin["version"]}))
+        images = _images(table, TableVersion(origin["uri"], origin["version"]), ids)
+    except DataError:
+        return ()
+    return tuple(report.Picture(images[i], i[:8]) for i in ids if i in images)
 
 
 def now() -> datetime:
@@ -149,16 +175,14 @@ def _facts(job: WatchJob, model: ModelVersion) -> tuple[tuple[str, str], ...]:
     )
 
 
-def _predictions(uri: str, model: ModelVersion, version: TableVersion) -> tuple[list[str], np.ndarray, np.ndarray]:
-    rows = batch.rows_of(uri, model, version, ["image_id", "embedding", "scores"]).sort_by("image_id")
-    return rows["image_id"].to_pylist(), np.stack(rows["embedding"].to_numpy()), np.stack(rows["scores"].to_numpy())
-
-
-def _sides(
-    package: Package, embedding: np.ndarray, scores: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    ref_embedding, ref_scores = package.reference()
-    return ref_embedding, embedding, ref_scores, scores
+def read_batch(job: WatchJob, model: ModelVersion, version: TableVersion, uri: str | None = None) -> Batch:
+    """What `model` predicted for the batch, in id order."""
+    columns = ["image_id", "embedding", "scores"]
+    rows = batch.rows_of(uri or str(job.predict.out or job.run.path / "predictions"), model, version, columns).sort_by(
+        "image_id"
+    )
+    features, scores = (np.stack(rows[name].to_numpy()) for name in ("embedding", "scores"))
+    return Batch(version, rows["image_id"].to_pylist(), features, scores)
 
 
 def _images(table: ImageTable, version: TableVersion, ids: list[str]) -> dict[str, bytes]:

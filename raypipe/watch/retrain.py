@@ -57,7 +57,7 @@ def retrain(
     champion: ModelVersion | None = None,
     say: Callable[[str], None] = log.info,
 ) -> RetrainResult:
-    """Retrain `champion` (default: the current one) on the job's table when drift and labels call for it, and gate the result."""
+    """Retrain `champion` (default: the current one) on the job's table when drift and labels call for it; gate the result."""
     champion = champion or promote.require_champion(store)
     package = promote.fetch(store, champion)
     pinned = pin(job.table, job.feed)
