@@ -20,13 +20,20 @@ from databricks.bundles.jobs import Job
 from ray._private.runtime_env.packaging import create_package
 from ray.runtime_env import RuntimeEnv
 
+from raypipe.config import field_names
+from raypipe.job import Job as RaypipeJob
+
 ROOT = Path(__file__).parents[1]
 BUNDLE = ROOT / "infra" / "databricks"
 ROOT_FILE = yaml.safe_load((BUNDLE / "databricks.yml").read_text())
 RESOURCE_FILES = {path: yaml.safe_load(path.read_text()) for path in sorted(BUNDLE.glob("resources/*.yml"))}
 JOBS: dict[str, Any] = {key: job for tree in RESOURCE_FILES.values() for key, job in tree["resources"]["jobs"].items()}
 TARGETS: dict[str, Any] = ROOT_FILE["targets"]
-FROM_OUTSIDE = {"host": "https://workspace.example", "email": "team@example.com"}  # BUNDLE_VAR_host, BUNDLE_VAR_email
+FROM_OUTSIDE = {  # BUNDLE_VAR_host and so on
+    "host": "https://workspace.example",
+    "email": "team@example.com",
+    "storage": "abfss://tables@account.example/solar",
+}
 DEFAULTS = {name: spec.get("default") for name, spec in ROOT_FILE["variables"].items()} | FROM_OUTSIDE
 REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 OVERRIDE = re.compile(r"[a-z_]+(\.[a-z_]+)+=\S+")
@@ -61,6 +68,7 @@ def test_a_job_is_valid_in_every_target(name: str, target: str) -> None:
         config, *overrides = task.spark_python_task.parameters
         assert config.startswith("${workspace.file_path}/jobs/configs/")  # a task's working folder is its own file's
         assert all(OVERRIDE.fullmatch(override) for override in overrides), overrides
+        assert {override.partition("=")[0] for override in overrides} <= set(field_names(RaypipeJob))
     for cluster in (item["new_cluster"] for item in tree["job_clusters"]):
         assert isinstance(cluster["num_workers"], int)
         assert "-gpu-ml-" in cluster["spark_version"]

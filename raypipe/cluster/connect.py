@@ -26,13 +26,16 @@ ENV = {
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # results go to MLflow; three more copies of them cost time on every report
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+    "MLFLOW_LOGGING_LEVEL": "WARNING",
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "GIT_PYTHON_REFRESH": "quiet",
 }
 
 
 class ClusterConfig(Section):
-    """Which cluster. `address` is auto, local, or host:port; the rest sizes a local one (null: Ray's own choice)."""
+    """Which cluster. `address` is auto, local, host:port, or spark (Ray on the Spark cluster this process drives, as on
+    Databricks); the rest sizes a local one (null: Ray's own choice)."""
 
     address: str = "auto"
     cpus: int | None = Field(default=None, ge=1)
@@ -72,7 +75,9 @@ def _init(cfg: ClusterConfig) -> None:
     if address == "auto":
         address = os.environ.get("RAY_ADDRESS") or _running_here() or "local"
     try:
-        if address == "local":
+        if address == "spark":
+            ray.init(address=_start_on_spark(), **options)
+        elif address == "local":
             memory = cfg.object_store_mb * 2**20 if cfg.object_store_mb else None
             os.environ.pop("RAY_ADDRESS", None)
             context = ray.init(
@@ -101,6 +106,15 @@ def _init(cfg: ClusterConfig) -> None:
     log.info("Ray cluster at %s with %g CPUs", address, ray.cluster_resources().get("CPU", 0))
 
 
+def _start_on_spark() -> str:
+    """Start Ray on every Spark worker and return its address. Stopped with the Spark application."""
+    from ray.util.spark import MAX_NUM_WORKER_NODES, setup_ray_cluster
+
+    address, _ = setup_ray_cluster(max_worker_nodes=MAX_NUM_WORKER_NODES)
+    os.environ["RAY_ADDRESS"] = address
+    return str(address)
+
+
 def _running_here() -> str | None:
     """The address of a live cluster on this host, or None. Ray's own lookup alone would hand out a dead one's address."""
     try:
@@ -117,4 +131,5 @@ def _quiet_data() -> None:
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
     context.print_on_execution_start = False
-    logging.getLogger("ray.data").setLevel(logging.WARNING)
+    for name in ("ray.data", "ray.train", "ray.tune"):
+        logging.getLogger(name).setLevel(logging.ERROR)

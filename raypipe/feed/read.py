@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import ray
 import ray.data
 import torch
 
@@ -68,13 +69,12 @@ def feature_samples(pinned: Pinned, splits: list[str], model: ModelConfig, feed:
 
 
 def _features(pinned: Pinned, ids: set[str], model: ModelConfig, feed: FeedConfig, store: str) -> dict[str, np.ndarray]:
-    backbone = ImageModel(model, classes=2).eval()
-    uri = f"{store}/{model.name}-{model.pixels}px-{fingerprint(backbone.backbone)}"
+    uri = f"{store}/{model.name}-{model.pixels}px-{fingerprint(ImageModel(model, classes=2).backbone)}"
     have = _stored(uri)
     missing = ids - have.keys()
     if missing:
         log.info("Computing features of %d images (%d are stored already)", len(missing), len(ids) - len(missing))
-        new = _embed(pinned, missing, backbone, feed, model.pixels)
+        new = _embed(pinned, missing, model, feed)
         rows = pa.table({"image_id": list(new), "features": [v.tobytes() for v in new.values()]})
         append(uri, rows, f"features of {pinned.version}")
         have |= new
@@ -90,12 +90,19 @@ def _stored(uri: str) -> dict[str, np.ndarray]:
     return dict(zip(stored["image_id"].to_pylist(), vectors, strict=True))
 
 
-def _embed(pinned: Pinned, ids: set[str], backbone: ImageModel, feed: FeedConfig, side_px: int) -> dict[str, np.ndarray]:
+def _embed(pinned: Pinned, ids: set[str], model: ModelConfig, feed: FeedConfig) -> dict[str, np.ndarray]:
     c = pinned.table.columns
-    stream = scan.dataset(pinned.table, pinned.version, [c.id, c.image], pinned.where)
+    wanted = ray.put(ids)  # once in the object store, not once in every task
+
+    def missing(batch: dict[str, Any]) -> dict[str, Any]:
+        mine = ray.get(wanted)
+        keep = [i for i, image_id in enumerate(batch[c.id]) if image_id in mine]
+        return {"id": batch[c.id][keep], "image": batch[c.image][keep]}
+
+    stream = scan.dataset(pinned.table, pinned.version, [c.id, c.image], pinned.where).map_batches(missing, batch_size=None)
     embedded = stream.map_batches(
         Embedder,
-        fn_constructor_args=(backbone, ids, c.id, c.image, side_px, feed.threads),
+        fn_constructor_args=(model, feed.threads),
         batch_size=64,
         compute=ray.data.ActorPoolStrategy(size=1),
         num_cpus=1,
@@ -107,17 +114,12 @@ def _embed(pinned: Pinned, ids: set[str], backbone: ImageModel, feed: FeedConfig
 
 
 class Embedder:
-    """A Ray Data operator that holds the backbone once and turns encoded images into features."""
+    """A Ray Data operator that builds the pretrained backbone once and turns encoded images into features."""
 
-    def __init__(
-        self, backbone: ImageModel, ids: set[str], id_column: str, image_column: str, side_px: int, threads: int
-    ) -> None:
+    def __init__(self, model: ModelConfig, threads: int) -> None:
         torch.set_num_threads(threads)
-        self._model, self._ids = backbone.for_inference(), ids
-        self._columns, self._side_px, self._threads = (id_column, image_column), side_px, threads
+        self._model, self._side_px, self._threads = ImageModel(model, classes=2).for_inference(), model.pixels, threads
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
-        ids, images = (batch[name] for name in self._columns)
-        keep = [i for i, image_id in enumerate(ids) if image_id in self._ids]
-        features_BD, _ = self._model.predict(decode_batch([images[i] for i in keep], self._side_px, self._threads))
-        return {"id": np.asarray([ids[i] for i in keep], dtype=object), "features": features_BD}
+        features_BD, _ = self._model.predict(decode_batch(list(batch["image"]), self._side_px, self._threads))
+        return {"id": batch["id"], "features": features_BD}

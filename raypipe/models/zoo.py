@@ -19,12 +19,12 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from raypipe.config import Section
-from raypipe.errors import ConfigError, nearest
+from raypipe.errors import nearest
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,15 @@ class ModelConfig(Section):
         if name not in BACKBONES:
             raise ValueError(f"there is no backbone {name!r}. {nearest(name, list(BACKBONES))}")
         return name
+
+    @model_validator(mode="after")
+    def _frozen_needs_weights(self) -> ModelConfig:
+        has_weights = self.pretrained and BACKBONES[self.name].pretrained
+        if self.mode == "frozen" and not has_weights:
+            raise ValueError(f"mode frozen needs pretrained weights, and {self.name} starts at random. Set model.mode=finetune")
+        if self.pretrained and not BACKBONES[self.name].pretrained:
+            raise ValueError(f"{self.name} has no pretrained weights. Set model.pretrained=false")
+        return self
 
     @property
     def pixels(self) -> int:
@@ -91,10 +100,6 @@ class ImageModel(nn.Module):
     def __init__(self, cfg: ModelConfig, classes: int) -> None:
         super().__init__()
         spec = BACKBONES[cfg.name]
-        if cfg.pretrained and not spec.pretrained:
-            raise ConfigError(
-                f"{cfg.name} has no pretrained weights", got="model.pretrained=true", fix="Set model.pretrained=false"
-            )
         self._scale, self._shift = 1.0 / (255.0 * spec.std), -spec.mean / spec.std
         self.name = cfg.name
         self.backbone = spec.build(cfg.pretrained).to(memory_format=torch.channels_last)  # type: ignore[call-overload]

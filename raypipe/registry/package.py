@@ -57,7 +57,7 @@ class Package:
     @property
     def model(self) -> ImageModel:
         if self._model is None:
-            cfg = ModelConfig.model_validate(self.info["model"] | {"pretrained": False})
+            cfg = ModelConfig.model_validate(self.info["model"] | {"pretrained": False, "mode": "finetune"})
             model = ImageModel(cfg, len(self.classes))
             model.load_state_dict(load_file(self.folder / "weights.safetensors"))
             self._model = model.for_inference()

@@ -6,6 +6,7 @@ looks again, and refuses when somebody else moved the alias in between.
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,7 +69,8 @@ def register(store: Store, run_id: str, package: Path, key: str, tags: dict[str,
             ),
         )
         room = Path(__file__).parent
-        with mlflow.start_run(run_id=run_id):
+        with warnings.catch_warnings(), mlflow.start_run(run_id=run_id):
+            warnings.simplefilter("ignore", UserWarning)  # it asks for an input example; the signature says it all
             logged = mlflow.pyfunc.log_model(
                 name="model",
                 python_model=str(room / "served.py"),

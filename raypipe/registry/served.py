@@ -18,7 +18,7 @@ class ServedImageModel(PythonModel):  # type: ignore[misc]
     def load_context(self, context: Any) -> None:
         self.package = Package(Path(context.artifacts["package"]))
 
-    def predict(self, context: Any, model_input: Any, params: Any = None) -> pd.DataFrame:
+    def predict(self, context, model_input, params=None):  # type: ignore[no-untyped-def]  # MLflow takes hints for a schema
         images = list(model_input["image"] if isinstance(model_input, pd.DataFrame) else model_input)
         found = self.package.predict(images)
         return pd.DataFrame(

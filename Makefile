@@ -1,0 +1,42 @@
+# make quickstart   the whole story on real photographs (sets everything up first)
+# make test         the tests, real engines at small size; make test-all runs the slow suites too
+# make check        format, lint, types, import contract
+PYTHON ?= python3
+MAKEFLAGS += --no-print-directory
+BIN := .venv/bin
+export RAY_AUTH_MODE := token
+export RAY_USAGE_STATS_ENABLED := 0
+
+.PHONY: quickstart test test-all check format install clean
+
+quickstart: .venv/ready
+	@$(BIN)/raypipe quickstart --json
+
+test: .venv/ready
+	$(BIN)/python -m pytest -m "not chaos and not spark and not cloud and not gpu"
+
+test-all: .venv/ready
+	$(BIN)/python -m pytest
+
+check: .venv/ready
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: .venv/ready
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+install: .venv/ready
+
+# The sidecars (fastdup, Alibi Detect) are built here too, so that the first run does not wait for them.
+.venv/ready: pyproject.toml infra/constraints.txt raypipe/cluster/sidecars/fastdup.txt raypipe/cluster/sidecars/alibi.txt
+	@$(PYTHON) -c 'import sys; sys.exit("raypipe needs Python 3.10-3.12, this is " + sys.version.split()[0] + ". Say which: make PYTHON=python3.11 …" if not (3, 10) <= sys.version_info < (3, 13) else 0)'
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --constraint infra/constraints.txt --editable '.[quickstart,deepspeed,dev]'
+	$(BIN)/raypipe sidecars
+	@touch $@
+
+clean:
+	rm -rf runs .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

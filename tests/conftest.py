@@ -1,0 +1,113 @@
+"""What all tests share: one Ray cluster a session, small pictures drawn by seed, and the command line in this process."""
+
+from __future__ import annotations
+
+import os
+
+from raypipe.cluster.connect import prepare_environment
+
+prepare_environment()  # before anything imports Ray or MLflow: both read their switches at import
+
+import io  # noqa: E402
+import logging  # noqa: E402
+from collections.abc import Callable, Iterator  # noqa: E402
+from pathlib import Path  # noqa: E402
+
+import numpy as np  # noqa: E402
+import pytest  # noqa: E402
+from PIL import Image, ImageDraw  # noqa: E402
+
+Draw = Callable[..., bytes]
+Cli = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(scope="session")
+def ray_session() -> Iterator[str]:
+    """A local cluster of two CPUs; what the tests start joins it. Workers import `tests` from the working directory."""
+    import ray.data
+
+    before = os.environ.pop("RAY_ADDRESS", None)
+    context = ray.init(
+        address="local",
+        num_cpus=2,
+        object_store_memory=300 * 2**20,
+        include_dashboard=True,
+        dashboard_host="127.0.0.1",
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+    )
+    # A second cluster on this host would break Ray Train's placement-group cleaner.
+    address = os.environ["RAY_ADDRESS"] = context.address_info["address"]
+    ray.data.DataContext.get_current().enable_progress_bars = False
+    ray.data.DataContext.get_current().print_on_execution_start = False
+    logging.getLogger("ray.data").setLevel(logging.WARNING)
+    yield address
+    ray.shutdown()
+    os.environ.pop("RAY_ADDRESS", None)
+    if before is not None:
+        os.environ["RAY_ADDRESS"] = before
+
+
+def encode(image: Image.Image, kind: str = "PNG", **how: object) -> bytes:
+    out = io.BytesIO()
+    image.save(out, kind, **how)
+    return out.getvalue()
+
+
+def texture(seed: int, side_px: int = 64) -> Image.Image:
+    """Shapes over a gradient with grain: no two seeds look alike to a perceptual hash or a network."""
+    rng = np.random.default_rng(seed)
+    image = Image.fromarray(rng.integers(0, 256, (*rng.integers(1, 4, 2), 3), dtype=np.uint8))
+    image = image.resize((side_px, side_px), Image.Resampling.BICUBIC)
+    draw = ImageDraw.Draw(image)
+    for _ in range(int(rng.integers(2, 9))):
+        corner, size = rng.uniform(-0.1, 0.9, 2) * side_px, rng.uniform(0.1, 0.7, 2) * side_px
+        shape = (draw.ellipse, draw.rectangle)[seed % 2]
+        shape([*corner.tolist(), *(corner + size).tolist()], fill=tuple(rng.integers(0, 256, 3).tolist()))
+    grain = Image.fromarray(rng.integers(0, 256, (side_px, side_px, 3), dtype=np.uint8))
+    return Image.blend(image, grain, 0.1)
+
+
+def striped(seed: int, label: str, side_px: int = 32) -> Image.Image:
+    """`warm`: reddish upright stripes; `cold`: bluish level ones. Period, phase, colour and grain differ by seed."""
+    rng = np.random.default_rng(seed)
+    wave_S = np.sin(np.arange(side_px) * 2 * np.pi / rng.uniform(4, 12) + rng.uniform(0, 6))
+    wave_HW = np.tile(wave_S, (side_px, 1)) if label == "warm" else np.tile(wave_S[:, None], (1, side_px))
+    tint = np.array([1.0, 0.6, 0.4] if label == "warm" else [0.4, 0.6, 1.0]) * rng.uniform(0.8, 1.1, 3)
+    pixels_HWC = (120 + 70 * wave_HW)[..., None] * tint + rng.normal(0, 18, (side_px, side_px, 3))
+    return Image.fromarray(pixels_HWC.clip(0, 255).astype(np.uint8))
+
+
+@pytest.fixture(scope="session")
+def textured() -> Draw:
+    """`textured(seed, side_px=64, kind="PNG", **how)` -> encoded bytes of a picture of its own."""
+    return lambda seed, side_px=64, kind="PNG", **how: encode(texture(seed, side_px), kind, **how)
+
+
+@pytest.fixture(scope="session")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of 60 PNGs of 32 px, and labels.csv (file,label): 30 `warm` and 30 `cold`. Read it, do not change it."""
+    folder = tmp_path_factory.mktemp("photos")
+    lines = ["file,label"]
+    for seed in range(60):
+        label = ("warm", "cold")[seed % 2]
+        (folder / f"{seed:02d}.png").write_bytes(encode(striped(seed, label)))
+        lines.append(f"{seed:02d}.png,{label}")
+    (folder / "labels.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return folder
+
+
+@pytest.fixture
+def cli(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Cli:
+    """`cli("train", "x.yaml", …)` -> (exit code, stdout, stderr) of the real command line, without 5 s of imports a call."""
+    from raypipe import cli as command_line
+
+    monkeypatch.setattr("raypipe.cluster.connect.close", lambda: None)  # the session's cluster is not the verb's to stop
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        capfd.readouterr()
+        code = command_line.main([str(a) for a in arguments])
+        out, err = capfd.readouterr()
+        return code, out, err
+
+    return run
