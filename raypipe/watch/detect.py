@@ -22,6 +22,7 @@ from raypipe.cluster import sidecar
 from raypipe.config import Section
 from raypipe.errors import DataError
 
+LEAST_P = 1e-300  # Kolmogorov-Smirnov's p underflows to 0 on large batches, and no evidence is certain
 LEAST_ROWS = 20  # per side: below, the smallest drift that any test finds at alpha 0.01 is larger than two standard deviations
 
 
@@ -114,7 +115,7 @@ def detect(
     found, facts = sidecar.call("alibi", "raypipe.watch.alibi_sidecar:check", floats, options)
     threshold = cfg.alpha / len(facts["evidence"])
     evidence = tuple(
-        Evidence(e["detector"], e["on"], e["statistic"], e["p_value"], threshold, e["p_value"] < threshold)
+        Evidence(e["detector"], e["on"], e["statistic"], max(e["p_value"], LEAST_P), threshold, e["p_value"] < threshold)
         for e in facts["evidence"]
     )
     most = np.argsort(-found["unusual"], kind="stable")[: cfg.unusual]
