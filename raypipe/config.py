@@ -86,7 +86,8 @@ def replace(cfg: S, changes: dict[str, Any]) -> S:
 def field_names(kind: type[BaseModel], prefix: str = "") -> list[str]:
     """Every dotted name below `kind`, sections and leaves."""
     names: list[str] = []
-    for name, field in kind.model_fields.items():
+    for attribute, field in kind.model_fields.items():
+        name = field.alias or attribute
         names.append(prefix + name)
         for inner in (field.annotation, *get_args(field.annotation)):
             if isinstance(inner, type) and issubclass(inner, BaseModel):

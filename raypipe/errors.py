@@ -18,7 +18,8 @@ class RaypipeError(Exception):
     def __init__(self, what: str, *, got: Any = None, rule: str = "", fix: str = "") -> None:
         self.what, self.got, self.rule, self.fix = what, got, rule, fix
         got_text = "" if got is None else f" (got {got!r})"
-        super().__init__(". ".join(part.rstrip(".") for part in (what + got_text, rule, fix) if part) + ".")
+        parts = (what + got_text, rule, fix)
+        super().__init__(" ".join(p if p.endswith(("?", "!")) else p.rstrip(".") + "." for p in parts if p))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (type(self), self.what, self.got, self.rule, self.fix)

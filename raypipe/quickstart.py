@@ -18,10 +18,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from raypipe import verbs
+from raypipe import quickstart_page, verbs
 from raypipe.cluster import sidecar
 from raypipe.cluster.connect import connect
-from raypipe.config import dump, key_of, replace
+from raypipe.config import replace
 from raypipe.console import Console
 from raypipe.errors import RaypipeError
 from raypipe.job import Job
@@ -29,12 +29,12 @@ from raypipe.registry import promote, tracking
 from raypipe.registry.promote import ModelVersion
 from raypipe.search.tuner import SearchResult
 from raypipe.serve import batch
-from raypipe.tables import scan, verdicts
+from raypipe.tables import scan
 from raypipe.tables.clean import CleanResult, clean
 from raypipe.tables.ingest import IngestResult, ingest
 from raypipe.tables.table import ImageTable, TableConfig, TableVersion
 from raypipe.watch import report
-from raypipe.watch.check import CheckResult, check, now, picture_of, read_batch
+from raypipe.watch.check import CheckResult, check
 from raypipe.watch.retrain import RetrainResult, retrain
 
 NIGHT_SHARE = 0.85  # of the mono cells are known on the first day; the rest is the first night's batch, the negative control
@@ -95,7 +95,9 @@ def tell(job: Job, console: Console, fresh: bool = False) -> dict[str, Any]:
         done(after.decision.reason)
 
     summary = _summary(job, cells, [mono, poly], [cleaned, cleaned_both], found, checks, after, store)
-    summary["report"] = str(_report(job, story, store, found, [cleaned, cleaned_both], checks, nights, after, first))
+    summary["report"] = str(
+        quickstart_page.write(job, story.steps, store, found, [cleaned, cleaned_both], checks, nights, after, first)
+    )
     summary["seconds"] = round(time.perf_counter() - story.started, 1)
     console.heading("The story")
     console.facts(
@@ -204,86 +206,3 @@ def _summary(
         "decision": after.decision.reason,
         "mlflow_uri": store.uri,
     }
-
-
-def _report(
-    job: Job,
-    story: Story,
-    store: tracking.Store,
-    found: SearchResult,
-    cleaned: list[CleanResult],
-    checks: dict[str, CheckResult],
-    nights: dict[str, TableConfig],
-    after: RetrainResult,
-    first: ModelVersion,
-) -> Path:
-    package = promote.fetch(store, first)
-    pictures = []
-    for name, checked in checks.items():
-        mine = read_batch(job, first, checked.table)
-        pictures.append(picture_of(checked.report, name, package, mine, ImageTable.open(nights[name])))
-    winner = promote.require_champion(store)
-    page = report.Page(
-        report.Header(
-            "Solar cells: from a table to a better champion",
-            "ELPV electroluminescence images, mono- and polycrystalline",
-            found.key,
-            now(),
-            (("Champion", str(winner)), ("Model", f"{job.model.name}, {job.model.mode}"), ("Table", _short(cleaned[-1].clean))),
-        ),
-        checks=tuple(pictures),
-        gate=report.Gate(
-            after.decision.act,
-            after.decision.reason,
-            after.champion.version,
-            after.challenger.version if after.challenger else "–",
-            tuple(report.Slice(s.slice, s.images, s.champion, s.challenger, s.difference, s.p_value) for s in after.slices),
-        ),
-        search=report.Search(
-            found.metric,
-            tuple(
-                report.Trial(
-                    i, f"trial {i}", t.changes, t.metric, t.epochs, t.stopped_early, tuple(h[found.metric] for h in t.history)
-                )
-                for i, t in enumerate(found.trials, 1)
-            ),
-        ),
-        cleaning=_cleaning(job, cleaned[-1]),
-        timeline=report.Timeline(tuple(story.steps)),
-        lineage=report.Lineage(
-            (
-                *((f"Tag {tag}", f"v{v}") for tag, v in sorted(ImageTable.open(job.table).tags().items(), key=lambda t: t[1])),
-                ("Code", tracking.code_commit() or "no checkout"),
-                ("MLflow", store.uri),
-            ),
-            dump(job),
-        ),
-    )
-    return report.write(page, job.run.path / "report.html")
-
-
-def _cleaning(job: Job, cleaned: CleanResult) -> report.Cleaning:
-    policy = key_of(job.clean.model_copy(update={"tag": "both-clean"}))
-    rows = [r for r in verdicts.read(cleaned.raw.uri, cleaned.raw, policy) or [] if r["dropped"] or r["verdict"] == "blurred"]
-    shown = sorted(rows, key=lambda r: (not r["dropped"], r["value"]))[:12]
-    table = ImageTable(cleaned.raw.uri)
-    ids = sorted({i for r in shown for i in (r["image_id"], r["partner"]) if i})
-    found = scan.rows(table, cleaned.raw, ["image_id", "image"], {"image_id": ids}) if ids else None
-    images = dict(zip(found["image_id"].to_pylist(), found["image"].to_pylist(), strict=True)) if found is not None else {}
-
-    def picture(image_id: str, note: str = "") -> report.Picture:
-        return report.Picture(images[image_id], image_id[:8], note)
-
-    return report.Cleaning(
-        cleaned.images - cleaned.dropped,
-        cleaned.dropped,
-        cleaned.counts,
-        tuple(
-            report.Dropped(
-                picture(r["image_id"], f"{r['value']:.4g}, limit {r['limit']:.4g}"),
-                f"{r['verdict'].replace('_', ' ')}{'' if r['dropped'] else ' (kept)'}",
-                picture(r["partner"]) if r["partner"] else None,
-            )
-            for r in shown
-        ),
-    )

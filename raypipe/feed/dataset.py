@@ -139,8 +139,9 @@ class CacheFeed:
 
     def val(self) -> Iterator[tuple[Tensor, Tensor]]:
         mine = np.arange(len(self._val))[self._rank :: self._world]
-        for start in range(0, len(mine), self._batch_size):
-            yield self._take(self._val, mine[start : start + self._batch_size])
+        batches = -(-len(self._val) // (self._batch_size * self._world))  # alike on every rank: sharded weights gather in step
+        for rows in np.array_split(mine, max(1, batches)):
+            yield self._take(self._val, rows)
 
     def _take(self, samples: Samples, rows: np.ndarray) -> tuple[Tensor, Tensor]:
         inputs, labels = torch.from_numpy(samples.inputs[rows]), torch.from_numpy(samples.labels[rows])

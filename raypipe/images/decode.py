@@ -18,19 +18,21 @@ from dataclasses import dataclass
 import numpy as np
 from PIL import Image, ImageOps
 
+from raypipe.errors import DataError
+
 FORMATS = ("JPEG", "PNG", "WEBP")
 MAX_PIXELS = 64_000_000
 
 
-class BadImage(ValueError):
+class BadImage(DataError):
     """Bytes that are not an image we accept; `reason` is one word for counting, the message is for people."""
 
-    def __init__(self, reason: str, detail: str) -> None:
-        self.reason = reason
-        super().__init__(f"{reason}: {detail}")
+    def __init__(self, reason: str, detail: str, fix: str = "") -> None:
+        self.reason, self.detail = reason, detail
+        super().__init__(f"{reason}: {detail}", fix=fix)
 
-    def __reduce__(self) -> tuple[type[BadImage], tuple[str, str]]:
-        return BadImage, (self.reason, str(self).partition(": ")[2])
+    def __reduce__(self) -> tuple[type[BadImage], tuple[str, str, str]]:
+        return BadImage, (self.reason, self.detail, self.fix)
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,8 @@ def open_image(data: bytes, max_pixels: int = MAX_PIXELS) -> Image.Image:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Pillow's own bomb warning: our limit is stricter and raises
             image = Image.open(io.BytesIO(data), formats=FORMATS)
+    except Image.DecompressionBombError as e:  # Pillow refuses twice its own limit while it reads the header
+        raise BadImage("too_large", str(e)) from None
     except Exception as e:  # Pillow raises a dozen kinds on hostile bytes; all of them mean the same to us
         raise BadImage("not_an_image", f"no {'/'.join(FORMATS)} header in {len(data)} bytes ({type(e).__name__})") from None
     if image.width * image.height > max_pixels:
@@ -77,11 +81,15 @@ def decode(data: bytes, side_px: int | None = None, max_pixels: int = MAX_PIXELS
 
 
 def decode_batch(encoded: Sequence[bytes], side_px: int, threads: int = 2) -> np.ndarray:
-    """pixels_BHWC of many images, decoded by threads straight into one preallocated batch."""
+    """pixels_BHWC of many images, decoded by threads straight into one preallocated batch. Raises BadImage."""
     pixels_BHWC = np.empty((len(encoded), side_px, side_px, 3), dtype=np.uint8)
 
     def one(i: int) -> None:
-        pixels_BHWC[i] = decode(encoded[i], side_px)
+        try:
+            pixels_BHWC[i] = decode(encoded[i], side_px)
+        except BadImage as bad:
+            fix = "raypipe clean finds such images and tags a version without them"
+            raise BadImage(bad.reason, f"{bad.detail}, image {i} of a batch of {len(encoded)}", fix) from None
 
     with ThreadPoolExecutor(max(1, threads)) as pool:
         list(pool.map(one, range(len(encoded))))

@@ -26,7 +26,7 @@ from raypipe.search.trial import data_key, run_trial
 from raypipe.tables.table import TableVersion
 from raypipe.train import checkpoint
 from raypipe.train.stopping import should_stop
-from raypipe.train.trainer import TrainJob, TrainResult, check_workers, prepare
+from raypipe.train.trainer import TrainJob, TrainResult, check_workers, prepare, wants_gpu
 
 log = logging.getLogger("raypipe")
 
@@ -40,6 +40,7 @@ class SearchConfig(Section):
     grace: int = Field(default=3, ge=1)
     reduction: int = Field(default=3, ge=2)
     concurrent: int | None = Field(default=None, ge=1)
+    gpus_per_trial: float = Field(default=1.0, gt=0)  # where the cluster has GPUs
 
 
 class SearchJob(TrainJob):
@@ -124,14 +125,16 @@ def _run(
     job: SearchJob, parsed: dict[str, Any], data: dict[str, Any], folder: Path, progress: Callable[[int, int, float], None]
 ) -> list[Trial]:
     cfg, rule = job.search, job.train.stopping
-    cpus = ray.cluster_resources().get("CPU", 1)
+    resources = ray.cluster_resources()
+    each = {"CPU": 1.0} | ({"GPU": cfg.gpus_per_trial} if wants_gpu(job.train, resources) else {})
+    fits = max(1, int(min(resources.get(kind, 0) / amount for kind, amount in each.items())))
     trainable = tune.with_resources(
         tune.with_parameters(run_trial, job=job.model_dump(mode="json", include=set(TrainJob.model_fields)), data=data),
-        {"CPU": 1},
+        each,
     )
     total = cfg.samples * spaces.grid_size(cfg.space)
     # Trials would otherwise be drawn differently after a restore: the searcher is seeded.
-    searcher = tune.search.BasicVariantGenerator(max_concurrent=cfg.concurrent or max(1, int(cpus)), random_state=job.run.seed)
+    searcher = tune.search.BasicVariantGenerator(max_concurrent=cfg.concurrent or fits, random_state=job.run.seed)
     asha = tune.schedulers.ASHAScheduler(
         max_t=job.train.epochs, grace_period=min(cfg.grace, job.train.epochs), reduction_factor=cfg.reduction
     )

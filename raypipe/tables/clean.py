@@ -42,11 +42,11 @@ class CleanConfig(Section):
 
 @dataclass(frozen=True)
 class CleanResult:
-    """The version that was looked at, the one without the dropped rows, and what was found."""
+    """The version looked at, the one without the dropped rows, and what was found; `policy` finds the verdict rows."""
 
     raw: TableVersion
     clean: TableVersion
-    verdicts: TableVersion | None
+    policy: str
     images: int
     dropped: int
     counts: dict[str, int]
@@ -59,7 +59,7 @@ def clean(source: TableConfig, cfg: CleanConfig) -> CleanResult:
     """
     table = ImageTable.open(source)
     raw = table.pin(source.version)
-    policy = key_of(cfg)
+    policy = key_of(cfg, source.where)  # verdicts on some of the rows are not verdicts on all
     images = len(scan.rows(table, raw, [table.columns.id], source.where))
     found = verdicts.read(table.uri, raw, policy, source.storage_options)
     if found is None:
@@ -75,7 +75,7 @@ def clean(source: TableConfig, cfg: CleanConfig) -> CleanResult:
     version = table.drop(raw, dropped, f"clean {policy} of v{raw.version}")
     table.tag(cfg.tag, version.version, move=True)
     counts = Counter(row["verdict"] for row in found)
-    return CleanResult(raw, version, ImageTable(verdicts.uri_of(table.uri)).pin(), images, len(dropped), dict(counts))
+    return CleanResult(raw, version, policy, images, len(dropped), dict(counts))
 
 
 def _judge(table: ImageTable, raw: TableVersion, source: TableConfig, cfg: CleanConfig) -> verdicts.Rows:

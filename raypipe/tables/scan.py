@@ -20,6 +20,7 @@ from pyarrow.fs import FileSystem, PyFileSystem
 from ray.data.block import BlockMetadata
 from ray.data.datasource import Datasource, ReadTask
 
+from raypipe.tables import protocol
 from raypipe.tables.table import ImageTable, TableVersion
 
 Where = dict[str, str | list[str]]
@@ -40,6 +41,7 @@ class Fragment:
 def plan(table: ImageTable, pinned: TableVersion) -> tuple[list[Fragment], pa.Schema]:
     """Every row group of the version as a fragment of its own, in log order, and the table's Arrow schema."""
     delta = table.delta(pinned.version)
+    protocol.preflight(delta)  # the pinned version may use a feature that the newest no longer does
     schema = pa.schema(delta.schema().to_arrow())
     files = _files(delta)
     filesystem = _filesystem(table.uri, table.storage_options)

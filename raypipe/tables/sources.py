@@ -86,7 +86,7 @@ def _labels_csv(path: Path, cfg: SourceConfig) -> dict[str, tuple[str | None, st
                     raise DataError(f"{path} has no column {column!r}", fix=nearest(column, have))
             labels: dict[str, tuple[str | None, str | None]] = {}
             for line in reader:
-                name, label = line[cfg.file_column], (line[cfg.label_column] or "").strip() or None
+                name, label = line[cfg.file_column] or "", (line[cfg.label_column] or "").strip() or None
                 if name in labels and labels[name][0] != label:
                     raise DataError(
                         f"{path} gives {name} two labels", got=f"{labels[name][0]}, {label}", rule="One label a file"
@@ -95,8 +95,8 @@ def _labels_csv(path: Path, cfg: SourceConfig) -> dict[str, tuple[str | None, st
             return labels
     except FileNotFoundError:
         raise DataError("The labels file does not exist", got=str(path), fix="Check ingest.from.labels") from None
-    except (UnicodeDecodeError, csv.Error) as e:
-        raise DataError(f"The labels file is not a UTF-8 CSV: {e}", got=str(path)) from None
+    except (OSError, UnicodeDecodeError, csv.Error) as e:
+        raise DataError(f"The labels file cannot be read as a UTF-8 CSV: {e}", got=str(path)) from None
 
 
 def _elpv(cfg: SourceConfig) -> list[Candidate]:

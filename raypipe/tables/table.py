@@ -93,6 +93,14 @@ class ImageTable:
         delta = table.delta()
         protocol.preflight(delta)
         table.require(delta, cfg.columns.image, *cfg.where)
+        held = pa.schema(delta.schema().to_arrow()).field(cfg.columns.image).type
+        if not (pa.types.is_binary(held) or pa.types.is_large_binary(held)):
+            raise DataError(
+                f"Column {cfg.columns.image!r} of {table.uri} holds no images",
+                got=str(held),
+                rule="An image column is binary: the bytes of the image files, not paths to them",
+                fix="Set table.columns.image, or let raypipe ingest read the files",
+            )
         return table
 
     @staticmethod
@@ -142,6 +150,8 @@ class ImageTable:
 
     def tag(self, name: str, version: int | None = None, move: bool = False) -> TableVersion:
         """Name a version. Naming the same one again does nothing; moving a tag must be asked for."""
+        if not name or name.isdigit():
+            raise DataError("This cannot be a tag", got=name, rule="A number means a version", fix="Take a word, like golden")
         pinned = self.pin(version)
         at = self.tags().get(name)
         if at == pinned.version:

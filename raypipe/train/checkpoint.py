@@ -28,7 +28,11 @@ def write(folder: Path, weights: dict[str, Tensor], optimizer_state: dict[str, A
     save_file(weights, folder / "weights.safetensors")
     torch.save(optimizer_state, folder / "optimizer.pt")
     (folder / "state.json").write_text(json.dumps(state.to_dict()))
-    files = {p.name: {"bytes": p.stat().st_size, "sha256": _sha256(p)} for p in sorted(folder.iterdir()) if p.name != MANIFEST}
+    files = {
+        p.name: {"bytes": p.stat().st_size, "sha256": _sha256(p)}
+        for p in sorted(folder.iterdir())
+        if not p.name.startswith(MANIFEST)
+    }
     partial = folder / (MANIFEST + ".partial")
     partial.write_text(json.dumps({"files": files, "epoch": state.epoch}))
     partial.replace(folder / MANIFEST)
@@ -39,7 +43,7 @@ def verify(folder: Path) -> str | None:
     """None when the checkpoint is whole, else what is wrong with it."""
     try:
         files = json.loads((folder / MANIFEST).read_text())["files"]
-    except (OSError, ValueError, KeyError) as e:
+    except (OSError, ValueError, KeyError, TypeError) as e:
         return f"no readable manifest ({type(e).__name__})"
     for name, expected in files.items():
         path = folder / name

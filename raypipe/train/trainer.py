@@ -259,7 +259,11 @@ def _on_ray_train(job: TrainJob, data: Data, folder: Path, key: str) -> dict[str
 def _ray_rank(config: dict[str, Any]) -> None:
     """Runs on a Ray Train worker: rank 0 attaches the checkpoint, every rank reports."""
     import ray.train
+    import ray.train.torch
 
+    device = ray.train.torch.get_device()
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # Ray shows a worker all GPUs of its node
     job, data = TrainJob.model_validate(config["job"]), config["data"]
     if data.kind == "stream":
         data = Data(

@@ -79,6 +79,7 @@ class Dropped:
     picture: Picture
     reason: str
     partner: Picture | None = None  # for a duplicate: the image that stayed
+    kept: bool = False  # flagged only: the policy does not drop for this reason
 
 
 @dataclass(frozen=True)
