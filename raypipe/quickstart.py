@@ -23,7 +23,7 @@ from raypipe.cluster import sidecar
 from raypipe.cluster.connect import connect
 from raypipe.config import replace
 from raypipe.console import Console
-from raypipe.errors import RaypipeError
+from raypipe.errors import ConfigError, RaypipeError
 from raypipe.job import Job
 from raypipe.registry import promote, tracking
 from raypipe.registry.promote import ModelVersion
@@ -51,8 +51,15 @@ class Story:
 def tell(job: Job, console: Console, fresh: bool = False) -> dict[str, Any]:
     """Run the story to its end; returns the summary that `make quickstart` prints as its last line."""
     root = job.run.path
+    marker = root / ".quickstart"
     if fresh and root.exists():
+        if not marker.exists():
+            raise ConfigError(
+                "--fresh deletes run.dir, and this was not made by a quickstart", got=str(root), fix="Set run.dir"
+            )
         shutil.rmtree(root)
+    root.mkdir(parents=True, exist_ok=True)
+    marker.touch()
     story = Story()
     cells = TableConfig(uri=job.table.uri)
     nights = {name: TableConfig(uri=str(Path(job.table.uri).parent / f"night_{name}")) for name in ("control", "poly")}

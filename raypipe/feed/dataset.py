@@ -153,10 +153,10 @@ class OffloadFeed:
 
     def __init__(self, train: Any, val: Any, train_rows: int, batch_size: int, world: int, device: torch.device) -> None:
         self._shards, self._per_rank, self._device = (train, val), max(1, batch_size // world), device
-        self.train_rows = train_rows
+        self.train_rows, self._rows = train_rows, train_rows // world
 
     def train(self, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
-        return self._batches(self._shards[0], drop_last=self.train_rows >= self._per_rank)
+        return self._batches(self._shards[0], drop_last=self._rows >= self._per_rank)
 
     def val(self) -> Iterator[tuple[Tensor, Tensor]]:
         return self._batches(self._shards[1], drop_last=False)

@@ -27,8 +27,7 @@ def global_batches(order: np.ndarray, batch_size: int) -> Iterator[np.ndarray]:
 
 def rank_slice(batch: np.ndarray, rank: int, world: int) -> np.ndarray:
     """This rank's share; equally long on every rank, repeating from the batch's start when world does not divide it."""
-    missing = -len(batch) % world
-    return np.concatenate([batch, batch[:missing]])[rank::world]
+    return np.resize(batch, -(-len(batch) // world) * world)[rank::world]
 
 
 def steps_per_epoch(samples: int, batch_size: int) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -20,6 +21,7 @@ from pyarrow.fs import FileSystem, PyFileSystem
 from ray.data.block import BlockMetadata
 from ray.data.datasource import Datasource, ReadTask
 
+from raypipe.errors import DataError
 from raypipe.tables import protocol
 from raypipe.tables.table import ImageTable, TableVersion
 
@@ -45,8 +47,21 @@ def plan(table: ImageTable, pinned: TableVersion) -> tuple[list[Fragment], pa.Sc
     schema = pa.schema(delta.schema().to_arrow())
     files = _files(delta)
     filesystem = _filesystem(table.uri, table.storage_options)
+
+    def footer_of(path: str) -> pq.FileMetaData:
+        try:
+            with pq.ParquetFile(path, filesystem=filesystem) as file:
+                return file.metadata
+        except FileNotFoundError:
+            raise DataError(
+                f"{pinned} lacks a file that its log names",
+                got=path,
+                rule="VACUUM removes the files of old versions",
+                fix="Pin a newer version",
+            ) from None
+
     with ThreadPoolExecutor(8) as pool:
-        footers = pool.map(lambda f: pq.ParquetFile(f[0], filesystem=filesystem).metadata, files)
+        footers = pool.map(lambda f: footer_of(f[0]), files)
         fragments = [
             Fragment(table.uri, path, (g,), footer.row_group(g).num_rows, footer.row_group(g).total_byte_size, partition)
             for (path, partition), footer in zip(files, footers, strict=True)
@@ -66,7 +81,8 @@ def read_fragment(
         for group in fragment.row_groups:
             rows = file.read_row_group(group, columns=wanted, use_threads=False)
             for name in {*schema.names, *where} - set(wanted):  # partition value, or a column added after this file was written
-                rows = rows.append_column(name, pa.array([partition.get(name)] * len(rows), pa.string()))
+                value = partition.get(name)
+                rows = rows.append_column(name, pa.nulls(len(rows)) if value is None else pa.array([value] * len(rows)))
             # Rewritten files say string_view, for which Arrow has no filter kernel yet: take the table's own types first.
             rows = rows.cast(
                 pa.schema([schema.field(n) if n in schema.names else pa.field(n, pa.string()) for n in rows.column_names])
@@ -133,9 +149,10 @@ def _files(delta: DeltaTable) -> list[tuple[str, tuple[tuple[str, str | None], .
     actions = pa.table(delta.get_add_actions(flatten=True)).to_pylist()
     root = delta.table_uri.rstrip("/").removeprefix("file://")
     local = "://" not in root
+    # The log holds paths percent-encoded: a partition value with a blank or a colon would not be found otherwise.
     return [
         (
-            f"{root}/{a['path']}" if local else a["path"],
+            f"{root}/{unquote(a['path'])}" if local else unquote(a["path"]),
             tuple((n, None if a.get(f"partition.{n}") is None else str(a[f"partition.{n}"])) for n in names),
         )
         for a in actions

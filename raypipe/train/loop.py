@@ -69,6 +69,7 @@ def fit(
     rule = cfg.stopping
     while state.epoch < cfg.epochs and not should_stop([m[rule.metric] for m in state.history], rule):
         started, seen, losses = time.perf_counter(), 0, torch.zeros((), device=engine.device)
+        torch.manual_seed((seed * 10_007 + state.epoch) * 10_007 + engine.rank)  # dropout: a resume draws what this run would
         engine.train()
         for step, (inputs, labels_B) in enumerate(feed.train(state.epoch)):
             done = (state.epoch + seen * engine.world / max(1, feed.train_rows)) / cfg.epochs

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from raypipe.config import Section
 
@@ -13,10 +13,16 @@ from raypipe.config import Section
 class StoppingConfig(Section):
     """Stop after `patience` epochs without an improvement of at least `min_delta`; `patience: null` never stops."""
 
-    metric: str = "val_accuracy"
+    metric: Literal["val_accuracy", "val_balanced_accuracy", "val_loss"] = "val_accuracy"
     mode: Literal["max", "min"] = "max"
     patience: int | None = Field(default=5, ge=1)
     min_delta: float = Field(default=0.0, ge=0)
+
+    @model_validator(mode="after")
+    def _direction(self) -> StoppingConfig:
+        if self.metric == "val_loss" and self.mode == "max":  # the default mode, and it would keep the worst epoch
+            raise ValueError("val_loss is better when it is lower: set mode=min too")
+        return self
 
 
 def improved(value: float, best: float | None, cfg: StoppingConfig) -> bool:

@@ -136,7 +136,6 @@ def train_rank(
     if resume is not None:
         weights, optimizer_state, state = checkpoint.read(resume)
         engine.load(weights, optimizer_state)
-    torch.manual_seed(job.run.seed * 1000 + state.epoch * 10 + engine.rank)  # dropout differs by rank and goes on where it was
     feed = _feed(job, data, engine)
     return fit(engine, feed, cfg, job.augment, state, lambda metrics, state: report(metrics, state, engine), job.run.seed)
 
@@ -227,7 +226,7 @@ def _on_ray_train(job: TrainJob, data: Data, folder: Path, key: str) -> dict[str
     trainer = TorchTrainer(
         _ray_rank,
         train_loop_config={
-            "job": job.model_dump(mode="json"),
+            "job": job.model_dump(mode="json", include=set(TrainJob.model_fields)),
             "data": dataclasses.replace(data, train=None, val=None) if stream else data,
         },
         scaling_config=ScalingConfig(num_workers=job.train.workers, use_gpu=gpu, resources_per_worker=per_worker),
@@ -251,9 +250,10 @@ def _on_ray_train(job: TrainJob, data: Data, folder: Path, key: str) -> dict[str
     states = [(json.loads((p / "state.json").read_text()), p) for p in kept if checkpoint.verify(p) is None]
     if not states:
         raise RaypipeError("Training ended without a checkpoint that verifies", got=str(folder))
-    last = max(states, key=lambda s: s[0]["epoch"])[0]
-    best = next((p for s, p in states if s["epoch"] - 1 == last["best_epoch"]), states[0][1])
-    return {"history": last["history"], "best_epoch": last["best_epoch"], "checkpoint": str(best)}
+    history = max(states, key=lambda s: s[0]["epoch"])[0]["history"]
+    sign = 1 if rule.mode == "max" else -1  # of equally good epochs Ray keeps the latest ones: take the best that is there
+    best, path = max(states, key=lambda s: (sign * history[s[0]["epoch"] - 1][rule.metric], -s[0]["epoch"]))
+    return {"history": history, "best_epoch": best["epoch"] - 1, "checkpoint": str(path)}
 
 
 def _ray_rank(config: dict[str, Any]) -> None:

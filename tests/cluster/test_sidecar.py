@@ -84,17 +84,17 @@ def test_an_error_in_the_sidecar_names_itself() -> None:
 
 @pytest.mark.usefixtures("ray_session")
 def test_a_sidecar_that_dies_is_a_cluster_error() -> None:
-    with pytest.raises(ClusterError, match="The sidecar alibi was lost"):
+    with pytest.raises(ClusterError, match=r"The sidecar alibi was lost"):
         sidecar.call("alibi", f"{HERE}:die", {}, {})
 
 
 def test_objects_never_cross() -> None:
-    with pytest.raises(ValueError, match="Object arrays cannot be saved"):
+    with pytest.raises(ValueError, match=r"Object arrays cannot be saved"):
         sidecar._pack({"x": np.array([{}, []], dtype=object)})
 
 
 def test_an_unknown_sidecar_is_named() -> None:
-    with pytest.raises(RaypipeError, match="no such sidecar.*'alibbi'.*Did you mean 'alibi'"):
+    with pytest.raises(RaypipeError, match=r"no such sidecar.*'alibbi'.*Did you mean 'alibi'"):
         sidecar.ensure("alibbi")
 
 
@@ -135,7 +135,7 @@ def test_a_half_built_one_is_not_used(builds: list[list[str]]) -> None:
 
 def test_one_whose_base_python_is_gone_is_built_again(builds: list[list[str]]) -> None:
     python = sidecar.ensure("tiny")
-    (python.parent / os.readlink(python)).unlink()
+    (python.parent / python.readlink()).unlink()
     assert not python.exists()
     assert sidecar.ensure("tiny").exists()
 
@@ -157,5 +157,5 @@ def test_without_a_connection_nothing_is_started(monkeypatch: pytest.MonkeyPatch
     import ray
 
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
-    with pytest.raises(ClusterError, match="needs Ray, and there is no connection"):
+    with pytest.raises(ClusterError, match=r"needs Ray, and there is no connection"):
         sidecar.call("alibi", f"{HERE}:echo", {}, {})

@@ -115,12 +115,12 @@ def test_distinct_images_alone_give_no_duplicates() -> None:
 
 def test_foreign_formats_are_refused() -> None:
     images = [encode(texture(seed)) for seed in range(11)] + [encode(texture(11), "BMP")]
-    with pytest.raises(RaypipeError, match="image 11 is neither PNG nor JPEG"):
+    with pytest.raises(RaypipeError, match=r"image 11 is neither PNG nor JPEG"):
         sidecar.call("fastdup", FIND, pack(images), {})
 
 
 def test_too_few_images_and_unknown_options_are_named() -> None:
-    with pytest.raises(RaypipeError, match="needs 10 images, got 3"):
+    with pytest.raises(RaypipeError, match=r"needs 10 images, got 3"):
         sidecar.call("fastdup", FIND, pack([encode(texture(seed)) for seed in range(3)]), {})
     with pytest.raises(RaypipeError, match=r"unknown options \['treshold'\]"):
         sidecar.call("fastdup", FIND, pack([encode(texture(seed)) for seed in range(10)]), {"treshold": 0.9})

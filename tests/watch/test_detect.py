@@ -100,22 +100,22 @@ def test_what_cannot_be_compared_is_refused() -> None:
     ref, batch = sample(1, 50), sample(2, 50)
     with pytest.raises(DataError, match=f"batch has too few images.*got 19.*At least {LEAST_ROWS}.*several batches"):
         check(ref, (batch[0][:19], batch[1][:19]))
-    with pytest.raises(DataError, match="batch's embedding is 90 wide and the reference's 96.*same model version"):
+    with pytest.raises(DataError, match=r"batch's embedding is 90 wide and the reference's 96.*same model version"):
         check(ref, (batch[0][:, :90], batch[1]))
-    with pytest.raises(DataError, match="batch_embedding has 50 rows and batch_scores 49"):
+    with pytest.raises(DataError, match=r"batch_embedding has 50 rows and batch_scores 49"):
         check(ref, (batch[0], batch[1][:49]))
     with pytest.raises(DataError, match=r"ref_scores is not a table.*\(50,\)"):
         check((ref[0], ref[1][:, 0]), batch)
     batch[0][3, 5] = np.nan
-    with pytest.raises(DataError, match="batch_embedding holds numbers that are not finite in 1 of 50 rows"):
+    with pytest.raises(DataError, match=r"batch_embedding holds numbers that are not finite in 1 of 50 rows"):
         check(ref, batch)
 
 
 def test_a_check_that_could_never_alarm_is_refused() -> None:
-    with pytest.raises(ConfigError, match="permutations must be at least 3000 at alpha 0.001"):
+    with pytest.raises(ConfigError, match=r"permutations must be at least 3000 at alpha 0.001"):
         validate(DriftConfig, {"alpha": 0.001, "permutations": 1000})
     assert DriftConfig(alpha=0.001, detectors=("ks",)).pieces == 2
-    with pytest.raises(ConfigError, match="each detector once"):
+    with pytest.raises(ConfigError, match=r"each detector once"):
         validate(DriftConfig, {"detectors": ["ks", "ks"]})
-    with pytest.raises(ConfigError, match="detectors"):
+    with pytest.raises(ConfigError, match=r"detectors"):
         validate(DriftConfig, {"detectors": ["mmf"]})
