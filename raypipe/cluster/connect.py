@@ -73,7 +73,9 @@ def _init(cfg: ClusterConfig) -> None:
     options = {"log_to_driver": False, "logging_level": logging.ERROR}
     address = cfg.address
     if address == "auto":
-        address = os.environ.get("RAY_ADDRESS") or _running_here() or "local"
+        given = os.environ.get("RAY_ADDRESS", "")
+        # http://… is the dashboard's address, which `ray job submit` wants in the same variable
+        address = (given if given and not given.startswith("http") else _running_here()) or "local"
     try:
         if address == "spark":
             ray.init(address=_start_on_spark(), **options)
@@ -131,5 +133,9 @@ def _quiet_data() -> None:
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
     context.print_on_execution_start = False
+    context.raise_original_map_exception = True  # a DataError of ours arrives as itself; wrapped, it loses its class
+    for handler in logging.getLogger("ray.data").handlers:
+        if isinstance(handler, logging.StreamHandler):
+            handler.setLevel(logging.CRITICAL)  # whoever called gets the error itself; Ray's log file keeps its stack
     for name in ("ray.data", "ray.train", "ray.tune"):
         logging.getLogger(name).setLevel(logging.ERROR)

@@ -8,6 +8,7 @@ cores, against 200,000/s for reading a feature back).
 from __future__ import annotations
 
 import logging
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -74,7 +75,7 @@ def _features(pinned: Pinned, ids: set[str], model: ModelConfig, feed: FeedConfi
     missing = ids - have.keys()
     if missing:
         log.info("Computing features of %d images (%d are stored already)", len(missing), len(ids) - len(missing))
-        new = _embed(pinned, missing, model, feed)
+        new = _embed(pinned, missing, model)
         rows = pa.table({"image_id": list(new), "features": [v.tobytes() for v in new.values()]})
         append(uri, rows, f"features of {pinned.version}")
         have |= new
@@ -90,7 +91,7 @@ def _stored(uri: str) -> dict[str, np.ndarray]:
     return dict(zip(stored["image_id"].to_pylist(), vectors, strict=True))
 
 
-def _embed(pinned: Pinned, ids: set[str], model: ModelConfig, feed: FeedConfig) -> dict[str, np.ndarray]:
+def _embed(pinned: Pinned, ids: set[str], model: ModelConfig) -> dict[str, np.ndarray]:
     c = pinned.table.columns
     wanted = ray.put(ids)  # once in the object store, not once in every task
 
@@ -99,27 +100,20 @@ def _embed(pinned: Pinned, ids: set[str], model: ModelConfig, feed: FeedConfig) 
         keep = [i for i, image_id in enumerate(batch[c.id]) if image_id in mine]
         return {"id": batch[c.id][keep], "image": batch[c.image][keep]}
 
-    stream = scan.dataset(pinned.table, pinned.version, [c.id, c.image], pinned.where).map_batches(missing, batch_size=None)
-    embedded = stream.map_batches(
-        Embedder,
-        fn_constructor_args=(model, feed.threads),
-        batch_size=64,
-        compute=ray.data.ActorPoolStrategy(size=1),
-        num_cpus=1,
-    )
+    def embedded(batch: dict[str, Any]) -> dict[str, Any]:
+        features_BD, _ = _backbone(model).predict(decode_batch(list(batch["image"]), model.pixels, threads=1))
+        return {"id": batch["id"], "features": features_BD}
+
+    stream = scan.dataset(pinned.table, pinned.version, [c.id, c.image], pinned.where)
+    stream = stream.map_batches(missing, batch_size=None).map_batches(embedded, batch_size=64)
     out: dict[str, np.ndarray] = {}
-    for batch in embedded.iter_batches(batch_size=256, batch_format="numpy"):
+    for batch in stream.iter_batches(batch_size=256, batch_format="numpy"):
         out |= dict(zip(batch["id"].tolist(), batch["features"], strict=True))
     return out
 
 
-class Embedder:
-    """A Ray Data operator that builds the pretrained backbone once and turns encoded images into features."""
-
-    def __init__(self, model: ModelConfig, threads: int) -> None:
-        torch.set_num_threads(threads)
-        self._model, self._side_px, self._threads = ImageModel(model, classes=2).for_inference(), model.pixels, threads
-
-    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
-        features_BD, _ = self._model.predict(decode_batch(list(batch["image"]), self._side_px, self._threads))
-        return {"id": batch["id"], "features": features_BD}
+@lru_cache(maxsize=1)
+def _backbone(model: ModelConfig) -> ImageModel:
+    """Built once in each worker process. Ray Data runs one task a CPU, so each takes one thread."""
+    torch.set_num_threads(1)
+    return ImageModel(model, classes=2).for_inference()

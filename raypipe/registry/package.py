@@ -12,10 +12,12 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from safetensors.torch import load_file, save_file
 
 from raypipe.errors import DataError
@@ -71,6 +73,13 @@ class Package:
         """Labels and scores of encoded images. Raises decode.BadImage for one that does not decode."""
         features_ND, scores_NC = self.model.predict(decode_batch(images, self.side_px, threads))
         return Predictions([self.classes[i] for i in scores_NC.argmax(1)], scores_NC, features_ND)
+
+
+@lru_cache(maxsize=4)
+def load_once(folder: str) -> Package:
+    """The package of a folder, loaded once in each worker process. Ray Data runs one task a CPU, so each takes one thread."""
+    torch.set_num_threads(1)
+    return Package(Path(folder))
 
 
 def build(

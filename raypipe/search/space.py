@@ -73,7 +73,7 @@ def _split(name: str, text: str) -> tuple[str, list[Any]]:
     try:
         arguments = list(ast.literal_eval(f"({call[2]},)"))
     except (ValueError, SyntaxError):  # bare words, as in choice(cosine, constant)
-        arguments = [_word(a) for a in call[2].split(",")]
+        arguments = [_word(a) for a in call[2].split(",") if a.strip()]
     if kind in ("uniform", "loguniform"):
         numbers = [a for a in arguments if isinstance(a, (int, float)) and not isinstance(a, bool)]
         if (

@@ -14,12 +14,10 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import ray.data
-import torch
 
 from raypipe.config import RunConfig, Section
 from raypipe.registry import promote
-from raypipe.registry.package import Package
+from raypipe.registry.package import Package, load_once
 from raypipe.registry.promote import ModelVersion
 from raypipe.registry.tracking import Store
 from raypipe.tables import scan
@@ -34,7 +32,6 @@ class PredictConfig(Section):
     table: TableConfig | None = None
     out: str | None = None
     batch_size: int = 64
-    threads: int = 2
 
 
 @dataclass(frozen=True)
@@ -90,13 +87,14 @@ def _predict(
 ) -> pa.Table:
     c = table.columns
     total = len(scan.rows(table, version, [c.id], source.where))
-    stream = scan.dataset(table, version, [c.id, c.image], source.where).map_batches(
-        _Predictor,
-        fn_constructor_args=(str(package.folder), c.id, c.image, cfg.threads),
-        batch_size=cfg.batch_size,
-        compute=ray.data.ActorPoolStrategy(size=1),
-        num_cpus=1,
-    )
+    folder = str(package.folder)
+
+    def predicted(batch: dict[str, Any]) -> dict[str, Any]:
+        found = load_once(folder).predict(list(batch[c.image]), threads=1)
+        labels = np.array(found.labels, dtype=object)
+        return {"image_id": batch[c.id], "label": labels, "scores": found.scores_NC, "embedding": found.features_ND}
+
+    stream = scan.dataset(table, version, [c.id, c.image], source.where).map_batches(predicted, batch_size=cfg.batch_size)
     parts, done = [], 0
     for batch in stream.iter_batches(batch_size=256, batch_format="numpy"):
         parts.append(batch)
@@ -116,21 +114,3 @@ def _predict(
             "table": pa.array([str(version)] * total, pa.string()),
         }
     )
-
-
-class _Predictor:
-    """A Ray Data operator that holds the package once: the same `predict` that serving calls."""
-
-    def __init__(self, folder: str, id_column: str, image_column: str, threads: int) -> None:
-        torch.set_num_threads(threads)
-        self._package, self._columns, self._threads = Package(Path(folder)), (id_column, image_column), threads
-
-    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
-        ids, images = (batch[name] for name in self._columns)
-        found = self._package.predict(list(images), self._threads)
-        return {
-            "image_id": ids,
-            "label": np.array(found.labels, dtype=object),
-            "scores": found.scores_NC,
-            "embedding": found.features_ND,
-        }

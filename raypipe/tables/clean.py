@@ -61,6 +61,8 @@ def clean(source: TableConfig, cfg: CleanConfig) -> CleanResult:
     raw = table.pin(source.version)
     policy = key_of(cfg, source.where)  # verdicts on some of the rows are not verdicts on all
     images = len(scan.rows(table, raw, [table.columns.id], source.where))
+    if not images:
+        raise DataError(f"{raw} has no images to look at", got=source.where or None, fix="Check table.version and table.where")
     found = verdicts.read(table.uri, raw, policy, source.storage_options)
     if found is None:
         found = _judge(table, raw, source, cfg)

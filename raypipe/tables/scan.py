@@ -141,7 +141,15 @@ class _Scan(Datasource):
 def _planned(table: ImageTable, pinned: TableVersion, columns: list[str], where: Where) -> tuple[list[Fragment], pa.Schema]:
     table.require(table.delta(pinned.version), *columns, *where)
     fragments, schema = plan(table, pinned)
-    return fragments, pa.schema([schema.field(name) for name in columns])
+    c = table.columns
+    for name in {c.id, c.label, c.split, *where} & {*columns, *where}:
+        if pa.types.is_nested(schema.field(name).type):
+            raise DataError(
+                f"Column {name!r} of {table.uri} cannot name anything", got=str(schema.field(name).type), rule="One value a row"
+            )
+    # Ids, labels and splits are names, whatever type a table keeps them in: label 3 is the class "3".
+    names = {c.id, c.label, c.split}
+    return fragments, pa.schema([pa.field(n, pa.string()) if n in names else schema.field(n) for n in columns])
 
 
 def _files(delta: DeltaTable) -> list[tuple[str, tuple[tuple[str, str | None], ...]]]:

@@ -9,6 +9,7 @@ compress, and a reader holds one row group at a time (139 MB instead of 854 MB R
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -105,7 +106,10 @@ class ImageTable:
 
     @staticmethod
     def exists(uri: str) -> bool:
-        return DeltaTable.is_deltatable(resolve(uri))
+        try:
+            return DeltaTable.is_deltatable(resolve(uri))
+        except OSError as e:
+            raise DataError(f"No table can be here: {_plain(e)}", got=uri, fix="Set table.uri to a folder") from None
 
     def delta(self, version: int | None = None) -> DeltaTable:
         try:
@@ -119,9 +123,9 @@ class ImageTable:
             ) from None
         except Exception as e:
             if version is None:
-                raise DataError(f"The Delta table cannot be opened: {e}", got=self.uri) from e
+                raise DataError(f"The Delta table cannot be opened: {_plain(e)}", got=self.uri) from e
             raise DataError(
-                f"{self.uri} has no version {version}: {e}", fix="raypipe table list shows versions and tags"
+                f"{self.uri} has no version {version}: {_plain(e)}", fix="raypipe table list shows versions and tags"
             ) from None
 
     def require(self, delta: DeltaTable, *names: str) -> None:
@@ -234,6 +238,11 @@ def append(
 def resolve(uri: str) -> str:
     """Local paths become absolute, so that a worker with another working directory finds them; URLs stay."""
     return uri if "://" in uri else str(Path(uri).expanduser().absolute())
+
+
+def _plain(error: Exception) -> str:
+    """deltalake colours its messages and spreads them over lines."""
+    return " ".join(re.sub(r"\x1b\[[0-9;]*m|↳", "", str(error)).split())
 
 
 def _who(why: str) -> CommitProperties:

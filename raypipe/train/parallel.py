@@ -117,6 +117,8 @@ class Zero3:
             raise ConfigError("zero3 shards a model over several workers", got="train.workers=1", fix="Set train.workers=2")
         deepspeed = _deepspeed(device)
         self.rank, self.world, self.device, self.classes = dist.get_rank(), dist.get_world_size(), device, classes
+        for p in model.parameters():  # DeepSpeed sends parameters as flat bytes: channels_last ones have no such view
+            p.data = p.data.contiguous()
         optimizer = torch.optim.AdamW(parameter_groups(model, weight_decay), lr=lr)
         self._engine, self._optimizer, _, _ = deepspeed.initialize(
             model=model.to(device),

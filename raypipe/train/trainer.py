@@ -11,8 +11,10 @@ import dataclasses
 import json
 import logging
 import tempfile
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -97,7 +99,16 @@ def run(job: TrainJob, classes: tuple[str, ...] | None = None, progress: Report 
     save(job, folder / "config.yaml")
     started = time.perf_counter()
     data = prepare(job, pinned)
-    outcome = _in_process(job, data, folder, progress) if job.train.workers == 1 else _on_ray_train(job, data, folder, key)
+    if job.train.workers == 1:
+        outcome = _in_process(job, data, folder, progress)
+    else:
+        outcome = _on_ray_train(job, data, folder, key, progress)
+    rule = job.train.stopping
+    value = outcome["history"][outcome["best_epoch"]][rule.metric]
+    if value != value:
+        raise RaypipeError(
+            "Training diverged", got=f"{rule.metric} was never a number", fix="Lower train.lr, or set train.clip_norm"
+        )
     partial = finished.with_suffix(".partial")
     partial.write_text(json.dumps(outcome))
     partial.replace(finished)
@@ -212,10 +223,11 @@ def _in_process(job: TrainJob, data: Data, folder: Path, progress: Report) -> di
     }
 
 
-def _on_ray_train(job: TrainJob, data: Data, folder: Path, key: str) -> dict[str, Any]:
-    from ray.train import CheckpointConfig, FailureConfig, ScalingConfig
+def _on_ray_train(job: TrainJob, data: Data, folder: Path, key: str, progress: Report) -> dict[str, Any]:
+    from ray.train import CheckpointConfig, FailureConfig, ScalingConfig, TrainingFailedError
     from ray.train import RunConfig as RayRunConfig
     from ray.train.torch import TorchConfig, TorchTrainer
+    from ray.util.queue import Queue
 
     resources = ray.cluster_resources()
     gpu = wants_gpu(job.train, resources)
@@ -223,10 +235,12 @@ def _on_ray_train(job: TrainJob, data: Data, folder: Path, key: str) -> dict[str
     spare = resources.get("CPU", 1) - (1 if stream else 0)  # a stream needs a CPU to decode on, or workers wait for ever
     per_worker = {"CPU": max(0.1, min(1.0, spare / job.train.workers))} | ({"GPU": 1} if gpu else {})
     rule = job.train.stopping
+    epochs = Queue(actor_options={"num_cpus": 0})
     trainer = TorchTrainer(
         _ray_rank,
         train_loop_config={
             "job": job.model_dump(mode="json", include=set(TrainJob.model_fields)),
+            "epochs": epochs,
             "data": dataclasses.replace(data, train=None, val=None) if stream else data,
         },
         scaling_config=ScalingConfig(num_workers=job.train.workers, use_gpu=gpu, resources_per_worker=per_worker),
@@ -241,11 +255,15 @@ def _on_ray_train(job: TrainJob, data: Data, folder: Path, key: str) -> dict[str
             ),
         ),
     )
-    result = trainer.fit()
-    if result.error is not None:
-        raise RaypipeError(
-            f"Training failed on a worker: {result.error}", fix=f"The last good checkpoint is kept in {folder}"
-        ) from result.error
+    try:
+        with _relayed(epochs, progress):
+            result = trainer.fit()
+    except TrainingFailedError as e:  # of the errors of all ranks, ours says most; a rank that only lost its peers says least
+        causes = [getattr(c, "_base_exc", c) for c in getattr(e, "worker_failures", {}).values()]
+        if ours := [c for c in causes if isinstance(c, RaypipeError)]:
+            raise ours[0] from None
+        reason = " ".join(str(causes[0] if causes else e).split())[:400]
+        raise RaypipeError(f"Training failed on a worker: {reason}", fix=f"Checkpoints are kept in {folder}") from e
     kept = [Path(c.path) for c, _ in result.best_checkpoints]
     states = [(json.loads((p / "state.json").read_text()), p) for p in kept if checkpoint.verify(p) is None]
     if not states:
@@ -254,6 +272,30 @@ def _on_ray_train(job: TrainJob, data: Data, folder: Path, key: str) -> dict[str
     sign = 1 if rule.mode == "max" else -1  # of equally good epochs Ray keeps the latest ones: take the best that is there
     best, path = max(states, key=lambda s: (sign * history[s[0]["epoch"] - 1][rule.metric], -s[0]["epoch"]))
     return {"history": history, "best_epoch": best["epoch"] - 1, "checkpoint": str(path)}
+
+
+@contextmanager
+def _relayed(epochs: Any, progress: Report) -> Iterator[None]:
+    """Tell `progress` of each epoch that rank 0 puts into the queue, while the block runs."""
+    from ray.util.queue import Empty
+
+    done = threading.Event()
+
+    def relay() -> None:
+        while not done.is_set() or epochs.qsize():
+            try:
+                progress(*epochs.get(timeout=0.5))
+            except Empty:
+                continue
+
+    thread = threading.Thread(target=relay, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join(timeout=10)
+        epochs.shutdown(force=True)
 
 
 def _ray_rank(config: dict[str, Any]) -> None:
@@ -279,6 +321,7 @@ def _ray_rank(config: dict[str, Any]) -> None:
         if engine.rank != 0:
             ray.train.report(metrics, checkpoint=None)
             return
+        config["epochs"].put((metrics, state))
         with tempfile.TemporaryDirectory() as scratch:
             checkpoint.write(Path(scratch), weights, optimizer_state, state)
             ray.train.report(metrics, checkpoint=ray.train.Checkpoint.from_directory(scratch))

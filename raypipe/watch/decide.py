@@ -98,5 +98,10 @@ def retrain(
     return Decision(True, "Drift, and labels: " + ", ".join(f"{n} images of {s}" for s, n in sorted(new.items())))
 
 
+def percentages(metrics: Mapping[str, float]) -> str:
+    """The accuracies among the metrics, for people."""
+    return ", ".join(f"{name} {value:.1%}" for name, value in metrics.items() if "accuracy" in name)
+
+
 def points(share: float) -> str:
     return f"{share * 100:+.1f} points"

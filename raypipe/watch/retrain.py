@@ -70,7 +70,7 @@ def retrain(
         return RetrainResult(champion, None, wanted, ())
     challenger_job = _challenger_job(job, package, pinned.version.version)
     say(f"Training a challenger on {pinned.version} with {challenger_job.train.workers} workers")
-    result = trainer.run(challenger_job)
+    result = trainer.run(challenger_job, progress=lambda m, s: say(f"epoch {s.epoch}: " + decide.percentages(m)))
     challenger = publish(store, challenger_job, result, "challenger")
     uri = str(job.run.path / "decisions")
     key = key_of(str(champion), str(challenger), str(pinned.version), job.gate)
