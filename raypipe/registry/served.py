@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,10 @@ from mlflow.models import set_model
 from mlflow.pyfunc.model import PythonModel
 
 from raypipe.registry.package import Package
+
+
+# MLflow wants a type hint it can turn into a schema, and has none for encoded images; the package brings its own signature.
+warnings.filterwarnings("ignore", message=".*type hint.*predict.*", category=UserWarning)
 
 
 class ServedImageModel(PythonModel):  # type: ignore[misc]

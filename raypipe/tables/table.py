@@ -221,17 +221,22 @@ def append(
     """Append rows in one commit: all of them or none. Creates the table on first use; `why` stands in the history."""
     path = resolve(uri)
     has_ids = "image_id" in rows.schema.names
-    write_deltalake(
-        path,
-        rows,
-        mode="append",
-        writer_properties=WRITER,
-        storage_options=storage_options,
-        configuration={"delta.dataSkippingStatsColumns": "image_id,label,split,source"}
-        if has_ids and "image" in rows.schema.names
-        else None,
-        commit_properties=_who(why),
-    )
+    try:
+        write_deltalake(
+            path,
+            rows,
+            mode="append",
+            writer_properties=WRITER,
+            storage_options=storage_options,
+            configuration={"delta.dataSkippingStatsColumns": "image_id,label,split,source"}
+            if has_ids and "image" in rows.schema.names
+            else None,
+            commit_properties=_who(why),
+        )
+    except (OSError, TableNotFoundError) as e:  # the latter when its folder cannot be made
+        raise DataError(
+            f"The table cannot be written: {_plain(e)}", got=path, fix="Check that the folder can be written"
+        ) from e
     return TableVersion(path, DeltaTable(path, storage_options=storage_options, without_files=True).version())
 
 

@@ -65,12 +65,11 @@ class Replicated:
         self._model.train()
 
     def eval(self) -> None:
+        _same_buffers(self._model, self.world)
         self._model.eval()
 
     def forward(self, inputs: Tensor) -> Tensor:
-        with autocast(
-            self.device, self._bf16
-        ):  # evaluation goes past DDP: its buffers need no broadcast, ranks differ in length
+        with autocast(self.device, self._bf16):  # evaluation goes past DDP: eval() made the buffers equal already
             return (self._wrapped if self._model.training else self._model)(inputs).float()
 
     def step(self, loss: Tensor) -> None:
@@ -138,8 +137,7 @@ class Zero3:
         self._engine.train()
 
     def eval(self) -> None:
-        for buffer in self._engine.module.buffers():  # batch statistics differ by rank: all judge with those that are saved
-            dist.broadcast(buffer, 0)
+        _same_buffers(self._engine.module, self.world)
         self._engine.eval()
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -189,6 +187,13 @@ def build(
     if strategy == "zero3":
         return Zero3(model, classes, lr, weight_decay, clip_norm, bf16, device, batch_size)
     return Replicated(model, classes, lr, weight_decay, clip_norm, bf16, device)
+
+
+def _same_buffers(model: nn.Module, world: int) -> None:
+    """Batch statistics differ by rank after a step: let all ranks judge with rank 0's, which are the ones that are saved."""
+    if world > 1:
+        for buffer in model.buffers():
+            dist.broadcast(buffer, 0)
 
 
 def _deepspeed(device: torch.device) -> Any:
