@@ -212,7 +212,8 @@ def main(arguments: list[str] | None = None) -> int:
             print(f"raypipe: {known_error}", file=sys.stderr)
             return known_error.exit_code
         if type(e).__module__.startswith(("click", "typer")) and hasattr(e, "format_message"):
-            print(f"raypipe: {e.format_message()} See raypipe --help.", file=sys.stderr)
+            if e.format_message():  # empty when a verb was not given at all: the help is on its way to stdout then
+                print(f"raypipe: {e.format_message()} See raypipe --help.", file=sys.stderr)
             return 2
         raise
 

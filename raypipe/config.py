@@ -10,11 +10,12 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
 from raypipe.errors import ConfigError, nearest
 
@@ -41,6 +42,15 @@ class RunConfig(Section):
     name: str = "run"
     dir: str = "runs/default"
     seed: int = 7
+
+    @field_validator("dir")
+    @classmethod
+    def _folder(cls, dir: str) -> str:
+        folder = Path(dir).expanduser().absolute()
+        with suppress(PermissionError):  # what we may not look at is for whoever writes there to find out
+            if any(p.is_file() for p in (folder, *folder.parents)):
+                raise ValueError("a run keeps its files in a folder, and this is a file or lies below one")
+        return dir
 
     @property
     def path(self) -> Path:

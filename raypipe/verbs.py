@@ -68,6 +68,7 @@ def clean(job: Job, console: Console) -> Result:
 
 def train(job: Job, console: Console) -> Result:
     pin(job.table, job.feed)
+    store = tracking.open_store(job.run, job.registry)  # a wrong address must not cost a training
     connect(job.cluster)
     console.say(f"Training {job.model.name} ({job.model.mode}) with {job.train.workers} worker{'s' * (job.train.workers > 1)}")
 
@@ -76,7 +77,6 @@ def train(job: Job, console: Console) -> Result:
         console.say(f"epoch {state.epoch:>3} of {job.train.epochs}  {rest} · {metrics['images_per_s']:,.0f} images/s")
 
     result = trainer.run(job, progress=epoch)
-    store = tracking.open_store(job.run, job.registry)
     version = publish(store, job, result, "train")
     champion = crown_first(store, version)
     console.facts(_outcome(result.metrics, version, champion, store) | {"best epoch": result.best_epoch + 1})
@@ -109,9 +109,9 @@ def tune(job: Job, console: Console) -> Result:
 
 
 def search_and_register(job: Job, console: Console) -> tuple[SearchResult, ModelVersion, Store]:
+    store = tracking.open_store(job.run, job.registry)
     with console.progress("Searching", "trials") as tick:
         result = tuner.search(job, tick)
-    store = tracking.open_store(job.run, job.registry)
     children = [(t.name, t.changes, t.history) for t in result.trials]
     return result, publish(store, result.job, result.best, "search", children), store
 

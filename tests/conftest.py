@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 
-from raypipe.cluster.connect import prepare_environment
+from raypipe.cluster import connect
 
-prepare_environment()  # before anything imports Ray or MLflow: both read their switches at import
+connect.prepare_environment()  # before anything imports Ray or MLflow: both read their switches at import
 
 import io  # noqa: E402
 import logging  # noqa: E402
@@ -24,7 +24,7 @@ Cli = Callable[..., tuple[int, str, str]]
 @pytest.fixture(scope="session")
 def ray_session() -> Iterator[str]:
     """A local cluster of two CPUs; what the tests start joins it. Workers import `tests` from the working directory."""
-    import ray.data
+    import ray
 
     before = os.environ.pop("RAY_ADDRESS", None)
     context = ray.init(
@@ -38,9 +38,7 @@ def ray_session() -> Iterator[str]:
     )
     # A second cluster on this host would break Ray Train's placement-group cleaner.
     address = os.environ["RAY_ADDRESS"] = context.address_info["address"]
-    ray.data.DataContext.get_current().enable_progress_bars = False
-    ray.data.DataContext.get_current().print_on_execution_start = False
-    logging.getLogger("ray.data").setLevel(logging.WARNING)
+    connect._quiet_data()
     yield address
     ray.shutdown()
     os.environ.pop("RAY_ADDRESS", None)

@@ -7,7 +7,7 @@ cache while the pixels fit into `cache_mb`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -89,7 +89,7 @@ def pin(cfg: TableConfig, feed: FeedConfig, classes: tuple[str, ...] | None = No
             rule="Training needs labelled rows",
             fix="Ingest with labels, or map another column with table.columns.label",
         )
-    names = classes or tuple(sorted(set(labelled[c.label].to_pylist())))
+    names = classes or tuple(sorted({str(label) for label in labelled[c.label].to_pylist()}))
     if len(names) < 2:
         raise DataError(
             f"{version} has one class only", got=names[0], rule="A classifier needs two", fix="Check table.columns.label"
@@ -107,10 +107,10 @@ def pin(cfg: TableConfig, feed: FeedConfig, classes: tuple[str, ...] | None = No
     return Pinned(table, version, dict(cfg.where), names, counts)
 
 
-def label_indices(labels: list[str | None], classes: tuple[str, ...]) -> np.ndarray:
-    """int64 class indices. Raises DataError for a label outside `classes`."""
+def label_indices(labels: Sequence[Any], classes: tuple[str, ...]) -> np.ndarray:
+    """int64 class indices; a label is what its text says, so 1 is class "1". Raises DataError for a label outside `classes`."""
     index = {name: i for i, name in enumerate(classes)}
-    unknown = sorted({str(label) for label in labels if label not in index})
+    unknown = sorted({str(label) for label in labels if str(label) not in index})
     if unknown:
         raise DataError("Labels that the model does not know", got=unknown[:5], rule=f"Classes: {', '.join(classes)}")
     return np.array([index[str(label)] for label in labels], dtype=np.int64)

@@ -127,13 +127,12 @@ class ImageModel(nn.Module):
         step = 16 if device.type == "cpu" else 256  # two CPU cores: 83 images/s at 16 a batch, 58 at 64 (caches)
         features, scores = [], []
         for start in range(0, len(pixels_NHWC), step):
-            features_BD = self.embed(torch.from_numpy(np.ascontiguousarray(pixels_NHWC[start : start + step])).to(device))
+            features_BD = self.embed(torch.from_numpy(np.array(pixels_NHWC[start : start + step])).to(device))
             features.append(features_BD.float().cpu())
             scores.append(self.head(features_BD).softmax(1).float().cpu())
         if not features:
-            return np.empty((0, self.head.linear.in_features), np.float32), np.empty(
-                (0, self.head.linear.out_features), np.float32
-            )
+            widths = self.head.linear.in_features, self.head.linear.out_features
+            return np.empty((0, widths[0]), np.float32), np.empty((0, widths[1]), np.float32)
         return torch.cat(features).numpy(), torch.cat(scores).numpy()
 
 

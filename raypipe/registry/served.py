@@ -12,7 +12,6 @@ from mlflow.pyfunc.model import PythonModel
 
 from raypipe.registry.package import Package
 
-
 # MLflow wants a type hint it can turn into a schema, and has none for encoded images; the package brings its own signature.
 warnings.filterwarnings("ignore", message=".*type hint.*predict.*", category=UserWarning)
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raypipe.config import RunConfig, Section
-from raypipe.errors import RaypipeError
+from raypipe.errors import ConfigError
 from raypipe.tables.table import TableVersion
 
 if TYPE_CHECKING:
@@ -62,7 +62,9 @@ def open_store(run: RunConfig, cfg: RegistryConfig) -> Store:
         artifacts = (folder / "artifacts").as_uri() if uri.startswith("sqlite") else None
         experiment_id = found.experiment_id if found else client.create_experiment(cfg.experiment, artifact_location=artifacts)
     except Exception as e:
-        raise RaypipeError(f"The MLflow store cannot be opened: {e}", got=uri, fix="Check registry.uri") from e
+        raise ConfigError(
+            f"The MLflow store cannot be opened: {' '.join(str(e).split())[:300]}", got=uri, fix="Check registry.uri"
+        ) from e
     return Store(client, uri, experiment_id, cfg.model or run.name, cfg.alias, folder)
 
 

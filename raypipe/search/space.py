@@ -50,14 +50,16 @@ def _sampler(name: str, text: str, job: TrainJob) -> Any:
     if any(name == f or name.startswith(f + ".") for f in _FIXED):
         raise ConfigError(f"search.space cannot vary {name}", rule="Trials of one search share table, run folder and splits")
     kind, arguments = _split(name, text)
-    for value in arguments:  # both ends of a range, every member of a choice
+    ranged = kind in ("uniform", "loguniform")
+    inside = [arguments[0] + 0.618 * (arguments[1] - arguments[0])] if ranged else []  # a whole number's field refuses this one
+    for value in arguments + inside:  # both ends of a range, every member of a choice
         try:
             replace(job, {name: value})
         except ConfigError as e:
             raise ConfigError(
                 f"search.space.{name} draws a value the field refuses", got=value, rule=e.rule or str(e)
             ) from None
-    if kind in ("uniform", "loguniform"):
+    if ranged:
         low, high = arguments
         return tune.uniform(low, high) if kind == "uniform" else tune.loguniform(low, high)
     return tune.grid_search(arguments) if kind == "grid" else tune.choice(arguments)

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from pydantic import Field
 
 from raypipe.config import RunConfig, Section
 from raypipe.registry import promote
@@ -31,7 +32,7 @@ class PredictConfig(Section):
 
     table: TableConfig | None = None
     out: str | None = None
-    batch_size: int = 64
+    batch_size: int = Field(default=64, ge=1)
 
 
 @dataclass(frozen=True)

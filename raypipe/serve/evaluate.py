@@ -22,7 +22,8 @@ def hits(packages: Sequence[Package], table: ImageTable, version: TableVersion, 
 
     def judged(batch: dict[str, Any]) -> dict[str, Any]:
         keep = [i for i, label in enumerate(batch[c.label]) if label is not None]
-        labels, images = batch[c.label][keep].astype(object), [batch[c.image][i] for i in keep]
+        labels = np.array([str(batch[c.label][i]) for i in keep], dtype=object)
+        images = [batch[c.image][i] for i in keep]
         groups = batch[c.source][keep].astype(str) if grouped else np.full(len(keep), "all")
         right = {
             f"model_{n}": np.array(load_once(folder).predict(images, threads=1).labels, dtype=object) == labels

@@ -9,6 +9,7 @@ The images go to fastdup decoded, checked, at most `side_px` wide and encoded ag
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +25,7 @@ from raypipe.images.decode import BadImage, decode, encode_png
 from raypipe.tables import scan, verdicts
 from raypipe.tables.table import ImageTable, TableConfig, TableVersion
 
+log = logging.getLogger("raypipe")
 EXACT = 0.99995  # same pixels in another file; a JPEG re-saved at quality 85 reaches 0.9994 at most
 
 
@@ -96,6 +98,8 @@ def _judge(table: ImageTable, raw: TableVersion, source: TableConfig, cfg: Clean
         arrays: dict[str, np.ndarray] = {"data": np.frombuffer(b"".join(encoded), np.uint8), "offsets": offsets}
         found, _ = sidecar.call("fastdup", "raypipe.tables.fastdup_sidecar:find", arrays, {"threshold": 0.9})
         rows += _verdicts(ids, found, cfg)
+    else:
+        log.warning("fastdup needs 10 images and %s has %d: only broken ones were looked for", raw, len(ids))
     for row in rows:
         row["dropped"] = row["verdict"] in cfg.drop
     return rows

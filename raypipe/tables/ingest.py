@@ -39,7 +39,7 @@ class IngestConfig(Section):
     name: str = "ingest"
     share: tuple[float, float] = (0.0, 1.0)
     splits: dict[str, float] = Field(default={"train": 0.7, "val": 0.15, "test": 0.15})
-    near_bits: int = Field(default=6, ge=0, lt=16)
+    near_bits: int = Field(default=12, ge=0, lt=16)
     max_pixels: int = Field(default=decode.MAX_PIXELS, gt=0)
     threads: int = Field(default=2, ge=1)
 

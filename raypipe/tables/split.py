@@ -34,7 +34,7 @@ def draw(family: str, fractions: dict[str, float], salt: str = "") -> str:
 class Families:
     """Finds the family of each new look among those already seen; at most `max_bits` of 256 bits apart."""
 
-    def __init__(self, max_bits: int = 6) -> None:
+    def __init__(self, max_bits: int = 12) -> None:
         if not 0 <= max_bits < _BANDS:
             raise ValueError(f"max_bits {max_bits} must be below {_BANDS} for the band index to find every pair")
         self._max_bits = max_bits

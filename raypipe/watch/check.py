@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from pydantic import Field
 
 from raypipe.config import Section, key_of
 from raypipe.errors import DataError
@@ -47,7 +48,7 @@ class WatchConfig(Section):
 
     batch: TableConfig | None = None
     name: str = "batch"
-    retrain_workers: int = 1
+    retrain_workers: int = Field(default=1, ge=1)
     force: bool = False
 
 

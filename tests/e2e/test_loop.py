@@ -1,0 +1,160 @@
+"""The whole loop at small size with every real engine: Delta, fastdup, Ray Data, Tune and Train, MLflow, Alibi Detect.
+
+Old domain: stripes, lying ("a") or standing ("b"), under white light. New domain: the same labels stand for crosses and discs
+under blue light, which a model of the old one calls the other way round.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from PIL import Image
+
+from raypipe import verbs
+from raypipe.config import validate
+from raypipe.console import Console
+from raypipe.job import Job
+from raypipe.registry import promote, tracking
+from raypipe.tables import scan
+from raypipe.tables.table import ImageTable
+from raypipe.watch.check import check
+from raypipe.watch.retrain import retrain
+
+SIDE = 64
+
+
+def picture(domain: str, label: str, seed: int) -> bytes:
+    rng = np.random.default_rng([seed, domain == "new", label == "a"])
+    y, x = np.mgrid[0:SIDE, 0:SIDE] / SIDE
+    if domain == "old":
+        shape = np.sin(2 * np.pi * (rng.uniform(5, 8) * (y if label == "a" else x) + rng.random()))
+    else:
+        dx, dy = x - rng.uniform(0.35, 0.65), y - rng.uniform(0.35, 0.65)
+        shape = np.hypot(dx, dy) < 0.25 if label == "b" else np.minimum(abs(dx), abs(dy)) < 0.08
+        shape = shape * 2.0 - 1
+    light = np.array([1, 1, 1]) if domain == "old" else np.array([0.3, 0.5, 1.0])
+    grain = rng.normal(0, 12, (SIDE, SIDE, 1))
+    out = io.BytesIO()
+    Image.fromarray(np.clip((128 + 60 * shape[..., None] + grain) * light, 0, 255).astype(np.uint8)).save(out, "PNG")
+    return out.getvalue()
+
+
+def photos(folder: Path, domain: str, count: int, first_seed: int = 0) -> Path:
+    folder.mkdir()
+    with (folder / "labels.csv").open("w", newline="") as f:
+        rows = csv.writer(f)
+        rows.writerow(["file", "label"])
+        for i in range(count):
+            label = "ab"[i % 2]
+            (folder / f"{i:04d}.png").write_bytes(picture(domain, label, first_seed + i))
+            rows.writerow([f"{i:04d}.png", label])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
+    root = tmp_path_factory.mktemp("loop")
+    return validate(
+        Job,
+        {
+            "run": {"name": "loop", "dir": str(root / "run")},
+            "table": {"uri": str(root / "images")},
+            "model": {"side_px": SIDE},
+            "train": {"epochs": 12, "batch_size": 32, "lr": 0.01},
+            "search": {"samples": 3, "space": {"train.lr": "loguniform(3e-3, 3e-2)"}},
+            "watch": {"retrain_workers": 2},
+        },
+    )
+
+
+def with_(job: Job, **sections: object) -> Job:
+    return validate(Job, job.model_dump() | sections)
+
+
+def ingest(job: Job, table: str, folder: Path, name: str, labelled: bool = True) -> None:
+    source = {"images": str(folder), "labels": str(folder / "labels.csv") if labelled else None, "labelled": labelled}
+    if not labelled:
+        (folder / "labels.csv").unlink(missing_ok=True)
+    splits = {"train": 0.5, "val": 0.25, "test": 0.25}
+    verbs.ingest(
+        with_(job, table={"uri": table}, ingest={"from": source, "name": name, "splits": splits}), Console(as_json=True)
+    )
+
+
+def counts(job: Job) -> dict[str, int]:
+    """Rows of every table and number of models and runs: what a rerun must leave as it is."""
+    found = {}
+    for folder in sorted(p.parent for p in Path(job.run.dir).parent.rglob("_delta_log")):
+        table = ImageTable(str(folder))
+        names = [f.name for f in table.delta().schema().fields]
+        found[folder.name] = len(scan.rows(table, table.pin(), names[:1]))
+    store = tracking.open_store(job.run, job.registry)
+    return found | {
+        "models": len(promote.versions(store)),
+        "runs": len(store.client.search_runs([store.experiment_id], max_results=200)),
+    }
+
+
+def test_drift_leads_to_a_better_champion_and_a_rerun_adds_nothing(ray_session: str, job: Job, tmp_path: Path) -> None:
+    console = Console(as_json=True)
+    images = job.table.uri
+    ingest(job, images, photos(tmp_path / "old", "old", 240), "old")
+    cleaned = verbs.clean(with_(job, table={"uri": images, "version": 0}), console)
+    assert cleaned["images"] == 240
+    tuned = verbs.tune(with_(job, table={"uri": images, "version": "clean"}), console)
+    assert tuned["trials"] == 3
+    assert tuned["metrics"]["val_accuracy"] > 0.9
+    assert tuned["champion"] == tuned["model"] == "loop/1"
+
+    nights = {name: {"uri": str(Path(images).parent / name)} for name in ("same", "other")}
+    ingest(job, nights["same"]["uri"], photos(tmp_path / "same", "old", 80, first_seed=1000), "same", labelled=False)
+    ingest(job, nights["other"]["uri"], photos(tmp_path / "other", "new", 80, first_seed=2000), "other", labelled=False)
+    store = tracking.open_store(job.run, job.registry)
+    quiet = check(store, job, validate(Job, {"table": nights["same"]}).table, "same")
+    alarm = check(store, job, validate(Job, {"table": nights["other"]}).table, "other")
+    assert not quiet.report.is_drift  # the negative control
+    assert alarm.report.is_drift
+    assert {(e.detector, e.on) for e in alarm.report.evidence} == {("mmd", "embedding"), ("ks", "embedding"), ("ks", "scores")}
+    assert Path(alarm.page).read_text().count("data:image/") >= 12
+
+    first = promote.require_champion(store)
+    waiting = retrain(store, with_(job, table={"uri": images}), alarm, first)
+    assert not waiting.decision.act
+    assert "waiting for labels" in waiting.decision.reason
+    assert not retrain(store, with_(job, table={"uri": images}), quiet, first).decision.act
+
+    ingest(job, images, photos(tmp_path / "new", "new", 240, first_seed=3000), "new")
+    version = ImageTable(images).pin().version
+    both = with_(job, table={"uri": images, "version": version})
+    done = retrain(store, both, alarm, first)
+    slices = {s.slice: s for s in done.slices}
+    assert done.decision.act, done.decision.reason
+    assert slices["new"].challenger - slices["new"].champion > 0.1
+    assert slices["old"].challenger > slices["old"].champion - 0.02
+    assert promote.require_champion(store).version == 2
+
+    before = counts(job)
+    ingest(job, images, tmp_path / "new", "new")
+    assert retrain(store, both, alarm, first) == done
+    assert verbs.tune(with_(job, table={"uri": images, "version": "clean"}), console)["champion"] == "loop/2"
+    check(store, job, validate(Job, {"table": nights["other"]}).table, "other", first)
+    assert counts(job) == before
+
+
+def test_a_challenger_that_is_no_better_is_refused_with_the_reason(ray_session: str, job: Job, tmp_path: Path) -> None:
+    """Trained again on rows of its own domain alone, a model cannot be better beyond chance than one with no mistakes."""
+    store = tracking.open_store(job.run, job.registry)
+    first = next(v for v in promote.versions(store) if v.version == 1)
+    table = {"uri": job.table.uri, "version": "clean"}
+    again = with_(job, table=table, watch={"force": True}, run=job.run.model_dump() | {"seed": 8})
+    champion = promote.require_champion(store)
+    done = retrain(store, again, None, first)
+    assert not done.decision.act
+    assert "Refused" in done.decision.reason
+    assert promote.require_champion(store) == champion
+    assert isinstance(scan.rows(ImageTable(job.table.uri), ImageTable(job.table.uri).pin("clean"), ["image_id"]), pa.Table)

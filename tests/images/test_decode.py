@@ -1,0 +1,219 @@
+"""Whatever the encoding, decode gives uint8 RGB of the right picture; whatever the damage, it gives one named reason."""
+
+from __future__ import annotations
+
+import io
+import struct
+import tracemalloc
+import zlib
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from raypipe.images.decode import BadImage, decode, decode_batch, encode_png, inspect, open_image
+
+Draw = Callable[..., bytes]
+
+
+def encode(image: Image.Image, kind: str = "PNG", **how: object) -> bytes:
+    out = io.BytesIO()
+    image.save(out, kind, **how)
+    return out.getvalue()
+
+
+def corners(width: int = 24, height: int = 16) -> Image.Image:
+    """Red, green, blue and white quarters: top left, top right, bottom left, bottom right."""
+    image = Image.new("RGB", (width, height), "red")
+    image.paste((0, 255, 0), (width // 2, 0, width, height))
+    image.paste((0, 0, 255), (0, height // 2, width, height))
+    image.paste("white", (width // 2, height // 2, width, height))
+    return image
+
+
+def close(a: np.ndarray, b: np.ndarray, by: float = 6.0) -> bool:
+    return a.shape == b.shape and float(np.abs(a.astype(int) - b.astype(int)).mean()) < by
+
+
+@pytest.mark.parametrize("kind", ["PNG", "WEBP"])
+def test_lossless_pixels_come_back_exactly(kind: str) -> None:
+    pixels_HWC = decode(encode(corners(), kind, lossless=True))
+    assert (pixels_HWC.dtype, pixels_HWC.shape) == (np.uint8, (16, 24, 3))
+    np.testing.assert_array_equal(pixels_HWC, np.asarray(corners()))
+    np.testing.assert_array_equal(decode(encode_png(pixels_HWC)), pixels_HWC)
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG"])
+def test_gray_is_spread_over_three_equal_channels(kind: str) -> None:
+    ramp = np.tile(np.arange(0, 256, 4, dtype=np.uint8), (16, 1))
+    pixels_HWC = decode(encode(Image.fromarray(ramp), kind))
+    assert (pixels_HWC == pixels_HWC[..., :1]).all()
+    assert close(pixels_HWC[..., 0], ramp, 2)
+
+
+def test_what_alpha_hides_is_white_whatever_colour_lies_under_it() -> None:
+    rgba = np.zeros((4, 4, 4), np.uint8)
+    rgba[..., 0], rgba[:2, :, 3], rgba[2:, :, 3] = 200, 255, 0
+    pixels_HWC = decode(encode(Image.fromarray(rgba)))
+    assert (pixels_HWC[:2] == [200, 0, 0]).all()
+    assert (pixels_HWC[2:] == 255).all()
+
+
+def test_gray_with_alpha_and_palettes_with_transparency_are_laid_on_white() -> None:
+    gray_alpha = np.array([[[10, 255], [10, 0]]], np.uint8)
+    np.testing.assert_array_equal(decode(encode(Image.fromarray(gray_alpha, "LA"))), [[[10] * 3, [255] * 3]])
+    palette = Image.new("P", (2, 1))
+    palette.putpalette([255, 0, 0, 0, 0, 255])
+    palette.putdata([0, 1])
+    np.testing.assert_array_equal(decode(encode(palette)), [[[255, 0, 0], [0, 0, 255]]])
+    np.testing.assert_array_equal(decode(encode(palette, transparency=1)), [[[255, 0, 0], [255, 255, 255]]])
+
+
+def test_a_cmyk_jpeg_keeps_its_colours() -> None:
+    pixels_HWC = decode(encode(corners().convert("CMYK"), "JPEG", quality=95, subsampling=0))
+    assert close(pixels_HWC, np.asarray(corners()))
+
+
+def test_sixteen_bits_keep_the_high_byte_and_do_not_saturate() -> None:
+    ramp = np.linspace(0, 65535, 256).astype(np.uint16).reshape(1, -1)
+    pixels_HWC = decode(encode(Image.fromarray(ramp)))
+    assert close(pixels_HWC[..., 0], np.arange(256).reshape(1, -1), 1)
+    assert (pixels_HWC[0, 0, 0], pixels_HWC[0, -1, 0]) == (0, 255)
+
+
+def test_one_bit_images_are_black_and_white() -> None:
+    bits = np.array([[0, 255, 255, 0]], np.uint8)
+    np.testing.assert_array_equal(decode(encode(Image.fromarray(bits).convert("1")))[..., 0], bits)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
+def test_exif_orientation_is_applied_so_that_the_eye_and_the_model_see_the_same(kind: str, orientation: int) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    undo = {
+        2: Image.Transpose.FLIP_LEFT_RIGHT,
+        3: Image.Transpose.ROTATE_180,
+        4: Image.Transpose.FLIP_TOP_BOTTOM,
+        5: Image.Transpose.TRANSPOSE,
+        6: Image.Transpose.ROTATE_90,  # stored a quarter turn to the left, shown a quarter turn to the right
+        7: Image.Transpose.TRANSVERSE,
+        8: Image.Transpose.ROTATE_270,
+    }
+    stored = corners(96, 64).transpose(undo[orientation]) if orientation in undo else corners(96, 64)
+    assert close(decode(encode(stored, kind, exif=exif)), np.asarray(corners(96, 64)))
+
+
+@pytest.mark.parametrize("keep", [0.3, 0.6, 0.95])
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
+def test_a_truncated_image_is_broken_even_where_only_its_last_rows_are_missing(kind: str, keep: float, textured: Draw) -> None:
+    data = textured(3, kind=kind)
+    assert inspect(data)[0].format == kind
+    for read in (inspect, decode):
+        with pytest.raises(BadImage, match=r"broken|not_an_image") as caught:
+            read(data[: int(len(data) * keep)])
+        assert caught.value.reason in ("broken", "not_an_image")
+
+
+def test_a_truncated_jpeg_keeps_its_header_and_is_called_broken(textured: Draw) -> None:
+    data = textured(3, kind="JPEG")
+    with pytest.raises(BadImage, match=r"broken: JPEG header, but the pixels do not decode"):
+        decode(data[: len(data) // 2], side_px=16)
+
+
+@pytest.mark.parametrize(
+    ("data", "reason", "says"),
+    [
+        (b"", "empty", "0 bytes"),
+        (b"These are only words.\n" * 40, "not_an_image", "no JPEG/PNG/WEBP header in 880 bytes"),
+        (encode(corners(), "GIF"), "not_an_image", "no JPEG/PNG/WEBP header"),
+        (encode(corners(), "TIFF"), "not_an_image", "no JPEG/PNG/WEBP header"),
+        (encode(corners(), "BMP"), "not_an_image", "no JPEG/PNG/WEBP header"),
+        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "not_an_image", "no JPEG/PNG/WEBP header"),
+        (b"\xff\xd8\xff\xe0", "not_an_image", "4 bytes"),
+        (b"\x89PNG\r\n\x1a\n", "not_an_image", "8 bytes"),
+    ],
+    ids=["empty", "text renamed .jpg", "gif", "tiff", "bmp", "postscript", "jpeg marker alone", "png signature alone"],
+)
+def test_bytes_that_are_no_accepted_image_say_why(data: bytes, reason: str, says: str) -> None:
+    with pytest.raises(BadImage, match=says) as caught:
+        decode(data)
+    assert caught.value.reason == reason
+
+
+def bomb(side_px: int) -> bytes:
+    """A PNG of side_px x side_px one-bit pixels in a few kilobytes."""
+
+    def chunk(name: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+
+    header = struct.pack(">IIBBBBB", side_px, side_px, 1, 0, 0, 0, 0)
+    deflate = zlib.compressobj(9)
+    row = b"\0" * (1 + side_px // 8)
+    pixels = b"".join(deflate.compress(row) for _ in range(side_px)) + deflate.flush()
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", pixels) + chunk(b"IEND", b"")
+
+
+@pytest.mark.parametrize("side_px", [8_192, 16_384], ids=["over our limit", "over Pillow's limit too"])
+def test_a_small_file_of_many_pixels_is_refused_before_anything_is_allocated(side_px: int) -> None:
+    data = bomb(side_px)
+    assert len(data) < 64_000
+    tracemalloc.start()
+    with pytest.raises(BadImage, match=r"too_large: .*pixels"):
+        decode(data)
+    assert tracemalloc.get_traced_memory()[1] < 2**20
+    tracemalloc.stop()
+
+
+def test_the_pixel_limit_is_inclusive_and_can_be_set() -> None:
+    data = encode(corners(24, 16))
+    assert decode(data, max_pixels=24 * 16).shape == (16, 24, 3)
+    with pytest.raises(BadImage, match=r"too_large: 24x16 is over 383 pixels"):
+        decode(data, max_pixels=24 * 16 - 1)
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP"])
+@pytest.mark.parametrize("side_px", [16, 60, 300])
+def test_the_side_asked_for_comes_back_squeezed_not_cut(kind: str, side_px: int) -> None:
+    pixels_HWC = decode(encode(corners(400, 200), kind), side_px)
+    assert pixels_HWC.shape == (side_px, side_px, 3)
+    assert close(pixels_HWC, np.asarray(corners(side_px, side_px)), 8)
+
+
+def test_a_jpeg_decodes_at_a_reduced_scale_when_a_small_picture_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """800x800 for 90: an eighth would be 100, so nothing larger than 100x100 is ever decoded."""
+    decoded: list[tuple[int, int]] = []
+    whole = Image.Image.resize
+    monkeypatch.setattr(Image.Image, "resize", lambda self, *a, **k: (decoded.append(self.size), whole(self, *a, **k))[1])
+    small = decode(encode(corners(800, 800), "JPEG"), 90)
+    assert decoded == [(100, 100)]
+    assert close(small, np.asarray(corners(90, 90)), 8)
+
+
+def test_inspect_tells_format_size_and_mode_as_stored_and_gives_gray_pixels() -> None:
+    info, gray_HW = inspect(encode(corners().convert("LA"), "PNG"))
+    assert (info.format, info.width, info.height, info.mode) == ("PNG", 24, 16, "LA")
+    assert (gray_HW.dtype, gray_HW.shape) == (np.uint8, (16, 24))
+
+
+def test_opening_decodes_nothing_yet() -> None:
+    data = encode(corners(), "PNG")
+    assert open_image(data[:60]).size == (24, 16)
+
+
+@pytest.mark.parametrize("threads", [0, 1, 3])
+def test_a_batch_is_its_images_in_order_whatever_the_threads(threads: int, textured: Draw) -> None:
+    encoded = [textured(seed, kind=("PNG", "JPEG", "WEBP")[seed % 3]) for seed in range(7)]
+    batch_BHWC = decode_batch(encoded, 40, threads)
+    assert (batch_BHWC.dtype, batch_BHWC.shape) == (np.uint8, (7, 40, 40, 3))
+    np.testing.assert_array_equal(batch_BHWC, np.stack([decode(data, 40) for data in encoded]))
+    assert decode_batch([], 40, threads).shape == (0, 40, 40, 3)
+
+
+@pytest.mark.parametrize("bad", [b"", None, b"words"])
+def test_a_batch_with_a_bad_image_says_what_to_do(bad: bytes | None, textured: Draw) -> None:
+    with pytest.raises(BadImage, match=r"empty|not_an_image") as caught:
+        decode_batch([textured(0), bad], 16)
+    assert "raypipe clean" in str(caught.value)
+    assert caught.value.exit_code == 2

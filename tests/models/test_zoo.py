@@ -1,0 +1,125 @@
+"""The same image gives the same numbers: folded or not, alone or in a batch, whatever its bytes are."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from raypipe.config import validate
+from raypipe.errors import ConfigError
+from raypipe.images.decode import decode_batch
+from raypipe.models.zoo import ImageModel, ModelConfig, fingerprint
+
+SIDE = 64
+SMALL = ModelConfig(name="small_cnn", pretrained=False, mode="finetune")
+
+
+@pytest.fixture(scope="module")
+def lite0() -> ImageModel:
+    """EfficientNet-Lite0 with its ImageNet weights and a head that is not all zeros."""
+    model = ImageModel(ModelConfig(side_px=SIDE), classes=3).eval()
+    torch.manual_seed(0)
+    torch.nn.init.normal_(model.head.linear.weight, std=0.02)
+    return model
+
+
+def pixels(images: int, side_px: int = SIDE) -> np.ndarray:
+    return np.random.default_rng(images).integers(0, 256, (images, side_px, side_px, 3), dtype=np.uint8)
+
+
+def test_efficientnet_lite0_knows_what_imagenet_taught_it() -> None:
+    """Two plain pictures of one colour lie closer together than to noise; with random weights nothing is certain."""
+    trained = ImageModel(ModelConfig(side_px=SIDE), classes=2).eval()
+    fresh = ImageModel(ModelConfig(side_px=SIDE, pretrained=False, mode="finetune"), classes=2).eval()
+    assert fingerprint(trained.backbone) == fingerprint(ImageModel(ModelConfig(), classes=5).backbone)
+    assert fingerprint(trained.backbone) != fingerprint(fresh.backbone)
+    features, _ = trained.predict(np.stack([np.full((SIDE, SIDE, 3), 200, np.uint8), np.full((SIDE, SIDE, 3), 180, np.uint8)]))
+    noise, _ = trained.predict(pixels(1))
+    assert features.shape == (2, 1280) and features.dtype == np.float32
+    assert np.linalg.norm(features[0] - features[1]) < 0.5 * np.linalg.norm(features[0] - noise[0])
+
+
+def test_folding_batch_norms_changes_nothing(lite0: ImageModel) -> None:
+    images = pixels(8)
+    plain, folded = lite0.predict(images), lite0.for_inference().predict(images)
+    for ours, theirs in zip(plain, folded, strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-4)
+    norms = [m for m in lite0.for_inference().modules() if isinstance(m, torch.nn.BatchNorm2d)]
+    assert not norms and any(isinstance(m, torch.nn.BatchNorm2d) for m in lite0.modules())
+
+
+@pytest.mark.parametrize("split", [(1, 22), (7, 9, 7), (16, 7)])
+def test_predictions_do_not_depend_on_the_batch_they_came_in(lite0: ImageModel, split: tuple[int, ...]) -> None:
+    images = pixels(23)
+    whole_features, whole_scores = lite0.predict(images)
+    parts = [lite0.predict(part) for part in np.split(images, np.cumsum(split)[:-1])]
+    np.testing.assert_allclose(np.concatenate([p[0] for p in parts]), whole_features, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(np.concatenate([p[1] for p in parts]), whole_scores, atol=1e-6)
+    np.testing.assert_allclose(whole_scores.sum(1), 1, atol=1e-5)
+
+
+def test_no_images_give_no_rows(lite0: ImageModel) -> None:
+    features, scores = lite0.predict(pixels(0))
+    assert features.shape == (0, 1280) and scores.shape == (0, 3)
+
+
+@pytest.mark.parametrize("mode", ["L", "LA", "P", "RGBA", "I;16", "CMYK"])
+def test_gray_and_transparent_images_are_seen_as_what_they_look_like(lite0: ImageModel, mode: str) -> None:
+    gray = np.tile(np.arange(SIDE, dtype=np.uint8) * 4, (SIDE, 1))
+    plain = Image.fromarray(gray)
+    image = Image.fromarray(gray.astype(np.uint16) * 257) if mode == "I;16" else plain.convert(mode)
+    out, kind = io.BytesIO(), "JPEG" if mode == "CMYK" else "PNG"
+    image.save(out, kind, **({"quality": 100} if kind == "JPEG" else {}))
+    same = io.BytesIO()
+    plain.convert("RGB").save(same, "PNG")
+    pixels_BHWC = decode_batch([out.getvalue(), same.getvalue()], SIDE)
+    assert np.abs(pixels_BHWC[0].astype(int) - pixels_BHWC[1]).max() <= 4
+    _, scores = lite0.predict(pixels_BHWC)
+    np.testing.assert_allclose(scores[0], scores[1], atol=0.05)
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"name": "small_cnn", "mode": "finetune"}, r"small_cnn has no pretrained weights.*Set model\.pretrained=false"),
+        ({"name": "small_cnn"}, r"frozen needs pretrained weights, and small_cnn.*Set model\.mode=finetune"),
+        ({"pretrained": False}, r"frozen needs pretrained weights, and efficientnet_lite0.*Set model\.mode=finetune"),
+    ],
+)
+def test_weights_that_do_not_exist_are_refused(settings: dict[str, object], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        validate(ModelConfig, settings)
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [("efficientnet_lite", "Did you mean 'efficientnet_lite0'"), ("qwerty", "Known: efficientnet_lite0, small_cnn")],
+)
+def test_an_unknown_backbone_names_the_nearest(name: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=f"name is wrong.*{says}"):
+        validate(ModelConfig, {"name": name})
+
+
+def test_the_fingerprint_changes_with_one_weight_and_with_nothing_else() -> None:
+    model = ImageModel(SMALL, classes=2)
+    before = fingerprint(model.backbone)
+    torch.nn.init.ones_(model.head.linear.weight)
+    assert fingerprint(model.backbone) == fingerprint(model.backbone.to(memory_format=torch.contiguous_format)) == before
+    with torch.no_grad():
+        model.backbone[0].weight[0, 0, 0, 0] += 1e-3
+    assert fingerprint(model.backbone) != before
+
+
+def test_the_head_standardises_and_survives_dead_features() -> None:
+    head = ImageModel(SMALL, classes=2).head.eval()
+    features = torch.cat([torch.randn(50, 60) * 7 + 3, torch.zeros(50, 4)], dim=1)
+    head.standardise_by(features.mean(0), features.std(0))
+    torch.nn.init.eye_(head.linear.weight)
+    standard = head(features)
+    assert torch.isfinite(standard).all()
+    torch.testing.assert_close(standard.mean(0), torch.zeros(2), atol=1e-5, rtol=0)
+    torch.testing.assert_close(standard.std(0), torch.ones(2), atol=1e-5, rtol=0)

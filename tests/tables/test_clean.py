@@ -1,0 +1,166 @@
+"""fastdup finds what is planted among distinct images; verdicts carry their numbers; a rerun changes nothing."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from PIL import Image
+
+from raypipe.config import validate
+from raypipe.errors import ConfigError, DataError
+from raypipe.tables import scan, verdicts
+from raypipe.tables.clean import EXACT, CleanConfig, CleanResult, clean
+from raypipe.tables.table import ImageTable, TableConfig, append
+
+pytestmark = pytest.mark.usefixtures("ray_session")
+Draw = Callable[..., bytes]
+DISTINCT = 40
+
+
+def png(image: Image.Image, **how: Any) -> bytes:
+    out = io.BytesIO()
+    image.save(out, "PNG", **how)
+    return out.getvalue()
+
+
+def named(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def make(uri: Path, images: list[bytes]) -> TableConfig:
+    rows = {"image_id": list(map(named, images)), "split": ["train"] * len(images), "image": images}
+    version = append(str(uri), pa.table(rows), "add").version
+    return TableConfig(uri=str(uri), version=version)
+
+
+@pytest.fixture(scope="module")
+def planted(textured: Draw) -> dict[str, bytes]:
+    """What the distinct images hide: one of them encoded anew, a black and a white one, and one that does not decode."""
+    first = Image.open(io.BytesIO(textured(0, 160)))
+    return {
+        "original": textured(0, 160),
+        "copy": png(first, compress_level=1),
+        "black": png(Image.fromarray(np.zeros((160, 160, 3), np.uint8))),
+        "white": png(Image.new("RGB", (160, 160), "white")),
+        "broken": textured(3, 160, kind="JPEG")[:2000],
+    }
+
+
+@pytest.fixture(scope="module")
+def cleaned(
+    planted: dict[str, bytes], textured: Draw, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[TableConfig, CleanResult, dict[str, str]]:
+    images = [textured(seed, 160) for seed in range(1, DISTINCT)] + list(planted.values())
+    source = make(tmp_path_factory.mktemp("clean") / "cells", images)
+    return source, clean(source, CleanConfig()), {name: named(data) for name, data in planted.items()}
+
+
+Cleaned = tuple[TableConfig, CleanResult, dict[str, str]]
+
+
+def ids(uri: str, version: int | None = None) -> set[str]:
+    table = ImageTable(uri)
+    return set(scan.rows(table, table.pin(version), ["image_id"])["image_id"].to_pylist())
+
+
+def rows_of(uri: str) -> list[dict[str, Any]]:
+    table = ImageTable(verdicts.uri_of(uri))
+    return scan.rows(table, table.pin(), verdicts.SCHEMA.names).to_pylist()
+
+
+def test_what_is_planted_is_dropped_and_no_distinct_image_is(cleaned: Cleaned) -> None:
+    source, done, planted = cleaned
+    before, after = ids(source.uri, done.raw.version), ids(source.uri, done.clean.version)
+    assert len(before) == done.images == DISTINCT + 4
+    twins = {planted["original"], planted["copy"]}
+    assert before - after == {max(twins), planted["black"], planted["white"], planted["broken"]}  # the first of twins stays
+    assert done.dropped == 4
+
+
+def test_a_verdict_names_value_limit_and_the_image_that_stays(cleaned: Cleaned) -> None:
+    source, done, planted = cleaned
+    found = {(r["verdict"], r["image_id"]): r for r in rows_of(source.uri)}
+    twins = sorted({planted["original"], planted["copy"]})
+    duplicate = found["exact_duplicate", twins[1]]
+    assert (duplicate["partner"], duplicate["dropped"], duplicate["limit"]) == (twins[0], True, EXACT)
+    assert EXACT <= duplicate["value"] <= 1.001
+    assert found["dark", planted["black"]]["value"] < found["dark", planted["black"]]["limit"] == 8.0
+    assert found["bright", planted["white"]]["value"] > found["bright", planted["white"]]["limit"] == 247.0
+    assert found["blurred", planted["black"]]["value"] < found["blurred", planted["black"]]["limit"] == 10.0
+    assert found["broken", planted["broken"]]["dropped"]
+    assert not any(r["dropped"] for (kind, _), r in found.items() if kind in ("blurred", "outlier"))
+    assert all(r["table"] == str(done.raw) and r["policy"] for r in found.values())
+    assert done.counts == {k: sum(kind == k for kind, _ in found) for k in {kind for kind, _ in found} - {"judged"}}
+
+
+def test_the_new_version_is_tagged_and_says_why(cleaned: Cleaned) -> None:
+    source, done, _ = cleaned
+    table = ImageTable(source.uri)
+    assert table.pin("clean") == done.clean
+    entry = next(h for h in table.history() if h["version"] == done.clean.version)
+    assert (entry["removed"], entry["tags"]) == (4, ["clean"])
+    assert entry["why"].startswith("clean ") and entry["why"].endswith("of v0")
+
+
+def test_a_rerun_gives_the_same_version_and_no_new_rows(cleaned: Cleaned) -> None:
+    source, done, _ = cleaned
+    newest, judged = ImageTable(source.uri).pin(), rows_of(source.uri)
+    again = clean(source, CleanConfig())
+    assert (again.clean, again.counts, again.dropped) == (done.clean, done.counts, done.dropped)
+    assert ImageTable(source.uri).pin() == newest
+    assert rows_of(source.uri) == judged
+
+
+def test_dropped_images_are_remembered_for_the_next_ingest(cleaned: Cleaned) -> None:
+    source, _, planted = cleaned
+    twins = {planted["original"], planted["copy"]}
+    assert verdicts.dropped_ids(source.uri) == {max(twins), *(planted[n] for n in ("black", "white", "broken"))}
+
+
+def test_verdicts_on_some_rows_are_not_taken_for_verdicts_on_all(tmp_path: Path, textured: Draw) -> None:
+    source = make(tmp_path / "cells", [textured(seed) for seed in range(3)] + [b"no image"])
+    nobody = source.model_copy(update={"where": {"split": "test"}})
+    with pytest.raises(DataError, match=r"has no images to look at \(got \{'split': 'test'\}\)"):
+        clean(nobody, CleanConfig())
+    assert clean(source, CleanConfig()).counts == {"broken": 1}
+
+
+def test_a_table_that_gained_rows_since_is_refused(tmp_path: Path, textured: Draw) -> None:
+    """Few images: fastdup is not asked below ten, and what does not decode is still found. A null is one of them."""
+    source = make(tmp_path / "cells", [textured(1), textured(2), b"no image"])
+    append(source.uri, pa.table({"image_id": ["later", "null"], "split": ["train"] * 2, "image": [textured(3), None]}), "later")
+    with pytest.raises(DataError, match=r"has changed since version 0 .*Pin the newest"):
+        clean(source, CleanConfig())
+    done = clean(source.model_copy(update={"version": None}), CleanConfig())
+    assert done.counts == {"broken": 2}
+    assert ids(source.uri) == {named(textured(1)), named(textured(2)), "later"}
+
+
+def test_a_policy_that_would_leave_nothing_is_refused_and_drops_nothing(tmp_path: Path) -> None:
+    source = make(tmp_path / "cells", [b"no image", b"nor this"])
+    with pytest.raises(DataError, match=r"would drop all 2 images .*\(got \{'broken': 2\}\).*clean\.drop"):
+        clean(source, CleanConfig())
+    assert len(ids(source.uri)) == 2
+    assert ImageTable(source.uri).tags() == {}
+
+
+def test_a_policy_may_keep_what_it_finds(tmp_path: Path, textured: Draw) -> None:
+    source = make(tmp_path / "cells", [textured(1), b"no image"])
+    done = clean(source, CleanConfig(drop=(), tag="judged"))
+    assert (done.counts, done.dropped, done.clean) == ({"broken": 1}, 0, done.raw)
+    assert ImageTable(source.uri).tags() == {"judged": 0}
+    assert verdicts.dropped_ids(source.uri) == set()
+
+
+def test_wrong_settings_are_named() -> None:
+    with pytest.raises(ConfigError, match=r"drop\.0 is wrong \(got 'ugly'\).*'exact_duplicate'"):
+        validate(CleanConfig, {"drop": ["ugly"]})
+    with pytest.raises(ConfigError, match=r"dark is wrong \(got 300\)"):
+        validate(CleanConfig, {"dark": 300})

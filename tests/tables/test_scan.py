@@ -1,0 +1,196 @@
+"""A scan returns exactly the rows of the pinned version that match, in the table's own types, here and through Ray alike."""
+
+from __future__ import annotations
+
+from datetime import date
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+
+from raypipe.errors import DataError
+from raypipe.tables import scan
+from raypipe.tables.table import Columns, ImageTable, TableVersion, append
+
+COLUMNS = ["image_id", "label", "split", "image"]
+
+
+def cells(start: int, stop: int, **more: list[object]) -> pa.Table:
+    """Row i: id i, label a/b by turns, every fifth in test, an image of i bytes."""
+    return pa.table(
+        {
+            "image_id": [f"{i:04d}" for i in range(start, stop)],
+            "label": [("a", "b", None)[i % 3] for i in range(start, stop)],
+            "split": ["test" if i % 5 == 0 else "train" for i in range(start, stop)],
+            "image": pa.array([b"x" * i for i in range(start, stop)], pa.binary()),
+        }
+        | more
+    )
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> ImageTable:
+    """400 rows in two files of several row groups."""
+    uri = str(tmp_path / "cells")
+    append(uri, cells(0, 300), "first")
+    append(uri, cells(300, 400), "second")
+    return ImageTable(uri)
+
+
+def as_rows(found: pa.Table) -> list[dict[str, object]]:
+    return sorted(found.to_pylist(), key=lambda r: str(r["image_id"]))
+
+
+def ids(table: ImageTable, version: TableVersion | None = None, where: scan.Where | None = None) -> list[str]:
+    return [str(r["image_id"]) for r in as_rows(scan.rows(table, version or table.pin(), ["image_id"], where))]
+
+
+def test_every_row_comes_once_with_the_columns_asked_for_in_their_order(table: ImageTable) -> None:
+    found = scan.rows(table, table.pin(), ["split", "image", "image_id", "label"])
+    assert found.schema.names == ["split", "image", "image_id", "label"]
+    assert as_rows(found.select(COLUMNS)) == cells(0, 400).to_pylist()
+
+
+def test_a_plan_has_every_row_group_once_and_their_rows_add_up(table: ImageTable) -> None:
+    fragments, _ = scan.plan(table, table.pin())
+    assert sum(f.rows for f in fragments) == 400
+    assert sorted(f.rows for f in fragments) == [44, 100, 128, 128]
+    assert len({(f.path, f.row_groups) for f in fragments}) == len(fragments)
+
+
+@pytest.mark.parametrize(
+    ("where", "keeps"),
+    [
+        ({"label": "a"}, lambda r: r["label"] == "a"),
+        ({"label": ["a", "b"]}, lambda r: r["label"] is not None),
+        ({"label": "a", "split": "test"}, lambda r: r["label"] == "a" and r["split"] == "test"),
+        ({"image_id": ["0001", "0399", "9999"]}, lambda r: r["image_id"] in ("0001", "0399")),
+        ({"label": "nobody"}, lambda r: False),
+        ({"label": []}, lambda r: False),
+        ({}, lambda r: True),
+    ],
+)
+def test_where_keeps_what_matches_and_never_a_null(where: scan.Where, keeps: object, table: ImageTable) -> None:
+    expected = [r["image_id"] for r in cells(0, 400).to_pylist() if keeps(r)]  # type: ignore[operator]
+    assert ids(table, where=where) == expected
+
+
+def test_where_may_use_a_column_that_is_not_returned_and_compares_numbers_as_text(tmp_path: Path) -> None:
+    uri = str(tmp_path / "t")
+    append(uri, cells(0, 10, size=list(range(10)), good=[True, False] * 5), "add")
+    table = ImageTable(uri)
+    assert ids(table, where={"size": ["3", "7"]}) == ["0003", "0007"]
+    assert ids(table, where={"good": "true", "label": "a"}) == ["0000", "0006"]
+
+
+def test_a_pinned_version_reads_the_same_while_others_append_and_delete(table: ImageTable) -> None:
+    pinned = table.pin()
+    before = ids(table, pinned)
+    append(table.uri, cells(400, 450), "meanwhile")
+    DeltaTable(table.uri).delete("label = 'a'")
+    assert ids(table, pinned) == before
+    assert len(ids(table)) == 450 - 150
+
+
+def test_files_rewritten_by_a_delete_filter_and_read_as_before(table: ImageTable) -> None:
+    """delta-rs rewrites a file with string_view columns, for which Arrow has no is_in kernel."""
+    table.drop(table.pin(), ["0003", "0350"], "clean")
+    expected = [r for r in cells(0, 400).to_pylist() if r["image_id"] not in ("0003", "0350")]
+    assert as_rows(scan.rows(table, table.pin(), COLUMNS)) == expected
+    assert ids(table, where={"split": ["test"]}) == [r["image_id"] for r in expected if r["split"] == "test"]
+
+
+def test_a_column_added_later_is_null_in_older_files_whatever_its_type(table: ImageTable) -> None:
+    later = cells(400, 410, note=["n"] * 10, size=list(range(10)), scores=[[0.5]] * 10)
+    write_deltalake(table.uri, later, mode="append", schema_mode="merge")
+    found = scan.rows(table, table.pin(), ["image_id", "note", "size", "scores"])
+    assert (found.schema.field("size").type, found.schema.field("note").type) == (pa.int64(), pa.string())
+    assert (found["note"].null_count, found["size"].null_count, found["scores"].null_count) == (400, 400, 400)
+    assert ids(table, where={"note": "n"}) == [f"{i:04d}" for i in range(400, 410)]
+    assert ids(table, where={"size": "3"}) == ["0403"]
+    with pytest.raises(DataError, match=r"no column 'note'"):
+        scan.rows(table, table.pin(1), ["note"])
+
+
+def test_partition_columns_come_back_in_their_types_and_filter(tmp_path: Path) -> None:
+    days = [date(2026, 1, 1 + i % 2) for i in range(12)]
+    rows = cells(0, 12, day=days, shift=pa.array([i % 3 for i in range(12)], pa.int32()))
+    write_deltalake(str(tmp_path / "t"), rows, partition_by=["label", "day", "shift"])
+    table = ImageTable(str(tmp_path / "t"))
+    found = scan.rows(table, table.pin(), [*COLUMNS, "day", "shift"])
+    assert found.schema.field("day").type == pa.date32()
+    assert found.schema.field("shift").type == pa.int32()
+    assert as_rows(found) == rows.to_pylist()
+    expected = [r["image_id"] for r in rows.to_pylist() if r["label"] == "a" and r["day"] == days[0] and r["shift"] == 0]
+    assert ids(table, where={"label": "a", "day": "2026-01-01", "shift": "0"}) == expected
+
+
+@pytest.mark.parametrize("value", ["two words", "50%", "a/b", "a%20b", "p=q", "ü:é", "it's", "#1?"])
+def test_a_partition_value_may_hold_any_character(value: str, tmp_path: Path) -> None:
+    rows = cells(0, 4).set_column(1, "label", pa.array([value, value, "plain", None]))
+    write_deltalake(str(tmp_path / "t"), rows, partition_by=["label"])
+    table = ImageTable(str(tmp_path / "t"))
+    assert as_rows(scan.rows(table, table.pin(), COLUMNS)) == rows.to_pylist()
+    assert ids(table, where={"label": value}) == ["0000", "0001"]
+
+
+def test_ids_labels_and_splits_are_names_whatever_their_type(tmp_path: Path) -> None:
+    numbers = {"image_id": [10, 11, 12], "label": [0, 1, None], "split": [True, False, True], "image": [b"a", b"b", b"c"]}
+    append(str(tmp_path / "t"), pa.table(numbers), "add")
+    table = ImageTable(str(tmp_path / "t"))
+    found = scan.rows(table, table.pin(), ["image_id", "label", "split"])
+    assert found.to_pydict() == {"image_id": ["10", "11", "12"], "label": ["0", "1", None], "split": ["true", "false", "true"]}
+    assert ids(table, where={"label": "1"}) == ["11"]
+    table.drop(table.pin(), ["11"], "clean")
+    assert ids(table) == ["10", "12"]
+
+
+def test_a_label_column_of_lists_is_refused(tmp_path: Path) -> None:
+    append(str(tmp_path / "t"), pa.table({"image_id": ["a"], "label": [["x", "y"]], "image": [b"a"]}), "add")
+    table = ImageTable(str(tmp_path / "t"))
+    with pytest.raises(DataError, match=r"Column 'label' .*cannot name anything .*list.*One value a row"):
+        scan.rows(table, table.pin(), ["label"])
+
+
+def test_a_missing_column_is_named_with_the_nearest(table: ImageTable) -> None:
+    with pytest.raises(DataError, match=r"no column 'lable'\. Did you mean 'label'\?.*table\.columns"):
+        scan.rows(table, table.pin(), ["lable"])
+    with pytest.raises(DataError, match=r"no column 'spilt'\. Did you mean 'split'"):
+        scan.dataset(table, table.pin(), ["label"], {"spilt": "train"})
+    mapped = ImageTable(table.uri, Columns(label="split"))
+    assert len(scan.rows(mapped, mapped.pin(), [mapped.columns.label])) == 400
+
+
+def test_an_old_version_whose_files_were_vacuumed_is_refused(table: ImageTable) -> None:
+    table.drop(table.pin(), ["0003"], "clean")
+    DeltaTable(table.uri).vacuum(retention_hours=0, enforce_retention_duration=False, dry_run=False)
+    assert len(ids(table)) == 399
+    with pytest.raises(DataError, match=r"@v1 lacks a file that its log names.*VACUUM.*Pin a newer version"):
+        ids(table, table.pin(1))
+
+
+def test_an_empty_table_has_no_rows_and_still_its_types(tmp_path: Path) -> None:
+    append(str(tmp_path / "t"), cells(0, 0), "make")
+    table = ImageTable(str(tmp_path / "t"))
+    found = scan.rows(table, table.pin(), ["image_id", "image"])
+    assert (len(found), found.schema.types) == (0, [pa.string(), pa.binary()])
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_ray_reads_the_same_rows(table: ImageTable) -> None:
+    table.drop(table.pin(), ["0003", "0350"], "clean")
+    append(table.uri, cells(400, 450), "later")
+    for where in ({}, {"label": "a", "split": ["train", "test"]}, {"label": "nobody"}):
+        stream = scan.dataset(table, table.pin(3), COLUMNS, where)
+        assert sorted(stream.take_all(), key=lambda r: r["image_id"]) == as_rows(scan.rows(table, table.pin(3), COLUMNS, where))
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_ray_reads_partitioned_and_empty_tables_too(tmp_path: Path) -> None:
+    rows = cells(0, 12)
+    write_deltalake(str(tmp_path / "t"), rows, partition_by=["label"])
+    append(str(tmp_path / "none"), cells(0, 0), "make")
+    table, none = ImageTable(str(tmp_path / "t")), ImageTable(str(tmp_path / "none"))
+    assert sorted(scan.dataset(table, table.pin(), COLUMNS).take_all(), key=lambda r: r["image_id"]) == rows.to_pylist()
+    assert scan.dataset(none, none.pin(), COLUMNS).take_all() == []

@@ -1,0 +1,190 @@
+"""Whole runs on a real cluster: one worker or two, cache or stream, killed or not, the result is a model that predicts."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from raypipe.config import load, replace
+from raypipe.errors import ClusterError, ConfigError, RaypipeError
+from raypipe.feed import read
+from raypipe.feed.dataset import pin
+from raypipe.models.zoo import ImageModel
+from raypipe.train import checkpoint, trainer
+from raypipe.train.loop import LoopState
+from raypipe.train.trainer import TrainJob, TrainResult
+from raypipe.watch.check import WatchJob
+
+from .conftest import Jobs
+
+pytestmark = pytest.mark.usefixtures("ray_session")
+
+
+def judged(job: TrainJob, result: TrainResult) -> tuple[float, float]:
+    """(loss, accuracy) of the saved model on the validation split, computed here and not by the run."""
+    model: ImageModel = trainer.assemble(job, result)
+    val = read.pixel_samples(pin(job.table, job.feed), "val", job.model, job.feed)
+    with torch.no_grad():
+        logits_NC, labels_N = model(torch.from_numpy(val.inputs)), torch.from_numpy(val.labels)
+    return float(cross_entropy(logits_NC, labels_N)), float((logits_NC.argmax(1) == labels_N).float().mean())
+
+
+def check_result(job: TrainJob, result: TrainResult) -> None:
+    """The named checkpoint is whole, is of the best epoch, and its model scores what the run said."""
+    assert len(result.history) == job.train.epochs and result.metrics == result.history[result.best_epoch]
+    assert result.metrics["val_accuracy"] == max(m["val_accuracy"] for m in result.history)
+    assert checkpoint.verify(Path(result.checkpoint)) is None
+    loss, accuracy = judged(job, result)
+    assert accuracy == pytest.approx(result.metrics["val_accuracy"], abs=1e-6)
+    assert loss == pytest.approx(result.metrics["val_loss"], rel=1e-3)
+
+
+def test_one_worker_trains_in_this_process_and_is_not_asked_twice(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    job, told = jobs(**{"train.epochs": 6}), []
+
+    def progress(metrics: dict[str, float], state: LoopState) -> None:
+        told.append(state.epoch)
+
+    result = trainer.run(job, progress=progress)
+    assert told == [1, 2, 3, 4, 5, 6]
+    check_result(job, result)
+    assert result.metrics["val_accuracy"] >= 0.9
+    assert load(TrainJob, job.run.path / "train" / result.key / "config.yaml") == job
+    monkeypatch.setattr(trainer, "prepare", lambda *args: pytest.fail("trained again"))
+    again = trainer.run(job)
+    assert replace_seconds(again) == replace_seconds(result)
+
+
+def replace_seconds(result: TrainResult) -> dict[str, object]:
+    return vars(result) | {"seconds": 0}
+
+
+def test_an_interrupted_run_goes_on_from_its_newest_whole_checkpoint(jobs: Jobs, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING, logger="raypipe")
+    job, told = jobs(**{"train.epochs": 5}), []
+
+    def dies(metrics: dict[str, float], state: LoopState) -> None:
+        told.append(state.epoch)
+        if state.epoch == 3:
+            raise KeyboardInterrupt("power cut")
+
+    with pytest.raises(KeyboardInterrupt, match="power cut"):
+        trainer.run(job, progress=dies)
+    folder = job.run.path / "train" / job.training_key(pin(job.table, job.feed).version)
+    torn = folder / "checkpoints" / "epoch-0002" / "weights.safetensors"
+    torn.write_bytes(torn.read_bytes()[:100])
+    result = trainer.run(job, progress=lambda metrics, state: told.append(state.epoch))
+    assert told in (
+        [1, 2, 3, 3, 4, 5],
+        [1, 2, 3, 2, 3, 4, 5],
+    )  # the best epoch and the last are kept: 3 is torn, 2 or 1 is whole
+    assert "epoch-0002: weights.safetensors is missing or cut short" in caplog.text
+    assert len(result.history) == 5
+
+
+def test_two_workers_train_from_a_stream(jobs: Jobs) -> None:
+    """The batch is larger than a rank's share of the rows: it must train on what there is, not drop it all."""
+    job = jobs(**{"train.workers": 2, "feed.carrier": "offload", "train.batch_size": 64, "train.epochs": 4, "train.lr": 0.02})
+    result = trainer.run(job)
+    assert result.metrics["images_per_s"] > 0
+    assert result.history[-1]["train_loss"] < result.history[0]["train_loss"]
+    assert 0.5 < result.metrics["val_accuracy"] <= 1
+    assert checkpoint.verify(Path(result.checkpoint)) is None
+
+
+def test_frozen_training_is_the_same_with_one_worker_and_with_two(jobs: Jobs) -> None:
+    frozen = {"model.name": "efficientnet_lite0", "model.mode": "frozen", "model.pretrained": True, "model.side_px": 32}
+    job = jobs(**frozen, **{"model.dropout": 0.0, "train.epochs": 5, "train.batch_size": 12})
+    alone, together = trainer.run(job), trainer.run(replace(job, {"train.workers": 2}))
+    for result in (alone, together):
+        check_result(job, result)
+    assert alone.key != together.key
+    for one, two in zip(alone.history, together.history, strict=True):
+        assert two["val_loss"] == pytest.approx(one["val_loss"], rel=1e-3, abs=1e-4)
+    assert alone.metrics["val_accuracy"] >= 0.8
+
+
+def test_two_workers_train_one_model_and_a_kill_does_not_start_them_over(jobs: Jobs) -> None:
+    """SIGKILL to one of them after some checkpoints. Rates by the clock, in the history, tell two runs apart.
+
+    The job has more sections than training needs, as the command line's have: the workers get only theirs.
+    """
+    small = jobs(**{"train.workers": 2, "train.epochs": 12, "train.timeout_s": 15})
+    job = WatchJob.model_validate(small.model_dump())
+    folder = job.run.path / "train" / job.training_key(pin(job.table, job.feed).version)
+    killer = Killer(folder)
+    killer.start()
+    result = trainer.run(job)
+    killer.join()
+    assert killer.killed and 4 <= len(killer.before) < 12, "the fault did not fire while the run was going on"
+    check_result(job, result)
+    assert result.metrics["val_accuracy"] >= 0.9
+    kept = len(killer.before) - 2  # Ray counts a checkpoint an interval or two after its files are there
+    assert list(result.history[:kept]) == killer.before[:kept] != [], "these epochs were trained again"
+
+
+class Killer(threading.Thread):
+    """Waits for the fourth checkpoint under `folder`, notes the history in it and kills one training worker."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(daemon=True)
+        self.folder, self.killed = folder, 0
+        self.before: list[dict[str, float]] = []
+
+    def run(self) -> None:
+        from ray.util.state import list_actors
+
+        pids: list[int] = []
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline and not self.killed:
+            if len(pids) < 2:
+                alive = list_actors(filters=[("state", "=", "ALIVE")], detail=True)
+                pids = [actor.pid for actor in alive if "RayTrainWorker" in actor.class_name and actor.pid]
+            for path in self.folder.rglob("state.json"):
+                with contextlib.suppress(OSError, ValueError):  # half written, or removed meanwhile
+                    self.before = max(self.before, json.loads(path.read_text())["history"], key=len)
+            if pids and len(self.before) >= 4:
+                os.kill(pids[-1], signal.SIGKILL)
+                self.killed = pids[-1]
+            time.sleep(0.01)
+
+
+def test_more_workers_than_cpus_are_refused_at_once(jobs: Jobs) -> None:
+    with pytest.raises(ClusterError, match=r"More workers.*got 'train\.workers=64'.*It has 2 CPUs.*Set train\.workers=2"):
+        trainer.run(jobs(**{"train.workers": 64}))
+
+
+def test_a_diverged_run_says_so(jobs: Jobs) -> None:
+    rule = {"metric": "val_loss", "mode": "min", "patience": None}
+    with pytest.raises(RaypipeError, match=r"Training diverged.*val_loss.*Lower train\.lr"):
+        trainer.run(jobs(**{"train.lr": 1e30, "train.stopping": rule}))
+
+
+def test_zero3_on_one_worker_is_refused(jobs: Jobs) -> None:
+    with pytest.raises(ConfigError, match=r"zero3 shards a model over several workers"):
+        trainer.run(jobs(**{"train.strategy": "zero3"}))
+
+
+def test_the_reference_is_the_validation_split_as_the_model_sees_it(jobs: Jobs) -> None:
+    job = jobs(**{"train.epochs": 1})
+    result = trainer.run(job)
+    pinned = pin(job.table, job.feed)
+    for carrier in ("cache", "offload"):
+        found = trainer.reference(replace(job, {"feed.carrier": carrier}), trainer.assemble(job, result), pinned)
+        val = read.pixel_samples(pinned, "val", job.model, job.feed)
+        by_id = np.argsort(found.ids)
+        assert tuple(np.array(found.ids)[by_id]) == val.ids
+        features, scores = trainer.assemble(job, result).predict(val.inputs)
+        np.testing.assert_allclose(found.features_ND[by_id], features, atol=1e-4)
+        np.testing.assert_allclose(found.scores_NC[by_id], scores, atol=1e-4)

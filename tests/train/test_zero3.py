@@ -1,0 +1,72 @@
+"""DeepSpeed ZeRO-3 on two CPU workers: sharded while it trains, an ordinary model when it is saved."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from raypipe.errors import ConfigError
+from raypipe.feed import read
+from raypipe.feed.dataset import pin
+from raypipe.train import parallel, trainer
+
+from .conftest import Jobs
+
+needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="DeepSpeed compiles its CPU operator with g++")
+
+
+@needs_compiler
+@pytest.mark.usefixtures("ray_session")
+def test_two_workers_hold_half_each_and_save_what_a_plain_model_loads(
+    jobs: Jobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = jobs(**{"train.strategy": "zero3", "train.workers": 2, "train.epochs": 5, "train.clip_norm": 1.0})
+    notes = tmp_path
+
+    def rank_that_tells(config: dict[str, object]) -> None:
+        """In the worker, where nothing is patched: the real rank; then it notes what it holds and predicts."""
+        from raypipe.train import parallel, trainer
+
+        engines, build = [], parallel.build
+        parallel.build = lambda *args: engines.append(build(*args)) or engines[-1]  # type: ignore[func-returns-value]
+        trainer._ray_rank(config)
+        engine = engines[0]
+        engine.eval()
+        images = (torch.arange(4 * 32 * 32 * 3).view(4, 32, 32, 3) % 256).to(torch.uint8)
+        with torch.no_grad():
+            logits = engine.forward(images).tolist()
+        told = {"engine": type(engine).__name__, "held": engine.parameters_held(), "logits": logits}
+        (notes / f"rank-{engine.rank}.json").write_text(json.dumps(told))
+
+    monkeypatch.setattr(trainer, "_ray_rank", rank_that_tells)
+    result = trainer.run(job)
+    ranks = [json.loads((notes / f"rank-{rank}.json").read_text()) for rank in range(2)]
+    model = trainer.assemble(job, result)
+    parameters = sum(p.numel() for p in model.parameters())
+    assert [r["engine"] for r in ranks] == ["Zero3", "Zero3"]
+    assert all(parameters / 2 <= r["held"] < 0.52 * parameters for r in ranks)
+
+    assert len(result.history) == 5
+    assert result.history[-1]["train_loss"] < 0.7 * result.history[0]["train_loss"]
+    pinned = pin(job.table, job.feed)
+    val = read.pixel_samples(pinned, "val", job.model, job.feed)
+    with torch.no_grad():
+        logits_NC = model(torch.from_numpy(val.inputs))
+        loss = cross_entropy(logits_NC, torch.from_numpy(val.labels))
+        images = (torch.arange(4 * 32 * 32 * 3).view(4, 32, 32, 3) % 256).to(torch.uint8)
+        mine = model(images).numpy()
+    assert float(loss) == pytest.approx(result.metrics["val_loss"], rel=1e-4)
+    assert np.allclose(ranks[0]["logits"], ranks[1]["logits"], atol=1e-5)
+    if result.best_epoch == 4:
+        assert np.allclose(ranks[0]["logits"], mine, atol=1e-4)
+
+
+def test_one_worker_has_nothing_to_shard_with(jobs: Jobs) -> None:
+    with pytest.raises(ConfigError, match=r"zero3 shards a model over several workers.*Set train\.workers=2"):
+        parallel.build(torch.nn.Linear(2, 2), 2, "zero3", 1e-3, 0.0, None, "fp32", 8)
