@@ -68,8 +68,8 @@ def clean(job: Job, console: Console) -> Result:
 
 def train(job: Job, console: Console) -> Result:
     pin(job.table, job.feed)
+    trainer.check_workers(job.train, connect(job.cluster))
     store = tracking.open_store(job.run, job.registry)  # a wrong address must not cost a training
-    connect(job.cluster)
     console.say(f"Training {job.model.name} ({job.model.mode}) with {job.train.workers} worker{'s' * (job.train.workers > 1)}")
 
     def epoch(metrics: Mapping[str, float], state: LoopState) -> None:
@@ -109,6 +109,7 @@ def tune(job: Job, console: Console) -> Result:
 
 
 def search_and_register(job: Job, console: Console) -> tuple[SearchResult, ModelVersion, Store]:
+    tuner.check(job)
     store = tracking.open_store(job.run, job.registry)
     with console.progress("Searching", "trials") as tick:
         result = tuner.search(job, tick)

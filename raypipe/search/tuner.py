@@ -74,15 +74,19 @@ class SearchResult:
     seconds: float
 
 
-def search(job: SearchJob, progress: Callable[[int, int, float], None] = lambda done, total, best: None) -> SearchResult:
-    """Search, or pick up where an interrupted search stopped. `progress(trials done, trials in all, best metric)`."""
+def check(job: SearchJob) -> dict[str, Any]:
+    """Ray Tune's parameter space, when the search can run. Raises ConfigError or ClusterError before anything is written."""
     if job.train.workers != 1:
         raise ConfigError(
             "Trials of several workers are not offered yet", got=f"train.workers={job.train.workers}", fix="Set train.workers=1"
         )
-    cfg = job.search
-    parsed = spaces.parse(cfg.space, job)
     check_workers(job.train, ray.cluster_resources())
+    return spaces.parse(job.search.space, job)
+
+
+def search(job: SearchJob, progress: Callable[[int, int, float], None] = lambda done, total, best: None) -> SearchResult:
+    """Search, or pick up where an interrupted search stopped. `progress(trials done, trials in all, best metric)`."""
+    cfg, parsed = job.search, check(job)
     pinned = pin(job.table, job.feed)
     key = key_of(job.training_key(pinned.version), cfg)
     folder = job.run.path / "search" / key
@@ -165,10 +169,14 @@ def _run(
     trials = [_trial(result, rule.metric, rule.mode, job.train) for result in tuner.fit()]
     if all(t.checkpoint is None for t in trials):
         raise RaypipeError(
-            f"Every one of {len(trials)} trials failed", got=str(folder), fix="The trials' error.txt files there say why"
+            f"Every one of {len(trials)} trials failed or diverged",
+            got=str(folder),
+            fix="The trials' error.txt files there say why; without one, lower train.lr",
         )
     sign = -1 if rule.mode == "max" else 1
-    return sorted(trials, key=lambda t: (t.checkpoint is None, sign * t.metric, t.name))
+    ranked = sorted(trials, key=lambda t: (t.checkpoint is None, sign * t.metric if t.checkpoint else 0.0, t.name))
+    progress(total, total, ranked[0].metric)  # Tune tells of a trial's end before it counts as ended
+    return ranked
 
 
 def _restored(folder: Path, trainable: Any, parsed: dict[str, Any]) -> Any | None:
@@ -195,11 +203,12 @@ def _trial(result: Any, metric: str, mode: str, train: Any) -> Trial:
         if found is not None and checkpoint.verify(Path(found.path)) is None:
             state = json.loads((Path(found.path) / "state.json").read_text())
             kept[state["epoch"]] = (state, Path(found.path))
-    if result.error is not None or not kept:
-        return Trial(name, dict(result.config or {}), float("nan"), 0, False, (), None)
-    history = kept[max(kept)][0]["history"]
+    history = kept[max(kept)][0]["history"] if kept else []
+    usable = [epoch for epoch in kept if history[epoch - 1][metric] == history[epoch - 1][metric]]  # NaN: it diverged
+    if result.error is not None or not usable:
+        return Trial(name, dict(result.config or {}), float("nan"), len(history), False, tuple(history), None)
     pick = max if mode == "max" else min
-    epoch = pick(kept, key=lambda epoch: (history[epoch - 1][metric], -epoch if mode == "max" else epoch))
+    epoch = pick(usable, key=lambda epoch: (history[epoch - 1][metric], -epoch if mode == "max" else epoch))
     stopped = len(history) < train.epochs and not should_stop([h[metric] for h in history], train.stopping)
     return Trial(
         name, dict(result.config), history[epoch - 1][metric], len(history), stopped, tuple(history), str(kept[epoch][1])
