@@ -22,6 +22,7 @@ ENV = {
     "RAY_AUTH_MODE": "token",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_TRAIN_ENABLE_V2_MIGRATION_WARNINGS": "0",
+    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.25",  # a report waits for a poll: 2 s each by default
     "RAY_AIR_NEW_OUTPUT": "0",  # with verbose=0 the old reporter is silent, the new one prints tables
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # results go to MLflow; three more copies of them cost time on every report
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",

@@ -54,6 +54,8 @@ def register(store: Store, run_id: str, package: Path, key: str, tags: dict[str,
     from mlflow.types import ColSpec, DataType, Schema
     from mlflow.types.schema import Array
 
+    mlflow.set_tracking_uri(store.uri)  # log_model asks the process, which may have opened another store since
+    mlflow.set_registry_uri(store.uri)
     with FileLock(store.folder / "register.lock"):
         before = find(store, key)
         if before is not None:

@@ -80,8 +80,8 @@ def finished_run(store: Store, key: str) -> str | None:
 def run(
     store: Store, key: str, name: str, params: Mapping[str, Any], version: TableVersion | None, parent: str | None = None
 ) -> Iterator[str]:
-    """A run to log into; finished when the block ends, failed when it raises. An unfinished one of the same key goes."""
-    for stale in store.client.search_runs([store.experiment_id], f"tags.`{KEY}` = '{key}' and attributes.status != 'FINISHED'"):
+    """A run to log into; finished when the block ends, failed when it raises. An earlier one of the same key goes."""
+    for stale in store.client.search_runs([store.experiment_id], f"tags.`{KEY}` = '{key}'"):
         store.client.delete_run(stale.info.run_id)
     tags = {KEY: key, "mlflow.runName": name, "mlflow.source.name": "raypipe"} | _commit_tag()
     if parent:

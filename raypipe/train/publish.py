@@ -26,6 +26,7 @@ def publish(store: Store, job: TrainJob, result: TrainResult, name: str, childre
         return before
     pinned = pin(job.table.model_copy(update={"version": result.version.version}), job.feed, result.classes)
     model = assemble(job, result)
+    config = job.model_dump(mode="json", include=set(TrainJob.model_fields))  # of a larger job, the part that trained it
     c = pinned.table.columns
     columns = {f.name for f in pinned.table.delta(pinned.version.version).schema().fields}
     sources: list[str] = []
@@ -38,20 +39,25 @@ def publish(store: Store, job: TrainJob, result: TrainResult, name: str, childre
         "best_epoch": result.best_epoch,
         "key": result.key,
         "code_commit": tracking.code_commit(),
-        "config": job.model_dump(mode="json"),
+        "config": config,
     }
     folder = job.run.path / "packages" / result.key
     shutil.rmtree(folder, ignore_errors=True)
     package.build(folder, model, job.model, result.classes, reference(job, model, pinned), facts)
-    with tracking.run(store, result.key, name, job.model_dump(mode="json"), result.version) as run_id:
-        tracking.log_history(store, run_id, result.history)
-        tracking.log_text(store, run_id, dump(job), "config.yaml")
-        for child, params, history in children:
-            with tracking.run(store, f"{result.key}/{child}", child, params, result.version, parent=run_id) as child_id:
-                tracking.log_history(store, child_id, history)
+    run_id = tracking.finished_run(store, result.key) or _log(store, job, result, name, config, children)
     tags = {
         "raypipe.table": str(result.version),
         "raypipe.sources": ",".join(sources),
         "raypipe.metrics": json.dumps(result.metrics),
     }
     return promote.register(store, run_id, Path(folder), result.key, tags)
+
+
+def _log(store: Store, job: TrainJob, result: TrainResult, name: str, config: dict[str, Any], children: Sequence[Child]) -> str:
+    with tracking.run(store, result.key, name, config, result.version) as run_id:
+        tracking.log_history(store, run_id, result.history)
+        tracking.log_text(store, run_id, dump(job), "config.yaml")
+        for child, params, history in children:
+            with tracking.run(store, f"{result.key}/{child}", child, params, result.version, parent=run_id) as child_id:
+                tracking.log_history(store, child_id, history)
+    return run_id

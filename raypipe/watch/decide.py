@@ -67,7 +67,7 @@ def gate(slices: Sequence[Comparison], cfg: GateConfig) -> Decision:
         what = f"{small[0].slice} has {small[0].images} labelled test images" if small else "there are no labelled test images"
         return Decision(False, f"Not compared: {what}, the gate asks for {cfg.least_rows}")
     for s in slices:
-        if not s.is_new and s.difference < -cfg.worse_by:
+        if not s.is_new and s.difference < -cfg.worse_by - 1e-9:  # 0.88 - 0.9 is a little less than -0.02
             return Decision(
                 False, f"Refused: {points(s.difference)} on {s.slice}, worse than the margin of {points(-cfg.worse_by)}"
             )
@@ -77,8 +77,12 @@ def gate(slices: Sequence[Comparison], cfg: GateConfig) -> Decision:
         best = max(wanted, key=lambda s: s.difference)
         return Decision(False, f"Refused: {points(best.difference)} on {best.slice} could be chance (p = {best.p_value:.2g})")
     gains = ", ".join(f"{points(s.difference)} on {s.slice} (p = {s.p_value:.2g})" for s in better)
-    rest = ", ".join(f"{points(s.difference)} on {s.slice}" for s in slices if s not in better)
-    return Decision(True, f"Promoted: {gains}" + (f"; {rest}, within the margin" if rest else ""))
+    rest = [
+        f"{points(s.difference)} on {s.slice}, {'no worse' if s.difference >= 0 else 'within the margin'}"
+        for s in slices
+        if s not in better
+    ]
+    return Decision(True, "; ".join([f"Promoted: {gains}", *rest]))
 
 
 def retrain(

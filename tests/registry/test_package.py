@@ -1,0 +1,70 @@
+"""Encoded bytes in, label and scores out, the model's own; and nothing altered is ever loaded."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from raypipe.errors import DataError
+from raypipe.images.decode import decode_batch
+from raypipe.models.zoo import ImageModel
+from raypipe.registry.package import Package
+
+FILES = ("package.json", "weights.safetensors", "reference.npz")
+
+
+def test_it_predicts_what_its_model_predicts(built: Package, model: ImageModel, textured: Callable[..., bytes]) -> None:
+    images = [textured(seed, 48) for seed in range(12)] + [textured(99, 80, "JPEG")]
+    found = built.predict(images)
+    features, scores = model.predict(decode_batch(images, 32))
+    np.testing.assert_allclose(found.scores_NC, scores, atol=1e-5)
+    np.testing.assert_allclose(found.features_ND, features, atol=1e-4)
+    assert found.labels == [built.classes[i] for i in scores.argmax(1)] and len(set(found.labels)) > 1
+    np.testing.assert_allclose(found.scores_NC.sum(1), 1, atol=1e-5)
+
+
+def test_lineage_and_reference_come_back(built: Package) -> None:
+    assert built.classes == ("a", "b", "c") and built.side_px == 32
+    assert built.info["table"] == {"uri": "/somewhere", "version": 3}
+    reference = built.reference()
+    assert reference.features_ND.shape == (30, 64) and reference.scores_NC.shape == (30, 3)
+    assert reference.ids[7] == "image 7"
+
+
+def test_a_copy_elsewhere_is_the_same_package(built: Package, tmp_path: Path, textured: Callable[..., bytes]) -> None:
+    said = built.predict([textured(1)]).scores_NC
+    np.testing.assert_array_equal(Package(built.folder.rename(tmp_path / "moved")).predict([textured(1)]).scores_NC, said)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_one_altered_byte_is_refused(built: Package, name: str) -> None:
+    path = built.folder / name
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(bytes(data))
+    with pytest.raises(DataError, match=rf"does not match its sha256.*{name}.*Nothing altered is loaded"):
+        Package(built.folder)
+
+
+@pytest.mark.parametrize("name", [*FILES, "manifest.json"])
+def test_a_missing_file_is_refused(built: Package, name: str) -> None:
+    (built.folder / name).unlink()
+    with pytest.raises(DataError, match=rf"not a whole model package.*{name}"):
+        Package(built.folder)
+
+
+def test_a_manifest_that_forgets_a_file_is_refused(built: Package) -> None:
+    manifest = json.loads((built.folder / "manifest.json").read_text())
+    del manifest["weights.safetensors"]
+    (built.folder / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(DataError, match=r"does not match its sha256.*weights\.safetensors"):
+        Package(built.folder)
+
+
+def test_a_broken_image_is_named(built: Package, textured: Callable[..., bytes]) -> None:
+    with pytest.raises(DataError, match=r"broken.*image 1 of a batch of 2"):
+        built.predict([textured(1), textured(2)[:300]])

@@ -1,0 +1,129 @@
+"""Real MLflow on SQLite: what is asked for twice is there once, and a champion is replaced only by who beat it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+import mlflow
+import numpy as np
+import pandas as pd
+import pytest
+
+from raypipe.config import RunConfig
+from raypipe.errors import ConfigError, DataError, RaypipeError
+from raypipe.registry import promote, tracking
+from raypipe.registry.package import Package
+from raypipe.registry.promote import ModelVersion
+from raypipe.registry.tracking import RegistryConfig, Store
+from raypipe.tables.table import TableVersion
+
+VERSION = TableVersion("/data/cells", 17)
+
+
+@pytest.fixture
+def store(shared_store: Store, request: pytest.FixtureRequest) -> Store:
+    return dataclasses.replace(shared_store, model=f"model of {request.node.name[:40]}")
+
+
+def runs_with(store: Store, key: str) -> list[mlflow.entities.Run]:
+    return store.client.search_runs([store.experiment_id], f"tags.`{tracking.KEY}` = '{key}'")
+
+
+def test_a_run_keeps_config_metrics_dataset_and_commit(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAYPIPE_COMMIT", "c0ffee")
+    params = {"train": {"lr": 0.1, "stopping": {"patience": None}}, "long": "x" * 7000}
+    with tracking.run(store, "one", "train", params, VERSION) as run_id:
+        tracking.log_history(store, run_id, [{"val_loss": 0.5, "val_accuracy": 0.7}, {"val_loss": 0.4, "val_accuracy": 0.8}])
+        tracking.log_text(store, run_id, "hello", "note.txt")
+    found = store.client.get_run(run_id)
+    assert found.info.status == "FINISHED" and found.data.tags["mlflow.source.git.commit"] == "c0ffee"
+    assert found.data.params["train.lr"] == "0.1" and found.data.params["train.stopping.patience"] == "None"
+    assert [m.value for m in store.client.get_metric_history(run_id, "val_accuracy")] == [0.7, 0.8]
+    dataset = found.inputs.dataset_inputs[0].dataset
+    assert dataset.source_type == "delta_table" and dataset.name == "cells"
+    assert '"/data/cells"' in dataset.source and "17" in dataset.source
+    assert "note.txt" in [f.path for f in store.client.list_artifacts(run_id)]
+
+
+def test_one_key_is_one_run_even_after_a_failure(store: Store) -> None:
+    assert tracking.finished_run(store, "twice") is None
+    with pytest.raises(KeyboardInterrupt, match="power cut"), tracking.run(store, "twice", "train", {}, None):
+        raise KeyboardInterrupt("power cut")
+    assert [r.info.status for r in runs_with(store, "twice")] == ["FAILED"]
+    assert tracking.finished_run(store, "twice") is None
+    with tracking.run(store, "twice", "train", {}, None) as run_id:
+        tracking.log_metrics(store, run_id, {"gain": 1.5})
+    assert [r.info.run_id for r in runs_with(store, "twice")] == [run_id] == [tracking.finished_run(store, "twice")]
+
+
+def test_a_trials_run_lies_below_its_search(store: Store) -> None:
+    with (
+        tracking.run(store, "parent", "search", {}, None) as parent,
+        tracking.run(store, "parent/0", "trial", {}, None, parent=parent) as child,
+    ):
+        pass
+    assert store.client.get_run(child).data.tags["mlflow.parentRunId"] == parent
+
+
+def test_a_store_that_cannot_be_is_one_message(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    with pytest.raises(ConfigError, match=r"MLflow store cannot be opened.*got 'sqlite:///.*Check registry\.uri"):
+        tracking.open_store(RunConfig(dir=str(tmp_path)), RegistryConfig(uri=f"sqlite:///{tmp_path}/file/mlflow.db"))
+
+
+def register(store: Store, built: Package, key: str) -> ModelVersion:
+    with tracking.run(store, key, "train", {}, VERSION) as run_id:
+        pass
+    return promote.register(store, run_id, built.folder, key, {"raypipe.table": str(VERSION)})
+
+
+def test_a_registered_package_is_served_by_mlflow_and_holds_no_pickle(
+    store: Store, built: Package, textured: Callable[..., bytes]
+) -> None:
+    made = register(store, built, "served")
+    again = promote.register(store, "no such run", built.folder, "served", {})
+    assert again == made == promote.find(store, "served") and promote.versions(store) == [made]
+    assert (made.version, made.tags["raypipe.table"], str(made)) == (1, "/data/cells@v17", f"{store.model}/1")
+
+    images = [textured(seed, 40) for seed in range(5)]
+    served = mlflow.pyfunc.load_model(f"models:/{store.model}/1")
+    said = served.predict(pd.DataFrame({"image": images}))
+    mine = built.predict(images)
+    assert said["label"].tolist() == mine.labels
+    np.testing.assert_allclose(np.stack(said["scores"]), mine.scores_NC, atol=1e-5)
+    np.testing.assert_allclose(said["score"], mine.scores_NC.max(1), atol=1e-5)
+    assert [c.name for c in served.metadata.signature.inputs] == ["image"]
+
+    fetched = promote.fetch(store, made)
+    assert fetched.classes == built.classes and fetched.predict(images).labels == mine.labels
+    files = [p for p in store.folder.rglob("*") if p.is_file() and "artifacts" in p.parts]
+    assert any(p.name == "weights.safetensors" for p in files)
+    assert not [p for p in files if p.suffix in (".pkl", ".pickle", ".pt", ".pth", ".bin")]
+    requirements = next(p for p in files if p.name == "requirements.txt").read_text()
+    assert "torch==" in requirements and "ray" not in requirements.replace("raypipe", "")
+
+
+def test_the_alias_moves_only_from_where_the_comparison_saw_it(store: Store, built: Package) -> None:
+    assert promote.champion(store) is None
+    with pytest.raises(DataError, match=r"There is no champion of 'model of .*raypipe tune CONFIG"):
+        promote.require_champion(store)
+    first, second, third = (register(store, built, f"{store.model}-{n}") for n in range(3))
+    promote.promote(store, first, expected=None)
+    assert promote.require_champion(store) == first
+    promote.promote(store, second, expected=1)
+    promote.promote(store, second, expected=1)  # carried out twice, once too many
+    assert promote.require_champion(store).version == 2
+    with pytest.raises(RaypipeError, match=r"changed while version 3.*got 'version 2'.*compared with version 1.*retrain again"):
+        promote.promote(store, third, expected=1)
+    with pytest.raises(RaypipeError, match=r"changed while version 3.*compared with version None"):
+        promote.promote(store, third, expected=None)
+    assert promote.require_champion(store).version == 2
+
+
+def test_other_aliases_are_other_champions(store: Store, built: Package) -> None:
+    made = register(store, built, store.model)
+    blue = dataclasses.replace(store, alias="blue")
+    promote.promote(blue, made, expected=None)
+    assert promote.champion(store) is None and promote.champion(blue) == made

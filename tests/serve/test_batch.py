@@ -1,0 +1,130 @@
+"""Every image of a version gets one row that says which model said what; asking twice adds none."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from raypipe.config import validate
+from raypipe.errors import DataError
+from raypipe.registry import promote, tracking
+from raypipe.registry.promote import ModelVersion
+from raypipe.registry.tracking import Store
+from raypipe.serve import batch, evaluate
+from raypipe.serve.batch import PredictConfig
+from raypipe.tables import scan
+from raypipe.tables.ingest import IngestConfig, ingest
+from raypipe.tables.table import ImageTable
+from raypipe.train import trainer
+from raypipe.train.publish import publish
+from raypipe.train.trainer import TrainJob, TrainResult
+
+
+@pytest.fixture(scope="module")
+def job(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> TrainJob:
+    root = tmp_path_factory.mktemp("serve")
+    made = validate(
+        TrainJob,
+        {
+            "run": {"name": "photos", "dir": str(root / "run")},
+            "table": {"uri": str(root / "photos")},
+            "model": {"name": "small_cnn", "mode": "finetune", "pretrained": False},
+            "train": {"epochs": 4, "batch_size": 16, "lr": 0.01, "precision": "fp32"},
+        },
+    )
+    source = {"images": str(photos), "labels": str(photos / "labels.csv")}
+    splits = {"train": 0.5, "val": 0.3, "test": 0.2}
+    ingest(made.table, validate(IngestConfig, {"from": source, "splits": splits, "name": "photos"}))
+    return made
+
+
+@pytest.fixture(scope="module")
+def trained(ray_session: str, job: TrainJob) -> TrainResult:
+    return trainer.run(job)
+
+
+@pytest.fixture(scope="module")
+def store(job: TrainJob) -> Store:
+    return tracking.open_store(job.run, job.registry)
+
+
+@pytest.fixture(scope="module")
+def champion(store: Store, job: TrainJob, trained: TrainResult) -> ModelVersion:
+    made = publish(store, job, trained, "train", children=[("trial 1", {"train.lr": 0.01}, trained.history)])
+    promote.promote(store, made, expected=None)
+    return made
+
+
+def test_a_result_is_published_once_with_its_lineage(
+    store: Store, job: TrainJob, trained: TrainResult, champion: ModelVersion
+) -> None:
+    assert publish(store, job, trained, "train") == champion and len(promote.versions(store)) == 1
+    package = promote.fetch(store, champion)
+    assert package.info["table"] == {"uri": trained.version.uri, "version": 0, "where": {}, "sources": ["photos"]}
+    assert package.info["metrics"] == trained.metrics and package.classes == ("cold", "warm")
+    assert validate(TrainJob, package.info["config"]) == job
+    val = scan.rows(ImageTable.open(job.table), trained.version, ["image_id"], {"split": "val"})
+    reference = package.reference()
+    assert sorted(reference.ids) == sorted(val["image_id"].to_pylist())
+    accuracy = float((reference.scores_NC.max(axis=1) > 0.5).mean())
+    assert accuracy == 1.0
+    runs = store.client.search_runs([store.experiment_id])
+    assert sorted(r.info.run_name for r in runs) == ["train", "trial 1"]
+
+
+def test_a_larger_job_is_published_as_the_part_that_trained(store: Store, job: TrainJob, trained: TrainResult) -> None:
+    """`raypipe train` passes its whole configuration; a retrain must be able to read the champion's own part of it."""
+    from raypipe.job import Job
+
+    other = dataclasses.replace(store, model="whole job")
+    made = publish(other, Job.model_validate(job.model_dump()), dataclasses.replace(trained, key="whole job"), "train")
+    assert validate(TrainJob, promote.fetch(other, made).info["config"]) == job
+
+
+def test_every_image_gets_one_row_and_asking_twice_adds_none(store: Store, job: TrainJob, champion: ModelVersion) -> None:
+    told: list[tuple[int, int]] = []
+    done = batch.predict(store, job.run, job.table, PredictConfig(batch_size=16), progress=lambda *n: told.append(n))
+    assert done.images == 60 and told[-1] == (60, 60) and sum(done.labels.values()) == 60
+    rows = scan.rows(
+        ImageTable(done.out.uri), done.out, ["image_id", "label", "scores", "embedding", "classes", "model", "table"]
+    ).to_pylist()
+    table = ImageTable.open(job.table)
+    known = scan.rows(table, table.pin(), ["image_id", "image"]).to_pylist()
+    images = {r["image_id"]: r["image"] for r in known}
+    assert sorted(r["image_id"] for r in rows) == sorted(images)
+    assert {(r["model"], r["table"], tuple(r["classes"])) for r in rows} == {("photos/1", str(done.table), ("cold", "warm"))}
+    expected = promote.fetch(store, champion).predict([images[r["image_id"]] for r in rows])
+    assert [r["label"] for r in rows] == expected.labels
+    np.testing.assert_allclose([r["scores"] for r in rows], expected.scores_NC, atol=1e-5)
+    np.testing.assert_allclose([r["embedding"] for r in rows], expected.features_ND, atol=1e-4)
+
+    again = batch.predict(store, job.run, job.table, PredictConfig())
+    assert again == done  # the same version of the predictions table: nothing was appended
+
+
+def test_another_version_of_the_table_is_another_prediction(store: Store, job: TrainJob, champion: ModelVersion) -> None:
+    before = batch.predict(store, job.run, job.table, PredictConfig())
+    ImageTable.open(job.table).tag("named")
+    after = batch.predict(store, job.run, job.table, PredictConfig())
+    assert after.table.version == before.table.version + 1 and after.out.version == before.out.version + 1
+    assert len(batch.rows_of(after.out.uri, champion, before.table, ["label"])) == 60
+
+
+def test_without_a_champion_there_is_nothing_to_predict_with(store: Store, job: TrainJob) -> None:
+    with pytest.raises(DataError, match=r"There is no challenger of 'photos'.*raypipe tune"):
+        batch.predict(dataclasses.replace(store, alias="challenger"), job.run, job.table, PredictConfig())
+
+
+def test_two_models_are_judged_on_the_same_rows(store: Store, job: TrainJob, champion: ModelVersion) -> None:
+    package = promote.fetch(store, champion)
+    table = ImageTable.open(job.table)
+    judged = evaluate.hits([package, package], table, table.pin(), {"split": "test"})
+    labels = scan.rows(table, table.pin(), ["image_id", "label", "image"], {"split": "test"}).sort_by("image_id").to_pylist()
+    assert judged["id"].to_pylist() == [r["image_id"] for r in labels]
+    right = [a == r["label"] for a, r in zip(package.predict([r["image"] for r in labels]).labels, labels, strict=True)]
+    assert judged["model_0"].to_pylist() == judged["model_1"].to_pylist() == right
+    assert set(judged["group"].to_pylist()) == {"photos"}
+    assert len(evaluate.hits([package], table, table.pin(), {"split": "nowhere"})) == 0
