@@ -1,4 +1,4 @@
-"""Claim: folding batch norms into convolutions doubles the forward rate of the embedded backbone on a CPU, and changes nothing.
+"""Claim: folding batch norms into convolutions makes the embedded backbone's forward pass faster on a CPU, and changes nothing.
 
 python -m benchmarks.fold --json
 """
