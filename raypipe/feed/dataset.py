@@ -25,7 +25,7 @@ from raypipe.tables.table import ImageTable, TableConfig, TableVersion
 
 
 class FeedConfig(Section):
-    """How rows become batches. `splits` names the split column's values to train, validate and test on."""
+    """How rows become batches. `train`, `val` and `test` name the split column's values."""
 
     carrier: Literal["auto", "cache", "offload"] = "auto"
     cache_mb: int = Field(default=1024, gt=0)
@@ -37,7 +37,7 @@ class FeedConfig(Section):
 
 @dataclass(frozen=True)
 class Pinned:
-    """The rows of one job: version, classes in label order, and (id, label, split) of every labelled row."""
+    """The rows of one job: version, classes in label order, and how many labelled rows each split has."""
 
     table: ImageTable
     version: TableVersion

@@ -59,7 +59,7 @@ def feature_samples(pinned: Pinned, splits: list[str], model: ModelConfig, feed:
     c = pinned.table.columns
     found = scan.rows(pinned.table, pinned.version, [c.id, c.label, c.split], {**pinned.where, c.split: splits}).to_pylist()
     labelled = {r[c.id]: r for r in found if r[c.label] is not None}
-    features = _features(pinned, set(labelled), model, feed, store)
+    features = _features(pinned, set(labelled), model, store)
     samples = {}
     for split in splits:
         ids = sorted(i for i, r in labelled.items() if r[c.split] == split)
@@ -69,7 +69,7 @@ def feature_samples(pinned: Pinned, splits: list[str], model: ModelConfig, feed:
     return samples
 
 
-def _features(pinned: Pinned, ids: set[str], model: ModelConfig, feed: FeedConfig, store: str) -> dict[str, np.ndarray]:
+def _features(pinned: Pinned, ids: set[str], model: ModelConfig, store: str) -> dict[str, np.ndarray]:
     uri = f"{store}/{model.name}-{model.pixels}px-{fingerprint(ImageModel(model, classes=2).backbone)}"
     have = _stored(uri)
     missing = ids - have.keys()

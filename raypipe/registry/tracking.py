@@ -117,10 +117,6 @@ def log_text(store: Store, run_id: str, text: str, name: str) -> None:
     store.client.log_text(run_id, text, name)
 
 
-def log_file(store: Store, run_id: str, path: Path) -> None:
-    store.client.log_artifact(run_id, str(path))
-
-
 def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """{"train": {"lr": 1}} -> {"train.lr": 1}"""
     out: dict[str, Any] = {}
