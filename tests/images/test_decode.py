@@ -9,18 +9,14 @@ import zlib
 from collections.abc import Callable
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from PIL import Image
 
-from raypipe.images.decode import BadImage, decode, decode_batch, encode_png, inspect, open_image
+from raypipe.images.decode import BadImage, Format, decode, decode_batch, decode_into, encode_png, inspect, open_image
+from tests.images.hostile import encode, png_bomb
 
 Draw = Callable[..., bytes]
-
-
-def encode(image: Image.Image, kind: str = "PNG", **how: object) -> bytes:
-    out = io.BytesIO()
-    image.save(out, kind, **how)
-    return out.getvalue()
 
 
 def corners(width: int = 24, height: int = 16) -> Image.Image:
@@ -82,6 +78,38 @@ def test_sixteen_bits_keep_the_high_byte_and_do_not_saturate() -> None:
     assert (pixels_HWC[0, 0, 0], pixels_HWC[0, -1, 0]) == (0, 255)
 
 
+def test_sixteen_bit_colour_keeps_the_high_byte_too() -> None:
+    row = np.array([[0x12FF, 0xFF00, 0x00FF]], ">u2").tobytes()
+    header = struct.pack(">IIBBBBB", 1, 1, 16, 2, 0, 0, 0)
+    chunks = [(b"IHDR", header), (b"IDAT", zlib.compress(b"\0" + row)), (b"IEND", b"")]
+    body = b"".join(struct.pack(">I", len(d)) + n + d + struct.pack(">I", zlib.crc32(n + d)) for n, d in chunks)
+    np.testing.assert_array_equal(decode(b"\x89PNG\r\n\x1a\n" + body), [[[0x12, 0xFF, 0x00]]])
+
+
+def test_samples_without_a_range_are_refused_not_guessed() -> None:
+    data = encode(Image.fromarray(np.ones((4, 4), np.float32)), "TIFF")
+    with pytest.raises(BadImage, match=r"unsupported: 32-bit samples have no range"):
+        decode(data, formats=("TIFF",))
+
+
+def test_of_moving_pictures_and_phones_series_the_first_one_counts() -> None:
+    series = [corners(64, 48), Image.new("RGB", (64, 48), "black")]
+    for kind in ("PNG", "WEBP", "MPO"):
+        out = io.BytesIO()
+        series[0].save(out, kind, save_all=True, append_images=series[1:])
+        assert close(decode(out.getvalue()), np.asarray(series[0])), kind
+        assert inspect(out.getvalue())[0].format == kind.replace("MPO", "JPEG")
+
+
+@pytest.mark.parametrize("kind", ["TIFF", "BMP"])
+def test_more_formats_on_request(kind: Format) -> None:
+    data = encode(corners(), kind)
+    np.testing.assert_array_equal(decode(data, formats=(kind,)), np.asarray(corners()))
+    assert inspect(data, formats=("PNG", kind))[0].format == kind
+    with pytest.raises(BadImage, match=f"no {kind} header"):
+        decode(encode(corners(), "JPEG"), formats=(kind,))
+
+
 def test_one_bit_images_are_black_and_white() -> None:
     bits = np.array([[0, 255, 255, 0]], np.uint8)
     np.testing.assert_array_equal(decode(encode(Image.fromarray(bits).convert("1")))[..., 0], bits)
@@ -103,6 +131,21 @@ def test_exif_orientation_is_applied_so_that_the_eye_and_the_model_see_the_same(
     }
     stored = corners(96, 64).transpose(undo[orientation]) if orientation in undo else corners(96, 64)
     assert close(decode(encode(stored, kind, exif=exif)), np.asarray(corners(96, 64)))
+
+
+def test_orientation_in_xmp_counts_too_and_metadata_that_cannot_be_read_do_not() -> None:
+    turned = b'<x:xmpmeta xmlns:x="adobe:ns:meta/"><rdf tiff:Orientation="3"/></x:xmpmeta>'
+    assert close(decode(encode(corners(96, 64), "JPEG", xmp=turned)), np.asarray(corners(96, 64))[::-1, ::-1])
+    assert close(decode(encode(corners(96, 64), "JPEG", exif=b"Exif\0\0MM\0*\xff\xff\xff\xff")), np.asarray(corners(96, 64)))
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
+def test_the_hash_sees_a_picture_upright(kind: str) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    info, gray_HW = inspect(encode(corners(96, 64).transpose(Image.Transpose.ROTATE_90), kind, exif=exif))
+    assert (info.width, info.height) == (64, 96)  # as stored
+    assert close(gray_HW, np.asarray(corners(96, 64).convert("L")))
 
 
 @pytest.mark.parametrize("keep", [0.3, 0.6, 0.95])
@@ -142,22 +185,9 @@ def test_bytes_that_are_no_accepted_image_say_why(data: bytes, reason: str, says
     assert caught.value.reason == reason
 
 
-def bomb(side_px: int) -> bytes:
-    """A PNG of side_px x side_px one-bit pixels in a few kilobytes."""
-
-    def chunk(name: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
-
-    header = struct.pack(">IIBBBBB", side_px, side_px, 1, 0, 0, 0, 0)
-    deflate = zlib.compressobj(9)
-    row = b"\0" * (1 + side_px // 8)
-    pixels = b"".join(deflate.compress(row) for _ in range(side_px)) + deflate.flush()
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", pixels) + chunk(b"IEND", b"")
-
-
 @pytest.mark.parametrize("side_px", [8_192, 16_384], ids=["over our limit", "over Pillow's limit too"])
 def test_a_small_file_of_many_pixels_is_refused_before_anything_is_allocated(side_px: int) -> None:
-    data = bomb(side_px)
+    data = png_bomb(side_px)
     assert len(data) < 64_000
     tracemalloc.start()
     with pytest.raises(BadImage, match=r"too_large: .*pixels"):
@@ -181,16 +211,6 @@ def test_the_side_asked_for_comes_back_squeezed_not_cut(kind: str, side_px: int)
     assert close(pixels_HWC, np.asarray(corners(side_px, side_px)), 8)
 
 
-def test_a_jpeg_decodes_at_a_reduced_scale_when_a_small_picture_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """800x800 for 90: an eighth would be 100, so nothing larger than 100x100 is ever decoded."""
-    decoded: list[tuple[int, int]] = []
-    whole = Image.Image.resize
-    monkeypatch.setattr(Image.Image, "resize", lambda self, *a, **k: (decoded.append(self.size), whole(self, *a, **k))[1])
-    small = decode(encode(corners(800, 800), "JPEG"), 90)
-    assert decoded == [(100, 100)]
-    assert close(small, np.asarray(corners(90, 90)), 8)
-
-
 def test_inspect_tells_format_size_and_mode_as_stored_and_gives_gray_pixels() -> None:
     info, gray_HW = inspect(encode(corners().convert("LA"), "PNG"))
     assert (info.format, info.width, info.height, info.mode) == ("PNG", 24, 16, "LA")
@@ -200,6 +220,34 @@ def test_inspect_tells_format_size_and_mode_as_stored_and_gives_gray_pixels() ->
 def test_opening_decodes_nothing_yet() -> None:
     data = encode(corners(), "PNG")
     assert open_image(data[:60]).size == (24, 16)
+
+
+@pytest.mark.parametrize("wrap", [bytes, bytearray, memoryview, pa.py_buffer], ids=["bytes", "bytearray", "view", "arrow"])
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
+def test_any_buffer_decodes_into_its_slot_and_no_further(
+    kind: str, wrap: Callable[[bytes], memoryview], textured: Draw
+) -> None:
+    data, batch_BHWC = textured(5, 80, kind=kind), np.full((3, 48, 48, 3), 7, np.uint8)
+    decode_into(wrap(data), batch_BHWC[1])
+    np.testing.assert_array_equal(batch_BHWC[1], decode(data, 48))
+    assert (batch_BHWC[[0, 2]] == 7).all()
+    assert inspect(wrap(data))[0] == inspect(data)[0]
+
+
+def test_a_bad_image_leaves_its_slot_as_it_was(textured: Draw) -> None:
+    slot_HWC = np.full((16, 16, 3), 7, np.uint8)
+    for bad in (b"", b"words", textured(1, kind="JPEG")[:900]):
+        with pytest.raises(BadImage, match=r"empty|not_an_image|broken"):
+            decode_into(memoryview(bad), slot_HWC)
+    assert (slot_HWC == 7).all()
+
+
+@pytest.mark.parametrize(("width", "height"), [(500, 375), (223, 91), (31, 700), (2000, 3), (1, 1), (224, 224)])
+def test_sizes_change_as_pillows_antialiased_bilinear_changes_them(width: int, height: int) -> None:
+    pixels_HWC = np.random.default_rng(width).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    by_pillow = Image.fromarray(pixels_HWC).resize((224, 224), Image.Resampling.BILINEAR)
+    apart = np.abs(decode(encode_png(pixels_HWC), 224).astype(int) - np.asarray(by_pillow))
+    assert apart.max() <= 1  # none on x86
 
 
 @pytest.mark.parametrize("threads", [0, 1, 3])
