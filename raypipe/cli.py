@@ -6,12 +6,12 @@ Exit codes: 0 done, 1 failed, 2 wrong usage, configuration or data, 3 drift foun
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from raypipe import cli_table
 from raypipe.cluster.connect import prepare_environment
 from raypipe.config import load
 from raypipe.console import Console
@@ -25,8 +25,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     help=__doc__,
 )
-tables = typer.Typer(no_args_is_help=True, help="Versions and tags of a Delta table: list, tag.")
-app.add_typer(tables, name="table")
+app.add_typer(cli_table.app, name="table")
 
 EXAMPLE = "jobs/configs/solar.yaml"
 Config = Annotated[Path, typer.Argument(help=f"YAML configuration, e.g. {EXAMPLE}", show_default=False)]
@@ -70,11 +69,27 @@ def _verb(name: str, help: str, example: str) -> None:
     app.command(name, help=f"{help}\n\nExample: [bold]raypipe {name} {EXAMPLE} {example}[/bold]")(command)
 
 
-_verb(
-    "ingest",
-    "Verify images, hash them and add them to the Delta table, exactly once.",
-    "ingest.from.images=photos ingest.from.labels=photos/labels.csv",
-)
+@app.command("ingest")
+def ingest(
+    config: Config,
+    overrides: Overrides = None,
+    max_side: Annotated[int | None, typer.Option(help="Store images with at most so many pixels a side.")] = None,
+    quality: Annotated[int | None, typer.Option(help="Of JPEG and WebP that were made smaller, 1-100.")] = None,
+    formats: Annotated[str | None, typer.Option(help="Accepted formats, like JPEG,PNG,TIFF.")] = None,
+    workers: Annotated[str | None, typer.Option(help="Ray tasks at a time, 0 for threads here, or auto.")] = None,
+    json: Json = False,
+    submit: Submit = None,
+) -> None:
+    """Verify images from a folder, tars, Parquet, Hugging Face or Delta, hash them and add them to the table, exactly once.
+
+    Example: [bold]raypipe ingest jobs/configs/solar.yaml ingest.from.images=photos --max-side 512[/bold]
+    """
+    listed = f"[{formats.upper()}]" if formats is not None else None
+    flags = {"max_side": max_side, "quality": quality, "formats": listed, "workers": workers}
+    given = [f"ingest.{name}={value}" for name, value in flags.items() if value is not None]
+    run_verb("ingest", config, [*(overrides or []), *given], json, submit)
+
+
 _verb(
     "clean",
     "Find duplicates, broken, dark, bright, blurred and odd images (fastdup); tag a version without those the policy drops.",
@@ -142,53 +157,6 @@ def sidecars() -> None:
     from raypipe.cluster.sidecar import PROBES, ensure
 
     console.facts({name: ensure(name).parent.parent for name in PROBES})
-
-
-@tables.command("list")
-def table_list(config: Config, overrides: Overrides = None, json: Json = False) -> None:
-    """Every version: when, what, why, tags. Example: [bold]raypipe table list jobs/configs/solar.yaml[/bold]"""
-    run_table(config, overrides, json, lambda table: {"table": table.uri, "tags": table.tags(), "versions": table.history()})
-
-
-@tables.command("tag")
-def table_tag(
-    config: Config,
-    name: Annotated[str, typer.Argument(help="The tag.")],
-    version: Annotated[int | None, typer.Option(help="Which version; the newest when left out.")] = None,
-    move: Annotated[bool, typer.Option("--move", help="Move a tag that exists.")] = False,
-    overrides: Overrides = None,
-    json: Json = False,
-) -> None:
-    """Name a version. Example: [bold]raypipe table tag jobs/configs/solar.yaml golden --version 3[/bold]"""
-    run_table(config, overrides, json, lambda table: {"table": str(table.tag(name, version, move)), "tags": table.tags()})
-
-
-def run_table(config: Path, overrides: list[str] | None, as_json: bool, work: Callable[[Any], dict[str, Any]]) -> None:
-    from datetime import datetime
-
-    prepare_environment()
-    console = Console(as_json)
-    from raypipe.job import Job
-    from raypipe.tables.table import ImageTable
-
-    result = work(ImageTable.open(load(Job, config, overrides or []).table))
-    rows = [
-        [
-            v["version"],
-            f"{datetime.fromtimestamp(v['timestamp_ms'] / 1000):%Y-%m-%d %H:%M:%S}",
-            v["operation"],
-            v["why"],
-            v["added"],
-            v["removed"],
-            v["tags"],
-        ]
-        for v in result.get("versions", [])
-    ]
-    if rows:
-        console.table(result["table"], ["version", "when", "what", "why", "added", "removed", "tags"], rows)
-    else:
-        console.facts(result)
-    console.finish(result)
 
 
 def main(arguments: list[str] | None = None) -> int:

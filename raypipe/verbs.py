@@ -32,7 +32,7 @@ Result = dict[str, Any]
 
 def ingest(job: Job, console: Console) -> Result:
     with console.progress(f"Ingesting {job.ingest.name}") as tick:
-        done = ingest_images(job.table, job.ingest, tick)
+        done = ingest_images(job.table, job.ingest, tick, job.cluster)
     console.facts(
         {
             "table": done.version,

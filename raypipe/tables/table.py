@@ -9,8 +9,10 @@ compress, and a reader holds one row group at a time (139 MB instead of 854 MB R
 
 from __future__ import annotations
 
+import getpass
 import re
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +26,22 @@ from raypipe.errors import DataError, nearest
 from raypipe.tables import protocol
 
 ROWS_PER_GROUP = 128
+SAME_ROWS = {"SET TBLPROPERTIES", "OPTIMIZE", "VACUUM START", "VACUUM END"}  # commits that change no row
 TAG_PREFIX = "raypipe.tag."
-WRITER = WriterProperties(
-    compression="UNCOMPRESSED",
-    max_row_group_size=ROWS_PER_GROUP,
-    column_properties={"image": ColumnProperties(dictionary_enabled=False, statistics_enabled="NONE", encoding="PLAIN")},
-)
+UNITY = "uc://"  # deltalake asks the catalog for the place and for short-lived credentials, on every worker anew
+FROM = "raypipe.from"  # commit property: the version that this commit's rows are from, uri@vN, or @vN of the same table
+
+
+def writer(image: str = "image") -> WriterProperties:
+    """How tables with this image column are written, by whatever writes them."""
+    plain = ColumnProperties(dictionary_enabled=False, statistics_enabled="NONE", encoding="PLAIN")
+    return WriterProperties(compression="UNCOMPRESSED", max_row_group_size=ROWS_PER_GROUP, column_properties={image: plain})
+
+
+WRITER = writer()
 SCHEMA = pa.schema(
     [
-        ("image_id", pa.string()),  # sha256 of the encoded bytes
+        ("image_id", pa.string()),  # sha256 of the bytes as the source had them
         ("label", pa.string()),
         ("split", pa.string()),
         ("source", pa.string()),
@@ -43,6 +52,7 @@ SCHEMA = pa.schema(
         ("bytes", pa.int64()),
         ("look", pa.string()),  # 256-bit perceptual hash, hex
         ("family", pa.string()),  # image_id of the first near-duplicate seen: what the split is drawn from
+        ("sha256", pa.string()),  # of the bytes stored here, which may be smaller: what a reader checks for bit rot
         ("image", pa.binary()),
     ]
 )
@@ -59,10 +69,15 @@ class Columns(Section):
 
 
 class TableConfig(Section):
-    """A Delta table of images. `version` is a number, a tag, or null for the newest when the job starts."""
+    """A Delta table of images.
+
+    `version` is a number, a tag, a time (2026-11-01T12:00:00Z: the newest version then), or null for the newest when the job
+    starts. `sample` is a share of the rows, always the same ones: for trying things out.
+    """
 
     uri: str
     version: int | str | None = None
+    sample: float = Field(default=1.0, gt=0, le=1)
     where: dict[str, str | list[str]] = Field(default={})
     columns: Columns = Columns()
     storage_options: dict[str, str] | None = None
@@ -86,11 +101,12 @@ class ImageTable:
     uri: str
     columns: Columns = field(default_factory=Columns)
     storage_options: dict[str, str] | None = None
+    sample: float = 1.0
 
     @classmethod
     def open(cls, cfg: TableConfig) -> ImageTable:
         """Check that the table exists, can be read right, and has an image column. Raises DataError."""
-        table = cls(resolve(cfg.uri), cfg.columns, cfg.storage_options)
+        table = cls(resolve(cfg.uri), cfg.columns, cfg.storage_options, cfg.sample)
         delta = table.delta()
         protocol.preflight(delta)
         table.require(delta, cfg.columns.image, *cfg.where)
@@ -105,11 +121,11 @@ class ImageTable:
         return table
 
     @staticmethod
-    def exists(uri: str) -> bool:
+    def exists(uri: str, storage_options: dict[str, str] | None = None) -> bool:
         try:
-            return DeltaTable.is_deltatable(resolve(uri))
+            return DeltaTable.is_deltatable(resolve(uri), storage_options)
         except OSError as e:
-            raise DataError(f"No table can be here: {_plain(e)}", got=uri, fix="Set table.uri to a folder") from None
+            raise DataError(f"No table can be here: {plain(e)}", got=uri, fix="Set table.uri to a folder") from None
 
     def delta(self, version: int | None = None) -> DeltaTable:
         try:
@@ -122,10 +138,17 @@ class ImageTable:
                 fix="Check table.uri, or run raypipe ingest",
             ) from None
         except Exception as e:
+            if self.uri.startswith(UNITY):
+                raise DataError(
+                    f"Unity Catalog does not give out this table: {plain(e)}",
+                    got=self.uri.removeprefix(UNITY),
+                    rule="The catalog is asked at DATABRICKS_HOST with DATABRICKS_TOKEN, on the driver and on every worker",
+                    fix="Set both, and grant EXTERNAL USE SCHEMA; or name a folder with a slash",
+                ) from None
             if version is None:
-                raise DataError(f"The Delta table cannot be opened: {_plain(e)}", got=self.uri) from e
+                raise DataError(f"The Delta table cannot be opened: {plain(e)}", got=self.uri) from e
             raise DataError(
-                f"{self.uri} has no version {version}: {_plain(e)}", fix="raypipe table list shows versions and tags"
+                f"{self.uri} has no version {version}: {plain(e)}", fix="raypipe table list shows versions and tags"
             ) from None
 
     def require(self, delta: DeltaTable, *names: str) -> None:
@@ -138,8 +161,10 @@ class ImageTable:
                 )
 
     def pin(self, version: int | str | None = None) -> TableVersion:
-        """The version meant by a number, a tag, or None (newest). Raises DataError when there is none."""
-        if isinstance(version, str) and not version.isdigit():
+        """The version meant by a number, a tag, a time, or None (newest). Raises DataError when there is none."""
+        if isinstance(version, str) and (moment := _moment(version)) is not None:
+            version = self._at(moment)
+        elif isinstance(version, str) and not version.isdigit():
             tags = self.tags()
             if version not in tags:
                 raise DataError(
@@ -148,14 +173,29 @@ class ImageTable:
             version = tags[version]
         return TableVersion(self.uri, self.delta(None if version is None else int(version)).version())
 
+    def _at(self, moment: datetime) -> int:
+        """The newest version whose commit says it was made at `moment` or before. The log's own times, not the files': a copied
+        table keeps them."""
+        made = {e["version"]: datetime.fromtimestamp(e["timestamp"] / 1000, timezone.utc) for e in self.delta().history()}
+        before = [version for version, when in made.items() if when <= moment]
+        if not before:
+            raise DataError(
+                f"{self.uri} has no version as old as that",
+                got=moment.isoformat(),
+                rule=f"The oldest that its log names is {min(made)} of {min(made.values()):%Y-%m-%dT%H:%M:%SZ}" if made else "",
+            )
+        return max(before)
+
     def tags(self) -> dict[str, int]:
         properties = self.delta().metadata().configuration
         return {k.removeprefix(TAG_PREFIX): int(v) for k, v in properties.items() if k.startswith(TAG_PREFIX) and v is not None}
 
     def tag(self, name: str, version: int | None = None, move: bool = False) -> TableVersion:
         """Name a version. Naming the same one again does nothing; moving a tag must be asked for."""
-        if not name or name.isdigit():
-            raise DataError("This cannot be a tag", got=name, rule="A number means a version", fix="Take a word, like golden")
+        if not name or name.isdigit() or _moment(name) is not None:
+            raise DataError(
+                "This cannot be a tag", got=name, rule="A number means a version, a date a time", fix="Take a word, like golden"
+            )
         pinned = self.pin(version)
         at = self.tags().get(name)
         if at == pinned.version:
@@ -168,12 +208,12 @@ class ImageTable:
                 fix="Pass --move to move it",
             )
         self.delta().alter.set_table_properties(
-            {TAG_PREFIX + name: str(pinned.version)}, raise_if_not_exists=False, commit_properties=_who(f"tag {name}")
+            {TAG_PREFIX + name: str(pinned.version)}, raise_if_not_exists=False, commit_properties=told(f"tag {name}")
         )
         return pinned
 
     def history(self) -> list[dict[str, Any]]:
-        """One row a version, newest first: version, when (ms), operation, why, rows added and removed, tags."""
+        """One row a version, newest first: version, when (ms), operation, who, why, from what, rows added and removed, tags."""
         tags = self.tags()
         rows = []
         for entry in self.delta().history():
@@ -183,7 +223,9 @@ class ImageTable:
                     "version": entry["version"],
                     "timestamp_ms": entry["timestamp"],
                     "operation": entry["operation"],
+                    "who": entry.get("raypipe.by") or entry.get("userName") or entry.get("engineInfo", ""),
                     "why": entry.get("raypipe", ""),
+                    "from": entry.get(FROM, ""),
                     "added": metrics.get("num_added_rows"),
                     "removed": metrics.get("num_deleted_rows"),
                     "tags": sorted(name for name, version in tags.items() if version == entry["version"]),
@@ -203,7 +245,7 @@ class ImageTable:
             return TableVersion(self.uri, min(done))
         if not ids:
             return pinned
-        foreign = [e for e in since if e["operation"] != "SET TBLPROPERTIES"]
+        foreign = [e for e in since if e["operation"] not in SAME_ROWS]
         if foreign:
             raise DataError(
                 f"{self.uri} has changed since version {pinned.version}",
@@ -211,7 +253,11 @@ class ImageTable:
                 fix="Pin the newest version and run again",
             )
         listed = ", ".join("'" + i.replace("'", "''") + "'" for i in ids)
-        delta.delete(f"{self.columns.id} in ({listed})", writer_properties=WRITER, commit_properties=_who(why))
+        delta.delete(
+            f"{self.columns.id} in ({listed})",
+            writer_properties=writer(self.columns.image),
+            commit_properties=told(why, f"@v{pinned.version}"),
+        )
         return TableVersion(self.uri, delta.version())
 
 
@@ -231,24 +277,45 @@ def append(
             configuration={"delta.dataSkippingStatsColumns": "image_id,label,split,source"}
             if has_ids and "image" in rows.schema.names
             else None,
-            commit_properties=_who(why),
+            commit_properties=told(why),
         )
     except (OSError, TableNotFoundError) as e:  # the latter when its folder cannot be made
-        raise DataError(
-            f"The table cannot be written: {_plain(e)}", got=path, fix="Check that the folder can be written"
-        ) from e
+        raise DataError(f"The table cannot be written: {plain(e)}", got=path, fix="Check that the folder can be written") from e
     return TableVersion(path, DeltaTable(path, storage_options=storage_options, without_files=True).version())
 
 
 def resolve(uri: str) -> str:
-    """Local paths become absolute, so that a worker with another working directory finds them; URLs stay."""
+    """Local paths become absolute, so that a worker with another working directory finds them; URLs stay.
+
+    A name of three parts (main.vision.photos) that is no folder here is one of Unity Catalog, as is unity://main.vision.photos.
+    """
+    name = uri.removeprefix("unity://").removeprefix(UNITY)
+    if name != uri or (re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*){2}", uri) and not Path(uri).exists()):
+        return UNITY + name
     return uri if "://" in uri else str(Path(uri).expanduser().absolute())
 
 
-def _plain(error: Exception) -> str:
+def _moment(text: str) -> datetime | None:
+    """The time that an ISO 8601 text names, in UTC when it names no zone; None when it is none."""
+    if not re.match(r"\d{4}-\d{2}-\d{2}", text):
+        return None
+    try:
+        found = datetime.fromisoformat(text.replace("Z", "+00:00"))
+    except ValueError:
+        raise DataError("This is no time", got=text, rule="ISO 8601, like 2026-11-01T12:00:00Z") from None
+    return found if found.tzinfo else found.replace(tzinfo=timezone.utc)
+
+
+def plain(error: Exception) -> str:
     """deltalake colours its messages and spreads them over lines."""
     return " ".join(re.sub(r"\x1b\[[0-9;]*m|↳", "", str(error)).split())
 
 
-def _who(why: str) -> CommitProperties:
-    return CommitProperties(custom_metadata={"raypipe": why})
+def told(why: str, source: str = "") -> CommitProperties:
+    """What the history says about a commit: who, why and, for rows derived from others, from which version."""
+    try:
+        by = getpass.getuser()
+    except (OSError, KeyError):  # a container's user without a name
+        by = ""
+    facts = {"raypipe": why, "raypipe.by": by, FROM: source}
+    return CommitProperties(custom_metadata={k: v for k, v in facts.items() if v})

@@ -49,7 +49,7 @@ def dropped_ids(images: str, storage_options: dict[str, str] | None = None) -> s
 
 
 def _rows(images: str, where: scan.Where, storage_options: dict[str, str] | None) -> Rows:
-    if not ImageTable.exists(uri_of(images)):
+    if not ImageTable.exists(uri_of(images), storage_options):
         return []
     table = ImageTable(uri_of(images), storage_options=storage_options)
     return scan.rows(table, table.pin(), SCHEMA.names, where).to_pylist()  # type: ignore[no-any-return]

@@ -1,0 +1,209 @@
+"""`raypipe table export` writes what a reader sees, whole or not at all, as a file or as images, here and through workers."""
+
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from raypipe.errors import DataError
+from raypipe.tables.export import export
+from raypipe.tables.table import ImageTable, append
+from tests.tables import handmade as by_hand
+
+Cli = Callable[..., tuple[int, str, str]]
+
+
+def rows(start: int, stop: int, image: bytes = b"\x89PNG") -> pa.Table:
+    n = range(start, stop)
+    return pa.table(
+        {
+            "image_id": [f"{i:04d}" for i in n],
+            "label": [("a", "b", None)[i % 3] for i in n],
+            "split": ["test" if i % 5 == 0 else "train" for i in n],
+            "image": pa.array([image + b"%d" % i for i in n], pa.binary()),
+        }
+    )
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    """Version 0: 300 rows in three row groups; version 1: 100 more; tag `first` on version 0."""
+    append(str(tmp_path / "t"), rows(0, 300), "first")
+    append(str(tmp_path / "t"), rows(300, 400), "second")
+    ImageTable(str(tmp_path / "t")).tag("first", 0)
+    return tmp_path / "t"
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    return sorted(pq.read_table(path).to_pylist(), key=lambda r: str(r["image_id"]))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ([], lambda r: True),
+        (["--version", "0"], lambda r: r["image_id"] < "0300"),
+        (["--tag", "first"], lambda r: r["image_id"] < "0300"),
+        (["--where", "label=a"], lambda r: r["label"] == "a"),
+        (["--where", "label=a", "--where", "label=b", "--where", "split=test"], lambda r: r["label"] and r["split"] == "test"),
+        (["--where", "label=nobody"], lambda r: False),
+    ],
+)
+def test_the_rows_asked_for_and_no_others(arguments: list[str], expected: Any, table: Path, tmp_path: Path, cli: Cli) -> None:
+    code, out, err = cli("table", "export", table, tmp_path / "o.parquet", "--json", *arguments)
+    assert code == 0, err
+    wanted = [r for r in rows(0, 400).to_pylist() if expected(r)]
+    assert read(tmp_path / "o.parquet") == wanted
+    assert json.loads(out)["rows"] == len(wanted)
+
+
+def test_columns_come_in_their_order_and_a_limit_cuts(table: Path, tmp_path: Path, cli: Cli) -> None:
+    arguments = ["--columns", "split, image_id", "--limit", 130, "--where", "split=train"]
+    assert cli("table", "export", table, tmp_path / "o.parquet", *arguments)[0] == 0
+    found = pq.read_table(tmp_path / "o.parquet")
+    assert (found.schema.names, len(found), set(found["split"].to_pylist())) == (["split", "image_id"], 130, {"train"})
+
+
+def test_a_sample_is_a_share_and_the_same_rows_each_time(table: Path, tmp_path: Path, cli: Cli) -> None:
+    for name in "ab":
+        assert cli("table", "export", table, tmp_path / f"{name}.parquet", "--sample", "0.25")[0] == 0
+    assert read(tmp_path / "a.parquet") == read(tmp_path / "b.parquet")
+    assert 60 < len(read(tmp_path / "a.parquet")) < 140  # 100, within four and a half standard deviations
+
+
+def test_times_name_the_newest_version_at_or_before(table: Path, tmp_path: Path, cli: Cli) -> None:
+    log = sorted((table / "_delta_log").glob("*.json"))
+    for file, when in zip(log, (1_700_000_000_000, 1_800_000_000_000, 1_900_000_000_000), strict=True):
+        lines = [json.loads(line) for line in file.read_text().splitlines()]
+        for line in lines:
+            if "commitInfo" in line:
+                line["commitInfo"]["timestamp"] = when
+        file.write_text("\n".join(map(json.dumps, lines)))
+    for at, count in (("2023-11-14T22:13:20Z", 300), ("2026-01-01", 300), ("2028-01-01T00:00:00+01:00", 400)):
+        assert cli("table", "export", table, tmp_path / "o.parquet", "--at", at, "--overwrite")[0] == 0
+        assert len(read(tmp_path / "o.parquet")) == count
+    code, _, err = cli("table", "export", table, tmp_path / "p.parquet", "--at", "2020-01-01")
+    assert (code, "has no version as old as that" in err) == (2, True)
+    code, _, err = cli("table", "export", table, tmp_path / "p.parquet", "--at", "2020-13-01")
+    assert (code, "This is no time" in err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--version", "0", "--tag", "first"], "exclude each other"),
+        (["--tag", "frist"], "Did you mean 'first'"),
+        (["--columns", "lable"], "has no column 'lable'"),
+        (["--where", "lable=a"], "has no column 'lable'"),
+        (["--where", "label"], "This is no condition"),
+        (["--version", "99"], "has no version 99"),
+    ],
+)
+def test_a_mistake_is_named_and_nothing_is_written(
+    arguments: list[str], message: str, table: Path, tmp_path: Path, cli: Cli
+) -> None:
+    code, _, err = cli("table", "export", table, tmp_path / "o.parquet", *arguments)
+    assert (code, message in err, "Traceback" in err) == (2, True, False), err
+    assert [p.name for p in tmp_path.iterdir()] == ["t"]
+
+
+def test_a_target_is_replaced_only_when_asked(table: Path, tmp_path: Path, cli: Cli) -> None:
+    out = tmp_path / "o.parquet"
+    out.write_text("mine")
+    code, _, err = cli("table", "export", table, out)
+    assert (code, out.read_text(), "--overwrite" in err) == (2, "mine", True)
+    assert cli("table", "export", table, out, "--overwrite")[0] == 0
+    assert len(read(out)) == 400
+
+
+def test_an_export_that_fails_half_way_leaves_what_was_there(table: Path, tmp_path: Path) -> None:
+    out, opened = tmp_path / "o.parquet", ImageTable(str(table))
+    out.write_text("mine")
+
+    def stop(done: int, total: int) -> None:
+        if done > 128:
+            raise DataError("enough")
+
+    with pytest.raises(DataError, match="enough"):
+        export(opened, opened.pin(), out, overwrite=True, progress=stop)
+    assert out.read_text() == "mine"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["o.parquet", "t"]
+
+
+def test_a_folder_gets_the_images_and_a_list_that_ingest_reads(table: Path, tmp_path: Path, cli: Cli) -> None:
+    assert cli("table", "export", table, f"{tmp_path}/photos/", "--limit", 12)[0] == 0
+    listed = list(csv.DictReader((tmp_path / "photos" / "labels.csv").open()))
+    for line, row in zip(listed, rows(0, 12).to_pylist(), strict=True):
+        assert line == {"file": f"{row['label'] or 'unlabelled'}/{row['image_id']}.png", "label": row["label"] or ""}
+        assert (tmp_path / "photos" / line["file"]).read_bytes() == row["image"]
+
+
+def test_labels_and_ids_cannot_lead_out_of_the_folder_or_hide_each_other(tmp_path: Path) -> None:
+    odd = {"image_id": ["../x", "..", "same", "same"], "label": ["..", ".", "a/b", "a/b"], "image": [b"1", b"2", b"3", b"4"]}
+    append(str(tmp_path / "t"), pa.table(odd), "add")
+    opened = ImageTable(str(tmp_path / "t"))
+    assert export(opened, opened.pin(), tmp_path / "out" / "photos") == 4
+    files = [p for p in (tmp_path / "out").rglob("*") if p.is_file() and p.name != "labels.csv"]
+    assert sorted(f.read_bytes() for f in files) == [b"1", b"2", b"3", b"4"]
+    assert all(f.parent.parent == tmp_path / "out" / "photos" for f in files)
+
+
+def test_a_table_without_images_is_no_folder_of_images(tmp_path: Path, cli: Cli) -> None:
+    append(str(tmp_path / "t"), pa.table({"x": [1]}), "add")
+    code, _, err = cli("table", "export", tmp_path / "t", tmp_path / "out")
+    assert (code, "has no column 'image'" in err) == (2, True)
+
+
+def test_exporting_here_starts_no_cluster(table: Path, tmp_path: Path) -> None:
+    script = (
+        "import sys, ray; from raypipe.cli import main; "
+        f"code = main(['table', 'export', {str(table)!r}, {str(tmp_path / 'o.parquet')!r}]); "
+        "assert not ray.is_initialized() and 'torch' not in sys.modules; sys.exit(code)"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
+    assert len(read(tmp_path / "o.parquet")) == 400
+
+
+def test_an_export_holds_one_row_group_at_a_time(tmp_path: Path) -> None:
+    """80 MB of images in 20 row groups: the peak above the baseline stays below a quarter of them."""
+    noise = pa.table({"image": pa.array([bytes([i % 251]) * 32_000 for i in range(128 * 20)], pa.binary())})
+    append(str(tmp_path / "t"), noise, "add")
+    script = (
+        "from pathlib import Path; from raypipe.tables.table import ImageTable; from raypipe.tables.export import export\n"
+        "def status(name): return int(Path('/proc/self/status').read_text().split(name + ':')[1].split()[0]) / 1024\n"
+        f"t = ImageTable({str(tmp_path / 't')!r}); out = Path({str(tmp_path)!r})\n"
+        "export(t, t.pin(), out / 'warm.parquet', limit=1); base = status('VmRSS')\n"
+        "Path('/proc/self/clear_refs').write_text('5'); export(t, t.pin(), out / 'o.parquet'); print(status('VmHWM') - base)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
+    assert float(done.stdout) < 20 + 15, "MB: four row groups and the allocator's own"
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_workers_write_the_same_rows_in_the_same_order(table: Path, tmp_path: Path, cli: Cli) -> None:
+    for where in ([], ["--where", "split=test"]):
+        for name, more in (("here", []), ("there", ["--workers", 2])):
+            arguments = [tmp_path / f"{name}.parquet", "--overwrite", *where, *more]
+            assert cli("table", "export", table, *arguments)[0] == 0
+        assert pq.read_table(tmp_path / "here.parquet") == pq.read_table(tmp_path / "there.parquet")
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_workers_see_deletion_vectors_and_mapped_columns(tmp_path: Path, cli: Cli) -> None:
+    (tmp_path / "t").mkdir()
+    fields = [by_hand.column("image_id", "long", 1, "col-1")]
+    content = pa.table({"col-1": pa.array(range(1000), pa.int64())})
+    names = by_hand.metadata(fields, **{"delta.columnMapping.mode": "name", "delta.columnMapping.maxColumnId": "1"})
+    added = by_hand.add(tmp_path / "t", content, "a.parquet", 90, by_hand.inline(list(range(50, 950))))
+    by_hand.commit(tmp_path / "t", by_hand.protocol("columnMapping", "deletionVectors"), names, added)
+    assert cli("table", "export", tmp_path / "t", tmp_path / "o.parquet", "--workers", 2)[0] == 0
+    assert [r["image_id"] for r in pq.read_table(tmp_path / "o.parquet").to_pylist()] == [*range(50), *range(950, 1000)]
