@@ -68,21 +68,27 @@ class Console:
                 TextColumn("{task.description}"),
                 BarColumn(),
                 MofNCompleteColumn(),
+                TextColumn("{task.fields[rate]}"),
                 TimeElapsedColumn(),
+                TextColumn("left"),
                 TimeRemainingColumn(),
             )
             with Progress(*columns, console=self.err, transient=True) as bar:
-                task = bar.add_task(label, total=None)
-                yield lambda done, total, *more: bar.update(
-                    task, completed=done, total=total, description=_describe(label, more)
-                )
+                task = bar.add_task(label, total=None, rate="")
+
+                def drawn(done: int, total: int, *more: float) -> None:
+                    rate = f"{done / max(1e-9, time.monotonic() - started):,.0f} {unit}/s" if done > 50 else ""
+                    bar.update(task, completed=done, total=total, description=_describe(label, more), rate=rate)
+
+                yield drawn
             return
 
         def plain(done: int, total: int, *more: float) -> None:
             nonlocal shown
             if time.monotonic() - shown > PLAIN_EVERY_S or (done == total and time.monotonic() - started > PLAIN_EVERY_S):
                 shown = time.monotonic()
-                rate = f", {done / (time.monotonic() - started):.0f} {unit}/s" if done > 50 else ""
+                pace = done / (shown - started)
+                rate = f", {pace:.0f} {unit}/s, {(total - done) / pace:.0f} s left" if done > 50 else ""
                 self.say(f"{_describe(label, more)}: {done} of {total}{rate}")
 
         yield plain

@@ -1,30 +1,40 @@
-"""Files -> verified rows of a Delta table, exactly once.
+"""Images from anywhere -> verified rows of a Delta table, exactly once.
 
-Every image is decoded to its last pixel before it is accepted; what does not decode goes to a quarantine table with the
-reason and its bytes, so nothing is lost. An image's id is the sha256 of its bytes: running the same ingest again, or after a
-kill, adds only what is missing. Each batch of rows is one Delta commit, so a batch is in the table whole or not at all.
+`sources` lists candidates, `verify` reads and decodes them in parallel, and this driver decides in the source's order what is
+new, which family and split it belongs to, and commits. What does not decode goes to a quarantine table with the reason and its
+bytes, so nothing is lost.
+
+Exactly once: an image's id is the sha256 of its bytes in the source, so the same ingest again, or after a kill, adds only what
+is missing. A batch of rows is one commit on top of the version that was searched for its ids (`commits`): when another ingest
+got in between, the batch is decided again.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
 
 import pyarrow as pa
+from deltalake import DeltaTable
 from pydantic import Field, field_validator
 
+from raypipe.cluster.connect import ClusterConfig
 from raypipe.config import Section
 from raypipe.errors import DataError
-from raypipe.images import decode, measure
-from raypipe.tables import scan, split, verdicts
-from raypipe.tables.sources import Candidate, SourceConfig, candidates
-from raypipe.tables.table import SCHEMA, ImageTable, TableConfig, TableVersion, append, resolve
+from raypipe.images import decode
+from raypipe.tables import scan, split, verdicts, verify
+from raypipe.tables.commits import Moved, append_once, batch_id
+from raypipe.tables.fragment import Options
+from raypipe.tables.sources import Part, SourceConfig, candidates
+from raypipe.tables.table import SCHEMA, ImageTable, TableConfig, TableVersion, resolve
 
 ROWS_PER_COMMIT = 20_000
+BYTES_PER_COMMIT = 128 * 2**20  # twice that is in memory: one batch is written, the next collected
+ATTEMPTS = 20  # at one commit, when others keep coming first
+STATISTICS: dict[str, str | None] = {"delta.dataSkippingStatsColumns": "image_id,label,split,source"}
 QUARANTINE = pa.schema(
     [(n, pa.string()) for n in ("image_id", "reason", "detail", "path", "source", "label")] + [("image", pa.binary())]
 )
@@ -33,15 +43,22 @@ Progress = Callable[[int, int], None]
 
 
 class IngestConfig(Section):
-    """What to ingest, under which source name, and how to split it."""
+    """What to ingest, under which source name, how to split it, what to store (`max_side` in pixels), and who does the work.
+
+    `workers`: Ray tasks at a time; 0 means `threads` of this process (null: one a core); auto chooses by the number of images.
+    """
 
     source: SourceConfig = Field(default=SourceConfig(), alias="from")
     name: str = "ingest"
     share: tuple[float, float] = (0.0, 1.0)
     splits: dict[str, float] = Field(default={"train": 0.7, "val": 0.15, "test": 0.15})
     near_bits: int = Field(default=12, ge=0, lt=16)
+    formats: tuple[decode.Format, ...] = Field(default=decode.FORMATS, min_length=1)
     max_pixels: int = Field(default=decode.MAX_PIXELS, gt=0)
-    threads: int = Field(default=2, ge=1)
+    max_side: int | None = Field(default=None, ge=16)
+    quality: int = Field(default=90, ge=1, le=100)
+    workers: int | Literal["auto"] = "auto"
+    threads: int | None = Field(default=None, ge=1)
 
     @field_validator("splits")
     @classmethod
@@ -49,6 +66,13 @@ class IngestConfig(Section):
         if not splits or any(s <= 0 for s in splits.values()):
             raise ValueError("splits is a mapping of names to positive shares, like {train: 0.7, val: 0.15, test: 0.15}")
         return splits
+
+    @field_validator("workers")
+    @classmethod
+    def _workers(cls, workers: int | str) -> int | str:
+        if isinstance(workers, int) and workers < 0:
+            raise ValueError("workers is auto, 0 for threads in this process, or a number of Ray tasks")
+        return workers
 
 
 @dataclass(frozen=True)
@@ -72,60 +96,70 @@ class _Counts:
     duplicates: int = 0
     unlabelled: int = 0
     reasons: Counter[str] = field(default_factory=Counter)
+    splits: Counter[str] = field(default_factory=Counter)
+
+    def add(self, other: _Counts) -> None:
+        for f in fields(self):
+            setattr(self, f.name, getattr(self, f.name) + getattr(other, f.name))
 
 
-def ingest(table: TableConfig, cfg: IngestConfig, progress: Progress = lambda done, total: None) -> IngestResult:
+@dataclass
+class _Held:
+    """What the table holds at `base` (None: there is no table), and which ids this run has added."""
+
+    base: DeltaTable | None
+    known: set[str]
+    families: split.Families
+    mine: set[str] = field(default_factory=set)
+
+
+def ingest(
+    table: TableConfig,
+    cfg: IngestConfig,
+    progress: Progress = lambda done, total: None,
+    cluster: ClusterConfig = ClusterConfig(),  # noqa: B008  (frozen)
+) -> IngestResult:
     """Add what `cfg.source` holds and the table lacks; `progress(done, total)` counts candidates.
 
     Raises DataError before anything is written when the source is wrong, and after filling the quarantine when no image
     at all was readable.
     """
-    wanted = _in_share(candidates(cfg.source), cfg)
-    uri = resolve(table.uri)
-    known, families = _known(table, cfg)
-    counts, accepted_total = _Counts(), 0
-    version: TableVersion | None = None
-    splits: Counter[str] = Counter()
-    for start in range(0, len(wanted), ROWS_PER_COMMIT):
-        accepted, rejected = [], []
-        with ThreadPoolExecutor(cfg.threads) as pool:
-            batch = wanted[start : start + ROWS_PER_COMMIT]
-            for done, (candidate, row, bad) in enumerate(pool.map(lambda c: _verify(c, cfg), batch), start=start + 1):
-                if bad is not None:
-                    rejected.append(
-                        row | {"reason": bad.reason, "detail": str(bad), "label": candidate.label, "source": cfg.name}
-                    )
-                    counts.reasons[bad.reason] += 1
-                elif row["image_id"] in known:
-                    counts.duplicates += known[row["image_id"]] == "new"
-                    counts.present += known[row["image_id"]] == "old"
-                else:
-                    known[row["image_id"]] = "new"
-                    counts.unlabelled += candidate.label is None
-                    accepted.append(_complete(row, candidate, cfg, families))
-                progress(done, len(wanted))
-        _quarantine(uri, rejected, table.storage_options)
-        if accepted:
-            splits.update(row["split"] for row in accepted)
-            version = append(uri, pa.Table.from_pylist(accepted, SCHEMA), f"ingest {cfg.name}", table.storage_options)
-            accepted_total += len(accepted)
-    if version is None and not known:
+    listed = candidates(cfg.source)
+    parts = _in_share(listed.parts, cfg.share)
+    total = sum(len(p.candidates) for p in parts)
+    uri, options = resolve(table.uri), table.storage_options
+    why = {"raypipe": f"ingest {cfg.name}"} | ({"raypipe.from": listed.lineage} if listed.lineage else {})
+    held, counts = _look(uri, cfg, options), _Counts()
+    verifier = verify.Verifier(cfg.formats, cfg.max_pixels, cfg.max_side, cfg.quality, frozenset(held.known))
+    stream = verify.stream(verifier, parts, cfg.workers, cfg.threads or verify.cores(), cluster)
+
+    def settle(batch: list[pa.Table]) -> _Counts:
+        _quarantine(uri, batch, cfg.name, options)
+        return _add(uri, batch, cfg, held, why, options)
+
+    with ThreadPoolExecutor(1) as writer:  # one batch is written while the next is verified: a fifth of the time
+        written: Future[_Counts] | None = None
+        for batch in _batches(stream, lambda done: progress(done, total)):
+            counts.add(written.result() if written else _Counts())
+            written = writer.submit(settle, batch)
+        counts.add(written.result() if written else _Counts())
+    if held.base is None and not held.known:
         raise DataError(
-            f"None of {len(wanted)} files is a readable image",
+            f"None of {total} files is a readable image",
             got=dict(counts.reasons),
-            rule=f"Formats: {', '.join(decode.FORMATS)}, every row decodable",
+            rule=f"Formats: {', '.join(cfg.formats)}, every row decodable",
             fix=f"See {quarantine_uri(uri)} for each reason",
         )
     return IngestResult(
-        version or ImageTable.open(table).pin(),
-        len(wanted),
-        accepted_total,
+        TableVersion(uri, held.base.version()) if held.base else ImageTable.open(table).pin(),
+        total,
+        counts.splits.total(),
         counts.present,
         counts.duplicates,
         counts.reasons.total(),
         dict(counts.reasons),
         counts.unlabelled,
-        dict(splits),
+        dict(counts.splits),
     )
 
 
@@ -133,55 +167,109 @@ def quarantine_uri(uri: str) -> str:
     return resolve(uri).rstrip("/") + "_quarantine"
 
 
-def _in_share(found: list[Candidate], cfg: IngestConfig) -> list[Candidate]:
-    low, high = cfg.share
-    if (low, high) == (0.0, 1.0):
-        return found
+def _in_share(parts: list[Part], share: tuple[float, float]) -> list[Part]:
+    low, high = share
+    if share == (0.0, 1.0):
+        return parts
     # By name, not by content: a share is chosen before any file is read. The salt keeps it independent of the split.
-    return [c for c in found if low <= split.position(c.path.name, "share") < high]
+    return [Part(p.read, [c for c in p.candidates if low <= split.position(c.path, "share") < high], p.rows) for p in parts]
 
 
-def _known(table: TableConfig, cfg: IngestConfig) -> tuple[dict[str, str], split.Families]:
-    known: dict[str, str] = {}
+def _look(uri: str, cfg: IngestConfig, options: Options) -> _Held:
+    """Raises DataError for a table that ingest did not make."""
+    known: set[str] = set()
     families = split.Families(cfg.near_bits)
-    if ImageTable.exists(table.uri):
-        opened = ImageTable.open(table)
-        opened.require(opened.delta(), *SCHEMA.names)  # ingest writes its own layout; refuse a foreign table before decoding
-        for row in scan.rows(opened, opened.pin(), ["image_id", "look", "family"]).to_pylist():
-            known[row["image_id"]] = "old"
-            families.join(row["image_id"], bytes.fromhex(row["look"]), row["family"])
-        for image_id in verdicts.dropped_ids(
-            opened.uri, table.storage_options
-        ):  # what cleaning dropped must not come back with the next ingest
-            known.setdefault(image_id, "old")
-    return known, families
+    if not ImageTable.exists(uri, options):
+        return _Held(None, known, families)
+    opened = ImageTable.open(TableConfig(uri=uri, storage_options=options))
+    base = opened.delta()
+    opened.require(base, *(n for n in SCHEMA.names if n != "sha256"))  # which older tables lack: the next commit adds it
+    for row in scan.rows(opened, TableVersion(uri, base.version()), ["image_id", "look", "family"]).to_pylist():
+        known.add(row["image_id"])
+        families.join(row["image_id"], bytes.fromhex(row["look"]), row["family"])
+    # What cleaning dropped must not come back with the next ingest.
+    return _Held(base, known | verdicts.dropped_ids(uri, options), families)
 
 
-def _verify(candidate: Candidate, cfg: IngestConfig) -> tuple[Candidate, dict[str, Any], decode.BadImage | None]:
-    try:
-        data = candidate.path.read_bytes()
-    except OSError as e:
-        return candidate, {"image_id": None, "path": str(candidate.path), "image": None}, decode.BadImage("unreadable", str(e))
-    row = {"image_id": hashlib.sha256(data).hexdigest(), "path": candidate.path.name, "image": data, "bytes": len(data)}
-    try:
-        info, gray_HW = decode.inspect(data, cfg.max_pixels)
-    except decode.BadImage as bad:
-        return candidate, row, bad
-    look = measure.difference_hash(gray_HW)
-    return candidate, row | {"format": info.format, "width": info.width, "height": info.height, "look": look.hex()}, None
+def _batches(stream: Iterable[pa.Table], progress: Callable[[int], None]) -> Iterator[list[pa.Table]]:
+    """Verified chunks, as many as make one commit. Where they are cut depends on the source alone."""
+    batch: list[pa.Table] = []
+    done = rows = size = 0
+    for chunk in stream:
+        batch.append(chunk)
+        done, rows, size = done + len(chunk), rows + len(chunk), size + chunk.nbytes
+        progress(done)
+        if rows >= ROWS_PER_COMMIT or size >= BYTES_PER_COMMIT:
+            yield batch
+            batch, rows, size = [], 0, 0
+    if batch:
+        yield batch
 
 
-def _complete(row: dict[str, Any], candidate: Candidate, cfg: IngestConfig, families: split.Families) -> dict[str, Any]:
-    family = families.join(row["image_id"], bytes.fromhex(row["look"]))
-    drawn = candidate.split or split.draw(family, cfg.splits)
-    return row | {"label": candidate.label, "split": drawn, "source": cfg.name, "family": family}
+def _add(uri: str, batch: list[pa.Table], cfg: IngestConfig, held: _Held, why: dict[str, str], options: Options) -> _Counts:
+    """Commit what is new in the batch; `held` is what the table holds afterwards."""
+    for _ in range(ATTEMPTS):
+        rows, counts = _decide(batch, cfg, held)
+        ids = rows["image_id"].to_pylist()
+        try:
+            if ids:
+                held.base = append_once(uri, rows, batch_id(ids), held.base, why, STATISTICS, options)
+            held.mine |= set(ids)
+            return counts
+        except Moved:
+            now = _look(uri, cfg, options)
+            held.base, held.families, held.known = now.base, now.families, held.known | (now.known - held.mine)
+    raise DataError(f"Others keep writing to {uri}", got=f"{ATTEMPTS} attempts", fix="Run again when they are done")
 
 
-def _quarantine(uri: str, rejected: list[dict[str, Any]], storage_options: dict[str, str] | None) -> None:
+def _decide(batch: list[pa.Table], cfg: IngestConfig, held: _Held) -> tuple[pa.Table, _Counts]:
+    """The rows of images that are new, complete with family and split, and what became of the others."""
+    counts, fresh, accepted = _Counts(), set[str](), []
+    for chunk in batch:
+        keep, more = [], []
+        for i, row in enumerate(chunk.drop_columns(["image"]).to_pylist()):
+            image_id = row["image_id"]
+            if row["reason"]:
+                counts.reasons[row["reason"]] += 1
+            elif image_id in held.mine or image_id in fresh:
+                counts.duplicates += 1
+            elif image_id in held.known:
+                counts.present += 1
+            else:
+                fresh.add(image_id)
+                family = held.families.join(image_id, bytes.fromhex(row["look"]))
+                drawn = row["given"] or split.draw(family, cfg.splits)
+                counts.unlabelled += row["label"] is None
+                counts.splits[drawn] += 1
+                keep.append(i)
+                more.append({"split": drawn, "source": cfg.name, "family": family})
+        kept = chunk if len(keep) == len(chunk) else chunk.take(pa.array(keep, pa.int64()))
+        added = pa.Table.from_pylist(more, pa.schema([SCHEMA.field(n) for n in ("split", "source", "family")]))
+        accepted.append(pa.table([(added if n in added.column_names else kept)[n] for n in SCHEMA.names], schema=SCHEMA))
+    return pa.concat_tables(accepted), counts
+
+
+def _quarantine(uri: str, batch: list[pa.Table], name: str, options: Options) -> None:
+    """Keep what was rejected, once for each path and content."""
     target = quarantine_uri(uri)
-    if rejected and ImageTable.exists(target):
-        there = ImageTable(target, storage_options=storage_options)
-        have = {tuple(r.values()) for r in scan.rows(there, there.pin(), ["path", "image_id"]).to_pylist()}
-        rejected = [r for r in rejected if (r["path"], r["image_id"]) not in have]
+    rejected: dict[tuple[str, str | None], dict[str, Any]] = {
+        (row["path"], row["image_id"]): {n: row.get(n) for n in QUARANTINE.names} | {"source": name}
+        for chunk in batch
+        for row in chunk.filter(chunk["reason"].is_valid()).to_pylist()
+    }
+    for _ in range(ATTEMPTS if rejected else 0):
+        base, new = None, rejected
+        if ImageTable.exists(target, options):
+            there = ImageTable(target, storage_options=options)
+            base = there.delta()
+            have = scan.rows(there, TableVersion(target, base.version()), ["path", "image_id"]).to_pylist()
+            new = {key: row for key, row in rejected.items() if key not in {(r["path"], r["image_id"]) for r in have}}
+        try:
+            if new:
+                rows = pa.Table.from_pylist(list(new.values()), QUARANTINE)
+                append_once(target, rows, batch_id(new), base, {"raypipe": "quarantine"}, None, options)
+            return
+        except Moved:
+            continue
     if rejected:
-        append(target, pa.Table.from_pylist(rejected, QUARANTINE), "quarantine", storage_options)
+        raise DataError(f"Others keep writing to {target}", got=f"{ATTEMPTS} attempts", fix="Run again when they are done")

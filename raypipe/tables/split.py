@@ -14,6 +14,7 @@ import numpy as np
 from raypipe.images import measure
 
 _BANDS = 16  # two hashes that differ in fewer bits than there are bands agree on one band (pigeonhole): exact recall
+_BAND_OFFSETS = np.arange(_BANDS) << 16  # one number for (band, its 16 bits)
 
 
 def position(family: str, salt: str = "") -> float:
@@ -32,29 +33,36 @@ def draw(family: str, fractions: dict[str, float], salt: str = "") -> str:
 
 
 class Families:
-    """Finds the family of each new look among those already seen; at most `max_bits` of 256 bits apart."""
+    """Finds the family of each new look among those already seen; at most `max_bits` of 256 bits apart.
+
+    Only the first of equal looks is indexed: a thousand black images cost no more than one.
+    """
 
     def __init__(self, max_bits: int = 12) -> None:
         if not 0 <= max_bits < _BANDS:
             raise ValueError(f"max_bits {max_bits} must be below {_BANDS} for the band index to find every pair")
         self._max_bits = max_bits
-        self._looks: list[np.ndarray] = []
+        self._first: dict[bytes, int] = {}
         self._families: list[str] = []
-        self._index: defaultdict[tuple[int, bytes], list[int]] = defaultdict(list)
+        self._looks_NB = np.empty((1024, 2 * _BANDS), np.uint8)
+        self._index: defaultdict[int, list[int]] = defaultdict(list)
 
     def join(self, image_id: str, look: bytes, family: str | None = None) -> str:
         """The family of this image: `family` when it is known already, the nearest one's, or a new one of its own."""
-        bits = np.frombuffer(look, np.uint8)
-        bands = [(b, look[2 * b : 2 * b + 2]) for b in range(_BANDS)]
+        if (same := self._first.get(look)) is not None:
+            return family or self._families[same]
+        bands = (np.frombuffer(look, np.uint16).astype(np.int64) + _BAND_OFFSETS).tolist()
         if family is None:
-            near = sorted({i for band in bands for i in self._index[band]})
+            near = sorted({i for band in bands for i in self._index.get(band, ())})
             if near:
-                apart = measure.hamming(bits, np.stack([self._looks[i] for i in near]))
+                apart = measure.hamming(np.frombuffer(look, np.uint8), self._looks_NB[near])
                 best = int(apart.argmin())
                 family = self._families[near[best]] if apart[best] <= self._max_bits else None
-        family = family or image_id
+        at = self._first[look] = len(self._families)
         for band in bands:
-            self._index[band].append(len(self._looks))
-        self._looks.append(bits)
-        self._families.append(family)
-        return family
+            self._index[band].append(at)
+        if at == len(self._looks_NB):
+            self._looks_NB = np.concatenate([self._looks_NB, np.empty_like(self._looks_NB)])
+        self._looks_NB[at] = np.frombuffer(look, np.uint8)
+        self._families.append(family or image_id)
+        return self._families[at]

@@ -4,22 +4,31 @@ from __future__ import annotations
 
 import hashlib
 import io
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
+from deltalake import write_deltalake
 from PIL import Image
 
 from raypipe.config import validate
 from raypipe.errors import ConfigError, DataError
+from raypipe.images.decode import Format, decode
+from raypipe.tables import commits, scan, verdicts
 from raypipe.tables import ingest as room
-from raypipe.tables import scan, verdicts
+from raypipe.tables.commits import append_once
 from raypipe.tables.ingest import IngestConfig, IngestResult, ingest, quarantine_uri
 from raypipe.tables.table import SCHEMA, ImageTable, TableConfig, append
 
 Draw = Callable[..., bytes]
+FIVE: tuple[Format, ...] = ("JPEG", "PNG", "WEBP", "TIFF", "BMP")
 TEXT = b"These are only words.\n" * 20
 
 
@@ -68,13 +77,15 @@ def test_a_folder_and_its_csv_become_rows_that_say_what_they_are(photos: Path, t
     ticks: list[tuple[int, int]] = []
     done = ingest(table, source(photos, name="line 3"), lambda *tick: ticks.append(tick))
     assert (done.seen, done.accepted, done.unlabelled, done.quarantined) == (60, 60, 0, 0)
-    assert ticks == [(i, 60) for i in range(1, 61)]
+    assert ticks == sorted(ticks)
+    assert ticks[-1] == (60, 60)
     rows = everything(table.uri, SCHEMA.names)
     labels = dict(line.split(",") for line in (photos / "labels.csv").read_text().splitlines()[1:])
     assert {r["path"]: r["label"] for r in rows} == labels
     for r in rows:
         data = (photos / r["path"]).read_bytes()
         assert (r["image"], r["image_id"], r["bytes"]) == (data, hashlib.sha256(data).hexdigest(), len(data))
+        assert r["sha256"] == r["image_id"]
         assert (r["format"], r["width"], r["height"], r["source"]) == ("PNG", 32, 32, "line 3")
         assert r["split"] in ("train", "val", "test")
     assert sum(done.splits.values()) == 60
@@ -127,29 +138,222 @@ def test_new_images_are_added_and_old_ones_keep_their_row(mixed: Path, table: Ta
     assert {i: after[i] for i in before} == before
 
 
-def test_a_run_killed_between_two_commits_is_finished_by_the_next(
-    mixed: Path, table: TableConfig, monkeypatch: pytest.MonkeyPatch
+def test_a_run_that_stops_between_two_commits_is_finished_by_the_next(
+    photos: Path, table: TableConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(room, "ROWS_PER_COMMIT", 5)
-    whole, calls = append, []
+    monkeypatch.setattr(room, "ROWS_PER_COMMIT", 32)
+    whole, calls = append_once, []
 
-    def dies(uri: str, *rest: Any) -> Any:
+    def stops(uri: str, *rest: Any) -> Any:
         calls.append(uri)
-        if calls.count(table.uri) == 2:
-            raise KeyboardInterrupt("killed")
+        if len(calls) == 2:
+            raise KeyboardInterrupt("stopped")
         return whole(uri, *rest)
 
-    monkeypatch.setattr(room, "append", dies)
-    with pytest.raises(KeyboardInterrupt, match="killed"):
-        ingest(table, source(mixed))
-    there = len(everything(table.uri, ["image_id"]))
-    assert 0 < there < 12
-    monkeypatch.setattr(room, "append", whole)
-    done = ingest(table, source(mixed))
-    assert done.accepted == 12 - there
-    assert adds_up(done)
+    monkeypatch.setattr(room, "append_once", stops)
+    with pytest.raises(KeyboardInterrupt, match="stopped"):
+        ingest(table, source(photos))
+    assert len(everything(table.uri, ["image_id"])) == 32
+    monkeypatch.setattr(room, "append_once", whole)
+    done = ingest(table, source(photos))
+    assert (done.accepted, done.present) == (28, 32)
+    assert len({r["image_id"] for r in everything(table.uri, ["image_id"])}) == 60
+
+
+def test_a_commit_whose_answer_was_lost_is_not_made_again(
+    photos: Path, table: TableConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first call writes and then fails, as a connection does that breaks after the request."""
+    lost: list[str] = []
+
+    def breaks(target: Any, *rows: Any, **how: Any) -> None:
+        write_deltalake(target, *rows, **how)
+        if not lost:
+            lost.append(str(target))
+            raise OSError("connection reset")
+
+    monkeypatch.setattr(commits, "write_deltalake", breaks)
+    done = ingest(table, source(photos))
+    assert lost
+    assert (done.accepted, done.version.version) == (60, 0)
+    assert len(everything(table.uri, ["image_id"])) == 60
+
+
+def test_a_batch_is_decided_again_when_others_committed_in_between(
+    photos: Path, table: TableConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same images arrive from another ingest, and a tag is set, just before the first commits."""
+    whole, raced = append_once, []
+
+    def late(uri: str, *rest: Any) -> Any:
+        if not raced:
+            raced.append(uri)
+            assert ingest(table, source(photos, share=[0.0, 0.5])).accepted > 0
+            ImageTable.open(table).tag("theirs")
+        return whole(uri, *rest)
+
+    monkeypatch.setattr(room, "append_once", late)
+    done = ingest(table, source(photos))
+    assert done.present > 0
+    assert done.accepted + done.present == 60
     ids = [r["image_id"] for r in everything(table.uri, ["image_id"])]
-    assert len(ids) == len(set(ids)) == 12
+    assert len(ids) == len(set(ids)) == 60
+
+
+def test_the_rows_do_not_depend_on_who_verified_them(mixed: Path, tmp_path: Path, ray_session: str, textured: Draw) -> None:
+    """Threads, one Ray worker and two: the same rows in the same order, families and splits with them, and the same rejects."""
+    for seed in range(100):  # twins among them, so that families depend on the order
+        (mixed / f"twin {seed % 50} {seed // 50}.png").write_bytes(textured(200 + seed % 50, compress_level=1 + seed // 50))
+    found = []
+    for workers, threads in ((0, 1), (0, 3), (1, 1), (2, 1)):
+        table = TableConfig(uri=str(tmp_path / f"{workers} {threads}"))
+        done = ingest(table, source(mixed, workers=workers, threads=threads, max_side=48))
+        rejects = everything(quarantine_uri(table.uri), room.QUARANTINE.names)
+        found.append((done.splits, done.reasons, everything(table.uri, SCHEMA.names), rejects))
+    assert len(found[0][2]) > len({r["family"] for r in found[0][2]})
+    assert found[1:] == found[:1] * 3
+
+
+KILLED = """
+import sys
+from raypipe.config import validate
+from raypipe.tables import ingest as room
+from raypipe.tables.table import TableConfig
+room.ROWS_PER_COMMIT = 32
+cfg = validate(room.IngestConfig, {"from": {"images": sys.argv[2], "labels": sys.argv[2] + "/labels.csv"}, "workers": 0})
+room.ingest(TableConfig(uri=sys.argv[1]), cfg)
+"""
+
+
+@pytest.fixture
+def many(tmp_path: Path, textured: Draw) -> Path:
+    """400 images, every 20th of them broken and every 50th a copy."""
+    folder = tmp_path / "many"
+    folder.mkdir()
+    for seed in range(400):
+        data = textured(seed - 1 if seed % 50 == 49 else seed)
+        (folder / f"{seed:03d}.png").write_bytes(data[:700] if seed % 20 == 0 else data)
+    (folder / "labels.csv").write_text("file,label\n" + "".join(f"{s:03d}.png,{'ab'[s % 2]}\n" for s in range(400)))
+    return folder
+
+
+def start(table: str, folder: Path) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-c", KILLED, table, str(folder)], stdout=subprocess.DEVNULL)
+
+
+def commits_in(*tables: str) -> int:
+    return sum(len(list(Path(t, "_delta_log").glob("*.json"))) for t in tables)
+
+
+def whole_content(uri: str, columns: list[str]) -> list[tuple[Any, ...]]:
+    return sorted(tuple(r.values()) for r in everything(uri, columns))
+
+
+@pytest.mark.chaos
+def test_a_killed_ingest_that_is_run_again_ends_as_if_undisturbed(many: Path, tmp_path: Path) -> None:
+    calm, shot = str(tmp_path / "calm"), str(tmp_path / "shot")
+    assert start(calm, many).wait() == 0
+    random, kills = np.random.default_rng(3), 0
+    for _ in range(20):
+        before, process = commits_in(shot, quarantine_uri(shot)), start(shot, many)
+        target = before + int(random.integers(0, 6))
+        while process.poll() is None and commits_in(shot, quarantine_uri(shot)) <= target:
+            time.sleep(0.001)
+        time.sleep(float(random.uniform(0, 0.03)))
+        if process.poll() is None:
+            process.kill()
+        kills += process.wait() == -signal.SIGKILL
+        if process.returncode == 0:
+            break
+    assert process.returncode == 0
+    assert kills >= 3
+    columns = [n for n in SCHEMA.names if n != "image"]
+    assert whole_content(shot, columns) == whole_content(calm, columns)
+    columns = ["path", "image_id", "reason", "label"]
+    assert whole_content(quarantine_uri(shot), columns) == whole_content(quarantine_uri(calm), columns)
+
+
+@pytest.mark.chaos
+def test_two_ingests_at_once_make_no_duplicates(many: Path, tmp_path: Path) -> None:
+    calm, both = str(tmp_path / "calm"), str(tmp_path / "both")
+    racers = [start(both, many), start(both, many), start(calm, many)]
+    assert [r.wait() for r in racers] == [0, 0, 0]
+    ids = [r["image_id"] for r in everything(both, ["image_id"])]
+    assert len(ids) == len(set(ids))
+    assert set(ids) == {r["image_id"] for r in everything(calm, ["image_id"])}
+    rejects = everything(quarantine_uri(both), ["path", "image_id"])
+    assert len(rejects) == len(everything(quarantine_uri(calm), ["path"])) == 20
+
+
+def test_larger_images_are_stored_smaller_in_their_own_format(tmp_path: Path, table: TableConfig) -> None:
+    """JPEG lies on its side by EXIF, PNG is gray, WebP is wide, the last is small already and stays byte for byte."""
+    folder = tmp_path / "large"
+    folder.mkdir()
+    ramp = Image.fromarray(np.tile(np.arange(200, dtype=np.uint8), (100, 1)))
+    colour = Image.merge("RGB", [ramp, ramp, ramp])
+    exif = Image.Exif()
+    exif[0x0112] = 6  # shown turned by a quarter
+    colour.save(folder / "a.jpg", exif=exif, quality=95)
+    ramp.save(folder / "b.png")
+    colour.transpose(Image.Transpose.ROTATE_180).resize((200, 50)).save(folder / "c.webp")
+    colour.resize((64, 32)).save(folder / "d.jpg", exif=exif)
+    cfg = validate(IngestConfig, {"from": {"images": str(folder), "labelled": False}, "max_side": 64, "near_bits": 0})
+    assert ingest(table, cfg).accepted == 4
+    rows = {r["path"]: r for r in everything(table.uri, SCHEMA.names)}
+    assert {p: (r["format"], r["width"], r["height"]) for p, r in rows.items()} == {
+        "a.jpg": ("JPEG", 32, 64),
+        "b.png": ("PNG", 64, 32),
+        "c.webp": ("WEBP", 64, 16),
+        "d.jpg": ("JPEG", 64, 32),
+    }
+    for path, r in rows.items():
+        source_bytes = (folder / path).read_bytes()
+        assert r["image_id"] == hashlib.sha256(source_bytes).hexdigest()
+        assert r["sha256"] == hashlib.sha256(r["image"]).hexdigest()
+        assert r["bytes"] == len(r["image"])
+        assert (r["image"] == source_bytes) == (path == "d.jpg")
+        small = np.asarray(Image.fromarray(decode(source_bytes)).resize((8, 8), Image.Resampling.BOX), np.int16)
+        again = np.asarray(Image.fromarray(decode(r["image"])).resize((8, 8), Image.Resampling.BOX), np.int16)
+        assert np.abs(small - again).max() <= 6
+    assert Image.open(io.BytesIO(rows["b.png"]["image"])).mode == "L"
+    assert ingest(table, cfg).present == 4
+
+
+def test_a_large_image_that_is_cut_off_is_not_made_small_and_whole(tmp_path: Path, table: TableConfig, textured: Draw) -> None:
+    (tmp_path / "cut").mkdir()
+    whole = textured(1, side_px=400, kind="JPEG")
+    for i, share in enumerate((0.3, 0.7, 0.95)):
+        (tmp_path / "cut" / f"{i}.jpg").write_bytes(whole[: int(len(whole) * share)])
+    (tmp_path / "cut" / "whole.jpg").write_bytes(whole)
+    cfg = validate(IngestConfig, {"from": {"images": str(tmp_path / "cut"), "labelled": False}, "max_side": 64})
+    done = ingest(table, cfg)
+    assert (done.accepted, done.reasons) == (1, {"broken": 3})
+
+
+def test_tiff_and_bmp_come_on_request_and_are_stored_as_png(tmp_path: Path, table: TableConfig, textured: Draw) -> None:
+    (tmp_path / "odd").mkdir()
+    for seed, kind in enumerate(("TIFF", "BMP", "PNG")):
+        (tmp_path / "odd" / f"{seed}.img").write_bytes(textured(seed, kind=kind))
+    settings = {"from": {"images": str(tmp_path / "odd"), "labelled": False}}
+    assert ingest(table, validate(IngestConfig, settings)).reasons == {"not_an_image": 2}
+    done = ingest(table, validate(IngestConfig, settings | {"formats": ["TIFF", "BMP", "PNG"]}))
+    assert (done.accepted, done.present) == (2, 1)
+    for r in everything(table.uri, ["path", "image", "format"]):
+        assert r["format"] == Image.open(io.BytesIO(r["image"])).format == "PNG"
+        assert np.array_equal(decode(r["image"]), decode((tmp_path / "odd" / r["path"]).read_bytes(), None, 10**6, FIVE))
+    assert ingest(table, validate(IngestConfig, settings | {"formats": ["PNG"]})).present == 3  # known by their bytes
+
+
+def test_a_table_without_the_newest_column_gets_it_with_the_next_ingest(photos: Path, table: TableConfig) -> None:
+    scratch = TableConfig(uri=table.uri + "_scratch")
+    ingest(scratch, source(photos, share=[0.0, 0.5]))
+    old = pa.Table.from_pylist(everything(scratch.uri, [n for n in SCHEMA.names if n != "sha256"]))
+    append(table.uri, old.cast(pa.schema([f for f in SCHEMA if f.name != "sha256"])), "before")
+    done = ingest(table, source(photos))
+    assert (done.present, done.accepted) == (len(old), 60 - len(old))
+    rows = everything(table.uri, ["image_id", "sha256"])
+    assert sum(r["sha256"] is None for r in rows) == len(old)
+    assert all(r["sha256"] in (None, r["image_id"]) for r in rows)
 
 
 def test_images_that_cleaning_dropped_do_not_come_back(photos: Path, table: TableConfig) -> None:
@@ -170,7 +374,7 @@ def test_splits_can_come_from_a_column_of_the_csv(mixed: Path, table: TableConfi
     done = ingest(table, source(mixed, split_column="part"))
     assert done.splits == {"first": 4, "second": 8}
     rows = everything(table.uri, ["path", "split"])
-    assert {r["path"] for r in rows if r["split"] == "first"} == {"00.png", "01.jpeg", "02.webp", "03.png"}
+    assert {r["path"] for r in rows if r["split"] == "first"} == {"00.png", "more/01.jpeg", "02.webp", "more/03.png"}
 
 
 def test_near_duplicates_share_family_and_split_even_across_runs(tmp_path: Path, table: TableConfig, textured: Draw) -> None:
@@ -282,9 +486,13 @@ def test_a_table_of_somebody_else_is_left_alone(photos: Path, table: TableConfig
         ({"splits": {}}, r"splits is wrong .*names to positive shares"),
         ({"splits": {"train": 1, "val": 0}}, r"splits is wrong"),
         ({"near_bits": 16}, r"near_bits is wrong \(got 16\)"),
-        ({"from": {"kind": "s3"}}, r"from\.kind is wrong \(got 's3'\).*'folder' or 'elpv'"),
+        ({"from": {"kind": "s3"}}, r"from\.kind is wrong \(got 's3'\).*'folder', .*'tar'"),
         ({"from": {"image": "x"}}, r"Unknown config key from\.image .*Did you mean 'from\.images'"),
         ({"share": [0.1]}, r"share"),
+        ({"workers": -1}, r"workers is wrong .*auto, 0 for threads"),
+        ({"quality": 0}, r"quality is wrong"),
+        ({"formats": ["GIF"]}, r"formats.*'GIF'"),
+        ({"formats": []}, r"formats is wrong"),
     ],
 )
 def test_wrong_settings_are_named(settings: dict[str, Any], says: str) -> None:
