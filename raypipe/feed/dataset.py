@@ -1,38 +1,49 @@
-"""What a training run reads: pinned rows, their classes, and a feed that hands each worker its batches.
-
-Two carriers so far. `cache` holds decoded pixels (or frozen features) once per node in the object store, shared by epochs,
-workers and trials without a copy; `offload` lets Ray Data read and decode on other CPUs while workers train. `auto` takes the
-cache while the pixels fit into `cache_mb`.
-"""
+"""What a training run reads: pinned rows, their classes, and for each split where every labelled image lies."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
-import torch
 from pydantic import Field
-from torch import Tensor
 
 from raypipe.config import Section
 from raypipe.errors import DataError
-from raypipe.feed import order
+from raypipe.feed.order import Order, balanced_weights
 from raypipe.tables import scan
+from raypipe.tables.fragment import Fragment
 from raypipe.tables.table import ImageTable, TableConfig, TableVersion
 
 
 class FeedConfig(Section):
-    """How rows become batches. `train`, `val` and `test` name the split column's values."""
+    """How rows become batches. `train`, `val` and `test` name the split column's values.
 
-    carrier: Literal["auto", "cache", "offload"] = "auto"
+    carrier: `threads` decode in the worker, `offload` on other CPUs of the cluster, `cache` once per node into `cache_mb` of
+    memory; `auto` takes the cache where it fits. shards * window row groups are shuffled at a time; a world size that divides
+    `shards` reads every row group once. sampling: `balanced` draws every class equally often, `weighted` by the column
+    `weights`. on_bad: an image that no longer decodes or matches its sha256 is replaced by the next one of its row group, or
+    stops the run. trace: a folder that gets the id of every sample of every training batch.
+    """
+
+    carrier: Literal["auto", "threads", "offload", "cache"] = "auto"
     cache_mb: int = Field(default=1024, gt=0)
     train: str = "train"
     val: str = "val"
     test: str = "test"
     threads: int = Field(default=2, ge=1)
+    prefetch: int = Field(default=4, ge=1)
+    shards: int = Field(default=12, ge=1)
+    window: int = Field(default=2, ge=1)
+    drop_last: bool = True
+    sampling: Literal["natural", "balanced", "weighted"] = "natural"
+    weights: str | None = None
+    verify: bool = True
+    on_bad: Literal["replace", "stop"] = "replace"
+    trace: str | None = None
 
 
 @dataclass(frozen=True)
@@ -50,25 +61,29 @@ class Pinned:
 
 
 @dataclass(frozen=True)
-class Samples:
-    """Training data in memory. inputs: pixels_NHWC uint8 or features_ND float32; labels_N int64."""
+class Rows:
+    """The labelled rows of one split, numbered 0..N-1 through their row groups, in table order. Small: no pixel is in it.
 
-    inputs: np.ndarray
-    labels: np.ndarray
-    ids: tuple[str, ...]
+    labels_N int64; ids (string array); sizes_F samples in each row group. row_N is a sample's physical row inside its group,
+    sha256_N32 the hash of its stored bytes where the table has one; weights_N where sampling is weighted by a column.
+    """
+
+    labels_N: np.ndarray
+    ids: pa.Array
+    sizes_F: np.ndarray
+    fragments: tuple[Fragment, ...] = ()
+    row_N: np.ndarray | None = None
+    sha256_N32: np.ndarray | None = None
+    weights_N: np.ndarray | None = None
+    column: str = ""
+    storage_options: dict[str, str] | None = None
 
     def __len__(self) -> int:
-        return len(self.labels)
+        return len(self.labels_N)
 
-
-class Feed(Protocol):
-    """Batches for one rank: (inputs, labels), equally many on every rank in training."""
-
-    train_rows: int
-
-    def train(self, epoch: int) -> Iterator[tuple[Tensor, Tensor]]: ...
-
-    def val(self) -> Iterator[tuple[Tensor, Tensor]]: ...
+    def order(self, cfg: FeedConfig, batch_size: int, seed: int) -> Order:
+        weights = balanced_weights(self.labels_N) if cfg.sampling == "balanced" else self.weights_N
+        return Order(self.sizes_F, batch_size, seed, cfg.shards, cfg.window, cfg.drop_last, weights)
 
 
 def pin(cfg: TableConfig, feed: FeedConfig, classes: tuple[str, ...] | None = None) -> Pinned:
@@ -116,58 +131,34 @@ def label_indices(labels: Sequence[Any], classes: tuple[str, ...]) -> np.ndarray
     return np.array([index[str(label)] for label in labels], dtype=np.int64)
 
 
-class CacheFeed:
-    """The `cache` carrier: arrays shared through the object store, ordered by feed/order.py."""
-
-    def __init__(
-        self,
-        train: Samples,
-        val: Samples,
-        batch_size: int,
-        seed: int,
-        rank: int = 0,
-        world: int = 1,
-        device: torch.device | None = None,
-    ) -> None:
-        self._train, self._val, self._batch_size, self._seed = train, val, batch_size, seed
-        self._rank, self._world, self._device = rank, world, device or torch.device("cpu")
-        self.train_rows = len(train)
-
-    def train(self, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
-        for batch in order.global_batches(order.epoch_order(len(self._train), self._seed, epoch), self._batch_size):
-            yield self._take(self._train, order.rank_slice(batch, self._rank, self._world))
-
-    def val(self) -> Iterator[tuple[Tensor, Tensor]]:
-        mine = np.arange(len(self._val))[self._rank :: self._world]
-        batches = -(-len(self._val) // (self._batch_size * self._world))  # alike on every rank: sharded weights gather in step
-        for rows in np.array_split(mine, max(1, batches)):
-            yield self._take(self._val, rows)
-
-    def _take(self, samples: Samples, rows: np.ndarray) -> tuple[Tensor, Tensor]:
-        inputs, labels = torch.from_numpy(samples.inputs[rows]), torch.from_numpy(samples.labels[rows])
-        return inputs.to(self._device, non_blocking=True), labels.to(self._device, non_blocking=True)
+def locate(pinned: Pinned, split: str, cfg: FeedConfig) -> Rows:
+    """Where every labelled image of a split lies. Raises DataError for a missing column or unusable weights."""
+    table, c = pinned.table, pinned.table.columns
+    have = {f.name for f in table.delta(pinned.version.version).schema().fields}
+    hashed = ["sha256"] if "sha256" in have and cfg.verify else []
+    weighted = [cfg.weights or ""] if cfg.sampling == "weighted" else []
+    found = scan.located(table, pinned.version, [c.id, c.label, *hashed, *weighted], pinned.rows_of(split))
+    kept = [(f, part.filter(pc.is_valid(part[c.label]))) for f, part in found]
+    kept = [(f, part) for f, part in kept if len(part)]
+    rows = pa.concat_tables([part for _, part in kept])
+    weights_N = rows[cfg.weights].to_numpy().astype(np.float64) if weighted else None
+    if weights_N is not None and (not np.isfinite(weights_N).all() or weights_N.min() < 0 or not weights_N.sum()):
+        raise DataError(f"Column {cfg.weights!r} cannot weigh samples", rule="Weights are numbers from 0 up, not all 0")
+    return Rows(
+        label_indices(rows[c.label].to_pylist(), pinned.classes),
+        pa.concat_arrays([chunk.cast(pa.large_string()) for chunk in rows[c.id].chunks]),
+        np.array([len(part) for _, part in kept], dtype=np.int64),
+        tuple(f for f, _ in kept),
+        rows["row"].to_numpy().astype(np.int32),
+        _digests(rows["sha256"]) if hashed and not rows["sha256"].null_count else None,
+        weights_N,
+        c.image,
+        table.storage_options,
+    )
 
 
-class OffloadFeed:
-    """The `offload` carrier: this worker's shard of a Ray Data stream of (pixels, label) rows."""
-
-    def __init__(self, train: Any, val: Any, train_rows: int, batch_size: int, world: int, device: torch.device) -> None:
-        self._shards, self._per_rank, self._device = (train, val), max(1, batch_size // world), device
-        self.train_rows, self._rows = train_rows, train_rows // world
-
-    def train(self, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
-        return self._batches(self._shards[0], drop_last=self._rows >= self._per_rank)
-
-    def val(self) -> Iterator[tuple[Tensor, Tensor]]:
-        return self._batches(self._shards[1], drop_last=False)
-
-    def _batches(self, shard: Any, drop_last: bool) -> Iterator[tuple[Tensor, Tensor]]:
-        shuffle = 8 * self._per_rank if drop_last else None
-        for batch in shard.iter_batches(
-            batch_size=self._per_rank, batch_format="numpy", drop_last=drop_last, local_shuffle_buffer_size=shuffle
-        ):
-            pixels = torch.from_numpy(np.ascontiguousarray(batch["pixels"]))
-            yield (
-                pixels.to(self._device, non_blocking=True),
-                torch.from_numpy(batch["label"]).to(self._device, non_blocking=True),
-            )
+def _digests(hexadecimal: pa.ChunkedArray) -> np.ndarray | None:
+    try:
+        return np.frombuffer(bytes.fromhex("".join(hexadecimal.to_pylist())), np.uint8).reshape(-1, 32)
+    except ValueError:  # somebody else's column of that name
+        return None

@@ -32,9 +32,12 @@ def run_trial(changes: dict[str, Any], job: dict[str, Any], data: dict[str, Data
     mine = replace(TrainJob.model_validate(job), changes)
     found = tune.get_checkpoint()
 
-    def report(metrics: dict[str, float], state: LoopState, engine: Engine) -> None:
+    def save(state: LoopState, engine: Engine) -> None:
+        if state.step:  # Tune counts reports: only whole epochs are
+            return
         with tempfile.TemporaryDirectory() as scratch:
             checkpoint.write(Path(scratch), engine.weights(), engine.optimizer_state(), state)
-            tune.report(metrics | {"epoch": state.epoch}, checkpoint=tune.Checkpoint.from_directory(scratch))
+            metrics = state.history[-1] | {"epoch": state.epoch}
+            tune.report(metrics, checkpoint=tune.Checkpoint.from_directory(scratch))
 
-    train_rank(mine, data[data_key(mine)], Path(found.path) if found else None, report)
+    train_rank(mine, data[data_key(mine)], Path(found.path) if found else None, save, lambda metrics, state: None)

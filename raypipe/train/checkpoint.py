@@ -34,7 +34,7 @@ def write(folder: Path, weights: dict[str, Tensor], optimizer_state: dict[str, A
         if not p.name.startswith(MANIFEST)
     }
     partial = folder / (MANIFEST + ".partial")
-    partial.write_text(json.dumps({"files": files, "epoch": state.epoch}))
+    partial.write_text(json.dumps({"files": files, "epoch": state.epoch, "step": state.step}))
     partial.replace(folder / MANIFEST)
     return folder
 
@@ -68,21 +68,25 @@ def read(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any], LoopState]:
 
 
 def newest(folders: Iterable[Path]) -> tuple[Path | None, list[str]]:
-    """The verified checkpoint with most epochs, and what was skipped with the reason."""
-    found, skipped = [], []
-    for folder in folders:
+    """The verified checkpoint that is furthest, and what was skipped on the way to it, with the reason."""
+    skipped: list[str] = []
+    for folder in sorted(folders, reverse=True):  # names sort as (epoch, step)
         problem = verify(folder)
-        if problem:
-            skipped.append(f"{folder.name}: {problem}")
-        else:
-            found.append((json.loads((folder / MANIFEST).read_text())["epoch"], folder))
-    return (max(found)[1] if found else None), skipped
+        if problem is None:
+            return folder, skipped
+        skipped.append(f"{folder.name}: {problem}")
+    return None, skipped
 
 
-def keep(folder: Path, epochs: set[int]) -> None:
-    """Delete the checkpoints of other epochs; the manifest goes first, so a kill leaves no half that looks whole."""
+def name(epoch: int, step: int = 0) -> str:
+    """The folder of the checkpoint after so many epochs and steps of the next."""
+    return f"epoch-{epoch:04d}-step-{step:07d}"
+
+
+def keep(folder: Path, names: set[str]) -> None:
+    """Delete the other checkpoints; the manifest goes first, so a kill leaves no half that looks whole."""
     for path in folder.glob("epoch-*"):
-        if int(path.name.removeprefix("epoch-")) not in epochs:
+        if path.name not in names:
             (path / MANIFEST).unlink(missing_ok=True)
             shutil.rmtree(path, ignore_errors=True)
 

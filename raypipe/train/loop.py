@@ -1,7 +1,8 @@
 """The training loop: plain torch. It knows neither Ray nor MLflow nor Delta, and fits one screen.
 
-`fit` runs epochs of `feed`, evaluates, and hands (metrics, state) to `report` after each; whoever calls decides what a report
-is. Everything that a resume needs is in `LoopState` and the engine's own state.
+`fit` runs epochs of `feed`, evaluates, and hands (metrics, state) to `report` after each, and the state alone to `save`
+whenever a resume should be possible from there; whoever calls decides what these are. Everything that a resume needs is in
+`LoopState` and the engine's own state: (epoch, step) is the feed's token too.
 
 Shapes: inputs are pixels_BHWC uint8 or features_BD float32, labels_B int64, logits_BC float32.
 """
@@ -17,18 +18,22 @@ import torch
 import torch.distributed as dist
 from pydantic import Field
 from torch import Tensor
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, one_hot
 
 from raypipe.config import Section
-from raypipe.feed.dataset import Feed
+from raypipe.feed.feed import Feed
 from raypipe.images.augment import AugmentConfig, augment
+from raypipe.images.mix import mix
 from raypipe.train.parallel import Engine
 from raypipe.train.schedule import SCHEDULES
 from raypipe.train.stopping import StoppingConfig, improved, should_stop
 
 
 class TrainConfig(Section):
-    """One training run. `batch_size` is global: ranks share it. `workers: 1` trains in the calling process."""
+    """One training run. `batch_size` is global: ranks share it. `workers: 1` trains in the calling process.
+
+    A checkpoint is written after every epoch, and every `checkpoint_steps` steps where that is set.
+    """
 
     workers: int = Field(default=1, ge=1)
     strategy: Literal["auto", "single", "ddp", "zero3"] = "auto"
@@ -41,6 +46,7 @@ class TrainConfig(Section):
     clip_norm: float | None = Field(default=None, gt=0)
     precision: Literal["auto", "bf16", "fp32"] = "auto"
     stopping: StoppingConfig = StoppingConfig()
+    checkpoint_steps: int | None = Field(default=None, ge=1)
     timeout_s: float = Field(default=120.0, gt=0)
     max_failures: int = Field(default=1, ge=0)
     gpu: bool | Literal["auto"] = "auto"
@@ -48,9 +54,12 @@ class TrainConfig(Section):
 
 @dataclass
 class LoopState:
-    """What a resume continues from: finished epochs, their metrics, and which was best."""
+    """What a resume continues from: finished epochs and steps of the next, their metrics, and which epoch was best."""
 
     epoch: int = 0
+    step: int = 0
+    loss_sum: float = 0.0
+    seen: int = 0
     best: float | None = None
     best_epoch: int = -1
     history: list[dict[str, float]] = field(default_factory=list)
@@ -60,37 +69,60 @@ class LoopState:
 
 
 Report = Callable[[dict[str, float], LoopState], None]
+Save = Callable[[LoopState], None]
 
 
 def fit(
-    engine: Engine, feed: Feed, cfg: TrainConfig, augmentation: AugmentConfig, state: LoopState, report: Report, seed: int
+    engine: Engine,
+    feed: Feed,
+    cfg: TrainConfig,
+    augmentation: AugmentConfig,
+    state: LoopState,
+    report: Report,
+    save: Save,
+    seed: int,
 ) -> LoopState:
-    """Train from `state.epoch` to `cfg.epochs` or until the stopping rule says so."""
+    """Train from (state.epoch, state.step) to `cfg.epochs` or until the stopping rule says so."""
     rule = cfg.stopping
     while state.epoch < cfg.epochs and not should_stop([m[rule.metric] for m in state.history], rule):
-        started, seen, losses = time.perf_counter(), 0, torch.zeros((), device=engine.device)
-        torch.manual_seed((seed * 10_007 + state.epoch) * 10_007 + engine.rank)  # dropout: a resume draws what this run would
+        started, before = time.perf_counter(), state.seen
+        losses = torch.tensor(state.loss_sum, dtype=torch.float64, device=engine.device)
         engine.train()
-        for step, (inputs, labels_B) in enumerate(feed.train(state.epoch)):
-            done = (state.epoch + seen * engine.world / max(1, feed.train_rows)) / cfg.epochs
-            engine.set_lr(cfg.lr * SCHEDULES[cfg.schedule](done))
+        for batch in feed.train(state.epoch, state.step):
+            engine.set_lr(cfg.lr * SCHEDULES[cfg.schedule]((state.epoch + state.step / feed.steps) / cfg.epochs))
+            torch.manual_seed(_seed(seed, state.epoch, state.step, engine.rank))  # dropout: a resume draws what this run would
+            inputs = batch.inputs
+            targets = one_hot(batch.labels_B, engine.classes).float()
             if inputs.ndim == 4:
-                inputs = augment(inputs, augmentation, seed, state.epoch, step, engine.rank)
-            loss = cross_entropy(engine.forward(inputs), labels_B, label_smoothing=cfg.label_smoothing)
+                inputs = augment(inputs, augmentation, seed, state.epoch, batch.samples_B)
+                inputs, targets = mix(inputs, targets, augmentation, seed, state.epoch, batch.samples_B)
+            loss = cross_entropy(engine.forward(inputs), targets, label_smoothing=cfg.label_smoothing)
             engine.step(loss)
-            losses += loss.detach() * len(labels_B)
-            seen += len(labels_B)
+            losses += loss.detach() * len(batch.labels_B)
+            state.seen += len(batch.labels_B)
+            state.step += 1
+            if cfg.checkpoint_steps and state.step % cfg.checkpoint_steps == 0 and state.step < feed.steps:
+                state.loss_sum = float(losses)
+                save(state)
         metrics = evaluate(engine, feed)
         metrics |= {
-            "train_loss": float(losses) / max(1, seen),
-            "images_per_s": seen * engine.world / (time.perf_counter() - started),
+            "train_loss": float(losses) / max(1, state.seen),
+            "images_per_s": (state.seen - before) * engine.world / (time.perf_counter() - started),
         }
         if improved(metrics[rule.metric], state.best, rule):
             state.best, state.best_epoch = metrics[rule.metric], state.epoch
         state.history.append(metrics)
-        state.epoch += 1
+        state.epoch, state.step, state.loss_sum, state.seen = state.epoch + 1, 0, 0.0, 0
+        save(state)
         report(metrics, state)
     return state
+
+
+def _seed(*parts: int) -> int:
+    mixed = 0
+    for part in parts:
+        mixed = (mixed * 1_000_003 + part + 1) % 2**63
+    return mixed
 
 
 @torch.no_grad()
@@ -98,8 +130,8 @@ def evaluate(engine: Engine, feed: Feed) -> dict[str, float]:
     """val_loss, val_accuracy and val_balanced_accuracy over every rank's share; exact, nothing padded."""
     engine.eval()
     totals: Tensor | None = None  # per class: images, hits; and the summed loss
-    for inputs, labels_B in feed.val():
-        logits_BC = engine.forward(inputs)
+    for batch in feed.val():
+        logits_BC, labels_B = engine.forward(batch.inputs), batch.labels_B
         classes = logits_BC.shape[1]
         hit_B = (logits_BC.argmax(1) == labels_B).double()
         part = torch.zeros(2 * classes + 1, dtype=torch.float64, device=engine.device)

@@ -7,12 +7,11 @@ returns a finished one.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import logging
-import tempfile
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,8 +26,10 @@ from torch import nn
 from raypipe.cluster.connect import ClusterConfig
 from raypipe.config import RunConfig, Section, key_of, save
 from raypipe.errors import ClusterError, RaypipeError
-from raypipe.feed import read
-from raypipe.feed.dataset import CacheFeed, Feed, FeedConfig, OffloadFeed, Pinned, Samples, pin
+from raypipe.feed import feed as feeds
+from raypipe.feed.dataset import FeedConfig, Pinned, pin
+from raypipe.feed.features import feature_sources
+from raypipe.feed.feed import Feed, Source, fetch
 from raypipe.images.augment import AugmentConfig
 from raypipe.models.zoo import BACKBONES, Head, ImageModel, ModelConfig
 from raypipe.registry.package import Reference
@@ -38,6 +39,7 @@ from raypipe.train import checkpoint, parallel
 from raypipe.train.loop import LoopState, Report, TrainConfig, fit
 
 log = logging.getLogger("raypipe")
+SaveEngine = Callable[[LoopState, parallel.Engine], None]
 
 
 class TrainJob(Section):
@@ -53,10 +55,30 @@ class TrainJob(Section):
     registry: RegistryConfig = RegistryConfig()
 
     def training_key(self, version: TableVersion) -> str:
-        """Names the result: same key, same data, same settings, same seed."""
+        """Names the result: same key, same data, same settings, same seed.
+
+        How many workers, which carrier and how often a checkpoint is written do not change what is learned, so a run may
+        be taken up with others.
+        """
+        feed = self.feed.model_dump(mode="json", exclude=_HOW["feed"])
+        train = self.train.model_dump(mode="json", exclude=_HOW["train"])
         return key_of(
-            str(version), self.table.where, self.table.columns, self.feed, self.model, self.augment, self.train, self.run.seed
+            str(version),
+            self.table.where,
+            self.table.sample,
+            self.table.columns,
+            feed,
+            self.model,
+            self.augment,
+            train,
+            self.run.seed,
         )
+
+
+_HOW: dict[str, set[str]] = {
+    "feed": {"carrier", "cache_mb", "threads", "prefetch", "trace"},
+    "train": {"workers", "gpu", "timeout_s", "max_failures", "checkpoint_steps"},
+}
 
 
 @dataclass(frozen=True)
@@ -75,13 +97,12 @@ class TrainResult:
 
 @dataclass(frozen=True)
 class Data:
-    """What every rank and every trial trains on. Samples live in the object store; streams are Ray Data sets."""
+    """What every rank and every trial trains on. `features` says that inputs are a frozen backbone's outputs."""
 
     classes: tuple[str, ...]
-    kind: str  # "features" | "pixels" | "stream"
-    train: Any
-    val: Any
-    train_rows: int
+    features: bool
+    train: Source
+    val: Source
 
 
 def run(job: TrainJob, classes: tuple[str, ...] | None = None, progress: Report = lambda metrics, state: None) -> TrainResult:
@@ -99,15 +120,22 @@ def run(job: TrainJob, classes: tuple[str, ...] | None = None, progress: Report 
     save(job, folder / "config.yaml")
     started = time.perf_counter()
     data = prepare(job, pinned)
+    checkpoints = folder / "checkpoints"
     if job.train.workers == 1:
-        outcome = _in_process(job, data, folder, progress)
+        state = train_rank(job, data, newest(checkpoints), saver(checkpoints), progress)
     else:
-        outcome = _on_ray_train(job, data, folder, key, progress)
+        state = _on_ray_train(job, data, checkpoints, progress)
+    best = checkpoints / checkpoint.name(state.best_epoch + 1)
+    outcome: dict[str, Any] = {"history": state.history, "best_epoch": state.best_epoch, "checkpoint": str(best)}
     rule = job.train.stopping
     value = outcome["history"][outcome["best_epoch"]][rule.metric]
     if value != value:
         raise RaypipeError(
             "Training diverged", got=f"{rule.metric} was never a number", fix="Lower train.lr, or set train.clip_norm"
+        )
+    if problem := checkpoint.verify(best):
+        raise RaypipeError(
+            f"The best checkpoint is not whole: {problem}", got=str(best), rule="All nodes share run.dir", fix="Set run.dir"
         )
     partial = finished.with_suffix(".partial")
     partial.write_text(json.dumps(outcome))
@@ -116,27 +144,18 @@ def run(job: TrainJob, classes: tuple[str, ...] | None = None, progress: Report 
 
 
 def prepare(job: TrainJob, pinned: Pinned) -> Data:
-    """Read, decode and (frozen) embed the rows once, for however many trials and epochs follow."""
+    """Find the rows, and (frozen) embed or (cache) decode them once, for however many trials and epochs follow."""
     feed, model = job.feed, job.model
-    if model.mode == "frozen":
-        store = str(job.run.path / "features")
-        samples = read.feature_samples(pinned, [feed.train, feed.val], model, feed, store)
-        return _in_store(pinned.classes, "features", samples[feed.train], samples[feed.val])
-    mb = (pinned.counts[feed.train] + pinned.counts[feed.val]) * model.pixels**2 * 3 / 2**20
-    carrier = ("cache" if mb <= feed.cache_mb else "offload") if feed.carrier == "auto" else feed.carrier
-    log.info("Feed: %s (decoded images take %.0f MB, feed.cache_mb is %d)", carrier, mb, feed.cache_mb)
-    if carrier == "cache":
-        return _in_store(
-            pinned.classes, "pixels", *(read.pixel_samples(pinned, s, model, feed) for s in (feed.train, feed.val))
-        )
-    train, val = (read.pixels(pinned, s, model, feed) for s in (feed.train, feed.val))
-    return Data(pinned.classes, "stream", train, val, pinned.counts[feed.train])
+    frozen = model.mode == "frozen"
+    if frozen:
+        sources = feature_sources(pinned, [feed.train, feed.val], model, feed, str(job.run.path / "features"))
+    else:
+        sources = feeds.prepare(pinned, [feed.train, feed.val], model.pixels, feed, job.run.seed)
+    return Data(pinned.classes, frozen, sources[feed.train], sources[feed.val])
 
 
-def train_rank(
-    job: TrainJob, data: Data, resume: Path | None, report: Callable[[dict[str, float], LoopState, parallel.Engine], None]
-) -> LoopState:
-    """What one rank does, wherever it runs: build the model and the feed, resume, and fit."""
+def train_rank(job: TrainJob, data: Data, resume: Path | None, save: SaveEngine, report: Report) -> LoopState:
+    """What one rank does, wherever it runs: build the model and the feed, resume, and fit. Every rank calls `save`."""
     torch.manual_seed(job.run.seed)
     model = trainable(job.model, data)
     cfg = job.train
@@ -147,16 +166,21 @@ def train_rank(
     if resume is not None:
         weights, optimizer_state, state = checkpoint.read(resume)
         engine.load(weights, optimizer_state)
-    feed = _feed(job, data, engine)
-    return fit(engine, feed, cfg, job.augment, state, lambda metrics, state: report(metrics, state, engine), job.run.seed)
+    feed = Feed(data.train, data.val, cfg.batch_size, job.run.seed, engine.rank, engine.world, engine.device)
+    try:
+        return fit(engine, feed, cfg, job.augment, state, report, lambda state: save(state, engine), job.run.seed)
+    finally:
+        feed.close()
+        if feed.replaced:
+            log.warning("%d broken images were replaced by their neighbours", feed.replaced)
 
 
 def trainable(model: ModelConfig, data: Data) -> nn.Module:
     """The module to optimise: the head alone on frozen features, standardised by the training set, or the whole model."""
-    if data.kind != "features":
+    if not data.features:
         return ImageModel(model, len(data.classes))
     head = Head(BACKBONES[model.name].features, len(data.classes), model.dropout)
-    inputs = _fetch(data.train).inputs
+    inputs = fetch(data.train.inputs)
     head.standardise_by(torch.from_numpy(inputs.mean(0)), torch.from_numpy(inputs.std(0)))
     return head
 
@@ -173,18 +197,16 @@ def reference(job: TrainJob, model: ImageModel, pinned: Pinned) -> Reference:
     """Features and scores of the validation split: images of the training domain that the weights have not seen, which
     is what later batches are compared with. Training images would look too easy, and every new batch would drift."""
     data = prepare(job, pinned)
-    if data.kind == "features":
-        val = _fetch(data.val)
+    feed = Feed(data.train, data.val, 256, job.run.seed)
+    ids = tuple(fetch(data.val.rows).ids.to_pylist())
+    if data.features:
+        features_ND = np.array(fetch(data.val.inputs))
         with torch.inference_mode():
-            scores_NC = model.head(torch.from_numpy(np.array(val.inputs))).softmax(1).numpy()
-        return Reference(val.inputs, scores_NC, val.ids)
+            return Reference(features_ND, model.head(torch.from_numpy(features_ND)).softmax(1).numpy(), ids)
     predictor = model.for_inference()
-    if data.kind == "pixels":
-        val = _fetch(data.val)
-        return Reference(*predictor.predict(val.inputs), val.ids)
-    parts = [(*predictor.predict(b["pixels"]), b["id"]) for b in data.val.iter_batches(batch_size=256, batch_format="numpy")]
-    features_ND, scores_NC, ids = (np.concatenate(part) for part in zip(*parts, strict=True))
-    return Reference(features_ND, scores_NC, tuple(ids.tolist()))
+    parts = [predictor.predict(batch.inputs.numpy()) for batch in feed.val()]
+    features_ND, scores_NC = (np.concatenate(part) for part in zip(*parts, strict=True))
+    return Reference(features_ND, scores_NC, ids)
 
 
 def check_workers(cfg: TrainConfig, resources: dict[str, float]) -> None:
@@ -204,55 +226,55 @@ def wants_gpu(cfg: TrainConfig, resources: dict[str, float]) -> bool:
     return resources.get("GPU", 0) > 0 if cfg.gpu == "auto" else cfg.gpu
 
 
-def _in_process(job: TrainJob, data: Data, folder: Path, progress: Report) -> dict[str, Any]:
-    checkpoints = folder / "checkpoints"
-    resume, skipped = checkpoint.newest(checkpoints.glob("epoch-*")) if checkpoints.exists() else (None, [])
+def saver(checkpoints: Path) -> SaveEngine:
+    """Publishes a checkpoint of each state it is given, and keeps the best epoch's and the newest."""
+
+    def save(state: LoopState, engine: parallel.Engine) -> None:
+        weights, optimizer_state = engine.weights(), engine.optimizer_state()  # collective for sharded strategies: all ranks
+        if engine.rank == 0:
+            name = checkpoint.name(state.epoch, state.step)
+            checkpoint.write(checkpoints / name, weights, optimizer_state, state)
+            checkpoint.keep(checkpoints, {checkpoint.name(state.best_epoch + 1), name})
+
+    return save
+
+
+def newest(checkpoints: Path) -> Path | None:
+    """Where to resume: the furthest checkpoint that verifies. What is torn is named and left alone."""
+    found, skipped = checkpoint.newest(checkpoints.glob("epoch-*")) if checkpoints.exists() else (None, [])
     for problem in skipped:
         log.warning("Skipped checkpoint %s", problem)
-
-    def report(metrics: dict[str, float], state: LoopState, engine: parallel.Engine) -> None:
-        checkpoint.write(checkpoints / f"epoch-{state.epoch - 1:04d}", engine.weights(), engine.optimizer_state(), state)
-        checkpoint.keep(checkpoints, {state.best_epoch, state.epoch - 1})
-        progress(metrics, state)
-
-    state = train_rank(job, data, resume, report)
-    return {
-        "history": state.history,
-        "best_epoch": state.best_epoch,
-        "checkpoint": str(checkpoints / f"epoch-{state.best_epoch:04d}"),
-    }
+    return found
 
 
-def _on_ray_train(job: TrainJob, data: Data, folder: Path, key: str, progress: Report) -> dict[str, Any]:
-    from ray.train import CheckpointConfig, FailureConfig, ScalingConfig, TrainingFailedError
+def _on_ray_train(job: TrainJob, data: Data, checkpoints: Path, progress: Report) -> LoopState:
+    from ray.train import FailureConfig, ScalingConfig, TrainingFailedError
     from ray.train import RunConfig as RayRunConfig
     from ray.train.torch import TorchConfig, TorchTrainer
     from ray.util.queue import Queue
 
     resources = ray.cluster_resources()
     gpu = wants_gpu(job.train, resources)
-    stream = data.kind == "stream"
-    spare = resources.get("CPU", 1) - (1 if stream else 0)  # a stream needs a CPU to decode on, or workers wait for ever
+    # Cached and offloaded images are decoded by tasks: they need a CPU, or workers wait for ever.
+    spare = resources.get("CPU", 1) - (data.train.carrier in ("cache", "offload"))
     per_worker = {"CPU": max(0.1, min(1.0, spare / job.train.workers))} | ({"GPU": 1} if gpu else {})
-    rule = job.train.stopping
     epochs = Queue(actor_options={"num_cpus": 0})
     trainer = TorchTrainer(
         _ray_rank,
         train_loop_config={
             "job": job.model_dump(mode="json", include=set(TrainJob.model_fields)),
             "epochs": epochs,
-            "data": dataclasses.replace(data, train=None, val=None) if stream else data,
+            "data": data,
+            "checkpoints": str(checkpoints),
         },
         scaling_config=ScalingConfig(num_workers=job.train.workers, use_gpu=gpu, resources_per_worker=per_worker),
         torch_config=TorchConfig(backend="nccl" if gpu else "gloo", timeout_s=int(job.train.timeout_s)),
-        datasets={"train": data.train, "val": data.val} if stream else None,
         run_config=RayRunConfig(
-            name=key,  # the same name resumes the same run: a rerun after a kill goes on from its last epoch
-            storage_path=str(folder.parent),
+            # A name of its own each time: Ray would take up the old run of that name, or refuse to start when the kill left its
+            # snapshot torn. Our checkpoints say where to go on.
+            name=f"{checkpoints.parent.name}-{uuid.uuid4().hex[:8]}",
+            storage_path=str(job.run.path / "ray"),
             failure_config=FailureConfig(max_failures=job.train.max_failures),
-            checkpoint_config=CheckpointConfig(
-                num_to_keep=2, checkpoint_score_attribute=rule.metric, checkpoint_score_order=rule.mode
-            ),
         ),
     )
     try:
@@ -263,15 +285,8 @@ def _on_ray_train(job: TrainJob, data: Data, folder: Path, key: str, progress: R
         if ours := [c for c in causes if isinstance(c, RaypipeError)]:
             raise ours[0] from None
         reason = " ".join(str(causes[0] if causes else e).split())[:400]
-        raise RaypipeError(f"Training failed on a worker: {reason}", fix=f"Checkpoints are kept in {folder}") from e
-    kept = [Path(c.path) for c, _ in result.best_checkpoints]
-    states = [(json.loads((p / "state.json").read_text()), p) for p in kept if checkpoint.verify(p) is None]
-    if not states:
-        raise RaypipeError("Training ended without a checkpoint that verifies", got=str(folder))
-    history = max(states, key=lambda s: s[0]["epoch"])[0]["history"]
-    sign = 1 if rule.mode == "max" else -1  # of equally good epochs Ray keeps the latest ones: take the best that is there
-    best, path = max(states, key=lambda s: (sign * history[s[0]["epoch"] - 1][rule.metric], -s[0]["epoch"]))
-    return {"history": history, "best_epoch": best["epoch"] - 1, "checkpoint": str(path)}
+        raise RaypipeError(f"Training failed on a worker: {reason}", fix=f"Checkpoints are kept in {checkpoints}") from e
+    return LoopState(**result.return_value)
 
 
 @contextmanager
@@ -298,8 +313,8 @@ def _relayed(epochs: Any, progress: Report) -> Iterator[None]:
         epochs.shutdown(force=True)
 
 
-def _ray_rank(config: dict[str, Any]) -> None:
-    """Runs on a Ray Train worker: rank 0 attaches the checkpoint, every rank reports."""
+def _ray_rank(config: dict[str, Any]) -> dict[str, Any]:
+    """Runs on a Ray Train worker; rank 0 writes the checkpoints, into a folder that all nodes share. Returns the loop state."""
     import ray.train
     import ray.train.torch
 
@@ -307,41 +322,14 @@ def _ray_rank(config: dict[str, Any]) -> None:
     if device.type == "cuda":
         torch.cuda.set_device(device)  # Ray shows a worker all GPUs of its node
     job, data = TrainJob.model_validate(config["job"]), config["data"]
-    if data.kind == "stream":
-        data = Data(
-            data.classes, "stream", ray.train.get_dataset_shard("train"), ray.train.get_dataset_shard("val"), data.train_rows
-        )
-    found = ray.train.get_checkpoint()
+    checkpoints = Path(config["checkpoints"])
 
-    def report(metrics: dict[str, float], state: LoopState, engine: parallel.Engine) -> None:
-        weights, optimizer_state = (
-            engine.weights(),
-            engine.optimizer_state(),
-        )  # collective for sharded strategies: every rank calls
-        if engine.rank != 0:
-            ray.train.report(metrics, checkpoint=None)
-            return
-        config["epochs"].put((metrics, state))
-        with tempfile.TemporaryDirectory() as scratch:
-            checkpoint.write(Path(scratch), weights, optimizer_state, state)
-            ray.train.report(metrics, checkpoint=ray.train.Checkpoint.from_directory(scratch))
+    def report(metrics: dict[str, float], state: LoopState) -> None:
+        if ray.train.get_context().get_world_rank() == 0:
+            config["epochs"].put((metrics, state))
+        ray.train.report(metrics)
 
-    train_rank(job, data, Path(found.path) if found else None, report)
-
-
-def _feed(job: TrainJob, data: Data, engine: parallel.Engine) -> Feed:
-    if data.kind == "stream":
-        return OffloadFeed(data.train, data.val, data.train_rows, job.train.batch_size, engine.world, engine.device)
-    train, val = _fetch(data.train), _fetch(data.val)
-    return CacheFeed(train, val, job.train.batch_size, job.run.seed, engine.rank, engine.world, engine.device)
-
-
-def _in_store(classes: tuple[str, ...], kind: str, train: Samples, val: Samples) -> Data:
-    return Data(classes, kind, ray.put(train), ray.put(val), len(train))
-
-
-def _fetch(samples: Any) -> Samples:
-    return ray.get(samples) if isinstance(samples, ray.ObjectRef) else samples  # type: ignore[no-any-return]
+    return train_rank(job, data, newest(checkpoints), saver(checkpoints), report).to_dict()
 
 
 def _result(key: str, pinned: Pinned, outcome: dict[str, Any], seconds: float) -> TrainResult:

@@ -1,86 +1,140 @@
-"""Nothing is lost, nothing comes twice, and the world size changes nothing but who does the work."""
+"""Every sample exactly once, the same global batches at every world size, resumable at any step, and well shuffled."""
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raypipe.feed import order
-from raypipe.feed.dataset import CacheFeed, Samples
+from raypipe.feed.order import Order, Step, balanced_weights, evaluation, rank_slice, resample
 
-WORLDS = st.integers(1, 9)
+SIZES = st.lists(st.integers(1, 30), min_size=1, max_size=40).map(np.array)
 SEEDS = st.integers(0, 2**31)
+ORDERS = st.builds(Order, SIZES, st.integers(1, 24), SEEDS, st.integers(1, 12), st.integers(1, 4), st.booleans())
+WORLDS = [1, 2, 3, 4, 6]
 
 
-def samples(count: int) -> Samples:
-    """Row i holds the number i."""
-    rows = np.arange(count)
-    return Samples(rows.astype(np.float32)[:, None], rows.astype(np.int64), tuple(map(str, rows)))
+def batches(order: Order, epoch: int, world: int = 1, step: int = 0) -> list[list[int]]:
+    """Global batches, dealt back together from every rank's steps."""
+    ranks = [[s.samples_B.tolist() for s in order.rank(epoch, step, rank, world)] for rank in range(world)]
+    return [[i for turn in zip(*parts, strict=True) for i in turn] for parts in zip(*ranks, strict=True)]
 
 
-def feeds(train: int, val: int, batch_size: int, world: int, seed: int = 3) -> list[CacheFeed]:
-    return [CacheFeed(samples(train), samples(val), batch_size, seed, rank, world) for rank in range(world)]
+@given(order=ORDERS, epoch=st.integers(0, 100))
+def test_the_stream_of_an_epoch_is_every_sample_exactly_once(order: Order, epoch: int) -> None:
+    laid = order.epoch(epoch)
+    samples, until = laid.at(np.arange(order.samples))
+    assert sorted(samples.tolist()) == list(range(order.samples))
+    assert (until > np.arange(order.samples)).all() and until.max() <= order.samples + order.shards
+    backwards, _ = order.epoch(epoch).at(np.arange(order.samples)[::-1])
+    assert backwards[::-1].tolist() == samples.tolist()  # any position on its own
 
 
-@given(batches=st.integers(1, 20), batch_size=st.integers(1, 40), seed=SEEDS, epoch=st.integers(0, 1000))
-def test_every_sample_comes_exactly_once_an_epoch_when_the_batch_divides(
-    batches: int, batch_size: int, seed: int, epoch: int
+@given(order=ORDERS, epoch=st.integers(0, 100))
+def test_what_does_not_fill_a_batch_is_dropped_or_filled_up_as_asked(order: Order, epoch: int) -> None:
+    found = batches(order, epoch)
+    seen = list(itertools.chain.from_iterable(found))
+    assert len(found) == order.steps >= 1
+    if not order.drop_last:
+        assert {len(b) for b in found} == {order.batch_size} and set(seen) == set(range(order.samples))
+    elif order.samples >= order.batch_size:
+        assert {len(b) for b in found} == {order.batch_size}
+        assert len(set(seen)) == len(seen) > order.samples - order.batch_size
+    else:
+        assert sorted(seen) == list(range(order.samples))
+
+
+@given(sizes=SIZES, per_rank=st.integers(1, 4), seed=SEEDS, epoch=st.integers(0, 9), data=st.data())
+def test_the_rest_of_an_epoch_is_the_same_at_every_world_size_from_any_step(
+    sizes: np.ndarray, per_rank: int, seed: int, epoch: int, data: st.DataObject
 ) -> None:
-    seen = list(order.global_batches(order.epoch_order(batches * batch_size, seed, epoch), batch_size))
-    assert [len(b) for b in seen] == [batch_size] * batches
-    assert sorted(np.concatenate(seen).tolist()) == list(range(batches * batch_size))
+    order = Order(sizes, 12 * per_rank, seed)
+    alone = batches(order, epoch)
+    step = data.draw(st.integers(0, order.steps))
+    for world in WORLDS if order.samples >= order.batch_size else [1]:
+        assert batches(order, epoch, world, step) == alone[step:]
 
 
-@given(count=st.integers(1, 300), batch_size=st.integers(1, 64), seed=SEEDS)
-def test_what_does_not_fill_a_batch_waits_for_another_epoch(count: int, batch_size: int, seed: int) -> None:
-    seen = list(order.global_batches(order.epoch_order(count, seed, 0), batch_size))
-    assert len(seen) == order.steps_per_epoch(count, batch_size) >= 1
-    rows = np.concatenate(seen).tolist()
-    assert len(set(rows)) == len(rows) >= min(count, count - batch_size + 1)
+@given(sizes=SIZES, seed=SEEDS, world=st.sampled_from(WORLDS))
+def test_a_rank_reads_only_its_own_shards(sizes: np.ndarray, seed: int, world: int) -> None:
+    order = Order(sizes, 12, seed, drop_last=False)
+    laid = order.epoch(0)
+    for rank, step in [(r, s) for r in range(world) for s in order.rank(0, 0, r, world)]:
+        positions = np.arange(step.done - order.batch_size, step.done)
+        if step.done == order.batch_size * ((step.done - 1) // order.batch_size + 1) <= order.samples:
+            assert step.samples_B.tolist() == laid.at(positions[positions % world == rank])[0].tolist()
 
 
-@given(batch=st.integers(1, 64), world=WORLDS)
+@given(order=ORDERS, epoch=st.integers(0, 100))
+def test_row_groups_in_need_are_bounded_by_the_windows(order: Order, epoch: int) -> None:
+    bounds = np.cumsum(order.sizes_F)
+    held: dict[int, int] = {}
+    most = 0
+    for step in order.rank(epoch, 0, 0, 1):
+        groups = np.searchsorted(bounds, step.samples_B, side="right")
+        for group, until in zip(groups.tolist(), step.until_B.tolist(), strict=True):
+            held[group] = max(held.get(group, 0), until)
+        most = max(most, len(held))
+        held = {g: until for g, until in held.items() if until > step.done}
+    spread = order.batch_size // order.shards + 2  # a batch may come to the next windows before it has left these
+    assert most <= order.shards * order.window * (1 + spread)
+
+
+@given(sizes=SIZES, seed=SEEDS, epoch=st.integers(0, 100))
+def test_epochs_and_seeds_differ_and_repeat_themselves(sizes: np.ndarray, seed: int, epoch: int) -> None:
+    sizes = np.append(sizes, [30, 30])
+    order = Order(sizes, 8, seed)
+    assert batches(order, epoch) == batches(Order(sizes, 8, seed), epoch)
+    assert batches(order, epoch) != batches(order, epoch + 1)
+    assert batches(order, epoch) != batches(Order(sizes, 8, seed + 1), epoch)
+
+
+def test_a_batch_is_spread_over_nearly_as_many_row_groups_as_a_full_shuffle_would_do() -> None:
+    """Of 1,000 row groups of 128, a batch of 64 drawn at will touches 62; windows of 2 in 12 shards allow 24 at most."""
+    sizes = np.full(1000, 128)
+    bounds = np.cumsum(sizes)
+
+    def distinct(order: Order) -> float:
+        steps = itertools.islice(order.rank(0, 0, 0, 1), 200)
+        return float(np.mean([len(np.unique(np.searchsorted(bounds, s.samples_B, side="right"))) for s in steps]))
+
+    assert 21 < distinct(Order(sizes, 64, 0)) <= 24
+    assert distinct(Order(sizes, 64, 0, shards=48, window=4)) > 0.85 * distinct(Order(sizes, 64, 0, shards=1, window=1000))
+
+
+@given(weights=st.lists(st.floats(0.01, 100), min_size=1, max_size=200).map(np.array), seed=SEEDS)
+def test_weighted_sampling_draws_as_often_as_the_weights_say(weights: np.ndarray, seed: int) -> None:
+    copies = resample(weights, np.random.default_rng(seed))
+    assert copies.sum() == len(weights)
+    assert (np.abs(copies - weights / weights.sum() * len(weights)) < 1 + 1e-6).all()
+
+
+def test_balanced_sampling_shows_every_class_equally_often() -> None:
+    labels = np.repeat([0, 1, 2], [900, 90, 9])
+    order = Order(np.full(9, 111), 37, 0, weights_N=balanced_weights(labels))
+    counts = np.bincount(labels[list(itertools.chain.from_iterable(batches(order, 0)))])
+    assert counts.tolist() == pytest.approx([333, 333, 333], abs=2)
+    assert batches(order, 0, 3, 5) == [sorted_as(b, 3) for b in batches(order, 0, 1, 5)]
+
+
+def sorted_as(batch: list[int], world: int) -> list[int]:
+    """37 does not divide by 3: ranks are filled up from the batch's start."""
+    return [*batch, *batch[: -len(batch) % world]]
+
+
+@given(batch=st.integers(1, 64), world=st.integers(1, 9))
 def test_ranks_share_a_batch_evenly_and_lose_no_row(batch: int, world: int) -> None:
-    rows = np.arange(100, 100 + batch)
-    shares = [order.rank_slice(rows, rank, world) for rank in range(world)]
+    shares = [rank_slice(np.arange(100, 100 + batch), rank, world) for rank in range(world)]
     assert {len(s) for s in shares} == {-(-batch // world)}
-    assert set(np.concatenate(shares).tolist()) == set(rows.tolist())
-    if batch % world == 0:
-        assert sorted(np.concatenate(shares).tolist()) == rows.tolist()
+    assert set(np.concatenate(shares).tolist()) == set(range(100, 100 + batch))
 
 
-@given(batches=st.integers(1, 8), per_rank=st.integers(1, 8), world=WORLDS, epoch=st.integers(0, 50))
-def test_global_batches_are_the_same_at_every_world_size(batches: int, per_rank: int, world: int, epoch: int) -> None:
-    size = per_rank * world
-    alone = [set(labels.tolist()) for _, labels in feeds(batches * size, 1, size, 1)[0].train(epoch)]
-    ranks = [[labels.tolist() for _, labels in feed.train(epoch)] for feed in feeds(batches * size, 1, size, world)]
-    together = [set().union(*parts) for parts in zip(*ranks, strict=True)]
-    assert together == alone
-
-
-@given(train=st.integers(1, 120), val=st.integers(1, 120), batch_size=st.integers(1, 40), world=WORLDS)
-def test_every_rank_sees_equally_many_batches_and_validation_rows_come_exactly_once(
-    train: int, val: int, batch_size: int, world: int
-) -> None:
-    ranks = feeds(train, val, batch_size, world)
-    sizes = [[len(labels) for _, labels in feed.train(0)] for feed in ranks]
-    assert sizes == [sizes[0]] * world
-    validated = [[labels.tolist() for _, labels in feed.val()] for feed in ranks]
-    assert len({len(batches) for batches in validated}) == 1  # sharded strategies gather weights in step, also here
-    assert sorted(row for batches in validated for batch in batches for row in batch) == list(range(val))
-    assert max(len(batch) for batches in validated for batch in batches) <= batch_size
-
-
-@given(seed=SEEDS, epoch=st.integers(0, 100))
-def test_epochs_and_seeds_differ_and_repeat_themselves(seed: int, epoch: int) -> None:
-    first = order.epoch_order(64, seed, epoch).tolist()
-    assert first == order.epoch_order(64, seed, epoch).tolist()
-    assert first != order.epoch_order(64, seed, epoch + 1).tolist()
-    assert first != order.epoch_order(64, seed + 1, epoch).tolist()
-
-
-def test_inputs_and_labels_stay_together() -> None:
-    for feed in feeds(50, 13, 8, 2):
-        for inputs, labels in [*feed.train(4), *feed.val()]:
-            assert inputs[:, 0].long().tolist() == labels.tolist()
+@given(sizes=SIZES, batch_size=st.integers(1, 40), world=st.integers(1, 9))
+def test_an_evaluation_sees_every_sample_once_in_equally_many_batches(sizes: np.ndarray, batch_size: int, world: int) -> None:
+    ranks: list[list[Step]] = [list(evaluation(sizes, batch_size, rank, world)) for rank in range(world)]
+    assert len({len(steps) for steps in ranks}) == 1  # sharded weights gather in step
+    assert sorted(i for steps in ranks for s in steps for i in s.samples_B.tolist()) == list(range(int(sizes.sum())))
+    assert max(len(s.samples_B) for steps in ranks for s in steps) <= batch_size

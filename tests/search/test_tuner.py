@@ -14,11 +14,11 @@ from torch.nn.functional import cross_entropy
 
 from raypipe.config import replace
 from raypipe.errors import ConfigError, RaypipeError
-from raypipe.feed import read
-from raypipe.feed.dataset import pin
 from raypipe.search import tuner
 from raypipe.search.tuner import SearchJob, SearchResult, search
 from raypipe.train import checkpoint, trainer
+
+from ..pixels import decoded
 
 Searches = Callable[..., SearchJob]
 Searched = tuple[SearchJob, SearchResult]
@@ -67,9 +67,9 @@ def test_the_best_trials_checkpoint_reproduces_its_metric(searched: Searched) ->
     assert result.best.metrics[result.metric] == result.trials[0].metric == min(m[result.metric] for m in result.best.history)
     assert checkpoint.verify(Path(result.best.checkpoint)) is None
     model = trainer.assemble(result.job, result.best)
-    val = read.pixel_samples(pin(job.table, job.feed), "val", job.model, job.feed)
+    pixels_NHWC, labels_N, _ = decoded(job)
     with torch.no_grad():
-        loss = cross_entropy(model(torch.from_numpy(val.inputs)), torch.from_numpy(val.labels))
+        loss = cross_entropy(model(torch.from_numpy(pixels_NHWC)), torch.from_numpy(labels_N))
     assert float(loss) == pytest.approx(result.trials[0].metric, rel=1e-4)
 
 

@@ -112,7 +112,7 @@ def test_writing_over_an_old_one_never_mixes_the_two(tmp_path: Path, monkeypatch
 
 
 def test_only_the_named_epochs_are_kept(three: list[Path]) -> None:
-    checkpoint.keep(three[0].parent, {0, 2})
+    checkpoint.keep(three[0].parent, {"epoch-0000", "epoch-0002"})
     assert sorted(p.name for p in three[0].parent.iterdir()) == ["epoch-0000", "epoch-0002"]
 
 

@@ -9,38 +9,40 @@ import pytest
 import torch
 
 from raypipe.config import validate
-from raypipe.feed.dataset import Samples
+from raypipe.feed.feed import Source
 from raypipe.train import checkpoint
 from raypipe.train.loop import LoopState
 from raypipe.train.parallel import Engine, parameter_groups
 from raypipe.train.trainer import Data, TrainJob, train_rank, trainable
 
+from ..pixels import memory
+
 CLASSES = ("dark", "bright")
 
 
-def toy(images: int, seed: int, shuffled: bool = False) -> Samples:
+def toy(images: int, seed: int, shuffled: bool = False) -> Source:
     """32 px noise around 90 or 160: a child could tell them apart, unless the labels are shuffled."""
     rng = np.random.default_rng(seed)
     labels = np.arange(images) % 2
     pixels = rng.normal(np.array([90, 160])[labels][:, None, None, None], 40, (images, 32, 32, 3)).clip(0, 255)
     shown = rng.permutation(labels) if shuffled else labels
-    return Samples(pixels.astype(np.uint8), shown.astype(np.int64), tuple(map(str, range(images))))
+    return memory(pixels.astype(np.uint8), shown)
 
 
 def pixels(shuffled: bool = False) -> Data:
-    return Data(CLASSES, "pixels", toy(48, 1, shuffled), toy(20, 2, shuffled), 48)
+    return Data(CLASSES, False, toy(48, 1, shuffled), toy(20, 2, shuffled))
 
 
 def features() -> Data:
     rng = np.random.default_rng(5)
     scales = rng.uniform(0.1, 50, 64)
 
-    def samples(rows: int) -> Samples:
+    def samples(rows: int) -> Source:
         labels = np.arange(rows) % 2
         inputs = rng.normal(labels[:, None] * 2.0, 1.0, (rows, 64)) * scales
-        return Samples(inputs.astype(np.float32), labels.astype(np.int64), tuple(map(str, range(rows))))
+        return memory(inputs.astype(np.float32), labels)
 
-    return Data(CLASSES, "features", samples(60), samples(30), 60)
+    return Data(CLASSES, True, samples(60), samples(30))
 
 
 def job(**train: object) -> TrainJob:
@@ -57,27 +59,30 @@ def job(**train: object) -> TrainJob:
 
 
 class Recorder:
-    """What a run reports, a checkpoint an epoch, and a power cut after epoch `dies_after`."""
+    """What a run reports, its checkpoints, and a power cut after epoch `dies_after`, or after a step of it."""
 
-    def __init__(self, folder: Path, dies_after: int | None = None) -> None:
+    def __init__(self, folder: Path, dies_after: tuple[int, int] | None = None) -> None:
         self.folder, self.dies_after = folder, dies_after
         self.epochs: list[int] = []
         self.metrics: list[dict[str, float]] = []
         self.weights: dict[str, torch.Tensor] = {}
 
-    def __call__(self, metrics: dict[str, float], state: LoopState, engine: Engine) -> None:
+    def report(self, metrics: dict[str, float], state: LoopState) -> None:
         self.epochs.append(state.epoch)
         self.metrics.append(metrics)
+
+    def save(self, state: LoopState, engine: Engine) -> None:
         self.weights = {k: v.clone() for k, v in engine.weights().items()}
-        checkpoint.write(self.folder / f"epoch-{state.epoch - 1:04d}", self.weights, engine.optimizer_state(), state)
-        if state.epoch == self.dies_after:
+        name = checkpoint.name(state.epoch, state.step)
+        checkpoint.write(self.folder / name, self.weights, engine.optimizer_state(), state)
+        if (state.epoch, state.step) == self.dies_after:
             raise KeyboardInterrupt("power cut")
 
 
 @pytest.mark.parametrize("data", [pixels(), features()], ids=["pixels", "features"])
 def test_it_learns_what_can_be_learnt_and_reports_once_an_epoch(data: Data, tmp_path: Path) -> None:
     told = Recorder(tmp_path)
-    state = train_rank(job(), data, None, told)
+    state = train_rank(job(), data, None, told.save, told.report)
     assert told.epochs == [1, 2, 3, 4, 5, 6] and state.history == told.metrics
     assert state.history[-1]["val_accuracy"] >= 0.95
     assert state.history[-1]["train_loss"] < 0.5 * state.history[0]["train_loss"]
@@ -86,22 +91,28 @@ def test_it_learns_what_can_be_learnt_and_reports_once_an_epoch(data: Data, tmp_
 
 def test_it_learns_in_bf16_too(tmp_path: Path) -> None:
     told = Recorder(tmp_path)
-    state = train_rank(job(precision="bf16"), pixels(), None, told)
+    state = train_rank(job(precision="bf16"), pixels(), None, told.save, told.report)
     assert state.history[-1]["val_accuracy"] >= 0.95
     assert {w.dtype for name, w in told.weights.items() if "num_batches" not in name} == {torch.float32}
 
 
-@pytest.mark.parametrize("epochs_done", [1, 4])
-def test_a_resumed_run_ends_bit_for_bit_where_an_uninterrupted_one_does(tmp_path: Path, epochs_done: int) -> None:
+@pytest.mark.parametrize(("epochs_done", "steps_done"), [(1, 0), (4, 0), (0, 1), (3, 2)])
+def test_a_resumed_run_ends_bit_for_bit_where_an_uninterrupted_one_does(
+    tmp_path: Path, epochs_done: int, steps_done: int
+) -> None:
     """Dropout, augmentation, order and schedule all go on where they were."""
-    whole, cut, resumed = Recorder(tmp_path / "whole"), Recorder(tmp_path / "cut", epochs_done), Recorder(tmp_path / "cut")
-    train_rank(job(), pixels(), None, whole)
+    whole, cut, resumed = (
+        Recorder(tmp_path / "whole"),
+        Recorder(tmp_path / "cut", (epochs_done, steps_done)),
+        Recorder(tmp_path / "cut"),
+    )
+    train_rank(job(), pixels(), None, whole.save, whole.report)
     with pytest.raises(KeyboardInterrupt, match="power cut"):
-        train_rank(job(), pixels(), None, cut)
+        train_rank(job(checkpoint_steps=1), pixels(), None, cut.save, cut.report)
     found, skipped = checkpoint.newest((tmp_path / "cut").glob("epoch-*"))
     assert found and not skipped
     torch.manual_seed(99)  # another process has another state of its generator
-    state = train_rank(job(), pixels(), found, resumed)
+    state = train_rank(job(), pixels(), found, resumed.save, resumed.report)
     assert resumed.epochs == list(range(epochs_done + 1, 7)) and len(state.history) == 6
     assert whole.weights.keys() == resumed.weights.keys()
     assert all(torch.equal(whole.weights[name], resumed.weights[name]) for name in whole.weights)
@@ -110,16 +121,17 @@ def test_a_resumed_run_ends_bit_for_bit_where_an_uninterrupted_one_does(tmp_path
 
 
 def test_a_finished_run_does_not_train_again(tmp_path: Path) -> None:
-    train_rank(job(epochs=2), pixels(), None, Recorder(tmp_path))
+    first = Recorder(tmp_path)
+    train_rank(job(epochs=2), pixels(), None, first.save, first.report)
     again = Recorder(tmp_path)
-    state = train_rank(job(epochs=2), pixels(), tmp_path / "epoch-0001", again)
+    state = train_rank(job(epochs=2), pixels(), tmp_path / checkpoint.name(2), again.save, again.report)
     assert again.epochs == [] and state.epoch == 2
 
 
 def test_early_stopping_stops(tmp_path: Path) -> None:
     told = Recorder(tmp_path)
     rule = {"metric": "val_loss", "mode": "min", "patience": 3, "min_delta": 0.05}
-    state = train_rank(job(epochs=60, lr=1e-7, stopping=rule), pixels(shuffled=True), None, told)
+    state = train_rank(job(epochs=60, lr=1e-7, stopping=rule), pixels(shuffled=True), None, told.save, told.report)
     assert told.epochs[-1] == state.epoch == state.best_epoch + 4 < 60
 
 
@@ -127,7 +139,9 @@ def test_equal_seeds_give_equal_weights_and_other_seeds_others(tmp_path: Path) -
     runs = [Recorder(tmp_path / str(i)) for i in range(3)]
     for told, seed in zip(runs, (1, 1, 2), strict=True):
         one = job(epochs=1)
-        train_rank(one.model_copy(update={"run": one.run.model_copy(update={"seed": seed})}), pixels(), None, told)
+        train_rank(
+            one.model_copy(update={"run": one.run.model_copy(update={"seed": seed})}), pixels(), None, told.save, told.report
+        )
     first, again, other = (run.weights["head.linear.weight"] for run in runs)
     assert torch.equal(first, again) and not torch.equal(first, other)
 
@@ -137,8 +151,8 @@ def test_clipping_bounds_the_first_step(tmp_path: Path) -> None:
     norms = []
     for clip in (None, 1e-3):
         told = Recorder(tmp_path / str(clip))
-        train_rank(job(epochs=1, batch_size=48, clip_norm=clip), pixels(), None, told)
-        _, optimizer_state, _ = checkpoint.read(tmp_path / str(clip) / "epoch-0000")
+        train_rank(job(epochs=1, batch_size=48, clip_norm=clip), pixels(), None, told.save, told.report)
+        _, optimizer_state, _ = checkpoint.read(tmp_path / str(clip) / checkpoint.name(1))
         moments = [s["exp_avg_sq"].sum() for s in optimizer_state["state"].values()]
         norms.append(float(sum(moments) / (1 - 0.999)) ** 0.5)
     assert norms[1] == pytest.approx(1e-3, rel=0.01) and norms[0] > 10 * norms[1]

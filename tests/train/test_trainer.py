@@ -18,7 +18,6 @@ from torch.nn.functional import cross_entropy
 
 from raypipe.config import load, replace
 from raypipe.errors import ClusterError, ConfigError, RaypipeError
-from raypipe.feed import read
 from raypipe.feed.dataset import pin
 from raypipe.models.zoo import ImageModel
 from raypipe.train import checkpoint, trainer
@@ -26,6 +25,7 @@ from raypipe.train.loop import LoopState
 from raypipe.train.trainer import TrainJob, TrainResult
 from raypipe.watch.check import WatchJob
 
+from ..pixels import decoded
 from .conftest import Jobs
 
 pytestmark = pytest.mark.usefixtures("ray_session")
@@ -34,9 +34,9 @@ pytestmark = pytest.mark.usefixtures("ray_session")
 def judged(job: TrainJob, result: TrainResult) -> tuple[float, float]:
     """(loss, accuracy) of the saved model on the validation split, computed here and not by the run."""
     model: ImageModel = trainer.assemble(job, result)
-    val = read.pixel_samples(pin(job.table, job.feed), "val", job.model, job.feed)
+    pixels_NHWC, labels, _ = decoded(job)
     with torch.no_grad():
-        logits_NC, labels_N = model(torch.from_numpy(val.inputs)), torch.from_numpy(val.labels)
+        logits_NC, labels_N = model(torch.from_numpy(pixels_NHWC)), torch.from_numpy(labels)
     return float(cross_entropy(logits_NC, labels_N)), float((logits_NC.argmax(1) == labels_N).float().mean())
 
 
@@ -82,15 +82,53 @@ def test_an_interrupted_run_goes_on_from_its_newest_whole_checkpoint(jobs: Jobs,
     with pytest.raises(KeyboardInterrupt, match="power cut"):
         trainer.run(job, progress=dies)
     folder = job.run.path / "train" / job.training_key(pin(job.table, job.feed).version)
-    torn = folder / "checkpoints" / "epoch-0002" / "weights.safetensors"
+    torn = folder / "checkpoints" / checkpoint.name(3) / "weights.safetensors"
     torn.write_bytes(torn.read_bytes()[:100])
     result = trainer.run(job, progress=lambda metrics, state: told.append(state.epoch))
     assert told in (
         [1, 2, 3, 3, 4, 5],
         [1, 2, 3, 2, 3, 4, 5],
     )  # the best epoch and the last are kept: 3 is torn, 2 or 1 is whole
-    assert "epoch-0002: weights.safetensors is missing or cut short" in caplog.text
+    assert "epoch-0003-step-0000000: weights.safetensors is missing or cut short" in caplog.text
     assert len(result.history) == 5
+
+
+def test_a_run_killed_mid_epoch_on_two_workers_goes_on_with_one_at_the_next_sample(jobs: Jobs, tmp_path: Path) -> None:
+    """Ids as the workers logged them, as sequences: what came before the checkpoint and what came after it are one epoch."""
+    settings = {"train.epochs": 3, "train.batch_size": 4, "train.checkpoint_steps": 2, "train.max_failures": 0}
+    whole = jobs(**settings, **{"feed.trace": str(tmp_path / "whole")})
+    trainer.run(whole)
+    job = jobs(**settings, **{"feed.trace": str(tmp_path / "two"), "train.workers": 2, "train.timeout_s": 15})
+    job = replace(job, {"run.dir": str(tmp_path / "killed")})
+    folder = job.run.path / "train" / job.training_key(pin(job.table, job.feed).version)
+    killer = Killer(folder, steps=1)
+    killer.start()
+    with pytest.raises(RaypipeError, match="Training failed on a worker"):
+        trainer.run(job)
+    killer.join()
+    at = trainer.newest(folder / "checkpoints")
+    assert killer.killed and at is not None
+    state = json.loads((at / "state.json").read_text())
+    trainer.run(replace(job, {"train.workers": 1, "feed.trace": str(tmp_path / "one")}))
+    expected, before, after = (traced(tmp_path / run) for run in ("whole", "two", "one"))
+    resumed = (state["epoch"], state["step"])
+    assert min(after) == resumed > (0, 0), "the kill came before the first checkpoint"
+    assert {t: ids for t, ids in before.items() if t < resumed} | after == expected
+    assert all(before[t] == expected[t] for t in before)
+
+
+def traced(folder: Path) -> dict[tuple[int, int], list[str]]:
+    """Global batches by (epoch, step): the ranks' samples dealt back together."""
+    lines = [json.loads(line) for f in folder.glob("*.jsonl") for line in f.read_text().splitlines()]
+    batches: dict[tuple[int, int], dict[int, list[str]]] = {}
+    for line in lines:
+        batches.setdefault((line["epoch"], line["step"]), {})[line["rank"]] = line["ids"]
+    worlds = {(line["epoch"], line["step"]): line["world"] for line in lines}
+    return {
+        t: [i for turn in zip(*(ranks[r] for r in sorted(ranks)), strict=True) for i in turn]
+        for t, ranks in batches.items()
+        if len(ranks) == worlds[t]  # a killed rank may not have come to its last batch
+    }
 
 
 def test_two_workers_train_from_a_stream(jobs: Jobs) -> None:
@@ -106,10 +144,11 @@ def test_two_workers_train_from_a_stream(jobs: Jobs) -> None:
 def test_frozen_training_is_the_same_with_one_worker_and_with_two(jobs: Jobs) -> None:
     frozen = {"model.name": "efficientnet_lite0", "model.mode": "frozen", "model.pretrained": True, "model.side_px": 32}
     job = jobs(**frozen, **{"model.dropout": 0.0, "train.epochs": 5, "train.batch_size": 12})
-    alone, together = trainer.run(job), trainer.run(replace(job, {"train.workers": 2}))
+    alone = trainer.run(job)
+    together = trainer.run(replace(job, {"train.workers": 2, "run.dir": job.run.dir + "-2"}))
     for result in (alone, together):
         check_result(job, result)
-    assert alone.key != together.key
+    assert alone.key == together.key  # how many share the work does not change what is learned
     for one, two in zip(alone.history, together.history, strict=True):
         assert two["val_loss"] == pytest.approx(one["val_loss"], rel=1e-3, abs=1e-4)
     assert alone.metrics["val_accuracy"] >= 0.8
@@ -135,17 +174,18 @@ def test_two_workers_train_one_model_and_a_kill_does_not_start_them_over(jobs: J
 
 
 class Killer(threading.Thread):
-    """Waits for the fourth checkpoint under `folder`, notes the history in it and kills one training worker."""
+    """Waits for the fourth epoch's checkpoint under `folder`, or for one inside an epoch, and kills one training worker."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, steps: int | None = None) -> None:
         super().__init__(daemon=True)
-        self.folder, self.killed = folder, 0
+        self.folder, self.steps, self.killed = folder, steps, 0
         self.before: list[dict[str, float]] = []
 
     def run(self) -> None:
         from ray.util.state import list_actors
 
         pids: list[int] = []
+        inside = False
         deadline = time.monotonic() + 120
         while time.monotonic() < deadline and not self.killed:
             if len(pids) < 2:
@@ -153,8 +193,10 @@ class Killer(threading.Thread):
                 pids = [actor.pid for actor in alive if "RayTrainWorker" in actor.class_name and actor.pid]
             for path in self.folder.rglob("state.json"):
                 with contextlib.suppress(OSError, ValueError):  # half written, or removed meanwhile
-                    self.before = max(self.before, json.loads(path.read_text())["history"], key=len)
-            if pids and len(self.before) >= 4:
+                    state = json.loads(path.read_text())
+                    self.before = max(self.before, state["history"], key=len)
+                    inside = inside or (state["step"] > 0 and state["epoch"] > 0)
+            if pids and (inside if self.steps else len(self.before) >= 4):
                 os.kill(pids[-1], signal.SIGKILL)
                 self.killed = pids[-1]
             time.sleep(0.01)
@@ -180,11 +222,10 @@ def test_the_reference_is_the_validation_split_as_the_model_sees_it(jobs: Jobs) 
     job = jobs(**{"train.epochs": 1})
     result = trainer.run(job)
     pinned = pin(job.table, job.feed)
-    for carrier in ("cache", "offload"):
+    for carrier in ("cache", "offload", "threads"):
         found = trainer.reference(replace(job, {"feed.carrier": carrier}), trainer.assemble(job, result), pinned)
-        val = read.pixel_samples(pinned, "val", job.model, job.feed)
-        by_id = np.argsort(found.ids)
-        assert tuple(np.array(found.ids)[by_id]) == val.ids
-        features, scores = trainer.assemble(job, result).predict(val.inputs)
-        np.testing.assert_allclose(found.features_ND[by_id], features, atol=1e-4)
-        np.testing.assert_allclose(found.scores_NC[by_id], scores, atol=1e-4)
+        inputs, _, ids = decoded(job)
+        assert found.ids == ids
+        features, scores = trainer.assemble(job, result).predict(inputs)
+        np.testing.assert_allclose(found.features_ND, features, atol=1e-4)
+        np.testing.assert_allclose(found.scores_NC, scores, atol=1e-4)

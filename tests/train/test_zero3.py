@@ -12,10 +12,9 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from raypipe.errors import ConfigError
-from raypipe.feed import read
-from raypipe.feed.dataset import pin
 from raypipe.train import parallel, trainer
 
+from ..pixels import decoded
 from .conftest import Jobs
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="DeepSpeed compiles its CPU operator with g++")
@@ -54,11 +53,10 @@ def test_two_workers_hold_half_each_and_save_what_a_plain_model_loads(
 
     assert len(result.history) == 5
     assert result.history[-1]["train_loss"] < 0.7 * result.history[0]["train_loss"]
-    pinned = pin(job.table, job.feed)
-    val = read.pixel_samples(pinned, "val", job.model, job.feed)
+    pixels_NHWC, labels_N, _ = decoded(job)
     with torch.no_grad():
-        logits_NC = model(torch.from_numpy(val.inputs))
-        loss = cross_entropy(logits_NC, torch.from_numpy(val.labels))
+        logits_NC = model(torch.from_numpy(pixels_NHWC))
+        loss = cross_entropy(logits_NC, torch.from_numpy(labels_N))
         images = (torch.arange(4 * 32 * 32 * 3).view(4, 32, 32, 3) % 256).to(torch.uint8)
         mine = model(images).numpy()
     assert float(loss) == pytest.approx(result.metrics["val_loss"], rel=1e-4)

@@ -10,14 +10,13 @@ import pyarrow.compute as pc
 import pytest
 
 from raypipe.errors import DataError
-from raypipe.feed import read
-from raypipe.feed.dataset import FeedConfig, Pinned, label_indices, pin
-from raypipe.images.decode import decode
+from raypipe.feed import features
+from raypipe.feed.dataset import FeedConfig, Pinned, label_indices, locate, pin
+from raypipe.feed.feed import fetch
 from raypipe.models.zoo import ModelConfig
 from raypipe.tables import scan
 from raypipe.tables.table import ImageTable, TableConfig, append
 
-SMALL = ModelConfig(name="small_cnn", pretrained=False, mode="finetune")
 FROZEN = ModelConfig(side_px=32)
 FEED = FeedConfig()
 
@@ -39,27 +38,12 @@ def test_pinning_counts_labelled_rows_and_orders_classes(pinned: Pinned) -> None
     assert sum(pinned.counts.values()) == 60
 
 
-@pytest.mark.usefixtures("ray_session")
 @pytest.mark.parametrize("split", ["train", "val"])
-def test_the_stream_yields_every_labelled_row_once(pinned: Pinned, split: str) -> None:
-    expected = labelled(pinned, split)
-    seen: dict[str, int] = {}
-    for batch in read.pixels(pinned, split, SMALL, FEED).iter_batches(batch_size=7, batch_format="numpy"):
-        assert batch["pixels"].dtype == np.uint8 and batch["pixels"].shape[1:] == (32, 32, 3)
-        assert not seen.keys() & set(batch["id"].tolist())
-        seen |= dict(zip(batch["id"].tolist(), batch["label"].tolist(), strict=True))
-    assert {image_id: pinned.classes[label] for image_id, label in seen.items()} == expected
-
-
-@pytest.mark.usefixtures("ray_session")
-def test_pixels_in_memory_are_the_images_in_id_order(pinned: Pinned) -> None:
-    samples = read.pixel_samples(pinned, "val", SMALL, FEED)
-    assert samples.ids == tuple(sorted(labelled(pinned, "val")))
-    rows = scan.rows(pinned.table, pinned.version, ["image_id", "image"], {"split": "val"}).to_pylist()
-    images = {r["image_id"]: r["image"] for r in rows}
-    for image_id, pixels_HWC, label in zip(samples.ids, samples.inputs, samples.labels, strict=True):
-        np.testing.assert_array_equal(pixels_HWC, decode(images[image_id], 32))
-        assert pinned.classes[label] == labelled(pinned, "val")[image_id]
+def test_every_labelled_row_is_located_once(pinned: Pinned, split: str) -> None:
+    rows = locate(pinned, split, FEED)
+    ids = rows.ids.to_pylist()
+    assert {i: pinned.classes[label] for i, label in zip(ids, rows.labels_N, strict=True)} == labelled(pinned, split)
+    assert len(ids) == len(set(ids)) == rows.sizes_F.sum() and len(rows.fragments) == len(rows.sizes_F)
 
 
 @pytest.mark.usefixtures("ray_session")
@@ -67,22 +51,23 @@ def test_features_are_computed_once_and_the_same_at_any_split_of_work(
     pinned: Pinned, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[int] = []
-    embed = read._embed
-    monkeypatch.setattr(read, "_embed", lambda pinned, ids, *rest: asked.append(len(ids)) or embed(pinned, ids, *rest))
-    together = read.feature_samples(pinned, ["train", "val"], FROZEN, FEED, str(tmp_path / "one"))
+    embed = features._embed
+    monkeypatch.setattr(features, "_embed", lambda pinned, ids, *rest: asked.append(len(ids)) or embed(pinned, ids, *rest))
+    together = features.feature_sources(pinned, ["train", "val"], FROZEN, FEED, str(tmp_path / "one"))
     apart = {}
     for split in ("val", "train"):  # the second call computes what the first left
-        apart |= read.feature_samples(pinned, [split], FROZEN, FEED, str(tmp_path / "two"))
+        apart |= features.feature_sources(pinned, [split], FROZEN, FEED, str(tmp_path / "two"))
     counts = pinned.counts
     assert asked == [counts["train"] + counts["val"], counts["val"], counts["train"]]
-    again = read.feature_samples(pinned, ["train", "val"], FROZEN, FEED, str(tmp_path / "two"))
+    again = features.feature_sources(pinned, ["train", "val"], FROZEN, FEED, str(tmp_path / "two"))
     assert len(asked) == 3
     for split in ("train", "val"):
-        assert together[split].inputs.shape == (counts[split], 1280)
+        inputs, rows = fetch(together[split].inputs), fetch(together[split].rows)
+        assert inputs.shape == (counts[split], 1280)
         for other in (apart[split], again[split]):
-            assert together[split].ids == other.ids and together[split].labels.tolist() == other.labels.tolist()
-            np.testing.assert_allclose(together[split].inputs, other.inputs, rtol=1e-4, atol=1e-4)
-    assert set(together["train"].ids) == labelled(pinned, "train").keys()
+            assert rows.ids == fetch(other.rows).ids and rows.labels_N.tolist() == fetch(other.rows).labels_N.tolist()
+            np.testing.assert_allclose(inputs, fetch(other.inputs), rtol=1e-4, atol=1e-4)
+    assert set(fetch(together["train"].rows).ids.to_pylist()) == labelled(pinned, "train").keys()
 
 
 @pytest.mark.usefixtures("ray_session")
@@ -90,7 +75,7 @@ def test_a_label_outside_the_classes_is_named(half_labelled: TableConfig, pinned
     with pytest.raises(DataError, match=r"Labels that the model does not know.*got \['warm'\].*Classes: cold, hot"):
         label_indices(["cold", "warm"], ("cold", "hot"))
     with pytest.raises(DataError, match=r"Labels that the model does not know.*'warm'"):
-        read.pixel_samples(pin(half_labelled, FEED, ("cold", "hot")), "train", SMALL, FEED)
+        locate(pin(half_labelled, FEED, ("cold", "hot")), "train", FEED)
 
 
 def test_what_cannot_train_a_classifier_is_refused(half_labelled: TableConfig) -> None:
@@ -118,6 +103,5 @@ def test_whole_numbers_are_labels_too(half_labelled: TableConfig, tmp_path: Path
     append(str(tmp_path / "theirs"), rows.set_column(1, "label", numbers), "theirs")
     pinned = pin(TableConfig(uri=str(tmp_path / "theirs")), FEED)
     assert pinned.classes == ("0", "1")
-    theirs = read.pixel_samples(pinned, "val", SMALL, FEED)
-    again = read.pixel_samples(pin(half_labelled, FEED), "val", SMALL, FEED)
-    assert theirs.ids == again.ids and theirs.labels.tolist() == again.labels.tolist()
+    theirs, again = locate(pinned, "val", FEED), locate(pin(half_labelled, FEED), "val", FEED)
+    assert theirs.ids == again.ids and theirs.labels_N.tolist() == again.labels_N.tolist()

@@ -1,6 +1,6 @@
-"""Ray Data pipelines from a pinned version: decoded pixels, and features of a frozen backbone.
+"""Features of a frozen backbone.
 
-Features are computed once per image and backbone, and kept in a Delta table beside the run: a search, the final training
+They are computed once per image and backbone, and kept in a Delta table beside the run: a search, the final training
 and a retrain on old plus new rows all read them, and only images never seen before cost a forward pass (30-50 images/s on two
 cores, against 200,000/s for reading a feature back).
 """
@@ -8,16 +8,17 @@ cores, against 200,000/s for reading a feature back).
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import ray
-import ray.data
 import torch
 
-from raypipe.feed.dataset import FeedConfig, Pinned, Samples, label_indices
+from raypipe.feed.dataset import FeedConfig, Pinned, locate
+from raypipe.feed.feed import Source
 from raypipe.images.decode import decode_batch
 from raypipe.models.zoo import ImageModel, ModelConfig, fingerprint
 from raypipe.tables import scan
@@ -26,47 +27,18 @@ from raypipe.tables.table import ImageTable, append
 log = logging.getLogger("raypipe")
 
 
-def pixels(pinned: Pinned, split: str, model: ModelConfig, feed: FeedConfig) -> ray.data.Dataset:
-    """A lazy stream of {pixels: uint8 HWC, label: int64, id: str} rows of one split."""
-    c = pinned.table.columns
-    stream = scan.dataset(pinned.table, pinned.version, [c.id, c.label, c.image], pinned.rows_of(split))
-
-    def decoded(batch: dict[str, Any]) -> dict[str, Any]:
-        keep = [i for i, label in enumerate(batch[c.label]) if label is not None]
-        return {
-            "pixels": decode_batch([batch[c.image][i] for i in keep], model.pixels, feed.threads),
-            "label": label_indices([batch[c.label][i] for i in keep], pinned.classes),
-            "id": np.asarray([str(batch[c.id][i]) for i in keep], dtype=object),
-        }
-
-    return stream.map_batches(decoded, batch_size=64)
-
-
-def pixel_samples(pinned: Pinned, split: str, model: ModelConfig, feed: FeedConfig) -> Samples:
-    """One split decoded into memory, in the order of its ids, whatever order tasks finish in."""
-    parts = list(pixels(pinned, split, model, feed).iter_batches(batch_size=256, batch_format="numpy"))
-    ids = np.concatenate([p["id"] for p in parts])
-    by_id = np.argsort(ids.astype(str), kind="stable")
-    return Samples(
-        np.concatenate([p["pixels"] for p in parts])[by_id],
-        np.concatenate([p["label"] for p in parts])[by_id],
-        tuple(ids[by_id]),
-    )
-
-
-def feature_samples(pinned: Pinned, splits: list[str], model: ModelConfig, feed: FeedConfig, store: str) -> dict[str, Samples]:
-    """The features of the labelled rows of each split, computing only those the store lacks."""
-    c = pinned.table.columns
-    found = scan.rows(pinned.table, pinned.version, [c.id, c.label, c.split], {**pinned.where, c.split: splits}).to_pylist()
-    labelled = {r[c.id]: r for r in found if r[c.label] is not None}
-    features = _features(pinned, set(labelled), model, store)
-    samples = {}
-    for split in splits:
-        ids = sorted(i for i, r in labelled.items() if r[c.split] == split)
-        labels = label_indices([labelled[i][c.label] for i in ids], pinned.classes)
-        inputs = np.stack([features[i] for i in ids]) if ids else np.empty((0, 0), np.float32)
-        samples[split] = Samples(inputs, labels, tuple(ids))
-    return samples
+def feature_sources(pinned: Pinned, splits: list[str], model: ModelConfig, feed: FeedConfig, store: str) -> dict[str, Source]:
+    """The features of the labelled rows of each split as one array in the object store, computing only those it lacks."""
+    rows = {split: locate(pinned, split, feed) for split in splits}
+    features = _features(pinned, {i for r in rows.values() for i in r.ids.to_pylist()}, model, store)
+    sources = {}
+    for split, r in rows.items():
+        inputs = np.stack([features[i] for i in r.ids.to_pylist()])
+        alone = replace(
+            r, sizes_F=np.ones(len(r), np.int64), fragments=(), row_N=None, sha256_N32=None
+        )  # no windows: all is here
+        sources[split] = Source("memory", ray.put(alone), model.pixels, feed, inputs=ray.put(inputs))
+    return sources
 
 
 def _features(pinned: Pinned, ids: set[str], model: ModelConfig, store: str) -> dict[str, np.ndarray]:

@@ -1,0 +1,110 @@
+"""The `cache` carrier: every row group decoded once by a Ray task, kept in the object store, and shared without a copy by
+epochs, workers and trials of a node. Frozen features are carried the same way, as one array.
+
+A batch is then a gather of 150 kB rows, at 20 times the speed of decoding. The first epoch starts when its first windows are
+decoded, not when all is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import ray
+import torch
+
+from raypipe.errors import DataError
+from raypipe.feed.carriers import Bad, Pixels, decode_many, note_bad
+from raypipe.feed.dataset import FeedConfig, Rows
+from raypipe.feed.order import Step
+from raypipe.tables.fragment import Fragment, binary
+
+
+def decode_all(rows: Rows, side_px: int, cfg: FeedConfig, seed: int) -> tuple[Any, ...]:
+    """Start decoding every row group, in the order of epoch 0: (pixels, replacements) references, in table order."""
+    task = ray.remote(_decode_group).options(num_cpus=1, num_returns=2, scheduling_strategy="SPREAD", max_retries=5)
+    bounds = np.concatenate(([0], np.cumsum(rows.sizes_F)))
+    blocks: dict[int, Any] = {}
+    for group in rows.order(cfg, 1, seed).epoch(0).groups():
+        mine = slice(bounds[group], bounds[group + 1])
+        digests = None if rows.sha256_N32 is None else rows.sha256_N32[mine]
+        assert rows.row_N is not None
+        blocks[group] = task.remote(
+            rows.fragments[group], rows.column, rows.storage_options, rows.row_N[mine], digests, side_px
+        )
+    return tuple(blocks[group] for group in range(len(rows.sizes_F)))
+
+
+def _decode_group(
+    fragment: Fragment,
+    column: str,
+    storage_options: dict[str, str] | None,
+    row_n: np.ndarray,
+    digests: np.ndarray | None,
+    side_px: int,
+) -> tuple[np.ndarray, dict[int, tuple[int, str]]]:
+    """(pixels_nHWC, {position of a broken image: (position of the one in its place, reason)})."""
+    values = binary(fragment, column, storage_options)
+    pixels = np.empty((len(row_n), side_px, side_px, 3), np.uint8)
+    bad: Bad = decode_many([memoryview(values[int(r)].as_buffer() or b"") for r in row_n], pixels, digests)
+    broken = {i for i, _ in bad}
+    if len(broken) == len(row_n):
+        raise DataError("No image of a row group is readable", got=fragment.path, fix="raypipe clean")
+    replaced = {}
+    for i, reason in bad:
+        other = next(o for n in range(1, len(row_n)) if (o := (i + n) % len(row_n)) not in broken)
+        pixels[i] = pixels[other]
+        replaced[i] = (other, reason)
+    return pixels, replaced
+
+
+@dataclass
+class Cached:
+    """Batches gathered from decoded blocks; a block is waited for when a batch first needs it."""
+
+    rows: Rows
+    cfg: FeedConfig
+    blocks: Sequence[Any]
+    pinned_memory: bool = False
+    replaced: dict[int, str] = field(default_factory=dict)
+    in_flight_bytes: int = 0
+    _ready: dict[int, tuple[np.ndarray, dict[int, tuple[int, str]]]] = field(default_factory=dict)
+
+    def batches(self, wanted: Iterator[Step]) -> Iterator[Pixels]:
+        bounds = np.concatenate(([0], np.cumsum(self.rows.sizes_F)))
+        for step in wanted:
+            groups = np.searchsorted(bounds, step.samples_B, side="right") - 1
+            blocks = {g: self._block(g) for g in np.unique(groups).tolist()}
+            shape = next(iter(blocks.values()))[0].shape[1:] if blocks else self._block(0)[0].shape[1:]
+            pixels = torch.empty((len(groups), *shape), dtype=torch.uint8, pin_memory=self.pinned_memory)
+            out, samples_B = pixels.numpy(), step.samples_B
+            for slot, (group, sample) in enumerate(zip(groups.tolist(), samples_B.tolist(), strict=True)):
+                block, replaced = blocks[group]
+                at = sample - bounds[group]
+                out[slot] = block[at]
+                if at in replaced:
+                    note_bad(self.rows, self.cfg, self.replaced, sample, replaced[at][1])
+                    samples_B = samples_B.copy()
+                    samples_B[slot] = bounds[group] + replaced[at][0]
+            yield pixels, samples_B
+
+    def _block(self, group: int) -> tuple[np.ndarray, dict[int, tuple[int, str]]]:
+        if group not in self._ready:
+            pixels, replaced = self.blocks[group]
+            self._ready[group] = ray.get(pixels), ray.get(replaced)
+        return self._ready[group]
+
+
+@dataclass
+class InMemory:
+    """Inputs that are one array already: frozen features_ND."""
+
+    inputs_N: np.ndarray
+    replaced: dict[int, str] = field(default_factory=dict)
+    in_flight_bytes: int = 0
+
+    def batches(self, wanted: Iterator[Step]) -> Iterator[Pixels]:
+        for step in wanted:
+            yield torch.from_numpy(self.inputs_N[step.samples_B]), step.samples_B

@@ -1,0 +1,143 @@
+"""Every carrier delivers the same batches for the same plan, from any step, and survives images that have rotted."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+
+from raypipe.errors import DataError
+from raypipe.feed import feed as feeds
+from raypipe.feed.dataset import FeedConfig, pin
+from raypipe.feed.feed import Batch, Feed
+from raypipe.images.decode import decode
+from raypipe.tables.table import TableConfig, append
+
+SIDE, BATCH = 24, 12
+CARRIERS = ["threads", "offload", "cache"]
+pytestmark = pytest.mark.usefixtures("ray_session")
+
+
+def written(folder: Path, textured: Any, rot: dict[int, bytes] | None = None) -> tuple[TableConfig, list[bytes]]:
+    """300 images in files of 100, in three splits; `rot` says which bytes stand where others were hashed."""
+    images = [textured(seed, side_px=32, kind=("PNG", "JPEG")[seed % 2]) for seed in range(300)]
+    for start in range(0, 300, 100):
+        rows = [
+            {
+                "image_id": f"{i:03d}",
+                "label": ("a", "b")[i % 2],
+                "split": ("val" if i % 10 == 9 else "train"),
+                "sha256": hashlib.sha256(images[i]).hexdigest(),
+                "image": (rot or {}).get(i, images[i]),
+            }
+            for i in range(start, start + 100)
+        ]
+        append(str(folder / "table"), pa.Table.from_pylist(rows), "test")
+    return TableConfig(uri=str(folder / "table")), images
+
+
+@pytest.fixture(scope="module")
+def table(textured: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[TableConfig, list[bytes]]:
+    return written(tmp_path_factory.mktemp("feed"), textured)
+
+
+def opened(table: TableConfig, carrier: str, rank: int = 0, world: int = 1, **settings: Any) -> Feed:
+    cfg = FeedConfig(carrier=carrier, shards=6, **settings)
+    sources = feeds.prepare(pin(table, cfg), ["train", "val"], SIDE, cfg, seed=5)
+    assert sources["train"].carrier == carrier
+    return Feed(sources["train"], sources["val"], BATCH, 5, rank, world)
+
+
+def ids(feed: Feed, batch: Batch, split: str = "train") -> list[str]:
+    rows = feed._train_rows if split == "train" else feed._val_rows
+    return rows.ids.take(batch.samples_B).to_pylist()  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("carrier", CARRIERS)
+def test_batches_are_the_images_and_labels_of_the_plan(table: Any, carrier: str) -> None:
+    config, images = table
+    feed = opened(config, carrier)
+    for epoch in (0, 1):
+        seen = []
+        for batch in feed.train(epoch):
+            assert batch.inputs.dtype == torch.uint8 and batch.inputs.shape == (BATCH, SIDE, SIDE, 3)
+            for pixels_HWC, label, i in zip(batch.inputs.numpy(), batch.labels_B.tolist(), ids(feed, batch), strict=True):
+                np.testing.assert_array_equal(pixels_HWC, decode(images[int(i)], SIDE))
+                assert label == int(i) % 2
+            seen += ids(feed, batch)
+        assert len(set(seen)) == len(seen) == 264 and feed.state() == (epoch + 1, 0)  # 270 rows in batches of 12
+    assert sorted(i for b in feed.val() for i in ids(feed, b, "val")) == [f"{i:03d}" for i in range(9, 300, 10)]
+    feed.close()
+
+
+def test_all_carriers_and_world_sizes_deliver_identical_batches_and_resume_at_any_step(table: Any) -> None:
+    whole = [b.inputs for b in opened(table[0], "threads").train(3)]
+    for carrier in CARRIERS:
+        for world, step in ((1, 7), (2, 0), (3, 11)):
+            ranks = [opened(table[0], carrier, rank, world).train(3, step) for rank in range(world)]
+            for t, parts in enumerate(zip(*ranks, strict=True), start=step):
+                together = torch.stack([p.inputs for p in parts], 1).flatten(0, 1)
+                assert torch.equal(together, whole[t]), (carrier, world, t)
+
+
+@pytest.mark.parametrize("carrier", CARRIERS)
+def test_a_rotten_image_is_replaced_by_its_neighbour_and_reported(
+    textured: Any, tmp_path: Path, carrier: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One whose bytes were cut, and one that still decodes but is another picture than was ingested."""
+    caplog.set_level(logging.WARNING, logger="raypipe")
+    config, images = written(tmp_path, textured, {17: b"no image", 40: textured(999, side_px=32)})
+    feed = opened(config, carrier, drop_last=False)
+    seen: list[str] = []
+    for batch in feed.train(0):
+        for pixels_HWC, label, i in zip(batch.inputs.numpy(), batch.labels_B.tolist(), ids(feed, batch), strict=True):
+            np.testing.assert_array_equal(pixels_HWC, decode(images[int(i)], SIDE))
+            assert label == int(i) % 2
+        seen += ids(feed, batch)
+    assert feed.replaced == 2 and not {"017", "040"} & set(seen)
+    assert seen.count("018") >= 2 and seen.count("041") >= 2
+    assert "Image 017 is broken (" in caplog.text and "Image 040 is broken (its bytes do not match their sha256)" in caplog.text
+    feed.close()
+    with pytest.raises(DataError, match=r"Image 0(17|40) is broken.*on_bad=stop"):
+        list(opened(config, carrier, on_bad="stop", drop_last=False).train(0))
+
+
+def test_a_cache_that_does_not_fit_falls_back_and_says_so(table: Any, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="raypipe")
+    assert feeds.choose(FeedConfig(carrier="cache", cache_mb=10), 11) == "threads"
+    assert "The cache cannot hold 11 MB" in caplog.text
+    assert feeds.choose(FeedConfig(cache_mb=10), 11) == "threads" and feeds.choose(FeedConfig(cache_mb=10), 9) == "cache"
+
+
+def test_row_groups_in_flight_are_bounded(table: Any) -> None:
+    feed = opened(table[0], "threads")
+    assert feed.in_flight_bytes == 0
+    list(feed.train(0))
+    feed.close()
+    assert 0 < feed.in_flight_bytes <= sum(f.bytes for f in feed._train_rows.fragments)
+
+
+def test_weights_come_from_a_column_and_must_be_weights(tmp_path: Path, textured: Any) -> None:
+    rows = [
+        {
+            "image_id": str(i),
+            "label": "ab"[i % 2],
+            "split": ("train", "val")[i % 4 == 3],
+            "w": float(i % 2),
+            "image": textured(i),
+        }
+        for i in range(60)
+    ]
+    append(str(tmp_path / "t"), pa.Table.from_pylist(rows), "test")
+    config = TableConfig(uri=str(tmp_path / "t"))
+    feed = opened(config, "threads", sampling="weighted", weights="w")
+    assert {int(i) % 2 for b in feed.train(0) for i in ids(feed, b)} == {1}
+    feed.close()
+    with pytest.raises(DataError, match="no column 'x'"):
+        opened(config, "threads", sampling="weighted", weights="x")
