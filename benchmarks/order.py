@@ -3,8 +3,8 @@
 python -m benchmarks.order [--images 100000000] [--groups 1000000]
 
 Sequences: a table of uneven row groups, 20 random steps, world sizes 1, 2, 3, 4, 6: the rest of the epoch from each, dealt back
-together from the ranks, against the uninterrupted epoch. Plan: seconds and memory of this process from the row group sizes to the
-first batch, and of a batch after it.
+together from the ranks, against the uninterrupted epoch. Plan: seconds and memory from the row group sizes to the first batch,
+and of a batch after it.
 """
 
 from __future__ import annotations

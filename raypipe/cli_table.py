@@ -63,7 +63,7 @@ def diff(
     overrides: Overrides = None,
     json: Json = False,
 ) -> None:
-    """Images added, removed, relabelled, or in another split. Example: [bold]raypipe table diff tables/solar raw clean[/bold]"""
+    """Images added, removed, relabelled, or moved. Example: [bold]raypipe table diff tables/solar raw clean[/bold]"""
     console, (opened, _) = _console(json), _opened(table, overrides)
     from raypipe.tables import versions
 
