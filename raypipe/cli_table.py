@@ -12,7 +12,8 @@ from typing import Annotated, Any
 
 import typer
 
-from raypipe.cluster.connect import ClusterConfig, close, connect, prepare_environment
+from raypipe.cluster import connect as cluster
+from raypipe.cluster.connect import ClusterConfig, prepare_environment
 from raypipe.config import load
 from raypipe.console import Console
 from raypipe.errors import ConfigError
@@ -163,13 +164,13 @@ def export(
     pinned = opened.pin(next(iter(given.values()), chosen.version))
     conditions = {**chosen.where, **_conditions(where or [])}
     if workers:
-        connect(ClusterConfig(cpus=workers))
+        cluster.connect(ClusterConfig(cpus=workers))
     try:
         with console.progress(f"Exporting {pinned}", "rows") as tick:
             done = room.export(opened, pinned, out, _split(columns), conditions, limit, workers > 0, overwrite, tick)
     finally:
         if workers:
-            close()
+            cluster.close()
     _tell(console, {"table": str(pinned), "rows": done, "out": str(out)})
 
 
