@@ -116,7 +116,7 @@ def try_decode(encoded: memoryview | bytes, out_HWC: np.ndarray, digest_32: np.n
     try:
         decode_into(encoded, out_HWC)
     except BadImage as e:
-        return e.detail
+        return f"{e.reason}: {e.detail}"
     return None
 
 

@@ -11,7 +11,15 @@ from deltalake import DeltaTable
 
 from raypipe.errors import DataError
 
-READABLE_FEATURES = {"timestampNtz", "v2Checkpoint", "vacuumProtocolCheck", "deletionVectors", "columnMapping"}
+READABLE_FEATURES = {
+    "timestampNtz",
+    "v2Checkpoint",
+    "vacuumProtocolCheck",
+    "deletionVectors",
+    "columnMapping",
+    "typeWidening",  # each file is read in its own types, then cast: exact for every widening that the protocol allows
+    "typeWidening-preview",
+}
 MODES = {"none", "name", "id"}
 
 
@@ -19,6 +27,8 @@ def preflight(table: DeltaTable) -> None:
     """Raise DataError naming the feature that this version cannot read; return silently when every row will be right."""
     protocol = table.protocol()
     unreadable = set(protocol.reader_features or ()) - READABLE_FEATURES
+    if '"variant"' not in table.schema().to_json():
+        unreadable.discard("variantType")  # deltalake itself lists it when it sets a property (1.6), with no such column
     mode = table.metadata().configuration.get("delta.columnMapping.mode") or "none"
     if mode not in MODES:
         unreadable.add(f"columnMapping ({mode})")

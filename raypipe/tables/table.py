@@ -26,7 +26,13 @@ from raypipe.errors import DataError, nearest
 from raypipe.tables import protocol
 
 ROWS_PER_GROUP = 128
-SAME_ROWS = {"SET TBLPROPERTIES", "OPTIMIZE", "VACUUM START", "VACUUM END"}  # commits that change no row
+SAME_ROWS = {
+    "SET TBLPROPERTIES",
+    "UPDATE FIELD METADATA",
+    "OPTIMIZE",
+    "VACUUM START",
+    "VACUUM END",
+}  # commits that change no row
 TAG_PREFIX = "raypipe.tag."
 UNITY = "uc://"  # deltalake asks the catalog for the place and for short-lived credentials, on every worker anew
 FROM = "raypipe.from"  # commit property: the version that this commit's rows are from, uri@vN, or @vN of the same table
@@ -187,8 +193,11 @@ class ImageTable:
         return max(before)
 
     def tags(self) -> dict[str, int]:
-        properties = self.delta().metadata().configuration
-        return {k.removeprefix(TAG_PREFIX): int(v) for k, v in properties.items() if k.startswith(TAG_PREFIX) and v is not None}
+        delta = self.delta()
+        named = dict(delta.metadata().configuration)
+        for column in delta.schema().fields:
+            named |= column.metadata
+        return {k.removeprefix(TAG_PREFIX): int(v) for k, v in named.items() if k.startswith(TAG_PREFIX) and v is not None}
 
     def tag(self, name: str, version: int | None = None, move: bool = False) -> TableVersion:
         """Name a version. Naming the same one again does nothing; moving a tag must be asked for."""
@@ -207,9 +216,15 @@ class ImageTable:
                 rule="Tags are promises to whoever reads them",
                 fix="Pass --move to move it",
             )
-        self.delta().alter.set_table_properties(
-            {TAG_PREFIX + name: str(pinned.version)}, raise_if_not_exists=False, commit_properties=told(f"tag {name}")
-        )
+        delta, named = self.delta(), {TAG_PREFIX + name: str(pinned.version)}
+        if delta.protocol().reader_features:
+            # deltalake 1.6 adds `variantType` to the protocol of such a table with any property it sets, which shuts out older
+            # readers for good. The metadata of a column travels with the table as properties do.
+            columns = delta.schema().fields
+            tagged = [c for c in columns if any(k.startswith(TAG_PREFIX) for k in c.metadata)]
+            delta.alter.set_column_metadata([*tagged, *columns][0].name, named, commit_properties=told(f"tag {name}"))
+        else:
+            delta.alter.set_table_properties(named, raise_if_not_exists=False, commit_properties=told(f"tag {name}"))
         return pinned
 
     def history(self) -> list[dict[str, Any]]:

@@ -336,3 +336,63 @@ def test_only_the_last_few_files_stay_open(table: Path) -> None:
         scan.binary(part, "blob", None)
     assert first.closed
     assert scan.binary(fragments[0], "blob", None).to_pylist() == [b"image 0"]
+
+
+WIDENED = [
+    ("long", pa.int8(), [1, None, -128]),
+    ("double", pa.float32(), [0.5, None]),
+    ("double", pa.int32(), [2**31 - 1, -5]),
+    ("decimal(12,4)", pa.decimal128(5, 2), [Decimal("1.25"), Decimal("-999.99")]),
+    ("decimal(12,0)", pa.int32(), [-(2**31), None]),
+    ("timestamp_ntz", pa.date32(), [dt.date(1, 1, 1), dt.date(9999, 12, 31)]),
+]
+
+
+@pytest.mark.parametrize(("kind", "old", "values"), WIDENED, ids=lambda v: str(v) if not isinstance(v, list) else "")
+def test_a_widened_column_keeps_its_old_values(kind: str, old: pa.DataType, values: list[Any], table: Path) -> None:
+    adds = [by_hand.add(table, pa.table({"x": pa.array(values, old)}), "old.parquet")]
+    by_hand.commit(
+        table, by_hand.protocol("typeWidening", "timestampNtz"), by_hand.metadata([by_hand.column("x", kind)]), *adds
+    )
+    found = read(table, "x")["x"].to_pylist()
+    assert [str(v)[:10] if isinstance(v, dt.datetime) else v for v in found] == [
+        str(v) if isinstance(v, dt.date) else v for v in values
+    ]
+
+
+def test_tagging_adds_no_feature_to_a_table_that_others_read(table: Path) -> None:
+    """deltalake 1.6 adds variantType with any table property, which older readers then refuse, as does a table so spoilt."""
+    added = by_hand.add(table, numbered(0, 10), "a.parquet", dv=by_hand.inline([3]))
+    by_hand.commit(table, by_hand.protocol("deletionVectors"), by_hand.metadata(FIELDS), added)
+    opened = ImageTable(str(table))
+    opened.tag("raw", 0)
+    opened.tag("clean", 0)
+    opened.tag("clean", 1, move=True)
+    delta = opened.delta()
+    assert (opened.tags(), delta.protocol().reader_features) == ({"raw": 0, "clean": 1}, ["deletionVectors"])
+    delta.create_checkpoint()
+    assert opened.tags() == {"raw": 0, "clean": 1}
+    assert len(scan.rows(opened, opened.pin("raw"), ["x"])) == 9
+    opened.delta().alter.set_table_properties({"delta.appendOnly": "false"})
+    assert "variantType" in opened.delta().protocol().reader_features, "mended in deltalake: tags may be properties everywhere"
+    assert len(read(table, "x")) == 9  # such a table still reads
+
+
+@pytest.mark.parametrize("name", ["with blank", "50%", "ü#?x", "back+slash"])
+def test_the_folder_of_a_table_may_have_any_name(name: str, tmp_path: Path) -> None:
+    table = tmp_path / name
+    table.mkdir()
+    added = by_hand.add(table, numbered(0, 10), "a.parquet", dv=by_hand.on_disk(table, [3]))
+    by_hand.commit(table, by_hand.protocol("deletionVectors"), by_hand.metadata(FIELDS), added)
+    assert len(read(table, "x")) == 9
+
+
+def test_files_named_absolutely_are_found_wherever_they_are(table: Path, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "else where"
+    elsewhere.mkdir()
+    adds = [
+        by_hand.add(elsewhere, numbered(0, 5), "a.parquet", logged=(elsewhere / "a.parquet").as_uri()),
+        by_hand.add(elsewhere, numbered(5, 9), "b.parquet", logged=str(elsewhere / "b.parquet").replace(" ", "%20")),
+    ]
+    by_hand.commit(table, by_hand.protocol(reader=1, writer=2), by_hand.metadata(FIELDS), *adds)
+    assert sorted(read(table, "x")["x"].to_pylist()) == list(range(9))

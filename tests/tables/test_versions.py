@@ -92,7 +92,7 @@ def test_lineage_leads_from_a_cleaned_version_back_to_the_table_it_was_made_from
         (small, 0, 1, "ingest small", f"{table.uri}@v3"),
         *[(table.uri, i, i, f"add {i}", "") for i in (3, 2, 1, 0)],
     ]
-    assert [s.why for s in versions.lineage(derived, derived.pin(0))][0] == "ingest small"
+    assert versions.lineage(derived, derived.pin(0))[0].why == "ingest small"
 
 
 def test_lineage_of_a_source_that_is_gone_still_names_it(tmp_path: Path) -> None:
