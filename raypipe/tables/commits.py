@@ -15,7 +15,7 @@ from deltalake import CommitProperties, DeltaTable, write_deltalake
 from deltalake.exceptions import CommitFailedError, TableNotFoundError
 
 from raypipe.errors import DataError
-from raypipe.tables.table import WRITER
+from raypipe.tables.table import WRITER, plain
 
 BATCH = "raypipe.batch"
 
@@ -34,7 +34,7 @@ def append_once(
     rows: pa.Table,
     batch: str,
     base: DeltaTable | None,
-    metadata: dict[str, str],
+    why: CommitProperties,
     configuration: dict[str, str | None] | None = None,
     storage_options: dict[str, str] | None = None,
 ) -> DeltaTable:
@@ -42,7 +42,7 @@ def append_once(
 
     Raises Moved when `base` is not the newest any more, DataError when the table cannot be written.
     """
-    properties = CommitProperties(custom_metadata={**metadata, BATCH: batch}, max_commit_retries=0)
+    properties = CommitProperties(custom_metadata={**(why.custom_metadata or {}), BATCH: batch}, max_commit_retries=0)
     merge = base is not None and not {f.name for f in base.schema().fields} >= set(rows.schema.names)
     try:
         write_deltalake(
@@ -61,8 +61,9 @@ def append_once(
         if isinstance(e, CommitFailedError) or (base is None and _is_table(uri, storage_options)):
             raise Moved(str(e)) from None
         if isinstance(e, (OSError, TableNotFoundError)):  # the latter when its folder cannot be made
-            plain = " ".join(str(e).split())
-            raise DataError(f"The table cannot be written: {plain}", got=uri, fix="Check that the folder can be written") from e
+            raise DataError(
+                f"The table cannot be written: {plain(e)}", got=uri, fix="Check that the folder can be written"
+            ) from e
         raise
     # The first version, not the newest: what others wrote since was not looked at yet.
     return base if base is not None else DeltaTable(uri, version=0, storage_options=storage_options)

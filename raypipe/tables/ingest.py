@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 import pyarrow as pa
-from deltalake import DeltaTable
+from deltalake import CommitProperties, DeltaTable
 from pydantic import Field, field_validator
 
 from raypipe.cluster.connect import ClusterConfig
@@ -29,10 +29,11 @@ from raypipe.tables import scan, split, verdicts, verify
 from raypipe.tables.commits import Moved, append_once, batch_id
 from raypipe.tables.fragment import Options
 from raypipe.tables.sources import Part, SourceConfig, candidates
-from raypipe.tables.table import SCHEMA, ImageTable, TableConfig, TableVersion, resolve
+from raypipe.tables.table import SCHEMA, ImageTable, TableConfig, TableVersion, resolve, told
 
 ROWS_PER_COMMIT = 20_000
-BYTES_PER_COMMIT = 128 * 2**20  # twice that is in memory: one batch is written, the next collected
+# A commit is a sixteenth of the source within these limits: nothing overlaps the last one's writing (128 MB of 300: 10 % slower).
+BYTES_PER_COMMIT = 32 * 2**20, 128 * 2**20  # twice that waits in memory: one batch is written, the next collected
 ATTEMPTS = 20  # at one commit, when others keep coming first
 STATISTICS: dict[str, str | None] = {"delta.dataSkippingStatsColumns": "image_id,label,split,source"}
 QUARANTINE = pa.schema(
@@ -128,7 +129,7 @@ def ingest(
     parts = _in_share(listed.parts, cfg.share)
     total = sum(len(p.candidates) for p in parts)
     uri, options = resolve(table.uri), table.storage_options
-    why = {"raypipe": f"ingest {cfg.name}"} | ({"raypipe.from": listed.lineage} if listed.lineage else {})
+    why = told(f"ingest {cfg.name}", listed.lineage)
     held, counts = _look(uri, cfg, options), _Counts()
     verifier = verify.Verifier(cfg.formats, cfg.max_pixels, cfg.max_side, cfg.quality, frozenset(held.known))
     stream = verify.stream(verifier, parts, cfg.workers, cfg.threads or verify.cores(), cluster)
@@ -139,7 +140,7 @@ def ingest(
 
     with ThreadPoolExecutor(1) as writer:  # one batch is written while the next is verified: a fifth of the time
         written: Future[_Counts] | None = None
-        for batch in _batches(stream, lambda done: progress(done, total)):
+        for batch in _batches(stream, _commit_bytes(parts), lambda done: progress(done, total)):
             counts.add(written.result() if written else _Counts())
             written = writer.submit(settle, batch)
         counts.add(written.result() if written else _Counts())
@@ -191,7 +192,12 @@ def _look(uri: str, cfg: IngestConfig, options: Options) -> _Held:
     return _Held(base, known | verdicts.dropped_ids(uri, options), families)
 
 
-def _batches(stream: Iterable[pa.Table], progress: Callable[[int], None]) -> Iterator[list[pa.Table]]:
+def _commit_bytes(parts: list[Part]) -> int:
+    low, high = BYTES_PER_COMMIT
+    return min(high, max(low, sum(c.bytes for p in parts for c in p.candidates) // 16))
+
+
+def _batches(stream: Iterable[pa.Table], most_bytes: int, progress: Callable[[int], None]) -> Iterator[list[pa.Table]]:
     """Verified chunks, as many as make one commit. Where they are cut depends on the source alone."""
     batch: list[pa.Table] = []
     done = rows = size = 0
@@ -199,14 +205,14 @@ def _batches(stream: Iterable[pa.Table], progress: Callable[[int], None]) -> Ite
         batch.append(chunk)
         done, rows, size = done + len(chunk), rows + len(chunk), size + chunk.nbytes
         progress(done)
-        if rows >= ROWS_PER_COMMIT or size >= BYTES_PER_COMMIT:
+        if rows >= ROWS_PER_COMMIT or size >= most_bytes:
             yield batch
             batch, rows, size = [], 0, 0
     if batch:
         yield batch
 
 
-def _add(uri: str, batch: list[pa.Table], cfg: IngestConfig, held: _Held, why: dict[str, str], options: Options) -> _Counts:
+def _add(uri: str, batch: list[pa.Table], cfg: IngestConfig, held: _Held, why: CommitProperties, options: Options) -> _Counts:
     """Commit what is new in the batch; `held` is what the table holds afterwards."""
     for _ in range(ATTEMPTS):
         rows, counts = _decide(batch, cfg, held)
@@ -267,7 +273,7 @@ def _quarantine(uri: str, batch: list[pa.Table], name: str, options: Options) ->
         try:
             if new:
                 rows = pa.Table.from_pylist(list(new.values()), QUARANTINE)
-                append_once(target, rows, batch_id(new), base, {"raypipe": "quarantine"}, None, options)
+                append_once(target, rows, batch_id(new), base, told("quarantine"), None, options)
             return
         except Moved:
             continue

@@ -7,6 +7,8 @@ not read is refused by name.
 
 from __future__ import annotations
 
+import re
+
 from deltalake import DeltaTable
 
 from raypipe.errors import DataError
@@ -35,12 +37,21 @@ def preflight(table: DeltaTable) -> None:
     if protocol.min_reader_version > 3:
         unreadable.add(f"reader version {protocol.min_reader_version}")
     if unreadable:
-        raise DataError(
-            f"The Delta table at {table.table_uri} uses a feature this version does not read",
-            got=", ".join(sorted(unreadable)),
-            rule="A table is read in full or refused: a partial read would return nulls or deleted rows",
-            fix="Rewrite it without the feature, e.g. ALTER TABLE … DROP FEATURE, or a deep copy",
-        )
+        raise refusal(table.table_uri, unreadable)
+
+
+def refusal(uri: str, unreadable: set[str]) -> DataError:
+    return DataError(
+        f"The Delta table at {uri} uses a feature this version does not read",
+        got=", ".join(sorted(unreadable)),
+        rule="A table is read in full or refused: a partial read would return nulls or deleted rows",
+        fix="Rewrite it without the feature, e.g. ALTER TABLE … DROP FEATURE, or a deep copy",
+    )
+
+
+def named_by_delta(error: Exception) -> set[str]:
+    """The features that deltalake says it cannot open a version for: some it refuses before we can look."""
+    return set(re.findall(r"Feature '([^']+)' is not supported", str(error)))
 
 
 def mapping(table: DeltaTable) -> str:

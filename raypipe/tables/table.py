@@ -144,6 +144,8 @@ class ImageTable:
                 fix="Check table.uri, or run raypipe ingest",
             ) from None
         except Exception as e:
+            if unreadable := protocol.named_by_delta(e):
+                raise protocol.refusal(self.uri, unreadable) from None
             if self.uri.startswith(UNITY):
                 raise DataError(
                     f"Unity Catalog does not give out this table: {plain(e)}",

@@ -28,13 +28,13 @@ def test_two_workers_hold_half_each_and_save_what_a_plain_model_loads(
     job = jobs(**{"train.strategy": "zero3", "train.workers": 2, "train.epochs": 5, "train.clip_norm": 1.0})
     notes = tmp_path
 
-    def rank_that_tells(config: dict[str, object]) -> None:
+    def rank_that_tells(config: dict[str, object]) -> dict[str, object]:
         """In the worker, where nothing is patched: the real rank; then it notes what it holds and predicts."""
         from raypipe.train import parallel, trainer
 
         engines, build = [], parallel.build
         parallel.build = lambda *args: engines.append(build(*args)) or engines[-1]  # type: ignore[func-returns-value]
-        trainer._ray_rank(config)
+        outcome = trainer._ray_rank(config)
         engine = engines[0]
         engine.eval()
         images = (torch.arange(4 * 32 * 32 * 3).view(4, 32, 32, 3) % 256).to(torch.uint8)
@@ -42,6 +42,7 @@ def test_two_workers_hold_half_each_and_save_what_a_plain_model_loads(
             logits = engine.forward(images).tolist()
         told = {"engine": type(engine).__name__, "held": engine.parameters_held(), "logits": logits}
         (notes / f"rank-{engine.rank}.json").write_text(json.dumps(told))
+        return outcome
 
     monkeypatch.setattr(trainer, "_ray_rank", rank_that_tells)
     result = trainer.run(job)

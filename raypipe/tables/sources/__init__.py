@@ -49,10 +49,10 @@ class SourceConfig(Section):
 
 @dataclass(frozen=True)
 class Listed:
-    """All candidates in a stable order, by container; `lineage` names the table version they are from, if they are."""
+    """All candidates in a stable order, by container; `lineage` names the table version they are from, if any."""
 
     parts: list[Part]
-    lineage: str | None = None
+    lineage: str = ""
 
 
 def candidates(cfg: SourceConfig) -> Listed:
