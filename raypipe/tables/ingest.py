@@ -32,7 +32,7 @@ from raypipe.tables.sources import Part, SourceConfig, candidates
 from raypipe.tables.table import SCHEMA, ImageTable, TableConfig, TableVersion, resolve, told
 
 ROWS_PER_COMMIT = 20_000
-# A commit is a sixteenth of the source within these limits: nothing overlaps the writing of the last (128 MB of 300: 10 % more).
+# A commit is a sixteenth of the source within these limits: nothing overlaps the writing of the last (128 MB of 300: 10 %).
 BYTES_PER_COMMIT = 32 * 2**20, 128 * 2**20  # twice that waits in memory: one batch is written, the next collected
 ATTEMPTS = 20  # at one commit, when others keep coming first
 STATISTICS: dict[str, str | None] = {"delta.dataSkippingStatsColumns": "image_id,label,split,source"}
