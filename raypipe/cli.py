@@ -48,7 +48,9 @@ def run_verb(
     job = load(Job, config, overrides or [])
     if submit:
         from raypipe.cluster.submit import submit_job
+        from raypipe.tables.storage import refuse_credentials
 
+        refuse_credentials(overrides or [])
         submit_job(submit, [name, str(config), *(overrides or []), *(["--json"] if as_json else [])], console.say)
         return {}
     from raypipe import verbs

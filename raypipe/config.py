@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -46,6 +47,8 @@ class RunConfig(Section):
     @field_validator("dir")
     @classmethod
     def _folder(cls, dir: str) -> str:
+        if "://" in dir:
+            raise ValueError("a run keeps its files in a folder of this machine or one that all nodes share, not behind a URL")
         folder = Path(dir).expanduser().absolute()
         with suppress(PermissionError):  # what we may not look at is for whoever writes there to find out
             if any(p.is_file() for p in (folder, *folder.parents)):
@@ -72,7 +75,7 @@ def load(kind: type[S], path: str | Path | None, overrides: Sequence[str] = ()) 
         try:
             value = yaml.safe_load(text) if text else None
         except yaml.YAMLError as e:
-            raise ConfigError(f"The value of {key} is not YAML", got=text, fix="Quote it") from e
+            raise ConfigError(f"The value of {key} is not YAML", got=_unless_secret(key, text), fix="Quote it") from e
         set_field(tree, key.strip(), value)
     return validate(kind, tree)
 
@@ -111,7 +114,9 @@ def set_field(tree: dict[str, Any], key: str, value: Any) -> None:
     for section in sections:
         below = tree.setdefault(section, {})
         if not isinstance(below, dict):
-            raise ConfigError(f"{key} goes through {section}, which is a value and not a section", got=below)
+            raise ConfigError(
+                f"{key} goes through {section}, which is a value and not a section", got=_unless_secret(key, below)
+            )
         tree = below
     tree[leaf] = value
 
@@ -148,6 +153,9 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError) as e:
         raise ConfigError(f"The config file cannot be read: {e}", got=str(path)) from None
     except yaml.YAMLError as e:
+        for mark in (getattr(e, name, None) for name in ("context_mark", "problem_mark")):
+            if mark:
+                mark.buffer = None  # else the message quotes the line, which may hold a credential
         raise ConfigError("The config file is not YAML: " + " ".join(str(e).split()), got=str(path)) from None
     if not isinstance(tree or {}, dict):
         raise ConfigError(
@@ -165,10 +173,18 @@ def _explain(kind: type[BaseModel], error: ValidationError) -> ConfigError:
 
 def _explain_one(kind: type[BaseModel], problem: Any) -> ConfigError:
     name = ".".join(str(part) for part in problem["loc"])
+    got = _unless_secret(name, problem["input"])
     if problem["type"] == "extra_forbidden":
-        return ConfigError(f"Unknown config key {name}", got=problem["input"], fix=nearest(name, field_names(kind)))
+        return ConfigError(f"Unknown config key {name}", got=got, fix=nearest(name, field_names(kind)))
     if problem["type"] == "missing":
         return ConfigError(
             f"Config key {name} is missing", rule="It has no default", fix=f"Add {name}=… to the command or the YAML"
         )
-    return ConfigError(f"Config key {name} is wrong", got=problem["input"], rule=problem["msg"].removeprefix("Value error, "))
+    return ConfigError(f"Config key {name} is wrong", got=got, rule=problem["msg"].removeprefix("Value error, "))
+
+
+def _unless_secret(name: str, value: Any) -> Any:
+    """What an error may show of a value: of a section its keys, of what may be a credential nothing."""
+    if isinstance(value, dict):
+        return sorted(map(str, value))
+    return None if re.search("key|secret|token|password|storage_opt", name, re.IGNORECASE) else value

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -76,7 +76,7 @@ class Rows:
     sha256_N32: np.ndarray | None = None
     weights_N: np.ndarray | None = None
     column: str = ""
-    storage_options: dict[str, str] | None = None
+    storage_options: dict[str, str] | None = field(default=None, repr=False)
 
     def __len__(self) -> int:
         return len(self.labels_N)

@@ -59,7 +59,7 @@ def predict(
     version = table.pin(source.version)
     model = model or promote.require_champion(store)
     uri = resolve(cfg.out or str(Path(run.path) / "predictions"))
-    done = rows_of(uri, model, version, ["label"])
+    done = rows_of(uri, model, version, ["label"], source.storage_options)
     if not len(done):
         rows = _predict(table, version, source, promote.fetch(store, model), model, cfg, progress)
         append(uri, rows, f"predict {version} with {model}", source.storage_options)
@@ -69,11 +69,17 @@ def predict(
     return PredictResult(predictions.pin(), str(model), version, len(done), counts)
 
 
-def rows_of(uri: str, model: ModelVersion, version: TableVersion, columns: list[str]) -> pa.Table:
+def rows_of(
+    uri: str,
+    model: ModelVersion,
+    version: TableVersion,
+    columns: list[str],
+    storage_options: dict[str, str] | None = None,
+) -> pa.Table:
     """The rows that this model predicted for this version; empty when it has not."""
-    if not ImageTable.exists(uri):
+    if not ImageTable.exists(uri, storage_options):
         return pa.table({name: pa.array([], pa.string()) for name in columns})
-    table = ImageTable(resolve(uri))
+    table = ImageTable(resolve(uri), storage_options=storage_options)
     return scan.rows(table, table.pin(), columns, {"model": str(model), "table": str(version)})
 
 

@@ -14,8 +14,8 @@ import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, write_deltalake
 from deltalake.exceptions import CommitFailedError, TableNotFoundError
 
-from raypipe.errors import DataError
-from raypipe.tables.table import WRITER, plain
+from raypipe.tables import storage
+from raypipe.tables.table import WRITER
 
 BATCH = "raypipe.batch"
 
@@ -60,10 +60,9 @@ def append_once(
             return landed
         if isinstance(e, CommitFailedError) or (base is None and _is_table(uri, storage_options)):
             raise Moved(str(e)) from None
-        if isinstance(e, (OSError, TableNotFoundError)):  # the latter when its folder cannot be made
-            raise DataError(
-                f"The table cannot be written: {plain(e)}", got=uri, fix="Check that the folder can be written"
-            ) from e
+        # The second when its folder cannot be made.
+        if isinstance(e, (OSError, TableNotFoundError)) or storage.cause(e, uri):
+            raise storage.refusal(e, uri, "The table cannot be written", "Check that the folder can be written") from e
         raise
     # The first version, not the newest: what others wrote since was not looked at yet.
     return base if base is not None else DeltaTable(uri, version=0, storage_options=storage_options)

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -27,6 +28,7 @@ from deltalake.fs import DeltaStorageHandler
 from pyarrow.fs import FileSystem, PyFileSystem
 
 from raypipe.errors import DataError
+from raypipe.tables import storage
 
 Where = dict[str, str | list[str]]
 Options = dict[str, str] | None
@@ -57,7 +59,8 @@ class Fragment:
 def binary(fragment: Fragment, column: str, storage_options: Options) -> pa.Array:
     """All physical rows of a binary column, deleted ones too, as binary or large_binary. Peak memory: twice their bytes."""
     file, name = open_file(fragment.uri, fragment.path, storage_options), dict(fragment.names).get(column, column)
-    values = file.read_row_group(fragment.row_group, columns=[name], use_threads=False).column(name)
+    with _reading(fragment):
+        values = file.read_row_group(fragment.row_group, columns=[name], use_threads=False).column(name)
     if pa.types.is_binary_view(values.type) or values.num_chunks > 1:  # only a row group of over 2 GB comes in chunks
         values = values.cast(pa.large_binary())
     return values.chunk(0) if values.num_chunks == 1 else values.combine_chunks()
@@ -134,6 +137,8 @@ def open_file(uri: str, path: str, storage_options: Options) -> pq.ParquetFile:
                 fix="Pin a newer version",
             ) from None
         except (pa.ArrowException, OSError) as e:
+            if storage.cause(e, uri):
+                raise storage.refusal(e, uri, "A file of the table cannot be opened") from None
             raise DataError(f"A file of {uri} is no readable Parquet: {e}", got=path) from None
     files[uri, path] = file
     if len(files) > OPEN_FILES:
@@ -151,6 +156,15 @@ def _remote(uri: str, storage_options: tuple[tuple[str, str], ...]) -> FileSyste
     return PyFileSystem(DeltaStorageHandler(uri, dict(storage_options)))
 
 
+@contextmanager
+def _reading(fragment: Fragment) -> Iterator[None]:
+    """What goes wrong after a file was opened: the network, or a disk. Retries have happened by then (object_store's own)."""
+    try:
+        yield
+    except OSError as e:
+        raise storage.refusal(e, fragment.uri, f"{fragment.path} cannot be read") from None
+
+
 def _seen(fragment: Fragment) -> np.ndarray:
     if not fragment.deleted:
         return np.ones(fragment.rows, bool)
@@ -165,7 +179,8 @@ def _columns(
     file = open_file(first.uri, first.path, storage_options)
     names, partition, stored = dict(first.names), dict(first.partition), set(file.schema_arrow.names)
     physical = {c: names.get(c, c) for c in columns if c not in partition and names.get(c, c) in stored}
-    data = file.read_row_groups([f.row_group for f in run], columns=list(physical.values()), use_threads=False)
+    with _reading(first):
+        data = file.read_row_groups([f.row_group for f in run], columns=list(physical.values()), use_threads=False)
     out = {}
     for name in columns:
         field = schema.field(name)

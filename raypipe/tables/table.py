@@ -19,11 +19,12 @@ from typing import Any
 import pyarrow as pa
 from deltalake import ColumnProperties, CommitProperties, DeltaTable, WriterProperties, write_deltalake
 from deltalake.exceptions import TableNotFoundError
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from raypipe.config import Section
 from raypipe.errors import DataError, nearest
-from raypipe.tables import protocol
+from raypipe.tables import protocol, storage
+from raypipe.tables.storage import StorageOptions, plain
 
 ROWS_PER_GROUP = 128
 SAME_ROWS = {
@@ -78,7 +79,8 @@ class TableConfig(Section):
     """A Delta table of images.
 
     `version` is a number, a tag, a time (2026-11-01T12:00:00Z: the newest version then), or null for the newest when the job
-    starts. `sample` is a share of the rows, always the same ones: for trying things out.
+    starts. `sample` is a share of the rows, always the same ones: for trying things out. `storage_options` are object_store's;
+    credentials among them are never written, and may stand in the environment instead (see storage.py).
     """
 
     uri: str
@@ -86,7 +88,12 @@ class TableConfig(Section):
     sample: float = Field(default=1.0, gt=0, le=1)
     where: dict[str, str | list[str]] = Field(default={})
     columns: Columns = Columns()
-    storage_options: dict[str, str] | None = None
+    storage_options: StorageOptions = Field(default=None, repr=False)
+
+    @model_validator(mode="after")
+    def _storage(self) -> TableConfig:
+        storage.check(self.uri, self.storage_options)
+        return self
 
 
 @dataclass(frozen=True)
@@ -106,7 +113,7 @@ class ImageTable:
 
     uri: str
     columns: Columns = field(default_factory=Columns)
-    storage_options: dict[str, str] | None = None
+    storage_options: dict[str, str] | None = field(default=None, repr=False)
     sample: float = 1.0
 
     @classmethod
@@ -131,7 +138,7 @@ class ImageTable:
         try:
             return DeltaTable.is_deltatable(resolve(uri), storage_options)
         except OSError as e:
-            raise DataError(f"No table can be here: {plain(e)}", got=uri, fix="Set table.uri to a folder") from None
+            raise storage.refusal(e, uri, "No table can be here", "Set table.uri to a folder") from None
 
     def delta(self, version: int | None = None) -> DeltaTable:
         try:
@@ -153,8 +160,8 @@ class ImageTable:
                     rule="The catalog is asked at DATABRICKS_HOST with DATABRICKS_TOKEN, on the driver and on every worker",
                     fix="Set both, and grant EXTERNAL USE SCHEMA; or name a folder with a slash",
                 ) from None
-            if version is None:
-                raise DataError(f"The Delta table cannot be opened: {plain(e)}", got=self.uri) from e
+            if version is None or storage.cause(e, self.uri):
+                raise storage.refusal(e, self.uri, "The Delta table cannot be opened") from e
             raise DataError(
                 f"{self.uri} has no version {version}: {plain(e)}", fix="raypipe table list shows versions and tags"
             ) from None
@@ -297,7 +304,7 @@ def append(
             commit_properties=told(why),
         )
     except (OSError, TableNotFoundError) as e:  # the latter when its folder cannot be made
-        raise DataError(f"The table cannot be written: {plain(e)}", got=path, fix="Check that the folder can be written") from e
+        raise storage.refusal(e, path, "The table cannot be written", "Check that the folder can be written") from e
     return TableVersion(path, DeltaTable(path, storage_options=storage_options, without_files=True).version())
 
 
@@ -321,11 +328,6 @@ def _moment(text: str) -> datetime | None:
     except ValueError:
         raise DataError("This is no time", got=text, rule="ISO 8601, like 2026-11-01T12:00:00Z") from None
     return found if found.tzinfo else found.replace(tzinfo=timezone.utc)
-
-
-def plain(error: Exception) -> str:
-    """deltalake colours its messages and spreads them over lines."""
-    return " ".join(re.sub(r"\x1b\[[0-9;]*m|↳", "", str(error)).split())
 
 
 def told(why: str, source: str = "") -> CommitProperties:

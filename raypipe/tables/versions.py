@@ -17,8 +17,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from raypipe.errors import DataError
-from raypipe.tables import protocol, scan
-from raypipe.tables.table import SAME_ROWS, ImageTable, TableVersion, plain, resolve, told, writer
+from raypipe.tables import protocol, scan, storage
+from raypipe.tables.table import SAME_ROWS, ImageTable, TableVersion, resolve, told, writer
 
 T = TypeVar("T")
 Changed = list[tuple[str, "str | None", "str | None"]]  # id, value before, value after
@@ -154,4 +154,4 @@ def _delta(table: ImageTable, done: str, work: Callable[[], T]) -> T:
     try:
         return work()
     except Exception as e:  # deltalake's errors share no base
-        raise DataError(f"The table cannot be {done}: {plain(e)}", got=table.uri) from None
+        raise storage.refusal(e, table.uri, f"The table cannot be {done}") from None

@@ -95,7 +95,9 @@ def check(
     predicted = batch.predict(store, job.run, batch_table, job.predict, model, progress)
     key = key_of(str(model), str(predicted.table), batch_table.where, job.drift, job.run.seed)
     package = promote.fetch(store, model)
-    mine, reference = read_batch(job, model, predicted.table, predicted.out.uri), package.reference()
+    options = batch_table.storage_options
+    mine = read_batch(job, model, predicted.table, predicted.out.uri, options)
+    reference = package.reference()
     uri = str(job.run.path / "drift")
     found = _stored(uri, key)
     if found is None:
@@ -138,7 +140,7 @@ def picture_of(found: DriftReport, name: str, package: Package, batch: Batch, ta
         score_name=f"Score of {package.classes[0]!r}" if binary else "Highest score",
         projection=_plane(reference.features_ND, batch.features_ND),
         unusual=tuple(report.Picture(images[i], i[:8], f"{d:.1f} x the usual distance") for i, d in unusual if i in images),
-        typical=_typical(package, len(unusual)),
+        typical=_typical(package, len(unusual), table),
     )
 
 
@@ -151,13 +153,16 @@ def _plane(reference_ND: np.ndarray, batch_MD: np.ndarray) -> tuple[np.ndarray, 
     return flat[: len(reference_ND)], flat[len(reference_ND) :]
 
 
-def _typical(package: Package, count: int) -> tuple[report.Picture, ...]:
+def _typical(package: Package, count: int, batch: ImageTable) -> tuple[report.Picture, ...]:
     """Reference images nearest to the reference's centre; none when the table they came from is gone."""
     reference, origin = package.reference(), package.info["table"]
     distance = np.linalg.norm(reference.features_ND - reference.features_ND.mean(axis=0), axis=1)
     ids = [reference.ids[i] for i in np.argsort(distance, kind="stable")[:count]]
+    kept = package.info["config"]["table"] | {"version": origin["version"]}
+    if kept["uri"].split("/")[:3] == batch.uri.split("/")[:3]:  # a package keeps no credentials: those of the same bucket do
+        kept["storage_options"] = batch.storage_options
     try:
-        table = ImageTable.open(TableConfig.model_validate(package.info["config"]["table"] | {"version": origin["version"]}))
+        table = ImageTable.open(TableConfig.model_validate(kept))
         images = _images(table, TableVersion(origin["uri"], origin["version"]), ids)
     except DataError:
         return ()
@@ -176,12 +181,17 @@ def _facts(job: WatchJob, model: ModelVersion) -> tuple[tuple[str, str], ...]:
     )
 
 
-def read_batch(job: WatchJob, model: ModelVersion, version: TableVersion, uri: str | None = None) -> Batch:
+def read_batch(
+    job: WatchJob,
+    model: ModelVersion,
+    version: TableVersion,
+    uri: str | None = None,
+    storage_options: dict[str, str] | None = None,
+) -> Batch:
     """What `model` predicted for the batch, in id order."""
     columns = ["image_id", "embedding", "scores"]
-    rows = batch.rows_of(uri or str(job.predict.out or job.run.path / "predictions"), model, version, columns).sort_by(
-        "image_id"
-    )
+    out = uri or str(job.predict.out or job.run.path / "predictions")
+    rows = batch.rows_of(out, model, version, columns, storage_options).sort_by("image_id")
     features, scores = (np.stack(rows[name].to_numpy()) for name in ("embedding", "scores"))
     return Batch(version, rows["image_id"].to_pylist(), features, scores)
 

@@ -10,13 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from raypipe.config import Section
 from raypipe.errors import DataError
+from raypipe.tables import storage
 from raypipe.tables.sources import delta, elpv, folder, huggingface, labels, parquet, shards
 from raypipe.tables.sources.candidate import Candidate, Part
 from raypipe.tables.sources.columns import Wanted
+from raypipe.tables.storage import StorageOptions
 
 __all__ = ["Candidate", "Listed", "Part", "SourceConfig", "candidates"]
 
@@ -42,9 +44,14 @@ class SourceConfig(Section):
     split_column: str | None = None
     version: int | str | None = None
     where: dict[str, str | list[str]] = Field(default={})
-    storage_options: dict[str, str] | None = None
+    storage_options: StorageOptions = Field(default=None, repr=False)
     type: Literal["mono", "poly", "all"] = "all"
     labelled: bool = True
+
+    @model_validator(mode="after")
+    def _storage(self) -> SourceConfig:
+        storage.check(self.images if self.kind == "delta" else self.labels or "", self.storage_options)
+        return self
 
 
 @dataclass(frozen=True)

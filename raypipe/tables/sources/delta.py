@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pyarrow as pa
@@ -24,7 +24,7 @@ class Rows:
 
     fragment: Fragment
     column: str
-    storage_options: Options
+    storage_options: Options = field(repr=False)
 
     def __call__(self, candidates: Sequence[Candidate]) -> Iterator[Read]:
         images = fragment.binary(self.fragment, self.column, self.storage_options)
