@@ -16,10 +16,12 @@ import ray
 import torch
 
 from raypipe.errors import DataError
-from raypipe.feed.carriers import Bad, Pixels, decode_many, note_bad
+from raypipe.feed.buffers import Buffers
+from raypipe.feed.carriers import Pixels, decode_many, note_bad
 from raypipe.feed.dataset import FeedConfig, Rows
+from raypipe.feed.groups import encoded
 from raypipe.feed.order import Step
-from raypipe.tables.fragment import Fragment, binary
+from raypipe.tables.fragment import Fragment
 
 
 def decode_all(rows: Rows, side_px: int, cfg: FeedConfig, seed: int) -> tuple[Any, ...]:
@@ -46,14 +48,13 @@ def _decode_group(
     side_px: int,
 ) -> tuple[np.ndarray, dict[int, tuple[int, str]]]:
     """(pixels_nHWC, {position of a broken image: (position of the one in its place, reason)})."""
-    values = binary(fragment, column, storage_options)
+    images = encoded(fragment, column, storage_options)
     pixels = np.empty((len(row_n), side_px, side_px, 3), np.uint8)
-    bad: Bad = decode_many([memoryview(values[int(r)].as_buffer() or b"") for r in row_n], pixels, digests)
-    broken = {i for i, _ in bad}
+    broken = dict(decode_many([images[row] for row in row_n.tolist()], pixels) + images.broken(row_n, digests))
     if len(broken) == len(row_n):
         raise DataError("No image of a row group is readable", got=fragment.path, fix="raypipe clean")
     replaced = {}
-    for i, reason in bad:
+    for i, reason in broken.items():
         other = next(o for n in range(1, len(row_n)) if (o := (i + n) % len(row_n)) not in broken)
         pixels[i] = pixels[other]
         replaced[i] = (other, reason)
@@ -73,12 +74,12 @@ class Cached:
     _ready: dict[int, tuple[np.ndarray, dict[int, tuple[int, str]]]] = field(default_factory=dict)
 
     def batches(self, wanted: Iterator[Step]) -> Iterator[Pixels]:
-        bounds = np.concatenate(([0], np.cumsum(self.rows.sizes_F)))
+        bounds, buffers = np.concatenate(([0], np.cumsum(self.rows.sizes_F))), Buffers()
         for step in wanted:
             groups = np.searchsorted(bounds, step.samples_B, side="right") - 1
             blocks = {g: self._block(g) for g in np.unique(groups).tolist()}
             shape = next(iter(blocks.values()))[0].shape[1:] if blocks else self._block(0)[0].shape[1:]
-            pixels = torch.empty((len(groups), *shape), dtype=torch.uint8, pin_memory=self.pinned_memory)
+            pixels = buffers.tensor((len(groups), *shape), self.pinned_memory)
             out, samples_B = pixels.numpy(), step.samples_B
             for slot, (group, sample) in enumerate(zip(groups.tolist(), samples_B.tolist(), strict=True)):
                 block, replaced = blocks[group]

@@ -9,7 +9,6 @@ A batch is pixels_BHWC (uint8) and the samples it holds: those of the plan, exce
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import logging
 from collections import deque
@@ -20,18 +19,17 @@ from typing import Any, Protocol
 
 import numpy as np
 import ray
-import torch
 from torch import Tensor
 
 from raypipe.errors import DataError
+from raypipe.feed.buffers import Buffers
 from raypipe.feed.dataset import FeedConfig, Rows
-from raypipe.feed.groups import RowGroups
+from raypipe.feed.groups import Broken, RowGroups
 from raypipe.feed.order import Step
 from raypipe.images.decode import BadImage, decode_into
 
 log = logging.getLogger("raypipe")
-CHUNK = 16  # images a decode task: 30 us of hand-over for 16 ms of work
-Bad = list[tuple[int, str]]  # (slot in the batch, reason)
+CHUNK = 32  # images a decode task: 60 us of hand-over for 32 ms of work
 Pixels = tuple[Tensor, np.ndarray]
 
 
@@ -47,7 +45,7 @@ class Carrier(Protocol):
 class _Decoder(Protocol):
     """Starts decoding a batch; the handle it returns waits for the pixels."""
 
-    def start(self, encoded: list[memoryview], digests: np.ndarray | None) -> Callable[[], tuple[Tensor, Bad]]: ...
+    def start(self, encoded: list[memoryview]) -> Callable[[], tuple[Tensor, Broken]]: ...
     def close(self) -> None: ...
 
 
@@ -60,15 +58,15 @@ class Streaming:
     decoder: Callable[[], _Decoder]
     replaced: dict[int, str] = field(default_factory=dict)
     in_flight_bytes: int = 0
+    intact: dict[int, int] = field(default_factory=dict)
 
     def batches(self, wanted: Iterator[Step]) -> Iterator[Pixels]:
         decoder = self.decoder()
-        pending: deque[tuple[Step, Callable[[], tuple[Tensor, Bad]]]] = deque()
-        with RowGroups(self.rows) as groups:
+        pending: deque[tuple[Step, Broken, Callable[[], tuple[Tensor, Broken]]]] = deque()
+        with RowGroups(self.rows, self.intact) as groups:
             try:
-                for step, encoded in groups.steps(wanted):
-                    digests = None if self.rows.sha256_N32 is None else self.rows.sha256_N32[step.samples_B]
-                    pending.append((step, decoder.start(encoded, digests)))
+                for step, encoded, broken in groups.steps(wanted):
+                    pending.append((step, broken, decoder.start(encoded)))
                     self.in_flight_bytes = groups.peak_bytes
                     if len(pending) > self.cfg.prefetch:
                         yield self._finish(*pending.popleft(), groups)
@@ -77,20 +75,19 @@ class Streaming:
             finally:
                 decoder.close()
 
-    def _finish(self, step: Step, wait: Callable[[], tuple[Tensor, Bad]], groups: RowGroups) -> Pixels:
-        pixels_BHWC, bad = wait()
-        if not bad:
+    def _finish(self, step: Step, broken: Broken, wait: Callable[[], tuple[Tensor, Broken]], groups: RowGroups) -> Pixels:
+        pixels_BHWC, undecoded = wait()
+        if not broken and not undecoded:
             return pixels_BHWC, step.samples_B
         samples_B = step.samples_B.copy()
-        for slot, reason in bad:
+        for slot, reason in {**dict(undecoded), **dict(broken)}.items():
             samples_B[slot] = self._replace(int(samples_B[slot]), reason, pixels_BHWC[slot].numpy(), groups)
         return pixels_BHWC, samples_B
 
     def _replace(self, sample: int, reason: str, out_HWC: np.ndarray, groups: RowGroups) -> int:
         note_bad(self.rows, self.cfg, self.replaced, sample, reason)
-        digests = self.rows.sha256_N32
         for other, encoded in groups.alternatives(sample):
-            if try_decode(encoded, out_HWC, None if digests is None else digests[other]) is None:
+            if try_decode(encoded, out_HWC) is None:
                 return other
         raise DataError("No image of a row group is readable", got=self.rows.ids[sample].as_py(), fix="raypipe clean")
 
@@ -109,10 +106,8 @@ def note_bad(rows: Rows, cfg: FeedConfig, replaced: dict[int, str], sample: int,
     replaced[sample] = reason
 
 
-def try_decode(encoded: memoryview | bytes, out_HWC: np.ndarray, digest_32: np.ndarray | None) -> str | None:
-    """Decode into one slot; why it could not be done, or None. Hashing costs 2 % of decoding and sees flipped bits."""
-    if digest_32 is not None and hashlib.sha256(encoded).digest() != digest_32.tobytes():
-        return "its bytes do not match their sha256"
+def try_decode(encoded: memoryview | bytes, out_HWC: np.ndarray) -> str | None:
+    """Decode into one slot; why it could not be done, or None."""
     try:
         decode_into(encoded, out_HWC)
     except BadImage as e:
@@ -120,8 +115,8 @@ def try_decode(encoded: memoryview | bytes, out_HWC: np.ndarray, digest_32: np.n
     return None
 
 
-def decode_many(encoded: Sequence[memoryview | bytes], out_BHWC: np.ndarray, digests: np.ndarray | None, first: int = 0) -> Bad:
-    tried = ((i, try_decode(e, out_BHWC[i], None if digests is None else digests[i])) for i, e in enumerate(encoded))
+def decode_many(encoded: Sequence[memoryview | bytes], out_BHWC: np.ndarray, first: int = 0) -> Broken:
+    tried = ((i, try_decode(e, out_BHWC[i])) for i, e in enumerate(encoded))
     return [(first + i, reason) for i, reason in tried if reason is not None]
 
 
@@ -129,17 +124,14 @@ class ThreadDecoder:
     """Threads of this process: Pillow lets go of the interpreter's lock while it decodes."""
 
     def __init__(self, side_px: int, threads: int, pinned_memory: bool) -> None:
-        self._side, self._pinned = side_px, pinned_memory
+        self._side, self._pinned, self._buffers = side_px, pinned_memory, Buffers()
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="decode")
 
-    def start(self, encoded: list[memoryview], digests: np.ndarray | None) -> Callable[[], tuple[Tensor, Bad]]:
-        pixels = torch.empty((len(encoded), self._side, self._side, 3), dtype=torch.uint8, pin_memory=self._pinned)
+    def start(self, encoded: list[memoryview]) -> Callable[[], tuple[Tensor, Broken]]:
+        pixels = self._buffers.tensor((len(encoded), self._side, self._side, 3), self._pinned)
         out = pixels.numpy()
-        parts: list[Future[Bad]] = [
-            self._pool.submit(
-                decode_many, encoded[i : i + CHUNK], out[i:], None if digests is None else digests[i : i + CHUNK], i
-            )
-            for i in range(0, len(encoded), CHUNK)
+        parts: list[Future[Broken]] = [
+            self._pool.submit(decode_many, encoded[i : i + CHUNK], out[i:], i) for i in range(0, len(encoded), CHUNK)
         ]
         return lambda: (pixels, [bad for part in parts for bad in part.result()])
 
@@ -151,17 +143,17 @@ class TaskDecoder:
     """Ray tasks, one a batch, spread over the cluster and outside a training run's own reservation."""
 
     def __init__(self, side_px: int, pinned_memory: bool) -> None:
-        self._side, self._pinned = side_px, pinned_memory
+        self._side, self._pinned, self._buffers = side_px, pinned_memory, Buffers()
         self._decode = ray.remote(_decode_task).options(num_cpus=1, num_returns=2, scheduling_strategy="SPREAD", max_retries=5)
 
-    def start(self, encoded: list[memoryview], digests: np.ndarray | None) -> Callable[[], tuple[Tensor, Bad]]:
+    def start(self, encoded: list[memoryview]) -> Callable[[], tuple[Tensor, Broken]]:
         ends = np.cumsum([0] + [len(e) for e in encoded])
         data = np.frombuffer(b"".join(encoded), np.uint8)
-        pixels, bad = self._decode.remote(data, ends, self._side, digests)
+        pixels, bad = self._decode.remote(data, ends, self._side)
 
-        def wait() -> tuple[Tensor, Bad]:
+        def wait() -> tuple[Tensor, Broken]:
             decoded = ray.get(pixels)  # read-only, in shared memory
-            out = torch.empty(decoded.shape, dtype=torch.uint8, pin_memory=self._pinned)
+            out = self._buffers.tensor(decoded.shape, self._pinned)
             np.copyto(out.numpy(), decoded)
             return out, ray.get(bad)
 
@@ -171,8 +163,7 @@ class TaskDecoder:
         """Tasks under way end by themselves."""
 
 
-def _decode_task(data: np.ndarray, ends: np.ndarray, side_px: int, digests: np.ndarray | None) -> tuple[Any, Bad]:
+def _decode_task(data: np.ndarray, ends: np.ndarray, side_px: int) -> tuple[Any, Broken]:
     view = data.data
     pixels = np.empty((len(ends) - 1, side_px, side_px, 3), np.uint8)
-    bad = decode_many([view[a:b] for a, b in itertools.pairwise(ends)], pixels, digests)
-    return pixels, bad
+    return pixels, decode_many([view[a:b] for a, b in itertools.pairwise(ends)], pixels)

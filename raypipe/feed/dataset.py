@@ -35,7 +35,7 @@ class FeedConfig(Section):
     val: str = "val"
     test: str = "test"
     threads: int = Field(default=2, ge=1)
-    prefetch: int = Field(default=4, ge=1)
+    prefetch: int = Field(default=2, ge=1)
     shards: int = Field(default=12, ge=1)
     window: int = Field(default=2, ge=1)
     drop_last: bool = True

@@ -70,12 +70,14 @@ def prepare(pinned: Pinned, splits: Sequence[str], side_px: int, cfg: FeedConfig
     sources = {}
     for split, r in rows.items():
         blocks = decode_all(r, side_px, cfg, seed) if carrier == "cache" else ()
-        sources[split] = Source(carrier, ray.put(r), side_px, cfg, blocks)
+        sources[split] = Source(carrier, ray.put(r) if ray.is_initialized() else r, side_px, cfg, blocks)
     return sources
 
 
 def choose(cfg: FeedConfig, decoded_mb: float) -> str:
     """The carrier for so many megabytes of pixels; falls back to threads, and says so, when the cache cannot hold them."""
+    if cfg.carrier in ("threads", "offload"):
+        return cfg.carrier
     free_mb = ray.cluster_resources().get("object_store_memory", 0) / 2**20 * 0.6  # what trials and results leave
     limit = min(cfg.cache_mb, free_mb)
     carrier = cfg.carrier

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -58,12 +59,33 @@ class Fragment:
 
 def binary(fragment: Fragment, column: str, storage_options: Options) -> pa.Array:
     """All physical rows of a binary column, deleted ones too, as binary or large_binary. Peak memory: twice their bytes."""
-    file, name = open_file(fragment.uri, fragment.path, storage_options), dict(fragment.names).get(column, column)
+    file, row_group, name = located(fragment, column, storage_options)
     with _reading(fragment):
-        values = file.read_row_group(fragment.row_group, columns=[name], use_threads=False).column(name)
+        values = file.read_row_group(row_group, columns=[name], use_threads=False).column(name)
     if pa.types.is_binary_view(values.type) or values.num_chunks > 1:  # only a row group of over 2 GB comes in chunks
         values = values.cast(pa.large_binary())
     return values.chunk(0) if values.num_chunks == 1 else values.combine_chunks()
+
+
+def located(fragment: Fragment, column: str, storage_options: Options) -> tuple[pq.ParquetFile, int, str]:
+    """The file, the row group in it, and the name that it has for a column."""
+    file = open_file(fragment.uri, fragment.path, storage_options)
+    return file, fragment.row_group, dict(fragment.names).get(column, column)
+
+
+def read_bytes(fragment: Fragment, offset: int, out: memoryview, storage_options: Options) -> memoryview:
+    """So many bytes of the fragment's file as `out` has room for, in it or (from an object store) elsewhere."""
+    remote = _remote(fragment.uri, tuple(sorted((storage_options or {}).items())))
+    with _reading(fragment):
+        if remote is not None:
+            with remote.open_input_file(fragment.path) as file:
+                return memoryview(file.read_at(len(out), offset))
+        with Path(fragment.path).open("rb", buffering=0) as local:
+            local.seek(offset)
+            got = 0
+            while got < len(out) and (more := local.readinto(out[got:])):
+                got += more
+            return out[:got]
 
 
 def read(

@@ -108,6 +108,24 @@ def test_a_rotten_image_is_replaced_by_its_neighbour_and_reported(
         list(opened(config, carrier, on_bad="stop", drop_last=False).train(0))
 
 
+def test_a_bit_that_flips_in_a_later_epoch_is_noticed(textured: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """An image is hashed when it is first read, and again when anything in its row group has changed since."""
+    caplog.set_level(logging.WARNING, logger="raypipe")
+    config, images = written(tmp_path, textured)
+    feed = opened(config, "threads", drop_last=False)
+    assert all(len(batch.samples_B) for epoch in (0, 1) for batch in feed.train(epoch))
+    feed.close()
+    assert feed.replaced == 0
+    (path,) = [p for p in tmp_path.rglob("*.parquet") if images[150] in p.read_bytes()]
+    stored = bytearray(path.read_bytes())
+    stored[stored.index(images[150]) + len(images[150]) - 20] ^= 1
+    path.write_bytes(stored)
+    seen = [i for batch in feed.train(2) for i in ids(feed, batch)]
+    feed.close()
+    assert feed.replaced == 1 and "150" not in seen and seen.count("151") >= 2
+    assert "Image 150 is broken (its bytes do not match their sha256)" in caplog.text
+
+
 def test_a_cache_that_does_not_fit_falls_back_and_says_so(table: Any, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="raypipe")
     assert feeds.choose(FeedConfig(carrier="cache", cache_mb=10), 11) == "threads"
