@@ -27,7 +27,7 @@ Format = Literal["JPEG", "PNG", "WEBP", "TIFF", "BMP"]
 Encoded: TypeAlias = bytes | memoryview  # or any other contiguous buffer, such as pyarrow's
 FORMATS: tuple[Format, ...] = ("JPEG", "PNG", "WEBP")
 MAX_PIXELS = 64_000_000
-GRAY_PX = 256  # inspect's gray picture may be this small: 15 pixels to a cell of the hash, which moves 3 of its 256 bits
+GRAY_PX = 128  # inspect's gray picture may be this small: 7 pixels to a cell of the hash, which moves 2 of its 256 bits
 
 
 class BadImage(DataError):

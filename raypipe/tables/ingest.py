@@ -233,7 +233,7 @@ def _decide(batch: list[pa.Table], cfg: IngestConfig, held: _Held) -> tuple[pa.T
     counts, fresh, accepted = _Counts(), set[str](), []
     for chunk in batch:
         keep, more = [], []
-        for i, row in enumerate(chunk.drop_columns(["image"]).to_pylist()):
+        for i, row in enumerate(chunk.select(["image_id", "reason", "look", "given", "label"]).to_pylist()):
             image_id = row["image_id"]
             if row["reason"]:
                 counts.reasons[row["reason"]] += 1

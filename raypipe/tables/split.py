@@ -45,7 +45,8 @@ class Families:
         self._first: dict[bytes, int] = {}
         self._families: list[str] = []
         self._looks_NB = np.empty((1024, 2 * _BANDS), np.uint8)
-        self._index: defaultdict[int, list[int]] = defaultdict(list)
+        self._index: dict[int, int] = {}  # (band, its bits): the first look with them; most have no other
+        self._others: defaultdict[int, list[int]] = defaultdict(list)
 
     def join(self, image_id: str, look: bytes, family: str | None = None) -> str:
         """The family of this image: `family` when it is known already, the nearest one's, or a new one of its own."""
@@ -53,14 +54,17 @@ class Families:
             return family or self._families[same]
         bands = (np.frombuffer(look, np.uint16).astype(np.int64) + _BAND_OFFSETS).tolist()
         if family is None:
-            near = sorted({i for band in bands for i in self._index.get(band, ())})
-            if near:
+            index, others = self._index, self._others
+            alike = [band for band in bands if band in index]
+            if alike:
+                near = sorted({index[band] for band in alike}.union(*(others[band] for band in alike if band in others)))
                 apart = measure.hamming(np.frombuffer(look, np.uint8), self._looks_NB[near])
                 best = int(apart.argmin())
                 family = self._families[near[best]] if apart[best] <= self._max_bits else None
         at = self._first[look] = len(self._families)
         for band in bands:
-            self._index[band].append(at)
+            if self._index.setdefault(band, at) != at:
+                self._others[band].append(at)
         if at == len(self._looks_NB):
             self._looks_NB = np.concatenate([self._looks_NB, np.empty_like(self._looks_NB)])
         self._looks_NB[at] = np.frombuffer(look, np.uint8)
