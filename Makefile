@@ -1,5 +1,5 @@
 # make quickstart   the whole story on real photographs (sets everything up first)
-# make test         the tests, real engines at small size; make test-all runs the slow suites too
+# make test         the tests, real engines at small size; make test-all runs the slow suites too, make test-share a part of them
 # make check        format, lint, types, import contract
 PYTHON ?= python3
 MAKEFLAGS += --no-print-directory
@@ -7,13 +7,16 @@ BIN := .venv/bin
 export RAY_AUTH_MODE := token
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: quickstart test test-all check format install clean
+.PHONY: quickstart test test-share test-all check format install clean
 
 quickstart: .venv/ready
 	@$(BIN)/raypipe quickstart --json
 
 test: .venv/ready
 	$(BIN)/python -m pytest -m "not chaos and not spark and not cloud and not gpu"
+
+test-share: .venv/ready
+	$(BIN)/python -m pytest -m cloud -k "not train_and"
 
 test-all: .venv/ready
 	$(BIN)/python -m pytest

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import sys
+import threading
 from collections.abc import Sequence
 
 import numpy as np
@@ -25,16 +26,18 @@ class Buffers:
     def __init__(self, most: int = 16) -> None:
         """More than `most` at a time are lent, too, but not kept."""
         self._most, self._held = most, list[np.ndarray]()
+        self._looking = threading.Lock()  # two readers must not find the same buffer free
 
     def take(self, size: int) -> np.ndarray:
         """uint8 of this size, with any content."""
-        for i in range(len(self._held)):
-            if len(self._held[i]) >= size and sys.getrefcount(self._held[i]) == FREE:
-                return self._held[i][:size]  # a view: it and whatever is made from it refer to the buffer
-        fresh = np.empty(-(-size // STEP) * STEP, np.uint8)
-        if len(self._held) < self._most:
-            self._held.append(fresh)
-        return fresh[:size]
+        with self._looking:
+            for i in range(len(self._held)):
+                if len(self._held[i]) >= size and sys.getrefcount(self._held[i]) == FREE:
+                    return self._held[i][:size]  # a view: it and whatever is made from it refer to the buffer
+            fresh = np.empty(-(-size // STEP) * STEP, np.uint8)
+            if len(self._held) < self._most:
+                self._held.append(fresh)
+            return fresh[:size]
 
     def tensor(self, shape: Sequence[int], pinned_memory: bool = False) -> Tensor:
         """uint8 of this shape. Pinned memory is left to torch, which also waits for copies under way to the device."""

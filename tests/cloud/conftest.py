@@ -8,7 +8,9 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
+import os
 import re
+import secrets
 import shutil
 import subprocess
 import sys
@@ -25,9 +27,8 @@ import pytest
 
 AZURITE = "3.37.0"  # the first that lists from a given name on, which writing a third version asks for (object_store 0.13)
 STARTS_S, INSTALLS_S = 60, 300
-S3_SECRET = "moto-takes-any-secret-so-that-this-one-is-ours"
-ACCOUNT = "devstoreaccount1"  # Azurite's own, with its published key
-ACCOUNT_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+S3_SECRET, ACCOUNT = secrets.token_urlsafe(24), "plantstore"
+ACCOUNT_KEY = base64.b64encode(secrets.token_bytes(48)).decode()
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,8 @@ def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
 def azure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
     command = [str(_azurite()), "--blobHost", "127.0.0.1", "--blobPort", "0", "--inMemoryPersistence", "--silent"]
     command += ["--skipApiVersionCheck", "--disableTelemetry"]
-    with _served(command, r"successfully listens on (http://127\.0\.0\.1:\d+)", tmp_path_factory.mktemp("azurite")) as endpoint:
+    ready, account = r"successfully listens on (http://127\.0\.0\.1:\d+)", {"AZURITE_ACCOUNTS": f"{ACCOUNT}:{ACCOUNT_KEY}"}
+    with _served(command, ready, tmp_path_factory.mktemp("azurite"), account) as endpoint:
         _make_container(f"{endpoint}/{ACCOUNT}", "images")
         options = {
             "azure_storage_account_name": ACCOUNT,
@@ -81,11 +83,13 @@ def store(request: pytest.FixtureRequest) -> Store:
 
 
 @contextmanager
-def _served(command: list[str], ready: str, folder: Path) -> Iterator[str]:
+def _served(command: list[str], ready: str, folder: Path, env: dict[str, str] | None = None) -> Iterator[str]:
     """The address that a server prints once it listens; the server lives as long as the block."""
     log = folder / "server.log"
     with log.open("wb") as out:
-        server = subprocess.Popen(command, cwd=folder, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT)
+        server = subprocess.Popen(
+            command, cwd=folder, env=os.environ | (env or {}), stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT
+        )
     try:
         deadline = time.monotonic() + STARTS_S
         while not (found := re.search(ready, log.read_text())):

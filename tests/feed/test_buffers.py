@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -33,6 +35,22 @@ def test_a_buffer_is_not_lent_while_anything_looks_at_it(name: str) -> None:
     assert buffers.take(1000).ctypes.data != where
     del kept
     assert buffers.take(1000).ctypes.data == where
+
+
+def test_threads_are_never_lent_the_same_memory() -> None:
+    buffers, clashes = Buffers(), list[int]()
+
+    def use(mine: int) -> None:
+        for _ in range(2000):
+            lent = buffers.take(64)
+            lent[:] = mine
+            time.sleep(0)  # others may run now
+            if (lent != mine).any():
+                clashes.append(mine)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(use, range(8)))
+    assert not clashes
 
 
 def test_batches_follow_each_other_in_the_same_memory() -> None:
