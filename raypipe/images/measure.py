@@ -19,8 +19,8 @@ ONE_THREAD = 262_144  # multiplications below which OpenBLAS starts no threads o
 def difference_hash(gray_HW: np.ndarray) -> bytes:
     """32 bytes: for each cell of a 16x16 grid, is the right neighbour brighter?
 
-    Cells are exact means over fractions of pixels. Copies at 0.4 to 0.8 of the size move 1 to 2 bits, where Pillow's box
-    filter, which takes whole pixels and rounds, moves 3 to 4.
+    Cells are exact means over fractions of pixels. Copies at 0.4 to 0.8 of the size move 1 bit, where Pillow's box filter,
+    which takes whole pixels and rounds, moves 3 to 4.
     """
     down, across = _shares(gray_HW.shape[0], ROWS), _shares(gray_HW.shape[1], COLUMNS)
     pixels_HW, strips = gray_HW.astype(np.float32), max(1, ONE_THREAD // down.size)
