@@ -180,10 +180,10 @@ def _remote(uri: str, storage_options: tuple[tuple[str, str], ...]) -> FileSyste
 
 @contextmanager
 def _reading(fragment: Fragment) -> Iterator[None]:
-    """What goes wrong after a file was opened: the network, or a disk. Retries have happened by then (object_store's own)."""
+    """What goes wrong after a file was opened: the network, a disk, its pages. Stores have been tried again by then."""
     try:
         yield
-    except OSError as e:
+    except (OSError, pa.ArrowException) as e:
         raise storage.refusal(e, fragment.uri, f"{fragment.path} cannot be read") from None
 
 

@@ -13,8 +13,9 @@ from deltalake import DeltaTable
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raypipe.tables import pages
-from raypipe.tables.table import append
+from raypipe.errors import DataError
+from raypipe.tables import pages, scan
+from raypipe.tables.table import ImageTable, append
 
 VALUES = [bytes([i]) * (i * 37 % 400) for i in range(200)]
 PLAIN: dict[str, Any] = {"compression": "NONE", "use_dictionary": False}
@@ -75,6 +76,19 @@ def test_what_we_write_ourselves_is_plain(tmp_path: Path) -> None:
     )
     (path,) = DeltaTable(str(tmp_path / "t")).file_uris()
     assert walked(Path(path).read_bytes()) == VALUES
+
+
+def test_a_file_whose_pages_are_damaged_is_named(tmp_path: Path) -> None:
+    append(str(tmp_path / "t"), pa.table({"image_id": ["a"], "image": pa.array([b"x" * 999], pa.binary())}), "test")
+    table = ImageTable(str(tmp_path / "t"))
+    (path,) = map(Path, table.delta().file_uris())
+    chunk = pages.chunk(pq.ParquetFile(path), 0, "image")
+    assert chunk is not None
+    stored = bytearray(path.read_bytes())
+    stored[chunk.offset : chunk.offset + 8] = b"\xff" * 8
+    path.write_bytes(stored)
+    with pytest.raises(DataError, match=f"{path.name} cannot be read"):
+        scan.rows(table, table.pin(), ["image"])
 
 
 PAGES = parquet(list(VALUES[:40]), **PLAIN, data_page_size=2000)
