@@ -15,7 +15,7 @@ from deltalake import CommitProperties, DeltaTable, write_deltalake
 from deltalake.exceptions import CommitFailedError, TableNotFoundError
 
 from raypipe.tables import storage
-from raypipe.tables.table import WRITER
+from raypipe.tables.table import WRITER, ImageTable
 
 BATCH = "raypipe.batch"
 
@@ -78,9 +78,8 @@ def _is_table(uri: str, storage_options: dict[str, str] | None) -> bool:
 def _find(uri: str, batch: str, base: DeltaTable | None, storage_options: dict[str, str] | None) -> DeltaTable | None:
     """The version that holds our batch already."""
     try:
-        newest = DeltaTable(uri, storage_options=storage_options)
-        since = newest.version() - (-1 if base is None else base.version())
-        landed = [e["version"] for e in newest.history(since) if e.get(BATCH) == batch] if since > 0 else []
+        _, since = ImageTable(uri, storage_options=storage_options).commits(after=-1 if base is None else base.version())
+        landed = [e["version"] for e in since if e.get(BATCH) == batch]
     except Exception:  # the table is not there or not reachable: the first error says more
         return None
     return DeltaTable(uri, version=landed[0], storage_options=storage_options) if landed else None

@@ -34,6 +34,7 @@ SAME_ROWS = {
     "VACUUM START",
     "VACUUM END",
 }  # commits that change no row
+ATTEMPTS = 20  # at reading the log while others write
 TAG_PREFIX = "raypipe.tag."
 UNITY = "uc://"  # deltalake asks the catalog for the place and for short-lived credentials, on every worker anew
 FROM = "raypipe.from"  # commit property: the version that this commit's rows are from, uri@vN, or @vN of the same table
@@ -191,7 +192,7 @@ class ImageTable:
     def _at(self, moment: datetime) -> int:
         """The newest version whose commit says it was made at `moment` or before. The log's own times, not the files': a copied
         table keeps them."""
-        made = {e["version"]: datetime.fromtimestamp(e["timestamp"] / 1000, timezone.utc) for e in self.delta().history()}
+        made = {e["version"]: datetime.fromtimestamp(e["timestamp"] / 1000, timezone.utc) for e in self.commits()[1]}
         before = [version for version, when in made.items() if when <= moment]
         if not before:
             raise DataError(
@@ -236,11 +237,24 @@ class ImageTable:
             delta.alter.set_table_properties(named, raise_if_not_exists=False, commit_properties=told(f"tag {name}"))
         return pinned
 
+    def commits(self, after: int = -1) -> tuple[DeltaTable, list[dict[str, Any]]]:
+        """The newest version and what the log says of each commit after version `after`, newest first.
+
+        deltalake 1.6 lists the log as it is now and counts down from the version that was loaded: a commit in between gives
+        every entry its predecessor's number, without a word. So the log is read again until nothing came in between.
+        """
+        for _ in range(ATTEMPTS):
+            delta = self.delta()
+            entries = delta.history(delta.version() - after) if delta.version() > after else []
+            if self.delta().version() == delta.version():
+                return delta, entries
+        raise DataError(f"Others keep writing to {self.uri}", got=f"{ATTEMPTS} attempts", fix="Run again when they are done")
+
     def history(self) -> list[dict[str, Any]]:
         """One row a version, newest first: version, when (ms), operation, who, why, from what, rows added and removed, tags."""
         tags = self.tags()
         rows = []
-        for entry in self.delta().history():
+        for entry in self.commits()[1]:
             metrics = entry.get("operationMetrics") or {}
             rows.append(
                 {
@@ -262,8 +276,7 @@ class ImageTable:
 
         Raises DataError when other rows came or went since `pinned`: the result would not be the pinned version less `ids`.
         """
-        delta = self.delta()
-        since = [e for e in delta.history() if e["version"] > pinned.version]
+        delta, since = self.commits(after=pinned.version)
         done = [e["version"] for e in since if e.get("raypipe") == why]
         if done:
             return TableVersion(self.uri, min(done))

@@ -183,3 +183,25 @@ def test_an_append_is_whole_or_not_at_all(tmp_path: Path) -> None:
         append(uri, pa.RecordBatchReader.from_batches(rows("b").schema, batches()), "half")
     assert ids(ImageTable(uri)) == ["a"]
     assert ImageTable(uri).pin().version == 0
+
+
+def test_commits_keep_their_numbers_while_others_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """deltalake numbers the log from the version that was loaded: one commit later and all are off by one."""
+    uri = str(tmp_path / "t")
+    for n in range(3):
+        append(uri, pa.table({"n": [n]}), f"commit {n}")
+    opened, late = ImageTable.delta, iter([3, 4])
+
+    def delta(table: ImageTable, version: int | None = None) -> DeltaTable:
+        """Twice, somebody commits just after we have looked."""
+        found = opened(table, version)
+        if version is None and (n := next(late, None)) is not None:
+            append(uri, pa.table({"n": [n]}), f"commit {n}")
+        return found
+
+    monkeypatch.setattr(ImageTable, "delta", delta)
+    newest, entries = ImageTable(uri).commits(after=0)
+    assert newest.version() == 4 and [(e["version"], e["raypipe"]) for e in entries] == [
+        (n, f"commit {n}") for n in (4, 3, 2, 1)
+    ]
+    assert ImageTable(uri).commits(after=4)[1] == []
