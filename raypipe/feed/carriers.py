@@ -121,7 +121,7 @@ def decode_many(encoded: Sequence[memoryview | bytes], out_BHWC: np.ndarray, fir
 
 
 class ThreadDecoder:
-    """Threads of this process: Pillow lets go of the interpreter's lock while it decodes."""
+    """Threads of this process: decoding and resizing let go of the interpreter's lock."""
 
     def __init__(self, side_px: int, threads: int, pinned_memory: bool) -> None:
         self._side, self._pinned, self._buffers = side_px, pinned_memory, Buffers()

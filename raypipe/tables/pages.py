@@ -1,7 +1,7 @@
 """A row group's images straight from their pages, into memory that the caller lends: one read, no copy, no allocation.
 
 Encoded images do not compress, so tables written here hold them as Parquet's simplest pages do: uncompressed, PLAIN, each value
-behind its length. Such pages are walked in place: 1 ms for 5 MB, where pyarrow's reader takes 5 ms beside two decoding
+behind its length. Such pages are walked in place: 2 ms for 5 MB, where pyarrow's reader takes 5 ms beside two decoding
 threads, most of it for fresh memory. Anything else (compression, dictionaries, nulls, pages of version 2) is declined, and
 left to pyarrow. Source: https://github.com/apache/parquet-format README.md, Encodings.md, parquet.thrift.
 """
