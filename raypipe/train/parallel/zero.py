@@ -6,8 +6,12 @@ scattered again, so a run goes on at any world size, and under any other strateg
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
 import sysconfig
+import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,6 +24,8 @@ from raypipe.train.parallel.blocks import checkpoint_activations
 from raypipe.train.parallel.engine import Criterion, broadcast, micro_batches, parameter_groups, ranks
 from raypipe.train.parallel.settings import ParallelConfig
 
+log = logging.getLogger("raypipe")
+COMPILES_WITHIN_S = 600.0  # 30 to 100 s, seen on two busy cores
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
@@ -199,8 +205,20 @@ def _deepspeed(device: torch.device) -> Any:
     scripts = sysconfig.get_path("scripts")
     if scripts not in os.environ.get("PATH", "").split(os.pathsep):
         os.environ["PATH"] = os.pathsep.join([scripts, os.environ.get("PATH", "")])
+    _remove_dead_locks()
     try:
         import deepspeed  # type: ignore[import-untyped]
     except ImportError as e:
         raise ConfigError(f"zero needs DeepSpeed: {e}", fix="pip install 'raypipe[deepspeed]'") from None
     return deepspeed
+
+
+def _remove_dead_locks() -> None:
+    """A process killed while it compiled leaves its lock, and all later ones would wait for it for ever, in silence."""
+    from torch.utils.cpp_extension import get_default_build_root
+
+    for lock in Path(os.environ.get("TORCH_EXTENSIONS_DIR", get_default_build_root())).glob("**/lock"):
+        with contextlib.suppress(OSError):  # another rank was faster
+            if time.time() - lock.stat().st_mtime > COMPILES_WITHIN_S:
+                log.warning("Removed the lock of a compilation that died: %s", lock)
+                lock.unlink()
