@@ -47,6 +47,7 @@ def single(tmp_path_factory: pytest.TempPathFactory) -> Path:
         [
             Scenario("single", "single"),
             Scenario("single-clipped", "single", settings={"clip_norm": 0.5}),
+            Scenario("single-norms", "single", batch_norm=True),
             Scenario("single-all", "single", settings=ALL),
             Scenario("single-half", "single", steps=10, settings=ALL),
             Scenario("single-resumed", "single", steps=10, settings=ALL, resume="single-half"),
@@ -59,7 +60,9 @@ def single(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def native(single: Path) -> Path:
     half = [Scenario(f"{s}-{precision}", s, settings=settings) for s in NATIVE for precision, settings in HALF.items()]
-    run(2, family(NATIVE, "fsdp") + half, single)
+    sync = {"sync_bn": True, "activation_checkpointing": True}
+    norms = [Scenario(f"{s}-norms", s, batch_norm=True, settings=sync) for s in NATIVE]
+    run(2, family(NATIVE, "fsdp") + half + norms, single)
     return single
 
 
@@ -131,6 +134,14 @@ def test_half_precision_learns_over_whole_weights(name: str, request: pytest.Fix
     assert {w.dtype for w in told["weights"].values()} == {torch.float32}
     if name.endswith("-fp16"):
         assert told["optimizer_state"]["scaler"]["scale"] > 1
+
+
+@pytest.mark.parametrize("strategy", NATIVE)
+def test_synchronised_batch_norms_see_the_global_batch(strategy: str, native: Path) -> None:
+    one, two = result(native, "single-norms"), result(native, f"{strategy}-norms")
+    close(two["losses"], one["losses"])
+    for name in ("norm.running_mean", "norm.running_var", "norm.num_batches_tracked"):
+        assert torch.allclose(two["weights"][name], one["weights"][name], rtol=1e-4)
 
 
 def test_the_mean_is_what_is_saved_and_judged(single: Path) -> None:

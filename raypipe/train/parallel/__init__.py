@@ -17,8 +17,10 @@ import os
 import torch
 from torch import nn
 
+from raypipe.errors import ConfigError
 from raypipe.train.parallel.engine import Criterion, Engine, compute_dtype, parameter_groups, ranks
 from raypipe.train.parallel.memory import ADAMW, Choice, choose
+from raypipe.train.parallel.norms import synchronise
 from raypipe.train.parallel.settings import ParallelConfig
 
 __all__ = ["Choice", "Criterion", "Engine", "ParallelConfig", "build", "choose", "parameter_groups"]
@@ -32,13 +34,18 @@ def build(model: nn.Module, classes: int, cfg: ParallelConfig) -> Engine:
 
     device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
     dtype = compute_dtype(cfg.precision, device)
+    world = ranks()[1]
+    if cfg.sync_bn:
+        model = synchronise(model, device, world)
     if cfg.strategy == "auto":
         cfg = _decided(model, cfg, device)
     if cfg.strategy.startswith("zero"):
         from raypipe.train.parallel.zero import Zero
 
         return Zero(int(cfg.strategy[-1]), model, classes, cfg, device, dtype)
-    native = {"single": Single, "ddp": Ddp, "fsdp": Fsdp}[cfg.strategy]
+    if cfg.strategy == "single" and world > 1:
+        raise ConfigError("single trains on one worker", got=f"train.workers={world}", fix="Set train.strategy=ddp")
+    native = Fsdp if cfg.strategy == "fsdp" else Ddp if world > 1 else Single
     return native(model, classes, cfg, device, dtype)
 
 

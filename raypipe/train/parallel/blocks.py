@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
+from typing import Any
 
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -30,7 +31,7 @@ def blocks(model: nn.Module) -> list[nn.Module]:
 def checkpoint_activations(model: nn.Module, reentrant: bool = False) -> None:
     """Let each block, or the whole model where nothing repeats, forget its activations. Names in the state dict stay."""
     for block in blocks(model) or [model]:
-        contexts = {} if reentrant else {"context_fn": partial(_contexts, block)}
+        contexts: dict[str, Any] = {} if reentrant else {"context_fn": partial(_contexts, block)}
         block.forward = partial(checkpoint, block.forward, use_reentrant=reentrant, **contexts)  # type: ignore[method-assign]
 
 

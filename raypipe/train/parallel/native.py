@@ -59,7 +59,7 @@ class Single:
         for part, wanted, share, last in micro_batches(inputs, targets, self._cfg.accumulate):
             with self._syncing(last):
                 loss = criterion(self.forward(part), wanted) * share
-                self._scaler.scale(loss).backward()
+                self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
             total += loss.detach()
         self._update()
         return total
@@ -164,7 +164,8 @@ class Fsdp(Single):
         for block in blocks(model):
             if sum(p.numel() for p in block.parameters()) >= SMALLEST_UNIT:
                 fully_shard(block, **options)
-        return fully_shard(model, **options)
+        fully_shard(model, **options)
+        return model
 
     def _stored(self) -> list[Tensor]:
         return [t.to_local() if isinstance(t, DTensor) else t for t in super()._stored()]

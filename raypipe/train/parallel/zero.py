@@ -58,10 +58,12 @@ class Zero:
         self._average = Average(cfg.ema, self._stored)
 
     def train(self) -> None:
+        self._release()
         self._average.show(mean=False)
         self._engine.train()
 
     def eval(self) -> None:
+        self._release()
         self._average.show(mean=True)
         broadcast(self._engine.module.buffers(), self.world)
         self._engine.eval()
@@ -85,12 +87,14 @@ class Zero:
             group["lr"] = lr * group.get("lr_scale", 1.0)
 
     def weights(self) -> dict[str, Tensor]:
+        self._release()
         with self._average.showing(mean=True):
             return self._gathered()
 
     def optimizer_state(self) -> dict[str, Any]:
         from deepspeed.utils import safe_get_full_optimizer_state
 
+        self._release()
         self._link()
         steps = {s["step"] for s in self._zero.optimizer.state.values() if "step" in s}
         step = torch.tensor(float(max(steps, default=0)))
@@ -105,6 +109,7 @@ class Zero:
         return whole if self.rank == 0 else {}
 
     def load(self, weights: dict[str, Tensor], optimizer_state: dict[str, Any]) -> None:
+        self._release()
         self._fill(weights)
         self._average.restart()
         self._average.steps = optimizer_state.get("averaged", 0)
@@ -120,6 +125,11 @@ class Zero:
             self._master(p, (trained or weights)[name])
             for key in MOMENTS if name in state else ():
                 self._master(p, state[name][key], key)
+
+    def _release(self) -> None:
+        """DeepSpeed keeps layers gathered that it will use again soon: they would not see weights put in their place."""
+        if self._stage == 3:
+            self._engine.empty_partition_cache()
 
     def parameters_held(self) -> int:
         """Elements of parameters that this rank keeps between steps: what sharding is for."""
