@@ -21,9 +21,10 @@ BATCH, CLASSES = 16, 5
 
 
 class Block(nn.Module):
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, batch_norm: bool) -> None:
         super().__init__()
-        self.norm, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+        self.norm = nn.BatchNorm1d(width) if batch_norm else nn.LayerNorm(width)
+        self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
 
     def forward(self, x: Tensor) -> Tensor:
         return x + self.down(torch.nn.functional.gelu(self.up(self.norm(x))))
@@ -32,11 +33,11 @@ class Block(nn.Module):
 class Tiny(nn.Module):
     """A convolution, blocks, a head; a parameter that is frozen, and one whose elements two ranks cannot share equally."""
 
-    def __init__(self, norm: bool = False) -> None:
+    def __init__(self, batch_norm: bool = False) -> None:
         super().__init__()
         self.stem = nn.Conv2d(3, 11, 3, stride=2)
-        self.norm = nn.BatchNorm2d(11) if norm else nn.GroupNorm(1, 11)
-        self.blocks = nn.ModuleList([Block(11) for _ in range(3)])
+        self.norm = nn.BatchNorm2d(11) if batch_norm else nn.GroupNorm(1, 11)
+        self.blocks = nn.ModuleList([Block(11, batch_norm) for _ in range(3)])
         self.frozen = nn.Parameter(torch.ones(11), requires_grad=False)
         self.head = nn.Linear(11, CLASSES)
 

@@ -171,7 +171,7 @@ class Fsdp(Single):
         return [t.to_local() if isinstance(t, DTensor) else t for t in super()._stored()]
 
     def _whole(self, stored: Tensor) -> Tensor:
-        return stored.full_tensor() if isinstance(stored, DTensor) else stored
+        return stored.to(self.device).full_tensor() if isinstance(stored, DTensor) else stored  # offloaded ones lie on the CPU
 
     def _like(self, whole: Tensor, stored: Tensor) -> Tensor:
         if not isinstance(stored, DTensor):

@@ -1,5 +1,5 @@
 """Batch norms over the global batch: what small batches a rank need, and what makes a model with batch norms learn the same at
-any world size. PyTorch's own runs on GPUs alone; on a CPU the statistics are summed here, two small messages a norm and step."""
+any world size. PyTorch's own runs on GPUs alone; on a CPU the statistics are summed here, by two small messages a norm."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def synchronise(model: nn.Module, device: torch.device, world: int) -> nn.Module
     if world == 1:
         return model
     if device.type != "cpu":
-        return nn.SyncBatchNorm.convert_sync_batchnorm(model)
+        return nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
     for norm in (m for m in model.modules() if isinstance(m, _BatchNorm)):
         norm.__class__ = _OnCpu
     return model
@@ -31,9 +31,9 @@ class _OnCpu(_BatchNorm):
         if not self.training:
             return super().forward(x)
         world, dims, shape = dist.get_world_size(), [0, *range(2, x.ndim)], [1, -1] + [1] * (x.ndim - 2)
-        mean_C = all_reduce(x.float().mean(dims)) / world
+        mean_C = all_reduce(x.float().mean(dims)) / world  # type: ignore[no-untyped-call]
         centred = x.float() - mean_C.view(shape)
-        variance_C = all_reduce(centred.square().mean(dims)) / world
+        variance_C = all_reduce(centred.square().mean(dims)) / world  # type: ignore[no-untyped-call]
         if self.track_running_stats and self.running_mean is not None and self.running_var is not None:
             count = world * x.numel() / x.shape[1]
             self.num_batches_tracked.add_(1)  # type: ignore[union-attr, operator]
