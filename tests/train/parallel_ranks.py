@@ -35,7 +35,8 @@ class Tiny(nn.Module):
 
     def __init__(self, batch_norm: bool = False) -> None:
         super().__init__()
-        self.stem = nn.Conv2d(3, 11, 3, stride=2)
+        # A bias before a batch norm has only noise for a gradient, and AdamW makes whole steps of that.
+        self.stem = nn.Conv2d(3, 11, 3, stride=2, bias=not batch_norm)
         self.norm = nn.BatchNorm2d(11) if batch_norm else nn.GroupNorm(1, 11)
         self.blocks = nn.ModuleList([Block(11, batch_norm) for _ in range(3)])
         self.frozen = nn.Parameter(torch.ones(11), requires_grad=False)
