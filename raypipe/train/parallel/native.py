@@ -171,7 +171,10 @@ class Fsdp(Single):
         return [t.to_local() if isinstance(t, DTensor) else t for t in super()._stored()]
 
     def _whole(self, stored: Tensor) -> Tensor:
-        return stored.to(self.device).full_tensor() if isinstance(stored, DTensor) else stored  # offloaded ones lie on the CPU
+        if not isinstance(stored, DTensor):
+            return stored
+        here: Any = stored.to(self.device)  # offloaded ones lie on the CPU, and nccl gathers on GPUs
+        return here.full_tensor()
 
     def _like(self, whole: Tensor, stored: Tensor) -> Tensor:
         if not isinstance(stored, DTensor):
