@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -20,31 +21,24 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import cross_entropy, one_hot
 
-from raypipe.config import Section
 from raypipe.feed.feed import Feed
 from raypipe.images.augment import AugmentConfig, augment
 from raypipe.images.mix import mix
-from raypipe.train.parallel import Engine
+from raypipe.train.parallel import Engine, ParallelConfig
 from raypipe.train.schedule import SCHEDULES
 from raypipe.train.stopping import StoppingConfig, improved, should_stop
 
 
-class TrainConfig(Section):
+class TrainConfig(ParallelConfig):
     """One training run. `batch_size` is global: ranks share it. `workers: 1` trains in the calling process.
 
     A checkpoint is written after every epoch, and every `checkpoint_steps` steps where that is set.
     """
 
     workers: int = Field(default=1, ge=1)
-    strategy: Literal["auto", "single", "ddp", "zero3"] = "auto"
     epochs: int = Field(default=20, ge=1)
-    batch_size: int = Field(default=64, ge=1)
-    lr: float = Field(default=1e-3, gt=0)
-    weight_decay: float = Field(default=1e-4, ge=0)
     schedule: Literal["cosine", "constant"] = "cosine"
     label_smoothing: float = Field(default=0.0, ge=0, lt=1)
-    clip_norm: float | None = Field(default=None, gt=0)
-    precision: Literal["auto", "bf16", "fp32"] = "auto"
     stopping: StoppingConfig = StoppingConfig()
     checkpoint_steps: int | None = Field(default=None, ge=1)
     timeout_s: float = Field(default=120.0, gt=0)
@@ -83,7 +77,7 @@ def fit(
     seed: int,
 ) -> LoopState:
     """Train from (state.epoch, state.step) to `cfg.epochs` or until the stopping rule says so."""
-    rule = cfg.stopping
+    rule, criterion = cfg.stopping, partial(cross_entropy, label_smoothing=cfg.label_smoothing)
     while state.epoch < cfg.epochs and not should_stop([m[rule.metric] for m in state.history], rule):
         started, before = time.perf_counter(), state.seen
         losses = torch.tensor(state.loss_sum, dtype=torch.float64, device=engine.device)
@@ -96,9 +90,7 @@ def fit(
             if inputs.ndim == 4:
                 inputs = augment(inputs, augmentation, seed, state.epoch, batch.samples_B)
                 inputs, targets = mix(inputs, targets, augmentation, seed, state.epoch, batch.samples_B)
-            loss = cross_entropy(engine.forward(inputs), targets, label_smoothing=cfg.label_smoothing)
-            engine.step(loss)
-            losses += loss.detach() * len(batch.labels_B)
+            losses += engine.step(inputs, targets, criterion) * len(batch.labels_B)
             state.seen += len(batch.labels_B)
             state.step += 1
             if cfg.checkpoint_steps and state.step % cfg.checkpoint_steps == 0 and state.step < feed.steps:

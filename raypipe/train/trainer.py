@@ -159,9 +159,7 @@ def train_rank(job: TrainJob, data: Data, resume: Path | None, save: SaveEngine,
     torch.manual_seed(job.run.seed)
     model = trainable(job.model, data)
     cfg = job.train
-    engine = parallel.build(
-        model, len(data.classes), cfg.strategy, cfg.lr, cfg.weight_decay, cfg.clip_norm, cfg.precision, cfg.batch_size
-    )
+    engine = parallel.build(model, len(data.classes), cfg)
     state = LoopState()
     if resume is not None:
         weights, optimizer_state, state = checkpoint.read(resume)

@@ -11,8 +11,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from raypipe.errors import ConfigError
-from raypipe.train import parallel, trainer
+from raypipe.train import trainer
 
 from ..pixels import decoded
 from .conftest import Jobs
@@ -64,8 +63,3 @@ def test_two_workers_hold_half_each_and_save_what_a_plain_model_loads(
     assert np.allclose(ranks[0]["logits"], ranks[1]["logits"], atol=1e-5)
     if result.best_epoch == 4:
         assert np.allclose(ranks[0]["logits"], mine, atol=1e-4)
-
-
-def test_one_worker_has_nothing_to_shard_with(jobs: Jobs) -> None:
-    with pytest.raises(ConfigError, match=r"zero3 shards a model over several workers.*Set train\.workers=2"):
-        parallel.build(torch.nn.Linear(2, 2), 2, "zero3", 1e-3, 0.0, None, "fp32", 8)

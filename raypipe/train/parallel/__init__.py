@@ -1,0 +1,66 @@
+"""Strategies: how one model lives on one or many devices. The loop calls `forward` and `step` and never asks which it is.
+
+single, ddp and fsdp are PyTorch's (gloo on CPU, nccl on GPU), zero1 to zero3 are DeepSpeed's, which is imported only when asked
+for. At equal seed and global batch their losses agree to rounding, and what one saved another loads: a strategy is a matter of
+memory and speed alone. A new one is a class with the eight methods of `Engine`, and a line in `build`.
+
+Tensor and pipeline parallelism are left out. They pay when one layer's activations or one sample outgrow a device, or when a
+model spans nodes that are linked slowly; the largest backbones of this field (ViT-g, 1.0 billion parameters, 16 GB with
+AdamW in float32) fit two devices of 16 GB sharded, and any one layer of them fits a device many times.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+
+import torch
+from torch import nn
+
+from raypipe.errors import ConfigError
+from raypipe.train.parallel.engine import Criterion, Engine, compute_dtype, parameter_groups, ranks
+from raypipe.train.parallel.memory import ADAMW, Choice, choose
+from raypipe.train.parallel.norms import synchronise
+from raypipe.train.parallel.settings import ParallelConfig
+
+__all__ = ["Choice", "Criterion", "Engine", "ParallelConfig", "build", "choose", "parameter_groups"]
+
+log = logging.getLogger("raypipe")
+
+
+def build(model: nn.Module, classes: int, cfg: ParallelConfig) -> Engine:
+    """The engine for this rank. `auto` chooses by memory, and rank 0 says why."""
+    from raypipe.train.parallel.native import Ddp, Fsdp, Single
+
+    device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+    dtype = compute_dtype(cfg.precision, device)
+    world = ranks()[1]
+    if cfg.sync_bn:
+        model = synchronise(model, device, world)
+    if cfg.strategy == "auto":
+        cfg = _decided(model, cfg, device)
+    if cfg.strategy.startswith("zero"):
+        from raypipe.train.parallel.zero import Zero
+
+        return Zero(int(cfg.strategy[-1]), model, classes, cfg, device, dtype)
+    if cfg.strategy == "single" and world > 1:
+        raise ConfigError("single trains on one worker", got=f"train.workers={world}", fix="Set train.strategy=ddp")
+    native = Fsdp if cfg.strategy == "fsdp" else Ddp if world > 1 else Single
+    return native(model, classes, cfg, device, dtype)
+
+
+def _decided(model: nn.Module, cfg: ParallelConfig, device: torch.device) -> ParallelConfig:
+    rank, world = ranks()
+    choice = choose(sum(p.numel() * p.element_size() for p in model.parameters()), ADAMW, world, _memory(device))
+    if rank == 0:
+        log.info("Strategy: %s", choice.reason)
+    offload = choice.offload if cfg.offload == "none" and device.type == "cuda" else cfg.offload
+    return cfg.model_copy(update={"strategy": choice.strategy, "offload": offload})
+
+
+def _memory(device: torch.device) -> int:
+    """Bytes that one rank may use."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return host // int(os.environ.get("LOCAL_WORLD_SIZE", ranks()[1]))

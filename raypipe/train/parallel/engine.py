@@ -1,0 +1,85 @@
+"""What the loop sees of a strategy, and what every strategy does alike."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+Criterion = Callable[[Tensor, Tensor], Tensor]  # (logits_BC, targets) -> the batch's mean loss
+
+
+class Engine(Protocol):
+    """A model, its optimizer and the ranks they span. Except for attributes and `set_lr`, every rank calls everything.
+
+    step: forward, backward and one update by this rank's share of a global batch; returns the share's mean loss.
+    weights, optimizer_state: copies on the CPU, on rank 0, empty elsewhere. They are whole and by parameter name, whatever the
+    strategy: what one strategy saved, another loads, at any world size.
+    """
+
+    rank: int
+    world: int
+    device: torch.device
+    classes: int
+
+    def train(self) -> None: ...
+    def eval(self) -> None: ...
+    def forward(self, inputs: Tensor) -> Tensor: ...
+    def step(self, inputs: Tensor, targets: Tensor, criterion: Criterion) -> Tensor: ...
+    def set_lr(self, lr: float) -> None: ...
+    def weights(self) -> dict[str, Tensor]: ...
+    def optimizer_state(self) -> dict[str, Any]: ...
+    def load(self, weights: dict[str, Tensor], optimizer_state: dict[str, Any]) -> None: ...
+
+
+def ranks() -> tuple[int, int]:
+    """(rank, world size)."""
+    return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+
+
+def micro_batches(inputs: Tensor, targets: Tensor, parts: int) -> Iterator[tuple[Tensor, Tensor, float, bool]]:
+    """(inputs, targets, share of the batch, is it the last). A batch smaller than `parts` makes fewer, on all ranks alike."""
+    parts = min(parts, len(inputs))
+    for i, (x, y) in enumerate(zip(inputs.tensor_split(parts), targets.tensor_split(parts), strict=True)):
+        yield x, y, len(x) / len(inputs), i + 1 == parts
+
+
+def broadcast(tensors: Iterable[Tensor], world: int) -> None:
+    """Rank 0's values for all."""
+    if world > 1:
+        for tensor in tensors:
+            sent = tensor.detach().contiguous()  # channels_last ones cannot be sent as they lie
+            dist.broadcast(sent, 0)
+            tensor.detach().copy_(sent)
+
+
+def bf16_is_fast(device: torch.device) -> bool:
+    """GPUs since Ampere, and CPUs with AVX512-BF16; on a CPU without it, autocast ran 4 times slower than fp32."""
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    return bool(getattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)())
+
+
+def compute_dtype(precision: str, device: torch.device) -> torch.dtype:
+    """What matrix products compute in; weights are float32 throughout. Sets the process's TF32 switches on CUDA."""
+    if precision == "auto":
+        precision = "bf16" if bf16_is_fast(device) else "fp32"
+    if device.type == "cuda":
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision != "fp32"
+    return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision, torch.float32)
+
+
+def autocast(device: torch.device, dtype: torch.dtype) -> contextlib.AbstractContextManager[Any]:
+    return contextlib.nullcontext() if dtype is torch.float32 else torch.autocast(device.type, dtype)
+
+
+def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """Weight decay on matrices and filters only, not on biases and norms (Goyal et al. 2017); frozen parameters left out."""
+    trained = [p for p in model.parameters() if p.requires_grad]
+    decayed, plain = [p for p in trained if p.ndim > 1], [p for p in trained if p.ndim <= 1]
+    groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": plain, "weight_decay": 0.0}]
+    return [g for g in groups if g["params"]]

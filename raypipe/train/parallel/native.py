@@ -1,0 +1,182 @@
+"""PyTorch's own strategies: single, ddp and fsdp. They differ in how a model is placed and what a rank stores of a tensor."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from raypipe.errors import ConfigError
+from raypipe.train.parallel.average import Average
+from raypipe.train.parallel.blocks import blocks, checkpoint_activations
+from raypipe.train.parallel.engine import Criterion, autocast, broadcast, micro_batches, parameter_groups, ranks
+from raypipe.train.parallel.settings import ParallelConfig
+
+SMALLEST_UNIT = 100_000  # parameters that fsdp gathers apart; fewer cost more in latency than they save in memory
+
+
+class Single:
+    """single: one rank holds the whole model. What the other native strategies do otherwise is in the methods below `load`."""
+
+    def __init__(self, model: nn.Module, classes: int, cfg: ParallelConfig, device: torch.device, dtype: torch.dtype) -> None:
+        self.rank, self.world = ranks()
+        self.device, self.classes, self._cfg, self._dtype = device, classes, cfg, dtype
+        self._model = model.to(device)
+        if cfg.activation_checkpointing:
+            checkpoint_activations(model)
+        broadcast([*model.parameters(), *model.buffers()], self.world)
+        if cfg.compile:
+            model.compile()  # in place: names in the state dict stay
+        self._entry = self._place(model)
+        # Fused: one kernel for all parameters, on CPU and CUDA, sharded or not.
+        self._optimizer = torch.optim.AdamW(parameter_groups(model, cfg.weight_decay), lr=cfg.lr, fused=True)
+        self._scaler = torch.amp.GradScaler(device.type, enabled=dtype is torch.float16)
+        self._average = Average(cfg.ema, self._stored)
+
+    def train(self) -> None:
+        self._average.show(mean=False)
+        self._model.train()
+
+    def eval(self) -> None:
+        self._average.show(mean=True)
+        broadcast(self._model.buffers(), self.world)  # batch statistics differ by rank: judge with those that are saved
+        self._model.eval()
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        with autocast(self.device, self._dtype):  # evaluation goes past DDP: eval() made the buffers equal already
+            return (self._entry if self._model.training else self._model)(inputs).float()
+
+    def step(self, inputs: Tensor, targets: Tensor, criterion: Criterion) -> Tensor:
+        self._optimizer.zero_grad(set_to_none=True)
+        total = torch.zeros((), device=self.device)
+        for part, wanted, share, last in micro_batches(inputs, targets, self._cfg.accumulate):
+            with self._syncing(last):
+                loss = criterion(self.forward(part), wanted) * share
+                self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+            total += loss.detach()
+        self._update()
+        return total
+
+    def _update(self) -> None:
+        if self._cfg.clip_norm is not None:
+            self._scaler.unscale_(self._optimizer)
+            nn.utils.clip_grad_norm_(self._model.parameters(), self._cfg.clip_norm)
+        self._scaler.step(self._optimizer)
+        self._scaler.update()
+        self._average.update()
+
+    def set_lr(self, lr: float) -> None:
+        for group in self._optimizer.param_groups:
+            group["lr"] = lr * group.get("lr_scale", 1.0)
+
+    def weights(self) -> dict[str, Tensor]:
+        with self._average.showing(mean=True):
+            return self._gathered(self._model.state_dict())
+
+    def optimizer_state(self) -> dict[str, Any]:
+        moments = {name: self._gathered(self._optimizer.state.get(p, {})) for name, p in self._trained()}
+        with self._average.showing(mean=False):
+            trained = self._gathered(self._model.state_dict()) if self._cfg.ema else {}
+        state = {"state": moments, "scaler": self._scaler.state_dict(), "trained": trained, "averaged": self._average.steps}
+        return state if self.rank == 0 else {}
+
+    def load(self, weights: dict[str, Tensor], optimizer_state: dict[str, Any]) -> None:
+        self._fill(weights)
+        self._average.restart()
+        self._average.steps = optimizer_state.get("averaged", 0)
+        if trained := optimizer_state.get("trained"):
+            self._fill(trained)
+        for name, p in self._trained():
+            if saved := optimizer_state["state"].get(name):
+                self._optimizer.state[p] = {k: self._like(v, p) if k != "step" else v.to(p.device) for k, v in saved.items()}
+        self._scaler.load_state_dict(optimizer_state.get("scaler", {}) if self._scaler.is_enabled() else {})
+
+    def _trained(self) -> list[tuple[str, nn.Parameter]]:
+        return [(name, p) for name, p in self._model.named_parameters() if p.requires_grad]
+
+    @torch.no_grad()
+    def _fill(self, weights: dict[str, Tensor]) -> None:
+        tensors = self._model.state_dict()
+        self._model.load_state_dict({name: self._like(w, tensors[name]) for name, w in weights.items()})
+
+    def _gathered(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Whole copies on the CPU, on rank 0; every rank takes part, one tensor at a time."""
+        whole = ((name, self._whole(t.detach())) for name, t in tensors.items())
+        return {name: t.to("cpu", copy=True).contiguous() for name, t in whole if self.rank == 0}
+
+    def _place(self, model: nn.Module) -> nn.Module:
+        """What a training batch goes through."""
+        return model.to(memory_format=torch.channels_last) if self._cfg.channels_last else model  # type: ignore[call-overload]
+
+    def _syncing(self, last: bool) -> AbstractContextManager[None]:
+        """Around a micro batch: gradients need to be summed over the ranks only once a step."""
+        return nullcontext()
+
+    def _stored(self) -> list[Tensor]:
+        """What this rank keeps of the weights, and the running statistics."""
+        averaged = [*(p for _, p in self._trained()), *(b for b in self._model.buffers() if b.is_floating_point())]
+        return [t.detach() for t in averaged]
+
+    def _whole(self, stored: Tensor) -> Tensor:
+        return stored
+
+    def _like(self, whole: Tensor, stored: Tensor) -> Tensor:
+        """What this rank keeps of `whole`, laid out as `stored` is."""
+        return torch.empty_like(stored, dtype=whole.dtype).copy_(whole)
+
+
+class Ddp(Single):
+    """ddp: every rank holds the whole model and sums gradients while the backward pass still runs (Li et al. 2020)."""
+
+    def _place(self, model: nn.Module) -> nn.Module:
+        on = [self.device] if self.device.type == "cuda" else None
+        return DistributedDataParallel(super()._place(model), device_ids=on)
+
+    def _syncing(self, last: bool) -> AbstractContextManager[None]:
+        return nullcontext() if last else self._entry.no_sync()  # type: ignore[operator, no-any-return]
+
+
+class Fsdp(Single):
+    """fsdp: each rank holds 1/world of parameters, gradients and optimizer state (FSDP2; Zhao et al. 2023).
+
+    Micro batches sum their gradients at once: waiting for the last, as ddp does, would keep whole gradients. The root gives its
+    parameters back after the forward pass too, or the next one would not see weights that EMA put in place of the trained.
+    """
+
+    def _place(self, model: nn.Module) -> nn.Module:
+        if not dist.is_initialized():
+            raise ConfigError("fsdp shards a model over several workers", got="train.workers=1", fix="Set train.workers=2")
+        for p in model.parameters():
+            p.data = p.data.contiguous()  # FSDP2 does not cut channels_last ones
+        offloads = self._cfg.offload != "none" and self.device.type != "cpu"
+        options: dict[str, Any] = {
+            "mesh": init_device_mesh(self.device.type, (self.world,)),
+            "reshard_after_forward": True,
+            "offload_policy": CPUOffloadPolicy() if offloads else OffloadPolicy(),
+        }
+        for block in blocks(model):
+            if sum(p.numel() for p in block.parameters()) >= SMALLEST_UNIT:
+                fully_shard(block, **options)
+        fully_shard(model, **options)
+        return model
+
+    def _stored(self) -> list[Tensor]:
+        return [t.to_local() if isinstance(t, DTensor) else t for t in super()._stored()]
+
+    def _whole(self, stored: Tensor) -> Tensor:
+        if not isinstance(stored, DTensor):
+            return stored
+        here: Any = stored.to(self.device)  # offloaded ones lie on the CPU, and nccl gathers on GPUs
+        return here.full_tensor()
+
+    def _like(self, whole: Tensor, stored: Tensor) -> Tensor:
+        if not isinstance(stored, DTensor):
+            return super()._like(whole, stored)
+        return distribute_tensor(whole.to(self.device), stored.device_mesh, stored.placements).to(stored.device)

@@ -1,0 +1,234 @@
+"""zero1, zero2, zero3: DeepSpeed shards optimizer state, gradients too, parameters too (Rajbhandari et al. 2020).
+
+DeepSpeed's own checkpoints are tied to the world size and pickled. Here parameters and optimizer state are gathered by name and
+scattered again, so a run goes on at any world size, and under any other strategy. The first use compiles an operator (30 s).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sysconfig
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from raypipe.errors import ConfigError
+from raypipe.train.parallel.average import Average
+from raypipe.train.parallel.blocks import checkpoint_activations
+from raypipe.train.parallel.engine import Criterion, broadcast, micro_batches, parameter_groups, ranks
+from raypipe.train.parallel.settings import ParallelConfig
+
+log = logging.getLogger("raypipe")
+COMPILES_WITHIN_S = 600.0  # 30 to 100 s, seen on two busy cores
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+class Zero:
+    """One of DeepSpeed's stages. Under zero3 every forward gathers layer by layer: all ranks call it equally often."""
+
+    def __init__(
+        self, stage: int, model: nn.Module, classes: int, cfg: ParallelConfig, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        if not dist.is_initialized():
+            raise ConfigError(
+                f"zero{stage} shards a model over several workers", got="train.workers=1", fix="Set train.workers=2"
+            )
+        deepspeed = _deepspeed(device)
+        self._gathered_parameters = deepspeed.zero.GatheredParameters
+        self.rank, self.world = ranks()
+        self.device, self.classes, self._cfg, self._stage = device, classes, cfg, stage
+        for p in model.parameters():  # DeepSpeed sends parameters as flat bytes: channels_last ones have no such view
+            p.data = p.data.contiguous()
+        broadcast([*model.parameters(), *model.buffers()], self.world)
+        self._saved = tuple(model.state_dict())
+        if cfg.activation_checkpointing:
+            checkpoint_activations(model, reentrant=stage == 3)
+        optimizer = torch.optim.AdamW(parameter_groups(model, cfg.weight_decay), lr=cfg.lr)
+        self._engine, self._zero, _, _ = deepspeed.initialize(
+            model=model.to(device), optimizer=optimizer, dist_init_required=False, config=_config(stage, cfg, self.world, dtype)
+        )
+        if cfg.compile:
+            self._engine.compile()
+        self._average = Average(cfg.ema, self._stored)
+
+    def train(self) -> None:
+        self._release()
+        self._average.show(mean=False)
+        self._engine.train()
+
+    def eval(self) -> None:
+        self._release()
+        self._average.show(mean=True)
+        broadcast(self._engine.module.buffers(), self.world)
+        self._engine.eval()
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self._engine(inputs).float()  # type: ignore[no-any-return]
+
+    def step(self, inputs: Tensor, targets: Tensor, criterion: Criterion) -> Tensor:
+        total = torch.zeros((), device=self.device)
+        for part, wanted, share, last in micro_batches(inputs, targets, self._cfg.accumulate):
+            self._engine.set_gradient_accumulation_boundary(last)
+            loss = criterion(self.forward(part), wanted) * share
+            self._engine.backward(loss, scale_wrt_gas=False)  # the share is in the loss already
+            self._engine.step()
+            total += loss.detach()
+        self._average.update()
+        return total
+
+    def set_lr(self, lr: float) -> None:
+        for group in self._zero.param_groups:
+            group["lr"] = lr * group.get("lr_scale", 1.0)
+
+    def weights(self) -> dict[str, Tensor]:
+        self._release()
+        with self._average.showing(mean=True):
+            return self._gathered()
+
+    def optimizer_state(self) -> dict[str, Any]:
+        from deepspeed.utils import safe_get_full_optimizer_state
+
+        self._release()
+        self._link()
+        steps = {s["step"] for s in self._zero.optimizer.state.values() if "step" in s}
+        step = torch.tensor(float(max(steps, default=0)))
+        state = {}
+        for name, p in self._trained() if steps else []:
+            moments = {key: safe_get_full_optimizer_state(p, key) for key in MOMENTS}
+            if self.rank == 0:
+                state[name] = {k: v.to("cpu", copy=True) for k, v in moments.items()} | {"step": step.clone()}
+        with self._average.showing(mean=False):
+            trained = self._gathered() if self._cfg.ema else {}
+        whole = {"state": state, "scaler": {}, "trained": trained, "averaged": self._average.steps}
+        return whole if self.rank == 0 else {}
+
+    def load(self, weights: dict[str, Tensor], optimizer_state: dict[str, Any]) -> None:
+        self._release()
+        self._fill(weights)
+        self._average.restart()
+        self._average.steps = optimizer_state.get("averaged", 0)
+        trained = optimizer_state.get("trained")
+        if trained:
+            self._fill(trained)
+        if state := optimizer_state["state"]:
+            step = next(iter(state.values()))["step"]
+            for flat in self._flat():
+                self._zero.optimizer.state[flat] = {k: torch.zeros_like(flat) for k in MOMENTS} | {"step": step.clone()}
+            self._link()
+        for name, p in self._trained():
+            self._master(p, (trained or weights)[name])
+            for key in MOMENTS if name in state else ():
+                self._master(p, state[name][key], key)
+
+    def _release(self) -> None:
+        """DeepSpeed keeps layers gathered that it will use again soon: they would not see weights put in their place."""
+        if self._stage == 3:
+            self._engine.empty_partition_cache()
+
+    def parameters_held(self) -> int:
+        """Elements of parameters that this rank keeps between steps: what sharding is for."""
+        return sum(self._local(p).numel() for p in self._engine.module.parameters())
+
+    def _trained(self) -> list[tuple[str, nn.Parameter]]:
+        return [(name, p) for name, p in self._engine.module.named_parameters() if p.requires_grad]
+
+    def _local(self, p: Tensor) -> Tensor:
+        return p.ds_tensor.data if self._stage == 3 else p.data  # type: ignore[attr-defined]
+
+    def _stored(self) -> list[Tensor]:
+        buffers = [b for b in self._engine.module.buffers() if b.is_floating_point()]
+        return [self._local(p) for _, p in self._trained()] + buffers
+
+    def _flat(self) -> list[Tensor]:
+        """This rank's share of the float32 weights, in a few flat tensors: what the optimizer updates."""
+        zero = self._zero
+        return zero.fp32_partitioned_groups_flat if self._stage == 3 else zero.single_partition_of_fp32_groups
+
+    def _link(self) -> None:
+        """DeepSpeed links parameters to optimizer state after the first group's first step, and misses the later groups'."""
+        if self._stage < 3 and all(self._zero.optimizer.state.get(flat) for flat in self._flat()):
+            self._zero._hp_optimizer_states_linked = False
+            self._zero._lazy_init_hp_params_optimizer_state()
+
+    def _master(self, p: nn.Parameter, whole: Tensor, key: str | None = None) -> None:
+        """Put this rank's share of `whole` where the optimizer keeps it: the float32 weight, or a moment (`key`)."""
+        if self._stage < 3:
+            p.set_full_hp_param(whole.to(self.device), key)  # type: ignore[attr-defined]
+            return
+        size = self._local(p).numel()  # the last share is padded; DeepSpeed's own setter of whole values overruns there
+        mine = torch.zeros(size, device=self.device)
+        part = whole.flatten()[self.rank * size : (self.rank + 1) * size]
+        mine[: len(part)] = part
+        self._zero.set_local_hp_param(mine, p, key)
+
+    def _gathered(self) -> dict[str, Tensor]:
+        """Whole copies on the CPU, on rank 0; every rank takes part, one parameter at a time."""
+        found: dict[str, Tensor] = {}
+        module = self._engine.module
+        for name, p in module.named_parameters():
+            with self._gathered_parameters([p], modifier_rank=None, enabled=self._stage == 3):
+                if self.rank == 0:
+                    found[name] = p.detach().to("cpu", torch.float32, copy=True)
+        found |= {name: b.detach().to("cpu", copy=True) for name, b in module.named_buffers() if self.rank == 0}
+        return {name: found[name] for name in self._saved if name in found}
+
+    @torch.no_grad()
+    def _fill(self, weights: dict[str, Tensor]) -> None:
+        module = self._engine.module
+        for name, p in module.named_parameters():
+            with self._gathered_parameters([p], modifier_rank=0, enabled=self._stage == 3):
+                if self._stage < 3 or self.rank == 0:
+                    p.copy_(weights[name])
+        for name, b in module.named_buffers():
+            if name in weights:
+                b.copy_(weights[name])
+
+
+def _config(stage: int, cfg: ParallelConfig, world: int, dtype: torch.dtype) -> dict[str, Any]:
+    zero: dict[str, Any] = {"stage": stage}
+    if stage == 3:
+        zero["stage3_param_persistence_threshold"] = 0
+    if cfg.offload != "none":
+        zero["offload_optimizer"] = {"device": "cpu"}
+    if cfg.offload == "parameters":
+        zero["offload_param"] = {"device": "cpu"}
+    return {
+        "train_micro_batch_size_per_gpu": max(1, cfg.batch_size // (world * cfg.accumulate)),
+        "gradient_accumulation_steps": cfg.accumulate,
+        "zero_optimization": zero,
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+        "torch_autocast": {"enabled": dtype is not torch.float32, "dtype": str(dtype).removeprefix("torch.")},
+        "gradient_clipping": cfg.clip_norm or 0.0,
+    }
+
+
+def _deepspeed(device: torch.device) -> Any:
+    """DeepSpeed, set up to compile its operators with the ninja that was installed beside this Python."""
+    os.environ.setdefault("DS_ACCELERATOR", device.type)
+    scripts = sysconfig.get_path("scripts")
+    if scripts not in os.environ.get("PATH", "").split(os.pathsep):
+        os.environ["PATH"] = os.pathsep.join([scripts, os.environ.get("PATH", "")])
+    _remove_dead_locks()
+    try:
+        import deepspeed  # type: ignore[import-untyped]
+    except ImportError as e:
+        raise ConfigError(f"zero needs DeepSpeed: {e}", fix="pip install 'raypipe[deepspeed]'") from None
+    return deepspeed
+
+
+def _remove_dead_locks() -> None:
+    """A process killed while it compiled leaves its lock, and all later ones would wait for it for ever, in silence."""
+    from torch.utils.cpp_extension import get_default_build_root
+
+    for lock in Path(os.environ.get("TORCH_EXTENSIONS_DIR", get_default_build_root())).glob("**/lock"):
+        with contextlib.suppress(OSError):  # another rank was faster
+            if time.time() - lock.stat().st_mtime > COMPILES_WITHIN_S:
+                log.warning("Removed the lock of a compilation that died: %s", lock)
+                lock.unlink()

@@ -1,0 +1,138 @@
+"""What the ranks of test_parallel.py do: train a tiny model in each scenario, and tell curve, weights, predictions."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from raypipe.train import parallel
+from raypipe.train.parallel import native
+
+BATCH, CLASSES = 16, 5
+
+
+class Block(nn.Module):
+    def __init__(self, width: int, batch_norm: bool) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(width) if batch_norm else nn.LayerNorm(width)
+        self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(torch.nn.functional.gelu(self.up(self.norm(x))))
+
+
+class Tiny(nn.Module):
+    """A convolution, blocks, a head; a parameter that is frozen, and one whose elements two ranks cannot share equally."""
+
+    def __init__(self, batch_norm: bool = False) -> None:
+        super().__init__()
+        # A bias before a batch norm has only noise for a gradient, and AdamW makes whole steps of that.
+        self.stem = nn.Conv2d(3, 11, 3, stride=2, bias=not batch_norm)
+        self.norm = nn.BatchNorm2d(11) if batch_norm else nn.GroupNorm(1, 11)
+        self.blocks = nn.ModuleList([Block(11, batch_norm) for _ in range(3)])
+        self.frozen = nn.Parameter(torch.ones(11), requires_grad=False)
+        self.head = nn.Linear(11, CLASSES)
+
+    def forward(self, images_BHWC: Tensor) -> Tensor:
+        x = self.norm(self.stem(images_BHWC.permute(0, 3, 1, 2))).relu().mean((2, 3)) * self.frozen
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """`steps` of training from what `resume` names, or from the seed's start. Picklable: ranks are spawned."""
+
+    name: str
+    strategy: str
+    steps: int = 20
+    resume: str | None = None
+    batch_norm: bool = False
+    settings: dict[str, Any] = field(default_factory=dict)
+
+
+def data(step: int) -> tuple[Tensor, Tensor]:
+    """The global batch of a step, learnable: each class has its own brightness."""
+    rng = torch.Generator().manual_seed(step)
+    labels_B = torch.randint(CLASSES, (BATCH,), generator=rng)
+    return torch.randn(BATCH, 8, 8, 3, generator=rng) + labels_B[:, None, None, None], labels_B
+
+
+def tiny(batch_norm: bool = False) -> Tiny:
+    torch.manual_seed(3)
+    return Tiny(batch_norm)
+
+
+def train(scenario: Scenario, folder: Path) -> dict[str, Any]:
+    """One scenario on this rank: losses (global means), weights, state, predictions."""
+    cfg = parallel.ParallelConfig(
+        **{"strategy": scenario.strategy, "batch_size": BATCH, "lr": 0.01, "weight_decay": 0.01, "precision": "fp32"}
+        | scenario.settings
+    )
+    engine = parallel.build(tiny(scenario.batch_norm), CLASSES, cfg)
+    start = 0
+    if scenario.resume:
+        saved = torch.load(folder / f"{scenario.resume}.pt", weights_only=True)
+        engine.load(saved["weights"], saved["optimizer_state"])
+        start = len(saved["losses"])
+    losses = []
+    for step in range(start, start + scenario.steps):
+        engine.train()
+        engine.set_lr(0.01 * 0.95**step)
+        images, labels_B = (t[engine.rank :: engine.world] for t in data(step))
+        loss = engine.step(images, labels_B, cross_entropy)
+        if engine.world > 1:
+            dist.all_reduce(loss)
+        losses.append(float(loss) / engine.world)
+        if step % 7 == 0:  # judging in between must change nothing
+            engine.eval()
+            with torch.no_grad():
+                engine.forward(images)
+    engine.eval()
+    with torch.no_grad():
+        logits = engine.forward(data(999)[0])
+    held = sum(t.numel() for t in engine._stored())  # type: ignore[attr-defined]
+    told = {"losses": losses, "weights": engine.weights(), "optimizer_state": engine.optimizer_state()}
+    return told | {"logits": logits, "held": held, "all_held": sum(p.numel() for p in tiny().parameters())}
+
+
+def _rank(rank: int, world: int, scenarios: list[Scenario], folder: Path) -> None:
+    torch.set_num_threads(1)
+    native.SMALLEST_UNIT = 1  # each block apart, tiny as it is
+    os.environ |= {"LOCAL_RANK": str(rank), "RANK": str(rank), "WORLD_SIZE": str(world)}  # DeepSpeed asks
+    meeting = f"file://{folder / f'meeting-{scenarios[0].name}'}"
+    dist.init_process_group("gloo", meeting, rank=rank, world_size=world, timeout=timedelta(seconds=120))
+    for scenario in scenarios:
+        try:
+            told = train(scenario, folder)
+        except Exception as e:
+            raise RuntimeError(f"scenario {scenario.name}") from e
+        if rank == 0:
+            torch.save(told, folder / f"{scenario.name}.pt")
+        dist.barrier()  # a later scenario may go on from this one
+    os._exit(0)  # DeepSpeed's threads outlive the interpreter: once in five times it aborts on the way out
+
+
+def run(world: int, scenarios: list[Scenario], folder: Path) -> None:
+    """All scenarios one after the other, in `world` processes that are started once."""
+    mp.spawn(_rank, (world, scenarios, folder), nprocs=world)
+
+
+def run_here(scenarios: list[Scenario], folder: Path) -> None:
+    """Scenarios of one rank, in this process."""
+    for scenario in scenarios:
+        torch.save(train(scenario, folder), folder / f"{scenario.name}.pt")
+
+
+def result(folder: Path, name: str) -> dict[str, Any]:
+    return torch.load(folder / f"{name}.pt", weights_only=True)

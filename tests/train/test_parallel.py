@@ -1,0 +1,206 @@
+"""A strategy is a matter of memory and speed alone: curves agree, and what one saved, another takes up.
+
+All ranks of a family of strategies are started once; tests read what the scenarios told.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from raypipe.config import validate
+from raypipe.errors import ConfigError
+from raypipe.train import parallel
+from raypipe.train.parallel import ParallelConfig
+from raypipe.train.parallel.blocks import blocks
+from raypipe.train.parallel.engine import micro_batches
+
+from .parallel_ranks import Scenario, data, result, run, run_here, tiny
+
+ALL: dict[str, Any] = {"accumulate": 3, "clip_norm": 0.5, "ema": 0.9, "activation_checkpointing": True}
+HALF = {precision: {"precision": precision, "clip_norm": 0.5} for precision in ("bf16", "fp16")}
+NATIVE, ZERO = ("ddp", "fsdp"), ("zero1", "zero2", "zero3")
+
+
+def family(strategies: tuple[str, ...], shards: str) -> list[Scenario]:
+    """Each strategy plainly, and with every option, cut in the middle and taken up; and `shards` from what single saved."""
+    scenarios = []
+    for s in strategies:
+        scenarios += [
+            Scenario(s, s),
+            Scenario(f"{s}-half", s, steps=10, settings=ALL),
+            Scenario(f"{s}-resumed", s, steps=10, settings=ALL, resume=f"{s}-half"),
+        ]
+    return [*scenarios, Scenario(f"{shards}-from-single", shards, steps=10, settings=ALL, resume="single-half")]
+
+
+@pytest.fixture(scope="module")
+def single(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("parallel")
+    run_here(
+        [
+            Scenario("single", "single"),
+            Scenario("single-clipped", "single", settings={"clip_norm": 0.5}),
+            Scenario("single-norms", "single", batch_norm=True),
+            Scenario("single-all", "single", settings=ALL),
+            Scenario("single-half", "single", steps=10, settings=ALL),
+            Scenario("single-resumed", "single", steps=10, settings=ALL, resume="single-half"),
+        ],
+        folder,
+    )
+    return folder
+
+
+@pytest.fixture(scope="module")
+def native(single: Path) -> Path:
+    half = [Scenario(f"{s}-{precision}", s, settings=settings) for s in NATIVE for precision, settings in HALF.items()]
+    sync = {"sync_bn": True, "activation_checkpointing": True}
+    norms = [Scenario(f"{s}-norms", s, batch_norm=True, settings=sync) for s in NATIVE]
+    run(2, family(NATIVE, "fsdp") + half + norms, single)
+    return single
+
+
+@pytest.fixture(scope="module")
+def zero(single: Path) -> Path:
+    if shutil.which("g++") is None:
+        pytest.skip("DeepSpeed compiles its CPU operator with g++")
+    run(2, [*family(ZERO, "zero3"), Scenario("zero3-bf16", "zero3", settings=HALF["bf16"])], single)
+    return single
+
+
+def folder_of(strategy: str, request: pytest.FixtureRequest) -> Path:
+    room = "single" if strategy == "single" else "zero" if strategy in ZERO else "native"
+    return request.getfixturevalue(room)
+
+
+def close(found: list[float], expected: list[float]) -> None:
+    assert len(found) == len(expected)
+    assert found == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize("strategy", NATIVE + ZERO)
+def test_curves_agree_with_one_device(strategy: str, request: pytest.FixtureRequest) -> None:
+    folder = folder_of(strategy, request)
+    expected = result(folder, "single")["losses"]
+    assert len(expected) == 20 and expected[-1] < 0.7 * expected[0]
+    close(result(folder, strategy)["losses"], expected)
+
+
+@pytest.mark.parametrize("strategy", ("single", *NATIVE, *ZERO))
+def test_saved_weights_are_a_plain_models_and_predict_the_same(strategy: str, request: pytest.FixtureRequest) -> None:
+    told = result(folder_of(strategy, request), strategy)
+    model = tiny()
+    model.load_state_dict(told["weights"])
+    with torch.no_grad():
+        logits = model.eval()(data(999)[0])
+    assert torch.allclose(logits, told["logits"], atol=1e-5)
+
+
+@pytest.mark.parametrize("strategy", ("single", *NATIVE, *ZERO))
+def test_a_resumed_run_goes_on_with_every_option(strategy: str, request: pytest.FixtureRequest) -> None:
+    """Micro batches, clipping, EMA and recomputed activations, cut in the middle, against one device that was not cut."""
+    folder = folder_of(strategy, request)
+    whole, half, rest = (result(folder, name) for name in ("single-all", f"{strategy}-half", f"{strategy}-resumed"))
+    close(half["losses"] + rest["losses"], whole["losses"])
+    assert all(torch.allclose(rest["weights"][name], w, rtol=1e-3, atol=1e-5) for name, w in whole["weights"].items())
+
+
+@pytest.mark.parametrize("strategy", ["fsdp", "zero3"])
+def test_a_run_is_taken_up_by_another_strategy_at_another_world_size(strategy: str, request: pytest.FixtureRequest) -> None:
+    folder = folder_of(strategy, request)
+    whole, half = result(folder, "single-all")["losses"], result(folder, f"{strategy}-half")["losses"]
+    close(result(folder, f"{strategy}-from-single")["losses"], whole[10:])
+    run_here([Scenario(f"single-from-{strategy}", "single", 10, f"{strategy}-half", settings=ALL)], folder)
+    close(half + result(folder, f"single-from-{strategy}")["losses"], whole)
+
+
+@pytest.mark.parametrize(("strategy", "least", "most"), [("ddp", 0.99, 1), ("fsdp", 0.5, 0.53), ("zero3", 0.5, 0.53)])
+def test_who_shards_holds_half(strategy: str, least: float, most: float, request: pytest.FixtureRequest) -> None:
+    told = result(folder_of(strategy, request), strategy)
+    assert least <= told["held"] / told["all_held"] <= most
+
+
+@pytest.mark.parametrize("name", ["ddp-bf16", "fsdp-bf16", "ddp-fp16", "fsdp-fp16", "zero3-bf16"])
+def test_half_precision_learns_over_whole_weights(name: str, request: pytest.FixtureRequest) -> None:
+    folder = folder_of(name.split("-")[0], request)
+    told, whole = result(folder, name), result(folder, "single-clipped")["losses"]
+    assert told["losses"] == pytest.approx(whole, rel=0.02) and told["losses"] != whole
+    assert {w.dtype for w in told["weights"].values()} == {torch.float32}
+    if name.endswith("-fp16"):
+        assert told["optimizer_state"]["scaler"]["scale"] > 1
+
+
+@pytest.mark.parametrize("strategy", NATIVE)
+def test_synchronised_batch_norms_see_the_global_batch(strategy: str, native: Path) -> None:
+    one, two = result(native, "single-norms"), result(native, f"{strategy}-norms")
+    close(two["losses"], one["losses"])
+    for name in ("norm.running_mean", "blocks.1.norm.running_var", "blocks.1.norm.num_batches_tracked"):
+        assert torch.allclose(two["weights"][name], one["weights"][name], rtol=1e-4)
+
+
+def test_the_mean_is_what_is_saved_and_judged(single: Path) -> None:
+    told = result(single, "single-all")
+    trained = told["optimizer_state"]["trained"]
+    assert not torch.allclose(trained["head.weight"], told["weights"]["head.weight"])
+    assert told["optimizer_state"]["averaged"] == 20
+
+
+def test_micro_batches_are_the_batch() -> None:
+    inputs, targets = data(0)
+    parts = list(micro_batches(inputs, targets, 3))
+    assert torch.equal(torch.cat([x for x, *_ in parts]), inputs) and torch.equal(torch.cat([y for _, y, *_ in parts]), targets)
+    assert sum(share for *_, share, _ in parts) == pytest.approx(1) and [last for *_, last in parts] == [False, False, True]
+    assert len(list(micro_batches(inputs[:2], targets[:2], 3))) == 2
+
+
+def test_blocks_are_what_a_model_repeats() -> None:
+    model = tiny()
+    assert blocks(model) == list(model.blocks)
+    assert blocks(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))) == []
+    stages = torch.nn.Sequential(*(torch.nn.ModuleDict({"layers": m.blocks}) for m in (tiny(), tiny())))
+    assert len(blocks(stages)) == 6
+
+
+@given(parameter_bytes=st.integers(1, 2**40), devices=st.integers(1, 64), memory=st.integers(2**30, 2**37))
+def test_auto_shards_only_what_does_not_fit(parameter_bytes: int, devices: int, memory: int) -> None:
+    choice = parallel.choose(parameter_bytes, 2.0, devices, memory)
+    fits = parameter_bytes * 4 <= 0.7 * memory
+    assert (choice.strategy in ("single", "ddp")) == (fits or devices == 1)
+    assert (choice.strategy == "single") == (devices == 1)
+    if choice.strategy == "fsdp":
+        assert choice.bytes_a_device == pytest.approx(parameter_bytes * 4 / devices) and choice.bytes_a_device <= 0.7 * memory
+    assert (choice.offload != "none") == (choice.strategy == "zero3")
+    assert choice.strategy in choice.reason or "does not fit" in choice.reason
+
+
+def test_auto_says_why() -> None:
+    choice = parallel.choose(4 * 10**9, 2.0, 2, 16 * 2**30)
+    assert choice.reason == (
+        "Parameters, gradients and optimizer take 14.9 GiB, a device has room for 11.2 GiB: fsdp, sharded over 2 devices "
+        "to 7.5 GiB each"
+    )
+
+
+@pytest.mark.parametrize("strategy", ["fsdp", "zero1", "zero3"])
+def test_one_worker_has_nothing_to_shard_with(strategy: str) -> None:
+    with pytest.raises(ConfigError, match=rf"{strategy} shards a model over several workers.*Set train\.workers=2"):
+        parallel.build(tiny(), 5, ParallelConfig.model_validate({"strategy": strategy}))
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"strategy": "ddp", "offload": "optimizer"}, "Set strategy=fsdp or zero3 to offload"),
+        ({"strategy": "zero2", "offload": "parameters"}, "zero2 shards no parameters"),
+        ({"batch_size": 4, "accumulate": 5}, "smaller than an image"),
+    ],
+)
+def test_what_cannot_be_is_refused_at_once(settings: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        validate(ParallelConfig, settings)
