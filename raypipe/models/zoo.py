@@ -25,6 +25,8 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from raypipe.config import Section
 from raypipe.errors import nearest
+from raypipe.models import tasks
+from raypipe.models.tasks import Kind
 
 
 @dataclass(frozen=True)
@@ -41,9 +43,10 @@ class Backbone:
 
 
 class ModelConfig(Section):
-    """Which backbone, how it is transferred, and at which resolution. `side_px: null` takes the backbone's own."""
+    """Which backbone, how it is transferred, to which task, at which resolution. `side_px: null` takes the backbone's own."""
 
     name: str = "efficientnet_lite0"
+    task: Kind = "single_label"
     mode: Literal["frozen", "finetune"] = "frozen"
     pretrained: bool = True
     side_px: int | None = Field(default=None, ge=16, le=2048)
@@ -72,12 +75,16 @@ class ModelConfig(Section):
 
 class Head(nn.Module):
     """Standardised features -> logits. The statistics are buffers, set once from the training features: with frozen
-    features this equals a well-conditioned logistic regression, and does not depend on the world size as batch norm would."""
+    features this equals a well-conditioned logistic regression, and does not depend on the world size as batch norm would.
+
+    `scaled` heads (regression) speak in the unit of their labels: the linear part works in their standard deviations."""
 
     mean: Tensor
     std: Tensor
+    centre: Tensor
+    spread: Tensor
 
-    def __init__(self, features: int, classes: int, dropout: float) -> None:
+    def __init__(self, features: int, classes: int, dropout: float, scaled: bool = False) -> None:
         super().__init__()
         self.register_buffer("mean", torch.zeros(features))
         self.register_buffer("std", torch.ones(features))
@@ -85,13 +92,23 @@ class Head(nn.Module):
         self.linear = nn.Linear(features, classes)
         nn.init.zeros_(self.linear.weight)
         nn.init.zeros_(self.linear.bias)
+        self.scaled = scaled
+        if scaled:
+            self.register_buffer("centre", torch.zeros(classes))
+            self.register_buffer("spread", torch.ones(classes))
+
+    def scale_by(self, mean: float, spread: float) -> None:
+        """Mean and standard deviation of the training labels."""
+        self.centre.fill_(mean)
+        self.spread.fill_(spread)
 
     def standardise_by(self, mean_D: Tensor, std_D: Tensor) -> None:
         self.mean.copy_(mean_D)
         self.std.copy_(std_D.clamp_min(1e-3))
 
     def forward(self, features_BD: Tensor) -> Tensor:
-        return self.linear(self.dropout((features_BD - self.mean) / self.std))
+        logits_BC: Tensor = self.linear(self.dropout((features_BD - self.mean) / self.std))
+        return logits_BC.float() * self.spread + self.centre if self.scaled else logits_BC
 
 
 class ImageModel(nn.Module):
@@ -101,9 +118,9 @@ class ImageModel(nn.Module):
         super().__init__()
         spec = BACKBONES[cfg.name]
         self._scale, self._shift = 1.0 / (255.0 * spec.std), -spec.mean / spec.std
-        self.name = cfg.name
+        self.name, self.task = cfg.name, cfg.task
         self.backbone = spec.build(cfg.pretrained).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self.head = Head(spec.features, classes, cfg.dropout)
+        self.head = Head(spec.features, classes, cfg.dropout, scaled=cfg.task == "regression")
 
     def embed(self, pixels_BHWC: Tensor) -> Tensor:
         """features_BD of uint8 (or already float 0-255, after augmentation) pixels."""
@@ -112,6 +129,10 @@ class ImageModel(nn.Module):
 
     def forward(self, pixels_BHWC: Tensor) -> Tensor:
         return self.head(self.embed(pixels_BHWC))
+
+    def scores(self, logits_BC: Tensor) -> Tensor:
+        """What the logits mean under the model's task: probabilities, or numbers."""
+        return tasks.scores(self.task, logits_BC)
 
     def for_inference(self) -> ImageModel:
         """A copy that only predicts: batch norms folded into convolutions. 1.3-1.5 times as fast on a CPU, equal to 2e-5."""
@@ -129,7 +150,7 @@ class ImageModel(nn.Module):
         for start in range(0, len(pixels_NHWC), step):
             features_BD = self.embed(torch.from_numpy(np.array(pixels_NHWC[start : start + step])).to(device))
             features.append(features_BD.float().cpu())
-            scores.append(self.head(features_BD).softmax(1).float().cpu())
+            scores.append(self.scores(self.head(features_BD)).float().cpu())
         if not features:
             widths = self.head.linear.in_features, self.head.linear.out_features
             return np.empty((0, widths[0]), np.float32), np.empty((0, widths[1]), np.float32)

@@ -4,7 +4,7 @@
 whenever a resume should be possible from there; whoever calls decides what these are. Everything that a resume needs is in
 `LoopState` and the engine's own state: (epoch, step) is the feed's token too.
 
-Shapes: inputs are pixels_BHWC uint8 or features_BD float32, labels_B int64, logits_BC float32.
+Shapes: inputs are pixels_BHWC uint8 or features_BD float32, labels_B as the task encodes them, logits_BC float32.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 from pydantic import Field
-from torch import Tensor
-from torch.nn.functional import cross_entropy, one_hot
 
 from raypipe.config import Section
 from raypipe.feed.feed import Feed
 from raypipe.images.augment import AugmentConfig, augment
 from raypipe.images.mix import mix
+from raypipe.train.losses import ClassWeights
+from raypipe.train.objective import Objective
 from raypipe.train.parallel import Engine
 from raypipe.train.schedule import SCHEDULES
 from raypipe.train.stopping import StoppingConfig, improved, should_stop
@@ -42,7 +42,9 @@ class TrainConfig(Section):
     lr: float = Field(default=1e-3, gt=0)
     weight_decay: float = Field(default=1e-4, ge=0)
     schedule: Literal["cosine", "constant"] = "cosine"
+    class_weights: ClassWeights = None
     label_smoothing: float = Field(default=0.0, ge=0, lt=1)
+    focal_gamma: float = Field(default=0.0, ge=0, le=10)
     clip_norm: float | None = Field(default=None, gt=0)
     precision: Literal["auto", "bf16", "fp32"] = "auto"
     stopping: StoppingConfig = StoppingConfig()
@@ -75,6 +77,7 @@ Save = Callable[[LoopState], None]
 def fit(
     engine: Engine,
     feed: Feed,
+    objective: Objective,
     cfg: TrainConfig,
     augmentation: AugmentConfig,
     state: LoopState,
@@ -92,11 +95,11 @@ def fit(
             engine.set_lr(cfg.lr * SCHEDULES[cfg.schedule]((state.epoch + state.step / feed.steps) / cfg.epochs))
             torch.manual_seed(_seed(seed, state.epoch, state.step, engine.rank))  # dropout: a resume draws what this run would
             inputs = batch.inputs
-            targets = one_hot(batch.labels_B, engine.classes).float()
+            targets = objective.task.targets(batch.labels_B)
             if inputs.ndim == 4:
                 inputs = augment(inputs, augmentation, seed, state.epoch, batch.samples_B)
                 inputs, targets = mix(inputs, targets, augmentation, seed, state.epoch, batch.samples_B)
-            loss = cross_entropy(engine.forward(inputs), targets, label_smoothing=cfg.label_smoothing)
+            loss = objective.loss(engine.forward(inputs), targets)
             engine.step(loss)
             losses += loss.detach() * len(batch.labels_B)
             state.seen += len(batch.labels_B)
@@ -104,7 +107,7 @@ def fit(
             if cfg.checkpoint_steps and state.step % cfg.checkpoint_steps == 0 and state.step < feed.steps:
                 state.loss_sum = float(losses)
                 save(state)
-        metrics = evaluate(engine, feed)
+        metrics = evaluate(engine, feed, objective)
         metrics |= {
             "train_loss": float(losses) / max(1, state.seen),
             "images_per_s": (state.seen - before) * engine.world / (time.perf_counter() - started),
@@ -126,27 +129,11 @@ def _seed(*parts: int) -> int:
 
 
 @torch.no_grad()
-def evaluate(engine: Engine, feed: Feed) -> dict[str, float]:
-    """val_loss, val_accuracy and val_balanced_accuracy over every rank's share; exact, nothing padded."""
+def evaluate(engine: Engine, feed: Feed, objective: Objective) -> dict[str, float]:
+    """The metrics of the task over every rank's share of validation; exact, nothing padded."""
     engine.eval()
-    totals: Tensor | None = None  # per class: images, hits; and the summed loss
-    for batch in feed.val():
-        logits_BC, labels_B = engine.forward(batch.inputs), batch.labels_B
-        classes = logits_BC.shape[1]
-        hit_B = (logits_BC.argmax(1) == labels_B).double()
-        part = torch.zeros(2 * classes + 1, dtype=torch.float64, device=engine.device)
-        part[:classes] = torch.bincount(labels_B, minlength=classes)
-        part[classes:-1] = torch.bincount(labels_B, weights=hit_B, minlength=classes)
-        part[-1] = cross_entropy(logits_BC, labels_B, reduction="sum")
-        totals = part if totals is None else totals + part
-    if totals is None:  # more ranks than validation images
-        totals = torch.zeros(2 * engine.classes + 1, dtype=torch.float64, device=engine.device)
+    totals = sum(objective.totals(engine.forward(batch.inputs), batch.labels_B) for batch in feed.val())
+    assert isinstance(totals, torch.Tensor)  # order.evaluation gives each rank a batch, if an empty one
     if engine.world > 1:
         dist.all_reduce(totals)
-    images, hits = totals[: len(totals) // 2], totals[len(totals) // 2 : -1]
-    recall = (hits / images)[images > 0]
-    return {
-        "val_loss": float(totals[-1] / images.sum()),
-        "val_accuracy": float(hits.sum() / images.sum()),
-        "val_balanced_accuracy": float(recall.mean()),
-    }
+    return objective.metrics(totals)
