@@ -93,7 +93,7 @@ def trained(kind: Kind, **train: Any) -> dict[str, float]:
     [
         ("single_label", "val_accuracy", 0.85),
         ("multi_label", "val_f1", 0.85),
-        ("probability", "val_r2", 0.8),
+        ("probability", "val_r2", 0.85),  # the best fit explains 0.93
         ("regression", "val_r2", 0.95),
     ],
 )
