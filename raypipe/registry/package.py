@@ -98,7 +98,7 @@ def build(
     save_file({k: v.detach().cpu().contiguous() for k, v in model.state_dict().items()}, folder / "weights.safetensors")
     features, scores = reference.features_ND.astype(np.float32), reference.scores_NC.astype(np.float32)
     np.savez(folder / "reference.npz", features=features, scores=scores, ids=np.array(reference.ids, dtype=np.str_))
-    info = {"model": cfg.model_dump(mode="json"), "side_px": cfg.pixels, "classes": list(classes)} | facts
+    info = {"model": cfg.settled().model_dump(mode="json"), "side_px": cfg.pixels, "classes": list(classes)} | facts
     (folder / "package.json").write_text(json.dumps(info, indent=2, default=str))
     (folder / "manifest.json").write_text(json.dumps({name: _sha256(folder / name) for name in _FILES}))
     return folder
