@@ -101,6 +101,7 @@ def pin(cfg: TableConfig, feed: FeedConfig, classes: tuple[str, ...] | None = No
     c = cfg.columns
     table.require(table.delta(), c.label, c.id, c.split)
     version = table.pin(cfg.version)
+    _check_held(table, version, kind)
     found = scan.rows(table, version, [c.label, c.split], cfg.where)
     labelled = found.filter(pc.is_valid(found[c.label]))
     if not len(labelled):
@@ -131,6 +132,22 @@ def pin(cfg: TableConfig, feed: FeedConfig, classes: tuple[str, ...] | None = No
                 fix="Set feed.train and feed.val to splits it has",
             )
     return Pinned(table, version, dict(cfg.where), task, counts)
+
+
+def _check_held(table: ImageTable, version: TableVersion, kind: Kind) -> None:
+    """Raise DataError when the label column's type is one of another task; as text (which it is read as) it might pass."""
+    name = table.columns.label
+    held = pa.schema(table.delta(version.version).schema().to_arrow()).field(name).type
+    if kind != "multi_label" and pa.types.is_nested(held):
+        raise DataError(
+            f"Column {name!r} of {version} holds several labels a row", got=str(held), fix="Set model.task=multi_label"
+        )
+    if kind == "multi_label" and not (pa.types.is_nested(held) or pa.types.is_string(held) or pa.types.is_large_string(held)):
+        raise DataError(
+            f"Column {name!r} of {version} holds one label a row",
+            got=str(held),
+            rule="A multi-label is a list or a text like a|b",
+        )
 
 
 def locate(pinned: Pinned, split: str, cfg: FeedConfig) -> Rows:
