@@ -49,7 +49,7 @@ def scales(count: int, epoch: int, decay: float = 1.0, unfreeze_epochs: int = 0)
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Optimizer groups that know their `depth`. Weight decay is on matrices and filters only, not on biases and norms (Goyal et
+    """Optimizer groups that know their `depth`; see `rescale`. Weight decay is on matrices and filters only, not on biases and norms (Goyal et
     al. 2017); parameters that need no gradient are left out."""
     groups: dict[tuple[int, bool], list[nn.Parameter]] = {}
     by_name = depths(model)
@@ -57,15 +57,15 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
         if p.requires_grad:
             groups.setdefault((by_name[name], p.ndim > 1), []).append(p)
     return [
-        {"params": params, "weight_decay": weight_decay if decayed else 0.0, "depth": depth}
+        {"params": params, "weight_decay": weight_decay if decayed else 0.0, "depth": depth, "lr_scale": 1.0}
         for (depth, decayed), params in sorted(groups.items(), key=lambda item: (item[0][0], not item[0][1]))
     ]
 
 
-def set_rates(groups: Sequence[dict[str, Any]], lr: float, by_depth: Sequence[float]) -> None:
-    """Set the learning rates of an optimizer's groups, in place."""
+def rescale(groups: Sequence[dict[str, Any]], by_depth: Sequence[float]) -> None:
+    """Set each group's `lr_scale`, which an engine multiplies its learning rate by, in place."""
     for group in groups:
-        group["lr"] = lr * by_depth[group["depth"]]
+        group["lr_scale"] = by_depth[group["depth"]]
 
 
 def _listed(module: nn.Module, levels: int) -> list[nn.Module]:

@@ -61,7 +61,9 @@ def test_a_frozen_depth_does_not_move_and_an_open_one_moves_by_its_rate() -> Non
     optimizer = torch.optim.AdamW(depth.parameter_groups(model, 0.1))
     found = depth.depths(model)
     by_depth = depth.scales(max(found.values()) + 1, epoch=1, decay=0.5, unfreeze_epochs=2)
-    depth.set_rates(optimizer.param_groups, 1e-2, by_depth)
+    depth.rescale(optimizer.param_groups, by_depth)
+    for group in optimizer.param_groups:
+        group["lr"] = 1e-2 * group["lr_scale"]
     model(torch.randint(0, 256, (8, 32, 32, 3), dtype=torch.uint8))[:, 0].square().sum().backward()
     optimizer.step()
     frozen = [name for name, d in found.items() if by_depth[d] == 0]
