@@ -49,8 +49,8 @@ def scales(count: int, epoch: int, decay: float = 1.0, unfreeze_epochs: int = 0)
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Optimizer groups that know their `depth`; see `rescale`. Weight decay is on matrices and filters only, not on biases and norms (Goyal et
-    al. 2017); parameters that need no gradient are left out."""
+    """Optimizer groups that know their `depth`; see `rescale`. Weight decay is on matrices and filters only, not on biases and
+    norms (Goyal et al. 2017); parameters that need no gradient are left out."""
     groups: dict[tuple[int, bool], list[nn.Parameter]] = {}
     by_name = depths(model)
     for name, p in model.named_parameters():
