@@ -67,7 +67,7 @@ def clean(job: Job, console: Console) -> Result:
 
 
 def train(job: Job, console: Console) -> Result:
-    pin(job.table, job.feed)
+    pin(job.table, job.feed, kind=job.model.task)
     trainer.check_workers(job.train, connect(job.cluster))
     store = tracking.open_store(job.run, job.registry)  # a wrong address must not cost a training
     console.say(f"Training {job.model.name} ({job.model.mode}) with {job.train.workers} worker{'s' * (job.train.workers > 1)}")
@@ -91,7 +91,7 @@ def train(job: Job, console: Console) -> Result:
 
 
 def tune(job: Job, console: Console) -> Result:
-    pin(job.table, job.feed)
+    pin(job.table, job.feed, kind=job.model.task)
     connect(job.cluster)
     result, version, store = search_and_register(job, console)
     champion = crown_first(store, version)
@@ -167,7 +167,7 @@ def drift(job: Job, console: Console) -> Result:
 
 
 def retrain(job: Job, console: Console) -> Result:
-    pin(job.table, job.feed)
+    pin(job.table, job.feed, kind=job.model.task)
     checked = None if job.watch.force and job.watch.batch is None else _check(job, console)
     connect(job.cluster)
     store = tracking.open_store(job.run, job.registry)

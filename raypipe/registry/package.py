@@ -22,6 +22,7 @@ from safetensors.torch import load_file, save_file
 
 from raypipe.errors import DataError
 from raypipe.images.decode import decode_batch
+from raypipe.models.tasks import Task
 from raypipe.models.zoo import ImageModel, ModelConfig
 
 _FILES = ("package.json", "weights.safetensors", "reference.npz")
@@ -29,7 +30,8 @@ _FILES = ("package.json", "weights.safetensors", "reference.npz")
 
 @dataclass(frozen=True)
 class Predictions:
-    """classes index into Package.classes. scores_NC sum to 1; features_ND are the backbone's."""
+    """labels are text: a class, tags joined by |, or a number. scores_NC are in the order of Package.classes, and sum to 1 for
+    single labels; features_ND are the backbone's."""
 
     labels: list[str]
     scores_NC: np.ndarray
@@ -54,6 +56,7 @@ class Package:
         self.info: dict[str, Any] = json.loads((folder / "package.json").read_text())
         self.classes: tuple[str, ...] = tuple(self.info["classes"])
         self.side_px: int = self.info["side_px"]
+        self.task = Task(self.info["model"].get("task", "single_label"), self.classes)
         self._model: ImageModel | None = None
 
     @property
@@ -72,7 +75,7 @@ class Package:
     def predict(self, images: Sequence[bytes], threads: int = 2) -> Predictions:
         """Labels and scores of encoded images. Raises decode.BadImage for one that does not decode."""
         features_ND, scores_NC = self.model.predict(decode_batch(images, self.side_px, threads))
-        return Predictions([self.classes[i] for i in scores_NC.argmax(1)], scores_NC, features_ND)
+        return Predictions(self.task.predictions(scores_NC), scores_NC, features_ND)
 
 
 @lru_cache(maxsize=4)
@@ -95,7 +98,7 @@ def build(
     save_file({k: v.detach().cpu().contiguous() for k, v in model.state_dict().items()}, folder / "weights.safetensors")
     features, scores = reference.features_ND.astype(np.float32), reference.scores_NC.astype(np.float32)
     np.savez(folder / "reference.npz", features=features, scores=scores, ids=np.array(reference.ids, dtype=np.str_))
-    info = {"model": cfg.model_dump(mode="json"), "side_px": cfg.pixels, "classes": list(classes)} | facts
+    info = {"model": cfg.settled().model_dump(mode="json"), "side_px": cfg.pixels, "classes": list(classes)} | facts
     (folder / "package.json").write_text(json.dumps(info, indent=2, default=str))
     (folder / "manifest.json").write_text(json.dumps({name: _sha256(folder / name) for name in _FILES}))
     return folder

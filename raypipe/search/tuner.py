@@ -87,7 +87,7 @@ def check(job: SearchJob) -> dict[str, Any]:
 def search(job: SearchJob, progress: Callable[[int, int, float], None] = lambda done, total, best: None) -> SearchResult:
     """Search, or pick up where an interrupted search stopped. `progress(trials done, trials in all, best metric)`."""
     cfg, parsed = job.search, check(job)
-    pinned = pin(job.table, job.feed)
+    pinned = pin(job.table, job.feed, kind=job.model.task)
     key = key_of(job.training_key(pinned.version), cfg)
     folder = job.run.path / "search" / key
     finished = folder / "result.json"

@@ -8,13 +8,21 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from raypipe.errors import ConfigError
+from raypipe.models.tasks import NUMERIC
 from raypipe.registry.package import Package, load_once
 from raypipe.tables import scan
 from raypipe.tables.table import ImageTable, TableVersion
 
 
 def hits(packages: Sequence[Package], table: ImageTable, version: TableVersion, where: scan.Where) -> pa.Table:
-    """One row a labelled image: id, group (its source), and model_0, model_1, … true where that model is right."""
+    """One row a labelled image: id, group (its source), and model_0, model_1, … true where that model is right.
+
+    Raises ConfigError for models that predict numbers: these are near or far, not right or wrong.
+    """
+    task = packages[0].task
+    if task.kind in NUMERIC:
+        raise ConfigError("Models that predict numbers cannot be compared by hits yet", got=f"model.task={task.kind}")
     c = table.columns
     grouped = c.source in {f.name for f in table.delta(version.version).schema().fields}
     columns = [c.id, c.label, c.image] + ([c.source] if grouped else [])
@@ -22,7 +30,7 @@ def hits(packages: Sequence[Package], table: ImageTable, version: TableVersion, 
 
     def judged(batch: dict[str, Any]) -> dict[str, Any]:
         keep = [i for i, label in enumerate(batch[c.label]) if label is not None]
-        labels = np.array([str(batch[c.label][i]) for i in keep], dtype=object)
+        labels = np.array([task.text(batch[c.label][i]) for i in keep], dtype=object)
         images = [batch[c.image][i] for i in keep]
         groups = batch[c.source][keep].astype(str) if grouped else np.full(len(keep), "all")
         right = {

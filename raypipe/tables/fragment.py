@@ -130,6 +130,10 @@ def is_bytes(kind: pa.DataType) -> bool:
     return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
 
 
+def is_listed(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind)) and not pa.types.is_nested(kind.value_type)
+
+
 def matches(values: pa.ChunkedArray | pa.Array, wanted: str | list[str]) -> np.ndarray:
     """Which values are, written as text, one of those wanted; a null never is."""
     options = pa.array([wanted] if isinstance(wanted, str) else wanted, pa.string())
@@ -238,6 +242,8 @@ def conform(values: pa.Array, field: pa.Field) -> pa.Array:
         values = values if pa.types.is_list(have) else values.cast(pa.list_(have.value_type))
         offsets, mask = pa.array(values.offsets.to_numpy()), values.is_null()
         return pa.ListArray.from_arrays(offsets, conform(values.values, want.value_field), type=want, mask=mask)
+    if pa.types.is_string(want) and is_listed(have):  # a label of several tags is read as the text a|b
+        return pc.binary_join(values.cast(pa.list_(pa.string())), "|")
     return pc.cast(values, options=pc.CastOptions(want, allow_time_truncate=True))  # Delta's clock ticks in microseconds
 
 

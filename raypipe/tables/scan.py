@@ -128,9 +128,8 @@ def _planned(table: ImageTable, pinned: TableVersion, columns: list[str], where:
     fragments, schema = plan(table, pinned, where)
     c = table.columns
     for name in {c.id, c.label, c.split, *where} & {*columns, *where}:
-        if pa.types.is_nested(schema.field(name).type):
-            raise DataError(
-                f"Column {name!r} of {table.uri} cannot name anything", got=str(schema.field(name).type), rule="One value a row"
-            )
-    # Ids, labels and splits are names, whatever type a table keeps them in: label 3 is the class "3".
+        kind = schema.field(name).type
+        if pa.types.is_nested(kind) and not (name == c.label and fragment.is_listed(kind)):
+            raise DataError(f"Column {name!r} of {table.uri} cannot name anything", got=str(kind), rule="One value a row")
+    # Ids, labels and splits are names, whatever type a table keeps them in: label 3 is the class "3", labels [a, b] are a|b.
     return fragments, pa.schema([f.with_type(pa.string()) if f.name in (c.id, c.label, c.split) else f for f in schema])

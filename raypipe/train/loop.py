@@ -4,7 +4,7 @@
 whenever a resume should be possible from there; whoever calls decides what these are. Everything that a resume needs is in
 `LoopState` and the engine's own state: (epoch, step) is the feed's token too.
 
-Shapes: inputs are pixels_BHWC uint8 or features_BD float32, labels_B int64, logits_BC float32.
+Shapes: inputs are pixels_BHWC uint8 or features_BD float32, labels_B as the task encodes them, logits_BC float32.
 """
 
 from __future__ import annotations
@@ -12,18 +12,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 from pydantic import Field
-from torch import Tensor
-from torch.nn.functional import cross_entropy, one_hot
 
 from raypipe.feed.feed import Feed
 from raypipe.images.augment import AugmentConfig, augment
 from raypipe.images.mix import mix
+from raypipe.train.losses import ClassWeights
+from raypipe.train.objective import Objective
 from raypipe.train.parallel import Engine, ParallelConfig
 from raypipe.train.schedule import SCHEDULES
 from raypipe.train.stopping import StoppingConfig, improved, should_stop
@@ -38,7 +37,9 @@ class TrainConfig(ParallelConfig):
     workers: int = Field(default=1, ge=1)
     epochs: int = Field(default=20, ge=1)
     schedule: Literal["cosine", "constant"] = "cosine"
+    class_weights: ClassWeights = None
     label_smoothing: float = Field(default=0.0, ge=0, lt=1)
+    focal_gamma: float = Field(default=0.0, ge=0, le=10)
     stopping: StoppingConfig = StoppingConfig()
     checkpoint_steps: int | None = Field(default=None, ge=1)
     timeout_s: float = Field(default=120.0, gt=0)
@@ -69,6 +70,7 @@ Save = Callable[[LoopState], None]
 def fit(
     engine: Engine,
     feed: Feed,
+    objective: Objective,
     cfg: TrainConfig,
     augmentation: AugmentConfig,
     state: LoopState,
@@ -77,7 +79,7 @@ def fit(
     seed: int,
 ) -> LoopState:
     """Train from (state.epoch, state.step) to `cfg.epochs` or until the stopping rule says so."""
-    rule, criterion = cfg.stopping, partial(cross_entropy, label_smoothing=cfg.label_smoothing)
+    rule = cfg.stopping
     while state.epoch < cfg.epochs and not should_stop([m[rule.metric] for m in state.history], rule):
         started, before = time.perf_counter(), state.seen
         losses = torch.tensor(state.loss_sum, dtype=torch.float64, device=engine.device)
@@ -86,17 +88,17 @@ def fit(
             engine.set_lr(cfg.lr * SCHEDULES[cfg.schedule]((state.epoch + state.step / feed.steps) / cfg.epochs))
             torch.manual_seed(_seed(seed, state.epoch, state.step, engine.rank))  # dropout: a resume draws what this run would
             inputs = batch.inputs
-            targets = one_hot(batch.labels_B, engine.classes).float()
+            targets = objective.task.targets(batch.labels_B)
             if inputs.ndim == 4:
                 inputs = augment(inputs, augmentation, seed, state.epoch, batch.samples_B)
                 inputs, targets = mix(inputs, targets, augmentation, seed, state.epoch, batch.samples_B)
-            losses += engine.step(inputs, targets, criterion) * len(batch.labels_B)
+            losses += engine.step(inputs, targets, objective.loss) * len(batch.labels_B)
             state.seen += len(batch.labels_B)
             state.step += 1
             if cfg.checkpoint_steps and state.step % cfg.checkpoint_steps == 0 and state.step < feed.steps:
                 state.loss_sum = float(losses)
                 save(state)
-        metrics = evaluate(engine, feed)
+        metrics = evaluate(engine, feed, objective)
         metrics |= {
             "train_loss": float(losses) / max(1, state.seen),
             "images_per_s": (state.seen - before) * engine.world / (time.perf_counter() - started),
@@ -118,27 +120,11 @@ def _seed(*parts: int) -> int:
 
 
 @torch.no_grad()
-def evaluate(engine: Engine, feed: Feed) -> dict[str, float]:
-    """val_loss, val_accuracy and val_balanced_accuracy over every rank's share; exact, nothing padded."""
+def evaluate(engine: Engine, feed: Feed, objective: Objective) -> dict[str, float]:
+    """The metrics of the task over every rank's share of validation; exact, nothing padded."""
     engine.eval()
-    totals: Tensor | None = None  # per class: images, hits; and the summed loss
-    for batch in feed.val():
-        logits_BC, labels_B = engine.forward(batch.inputs), batch.labels_B
-        classes = logits_BC.shape[1]
-        hit_B = (logits_BC.argmax(1) == labels_B).double()
-        part = torch.zeros(2 * classes + 1, dtype=torch.float64, device=engine.device)
-        part[:classes] = torch.bincount(labels_B, minlength=classes)
-        part[classes:-1] = torch.bincount(labels_B, weights=hit_B, minlength=classes)
-        part[-1] = cross_entropy(logits_BC, labels_B, reduction="sum")
-        totals = part if totals is None else totals + part
-    if totals is None:  # more ranks than validation images
-        totals = torch.zeros(2 * engine.classes + 1, dtype=torch.float64, device=engine.device)
+    totals = sum(objective.totals(engine.forward(batch.inputs), batch.labels_B) for batch in feed.val())
+    assert isinstance(totals, torch.Tensor)  # order.evaluation gives each rank a batch, if an empty one
     if engine.world > 1:
         dist.all_reduce(totals)
-    images, hits = totals[: len(totals) // 2], totals[len(totals) // 2 : -1]
-    recall = (hits / images)[images > 0]
-    return {
-        "val_loss": float(totals[-1] / images.sum()),
-        "val_accuracy": float(hits.sum() / images.sum()),
-        "val_balanced_accuracy": float(recall.mean()),
-    }
+    return objective.metrics(totals)

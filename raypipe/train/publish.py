@@ -24,7 +24,7 @@ def publish(store: Store, job: TrainJob, result: TrainResult, name: str, childre
     before = promote.find(store, result.key)
     if before is not None:
         return before
-    pinned = pin(job.table.model_copy(update={"version": result.version.version}), job.feed, result.classes)
+    pinned = pin(job.table.model_copy(update={"version": result.version.version}), job.feed, result.classes, job.model.task)
     model = assemble(job, result)
     config = job.model_dump(mode="json", include=set(TrainJob.model_fields))  # of a larger job, the part that trained it
     c = pinned.table.columns

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import ray
 import torch
+from pydantic import model_validator
 from torch import nn
 
 from raypipe.cluster.connect import ClusterConfig
@@ -31,12 +32,15 @@ from raypipe.feed.dataset import FeedConfig, Pinned, pin
 from raypipe.feed.features import feature_sources
 from raypipe.feed.feed import Feed, Source, fetch
 from raypipe.images.augment import AugmentConfig
-from raypipe.models.zoo import BACKBONES, Head, ImageModel, ModelConfig
+from raypipe.models.tasks import Task
+from raypipe.models.zoo import Head, ImageModel, ModelConfig
 from raypipe.registry.package import Reference
 from raypipe.registry.tracking import RegistryConfig
 from raypipe.tables.table import TableConfig, TableVersion
 from raypipe.train import checkpoint, parallel
+from raypipe.train import objective as objectives
 from raypipe.train.loop import LoopState, Report, TrainConfig, fit
+from raypipe.train.objective import Objective
 
 log = logging.getLogger("raypipe")
 SaveEngine = Callable[[LoopState, parallel.Engine], None]
@@ -53,6 +57,17 @@ class TrainJob(Section):
     augment: AugmentConfig = AugmentConfig()
     train: TrainConfig = TrainConfig()
     registry: RegistryConfig = RegistryConfig()
+
+    @model_validator(mode="after")
+    def _one_task(self) -> TrainJob:
+        task, train = self.model.task, self.train
+        objectives.check(task, train.class_weights, train.label_smoothing, train.focal_gamma)
+        if train.stopping.metric not in objectives.METRICS[task]:
+            known = ", ".join(objectives.METRICS[task])
+            raise ValueError(f"model.task={task} has no {train.stopping.metric}. Set train.stopping.metric to one of {known}")
+        if self.feed.sampling == "balanced" and task != "single_label":
+            raise ValueError(f"feed.sampling=balanced needs one class an image, and model.task={task}. Set it to weighted")
+        return self
 
     def training_key(self, version: TableVersion) -> str:
         """Names the result: same key, same data, same settings, same seed.
@@ -111,7 +126,7 @@ def run(job: TrainJob, classes: tuple[str, ...] | None = None, progress: Report 
     Raises DataError, ClusterError, or RaypipeError when a worker died.
     """
     check_workers(job.train, ray.cluster_resources())
-    pinned = pin(job.table, job.feed, classes)
+    pinned = pin(job.table, job.feed, classes, job.model.task)
     key = job.training_key(pinned.version)
     folder = job.run.path / "train" / key
     finished = folder / "result.json"
@@ -157,8 +172,11 @@ def prepare(job: TrainJob, pinned: Pinned) -> Data:
 def train_rank(job: TrainJob, data: Data, resume: Path | None, save: SaveEngine, report: Report) -> LoopState:
     """What one rank does, wherever it runs: build the model and the feed, resume, and fit. Every rank calls `save`."""
     torch.manual_seed(job.run.seed)
-    model = trainable(job.model, data)
     cfg = job.train
+    labels_N = fetch(data.train.rows).labels_N
+    task = Task(job.model.task, data.classes)
+    objective = Objective.of(task, labels_N, cfg.class_weights, cfg.label_smoothing, cfg.focal_gamma)
+    model = trainable(job.model, data, objective)
     engine = parallel.build(model, len(data.classes), cfg)
     state = LoopState()
     if resume is not None:
@@ -166,21 +184,36 @@ def train_rank(job: TrainJob, data: Data, resume: Path | None, save: SaveEngine,
         engine.load(weights, optimizer_state)
     feed = Feed(data.train, data.val, cfg.batch_size, job.run.seed, engine.rank, engine.world, engine.device)
     try:
-        return fit(engine, feed, cfg, job.augment, state, report, lambda state: save(state, engine), job.run.seed)
+        return fit(
+            engine,
+            feed,
+            objective.to(engine.device),
+            cfg,
+            job.augment,
+            state,
+            report,
+            lambda state: save(state, engine),
+            job.run.seed,
+        )
     finally:
         feed.close()
         if feed.replaced:
             log.warning("%d broken images were replaced by their neighbours", feed.replaced)
 
 
-def trainable(model: ModelConfig, data: Data) -> nn.Module:
+def trainable(model: ModelConfig, data: Data, objective: Objective) -> nn.Module:
     """The module to optimise: the head alone on frozen features, standardised by the training set, or the whole model."""
-    if not data.features:
-        return ImageModel(model, len(data.classes))
-    head = Head(BACKBONES[model.name].features, len(data.classes), model.dropout)
-    inputs = fetch(data.train.inputs)
-    head.standardise_by(torch.from_numpy(inputs.mean(0)), torch.from_numpy(inputs.std(0)))
-    return head
+    whole: ImageModel | None = None
+    if data.features:
+        inputs = fetch(data.train.inputs)
+        head = Head(inputs.shape[1], len(data.classes), model.dropout, scaled=model.task == "regression")
+        head.standardise_by(torch.from_numpy(inputs.mean(0)), torch.from_numpy(inputs.std(0)))
+    else:
+        whole = ImageModel(model, len(data.classes))
+        head = whole.head
+    if head.scaled:
+        head.scale_by(objective.mean, objective.spread)
+    return whole or head
 
 
 def assemble(job: TrainJob, result: TrainResult) -> ImageModel:
@@ -200,7 +233,7 @@ def reference(job: TrainJob, model: ImageModel, pinned: Pinned) -> Reference:
     if data.features:
         features_ND = np.array(fetch(data.val.inputs))
         with torch.inference_mode():
-            return Reference(features_ND, model.head(torch.from_numpy(features_ND)).softmax(1).numpy(), ids)
+            return Reference(features_ND, model.scores(model.head(torch.from_numpy(features_ND))).numpy(), ids)
     predictor = model.for_inference()
     parts = [predictor.predict(batch.inputs.numpy()) for batch in feed.val()]
     features_ND, scores_NC = (np.concatenate(part) for part in zip(*parts, strict=True))

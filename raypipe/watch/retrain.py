@@ -60,7 +60,7 @@ def retrain(
     """Retrain `champion` (default: the current one) on the job's table when drift and labels call for it; gate the result."""
     champion = champion or promote.require_champion(store)
     package = promote.fetch(store, champion)
-    pinned = pin(job.table, job.feed)
+    pinned = pin(job.table, job.feed, kind=job.model.task)
     labelled = _labelled_by_source(job, pinned)
     wanted = decide.retrain(
         bool(checked and checked.report.is_drift), labelled, package.info["table"]["sources"], job.watch.force

@@ -11,8 +11,9 @@ import pytest
 
 from raypipe.errors import DataError
 from raypipe.feed import features
-from raypipe.feed.dataset import FeedConfig, Pinned, label_indices, locate, pin
+from raypipe.feed.dataset import FeedConfig, Pinned, locate, pin
 from raypipe.feed.feed import fetch
+from raypipe.models.tasks import Task
 from raypipe.models.zoo import ModelConfig
 from raypipe.tables import scan
 from raypipe.tables.table import ImageTable, TableConfig, append
@@ -73,7 +74,7 @@ def test_features_are_computed_once_and_the_same_at_any_split_of_work(
 @pytest.mark.usefixtures("ray_session")
 def test_a_label_outside_the_classes_is_named(half_labelled: TableConfig, pinned: Pinned, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"Labels that the model does not know.*got \['warm'\].*Classes: cold, hot"):
-        label_indices(["cold", "warm"], ("cold", "hot"))
+        Task("single_label", ("cold", "hot")).encode(["cold", "warm"])
     with pytest.raises(DataError, match=r"Labels that the model does not know.*'warm'"):
         locate(pin(half_labelled, FEED, ("cold", "hot")), "train", FEED)
 

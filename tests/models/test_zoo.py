@@ -97,7 +97,10 @@ def test_weights_that_do_not_exist_are_refused(settings: dict[str, object], says
 
 @pytest.mark.parametrize(
     ("name", "says"),
-    [("efficientnet_lite", "Did you mean 'efficientnet_lite0'"), ("qwerty", "Known: efficientnet_lite0, small_cnn")],
+    [
+        ("efficientnet_lite", "Did you mean 'efficientnet_lite0'"),
+        ("qwerty", "Known: efficientnet_lite0, file:…, hf:…,"),
+    ],
 )
 def test_an_unknown_backbone_names_the_nearest(name: str, says: str) -> None:
     with pytest.raises(ConfigError, match=f"name is wrong.*{says}"):

@@ -8,11 +8,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
+from raypipe.config import validate
 from raypipe.errors import DataError
 from raypipe.images.decode import decode_batch
-from raypipe.models.zoo import ImageModel
-from raypipe.registry.package import Package
+from raypipe.models.zoo import ImageModel, ModelConfig
+from raypipe.registry import package
+from raypipe.registry.package import Package, Reference
 
 FILES = ("package.json", "weights.safetensors", "reference.npz")
 
@@ -68,3 +71,26 @@ def test_a_manifest_that_forgets_a_file_is_refused(built: Package) -> None:
 def test_a_broken_image_is_named(built: Package, textured: Callable[..., bytes]) -> None:
     with pytest.raises(DataError, match=r"broken.*image 1 of a batch of 2"):
         built.predict([textured(1), textured(2)[:300]])
+
+
+@pytest.mark.parametrize(
+    ("task", "classes", "logits", "says"),
+    [
+        ("multi_label", ("a", "b", "c"), (3.0, -3.0, 3.0), "a|c"),
+        ("multi_label", ("a", "b", "c"), (-3.0, -3.0, -3.0), ""),
+        ("probability", ("value",), (0.0,), "0.5"),
+        ("regression", ("value",), (2.0,), "5200"),
+    ],
+)
+def test_a_package_speaks_as_its_task_does(
+    task: str, classes: tuple[str, ...], logits: tuple[float, ...], says: str, tmp_path: Path, textured: Callable[..., bytes]
+) -> None:
+    cfg = validate(ModelConfig, {"name": "small_cnn", "pretrained": False, "mode": "finetune", "task": task})
+    model = ImageModel(cfg, len(classes)).eval()
+    with torch.no_grad():
+        model.head.linear.bias.copy_(torch.tensor(logits))
+    if model.head.scaled:
+        model.head.scale_by(5000.0, 100.0)
+    reference = Reference(np.zeros((1, 64)), np.zeros((1, len(classes))), ("0",))
+    built = Package(package.build(tmp_path / "package", model, cfg, classes, reference, {}))
+    assert built.predict([textured(1)]).labels == [says]

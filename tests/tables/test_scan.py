@@ -146,11 +146,14 @@ def test_ids_labels_and_splits_are_names_whatever_their_type(tmp_path: Path) -> 
     assert ids(table) == ["10", "12"]
 
 
-def test_a_label_column_of_lists_is_refused(tmp_path: Path) -> None:
-    append(str(tmp_path / "t"), pa.table({"image_id": ["a"], "label": [["x", "y"]], "image": [b"a"]}), "add")
+def test_a_label_of_several_tags_is_read_as_text_with_bars_and_an_id_has_one_value(tmp_path: Path) -> None:
+    rows = {"image_id": ["a", "b", "c"], "label": [["x", "y"], [], None], "image": [b"a"] * 3, "split": [["x"]] * 3}
+    append(str(tmp_path / "t"), pa.table(rows), "add")
     table = ImageTable(str(tmp_path / "t"))
-    with pytest.raises(DataError, match=r"Column 'label' .*cannot name anything .*list.*One value a row"):
-        scan.rows(table, table.pin(), ["label"])
+    assert scan.rows(table, table.pin(), ["label"])["label"].to_pylist() == ["x|y", "", None]
+    assert ids(table, where={"label": "x|y"}) == ["a"]
+    with pytest.raises(DataError, match=r"Column 'split' .*cannot name anything .*list.*One value a row"):
+        scan.rows(table, table.pin(), ["split"])
 
 
 def test_a_missing_column_is_named_with_the_nearest(table: ImageTable) -> None:

