@@ -93,6 +93,7 @@ class TrainResult:
     best_epoch: int
     checkpoint: str
     seconds: float
+    stopped: str | None = None  # why, when before its last epoch
 
 
 @dataclass(frozen=True)
@@ -127,6 +128,7 @@ def run(job: TrainJob, classes: tuple[str, ...] | None = None, progress: Report 
         state = _on_ray_train(job, data, checkpoints, progress)
     best = checkpoints / checkpoint.name(state.best_epoch + 1)
     outcome: dict[str, Any] = {"history": state.history, "best_epoch": state.best_epoch, "checkpoint": str(best)}
+    outcome["stopped"] = state.stopped
     rule = job.train.stopping
     value = outcome["history"][outcome["best_epoch"]][rule.metric]
     if value != value:
@@ -334,4 +336,5 @@ def _ray_rank(config: dict[str, Any]) -> dict[str, Any]:
 
 def _result(key: str, pinned: Pinned, outcome: dict[str, Any], seconds: float) -> TrainResult:
     history, best = outcome["history"], outcome["best_epoch"]
-    return TrainResult(key, pinned.version, pinned.classes, history[best], tuple(history), best, outcome["checkpoint"], seconds)
+    where, stopped = outcome["checkpoint"], outcome["stopped"]
+    return TrainResult(key, pinned.version, pinned.classes, history[best], tuple(history), best, where, seconds, stopped)
