@@ -132,8 +132,9 @@ def fit(
         if improved(metrics[rule.metric], state.best, rule.mode, rule.min_delta):
             state.best, state.best_epoch = metrics[rule.metric], state.epoch
         state.history.append(metrics)
-        state.stopped = why_stop(rule, state.history, state.seconds, state.worker_s)
         state.epoch, state.step, state.loss_sum, state.seen = state.epoch + 1, 0, 0.0, 0
+        if state.epoch < cfg.epochs:
+            state.stopped = why_stop(rule, state.history, state.seconds, state.worker_s)
         save(state)
         report(metrics, state)
     return state
