@@ -134,7 +134,7 @@ def fastest_batch_size(rate: Callable[[int], float], start: int = 8, limit: int 
     It ends after two sizes in a row that gained nothing, so that one noisy measurement does not end it.
     """
     rates: dict[int, float] = {}
-    size, waited = start, 0
+    size, waited = min(start, limit), 0
     while size <= limit and waited < 2:
         best = max(rates.values(), default=0.0)
         rates[size] = rate(size)

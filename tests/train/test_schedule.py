@@ -118,6 +118,7 @@ def test_one_noisy_measurement_does_not_end_the_climb() -> None:
     asked: list[int] = []
     assert fastest_batch_size(lambda size: asked.append(size) or rates[size], 8, 1024) == 32
     assert asked == [8, 16, 32, 64, 128]
+    assert fastest_batch_size(lambda size: 1.0, 8, limit=5) == 5
 
 
 @pytest.mark.parametrize("edge", [1e-4, 1e-3, 1e-2, 0.1])
