@@ -79,13 +79,15 @@ def train(job: Job, console: Console) -> Result:
     result = trainer.run(job, progress=epoch)
     version = publish(store, job, result, "train")
     champion = crown_first(store, version)
-    console.facts(_outcome(result.metrics, version, champion, store) | {"best epoch": result.best_epoch + 1})
+    ended = {"best epoch": result.best_epoch + 1, "stopped": result.stopped or f"after all {job.train.epochs} epochs"}
+    console.facts(_outcome(result.metrics, version, champion, store) | ended)
     return {
         "model": str(version),
         "champion": str(champion),
         "table": str(result.version),
         "metrics": result.metrics,
         "epochs": len(result.history),
+        "stopped": result.stopped,
         "mlflow_uri": store.uri,
     }
 
@@ -96,7 +98,8 @@ def tune(job: Job, console: Console) -> Result:
     result, version, store = search_and_register(job, console)
     champion = crown_first(store, version)
     leaderboard(result, console)
-    console.facts(_outcome(result.best.metrics, version, champion, store))
+    ended = {"stopped": result.stopped} if result.stopped else {}
+    console.facts(_outcome(result.best.metrics, version, champion, store) | ended)
     return {
         "model": str(version),
         "champion": str(champion),
@@ -104,6 +107,7 @@ def tune(job: Job, console: Console) -> Result:
         "metrics": result.best.metrics,
         "trials": len(result.trials),
         "best": result.trials[0].changes,
+        "stopped": result.stopped,
         "mlflow_uri": store.uri,
     }
 

@@ -82,7 +82,6 @@ NOTHING_THERE: list[tuple[str, list[str], list[str]]] = [
     ("train", ["train=fast"], ["Config key train is wrong", "'fast'"]),
     ("train", ["train.epochs"], ["not section.key=value", "'train.epochs'"]),
     ("train", ["train.stopping.metric=val_acc"], ["train.stopping.metric is wrong", "'val_acc'", "val_accuracy"]),
-    ("train", ["train.stopping.metric=val_loss"], ["val_loss is better when it is lower", "mode=min"]),
     ("train", ["model.name=resnet50"], ["no backbone 'resnet50'", "efficientnet_lite0"]),
     ("train", ["table.version=[1]"], ["table.version", r"\[1\]"]),
     ("train", ["table.where=mono"], ["table.where is wrong", "'mono'"]),

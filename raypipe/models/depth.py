@@ -14,7 +14,7 @@ deepest.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
@@ -48,24 +48,18 @@ def scales(count: int, epoch: int, decay: float = 1.0, unfreeze_epochs: int = 0)
     return [0.0 if depth < frozen else decay ** (count - 1 - depth) for depth in range(count)]
 
 
-def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Optimizer groups that know their `depth`; see `rescale`. Weight decay is on matrices and filters only, not on biases and
-    norms (Goyal et al. 2017); parameters that need no gradient are left out."""
+def parameter_groups(model: nn.Module, weight_decay: float, by_name: Mapping[str, int] | None = None) -> list[dict[str, Any]]:
+    """Optimizer groups that know their `depth` (by parameter name; the model's `depths` unless told). Weight decay is on
+    matrices and filters only, not on biases and norms (Goyal et al. 2017); parameters that need no gradient are left out."""
     groups: dict[tuple[int, bool], list[nn.Parameter]] = {}
-    by_name = depths(model)
+    by_name = depths(model) if by_name is None else by_name
     for name, p in model.named_parameters():
         if p.requires_grad:
             groups.setdefault((by_name[name], p.ndim > 1), []).append(p)
     return [
-        {"params": params, "weight_decay": weight_decay if decayed else 0.0, "depth": depth, "lr_scale": 1.0}
+        {"params": params, "weight_decay": weight_decay if decayed else 0.0, "depth": depth}
         for (depth, decayed), params in sorted(groups.items(), key=lambda item: (item[0][0], not item[0][1]))
     ]
-
-
-def rescale(groups: Sequence[dict[str, Any]], by_depth: Sequence[float]) -> None:
-    """Set each group's `lr_scale`, which an engine multiplies its learning rate by, in place."""
-    for group in groups:
-        group["lr_scale"] = by_depth[group["depth"]]
 
 
 def _listed(module: nn.Module, levels: int) -> list[nn.Module]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -25,7 +25,7 @@ from raypipe.search import space as spaces
 from raypipe.search.trial import data_key, run_trial
 from raypipe.tables.table import TableVersion
 from raypipe.train import checkpoint
-from raypipe.train.stopping import should_stop
+from raypipe.train.stopping import Mode, Progress, SearchStoppingConfig, improved, of_search
 from raypipe.train.trainer import TrainJob, TrainResult, check_workers, prepare, wants_gpu
 
 log = logging.getLogger("raypipe")
@@ -41,6 +41,7 @@ class SearchConfig(Section):
     reduction: int = Field(default=3, ge=2)
     concurrent: int | None = Field(default=None, ge=1)
     gpus_per_trial: float = Field(default=1.0, gt=0)  # where the cluster has GPUs
+    stopping: SearchStoppingConfig = SearchStoppingConfig()
 
 
 class SearchJob(TrainJob):
@@ -51,7 +52,8 @@ class SearchJob(TrainJob):
 
 @dataclass(frozen=True)
 class Trial:
-    """One finished trial. `metric` is its best epoch's; NaN when it failed. `stopped_early` is the scheduler's doing."""
+    """One finished trial. `metric` is its best epoch's; NaN when it failed. `stopped_early` is the scheduler's doing, or the
+    end of the search's; `stopped` is why its own rule (train.stopping) ended it."""
 
     name: str
     changes: dict[str, Any]
@@ -60,11 +62,12 @@ class Trial:
     stopped_early: bool
     history: tuple[dict[str, float], ...]
     checkpoint: str | None
+    stopped: str | None = None
 
 
 @dataclass(frozen=True)
 class SearchResult:
-    """Trials from best to worst, the best one's job and its training result."""
+    """Trials from best to worst, the best one's job and its training result. `stopped`: why it ended before its last trial."""
 
     key: str
     job: TrainJob
@@ -72,6 +75,7 @@ class SearchResult:
     trials: tuple[Trial, ...]
     metric: str
     seconds: float
+    stopped: str | None = None
 
 
 def check(job: SearchJob) -> dict[str, Any]:
@@ -94,11 +98,12 @@ def search(job: SearchJob, progress: Callable[[int, int, float], None] = lambda 
     started = time.perf_counter()
     if not finished.exists():
         save(job, folder / "config.yaml")
-        trials = _run(job, parsed, _data(job, pinned), folder, progress)
+        trials, stopped = _run(job, parsed, _data(job, pinned), folder, progress)
         partial = finished.with_suffix(".partial")
-        partial.write_text(json.dumps([asdict(t) for t in trials]))
+        partial.write_text(json.dumps({"trials": [asdict(t) for t in trials], "stopped": stopped}))
         partial.replace(finished)
-    ranked = tuple(Trial(**t | {"history": tuple(t["history"])}) for t in json.loads(finished.read_text()))
+    outcome = json.loads(finished.read_text())
+    ranked = tuple(Trial(**t | {"history": tuple(t["history"])}) for t in outcome["trials"])
     best = ranked[0]
     tuned = replace(
         TrainJob.model_validate({k: v for k, v in job.model_dump().items() if k in TrainJob.model_fields}), best.changes
@@ -110,6 +115,7 @@ def search(job: SearchJob, progress: Callable[[int, int, float], None] = lambda 
         ranked,
         job.train.stopping.metric,
         time.perf_counter() - started,
+        outcome["stopped"],
     )
 
 
@@ -127,7 +133,7 @@ def _data(job: SearchJob, pinned: Any) -> dict[str, Any]:
 
 def _run(
     job: SearchJob, parsed: dict[str, Any], data: dict[str, Any], folder: Path, progress: Callable[[int, int, float], None]
-) -> list[Trial]:
+) -> tuple[list[Trial], str | None]:
     cfg, rule = job.search, job.train.stopping
     resources = ray.cluster_resources()
     each = {"CPU": 1.0} | ({"GPU": cfg.gpus_per_trial} if wants_gpu(job.train, resources) else {})
@@ -142,11 +148,13 @@ def _run(
     asha = tune.schedulers.ASHAScheduler(
         max_t=job.train.epochs, grace_period=min(cfg.grace, job.train.epochs), reduction_factor=cfg.reduction
     )
-    _Progress.listener = staticmethod(progress)
+    _Progress.listener, _Progress.current = staticmethod(progress), None
+    watch = _Progress(total, rule.metric, rule.mode, cfg.stopping, each.get("GPU", 1.0))
     run_config = tune.RunConfig(
         name="tune",
         storage_path=str(folder),
-        callbacks=[_Progress(total, rule.metric, rule.mode)],
+        callbacks=[watch],
+        stop=_Stop(),
         checkpoint_config=tune.CheckpointConfig(
             num_to_keep=2, checkpoint_score_attribute=rule.metric, checkpoint_score_order=rule.mode
         ),
@@ -166,7 +174,10 @@ def _run(
         ),
         run_config=run_config,
     )
-    trials = [_trial(result, rule.metric, rule.mode, job.train) for result in tuner.fit()]
+    trials = [_trial(result, rule.metric, rule.mode, job.train) for result in _begun(tuner.fit())]
+    stopped = _Progress.current.stopped if _Progress.current else None
+    if stopped and not trials:
+        raise RaypipeError("The search stopped before its first result", got=stopped, fix="Raise the limit in search.stopping")
     if all(t.checkpoint is None for t in trials):
         raise RaypipeError(
             f"Every one of {len(trials)} trials failed or diverged",
@@ -176,7 +187,18 @@ def _run(
     sign = -1 if rule.mode == "max" else 1
     ranked = sorted(trials, key=lambda t: (t.checkpoint is None, sign * t.metric if t.checkpoint else 0.0, t.name))
     progress(total, total, ranked[0].metric)  # Tune tells of a trial's end before it counts as ended
-    return ranked
+    return ranked, stopped
+
+
+def _begun(results: Any) -> Iterator[Any]:
+    """The results of trials that trained: of one that was still to start when the search stopped, Tune knows no folder."""
+    for i in range(len(results)):
+        try:
+            result = results[i]
+        except ValueError:
+            continue
+        if result.checkpoint is not None or result.error is not None:
+            yield result
 
 
 def _restored(folder: Path, trainable: Any, parsed: dict[str, Any]) -> Any | None:
@@ -209,42 +231,89 @@ def _trial(result: Any, metric: str, mode: str, train: Any) -> Trial:
         return Trial(name, dict(result.config or {}), float("nan"), len(history), False, tuple(history), None)
     pick = max if mode == "max" else min
     epoch = pick(usable, key=lambda epoch: (history[epoch - 1][metric], -epoch if mode == "max" else epoch))
-    stopped = len(history) < train.epochs and not should_stop([h[metric] for h in history], train.stopping)
-    return Trial(
-        name, dict(result.config), history[epoch - 1][metric], len(history), stopped, tuple(history), str(kept[epoch][1])
-    )
+    reason = kept[max(kept)][0]["stopped"]
+    cut, best = len(history) < train.epochs and reason is None, history[epoch - 1][metric]
+    return Trial(name, dict(result.config), best, len(history), cut, tuple(history), str(kept[epoch][1]), reason)
 
 
 def _as_result(key: str, version: TableVersion, classes: tuple[str, ...], trial: Trial) -> TrainResult:
     _, _, state = checkpoint.read(Path(str(trial.checkpoint)))
     last = state.epoch - 1  # the checkpoint kept is of the trial's best epoch
-    return TrainResult(key, version, classes, trial.history[last], trial.history, last, str(trial.checkpoint), 0.0)
+    where = str(trial.checkpoint)
+    return TrainResult(key, version, classes, trial.history[last], trial.history, last, where, 0.0, trial.stopped)
 
 
 class _Progress(tune.Callback):  # type: ignore[misc]
-    """Counts finished trials and remembers the best value reported so far.
+    """Keeps what trials reported so far, tells it to whoever listens, and knows when the search's rule says to stop.
 
-    Tune pickles its callbacks to restore them. Who listens (a terminal) cannot be pickled and may be another one after a
-    restore, so it is looked up by the search that runs now.
+    Tune pickles its callbacks to restore them, and their state apart. Who listens (a terminal) cannot be pickled and may be
+    another one after a restore, so it is looked up by the search that runs now.
     """
 
     listener: Callable[[int, int, float], None] = staticmethod(lambda done, total, best: None)
+    current: _Progress | None = None  # the one that Tune uses
 
-    def __init__(self, total: int, metric: str, mode: str) -> None:
-        self._total, self._metric, self._mode = total, metric, mode
-        self._best = float("nan")
+    def __init__(self, total: int, metric: str, mode: Mode, stopping: SearchStoppingConfig, workers: float) -> None:
+        self._total, self._metric, self._mode, self._stopping, self._workers = total, metric, mode, stopping, workers
+        self._best: dict[str, float] = {}  # by trial, as the next two
+        self._epochs: dict[str, int] = {}
+        self._seconds: dict[str, float] = {}
+        self._ended: list[str] = []
+        self._before, self._started = 0.0, time.perf_counter()
+        self.stopped: str | None = None
+
+    def setup(self, *args: Any, **info: Any) -> None:
+        type(self).current, self._started = self, time.perf_counter()
+
+    def progress(self) -> Progress:
+        nan = float("nan")
+        return Progress(
+            self._metric,
+            self._mode,
+            [self._best.get(trial, nan) for trial in self._ended],
+            seconds=self._before + time.perf_counter() - self._started,
+            worker_s=sum(self._seconds.values()) * self._workers,
+            unit="trial",
+            running=[value for trial, value in self._best.items() if trial not in self._ended],
+            epochs=sum(self._epochs.values()),
+        )
+
+    def stop(self) -> bool:
+        self.stopped = self.stopped or of_search(self._stopping)(self.progress())
+        return self.stopped is not None
 
     def on_trial_result(self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any) -> None:
-        value = result.get(self._metric, float("nan"))
-        if self._best != self._best or (value > self._best if self._mode == "max" else value < self._best):
-            self._best = value
+        name, value = trial.trial_id, result.get(self._metric, float("nan"))
+        if improved(value, self._best.get(name), self._mode):
+            self._best[name] = value
+        self._epochs[name], self._seconds[name] = result["training_iteration"], result["time_total_s"]
         self._tell(trials)
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        if trial.trial_id not in self._ended:  # one that failed may run and end again after a restore
+            self._ended.append(trial.trial_id)
         self._tell(trials)
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        self._tell(trials)
+        self.on_trial_complete(iteration, trials, trial)
+
+    def get_state(self) -> dict[str, Any]:
+        told = {name: getattr(self, name) for name in ("_best", "_epochs", "_seconds", "_ended", "stopped")}
+        return told | {"_before": self._before + time.perf_counter() - self._started}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _started=time.perf_counter())
 
     def _tell(self, trials: list[Any]) -> None:
-        type(self).listener(sum(t.is_finished() for t in trials), self._total, self._best)
+        best = (max if self._mode == "max" else min)(self._best.values(), default=float("nan"))
+        type(self).listener(sum(t.is_finished() for t in trials), self._total, best)
+
+
+class _Stop(tune.Stopper):  # type: ignore[misc]
+    """Asks the search's record. Tune asks before every step of its own, so a budget of time is kept between results too."""
+
+    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
+        return False
+
+    def stop_all(self) -> bool:
+        return _Progress.current is not None and _Progress.current.stop()

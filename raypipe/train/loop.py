@@ -24,19 +24,24 @@ from raypipe.images.mix import mix
 from raypipe.train.losses import ClassWeights
 from raypipe.train.objective import Objective
 from raypipe.train.parallel import Engine, ParallelConfig
-from raypipe.train.schedule import SCHEDULES
-from raypipe.train.stopping import StoppingConfig, improved, should_stop
+from raypipe.train.schedule import Scaling, ScheduleName, factor, scaled
+from raypipe.train.stopping import StoppingConfig, improved, why_stop
 
 
 class TrainConfig(ParallelConfig):
     """One training run. `batch_size` is global: ranks share it. `workers: 1` trains in the calling process.
 
-    A checkpoint is written after every epoch, and every `checkpoint_steps` steps where that is set.
+    A checkpoint is written after every epoch, and every `checkpoint_steps` steps where that is set. `warmup` is a share of
+    the training (null: 0.05, for one_cycle 0.3). `lr_batch` is the batch size that `lr` is meant for: with another one the
+    rate is scaled by `lr_scaling` (null: it is not).
     """
 
     workers: int = Field(default=1, ge=1)
     epochs: int = Field(default=20, ge=1)
-    schedule: Literal["cosine", "constant"] = "cosine"
+    lr_batch: int | None = Field(default=None, ge=1)
+    lr_scaling: Scaling = "sqrt"
+    schedule: ScheduleName = "cosine"
+    warmup: float | None = Field(default=None, ge=0, lt=1)
     class_weights: ClassWeights = None
     label_smoothing: float = Field(default=0.0, ge=0, lt=1)
     focal_gamma: float = Field(default=0.0, ge=0, le=10)
@@ -49,7 +54,8 @@ class TrainConfig(ParallelConfig):
 
 @dataclass
 class LoopState:
-    """What a resume continues from: finished epochs and steps of the next, their metrics, and which epoch was best."""
+    """What a resume continues from: finished epochs and steps of the next, their metrics, which epoch was best, the time and
+    the workers' time in the loop so far (what was repeated after a kill not counted), and why it stopped before its end."""
 
     epoch: int = 0
     step: int = 0
@@ -58,6 +64,15 @@ class LoopState:
     best: float | None = None
     best_epoch: int = -1
     history: list[dict[str, float]] = field(default_factory=list)
+    seconds: float = 0.0
+    worker_s: float = 0.0
+    stopped: str | None = None
+
+    def spend(self, since: float, workers: int) -> float:
+        """Count the time since `since` (perf_counter); returns now, from where to go on counting."""
+        now = time.perf_counter()
+        self.seconds, self.worker_s = self.seconds + now - since, self.worker_s + (now - since) * workers
+        return now
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -79,13 +94,15 @@ def fit(
     seed: int,
 ) -> LoopState:
     """Train from (state.epoch, state.step) to `cfg.epochs` or until the stopping rule says so."""
-    rule = cfg.stopping
-    while state.epoch < cfg.epochs and not should_stop([m[rule.metric] for m in state.history], rule):
+    rule, lr = cfg.stopping, scaled(cfg.lr, cfg.batch_size, cfg.lr_batch, cfg.lr_scaling)
+    counted = time.perf_counter()
+    while state.epoch < cfg.epochs and state.stopped is None:
         started, before = time.perf_counter(), state.seen
         losses = torch.tensor(state.loss_sum, dtype=torch.float64, device=engine.device)
         engine.train()
         for batch in feed.train(state.epoch, state.step):
-            engine.set_lr(cfg.lr * SCHEDULES[cfg.schedule]((state.epoch + state.step / feed.steps) / cfg.epochs))
+            done = state.epoch * feed.steps + state.step
+            engine.set_lr(lr * factor(cfg.schedule, done, cfg.epochs * feed.steps, cfg.warmup), state.epoch)
             torch.manual_seed(_seed(seed, state.epoch, state.step, engine.rank))  # dropout: a resume draws what this run would
             inputs = batch.inputs
             targets = objective.task.targets(batch.labels_B)
@@ -97,19 +114,32 @@ def fit(
             state.step += 1
             if cfg.checkpoint_steps and state.step % cfg.checkpoint_steps == 0 and state.step < feed.steps:
                 state.loss_sum = float(losses)
+                counted = state.spend(counted, engine.world)
                 save(state)
         metrics = evaluate(engine, feed, objective)
+        counted = state.spend(counted, engine.world)
+        loss_sum, seen, state.seconds, state.worker_s = _mean(engine, float(losses), state.seen, state.seconds, state.worker_s)
         metrics |= {
-            "train_loss": float(losses) / max(1, state.seen),
+            "train_loss": loss_sum / max(1, seen),
             "images_per_s": (state.seen - before) * engine.world / (time.perf_counter() - started),
         }
-        if improved(metrics[rule.metric], state.best, rule):
+        if improved(metrics[rule.metric], state.best, rule.mode, rule.min_delta):
             state.best, state.best_epoch = metrics[rule.metric], state.epoch
         state.history.append(metrics)
         state.epoch, state.step, state.loss_sum, state.seen = state.epoch + 1, 0, 0.0, 0
+        if state.epoch < cfg.epochs:
+            state.stopped = why_stop(rule, state.history, state.seconds, state.worker_s)
         save(state)
         report(metrics, state)
     return state
+
+
+def _mean(engine: Engine, *numbers: float) -> list[float]:
+    """Each number's mean over the ranks. Their clocks and losses differ: all have to stop for one reason, after one epoch."""
+    both = torch.tensor(numbers, dtype=torch.float64, device=engine.device)
+    if engine.world > 1:
+        dist.all_reduce(both)
+    return (both / engine.world).tolist()  # type: ignore[no-any-return]
 
 
 def _seed(*parts: int) -> int:

@@ -62,9 +62,14 @@ class TrainJob(Section):
     def _one_task(self) -> TrainJob:
         task, train = self.model.task, self.train
         objectives.check(task, train.class_weights, train.label_smoothing, train.focal_gamma)
-        if train.stopping.metric not in objectives.METRICS[task]:
-            known = ", ".join(objectives.METRICS[task])
-            raise ValueError(f"model.task={task} has no {train.stopping.metric}. Set train.stopping.metric to one of {known}")
+        known, stopping = objectives.METRICS[task], train.stopping
+        if stopping.metric not in known and "metric" in stopping.model_fields_set:
+            raise ValueError(
+                f"model.task={task} has no {stopping.metric}. Set train.stopping.metric to one of {', '.join(known)}"
+            )
+        if stopping.metric not in known:  # nobody asked for one: the task's own
+            judged = train.model_copy(update={"stopping": stopping.model_copy(update={"metric": known[1]})})
+            self.__dict__["train"] = judged
         if self.feed.sampling == "balanced" and task != "single_label":
             raise ValueError(f"feed.sampling=balanced needs one class an image, and model.task={task}. Set it to weighted")
         return self
@@ -108,6 +113,7 @@ class TrainResult:
     best_epoch: int
     checkpoint: str
     seconds: float
+    stopped: str | None = None  # why, when before its last epoch
 
 
 @dataclass(frozen=True)
@@ -142,6 +148,7 @@ def run(job: TrainJob, classes: tuple[str, ...] | None = None, progress: Report 
         state = _on_ray_train(job, data, checkpoints, progress)
     best = checkpoints / checkpoint.name(state.best_epoch + 1)
     outcome: dict[str, Any] = {"history": state.history, "best_epoch": state.best_epoch, "checkpoint": str(best)}
+    outcome["stopped"] = state.stopped
     rule = job.train.stopping
     value = outcome["history"][outcome["best_epoch"]][rule.metric]
     if value != value:
@@ -177,7 +184,7 @@ def train_rank(job: TrainJob, data: Data, resume: Path | None, save: SaveEngine,
     task = Task(job.model.task, data.classes)
     objective = Objective.of(task, labels_N, cfg.class_weights, cfg.label_smoothing, cfg.focal_gamma)
     model = trainable(job.model, data, objective)
-    engine = parallel.build(model, len(data.classes), cfg)
+    engine = parallel.build(model, cfg)
     state = LoopState()
     if resume is not None:
         weights, optimizer_state, state = checkpoint.read(resume)
@@ -365,4 +372,5 @@ def _ray_rank(config: dict[str, Any]) -> dict[str, Any]:
 
 def _result(key: str, pinned: Pinned, outcome: dict[str, Any], seconds: float) -> TrainResult:
     history, best = outcome["history"], outcome["best_epoch"]
-    return TrainResult(key, pinned.version, pinned.classes, history[best], tuple(history), best, outcome["checkpoint"], seconds)
+    where, stopped = outcome["checkpoint"], outcome["stopped"]
+    return TrainResult(key, pinned.version, pinned.classes, history[best], tuple(history), best, where, seconds, stopped)

@@ -7,6 +7,8 @@ import torch
 
 from raypipe.models import depth
 from raypipe.models.zoo import Head, ImageModel, ModelConfig
+from raypipe.train.parallel import ParallelConfig
+from raypipe.train.parallel.engine import set_rates
 
 SMALL = ModelConfig(name="small_cnn", pretrained=False, mode="finetune")
 LITE0 = ModelConfig(side_px=32, pretrained=False, mode="finetune")
@@ -61,9 +63,7 @@ def test_a_frozen_depth_does_not_move_and_an_open_one_moves_by_its_rate() -> Non
     optimizer = torch.optim.AdamW(depth.parameter_groups(model, 0.1))
     found = depth.depths(model)
     by_depth = depth.scales(max(found.values()) + 1, epoch=1, decay=0.5, unfreeze_epochs=2)
-    depth.rescale(optimizer.param_groups, by_depth)
-    for group in optimizer.param_groups:
-        group["lr"] = 1e-2 * group["lr_scale"]
+    set_rates(optimizer.param_groups, 1e-2, epoch=1, cfg=ParallelConfig(layer_decay=0.5, unfreeze_epochs=2))
     model(torch.randint(0, 256, (8, 32, 32, 3), dtype=torch.uint8))[:, 0].square().sum().backward()
     optimizer.step()
     frozen = [name for name, d in found.items() if by_depth[d] == 0]

@@ -79,7 +79,7 @@ def train(scenario: Scenario, folder: Path) -> dict[str, Any]:
         **{"strategy": scenario.strategy, "batch_size": BATCH, "lr": 0.01, "weight_decay": 0.01, "precision": "fp32"}
         | scenario.settings
     )
-    engine = parallel.build(tiny(scenario.batch_norm), CLASSES, cfg)
+    engine = parallel.build(tiny(scenario.batch_norm), cfg)
     start = 0
     if scenario.resume:
         saved = torch.load(folder / f"{scenario.resume}.pt", weights_only=True)
@@ -88,7 +88,7 @@ def train(scenario: Scenario, folder: Path) -> dict[str, Any]:
     losses = []
     for step in range(start, start + scenario.steps):
         engine.train()
-        engine.set_lr(0.01 * 0.95**step)
+        engine.set_lr(0.01 * 0.95**step, epoch=0)
         images, labels_B = (t[engine.rank :: engine.world] for t in data(step))
         loss = engine.step(images, labels_B, cross_entropy)
         if engine.world > 1:

@@ -14,7 +14,8 @@ from raypipe.models.tasks import Task
 from raypipe.train import checkpoint
 from raypipe.train.loop import LoopState
 from raypipe.train.objective import Objective
-from raypipe.train.parallel import Engine, parameter_groups
+from raypipe.train.parallel import Engine, ParallelConfig
+from raypipe.train.parallel.engine import parameter_groups
 from raypipe.train.trainer import Data, TrainJob, train_rank, trainable
 
 from ..pixels import memory
@@ -133,7 +134,7 @@ def test_a_finished_run_does_not_train_again(tmp_path: Path) -> None:
 
 def test_early_stopping_stops(tmp_path: Path) -> None:
     told = Recorder(tmp_path)
-    rule = {"metric": "val_loss", "mode": "min", "patience": 3, "min_delta": 0.05}
+    rule = {"metric": "val_loss", "patience": 3, "min_delta": 0.05}
     state = train_rank(job(epochs=60, lr=1e-7, stopping=rule), pixels(shuffled=True), None, told.save, told.report)
     assert told.epochs[-1] == state.epoch == state.best_epoch + 4 < 60
 
@@ -163,7 +164,7 @@ def test_clipping_bounds_the_first_step(tmp_path: Path) -> None:
 
 def test_weight_decay_spares_biases_and_norms() -> None:
     model = trainable(job().model, pixels(), OBJECTIVE)
-    decayed, plain = parameter_groups(model, 0.1)
+    decayed, plain = parameter_groups(model, ParallelConfig(weight_decay=0.1))
     assert decayed["weight_decay"] == 0.1 and plain["weight_decay"] == 0
     assert all(p.ndim > 1 for p in decayed["params"]) and all(p.ndim == 1 for p in plain["params"])
     assert len(decayed["params"]) + len(plain["params"]) == len(list(model.parameters()))

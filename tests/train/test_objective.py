@@ -76,7 +76,7 @@ def test_they_are_what_scikit_learn_says() -> None:
 
 
 def job(kind: Kind, **train: Any) -> TrainJob:
-    rule = {"metric": "val_loss", "mode": "min", "patience": None}
+    rule = {"metric": "val_loss", "patience": None}
     settings = {"epochs": 25, "batch_size": 30, "lr": 0.05, "precision": "fp32", "stopping": rule} | train
     return validate(TrainJob, {"table": {"uri": "unused"}, "model": {"task": kind, "dropout": 0.0}, "train": settings})
 
@@ -129,7 +129,11 @@ def _rank(rank: int, kind: Kind, meet: str, out: str) -> None:
         ("regression", {"class_weights": "balanced"}, r"train\.class_weights says nothing to model\.task=regression"),
         ("probability", {"label_smoothing": 0.1}, r"train\.label_smoothing says nothing to model\.task=probability"),
         ("regression", {"focal_gamma": 2.0}, r"train\.focal_gamma says nothing"),
-        ("regression", {"stopping": {}}, r"model\.task=regression has no val_accuracy.*one of val_loss, val_mae"),
+        (
+            "regression",
+            {"stopping": {"metric": "val_accuracy"}},
+            r"model\.task=regression has no val_accuracy.*one of val_loss, val_mae",
+        ),
     ],
 )
 def test_settings_of_another_task_are_refused(kind: Kind, settings: dict[str, Any], says: str) -> None:

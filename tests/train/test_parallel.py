@@ -190,7 +190,7 @@ def test_auto_says_why() -> None:
 @pytest.mark.parametrize("strategy", ["fsdp", "zero1", "zero3"])
 def test_one_worker_has_nothing_to_shard_with(strategy: str) -> None:
     with pytest.raises(ConfigError, match=rf"{strategy} shards a model over several workers.*Set train\.workers=2"):
-        parallel.build(tiny(), 5, ParallelConfig.model_validate({"strategy": strategy}))
+        parallel.build(tiny(), ParallelConfig.model_validate({"strategy": strategy}))
 
 
 @pytest.mark.parametrize(

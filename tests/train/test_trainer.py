@@ -208,7 +208,7 @@ def test_more_workers_than_cpus_are_refused_at_once(jobs: Jobs) -> None:
 
 
 def test_a_diverged_run_says_so(jobs: Jobs) -> None:
-    rule = {"metric": "val_loss", "mode": "min", "patience": None}
+    rule = {"metric": "val_loss", "patience": None}
     with pytest.raises(RaypipeError, match=r"Training diverged.*val_loss.*Lower train\.lr"):
         trainer.run(jobs(**{"train.lr": 1e30, "train.stopping": rule}))
 

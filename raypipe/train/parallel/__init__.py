@@ -18,17 +18,17 @@ import torch
 from torch import nn
 
 from raypipe.errors import ConfigError
-from raypipe.train.parallel.engine import Criterion, Engine, compute_dtype, parameter_groups, ranks
+from raypipe.train.parallel.engine import Criterion, Engine, compute_dtype, ranks
 from raypipe.train.parallel.memory import ADAMW, Choice, choose
 from raypipe.train.parallel.norms import synchronise
 from raypipe.train.parallel.settings import ParallelConfig
 
-__all__ = ["Choice", "Criterion", "Engine", "ParallelConfig", "build", "choose", "parameter_groups"]
+__all__ = ["Choice", "Criterion", "Engine", "ParallelConfig", "build", "choose"]
 
 log = logging.getLogger("raypipe")
 
 
-def build(model: nn.Module, classes: int, cfg: ParallelConfig) -> Engine:
+def build(model: nn.Module, cfg: ParallelConfig) -> Engine:
     """The engine for this rank. `auto` chooses by memory, and rank 0 says why."""
     from raypipe.train.parallel.native import Ddp, Fsdp, Single
 
@@ -42,11 +42,11 @@ def build(model: nn.Module, classes: int, cfg: ParallelConfig) -> Engine:
     if cfg.strategy.startswith("zero"):
         from raypipe.train.parallel.zero import Zero
 
-        return Zero(int(cfg.strategy[-1]), model, classes, cfg, device, dtype)
+        return Zero(int(cfg.strategy[-1]), model, cfg, device, dtype)
     if cfg.strategy == "single" and world > 1:
         raise ConfigError("single trains on one worker", got=f"train.workers={world}", fix="Set train.strategy=ddp")
     native = Fsdp if cfg.strategy == "fsdp" else Ddp if world > 1 else Single
-    return native(model, classes, cfg, device, dtype)
+    return native(model, cfg, device, dtype)
 
 
 def _decided(model: nn.Module, cfg: ParallelConfig, device: torch.device) -> ParallelConfig:

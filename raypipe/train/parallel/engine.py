@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+
+from raypipe.models import depth
+from raypipe.train.parallel.settings import ParallelConfig
 
 Criterion = Callable[[Tensor, Tensor], Tensor]  # (logits_BC, targets) -> the batch's mean loss
 
@@ -24,13 +27,12 @@ class Engine(Protocol):
     rank: int
     world: int
     device: torch.device
-    classes: int
 
     def train(self) -> None: ...
     def eval(self) -> None: ...
     def forward(self, inputs: Tensor) -> Tensor: ...
     def step(self, inputs: Tensor, targets: Tensor, criterion: Criterion) -> Tensor: ...
-    def set_lr(self, lr: float) -> None: ...
+    def set_lr(self, lr: float, epoch: int) -> None: ...
     def weights(self) -> dict[str, Tensor]: ...
     def optimizer_state(self) -> dict[str, Any]: ...
     def load(self, weights: dict[str, Tensor], optimizer_state: dict[str, Any]) -> None: ...
@@ -77,9 +79,15 @@ def autocast(device: torch.device, dtype: torch.dtype) -> contextlib.AbstractCon
     return contextlib.nullcontext() if dtype is torch.float32 else torch.autocast(device.type, dtype)
 
 
-def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Weight decay on matrices and filters only, not on biases and norms (Goyal et al. 2017); frozen parameters left out."""
-    trained = [p for p in model.parameters() if p.requires_grad]
-    decayed, plain = [p for p in trained if p.ndim > 1], [p for p in trained if p.ndim <= 1]
-    groups = [{"params": decayed, "weight_decay": weight_decay}, {"params": plain, "weight_decay": 0.0}]
-    return [g for g in groups if g["params"]]
+def parameter_groups(model: nn.Module, cfg: ParallelConfig) -> list[dict[str, Any]]:
+    """Optimizer groups, by depth only where depths learn at different rates: each group costs kernels and messages."""
+    if cfg.layer_decay < 1 or cfg.unfreeze_epochs:
+        return depth.parameter_groups(model, cfg.weight_decay)
+    return depth.parameter_groups(model, cfg.weight_decay, {name: 0 for name, _ in model.named_parameters()})
+
+
+def set_rates(groups: Sequence[dict[str, Any]], lr: float, epoch: int, cfg: ParallelConfig) -> None:
+    """Each group's learning rate in an epoch (from 0), `lr` being the head's."""
+    by_depth = depth.scales(1 + max(g["depth"] for g in groups), epoch, cfg.layer_decay, cfg.unfreeze_epochs)
+    for group in groups:
+        group["lr"] = lr * by_depth[group["depth"]]

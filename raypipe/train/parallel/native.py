@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from raypipe.errors import ConfigError
 from raypipe.train.parallel.average import Average
 from raypipe.train.parallel.blocks import blocks, checkpoint_activations
-from raypipe.train.parallel.engine import Criterion, autocast, broadcast, micro_batches, parameter_groups, ranks
+from raypipe.train.parallel.engine import Criterion, autocast, broadcast, micro_batches, parameter_groups, ranks, set_rates
 from raypipe.train.parallel.settings import ParallelConfig
 
 SMALLEST_UNIT = 100_000  # parameters that fsdp gathers apart; fewer cost more in latency than they save in memory
@@ -25,9 +25,9 @@ SMALLEST_UNIT = 100_000  # parameters that fsdp gathers apart; fewer cost more i
 class Single:
     """single: one rank holds the whole model. What the other native strategies do otherwise is in the methods below `load`."""
 
-    def __init__(self, model: nn.Module, classes: int, cfg: ParallelConfig, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(self, model: nn.Module, cfg: ParallelConfig, device: torch.device, dtype: torch.dtype) -> None:
         self.rank, self.world = ranks()
-        self.device, self.classes, self._cfg, self._dtype = device, classes, cfg, dtype
+        self.device, self._cfg, self._dtype = device, cfg, dtype
         self._model = model.to(device)
         if cfg.activation_checkpointing:
             checkpoint_activations(model)
@@ -36,7 +36,7 @@ class Single:
             model.compile()  # in place: names in the state dict stay
         self._entry = self._place(model)
         # Fused: one kernel for all parameters, on CPU and CUDA, sharded or not.
-        self._optimizer = torch.optim.AdamW(parameter_groups(model, cfg.weight_decay), lr=cfg.lr, fused=True)
+        self._optimizer = torch.optim.AdamW(parameter_groups(model, cfg), lr=cfg.lr, fused=True)
         self._scaler = torch.amp.GradScaler(device.type, enabled=dtype is torch.float16)
         self._average = Average(cfg.ema, self._stored)
 
@@ -72,9 +72,8 @@ class Single:
         self._scaler.update()
         self._average.update()
 
-    def set_lr(self, lr: float) -> None:
-        for group in self._optimizer.param_groups:
-            group["lr"] = lr * group.get("lr_scale", 1.0)
+    def set_lr(self, lr: float, epoch: int) -> None:
+        set_rates(self._optimizer.param_groups, lr, epoch, self._cfg)
 
     def weights(self) -> dict[str, Tensor]:
         with self._average.showing(mean=True):

@@ -14,6 +14,8 @@ Strategy = Literal["auto", "single", "ddp", "fsdp", "zero1", "zero2", "zero3"]
 class ParallelConfig(Section):
     """How one model and its optimizer live on the devices. `batch_size` is global: ranks and micro batches share it.
 
+    layer_decay: each block of the backbone learns so many times as fast as the one above it; `lr` is the head's.
+    unfreeze_epochs: the head learns first, the blocks join from the top down over so many epochs.
     accumulate: micro batches a step; the gradient is the same, the activations take 1/accumulate of the memory.
     precision: fp32 is IEEE, tf32 rounds inside matrix products, bf16 and fp16 are autocast over fp32 weights.
     offload (fsdp, zero): keep the optimizer, or the parameters too, in CPU memory.
@@ -25,6 +27,8 @@ class ParallelConfig(Section):
     batch_size: int = Field(default=64, ge=1)
     lr: float = Field(default=1e-3, gt=0)
     weight_decay: float = Field(default=1e-4, ge=0)
+    layer_decay: float = Field(default=1.0, gt=0, le=1)
+    unfreeze_epochs: int = Field(default=0, ge=0)
     clip_norm: float | None = Field(default=None, gt=0)
     accumulate: int = Field(default=1, ge=1)
     precision: Literal["auto", "bf16", "fp16", "tf32", "fp32"] = "auto"

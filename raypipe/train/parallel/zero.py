@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from raypipe.errors import ConfigError
 from raypipe.train.parallel.average import Average
 from raypipe.train.parallel.blocks import checkpoint_activations
-from raypipe.train.parallel.engine import Criterion, broadcast, micro_batches, parameter_groups, ranks
+from raypipe.train.parallel.engine import Criterion, broadcast, micro_batches, parameter_groups, ranks, set_rates
 from raypipe.train.parallel.settings import ParallelConfig
 
 log = logging.getLogger("raypipe")
@@ -32,9 +32,7 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 class Zero:
     """One of DeepSpeed's stages. Under zero3 every forward gathers layer by layer: all ranks call it equally often."""
 
-    def __init__(
-        self, stage: int, model: nn.Module, classes: int, cfg: ParallelConfig, device: torch.device, dtype: torch.dtype
-    ) -> None:
+    def __init__(self, stage: int, model: nn.Module, cfg: ParallelConfig, device: torch.device, dtype: torch.dtype) -> None:
         if not dist.is_initialized():
             raise ConfigError(
                 f"zero{stage} shards a model over several workers", got="train.workers=1", fix="Set train.workers=2"
@@ -42,14 +40,14 @@ class Zero:
         deepspeed = _deepspeed(device)
         self._gathered_parameters = deepspeed.zero.GatheredParameters
         self.rank, self.world = ranks()
-        self.device, self.classes, self._cfg, self._stage = device, classes, cfg, stage
+        self.device, self._cfg, self._stage = device, cfg, stage
         for p in model.parameters():  # DeepSpeed sends parameters as flat bytes: channels_last ones have no such view
             p.data = p.data.contiguous()
         broadcast([*model.parameters(), *model.buffers()], self.world)
         self._saved = tuple(model.state_dict())
         if cfg.activation_checkpointing:
             checkpoint_activations(model, reentrant=stage == 3)
-        optimizer = torch.optim.AdamW(parameter_groups(model, cfg.weight_decay), lr=cfg.lr)
+        optimizer = torch.optim.AdamW(parameter_groups(model, cfg), lr=cfg.lr)
         self._engine, self._zero, _, _ = deepspeed.initialize(
             model=model.to(device), optimizer=optimizer, dist_init_required=False, config=_config(stage, cfg, self.world, dtype)
         )
@@ -82,9 +80,8 @@ class Zero:
         self._average.update()
         return total
 
-    def set_lr(self, lr: float) -> None:
-        for group in self._zero.param_groups:
-            group["lr"] = lr * group.get("lr_scale", 1.0)
+    def set_lr(self, lr: float, epoch: int) -> None:
+        set_rates(self._zero.param_groups, lr, epoch, self._cfg)
 
     def weights(self) -> dict[str, Tensor]:
         self._release()

@@ -1,0 +1,60 @@
+"""Try something that may run out of memory in a process of its own, so that nothing of it stays in this one.
+
+A CUDA context that has run out keeps its fragments, and the kernel kills a process that outgrows the host's memory; a fresh
+process has neither. Starting one costs some seconds (importing torch), which is why `find_batch_size` asks so rarely.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+from collections.abc import Callable
+
+import torch
+
+from raypipe.errors import RaypipeError
+
+_FITS, _TOO_LARGE, _FAILED = 0, 3, 4
+
+
+def in_process(work: Callable[[int], None], timeout_s: float = 120.0) -> Callable[[int], bool]:
+    """`fits` for find_batch_size: does `work(batch_size)` end well in a new process? `work` must be importable there.
+
+    False when memory ran out, also when the kernel killed the process for it. Raises RaypipeError when it failed for another
+    reason or did not end in time: a smaller batch would not mend that.
+    """
+
+    def fits(batch_size: int) -> bool:
+        context = multiprocessing.get_context("spawn")  # a fork would share the parent's CUDA context
+        receive, send = context.Pipe(duplex=False)
+        process = context.Process(target=_run, args=(work, batch_size, send), daemon=True)
+        process.start()
+        send.close()
+        process.join(timeout_s)
+        if process.is_alive():
+            process.kill()
+            process.join()
+            raise RaypipeError("The probe did not end", got=f"batch of {batch_size}", rule=f"It has {timeout_s:g} s")
+        if process.exitcode == _FITS:
+            return True
+        if process.exitcode in (_TOO_LARGE, -signal.SIGKILL):
+            return False
+        said = receive.recv() if process.exitcode == _FAILED and receive.poll() else f"exit code {process.exitcode}"
+        raise RaypipeError(f"The probe failed: {said}", got=f"batch of {batch_size}")
+
+    return fits
+
+
+def _run(work: Callable[[int], None], batch_size: int, send: object) -> None:
+    try:
+        work(batch_size)
+    except Exception as e:
+        if ran_out(e):
+            raise SystemExit(_TOO_LARGE) from None
+        send.send(f"{type(e).__name__}: {e}"[:400])  # type: ignore[attr-defined]
+        raise SystemExit(_FAILED) from None
+
+
+def ran_out(error: BaseException) -> bool:
+    """Did memory run out? On a CPU torch says so in a RuntimeError."""
+    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in str(error)
