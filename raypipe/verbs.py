@@ -21,6 +21,7 @@ from raypipe.tables import clean as cleaning
 from raypipe.tables.ingest import ingest as ingest_images
 from raypipe.tables.table import ImageTable, TableConfig
 from raypipe.train import trainer
+from raypipe.train.launch import check_workers
 from raypipe.train.loop import LoopState
 from raypipe.train.publish import publish
 from raypipe.watch import retrain as loop
@@ -68,7 +69,7 @@ def clean(job: Job, console: Console) -> Result:
 
 def train(job: Job, console: Console) -> Result:
     pin(job.table, job.feed, kind=job.model.task)
-    trainer.check_workers(job.train, connect(job.cluster))
+    check_workers(job.train, connect(job.cluster))
     store = tracking.open_store(job.run, job.registry)  # a wrong address must not cost a training
     console.say(f"Training {job.model.name} ({job.model.mode}) with {job.train.workers} worker{'s' * (job.train.workers > 1)}")
 

@@ -9,7 +9,7 @@ import torch
 from raypipe.feed import feed as feeds
 from raypipe.feed.dataset import FeedConfig, Rows, pin
 from raypipe.feed.feed import Feed, Source
-from raypipe.train.trainer import TrainJob
+from raypipe.train.job import TrainJob
 
 
 def memory(inputs_N: np.ndarray, labels_N: np.ndarray) -> Source:

@@ -12,7 +12,7 @@ from typing import Any
 
 from raypipe.config import field_names, replace
 from raypipe.errors import ConfigError, nearest
-from raypipe.train.trainer import TrainJob
+from raypipe.train.job import TrainJob
 
 _CALL = re.compile(r"^\s*(\w+)\s*\((.*)\)\s*$", re.DOTALL)
 SAMPLERS = ("grid", "choice", "uniform", "loguniform")

@@ -14,9 +14,10 @@ from ray import tune
 
 from raypipe.config import key_of, replace
 from raypipe.train import checkpoint
+from raypipe.train.job import TrainJob
 from raypipe.train.loop import LoopState
 from raypipe.train.parallel import Engine
-from raypipe.train.trainer import Data, TrainJob, train_rank
+from raypipe.train.rank import Data, train_rank
 
 
 def data_key(job: TrainJob) -> str:
@@ -36,7 +37,7 @@ def run_trial(changes: dict[str, Any], job: dict[str, Any], data: dict[str, Data
         if state.step:  # Tune counts reports: only whole epochs are
             return
         with tempfile.TemporaryDirectory() as scratch:
-            checkpoint.write(Path(scratch), engine.weights(), engine.optimizer_state(), state)
+            checkpoint.write(Path(scratch), engine.snapshot(), state)
             metrics = state.history[-1] | {"epoch": state.epoch}
             tune.report(metrics, checkpoint=tune.Checkpoint.from_directory(scratch))
 

@@ -25,8 +25,10 @@ from raypipe.search import space as spaces
 from raypipe.search.trial import data_key, run_trial
 from raypipe.tables.table import TableVersion
 from raypipe.train import checkpoint
+from raypipe.train.job import TrainJob, TrainResult
+from raypipe.train.launch import check_workers, wants_gpu
 from raypipe.train.stopping import Mode, Progress, SearchStoppingConfig, improved, of_search
-from raypipe.train.trainer import TrainJob, TrainResult, check_workers, prepare, wants_gpu
+from raypipe.train.trainer import prepare
 
 log = logging.getLogger("raypipe")
 
@@ -237,7 +239,7 @@ def _trial(result: Any, metric: str, mode: str, train: Any) -> Trial:
 
 
 def _as_result(key: str, version: TableVersion, classes: tuple[str, ...], trial: Trial) -> TrainResult:
-    _, _, state = checkpoint.read(Path(str(trial.checkpoint)))
+    state = checkpoint.read(Path(str(trial.checkpoint))).state
     last = state.epoch - 1  # the checkpoint kept is of the trial's best epoch
     where = str(trial.checkpoint)
     return TrainResult(key, version, classes, trial.history[last], trial.history, last, where, 0.0, trial.stopped)

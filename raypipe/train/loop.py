@@ -17,6 +17,7 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 from pydantic import Field
+from torch import Tensor
 
 from raypipe.feed.feed import Feed
 from raypipe.images.augment import AugmentConfig, augment
@@ -47,6 +48,8 @@ class TrainConfig(ParallelConfig):
     focal_gamma: float = Field(default=0.0, ge=0, le=10)
     stopping: StoppingConfig = StoppingConfig()
     checkpoint_steps: int | None = Field(default=None, ge=1)
+    checkpoint_async: bool = False
+    keep_best: int = Field(default=1, ge=1)
     timeout_s: float = Field(default=120.0, gt=0)
     max_failures: int = Field(default=1, ge=0)
     gpu: bool | Literal["auto"] = "auto"
@@ -60,7 +63,7 @@ class LoopState:
     epoch: int = 0
     step: int = 0
     loss_sum: float = 0.0
-    seen: int = 0
+    seen: float = 0
     best: float | None = None
     best_epoch: int = -1
     history: list[dict[str, float]] = field(default_factory=list)
@@ -68,11 +71,9 @@ class LoopState:
     worker_s: float = 0.0
     stopped: str | None = None
 
-    def spend(self, since: float, workers: int) -> float:
-        """Count the time since `since` (perf_counter); returns now, from where to go on counting."""
-        now = time.perf_counter()
-        self.seconds, self.worker_s = self.seconds + now - since, self.worker_s + (now - since) * workers
-        return now
+    def finished(self, epochs: int) -> bool:
+        """Did the training end, by its epochs or its rule?"""
+        return self.epoch >= epochs or self.stopped is not None
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -80,6 +81,7 @@ class LoopState:
 
 Report = Callable[[dict[str, float], LoopState], None]
 Save = Callable[[LoopState], None]
+Leaving = Callable[[], bool]  # asked by every rank after each step; all hear the same
 
 
 def fit(
@@ -92,11 +94,12 @@ def fit(
     report: Report,
     save: Save,
     seed: int,
+    leaving: Leaving = lambda: False,
 ) -> LoopState:
-    """Train from (state.epoch, state.step) to `cfg.epochs` or until the stopping rule says so."""
+    """Train from (state.epoch, state.step) to `cfg.epochs`, until the stopping rule says so, or until `leaving` does."""
     rule, lr = cfg.stopping, scaled(cfg.lr, cfg.batch_size, cfg.lr_batch, cfg.lr_scaling)
     counted = time.perf_counter()
-    while state.epoch < cfg.epochs and state.stopped is None:
+    while not state.finished(cfg.epochs):
         started, before = time.perf_counter(), state.seen
         losses = torch.tensor(state.loss_sum, dtype=torch.float64, device=engine.device)
         engine.train()
@@ -112,15 +115,16 @@ def fit(
             losses += engine.step(inputs, targets, objective.loss) * len(batch.labels_B)
             state.seen += len(batch.labels_B)
             state.step += 1
-            if cfg.checkpoint_steps and state.step % cfg.checkpoint_steps == 0 and state.step < feed.steps:
-                state.loss_sum = float(losses)
-                counted = state.spend(counted, engine.world)
+            left = leaving()
+            if left or (cfg.checkpoint_steps and state.step % cfg.checkpoint_steps == 0 and state.step < feed.steps):
+                counted = _settle(state, engine, losses, counted)
                 save(state)
+            if left:
+                return state
         metrics = evaluate(engine, feed, objective)
-        counted = state.spend(counted, engine.world)
-        loss_sum, seen, state.seconds, state.worker_s = _mean(engine, float(losses), state.seen, state.seconds, state.worker_s)
+        counted = _settle(state, engine, losses, counted)
         metrics |= {
-            "train_loss": loss_sum / max(1, seen),
+            "train_loss": state.loss_sum / max(1, state.seen),
             "images_per_s": (state.seen - before) * engine.world / (time.perf_counter() - started),
         }
         if improved(metrics[rule.metric], state.best, rule.mode, rule.min_delta):
@@ -134,12 +138,18 @@ def fit(
     return state
 
 
-def _mean(engine: Engine, *numbers: float) -> list[float]:
-    """Each number's mean over the ranks. Their clocks and losses differ: all have to stop for one reason, after one epoch."""
-    both = torch.tensor(numbers, dtype=torch.float64, device=engine.device)
+def _settle(state: LoopState, engine: Engine, losses: Tensor, since: float) -> float:
+    """Count the time since `since`; returns now. What ranks count apart (losses, images, clocks) becomes their mean on all of
+    them: all have to stop for one reason, after one epoch, and go on from one state."""
+    now = time.perf_counter()
+    spent = now - since
+    counts = [float(losses), state.seen, state.seconds + spent, state.worker_s + spent * engine.world]
+    means = torch.tensor(counts, dtype=torch.float64, device=engine.device) / engine.world
     if engine.world > 1:
-        dist.all_reduce(both)
-    return (both / engine.world).tolist()  # type: ignore[no-any-return]
+        dist.all_reduce(means)
+    state.loss_sum, state.seen, state.seconds, state.worker_s = means.tolist()
+    losses.fill_(state.loss_sum)
+    return now
 
 
 def _seed(*parts: int) -> int:

@@ -14,7 +14,8 @@ from raypipe.registry import package, promote, tracking
 from raypipe.registry.promote import ModelVersion
 from raypipe.registry.tracking import Store
 from raypipe.tables import scan
-from raypipe.train.trainer import TrainJob, TrainResult, assemble, reference
+from raypipe.train.job import TrainJob, TrainResult
+from raypipe.train.trainer import assemble, reference
 
 Child = tuple[str, dict[str, Any], Sequence[dict[str, float]]]
 

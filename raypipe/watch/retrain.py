@@ -27,8 +27,8 @@ from raypipe.serve import evaluate
 from raypipe.tables import scan
 from raypipe.tables.table import ImageTable, append
 from raypipe.train import trainer
+from raypipe.train.job import TrainJob
 from raypipe.train.publish import publish
-from raypipe.train.trainer import TrainJob
 from raypipe.watch import decide
 from raypipe.watch.check import CheckResult, WatchJob, now
 from raypipe.watch.decide import Comparison, Decision

@@ -17,6 +17,7 @@ from raypipe.errors import ConfigError, RaypipeError
 from raypipe.search import tuner
 from raypipe.search.tuner import SearchJob, SearchResult, search
 from raypipe.train import checkpoint, trainer
+from raypipe.train.job import TrainJob
 
 from ..pixels import decoded
 
@@ -49,7 +50,7 @@ def test_every_trial_is_on_the_leaderboard_and_the_best_is_first(searched: Searc
     assert metrics == sorted(metrics)
     assert result.trials[0].changes["train.lr"] >= 1e-2
     assert result.job == replace(
-        trainer.TrainJob.model_validate(job.model_dump(include=set(trainer.TrainJob.model_fields))), result.trials[0].changes
+        TrainJob.model_validate(job.model_dump(include=set(TrainJob.model_fields))), result.trials[0].changes
     )
 
 

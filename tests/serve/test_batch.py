@@ -19,8 +19,8 @@ from raypipe.tables import scan
 from raypipe.tables.ingest import IngestConfig, ingest
 from raypipe.tables.table import ImageTable
 from raypipe.train import trainer
+from raypipe.train.job import TrainJob, TrainResult
 from raypipe.train.publish import publish
-from raypipe.train.trainer import TrainJob, TrainResult
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ import pytest
 from raypipe.config import replace, validate
 from raypipe.tables.ingest import IngestConfig, ingest
 from raypipe.tables.table import TableConfig
-from raypipe.train.trainer import TrainJob
+from raypipe.train.job import TrainJob
 
 Jobs = Callable[..., TrainJob]
 

@@ -14,7 +14,8 @@ import torch.multiprocessing as mp
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from raypipe.train import parallel
+from raypipe.train import checkpoint, parallel
+from raypipe.train.loop import LoopState
 from raypipe.train.parallel import native
 
 BATCH, CLASSES = 16, 5
@@ -82,9 +83,9 @@ def train(scenario: Scenario, folder: Path) -> dict[str, Any]:
     engine = parallel.build(tiny(scenario.batch_norm), cfg)
     start = 0
     if scenario.resume:
-        saved = torch.load(folder / f"{scenario.resume}.pt", weights_only=True)
-        engine.load(saved["weights"], saved["optimizer_state"])
-        start = len(saved["losses"])
+        saved = checkpoint.read(folder / scenario.resume)
+        engine.load(saved.weights, saved.optimizer, saved.facts)
+        start = saved.state.step
     losses = []
     for step in range(start, start + scenario.steps):
         engine.train()
@@ -102,8 +103,10 @@ def train(scenario: Scenario, folder: Path) -> dict[str, Any]:
     with torch.no_grad():
         logits = engine.forward(data(999)[0])
     held = sum(t.numel() for t in engine._stored())  # type: ignore[attr-defined]
-    told = {"losses": losses, "weights": engine.weights(), "optimizer_state": engine.optimizer_state()}
-    return told | {"logits": logits, "held": held, "all_held": sum(p.numel() for p in tiny().parameters())}
+    checkpoint.write_part(folder / scenario.name, engine.snapshot(), engine.rank, "here")
+    if engine.rank == 0:
+        checkpoint.publish(folder / scenario.name, LoopState(step=start + scenario.steps), engine.world, "here", 30)
+    return {"losses": losses, "logits": logits, "held": held, "all_held": sum(p.numel() for p in tiny().parameters())}
 
 
 def _rank(rank: int, world: int, scenarios: list[Scenario], folder: Path) -> None:
@@ -135,4 +138,7 @@ def run_here(scenarios: list[Scenario], folder: Path) -> None:
 
 
 def result(folder: Path, name: str) -> dict[str, Any]:
-    return torch.load(folder / f"{name}.pt", weights_only=True)
+    """What the scenario told, and what its checkpoint holds: losses, logits, weights, optimizer, facts."""
+    saved = checkpoint.read(folder / name)
+    told = torch.load(folder / f"{name}.pt", weights_only=True)
+    return told | {"weights": dict(saved.weights), "optimizer": dict(saved.optimizer), "facts": saved.facts}

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from raypipe.train import checkpoint, loop
 from raypipe.train.loop import LoopState
-from raypipe.train.trainer import train_rank
+from raypipe.train.rank import train_rank
 
 from .test_loop import Recorder, features, job
 
@@ -33,7 +33,7 @@ def test_the_reason_is_kept_with_the_run_and_a_resume_goes_no_further(tmp_path: 
     reached = state.history[-1]["val_accuracy"]
     assert state.stopped == f"val_accuracy {reached:.4g} reached the target 0.9" and state.epoch == len(told.epochs) < 60
     last = tmp_path / checkpoint.name(state.epoch)
-    assert checkpoint.read(last)[2] == state
+    assert checkpoint.read(last).state == state
     again, told = run(tmp_path, last, epochs=60, stopping={"patience": None, "target": 0.9})
     assert again == state and told.epochs == []
 
@@ -45,10 +45,9 @@ def test_a_run_that_trains_to_its_end_was_not_stopped(tmp_path: Path, patience: 
 
 
 def test_time_goes_on_counting_over_a_resume(tmp_path: Path) -> None:
-    run(tmp_path, epochs=2)
-    weights, optimizer_state, state = checkpoint.read(tmp_path / checkpoint.name(2))
+    state, told = run(tmp_path, epochs=2)
     state.seconds = state.worker_s = 5000.0  # as if these two epochs had taken that long
-    late = checkpoint.write(tmp_path / "late", weights, optimizer_state, state)
+    late = checkpoint.write(tmp_path / "late", told.snapshot, state)
     state, told = run(tmp_path, late, epochs=60, stopping=NEVER | {"seconds": 6000})
     assert told.epochs == [3] and 5000 < state.seconds < 5100
     assert state.stopped == "one more epoch would pass the budget of 6,000 s (5,000 spent)"
@@ -56,7 +55,7 @@ def test_time_goes_on_counting_over_a_resume(tmp_path: Path) -> None:
 
 def test_time_inside_an_epoch_is_saved_too(tmp_path: Path) -> None:
     state, _ = run(tmp_path, epochs=1, batch_size=20, checkpoint_steps=1)
-    seconds = [checkpoint.read(tmp_path / checkpoint.name(0, i))[2].seconds for i in (1, 2)]
+    seconds = [checkpoint.read(tmp_path / checkpoint.name(0, i)).state.seconds for i in (1, 2)]
     assert 0 < seconds[0] < seconds[1] < state.seconds
 
 

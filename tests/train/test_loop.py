@@ -12,11 +12,12 @@ from raypipe.config import validate
 from raypipe.feed.feed import Source
 from raypipe.models.tasks import Task
 from raypipe.train import checkpoint
+from raypipe.train.job import TrainJob
 from raypipe.train.loop import LoopState
 from raypipe.train.objective import Objective
 from raypipe.train.parallel import Engine, ParallelConfig
 from raypipe.train.parallel.engine import parameter_groups
-from raypipe.train.trainer import Data, TrainJob, train_rank, trainable
+from raypipe.train.rank import Data, train_rank, trainable
 
 from ..pixels import memory
 
@@ -76,9 +77,9 @@ class Recorder:
         self.metrics.append(metrics)
 
     def save(self, state: LoopState, engine: Engine) -> None:
-        self.weights = {k: v.clone() for k, v in engine.weights().items()}
-        name = checkpoint.name(state.epoch, state.step)
-        checkpoint.write(self.folder / name, self.weights, engine.optimizer_state(), state)
+        self.snapshot = engine.snapshot()
+        self.weights = {name: piece.values for name, piece in self.snapshot.weights.items()}
+        checkpoint.write(self.folder / checkpoint.name(state.epoch, state.step), self.snapshot, state)
         if (state.epoch, state.step) == self.dies_after:
             raise KeyboardInterrupt("power cut")
 
@@ -156,8 +157,8 @@ def test_clipping_bounds_the_first_step(tmp_path: Path) -> None:
     for clip in (None, 1e-3):
         told = Recorder(tmp_path / str(clip))
         train_rank(job(epochs=1, batch_size=48, clip_norm=clip), pixels(), None, told.save, told.report)
-        _, optimizer_state, _ = checkpoint.read(tmp_path / str(clip) / checkpoint.name(1))
-        moments = [s["exp_avg_sq"].sum() for s in optimizer_state["state"].values()]
+        optimizer = checkpoint.read(tmp_path / str(clip) / checkpoint.name(1)).optimizer
+        moments = [optimizer[key].sum() for key in optimizer if key.startswith("exp_avg_sq/")]
         norms.append(float(sum(moments) / (1 - 0.999)) ** 0.5)
     assert norms[1] == pytest.approx(1e-3, rel=0.01) and norms[0] > 10 * norms[1]
 

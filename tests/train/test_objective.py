@@ -14,8 +14,9 @@ from sklearn import metrics as reference
 from raypipe.config import validate
 from raypipe.errors import ConfigError
 from raypipe.models.tasks import Kind, Task
+from raypipe.train.job import TrainJob
 from raypipe.train.objective import METRICS, Objective
-from raypipe.train.trainer import Data, TrainJob, train_rank
+from raypipe.train.rank import Data, train_rank
 
 from ..pixels import memory
 

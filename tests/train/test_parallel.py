@@ -133,7 +133,7 @@ def test_half_precision_learns_over_whole_weights(name: str, request: pytest.Fix
     assert told["losses"] == pytest.approx(whole, rel=0.02) and told["losses"] != whole
     assert {w.dtype for w in told["weights"].values()} == {torch.float32}
     if name.endswith("-fp16"):
-        assert told["optimizer_state"]["scaler"]["scale"] > 1
+        assert told["facts"]["scaler"]["scale"] > 1
 
 
 @pytest.mark.parametrize("strategy", NATIVE)
@@ -146,9 +146,8 @@ def test_synchronised_batch_norms_see_the_global_batch(strategy: str, native: Pa
 
 def test_the_mean_is_what_is_saved_and_judged(single: Path) -> None:
     told = result(single, "single-all")
-    trained = told["optimizer_state"]["trained"]
-    assert not torch.allclose(trained["head.weight"], told["weights"]["head.weight"])
-    assert told["optimizer_state"]["averaged"] == 20
+    assert not torch.allclose(told["optimizer"]["trained/head.weight"], told["weights"]["head.weight"])
+    assert told["facts"]["averaged"] == 20
 
 
 def test_micro_batches_are_the_batch() -> None:

@@ -21,8 +21,9 @@ from raypipe.errors import ClusterError, ConfigError, RaypipeError
 from raypipe.feed.dataset import pin
 from raypipe.models.zoo import ImageModel
 from raypipe.train import checkpoint, trainer
+from raypipe.train.job import TrainJob, TrainResult
 from raypipe.train.loop import LoopState
-from raypipe.train.trainer import TrainJob, TrainResult
+from raypipe.train.saving import newest
 from raypipe.watch.check import WatchJob
 
 from ..pixels import decoded
@@ -82,14 +83,14 @@ def test_an_interrupted_run_goes_on_from_its_newest_whole_checkpoint(jobs: Jobs,
     with pytest.raises(KeyboardInterrupt, match="power cut"):
         trainer.run(job, progress=dies)
     folder = job.run.path / "train" / job.training_key(pin(job.table, job.feed).version)
-    torn = folder / "checkpoints" / checkpoint.name(3) / "weights.safetensors"
+    torn = folder / "checkpoints" / checkpoint.name(3) / "weights-00000.safetensors"
     torn.write_bytes(torn.read_bytes()[:100])
     result = trainer.run(job, progress=lambda metrics, state: told.append(state.epoch))
     assert told in (
         [1, 2, 3, 3, 4, 5],
         [1, 2, 3, 2, 3, 4, 5],
     )  # the best epoch and the last are kept: 3 is torn, 2 or 1 is whole
-    assert "epoch-0003-step-0000000: weights.safetensors is missing or cut short" in caplog.text
+    assert "epoch-0003-step-0000000: weights-00000.safetensors is missing or cut short" in caplog.text
     assert len(result.history) == 5
 
 
@@ -106,7 +107,7 @@ def test_a_run_killed_mid_epoch_on_two_workers_goes_on_with_one_at_the_next_samp
     with pytest.raises(RaypipeError, match="Training failed on a worker"):
         trainer.run(job)
     killer.join()
-    at = trainer.newest(folder / "checkpoints")
+    at = newest(folder / "checkpoints")
     assert killer.killed and at is not None
     state = json.loads((at / "state.json").read_text())
     trainer.run(replace(job, {"train.workers": 1, "feed.trace": str(tmp_path / "one")}))
@@ -181,6 +182,11 @@ class Killer(threading.Thread):
         self.folder, self.steps, self.killed = folder, steps, 0
         self.before: list[dict[str, float]] = []
 
+    def states(self) -> list[Path]:
+        with contextlib.suppress(OSError):  # a folder was removed while it was listed
+            return list(self.folder.rglob("state.json"))
+        return []
+
     def run(self) -> None:
         from ray.util.state import list_actors
 
@@ -191,7 +197,7 @@ class Killer(threading.Thread):
             if len(pids) < 2:
                 alive = list_actors(filters=[("state", "=", "ALIVE")], detail=True)
                 pids = [actor.pid for actor in alive if "RayTrainWorker" in actor.class_name and actor.pid]
-            for path in self.folder.rglob("state.json"):
+            for path in self.states():
                 with contextlib.suppress(OSError, ValueError):  # half written, or removed meanwhile
                     state = json.loads(path.read_text())
                     self.before = max(self.before, state["history"], key=len)

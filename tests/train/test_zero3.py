@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from raypipe.train import trainer
+from raypipe.train import launch, trainer
 
 from ..pixels import decoded
 from .conftest import Jobs
@@ -29,11 +29,11 @@ def test_two_workers_hold_half_each_and_save_what_a_plain_model_loads(
 
     def rank_that_tells(config: dict[str, object]) -> dict[str, object]:
         """In the worker, where nothing is patched: the real rank; then it notes what it holds and predicts."""
-        from raypipe.train import parallel, trainer
+        from raypipe.train import launch, parallel
 
         engines, build = [], parallel.build
         parallel.build = lambda *args: engines.append(build(*args)) or engines[-1]  # type: ignore[func-returns-value]
-        outcome = trainer._ray_rank(config)
+        outcome = launch.rank(config)
         engine = engines[0]
         engine.eval()
         images = (torch.arange(4 * 32 * 32 * 3).view(4, 32, 32, 3) % 256).to(torch.uint8)
@@ -43,12 +43,12 @@ def test_two_workers_hold_half_each_and_save_what_a_plain_model_loads(
         (notes / f"rank-{engine.rank}.json").write_text(json.dumps(told))
         return outcome
 
-    monkeypatch.setattr(trainer, "_ray_rank", rank_that_tells)
+    monkeypatch.setattr(launch, "rank", rank_that_tells)
     result = trainer.run(job)
     ranks = [json.loads((notes / f"rank-{rank}.json").read_text()) for rank in range(2)]
     model = trainer.assemble(job, result)
     parameters = sum(p.numel() for p in model.parameters())
-    assert [r["engine"] for r in ranks] == ["Zero3", "Zero3"]
+    assert [r["engine"] for r in ranks] == ["Zero", "Zero"]
     assert all(parameters / 2 <= r["held"] < 0.52 * parameters for r in ranks)
 
     assert len(result.history) == 5

@@ -22,8 +22,9 @@ from raypipe.train.parallel.engine import Criterion, Engine, compute_dtype, rank
 from raypipe.train.parallel.memory import ADAMW, Choice, choose
 from raypipe.train.parallel.norms import synchronise
 from raypipe.train.parallel.settings import ParallelConfig
+from raypipe.train.parallel.snapshot import Snapshot
 
-__all__ = ["Choice", "Criterion", "Engine", "ParallelConfig", "build", "choose"]
+__all__ = ["Choice", "Criterion", "Engine", "ParallelConfig", "Snapshot", "build", "choose"]
 
 log = logging.getLogger("raypipe")
 

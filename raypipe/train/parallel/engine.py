@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -12,16 +12,16 @@ from torch import Tensor, nn
 
 from raypipe.models import depth
 from raypipe.train.parallel.settings import ParallelConfig
+from raypipe.train.parallel.snapshot import Snapshot
 
 Criterion = Callable[[Tensor, Tensor], Tensor]  # (logits_BC, targets) -> the batch's mean loss
 
 
 class Engine(Protocol):
-    """A model, its optimizer and the ranks they span. Except for attributes and `set_lr`, every rank calls everything.
+    """A model, its optimizer and the ranks they span. Every rank calls everything.
 
     step: forward, backward and one update by this rank's share of a global batch; returns the share's mean loss.
-    weights, optimizer_state: copies on the CPU, on rank 0, empty elsewhere. They are whole and by parameter name, whatever the
-    strategy: what one strategy saved, another loads, at any world size.
+    snapshot, load: this rank's share of everything, and the way back from whole tensors. Neither asks the other ranks.
     """
 
     rank: int
@@ -33,9 +33,8 @@ class Engine(Protocol):
     def forward(self, inputs: Tensor) -> Tensor: ...
     def step(self, inputs: Tensor, targets: Tensor, criterion: Criterion) -> Tensor: ...
     def set_lr(self, lr: float, epoch: int) -> None: ...
-    def weights(self) -> dict[str, Tensor]: ...
-    def optimizer_state(self) -> dict[str, Any]: ...
-    def load(self, weights: dict[str, Tensor], optimizer_state: dict[str, Any]) -> None: ...
+    def snapshot(self) -> Snapshot: ...
+    def load(self, weights: Mapping[str, Tensor], optimizer: Mapping[str, Tensor], facts: dict[str, Any]) -> None: ...
 
 
 def ranks() -> tuple[int, int]:

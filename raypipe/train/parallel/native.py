@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from raypipe.errors import ConfigError
@@ -18,6 +19,7 @@ from raypipe.train.parallel.average import Average
 from raypipe.train.parallel.blocks import blocks, checkpoint_activations
 from raypipe.train.parallel.engine import Criterion, autocast, broadcast, micro_batches, parameter_groups, ranks, set_rates
 from raypipe.train.parallel.settings import ParallelConfig
+from raypipe.train.parallel.snapshot import MOMENTS, Piece, Snapshot, cut
 
 SMALLEST_UNIT = 100_000  # parameters that fsdp gathers apart; fewer cost more in latency than they save in memory
 
@@ -75,40 +77,41 @@ class Single:
     def set_lr(self, lr: float, epoch: int) -> None:
         set_rates(self._optimizer.param_groups, lr, epoch, self._cfg)
 
-    def weights(self) -> dict[str, Tensor]:
+    def snapshot(self) -> Snapshot:
         with self._average.showing(mean=True):
-            return self._gathered(self._model.state_dict())
-
-    def optimizer_state(self) -> dict[str, Any]:
-        moments = {name: self._gathered(self._optimizer.state.get(p, {})) for name, p in self._trained()}
-        with self._average.showing(mean=False):
-            trained = self._gathered(self._model.state_dict()) if self._cfg.ema else {}
-        state = {"state": moments, "scaler": self._scaler.state_dict(), "trained": trained, "averaged": self._average.steps}
-        return state if self.rank == 0 else {}
-
-    def load(self, weights: dict[str, Tensor], optimizer_state: dict[str, Any]) -> None:
-        self._fill(weights)
-        self._average.restart()
-        self._average.steps = optimizer_state.get("averaged", 0)
-        if trained := optimizer_state.get("trained"):
-            self._fill(trained)
+            weights = self._pieces("", self._model.state_dict())
+        optimizer: dict[str, Piece] = {}
+        if self._cfg.ema:
+            with self._average.showing(mean=False):
+                optimizer |= self._pieces("trained/", self._model.state_dict())
         for name, p in self._trained():
-            if saved := optimizer_state["state"].get(name):
-                self._optimizer.state[p] = {k: self._like(v, p) if k != "step" else v.to(p.device) for k, v in saved.items()}
-        self._scaler.load_state_dict(optimizer_state.get("scaler", {}) if self._scaler.is_enabled() else {})
+            optimizer |= self._pieces("", {f"{key}/{name}": t for key, t in self._optimizer.state.get(p, {}).items()})
+        return Snapshot(weights, optimizer, {"scaler": self._scaler.state_dict(), "averaged": self._average.steps})
+
+    def load(self, weights: Mapping[str, Tensor], optimizer: Mapping[str, Tensor], facts: dict[str, Any]) -> None:
+        self._fill("", weights)
+        self._average.restart()
+        self._average.steps = facts["averaged"]
+        if any(key.startswith("trained/") for key in optimizer):
+            self._fill("trained/", optimizer)
+        for name, p in self._trained():
+            saved = {key: optimizer[f"{key}/{name}"] for key in MOMENTS if f"{key}/{name}" in optimizer}
+            if saved:
+                moments = {key: self._like(t, p) for key, t in saved.items()}
+                self._optimizer.state[p] = moments | {"step": optimizer[f"step/{name}"].to(p.device)}
+        self._scaler.load_state_dict(facts["scaler"] if self._scaler.is_enabled() else {})
 
     def _trained(self) -> list[tuple[str, nn.Parameter]]:
         return [(name, p) for name, p in self._model.named_parameters() if p.requires_grad]
 
     @torch.no_grad()
-    def _fill(self, weights: dict[str, Tensor]) -> None:
-        tensors = self._model.state_dict()
-        self._model.load_state_dict({name: self._like(w, tensors[name]) for name, w in weights.items()})
+    def _fill(self, prefix: str, saved: Mapping[str, Tensor]) -> None:
+        for name, tensor in self._model.state_dict().items():
+            tensor.copy_(self._like(saved[prefix + name], tensor))
 
-    def _gathered(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Whole copies on the CPU, on rank 0; every rank takes part, one tensor at a time."""
-        whole = ((name, self._whole(t.detach())) for name, t in tensors.items())
-        return {name: t.to("cpu", copy=True).contiguous() for name, t in whole if self.rank == 0}
+    def _pieces(self, prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Piece]:
+        pieces = ((name, self._piece(t.detach())) for name, t in tensors.items())
+        return {prefix + name: piece for name, piece in pieces if piece is not None}
 
     def _place(self, model: nn.Module) -> nn.Module:
         """What a training batch goes through."""
@@ -123,8 +126,9 @@ class Single:
         averaged = [*(p for _, p in self._trained()), *(b for b in self._model.buffers() if b.is_floating_point())]
         return [t.detach() for t in averaged]
 
-    def _whole(self, stored: Tensor) -> Tensor:
-        return stored
+    def _piece(self, stored: Tensor) -> Piece | None:
+        """What this rank saves of a tensor."""
+        return Piece.whole(stored) if self.rank == 0 else None
 
     def _like(self, whole: Tensor, stored: Tensor) -> Tensor:
         """What this rank keeps of `whole`, laid out as `stored` is."""
@@ -169,13 +173,19 @@ class Fsdp(Single):
     def _stored(self) -> list[Tensor]:
         return [t.to_local() if isinstance(t, DTensor) else t for t in super()._stored()]
 
-    def _whole(self, stored: Tensor) -> Tensor:
+    def _piece(self, stored: Tensor) -> Piece | None:
         if not isinstance(stored, DTensor):
-            return stored
-        here: Any = stored.to(self.device)  # offloaded ones lie on the CPU, and nccl gathers on GPUs
-        return here.full_tensor()
+            return super()._piece(stored)
+        return Piece.part(stored.to_local().flatten(), self._start(stored), tuple(stored.shape))
 
     def _like(self, whole: Tensor, stored: Tensor) -> Tensor:
         if not isinstance(stored, DTensor):
             return super()._like(whole, stored)
-        return distribute_tensor(whole.to(self.device), stored.device_mesh, stored.placements).to(stored.device)
+        mine = stored.to_local()
+        values = cut(whole, self._start(stored), mine.numel()).view_as(mine).to(mine.device)
+        return DTensor.from_local(values, stored.device_mesh, stored.placements, shape=stored.shape, stride=stored.stride())
+
+    def _start(self, stored: Tensor) -> int:
+        """The first element of this rank's rows. FSDP2 cuts along the first dimension, as torch.chunk does."""
+        rows = stored.shape[0]
+        return min(rows, self.rank * -(-rows // self.world)) * (stored.numel() // max(1, rows))

@@ -1,7 +1,7 @@
 """zero1, zero2, zero3: DeepSpeed shards optimizer state, gradients too, parameters too (Rajbhandari et al. 2020).
 
-DeepSpeed's own checkpoints are tied to the world size and pickled. Here parameters and optimizer state are gathered by name and
-scattered again, so a run goes on at any world size, and under any other strategy. The first use compiles an operator (30 s).
+DeepSpeed's own checkpoints are tied to the world size and pickled. Here each rank saves its share of every tensor by name, so
+a run goes on at any world size, and under any other strategy. The first use compiles an operator (30 s).
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import logging
 import os
 import sysconfig
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,10 @@ from raypipe.train.parallel.average import Average
 from raypipe.train.parallel.blocks import checkpoint_activations
 from raypipe.train.parallel.engine import Criterion, broadcast, micro_batches, parameter_groups, ranks, set_rates
 from raypipe.train.parallel.settings import ParallelConfig
+from raypipe.train.parallel.snapshot import MOMENTS, Piece, Snapshot, cut
 
 log = logging.getLogger("raypipe")
 COMPILES_WITHIN_S = 600.0  # 30 to 100 s, seen on two busy cores
-MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class Zero:
@@ -38,7 +39,6 @@ class Zero:
                 f"zero{stage} shards a model over several workers", got="train.workers=1", fix="Set train.workers=2"
             )
         deepspeed = _deepspeed(device)
-        self._gathered_parameters = deepspeed.zero.GatheredParameters
         self.rank, self.world = ranks()
         self.device, self._cfg, self._stage = device, cfg, stage
         for p in model.parameters():  # DeepSpeed sends parameters as flat bytes: channels_last ones have no such view
@@ -83,45 +83,33 @@ class Zero:
     def set_lr(self, lr: float, epoch: int) -> None:
         set_rates(self._zero.param_groups, lr, epoch, self._cfg)
 
-    def weights(self) -> dict[str, Tensor]:
+    def snapshot(self) -> Snapshot:
         self._release()
         with self._average.showing(mean=True):
-            return self._gathered()
+            weights = self._pieces("")
+        optimizer: dict[str, Piece] = {}
+        if self._cfg.ema:
+            with self._average.showing(mean=False):
+                optimizer |= self._pieces("trained/")
+        optimizer |= self._moments()
+        return Snapshot(weights, optimizer, {"scaler": {}, "averaged": self._average.steps})
 
-    def optimizer_state(self) -> dict[str, Any]:
-        from deepspeed.utils import safe_get_full_optimizer_state
-
+    def load(self, weights: Mapping[str, Tensor], optimizer: Mapping[str, Tensor], facts: dict[str, Any]) -> None:
         self._release()
-        self._link()
-        steps = {s["step"] for s in self._zero.optimizer.state.values() if "step" in s}
-        step = torch.tensor(float(max(steps, default=0)))
-        state = {}
-        for name, p in self._trained() if steps else []:
-            moments = {key: safe_get_full_optimizer_state(p, key) for key in MOMENTS}
-            if self.rank == 0:
-                state[name] = {k: v.to("cpu", copy=True) for k, v in moments.items()} | {"step": step.clone()}
-        with self._average.showing(mean=False):
-            trained = self._gathered() if self._cfg.ema else {}
-        whole = {"state": state, "scaler": {}, "trained": trained, "averaged": self._average.steps}
-        return whole if self.rank == 0 else {}
-
-    def load(self, weights: dict[str, Tensor], optimizer_state: dict[str, Any]) -> None:
-        self._release()
-        self._fill(weights)
+        self._fill("", weights)
         self._average.restart()
-        self._average.steps = optimizer_state.get("averaged", 0)
-        trained = optimizer_state.get("trained")
+        self._average.steps = facts["averaged"]
+        trained = f"trained/{self._saved[0]}" in optimizer
         if trained:
-            self._fill(trained)
-        if state := optimizer_state["state"]:
-            step = next(iter(state.values()))["step"]
+            self._fill("trained/", optimizer)
+        if step := next((optimizer[key] for key in optimizer if key.startswith("step/")), None):
             for flat in self._flat():
                 self._zero.optimizer.state[flat] = {k: torch.zeros_like(flat) for k in MOMENTS} | {"step": step.clone()}
             self._link()
         for name, p in self._trained():
-            self._master(p, (trained or weights)[name])
-            for key in MOMENTS if name in state else ():
-                self._master(p, state[name][key], key)
+            self._master(p, optimizer[f"trained/{name}"] if trained else weights[name])
+            for key in MOMENTS if f"exp_avg/{name}" in optimizer else ():
+                self._master(p, optimizer[f"{key}/{name}"], key)
 
     def _release(self) -> None:
         """DeepSpeed keeps layers gathered that it will use again soon: they would not see weights put in their place."""
@@ -159,32 +147,52 @@ class Zero:
             p.set_full_hp_param(whole.to(self.device), key)  # type: ignore[attr-defined]
             return
         size = self._local(p).numel()  # the last share is padded; DeepSpeed's own setter of whole values overruns there
-        mine = torch.zeros(size, device=self.device)
-        part = whole.flatten()[self.rank * size : (self.rank + 1) * size]
-        mine[: len(part)] = part
-        self._zero.set_local_hp_param(mine, p, key)
+        self._zero.set_local_hp_param(cut(whole, self.rank * size, size).to(self.device), p, key)
 
-    def _gathered(self) -> dict[str, Tensor]:
-        """Whole copies on the CPU, on rank 0; every rank takes part, one parameter at a time."""
-        found: dict[str, Tensor] = {}
+    def _moments(self) -> dict[str, Piece]:
+        """This rank's share of the optimizer's state; none before the first step."""
+        self._link()
+        steps = [float(s["step"]) for s in self._zero.optimizer.state.values() if "step" in s]
+        pieces: dict[str, Piece] = {}
+        for name, p in self._trained() if steps else []:
+            pieces |= {f"{key}/{name}": piece for key in MOMENTS if (piece := self._moment(p, key)) is not None}
+            if self.rank == 0:
+                pieces[f"step/{name}"] = Piece.whole(torch.tensor(max(steps)))
+        return pieces
+
+    def _moment(self, p: nn.Parameter, key: str) -> Piece | None:
+        if self._stage == 3:
+            mine = self._zero.get_local_fp32_param(p, key).flatten()
+            return Piece.part(mine, self.rank * len(mine), tuple(p.ds_shape))  # type: ignore[attr-defined]
+        found = p._hp_mapping  # type: ignore[attr-defined]
+        if found is None:  # all of it lies with other ranks
+            return None
+        start = found.lp_fragment_address.start
+        return Piece.part(found.get_optim_state_fragment(key).flatten(), start, tuple(p.shape))
+
+    def _pieces(self, prefix: str) -> dict[str, Piece]:
         module = self._engine.module
-        for name, p in module.named_parameters():
-            with self._gathered_parameters([p], modifier_rank=None, enabled=self._stage == 3):
-                if self.rank == 0:
-                    found[name] = p.detach().to("cpu", torch.float32, copy=True)
-        found |= {name: b.detach().to("cpu", copy=True) for name, b in module.named_buffers() if self.rank == 0}
-        return {name: found[name] for name in self._saved if name in found}
+        tensors = dict(module.named_parameters()) | dict(module.named_buffers())
+        if self._stage < 3:
+            return {prefix + name: Piece.whole(tensors[name]) for name in self._saved if self.rank == 0}
+        pieces = {prefix + name: self._piece(tensors[name]) for name in self._saved}
+        return {name: piece for name, piece in pieces.items() if piece is not None}
+
+    def _piece(self, t: Tensor) -> Piece | None:
+        if not isinstance(t, nn.Parameter):
+            return Piece.whole(t) if self.rank == 0 else None
+        mine = self._local(t)
+        return Piece.part(mine, self.rank * mine.numel(), tuple(t.ds_shape))  # type: ignore[attr-defined]
 
     @torch.no_grad()
-    def _fill(self, weights: dict[str, Tensor]) -> None:
+    def _fill(self, prefix: str, saved: Mapping[str, Tensor]) -> None:
         module = self._engine.module
         for name, p in module.named_parameters():
-            with self._gathered_parameters([p], modifier_rank=0, enabled=self._stage == 3):
-                if self._stage < 3 or self.rank == 0:
-                    p.copy_(weights[name])
+            mine, whole = self._local(p), saved[prefix + name]
+            mine.copy_(whole if self._stage < 3 else cut(whole, self.rank * mine.numel(), mine.numel()))
         for name, b in module.named_buffers():
-            if name in weights:
-                b.copy_(weights[name])
+            if name in self._saved:
+                b.copy_(saved[prefix + name])
 
 
 def _config(stage: int, cfg: ParallelConfig, world: int, dtype: torch.dtype) -> dict[str, Any]:

@@ -1,0 +1,87 @@
+"""What one rank of a training does, wherever it runs: this process, a trial of a search, a worker of a cluster."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from raypipe.feed.feed import Feed, Source, fetch
+from raypipe.models.tasks import Task
+from raypipe.models.zoo import Head, ImageModel, ModelConfig
+from raypipe.train import checkpoint, parallel
+from raypipe.train.job import TrainJob
+from raypipe.train.loop import LoopState, Report, fit
+from raypipe.train.notice import Notice
+from raypipe.train.objective import Objective
+
+log = logging.getLogger("raypipe")
+SaveEngine = Callable[[LoopState, parallel.Engine], None]
+
+
+@dataclass(frozen=True)
+class Data:
+    """What every rank and every trial trains on. `features` says that inputs are a frozen backbone's outputs."""
+
+    classes: tuple[str, ...]
+    features: bool
+    train: Source
+    val: Source
+
+
+def train_rank(
+    job: TrainJob, data: Data, resume: Path | None, save: SaveEngine, report: Report, told: Callable[[], bool] | None = None
+) -> LoopState:
+    """Build the model and the feed, resume from a checkpoint that verified, and fit. Every rank calls `save`.
+
+    When any rank is `told` to leave, all save the step they are in and return an unfinished state.
+    """
+    torch.manual_seed(job.run.seed)
+    cfg = job.train
+    labels_N = fetch(data.train.rows).labels_N
+    task = Task(job.model.task, data.classes)
+    objective = Objective.of(task, labels_N, cfg.class_weights, cfg.label_smoothing, cfg.focal_gamma)
+    model = trainable(job.model, data, objective)
+    engine = parallel.build(model, cfg)
+    state = LoopState()
+    if resume is not None:
+        saved = checkpoint.read(resume, verified=True)
+        engine.load(saved.weights, saved.optimizer, saved.facts)
+        state = saved.state
+    feed = Feed(data.train, data.val, cfg.batch_size, job.run.seed, engine.rank, engine.world, engine.device)
+    try:
+        return fit(
+            engine,
+            feed,
+            objective.to(engine.device),
+            cfg,
+            job.augment,
+            state,
+            report,
+            lambda state: save(state, engine),
+            job.run.seed,
+            Notice(told, engine.device, engine.world) if told else lambda: False,
+        )
+    finally:
+        feed.close()
+        if feed.replaced:
+            log.warning("%d broken images were replaced by their neighbours", feed.replaced)
+
+
+def trainable(model: ModelConfig, data: Data, objective: Objective) -> nn.Module:
+    """The module to optimise: the head alone on frozen features, standardised by the training set, or the whole model."""
+    whole: ImageModel | None = None
+    if data.features:
+        inputs = fetch(data.train.inputs)
+        head = Head(inputs.shape[1], len(data.classes), model.dropout, scaled=model.task == "regression")
+        head.standardise_by(torch.from_numpy(inputs.mean(0)), torch.from_numpy(inputs.std(0)))
+    else:
+        whole = ImageModel(model, len(data.classes))
+        head = whole.head
+    if head.scaled:
+        head.scale_by(objective.mean, objective.spread)
+    return whole or head

@@ -1,0 +1,128 @@
+"""When a checkpoint is there, which are kept, and that a disk without room stops the run and spoils nothing."""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from raypipe.errors import RaypipeError
+from raypipe.train import checkpoint, saving
+from raypipe.train.loop import LoopState, TrainConfig
+from raypipe.train.parallel import Snapshot
+from raypipe.train.parallel.snapshot import Piece
+from raypipe.train.rank import train_rank
+from raypipe.train.saving import Saver
+from raypipe.train.stopping import StoppingConfig
+
+from .test_loop import Recorder, job, pixels
+
+
+class Weight:
+    """An engine of one weight, which every step changes in place."""
+
+    rank, world = 0, 1
+
+    def __init__(self, size: int = 1) -> None:
+        self.weight = torch.zeros(size)
+
+    def snapshot(self) -> Snapshot:
+        return Snapshot({"weight": Piece.whole(self.weight)})
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(p.name for p in folder.glob("epoch-*"))
+
+
+def test_written_behind_it_holds_the_step_it_was_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The writer is held until the weights have changed: what is written is the copy."""
+    go_on, write_part = threading.Event(), checkpoint.write_part
+
+    def waits(*args: Any) -> None:
+        assert go_on.wait(10)
+        write_part(*args)
+
+    monkeypatch.setattr(checkpoint, "write_part", waits)
+    engine: Any = Weight()
+    with Saver(tmp_path, TrainConfig(checkpoint_async=True)) as save:
+        save(LoopState(step=1), engine)
+        engine.weight += 1
+        assert names(tmp_path) == []
+        go_on.set()
+        save(LoopState(step=2), engine)
+        assert checkpoint.read(tmp_path / checkpoint.name(0, 1)).weights["weight"] == 0
+    assert checkpoint.read(tmp_path / checkpoint.name(0, 2)).weights["weight"] == 1
+
+
+def test_what_the_writer_raised_is_raised_by_the_next_save_or_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*args: Any) -> None:
+        raise OSError("no")
+
+    monkeypatch.setattr(checkpoint, "write_part", fails)
+    engine: Any = Weight()
+    with Saver(tmp_path, TrainConfig(checkpoint_async=True)) as save:
+        save(LoopState(step=1), engine)
+        with pytest.raises(RaypipeError, match=r"A checkpoint could not be written: no"):
+            save(LoopState(step=2), engine)
+    with (
+        pytest.raises(RaypipeError, match=r"could not be written"),
+        Saver(tmp_path, TrainConfig(checkpoint_async=True)) as save,
+    ):
+        save(LoopState(step=1), engine)
+
+
+@pytest.mark.parametrize("behind", [False, True])
+def test_a_run_ends_with_the_same_weights_however_it_saves(tmp_path: Path, behind: bool) -> None:
+    told = Recorder(tmp_path / "whole")
+    train_rank(job(epochs=2), pixels(), None, told.save, told.report)
+    mine = job(epochs=2, checkpoint_steps=1, checkpoint_async=behind)
+    with Saver(tmp_path / "mine", mine.train) as save:
+        train_rank(mine, pixels(), None, save, told.report)
+    found = checkpoint.read(tmp_path / "mine" / checkpoint.name(2))
+    assert all(torch.equal(found.weights[name], weight) for name, weight in told.weights.items())
+
+
+@pytest.mark.parametrize(
+    ("metric", "count", "epochs"), [("val_accuracy", 1, {2}), ("val_accuracy", 2, {2, 4}), ("val_loss", 2, {1, 3, 2})]
+)
+def test_the_best_are_kept(metric: Any, count: int, epochs: set[int]) -> None:
+    """Of equals the earlier; NaN never; and always the one that the run calls best."""
+    accuracies, losses = [0.5, 0.9, float("nan"), 0.9], [0.1, 0.6, 0.2, float("nan")]
+    history = [{"val_accuracy": a, "val_loss": b} for a, b in zip(accuracies, losses, strict=True)]
+    state = LoopState(epoch=4, best=0.9, best_epoch=1, history=history)
+    assert saving.kept(state, StoppingConfig(metric=metric), count) == {checkpoint.name(epoch) for epoch in epochs}
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)], check=False).returncode:
+        pytest.skip("only root may mount a small disk")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("behind", [False, True])
+def test_a_full_disk_stops_the_run_and_keeps_what_was_saved(small_disk: Path, behind: bool) -> None:
+    small: Any = Weight(60_000)  # 240 kB
+    cfg = TrainConfig(checkpoint_async=behind)
+    with Saver(small_disk, cfg) as save:
+        save(LoopState(step=1), small)
+    filler = small_disk / "filler"
+    filler.write_bytes(bytes(600_000))
+    says = r"could not be written.*[Ss]pace.*Earlier ones are kept. Make room"
+    with pytest.raises(RaypipeError, match=says) as raised, Saver(small_disk, cfg) as save:
+        save(LoopState(step=2), small)
+    assert "os error 28" in str(raised.value) or "Errno 28" in str(raised.value)  # ENOSPC: the fault fired
+    assert saving.newest(small_disk) == small_disk / checkpoint.name(0, 1) and names(small_disk) == [checkpoint.name(0, 1)]
+    filler.unlink()
+    with Saver(small_disk, cfg) as save:
+        save(LoopState(step=2), small)
+    assert saving.newest(small_disk) == small_disk / checkpoint.name(0, 2)
