@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console as Rich
 from rich.logging import RichHandler
@@ -28,8 +28,14 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from raypipe.train.loop import LoopState
+    from raypipe.train.meter import Position
 
 PLAIN_EVERY_S = 5.0
+PACE_AFTER_S = 2.0  # before, what is left would be a guess
 LOG_WIDTH = 140  # columns, where there is no terminal to ask
 
 
@@ -49,8 +55,8 @@ class Console:
     def say(self, text: str) -> None:
         """A line about what is going on, with the time since the start."""
         seconds = int(time.monotonic() - self._started)
-        self.err.print(f"[dim]{seconds // 60:d}:{seconds % 60:02d}[/dim] ", end="")
-        self.err.print(text, markup=False, soft_wrap=True)
+        stamp = (f"{seconds // 60:d}:{seconds % 60:02d}", "dim")
+        self.err.print(Text.assemble(stamp, " ", text), soft_wrap=True)  # in one piece, or a moving bar comes between
 
     def heading(self, text: str) -> None:
         if self.err.is_terminal:
@@ -93,6 +99,17 @@ class Console:
 
         yield plain
 
+    @contextmanager
+    def training(self, epochs: int, metric: str) -> Iterator[Training]:
+        """`with console.training(20, "val_loss") as told: trainer.run(job, progress=told.epoch, steps=told.step)`."""
+        if not self.err.is_terminal:
+            yield Training(self, epochs, metric)
+            return
+        # Drawn twice a second: rich's ten times would take 2 % of a core from the training.
+        columns = (SpinnerColumn(), BarColumn(), TextColumn("{task.description}", markup=False))
+        with Progress(*columns, console=self.err, transient=True, refresh_per_second=2) as bar:
+            yield Training(self, epochs, metric, bar)
+
     def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         table = Table(
             title=title,
@@ -122,6 +139,44 @@ class Console:
             print(json.dumps(result, default=plain_value), flush=True)
 
 
+class Training:
+    """What people see of a training: a line an epoch, with what is left, and on a terminal a bar that moves with the steps."""
+
+    def __init__(self, console: Console, epochs: int, metric: str, bar: Progress | None = None) -> None:
+        self._console, self._epochs, self._metric, self._bar = console, epochs, metric, bar
+        self._task = bar.add_task("preparing", total=None) if bar else None
+        self._since: tuple[float, float] | None = None  # when we first heard, and the share that was done by then
+        self._judged = ""
+
+    def step(self, at: Position) -> None:
+        """About once a second."""
+        done = (at.epoch + at.step / at.steps) / self._epochs
+        left = self._left(done)
+        if self._bar is not None and self._task is not None:
+            parts = (
+                f"epoch {at.epoch + 1} of {self._epochs}",
+                f"step {at.step} of {at.steps}",
+                f"{at.images_per_s:,.0f} images/s",
+                self._judged,
+                left,
+            )
+            self._bar.update(self._task, completed=done, total=1.0, description=" · ".join(p for p in parts if p))
+
+    def epoch(self, metrics: Mapping[str, float], state: LoopState) -> None:
+        learned = [f"{k} {v:.4f}" for k, v in metrics.items() if k.startswith(("val_", "train_"))]
+        parts = (*learned, f"{metrics['images_per_s']:,.0f} images/s", self._left(state.epoch / self._epochs))
+        self._judged = f"{self._metric} {metrics[self._metric]:.4f}"
+        self._console.say(f"epoch {state.epoch:>3} of {self._epochs}  {' · '.join(p for p in parts if p)}")
+
+    def _left(self, done: float) -> str:
+        """At the pace so far, if no stopping rule ends it earlier."""
+        now = time.monotonic()
+        began, share = self._since = self._since or (now, done)
+        if done >= 1 or done <= share or now - began < PACE_AFTER_S:
+            return ""
+        return f"{_duration((now - began) / (done - share) * (1 - done))} left"
+
+
 def plain_value(value: Any) -> Any:
     """Dataclasses, paths and dates as JSON."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -133,6 +188,13 @@ def plain_value(value: Any) -> Any:
 
 def _describe(label: str, more: Sequence[float]) -> str:
     return f"{label}, best so far {more[0]:.3f}" if more and more[0] == more[0] else label
+
+
+def _duration(seconds: float) -> str:
+    minutes = round(seconds / 60)
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"
 
 
 def _cell(value: Any) -> str:

@@ -21,8 +21,8 @@ from raypipe.tables import clean as cleaning
 from raypipe.tables.ingest import ingest as ingest_images
 from raypipe.tables.table import ImageTable, TableConfig
 from raypipe.train import trainer
+from raypipe.train.job import TrainResult
 from raypipe.train.launch import check_workers
-from raypipe.train.loop import LoopState
 from raypipe.train.publish import publish
 from raypipe.watch import retrain as loop
 from raypipe.watch.check import CheckResult
@@ -73,15 +73,12 @@ def train(job: Job, console: Console) -> Result:
     store = tracking.open_store(job.run, job.registry)  # a wrong address must not cost a training
     console.say(f"Training {job.model.name} ({job.model.mode}) with {job.train.workers} worker{'s' * (job.train.workers > 1)}")
 
-    def epoch(metrics: Mapping[str, float], state: LoopState) -> None:
-        rest = " · ".join(f"{k} {v:.4f}" for k, v in metrics.items() if k != "images_per_s")
-        console.say(f"epoch {state.epoch:>3} of {job.train.epochs}  {rest} · {metrics['images_per_s']:,.0f} images/s")
-
-    result = trainer.run(job, progress=epoch)
+    with console.training(job.train.epochs, job.train.stopping.metric) as told:
+        result = trainer.run(job, progress=told.epoch, steps=told.step)
     version = publish(store, job, result, "train")
     champion = crown_first(store, version)
     ended = {"best epoch": result.best_epoch + 1, "stopped": result.stopped or f"after all {job.train.epochs} epochs"}
-    console.facts(_outcome(result.metrics, version, champion, store) | ended)
+    console.facts(_outcome(result.metrics, version, champion, store) | ended | _cost(job, result))
     return {
         "model": str(version),
         "champion": str(champion),
@@ -243,6 +240,27 @@ def _check(job: Job, console: Console) -> CheckResult:
 
 def _batch(job: Job) -> TableConfig:
     return job.predict.table or job.watch.batch or job.table
+
+
+PHASES = ("data", "augment", "forward", "backward", "optimizer", "other")
+
+
+def _cost(job: Job, result: TrainResult) -> dict[str, Any]:
+    """What the last epoch's steps took, and where to look further."""
+    last, folder = result.history[-1], job.folder(result.key)
+    facts: dict[str, Any] = {}
+    if last.get("step_s"):
+        shares = [f"{p} {last[f'{p}_s'] / last['step_s']:.0%}" for p in PHASES if f"{p}_s" in last]
+        waited = [f"communication {last['communication_s'] / last['step_s']:.0%} (in backward)"] * ("communication_s" in last)
+        facts["a step"] = f"{last['step_s'] * 1000:,.1f} ms: {', '.join(shares + waited)}"
+    units = {"mfu": ".1%", "gflops_per_s": ",.0f", "gpu_memory_mb": ",.0f", "cpu_memory_mb": ",.0f"}
+    facts["a worker"] = {name: format(last[name], unit) for name, unit in units.items() if name in last}
+    if job.train.tensorboard:
+        facts["tensorboard"] = f"tensorboard --logdir {folder / 'tensorboard'}"
+    if job.train.profile:
+        traces = sorted((folder / "profile").glob("*.json"))
+        facts["profile"] = traces or f"none: the run had finished before, or it never came to {job.train.profile}"
+    return facts
 
 
 def _outcome(metrics: Mapping[str, float], version: ModelVersion, champion: ModelVersion, store: Store) -> dict[str, Any]:

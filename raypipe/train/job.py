@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from pydantic import model_validator
 
@@ -65,12 +66,17 @@ class TrainJob(Section):
             self.run.seed,
         )
 
+    def folder(self, key: str) -> Path:
+        """What the run of that key keeps: config.yaml, checkpoints/, result.json; profile/ and tensorboard/ if asked for."""
+        return self.run.path / "train" / key
+
 
 _HOW: dict[str, set[str]] = {
     "feed": {"carrier", "cache_mb", "threads", "prefetch", "trace"},
     "train": {
         *("workers", "gpu", "timeout_s", "max_failures", "checkpoint_steps", "checkpoint_async", "keep_best"),
         *("strategy", "offload", "activation_checkpointing", "compile", "channels_last"),
+        *("profile", "tensorboard"),
     },
 }
 

@@ -21,7 +21,8 @@ import torch
 from raypipe.errors import ClusterError, RaypipeError
 from raypipe.train.job import TrainJob
 from raypipe.train.loop import LoopState, Report, TrainConfig
-from raypipe.train.rank import Data, train_rank
+from raypipe.train.meter import Position, Tell
+from raypipe.train.rank import Data, meter_of, train_rank
 from raypipe.train.saving import Saver, agreed_newest
 
 log = logging.getLogger("raypipe")
@@ -45,19 +46,19 @@ def wants_gpu(cfg: TrainConfig, resources: dict[str, float]) -> bool:
     return resources.get("GPU", 0) > 0 if cfg.gpu == "auto" else cfg.gpu
 
 
-def on_workers(job: TrainJob, data: Data, checkpoints: Path, leave: Path, progress: Report) -> LoopState:
+def on_workers(job: TrainJob, data: Data, checkpoints: Path, leave: Path, progress: Report, steps: Tell) -> LoopState:
     """The state the training ended with. Ends early, and unfinished, when the file `leave` appears.
 
     Raises RaypipeError when more workers failed than `train.max_failures`.
     """
     while True:
-        state = _attempt(job, data, checkpoints, leave, progress)
+        state = _attempt(job, data, checkpoints, leave, progress, steps)
         if state.finished(job.train.epochs) or leave.exists():
             return state
         log.info("A node is being taken away: going on elsewhere from epoch %d, step %d", state.epoch, state.step)
 
 
-def _attempt(job: TrainJob, data: Data, checkpoints: Path, leave: Path, progress: Report) -> LoopState:
+def _attempt(job: TrainJob, data: Data, checkpoints: Path, leave: Path, progress: Report, steps: Tell) -> LoopState:
     from ray.train import FailureConfig, ScalingConfig, TrainingFailedError
     from ray.train import RunConfig as RayRunConfig
     from ray.train.torch import TorchConfig, TorchTrainer
@@ -89,7 +90,7 @@ def _attempt(job: TrainJob, data: Data, checkpoints: Path, leave: Path, progress
         ),
     )
     try:
-        with _relayed(epochs, progress):
+        with _relayed(epochs, progress, steps):
             result = trainer.fit()
     except TrainingFailedError as e:  # of the errors of all ranks, ours says most; a rank that only lost its peers says least
         causes = [getattr(c, "_base_exc", c) for c in getattr(e, "worker_failures", {}).values()]
@@ -101,8 +102,8 @@ def _attempt(job: TrainJob, data: Data, checkpoints: Path, leave: Path, progress
 
 
 @contextmanager
-def _relayed(epochs: Any, progress: Report) -> Iterator[None]:
-    """Tell `progress` of each epoch that rank 0 puts into the queue, while the block runs."""
+def _relayed(epochs: Any, progress: Report, steps: Tell) -> Iterator[None]:
+    """Tell `progress` of each epoch that rank 0 puts into the queue, and `steps` of positions, while the block runs."""
     from ray.util.queue import Empty
 
     done = threading.Event()
@@ -110,9 +111,13 @@ def _relayed(epochs: Any, progress: Report) -> Iterator[None]:
     def relay() -> None:
         while not done.is_set() or epochs.qsize():
             try:
-                progress(*epochs.get(timeout=0.5))
+                told = epochs.get(timeout=0.5)
             except Empty:
                 continue
+            if isinstance(told, Position):
+                steps(told)
+            else:
+                progress(*told)
 
     thread = threading.Thread(target=relay, daemon=True)
     thread.start()
@@ -133,15 +138,21 @@ def rank(config: dict[str, Any]) -> dict[str, Any]:
     if device.type == "cuda":
         torch.cuda.set_device(device)  # Ray shows a worker all GPUs of its node
     job, checkpoints = TrainJob.model_validate(config["job"]), Path(config["checkpoints"])
+    queue, first = config["epochs"], ray.train.get_context().get_world_rank() == 0
 
     def report(metrics: dict[str, float], state: LoopState) -> None:
-        if ray.train.get_context().get_world_rank() == 0:
-            config["epochs"].put((metrics, state))
+        if first:
+            queue.put((metrics, state))
         ray.train.report(metrics)
 
+    def tell(position: Position) -> None:
+        queue.actor.put_nowait.remote(position)  # nobody waits for the answer: a step must not
+
+    meter = meter_of(job, checkpoints.parent, tell if first else None)
     with Saver(checkpoints, job.train) as saver:
         resume = agreed_newest(checkpoints)
-        return train_rank(job, config["data"], resume, saver, report, _Told(Path(config["leave"]))).to_dict()
+        told = _Told(Path(config["leave"]))
+        return train_rank(job, config["data"], resume, saver, report, told, meter).to_dict()
 
 
 class _Told:

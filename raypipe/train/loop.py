@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
-from pydantic import Field
+from pydantic import Field, field_validator
 from torch import Tensor
 
 from raypipe.feed.feed import Feed
@@ -25,6 +25,7 @@ from raypipe.images.mix import mix
 from raypipe.train.losses import ClassWeights
 from raypipe.train.objective import Objective
 from raypipe.train.parallel import Engine, ParallelConfig
+from raypipe.train.profile import steps_of
 from raypipe.train.schedule import Scaling, ScheduleName, factor, scaled
 from raypipe.train.stopping import StoppingConfig, improved, why_stop
 
@@ -34,7 +35,8 @@ class TrainConfig(ParallelConfig):
 
     A checkpoint is written after every epoch, and every `checkpoint_steps` steps where that is set. `warmup` is a share of
     the training (null: 0.05, for one_cycle 0.3). `lr_batch` is the batch size that `lr` is meant for: with another one the
-    rate is scaled by `lr_scaling` (null: it is not).
+    rate is scaled by `lr_scaling` (null: it is not). `profile: step:10-13` traces these steps, `tensorboard: true` writes
+    event files, both into the run's folder.
     """
 
     workers: int = Field(default=1, ge=1)
@@ -53,6 +55,15 @@ class TrainConfig(ParallelConfig):
     timeout_s: float = Field(default=120.0, gt=0)
     max_failures: int = Field(default=1, ge=0)
     gpu: bool | Literal["auto"] = "auto"
+    profile: str | None = None
+    tensorboard: bool = False
+
+    @field_validator("profile")
+    @classmethod
+    def _steps(cls, profile: str | None) -> str | None:
+        if profile is not None:
+            steps_of(profile)
+        return profile
 
 
 @dataclass
@@ -103,7 +114,7 @@ def fit(
         started, before = time.perf_counter(), state.seen
         losses = torch.tensor(state.loss_sum, dtype=torch.float64, device=engine.device)
         engine.train()
-        for batch in feed.train(state.epoch, state.step):
+        for batch in engine.meter.steps(feed, state.epoch, state.step):
             done = state.epoch * feed.steps + state.step
             engine.set_lr(lr * factor(cfg.schedule, done, cfg.epochs * feed.steps, cfg.warmup), state.epoch)
             torch.manual_seed(_seed(seed, state.epoch, state.step, engine.rank))  # dropout: a resume draws what this run would
@@ -126,6 +137,7 @@ def fit(
         metrics |= {
             "train_loss": state.loss_sum / max(1, state.seen),
             "images_per_s": (state.seen - before) * engine.world / (time.perf_counter() - started),
+            **engine.meter.epoch(),
         }
         if improved(metrics[rule.metric], state.best, rule.mode, rule.min_delta):
             state.best, state.best_epoch = metrics[rule.metric], state.epoch

@@ -14,10 +14,13 @@ from raypipe.feed.feed import Feed, Source, fetch
 from raypipe.models.tasks import Task
 from raypipe.models.zoo import Head, ImageModel, ModelConfig
 from raypipe.train import checkpoint, parallel
+from raypipe.train.flops import flops_per_image
 from raypipe.train.job import TrainJob
 from raypipe.train.loop import LoopState, Report, fit
+from raypipe.train.meter import Meter, Tell
 from raypipe.train.notice import Notice
 from raypipe.train.objective import Objective
+from raypipe.train.profile import profiler
 
 log = logging.getLogger("raypipe")
 SaveEngine = Callable[[LoopState, parallel.Engine], None]
@@ -34,11 +37,18 @@ class Data:
 
 
 def train_rank(
-    job: TrainJob, data: Data, resume: Path | None, save: SaveEngine, report: Report, told: Callable[[], bool] | None = None
+    job: TrainJob,
+    data: Data,
+    resume: Path | None,
+    save: SaveEngine,
+    report: Report,
+    told: Callable[[], bool] | None = None,
+    meter: Meter | None = None,
 ) -> LoopState:
     """Build the model and the feed, resume from a checkpoint that verified, and fit. Every rank calls `save`.
 
-    When any rank is `told` to leave, all save the step they are in and return an unfinished state.
+    When any rank is `told` to leave, all save the step they are in and return an unfinished state. FLOPs are counted for a
+    `meter` alone: trials have none, and many are shorter than the counting.
     """
     torch.manual_seed(job.run.seed)
     cfg = job.train
@@ -46,7 +56,9 @@ def train_rank(
     task = Task(job.model.task, data.classes)
     objective = Objective.of(task, labels_N, cfg.class_weights, cfg.label_smoothing, cfg.focal_gamma)
     model = trainable(job.model, data, objective)
-    engine = parallel.build(model, cfg)
+    if meter is not None:
+        meter.flops = flops_per_image(model, _example(job, data))
+    engine = parallel.build(model, cfg, meter)
     state = LoopState()
     if resume is not None:
         saved = checkpoint.read(resume, verified=True)
@@ -68,8 +80,22 @@ def train_rank(
         )
     finally:
         feed.close()
+        engine.meter.close()
         if feed.replaced:
             log.warning("%d broken images were replaced by their neighbours", feed.replaced)
+
+
+def meter_of(job: TrainJob, folder: Path, tell: Tell | None) -> Meter:
+    """A meter for this rank, which profiles what the job asks for into the run's folder."""
+    wanted = job.train.profile
+    return Meter(tell, profiler(wanted, folder / "profile", parallel.ranks()[0]) if wanted else None)
+
+
+def _example(job: TrainJob, data: Data) -> torch.Tensor:
+    """The shape of one input, without its values."""
+    if data.features:
+        return torch.empty((1, *fetch(data.train.inputs).shape[1:]), device="meta")
+    return torch.empty((1, job.model.pixels, job.model.pixels, 3), dtype=torch.uint8, device="meta")
 
 
 def trainable(model: ModelConfig, data: Data, objective: Objective) -> nn.Module:

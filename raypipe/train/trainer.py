@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -24,17 +25,23 @@ from raypipe.feed.features import feature_sources
 from raypipe.feed.feed import Feed, fetch
 from raypipe.models.zoo import ImageModel
 from raypipe.registry.package import Reference
-from raypipe.train import checkpoint
+from raypipe.train import board, checkpoint
 from raypipe.train.job import TrainJob, TrainResult
 from raypipe.train.launch import check_workers, on_workers
 from raypipe.train.loop import LoopState, Report
+from raypipe.train.meter import Tell
 from raypipe.train.notice import on_sigterm
-from raypipe.train.rank import Data, train_rank
+from raypipe.train.rank import Data, meter_of, train_rank
 from raypipe.train.saving import Saver, newest
 
 
-def run(job: TrainJob, classes: tuple[str, ...] | None = None, progress: Report = lambda metrics, state: None) -> TrainResult:
-    """Train as `job` says on the pinned version of its table.
+def run(
+    job: TrainJob,
+    classes: tuple[str, ...] | None = None,
+    progress: Report = lambda metrics, state: None,
+    steps: Tell = lambda position: None,
+) -> TrainResult:
+    """Train as `job` says on the pinned version of its table. `progress` hears of each epoch, `steps` once a second.
 
     SIGTERM makes it save the step it is in and stop; the same command goes on from there. Raises DataError, ClusterError, or
     RaypipeError when a worker died or the run was stopped.
@@ -42,7 +49,7 @@ def run(job: TrainJob, classes: tuple[str, ...] | None = None, progress: Report 
     check_workers(job.train, ray.cluster_resources())
     pinned = pin(job.table, job.feed, classes, job.model.task)
     key = job.training_key(pinned.version)
-    folder = job.run.path / "train" / key
+    folder = job.folder(key)
     finished = folder / "result.json"
     if finished.exists():
         return _result(key, pinned, json.loads(finished.read_text()), 0.0)
@@ -50,7 +57,8 @@ def run(job: TrainJob, classes: tuple[str, ...] | None = None, progress: Report 
     started = time.perf_counter()
     data = prepare(job, pinned)
     checkpoints = folder / "checkpoints"
-    state = _train(job, data, checkpoints, progress)
+    with board.recorded(folder / "tensorboard", progress) if job.train.tensorboard else nullcontext(progress) as report:
+        state = _train(job, data, checkpoints, report, steps)
     best = checkpoints / checkpoint.name(state.best_epoch + 1)
     outcome: dict[str, Any] = {"history": state.history, "best_epoch": state.best_epoch, "checkpoint": str(best)}
     outcome["stopped"] = state.stopped
@@ -70,15 +78,16 @@ def run(job: TrainJob, classes: tuple[str, ...] | None = None, progress: Report 
     return _result(key, pinned, outcome, time.perf_counter() - started)
 
 
-def _train(job: TrainJob, data: Data, checkpoints: Path, progress: Report) -> LoopState:
+def _train(job: TrainJob, data: Data, checkpoints: Path, progress: Report, steps: Tell) -> LoopState:
     leave = checkpoints.with_name("leave")  # a file, because workers may be on other nodes
     leave.unlink(missing_ok=True)
     with on_sigterm(leave.touch):
         if job.train.workers == 1:
             with Saver(checkpoints, job.train) as saver:
-                state = train_rank(job, data, newest(checkpoints), saver, progress, leave.exists)
+                meter = meter_of(job, checkpoints.parent, steps)
+                state = train_rank(job, data, newest(checkpoints), saver, progress, leave.exists, meter)
         else:
-            state = on_workers(job, data, checkpoints, leave, progress)
+            state = on_workers(job, data, checkpoints, leave, progress, steps)
     if not state.finished(job.train.epochs):
         raise RaypipeError(
             "Stopped on request", got="SIGTERM", rule=f"Epoch {state.epoch + 1}, step {state.step} is saved", fix="Run it again"

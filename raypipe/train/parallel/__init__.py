@@ -18,24 +18,27 @@ import torch
 from torch import nn
 
 from raypipe.errors import ConfigError
+from raypipe.train.meter import Meter
 from raypipe.train.parallel.engine import Criterion, Engine, compute_dtype, ranks
 from raypipe.train.parallel.memory import ADAMW, Choice, choose
 from raypipe.train.parallel.norms import synchronise
 from raypipe.train.parallel.settings import ParallelConfig
 from raypipe.train.parallel.snapshot import Snapshot
 
-__all__ = ["Choice", "Criterion", "Engine", "ParallelConfig", "Snapshot", "build", "choose"]
+__all__ = ["Choice", "Criterion", "Engine", "ParallelConfig", "Snapshot", "build", "choose", "ranks"]
 
 log = logging.getLogger("raypipe")
 
 
-def build(model: nn.Module, cfg: ParallelConfig) -> Engine:
-    """The engine for this rank. `auto` chooses by memory, and rank 0 says why."""
+def build(model: nn.Module, cfg: ParallelConfig, meter: Meter | None = None) -> Engine:
+    """The engine for this rank, timed by `meter`. `auto` chooses by memory, and rank 0 says why."""
     from raypipe.train.parallel.native import Ddp, Fsdp, Single
 
     device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
     dtype = compute_dtype(cfg.precision, device)
     world = ranks()[1]
+    meter = meter or Meter()
+    meter.on(device, dtype, world)
     if cfg.sync_bn:
         model = synchronise(model, device, world)
     if cfg.strategy == "auto":
@@ -43,11 +46,11 @@ def build(model: nn.Module, cfg: ParallelConfig) -> Engine:
     if cfg.strategy.startswith("zero"):
         from raypipe.train.parallel.zero import Zero
 
-        return Zero(int(cfg.strategy[-1]), model, cfg, device, dtype)
+        return Zero(int(cfg.strategy[-1]), model, cfg, device, dtype, meter)
     if cfg.strategy == "single" and world > 1:
         raise ConfigError("single trains on one worker", got=f"train.workers={world}", fix="Set train.strategy=ddp")
     native = Fsdp if cfg.strategy == "fsdp" else Ddp if world > 1 else Single
-    return native(model, cfg, device, dtype)
+    return native(model, cfg, device, dtype, meter)
 
 
 def _decided(model: nn.Module, cfg: ParallelConfig, device: torch.device) -> ParallelConfig:

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from raypipe.models import depth
+from raypipe.train.meter import Meter
 from raypipe.train.parallel.settings import ParallelConfig
 from raypipe.train.parallel.snapshot import Snapshot
 
@@ -20,13 +21,15 @@ Criterion = Callable[[Tensor, Tensor], Tensor]  # (logits_BC, targets) -> the ba
 class Engine(Protocol):
     """A model, its optimizer and the ranks they span. Every rank calls everything.
 
-    step: forward, backward and one update by this rank's share of a global batch; returns the share's mean loss.
+    step: forward, backward and one update by this rank's share of a global batch; returns the share's mean loss. Tells the
+    meter where each of them ends.
     snapshot, load: this rank's share of everything, and the way back from whole tensors. Neither asks the other ranks.
     """
 
     rank: int
     world: int
     device: torch.device
+    meter: Meter
 
     def train(self) -> None: ...
     def eval(self) -> None: ...

@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from raypipe.errors import ConfigError
+from raypipe.train.meter import Meter
 from raypipe.train.parallel.average import Average
 from raypipe.train.parallel.blocks import checkpoint_activations
 from raypipe.train.parallel.engine import Criterion, broadcast, micro_batches, parameter_groups, ranks, set_rates
@@ -33,14 +34,16 @@ COMPILES_WITHIN_S = 600.0  # 30 to 100 s, seen on two busy cores
 class Zero:
     """One of DeepSpeed's stages. Under zero3 every forward gathers layer by layer: all ranks call it equally often."""
 
-    def __init__(self, stage: int, model: nn.Module, cfg: ParallelConfig, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self, stage: int, model: nn.Module, cfg: ParallelConfig, device: torch.device, dtype: torch.dtype, meter: Meter
+    ) -> None:
         if not dist.is_initialized():
             raise ConfigError(
                 f"zero{stage} shards a model over several workers", got="train.workers=1", fix="Set train.workers=2"
             )
         deepspeed = _deepspeed(device)
         self.rank, self.world = ranks()
-        self.device, self._cfg, self._stage = device, cfg, stage
+        self.device, self.meter, self._cfg, self._stage = device, meter, cfg, stage
         for p in model.parameters():  # DeepSpeed sends parameters as flat bytes: channels_last ones have no such view
             p.data = p.data.contiguous()
         broadcast([*model.parameters(), *model.buffers()], self.world)
@@ -70,14 +73,19 @@ class Zero:
         return self._engine(inputs).float()  # type: ignore[no-any-return]
 
     def step(self, inputs: Tensor, targets: Tensor, criterion: Criterion) -> Tensor:
+        self.meter.lap("augment")
         total = torch.zeros((), device=self.device)
         for part, wanted, share, last in micro_batches(inputs, targets, self._cfg.accumulate):
             self._engine.set_gradient_accumulation_boundary(last)
             loss = criterion(self.forward(part), wanted) * share
+            self.meter.lap("forward")
             self._engine.backward(loss, scale_wrt_gas=False)  # the share is in the loss already
+            self.meter.lap("backward")
             self._engine.step()
+            self.meter.lap("optimizer")
             total += loss.detach()
         self._average.update()
+        self.meter.lap("optimizer")
         return total
 
     def set_lr(self, lr: float, epoch: int) -> None:
