@@ -48,6 +48,7 @@ def publish(store: Store, job: TrainJob, result: TrainResult, name: str, childre
     run_id = tracking.finished_run(store, result.key) or _log(store, job, result, name, config, children)
     tags = {
         "raypipe.table": str(result.version),
+        "raypipe.task": job.model.task,
         "raypipe.sources": ",".join(sources),
         "raypipe.metrics": json.dumps(result.metrics),
     }

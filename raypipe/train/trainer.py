@@ -28,6 +28,7 @@ from raypipe.train import checkpoint
 from raypipe.train.job import TrainJob, TrainResult
 from raypipe.train.launch import check_workers, on_workers
 from raypipe.train.loop import LoopState, Report
+from raypipe.train.losses import check_weights
 from raypipe.train.notice import on_sigterm
 from raypipe.train.rank import Data, train_rank
 from raypipe.train.saving import Saver, newest
@@ -88,6 +89,7 @@ def _train(job: TrainJob, data: Data, checkpoints: Path, progress: Report) -> Lo
 
 def prepare(job: TrainJob, pinned: Pinned) -> Data:
     """Find the rows, and (frozen) embed or (cache) decode them once, for however many trials and epochs follow."""
+    check_weights(job.train.class_weights, pinned.classes)  # before anything is decoded
     feed, model = job.feed, job.model
     frozen = model.mode == "frozen"
     if frozen:
