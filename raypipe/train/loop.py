@@ -12,11 +12,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 import torch.distributed as dist
-from pydantic import Field
+from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 from torch import Tensor
 
 from raypipe.feed.feed import Feed
@@ -34,9 +34,12 @@ class TrainConfig(ParallelConfig):
 
     A checkpoint is written after every epoch, and every `checkpoint_steps` steps where that is set. `warmup` is a share of
     the training (null: 0.05, for one_cycle 0.3). `lr_batch` is the batch size that `lr` is meant for: with another one the
-    rate is scaled by `lr_scaling` (null: it is not).
+    rate is scaled by `lr_scaling` (null: it is not). `batch_size` and `lr` may be `auto`: finders.py makes numbers of them
+    before anything else sees them.
     """
 
+    batch_size: Annotated[int, Field(ge=1)] | Literal["auto"] = 64  # type: ignore[assignment]  # the engines see numbers
+    lr: Annotated[float, Field(gt=0)] | Literal["auto"] = 1e-3  # type: ignore[assignment]
     workers: int = Field(default=1, ge=1)
     epochs: int = Field(default=20, ge=1)
     lr_batch: int | None = Field(default=None, ge=1)
@@ -53,6 +56,22 @@ class TrainConfig(ParallelConfig):
     timeout_s: float = Field(default=120.0, gt=0)
     max_failures: int = Field(default=1, ge=0)
     gpu: bool | Literal["auto"] = "auto"
+
+    @field_validator("batch_size", "lr", mode="wrap")
+    @classmethod
+    def _number_or_auto(cls, value: Any, validate: Callable[[Any], Any], info: ValidationInfo) -> Any:
+        """One message, where pydantic has one for each type that it might have been."""
+        try:
+            return validate(value)
+        except ValidationError:
+            number = "a whole number from 1 up" if info.field_name == "batch_size" else "a number above 0"
+            raise ValueError(f"It is {number}, or auto") from None
+
+    @model_validator(mode="after")
+    def _one_rate(self) -> TrainConfig:
+        if self.lr == "auto" and self.lr_batch is not None:
+            raise ValueError("lr=auto is found with the batch that it trains. Remove lr_batch, or give lr as a number")
+        return self
 
 
 @dataclass
@@ -97,7 +116,7 @@ def fit(
     leaving: Leaving = lambda: False,
 ) -> LoopState:
     """Train from (state.epoch, state.step) to `cfg.epochs`, until the stopping rule says so, or until `leaving` does."""
-    rule, lr = cfg.stopping, scaled(cfg.lr, cfg.batch_size, cfg.lr_batch, cfg.lr_scaling)
+    rule, lr = cfg.stopping, scaled(float(cfg.lr), int(cfg.batch_size), cfg.lr_batch, cfg.lr_scaling)
     counted = time.perf_counter()
     while not state.finished(cfg.epochs):
         started, before = time.perf_counter(), state.seen

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import time
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from raypipe.feed.features import feature_sources
 from raypipe.feed.feed import Feed, fetch
 from raypipe.models.zoo import ImageModel
 from raypipe.registry.package import Reference
-from raypipe.train import checkpoint
+from raypipe.train import checkpoint, finders
 from raypipe.train.job import TrainJob, TrainResult
 from raypipe.train.launch import check_workers, on_workers
 from raypipe.train.loop import LoopState, Report
@@ -42,6 +43,8 @@ def run(job: TrainJob, classes: tuple[str, ...] | None = None, progress: Report 
     """
     check_workers(job.train, ray.cluster_resources())
     pinned = pin(job.table, job.feed, classes, job.model.task)
+    data = cache(lambda: prepare(job, pinned))  # made once, for the finders and for the training
+    job = finders.settle(job, pinned, data)
     key = job.training_key(pinned.version)
     folder = job.run.path / "train" / key
     finished = folder / "result.json"
@@ -49,9 +52,8 @@ def run(job: TrainJob, classes: tuple[str, ...] | None = None, progress: Report 
         return _result(key, pinned, json.loads(finished.read_text()), 0.0)
     save(job, folder / "config.yaml")
     started = time.perf_counter()
-    data = prepare(job, pinned)
     checkpoints = folder / "checkpoints"
-    state = _train(job, data, checkpoints, progress)
+    state = _train(job, data(), checkpoints, progress)
     best = checkpoints / checkpoint.name(state.best_epoch + 1)
     outcome: dict[str, Any] = {"history": state.history, "best_epoch": state.best_epoch, "checkpoint": str(best)}
     outcome["stopped"] = state.stopped
