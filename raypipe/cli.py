@@ -97,7 +97,12 @@ _verb(
     "Find duplicates, broken, dark, bright, blurred and odd images (fastdup); tag a version without those the policy drops.",
     "table.version=raw",
 )
-_verb("train", "Train one model (Ray Train, PyTorch DDP) and register it.", "train.workers=2 model.mode=finetune")
+_verb(
+    "train",
+    "Train one model (Ray Train; DDP, FSDP or ZeRO, chosen by memory) and register it. "
+    "model.name: efficientnet_lite0, small_cnn, hf:…, timm:…, torchvision:… or file:module:factory.",
+    "train.workers=2 model.mode=finetune",
+)
 _verb("tune", "Search hyperparameters (Ray Tune, ASHA) and register the best model.", "search.samples=32")
 _verb("predict", "Predict every image of a table version into a Delta table.", "predict.table.uri=tables/new")
 _verb(

@@ -181,7 +181,13 @@ def retrain(job: Job, console: Console) -> Result:
         "champion": str(promote.champion(store)),
         "challenger": str(done.challenger) if done.challenger else None,
         "slices": {
-            s.slice: {"champion": s.champion, "challenger": s.challenger, "images": s.images, "p_value": s.p_value}
+            s.slice: {
+                "champion": s.champion,
+                "challenger": s.challenger,
+                "measure": "accuracy" if s.unit is None else "mean absolute error",
+                "images": s.images,
+                "p_value": s.p_value,
+            }
             for s in done.slices
         },
     }
@@ -201,12 +207,21 @@ def verdict(checked: CheckResult, console: Console) -> None:
 
 def comparison(done: loop.RetrainResult, console: Console) -> None:
     if done.slices:
+        errors = done.slices[0].unit is not None
+        figure = "{:.4g}" if errors else "{:.1%}"
         rows = [
-            [s.slice, s.images, f"{s.champion:.1%}", f"{s.challenger:.1%}", f"{s.difference * 100:+.1f}", p_text(s.p_value)]
+            [
+                s.slice,
+                s.images,
+                *map(figure.format, (s.champion, s.challenger)),
+                f"{s.difference * 100:+.1f}",
+                p_text(s.p_value),
+            ]
             for s in done.slices
         ]
-        title = f"{done.champion} against {done.challenger}, same test images"
-        console.table(title, ["slice", "images", "champion", "challenger", "points", "p"], rows)
+        title = f"{done.champion} against {done.challenger}, same test images{': mean absolute error' if errors else ''}"
+        gain = "% of unit" if errors else "points"
+        console.table(title, ["slice", "images", "champion", "challenger", gain, "p"], rows)
     console.facts({"decision": done.decision.reason})
 
 

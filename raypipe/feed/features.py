@@ -73,7 +73,7 @@ def _embed(pinned: Pinned, ids: set[str], model: ModelConfig) -> dict[str, np.nd
         return {"id": batch[c.id][keep], "image": batch[c.image][keep]}
 
     def embedded(batch: dict[str, Any]) -> dict[str, Any]:
-        features_BD, _ = _backbone(model).predict(decode_batch(list(batch["image"]), model.pixels, threads=1))
+        features_BD, _ = _backbone(model.model_dump_json()).predict(decode_batch(list(batch["image"]), model.pixels, threads=1))
         return {"id": batch["id"], "features": features_BD}
 
     stream = scan.dataset(pinned.table, pinned.version, [c.id, c.image], pinned.where)
@@ -85,7 +85,8 @@ def _embed(pinned: Pinned, ids: set[str], model: ModelConfig) -> dict[str, np.nd
 
 
 @lru_cache(maxsize=1)
-def _backbone(model: ModelConfig) -> ImageModel:
-    """Built once in each worker process. Ray Data runs one task a CPU, so each takes one thread."""
+def _backbone(model: str) -> ImageModel:
+    """Of a ModelConfig as JSON, which hashes. Built once in each worker process; Ray Data runs one task a CPU, so each takes
+    one thread."""
     torch.set_num_threads(1)
-    return ImageModel(model, classes=2).for_inference()
+    return ImageModel(ModelConfig.model_validate_json(model), classes=2).for_inference()

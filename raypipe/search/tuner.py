@@ -24,7 +24,7 @@ from raypipe.feed.dataset import pin
 from raypipe.search import space as spaces
 from raypipe.search.trial import data_key, run_trial
 from raypipe.tables.table import TableVersion
-from raypipe.train import checkpoint
+from raypipe.train import checkpoint, finders
 from raypipe.train.job import TrainJob, TrainResult
 from raypipe.train.launch import check_workers, wants_gpu
 from raypipe.train.stopping import Mode, Progress, SearchStoppingConfig, improved, of_search
@@ -86,6 +86,11 @@ def check(job: SearchJob) -> dict[str, Any]:
         raise ConfigError(
             "Trials of several workers are not offered yet", got=f"train.workers={job.train.workers}", fix="Set train.workers=1"
         )
+    for name in ("train.batch_size", "train.lr"):
+        if "auto" in spaces.values(job.search.space, name):
+            raise ConfigError(
+                f"A search cannot draw {name}=auto", rule="auto is found once, before the search", fix="Draw numbers"
+            )
     check_workers(job.train, ray.cluster_resources())
     return spaces.parse(job.search.space, job)
 
@@ -94,6 +99,7 @@ def search(job: SearchJob, progress: Callable[[int, int, float], None] = lambda 
     """Search, or pick up where an interrupted search stopped. `progress(trials done, trials in all, best metric)`."""
     cfg, parsed = job.search, check(job)
     pinned = pin(job.table, job.feed, kind=job.model.task)
+    job = finders.settle(job, pinned, lambda: prepare(job, pinned), drawn=tuple(cfg.space))
     key = key_of(job.training_key(pinned.version), cfg)
     folder = job.run.path / "search" / key
     finished = folder / "result.json"

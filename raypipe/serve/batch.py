@@ -14,9 +14,11 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pydantic import Field
 
 from raypipe.config import RunConfig, Section
+from raypipe.models.tasks import NUMERIC
 from raypipe.registry import promote
 from raypipe.registry.package import Package, load_once
 from raypipe.registry.promote import ModelVersion
@@ -37,13 +39,13 @@ class PredictConfig(Section):
 
 @dataclass(frozen=True)
 class PredictResult:
-    """Where the rows are and what they say."""
+    """Where the rows are and what they say: how many images got each label; for numbers, the least, the mean and the most."""
 
     out: TableVersion
     model: str
     table: TableVersion
     images: int
-    labels: dict[str, int]
+    labels: dict[str, int] | dict[str, float]
 
 
 def predict(
@@ -64,9 +66,16 @@ def predict(
         rows = _predict(table, version, source, promote.fetch(store, model), model, cfg, progress)
         append(uri, rows, f"predict {version} with {model}", source.storage_options)
         done = rows.select(["label"])
-    counts = {str(v["values"]): v["counts"] for v in done["label"].combine_chunks().value_counts().to_pylist()}
+    counts = _said(done["label"], model.tags.get("raypipe.task", "single_label"))
     predictions = ImageTable(uri, storage_options=source.storage_options)
     return PredictResult(predictions.pin(), str(model), version, len(done), counts)
+
+
+def _said(labels: pa.ChunkedArray, task: str) -> dict[str, int] | dict[str, float]:
+    if task in NUMERIC and len(labels):
+        numbers = labels.cast(pa.float64())
+        return {name: find(numbers).as_py() for name, find in (("least", pc.min), ("mean", pc.mean), ("most", pc.max))}
+    return {str(v["values"]): v["counts"] for v in labels.combine_chunks().value_counts().to_pylist()}
 
 
 def rows_of(

@@ -8,37 +8,36 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from raypipe.errors import ConfigError
-from raypipe.models.tasks import NUMERIC
-from raypipe.registry.package import Package, load_once
+from raypipe.models.tasks import NUMERIC, Task
+from raypipe.registry.package import Package, Predictions, load_once
 from raypipe.tables import scan
 from raypipe.tables.table import ImageTable, TableVersion
 
 
-def hits(packages: Sequence[Package], table: ImageTable, version: TableVersion, where: scan.Where) -> pa.Table:
-    """One row a labelled image: id, group (its source), and model_0, model_1, … true where that model is right.
-
-    Raises ConfigError for models that predict numbers: these are near or far, not right or wrong.
-    """
+def judge(packages: Sequence[Package], table: ImageTable, version: TableVersion, where: scan.Where) -> pa.Table:
+    """One row a labelled image: id, group (its source), and for each model model_0, model_1, … whether it is right (all tags,
+    where there are several) or, of models that predict numbers, its absolute error."""
     task = packages[0].task
-    if task.kind in NUMERIC:
-        raise ConfigError("Models that predict numbers cannot be compared by hits yet", got=f"model.task={task.kind}")
     c = table.columns
     grouped = c.source in {f.name for f in table.delta(version.version).schema().fields}
     columns = [c.id, c.label, c.image] + ([c.source] if grouped else [])
     folders = [str(p.folder) for p in packages]
 
-    def judged(batch: dict[str, Any]) -> dict[str, Any]:
+    def judged_batch(batch: dict[str, Any]) -> dict[str, Any]:
         keep = [i for i, label in enumerate(batch[c.label]) if label is not None]
-        labels = np.array([task.text(batch[c.label][i]) for i in keep], dtype=object)
+        labels = [batch[c.label][i] for i in keep]
         images = [batch[c.image][i] for i in keep]
         groups = batch[c.source][keep].astype(str) if grouped else np.full(len(keep), "all")
-        right = {
-            f"model_{n}": np.array(load_once(folder).predict(images, threads=1).labels, dtype=object) == labels
-            for n, folder in enumerate(folders)
-        }
-        return {"id": batch[c.id][keep].astype(str), "group": groups, **right}
+        said = {f"model_{n}": load_once(folder).predict(images, threads=1) for n, folder in enumerate(folders)}
+        judged = {name: _judged(task, found, labels) for name, found in said.items()}
+        return {"id": batch[c.id][keep].astype(str), "group": groups, **judged}
 
-    stream = scan.dataset(table, version, columns, where).map_batches(judged, batch_size=64)
+    stream = scan.dataset(table, version, columns, where).map_batches(judged_batch, batch_size=64)
     parts = [pa.table({k: v.tolist() for k, v in b.items()}) for b in stream.iter_batches(batch_size=256) if len(b["id"])]
     return pa.concat_tables(parts).sort_by("id") if parts else pa.table({"id": pa.array([], pa.string())})
+
+
+def _judged(task: Task, said: Predictions, labels: Sequence[Any]) -> np.ndarray:
+    if task.kind in NUMERIC:
+        return np.abs(said.scores_NC[:, 0].astype(np.float64) - task.encode(labels)[:, 0])
+    return np.array(said.labels, dtype=object) == np.array([task.text(label) for label in labels], dtype=object)

@@ -15,7 +15,7 @@ from raypipe.models.zoo import ModelConfig
 from raypipe.registry.tracking import RegistryConfig
 from raypipe.tables.table import TableConfig, TableVersion
 from raypipe.train import objective as objectives
-from raypipe.train.loop import TrainConfig
+from raypipe.train.settings import TrainConfig
 
 
 class TrainJob(Section):

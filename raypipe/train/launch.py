@@ -20,10 +20,11 @@ import torch
 
 from raypipe.errors import ClusterError, RaypipeError
 from raypipe.train.job import TrainJob
-from raypipe.train.loop import LoopState, Report, TrainConfig
+from raypipe.train.loop import LoopState, Report
 from raypipe.train.meter import Position, Tell
 from raypipe.train.rank import Data, meter_of, train_rank
 from raypipe.train.saving import Saver, agreed_newest
+from raypipe.train.settings import TrainConfig
 
 log = logging.getLogger("raypipe")
 ASK_RAY_EVERY = 5  # of the ranks' own questions (train/notice.py): Ray's answer takes a round trip of all ranks

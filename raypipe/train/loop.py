@@ -12,58 +12,20 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from pydantic import Field, field_validator
 from torch import Tensor
 
 from raypipe.feed.feed import Feed
 from raypipe.images.augment import AugmentConfig, augment
 from raypipe.images.mix import mix
-from raypipe.train.losses import ClassWeights
 from raypipe.train.objective import Objective
-from raypipe.train.parallel import Engine, ParallelConfig
-from raypipe.train.profile import steps_of
-from raypipe.train.schedule import Scaling, ScheduleName, factor, scaled
-from raypipe.train.stopping import StoppingConfig, improved, why_stop
-
-
-class TrainConfig(ParallelConfig):
-    """One training run. `batch_size` is global: ranks share it. `workers: 1` trains in the calling process.
-
-    A checkpoint is written after every epoch, and every `checkpoint_steps` steps where that is set. `warmup` is a share of
-    the training (null: 0.05, for one_cycle 0.3). `lr_batch` is the batch size that `lr` is meant for: with another one the
-    rate is scaled by `lr_scaling` (null: it is not). `profile: step:10-13` traces these steps, `tensorboard: true` writes
-    event files, both into the run's folder.
-    """
-
-    workers: int = Field(default=1, ge=1)
-    epochs: int = Field(default=20, ge=1)
-    lr_batch: int | None = Field(default=None, ge=1)
-    lr_scaling: Scaling = "sqrt"
-    schedule: ScheduleName = "cosine"
-    warmup: float | None = Field(default=None, ge=0, lt=1)
-    class_weights: ClassWeights = None
-    label_smoothing: float = Field(default=0.0, ge=0, lt=1)
-    focal_gamma: float = Field(default=0.0, ge=0, le=10)
-    stopping: StoppingConfig = StoppingConfig()
-    checkpoint_steps: int | None = Field(default=None, ge=1)
-    checkpoint_async: bool = False
-    keep_best: int = Field(default=1, ge=1)
-    timeout_s: float = Field(default=120.0, gt=0)
-    max_failures: int = Field(default=1, ge=0)
-    gpu: bool | Literal["auto"] = "auto"
-    profile: str | None = None
-    tensorboard: bool = False
-
-    @field_validator("profile")
-    @classmethod
-    def _steps(cls, profile: str | None) -> str | None:
-        if profile is not None:
-            steps_of(profile)
-        return profile
+from raypipe.train.parallel import Engine
+from raypipe.train.schedule import factor, scaled
+from raypipe.train.settings import TrainConfig
+from raypipe.train.stopping import improved, why_stop
 
 
 @dataclass
@@ -108,7 +70,7 @@ def fit(
     leaving: Leaving = lambda: False,
 ) -> LoopState:
     """Train from (state.epoch, state.step) to `cfg.epochs`, until the stopping rule says so, or until `leaving` does."""
-    rule, lr = cfg.stopping, scaled(cfg.lr, cfg.batch_size, cfg.lr_batch, cfg.lr_scaling)
+    rule, lr = cfg.stopping, scaled(float(cfg.lr), int(cfg.batch_size), cfg.lr_batch, cfg.lr_scaling)
     counted = time.perf_counter()
     while not state.finished(cfg.epochs):
         started, before = time.perf_counter(), state.seen

@@ -60,8 +60,8 @@ def class_weights(wanted: ClassWeights, classes: tuple[str, ...], labels_N: np.n
         return torch.ones(len(classes))
     counts_C = labels_N.sum(0, dtype=np.float64) if tagged else np.bincount(labels_N, minlength=len(classes)).astype(np.float64)
     if isinstance(wanted, Mapping):
-        weights_C = np.array([_weight(wanted, name) for name in classes])
-        _refuse_others(wanted, classes)
+        check_weights(wanted, classes)
+        weights_C = np.array([wanted[name] for name in classes])
     else:
         present_C = counts_C.clip(1)  # a class that only validation has: any weight does
         weights_C = ((len(labels_N) - counts_C) if tagged else len(labels_N)) / present_C
@@ -71,18 +71,19 @@ def class_weights(wanted: ClassWeights, classes: tuple[str, ...], labels_N: np.n
     return torch.from_numpy(weights_C).float()
 
 
+def check_weights(wanted: ClassWeights, classes: tuple[str, ...]) -> None:
+    """Raise ConfigError for a mapping that lacks a class, names another, or weighs one by no positive number."""
+    if not isinstance(wanted, Mapping):
+        return
+    wrong = {name: wanted.get(name) for name in classes if not 0 < wanted.get(name, 0) < float("inf")}
+    wrong |= {name: weight for name, weight in wanted.items() if name not in classes}
+    if wrong:
+        raise ConfigError(
+            "train.class_weights does not fit the classes",
+            got=wrong,
+            rule=f"It maps each of {', '.join(classes)} to a positive number, and nothing else",
+        )
+
+
 def _focal(log_p_BC: Tensor, gamma: float) -> Tensor | float:
     return (-torch.expm1(log_p_BC)).clamp_min(1e-8) ** gamma if gamma else 1.0  # the slope of x^gamma at 0 is infinite below 1
-
-
-def _weight(wanted: Mapping[str, float], name: str) -> float:
-    if name not in wanted:
-        raise ConfigError("train.class_weights lacks a class", got=sorted(wanted), fix=f"Add {name!r}")
-    return wanted[name]
-
-
-def _refuse_others(wanted: Mapping[str, float], classes: tuple[str, ...]) -> None:
-    if others := sorted(wanted.keys() - set(classes)):
-        raise ConfigError(
-            "train.class_weights names classes that the table lacks", got=others, rule=f"Classes: {', '.join(classes)}"
-        )

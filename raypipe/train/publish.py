@@ -14,8 +14,9 @@ from raypipe.registry import package, promote, tracking
 from raypipe.registry.promote import ModelVersion
 from raypipe.registry.tracking import Store
 from raypipe.tables import scan
+from raypipe.train import finders
 from raypipe.train.job import TrainJob, TrainResult
-from raypipe.train.trainer import assemble, reference
+from raypipe.train.trainer import assemble, prepare, reference
 
 Child = tuple[str, dict[str, Any], Sequence[dict[str, float]]]
 
@@ -26,6 +27,7 @@ def publish(store: Store, job: TrainJob, result: TrainResult, name: str, childre
     if before is not None:
         return before
     pinned = pin(job.table.model_copy(update={"version": result.version.version}), job.feed, result.classes, job.model.task)
+    job = finders.settle(job, pinned, lambda: prepare(job, pinned))  # numbers, as the training found them
     model = assemble(job, result)
     config = job.model_dump(mode="json", include=set(TrainJob.model_fields))  # of a larger job, the part that trained it
     c = pinned.table.columns
@@ -48,6 +50,7 @@ def publish(store: Store, job: TrainJob, result: TrainResult, name: str, childre
     run_id = tracking.finished_run(store, result.key) or _log(store, job, result, name, config, children)
     tags = {
         "raypipe.table": str(result.version),
+        "raypipe.task": job.model.task,
         "raypipe.sources": ",".join(sources),
         "raypipe.metrics": json.dumps(result.metrics),
     }

@@ -64,7 +64,7 @@ def train_rank(
         saved = checkpoint.read(resume, verified=True)
         engine.load(saved.weights, saved.optimizer, saved.facts)
         state = saved.state
-    feed = Feed(data.train, data.val, cfg.batch_size, job.run.seed, engine.rank, engine.world, engine.device)
+    feed = Feed(data.train, data.val, int(cfg.batch_size), job.run.seed, engine.rank, engine.world, engine.device)
     try:
         return fit(
             engine,

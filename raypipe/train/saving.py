@@ -20,8 +20,9 @@ from safetensors import SafetensorError
 
 from raypipe.errors import RaypipeError
 from raypipe.train import checkpoint
-from raypipe.train.loop import LoopState, TrainConfig
+from raypipe.train.loop import LoopState
 from raypipe.train.parallel import Engine, Snapshot
+from raypipe.train.settings import TrainConfig
 from raypipe.train.stopping import StoppingConfig
 
 log = logging.getLogger("raypipe")

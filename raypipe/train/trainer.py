@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import time
 from contextlib import nullcontext
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +26,11 @@ from raypipe.feed.features import feature_sources
 from raypipe.feed.feed import Feed, fetch
 from raypipe.models.zoo import ImageModel
 from raypipe.registry.package import Reference
-from raypipe.train import board, checkpoint
+from raypipe.train import board, checkpoint, finders
 from raypipe.train.job import TrainJob, TrainResult
 from raypipe.train.launch import check_workers, on_workers
 from raypipe.train.loop import LoopState, Report
+from raypipe.train.losses import check_weights
 from raypipe.train.meter import Tell
 from raypipe.train.notice import on_sigterm
 from raypipe.train.rank import Data, meter_of, train_rank
@@ -48,6 +50,8 @@ def run(
     """
     check_workers(job.train, ray.cluster_resources())
     pinned = pin(job.table, job.feed, classes, job.model.task)
+    data = cache(lambda: prepare(job, pinned))  # made once, for the finders and for the training
+    job = finders.settle(job, pinned, data)
     key = job.training_key(pinned.version)
     folder = job.folder(key)
     finished = folder / "result.json"
@@ -55,10 +59,9 @@ def run(
         return _result(key, pinned, json.loads(finished.read_text()), 0.0)
     save(job, folder / "config.yaml")
     started = time.perf_counter()
-    data = prepare(job, pinned)
     checkpoints = folder / "checkpoints"
     with board.recorded(folder / "tensorboard", progress) if job.train.tensorboard else nullcontext(progress) as report:
-        state = _train(job, data, checkpoints, report, steps)
+        state = _train(job, data(), checkpoints, report, steps)
     best = checkpoints / checkpoint.name(state.best_epoch + 1)
     outcome: dict[str, Any] = {"history": state.history, "best_epoch": state.best_epoch, "checkpoint": str(best)}
     outcome["stopped"] = state.stopped
@@ -97,6 +100,7 @@ def _train(job: TrainJob, data: Data, checkpoints: Path, progress: Report, steps
 
 def prepare(job: TrainJob, pinned: Pinned) -> Data:
     """Find the rows, and (frozen) embed or (cache) decode them once, for however many trials and epochs follow."""
+    check_weights(job.train.class_weights, pinned.classes)  # before anything is decoded
     feed, model = job.feed, job.model
     frozen = model.mode == "frozen"
     if frozen:

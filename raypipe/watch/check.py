@@ -135,13 +135,20 @@ def picture_of(found: DriftReport, name: str, package: Package, batch: Batch, ta
         evidence=tuple(
             report.Evidence(e.detector, e.on, e.statistic, e.p_value, e.threshold, e.is_drift) for e in found.evidence
         ),
-        reference_scores=reference.scores_NC[:, 0] if binary else reference.scores_NC.max(axis=1),
-        batch_scores=batch.scores_NC[:, 0] if binary else batch.scores_NC.max(axis=1),
+        reference_scores=_one_score(package, reference.scores_NC),
+        batch_scores=_one_score(package, batch.scores_NC),
         score_name=f"Score of {package.classes[0]!r}" if binary else "Highest score",
         projection=_plane(reference.features_ND, batch.features_ND),
         unusual=tuple(report.Picture(images[i], i[:8], f"{d:.1f} x the usual distance") for i, d in unusual if i in images),
         typical=_typical(package, len(unusual), table),
     )
+
+
+def _one_score(package: Package, scores_NC: np.ndarray) -> np.ndarray:
+    """What the report draws of each image, from 0 to 1; nothing of a regression, whose numbers have no such scale."""
+    if package.task.kind == "regression":
+        return scores_NC[:0, 0]
+    return scores_NC[:, 0] if len(package.classes) == 2 else scores_NC.max(axis=1)
 
 
 def _plane(reference_ND: np.ndarray, batch_MD: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

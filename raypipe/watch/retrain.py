@@ -70,7 +70,7 @@ def retrain(
         return RetrainResult(champion, None, wanted, ())
     challenger_job = _challenger_job(job, package, pinned.version.version)
     say(f"Training a challenger on {pinned.version} with {challenger_job.train.workers} workers")
-    result = trainer.run(challenger_job, progress=lambda m, s: say(f"epoch {s.epoch}: " + decide.percentages(m)))
+    result = trainer.run(challenger_job, progress=lambda m, s: say(f"epoch {s.epoch}: " + decide.headline(m)))
     challenger = publish(store, challenger_job, result, "challenger")
     uri = str(job.run.path / "decisions")
     key = key_of(str(champion), str(challenger), str(pinned.version), job.gate)
@@ -116,16 +116,21 @@ def _compare(
     store: Store, job: WatchJob, champion: ModelVersion, challenger: ModelVersion, package: Package, pinned: Any
 ) -> tuple[Comparison, ...]:
     both = [package, promote.fetch(store, challenger)]
-    judged = evaluate.hits(both, pinned.table, pinned.version, pinned.rows_of(job.feed.test))
+    judged = evaluate.judge(both, pinned.table, pinned.version, pinned.rows_of(job.feed.test))
+    known, unit = package.info["table"]["sources"], _unit(package)
     slices = []
     for name in sorted(set(judged["group"].to_pylist())) if len(judged) else []:
         mine = judged.filter(pc.equal(judged["group"], name))
-        slices.append(
-            decide.compare(
-                name, mine["model_0"].to_pylist(), mine["model_1"].to_pylist(), name not in package.info["table"]["sources"]
-            )
-        )
+        theirs, ours = (mine[f"model_{n}"].to_pylist() for n in range(2))
+        slices.append(decide.compare(name, theirs, ours, name not in known, unit))
     return tuple(slices)
+
+
+def _unit(package: Package) -> float | None:
+    """What absolute errors are counted in: for numbers the deviation of the champion's training labels. Hits have none."""
+    if package.task.kind == "regression":
+        return float(package.model.head.spread)
+    return 1.0 if package.task.kind == "probability" else None
 
 
 def _carry_out(

@@ -129,6 +129,8 @@ def test_progress_counts_trials_to_the_end(searches: Searches, tmp_path: Path) -
 def test_a_space_that_cannot_be_is_refused_before_anything_is_written(searches: Searches, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"search\.space names an unknown field train\.lrr.*Did you mean 'train\.lr'"):
         search(searches(tmp_path / "run", **{"search.space": {"train.lrr": "uniform(0, 1)"}}))
+    with pytest.raises(ConfigError, match=r"cannot draw train\.batch_size=auto.*found once, before the search"):
+        search(searches(tmp_path / "run", **{"search.space": {"train.batch_size": "choice(8, auto)"}}))
     with pytest.raises(ConfigError, match=r"several workers are not offered yet.*Set train\.workers=1"):
         search(searches(tmp_path / "run", **{"train.workers": 2}))
     assert not (tmp_path / "run").exists()

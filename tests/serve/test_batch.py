@@ -121,10 +121,10 @@ def test_without_a_champion_there_is_nothing_to_predict_with(store: Store, job: 
 def test_two_models_are_judged_on_the_same_rows(store: Store, job: TrainJob, champion: ModelVersion) -> None:
     package = promote.fetch(store, champion)
     table = ImageTable.open(job.table)
-    judged = evaluate.hits([package, package], table, table.pin(), {"split": "test"})
+    judged = evaluate.judge([package, package], table, table.pin(), {"split": "test"})
     labels = scan.rows(table, table.pin(), ["image_id", "label", "image"], {"split": "test"}).sort_by("image_id").to_pylist()
     assert judged["id"].to_pylist() == [r["image_id"] for r in labels]
     right = [a == r["label"] for a, r in zip(package.predict([r["image"] for r in labels]).labels, labels, strict=True)]
     assert judged["model_0"].to_pylist() == judged["model_1"].to_pylist() == right
     assert set(judged["group"].to_pylist()) == {"photos"}
-    assert len(evaluate.hits([package], table, table.pin(), {"split": "nowhere"})) == 0
+    assert len(evaluate.judge([package], table, table.pin(), {"split": "nowhere"})) == 0

@@ -75,8 +75,15 @@ def test_balanced_classes_weigh_alike_and_balanced_tags_as_much_as_their_absence
 
 @pytest.mark.parametrize(
     ("wanted", "says"),
-    [({"a": 1.0, "b": 1.0}, r"lacks a class.*Add 'c'"), ({"a": 1, "b": 1, "c": 1, "d": 2}, r"that the table lacks.*\['d'\]")],
+    [
+        ({"a": 1.0, "b": 1.0}, r"got \{'c': None\}"),
+        ({"a": 1, "b": 1, "c": 1, "d": 2}, r"got \{'d': 2\}"),
+        (
+            {"a": 0, "b": -1, "c": float("nan"), "d": 1},
+            r"got \{'a': 0, 'b': -1, 'c': nan, 'd': 1\}\).*each of a, b, c to a positive",
+        ),
+    ],
 )
-def test_a_mapping_names_every_class_and_no_other(wanted: dict[str, float], says: str) -> None:
+def test_a_mapping_gives_every_class_a_positive_number_and_no_other_one(wanted: dict[str, float], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         class_weights(wanted, CLASSES, LABELS_N)

@@ -1,6 +1,6 @@
 """A strategy is a matter of memory and speed alone: curves agree, and what one saved, another takes up.
 
-All ranks of a family of strategies are started once; tests read what the scenarios told.
+Two ranks are started once; tests read what the scenarios told.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from raypipe.train.parallel.engine import micro_batches
 from .parallel_ranks import Scenario, data, result, run, run_here, tiny
 
 ALL: dict[str, Any] = {"accumulate": 3, "clip_norm": 0.5, "ema": 0.9, "activation_checkpointing": True}
-HALF = {precision: {"precision": precision, "clip_norm": 0.5} for precision in ("bf16", "fp16")}
+HALF: dict[str, dict[str, Any]] = {precision: {"precision": precision, "clip_norm": 0.5} for precision in ("bf16", "fp16")}
 NATIVE, ZERO = ("ddp", "fsdp"), ("zero1", "zero2", "zero3")
+COMPILER = shutil.which("g++")
 
 
 def family(strategies: tuple[str, ...], shards: str) -> list[Scenario]:
@@ -58,25 +59,22 @@ def single(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def native(single: Path) -> Path:
-    half = [Scenario(f"{s}-{precision}", s, settings=settings) for s in NATIVE for precision, settings in HALF.items()]
+def pair(single: Path) -> Path:
+    """What two ranks told: all their scenarios in one process group, since to start one and DeepSpeed takes 15 s."""
+    half = [
+        Scenario(f"{s}-{precision}", s, steps=10, settings=settings) for s in NATIVE for precision, settings in HALF.items()
+    ]
     sync = {"sync_bn": True, "activation_checkpointing": True}
     norms = [Scenario(f"{s}-norms", s, batch_norm=True, settings=sync) for s in NATIVE]
-    run(2, family(NATIVE, "fsdp") + half + norms, single)
-    return single
-
-
-@pytest.fixture(scope="module")
-def zero(single: Path) -> Path:
-    if shutil.which("g++") is None:
-        pytest.skip("DeepSpeed compiles its CPU operator with g++")
-    run(2, [*family(ZERO, "zero3"), Scenario("zero3-bf16", "zero3", settings=HALF["bf16"])], single)
+    zero = [*family(ZERO, "zero3"), Scenario("zero3-bf16", "zero3", steps=10, settings=HALF["bf16"])] if COMPILER else []
+    run(2, family(NATIVE, "fsdp") + half + norms + zero, single)
     return single
 
 
 def folder_of(strategy: str, request: pytest.FixtureRequest) -> Path:
-    room = "single" if strategy == "single" else "zero" if strategy in ZERO else "native"
-    return request.getfixturevalue(room)
+    if strategy in ZERO and not COMPILER:
+        pytest.skip("DeepSpeed compiles its CPU operator with g++")
+    return request.getfixturevalue("single" if strategy == "single" else "pair")
 
 
 def close(found: list[float], expected: list[float]) -> None:
@@ -84,17 +82,15 @@ def close(found: list[float], expected: list[float]) -> None:
     assert found == pytest.approx(expected, rel=1e-4)
 
 
-@pytest.mark.parametrize("strategy", NATIVE + ZERO)
-def test_curves_agree_with_one_device(strategy: str, request: pytest.FixtureRequest) -> None:
-    folder = folder_of(strategy, request)
-    expected = result(folder, "single")["losses"]
-    assert len(expected) == 20 and expected[-1] < 0.7 * expected[0]
-    close(result(folder, strategy)["losses"], expected)
-
-
 @pytest.mark.parametrize("strategy", ("single", *NATIVE, *ZERO))
-def test_saved_weights_are_a_plain_models_and_predict_the_same(strategy: str, request: pytest.FixtureRequest) -> None:
-    told = result(folder_of(strategy, request), strategy)
+def test_same_seed_and_batch_are_one_curve_and_weights_a_plain_model_predicts_with(
+    strategy: str, request: pytest.FixtureRequest
+) -> None:
+    """20 steps in fp32 on one device or two ranks: losses within 1e-4, and what is saved is an ordinary state dict."""
+    folder = folder_of(strategy, request)
+    expected, told = result(folder, "single")["losses"], result(folder, strategy)
+    assert len(expected) == 20 and expected[-1] < 0.7 * expected[0]
+    close(told["losses"], expected)
     model = tiny()
     model.load_state_dict(told["weights"])
     with torch.no_grad():
@@ -130,6 +126,7 @@ def test_who_shards_holds_half(strategy: str, least: float, most: float, request
 def test_half_precision_learns_over_whole_weights(name: str, request: pytest.FixtureRequest) -> None:
     folder = folder_of(name.split("-")[0], request)
     told, whole = result(folder, name), result(folder, "single-clipped")["losses"]
+    whole = whole[: len(told["losses"])]
     assert told["losses"] == pytest.approx(whole, rel=0.02) and told["losses"] != whole
     assert {w.dtype for w in told["weights"].values()} == {torch.float32}
     if name.endswith("-fp16"):
@@ -137,8 +134,8 @@ def test_half_precision_learns_over_whole_weights(name: str, request: pytest.Fix
 
 
 @pytest.mark.parametrize("strategy", NATIVE)
-def test_synchronised_batch_norms_see_the_global_batch(strategy: str, native: Path) -> None:
-    one, two = result(native, "single-norms"), result(native, f"{strategy}-norms")
+def test_synchronised_batch_norms_see_the_global_batch(strategy: str, pair: Path) -> None:
+    one, two = result(pair, "single-norms"), result(pair, f"{strategy}-norms")
     close(two["losses"], one["losses"])
     for name in ("norm.running_mean", "blocks.1.norm.running_var", "blocks.1.norm.num_batches_tracked"):
         assert torch.allclose(two["weights"][name], one["weights"][name], rtol=1e-4)

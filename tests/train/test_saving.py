@@ -13,11 +13,12 @@ import torch
 
 from raypipe.errors import RaypipeError
 from raypipe.train import checkpoint, saving
-from raypipe.train.loop import LoopState, TrainConfig
+from raypipe.train.loop import LoopState
 from raypipe.train.parallel import Snapshot
 from raypipe.train.parallel.snapshot import Piece
 from raypipe.train.rank import train_rank
 from raypipe.train.saving import Saver
+from raypipe.train.settings import TrainConfig
 from raypipe.train.stopping import StoppingConfig
 
 from .test_loop import Recorder, job, pixels

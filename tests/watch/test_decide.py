@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from math import comb
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,6 +24,11 @@ def hits(both: int, champion: int, challenger: int, neither: int) -> tuple[list[
 
 def judged(name: str, champion: float, challenger: float, p: float, is_new: bool = False, images: int = 100) -> Comparison:
     return Comparison(name, images, champion, challenger, p, is_new)
+
+
+def errors(name: str, champion: float, challenger: float, p: float, is_new: bool = False) -> Comparison:
+    """Labels with a spread of 10: the margin is 0.2."""
+    return Comparison(name, 100, champion, challenger, p, is_new, unit=10.0)
 
 
 @pytest.mark.parametrize(
@@ -56,10 +62,30 @@ def test_mcnemar_is_the_exact_binomial_and_looks_only_where_the_two_differ(
     assert found.images == both + n + neither
 
 
-def test_hits_that_are_not_pairs_are_our_own_mistake() -> None:
-    with pytest.raises(ValueError, match=r"paired hits of equal length.*\(2,\) and \(3,\)"):
+def test_absolute_errors_are_compared_by_the_same_test() -> None:
+    """Of differences that are all 1 or -1, random signs make McNemar's binomial; a constant error more or less is no matter."""
+    first, second = hits(3, 4, 15, 2)
+    exact = compare("s", first, second, is_new=True)
+    found = compare("s", [7.0 - a for a in first], [7.0 - b for b in second], is_new=True, unit=0.5)
+    assert found.p_value == pytest.approx(exact.p_value, abs=0.005)
+    assert found.difference == pytest.approx(exact.difference / 0.5)
+    assert compare("s", [0.3] * 30, [0.3] * 30, is_new=True, unit=1.0).p_value == 1
+
+
+def test_chance_promotes_numbers_as_rarely_as_alpha_says_and_a_gain_is_seen() -> None:
+    rng, promoted = np.random.default_rng(1), 0
+    for _ in range(100):
+        first, second = np.abs(rng.standard_t(3, (2, 60)))
+        promoted += gate([compare("s", first, second, is_new=True, unit=1.0)], GATE).act
+    assert promoted <= 7  # expected 2.5: half of 5 % are gains
+    better = compare("s", first, 0.6 * first, is_new=True, unit=1.0)
+    assert better.p_value < 0.001 and gate([better], GATE).act
+
+
+def test_rows_that_are_not_pairs_are_our_own_mistake() -> None:
+    with pytest.raises(ValueError, match=r"paired rows of equal length.*\(2,\) and \(3,\)"):
         compare("s", [True, False], [True, False, True], is_new=False)
-    with pytest.raises(ValueError, match="at least one row"):
+    with pytest.raises(ValueError, match="at least one"):
         compare("s", [], [], is_new=False)
 
 
@@ -81,6 +107,12 @@ def test_hits_that_are_not_pairs_are_our_own_mistake() -> None:
         ([], False, "Not compared: there are no labelled test images, the gate asks for 20"),
         ([judged("a", 0.5, 0.8, 0.2, True), judged("b", 0.5, 0.7, 0.01, True)], True, "Promoted: +20.0 points on b (p = 0.01); "
          "+30.0 points on a, no worse"),
+        ([errors("new", 5.0, 3.0, 1e-4, True), errors("old", 2.0, 2.15, 0.4)], True,
+         "Promoted: error 5 to 3 on new (p = 0.0001); error 2 to 2.15 on old, within the margin"),
+        ([errors("new", 5.0, 3.0, 1e-4, True), errors("old", 2.0, 2.25, 0.4)], False,
+         "Refused: error 2 to 2.25 on old, worse than the margin of 0.2"),
+        ([errors("new", 3.0, 5.0, 1e-4, True)], False, "Refused: error 3 to 5 on new could be chance"),
+        ([errors("new", 5.0, 3.0, 1e-4, True), errors("old", 2.0, float("nan"), 1.0)], False, "Refused: error 2 to nan on old"),
     ],
 )  # fmt: skip
 def test_the_gate_says_what_it_did_and_why(slices: list[Comparison], promotes: bool, says: str) -> None:

@@ -45,6 +45,6 @@ class ParallelConfig(Section):
             raise ValueError(f"{self.strategy} keeps everything on its device. Set strategy=fsdp or zero3 to offload")
         if self.offload == "parameters" and self.strategy in ("zero1", "zero2"):
             raise ValueError(f"{self.strategy} shards no parameters. Set offload=optimizer, or strategy=zero3")
-        if self.accumulate > self.batch_size:
+        if isinstance(self.batch_size, int) and self.accumulate > self.batch_size:  # a training may say auto
             raise ValueError(f"accumulate={self.accumulate} cuts a batch of {self.batch_size} into parts smaller than an image")
         return self

@@ -1,0 +1,69 @@
+"""What a user says about a training: the `train` section."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
+
+from raypipe.train.losses import ClassWeights
+from raypipe.train.parallel import ParallelConfig
+from raypipe.train.profile import steps_of
+from raypipe.train.schedule import Scaling, ScheduleName
+from raypipe.train.stopping import StoppingConfig
+
+
+class TrainConfig(ParallelConfig):
+    """One training run. `batch_size` is global: ranks share it. `workers: 1` trains in the calling process.
+
+    A checkpoint is written after every epoch, and every `checkpoint_steps` steps where that is set. `warmup` is a share of
+    the training (null: 0.05, for one_cycle 0.3). `lr_batch` is the batch size that `lr` is meant for: with another one the
+    rate is scaled by `lr_scaling` (null: it is not). `batch_size` and `lr` may be `auto`: finders.py makes numbers of them
+    before anything else sees them. `profile: step:10-13` traces these steps, `tensorboard: true` writes event files, both into
+    the run's folder.
+    """
+
+    batch_size: Annotated[int, Field(ge=1)] | Literal["auto"] = 64  # type: ignore[assignment]  # the engines see numbers
+    lr: Annotated[float, Field(gt=0)] | Literal["auto"] = 1e-3  # type: ignore[assignment]
+    workers: int = Field(default=1, ge=1)
+    epochs: int = Field(default=20, ge=1)
+    lr_batch: int | None = Field(default=None, ge=1)
+    lr_scaling: Scaling = "sqrt"
+    schedule: ScheduleName = "cosine"
+    warmup: float | None = Field(default=None, ge=0, lt=1)
+    class_weights: ClassWeights = None
+    label_smoothing: float = Field(default=0.0, ge=0, lt=1)
+    focal_gamma: float = Field(default=0.0, ge=0, le=10)
+    stopping: StoppingConfig = StoppingConfig()
+    checkpoint_steps: int | None = Field(default=None, ge=1)
+    checkpoint_async: bool = False
+    keep_best: int = Field(default=1, ge=1)
+    timeout_s: float = Field(default=120.0, gt=0)
+    max_failures: int = Field(default=1, ge=0)
+    gpu: bool | Literal["auto"] = "auto"
+    profile: str | None = None
+    tensorboard: bool = False
+
+    @field_validator("profile")
+    @classmethod
+    def _steps(cls, profile: str | None) -> str | None:
+        if profile is not None:
+            steps_of(profile)
+        return profile
+
+    @field_validator("batch_size", "lr", mode="wrap")
+    @classmethod
+    def _number_or_auto(cls, value: Any, validate: Callable[[Any], Any], info: ValidationInfo) -> Any:
+        """One message, where pydantic has one for each type that it might have been."""
+        try:
+            return validate(value)
+        except ValidationError:
+            number = "a whole number from 1 up" if info.field_name == "batch_size" else "a number above 0"
+            raise ValueError(f"It is {number}, or auto") from None
+
+    @model_validator(mode="after")
+    def _one_rate(self) -> TrainConfig:
+        if self.lr == "auto" and self.lr_batch is not None:
+            raise ValueError("lr=auto is found with the batch that it trains. Remove lr_batch, or give lr as a number")
+        return self

@@ -1,0 +1,291 @@
+"""What clusters do to a training: it ends with the weights of an undisturbed one, bit for bit.
+
+Two workers, sharded (fsdp), so that every rank's file matters. Each test asserts that its fault fired. The tests of a full disk
+and of kills between files are beside the checkpoints' (tests/train).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from raypipe.config import dump, replace, validate
+from raypipe.errors import RaypipeError
+from raypipe.feed.dataset import pin
+from raypipe.tables.ingest import IngestConfig, ingest
+from raypipe.tables.table import TableConfig
+from raypipe.train import checkpoint, launch, trainer
+from raypipe.train.job import TrainJob, TrainResult
+
+pytestmark = [pytest.mark.chaos, pytest.mark.usefixtures("ray_session")]
+EPOCHS, FAULT = 4, 12  # the fault comes after this many steps, in the third epoch; a checkpoint after every step
+
+
+@pytest.fixture(scope="module")
+def job(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> TrainJob:
+    folder = tmp_path_factory.mktemp("chaos")
+    table = TableConfig(uri=str(folder / "table"))
+    source = {"images": str(photos), "labels": str(photos / "labels.csv")}
+    ingest(table, validate(IngestConfig, {"from": source, "splits": {"train": 0.6, "val": 0.4}}))
+    settings: dict[str, Any] = {
+        "table": table.model_dump(),
+        "run": {"dir": str(folder / "undisturbed")},
+        "model": {"name": "small_cnn", "mode": "finetune", "pretrained": False, "dropout": 0.2},
+        "augment": {"flip_horizontal": True, "shift": 0.1},
+        "train": {"strategy": "fsdp", "workers": 2, "epochs": EPOCHS, "batch_size": 8, "lr": 0.01, "precision": "fp32"},
+    }
+    settings["train"] |= {"checkpoint_steps": 1, "timeout_s": 6, "stopping": {"patience": None}, "ema": 0.9}
+    return validate(TrainJob, settings)
+
+
+@pytest.fixture(scope="module")
+def weights(job: TrainJob) -> dict[str, torch.Tensor]:
+    """Of the last epoch of a run that nothing disturbed."""
+    return last(job, trainer.run(job))
+
+
+def last(job: TrainJob, result: TrainResult) -> dict[str, torch.Tensor]:
+    assert len(result.history) == EPOCHS
+    return dict(checkpoint.read(Path(result.checkpoint).with_name(checkpoint.name(EPOCHS))).weights)
+
+
+def folder_of(job: TrainJob) -> Path:
+    return job.run.path / "train" / job.training_key(pin(job.table, job.feed).version)
+
+
+def disturbed(act: Callable[[Path], None], note: Path, step_s: float = 0.0) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """A rank that does `act` to itself, once in all, when rank 1 has taken FAULT steps; `note` tells that it did."""
+
+    def rank(config: dict[str, Any]) -> dict[str, Any]:
+        import torch.distributed as dist
+
+        from raypipe.train import launch, notice
+
+        steps, asked = 0, notice.Notice.__call__
+        resumed = any(Path(config["checkpoints"]).glob("*/manifest.json"))
+
+        def counted(self: notice.Notice) -> bool:
+            nonlocal steps
+            steps += 1
+            time.sleep(step_s)
+            if dist.get_rank() == 1 and steps == FAULT and not resumed and not note.exists():
+                act(note)
+            return asked(self)
+
+        notice.Notice.__call__ = counted  # type: ignore[method-assign]
+        return launch.rank(config)
+
+    return rank
+
+
+def killed(note: Path) -> None:
+    note.write_text(str(os.getpid()))
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def stopped(note: Path) -> None:
+    note.write_text(str(os.getpid()))
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def raises(note: Path) -> None:
+    note.write_text(str(os.getpid()))
+    raise ZeroDivisionError("a fault of the test")
+
+
+@pytest.mark.parametrize("act", [killed, stopped, raises])
+def test_a_worker_that_dies_hangs_or_fails(
+    act: Callable[[Path], None],
+    job: TrainJob,
+    weights: dict[str, torch.Tensor],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Ray starts the workers again, and they repeat no more than the step whose checkpoint was not there yet."""
+    mine, note, told = replace(job, {"run.dir": str(tmp_path)}), tmp_path / "note", []
+    monkeypatch.setattr(launch, "rank", disturbed(act, note))
+    result = trainer.run(mine, progress=lambda metrics, state: told.append(state.epoch))
+    assert note.exists(), "the fault did not fire"
+    assert_same(last(mine, result), weights)
+    assert told == [1, 2, 3, 4], "a whole epoch was trained again"
+
+
+def assert_same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    assert found.keys() == expected.keys()
+    assert [name for name in expected if not torch.equal(found[name], expected[name])] == []
+
+
+@pytest.fixture(scope="module")
+def interrupted(job: TrainJob, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run folder of a training that failed in the third epoch and was not started again."""
+    folder = tmp_path_factory.mktemp("interrupted")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(launch, "rank", disturbed(raises, folder / "note"))
+        with pytest.raises(RaypipeError, match=r"Training failed on a worker: a fault of the test.*Checkpoints are kept in"):
+            trainer.run(replace(job, {"run.dir": str(folder), "train.max_failures": 0}))
+    assert (folder / "note").exists()
+    return folder
+
+
+def cut_short(newest: Path) -> None:
+    path = newest / "optimizer-00001.safetensors"
+    path.write_bytes(path.read_bytes()[:-10])
+
+
+def flip_a_byte(newest: Path) -> None:
+    path = newest / "weights-00000.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-5] ^= 1
+    path.write_bytes(bytes(content))
+
+
+def lose_a_shard(newest: Path) -> None:
+    (newest / "weights-00001.safetensors").unlink()
+
+
+DAMAGE = [
+    (cut_short, "optimizer-00001.safetensors is missing or cut short"),
+    (flip_a_byte, "weights-00000.safetensors does not match its sha256"),
+    (lose_a_shard, "weights-00001.safetensors is missing or cut short"),
+]
+
+
+@pytest.mark.parametrize(("damage", "says"), DAMAGE)
+def test_a_damaged_checkpoint_is_named_and_the_one_before_taken(
+    damage: Callable[[Path], None],
+    says: str,
+    interrupted: Path,
+    job: TrainJob,
+    weights: dict[str, torch.Tensor],
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """Two workers resume; one step is repeated."""
+    mine = replace(job, {"run.dir": str(shutil.copytree(interrupted, tmp_path / "run"))})
+    checkpoints = folder_of(mine) / "checkpoints"
+    newest = max(checkpoints.glob("epoch-*"))
+    damage(newest)
+    found, skipped = checkpoint.newest(checkpoints.glob("epoch-*"))
+    assert skipped == [f"{newest.name}: {says}"] and found is not None
+    assert_same(last(mine, trainer.run(mine)), weights)
+
+
+def test_a_torn_snapshot_of_rays_controller_is_not_in_the_way(
+    interrupted: Path, job: TrainJob, weights: dict[str, torch.Tensor], tmp_path: Path
+) -> None:
+    """Ray itself refuses to start a run of the same name over one."""
+    mine = replace(job, {"run.dir": str(shutil.copytree(interrupted, tmp_path / "run"))})
+    snapshots = list((mine.run.path / "ray").rglob("*snapshot*.json"))
+    for snapshot in snapshots:
+        snapshot.write_bytes(snapshot.read_bytes()[:20])
+    assert snapshots, "Ray wrote no snapshot: nothing was torn"
+    assert_same(last(mine, trainer.run(mine)), weights)
+
+
+def test_a_driver_that_is_killed_and_submitted_again(job: TrainJob, weights: dict[str, torch.Tensor], tmp_path: Path) -> None:
+    mine = replace(job, {"run.dir": str(tmp_path / "run")})
+    (tmp_path / "job.yaml").write_text(dump(mine))
+    code = (
+        "import sys; from pathlib import Path; from raypipe.cluster.connect import connect; from raypipe.config import load\n"
+        "from raypipe.train import trainer; from raypipe.train.job import TrainJob\n"
+        "job = load(TrainJob, Path(sys.argv[1])); connect(job.cluster); trainer.run(job)"
+    )
+    driver = subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "job.yaml")])
+    checkpoints, deadline = folder_of(mine) / "checkpoints", time.monotonic() + 120
+    while not (found := list(checkpoints.glob("epoch-0001-*/manifest.json"))) and time.monotonic() < deadline:
+        assert driver.poll() is None, "the driver ended before it could be killed"
+        time.sleep(0.01)
+    driver.send_signal(signal.SIGKILL)
+    assert driver.wait(10) == -signal.SIGKILL and found and not (folder_of(mine) / "result.json").exists()
+    assert_same(last(mine, trainer.run(mine)), weights)
+
+
+@pytest.fixture
+def second_node(ray_session: str) -> Iterator[str]:
+    """The id of a second node of two CPUs, on which alone there is room."""
+    import ray
+
+    @ray.remote
+    class Tenant:
+        def ready(self) -> bool:
+            return True
+
+    tenant: Any = Tenant.options(num_cpus=2).remote()
+    ray.get(tenant.ready.remote())
+    before = {node["NodeID"] for node in ray.nodes()}
+    command = [sys.executable, "-m", "ray.scripts.scripts", "start", f"--address={ray_session}", "--num-cpus=2", "--block"]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60
+    while not (new := {n["NodeID"] for n in ray.nodes() if n["Alive"]} - before) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    yield new.pop()
+    ray.kill(tenant, no_restart=True)
+    process.terminate()
+    process.wait(30)
+
+
+def test_a_node_that_is_taken_away_gives_notice(
+    second_node: str,
+    job: TrainJob,
+    weights: dict[str, torch.Tensor],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The workers save the step they are in and leave; on the other node they take the next one. Nothing is repeated."""
+    import ray
+
+    caplog.set_level(logging.INFO, logger="raypipe")
+    mine = replace(job, {"run.dir": str(tmp_path), "train.checkpoint_steps": None, "train.max_failures": 0})
+    monkeypatch.setattr(launch, "rank", disturbed(lambda note: None, tmp_path / "note", step_s=1.0))
+    drain = Drain(second_node, folder_of(mine))
+    drain.start()
+    result = trainer.run(mine)
+    drain.join()
+    assert drain.said and "accepted" in drain.said.lower(), drain.said
+    assert "A node is being taken away: going on elsewhere from epoch" in caplog.text
+    assert_same(last(mine, result), weights)
+    assert json.loads((folder_of(mine) / "result.json").read_text())["history"]
+    assert ray.is_initialized()
+
+
+class Drain(threading.Thread):
+    """Once the first epoch is saved, tells Ray that the node will be gone in a minute, and gives the other node's CPUs free."""
+
+    def __init__(self, node: str, folder: Path) -> None:
+        super().__init__(daemon=True)
+        self.node, self.folder, self.said = node, folder, ""
+
+    def run(self) -> None:
+        import ray
+        from ray.util.state import list_actors
+
+        deadline = time.monotonic() + 120
+        while not list(self.folder.glob("checkpoints/*/manifest.json")) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        done = subprocess.run(
+            [
+                *(sys.executable, "-m", "ray.scripts.scripts", "drain-node", f"--address={os.environ['RAY_ADDRESS']}"),
+                *("--node-id", self.node, "--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "a test"),
+                *("--deadline-remaining-seconds", "60"),
+            ],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        self.said = done.stdout + done.stderr
+        for tenant in list_actors(filters=[("class_name", "=", "Tenant"), ("state", "=", "ALIVE")]):
+            os.kill(ray.util.state.get_actor(tenant.actor_id).pid, signal.SIGKILL)

@@ -1,0 +1,112 @@
+"""`auto` becomes numbers once; whatever comes after sees only them, however often and with how many workers it runs."""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+import torch
+
+from raypipe.config import load, replace, validate
+from raypipe.errors import ConfigError
+from raypipe.feed.dataset import pin
+from raypipe.models.tasks import Task
+from raypipe.registry import promote, tracking
+from raypipe.train import finders, trainer
+from raypipe.train.job import TrainJob
+from raypipe.train.objective import Objective
+from raypipe.train.probe import in_process
+from raypipe.train.publish import publish
+from raypipe.train.schedule import find_batch_size, lr_range
+from raypipe.train.settings import TrainConfig
+
+from .conftest import Jobs
+from .test_probe import up_to_twelve
+
+AUTO = {"train.batch_size": "auto", "train.lr": "auto"}
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_auto_is_found_once_and_trains(jobs: Jobs, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="raypipe")
+    job = jobs(**AUTO, **{"train.epochs": 8})
+    result = trainer.run(job)
+    saved = load(TrainJob, job.run.path / "train" / result.key / "config.yaml")
+    assert saved.train.batch_size == 4  # of some 40 images: at least ten steps an epoch
+    assert isinstance(saved.train.lr, float) and 1e-4 <= saved.train.lr <= 0.1
+    assert result.key == saved.training_key(result.version)
+    assert "train.batch_size=4: the smallest that is nearly fastest; images/s: 4: " in caplog.text
+    assert "the loss falls fastest there, of 1e-06 to " in caplog.text
+    assert result.metrics["val_accuracy"] >= 0.9
+    store = tracking.open_store(job.run, job.registry)
+    packaged = promote.fetch(store, publish(store, job, result, "train")).info["config"]["train"]
+    assert (packaged["batch_size"], packaged["lr"]) == (4, saved.train.lr)  # what a challenger will be trained with
+
+    monkeypatch.setattr(finders, "find", lambda *args: pytest.fail("searched again"))
+    monkeypatch.setattr(trainer, "prepare", lambda *args: pytest.fail("read the table again"))
+    assert trainer.run(job).key == trainer.run(replace(job, {"train.workers": 2})).key == result.key
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_a_frozen_backbone_needs_no_trying(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    frozen = {"model.name": "efficientnet_lite0", "model.mode": "frozen", "model.pretrained": True, "model.side_px": 32}
+    job = jobs(**frozen, **AUTO)
+    monkeypatch.setattr(finders, "_images_per_s", lambda *args: pytest.fail("tried"))
+    found = finders.find(job, trainer.prepare(job, pin(job.table, job.feed)))
+    assert found["batch_size"].value == 4 and "fit at any size; 4" in found["batch_size"].reason
+    assert 1e-4 <= found["lr"].value <= 1
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_where_no_rate_teaches_the_usual_one_is_taken_and_said(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = jobs(**{"train.lr": "auto", "train.batch_size": 2})
+    monkeypatch.setattr(finders, "lr_range", partial(lr_range, low=1e-30, high=1e-20))
+    found = finders.find(job, trainer.prepare(job, pin(job.table, job.feed)))
+    assert found["batch_size"] == finders.Found(2, "given") and found["lr"].value == finders.FALLBACK_LR
+    assert found["lr"].reason.startswith("No learning rate made the loss fall") and found["lr"].reason.endswith("the usual one")
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_what_a_search_draws_is_not_found_first(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = jobs(**AUTO)
+    pinned = pin(job.table, job.feed)
+    monkeypatch.setattr(finders, "find", lambda job, data: {"batch_size": finders.Found(8, "ours")})
+    settled = finders.settle(job, pinned, lambda: None, drawn=("train.lr",))  # type: ignore[arg-type, return-value]
+    assert settled.train.batch_size == 8 and settled.train.lr == "auto"
+    assert finders.settle(job, pinned, lambda: None, drawn=("train.lr", "train.batch_size")) == job  # type: ignore[arg-type, return-value]
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_a_worker_of_the_cluster_can_try_in_a_process_of_its_own() -> None:
+    """How it is done where the driver has no GPU."""
+    tried = ray.remote(lambda: [in_process(up_to_twelve)(n) for n in (12, 13)])
+    assert ray.get(tried.remote()) == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"batch_size": "atuo"}, r"batch_size is wrong \(got 'atuo'\)\. It is a whole number from 1 up, or auto\.$"),
+        ({"batch_size": 0}, r"batch_size is wrong \(got 0\)\. It is a whole number from 1 up, or auto"),
+        ({"lr": -1}, r"lr is wrong \(got -1\)\. It is a number above 0, or auto"),
+        ({"lr": "auto", "lr_batch": 64}, r"lr=auto is found with the batch that it trains\. Remove lr_batch"),
+    ],
+)
+def test_what_is_neither_auto_nor_a_number_is_refused(settings: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        validate(TrainConfig, settings)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_on_a_gpu_a_step_of_what_is_found_fits(tmp_path: Path) -> None:
+    job = validate(TrainJob, {"table": {"uri": str(tmp_path)}, "model": {"mode": "finetune"}})
+    objective = Objective.of(Task("single_label", ("a", "b")), np.array([0, 1]))
+    fits = in_process(partial(finders._try, job=job, objective=objective, label=np.array([0])))
+    found = find_batch_size(fits, start=64, limit=4096, within=0.2)
+    assert found >= 64 and fits(int(0.9 * found))
