@@ -12,14 +12,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import torch.distributed as dist
 from pydantic import Field, field_validator
 from torch import Tensor
 
-from raypipe.feed.feed import Feed
 from raypipe.images.augment import AugmentConfig, augment
 from raypipe.images.mix import mix
 from raypipe.train.losses import ClassWeights
@@ -28,6 +27,9 @@ from raypipe.train.parallel import Engine, ParallelConfig
 from raypipe.train.profile import steps_of
 from raypipe.train.schedule import Scaling, ScheduleName, factor, scaled
 from raypipe.train.stopping import StoppingConfig, improved, why_stop
+
+if TYPE_CHECKING:  # it brings Ray and deltalake, which a loop over other batches does without
+    from raypipe.feed.feed import Feed
 
 
 class TrainConfig(ParallelConfig):
