@@ -1,4 +1,4 @@
-"""A backbone that notes when each training step starts. Both sides of benchmarks/step.py train it, so neither is watched from outside.
+"""A backbone that notes when each training step starts: both sides of benchmarks/step.py train it, and it tells its own time.
 
 A rank's file has a line when the backbone is built and one at each training forward pass: time (monotonic, the same for all
 processes of a machine), CPU seconds of the process, and its resident memory's peak above what it had before the backbone.
@@ -55,7 +55,18 @@ def clocked(pretrained: bool, backbone: str, folder: str, deepspeed: bool) -> nn
 
 def wide(pretrained: bool, layers: int) -> nn.Module:
     """Nearly all of its memory is parameters, gradients and optimizer state."""
-    return nn.Sequential(nn.Flatten(), *(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU()) for _ in range(layers)))
+    return nn.Sequential(nn.Flatten(), *(Layer() for _ in range(layers)))
+
+
+class Layer(nn.Module):
+    """A block that repeats, which fsdp gathers apart."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x_BD: Tensor) -> Tensor:
+        return self.linear(x_BD).relu()
 
 
 def status_mb(field: str) -> float:

@@ -2,13 +2,13 @@
 
 make gpu-check, or python -m benchmarks.gpu --json [--images 8192] [--batch 256] [--steps 60]
 
-Needs torch and one GPU, neither Ray nor a lake: train/loop.py, parallel, augment and decode know none. Prints one JSON line with
-the device's name; without a GPU it says so and ends well. What is not installed (a model's package, DeepSpeed) is skipped, and
-`skipped` says why.
+Needs torch and one GPU, neither Ray nor a lake: train/loop.py, parallel, augment and decode know none. Prints one JSON line
+with the device's name; without a GPU it says so and ends well. What is not installed (a model's package, DeepSpeed) is skipped,
+and `skipped` says why.
 
-images_per_s: whole steps of `fit` at 224 px in bf16, channels_last, flips and crops on the device, AdamW; after ten steps. `one_batch` is the
-limit, `real` decodes 500x375 JPEGs in threads: by our Feed from a Delta table where that is installed, else from a folder of files
-with the same decoder. `compiled` is one_batch under torch.compile.
+images_per_s: whole steps of `fit` at 224 px in bf16 (channels_last, flips and crops on the device, AdamW) after ten of them.
+`one_batch` is the limit; `real` decodes 500x375 JPEGs in threads, by our Feed from a Delta table where that is installed, else
+from a folder of files with the same decoder; `compiled` is one_batch under torch.compile.
 strategies: a rank for each GPU, 32 layers that hold 302 million parameters, 64 images a rank; the most memory of a rank.
 """
 

@@ -90,7 +90,7 @@ def train(scenario: Scenario, folder: Path) -> dict[str, Any]:
     for step in range(start, start + scenario.steps):
         engine.train()
         engine.set_lr(0.01 * 0.95**step, epoch=0)
-        images, labels_B = (t[engine.rank :: engine.world] for t in data(step))
+        images, labels_B = (t[engine.rank :: engine.world].to(engine.device) for t in data(step))
         loss = engine.step(images, labels_B, cross_entropy)
         if engine.world > 1:
             dist.all_reduce(loss)
@@ -101,7 +101,7 @@ def train(scenario: Scenario, folder: Path) -> dict[str, Any]:
                 engine.forward(images)
     engine.eval()
     with torch.no_grad():
-        logits = engine.forward(data(999)[0])
+        logits = engine.forward(data(999)[0].to(engine.device)).cpu()
     held = sum(t.numel() for t in engine._stored())  # type: ignore[attr-defined]
     checkpoint.write_part(folder / scenario.name, engine.snapshot(), engine.rank, "here")
     if engine.rank == 0:
