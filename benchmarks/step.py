@@ -35,7 +35,7 @@ from rich.table import Table
 from benchmarks import pictures
 from benchmarks.feed import commit, machine
 
-RANKS, WARM_UP = 2, 10
+RANKS, WARM_UP, MEMORY_STEPS = 2, 10, 16
 RATE = {"backbone": "efficientnet_lite0", "side_px": 64, "batch_size": 32}
 MEMORY = {"backbone": "wide-16", "side_px": 32, "batch_size": 4}
 
@@ -77,7 +77,8 @@ class Track:
 
     def __init__(self, folder: Path, steps: int, console: Console) -> None:
         self._folder, self._steps, self._console, self._runs = folder, steps, console, 0
-        self._tables = {which["batch_size"]: pictures.table(folder, steps * which["batch_size"]) for which in (RATE, MEMORY)}
+        images = {RATE["batch_size"]: steps * RATE["batch_size"], MEMORY["batch_size"]: MEMORY_STEPS * MEMORY["batch_size"]}
+        self._tables = {batch_size: pictures.table(folder, count) for batch_size, count in images.items()}
 
     def torchrun(self) -> Steps:
         pixels = self._folder / f"pixels-{self._steps}.npz"

@@ -45,8 +45,8 @@ class Zero:
         deepspeed = _deepspeed(device)
         self.rank, self.world = ranks()
         self.device, self.meter, self._cfg, self._stage = device, meter, cfg, stage
-        for p in model.parameters():  # DeepSpeed sends parameters as flat bytes: channels_last ones have no such view
-            p.data = p.data.contiguous()
+        for p in model.parameters():  # DeepSpeed sends parameters as flat bytes: channels_last ones have no such view, not even
+            p.data = p.data.flatten().view(p.shape)  # those of 1 x 1 kernels, which pass for contiguous
         broadcast([*model.parameters(), *model.buffers()], self.world)
         self._saved = tuple(model.state_dict())
         if cfg.activation_checkpointing:
