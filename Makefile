@@ -1,13 +1,14 @@
 # make quickstart   the whole story on real photographs (sets everything up first)
 # make test         the tests, real engines at small size; make test-all runs the slow suites too, make test-share a part of them
 # make check        format, lint, types, import contract
+# make gpu-check    what only a GPU shows: tests, rates and memory; without one, a line that says so
 PYTHON ?= python3
 MAKEFLAGS += --no-print-directory
 BIN := .venv/bin
 export RAY_AUTH_MODE := token
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: quickstart test test-share test-all check format install clean
+.PHONY: quickstart test test-share test-all check gpu-check format install clean
 
 quickstart: .venv/ready
 	@$(BIN)/raypipe quickstart --json
@@ -26,6 +27,10 @@ check: .venv/ready
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+gpu-check: .venv/ready
+	@if $(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then $(BIN)/python -m pytest -m gpu; fi
+	@$(BIN)/python -m benchmarks.gpu --json
 
 format: .venv/ready
 	$(BIN)/ruff format .

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import io
+import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -18,15 +19,16 @@ import numpy as np
 import pyarrow as pa
 from PIL import Image
 
-from raypipe.tables.table import ROWS_PER_GROUP, SCHEMA, append
-
 WIDTH, HEIGHT = 500, 375
 TEXTURES, TEXTURE_PX = 8, 900
 CLASSES = 10
+AT_ONCE = 128  # pictures drawn ahead
 
 
 def table(folder: Path, images: int) -> str:
     """The uri of a table of so many images, all in split `train`; written on first use, whole or not at all."""
+    from raypipe.tables.table import SCHEMA, append  # here: folders of JPEGs are made without deltalake, too
+
     uri = folder / f"images-{images}"
     if not uri.exists():
         partial = uri.with_name(f"{uri.name}.partial-{os.getpid()}")
@@ -35,15 +37,34 @@ def table(folder: Path, images: int) -> str:
     return str(uri)
 
 
-def _rows(images: int) -> Iterator[pa.RecordBatch]:
+def jpegs(folder: Path, images: int) -> list[Path]:
+    """The same pictures as files; written on first use."""
+    folder.mkdir(parents=True, exist_ok=True)
+    files = [folder / f"{i:06d}.jpg" for i in range(images)]
+    missing = [i for i, file in enumerate(files) if not file.exists()]
+    for i, data in zip(missing, photos(missing), strict=True):
+        partial = files[i].with_suffix(".partial")
+        partial.write_bytes(data)
+        partial.rename(files[i])
+    return files
+
+
+def photos(numbers: Sequence[int]) -> Iterator[bytes]:
+    """The encoded pictures of these numbers, drawn on all cores."""
     rng = np.random.default_rng(0)
     textures = [_texture(rng) for _ in range(TEXTURES)]
     grain_HW1 = rng.normal(0, 1, (TEXTURE_PX, WIDTH, 1)).astype(np.float32)
     with ThreadPoolExecutor() as pool:
-        for start in range(0, images, ROWS_PER_GROUP):
-            group = range(start, min(start + ROWS_PER_GROUP, images))
-            rows = list(pool.map(lambda i: _row(i, photo(i, textures, grain_HW1)), group))
-            yield pa.RecordBatch.from_pylist(rows, SCHEMA)
+        for start in range(0, len(numbers), AT_ONCE):
+            yield from pool.map(lambda i: photo(i, textures, grain_HW1), numbers[start : start + AT_ONCE])
+
+
+def _rows(images: int) -> Iterator[pa.RecordBatch]:
+    from raypipe.tables.table import ROWS_PER_GROUP, SCHEMA
+
+    drawn = enumerate(photos(range(images)))
+    while group := [_row(i, data) for i, data in itertools.islice(drawn, ROWS_PER_GROUP)]:
+        yield pa.RecordBatch.from_pylist(group, SCHEMA)
 
 
 def photo(seed: int, textures: list[Image.Image], grain_HW1: np.ndarray) -> bytes:

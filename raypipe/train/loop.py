@@ -12,13 +12,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from raypipe.feed.feed import Feed
 from raypipe.images.augment import AugmentConfig, augment
 from raypipe.images.mix import mix
 from raypipe.train.objective import Objective
@@ -26,6 +25,9 @@ from raypipe.train.parallel import Engine
 from raypipe.train.schedule import factor, scaled
 from raypipe.train.settings import TrainConfig
 from raypipe.train.stopping import improved, why_stop
+
+if TYPE_CHECKING:  # it brings Ray and deltalake, which a loop over other batches does without
+    from raypipe.feed.feed import Feed
 
 
 @dataclass

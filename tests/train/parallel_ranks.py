@@ -32,19 +32,22 @@ class Block(nn.Module):
 
 
 class Tiny(nn.Module):
-    """A convolution, blocks, a head; a parameter that is frozen, and one whose elements two ranks cannot share equally."""
+    """Convolutions, blocks, a head; a parameter that is frozen, and one whose elements two ranks cannot share equally."""
 
     def __init__(self, batch_norm: bool = False) -> None:
         super().__init__()
         # A bias before a batch norm has only noise for a gradient, and AdamW makes whole steps of that.
         self.stem = nn.Conv2d(3, 11, 3, stride=2, bias=not batch_norm)
         self.norm = nn.BatchNorm2d(11) if batch_norm else nn.GroupNorm(1, 11)
+        # As in images' backbones. Its strides are not those of a contiguous weight, which it passes for.
+        self.pointwise = nn.Conv2d(11, 11, 1, bias=False).to(memory_format=torch.channels_last)
         self.blocks = nn.ModuleList([Block(11, batch_norm) for _ in range(3)])
         self.frozen = nn.Parameter(torch.ones(11), requires_grad=False)
         self.head = nn.Linear(11, CLASSES)
 
     def forward(self, images_BHWC: Tensor) -> Tensor:
-        x = self.norm(self.stem(images_BHWC.permute(0, 3, 1, 2))).relu().mean((2, 3)) * self.frozen
+        x = self.norm(self.stem(images_BHWC.permute(0, 3, 1, 2))).relu()
+        x = self.pointwise(x).mean((2, 3)) * self.frozen
         for block in self.blocks:
             x = block(x)
         return self.head(x)
@@ -90,7 +93,7 @@ def train(scenario: Scenario, folder: Path) -> dict[str, Any]:
     for step in range(start, start + scenario.steps):
         engine.train()
         engine.set_lr(0.01 * 0.95**step, epoch=0)
-        images, labels_B = (t[engine.rank :: engine.world] for t in data(step))
+        images, labels_B = (t[engine.rank :: engine.world].to(engine.device) for t in data(step))
         loss = engine.step(images, labels_B, cross_entropy)
         if engine.world > 1:
             dist.all_reduce(loss)
@@ -101,7 +104,7 @@ def train(scenario: Scenario, folder: Path) -> dict[str, Any]:
                 engine.forward(images)
     engine.eval()
     with torch.no_grad():
-        logits = engine.forward(data(999)[0])
+        logits = engine.forward(data(999)[0].to(engine.device)).cpu()
     held = sum(t.numel() for t in engine._stored())  # type: ignore[attr-defined]
     checkpoint.write_part(folder / scenario.name, engine.snapshot(), engine.rank, "here")
     if engine.rank == 0:

@@ -18,6 +18,7 @@ from raypipe.config import validate
 from raypipe.errors import ConfigError
 from raypipe.train import parallel
 from raypipe.train.parallel import ParallelConfig
+from raypipe.train.parallel import zero as zero_settings
 from raypipe.train.parallel.blocks import blocks
 from raypipe.train.parallel.engine import micro_batches
 
@@ -120,6 +121,14 @@ def test_a_run_is_taken_up_by_another_strategy_at_another_world_size(strategy: s
 def test_who_shards_holds_half(strategy: str, least: float, most: float, request: pytest.FixtureRequest) -> None:
     told = result(folder_of(strategy, request), strategy)
     assert least <= told["held"] / told["all_held"] <= most
+
+
+@given(layers=st.integers(1, 100), elements=st.integers(1, 10**9))
+def test_zero_lends_for_messages_what_a_layer_needs_and_little_of_the_model(layers: int, elements: int) -> None:
+    sizes = [elements] * layers
+    cfg = zero_settings._config(3, ParallelConfig(strategy="zero3"), 2, torch.float32, sizes)["zero_optimization"]
+    assert elements <= cfg["reduce_bucket_size"] <= max(elements, sum(sizes) / 16, 7_000_000)
+    assert cfg["stage3_max_reuse_distance"] < cfg["stage3_max_live_parameters"] <= 2 * cfg["reduce_bucket_size"]
 
 
 @pytest.mark.parametrize("name", ["ddp-bf16", "fsdp-bf16", "ddp-fp16", "fsdp-fp16", "zero3-bf16"])

@@ -30,6 +30,7 @@ from raypipe.train.parallel.snapshot import MOMENTS, Piece, Snapshot, cut
 
 log = logging.getLogger("raypipe")
 COMPILES_WITHIN_S = 600.0  # 30 to 100 s, seen on two busy cores
+SMALLEST_BUCKET = 6_500_000  # elements: 25 MB in float32, as DDP's
 
 
 class Zero:
@@ -45,15 +46,16 @@ class Zero:
         deepspeed = _deepspeed(device)
         self.rank, self.world = ranks()
         self.device, self.meter, self._cfg, self._stage = device, meter, cfg, stage
-        for p in model.parameters():  # DeepSpeed sends parameters as flat bytes: channels_last ones have no such view
-            p.data = p.data.contiguous()
+        for p in model.parameters():  # DeepSpeed sends parameters as flat bytes: channels_last ones have no such view, not even
+            p.data = p.data.flatten().view(p.shape)  # those of 1 x 1 kernels, which pass for contiguous
         broadcast([*model.parameters(), *model.buffers()], self.world)
         self._saved = tuple(model.state_dict())
         if cfg.activation_checkpointing:
             checkpoint_activations(model, reentrant=stage == 3)
-        optimizer = torch.optim.AdamW(parameter_groups(model, cfg), lr=cfg.lr)
+        optimizer = torch.optim.AdamW(parameter_groups(model, cfg), lr=cfg.lr, fused=True)
+        config = _config(stage, cfg, self.world, dtype, [p.numel() for p in model.parameters()])
         self._engine, self._zero, _, _ = deepspeed.initialize(
-            model=model.to(device), optimizer=optimizer, dist_init_required=False, config=_config(stage, cfg, self.world, dtype)
+            model=model.to(device), optimizer=optimizer, dist_init_required=False, config=config
         )
         if cfg.compile:
             self._engine.compile()
@@ -113,7 +115,8 @@ class Zero:
             self._fill("trained/", optimizer)
         if step := next((optimizer[key] for key in optimizer if key.startswith("step/")), None):
             for flat in self._flat():
-                self._zero.optimizer.state[flat] = {k: torch.zeros_like(flat) for k in MOMENTS} | {"step": step.clone()}
+                held = {k: torch.zeros_like(flat) for k in MOMENTS}
+                self._zero.optimizer.state[flat] = held | {"step": step.to(flat.device, copy=True)}
             self._link()
         for name, p in self._trained():
             self._master(p, optimizer[f"trained/{name}"] if trained else weights[name])
@@ -207,10 +210,14 @@ class Zero:
                 b.copy_(saved[prefix + name])
 
 
-def _config(stage: int, cfg: ParallelConfig, world: int, dtype: torch.dtype) -> dict[str, Any]:
-    zero: dict[str, Any] = {"stage": stage}
+def _config(stage: int, cfg: ParallelConfig, world: int, dtype: torch.dtype, sizes: list[int]) -> dict[str, Any]:
+    # DeepSpeed's own sizes suit billions of parameters: a buffer of 2 GB, and below 1 billion everything stays gathered.
+    bucket = max(SMALLEST_BUCKET, *sizes, sum(sizes) // 16)
+    zero: dict[str, Any] = {"stage": stage, "reduce_bucket_size": bucket}
     if stage == 3:
         zero["stage3_param_persistence_threshold"] = 0
+        zero["stage3_prefetch_bucket_size"] = zero["stage3_max_reuse_distance"] = zero["sub_group_size"] = bucket
+        zero["stage3_max_live_parameters"] = 2 * bucket
     if cfg.offload != "none":
         zero["offload_optimizer"] = {"device": "cpu"}
     if cfg.offload == "parameters":
