@@ -43,8 +43,9 @@ from raypipe.images.decode import decode_into
 from raypipe.models.tasks import Task
 from raypipe.models.zoo import ImageModel, ModelConfig
 from raypipe.train import parallel
-from raypipe.train.loop import LoopState, TrainConfig, fit
+from raypipe.train.loop import LoopState, fit
 from raypipe.train.objective import Objective
+from raypipe.train.settings import TrainConfig
 
 MODELS = ("efficientnet_lite0", "torchvision:resnet50", "timm:vit_base_patch16_224")
 STRATEGIES: dict[str, dict[str, Any]] = {
