@@ -71,7 +71,9 @@ def train(job: Job, console: Console) -> Result:
     pin(job.table, job.feed, kind=job.model.task)
     check_workers(job.train, connect(job.cluster))
     store = tracking.open_store(job.run, job.registry)  # a wrong address must not cost a training
-    console.say(f"Training {job.model.name} ({job.model.mode}) with {job.train.workers} worker{'s' * (job.train.workers > 1)}")
+    fewest, most = job.train.fewest_workers, job.train.most_workers
+    workers = f"{most} worker{'s' * (most > 1)}" if fewest == most else f"{fewest} to {most} workers"
+    console.say(f"Training {job.model.name} ({job.model.mode}) with {workers}")
 
     with console.training(job.train.epochs, job.train.stopping.metric) as told:
         result = trainer.run(job, progress=told.epoch, steps=told.step)

@@ -87,7 +87,7 @@ def find(job: TrainJob, data: Data) -> dict[str, Found]:
 
 
 def _batch_size(job: TrainJob, data: Data) -> Found:
-    labels_N, workers = fetch(data.train.rows).labels_N, job.train.workers
+    labels_N, workers = fetch(data.train.rows).labels_N, job.train.most_workers
     most = max(1, job.train.accumulate, len(labels_N) // FEWEST_STEPS)
     if data.features:
         size = min(most, max(16, min(256, 2 ** int(np.log2(max(1, len(labels_N) / 40))))))

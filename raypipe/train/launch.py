@@ -35,7 +35,7 @@ def check_workers(cfg: TrainConfig, resources: dict[str, float]) -> None:
     """Raise ClusterError when the cluster could never start that many workers: waiting would be forever."""
     kind = "GPU" if wants_gpu(cfg, resources) else "CPU"
     have = int(resources.get(kind, 0))
-    if cfg.workers > have:
+    if cfg.fewest_workers > have:
         raise ClusterError(
             "More workers than the cluster has",
             got=f"train.workers={cfg.workers}",
@@ -70,7 +70,7 @@ def _attempt(job: TrainJob, data: Data, checkpoints: Path, leave: Path, progress
     gpu = wants_gpu(job.train, resources)
     # Cached and offloaded images are decoded by tasks: they need a CPU, or workers wait for ever.
     spare = resources.get("CPU", 1) - (data.train.carrier in ("cache", "offload"))
-    per_worker = {"CPU": max(0.1, min(1.0, spare / job.train.workers))} | ({"GPU": 1} if gpu else {})
+    per_worker = {"CPU": max(0.1, min(1.0, spare / job.train.fewest_workers))} | ({"GPU": 1} if gpu else {})
     epochs = Queue(actor_options={"num_cpus": 0})
     trainer = TorchTrainer(
         rank,

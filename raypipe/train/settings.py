@@ -13,20 +13,30 @@ from raypipe.train.profile import steps_of
 from raypipe.train.schedule import Scaling, ScheduleName
 from raypipe.train.stopping import StoppingConfig
 
+_EITHER = {
+    "batch_size": "a whole number from 1 up, or auto",
+    "lr": "a number above 0, or auto",
+    "workers": "a whole number from 1 up, or the fewest and the most, as in [2, 8]",
+}
+
 
 class TrainConfig(ParallelConfig):
-    """One training run. `batch_size` is global: ranks share it. `workers: 1` trains in the calling process.
+    """One training run. `batch_size` is global: ranks share it. `workers: 1` trains in the calling process, `[2, 8]` with as
+    many of these as the cluster has whenever it starts or starts again.
 
-    A checkpoint is written after every epoch, and every `checkpoint_steps` steps where that is set. `warmup` is a share of
-    the training (null: 0.05, for one_cycle 0.3). `lr_batch` is the batch size that `lr` is meant for: with another one the
-    rate is scaled by `lr_scaling` (null: it is not). `batch_size` and `lr` may be `auto`: finders.py makes numbers of them
-    before anything else sees them. `profile: step:10-13` traces these steps, `tensorboard: true` writes event files, both into
-    the run's folder.
+    A checkpoint is written after every epoch, and every `checkpoint_steps` steps where that is set, beside the training if
+    `checkpoint_async`; those of the newest and of the `keep_best` best epochs are kept. Workers that wait `timeout_s` for
+    another have failed; up to `max_failures` failures the training goes on from the newest checkpoint.
+
+    `warmup` is a share of the training (null: 0.05, for one_cycle 0.3). `lr_batch` is the batch size that `lr` is meant for:
+    with another one the rate is scaled by `lr_scaling` (null: it is not). `batch_size` and `lr` may be `auto`: finders.py
+    makes numbers of them before anything else sees them. `profile: step:10-13` traces these steps, `tensorboard: true` writes
+    event files, both into the run's folder.
     """
 
     batch_size: Annotated[int, Field(ge=1)] | Literal["auto"] = 64  # type: ignore[assignment]  # the engines see numbers
     lr: Annotated[float, Field(gt=0)] | Literal["auto"] = 1e-3  # type: ignore[assignment]
-    workers: int = Field(default=1, ge=1)
+    workers: Annotated[int, Field(ge=1)] | tuple[Annotated[int, Field(ge=1)], int] = 1
     epochs: int = Field(default=20, ge=1)
     lr_batch: int | None = Field(default=None, ge=1)
     lr_scaling: Scaling = "sqrt"
@@ -52,15 +62,28 @@ class TrainConfig(ParallelConfig):
             steps_of(profile)
         return profile
 
-    @field_validator("batch_size", "lr", mode="wrap")
+    @property
+    def fewest_workers(self) -> int:
+        return self.workers if isinstance(self.workers, int) else self.workers[0]
+
+    @property
+    def most_workers(self) -> int:
+        return self.workers if isinstance(self.workers, int) else self.workers[1]
+
+    @field_validator("batch_size", "lr", "workers", mode="wrap")
     @classmethod
     def _number_or_auto(cls, value: Any, validate: Callable[[Any], Any], info: ValidationInfo) -> Any:
         """One message, where pydantic has one for each type that it might have been."""
         try:
             return validate(value)
         except ValidationError:
-            number = "a whole number from 1 up" if info.field_name == "batch_size" else "a number above 0"
-            raise ValueError(f"It is {number}, or auto") from None
+            raise ValueError(f"It is {_EITHER[str(info.field_name)]}") from None
+
+    @model_validator(mode="after")
+    def _fewest_first(self) -> TrainConfig:
+        if self.fewest_workers > self.most_workers:
+            raise ValueError(f"workers={list(self.workers)} says the most before the fewest")  # type: ignore[arg-type]
+        return self
 
     @model_validator(mode="after")
     def _one_rate(self) -> TrainConfig:

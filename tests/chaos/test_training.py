@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
 import torch
 
 from raypipe.config import dump, replace, validate
@@ -32,6 +33,14 @@ from raypipe.train.job import TrainJob, TrainResult
 
 pytestmark = [pytest.mark.chaos, pytest.mark.usefixtures("ray_session")]
 EPOCHS, FAULT = 4, 12  # the fault comes after this many steps, in the third epoch; a checkpoint after every step
+
+
+@ray.remote
+class Tenant:
+    """Takes CPUs."""
+
+    def ready(self) -> bool:
+        return True
 
 
 @pytest.fixture(scope="module")
@@ -213,17 +222,21 @@ def test_a_driver_that_is_killed_and_submitted_again(job: TrainJob, weights: dic
     assert_same(last(mine, trainer.run(mine)), weights)
 
 
+def test_as_many_workers_train_as_there_is_room_for(job: TrainJob, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """One of the two CPUs is taken: a training of one to two workers starts with one, and does not wait for ever."""
+    tenant = Tenant.options(num_cpus=1).remote()  # type: ignore[attr-defined]
+    ray.get(tenant.ready.remote())
+    mine = replace(job, {"run.dir": str(tmp_path), "train.workers": [1, 2], "train.strategy": "auto", "train.epochs": 1})
+    result = trainer.run(mine)
+    ray.kill(tenant)
+    manifest = json.loads((Path(result.checkpoint) / "manifest.json").read_text())
+    assert manifest["world"] == 1 and len(result.history) == 1
+
+
 @pytest.fixture
 def second_node(ray_session: str) -> Iterator[str]:
     """The id of a second node of two CPUs, on which alone there is room."""
-    import ray
-
-    @ray.remote
-    class Tenant:
-        def ready(self) -> bool:
-            return True
-
-    tenant: Any = Tenant.options(num_cpus=2).remote()
+    tenant = Tenant.options(num_cpus=2).remote()  # type: ignore[attr-defined]
     ray.get(tenant.ready.remote())
     before = {node["NodeID"] for node in ray.nodes()}
     command = [sys.executable, "-m", "ray.scripts.scripts", "start", f"--address={ray_session}", "--num-cpus=2", "--block"]
@@ -246,8 +259,6 @@ def test_a_node_that_is_taken_away_gives_notice(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """The workers save the step they are in and leave; on the other node they take the next one. Nothing is repeated."""
-    import ray
-
     caplog.set_level(logging.INFO, logger="raypipe")
     mine = replace(job, {"run.dir": str(tmp_path), "train.checkpoint_steps": None, "train.max_failures": 0})
     monkeypatch.setattr(launch, "rank", disturbed(lambda note: None, tmp_path / "note", step_s=1.0))
@@ -270,7 +281,6 @@ class Drain(threading.Thread):
         self.node, self.folder, self.said = node, folder, ""
 
     def run(self) -> None:
-        import ray
         from ray.util.state import list_actors
 
         deadline = time.monotonic() + 120
