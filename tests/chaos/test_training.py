@@ -204,22 +204,41 @@ def test_a_torn_snapshot_of_rays_controller_is_not_in_the_way(
     assert_same(last(mine, trainer.run(mine)), weights)
 
 
-def test_a_driver_that_is_killed_and_submitted_again(job: TrainJob, weights: dict[str, torch.Tensor], tmp_path: Path) -> None:
-    mine = replace(job, {"run.dir": str(tmp_path / "run")})
-    (tmp_path / "job.yaml").write_text(dump(mine))
+def driver(job: TrainJob, folder: Path) -> subprocess.Popen[str]:
+    """The training in a process of its own, after its first epoch."""
+    (folder / "job.yaml").write_text(dump(job))
     code = (
         "import sys; from pathlib import Path; from raypipe.cluster.connect import connect; from raypipe.config import load\n"
         "from raypipe.train import trainer; from raypipe.train.job import TrainJob\n"
         "job = load(TrainJob, Path(sys.argv[1])); connect(job.cluster); trainer.run(job)"
     )
-    driver = subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "job.yaml")])
-    checkpoints, deadline = folder_of(mine) / "checkpoints", time.monotonic() + 120
-    while not (found := list(checkpoints.glob("epoch-0001-*/manifest.json"))) and time.monotonic() < deadline:
-        assert driver.poll() is None, "the driver ended before it could be killed"
+    process = subprocess.Popen([sys.executable, "-c", code, str(folder / "job.yaml")], stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 120
+    while not list(folder_of(job).glob("checkpoints/epoch-0001-*/manifest.json")) and time.monotonic() < deadline:
+        assert process.poll() is None, "the driver ended before anything could happen to it"
         time.sleep(0.01)
-    driver.send_signal(signal.SIGKILL)
-    assert driver.wait(10) == -signal.SIGKILL and found and not (folder_of(mine) / "result.json").exists()
+    return process
+
+
+def test_a_driver_that_is_killed_and_submitted_again(job: TrainJob, weights: dict[str, torch.Tensor], tmp_path: Path) -> None:
+    mine = replace(job, {"run.dir": str(tmp_path / "run")})
+    process = driver(mine, tmp_path)
+    process.kill()
+    assert process.wait(10) == -signal.SIGKILL and not (folder_of(mine) / "result.json").exists()
     assert_same(last(mine, trainer.run(mine)), weights)
+
+
+def test_a_driver_that_is_asked_to_stop_saves_the_step(
+    job: TrainJob, weights: dict[str, torch.Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without checkpoints inside epochs: the newest is of the step in which the workers heard of it."""
+    mine = replace(job, {"run.dir": str(tmp_path / "run"), "train.checkpoint_steps": None, "train.epochs": 400})
+    process = driver(mine, tmp_path)
+    process.send_signal(signal.SIGTERM)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 1 and "Stopped on request (got 'SIGTERM'). Epoch" in said and "Run it again" in said
+    newest = max(folder_of(mine).glob("checkpoints/epoch-*"))
+    assert checkpoint.verify(newest) is None and not (folder_of(mine) / "result.json").exists()
 
 
 def test_as_many_workers_train_as_there_is_room_for(job: TrainJob, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
