@@ -54,40 +54,42 @@ class Found:
 
 def settle(job: Job, pinned: Pinned, data: Callable[[], Data], drawn: tuple[str, ...] = ()) -> Job:
     """The job with numbers where it says auto, except for fields that a search draws. `data` is asked only on a first time."""
-    wanted = [name for name in ("batch_size", "lr") if getattr(job.train, name) == "auto" and f"train.{name}" not in drawn]
+    autos = tuple(name for name in ("batch_size", "lr") if getattr(job.train, name) == "auto")
+    wanted = tuple(name for name in autos if f"train.{name}" not in drawn)
     if not wanted:
         return job
-    path = job.run.path / "found" / f"{job.training_key(pinned.version)}.json"
+    path = job.run.path / "found" / f"{job.training_key(pinned.version)}-{'-'.join(wanted)}.json"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial_path = path.with_suffix(".partial")
-        partial_path.write_text(json.dumps({name: asdict(found) for name, found in _find(job, data()).items()}))
-        partial_path.replace(path)
+        written = path.with_suffix(".partial")
+        written.write_text(json.dumps({name: asdict(found) for name, found in _find(job, data(), wanted).items()}))
+        written.replace(path)
     found = {name: Found(**told) for name, told in json.loads(path.read_text()).items()}
     for name in wanted:
         log.info("train.%s=%g: %s", name, found[name].value, found[name].reason)
     return config.replace(job, {f"train.{name}": found[name].value for name in wanted})
 
 
-def _find(job: TrainJob, data: Data) -> dict[str, Found]:
+def _find(job: TrainJob, data: Data, wanted: tuple[str, ...]) -> dict[str, Found]:
     """Where one worker trains in this process, here; else on a worker's device, which this machine may not have."""
     if job.train.workers == 1 or not wants_gpu(job.train, ray.cluster_resources()):
-        return find(job, data)
+        return find(job, data, wanted)
     told = job.model_dump(mode="json", include=set(TrainJob.model_fields))
-    elsewhere = ray.remote(num_gpus=1, max_retries=0)(lambda told, data: find(TrainJob.model_validate(told), data))
-    return ray.get(elsewhere.remote(told, data))  # type: ignore[no-any-return]
+    elsewhere = ray.remote(num_gpus=1, max_retries=0)(lambda told, *rest: find(TrainJob.model_validate(told), *rest))
+    return ray.get(elsewhere.remote(told, data, wanted))  # type: ignore[no-any-return]
 
 
-def find(job: TrainJob, data: Data) -> dict[str, Found]:
-    """Both numbers; the one that the job knows is taken as given."""
-    cfg = job.train
-    size = _batch_size(job, data) if cfg.batch_size == "auto" else Found(cfg.batch_size, "given")
-    rate = _lr(job, data, int(size.value)) if cfg.lr == "auto" else Found(cfg.lr, "given")
-    return {"batch_size": size, "lr": rate}
+def find(job: TrainJob, data: Data, wanted: tuple[str, ...]) -> dict[str, Found]:
+    """The batch size, which the rate depends on, and the rate if it is wanted."""
+    given = job.train.batch_size
+    found = {"batch_size": _batch_size(job, data) if given == "auto" else Found(given, "given")}
+    if "lr" in wanted:
+        found["lr"] = _lr(job, data, int(found["batch_size"].value))
+    return found
 
 
 def _batch_size(job: TrainJob, data: Data) -> Found:
-    labels_N, workers = fetch(data.train.rows).labels_N, job.train.most_workers
+    labels_N, workers = fetch(data.train.rows).labels_N, job.train.fewest_workers
     most = max(1, job.train.accumulate, len(labels_N) // FEWEST_STEPS)
     if data.features:
         size = min(most, max(16, min(256, 2 ** int(np.log2(max(1, len(labels_N) / 40))))))
@@ -171,7 +173,6 @@ def _try(batch_size: int, job: TrainJob, objective: Objective, label: np.ndarray
     step = _random_steps(job, objective, label)
     step(batch_size)
     step(batch_size)
-    torch.cuda.synchronize()
 
 
 def _images_per_s(step: Callable[[int], None], n: int, least_s: float = 1.0) -> float:

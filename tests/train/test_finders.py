@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -57,7 +57,7 @@ def test_a_frozen_backbone_needs_no_trying(jobs: Jobs, monkeypatch: pytest.Monke
     frozen = {"model.name": "efficientnet_lite0", "model.mode": "frozen", "model.pretrained": True, "model.side_px": 32}
     job = jobs(**frozen, **AUTO)
     monkeypatch.setattr(finders, "_images_per_s", lambda *args: pytest.fail("tried"))
-    found = finders.find(job, trainer.prepare(job, pin(job.table, job.feed)))
+    found = finders.find(job, trainer.prepare(job, pin(job.table, job.feed)), ("batch_size", "lr"))
     assert found["batch_size"].value == 4 and "fit at any size; 4" in found["batch_size"].reason
     assert 1e-4 <= found["lr"].value <= 1
 
@@ -66,7 +66,7 @@ def test_a_frozen_backbone_needs_no_trying(jobs: Jobs, monkeypatch: pytest.Monke
 def test_where_no_rate_teaches_the_usual_one_is_taken_and_said(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
     job = jobs(**{"train.lr": "auto", "train.batch_size": 2})
     monkeypatch.setattr(finders, "lr_range", partial(lr_range, low=1e-30, high=1e-20))
-    found = finders.find(job, trainer.prepare(job, pin(job.table, job.feed)))
+    found = finders.find(job, trainer.prepare(job, pin(job.table, job.feed)), ("lr",))
     assert found["batch_size"] == finders.Found(2, "given") and found["lr"].value == finders.FALLBACK_LR
     assert found["lr"].reason.startswith("No learning rate made the loss fall") and found["lr"].reason.endswith("the usual one")
 
@@ -75,10 +75,11 @@ def test_where_no_rate_teaches_the_usual_one_is_taken_and_said(jobs: Jobs, monke
 def test_what_a_search_draws_is_not_found_first(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
     job = jobs(**AUTO)
     pinned = pin(job.table, job.feed)
-    monkeypatch.setattr(finders, "find", lambda job, data: {"batch_size": finders.Found(8, "ours")})
-    settled = finders.settle(job, pinned, lambda: None, drawn=("train.lr",))  # type: ignore[arg-type, return-value]
-    assert settled.train.batch_size == 8 and settled.train.lr == "auto"
-    assert finders.settle(job, pinned, lambda: None, drawn=("train.lr", "train.batch_size")) == job  # type: ignore[arg-type, return-value]
+    monkeypatch.setattr(finders, "_images_per_s", lambda step, n: 1.0)
+    monkeypatch.setattr(finders, "_lr", lambda *args: pytest.fail("tried rates"))
+    settled = finders.settle(job, pinned, lambda: trainer.prepare(job, pinned), drawn=("train.lr",))
+    assert settled.train.batch_size == 4 and settled.train.lr == "auto"
+    assert finders.settle(job, pinned, lambda: pytest.fail("read"), drawn=("train.lr", "train.batch_size")) == job
 
 
 @pytest.mark.usefixtures("ray_session")
@@ -102,11 +103,20 @@ def test_what_is_neither_auto_nor_a_number_is_refused(settings: dict[str, Any], 
         validate(TrainConfig, settings)
 
 
+def trying(name: str, side_px: int) -> Callable[[int], bool]:
+    model = {"name": name, "mode": "finetune", "pretrained": False, "side_px": side_px}
+    job = validate(TrainJob, {"table": {"uri": "nowhere"}, "model": model, "augment": {"crop_area": 0.5}})
+    objective = Objective.of(Task("single_label", ("a", "b")), np.array([0, 1]))
+    return in_process(partial(finders._try, job=job, objective=objective, label=np.array([0])))
+
+
+def test_a_step_is_tried_in_a_process_of_its_own() -> None:
+    assert trying("small_cnn", 32)(5)
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
-def test_on_a_gpu_a_step_of_what_is_found_fits(tmp_path: Path) -> None:
-    job = validate(TrainJob, {"table": {"uri": str(tmp_path)}, "model": {"mode": "finetune"}})
-    objective = Objective.of(Task("single_label", ("a", "b")), np.array([0, 1]))
-    fits = in_process(partial(finders._try, job=job, objective=objective, label=np.array([0])))
-    found = find_batch_size(fits, start=64, limit=4096, within=0.2)
-    assert found >= 64 and fits(int(0.9 * found))
+def test_on_a_gpu_the_largest_batch_is_found() -> None:
+    fits = trying("efficientnet_lite0", 512)
+    found = find_batch_size(fits, start=256, limit=65_536, within=0.2)
+    assert found >= 64 and fits(int(0.9 * found)) and not fits(2 * found)
