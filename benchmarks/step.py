@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import statistics
 import subprocess
 import sys
@@ -121,6 +122,7 @@ class Track:
         if done.returncode:
             raise SystemExit(f"{name} failed:\n{done.stderr[-3000:]}")
         steps = Steps.read(notes, launched)
+        shutil.rmtree(notes)  # with 2 GB of checkpoints
         self._console.print(
             f"{name}: {steps.step_s * 1e3:.0f} ms a step, CPU {steps.cpu_s * 1e3:.0f} ms, {steps.peak_mb:.0f} MB"
         )

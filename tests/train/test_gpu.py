@@ -100,8 +100,9 @@ def test_fp16_skips_an_overflowing_step_and_halves_its_scale() -> None:
     cfg = parallel.ParallelConfig(strategy="single", precision="fp16", batch_size=16)
     engine = parallel.build(tiny(), cfg)
     engine.train()
-    images, labels_B = torch.full((16, 8, 8, 3), 1.0, device="cuda"), torch.zeros(16, dtype=torch.int64, device="cuda")
-    before = engine.weights()
+    images, labels_B = torch.ones(16, 8, 8, 3, device=engine.device), torch.zeros(16, dtype=torch.int64, device=engine.device)
+    before = engine.snapshot().weights
     engine.step(images, labels_B, lambda logits, targets: logits.sum() * torch.inf)
-    assert all(torch.equal(before[name], weight) for name, weight in engine.weights().items())
-    assert engine.optimizer_state()["scaler"]["scale"] == 2.0**15
+    after = engine.snapshot()
+    assert all(torch.equal(before[name].values, piece.values) for name, piece in after.weights.items())
+    assert after.facts["scaler"]["scale"] == 2.0**15
