@@ -201,6 +201,17 @@ def test_a_run_tells_each_epoch_what_its_steps_took(tmp_path: Path) -> None:
     assert "gflops_per_s" not in trial.metrics[0] and trial.metrics[0].keys() >= PHASES
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_a_gpu_phases_are_the_streams_time_and_fit_into_the_epoch(tmp_path: Path) -> None:
+    told = Recorder(tmp_path)
+    train_rank(job(epochs=3), pixels(), None, told.save, told.report, meter=Meter())
+    last = told.metrics[-1]
+    epoch_s = 48 / last["images_per_s"]  # with evaluation
+    assert last["step_s"] == pytest.approx(sum(last[p] for p in PHASES)) and 0 < 3 * last["step_s"] < epoch_s
+    assert last["gpu_memory_mb"] > 0 and 0 <= last.get("mfu", 0.0) < 1
+
+
 def rank(rank: int, folder: Path) -> None:
     """Rank 1 comes 50 ms late to each backward pass: rank 0 waits for it, and that is what communication costs it."""
     torch.set_num_threads(1)
