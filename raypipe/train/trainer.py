@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import ray
 import torch
 
+from raypipe.cluster.connect import resources
 from raypipe.config import save
 from raypipe.errors import RaypipeError
 from raypipe.feed import feed as feeds
@@ -49,7 +49,7 @@ def run(
     SIGTERM makes it save the step it is in and stop; the same command goes on from there. Raises DataError, ClusterError, or
     RaypipeError when a worker died or the run was stopped.
     """
-    check_workers(job.train, ray.cluster_resources())
+    check_workers(job.train, resources())
     pinned = pin(job.table, job.feed, classes, job.model.task)
     data = cache(lambda: prepare(job, pinned))  # made once, for the finders and for the training
     job = finders.settle(job, pinned, data)
@@ -129,7 +129,7 @@ def reference(job: TrainJob, model: ImageModel, pinned: Pinned) -> Reference:
 def test(job: TrainJob, result: TrainResult) -> dict[str, float]:
     """Metrics of the result on the split feed.test (test_accuracy, …), predicted as the package does; {} where the table has
     no such rows. Kept beside the result: looking again costs nothing."""
-    kept = job.run.path / "train" / result.key / "test.json"
+    kept = job.folder(result.key) / "test.json"
     if not kept.exists():
         pinned = pin(job.table.model_copy(update={"version": result.version.version}), job.feed, result.classes, job.model.task)
         metrics: dict[str, float] = {}

@@ -155,3 +155,12 @@ def test_a_prediction_of_eight_views_is_the_mean_of_theirs_and_is_blind_to_turns
     np.testing.assert_allclose(scores, np.mean(parts, 0), atol=1e-6)
     np.testing.assert_allclose(features, one.predict(pixels)[0], atol=1e-6)
     np.testing.assert_allclose(model.predict(np.rot90(pixels, 1, (1, 2)))[1], scores, atol=1e-5)
+
+
+def test_running_statistics_follow_as_fast_as_asked_or_as_the_backbone_has_it() -> None:
+    def momenta(**settings: object) -> set[float]:
+        model = ImageModel(ModelConfig(side_px=32, mode="finetune", **settings), classes=2)
+        return {m.momentum for m in model.modules() if isinstance(m, torch.nn.BatchNorm2d)}
+
+    assert momenta(norm_momentum=0.1) == {0.1}
+    assert len(momenta()) == 1 and momenta() != {0.1}
