@@ -69,7 +69,7 @@ def clean(job: Job, console: Console) -> Result:
 
 def train(job: Job, console: Console) -> Result:
     pin(job.table, job.feed, kind=job.model.task)
-    check_workers(job.train, connect(job.cluster))
+    check_workers(job.train, connect(job.cluster, needed=job.train.workers != 1 or job.model.mode == "frozen"))
     store = tracking.open_store(job.run, job.registry)  # a wrong address must not cost a training
     fewest, most = job.train.fewest_workers, job.train.most_workers
     workers = f"{most} worker{'s' * (most > 1)}" if fewest == most else f"{fewest} to {most} workers"
@@ -79,13 +79,21 @@ def train(job: Job, console: Console) -> Result:
         result = trainer.run(job, progress=told.epoch, steps=told.step)
     version = publish(store, job, result, "train")
     champion = crown_first(store, version)
-    ended = {"best epoch": result.best_epoch + 1, "stopped": result.stopped or f"after all {job.train.epochs} epochs"}
+    tested = trainer.test(job, result)
+    if tested and (run_id := tracking.finished_run(store, result.key)):
+        tracking.log_metrics(store, run_id, tested)
+    ended: dict[str, Any] = {"test": tested} if tested else {}
+    ended |= {
+        f"{job.train.result} epoch": result.best_epoch + 1,
+        "stopped": result.stopped or f"after all {job.train.epochs} epochs",
+    }
     console.facts(_outcome(result.metrics, version, champion, store) | ended | _cost(job, result))
     return {
         "model": str(version),
         "champion": str(champion),
         "table": str(result.version),
         "metrics": result.metrics,
+        "test": tested,
         "epochs": len(result.history),
         "stopped": result.stopped,
         "mlflow_uri": store.uri,

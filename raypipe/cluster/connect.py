@@ -35,8 +35,8 @@ ENV = {
 
 
 class ClusterConfig(Section):
-    """Which cluster. `address` is auto, local, host:port, or spark (Ray on the Spark cluster this process drives, as on
-    Databricks); the rest sizes a local one (null: Ray's own choice)."""
+    """Which cluster. `address` is auto, local, host:port, spark (Ray on the Spark cluster this process drives, as on
+    Databricks), or none: a fine-tuning by one worker needs no cluster. The rest sizes a local one (null: Ray's own choice)."""
 
     address: str = "auto"
     cpus: int | None = Field(default=None, ge=1)
@@ -49,15 +49,28 @@ def prepare_environment() -> None:
         os.environ.setdefault(name, value)
 
 
-def connect(cfg: ClusterConfig) -> dict[str, float]:
-    """Connect once per process; returns the cluster's resources. Raises ClusterError naming the address and the way out."""
+def connect(cfg: ClusterConfig, needed: bool = True) -> dict[str, float]:
+    """Connect once per process; returns the cluster's resources. Raises ClusterError naming the address and the way out, also
+    when one is `needed` and cluster.address is none."""
     prepare_environment()
     import ray
 
-    if not ray.is_initialized():
+    if cfg.address == "none" and needed:
+        raise ClusterError("This needs a cluster", got="cluster.address=none", fix="Set cluster.address=auto")
+    if cfg.address != "none" and not ray.is_initialized():
         _init(cfg)
         _quiet_data()
-    return {name: float(value) for name, value in ray.cluster_resources().items()}
+    return resources()
+
+
+def resources() -> dict[str, float]:
+    """What the cluster has; without one, what a single worker in this process has."""
+    import ray
+    import torch
+
+    if ray.is_initialized():
+        return {name: float(value) for name, value in ray.cluster_resources().items()}
+    return {"CPU": 1.0, "GPU": float(torch.cuda.is_available())}
 
 
 def close() -> None:

@@ -20,6 +20,7 @@ import torch
 from raypipe.feed.dataset import FeedConfig, Pinned, locate
 from raypipe.feed.feed import Source
 from raypipe.images.decode import decode_batch
+from raypipe.models.allocator import keep_memory
 from raypipe.models.zoo import ImageModel, ModelConfig, fingerprint
 from raypipe.tables import scan
 from raypipe.tables.table import ImageTable, append
@@ -89,4 +90,5 @@ def _backbone(model: str) -> ImageModel:
     """Of a ModelConfig as JSON, which hashes. Built once in each worker process; Ray Data runs one task a CPU, so each takes
     one thread."""
     torch.set_num_threads(1)
+    keep_memory()
     return ImageModel(ModelConfig.model_validate_json(model), classes=2).for_inference()

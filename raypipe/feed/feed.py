@@ -78,6 +78,8 @@ def choose(cfg: FeedConfig, decoded_mb: float) -> str:
     """The carrier for so many megabytes of pixels; falls back to threads, and says so, when the cache cannot hold them."""
     if cfg.carrier in ("threads", "offload"):
         return cfg.carrier
+    if not ray.is_initialized():
+        return "threads"
     free_mb = ray.cluster_resources().get("object_store_memory", 0) / 2**20 * 0.6  # what trials and results leave
     limit = min(cfg.cache_mb, free_mb)
     carrier = cfg.carrier

@@ -5,7 +5,7 @@ Layer-wise decay: each depth learns `decay` times as fast as the one above it (J
 H. Bao et al., "BEiT" (2022), with 0.65 to 0.9). Gradual unfreezing: the head learns first, then block by block downwards
 (J. Howard and S. Ruder, "ULMFiT" (2018)). A frozen depth has learning rate 0 rather than no gradient: AdamW then neither moves
 nor decays it, its moments warm up, and DDP, FSDP and ZeRO keep the buckets they were built with. It saves no time: frozen
-features do that.
+blocks (`freeze`), or frozen features, do that.
 
 Depth 0 is what comes before the first block (stem, embeddings); what comes after the last block belongs to it. The head is
 deepest.
@@ -18,6 +18,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
+
+from raypipe.errors import ConfigError
 
 
 def blocks(backbone: nn.Module) -> list[nn.Module]:
@@ -46,6 +48,24 @@ def scales(count: int, epoch: int, decay: float = 1.0, unfreeze_epochs: int = 0)
     share = min(1.0, epoch / unfreeze_epochs) if unfreeze_epochs else 1.0
     frozen = count - 1 - math.ceil((count - 1) * share)
     return [0.0 if depth < frozen else decay ** (count - 1 - depth) for depth in range(count)]
+
+
+def freeze(model: nn.Module, count: int) -> list[nn.Module]:
+    """Take the stem and the lowest `count` blocks of a backbone out of training; returns the modules to keep in eval mode.
+
+    No gradient is computed down there and no activation kept, and batch norms use the statistics they were pretrained with.
+    Raises ConfigError for more blocks than there are.
+    """
+    found, at = blocks(model.get_submodule("backbone")), depths(model)
+    if count > len(found):
+        raise ConfigError("model.frozen_blocks is more than the backbone has", got=count, rule=f"It has {len(found)} blocks")
+    inside = {id(p) for block in found[:count] for p in block.parameters()}
+    last = max((at[name] for name, p in model.named_parameters() if id(p) in inside), default=-1)
+    for name, p in model.named_parameters():
+        if at[name] <= last:
+            p.requires_grad_(False)
+    stem = [m for m in model.modules() if (own := list(m.parameters(recurse=False))) and not any(p.requires_grad for p in own)]
+    return [*stem, *found[:count]]
 
 
 def parameter_groups(model: nn.Module, weight_decay: float, by_name: Mapping[str, int] | None = None) -> list[dict[str, Any]]:

@@ -22,6 +22,7 @@ from safetensors.torch import load_file, save_file
 
 from raypipe.errors import DataError
 from raypipe.images.decode import decode_batch
+from raypipe.models.allocator import keep_memory
 from raypipe.models.tasks import Task
 from raypipe.models.zoo import ImageModel, ModelConfig
 
@@ -62,7 +63,8 @@ class Package:
     @property
     def model(self) -> ImageModel:
         if self._model is None:
-            cfg = ModelConfig.model_validate(self.info["model"] | {"pretrained": False, "mode": "finetune"})
+            untrained = {"pretrained": False, "mode": "finetune", "frozen_blocks": 0}
+            cfg = ModelConfig.model_validate(self.info["model"] | untrained)
             model = ImageModel(cfg, len(self.classes))
             model.load_state_dict(load_file(self.folder / "weights.safetensors"))
             self._model = model.for_inference()
@@ -82,6 +84,7 @@ class Package:
 def load_once(folder: str) -> Package:
     """The package of a folder, loaded once in each worker process. Ray Data runs one task a CPU, so each takes one thread."""
     torch.set_num_threads(1)
+    keep_memory()
     return Package(Path(folder))
 
 

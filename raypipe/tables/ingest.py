@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import Any, Literal
 
 import pyarrow as pa
@@ -46,6 +47,7 @@ Progress = Callable[[int, int], None]
 class IngestConfig(Section):
     """What to ingest, under which source name, how to split it, what to store (`max_side` in pixels), and who does the work.
 
+    splits: shares, which hold on average; with `stratify`, in every label, but for an image or two. `seed` draws others.
     `workers`: Ray tasks at a time; 0 means `threads` of this process (null: one a core); auto chooses by the number of images.
     """
 
@@ -53,6 +55,8 @@ class IngestConfig(Section):
     name: str = "ingest"
     share: tuple[float, float] = (0.0, 1.0)
     splits: dict[str, float] = Field(default={"train": 0.7, "val": 0.15, "test": 0.15})
+    stratify: bool = False
+    seed: int = 0
     near_bits: int = Field(default=12, ge=0, lt=16)
     formats: tuple[decode.Format, ...] = Field(default=decode.FORMATS, min_length=1)
     max_pixels: int = Field(default=decode.MAX_PIXELS, gt=0)
@@ -106,11 +110,13 @@ class _Counts:
 
 @dataclass
 class _Held:
-    """What the table holds at `base` (None: there is no table), and which ids this run has added."""
+    """What the table holds at `base` (None: there is no table), and which ids this run has added. `strata` where splits are
+    stratified."""
 
     base: DeltaTable | None
     known: set[str]
     families: split.Families
+    strata: split.Strata | None
     mine: set[str] = field(default_factory=set)
 
 
@@ -179,17 +185,20 @@ def _in_share(parts: list[Part], share: tuple[float, float]) -> list[Part]:
 def _look(uri: str, cfg: IngestConfig, options: Options) -> _Held:
     """Raises DataError for a table that ingest did not make."""
     known: set[str] = set()
-    families = split.Families(cfg.near_bits)
+    families, strata = split.Families(cfg.near_bits), split.Strata() if cfg.stratify else None
     if not ImageTable.exists(uri, options):
-        return _Held(None, known, families)
+        return _Held(None, known, families, strata)
     opened = ImageTable.open(TableConfig(uri=uri, storage_options=options))
     base = opened.delta()
     opened.require(base, *(n for n in SCHEMA.names if n != "sha256"))  # which older tables lack: the next commit adds it
-    for row in scan.rows(opened, TableVersion(uri, base.version()), ["image_id", "look", "family"]).to_pylist():
+    columns = ["image_id", "look", "family", "label", "split"]
+    for row in scan.rows(opened, TableVersion(uri, base.version()), columns).to_pylist():
         known.add(row["image_id"])
         families.join(row["image_id"], bytes.fromhex(row["look"]), row["family"])
+        if strata:
+            strata.add(row["family"], row["label"], row["split"])
     # What cleaning dropped must not come back with the next ingest.
-    return _Held(base, known | verdicts.dropped_ids(uri, options), families)
+    return _Held(base, known | verdicts.dropped_ids(uri, options), families, strata)
 
 
 def _commit_bytes(parts: list[Part]) -> int:
@@ -215,22 +224,25 @@ def _batches(stream: Iterable[pa.Table], most_bytes: int, progress: Callable[[in
 def _add(uri: str, batch: list[pa.Table], cfg: IngestConfig, held: _Held, why: CommitProperties, options: Options) -> _Counts:
     """Commit what is new in the batch; `held` is what the table holds afterwards."""
     for _ in range(ATTEMPTS):
-        rows, counts = _decide(batch, cfg, held)
+        rows, counts, strata = _decide(batch, cfg, held)
         ids = rows["image_id"].to_pylist()
         try:
             if ids:
                 held.base = append_once(uri, rows, batch_id(ids), held.base, why, STATISTICS, options)
             held.mine |= set(ids)
+            held.strata = strata
             return counts
         except Moved:
             now = _look(uri, cfg, options)
-            held.base, held.families, held.known = now.base, now.families, held.known | (now.known - held.mine)
+            held.base, held.families, held.strata = now.base, now.families, now.strata
+            held.known |= now.known - held.mine
     raise DataError(f"Others keep writing to {uri}", got=f"{ATTEMPTS} attempts", fix="Run again when they are done")
 
 
-def _decide(batch: list[pa.Table], cfg: IngestConfig, held: _Held) -> tuple[pa.Table, _Counts]:
-    """The rows of images that are new, complete with family and split, and what became of the others."""
+def _decide(batch: list[pa.Table], cfg: IngestConfig, held: _Held) -> tuple[pa.Table, _Counts, split.Strata | None]:
+    """The rows of images that are new, complete with family and split, what became of the others, and the strata with them."""
     counts, fresh, accepted = _Counts(), set[str](), []
+    strata, salt = held.strata and held.strata.copy(), str(cfg.seed) if cfg.seed else ""
     for chunk in batch:
         keep, more = [], []
         for i, row in enumerate(chunk.select(["image_id", "reason", "look", "given", "label"]).to_pylist()):
@@ -244,7 +256,10 @@ def _decide(batch: list[pa.Table], cfg: IngestConfig, held: _Held) -> tuple[pa.T
             else:
                 fresh.add(image_id)
                 family = held.families.join(image_id, bytes.fromhex(row["look"]))
-                drawn = row["given"] or split.draw(family, cfg.splits)
+                drawer = partial(strata.draw, label=row["label"]) if strata else split.draw
+                drawn = row["given"] or drawer(family, fractions=cfg.splits, salt=salt)
+                if strata:
+                    strata.add(family, row["label"], drawn)
                 counts.unlabelled += row["label"] is None
                 counts.splits[drawn] += 1
                 keep.append(i)
@@ -252,7 +267,7 @@ def _decide(batch: list[pa.Table], cfg: IngestConfig, held: _Held) -> tuple[pa.T
         kept = chunk if len(keep) == len(chunk) else chunk.take(pa.array(keep, pa.int64()))
         added = pa.Table.from_pylist(more, pa.schema([SCHEMA.field(n) for n in ("split", "source", "family")]))
         accepted.append(pa.table([(added if n in added.column_names else kept)[n] for n in SCHEMA.names], schema=SCHEMA))
-    return pa.concat_tables(accepted), counts
+    return pa.concat_tables(accepted), counts, strata
 
 
 def _quarantine(uri: str, batch: list[pa.Table], name: str, options: Options) -> None:

@@ -1,13 +1,15 @@
 """Which split an image belongs to: a pure function of its family, so nothing moves when rows are added.
 
 A family is an image and its near-duplicates; its id is the first member's. Splits are drawn from a hash of the family id:
-the class balance holds on average, and near-duplicates fall on one side, so a test image has no twin in training.
+the class balance holds on average, and near-duplicates fall on one side, so a test image has no twin in training. Strata
+hold the balance exactly, for the price that a draw depends on those before it.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections import defaultdict
+from collections import Counter, defaultdict
+from copy import deepcopy
 
 import numpy as np
 
@@ -30,6 +32,32 @@ def draw(family: str, fractions: dict[str, float], salt: str = "") -> str:
         if at < edge:
             return name
     return name
+
+
+class Strata:
+    """Draws splits so that the images of every label have the shares asked for: at any point of an ingest, to within as many
+    images as there are splits (families of twins, which stay together, apart)."""
+
+    def __init__(self) -> None:
+        self._split_of: dict[str, str] = {}
+        self._images: defaultdict[str | None, Counter[str]] = defaultdict(Counter)
+
+    def add(self, family: str, label: str | None, drawn: str) -> None:
+        """An image of this family and label is in the split `drawn`."""
+        self._split_of.setdefault(family, drawn)
+        self._images[label][drawn] += 1
+
+    def draw(self, family: str, label: str | None, fractions: dict[str, float], salt: str = "") -> str:
+        """The split that the family is in; for a new one, any that lacks images of the label, the likelier the more."""
+        if family in self._split_of:
+            return self._split_of[family]
+        have, scale = self._images[label], sum(fractions.values())
+        images = 1 + sum(have[name] for name in fractions)
+        lacking = {name: share / scale * images - have[name] for name, share in fractions.items()}
+        return draw(family, {name: images for name, images in lacking.items() if images > 0}, salt)
+
+    def copy(self) -> Strata:
+        return deepcopy(self)
 
 
 class Families:

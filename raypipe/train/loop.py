@@ -103,7 +103,7 @@ def fit(
             "images_per_s": (state.seen - before) * engine.world / (time.perf_counter() - started),
             **engine.meter.epoch(),
         }
-        if improved(metrics[rule.metric], state.best, rule.mode, rule.min_delta):
+        if cfg.result == "last" or improved(metrics[rule.metric], state.best, rule.mode, rule.min_delta):
             state.best, state.best_epoch = metrics[rule.metric], state.epoch
         state.history.append(metrics)
         state.epoch, state.step, state.loss_sum, state.seen = state.epoch + 1, 0, 0.0, 0

@@ -7,6 +7,7 @@ compares runs that were trained with different ones.
 single_label   val_accuracy, val_balanced_accuracy
 multi_label    val_accuracy (every tag of the image right), val_f1 (mean over tags of 2tp / (2tp + fp + fn))
 probability, regression    val_mae, val_rmse (unit of the label), val_r2 (share of the variance that is explained)
+probability    also val_accuracy (score and label on the same side of 0.5, which itself belongs to the upper)
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from raypipe.train.losses import ClassWeights, class_weights, sigmoid_loss, soft
 METRICS: dict[Kind, tuple[str, ...]] = {
     "single_label": ("val_loss", "val_accuracy", "val_balanced_accuracy"),
     "multi_label": ("val_loss", "val_accuracy", "val_f1"),
-    "probability": ("val_loss", "val_mae", "val_rmse", "val_r2"),
+    "probability": ("val_loss", "val_mae", "val_rmse", "val_r2", "val_accuracy"),
     "regression": ("val_loss", "val_mae", "val_rmse", "val_r2"),
 }
 
@@ -80,6 +81,14 @@ class Objective:
         return function(logits_BC, targets_BC, weights_C, smoothing, gamma)
 
 
+def judge(task: Task, scores_NC: Tensor, labels_N: Tensor) -> dict[str, float]:
+    """The task's metrics of finished predictions, without the loss; names as in validation."""
+    targets_NC = task.targets(labels_N)
+    counted = _COUNTED[task.kind](scores_NC, targets_NC, float(targets_NC.mean()))
+    sums = torch.cat([part.double().sum(0).reshape(-1) for part in counted])
+    return _DIVIDED[task.kind](len(scores_NC), sums.numpy())
+
+
 def check(kind: Kind, weights: ClassWeights, smoothing: float, gamma: float) -> None:
     """Raise ConfigError for a setting that this task has no use for."""
     numeric, squared = kind in ("probability", "regression"), kind == "regression"
@@ -127,15 +136,23 @@ def _divide_errors(images: float, counted: np.ndarray) -> dict[str, float]:
     return {"val_mae": absolute / images, "val_rmse": (squared / images) ** 0.5, "val_r2": r2}
 
 
+def _count_probabilities(scores_B1: Tensor, targets_B1: Tensor, mean: float) -> tuple[Tensor, ...]:
+    return *_count_errors(scores_B1, targets_B1, mean), (scores_B1 >= 0.5) == (targets_B1 >= 0.5)
+
+
+def _divide_probabilities(images: float, counted: np.ndarray) -> dict[str, float]:
+    return _divide_errors(images, counted[:-1]) | {"val_accuracy": float(counted[-1] / images)}
+
+
 _COUNTED = {
     "single_label": _count_classes,
     "multi_label": _count_tags,
-    "probability": _count_errors,
+    "probability": _count_probabilities,
     "regression": _count_errors,
 }
 _DIVIDED = {
     "single_label": _divide_classes,
     "multi_label": _divide_tags,
-    "probability": _divide_errors,
+    "probability": _divide_probabilities,
     "regression": _divide_errors,
 }

@@ -31,7 +31,8 @@ class TrainConfig(ParallelConfig):
     `warmup` is a share of the training (null: 0.05, for one_cycle 0.3). `lr_batch` is the batch size that `lr` is meant for:
     with another one the rate is scaled by `lr_scaling` (null: it is not). `batch_size` and `lr` may be `auto`: finders.py
     makes numbers of them before anything else sees them. `profile: step:10-13` traces these steps, `tensorboard: true` writes
-    event files, both into the run's folder.
+    event files, both into the run's folder. `result`: the epoch whose weights are the run's, the best by stopping.metric or
+    the last, whatever validation says.
     """
 
     batch_size: Annotated[int, Field(ge=1)] | Literal["auto"] = 64  # type: ignore[assignment]  # the engines see numbers
@@ -46,6 +47,7 @@ class TrainConfig(ParallelConfig):
     label_smoothing: float = Field(default=0.0, ge=0, lt=1)
     focal_gamma: float = Field(default=0.0, ge=0, le=10)
     stopping: StoppingConfig = StoppingConfig()
+    result: Literal["best", "last"] = "best"
     checkpoint_steps: int | None = Field(default=None, ge=1)
     checkpoint_async: bool = False
     keep_best: int = Field(default=1, ge=1)

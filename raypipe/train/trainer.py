@@ -15,15 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import ray
 import torch
 
+from raypipe.cluster.connect import resources
 from raypipe.config import save
 from raypipe.errors import RaypipeError
 from raypipe.feed import feed as feeds
 from raypipe.feed.dataset import Pinned, pin
 from raypipe.feed.features import feature_sources
-from raypipe.feed.feed import Feed, fetch
+from raypipe.feed.feed import Feed, Source, fetch
 from raypipe.models.zoo import ImageModel
 from raypipe.registry.package import Reference
 from raypipe.train import board, checkpoint, finders
@@ -33,6 +33,7 @@ from raypipe.train.loop import LoopState, Report
 from raypipe.train.losses import check_weights
 from raypipe.train.meter import Tell
 from raypipe.train.notice import on_sigterm
+from raypipe.train.objective import judge
 from raypipe.train.rank import Data, meter_of, train_rank
 from raypipe.train.saving import Saver, newest
 
@@ -48,7 +49,7 @@ def run(
     SIGTERM makes it save the step it is in and stop; the same command goes on from there. Raises DataError, ClusterError, or
     RaypipeError when a worker died or the run was stopped.
     """
-    check_workers(job.train, ray.cluster_resources())
+    check_workers(job.train, resources())
     pinned = pin(job.table, job.feed, classes, job.model.task)
     data = cache(lambda: prepare(job, pinned))  # made once, for the finders and for the training
     job = finders.settle(job, pinned, data)
@@ -101,13 +102,14 @@ def _train(job: TrainJob, data: Data, checkpoints: Path, progress: Report, steps
 def prepare(job: TrainJob, pinned: Pinned) -> Data:
     """Find the rows, and (frozen) embed or (cache) decode them once, for however many trials and epochs follow."""
     check_weights(job.train.class_weights, pinned.classes)  # before anything is decoded
-    feed, model = job.feed, job.model
-    frozen = model.mode == "frozen"
-    if frozen:
-        sources = feature_sources(pinned, [feed.train, feed.val], model, feed, str(job.run.path / "features"))
-    else:
-        sources = feeds.prepare(pinned, [feed.train, feed.val], model.pixels, feed, job.run.seed)
-    return Data(pinned.classes, frozen, sources[feed.train], sources[feed.val])
+    sources = _sources(job, pinned, [job.feed.train, job.feed.val])
+    return Data(pinned.classes, job.model.mode == "frozen", sources[job.feed.train], sources[job.feed.val])
+
+
+def _sources(job: TrainJob, pinned: Pinned, splits: list[str]) -> dict[str, Source]:
+    if job.model.mode == "frozen":
+        return feature_sources(pinned, splits, job.model, job.feed, str(job.run.path / "features"))
+    return feeds.prepare(pinned, splits, job.model.pixels, job.feed, job.run.seed)
 
 
 def assemble(job: TrainJob, result: TrainResult) -> ImageModel:
@@ -121,17 +123,38 @@ def assemble(job: TrainJob, result: TrainResult) -> ImageModel:
 def reference(job: TrainJob, model: ImageModel, pinned: Pinned) -> Reference:
     """Features and scores of the validation split: images of the training domain that the weights have not seen, which
     is what later batches are compared with. Training images would look too easy, and every new batch would drift."""
-    data = prepare(job, pinned)
-    feed = Feed(data.train, data.val, 256, job.run.seed)
-    ids = tuple(fetch(data.val.rows).ids.to_pylist())
-    if data.features:
-        features_ND = np.array(fetch(data.val.inputs))
+    return _predicted(job, model, pinned, job.feed.val)[0]
+
+
+def test(job: TrainJob, result: TrainResult) -> dict[str, float]:
+    """Metrics of the result on the split feed.test (test_accuracy, …), predicted as the package does; {} where the table has
+    no such rows. Kept beside the result: looking again costs nothing."""
+    kept = job.folder(result.key) / "test.json"
+    if not kept.exists():
+        pinned = pin(job.table.model_copy(update={"version": result.version.version}), job.feed, result.classes, job.model.task)
+        metrics: dict[str, float] = {}
+        if pinned.counts[job.feed.test]:
+            found, labels_N = _predicted(job, assemble(job, result), pinned, job.feed.test)
+            metrics = judge(pinned.task, torch.from_numpy(found.scores_NC), torch.from_numpy(labels_N))
+        kept.write_text(json.dumps({name.replace("val_", "test_"): value for name, value in metrics.items()}))
+    return dict(json.loads(kept.read_text()))
+
+
+def _predicted(job: TrainJob, model: ImageModel, pinned: Pinned, split: str) -> tuple[Reference, np.ndarray]:
+    """Features and scores of a split, and its labels."""
+    source = _sources(job, pinned, [split])[split]
+    rows = fetch(source.rows)
+    ids = tuple(rows.ids.to_pylist())
+    if job.model.mode == "frozen":
+        features_ND = np.array(fetch(source.inputs))
         with torch.inference_mode():
-            return Reference(features_ND, model.scores(model.head(torch.from_numpy(features_ND))).numpy(), ids)
-    predictor = model.for_inference()
-    parts = [predictor.predict(batch.inputs.numpy()) for batch in feed.val()]
-    features_ND, scores_NC = (np.concatenate(part) for part in zip(*parts, strict=True))
-    return Reference(features_ND, scores_NC, ids)
+            scores_NC = model.scores(model.head(torch.from_numpy(features_ND))).numpy()
+    else:
+        predictor = model.for_inference()
+        batches = Feed(source, source, 256, job.run.seed).val()
+        parts = [predictor.predict(batch.inputs.numpy()) for batch in batches]
+        features_ND, scores_NC = (np.concatenate(part) for part in zip(*parts, strict=True))
+    return Reference(features_ND, scores_NC, ids), rows.labels_N
 
 
 def _result(key: str, pinned: Pinned, outcome: dict[str, Any], seconds: float) -> TrainResult:

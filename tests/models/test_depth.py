@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from raypipe.errors import ConfigError
 from raypipe.models import depth
 from raypipe.models.zoo import Head, ImageModel, ModelConfig
 from raypipe.train.parallel import ParallelConfig
@@ -74,3 +75,37 @@ def test_a_frozen_depth_does_not_move_and_an_open_one_moves_by_its_rate() -> Non
             assert torch.equal(p, before[name])
         else:
             assert float(moved) == pytest.approx(1e-2 * by_depth[found[name]], rel=0.5)
+
+
+FROZEN = ModelConfig(side_px=32, mode="finetune", frozen_blocks=3)
+
+
+def test_frozen_blocks_do_not_change_in_training_and_the_rest_does() -> None:
+    torch.manual_seed(0)
+    model = ImageModel(FROZEN, classes=2).train()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
+    for _ in range(2):  # a head of zeros passes no gradient down
+        (model(torch.randint(0, 256, (4, 32, 32, 3), dtype=torch.uint8)) - 1).square().sum().backward()
+        optimizer.step()
+    moved = {name for name, tensor in model.state_dict().items() if not torch.equal(tensor, before[name])}
+    below = ("_conv_stem", "_bn0", "_blocks.0.", "_blocks.1.", "_blocks.2.")
+    frozen = {name for name in before if name.removeprefix("backbone.net.").startswith(below)}
+    assert frozen and not moved & frozen
+    assert {"backbone.net._blocks.3._bn0.running_mean", "backbone.net._conv_head.weight", "head.linear.weight"} <= moved
+
+
+def test_frozen_blocks_need_no_gradient_and_stay_in_eval_mode_through_train_and_copy() -> None:
+    model = ImageModel(FROZEN, classes=2).eval().train()
+    by_depth = depth.depths(model)
+    assert all(p.requires_grad == (by_depth[name] > 3) for name, p in model.named_parameters())
+    training = {name for name, m in model.named_modules() if m.training}
+    assert not any(name.startswith(("backbone.net._bn0", "backbone.net._blocks.2")) for name in training)
+    assert "backbone.net._blocks.3._bn2" in training
+    assert model.state_dict().keys() == ImageModel(LITE0, classes=2).state_dict().keys()
+    assert not model.for_inference().training
+
+
+def test_more_frozen_blocks_than_there_are_is_an_error() -> None:
+    with pytest.raises(ConfigError, match=r"frozen_blocks is more than the backbone has.*17.*16 blocks"):
+        ImageModel(FROZEN.model_copy(update={"frozen_blocks": 17}), classes=2)

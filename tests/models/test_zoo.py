@@ -12,7 +12,7 @@ from PIL import Image
 from raypipe.config import validate
 from raypipe.errors import ConfigError
 from raypipe.images.decode import decode_batch
-from raypipe.models.zoo import ImageModel, ModelConfig, fingerprint
+from raypipe.models.zoo import ImageModel, ModelConfig, fingerprint, views
 
 SIDE = 64
 SMALL = ModelConfig(name="small_cnn", pretrained=False, mode="finetune")
@@ -87,6 +87,8 @@ def test_gray_and_transparent_images_are_seen_as_what_they_look_like(lite0: Imag
     [
         ({"name": "small_cnn", "mode": "finetune"}, r"small_cnn has no pretrained weights.*Set model\.pretrained=false"),
         ({"name": "small_cnn"}, r"frozen needs pretrained weights, and small_cnn.*Set model\.mode=finetune"),
+        ({"mode": "finetune", "pretrained": False, "frozen_blocks": 2}, r"frozen_blocks is for pretrained weights"),
+        ({"views": 4}, r"frozen features are of the image as it is.*Set model\.views=1"),
         ({"pretrained": False}, r"frozen needs pretrained weights, and efficientnet_lite0.*Set model\.mode=finetune"),
     ],
 )
@@ -126,3 +128,39 @@ def test_the_head_standardises_and_survives_dead_features() -> None:
     assert torch.isfinite(standard).all()
     torch.testing.assert_close(standard.mean(0), torch.zeros(2), atol=1e-5, rtol=0)
     torch.testing.assert_close(standard.std(0), torch.ones(2), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("count", [1, 2, 4, 8])
+def test_views_are_distinct_and_a_flipped_image_has_the_same_ones(count: int) -> None:
+    pixels_BHWC = torch.arange(2 * 5 * 5 * 3, dtype=torch.uint8).view(2, 5, 5, 3)
+    seen = {tuple(v.flatten().tolist()) for v in views(pixels_BHWC, count)}
+    assert len(seen) == count and tuple(pixels_BHWC.flatten().tolist()) in seen
+    same = [pixels_BHWC.flip(dims) for dims in ((2,), (1,), (1, 2))[: count - 1]] + [pixels_BHWC.rot90(1, (1, 2))] * (
+        count == 8
+    )
+    for changed in same:
+        assert {tuple(v.flatten().tolist()) for v in views(changed, count)} == seen
+
+
+def test_a_prediction_of_eight_views_is_the_mean_of_theirs_and_is_blind_to_turns() -> None:
+    torch.manual_seed(0)
+    cfg = ModelConfig(name="small_cnn", mode="finetune", pretrained=False, views=8)
+    model = ImageModel(cfg, classes=3).eval()
+    torch.nn.init.normal_(model.head.linear.weight)
+    pixels = np.random.default_rng(0).integers(0, 256, (3, 32, 32, 3), dtype=np.uint8)
+    features, scores = model.predict(pixels)
+    one = ImageModel(cfg.model_copy(update={"views": 1}), classes=3).eval()
+    one.load_state_dict(model.state_dict())
+    parts = [one.predict(view.numpy())[1] for view in views(torch.from_numpy(pixels), 8)]
+    np.testing.assert_allclose(scores, np.mean(parts, 0), atol=1e-6)
+    np.testing.assert_allclose(features, one.predict(pixels)[0], atol=1e-6)
+    np.testing.assert_allclose(model.predict(np.rot90(pixels, 1, (1, 2)))[1], scores, atol=1e-5)
+
+
+def test_running_statistics_follow_as_fast_as_asked_or_as_the_backbone_has_it() -> None:
+    def momenta(**settings: object) -> set[float]:
+        model = ImageModel(ModelConfig(side_px=32, mode="finetune", **settings), classes=2)
+        return {m.momentum for m in model.modules() if isinstance(m, torch.nn.BatchNorm2d)}
+
+    assert momenta(norm_momentum=0.1) == {0.1}
+    assert len(momenta()) == 1 and momenta() != {0.1}

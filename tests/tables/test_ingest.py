@@ -498,3 +498,18 @@ def test_a_table_of_somebody_else_is_left_alone(photos: Path, table: TableConfig
 def test_wrong_settings_are_named(settings: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         validate(IngestConfig, settings)
+
+
+def test_stratified_splits_hold_in_every_label_over_ingests_and_are_drawn_anew_by_a_seed(photos: Path, tmp_path: Path) -> None:
+    drawn = []
+    for seed in (1, 1, 2):
+        table = TableConfig(uri=str(tmp_path / f"{len(drawn)}"))
+        stratified: dict[str, Any] = {"splits": {"train": 0.75, "test": 0.25}, "stratify": True, "seed": seed}
+        ingest(table, source(photos, share=[0.0, 0.5], **stratified))
+        ingest(table, source(photos, **stratified))  # goes on from what the table holds
+        rows = everything(table.uri, ["image_id", "label", "split"])
+        for label in {r["label"] for r in rows}:
+            images = [r["split"] for r in rows if r["label"] == label]
+            assert abs(images.count("test") - len(images) / 4) < 2
+        drawn.append({r["image_id"]: r["split"] for r in rows})
+    assert drawn[0] == drawn[1] != drawn[2]

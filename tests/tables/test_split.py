@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raypipe.tables.split import Families, draw, position
+from raypipe.tables.split import Families, Strata, draw, position
 
 FRACTIONS = {"train": 0.7, "val": 0.15, "test": 0.15}
 LOOKS = st.lists(st.binary(min_size=32, max_size=32), min_size=1, max_size=12, unique=True)
@@ -118,3 +118,28 @@ def test_a_family_grows_by_its_nearest_member() -> None:
 def test_a_limit_that_the_index_cannot_keep_is_refused() -> None:
     with pytest.raises(ValueError, match=r"max_bits 16 must be below 16"):
         Families(16)
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.lists(st.sampled_from(["a", "b", None]), min_size=1, max_size=300), st.text(max_size=3))
+def test_strata_keep_the_shares_of_every_label_at_every_point(labels: list[str | None], salt: str) -> None:
+    strata, seen = Strata(), Counter[tuple[str | None, str]]()
+    for i, label in enumerate(labels):
+        drawn = strata.draw(f"family {i}", label, FRACTIONS, salt)
+        strata.add(f"family {i}", label, drawn)
+        seen[label, drawn] += 1
+        for name, share in FRACTIONS.items():
+            images = sum(seen[label, other] for other in FRACTIONS)
+            assert abs(seen[label, name] - share * images) < len(FRACTIONS)
+
+
+def test_strata_are_drawn_anew_by_each_salt_and_twins_stay_together() -> None:
+    def drawn(salt: str) -> list[str]:
+        strata = Strata()
+        for i in range(400):
+            strata.add(f"{i % 300}", "a", strata.draw(f"{i % 300}", "a", FRACTIONS, salt))
+        return [strata.draw(f"{i}", "a", FRACTIONS, salt) for i in range(300)]
+
+    first, second = drawn("1"), drawn("2")
+    assert first == drawn("1")
+    assert sum(a == b for a, b in zip(first, second, strict=True)) < 210  # 0.7 ** 2 + 2 * 0.15 ** 2 of 300 by chance: 160

@@ -15,7 +15,7 @@ from raypipe.config import validate
 from raypipe.errors import ConfigError
 from raypipe.models.tasks import Kind, Task
 from raypipe.train.job import TrainJob
-from raypipe.train.objective import METRICS, Objective
+from raypipe.train.objective import METRICS, Objective, judge
 from raypipe.train.rank import Data, train_rank
 
 from ..pixels import memory
@@ -140,3 +140,31 @@ def _rank(rank: int, kind: Kind, meet: str, out: str) -> None:
 def test_settings_of_another_task_are_refused(kind: Kind, settings: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         job(kind, **settings)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_finished_predictions_are_judged_as_logits_are(kind: Kind) -> None:
+    metrics, scores, labels_N = judged(kind, 20)
+    found = judge(task_of(kind), torch.from_numpy(scores), torch.from_numpy(labels_N))
+    assert found == pytest.approx({name: value for name, value in metrics.items() if name != "val_loss"}, rel=1e-5)
+
+
+def test_a_probability_is_right_on_its_side_of_one_half() -> None:
+    labels_N1, scores_N1 = (
+        torch.tensor([0.0, 1 / 3, 0.5, 2 / 3, 1.0])[:, None],
+        torch.tensor([0.4, 0.5, 0.5, 0.4, 0.9])[:, None],
+    )
+    assert judge(task_of("probability"), scores_N1, labels_N1)["val_accuracy"] == pytest.approx(3 / 5)
+
+
+def test_the_last_epoch_can_be_the_result_whatever_validation_says() -> None:
+    """Validation's labels are wrong, so that the better the model becomes, the worse it looks."""
+    inputs_ND, labels = labels_of("single_label", 90)
+    wrong = memory(inputs_ND[60:], 2 - labels[60:])
+    data = Data(task_of("single_label").classes, True, memory(inputs_ND[:60], labels[:60]), wrong)
+    for result in ("last", "best"):
+        wanted = job("single_label", epochs=5, result=result)
+        state = train_rank(wanted, data, None, lambda state, engine: None, lambda metrics, state: None)
+        losses = [epoch["val_loss"] for epoch in state.history]
+        assert losses.index(min(losses)) < 4
+        assert state.best_epoch == (4 if result == "last" else losses.index(min(losses)))

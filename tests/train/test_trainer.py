@@ -235,3 +235,17 @@ def test_the_reference_is_the_validation_split_as_the_model_sees_it(jobs: Jobs) 
         features, scores = trainer.assemble(job, result).predict(inputs)
         np.testing.assert_allclose(found.features_ND, features, atol=1e-4)
         np.testing.assert_allclose(found.scores_NC, scores, atol=1e-4)
+
+
+def test_the_test_split_is_judged_as_the_package_predicts_and_a_table_without_one_has_no_such_metrics(jobs: Jobs) -> None:
+    job = jobs(**{"train.epochs": 2, "model.views": 4})
+    result = trainer.run(job)
+    assert trainer.test(job, result) == {}
+    job = replace(job, {"feed.test": "val", "run.dir": f"{job.run.path}-tested"})
+    result = trainer.run(job)
+    pixels_NHWC, labels, _ = decoded(job)
+    scores = trainer.assemble(job, result).predict(pixels_NHWC)[1]
+    found = trainer.test(job, result)
+    assert found.keys() == {"test_accuracy", "test_balanced_accuracy"}
+    assert found["test_accuracy"] == pytest.approx(float((scores.argmax(1) == labels).mean()))
+    assert trainer.test(job, result) == found

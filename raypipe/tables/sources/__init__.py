@@ -32,7 +32,7 @@ class SourceConfig(Section):
     paths        the folder that the paths in `labels` (CSV, JSONL, Parquet, Delta) start from; left out: where `labels` is
     tar          a WebDataset shard or a folder of them      parquet  a file or a folder of them
     huggingface  what datasets' save_to_disk wrote           delta    a table's uri, with `version`, `where`, `storage_options`
-    elpv         nothing: the installed solar cell data set, of which `type` picks a part
+    elpv         nothing: the installed solar cells, of which `type` picks a part; label_column is label or probability
     """
 
     kind: Kind = "folder"
@@ -81,7 +81,7 @@ def _list(cfg: SourceConfig) -> Listed:
     label = cfg.label_column if cfg.labelled else None
     wanted = Wanted(cfg.image_column, label, cfg.split_column)
     if cfg.kind == "elpv":
-        return Listed(elpv.cells(cfg.type, cfg.labelled))
+        return Listed(elpv.cells(cfg.type, label))
     if cfg.kind == "delta":
         _require(bool(cfg.images), cfg)
         parts, pinned = delta.row_groups(cfg.images, cfg.version, cfg.where, wanted, cfg.storage_options)

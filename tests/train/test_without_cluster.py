@@ -1,0 +1,45 @@
+"""One worker fine-tunes where no Ray is: in this process, with the same result as on a cluster."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from raypipe.cluster.connect import ClusterConfig, connect
+from raypipe.config import save
+from raypipe.errors import ClusterError
+from raypipe.train.launch import check_workers
+
+from .conftest import Jobs
+
+RUN = """
+import sys, ray
+from pathlib import Path
+from raypipe.cluster.connect import connect
+from raypipe.config import load
+from raypipe.train import trainer
+from raypipe.train.job import TrainJob
+job = load(TrainJob, Path(sys.argv[1]), [])
+connect(job.cluster, needed=False)
+result = trainer.run(job)
+assert not ray.is_initialized()
+print(len(result.history), trainer.test(job, result)["test_accuracy"], result.metrics["val_accuracy"])
+"""
+
+
+def test_a_single_worker_needs_no_cluster(jobs: Jobs, tmp_path: Path) -> None:
+    save(jobs(**{"train.epochs": 2, "cluster.address": "none", "feed.test": "val"}), tmp_path / "job.yaml")
+    done = subprocess.run([sys.executable, "-c", RUN, str(tmp_path / "job.yaml")], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    epochs, tested, validated = done.stdout.split()
+    assert epochs == "2" and float(tested) == pytest.approx(float(validated))
+
+
+def test_what_needs_a_cluster_says_so(jobs: Jobs) -> None:
+    with pytest.raises(ClusterError, match=r"needs a cluster.*Set cluster\.address=auto"):
+        connect(ClusterConfig(address="none"))
+    with pytest.raises(ClusterError, match=r"More workers than the cluster has.*Set train\.workers=1"):
+        check_workers(jobs(**{"train.workers": 2}).train, {"CPU": 1.0, "GPU": 0.0})
