@@ -10,10 +10,10 @@ augment_s        targets, augmentation, mixing
 forward_s, backward_s, optimizer_s    the model and the loss; gradients; clipping, the update and EMA
 other_s          between steps: checkpoints inside an epoch, progress
 step_s           all of these
-communication_s  the exposed part, inside backward_s: the messages of ddp were on their way (or a slower rank's were awaited)
-                 and nothing was left to compute. What hides behind the backward pass costs nothing and is not counted. DDP times
-                 the first 10 steps of a run and each 100th: this is the mean of those so far. For fsdp and zero, which wait
-                 layer by layer, nothing is told: a profile shows it (train.profile)
+communication_s  the exposed part, inside backward_s: the messages of ddp were on their way (or a slower rank's were awaited),
+                 and nothing was left to compute. What hides behind the backward pass costs nothing and is not counted. DDP
+                 times the first 10 steps of a run and each 100th: this is the mean of those so far. For fsdp and zero, which
+                 wait layer by layer, nothing is told: a profile shows it (train.profile)
 gflops_per_s     achieved by this device: 2 for each multiply-add of the model, forward and backward, recomputation not counted
 mfu              the same over the device's peak at this precision (Chowdhery et al. 2022, appendix B); GPUs of flops.py only
 cpu_memory_mb    resident, of this process, as the epoch ends; gpu_memory_mb: the most that tensors took so far
