@@ -276,8 +276,9 @@ def _cost(job: Job, result: TrainResult) -> dict[str, Any]:
     facts: dict[str, Any] = {}
     if last.get("step_s"):
         shares = [f"{p} {last[f'{p}_s'] / last['step_s']:.0%}" for p in PHASES if f"{p}_s" in last]
-        waited = [f"communication {last['communication_s'] / last['step_s']:.0%} (in backward)"] * ("communication_s" in last)
-        facts["a step"] = f"{last['step_s'] * 1000:,.1f} ms: {', '.join(shares + waited)}"
+        waited = last.get("communication_s")
+        shares += [] if waited is None else [f"communication {waited / last['step_s']:.0%} (in backward)"]
+        facts["a step"] = f"{last['step_s'] * 1000:,.1f} ms: {', '.join(shares)}"
     units = {"mfu": ".1%", "gflops_per_s": ",.0f", "gpu_memory_mb": ",.0f", "cpu_memory_mb": ",.0f"}
     facts["a worker"] = {name: format(last[name], unit) for name, unit in units.items() if name in last}
     if job.train.tensorboard:
