@@ -18,6 +18,7 @@ test: .venv/ready
 
 test-share: .venv/ready
 	$(BIN)/python -m pytest -m cloud -k "not train_and"
+	$(BIN)/python -m pytest -m chaos -k "killed or flip_a_byte or full_disk"
 
 test-all: .venv/ready
 	$(BIN)/python -m pytest
