@@ -213,7 +213,7 @@ def test_on_a_gpu_phases_are_the_streams_time_and_fit_into_the_epoch(tmp_path: P
 
 
 def rank(rank: int, folder: Path) -> None:
-    """Rank 1 comes 50 ms late to each backward pass: rank 0 waits for it, and that is what communication costs it."""
+    """Rank 1 comes 200 ms late to each backward pass: rank 0 waits for it, and that is what communication costs it."""
     torch.set_num_threads(1)
     meeting = f"file://{folder / 'meeting'}"
     dist.init_process_group("gloo", meeting, rank=rank, world_size=2, timeout=timedelta(seconds=120))
@@ -223,7 +223,7 @@ def rank(rank: int, folder: Path) -> None:
         engine = parallel.build(tiny(), cfg, meter)
 
         def criterion(logits_BC: Tensor, labels_B: Tensor) -> Tensor:
-            time.sleep(0.05 * dist.get_rank())
+            time.sleep(0.2 * dist.get_rank())
             return cross_entropy(logits_BC, labels_B)
 
         for step in range(5):
@@ -239,9 +239,9 @@ def test_communication_is_what_ddp_waited_for_after_its_last_gradient(tmp_path: 
     told = {f.stem: json.loads(f.read_text()) for f in tmp_path.glob("*.json")}
     assert len(told) == 6 and BATCH % 2 == 0
     waiting, late = told["ddp-1-0"], told["ddp-1-1"]
-    assert 0.03 < waiting["communication_s"] <= waiting["backward_s"]
-    assert late["communication_s"] < 0.03 and late["forward_s"] > 0.05
-    assert 0 <= told["ddp-2-1"]["communication_s"] <= told["ddp-2-1"]["backward_s"]
+    assert 0.1 < waiting["communication_s"] <= 1.5 * waiting["backward_s"]  # means of four steps, and of five
+    assert late["communication_s"] < 0.5 * waiting["communication_s"] and late["forward_s"] > 0.2
+    assert 0 <= told["ddp-2-1"]["communication_s"] < 0.5 * told["ddp-2-0"]["communication_s"]
     assert "communication_s" not in told["fsdp-1-0"], "nothing measures it: it must not be made up"
 
 
