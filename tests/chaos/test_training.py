@@ -195,13 +195,26 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_taken(
 def test_a_torn_snapshot_of_rays_controller_is_not_in_the_way(
     interrupted: Path, job: TrainJob, weights: dict[str, torch.Tensor], tmp_path: Path
 ) -> None:
-    """Ray itself refuses to start a run of the same name over one."""
+    """Ray writes one of the checkpoints it is told of, and refuses to start a run of that name over a torn one. It is told of
+    none of ours and each start has its own name: a torn one, put where Ray would have it, is not even read."""
     mine = replace(job, {"run.dir": str(shutil.copytree(interrupted, tmp_path / "run"))})
-    snapshots = list((mine.run.path / "ray").rglob("*snapshot*.json"))
-    for snapshot in snapshots:
-        snapshot.write_bytes(snapshot.read_bytes()[:20])
-    assert snapshots, "Ray wrote no snapshot: nothing was torn"
+    (started,) = (mine.run.path / "ray").iterdir()
+    torn = started / "checkpoint_manager_snapshot.json"
+    assert not torn.exists()
+    torn.write_text('{"ray_version": "2.60.0", "checkpoint_results": [{"metr')
+    with pytest.raises(Exception, match=r"(?s)checkpoint|snapshot|JSON|Unterminated"):
+        started_again(started)
     assert_same(last(mine, trainer.run(mine)), weights)
+    assert torn.exists() and len(list((mine.run.path / "ray").iterdir())) == 2
+
+
+def started_again(folder: Path) -> None:
+    """A run of Ray's own under that name."""
+    from ray.train import RunConfig, ScalingConfig
+    from ray.train.torch import TorchTrainer
+
+    run = RunConfig(name=folder.name, storage_path=str(folder.parent))
+    TorchTrainer(lambda: None, scaling_config=ScalingConfig(num_workers=1), run_config=run).fit()
 
 
 def driver(job: TrainJob, folder: Path) -> subprocess.Popen[str]:
@@ -266,7 +279,7 @@ def second_node(ray_session: str) -> Iterator[str]:
     yield new.pop()
     ray.kill(tenant, no_restart=True)
     process.terminate()
-    process.wait(30)
+    process.wait(90)
 
 
 def test_a_node_that_is_taken_away_gives_notice(
@@ -285,7 +298,7 @@ def test_a_node_that_is_taken_away_gives_notice(
     drain.start()
     result = trainer.run(mine)
     drain.join()
-    assert drain.said and "accepted" in drain.said.lower(), drain.said
+    assert drain.accepted, drain.said
     assert "A node is being taken away: going on elsewhere from epoch" in caplog.text
     assert_same(last(mine, result), weights)
     assert json.loads((folder_of(mine) / "result.json").read_text())["history"]
@@ -297,7 +310,7 @@ class Drain(threading.Thread):
 
     def __init__(self, node: str, folder: Path) -> None:
         super().__init__(daemon=True)
-        self.node, self.folder, self.said = node, folder, ""
+        self.node, self.folder, self.said, self.accepted = node, folder, "", False
 
     def run(self) -> None:
         from ray.util.state import list_actors
@@ -315,6 +328,6 @@ class Drain(threading.Thread):
             text=True,
             check=False,
         )
-        self.said = done.stdout + done.stderr
+        self.said, self.accepted = done.stdout + done.stderr, done.returncode == 0
         for tenant in list_actors(filters=[("class_name", "=", "Tenant"), ("state", "=", "ALIVE")]):
             os.kill(ray.util.state.get_actor(tenant.actor_id).pid, signal.SIGKILL)
