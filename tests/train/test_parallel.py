@@ -126,7 +126,8 @@ def test_who_shards_holds_half(strategy: str, least: float, most: float, request
 @given(layers=st.integers(1, 100), elements=st.integers(1, 10**9))
 def test_zero_lends_for_messages_what_a_layer_needs_and_little_of_the_model(layers: int, elements: int) -> None:
     sizes = [elements] * layers
-    cfg = zero_settings._config(3, ParallelConfig(strategy="zero3"), 2, torch.float32, sizes)["zero_optimization"]
+    settings, gpu = ParallelConfig(strategy="zero3"), torch.device("cuda")
+    cfg = zero_settings._config(3, settings, 2, torch.float32, gpu, sizes)["zero_optimization"]
     assert elements <= cfg["reduce_bucket_size"] <= max(elements, sum(sizes) / 16, 7_000_000)
     assert cfg["stage3_max_reuse_distance"] < cfg["stage3_max_live_parameters"] <= 2 * cfg["reduce_bucket_size"]
 

@@ -53,7 +53,7 @@ class Zero:
         if cfg.activation_checkpointing:
             checkpoint_activations(model, reentrant=stage == 3)
         optimizer = torch.optim.AdamW(parameter_groups(model, cfg), lr=cfg.lr, fused=True)
-        config = _config(stage, cfg, self.world, dtype, [p.numel() for p in model.parameters()])
+        config = _config(stage, cfg, self.world, dtype, device, [p.numel() for p in model.parameters()])
         self._engine, self._zero, _, _ = deepspeed.initialize(
             model=model.to(device), optimizer=optimizer, dist_init_required=False, config=config
         )
@@ -210,13 +210,16 @@ class Zero:
                 b.copy_(saved[prefix + name])
 
 
-def _config(stage: int, cfg: ParallelConfig, world: int, dtype: torch.dtype, sizes: list[int]) -> dict[str, Any]:
+def _config(
+    stage: int, cfg: ParallelConfig, world: int, dtype: torch.dtype, device: torch.device, sizes: list[int]
+) -> dict[str, Any]:
     # DeepSpeed's own sizes suit billions of parameters: a buffer of 2 GB, and below 1 billion everything stays gathered.
     bucket = max(SMALLEST_BUCKET, *sizes, sum(sizes) // 16)
     zero: dict[str, Any] = {"stage": stage, "reduce_bucket_size": bucket}
     if stage == 3:
         zero["stage3_param_persistence_threshold"] = 0
-        zero["stage3_prefetch_bucket_size"] = zero["stage3_max_reuse_distance"] = zero["sub_group_size"] = bucket
+        zero["stage3_max_reuse_distance"] = zero["sub_group_size"] = bucket
+        zero["stage3_prefetch_bucket_size"] = bucket if device.type == "cuda" else 0  # on a CPU it takes two layers' memory
         zero["stage3_max_live_parameters"] = 2 * bucket
     if cfg.offload != "none":
         zero["offload_optimizer"] = {"device": "cpu"}
