@@ -69,7 +69,7 @@ def clean(job: Job, console: Console) -> Result:
 
 def train(job: Job, console: Console) -> Result:
     pin(job.table, job.feed, kind=job.model.task)
-    check_workers(job.train, connect(job.cluster, needed=job.train.workers != 1 or job.model.mode == "frozen"))
+    check_workers(job.train, connect(job.cluster, job.needs_cluster))
     store = tracking.open_store(job.run, job.registry)  # a wrong address must not cost a training
     fewest, most = job.train.fewest_workers, job.train.most_workers
     workers = f"{most} worker{'s' * (most > 1)}" if fewest == most else f"{fewest} to {most} workers"

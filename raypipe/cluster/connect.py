@@ -50,8 +50,10 @@ def prepare_environment() -> None:
 
 
 def connect(cfg: ClusterConfig, needed: bool = True) -> dict[str, float]:
-    """Connect once per process; returns the cluster's resources. Raises ClusterError naming the address and the way out, also
-    when one is `needed` and cluster.address is none."""
+    """Connect once per process; returns the cluster's resources, or this process's where cluster.address is none.
+
+    Raises ClusterError naming the address and the way out, also when a cluster is `needed` and there is to be none.
+    """
     prepare_environment()
     import ray
 
@@ -60,17 +62,11 @@ def connect(cfg: ClusterConfig, needed: bool = True) -> dict[str, float]:
     if cfg.address != "none" and not ray.is_initialized():
         _init(cfg)
         _quiet_data()
-    return resources()
-
-
-def resources() -> dict[str, float]:
-    """What the cluster has; without one, what a single worker in this process has."""
-    import ray
-    import torch
-
     if ray.is_initialized():
         return {name: float(value) for name, value in ray.cluster_resources().items()}
-    return {"CPU": 1.0, "GPU": float(torch.cuda.is_available())}
+    import torch
+
+    return {"CPU": 1.0, "GPU": float(torch.cuda.is_available())}  # of one worker in this process
 
 
 def close() -> None:

@@ -79,6 +79,7 @@ def choose(cfg: FeedConfig, decoded_mb: float) -> str:
     if cfg.carrier in ("threads", "offload"):
         return cfg.carrier
     if not ray.is_initialized():
+        log.info("Feed: threads (there is no cluster to keep decoded images)")
         return "threads"
     free_mb = ray.cluster_resources().get("object_store_memory", 0) / 2**20 * 0.6  # what trials and results leave
     limit = min(cfg.cache_mb, free_mb)

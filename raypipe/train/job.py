@@ -46,6 +46,11 @@ class TrainJob(Section):
             raise ValueError(f"feed.sampling=balanced needs one class an image, and model.task={task}. Set it to weighted")
         return self
 
+    @property
+    def needs_cluster(self) -> bool:
+        """Several workers do, and Ray's tasks, which embed or decode for others."""
+        return self.train.workers != 1 or self.model.mode == "frozen" or self.feed.carrier in ("cache", "offload")
+
     def training_key(self, version: TableVersion) -> str:
         """Names the result: same key, same data, same settings, same seed.
 

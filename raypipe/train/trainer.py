@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from raypipe.cluster.connect import resources
+from raypipe.cluster.connect import connect
 from raypipe.config import save
 from raypipe.errors import RaypipeError
 from raypipe.feed import feed as feeds
@@ -49,7 +49,7 @@ def run(
     SIGTERM makes it save the step it is in and stop; the same command goes on from there. Raises DataError, ClusterError, or
     RaypipeError when a worker died or the run was stopped.
     """
-    check_workers(job.train, resources())
+    check_workers(job.train, connect(job.cluster, job.needs_cluster))
     pinned = pin(job.table, job.feed, classes, job.model.task)
     data = cache(lambda: prepare(job, pinned))  # made once, for the finders and for the training
     job = finders.settle(job, pinned, data)

@@ -18,12 +18,10 @@ from .conftest import Jobs
 RUN = """
 import sys, ray
 from pathlib import Path
-from raypipe.cluster.connect import connect
 from raypipe.config import load
 from raypipe.train import trainer
 from raypipe.train.job import TrainJob
 job = load(TrainJob, Path(sys.argv[1]), [])
-connect(job.cluster, needed=False)
 result = trainer.run(job)
 assert not ray.is_initialized()
 print(len(result.history), trainer.test(job, result)["test_accuracy"], result.metrics["val_accuracy"])
@@ -41,5 +39,10 @@ def test_a_single_worker_needs_no_cluster(jobs: Jobs, tmp_path: Path) -> None:
 def test_what_needs_a_cluster_says_so(jobs: Jobs) -> None:
     with pytest.raises(ClusterError, match=r"needs a cluster.*Set cluster\.address=auto"):
         connect(ClusterConfig(address="none"))
+    assert (
+        not jobs().needs_cluster
+        and jobs(**{"train.workers": 2}).needs_cluster
+        and jobs(**{"feed.carrier": "cache"}).needs_cluster
+    )
     with pytest.raises(ClusterError, match=r"More workers than the cluster has.*Set train\.workers=1"):
         check_workers(jobs(**{"train.workers": 2}).train, {"CPU": 1.0, "GPU": 0.0})
