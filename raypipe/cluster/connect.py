@@ -36,9 +36,11 @@ ENV = {
 
 class ClusterConfig(Section):
     """Which cluster. `address` is auto, local, host:port, spark (Ray on the Spark cluster this process drives, as on
-    Databricks), or none: a fine-tuning by one worker needs no cluster. The rest sizes a local one (null: Ray's own choice)."""
+    Databricks), or none: a fine-tuning by one worker needs no cluster. The rest is about a local one: its size (null: Ray's own choice),
+    and whether Ray's dashboard runs, on loopback. It and its metrics take time from trainings that fill the CPUs."""
 
     address: str = "auto"
+    dashboard: bool = False
     cpus: int | None = Field(default=None, ge=1)
     object_store_mb: int | None = Field(default=None, ge=80)
 
@@ -92,11 +94,13 @@ def _init(cfg: ClusterConfig) -> None:
         elif address == "local":
             memory = cfg.object_store_mb * 2**20 if cfg.object_store_mb else None
             os.environ.pop("RAY_ADDRESS", None)
+            if not cfg.dashboard:
+                os.environ.setdefault("RAY_enable_metrics_collection", "0")  # nobody would see them
             context = ray.init(
                 address="local",
                 num_cpus=cfg.cpus,
                 object_store_memory=memory,
-                include_dashboard=True,
+                include_dashboard=cfg.dashboard,
                 dashboard_host="127.0.0.1",
                 **options,
             )
