@@ -36,8 +36,11 @@ ENV = {
 
 class ClusterConfig(Section):
     """Which cluster. `address` is auto, local, host:port, spark (Ray on the Spark cluster this process drives, as on
-    Databricks), or none: a fine-tuning by one worker needs no cluster. The rest is about a local one: its size (null: Ray's own choice),
-    and whether Ray's dashboard runs, on loopback. It and its metrics take time from trainings that fill the CPUs."""
+    Databricks), or none: a fine-tuning by one worker needs no cluster.
+
+    The rest is about a local one: its size (null: Ray's own choice), and whether Ray's dashboard runs, on loopback; it and its
+    metrics take time from trainings that fill the CPUs.
+    """
 
     address: str = "auto"
     dashboard: bool = False
