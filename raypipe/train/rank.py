@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from raypipe.feed.feed import Feed, Source, fetch
-from raypipe.models.allocator import keep_memory
 from raypipe.models.tasks import Task
 from raypipe.models.zoo import Head, ImageModel, ModelConfig
 from raypipe.train import checkpoint, parallel
@@ -52,7 +51,6 @@ def train_rank(
     `meter` alone: trials have none, and many are shorter than the counting.
     """
     torch.manual_seed(job.run.seed)
-    keep_memory()
     cfg = job.train
     labels_N = fetch(data.train.rows).labels_N
     task = Task(job.model.task, data.classes)

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from raypipe.errors import ConfigError
+from raypipe.models.allocator import keep_memory
 from raypipe.train.meter import Meter
 from raypipe.train.parallel.engine import Criterion, Engine, compute_dtype, ranks
 from raypipe.train.parallel.memory import ADAMW, Choice, choose
@@ -49,8 +50,11 @@ def build(model: nn.Module, cfg: ParallelConfig, meter: Meter | None = None) -> 
         return Zero(int(cfg.strategy[-1]), model, cfg, device, dtype, meter)
     if cfg.strategy == "single" and world > 1:
         raise ConfigError("single trains on one worker", got=f"train.workers={world}", fix="Set train.strategy=ddp")
-    native = Fsdp if cfg.strategy == "fsdp" else Ddp if world > 1 else Single
-    return native(model, cfg, device, dtype, meter)
+    if cfg.strategy == "fsdp":
+        return Fsdp(model, cfg, device, dtype, meter)
+    if device.type == "cpu":
+        keep_memory()  # not where a model is sharded: what each gathering frees would stay, and zero3 save nothing over ddp
+    return (Ddp if world > 1 else Single)(model, cfg, device, dtype, meter)
 
 
 def _decided(model: nn.Module, cfg: ParallelConfig, device: torch.device) -> ParallelConfig:
