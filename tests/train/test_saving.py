@@ -55,8 +55,9 @@ def test_written_behind_it_holds_the_step_it_was_asked_for(tmp_path: Path, monke
         engine.weight += 1
         assert names(tmp_path) == []
         go_on.set()
-        save(LoopState(step=2), engine)
+        save.wait()
         assert checkpoint.read(tmp_path / checkpoint.name(0, 1)).weights["weight"] == 0
+        save(LoopState(step=2), engine)
     assert checkpoint.read(tmp_path / checkpoint.name(0, 2)).weights["weight"] == 1
 
 
