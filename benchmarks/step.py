@@ -150,7 +150,8 @@ def train(job: dict[str, Any]) -> None:
 
     prepare_environment()  # Ray reads its switches at import
     from raypipe.config import validate
-    from raypipe.train.trainer import TrainJob, run
+    from raypipe.train.job import TrainJob
+    from raypipe.train.trainer import run
 
     cfg = validate(TrainJob, job)
     connect(cfg.cluster)

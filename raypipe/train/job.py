@@ -88,7 +88,7 @@ _HOW: dict[str, set[str]] = {
 
 @dataclass(frozen=True)
 class TrainResult:
-    """A finished run: the best epoch's metrics and where its checkpoint lies."""
+    """A finished run: the metrics of its best epoch (of its last, if train.result says so) and where its checkpoint lies."""
 
     key: str
     version: TableVersion
