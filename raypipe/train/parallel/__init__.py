@@ -20,9 +20,10 @@ from torch import nn
 from raypipe.errors import ConfigError
 from raypipe.models.allocator import keep_memory
 from raypipe.train.meter import Meter
-from raypipe.train.parallel.engine import Criterion, Engine, compute_dtype, ranks
+from raypipe.train.parallel.engine import Criterion, Engine, ranks
 from raypipe.train.parallel.memory import ADAMW, Choice, choose
 from raypipe.train.parallel.norms import synchronise
+from raypipe.train.parallel.precision import compute_dtype, keep_depthwise_float32
 from raypipe.train.parallel.settings import ParallelConfig
 from raypipe.train.parallel.snapshot import Snapshot
 
@@ -40,6 +41,8 @@ def build(model: nn.Module, cfg: ParallelConfig, meter: Meter | None = None) -> 
     world = ranks()[1]
     meter = meter or Meter()
     meter.on(device, dtype, world)
+    if device.type == "cpu" and dtype is not torch.float32:
+        keep_depthwise_float32(model)
     if cfg.sync_bn:
         model = synchronise(model, device, world)
     if cfg.strategy == "auto":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -59,26 +58,6 @@ def broadcast(tensors: Iterable[Tensor], world: int) -> None:
             sent = tensor.detach().contiguous()  # channels_last ones cannot be sent as they lie
             dist.broadcast(sent, 0)
             tensor.detach().copy_(sent)
-
-
-def bf16_is_fast(device: torch.device) -> bool:
-    """GPUs since Ampere, and CPUs with AVX512-BF16; on a CPU without it, autocast ran 4 times slower than fp32."""
-    if device.type == "cuda":
-        return torch.cuda.is_bf16_supported(including_emulation=False)
-    return bool(getattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)())
-
-
-def compute_dtype(precision: str, device: torch.device) -> torch.dtype:
-    """What matrix products compute in; weights are float32 throughout. Sets the process's TF32 switches on CUDA."""
-    if precision == "auto":
-        precision = "bf16" if bf16_is_fast(device) else "fp32"
-    if device.type == "cuda":
-        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision != "fp32"
-    return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision, torch.float32)
-
-
-def autocast(device: torch.device, dtype: torch.dtype) -> contextlib.AbstractContextManager[Any]:
-    return contextlib.nullcontext() if dtype is torch.float32 else torch.autocast(device.type, dtype)
 
 
 def parameter_groups(model: nn.Module, cfg: ParallelConfig) -> list[dict[str, Any]]:

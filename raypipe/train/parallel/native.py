@@ -19,7 +19,8 @@ from raypipe.errors import ConfigError
 from raypipe.train.meter import Meter
 from raypipe.train.parallel.average import Average
 from raypipe.train.parallel.blocks import blocks, checkpoint_activations
-from raypipe.train.parallel.engine import Criterion, autocast, broadcast, micro_batches, parameter_groups, ranks, set_rates
+from raypipe.train.parallel.engine import Criterion, broadcast, micro_batches, parameter_groups, ranks, set_rates
+from raypipe.train.parallel.precision import autocast
 from raypipe.train.parallel.settings import ParallelConfig
 from raypipe.train.parallel.snapshot import MOMENTS, Piece, Snapshot, cut
 
