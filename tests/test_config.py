@@ -124,6 +124,12 @@ def test_the_whole_job_survives_saving_and_leaves_no_partial_file(tmp_path: Path
     assert [p.name for p in saved.parent.iterdir()] == ["config.yaml"]
 
 
+@pytest.mark.parametrize("file", sorted(Path("jobs/configs").glob("*.yaml")), ids=lambda file: file.name)
+def test_every_verb_can_start_with_every_config_that_ships(file: Path) -> None:
+    job = config.load(Job, file)
+    assert job.cluster.address != "none", "ingest and most others need a cluster; a training without is an override"
+
+
 def test_a_key_changes_with_every_setting_and_with_nothing_else() -> None:
     job = config.load(Job, None, ["table.uri=x"])
     assert config.key_of(job) == config.key_of(config.load(Job, None, ["table.uri=x"]))
