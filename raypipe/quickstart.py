@@ -27,7 +27,7 @@ from raypipe.errors import ConfigError, RaypipeError
 from raypipe.job import Job
 from raypipe.registry import promote, tracking
 from raypipe.registry.promote import ModelVersion
-from raypipe.search.tuner import SearchResult
+from raypipe.search.leaderboard import SearchResult
 from raypipe.serve import batch
 from raypipe.tables import scan
 from raypipe.tables.clean import CleanResult, clean

@@ -9,7 +9,7 @@ from raypipe.config import dump
 from raypipe.job import Job
 from raypipe.registry import promote, tracking
 from raypipe.registry.promote import ModelVersion
-from raypipe.search.tuner import SearchResult
+from raypipe.search.leaderboard import SearchResult
 from raypipe.tables import scan, verdicts
 from raypipe.tables.clean import CleanResult
 from raypipe.tables.table import ImageTable, TableConfig

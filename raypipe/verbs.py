@@ -15,7 +15,7 @@ from raypipe.registry import promote, tracking
 from raypipe.registry.promote import ModelVersion
 from raypipe.registry.tracking import Store
 from raypipe.search import tuner
-from raypipe.search.tuner import SearchResult
+from raypipe.search.leaderboard import SearchResult
 from raypipe.serve import batch
 from raypipe.tables import clean as cleaning
 from raypipe.tables.ingest import ingest as ingest_images

@@ -6,78 +6,32 @@ search's folder is named by what determines it: after a kill the same command re
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import ray
-from pydantic import Field
 from ray import tune
 
-from raypipe.config import Section, key_of, replace, save
+from raypipe.config import key_of, replace, save
 from raypipe.errors import ConfigError, RaypipeError
 from raypipe.feed.dataset import pin
+from raypipe.search import leaderboard
 from raypipe.search import space as spaces
+from raypipe.search.leaderboard import SearchResult, Trial
+from raypipe.search.monitor import Monitor, Stop
+from raypipe.search.schedulers import scheduler
+from raypipe.search.searchers import searcher
+from raypipe.search.settings import SearchJob
 from raypipe.search.trial import data_key, run_trial
-from raypipe.tables.table import TableVersion
-from raypipe.train import checkpoint, finders
-from raypipe.train.job import TrainJob, TrainResult
+from raypipe.train import finders
+from raypipe.train.job import TrainJob
 from raypipe.train.launch import check_workers, wants_gpu
-from raypipe.train.stopping import Mode, Progress, SearchStoppingConfig, improved, of_search
 from raypipe.train.trainer import prepare
 
 log = logging.getLogger("raypipe")
-
-
-class SearchConfig(Section):
-    """How many trials over which space. A grid is run `samples` times, as in Ray Tune."""
-
-    samples: int = Field(default=16, ge=1)
-    space: dict[str, str] = Field(default={"train.lr": "loguniform(1e-4, 3e-2)"})
-    scheduler: Literal["asha", "none"] = "asha"
-    grace: int = Field(default=3, ge=1)
-    reduction: int = Field(default=3, ge=2)
-    concurrent: int | None = Field(default=None, ge=1)
-    gpus_per_trial: float = Field(default=1.0, gt=0)  # where the cluster has GPUs
-    stopping: SearchStoppingConfig = SearchStoppingConfig()
-
-
-class SearchJob(TrainJob):
-    """A training job and the space around it."""
-
-    search: SearchConfig = SearchConfig()
-
-
-@dataclass(frozen=True)
-class Trial:
-    """One finished trial. `metric` is its best epoch's; NaN when it failed. `stopped_early` is the scheduler's doing, or the
-    end of the search's; `stopped` is why its own rule (train.stopping) ended it."""
-
-    name: str
-    changes: dict[str, Any]
-    metric: float
-    epochs: int
-    stopped_early: bool
-    history: tuple[dict[str, float], ...]
-    checkpoint: str | None
-    stopped: str | None = None
-
-
-@dataclass(frozen=True)
-class SearchResult:
-    """Trials from best to worst, the best one's job and its training result. `stopped`: why it ended before its last trial."""
-
-    key: str
-    job: TrainJob
-    best: TrainResult
-    trials: tuple[Trial, ...]
-    metric: str
-    seconds: float
-    stopped: str | None = None
 
 
 def check(job: SearchJob) -> dict[str, Any]:
@@ -107,11 +61,8 @@ def search(job: SearchJob, progress: Callable[[int, int, float], None] = lambda 
     if not finished.exists():
         save(job, folder / "config.yaml")
         trials, stopped = _run(job, parsed, _data(job, pinned), folder, progress)
-        partial = finished.with_suffix(".partial")
-        partial.write_text(json.dumps({"trials": [asdict(t) for t in trials], "stopped": stopped}))
-        partial.replace(finished)
-    outcome = json.loads(finished.read_text())
-    ranked = tuple(Trial(**t | {"history": tuple(t["history"])}) for t in outcome["trials"])
+        leaderboard.write(finished, trials, stopped)
+    ranked, stopped = leaderboard.read(finished)
     best = ranked[0]
     tuned = replace(
         TrainJob.model_validate({k: v for k, v in job.model_dump().items() if k in TrainJob.model_fields}), best.changes
@@ -119,11 +70,11 @@ def search(job: SearchJob, progress: Callable[[int, int, float], None] = lambda 
     return SearchResult(
         key,
         tuned,
-        _as_result(key, pinned.version, pinned.classes, best),
+        leaderboard.as_training(key, pinned.version, pinned.classes, best),
         ranked,
         job.train.stopping.metric,
         time.perf_counter() - started,
-        outcome["stopped"],
+        stopped,
     )
 
 
@@ -151,18 +102,13 @@ def _run(
         each,
     )
     total = cfg.samples * spaces.grid_size(cfg.space)
-    # Trials would otherwise be drawn differently after a restore: the searcher is seeded.
-    searcher = tune.search.BasicVariantGenerator(max_concurrent=cfg.concurrent or fits, random_state=job.run.seed)
-    asha = tune.schedulers.ASHAScheduler(
-        max_t=job.train.epochs, grace_period=min(cfg.grace, job.train.epochs), reduction_factor=cfg.reduction
-    )
-    _Progress.listener, _Progress.current = staticmethod(progress), None
-    watch = _Progress(total, rule.metric, rule.mode, cfg.stopping, each.get("GPU", 1.0))
+    Monitor.listener, Monitor.current = staticmethod(progress), None
+    watch = Monitor(total, rule.metric, rule.mode, cfg.stopping, each.get("GPU", 1.0))
     run_config = tune.RunConfig(
         name="tune",
         storage_path=str(folder),
         callbacks=[watch],
-        stop=_Stop(),
+        stop=Stop(),
         checkpoint_config=tune.CheckpointConfig(
             num_to_keep=2, checkpoint_score_attribute=rule.metric, checkpoint_score_order=rule.mode
         ),
@@ -176,14 +122,14 @@ def _run(
             metric=rule.metric,
             mode=rule.mode,
             num_samples=cfg.samples,
-            scheduler=asha if cfg.scheduler == "asha" else None,
-            search_alg=searcher,
+            scheduler=scheduler(job),
+            search_alg=searcher(job, cfg.concurrent or fits),
             reuse_actors=True,
         ),
         run_config=run_config,
     )
-    trials = [_trial(result, rule.metric, rule.mode, job.train) for result in _begun(tuner.fit())]
-    stopped = _Progress.current.stopped if _Progress.current else None
+    trials = [leaderboard.trial_of(result, rule.metric, rule.mode, job.train) for result in _begun(tuner.fit())]
+    stopped = Monitor.current.stopped if Monitor.current else None
     if stopped and not trials:
         raise RaypipeError("The search stopped before its first result", got=stopped, fix="Raise the limit in search.stopping")
     if all(t.checkpoint is None for t in trials):
@@ -192,8 +138,7 @@ def _run(
             got=str(folder),
             fix="The trials' error.txt files there say why; without one, lower train.lr",
         )
-    sign = -1 if rule.mode == "max" else 1
-    ranked = sorted(trials, key=lambda t: (t.checkpoint is None, sign * t.metric if t.checkpoint else 0.0, t.name))
+    ranked = leaderboard.ranked(trials, rule.mode)
     progress(total, total, ranked[0].metric)  # Tune tells of a trial's end before it counts as ended
     return ranked, stopped
 
@@ -223,105 +168,3 @@ def _restored(folder: Path, trainable: Any, parsed: dict[str, Any]) -> Any | Non
         return None
     log.info("Going on with the interrupted search in %s", folder)
     return tuner
-
-
-def _trial(result: Any, metric: str, mode: str, train: Any) -> Trial:
-    name = Path(result.path).name
-    kept = {}
-    # Tune keeps the best checkpoints and the last; the last one's state holds the history of all epochs.
-    for found in [c for c, _ in result.best_checkpoints or []] + [result.checkpoint]:
-        if found is not None and checkpoint.verify(Path(found.path)) is None:
-            state = json.loads((Path(found.path) / "state.json").read_text())
-            kept[state["epoch"]] = (state, Path(found.path))
-    history = kept[max(kept)][0]["history"] if kept else []
-    usable = [epoch for epoch in kept if history[epoch - 1][metric] == history[epoch - 1][metric]]  # NaN: it diverged
-    if result.error is not None or not usable:
-        return Trial(name, dict(result.config or {}), float("nan"), len(history), False, tuple(history), None)
-    pick = max if mode == "max" else min
-    epoch = pick(usable, key=lambda epoch: (history[epoch - 1][metric], -epoch if mode == "max" else epoch))
-    reason = kept[max(kept)][0]["stopped"]
-    cut, best = len(history) < train.epochs and reason is None, history[epoch - 1][metric]
-    return Trial(name, dict(result.config), best, len(history), cut, tuple(history), str(kept[epoch][1]), reason)
-
-
-def _as_result(key: str, version: TableVersion, classes: tuple[str, ...], trial: Trial) -> TrainResult:
-    state = checkpoint.read(Path(str(trial.checkpoint))).state
-    last = state.epoch - 1  # the checkpoint kept is of the trial's best epoch
-    where = str(trial.checkpoint)
-    return TrainResult(key, version, classes, trial.history[last], trial.history, last, where, 0.0, trial.stopped)
-
-
-class _Progress(tune.Callback):  # type: ignore[misc]
-    """Keeps what trials reported so far, tells it to whoever listens, and knows when the search's rule says to stop.
-
-    Tune pickles its callbacks to restore them, and their state apart. Who listens (a terminal) cannot be pickled and may be
-    another one after a restore, so it is looked up by the search that runs now.
-    """
-
-    listener: Callable[[int, int, float], None] = staticmethod(lambda done, total, best: None)
-    current: _Progress | None = None  # the one that Tune uses
-
-    def __init__(self, total: int, metric: str, mode: Mode, stopping: SearchStoppingConfig, workers: float) -> None:
-        self._total, self._metric, self._mode, self._stopping, self._workers = total, metric, mode, stopping, workers
-        self._best: dict[str, float] = {}  # by trial, as the next two
-        self._epochs: dict[str, int] = {}
-        self._seconds: dict[str, float] = {}
-        self._ended: list[str] = []
-        self._before, self._started = 0.0, time.perf_counter()
-        self.stopped: str | None = None
-
-    def setup(self, *args: Any, **info: Any) -> None:
-        type(self).current, self._started = self, time.perf_counter()
-
-    def progress(self) -> Progress:
-        nan = float("nan")
-        return Progress(
-            self._metric,
-            self._mode,
-            [self._best.get(trial, nan) for trial in self._ended],
-            seconds=self._before + time.perf_counter() - self._started,
-            worker_s=sum(self._seconds.values()) * self._workers,
-            unit="trial",
-            running=[value for trial, value in self._best.items() if trial not in self._ended],
-            epochs=sum(self._epochs.values()),
-        )
-
-    def stop(self) -> bool:
-        self.stopped = self.stopped or of_search(self._stopping)(self.progress())
-        return self.stopped is not None
-
-    def on_trial_result(self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any) -> None:
-        name, value = trial.trial_id, result.get(self._metric, float("nan"))
-        if improved(value, self._best.get(name), self._mode):
-            self._best[name] = value
-        self._epochs[name], self._seconds[name] = result["training_iteration"], result["time_total_s"]
-        self._tell(trials)
-
-    def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        if trial.trial_id not in self._ended:  # one that failed may run and end again after a restore
-            self._ended.append(trial.trial_id)
-        self._tell(trials)
-
-    def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        self.on_trial_complete(iteration, trials, trial)
-
-    def get_state(self) -> dict[str, Any]:
-        told = {name: getattr(self, name) for name in ("_best", "_epochs", "_seconds", "_ended", "stopped")}
-        return told | {"_before": self._before + time.perf_counter() - self._started}
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _started=time.perf_counter())
-
-    def _tell(self, trials: list[Any]) -> None:
-        best = (max if self._mode == "max" else min)(self._best.values(), default=float("nan"))
-        type(self).listener(sum(t.is_finished() for t in trials), self._total, best)
-
-
-class _Stop(tune.Stopper):  # type: ignore[misc]
-    """Asks the search's record. Tune asks before every step of its own, so a budget of time is kept between results too."""
-
-    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
-        return False
-
-    def stop_all(self) -> bool:
-        return _Progress.current is not None and _Progress.current.stop()

@@ -22,7 +22,7 @@ from raypipe.registry import promote, tracking
 from raypipe.registry.package import Package
 from raypipe.registry.promote import ModelVersion
 from raypipe.registry.tracking import Store
-from raypipe.search.tuner import SearchJob
+from raypipe.search.settings import SearchJob
 from raypipe.serve import batch
 from raypipe.serve.batch import PredictConfig
 from raypipe.tables import scan

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from raypipe.config import replace, validate
-from raypipe.search.tuner import SearchJob
+from raypipe.search.settings import SearchJob
 from raypipe.tables.ingest import IngestConfig, ingest
 from raypipe.tables.table import TableConfig
 

@@ -13,7 +13,7 @@ from ray.tune.search.variant_generator import generate_variants
 from raypipe.config import validate
 from raypipe.errors import ConfigError
 from raypipe.search import space
-from raypipe.search.tuner import SearchJob
+from raypipe.search.settings import SearchJob
 
 JOB = validate(SearchJob, {"table": {"uri": "unused"}})
 

@@ -9,7 +9,7 @@ from typing import Any
 import cloudpickle
 import pytest
 
-from raypipe.search.tuner import _Progress, _Stop
+from raypipe.search.monitor import Monitor, Stop
 from raypipe.train.stopping import SearchStoppingConfig
 
 
@@ -26,23 +26,23 @@ class Told:
 
 @pytest.fixture(autouse=True)
 def no_search_before() -> Iterator[None]:
-    _Progress.current = None
+    Monitor.current = None
     yield
-    _Progress.current = None
+    Monitor.current = None
 
 
-def watch(workers: float = 1.0, **stopping: Any) -> _Progress:
-    made = _Progress(16, "val_accuracy", "max", SearchStoppingConfig(**stopping), workers)
+def watch(workers: float = 1.0, **stopping: Any) -> Monitor:
+    made = Monitor(16, "val_accuracy", "max", SearchStoppingConfig(**stopping), workers)
     made.setup()
     return made
 
 
-def epoch(seen: _Progress, name: str, value: float, number: int = 1, seconds: float = 1.0) -> None:
+def epoch(seen: Monitor, name: str, value: float, number: int = 1, seconds: float = 1.0) -> None:
     result = {"val_accuracy": value, "training_iteration": number, "time_total_s": seconds}
     seen.on_trial_result(0, [], Told(name), result)
 
 
-def trial(seen: _Progress, name: str, *values: float) -> None:
+def trial(seen: Monitor, name: str, *values: float) -> None:
     for i, value in enumerate(values, 1):
         epoch(seen, name, value, i)
     seen.on_trial_complete(0, [], Told(name, done=True))
@@ -52,33 +52,33 @@ def test_a_search_without_rules_never_stops() -> None:
     seen = watch()
     for i in range(50):
         trial(seen, str(i), 0.5, 0.4)
-    assert not _Stop().stop_all() and seen.stopped is None
+    assert not Stop().stop_all() and seen.stopped is None
 
 
 def test_before_tune_has_begun_nothing_stops() -> None:
-    assert not _Stop().stop_all() and not _Stop()("a", {})
+    assert not Stop().stop_all() and not Stop()("a", {})
 
 
 def test_the_best_stands_still() -> None:
     seen = watch(patience=2)
     trial(seen, "a", 0.3, 0.9, 0.2)
     trial(seen, "b", 0.8)
-    assert not _Stop().stop_all()
+    assert not Stop().stop_all()
     epoch(seen, "d", 0.95)  # it leads, and still runs
     trial(seen, "c", 0.9)
-    assert not _Stop().stop_all()
+    assert not Stop().stop_all()
     trial(seen, "d", 0.95)
     seen.on_trial_error(0, [], Told("e", done=True))  # a trial without a result improved nothing
-    assert not _Stop().stop_all()
+    assert not Stop().stop_all()
     trial(seen, "f", 0.5)
-    assert _Stop().stop_all() and seen.stopped == "no improvement of val_accuracy for 2 trials (best 0.95 in trial 4)"
+    assert Stop().stop_all() and seen.stopped == "no improvement of val_accuracy for 2 trials (best 0.95 in trial 4)"
 
 
 def test_a_trial_that_ends_again_after_a_restore_counts_once() -> None:
     seen = watch(patience=1)
     trial(seen, "a", 0.5)
     trial(seen, "a", 0.5)
-    assert not _Stop().stop_all()
+    assert not Stop().stop_all()
 
 
 @pytest.mark.parametrize(
@@ -94,9 +94,9 @@ def test_targets_and_budgets_count_running_trials_and_shares_of_a_gpu(stopping: 
     seen = watch(workers=0.5, **stopping)
     epoch(seen, "a", 0.5, 2, 3600.0)
     epoch(seen, "b", 0.7, 2, 3000.0)
-    assert not _Stop().stop_all()
+    assert not Stop().stop_all()
     epoch(seen, "b", 0.92, 3, 3600.0)
-    assert _Stop().stop_all() and seen.stopped == says
+    assert Stop().stop_all() and seen.stopped == says
 
 
 def test_what_was_spent_and_seen_goes_on_after_a_restore() -> None:
@@ -107,10 +107,10 @@ def test_what_was_spent_and_seen_goes_on_after_a_restore() -> None:
     after = cloudpickle.loads(cloudpickle.dumps(before))
     after.setup()
     after.set_state(cloudpickle.loads(cloudpickle.dumps(state)))
-    assert 60 <= after.progress().seconds < 70 and not _Stop().stop_all()
+    assert 60 <= after.progress().seconds < 70 and not Stop().stop_all()
     trial(after, "c", 0.5)
     trial(after, "d", 0.5)
-    assert _Stop().stop_all() and "for 3 trials (best 0.9 in trial 1)" in str(after.stopped)
+    assert Stop().stop_all() and "for 3 trials (best 0.9 in trial 1)" in str(after.stopped)
     again = watch(seconds=100)
     again.set_state(after.get_state())
     assert again.stopped == after.stopped  # killed before its result was written, it stops again for the same reason
@@ -119,12 +119,12 @@ def test_what_was_spent_and_seen_goes_on_after_a_restore() -> None:
 def test_time_stops_a_search_without_any_result() -> None:
     seen = watch(seconds=100)
     seen.set_state(seen.get_state() | {"_before": 100.0})
-    assert _Stop().stop_all() and "budget of 100 s is spent" in str(seen.stopped)
+    assert Stop().stop_all() and "budget of 100 s is spent" in str(seen.stopped)
 
 
 def test_who_listens_hears_the_best_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[tuple[int, int, float]] = []
-    monkeypatch.setattr(_Progress, "listener", staticmethod(lambda *args: told.append(args)))
+    monkeypatch.setattr(Monitor, "listener", staticmethod(lambda *args: told.append(args)))
     seen, one = watch(), Told("a")
     for value in (float("nan"), 0.4, 0.3):
         seen.on_trial_result(0, [one], one, {"val_accuracy": value, "training_iteration": 1, "time_total_s": 1.0})

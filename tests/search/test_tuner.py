@@ -15,7 +15,9 @@ from torch.nn.functional import cross_entropy
 from raypipe.config import replace
 from raypipe.errors import ConfigError, RaypipeError
 from raypipe.search import tuner
-from raypipe.search.tuner import SearchJob, SearchResult, search
+from raypipe.search.leaderboard import SearchResult
+from raypipe.search.settings import SearchJob
+from raypipe.search.tuner import search
 from raypipe.train import checkpoint, trainer
 from raypipe.train.job import TrainJob
 
