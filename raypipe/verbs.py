@@ -106,7 +106,8 @@ def tune(job: Job, console: Console) -> Result:
     result, version, store = search_and_register(job, console)
     champion = crown_first(store, version)
     leaderboard(result, console)
-    ended = {"stopped": result.stopped} if result.stopped else {}
+    ended: dict[str, Any] = {"stopped": result.stopped} if result.stopped else {}
+    ended["images decoded"] = f"{result.decoded}, for {len(result.trials)} trials together"
     console.facts(_outcome(result.best.metrics, version, champion, store) | ended)
     return {
         "model": str(version),
@@ -114,6 +115,7 @@ def tune(job: Job, console: Console) -> Result:
         "table": str(result.best.version),
         "metrics": result.best.metrics,
         "trials": len(result.trials),
+        "decoded": result.decoded,
         "best": result.trials[0].changes,
         "stopped": result.stopped,
         "mlflow_uri": store.uri,

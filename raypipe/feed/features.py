@@ -31,18 +31,20 @@ log = logging.getLogger("raypipe")
 def feature_sources(pinned: Pinned, splits: list[str], model: ModelConfig, feed: FeedConfig, store: str) -> dict[str, Source]:
     """The features of the labelled rows of each split as one array in the object store, computing only those it lacks."""
     rows = {split: locate(pinned, split, feed) for split in splits}
-    features = _features(pinned, {i for r in rows.values() for i in r.ids.to_pylist()}, model, store)
+    features, new = _features(pinned, {i for r in rows.values() for i in r.ids.to_pylist()}, model, store)
     sources = {}
     for split, r in rows.items():
-        inputs = np.stack([features[i] for i in r.ids.to_pylist()])
+        ids = r.ids.to_pylist()
+        inputs, decoded = np.stack([features[i] for i in ids]), len(new.intersection(ids))
         alone = replace(
             r, sizes_F=np.ones(len(r), np.int64), fragments=(), row_N=None, sha256_N32=None
         )  # no windows: all is here
-        sources[split] = Source("memory", ray.put(alone), model.pixels, feed, inputs=ray.put(inputs))
+        sources[split] = Source("memory", ray.put(alone), model.pixels, feed, inputs=ray.put(inputs), decoded=decoded)
     return sources
 
 
-def _features(pinned: Pinned, ids: set[str], model: ModelConfig, store: str) -> dict[str, np.ndarray]:
+def _features(pinned: Pinned, ids: set[str], model: ModelConfig, store: str) -> tuple[dict[str, np.ndarray], set[str]]:
+    """(the features of at least these images, which of them had to be computed)."""
     uri = f"{store}/{model.slug}-{model.pixels}px-{fingerprint(ImageModel(model, classes=2).backbone)}"
     have = _stored(uri)
     missing = ids - have.keys()
@@ -52,7 +54,7 @@ def _features(pinned: Pinned, ids: set[str], model: ModelConfig, store: str) -> 
         rows = pa.table({"image_id": list(new), "features": [v.tobytes() for v in new.values()]})
         append(uri, rows, f"features of {pinned.version}")
         have |= new
-    return have
+    return have, missing
 
 
 def _stored(uri: str) -> dict[str, np.ndarray]:

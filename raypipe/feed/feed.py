@@ -42,7 +42,8 @@ class Batch:
 
 @dataclass(frozen=True)
 class Source:
-    """A split and how its images travel, picklable: `rows`, `blocks` and `inputs` stay in the object store."""
+    """A split and how its images travel, picklable: `rows`, `blocks` and `inputs` stay in the object store. `decoded` images
+    were, or are being, decoded for all who share it; a stream decodes anew for each."""
 
     carrier: str
     rows: Any
@@ -50,6 +51,7 @@ class Source:
     cfg: FeedConfig
     blocks: tuple[Any, ...] = ()
     inputs: Any = None
+    decoded: int = 0
 
     def open(self, device: torch.device) -> tuple[Rows, Carrier]:
         rows: Rows = fetch(self.rows)
@@ -70,7 +72,8 @@ def prepare(pinned: Pinned, splits: Sequence[str], side_px: int, cfg: FeedConfig
     sources = {}
     for split, r in rows.items():
         blocks = decode_all(r, side_px, cfg, seed) if carrier == "cache" else ()
-        sources[split] = Source(carrier, ray.put(r) if ray.is_initialized() else r, side_px, cfg, blocks)
+        shared = ray.put(r) if ray.is_initialized() else r
+        sources[split] = Source(carrier, shared, side_px, cfg, blocks, decoded=len(r) if blocks else 0)
     return sources
 
 

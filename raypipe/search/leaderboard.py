@@ -18,7 +18,7 @@ from raypipe.train.stopping import Mode
 @dataclass(frozen=True)
 class Trial:
     """One finished trial. `metric` is its best epoch's; NaN when it failed. `stopped_early` is the scheduler's doing, or the
-    end of the search's; `stopped` is why its own rule (train.stopping) ended it."""
+    end of the search's; `stopped` is why its own rule (train.stopping) ended it. `seconds` it spent in the training loop."""
 
     name: str
     changes: dict[str, Any]
@@ -28,11 +28,13 @@ class Trial:
     history: tuple[dict[str, float], ...]
     checkpoint: str | None
     stopped: str | None = None
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True)
 class SearchResult:
-    """Trials from best to worst, the best one's job and its training result. `stopped`: why it ended before its last trial."""
+    """Trials from best to worst, the best one's job and its training result. `stopped`: why it ended before its last trial.
+    `decoded` images were decoded for all trials together."""
 
     key: str
     job: TrainJob
@@ -41,6 +43,7 @@ class SearchResult:
     metric: str
     seconds: float
     stopped: str | None = None
+    decoded: int = 0
 
 
 def ranked(trials: Iterable[Trial], mode: Mode) -> list[Trial]:
@@ -49,17 +52,18 @@ def ranked(trials: Iterable[Trial], mode: Mode) -> list[Trial]:
     return sorted(trials, key=lambda t: (t.checkpoint is None, sign * t.metric if t.checkpoint else 0.0, t.name))
 
 
-def write(file: Path, trials: Iterable[Trial], stopped: str | None) -> None:
+def write(file: Path, trials: Iterable[Trial], stopped: str | None, decoded: int) -> None:
     """All or nothing."""
     partial = file.with_suffix(".partial")
-    partial.write_text(json.dumps({"trials": [asdict(t) for t in trials], "stopped": stopped}))
+    partial.write_text(json.dumps({"trials": [asdict(t) for t in trials], "stopped": stopped, "decoded": decoded}))
     partial.replace(file)
 
 
-def read(file: Path) -> tuple[tuple[Trial, ...], str | None]:
-    """(trials, why the search ended before its last)."""
+def read(file: Path) -> tuple[tuple[Trial, ...], str | None, int]:
+    """(trials, why the search ended before its last, images decoded)."""
     outcome = json.loads(file.read_text())
-    return tuple(Trial(**t | {"history": tuple(t["history"])}) for t in outcome["trials"]), outcome["stopped"]
+    trials = tuple(Trial(**t | {"history": tuple(t["history"])}) for t in outcome["trials"])
+    return trials, outcome["stopped"], outcome["decoded"]
 
 
 def trial_of(result: Any, metric: str, mode: str, train: TrainConfig) -> Trial:
@@ -79,7 +83,8 @@ def trial_of(result: Any, metric: str, mode: str, train: TrainConfig) -> Trial:
     epoch = pick(usable, key=lambda epoch: (history[epoch - 1][metric], -epoch if mode == "max" else epoch))
     reason = kept[max(kept)][0]["stopped"]
     cut, best = len(history) < train.epochs and reason is None, history[epoch - 1][metric]
-    return Trial(name, dict(result.config), best, len(history), cut, tuple(history), str(kept[epoch][1]), reason)
+    where, spent = str(kept[epoch][1]), kept[max(kept)][0]["seconds"]
+    return Trial(name, dict(result.config), best, len(history), cut, tuple(history), where, reason, spent)
 
 
 def as_training(key: str, version: TableVersion, classes: tuple[str, ...], trial: Trial) -> TrainResult:

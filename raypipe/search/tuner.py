@@ -29,6 +29,7 @@ from raypipe.search.trial import data_key, run_trial
 from raypipe.train import finders
 from raypipe.train.job import TrainJob
 from raypipe.train.launch import check_workers, wants_gpu
+from raypipe.train.rank import Data
 from raypipe.train.trainer import prepare
 
 log = logging.getLogger("raypipe")
@@ -60,9 +61,10 @@ def search(job: SearchJob, progress: Callable[[int, int, float], None] = lambda 
     started = time.perf_counter()
     if not finished.exists():
         save(job, folder / "config.yaml")
-        trials, stopped = _run(job, parsed, _data(job, pinned), folder, progress)
-        leaderboard.write(finished, trials, stopped)
-    ranked, stopped = leaderboard.read(finished)
+        data = _data(job, pinned)
+        trials, stopped = _run(job, parsed, data, folder, progress)
+        leaderboard.write(finished, trials, stopped, _decoded(data))
+    ranked, stopped, decoded = leaderboard.read(finished)
     best = ranked[0]
     tuned = replace(
         TrainJob.model_validate({k: v for k, v in job.model_dump().items() if k in TrainJob.model_fields}), best.changes
@@ -75,10 +77,11 @@ def search(job: SearchJob, progress: Callable[[int, int, float], None] = lambda 
         job.train.stopping.metric,
         time.perf_counter() - started,
         stopped,
+        decoded,
     )
 
 
-def _data(job: SearchJob, pinned: Any) -> dict[str, Any]:
+def _data(job: SearchJob, pinned: Any) -> dict[str, Data]:
     """The arrays of every backbone and resolution the space can draw, each read once."""
     data = {}
     names = spaces.values(job.search.space, "model.name") or [job.model.name]
@@ -88,6 +91,11 @@ def _data(job: SearchJob, pinned: Any) -> dict[str, Any]:
         one = replace(job, {**variant, "feed.carrier": "cache"})  # a stream per trial would decode the table once per trial
         data[data_key(one)] = prepare(one, pinned)
     return data
+
+
+def _decoded(data: dict[str, Data]) -> int:
+    """Images decoded for all trials together; a split may be both training and validation."""
+    return sum(source.decoded for source in {id(s): s for d in data.values() for s in (d.train, d.val)}.values())
 
 
 def _run(

@@ -14,6 +14,7 @@ from torch.nn.functional import cross_entropy
 
 from raypipe.config import replace
 from raypipe.errors import ConfigError, RaypipeError
+from raypipe.feed.dataset import pin
 from raypipe.search import tuner
 from raypipe.search.leaderboard import SearchResult
 from raypipe.search.settings import SearchJob
@@ -136,3 +137,9 @@ def test_a_space_that_cannot_be_is_refused_before_anything_is_written(searches: 
     with pytest.raises(ConfigError, match=r"several workers are not offered yet.*Set train\.workers=1"):
         search(searches(tmp_path / "run", **{"train.workers": 2}))
     assert not (tmp_path / "run").exists()
+
+
+def test_images_are_decoded_once_for_all_trials(searched: Searched) -> None:
+    job, result = searched
+    used = sum(pin(job.table, job.feed).counts[split] for split in ("train", "val"))
+    assert result.decoded == used and len(result.trials) == 4
