@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from raypipe.search.trial import checkpoints
 from raypipe.tables.table import TableVersion
 from raypipe.train import checkpoint
 from raypipe.train.job import TrainJob, TrainResult
@@ -69,12 +70,10 @@ def read(file: Path) -> tuple[tuple[Trial, ...], str | None, int]:
 def trial_of(result: Any, metric: str, mode: str, train: TrainConfig) -> Trial:
     """The line of one of Tune's results, with the checkpoint of its best epoch."""
     name = Path(result.path).name
-    kept = {}
     # Tune keeps the best checkpoints and the last; the last one's state holds the history of all epochs.
-    for found in [c for c, _ in result.best_checkpoints or []] + [result.checkpoint]:
-        if found is not None and checkpoint.verify(Path(found.path)) is None:
-            state = json.loads((Path(found.path) / "state.json").read_text())
-            kept[state["epoch"]] = (state, Path(found.path))
+    kept = {
+        epoch: (json.loads((path / "state.json").read_text()), path) for epoch, path in checkpoints(Path(result.path)).items()
+    }
     history = kept[max(kept)][0]["history"] if kept else []
     usable = [epoch for epoch in kept if history[epoch - 1][metric] == history[epoch - 1][metric]]  # NaN: it diverged
     if result.error is not None or not usable:

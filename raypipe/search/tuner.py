@@ -25,7 +25,7 @@ from raypipe.search.monitor import Monitor, Stop
 from raypipe.search.schedulers import scheduler
 from raypipe.search.searchers import searcher
 from raypipe.search.settings import SearchJob
-from raypipe.search.trial import data_key, run_trial
+from raypipe.search.trial import data_key, folder_name, run_trial
 from raypipe.train import finders
 from raypipe.train.job import TrainJob
 from raypipe.train.launch import check_workers, wants_gpu
@@ -133,6 +133,7 @@ def _run(
             scheduler=scheduler(job),
             search_alg=searcher(job, cfg.concurrent or fits),
             reuse_actors=True,
+            trial_dirname_creator=folder_name,
         ),
         run_config=run_config,
     )

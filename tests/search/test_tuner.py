@@ -43,7 +43,7 @@ def same(result: SearchResult) -> SearchResult:
 
 
 def run_dirs(job: SearchJob) -> list[str]:
-    return sorted(p.name for p in (job.run.path / "search").rglob("run_trial_*"))
+    return sorted(p.name for p in (job.run.path / "search").rglob("trial-*"))
 
 
 def test_every_trial_is_on_the_leaderboard_and_the_best_is_first(searched: Searched) -> None:
