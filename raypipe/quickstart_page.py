@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from raypipe import search_page
 from raypipe.config import dump
 from raypipe.job import Job
 from raypipe.registry import promote, tracking
@@ -52,15 +53,7 @@ def write(
             after.challenger.version if after.challenger else "–",
             tuple(report.Slice(s.slice, s.images, s.champion, s.challenger, s.difference, s.p_value) for s in after.slices),
         ),
-        search=report.Search(
-            found.metric,
-            tuple(
-                report.Trial(
-                    i, f"trial {i}", t.changes, t.metric, t.epochs, t.stopped_early, tuple(h[found.metric] for h in t.history)
-                )
-                for i, t in enumerate(found.trials, 1)
-            ),
-        ),
+        search=search_page.section(found),
         cleaning=_cleaning(cleaned[-1]),
         timeline=report.Timeline(tuple(steps)),
         lineage=report.Lineage(

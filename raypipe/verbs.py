@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+from raypipe import search_page
 from raypipe.cluster.connect import connect
+from raypipe.config import save
 from raypipe.console import Console
 from raypipe.errors import ConfigError
 from raypipe.feed.dataset import pin
@@ -108,12 +111,18 @@ def tune(job: Job, console: Console) -> Result:
     leaderboard(result, console)
     ended: dict[str, Any] = {"stopped": result.stopped} if result.stopped else {}
     ended["images decoded"] = f"{result.decoded}, for {len(result.trials)} trials together"
+    ended["epochs"] = f"{result.epochs} of the {result.full_epochs} that all trials would take to their ends"
+    page, best = search_page.write(result, version, store), best_config(result)
+    ended |= {"report": page, "again": f"raypipe train {best}"}
     console.facts(_outcome(result.best.metrics, version, champion, store) | ended)
     return {
         "model": str(version),
         "champion": str(champion),
         "table": str(result.best.version),
         "metrics": result.best.metrics,
+        "epochs": {"run": result.epochs, "full": result.full_epochs},
+        "report": str(page),
+        "best_config": str(best),
         "trials": len(result.trials),
         "decoded": result.decoded,
         "best": result.trials[0].changes,
@@ -129,6 +138,12 @@ def search_and_register(job: Job, console: Console) -> tuple[SearchResult, Model
         result = tuner.search(job, tick)
     children = [(t.name, t.changes, t.history) for t in result.trials]
     return result, publish(store, result.job, result.best, "search", children), store
+
+
+def best_config(result: SearchResult) -> Path:
+    """The best trial's job as a file that `raypipe train` takes, on the version of the table that was searched on."""
+    table = result.job.table.model_copy(update={"version": result.best.version.version})
+    return save(result.job.model_copy(update={"table": table}), result.folder / "best.yaml")
 
 
 def leaderboard(result: SearchResult, console: Console, top: int = 8) -> None:

@@ -46,6 +46,20 @@ class SearchResult:
     stopped: str | None = None
     decoded: int = 0
 
+    @property
+    def folder(self) -> Path:
+        return self.job.run.path / "search" / self.key
+
+    @property
+    def epochs(self) -> int:
+        """Run by all trials together."""
+        return sum(t.epochs for t in self.trials)
+
+    @property
+    def full_epochs(self) -> int:
+        """What all trials would have taken to their ends."""
+        return self.job.train.epochs * len(self.trials)
+
 
 def ranked(trials: Iterable[Trial], mode: Mode) -> list[Trial]:
     """From best to worst; those that failed come last."""

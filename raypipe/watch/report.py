@@ -3,8 +3,7 @@
 - One file, no JavaScript, nothing loaded, and a content security policy in the page that makes the browser hold that promise:
   it opens from a mail, an MLflow artifact view or a USB stick on the shop floor.
 - Autoescape on and no `safe` filter anywhere: Python hands the template numbers and strings, never markup.
-- Charts are bare SVG paths on a 1000 x 1000 square stretched to its box, and their text is HTML: labels keep their size on a
-  phone, colours follow light and dark, equal input gives equal bytes. Matplotlib would freeze colours and fonts.
+- Charts are SVG that follows light and dark (charts.py).
 - Pictures shrink to 160 px, PNG or JPEG, whichever is smaller: 48 photographs of solar cells add 0.2 MB.
 """
 
@@ -24,11 +23,10 @@ import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from PIL import Image
 
+from raypipe.watch.charts import curves, histogram, parallel, scatter
+
 THUMBNAIL_PX = 160
-BINS = 25
-MAX_DOTS = 1500  # per group in a scatter; more only hide each other, at 12 bytes each
 Facts = tuple[tuple[str, str], ...]
-Chart = dict[str, Any]  # lines: (look, label, path), y down; ticks: (per cent of the axis, label); note: what the eye sees
 
 
 @dataclass(frozen=True)
@@ -105,6 +103,8 @@ class Trial:
 class Search:
     metric: str
     rows: tuple[Trial, ...]
+    full_epochs: int | None = None  # what all trials would have taken to their ends
+    importance: Mapping[str, float] = field(default_factory=dict)  # shares by hyperparameter
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,8 @@ def render(page: Page) -> str:
     """The page as HTML; equal input gives equal bytes."""
     folder = FileSystemLoader(Path(__file__).parent)
     env = Environment(loader=folder, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    env.filters |= {do.__name__: do for do in (number, chance, points, thumbnail, histogram, scatter, curves)}
+    env.filters |= {do.__name__: do for do in (number, chance, points, thumbnail)}
+    env.filters |= {draw.__name__: draw for draw in (histogram, scatter, curves, parallel)}
     return env.get_template("report.html.j2").render(page=page)
 
 
@@ -206,56 +207,3 @@ def thumbnail(image: bytes) -> str | None:
         return None
     kind, data = min(((k, buffer.getvalue()) for k, buffer in encoded.items()), key=lambda kind_data: len(kind_data[1]))
     return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
-
-
-def histogram(check: Check) -> Chart | None:
-    """Shares of images per score, so that groups of different size compare; None if a group has no scores."""
-    scores = [np.asarray(s, float) for s in (check.reference_scores, check.batch_scores)]
-    scores = [s[np.isfinite(s)].clip(0, 1) for s in scores]
-    if not all(s.size for s in scores):
-        return None
-    shares = [np.histogram(s, BINS, (0, 1))[0] / s.size for s in scores]
-    top = float(np.max(shares))
-    old, new = ("".join(f"V{1000 - 1000 * y / top:.0f}h{1000 // BINS}" for y in share) + "V1000" for share in shares)
-    lines = (("area", "Reference", f"M0,1000{old}Z"), ("step", "New images", f"M0,1000{new}"))
-    note = f"Median of the reference {np.median(scores[0]):.2f}, of the new images {np.median(scores[1]):.2f}."
-    return {"lines": lines, "x_ticks": _ticks(0, 1), "y_ticks": _ticks(0, top, "%"), "note": note}
-
-
-def scatter(check: Check) -> Chart | None:
-    """Each group a cloud of dots of its own shape; the axes of a projection have no unit, so there are no ticks."""
-    if check.projection is None or not all(len(group) for group in check.projection):
-        return None
-    groups = [np.asarray(group, float)[:: -(-len(group) // MAX_DOTS)] for group in check.projection]
-    low, high = np.min(np.concatenate(groups), 0), np.max(np.concatenate(groups), 0)
-    groups = [25 + 950 * (group - low) / np.maximum(high - low, 1e-12) for group in groups]
-    old, new = ("".join(f"M{x:.0f},{1000 - y:.0f}h1" for x, y in group) for group in groups)  # h0 loses squares in print
-    lines = (("round", "Reference", old), ("square", "New images", new))
-    return {"lines": lines, "x_ticks": (), "y_ticks": (), "note": "Near means similar."}
-
-
-def curves(search: Search) -> Chart | None:
-    """The metric after each epoch: a stroke of its own for each of the three best trials, drawn last, the rest behind them."""
-    rows = [row for row in sorted(search.rows, key=lambda row: -row.rank) if np.isfinite(row.curve).any()]
-    if not rows:
-        return None
-    values = [v for row in rows for v in row.curve if math.isfinite(v)]
-    low, high = min(values), max(values)
-    low, high = low - 0.04 * (high - low or 1), high + 0.04 * (high - low or 1)
-    last = max(2, *(len(row.curve) for row in rows))
-    lines = []
-    for row in rows:
-        look = {1: "best", 2: "second", 3: "third"}.get(row.rank, "rest")
-        spots = [(1000 * i / (last - 1), 1000 * (high - v) / (high - low)) for i, v in enumerate(row.curve) if math.isfinite(v)]
-        lines.append((look, row.trial, "M" + "L".join(f"{x:.0f},{y:.0f}" for x, y in spots) + "h0"))
-    epochs = [(100 * (t - 1) / (last - 1), f"{t}") for t in range(1, last + 1, -(-last // 10))]
-    heights = _ticks(low, high, "%" if "acc" in search.metric.lower() else "")
-    return {"lines": lines, "x_ticks": epochs, "y_ticks": heights, "note": ""}
-
-
-def _ticks(low: float, high: float, unit: str = "") -> list[tuple[float, str]]:
-    """About five round numbers inside [low, high]."""
-    size = 10 ** math.floor(math.log10((high - low) / 6))
-    step = next(size * k for k in (1, 2, 2.5, 5, 10) if size * k * 6 >= (high - low) * 0.999)
-    marks = [k * step for k in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
-    return [(100 * (m - low) / (high - low), f"{100 * m:g} %" if unit else f"{m:g}") for m in marks]

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from raypipe.watch import report
+from raypipe.watch import charts, report
 from raypipe.watch.report import (
     Check,
     Cleaning,
@@ -242,29 +242,61 @@ def test_charts_stay_inside_their_square_and_survive_odd_numbers() -> None:
         (Trial(1, "a", {}, 0.5, 1, curve=[0.5]), Trial(2, "b", {}, None, 0), Trial(3, "c", {}, 0.4, 3, curve=[nan, 0.5, 0.4])),
     )
     for drawing in (
-        report.histogram(odd),
-        report.scatter(odd),
-        report.curves(search),
-        report.histogram(check()),
-        report.scatter(check()),
+        charts.histogram(odd),
+        charts.scatter(odd),
+        charts.curves(search),
+        charts.parallel(tried()),
+        charts.histogram(check()),
+        charts.scatter(check()),
     ):
         assert drawing is not None
         for _, _, path in drawing["lines"]:
             assert "nan" not in path
             assert all(0 <= int(n) <= 1000 for n in re.findall(r"-?\d+", path))
         assert all(-0.01 <= at <= 100.01 for at, _ in [*drawing["x_ticks"], *drawing["y_ticks"]])
-    assert report.histogram(replace(odd, batch_scores=[nan])) is None and report.scatter(replace(odd, projection=None)) is None
-    assert report.curves(Search("loss", (Trial(1, "a", {}, None, 0),))) is None
+    assert charts.histogram(replace(odd, batch_scores=[nan])) is None and charts.scatter(replace(odd, projection=None)) is None
+    assert charts.curves(Search("loss", (Trial(1, "a", {}, None, 0),))) is None
+
+
+def tried(metric: str = "val_accuracy", sign: int = 1) -> Search:
+    """The best has the highest rate; one failed, one has no frozen_blocks, and all have the same dropout."""
+    settings: list[dict[str, Any]] = [
+        {"train.lr": 0.1, "model.mode": "finetune", "model.frozen_blocks": 3, "model.dropout": 0.2},
+        {"train.lr": 0.01, "model.mode": "frozen", "model.dropout": 0.2},
+        {"train.lr": 0.0001, "model.mode": "finetune", "model.frozen_blocks": 0, "model.dropout": 0.2},
+    ]
+    rows = [Trial(i, f"trial {i}", changes, sign * (0.9 - i / 10), 5) for i, changes in enumerate(settings, 1)]
+    return Search(metric, (*rows, Trial(4, "trial 4", settings[0], None, 0)), 20, {"train.lr": 0.9, "model.mode": 0.1})
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_parallel_coordinates_show_what_was_tried_and_the_best_on_top(sign: int) -> None:
+    drawing = charts.parallel(tried(sign=sign))
+    assert drawing is not None
+    assert [label for _, label in drawing["x_ticks"]] == ["lr", "mode", "frozen_blocks", "val_accuracy"], "dropout never varied"
+    assert [look for look, _, _ in drawing["lines"]] == ["third", "second", "best"], "the best is drawn last; a failure is not"
+    spots = [re.findall(r"(\d+),(\d+)", path) for _, _, path in drawing["lines"]]
+    assert spots[2] == [("0", "0"), ("333", "1000"), ("667", "0"), ("1000", "0")]
+    assert len(spots[1]) == 3, "a field that was not set is left out of its line"
+    assert spots[1][0] == ("0", "333"), "three decades of rates are logarithmic"
+    assert "lr 0.0001 to 0.1; mode finetune, frozen" in drawing["note"]
+    assert charts.parallel(Search("loss", (Trial(1, "a", {"train.lr": 0.1}, 0.5, 1),))) is None
+
+
+def test_a_search_says_what_it_saved_and_what_decided(page: Page) -> None:
+    html = report.render(Page(page.header, search=tried()))
+    assert "15 of 20 epochs (75.0&nbsp;%)" in html and "What decided" in html and "What was tried, and how it did" in html
+    assert "What decided" not in report.render(Page(page.header, search=Search("loss", (Trial(1, "a", {}, 0.5, 1),))))
 
 
 def test_a_histogram_holds_every_image_once() -> None:
     scores = np.random.default_rng(0).uniform(size=1000)
-    drawing = report.histogram(replace(check(), reference_scores=scores, batch_scores=scores[:10]))
+    drawing = charts.histogram(replace(check(), reference_scores=scores, batch_scores=scores[:10]))
     assert drawing is not None
     heights = [[1000 - int(y) for y in re.findall(r"V(\d+)h", path)] for _, _, path in drawing["lines"]]
-    top = max(np.histogram(s, report.BINS, (0, 1))[0].max() / s.size for s in (scores, scores[:10]))
+    top = max(np.histogram(s, charts.BINS, (0, 1))[0].max() / s.size for s in (scores, scores[:10]))
     for bars in heights:
-        assert len(bars) == report.BINS and sum(bars) / 1000 * top == pytest.approx(1, abs=0.02)
+        assert len(bars) == charts.BINS and sum(bars) / 1000 * top == pytest.approx(1, abs=0.02)
 
 
 @pytest.mark.parametrize(

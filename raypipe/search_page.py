@@ -1,0 +1,33 @@
+"""A search in the report's terms: its section of a page, and the page of `raypipe tune`."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+from pathlib import Path
+
+from raypipe.config import dump
+from raypipe.registry import tracking
+from raypipe.registry.promote import ModelVersion
+from raypipe.search.importance import importance
+from raypipe.search.leaderboard import SearchResult
+from raypipe.watch import report
+
+
+def section(found: SearchResult) -> report.Search:
+    trials = (
+        report.Trial(i, f"trial {i}", t.changes, t.metric, t.epochs, t.stopped_early, tuple(h[found.metric] for h in t.history))
+        for i, t in enumerate(found.trials, 1)
+    )
+    return report.Search(found.metric, tuple(trials), found.full_epochs, importance(found.trials))
+
+
+def write(found: SearchResult, version: ModelVersion, store: tracking.Store) -> Path:
+    """The page of one search, in its folder; returns its path."""
+    decoded = f"{found.decoded:,} images, for {len(found.trials)} trials together"
+    facts = (("Model", str(version)), ("Table", str(found.best.version)), ("Decoded", decoded))
+    page = report.Page(
+        report.Header(f"Search over {found.job.model.name}", found.stopped or "", found.key, datetime.now(timezone.utc), facts),
+        search=section(found),
+        lineage=report.Lineage((("Code", tracking.code_commit() or "no checkout"), ("MLflow", store.uri)), dump(found.job)),
+    )
+    return report.write(page, found.folder / "report.html")
