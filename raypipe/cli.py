@@ -5,7 +5,9 @@ Exit codes: 0 done, 1 failed, 2 wrong usage, configuration or data, 3 drift foun
 
 from __future__ import annotations
 
+import re
 import sys
+from json import dumps
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -51,7 +53,8 @@ def run_verb(
         from raypipe.tables.storage import refuse_credentials
 
         refuse_credentials(overrides or [])
-        submit_job(submit, [name, str(config), *(overrides or []), *(["--json"] if as_json else [])], console.say)
+        named = [str(config)] if config else []
+        submit_job(submit, [name, *named, *(overrides or []), *(["--json"] if as_json else [])], console.say)
         return {}
     from raypipe import verbs
     from raypipe.cluster.connect import close
@@ -103,7 +106,48 @@ _verb(
     "model.name: efficientnet_lite0, small_cnn, hf:…, timm:…, torchvision:… or file:module:factory.",
     "train.workers=2 model.mode=finetune",
 )
-_verb("tune", "Search hyperparameters (Ray Tune, ASHA) and register the best model.", "search.samples=32")
+
+
+@app.command("tune")
+def tune(
+    config: Annotated[str | None, typer.Argument(help=f"YAML configuration, e.g. {EXAMPLE}; not needed with --table")] = None,
+    overrides: Overrides = None,
+    table: Annotated[str | None, typer.Option(help="The Delta table of images: table.uri.")] = None,
+    label: Annotated[str | None, typer.Option(help="Its column of labels: table.columns.label.")] = None,
+    image: Annotated[str | None, typer.Option(help="Its column of images: table.columns.image.")] = None,
+    json: Json = False,
+    submit: Submit = None,
+) -> None:
+    """Search hyperparameters (Ray Tune, ASHA) and register the best model.
+
+    Without search.space, what matters by experience is searched, except for fields that you set. A space draws any field by
+
+    grid(a, b), choice(a, b), uniform(low, high), loguniform(low, high), quniform(low, high, q), randint(low, high) without high
+
+    each with a condition if you like: search.space.model.frozen_blocks="randint(0, 6) if model.mode == 'finetune'"
+
+    Example: [bold]raypipe tune --table tables/cells --label defect[/bold]
+    """
+    given = list(overrides or [])
+    if config is not None and "=" in config and not Path(config).exists():
+        given, config = [config, *given], None
+    flags = {"table.uri": table, "table.columns.label": label, "table.columns.image": image}
+    given += [f"{name}={dumps(value)}" for name, value in flags.items() if value is not None]
+    run_verb("tune", Path(config) if config else None, given if config else _of_table(given), json, submit)
+
+
+def _of_table(overrides: list[str]) -> list[str]:
+    """What a run without a config file needs: a table, and a name and a folder that are the table's."""
+    uris = [text.partition("=")[2].strip("\"'") for text in overrides if text.startswith("table.uri=")]
+    if not uris:
+        raise ConfigError(
+            "There is neither a config file nor a table",
+            fix=f"raypipe tune --table FOLDER --label COLUMN, or raypipe tune {EXAMPLE}",
+        )
+    name = re.sub(r"[^\w.-]+", "-", uris[-1].rstrip("/").rpartition("/")[2]).strip("-.") or "run"
+    return [f"run.name={dumps(name)}", f"run.dir={dumps(f'runs/{name}')}", *overrides]
+
+
 _verb("predict", "Predict every image of a table version into a Delta table.", "predict.table.uri=tables/new")
 _verb(
     "retrain",

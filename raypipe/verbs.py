@@ -147,14 +147,14 @@ def best_config(result: SearchResult) -> Path:
 
 
 def leaderboard(result: SearchResult, console: Console, top: int = 8) -> None:
-    fields = list(result.trials[0].changes)
+    fields = list(dict.fromkeys(field for t in result.trials[:top] for field in t.changes))  # not every trial draws every one
     rows = [
         [
             i,
             t.metric if not math.isnan(t.metric) else "failed",
             t.epochs,
             "stopped" if t.stopped_early else "full",
-            *[t.changes.get(f) for f in fields],
+            *[t.changes.get(f, "") for f in fields],
         ]
         for i, t in enumerate(result.trials[:top], 1)
     ]

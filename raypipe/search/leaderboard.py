@@ -78,7 +78,7 @@ def read(file: Path) -> tuple[tuple[Trial, ...], str | None, int]:
     """(trials, why the search ended before its last, images decoded)."""
     outcome = json.loads(file.read_text())
     trials = tuple(Trial(**t | {"history": tuple(t["history"])}) for t in outcome["trials"])
-    return trials, outcome["stopped"], outcome["decoded"]
+    return trials, outcome["stopped"], outcome.get("decoded", 0)
 
 
 def trial_of(result: Any, metric: str, mode: str, train: TrainConfig) -> Trial:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Iterator
+from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from raypipe.config import Section
 from raypipe.train.job import TrainJob
@@ -12,16 +13,38 @@ from raypipe.train.stopping import SearchStoppingConfig
 
 
 class SearchConfig(Section):
-    """How many trials over which space. A grid is run `samples` times, as in Ray Tune."""
+    """How many trials over which space. A grid is run `samples` times, as in Ray Tune.
+
+    space: dotted fields -> grid(a, b), choice(a, b), uniform(low, high), loguniform(low, high), quniform(low, high, q),
+    randint(low, high) without high, each with `if CONDITION` if you like (samplers.py); null: a default for the task
+    (defaults.py), which leaves fields alone that the job sets. searcher: random, or from what earlier trials came to, tpe or gp
+    (they need raypipe[optuna]). warm_start: begin from what earlier searches on the same table, in the same run.dir, found.
+    """
 
     samples: int = Field(default=16, ge=1)
-    space: dict[str, str] = Field(default={"train.lr": "loguniform(1e-4, 3e-2)"})
+    space: dict[str, str] | None = None
+    searcher: Literal["random", "tpe", "gp"] = "random"
+    warm_start: bool = False
     scheduler: Literal["asha", "none"] = "asha"
     grace: int = Field(default=3, ge=1)
     reduction: int = Field(default=3, ge=2)
     concurrent: int | None = Field(default=None, ge=1)
     gpus_per_trial: float = Field(default=1.0, gt=0)  # where the cluster has GPUs
     stopping: SearchStoppingConfig = SearchStoppingConfig()
+
+    @field_validator("space", mode="before")
+    @classmethod
+    def _dotted(cls, space: Any) -> Any:
+        """Nested names become dotted ones: `search.space.train.lr=…` on the command line is one. null takes a field out."""
+        return dict(_leaves(space)) if isinstance(space, dict) else space
+
+
+def _leaves(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in tree.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, f"{prefix}{name}.")
+        elif value is not None:
+            yield f"{prefix}{name}", value
 
 
 class SearchJob(TrainJob):

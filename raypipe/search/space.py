@@ -1,101 +1,129 @@
-"""The search space: any config field by dotted path -> how to draw it. Checked against the config before a trial starts.
+"""The search space as it is written: any config field by dotted path -> how to draw it. All checks come before a trial starts.
 
-search.space: {train.lr: "loguniform(1e-4, 1e-1)", model.dropout: "choice(0.0, 0.2, 0.5)", train.model.name: "grid(a, b)"}
+search.space: {train.lr: "loguniform(1e-4, 1e-1)", model.frozen_blocks: "randint(0, 6) if model.mode == 'finetune'"}
+
+Checked are names, samplers (samplers.py), conditions (conditions.py), each value alone against its field, and each with draws
+of the other fields against the whole job. A value that no draw of the others makes possible is refused rather than never drawn.
 """
 
 from __future__ import annotations
 
-import ast
-import re
 from collections.abc import Mapping
+from functools import partial
+from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
 from raypipe.config import field_names, replace
 from raypipe.errors import ConfigError, nearest
+from raypipe.search.conditions import Condition
+from raypipe.search.draw import DATA, TRIES, Field, Space, at_random, plain
+from raypipe.search.samplers import Branch, Sampler, read
 from raypipe.train.job import TrainJob
 
-_CALL = re.compile(r"^\s*(\w+)\s*\((.*)\)\s*$", re.DOTALL)
-SAMPLERS = ("grid", "choice", "uniform", "loguniform")
-_FIXED = ("table", "run", "cluster", "registry", "feed.train", "feed.val", "feed.test", "train.workers")
+MOST_ARRAYS = 16  # values of a field in DATA
+_FIXED = {
+    **dict.fromkeys(("table", "run", "cluster", "registry", "feed"), "Trials of one search share table, run folder and data"),
+    **dict.fromkeys(("model.task", "train.stopping.metric"), "Trials of one search are ranked by one metric"),
+    **dict.fromkeys(("model.options", "model.mean", "model.std"), "Trials of one search share features"),
+    "train.workers": "Trials of one search are of one size",
+}
 
 
-def parse(space: Mapping[str, str], job: TrainJob) -> dict[str, Any]:
-    """Ray Tune's parameter space. Raises ConfigError for an unknown field, an unknown sampler, or values the field refuses."""
-    return {name: _sampler(name, text, job) for name, text in space.items()}
+def parse(texts: Mapping[str, str], job: TrainJob) -> Space:
+    """Raises ConfigError for an unknown field, an unknown sampler, a cycle, and values that no trial could have."""
+    job = plain(job)
+    for name in texts:
+        _check_name(name)
+    fields = {name: Field(name, read(name, text)) for name, text in texts.items()}
+    for field in fields.values():
+        for branch in field.branches:
+            _check_values(field.name, branch.sampler, job)
+            if branch.condition:
+                _check_condition(field, branch.condition, fields, job)
+    space = Space(tuple(fields[name] for name in _order(fields)), job)
+    for field in space.fields:
+        for branch in field.branches:
+            for value in branch.sampler.ends:
+                _check_together(space, field, branch, value)
+    return space
 
 
-def values(space: Mapping[str, str], field: str) -> list[Any]:
-    """The finite values a field can take in the space; empty when it is not searched or continuous."""
-    if field not in space:
-        return []
-    kind, arguments = _split(field, space[field])
-    return arguments if kind in ("grid", "choice") else []
-
-
-def grid_size(space: Mapping[str, str]) -> int:
-    """How many combinations the grid fields span; each is run once per sample."""
-    size = 1
-    for name, text in space.items():
-        kind, arguments = _split(name, text)
-        size *= len(arguments) if kind == "grid" else 1
-    return size
-
-
-def _sampler(name: str, text: str, job: TrainJob) -> Any:
-    from ray import tune
-
-    known = field_names(type(job))
+def _check_name(name: str) -> None:
+    known = field_names(TrainJob)
     if name not in known:
         raise ConfigError(f"search.space names an unknown field {name}", fix=nearest(name, known))
-    if any(name == f or name.startswith(f + ".") for f in _FIXED):
-        raise ConfigError(f"search.space cannot vary {name}", rule="Trials of one search share table, run folder and splits")
-    kind, arguments = _split(name, text)
-    ranged = kind in ("uniform", "loguniform")
-    inside = [arguments[0] + 0.618 * (arguments[1] - arguments[0])] if ranged else []  # a whole number's field refuses this one
-    for value in arguments + inside:  # both ends of a range, every member of a choice
-        try:
-            replace(job, {name: value})
-        except ConfigError as e:
-            raise ConfigError(
-                f"search.space.{name} draws a value the field refuses", got=value, rule=e.rule or str(e)
-            ) from None
-    if ranged:
-        low, high = arguments
-        return tune.uniform(low, high) if kind == "uniform" else tune.loguniform(low, high)
-    return tune.grid_search(arguments) if kind == "grid" else tune.choice(arguments)
+    for fixed, rule in _FIXED.items():
+        if name == fixed or name.startswith(fixed + "."):
+            raise ConfigError(f"search.space cannot vary {name}", rule=rule)
 
 
-def _split(name: str, text: str) -> tuple[str, list[Any]]:
-    call = _CALL.match(str(text))
-    if not call or call[1] not in SAMPLERS:
+def _check_values(name: str, sampler: Sampler, job: TrainJob) -> None:
+    """Both ends of a range and every member of a choice, as far as the field itself can tell."""
+    for value in sampler.ends:
+        if e := _own_refusal(name, value, job):
+            raise ConfigError(f"search.space.{name} draws a value the field refuses", got=value, rule=e.rule or str(e))
+    if name in DATA and (sampler.finite is None or len(sampler.finite) > MOST_ARRAYS):
         raise ConfigError(
-            f"search.space.{name} is not a draw", got=text, rule=f"One of {', '.join(s + '(…)' for s in SAMPLERS)}"
+            f"search.space.{name} draws too many values",
+            rule="For each of them, every image is decoded or embedded before the search",
+            fix=f"Use choice(…) of a few, {MOST_ARRAYS} at most",
         )
-    kind = call[1]
+
+
+def _own_refusal(name: str, value: Any, job: TrainJob) -> ConfigError | None:
+    """Why the field refuses a value; None when it does not, or when only others together with it do."""
     try:
-        arguments = list(ast.literal_eval(f"({call[2]},)"))
-    except (ValueError, SyntaxError):  # bare words, as in choice(cosine, constant)
-        arguments = [_word(a) for a in call[2].split(",") if a.strip()]
-    if kind in ("uniform", "loguniform"):
-        numbers = [a for a in arguments if isinstance(a, (int, float)) and not isinstance(a, bool)]
-        if (
-            len(arguments) != 2
-            or len(numbers) != 2
-            or not numbers[0] < numbers[1]
-            or (kind == "loguniform" and numbers[0] <= 0)
-        ):
+        replace(job, {name: value})
+    except ConfigError as e:
+        return e if e.what.startswith(f"Config key {name} is wrong") else None
+    return None
+
+
+def _check_condition(field: Field, condition: Condition, fields: Mapping[str, Field], job: TrainJob) -> None:
+    known = field_names(TrainJob)
+    for name in condition.names:
+        if name not in known:
             raise ConfigError(
-                f"search.space.{name} is not a range",
-                got=text,
-                rule=f"{kind}(low, high) with low < high" + (", low > 0" if kind == "loguniform" else ""),
+                f"search.space.{field.name} has a condition on an unknown field {name}",
+                got=condition.text,
+                fix=nearest(name, known) + " Words are quoted, as in model.mode == 'finetune'",
             )
-    elif not arguments:
-        raise ConfigError(f"search.space.{name} has nothing to choose from", got=text)
-    return kind, arguments
+        if field.grid and name in fields and not fields[name].grid:
+            raise ConfigError(
+                f"The grid search.space.{field.name} depends on {name}, which is drawn",
+                rule="Grids are crossed before anything is drawn",
+                fix=f"Make {name} a grid too, or {field.name} a choice",
+            )
+    for name, value in condition.equated:
+        if e := _own_refusal(name, value, job):
+            raise ConfigError(
+                f"search.space.{field.name} has a condition that cannot hold: {name} is never that", got=value, rule=e.rule
+            )
 
 
-def _word(text: str) -> Any:
+def _order(fields: Mapping[str, Field]) -> list[str]:
+    """Every field after those in the space that its conditions name."""
     try:
-        return ast.literal_eval(text.strip())
-    except (ValueError, SyntaxError):
-        return text.strip()
+        graph = {name: [n for n in field.needs if n in fields] for name, field in fields.items()}
+        return list(TopologicalSorter(graph).static_order())
+    except CycleError as e:
+        circle = " -> ".join(reversed(e.args[1]))
+        raise ConfigError("Conditions in search.space go in a circle", got=circle, fix="Leave one of them out") from None
+
+
+def _check_together(space: Space, field: Field, branch: Branch, value: Any) -> None:
+    """Some trial has the value; or none is ever asked for it, because its condition does not hold."""
+    refused: ConfigError | None = None
+    for i in range(TRIES):
+        changes = space.draw(partial(at_random, (0, i, 0), {branch.key: value}))
+        if field.branch(space.known(changes)) is branch:
+            refused = space.refusal(changes)
+            if refused is None:
+                return
+    if refused is not None:
+        raise ConfigError(
+            f"search.space.{field.name} draws a value the job refuses",
+            got=value,
+            rule=refused.rule or str(refused),
+            fix=refused.fix or "Leave it out, or draw what it needs too",
+        )

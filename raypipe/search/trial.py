@@ -29,8 +29,9 @@ def data_key(job: TrainJob) -> str:
 
 def folder_name(trial: Any) -> str:
     """Of one of Tune's trials: its number and what it tries. A search that was killed before Tune noted a trial draws the same
-    one anew, and it finds what it had done."""
-    return f"trial-{int(trial.trial_id.rpartition('_')[2]):03}-{key_of(trial.config)[:6]}"
+    one anew, and it finds what it had done. Of equally good trials the first wins: numbers sort."""
+    number = int(str(trial.experiment_tag).partition("_")[0])
+    return f"trial-{number:03}-{key_of(trial.config)[:6]}"
 
 
 def run_trial(changes: dict[str, Any], job: dict[str, Any], data: dict[str, Data]) -> None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +19,16 @@ from ray import tune
 from raypipe.config import key_of, replace, save
 from raypipe.errors import ConfigError, RaypipeError
 from raypipe.feed.dataset import pin
-from raypipe.search import leaderboard
+from raypipe.search import bayes, defaults, leaderboard
 from raypipe.search import space as spaces
+from raypipe.search.draw import Changes, Space
 from raypipe.search.leaderboard import SearchResult, Trial
 from raypipe.search.monitor import Monitor, Stop
 from raypipe.search.schedulers import scheduler
-from raypipe.search.searchers import searcher
+from raypipe.search.searchers import candidates, plan, searcher
 from raypipe.search.settings import SearchJob
 from raypipe.search.trial import data_key, folder_name, run_trial
+from raypipe.search.warm import earlier
 from raypipe.train import finders
 from raypipe.train.job import TrainJob
 from raypipe.train.launch import check_workers, wants_gpu
@@ -35,43 +38,49 @@ from raypipe.train.trainer import prepare
 log = logging.getLogger("raypipe")
 
 
-def check(job: SearchJob) -> dict[str, Any]:
-    """Ray Tune's parameter space, when the search can run. Raises ConfigError or ClusterError before anything is written."""
+def check(job: SearchJob, counts: Mapping[str, int] | None = None) -> tuple[SearchJob, Space]:
+    """The job with its space, parsed, when the search can run. Raises ConfigError or ClusterError before anything is written.
+    A default space depends on `counts`, the labelled images of each split."""
     if job.train.workers != 1:
         raise ConfigError(
             "Trials of several workers are not offered yet", got=f"train.workers={job.train.workers}", fix="Set train.workers=1"
         )
+    check_workers(job.train, ray.cluster_resources())
+    if job.search.searcher != "random":
+        bayes.require()
+    job = defaults.settle(job, counts or {}, wants_gpu(job.train, ray.cluster_resources()))
+    space = spaces.parse(job.search.space or {}, job)
     for name in ("train.batch_size", "train.lr"):
-        if "auto" in spaces.values(job.search.space, name):
+        if "auto" in space.values(name):
             raise ConfigError(
                 f"A search cannot draw {name}=auto", rule="auto is found once, before the search", fix="Draw numbers"
             )
-    check_workers(job.train, ray.cluster_resources())
-    return spaces.parse(job.search.space, job)
+    return job, space
 
 
 def search(job: SearchJob, progress: Callable[[int, int, float], None] = lambda done, total, best: None) -> SearchResult:
     """Search, or pick up where an interrupted search stopped. `progress(trials done, trials in all, best metric)`."""
-    cfg, parsed = job.search, check(job)
     pinned = pin(job.table, job.feed, kind=job.model.task)
-    job = finders.settle(job, pinned, lambda: prepare(job, pinned), drawn=tuple(cfg.space))
-    key = key_of(job.training_key(pinned.version), cfg)
+    job, space = check(job, pinned.counts)
+    job = finders.settle(job, pinned, lambda: prepare(job, pinned), drawn=space.always)
+    space = space.of(job)
+    key = key_of(job.training_key(pinned.version), job.search)
     folder = job.run.path / "search" / key
     finished = folder / "result.json"
     started = time.perf_counter()
     if not finished.exists():
         save(job, folder / "config.yaml")
-        data = _data(job, pinned)
-        trials, stopped = _run(job, parsed, data, folder, progress)
+        hints = earlier(job, space, folder)
+        planned = plan(job, space, hints)
+        data = _data(job, pinned, candidates(job, space, planned))
+        draws = partial(searcher, job, space, planned, hints, folder)
+        trials, stopped = _run(job, draws, len(planned), data, folder, progress)
         leaderboard.write(finished, trials, stopped, _decoded(data))
     ranked, stopped, decoded = leaderboard.read(finished)
     best = ranked[0]
-    tuned = replace(
-        TrainJob.model_validate({k: v for k, v in job.model_dump().items() if k in TrainJob.model_fields}), best.changes
-    )
     return SearchResult(
         key,
-        tuned,
+        replace(space.job, best.changes),
         leaderboard.as_training(key, pinned.version, pinned.classes, best),
         ranked,
         job.train.stopping.metric,
@@ -81,15 +90,13 @@ def search(job: SearchJob, progress: Callable[[int, int, float], None] = lambda 
     )
 
 
-def _data(job: SearchJob, pinned: Any) -> dict[str, Data]:
-    """The arrays of every backbone and resolution the space can draw, each read once."""
-    data = {}
-    names = spaces.values(job.search.space, "model.name") or [job.model.name]
-    sides = spaces.values(job.search.space, "model.side_px") or [job.model.side_px]
-    modes = spaces.values(job.search.space, "model.mode") or [job.model.mode]
-    for variant in [{"model.name": n, "model.side_px": s, "model.mode": m} for n in names for s in sides for m in modes]:
-        one = replace(job, {**variant, "feed.carrier": "cache"})  # a stream per trial would decode the table once per trial
-        data[data_key(one)] = prepare(one, pinned)
+def _data(job: TrainJob, pinned: Any, trials: Iterable[Changes]) -> dict[str, Data]:
+    """The arrays of every backbone and resolution that a trial may draw, each read once."""
+    data: dict[str, Data] = {}
+    for changes in trials:
+        one = replace(job, {**changes, "feed.carrier": "cache"})  # a stream per trial would decode the table once per trial
+        if data_key(one) not in data:
+            data[data_key(one)] = prepare(one, pinned)
     return data
 
 
@@ -99,7 +106,12 @@ def _decoded(data: dict[str, Data]) -> int:
 
 
 def _run(
-    job: SearchJob, parsed: dict[str, Any], data: dict[str, Any], folder: Path, progress: Callable[[int, int, float], None]
+    job: SearchJob,
+    draws: Callable[[int], Any],
+    total: int,
+    data: dict[str, Any],
+    folder: Path,
+    progress: Callable[[int, int, float], None],
 ) -> tuple[list[Trial], str | None]:
     cfg, rule = job.search, job.train.stopping
     resources = ray.cluster_resources()
@@ -109,7 +121,6 @@ def _run(
         tune.with_parameters(run_trial, job=job.model_dump(mode="json", include=set(TrainJob.model_fields)), data=data),
         each,
     )
-    total = cfg.samples * spaces.grid_size(cfg.space)
     Monitor.listener, Monitor.current = staticmethod(progress), None
     watch = Monitor(total, rule.metric, rule.mode, cfg.stopping, each.get("GPU", 1.0))
     run_config = tune.RunConfig(
@@ -123,17 +134,16 @@ def _run(
         failure_config=tune.FailureConfig(max_failures=1),
         verbose=0,
     )
-    tuner = _restored(folder / "tune", trainable, parsed) or tune.Tuner(
+    tuner = _restored(folder / "tune", trainable) or tune.Tuner(
         trainable,
-        param_space=parsed,
         tune_config=tune.TuneConfig(
             metric=rule.metric,
             mode=rule.mode,
-            num_samples=cfg.samples,
+            num_samples=total,
             scheduler=scheduler(job),
-            search_alg=searcher(job, cfg.concurrent or fits),
-            reuse_actors=True,
+            search_alg=draws(cfg.concurrent or fits),
             trial_dirname_creator=folder_name,
+            reuse_actors=True,
         ),
         run_config=run_config,
     )
@@ -163,13 +173,13 @@ def _begun(results: Any) -> Iterator[Any]:
             yield result
 
 
-def _restored(folder: Path, trainable: Any, parsed: dict[str, Any]) -> Any | None:
+def _restored(folder: Path, trainable: Any) -> Any | None:
     """The interrupted search in `folder`, or None. A search killed while Tune wrote its state cannot be restored: it is put
     aside, and the trials run again."""
     if not tune.Tuner.can_restore(str(folder)):
         return None
     try:
-        tuner = tune.Tuner.restore(str(folder), trainable, resume_unfinished=True, resume_errored=True, param_space=parsed)
+        tuner = tune.Tuner.restore(str(folder), trainable, resume_unfinished=True, resume_errored=True)
     except Exception as e:
         aside = folder.with_name(f"{folder.name}-torn-{int(time.time())}")
         folder.rename(aside)

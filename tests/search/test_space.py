@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from ray.tune.search.basic_variant import BasicVariantGenerator
-from ray.tune.search.variant_generator import generate_variants
 
-from raypipe.config import validate
+from raypipe.config import replace, validate
 from raypipe.errors import ConfigError
-from raypipe.search import space
-from raypipe.search.settings import SearchJob
+from raypipe.search import searchers, space
+from raypipe.search.draw import Changes, uniform
+from raypipe.search.settings import SearchConfig, SearchJob
 
 JOB = validate(SearchJob, {"table": {"uri": "unused"}})
 
 
-def drawn(field: str, text: str, times: int = 200) -> list[object]:
-    parsed = space.parse({field: text}, JOB)[field]
-    return [parsed.sample() for _ in range(times)]
+def trials(texts: dict[str, str], times: int = 200, job: SearchJob = JOB) -> list[Changes]:
+    parsed = space.parse(texts, job)
+    return [parsed.trial(job.run.seed, i) for i in range(times)]
+
+
+def drawn(field: str, text: str, times: int = 200) -> list[Any]:
+    return [trial[field] for trial in trials({field: text}, times)]
 
 
 def test_a_choice_draws_its_members_and_keeps_their_types() -> None:
@@ -29,6 +33,7 @@ def test_a_choice_draws_its_members_and_keeps_their_types() -> None:
     assert set(drawn("train.batch_size", "choice(16, 32)")) == {16, 32}
     assert set(drawn("augment.flip_vertical", "choice(True, False)")) == {True, False}
     assert set(drawn("train.clip_norm", "choice(None, 1.0)")) == {None, 1.0}
+    assert 120 < Counter(drawn("train.batch_size", "choice(16, 16, 16, 32)"))[16] < 180  # said thrice, three times as often
 
 
 @pytest.mark.parametrize("text", ["choice(cosine, constant)", "choice('cosine', \"constant\")", " choice( cosine ,constant ) "])
@@ -44,26 +49,107 @@ def test_uniform_and_loguniform_fill_their_range() -> None:
     assert 0.2 < sum(lr < 1e-3 for lr in log) / 400 < 0.47  # a third of the decades
 
 
-def test_a_grid_is_run_whole() -> None:
+def test_steps_reach_both_ends_and_randint_leaves_out_the_last() -> None:
+    assert set(drawn("model.dropout", "quniform(0.1, 0.4, 0.1)")) == {0.1, 0.2, 0.3, 0.4}
+    assert set(drawn("train.batch_size", "quniform(16, 63, 16)")) == {16, 32, 48}
+    whole = drawn("train.unfreeze_epochs", "randint(0, 4)")
+    assert set(whole) == {0, 1, 2, 3} and {type(v) for v in whole} == {int}
+
+
+def test_a_trial_is_a_function_of_seed_and_number_whatever_else_is_searched() -> None:
+    lr = {"train.lr": "loguniform(1e-4, 1e-1)"}
+    alone = trials(lr, 20)
+    assert alone == trials(lr, 20)
+    assert [t["train.lr"] for t in trials({"model.dropout": "uniform(0, 0.5)", **lr}, 20)] == [t["train.lr"] for t in alone]
+    assert alone != trials(lr, 20, replace(JOB, {"run.seed": 8})) and len({t["train.lr"] for t in alone}) == 20
+
+
+@given(st.integers(), st.integers(0, 10**6))
+def test_uniform_stays_below_one(seed: int, i: int) -> None:
+    assert 0 <= uniform(seed, i) < 1
+
+
+def test_a_grid_is_run_whole_and_each_time_with_other_draws() -> None:
     text = {"train.lr": "grid(1e-3, 1e-2)", "train.schedule": "grid(cosine, constant)", "model.dropout": "uniform(0, 0.5)"}
-    assert space.grid_size(text) == 4
-    found = [v for _, v in generate_variants(space.parse(text, JOB), random_state=1)]
-    assert {(v["train.lr"], v["train.schedule"]) for v in found} == {
-        (lr, schedule) for lr in (1e-3, 1e-2) for schedule in ("cosine", "constant")
+    job = replace(JOB, {"search.samples": 3})
+    parsed = space.parse(text, job)
+    planned = searchers.plan(job, parsed, [])
+    assert len(parsed.cells) == 4 and len(planned) == 12
+    for repeat in range(3):
+        assert {(t["train.lr"], t["train.schedule"]) for t in planned[4 * repeat : 4 * repeat + 4]} == {
+            (lr, schedule) for lr in (1e-3, 1e-2) for schedule in ("cosine", "constant")
+        }
+    assert len({t["model.dropout"] for t in planned}) == 12
+
+
+def test_a_field_is_set_only_where_its_condition_holds() -> None:
+    found = trials(
+        {
+            "model.frozen_blocks": "randint(1, 6) if model.mode == 'finetune'",
+            "model.mode": "choice(frozen, finetune)",
+            "train.layer_decay": "choice(0.9) if not model.mode in ('frozen',) and model.frozen_blocks < 4",
+            "train.lr": "uniform(0.1, 0.2) if model.mode == 'frozen' "
+            "else uniform(0.3, 0.4) if model.frozen_blocks > 3 else choice(1)",
+        }
+    )
+    assert {t["model.mode"] for t in found} == {"frozen", "finetune"}
+    for t in found:
+        tuned = t["model.mode"] == "finetune"
+        assert ("model.frozen_blocks" in t) == tuned
+        assert ("train.layer_decay" in t) == (tuned and t["model.frozen_blocks"] < 4)
+        high = tuned and t["model.frozen_blocks"] > 3
+        assert (0.3 <= t["train.lr"] <= 0.4) if high else t["train.lr"] == 1 if tuned else (0.1 <= t["train.lr"] <= 0.2)
+
+
+def test_conditions_ask_the_job_for_what_is_not_searched() -> None:
+    text = {"model.frozen_blocks": "choice(2) if model.mode == 'finetune' and model.side_px != None"}
+    assert trials(text, 3) == [{}] * 3
+    assert trials(text, 3, replace(JOB, {"model.mode": "finetune", "model.side_px": 64})) == [{"model.frozen_blocks": 2}] * 3
+
+
+def test_what_the_job_refuses_together_is_drawn_again() -> None:
+    found = trials({"model.mode": "choice(frozen, finetune)", "model.frozen_blocks": "choice(0, 3)"}, 100)
+    assert {(t["model.mode"], t["model.frozen_blocks"]) for t in found} == {("frozen", 0), ("finetune", 0), ("finetune", 3)}
+
+
+def test_a_combination_of_grids_that_the_job_refuses_is_refused() -> None:
+    text = {"model.mode": "grid(frozen, finetune)", "model.frozen_blocks": "grid(0, 3)"}
+    with pytest.raises(
+        ConfigError, match=r"draws what the job refuses, 64 times in a row.*frozen_blocks is for.*Put a condition"
+    ):
+        searchers.plan(JOB, space.parse(text, JOB), [])
+    nested = {"model.mode": "grid(frozen, finetune)", "model.frozen_blocks": "grid(0, 3, 5) if model.mode == 'finetune'"}
+    assert len(space.parse(nested, JOB).cells) == 4
+
+
+def test_finite_values_and_the_variants_of_arrays_are_known_before_a_search() -> None:
+    text = {
+        "model.mode": "choice(frozen, finetune)",
+        "model.side_px": "choice(32, 64) if model.mode == 'finetune'",
+        "train.lr": "loguniform(1e-4, 1e-1)",
     }
-    assert isinstance(BasicVariantGenerator(random_state=7), BasicVariantGenerator)
+    parsed = space.parse(text, JOB)
+    assert parsed.values("model.side_px") == [32, 64]
+    assert parsed.values("train.lr") == parsed.values("model.name") == []
+    assert parsed.always == ("model.mode", "train.lr")
+    variants = {(v["model.mode"], v.get("model.side_px")) for v in parsed.variants()}
+    assert variants == {("frozen", None), ("finetune", 32), ("finetune", 64)}
+    assert variants == {(t["model.mode"], t.get("model.side_px")) for t in trials(text)}
 
 
-def test_finite_values_are_known_before_a_search() -> None:
-    text = {"model.side_px": "choice(32, 64)", "train.lr": "loguniform(1e-4, 1e-1)"}
-    assert space.values(text, "model.side_px") == [32, 64]
-    assert space.values(text, "train.lr") == space.values(text, "model.name") == []
+def test_a_space_may_be_nested_and_null_takes_a_field_out() -> None:
+    nested = SearchConfig(space={"train.lr": "choice(1)", "model.dropout": "choice(0)", "train": {"lr": "choice(2)"}})
+    assert nested.space == {"train.lr": "choice(2)", "model.dropout": "choice(0)"}
+    assert SearchConfig(space={"train.lr": "choice(1)", "train": {"lr": None, "ema": "choice(0.9)"}}).space == {
+        "train.lr": "choice(1)",
+        "train.ema": "choice(0.9)",
+    }
 
 
 @given(low=st.floats(1e-6, 1), span=st.floats(1e-6, 1))
 def test_any_range_that_rises_is_taken_and_any_that_falls_is_refused(low: float, span: float) -> None:
-    parsed = space.parse({"train.lr": f"loguniform({low}, {low + span})"}, JOB)["train.lr"]
-    assert low <= parsed.sample() <= low + span
+    trial = space.parse({"train.lr": f"loguniform({low}, {low + span})"}, JOB).trial(1, 0)
+    assert low <= trial["train.lr"] <= low + span
     with pytest.raises(ConfigError, match=r"train\.lr is not a range.*low < high, low > 0"):
         space.parse({"train.lr": f"loguniform({low + span}, {low})"}, JOB)
 
@@ -81,6 +167,10 @@ def test_any_range_that_rises_is_taken_and_any_that_falls_is_refused(low: float,
         ("train.lr", "loguniform(0, 1)", r"train\.lr draws a value the field refuses.*got 0|not a range"),
         ("train.lr", "uniform(a, b)", r"train\.lr is not a range"),
         ("train.lr", "uniform(True, 2)", r"train\.lr is not a range"),
+        ("train.lr", "uniform(1, 1e999)", r"train\.lr is not a range"),
+        ("train.lr", "quniform(0, 1, 0)", r"train\.lr is not a range.*q > 0"),
+        ("train.batch_size", "randint(8, 8)", r"train\.batch_size is not a range.*high itself is never drawn"),
+        ("train.batch_size", "randint(8, 9.5)", r"train\.batch_size is not a range.*whole numbers"),
         ("train.lr", "choice()", r"train\.lr has nothing to choose from"),
         ("train.lr", "choice(0.1, -3)", r"train\.lr draws a value the field refuses.*got -3.*a number above 0"),
         (
@@ -95,12 +185,44 @@ def test_any_range_that_rises_is_taken_and_any_that_falls_is_refused(low: float,
         ),
         ("model.dropout", "uniform(0, 1.5)", r"model\.dropout draws a value the field refuses.*got 1\.5.*less than 1"),
         ("train.batch_size", "uniform(16, 64)", r"train\.batch_size .*(whole|integer|choice)"),
+        ("model.side_px", "randint(64, 128)", r"model\.side_px draws too many values.*choice\(…\) of a few"),
+        ("model.frozen_blocks", "choice(0, 3)", r"frozen_blocks draws a value the job refuses.*got 3.*mode finetune"),
         ("run.seed", "choice(1, 2)", r"cannot vary run\.seed.*share table"),
         ("table.version", "choice(1, 2)", r"cannot vary table\.version"),
+        ("feed.sampling", "choice(natural, balanced)", r"cannot vary feed\.sampling"),
+        ("model.task", "choice(single_label)", r"cannot vary model\.task.*one metric"),
+        ("search.samples", "choice(1, 2)", r"unknown field search\.samples"),
         ("train.workers", "choice(1, 2)", r"cannot vary train\.workers"),
+        ("train.lr", "choice(1) if", r"train\.lr is not a draw"),
+        ("train.lr", "choice(1) if model.mode = 'frozen'", r"condition that cannot be read.*got \"model\.mode = 'frozen'\""),
+        ("train.lr", "choice(1) if open('x') == 1", r"condition that cannot be read.*compared with constants"),
+        ("train.lr", "choice(1) if model.mode.__class__ == 1", r"condition on an unknown field model\.mode\.__class__"),
+        ("train.lr", "choice(1) if model.modus == 'frozen'", r"unknown field model\.modus.*Did you mean 'model\.mode'"),
+        ("train.lr", "choice(1) if model.mode == frozen", r"unknown field frozen .*Words are quoted"),
+        ("train.lr", "choice(1) if model.mode == 'fozen'", r"cannot hold: model\.mode is never that.*got 'fozen'.*'frozen'"),
+        ("train.lr", "choice(1) if model.side_px > 64", r"compares what cannot be compared.*'model\.side_px': None"),
+        ("train.lr", "choice(1) if train.lr > 64", r"go in a circle.*train\.lr -> train\.lr"),
     ],
 )
 def test_a_slip_is_one_message(field: str, text: str, says: str) -> None:
     with pytest.raises(ConfigError, match=says) as caught:
         space.parse({field: text}, JOB)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("texts", "says"),
+    [
+        (
+            {"train.lr": "choice(1) if train.ema == 0.9", "train.ema": "choice(0.9) if train.lr < 2"},
+            r"go in a circle.*train\.(lr|ema) -> train\.(lr|ema) -> ",
+        ),
+        (
+            {"train.lr": "grid(1, 2) if model.mode == 'frozen'", "model.mode": "choice(frozen, finetune)"},
+            r"grid search\.space\.train\.lr depends on model\.mode, which is drawn.*Make model\.mode a grid too",
+        ),
+    ],
+)
+def test_a_slip_of_two_fields_is_one_message(texts: dict[str, str], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        space.parse(texts, JOB)

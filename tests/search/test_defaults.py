@@ -1,0 +1,89 @@
+"""The space of a search that names none: it can be drawn from, whatever is set, and stays within what the machine can do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from raypipe.config import load, replace, validate
+from raypipe.models.tasks import Kind
+from raypipe.search import defaults, space
+from raypipe.search.draw import Changes
+from raypipe.search.settings import SearchJob
+
+
+def job(**sections: Any) -> SearchJob:
+    return validate(SearchJob, {"table": {"uri": "unused"}, **sections})
+
+
+def trials(of: SearchJob, images: int, gpu: bool, times: int = 150) -> list[Changes]:
+    settled = defaults.settle(of, {"train": images}, gpu)
+    parsed = space.parse(settled.search.space or {}, settled)
+    return [parsed.trial(1, i) for i in range(times)]
+
+
+@pytest.mark.parametrize("task", ["single_label", "multi_label", "probability", "regression"])
+@pytest.mark.parametrize("gpu", [False, True])
+def test_what_the_issue_names_is_searched_for_every_task(task: Kind, gpu: bool) -> None:
+    found = trials(job(model={"task": task}), 2000, gpu)
+    drawn = {name for t in found for name in t}
+    wanted = {
+        "model.name",
+        "model.mode",
+        "model.side_px",
+        "train.batch_size",
+        "train.lr",
+        "train.weight_decay",
+        "train.schedule",
+    }
+    assert wanted <= drawn and {"augment.policy_magnitude", "model.frozen_blocks"} <= drawn
+    assert ("train.label_smoothing" in drawn) == (task == "single_label")
+    scratch = [t for t in found if t["model.name"] == "small_cnn"]
+    assert 0.05 < len(scratch) / len(found) < 0.3
+    assert all(t["model.mode"] == "finetune" and t["model.side_px"] <= 64 and not t["model.pretrained"] for t in scratch)
+
+
+def test_without_a_gpu_it_is_light_and_of_many_images_only_the_head_is_trained() -> None:
+    light = [t for t in trials(job(), 2000, gpu=False) if t["model.mode"] == "finetune" and t["model.name"] != "small_cnn"]
+    assert light and all(t["model.side_px"] <= 128 and t["model.frozen_blocks"] >= 3 for t in light)
+    assert all("model.mode" not in t and "augment.policy" not in t for t in trials(job(), 20_000, gpu=False))
+    assert any(t["model.mode"] == "finetune" for t in trials(job(), 20_000, gpu=True))
+
+
+def test_resolutions_that_do_not_fit_the_cache_are_not_searched() -> None:
+    assert all("model.side_px" not in t for t in trials(job(), 200_000, gpu=True, times=20))
+    assert any("model.side_px" in t for t in trials(job(feed={"cache_mb": 60_000}), 200_000, gpu=True, times=20))
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"model": {"mode": "frozen"}, "train": {"lr": 0.01}},
+        {"model": {"mode": "finetune"}},
+        {"model": {"mode": "finetune", "frozen_blocks": 3, "views": 8}},
+        {"model": {"mode": "finetune", "pretrained": False}},
+        {"model": {"name": "small_cnn", "pretrained": False, "mode": "finetune"}},
+        {"model": {"name": "efficientnet_lite0", "side_px": 64}, "augment": {"flip_horizontal": True}},
+        {"model": {"pretrained": True}, "train": {"batch_size": 8, "schedule": "step"}},
+    ],
+)
+@pytest.mark.parametrize("gpu", [False, True])
+def test_what_the_job_sets_stays_as_it_is_set(sections: dict[str, dict[str, Any]], gpu: bool) -> None:
+    found = trials(job(**sections), 100, gpu, times=40)
+    given = {f"{section}.{name}" for section, fields in sections.items() for name in fields}
+    assert found and not given & {name for t in found for name in t}
+    assert len({str(t) for t in found}) == 40
+
+
+def test_a_space_that_is_given_is_taken_and_a_job_that_sets_everything_searches_its_rate() -> None:
+    given = job(search={"space": {"train.lr": "choice(1)"}})
+    assert defaults.settle(given, {"train": 10}, gpu=False) is given
+    assert defaults.settle(job(search={"space": {}}), {}, gpu=False).search.space == {}
+    assert defaults.settle(replace(job(), {"run.seed": 1}), {}, gpu=False).search.space == defaults.RATE
+
+
+def test_the_command_line_may_name_single_fields_of_the_space() -> None:
+    overrides = ["table.uri=x", "search.space.train.lr=loguniform(1e-4, 1e-2)", "search.space.model.dropout=choice(0, 0.2)"]
+    found = load(SearchJob, None, overrides).search.space
+    assert found == {"train.lr": "loguniform(1e-4, 1e-2)", "model.dropout": "choice(0, 0.2)"}

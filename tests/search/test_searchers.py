@@ -1,0 +1,206 @@
+"""What searchers give Tune: the same trials after every interruption, and with Optuna what earlier trials taught."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import pytest
+from ray.tune.search import Searcher
+
+from raypipe.config import replace, save, validate
+from raypipe.errors import ConfigError
+from raypipe.search import leaderboard, space
+from raypipe.search.leaderboard import Trial
+from raypipe.search.searchers import Draws, plan, searcher
+from raypipe.search.settings import SearchJob
+from raypipe.search.warm import Earlier, earlier
+from raypipe.train.job import TrainJob
+
+NAN = float("nan")
+TEXTS = {
+    "train.lr": "loguniform(1e-4, 1e-1)",
+    "model.mode": "choice(frozen, finetune)",
+    "model.frozen_blocks": "randint(1, 6) if model.mode == 'finetune'",
+}
+JOB = validate(SearchJob, {"table": {"uri": "cells"}, "search": {"samples": 12, "space": TEXTS}})
+
+
+def make(folder: Path, job: SearchJob = JOB, concurrent: int = 2, hints: list[Earlier] | None = None) -> Any:
+    parsed = space.parse(job.search.space or {}, job)
+    return searcher(job, parsed, plan(job, parsed, hints or []), hints or [], folder, concurrent)
+
+
+def of(name: str, folder: Path, **changes: Any) -> SearchJob:
+    return replace(JOB, {"search.searcher": name, "run.dir": str(folder), **changes})
+
+
+def good(changes: dict[str, Any]) -> float:
+    """Best with fine-tuning of few blocks at 0.01."""
+    import math
+
+    return (
+        (changes["model.mode"] == "finetune")
+        - abs(math.log10(changes["train.lr"]) + 2)
+        - changes.get("model.frozen_blocks", 0) / 9
+    )
+
+
+def run(made: Any, start: int, stop: int) -> list[dict[str, Any]]:
+    """Trials one after another, the way Tune tells of them."""
+    found = []
+    for i in range(start, stop):
+        found.append(made.suggest(f"id{i}"))
+        value = good(found[-1])
+        made.on_trial_result(f"id{i}", {"val_accuracy": value})
+        made.on_trial_complete(f"id{i}", {"val_accuracy": value - 1})  # its last epoch is not its best
+    return found
+
+
+def test_no_more_trials_run_than_may_and_no_more_than_planned_are_given(tmp_path: Path) -> None:
+    made = make(tmp_path)
+    first = [made.suggest(i) for i in "ab"]
+    assert made.suggest("c") is None
+    made.on_trial_complete("a", error=True)
+    assert made.suggest("c") not in (None, *first) and made.suggest("d") is None
+    made.on_trial_complete("b")
+    made.on_trial_complete("c")
+    run(made, 3, 12)
+    assert made.suggest("last") == Searcher.FINISHED
+
+
+@pytest.mark.parametrize("name", ["random", "tpe", "gp"])
+def test_a_killed_search_gives_what_an_undisturbed_one_does(name: str, tmp_path: Path) -> None:
+    if name != "random":
+        pytest.importorskip("optuna")
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    whole = run(make(tmp_path / "a", of(name, tmp_path)), 0, 9)
+    first = make(tmp_path / "b", of(name, tmp_path))
+    pickled = cloudpickle.dumps(first)  # Tune does, when the search starts
+    assert run(first, 0, 6) == whole[:6]
+    first.save_to_dir(str(tmp_path / "b"))
+    first.suggest("lost")
+    journal = tmp_path / "b" / "optuna.journal"
+    if name != "random":
+        journal.write_bytes(journal.read_bytes() + b'{"op_code": 4, "wor')  # killed while it wrote
+    again = cloudpickle.loads(pickled)
+    (tmp_path / "b" / "searcher-state-default.pkl").rename(tmp_path / "b" / "searcher-state-x.pkl")
+    again.searcher.restore_from_dir(str(tmp_path / "b"))
+    assert run(again, 6, 9) == whole[6:]
+    assert len({json.dumps(t, sort_keys=True) for t in whole}) == 9
+
+
+@pytest.mark.parametrize("name", ["tpe", "gp"])
+def test_optuna_knows_values_and_failures(name: str, tmp_path: Path) -> None:
+    optuna = pytest.importorskip("optuna")
+    made = make(tmp_path, of(name, tmp_path))
+    changes = run(made, 0, 2)
+    made.suggest("nan")
+    made.on_trial_result("nan", {"val_accuracy": NAN})
+    made.on_trial_complete("nan", {"val_accuracy": NAN})
+    made.suggest("died")
+    made.on_trial_result("died", {"val_accuracy": 0.9})
+    made.on_trial_complete("died", error=True)
+    made.on_trial_complete("died", {"val_accuracy": 0.9})  # Tune ran it again after a restore
+    journal = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(tmp_path / "optuna.journal")))
+    study = optuna.load_study(study_name="search", storage=journal)
+    assert [t.state.name for t in study.trials] == ["COMPLETE", "COMPLETE", "FAIL", "FAIL"]
+    assert [t.value for t in study.trials[:2]] == [good(c) for c in changes]
+    assert [("model.frozen_blocks" in t.params) for t in study.trials[:2]] == ["model.frozen_blocks" in c for c in changes]
+
+
+def test_tpe_comes_closer_than_random_draws(tmp_path: Path) -> None:
+    pytest.importorskip("optuna")
+    best = {}
+    for name in ("random", "tpe"):
+        folder = tmp_path / name
+        folder.mkdir()
+        found = run(make(folder, of(name, tmp_path, **{"search.samples": 40})), 0, 40)
+        best[name] = sum(sorted(map(good, found))[-10:])
+    assert best["tpe"] > best["random"]
+
+
+@pytest.mark.parametrize("name", ["random", "tpe"])
+def test_grids_are_crossed_whatever_the_searcher(name: str, tmp_path: Path) -> None:
+    if name != "random":
+        pytest.importorskip("optuna")
+    texts = {"train.schedule": "grid(cosine, constant)", "model.dropout": "grid(0.0, 0.2)", "train.lr": "uniform(0.1, 0.2)"}
+    job = replace(of(name, tmp_path, **{"search.samples": 2}), {"search.space": texts})
+    made = make(tmp_path, job, concurrent=99)
+    found = [made.suggest(str(i)) for i in range(8)]
+    cells = [(c, d) for c in ("cosine", "constant") for d in (0.0, 0.2)] * 2
+    assert sorted((f["train.schedule"], f["model.dropout"]) for f in found) == sorted(cells)
+    assert len({f["train.lr"] for f in found}) == 8 and made.suggest("9") == Searcher.FINISHED
+
+
+def test_a_searcher_that_is_not_installed_is_one_message(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from raypipe.search import bayes
+
+    monkeypatch.setitem(__import__("sys").modules, "optuna", None)
+    with pytest.raises(ConfigError, match=r"tpe and gp need Optuna.*pip install 'raypipe\[optuna\]'.*search\.searcher=random"):
+        bayes.require()
+
+
+def finished(job: SearchJob, key: str, *trials: tuple[dict[str, Any], float]) -> None:
+    """What a search leaves."""
+    folder = job.run.path / "search" / key
+    save(job, folder / "config.yaml")
+    made = [Trial(f"t{i}", changes, value, 1, False, (), "x") for i, (changes, value) in enumerate(trials)]
+    leaderboard.write(folder / "result.json", made, None)
+
+
+def test_a_warm_start_reads_other_searches_on_the_same_table_and_metric(tmp_path: Path) -> None:
+    job = of("random", tmp_path, **{"search.warm_start": True})
+    parsed, here = space.parse(TEXTS, job), tmp_path / "search" / "here"
+    here.mkdir(parents=True)
+    tuned = {"model.mode": "finetune", "model.frozen_blocks": 2}
+    finished(job, "a", ({"train.lr": 0.02, "model.mode": "frozen"}, 0.8), ({"train.lr": 0.5, **tuned}, 0.9), ({}, NAN))
+    finished(replace(job, {"table.uri": "others"}), "b", ({"train.lr": 0.01}, 0.99))
+    finished(replace(job, {"train.stopping.metric": "val_loss"}), "c", ({"train.lr": 0.01}, 0.99))
+    finished(replace(job, {"train.lr": 0.003, "table.version": 3}), "d", ({"model.dropout": 0.5}, 0.7))
+    (tmp_path / "search" / "torn").mkdir()
+    (tmp_path / "search" / "torn" / "result.json").write_text("{")
+    found = earlier(job, parsed, here)
+    assert [t.metric for t in found] == [0.9, 0.8, 0.7]
+    assert found[0].keyed == tuned  # 0.5 lies outside the present space
+    assert found[1].keyed == {"train.lr": 0.02, "model.mode": "frozen"}
+    assert found[2].keyed == {"train.lr": 0.003, "model.mode": "frozen"}  # as that search's job had it
+    first = plan(job, parsed, found)[0]
+    assert tuned.items() <= first.items() and 1e-4 <= first["train.lr"] <= 1e-1
+    assert plan(job, parsed, found)[1:] == plan(job, parsed, [])[1:]
+    finished(job, "late", ({"train.lr": 0.02}, 0.95))
+    assert earlier(job, parsed, here) == found  # a killed search goes on from the same
+    assert earlier(replace(job, {"search.warm_start": False}), parsed, here) == []
+
+
+@pytest.mark.parametrize("name", ["tpe", "gp"])
+def test_optuna_starts_from_earlier_trials(name: str, tmp_path: Path) -> None:
+    optuna = pytest.importorskip("optuna")
+    hints = [Earlier({"train.lr": 0.01, "model.mode": "finetune", "model.frozen_blocks": 1}, 0.9 - i / 100) for i in range(3)]
+    made = make(tmp_path, of(name, tmp_path), hints=hints)
+    run(made, 0, 1)
+    journal = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(tmp_path / "optuna.journal")))
+    study = optuna.load_study(study_name="search", storage=journal)
+    assert sorted(t.value for t in study.trials if t.value is not None)[-3:] != [] and len(study.trials) == 4
+    assert {"train.lr": 0.01, "model.mode": 1, "model.frozen_blocks": 0} in [t.params for t in study.trials]
+
+
+def test_a_hint_that_the_job_refuses_is_left_out() -> None:
+    job = replace(JOB, {"search.space": {"model.mode": "choice(frozen, finetune)", "model.frozen_blocks": "choice(0, 3)"}})
+    parsed = space.parse(job.search.space or {}, job)
+    hint = Earlier({"model.mode": "frozen", "model.frozen_blocks": 3}, 0.9)
+    assert plan(job, parsed, [hint]) == plan(job, parsed, [])
+
+
+def test_what_tune_pickles_is_the_plan_and_its_state_is_json(tmp_path: Path) -> None:
+    job = TrainJob.model_validate(JOB.model_dump(include=set(TrainJob.model_fields)))
+    made = Draws(JOB, [{"train.lr": 0.1}])
+    made.set_max_concurrency(1)
+    made.suggest("a")
+    made.save(str(tmp_path / "state"))
+    assert json.loads((tmp_path / "state").read_text()) == {"next": 1, "live": ["a"], "best": {}}
+    assert job.model.mode == "frozen" and asdict(Earlier({}, 1.0)) == {"keyed": {}, "metric": 1.0}
