@@ -150,7 +150,7 @@ def finished(job: SearchJob, key: str, *trials: tuple[dict[str, Any], float]) ->
     folder = job.run.path / "search" / key
     save(job, folder / "config.yaml")
     made = [Trial(f"t{i}", changes, value, 1, False, (), "x") for i, (changes, value) in enumerate(trials)]
-    leaderboard.write(folder / "result.json", made, None)
+    leaderboard.write(folder / "result.json", made, None, 0)
 
 
 def test_a_warm_start_reads_other_searches_on_the_same_table_and_metric(tmp_path: Path) -> None:
