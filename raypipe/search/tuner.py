@@ -1,7 +1,6 @@
 """search(job) -> leaderboard: Ray Tune with ASHA over any config field; the best trial's model is kept.
 
-ASHA (Li et al. 2020) stops a trial at a rung when it is not among the best 1/`reduction` of those that came that far. The
-search's folder is named by what determines it: after a kill the same command restores finished trials and runs the rest.
+The search's folder is named by what determines it: after a kill the same command restores finished trials and runs the rest.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from raypipe.search import leaderboard
 from raypipe.search import space as spaces
 from raypipe.search.leaderboard import SearchResult, Trial
 from raypipe.search.monitor import Monitor, Stop
-from raypipe.search.schedulers import scheduler
+from raypipe.search.schedulers import memory, scheduler
 from raypipe.search.searchers import searcher
 from raypipe.search.settings import SearchJob
 from raypipe.search.trial import data_key, folder_name, run_trial
@@ -112,10 +111,11 @@ def _run(
     total = cfg.samples * spaces.grid_size(cfg.space)
     Monitor.listener, Monitor.current = staticmethod(progress), None
     watch = Monitor(total, rule.metric, rule.mode, cfg.stopping, each.get("GPU", 1.0))
+    chosen = scheduler(job)
     run_config = tune.RunConfig(
         name="tune",
         storage_path=str(folder),
-        callbacks=[watch],
+        callbacks=[watch, *memory(chosen)],
         stop=Stop(),
         checkpoint_config=tune.CheckpointConfig(
             num_to_keep=2, checkpoint_score_attribute=rule.metric, checkpoint_score_order=rule.mode
@@ -130,7 +130,7 @@ def _run(
             metric=rule.metric,
             mode=rule.mode,
             num_samples=cfg.samples,
-            scheduler=scheduler(job),
+            scheduler=chosen,
             search_alg=searcher(job, cfg.concurrent or fits),
             reuse_actors=True,
             trial_dirname_creator=folder_name,
