@@ -19,15 +19,19 @@ class SearchConfig(Section):
     randint(low, high) without high, each with `if CONDITION` if you like (samplers.py); null: a default for the task
     (defaults.py), which leaves fields alone that the job sets. searcher: random, or from what earlier trials came to, tpe or gp
     (they need raypipe[optuna]). warm_start: begin from what earlier searches on the same table, in the same run.dir, found.
+    scheduler: asha and pasha pause trials at `grace` epochs, at `reduction` times as many, …, and let the best 1/`reduction` of
+    them go on; pasha goes only as far as rankings still disagree. `pauses: false` stops trials instead, where they take long to
+    start again. hyperband, median: Ray Tune's. none: every trial runs to its end.
     """
 
     samples: int = Field(default=16, ge=1)
     space: dict[str, str] | None = None
     searcher: Literal["random", "tpe", "gp"] = "random"
     warm_start: bool = False
-    scheduler: Literal["asha", "none"] = "asha"
+    scheduler: Literal["asha", "pasha", "hyperband", "median", "none"] = "asha"
     grace: int = Field(default=3, ge=1)
     reduction: int = Field(default=3, ge=2)
+    pauses: bool = True
     concurrent: int | None = Field(default=None, ge=1)
     gpus_per_trial: float = Field(default=1.0, gt=0)  # where the cluster has GPUs
     stopping: SearchStoppingConfig = SearchStoppingConfig()

@@ -1,7 +1,6 @@
 """search(job) -> leaderboard: Ray Tune with ASHA over any config field; the best trial's model is kept.
 
-ASHA (Li et al. 2020) stops a trial at a rung when it is not among the best 1/`reduction` of those that came that far. The
-search's folder is named by what determines it: after a kill the same command restores finished trials and runs the rest.
+The search's folder is named by what determines it: after a kill the same command restores finished trials and runs the rest.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from raypipe.search import space as spaces
 from raypipe.search.draw import Changes, Space
 from raypipe.search.leaderboard import SearchResult, Trial
 from raypipe.search.monitor import Monitor, Stop
-from raypipe.search.schedulers import scheduler
+from raypipe.search.schedulers import memory, scheduler
 from raypipe.search.searchers import candidates, plan, searcher
 from raypipe.search.settings import SearchJob
 from raypipe.search.trial import data_key, folder_name, run_trial
@@ -123,10 +122,11 @@ def _run(
     )
     Monitor.listener, Monitor.current = staticmethod(progress), None
     watch = Monitor(total, rule.metric, rule.mode, cfg.stopping, each.get("GPU", 1.0))
+    chosen = scheduler(job, total)
     run_config = tune.RunConfig(
         name="tune",
         storage_path=str(folder),
-        callbacks=[watch],
+        callbacks=[watch, *memory(chosen)],
         stop=Stop(),
         checkpoint_config=tune.CheckpointConfig(
             num_to_keep=2, checkpoint_score_attribute=rule.metric, checkpoint_score_order=rule.mode
@@ -140,7 +140,7 @@ def _run(
             metric=rule.metric,
             mode=rule.mode,
             num_samples=total,
-            scheduler=scheduler(job),
+            scheduler=chosen,
             search_alg=draws(cfg.concurrent or fits),
             trial_dirname_creator=folder_name,
             reuse_actors=True,

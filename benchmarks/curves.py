@@ -1,0 +1,110 @@
+"""Learning curves of heads on frozen features of the solar cells: the table on which benchmarks/halving.py compares searches.
+
+python -m benchmarks.curves OUT.csv [--configs 256] [--epochs 27] [--run-dir runs/curves]
+
+Every line is one configuration and its validation metrics after each epoch, trained by the project's own `train_rank`. Ray and
+the backbone are needed once, for the features of the 2,624 cells (60 % for training, 40 % for validation, stratified); then
+each head takes a second or two of one thread. Configurations are drawn from SPACE by a fixed seed.
+
+The schedule is constant. A cosine over three epochs is another curve than the first three epochs of a cosine over 27, while
+a search that stops trials sees the beginning of long ones: with a constant rate one table holds the curves of every budget. The
+cost is a last per cent of accuracy that falling rates find, and more jumps from epoch to epoch, which make ranking harder.
+
+Only metrics are written: no image, no feature. The cells' licence (CC BY-NC-SA) is that of the images.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from raypipe.cluster import connect
+from raypipe.config import replace, validate
+from raypipe.feed.dataset import pin
+from raypipe.feed.feed import Source, fetch
+from raypipe.tables.ingest import IngestConfig, ingest
+from raypipe.tables.table import ImageTable
+from raypipe.train.job import TrainJob
+from raypipe.train.rank import Data, train_rank
+from raypipe.train.trainer import prepare
+
+METRICS = ("val_accuracy", "val_loss")
+SEED = 7
+
+
+def space(rng: np.random.Generator) -> dict[str, Any]:
+    """One draw: wide, as somebody would search who does not know the data."""
+    return {
+        "train.lr": float(f"{10 ** rng.uniform(-5, 0):.3g}"),
+        "train.weight_decay": float(f"{10 ** rng.uniform(-5, 0.5):.3g}"),
+        "train.batch_size": int(rng.choice([16, 32, 64, 128, 256])),
+        "model.dropout": float(f"{rng.uniform(0, 0.8):.3g}"),
+        "train.label_smoothing": float(f"{rng.uniform(0, 0.3):.3g}"),
+    }
+
+
+def job_in(folder: Path, epochs: int) -> TrainJob:
+    return validate(
+        TrainJob,
+        {
+            "table": {"uri": str(folder / "cells")},
+            "run": {"dir": str(folder), "seed": SEED},
+            "model": {"name": "efficientnet_lite0", "mode": "frozen"},
+            "train": {"epochs": epochs, "schedule": "constant", "warmup": 0.0, "stopping": {"patience": None}},
+        },
+    )
+
+
+def features(job: TrainJob) -> Data:
+    """What the heads are trained on, in this process: the cluster that computed it has gone again."""
+    source = {"kind": "elpv", "label_column": "label"}
+    if not ImageTable.exists(job.table.uri):
+        ingest(job.table, validate(IngestConfig, {"from": source, "splits": {"train": 0.6, "val": 0.4}, "stratify": True}))
+    connect.connect(job.cluster)
+    data = prepare(job, pin(job.table, job.feed))
+    here = [_here(source) for source in (data.train, data.val)]
+    connect.close()
+    return Data(data.classes, data.features, *here)
+
+
+def _here(source: Source) -> Source:
+    return Source("memory", fetch(source.rows), source.side_px, source.cfg, inputs=np.array(fetch(source.inputs)))
+
+
+def curve(job: TrainJob, data: Data) -> list[dict[str, float]]:
+    return train_rank(job, data, None, lambda state, engine: None, lambda metrics, state: None).history
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--configs", type=int, default=256)
+    parser.add_argument("--epochs", type=int, default=27)
+    parser.add_argument("--run-dir", type=Path, default=Path("runs/curves"))
+    chosen = parser.parse_args()
+    torch.set_num_threads(1)
+    job, rng = job_in(chosen.run_dir.absolute(), chosen.epochs), np.random.default_rng(SEED)
+    data = features(job)
+    with chosen.out.open("w", newline="", encoding="utf-8") as file:
+        split = f"{len(data.train.rows)} training, {len(data.val.rows)} validation cells"
+        file.write(f"# python -m benchmarks.curves --configs {chosen.configs} --epochs {chosen.epochs}, seed {SEED}: {split}\n")
+        table, started = csv.writer(file), time.perf_counter()
+        names = [f"{metric}@{epoch}" for metric in METRICS for epoch in range(1, chosen.epochs + 1)]
+        for number in range(chosen.configs):
+            drawn = space(rng)
+            if number == 0:
+                table.writerow([*drawn, *names])
+            history = curve(replace(job, drawn), data)
+            table.writerow([*drawn.values(), *(f"{epoch[metric]:.4f}" for metric in METRICS for epoch in history)])
+            file.flush()
+            print(f"{number + 1}/{chosen.configs} {time.perf_counter() - started:.0f} s {drawn} {history[-1]}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
