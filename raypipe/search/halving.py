@@ -55,7 +55,7 @@ class Halving:
         self.rungs, self._reduction, self._total = rungs(max_epochs, grace, reduction), reduction, total
         self._sign, self._pauses, self._capped = (1 if mode == "max" else -1), pauses, capped
         self._at: list[dict[str, float]] = [{} for _ in self.rungs]  # by rung: trial -> value, in order of arrival
-        self._until: dict[str, int] = {}  # the rung a trial may run to; it starts with the first
+        self._until: dict[str, int] = {}  # the rung a trial may run to
         self._paused: dict[str, int] = {}  # at which rung
         self._curves: dict[str, dict[int, float]] = {}  # trial -> epoch -> value, for the noise
         self._cap, self._epsilon = (min(1, len(self.rungs) - 1) if capped else len(self.rungs) - 1), 0.0
@@ -81,9 +81,10 @@ class Halving:
             self._record(trial, self.rungs.index(epoch), self._sign * value)
         if epoch >= self.max_epochs:
             return "stop"
-        if epoch < self.rungs[self._until.setdefault(trial, 0)]:
+        # One that Tune forgot in a kill is drawn again, finds its checkpoint, and comes with a later epoch than the first.
+        rung = self._until.setdefault(trial, self._next_rung(epoch))
+        if epoch < self.rungs[rung]:
             return "go on"
-        rung = self._until[trial]
         if not self._pauses and not self._good(trial, rung):
             return "stop"
         if self._pauses or rung >= self._cap:

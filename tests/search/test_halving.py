@@ -181,6 +181,12 @@ def test_an_epoch_told_again_gets_the_same_answer() -> None:
     assert rule.report("a", 2, 0.9) == "pause"  # Tune started it, and nobody had asked for that
 
 
+def test_a_trial_that_was_forgotten_in_a_kill_comes_back_where_it_was() -> None:
+    rule = Halving(27, 1, 3)
+    assert rule.report("a", 5, 0.5) == "go on" and rule.report("b", 9, 0.5) == "pause"
+    assert rule.report("a", 9, 0.6) == "pause" and rule.last() == "a"
+
+
 @pytest.mark.skipif(not CURVES.exists(), reason="the table of curves is not here")
 def test_asha_and_its_cap_save_epochs_on_real_curves() -> None:
     """The figures are in benchmarks/results; here, that no change of a rule loses them."""

@@ -1,0 +1,120 @@
+"""Schedulers under Tune: as many epochs as the rule says, every trial ends, and a restored search remembers its rungs."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import pytest
+from ray import tune
+from ray.tune.experiment import Trial
+
+from benchmarks.halving import Table, run
+from raypipe.config import validate
+from raypipe.search import schedulers
+from raypipe.search.halving import Halving
+from raypipe.search.settings import SearchJob
+
+TRIALS, EPOCHS = 9, 9
+WORTH = [0.3, 0.8, 0.1, 0.6, 0.2, 0.9, 0.4, 0.7, 0.5]
+
+
+def curve(trial: int) -> list[float]:
+    return [WORTH[trial] + 0.001 * epoch for epoch in range(EPOCHS)]
+
+
+def train(config: dict[str, Any]) -> None:
+    """Reports a curve, and goes on from its checkpoint."""
+    found = tune.get_checkpoint()
+    done = json.loads((Path(found.path) / "epoch").read_text()) if found else 0
+    values = [worth + 0.001 * epoch for worth in [config["worth"]] for epoch in range(config["epochs"])]
+    for epoch in range(done, config["epochs"]):
+        with tempfile.TemporaryDirectory() as folder:
+            (Path(folder) / "epoch").write_text(json.dumps(epoch + 1))
+            report = {"epoch": epoch + 1, "val_accuracy": values[epoch]}
+            tune.report(report, checkpoint=tune.Checkpoint.from_directory(folder))
+
+
+def job(**search: Any) -> SearchJob:
+    space = {"train.lr": f"grid({', '.join(str(worth) for worth in WORTH)})"}
+    changes = {"samples": 1, "grace": 1, "space": space, **search}
+    return validate(SearchJob, {"table": {"uri": "unused"}, "train": {"epochs": EPOCHS}, "search": changes})
+
+
+def epochs_under(search: SearchJob, folder: Path, concurrent: int) -> dict[float, int]:
+    """Worth -> epochs trained, of a search on a real cluster."""
+    chosen = schedulers.scheduler(search, TRIALS)
+    tuner = tune.Tuner(
+        tune.with_resources(train, {"CPU": 1}),
+        param_space={"worth": tune.grid_search(WORTH), "epochs": EPOCHS},
+        tune_config=tune.TuneConfig(
+            metric="val_accuracy",
+            mode="max",
+            scheduler=chosen,
+            search_alg=tune.search.BasicVariantGenerator(max_concurrent=concurrent),
+            reuse_actors=True,
+        ),
+        run_config=tune.RunConfig(name="tune", storage_path=str(folder), callbacks=schedulers.memory(chosen), verbose=0),
+    )
+    results = tuner.fit()
+    assert not results.errors and all(result.metrics for result in results)
+    return {result.config["worth"]: result.metrics["epoch"] for result in results}
+
+
+@pytest.mark.usefixtures("ray_session")
+@pytest.mark.parametrize("name", ["asha", "pasha"])
+def test_a_search_spends_what_the_rule_on_a_table_does(name: str, tmp_path: Path) -> None:
+    """One trial at a time, so that both hear the same reports."""
+    table, capped = Table([curve(i) for i in range(TRIALS)], "max"), name == "pasha"
+    spent = epochs_under(job(scheduler=name), tmp_path, concurrent=1)
+    on_table = run(table, range(TRIALS), Halving(EPOCHS, 1, 3, capped=capped, total=TRIALS), 1)
+    assert sum(spent.values()) == on_table.whole < TRIALS * EPOCHS / 2
+    assert spent[0.9] == EPOCHS and spent[0.1] == 1
+
+
+@pytest.mark.usefixtures("ray_session")
+@pytest.mark.parametrize("search", [{"scheduler": "hyperband"}, {"scheduler": "median"}, {"pauses": False}, {}], ids=str)
+def test_every_trial_ends_and_the_best_is_trained_in_full(search: dict[str, Any], tmp_path: Path) -> None:
+    spent = epochs_under(job(**search), tmp_path, concurrent=2)
+    assert len(spent) == TRIALS and spent[0.9] == EPOCHS and sum(spent.values()) < TRIALS * EPOCHS
+
+
+@dataclass
+class Drawn:
+    """What a scheduler uses of one of Tune's trials."""
+
+    trial_id: str
+    status: str = Trial.PENDING
+
+    def set_status(self, status: str) -> None:
+        self.status = status
+
+
+def test_a_restored_search_remembers_its_rungs_and_leaves_paused_trials_paused() -> None:
+    before = schedulers.scheduler(job(), TRIALS)
+    assert isinstance(before, schedulers.HalvingScheduler)
+    for trial, value in zip("abc", (0.3, 0.9, 0.5), strict=True):
+        before.rule.report(trial, 1, value)
+    (kept,) = schedulers.memory(before)
+    state = cloudpickle.dumps(kept.get_state())
+    new = schedulers.scheduler(job(), TRIALS)
+    after, (remembering,) = cloudpickle.loads(cloudpickle.dumps((new, schedulers.memory(new))))  # Tune keeps them in one file
+    remembering.set_state(cloudpickle.loads(state))
+    trials = [Drawn(name) for name in "abcd"]
+    for trial in trials:
+        after.on_trial_add(None, trial)
+    assert [trial.status for trial in trials] == [Trial.PAUSED] * 3 + [Trial.PENDING]
+    assert after.rule.promotable() == ["b"]
+
+
+def test_none_is_tunes_own_order() -> None:
+    assert schedulers.scheduler(job(scheduler="none"), TRIALS) is None and schedulers.memory(None) == []
+
+
+def test_names_are_those_of_the_settings() -> None:
+    names = SearchJob.model_fields["search"].annotation.model_fields["scheduler"].annotation
+    assert set(schedulers.SCHEDULERS) >= set(names.__args__) - {"pbt", "pb2", "bohb"}
