@@ -57,6 +57,7 @@ class Halving:
         self._at: list[dict[str, float]] = [{} for _ in self.rungs]  # by rung: trial -> value, in order of arrival
         self._until: dict[str, int] = {}  # the rung a trial may run to
         self._paused: dict[str, int] = {}  # at which rung
+        self._ended: dict[str, bool] = {}  # for good
         self._curves: dict[str, dict[int, float]] = {}  # trial -> epoch -> value, for the noise
         self._cap, self._epsilon = (min(1, len(self.rungs) - 1) if capped else len(self.rungs) - 1), 0.0
 
@@ -120,11 +121,19 @@ class Halving:
         self._until[trial] = len(self.rungs) - 1 if to_the_end else rung + 1
 
     def forget(self, trial: str) -> None:
-        """It ended: it is not waiting any more. What it reported still ranks others."""
+        """It is not waiting any more. What it reported still ranks others."""
         self._paused.pop(trial, None)
+
+    def end(self, trial: str) -> None:
+        """It will never go on, also where a restored search does not know that it had ended."""
+        self.forget(trial)
+        self._ended[trial] = True
 
     def is_paused(self, trial: str) -> bool:
         return trial in self._paused
+
+    def is_ended(self, trial: str) -> bool:
+        return trial in self._ended
 
     def state(self) -> dict[str, Any]:
         """Everything that was learned; plain dicts."""
@@ -132,6 +141,7 @@ class Halving:
             "at": [dict(values) for values in self._at],
             "until": dict(self._until),
             "paused": dict(self._paused),
+            "ended": dict(self._ended),
             "curves": {trial: dict(curve) for trial, curve in self._curves.items()},
             "cap": self._cap,
             "epsilon": self._epsilon,

@@ -42,6 +42,8 @@ class HalvingScheduler(FIFOScheduler):
     def on_trial_add(self, tune_controller: Any, trial: Trial) -> None:
         if self.rule.is_paused(trial.trial_id):  # Tune would start all trials of a restored search again
             trial.set_status(Trial.PAUSED)
+        elif self.rule.is_ended(trial.trial_id):  # its record of a trial that was stopped while it waited still says waiting
+            trial.set_status(Trial.TERMINATED)
 
     def on_trial_result(self, tune_controller: Any, trial: Trial, result: dict[str, Any]) -> str:
         verdict = self.rule.report(trial.trial_id, int(result[EPOCH]), float(result[self._metric]))
@@ -50,10 +52,10 @@ class HalvingScheduler(FIFOScheduler):
         return _DECISIONS[verdict]
 
     def on_trial_complete(self, tune_controller: Any, trial: Trial, result: dict[str, Any]) -> None:
-        self.rule.forget(trial.trial_id)
+        self.rule.end(trial.trial_id)
 
     def on_trial_remove(self, tune_controller: Any, trial: Trial) -> None:
-        self.rule.forget(trial.trial_id)
+        self.rule.end(trial.trial_id)
 
     def on_trial_error(self, tune_controller: Any, trial: Trial) -> None:
         self.rule.forget(trial.trial_id)
