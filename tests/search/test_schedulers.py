@@ -18,6 +18,7 @@ from raypipe.config import validate
 from raypipe.search import schedulers
 from raypipe.search.halving import Halving
 from raypipe.search.settings import SearchJob
+from raypipe.search.trial import patient
 
 TRIALS, EPOCHS = 9, 9
 WORTH = [0.3, 0.8, 0.1, 0.6, 0.2, 0.9, 0.4, 0.7, 0.5]
@@ -29,6 +30,7 @@ def curve(trial: int) -> list[float]:
 
 def train(config: dict[str, Any]) -> None:
     """Reports a curve, and goes on from its checkpoint."""
+    patient()
     found = tune.get_checkpoint()
     done = json.loads((Path(found.path) / "epoch").read_text()) if found else 0
     values = [worth + 0.001 * epoch for worth in [config["worth"]] for epoch in range(config["epochs"])]
