@@ -1,6 +1,6 @@
 """Learning curves of heads on frozen features of the solar cells: the table on which benchmarks/halving.py compares searches.
 
-python -m benchmarks.curves OUT.csv [--configs 256] [--epochs 27] [--run-dir runs/curves]
+python -m benchmarks.curves OUT.csv [--configs 128] [--epochs 27] [--run-dir runs/curves]
 
 Every line is one configuration and its validation metrics after each epoch, trained by the project's own `train_rank`. Ray and
 the backbone are needed once, for the features of the 2,624 cells (60 % for training, 40 % for validation, stratified); then
@@ -84,7 +84,7 @@ def curve(job: TrainJob, data: Data) -> list[dict[str, float]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--configs", type=int, default=256)
+    parser.add_argument("--configs", type=int, default=128)
     parser.add_argument("--epochs", type=int, default=27)
     parser.add_argument("--run-dir", type=Path, default=Path("runs/curves"))
     chosen = parser.parse_args()

@@ -1,4 +1,4 @@
-"""Claims: ASHA needs a fifth of random search's epochs, and the PASHA-style cap 0.6 of ASHA's, on tabulated learning curves.
+"""What ASHA and its cap save on tabulated learning curves. Wanted: a fifth of random search's epochs, and 0.6 of ASHA's.
 
 python -m benchmarks.halving [--curves benchmarks/data/solar_curves.csv] [--metric val_accuracy] [--workers 2] [--seeds 20]
 

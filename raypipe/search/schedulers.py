@@ -4,7 +4,9 @@
 search runs. `hyperband` and `median` are Tune's. A scheduler that pauses trials has two things to mind:
 
 - Tune's searchers count paused trials as running. Without a word to them, as many paused trials as may run at a time end a
-  search in silence, so a trial that pauses gives its place back (`_yield_place`).
+  search in silence, so a trial that pauses gives its place back (`_yield_place`). Tune's HyperBand halves whatever its bracket
+  holds when all of that wait: two at a time, nobody would ever be stopped. So it gets all trials at the start (`drawn_ahead`),
+  and a searcher that learns from results has none to learn from.
 - Tune restores a search without its scheduler's memory: the first trials after a kill would be compared with none. `memory` is
   a callback that Tune saves and restores; paused trials stay paused.
 """
@@ -91,16 +93,6 @@ class HalvingScheduler(FIFOScheduler):
         return f"Halving: rungs {self.rule.rungs}, cap {self.rule.cap}"
 
 
-class PausingHyperBand(HyperBandScheduler):
-    """Tune's, which holds a bracket's trials until all of them have come as far: their places are given back meanwhile."""
-
-    def on_trial_result(self, tune_controller: Any, trial: Trial, result: dict[str, Any]) -> str:
-        decision = super().on_trial_result(tune_controller, trial, result)
-        if decision == TrialScheduler.PAUSE:
-            _yield_place(tune_controller, trial, result)
-        return decision
-
-
 class Memory(tune.Callback):  # type: ignore[misc]
     """What a rule has seen, saved and restored with the search."""
 
@@ -136,7 +128,7 @@ def pasha(job: SearchJob, total: int) -> TrialScheduler:
 
 def hyperband(job: SearchJob, total: int) -> TrialScheduler:
     """Brackets of its own: `search.grace` says nothing to it."""
-    return PausingHyperBand(time_attr=EPOCH, max_t=job.train.epochs, reduction_factor=job.search.reduction)
+    return HyperBandScheduler(time_attr=EPOCH, max_t=job.train.epochs, reduction_factor=job.search.reduction)
 
 
 def median(job: SearchJob, total: int) -> TrialScheduler:
@@ -156,6 +148,11 @@ SCHEDULERS: dict[str, Callable[[SearchJob, int], TrialScheduler | None]] = {
 def scheduler(job: SearchJob, total: int) -> TrialScheduler | None:
     """Of a search of `total` trials."""
     return SCHEDULERS[job.search.scheduler](job, total)
+
+
+def drawn_ahead(job: SearchJob, total: int, at_once: int) -> int:
+    """How many trials the searcher may draw before the first of them ends; `at_once` can run."""
+    return total if job.search.scheduler == "hyperband" else at_once
 
 
 def memory(chosen: TrialScheduler | None) -> list[tune.Callback]:

@@ -21,7 +21,7 @@ class SearchConfig(Section):
     (they need raypipe[optuna]). warm_start: begin from what earlier searches on the same table, in the same run.dir, found.
     scheduler: asha and pasha pause trials at `grace` epochs, at `reduction` times as many, …, and let the best 1/`reduction` of
     them go on; pasha goes only as far as rankings still disagree. `pauses: false` stops trials instead, where they take long to
-    start again. hyperband, median: Ray Tune's. none: every trial runs to its end.
+    start again. hyperband (which draws all trials at the start), median: Ray Tune's. none: every trial runs to its end.
     """
 
     samples: int = Field(default=16, ge=1)

@@ -23,7 +23,7 @@ from raypipe.search import space as spaces
 from raypipe.search.draw import Changes, Space
 from raypipe.search.leaderboard import SearchResult, Trial
 from raypipe.search.monitor import Monitor, Stop
-from raypipe.search.schedulers import memory, scheduler
+from raypipe.search.schedulers import drawn_ahead, memory, scheduler
 from raypipe.search.searchers import candidates, plan, searcher
 from raypipe.search.settings import SearchJob
 from raypipe.search.trial import data_key, folder_name, run_trial
@@ -141,7 +141,7 @@ def _run(
             mode=rule.mode,
             num_samples=total,
             scheduler=chosen,
-            search_alg=draws(cfg.concurrent or fits),
+            search_alg=draws(drawn_ahead(job, total, cfg.concurrent or fits)),
             trial_dirname_creator=folder_name,
             reuse_actors=True,
         ),

@@ -18,6 +18,7 @@ from raypipe.config import validate
 from raypipe.search import schedulers
 from raypipe.search.halving import Halving
 from raypipe.search.settings import SearchJob
+from raypipe.search.trial import patient
 
 TRIALS, EPOCHS = 9, 9
 WORTH = [0.3, 0.8, 0.1, 0.6, 0.2, 0.9, 0.4, 0.7, 0.5]
@@ -29,6 +30,7 @@ def curve(trial: int) -> list[float]:
 
 def train(config: dict[str, Any]) -> None:
     """Reports a curve, and goes on from its checkpoint."""
+    patient()
     found = tune.get_checkpoint()
     done = json.loads((Path(found.path) / "epoch").read_text()) if found else 0
     values = [worth + 0.001 * epoch for worth in [config["worth"]] for epoch in range(config["epochs"])]
@@ -45,7 +47,7 @@ def job(**search: Any) -> SearchJob:
     return validate(SearchJob, {"table": {"uri": "unused"}, "train": {"epochs": EPOCHS}, "search": changes})
 
 
-def epochs_under(search: SearchJob, folder: Path, concurrent: int) -> dict[float, int]:
+def epochs_under(search: SearchJob, folder: Path, at_once: int) -> dict[float, int]:
     """Worth -> epochs trained, of a search on a real cluster."""
     chosen = schedulers.scheduler(search, TRIALS)
     tuner = tune.Tuner(
@@ -55,7 +57,7 @@ def epochs_under(search: SearchJob, folder: Path, concurrent: int) -> dict[float
             metric="val_accuracy",
             mode="max",
             scheduler=chosen,
-            search_alg=tune.search.BasicVariantGenerator(max_concurrent=concurrent),
+            search_alg=tune.search.BasicVariantGenerator(max_concurrent=schedulers.drawn_ahead(search, TRIALS, at_once)),
             reuse_actors=True,
         ),
         run_config=tune.RunConfig(name="tune", storage_path=str(folder), callbacks=schedulers.memory(chosen), verbose=0),
@@ -70,7 +72,7 @@ def epochs_under(search: SearchJob, folder: Path, concurrent: int) -> dict[float
 def test_a_search_spends_what_the_rule_on_a_table_does(name: str, tmp_path: Path) -> None:
     """One trial at a time, so that both hear the same reports."""
     table, capped = Table([curve(i) for i in range(TRIALS)], "max"), name == "pasha"
-    spent = epochs_under(job(scheduler=name), tmp_path, concurrent=1)
+    spent = epochs_under(job(scheduler=name), tmp_path, at_once=1)
     on_table = run(table, range(TRIALS), Halving(EPOCHS, 1, 3, capped=capped, total=TRIALS), 1)
     assert sum(spent.values()) == on_table.whole < TRIALS * EPOCHS / 2
     assert spent[0.9] == EPOCHS and spent[0.1] == 1
@@ -79,7 +81,7 @@ def test_a_search_spends_what_the_rule_on_a_table_does(name: str, tmp_path: Path
 @pytest.mark.usefixtures("ray_session")
 @pytest.mark.parametrize("search", [{"scheduler": "hyperband"}, {"scheduler": "median"}, {"pauses": False}, {}], ids=str)
 def test_every_trial_ends_and_the_best_is_trained_in_full(search: dict[str, Any], tmp_path: Path) -> None:
-    spent = epochs_under(job(**search), tmp_path, concurrent=2)
+    spent = epochs_under(job(**search), tmp_path, at_once=2)
     assert len(spent) == TRIALS and spent[0.9] == EPOCHS and sum(spent.values()) < TRIALS * EPOCHS
 
 

@@ -1,0 +1,34 @@
+"""Claims of the search, one JSON line with the keys of all of them.
+
+python -m benchmarks.search --json
+
+asha_vs_random, cap_vs_asha    halving.py: epochs on tabulated learning curves, without Ray (10 s)
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from typing import Any
+
+from benchmarks import halving
+
+
+def curves() -> dict[str, Any]:
+    """Two workers, 20 orders, val_accuracy."""
+    return halving.ratios(halving.compare(halving.Table.read(halving.CURVES, "val_accuracy")))
+
+
+PARTS: list[Callable[[], dict[str, Any]]] = [curves]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="accepted for uniformity: the output is one JSON line anyway")
+    parser.parse_args()
+    print(json.dumps({key: value for part in PARTS for key, value in part().items()}))
+
+
+if __name__ == "__main__":
+    main()
