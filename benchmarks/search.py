@@ -3,6 +3,7 @@
 python -m benchmarks.search --json
 
 asha_vs_random, cap_vs_asha    halving.py: epochs on tabulated learning curves, without Ray (10 s)
+wall_vs_ideal, overhead_ms_per_trial, decoded_vs_table    trials.py: sixteen trials on a cluster of two CPUs (a minute)
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks import halving
+from benchmarks import halving, trials
 
 
 def curves() -> dict[str, Any]:
@@ -20,7 +21,7 @@ def curves() -> dict[str, Any]:
     return halving.ratios(halving.compare(halving.Table.read(halving.CURVES, "val_accuracy")))
 
 
-PARTS: list[Callable[[], dict[str, Any]]] = [curves]
+PARTS: list[Callable[[], dict[str, Any]]] = [curves, trials.measure]
 
 
 def main() -> None:
