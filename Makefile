@@ -14,7 +14,7 @@ quickstart: .venv/ready
 	@$(BIN)/raypipe quickstart --json
 
 test: .venv/ready
-	$(BIN)/python -m pytest -m "not chaos and not spark and not cloud and not gpu"
+	$(BIN)/python -m pytest -m "not chaos and not spark and not cloud and not gpu and not slow"
 
 test-share: .venv/ready
 	$(BIN)/python -m pytest -m cloud -k "not train_and"

@@ -64,7 +64,7 @@ def undisturbed(job: Job) -> dict[str, Any]:
     return ended(tune(job))
 
 
-def test_a_driver_that_is_killed_mid_search_and_run_again(job: Job, undisturbed: dict[str, Any], tmp_path: Path) -> None:
+def test_a_search_goes_on_where_its_driver_died(job: Job, undisturbed: dict[str, Any], tmp_path: Path) -> None:
     mine = replace(job, {"run.dir": str(tmp_path / "run")})
     process = tune(mine)
     deadline = time.monotonic() + 300

@@ -18,6 +18,7 @@ from ..conftest import Cli
 TINY = ["model.name=small_cnn", "model.pretrained=false", "model.mode=finetune", "train.epochs=2", "train.precision=fp32"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("ray_session")
 def test_a_table_and_a_label_are_enough(photos: Path, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
