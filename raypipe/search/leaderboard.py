@@ -8,9 +8,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from raypipe.search import lineage
 from raypipe.tables.table import TableVersion
 from raypipe.train import checkpoint
 from raypipe.train.job import TrainJob, TrainResult
+from raypipe.train.loop import LoopState
 from raypipe.train.settings import TrainConfig
 from raypipe.train.stopping import Mode
 
@@ -18,7 +20,9 @@ from raypipe.train.stopping import Mode
 @dataclass(frozen=True)
 class Trial:
     """One finished trial. `metric` is its best epoch's; NaN when it failed. `stopped_early` is the scheduler's doing, or the
-    end of the search's; `stopped` is why its own rule (train.stopping) ended it."""
+    end of the search's; `stopped` is why its own rule (train.stopping) ended it. `failures` counts how often it failed, also
+    where a retry went on. `schedule`, of a trial that took over another's weights: the values of `changes` by epoch, as
+    {"epoch": from, field: value, …}; the history is that of the weights."""
 
     name: str
     changes: dict[str, Any]
@@ -28,6 +32,8 @@ class Trial:
     history: tuple[dict[str, float], ...]
     checkpoint: str | None
     stopped: str | None = None
+    failures: int = 0
+    schedule: tuple[dict[str, Any], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -59,27 +65,26 @@ def write(file: Path, trials: Iterable[Trial], stopped: str | None) -> None:
 def read(file: Path) -> tuple[tuple[Trial, ...], str | None]:
     """(trials, why the search ended before its last)."""
     outcome = json.loads(file.read_text())
-    return tuple(Trial(**t | {"history": tuple(t["history"])}) for t in outcome["trials"]), outcome["stopped"]
+    return tuple(
+        Trial(**t | {"history": tuple(t["history"]), "schedule": tuple(t["schedule"])}) for t in outcome["trials"]
+    ), outcome["stopped"]
 
 
-def trial_of(result: Any, metric: str, mode: str, train: TrainConfig) -> Trial:
-    """The line of one of Tune's results, with the checkpoint of its best epoch."""
-    name = Path(result.path).name
-    kept = {}
-    # Tune keeps the best checkpoints and the last; the last one's state holds the history of all epochs.
-    for found in [c for c, _ in result.best_checkpoints or []] + [result.checkpoint]:
-        if found is not None and checkpoint.verify(Path(found.path)) is None:
-            state = json.loads((Path(found.path) / "state.json").read_text())
-            kept[state["epoch"]] = (state, Path(found.path))
-    history = kept[max(kept)][0]["history"] if kept else []
+def trial_of(result: Any, metric: str, mode: str, train: TrainConfig, trials: Path, trial: str) -> Trial:
+    """The line of one of Tune's results, with the checkpoint of its best epoch, which lies in the `trial`'s of `trials`."""
+    name, values = Path(result.path).name, dict(result.config or {})
+    kept: dict[int, tuple[LoopState, Path]] = {}
+    if result.checkpoint is not None:
+        kept = lineage.whole_epochs(lineage.home(trials, trial, values, lineage.follow(result.checkpoint.path)))
+    history = kept[max(kept)][0].history if kept else []
     usable = [epoch for epoch in kept if history[epoch - 1][metric] == history[epoch - 1][metric]]  # NaN: it diverged
     if result.error is not None or not usable:
-        return Trial(name, dict(result.config or {}), float("nan"), len(history), False, tuple(history), None)
+        return Trial(name, values, float("nan"), len(history), False, tuple(history), None)
     pick = max if mode == "max" else min
     epoch = pick(usable, key=lambda epoch: (history[epoch - 1][metric], -epoch if mode == "max" else epoch))
-    reason = kept[max(kept)][0]["stopped"]
+    reason = kept[max(kept)][0].stopped
     cut, best = len(history) < train.epochs and reason is None, history[epoch - 1][metric]
-    return Trial(name, dict(result.config), best, len(history), cut, tuple(history), str(kept[epoch][1]), reason)
+    return Trial(name, values, best, len(history), cut, tuple(history), str(kept[epoch][1]), reason)
 
 
 def as_training(key: str, version: TableVersion, classes: tuple[str, ...], trial: Trial) -> TrainResult:

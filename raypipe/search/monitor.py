@@ -27,6 +27,7 @@ class Monitor(tune.Callback):  # type: ignore[misc]
         self._epochs: dict[str, int] = {}
         self._seconds: dict[str, float] = {}
         self._ended: list[str] = []
+        self.failures: dict[str, int] = {}
         self._before, self._started = 0.0, time.perf_counter()
         self.stopped: str | None = None
 
@@ -63,10 +64,15 @@ class Monitor(tune.Callback):  # type: ignore[misc]
         self._tell(trials)
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        self.on_trial_recover(iteration, trials, trial)
         self.on_trial_complete(iteration, trials, trial)
 
+    def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        """It failed, and runs again."""
+        self.failures[trial.trial_id] = self.failures.get(trial.trial_id, 0) + 1
+
     def get_state(self) -> dict[str, Any]:
-        told = {name: getattr(self, name) for name in ("_best", "_epochs", "_seconds", "_ended", "stopped")}
+        told = {name: getattr(self, name) for name in ("_best", "_epochs", "_seconds", "_ended", "failures", "stopped")}
         return told | {"_before": self._before + time.perf_counter() - self._started}
 
     def set_state(self, state: dict[str, Any]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace as with_
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +19,19 @@ from ray import tune
 from raypipe.config import key_of, replace, save
 from raypipe.errors import ConfigError, RaypipeError
 from raypipe.feed.dataset import pin
-from raypipe.search import leaderboard
+from raypipe.search import leaderboard, pbt
 from raypipe.search import space as spaces
+from raypipe.search.group import GroupTrial
 from raypipe.search.leaderboard import SearchResult, Trial
 from raypipe.search.monitor import Monitor, Stop
 from raypipe.search.schedulers import scheduler
 from raypipe.search.searchers import searcher
 from raypipe.search.settings import SearchJob
+from raypipe.search.slots import slots
 from raypipe.search.trial import data_key, run_trial
 from raypipe.train import finders
 from raypipe.train.job import TrainJob
-from raypipe.train.launch import check_workers, wants_gpu
+from raypipe.train.launch import check_workers
 from raypipe.train.trainer import prepare
 
 log = logging.getLogger("raypipe")
@@ -36,17 +39,17 @@ log = logging.getLogger("raypipe")
 
 def check(job: SearchJob) -> dict[str, Any]:
     """Ray Tune's parameter space, when the search can run. Raises ConfigError or ClusterError before anything is written."""
-    if job.train.workers != 1:
-        raise ConfigError(
-            "Trials of several workers are not offered yet", got=f"train.workers={job.train.workers}", fix="Set train.workers=1"
-        )
     for name in ("train.batch_size", "train.lr"):
         if "auto" in spaces.values(job.search.space, name):
             raise ConfigError(
                 f"A search cannot draw {name}=auto", rule="auto is found once, before the search", fix="Draw numbers"
             )
     check_workers(job.train, ray.cluster_resources())
-    return spaces.parse(job.search.space, job)
+    slots(job, ray.cluster_resources(), job.search.samples * spaces.grid_size(job.search.space))
+    parsed = spaces.parse(job.search.space, job)
+    if job.search.populated:
+        pbt.check(job)
+    return parsed
 
 
 def search(job: SearchJob, progress: Callable[[int, int, float], None] = lambda done, total, best: None) -> SearchResult:
@@ -94,24 +97,28 @@ def _run(
     job: SearchJob, parsed: dict[str, Any], data: dict[str, Any], folder: Path, progress: Callable[[int, int, float], None]
 ) -> tuple[list[Trial], str | None]:
     cfg, rule = job.search, job.train.stopping
-    resources = ray.cluster_resources()
-    each = {"CPU": 1.0} | ({"GPU": cfg.gpus_per_trial} if wants_gpu(job.train, resources) else {})
-    fits = max(1, int(min(resources.get(kind, 0) / amount for kind, amount in each.items())))
-    trainable = tune.with_resources(
-        tune.with_parameters(run_trial, job=job.model_dump(mode="json", include=set(TrainJob.model_fields)), data=data),
-        each,
-    )
     total = cfg.samples * spaces.grid_size(cfg.space)
+    decoding = any(d.train.carrier in ("cache", "offload") for d in data.values())
+    room = slots(job, ray.cluster_resources(), total, decoding)
+    given = {
+        "job": job.model_dump(mode="json", include=set(TrainJob.model_fields)),
+        "data": data,
+        "trials": str(folder / "trials"),
+        "recent": cfg.pbt.every + 1 if cfg.populated else 1,  # a donor's lie until its next turn
+    }
+    if room.worker is None:
+        trainable = tune.with_parameters(run_trial, **given)
+    else:
+        trainable = tune.with_parameters(GroupTrial, **given, worker=room.worker)
+    trainable = tune.with_resources(trainable, room.trial)
     Monitor.listener, Monitor.current = staticmethod(progress), None
-    watch = Monitor(total, rule.metric, rule.mode, cfg.stopping, each.get("GPU", 1.0))
+    watch = Monitor(total, rule.metric, rule.mode, cfg.stopping, room.trial.get("GPU", float(job.train.most_workers)))
     run_config = tune.RunConfig(
         name="tune",
         storage_path=str(folder),
         callbacks=[watch],
         stop=Stop(),
-        checkpoint_config=tune.CheckpointConfig(
-            num_to_keep=2, checkpoint_score_attribute=rule.metric, checkpoint_score_order=rule.mode
-        ),
+        checkpoint_config=tune.CheckpointConfig(checkpoint_frequency=1 if room.worker else 0),  # pointers: all are kept
         failure_config=tune.FailureConfig(max_failures=1),
         verbose=0,
     )
@@ -122,13 +129,13 @@ def _run(
             metric=rule.metric,
             mode=rule.mode,
             num_samples=cfg.samples,
-            scheduler=scheduler(job),
-            search_alg=searcher(job, cfg.concurrent or fits),
+            scheduler=scheduler(job, folder),
+            search_alg=searcher(job, room.concurrent),
             reuse_actors=True,
         ),
         run_config=run_config,
     )
-    trials = [leaderboard.trial_of(result, rule.metric, rule.mode, job.train) for result in _begun(tuner.fit())]
+    trials = [_line(result, job, folder) for result in _begun(tuner.fit())]
     stopped = Monitor.current.stopped if Monitor.current else None
     if stopped and not trials:
         raise RaypipeError("The search stopped before its first result", got=stopped, fix="Raise the limit in search.stopping")
@@ -141,6 +148,17 @@ def _run(
     ranked = leaderboard.ranked(trials, rule.mode)
     progress(total, total, ranked[0].metric)  # Tune tells of a trial's end before it counts as ended
     return ranked, stopped
+
+
+def _line(result: Any, job: SearchJob, folder: Path) -> Trial:
+    rule, trials = job.train.stopping, folder / "trials"
+    failed = Monitor.current.failures if Monitor.current else {}
+    known = {*failed, *(p.name for p in trials.glob("*"))}
+    trial = next(
+        (one for one in known if one in Path(result.path).name), ""
+    )  # Tune's folders have the trial's id in their names
+    line = leaderboard.trial_of(result, rule.metric, rule.mode, job.train, trials, trial)
+    return with_(line, failures=failed.get(trial, 0), schedule=pbt.schedules(folder).get(trial, ()))
 
 
 def _begun(results: Any) -> Iterator[Any]:

@@ -133,6 +133,6 @@ def test_a_space_that_cannot_be_is_refused_before_anything_is_written(searches: 
         search(searches(tmp_path / "run", **{"search.space": {"train.lrr": "uniform(0, 1)"}}))
     with pytest.raises(ConfigError, match=r"cannot draw train\.batch_size=auto.*found once, before the search"):
         search(searches(tmp_path / "run", **{"search.space": {"train.batch_size": "choice(8, auto)"}}))
-    with pytest.raises(ConfigError, match=r"several workers are not offered yet.*Set train\.workers=1"):
-        search(searches(tmp_path / "run", **{"train.workers": 2}))
+    with pytest.raises(ConfigError, match=r"changes values under a training.*got 'model\.side_px'"):
+        search(searches(tmp_path / "run", **{"search.scheduler": "pbt", "search.space": {"model.side_px": "choice(32, 64)"}}))
     assert not (tmp_path / "run").exists()
