@@ -17,12 +17,13 @@ import json
 import logging
 import math
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import yaml
 from ray.tune.schedulers import PopulationBasedTraining
 from ray.tune.search.sample import LogUniform
 
@@ -121,6 +122,12 @@ def schedules(folder: Path) -> dict[str, tuple[dict[str, Any], ...]]:
         kept = [line for line in before if line["epoch"] < max(1, told["epoch"])]
         found[told["trial"]] = [*kept, {"epoch": told["epoch"], **told["values"]}]
     return {trial: tuple(lines) for trial, lines in found.items()}
+
+
+def write(file: Path, schedule: Sequence[Mapping[str, Any]]) -> None:
+    """The best trial's schedule, for a reader; no file where it took over nobody's weights."""
+    if schedule:
+        file.write_text(yaml.safe_dump([dict(line) for line in schedule], sort_keys=False), encoding="utf-8")
 
 
 def mutations(folder: Path) -> list[dict[str, Any]]:

@@ -45,14 +45,16 @@ def slots(job: SearchJob, resources: Mapping[str, float], trials: int, decoding:
             rule="NCCL wants a GPU for each rank",
             fix="Set train.workers=1, or remove search.gpus_per_trial",
         )
-    workers, cpus = job.train.most_workers, resources.get("CPU", 0) - decoding
-    fits = int(resources.get("GPU", 0) // workers if gpu else cpus / (workers + WAITS))
+    workers, gpus, cpus = job.train.most_workers, resources.get("GPU", 0), resources.get("CPU", 0) - decoding
+    fits = int(gpus // workers if gpu else cpus / (workers + WAITS))
+    if not gpu or gpus >= job.train.fewest_workers:  # one alone takes smaller shares, or grows less
+        fits = max(1, fits)
     wanted = trials if cfg.populated else min(trials, cfg.concurrent or max(1, fits))
     share = min(1.0, (cpus / wanted - WAITS) / workers)
-    if share < LEAST or (gpu and wanted > max(1, fits)):
+    if share < LEAST or (gpu and wanted > fits):
         raise ClusterError(
             f"{wanted} trials of {workers} workers do not fit side by side",
-            got=f"{resources.get('GPU', 0) if gpu else cpus:g} {'GPUs' if gpu else 'CPUs'}",
+            got=f"{gpus if gpu else cpus:g} {'GPUs' if gpu else 'CPUs'}",
             rule="A population is trained all at once" if cfg.populated else "Every trial that is started needs its workers",
             fix=f"Set search.{'samples' if cfg.populated else 'concurrent'}={max(1, fits)}, or fewer train.workers",
         )

@@ -64,6 +64,7 @@ def search(job: SearchJob, progress: Callable[[int, int, float], None] = lambda 
     if not finished.exists():
         save(job, folder / "config.yaml")
         trials, stopped = _run(job, parsed, _data(job, pinned), folder, progress)
+        pbt.write(folder / "schedule.yaml", trials[0].schedule)
         leaderboard.write(finished, trials, stopped)
     ranked, stopped = leaderboard.read(finished)
     best = ranked[0]

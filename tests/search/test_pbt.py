@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -113,6 +114,9 @@ def test_the_schedule_says_what_the_weights_were_trained_with(searched: tuple[Se
     clone = next(t for t in result.trials if told["trial"] in t.name)
     assert clone.schedule[0] == {"epoch": 0, "train.lr": GOOD}  # the donor's, whose weights these are
     assert clone.schedule[-1] == {"epoch": told["epoch"], **told["values"]} and clone.changes == told["values"]
+    written = job.run.path / "search" / result.key / "schedule.yaml"
+    best = result.trials[0].schedule
+    assert yaml.safe_load(written.read_text()) == list(best) if best else not written.exists()
     assert [line["epoch"] for line in clone.schedule] == sorted({line["epoch"] for line in clone.schedule})
 
 
