@@ -31,7 +31,7 @@ def require() -> Any:
         import optuna
     except ImportError:
         raise ConfigError(
-            "Searchers tpe and gp need Optuna", fix="pip install 'raypipe[optuna]', or set search.searcher=random"
+            "Searchers tpe, gp and bohb need Optuna", fix="pip install 'raypipe[optuna]', or set search.searcher=random"
         ) from None
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     return optuna
@@ -66,8 +66,11 @@ class Suggested(Draws):
             if self._space.refusal(changes) is None:
                 break
             study.tell(asked.number, state=optuna.trial.TrialState.FAIL)
-        self._asked[trial_id] = asked.number
+        self._note(trial_id, asked)
         return changes
+
+    def _note(self, trial_id: str, asked: Any) -> None:
+        self._asked[trial_id] = asked.number
 
     def _planned(self, i: int) -> Changes:
         """The random search's trial, by key."""
@@ -84,12 +87,17 @@ class Suggested(Draws):
     def _sampler(self, i: int, attempt: int) -> Any:
         optuna, seed = require(), int(uniform(self._seed, i, attempt) * 2**32)
         random = min(10, max(4, len(self._trials) // 4))  # trials before the model is asked
+        if self._kind == "tpe":
+            return self._parzen(seed, random)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # an experimental class
+            return optuna.samplers.GPSampler(seed=seed, n_startup_trials=random, warn_independent_sampling=False)
+
+    def _parzen(self, seed: int, random: int) -> Any:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # experimental arguments
-            if self._kind == "gp":
-                return optuna.samplers.GPSampler(seed=seed, n_startup_trials=random, warn_independent_sampling=False)
             shared = {"multivariate": True, "group": True, "constant_liar": True, "warn_independent_sampling": False}
-            return optuna.samplers.TPESampler(seed=seed, n_startup_trials=random, **shared)
+            return require().samplers.TPESampler(seed=seed, n_startup_trials=random, **shared)
 
     def _study(self) -> Any:
         if self._opened is None:
@@ -116,7 +124,7 @@ class Suggested(Draws):
 
     def _hint(self, trial: Earlier) -> Any:
         codes, samplers = self._codes(trial.keyed), self._samplers()
-        how = {key: _distribution(samplers[key]) for key in codes}
+        how = {key: distribution(samplers[key]) for key in codes}
         return require().create_trial(params=codes, distributions=how, value=trial.metric)
 
     def _codes(self, keyed: Changes) -> dict[str, float | int | None]:
@@ -131,7 +139,7 @@ class Suggested(Draws):
         return self.__dict__ | {"_opened": None}
 
 
-def _distribution(how: Sampler) -> Any:
+def distribution(how: Sampler) -> Any:
     kinds = require().distributions
     if isinstance(how, Range):
         return kinds.FloatDistribution(how.low, how.high, log=how.log)

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from raypipe.search.trial import checkpoints
+from raypipe.search import lineage
 from raypipe.tables.table import TableVersion
 from raypipe.train import checkpoint
 from raypipe.train.job import TrainJob, TrainResult
@@ -19,7 +19,9 @@ from raypipe.train.stopping import Mode
 @dataclass(frozen=True)
 class Trial:
     """One finished trial. `metric` is its best epoch's; NaN when it failed. `stopped_early` is the scheduler's doing, or the
-    end of the search's; `stopped` is why its own rule (train.stopping) ended it. `seconds` it spent in the training loop."""
+    end of the search's; `stopped` is why its own rule (train.stopping) ended it. `seconds` it spent in the training loop.
+    `failures` counts how often it failed, also where a retry went on. `schedule`, of a trial that took over another's weights:
+    the values of `changes` by epoch, as {"epoch": from, field: value, …}; the history is that of the weights."""
 
     name: str
     changes: dict[str, Any]
@@ -30,6 +32,8 @@ class Trial:
     checkpoint: str | None
     stopped: str | None = None
     seconds: float = 0.0
+    failures: int = 0
+    schedule: tuple[dict[str, Any], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -77,26 +81,24 @@ def write(file: Path, trials: Iterable[Trial], stopped: str | None, decoded: int
 def read(file: Path) -> tuple[tuple[Trial, ...], str | None, int]:
     """(trials, why the search ended before its last, images decoded)."""
     outcome = json.loads(file.read_text())
-    trials = tuple(Trial(**t | {"history": tuple(t["history"])}) for t in outcome["trials"])
+    trials = tuple(Trial(**t | {name: tuple(t.get(name, ())) for name in ("history", "schedule")}) for t in outcome["trials"])
     return trials, outcome["stopped"], outcome.get("decoded", 0)
 
 
-def trial_of(result: Any, metric: str, mode: str, train: TrainConfig) -> Trial:
-    """The line of one of Tune's results, with the checkpoint of its best epoch."""
-    name = Path(result.path).name
-    # Tune keeps the best checkpoints and the last; the last one's state holds the history of all epochs.
-    kept = {
-        epoch: (json.loads((path / "state.json").read_text()), path) for epoch, path in checkpoints(Path(result.path)).items()
-    }
-    history = kept[max(kept)][0]["history"] if kept else []
+def trial_of(result: Any, metric: str, mode: str, train: TrainConfig, trials: Path) -> Trial:
+    """The line of one of Tune's results, with the checkpoint of its best epoch. `trials`: where their checkpoints lie."""
+    name, pointed = Path(result.path).name, lineage.follow(result.checkpoint.path if result.checkpoint else None)
+    # A trial keeps its best checkpoints and the last; the last one's state holds the history of all epochs.
+    kept = lineage.whole_epochs(lineage.home(trials, name, dict(result.config or {}), pointed))
+    history = kept[max(kept)][0].history if kept else []
     usable = [epoch for epoch in kept if history[epoch - 1][metric] == history[epoch - 1][metric]]  # NaN: it diverged
     if result.error is not None or not usable:
         return Trial(name, dict(result.config or {}), float("nan"), len(history), False, tuple(history), None)
     pick = max if mode == "max" else min
     epoch = pick(usable, key=lambda epoch: (history[epoch - 1][metric], -epoch if mode == "max" else epoch))
-    reason = kept[max(kept)][0]["stopped"]
+    reason = kept[max(kept)][0].stopped
     cut, best = len(history) < train.epochs and reason is None, history[epoch - 1][metric]
-    where, spent = str(kept[epoch][1]), kept[max(kept)][0]["seconds"]
+    where, spent = str(kept[epoch][1]), kept[max(kept)][0].seconds
     return Trial(name, dict(result.config), best, len(history), cut, tuple(history), where, reason, spent)
 
 

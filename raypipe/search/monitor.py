@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from ray import tune
@@ -27,6 +28,7 @@ class Monitor(tune.Callback):  # type: ignore[misc]
         self._epochs: dict[str, int] = {}
         self._seconds: dict[str, float] = {}
         self._ended: list[str] = []
+        self.failures: dict[str, int] = {}  # by the trial's folder
         self._before, self._started = 0.0, time.perf_counter()
         self.stopped: str | None = None
 
@@ -63,10 +65,16 @@ class Monitor(tune.Callback):  # type: ignore[misc]
         self._tell(trials)
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        self.on_trial_recover(iteration, trials, trial)
         self.on_trial_complete(iteration, trials, trial)
 
+    def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        """It failed, and runs again."""
+        name = Path(trial.path).name
+        self.failures[name] = self.failures.get(name, 0) + 1
+
     def get_state(self) -> dict[str, Any]:
-        told = {name: getattr(self, name) for name in ("_best", "_epochs", "_seconds", "_ended", "stopped")}
+        told = {name: getattr(self, name) for name in ("_best", "_epochs", "_seconds", "_ended", "failures", "stopped")}
         return told | {"_before": self._before + time.perf_counter() - self._started}
 
     def set_state(self, state: dict[str, Any]) -> None:

@@ -1,7 +1,7 @@
 """What the next trial tries, given to Ray Tune.
 
 The trials of a random search or a grid are known before it starts: draw.py makes them of the seed. Tune asks for them one by
-one, no more than run at a time. tpe and gp (bayes.py) draw from what earlier trials came to instead, and fall back on these.
+one, no more than run at a time. tpe, gp (bayes.py) and bohb draw from what earlier trials came to, and fall back on these.
 """
 
 from __future__ import annotations
@@ -43,8 +43,10 @@ def searcher(job: SearchJob, space: Space, trials: list[Changes], earlier: list[
     if job.search.searcher == "random":
         return ConcurrencyLimiter(Draws(job, trials), concurrent)
     from raypipe.search.bayes import Suggested
+    from raypipe.search.bohb import Bohb
 
-    return ConcurrencyLimiter(Suggested(job, trials, space, earlier, folder), concurrent)
+    kind = Bohb if job.search.searcher == "bohb" else Suggested
+    return ConcurrencyLimiter(kind(job, trials, space, earlier, folder), concurrent)
 
 
 class Draws(Searcher):  # type: ignore[misc]

@@ -12,29 +12,46 @@ from raypipe.train.job import TrainJob
 from raypipe.train.stopping import SearchStoppingConfig
 
 
+class PbtConfig(Section):
+    """Population based training. Every `every` epochs a trial among the worst `quantile` takes the weights of one among the
+    best and goes on with that one's values, each drawn anew with `resample_probability`, else moved. PB2 chooses them."""
+
+    every: int = Field(default=2, ge=1)
+    quantile: float = Field(default=0.25, gt=0, le=0.5)
+    resample_probability: float = Field(default=0.25, ge=0, le=1)
+
+
 class SearchConfig(Section):
     """How many trials over which space. A grid is run `samples` times, as in Ray Tune.
 
     space: dotted fields -> grid(a, b), choice(a, b), uniform(low, high), loguniform(low, high), quniform(low, high, q),
     randint(low, high) without high, each with `if CONDITION` if you like (samplers.py); null: a default for the task
-    (defaults.py), which leaves fields alone that the job sets. searcher: random, or from what earlier trials came to, tpe or gp
-    (they need raypipe[optuna]). warm_start: begin from what earlier searches on the same table, in the same run.dir, found.
-    scheduler: asha and pasha pause trials at `grace` epochs, at `reduction` times as many, …, and let the best 1/`reduction` of
-    them go on; pasha goes only as far as rankings still disagree. `pauses: false` stops trials instead, where they take long to
-    start again. hyperband (which draws all trials at the start), median: Ray Tune's. none: every trial runs to its end.
+    (defaults.py), which leaves fields alone that the job sets. searcher: random, or from what earlier trials came to, tpe, gp,
+    or bohb, which goes with a scheduler that halves (they need raypipe[optuna]). warm_start: begin from what earlier searches
+    on the same table, in the same run.dir, found. scheduler: asha and pasha pause trials at `grace` epochs, at `reduction`
+    times as many, …, and let the best 1/`reduction` of them go on; pasha goes only as far as rankings still disagree.
+    `pauses: false` stops trials instead, where they take long to start again. hyperband (which draws all trials at the start),
+    median: Ray Tune's. pbt, pb2: trials of a population take over each other's weights (pbt.py). none: every trial runs to its
+    end. gpus_per_trial: of a trial of one worker, where the cluster has GPUs; several take one each.
     """
 
     samples: int = Field(default=16, ge=1)
     space: dict[str, str] | None = None
-    searcher: Literal["random", "tpe", "gp"] = "random"
+    searcher: Literal["random", "tpe", "gp", "bohb"] = "random"
     warm_start: bool = False
-    scheduler: Literal["asha", "pasha", "hyperband", "median", "none"] = "asha"
+    scheduler: Literal["asha", "pasha", "hyperband", "median", "pbt", "pb2", "none"] = "asha"
     grace: int = Field(default=3, ge=1)
     reduction: int = Field(default=3, ge=2)
     pauses: bool = True
     concurrent: int | None = Field(default=None, ge=1)
-    gpus_per_trial: float = Field(default=1.0, gt=0)  # where the cluster has GPUs
+    gpus_per_trial: float = Field(default=1.0, gt=0)
     stopping: SearchStoppingConfig = SearchStoppingConfig()
+    pbt: PbtConfig = PbtConfig()
+
+    @property
+    def populated(self) -> bool:
+        """Do trials learn from each other, so that all must be alive at once?"""
+        return self.scheduler in ("pbt", "pb2")
 
     @field_validator("space", mode="before")
     @classmethod

@@ -1,26 +1,27 @@
 """One trial: the search's job with some fields changed, trained in the trial's own process.
 
 Data come from the object store, where the search put them once, so a trial costs its epochs and not a decode. Actors are
-reused between trials: 16 trials of 1 s took 11 s instead of 33 s.
+reused between trials: 16 trials of 1 s took 11 s instead of 33 s. Trials of several workers are group.py's.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from ray import tune
 
 from raypipe.config import key_of, replace
+from raypipe.search import lineage
 from raypipe.train import checkpoint
 from raypipe.train.job import TrainJob
 from raypipe.train.loop import LoopState
-from raypipe.train.parallel import Engine
 from raypipe.train.rank import Data, train_rank
+from raypipe.train.saving import Saver, newest
+
+ENDED = "ended"  # in a result: this was the trial's last epoch
 
 
 def data_key(job: TrainJob) -> str:
@@ -35,54 +36,39 @@ def folder_name(trial: Any) -> str:
     return f"trial-{number:03}-{key_of(trial.config)[:6]}"
 
 
-def run_trial(changes: dict[str, Any], job: dict[str, Any], data: dict[str, Data]) -> None:
-    """The function Ray Tune calls: `changes` are dotted fields drawn from the space."""
+def job_of(job: dict[str, Any], changes: dict[str, Any]) -> TrainJob:
+    """The trial's job: `changes` are dotted fields. Its checkpoints are there when it says so, so none is written behind."""
+    return replace(TrainJob.model_validate(job), {**changes, "train.checkpoint_async": False})
+
+
+def run_trial(changes: dict[str, Any], job: dict[str, Any], data: dict[str, Data], trials: str) -> None:
+    """The function Ray Tune calls. `trials` is the folder of all trials' checkpoints."""
     import torch
 
-    torch.set_num_threads(1)  # trials run side by side, one CPU each
     patient()
-    mine = replace(TrainJob.model_validate(job), changes)
+    torch.set_num_threads(1)  # trials run side by side, one CPU each
+    mine, given = job_of(job, changes), tune.get_checkpoint()
+    known = given.path if given else None
+    folder = lineage.settle(Path(trials), Path(str(tune.get_context().get_trial_dir())).name, changes, lineage.follow(known))
+    heard = lineage.heard(known)
 
-    def save(state: LoopState, engine: Engine) -> None:
-        if state.step:  # Tune counts reports: only whole epochs are
-            return
-        with tempfile.TemporaryDirectory() as scratch:
-            checkpoint.write(Path(scratch), engine.snapshot(), state)
-            _report(state.history, Path(scratch))
+    def report(metrics: dict[str, float], state: LoopState) -> None:
+        nonlocal heard
+        for epoch, line in lineage.untold(state, heard):
+            with tempfile.TemporaryDirectory() as scratch:
+                lineage.point(Path(scratch), folder / checkpoint.name(state.epoch), epoch)
+                ended = epoch == state.epoch and state.finished(mine.train.epochs)
+                heard = epoch
+                tune.report(line | {"epoch": epoch, ENDED: ended}, checkpoint=tune.Checkpoint.from_directory(scratch))
 
-    train_rank(mine, data[data_key(mine)], _resume(), save, lambda metrics, state: None)
+    with Saver(folder, mine.train, recent=1) as saver:
+        resume = newest(folder)
+        if resume is not None:
+            report({}, lineage.state_of(resume))
+        train_rank(mine, data[data_key(mine)], resume, saver, report)
 
 
 def patient() -> None:
     """Tune gives a trial that it pauses or stops 2 s to leave its actor to the next one, and else fails the next one. On a busy
     machine it did."""
     os.environ.setdefault("TUNE_FUNCTION_THREAD_TIMEOUT_S", "60")
-
-
-def _resume() -> Path | None:
-    """The checkpoint to go on from. What Tune knew when the search was killed may be seconds older than the trial's files: of a
-    newer one, which may be the last, it is told first."""
-    known, folder = tune.get_checkpoint(), Path(str(tune.get_context().get_trial_dir()))
-    at = Path(known.path) if known else None
-    if at is not None and at.parent != folder:
-        return at  # another trial's, which PBT gave to this one
-    written = checkpoints(folder)
-    newest = max(written, default=0)
-    if not newest or (at is not None and newest <= _state(at)["epoch"]):
-        return at
-    _report(_state(written[newest])["history"], written[newest])
-    return written[newest]
-
-
-def checkpoints(folder: Path) -> dict[int, Path]:
-    """Epochs trained -> checkpoint, of the whole ones in a trial's folder."""
-    whole = [path for path in sorted(folder.glob("checkpoint_*")) if checkpoint.verify(path) is None]
-    return {_state(path)["epoch"]: path for path in whole}
-
-
-def _state(path: Path) -> dict[str, Any]:
-    return dict(json.loads((path / "state.json").read_text()))
-
-
-def _report(history: Sequence[dict[str, float]], path: Path) -> None:
-    tune.report(history[-1] | {"epoch": len(history)}, checkpoint=tune.Checkpoint.from_directory(str(path)))

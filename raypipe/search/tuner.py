@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace as with_
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,14 +19,16 @@ from ray import tune
 from raypipe.config import key_of, replace, save
 from raypipe.errors import ConfigError, RaypipeError
 from raypipe.feed.dataset import pin
-from raypipe.search import bayes, defaults, leaderboard
+from raypipe.search import bayes, defaults, leaderboard, pbt, places
 from raypipe.search import space as spaces
 from raypipe.search.draw import Changes, Space
+from raypipe.search.group import GroupTrial
 from raypipe.search.leaderboard import SearchResult, Trial
 from raypipe.search.monitor import Monitor, Stop
 from raypipe.search.schedulers import drawn_ahead, memory, scheduler
 from raypipe.search.searchers import candidates, plan, searcher
 from raypipe.search.settings import SearchJob
+from raypipe.search.slots import slots
 from raypipe.search.trial import data_key, folder_name, run_trial
 from raypipe.search.warm import earlier
 from raypipe.train import finders
@@ -40,10 +43,6 @@ log = logging.getLogger("raypipe")
 def check(job: SearchJob, counts: Mapping[str, int] | None = None) -> tuple[SearchJob, Space]:
     """The job with its space, parsed, when the search can run. Raises ConfigError or ClusterError before anything is written.
     A default space depends on `counts`, the labelled images of each split."""
-    if job.train.workers != 1:
-        raise ConfigError(
-            "Trials of several workers are not offered yet", got=f"train.workers={job.train.workers}", fix="Set train.workers=1"
-        )
     check_workers(job.train, ray.cluster_resources())
     if job.search.searcher != "random":
         bayes.require()
@@ -54,6 +53,9 @@ def check(job: SearchJob, counts: Mapping[str, int] | None = None) -> tuple[Sear
             raise ConfigError(
                 f"A search cannot draw {name}=auto", rule="auto is found once, before the search", fix="Draw numbers"
             )
+    if job.search.populated:
+        pbt.check(job, space)
+    slots(job, ray.cluster_resources(), job.search.samples * len(space.cells))
     return job, space
 
 
@@ -73,7 +75,9 @@ def search(job: SearchJob, progress: Callable[[int, int, float], None] = lambda 
         planned = plan(job, space, hints)
         data = _data(job, pinned, candidates(job, space, planned))
         draws = partial(searcher, job, space, planned, hints, folder)
-        trials, stopped = _run(job, draws, len(planned), data, folder, progress)
+        chosen = pbt.population(job, space, folder) if job.search.populated else scheduler(job, len(planned))
+        trials, stopped = _run(job, draws, chosen, len(planned), data, folder, progress)
+        pbt.write(folder / "schedule.yaml", trials[0].schedule)
         leaderboard.write(finished, trials, stopped, _decoded(data))
     ranked, stopped, decoded = leaderboard.read(finished)
     best = ranked[0]
@@ -107,30 +111,33 @@ def _decoded(data: dict[str, Data]) -> int:
 def _run(
     job: SearchJob,
     draws: Callable[[int], Any],
+    chosen: Any,
     total: int,
     data: dict[str, Any],
     folder: Path,
     progress: Callable[[int, int, float], None],
 ) -> tuple[list[Trial], str | None]:
     cfg, rule = job.search, job.train.stopping
-    resources = ray.cluster_resources()
-    each = {"CPU": 1.0} | ({"GPU": cfg.gpus_per_trial} if wants_gpu(job.train, resources) else {})
-    fits = max(1, int(min(resources.get(kind, 0) / amount for kind, amount in each.items())))
-    trainable = tune.with_resources(
-        tune.with_parameters(run_trial, job=job.model_dump(mode="json", include=set(TrainJob.model_fields)), data=data),
-        each,
-    )
+    decoding = any(d.train.carrier in ("cache", "offload") for d in data.values())
+    room = slots(job, ray.cluster_resources(), total, decoding)
+    given = {
+        "job": job.model_dump(mode="json", include=set(TrainJob.model_fields)),
+        "data": data,
+        "trials": str(folder / "trials"),
+    }
+    if room.worker is None:
+        trainable = tune.with_parameters(run_trial, **given)
+    else:
+        trainable = tune.with_parameters(GroupTrial, **given, worker=room.worker)
+    trainable = tune.with_resources(trainable, room.trial)
     Monitor.listener, Monitor.current = staticmethod(progress), None
-    watch = Monitor(total, rule.metric, rule.mode, cfg.stopping, each.get("GPU", 1.0))
-    chosen = scheduler(job, total)
+    watch = Monitor(total, rule.metric, rule.mode, cfg.stopping, room.trial.get("GPU", float(job.train.most_workers)))
     run_config = tune.RunConfig(
         name="tune",
         storage_path=str(folder),
         callbacks=[watch, *memory(chosen)],
         stop=Stop(),
-        checkpoint_config=tune.CheckpointConfig(
-            num_to_keep=2, checkpoint_score_attribute=rule.metric, checkpoint_score_order=rule.mode
-        ),
+        checkpoint_config=tune.CheckpointConfig(checkpoint_frequency=1 if room.worker else 0),  # pointers: all are kept
         failure_config=tune.FailureConfig(max_failures=1),
         verbose=0,
     )
@@ -141,13 +148,15 @@ def _run(
             mode=rule.mode,
             num_samples=total,
             scheduler=chosen,
-            search_alg=draws(drawn_ahead(job, total, cfg.concurrent or fits)),
+            search_alg=draws(drawn_ahead(job, total, room.concurrent)),
             trial_dirname_creator=folder_name,
             reuse_actors=True,
         ),
         run_config=run_config,
     )
-    trials = [leaderboard.trial_of(result, rule.metric, rule.mode, job.train) for result in _begun(tuner.fit())]
+    with places.plain():
+        results = tuner.fit()
+    trials = [_line(result, job, folder) for result in _begun(results)]
     stopped = Monitor.current.stopped if Monitor.current else None
     if stopped and not trials:
         raise RaypipeError("The search stopped before its first result", got=stopped, fix="Raise the limit in search.stopping")
@@ -160,6 +169,12 @@ def _run(
     ranked = leaderboard.ranked(trials, rule.mode)
     progress(total, total, ranked[0].metric)  # Tune tells of a trial's end before it counts as ended
     return ranked, stopped
+
+
+def _line(result: Any, job: SearchJob, folder: Path) -> Trial:
+    line = leaderboard.trial_of(result, job.train.stopping.metric, job.train.stopping.mode, job.train, folder / "trials")
+    failed = Monitor.current.failures.get(line.name, 0) if Monitor.current else 0
+    return with_(line, failures=failed, schedule=pbt.schedules(folder).get(line.name, ()))
 
 
 def _begun(results: Any) -> Iterator[Any]:

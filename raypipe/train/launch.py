@@ -13,6 +13,7 @@ import threading
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -48,30 +49,57 @@ def wants_gpu(cfg: TrainConfig, resources: dict[str, float]) -> bool:
     return resources.get("GPU", 0) > 0 if cfg.gpu == "auto" else cfg.gpu
 
 
-def on_workers(job: TrainJob, data: Data, checkpoints: Path, leave: Path, progress: Report, steps: Tell) -> LoopState:
+@dataclass(frozen=True)
+class Share:
+    """What one of several trainings side by side may take. A training that has the cluster to itself has none of these bounds.
+
+    worker: the resources of each of its workers. ahead: epochs that it may run before who listens has taken the last (0: any
+    number). recent: checkpoints of so many last epochs are kept.
+    """
+
+    worker: dict[str, float]
+    ahead: int = 0
+    recent: int = 0
+
+
+def on_workers(
+    job: TrainJob,
+    data: Data,
+    checkpoints: Path,
+    leave: Path,
+    progress: Report,
+    steps: Tell | None = None,
+    share: Share | None = None,
+) -> LoopState:
     """The state the training ended with. Ends early, and unfinished, when the file `leave` appears.
 
     Raises RaypipeError when more workers failed than `train.max_failures`.
     """
     while True:
-        state = _attempt(job, data, checkpoints, leave, progress, steps)
+        state = _attempt(job, data, checkpoints, leave, progress, steps, share or _whole_cluster(job, data))
         if state.finished(job.train.epochs) or leave.exists():
             return state
         log.info("A node is being taken away: going on elsewhere from epoch %d, step %d", state.epoch, state.step)
 
 
-def _attempt(job: TrainJob, data: Data, checkpoints: Path, leave: Path, progress: Report, steps: Tell) -> LoopState:
+def _whole_cluster(job: TrainJob, data: Data) -> Share:
+    resources = ray.cluster_resources()
+    # Cached and offloaded images are decoded by tasks: they need a CPU, or workers wait for ever.
+    spare = resources.get("CPU", 1) - (data.train.carrier in ("cache", "offload"))
+    gpu = {"GPU": 1.0} if wants_gpu(job.train, resources) else {}
+    return Share({"CPU": max(0.1, min(1.0, spare / job.train.fewest_workers))} | gpu)
+
+
+def _attempt(
+    job: TrainJob, data: Data, checkpoints: Path, leave: Path, progress: Report, steps: Tell | None, share: Share
+) -> LoopState:
     from ray.train import FailureConfig, ScalingConfig, TrainingFailedError
     from ray.train import RunConfig as RayRunConfig
     from ray.train.torch import TorchConfig, TorchTrainer
     from ray.util.queue import Queue
 
-    resources = ray.cluster_resources()
-    gpu = wants_gpu(job.train, resources)
-    # Cached and offloaded images are decoded by tasks: they need a CPU, or workers wait for ever.
-    spare = resources.get("CPU", 1) - (data.train.carrier in ("cache", "offload"))
-    per_worker = {"CPU": max(0.1, min(1.0, spare / job.train.fewest_workers))} | ({"GPU": 1} if gpu else {})
-    epochs = Queue(actor_options={"num_cpus": 0})
+    gpu = "GPU" in share.worker
+    epochs = Queue(maxsize=share.ahead, actor_options={"num_cpus": 0})
     trainer = TorchTrainer(
         rank,
         train_loop_config={
@@ -80,8 +108,10 @@ def _attempt(job: TrainJob, data: Data, checkpoints: Path, leave: Path, progress
             "data": data,
             "checkpoints": str(checkpoints),
             "leave": str(leave),
+            "tells": steps is not None,
+            "recent": share.recent,
         },
-        scaling_config=ScalingConfig(num_workers=job.train.workers, use_gpu=gpu, resources_per_worker=per_worker),
+        scaling_config=ScalingConfig(num_workers=job.train.workers, use_gpu=gpu, resources_per_worker=share.worker),
         torch_config=TorchConfig(backend="nccl" if gpu else "gloo", timeout_s=int(job.train.timeout_s)),
         run_config=RayRunConfig(
             # A name of its own each time: Ray would take up the old run of that name, or refuse to start when the kill left its
@@ -92,7 +122,7 @@ def _attempt(job: TrainJob, data: Data, checkpoints: Path, leave: Path, progress
         ),
     )
     try:
-        with _relayed(epochs, progress, steps):
+        with _relayed(epochs, progress, steps or (lambda position: None)):
             result = trainer.fit()
     except TrainingFailedError as e:  # of the errors of all ranks, ours says most; a rank that only lost its peers says least
         causes = [getattr(c, "_base_exc", c) for c in getattr(e, "worker_failures", {}).values()]
@@ -144,8 +174,8 @@ def rank(config: dict[str, Any]) -> dict[str, Any]:
     def tell(position: Position) -> None:
         queue.actor.put_nowait.remote(pickle.dumps(position))  # nobody waits for the answer: a step must not
 
-    meter = meter_of(job, checkpoints.parent, tell if first else None)
-    with Saver(checkpoints, job.train) as saver:
+    meter = meter_of(job, checkpoints.parent, tell if first and config["tells"] else None)
+    with Saver(checkpoints, job.train, config["recent"]) as saver:
         resume = agreed_newest(checkpoints)
         told = _Told(Path(config["leave"]))
         return train_rank(job, config["data"], resume, saver, report, told, meter).to_dict()

@@ -30,13 +30,14 @@ T = TypeVar("T")
 
 
 class Saver:
-    """Publishes a checkpoint of each state it is given and keeps the newest, the best epoch's and the `keep_best` best.
+    """Publishes a checkpoint of each state it is given and keeps the newest, the best epoch's and the `keep_best` best, and
+    those of the last `recent` epochs, which a search may hand to other trials.
 
     Every rank makes one, after the process group exists, and calls it for the same states; use it in a `with`.
     """
 
-    def __init__(self, folder: Path, cfg: TrainConfig) -> None:
-        self._folder, self._cfg, self._attempt = folder, cfg, _agreed(uuid.uuid4().hex)
+    def __init__(self, folder: Path, cfg: TrainConfig, recent: int = 0) -> None:
+        self._folder, self._cfg, self._recent, self._attempt = folder, cfg, recent, _agreed(uuid.uuid4().hex)
         self._behind = ThreadPoolExecutor(1, "checkpoint") if cfg.checkpoint_async else None
         self._pending: Future[None] | None = None
 
@@ -71,7 +72,8 @@ class Saver:
             checkpoint.write_part(self._folder / name, snapshot, rank, self._attempt)
             if rank == 0:
                 checkpoint.publish(self._folder / name, state, world, self._attempt, self._cfg.timeout_s)
-                checkpoint.keep(self._folder, kept(state, self._cfg.stopping, self._cfg.keep_best) | {name})
+                recent = {checkpoint.name(state.epoch - i) for i in range(self._recent)}
+                checkpoint.keep(self._folder, kept(state, self._cfg.stopping, self._cfg.keep_best) | recent | {name})
         except (OSError, SafetensorError) as e:
             shutil.rmtree(self._folder / name, ignore_errors=True)  # what was written of it would only fill the disk
             raise RaypipeError(

@@ -54,8 +54,8 @@ def ended(process: subprocess.Popen[str]) -> dict[str, Any]:
 
 def finished(job: Job) -> dict[str, float]:
     """Trial folder -> seconds that its epochs took, which no second training would repeat to the nanosecond."""
-    states = job.run.path.glob("search/*/tune/trial-*/checkpoint_*/state.json")
-    told = {s.parent.parent.name: json.loads(s.read_text()) for s in states if (s.parent / "manifest.json").exists()}
+    states = job.run.path.glob("search/*/trials/trial-*/*/epoch-*/state.json")
+    told = {s.parents[2].name: json.loads(s.read_text()) for s in states if (s.parent / "manifest.json").exists()}
     return {name: state["seconds"] for name, state in told.items() if state["epoch"] == EPOCHS}
 
 

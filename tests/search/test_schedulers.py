@@ -15,7 +15,7 @@ from ray.tune.experiment import Trial
 
 from benchmarks.halving import Table, run
 from raypipe.config import validate
-from raypipe.search import schedulers
+from raypipe.search import places, schedulers
 from raypipe.search.halving import Halving
 from raypipe.search.settings import SearchJob
 from raypipe.search.trial import patient
@@ -62,7 +62,8 @@ def epochs_under(search: SearchJob, folder: Path, at_once: int) -> dict[float, i
         ),
         run_config=tune.RunConfig(name="tune", storage_path=str(folder), callbacks=schedulers.memory(chosen), verbose=0),
     )
-    results = tuner.fit()
+    with places.plain():
+        results = tuner.fit()
     assert not results.errors and all(result.metrics for result in results)
     return {result.config["worth"]: result.metrics["epoch"] for result in results}
 

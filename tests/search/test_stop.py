@@ -20,6 +20,10 @@ class Told:
     trial_id: str
     done: bool = False
 
+    @property
+    def path(self) -> str:
+        return f"tune/{self.trial_id}"
+
     def is_finished(self) -> bool:
         return self.done
 

@@ -44,7 +44,7 @@ def ranks(rank: int, folder: Path) -> None:
 def test_all_ranks_hear_in_the_same_step(tmp_path: Path) -> None:
     mp.spawn(ranks, (tmp_path,), nprocs=2)
     (step, asked, seconds), other = ((float(v) for v in (tmp_path / f"rank-{r}").read_text().split()) for r in (0, 1))
-    assert next(iter(other)) == step and 0.5 < seconds < 3
+    assert next(iter(other)) == step and seconds > 0.5
     assert asked < 0.6 * step, "it asks about every 0.1 s, not after each step of 0.04 s"
 
 

@@ -1,0 +1,58 @@
+"""The same search on two nodes, and as a job that is submitted to a cluster."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raypipe.config import dump, validate
+from raypipe.job import Job
+from raypipe.search.settings import SearchJob
+
+pytestmark = pytest.mark.slow
+Searches = Callable[..., SearchJob]
+ROOT = Path(__file__).parents[2]
+GRID = {"search.samples": 1, "search.space": {"train.lr": "grid(1e-2, 1e-6, 2e-2, 2e-6)"}}
+
+
+def written(searches: Searches, folder: Path) -> str:
+    job = validate(Job, searches(folder / "run", **GRID).model_dump())
+    (folder / "job.yaml").write_text(dump(job))
+    return str(folder / "job.yaml")
+
+
+def told_by(process: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    """The verb's JSON: the last line that is one."""
+    assert process.returncode == 0, process.stdout + process.stderr
+    return dict(json.loads([line for line in process.stdout.splitlines() if line.startswith("{")][-1]))
+
+
+def test_a_search_runs_on_two_nodes(searches: Searches, tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    notes = tmp_path / "notes"
+    command = [sys.executable, "-m", "tests.search.two_nodes", written(searches, tmp_path), str(notes), port]
+    told = told_by(subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=ROOT))
+    assert told["trials"] == 4 and told["best"]["train.lr"] >= 1e-2
+    ran = {node.name: len(list(node.iterdir())) for node in notes.iterdir()}
+    assert len(ran) == 2 and sum(ran.values()) >= 4, f"trials by node: {ran}"
+
+
+def test_a_search_is_submitted(ray_session: str, searches: Searches, tmp_path: Path) -> None:
+    """As the README says, to the cluster of this test session."""
+    ray = [sys.executable, "-m", "ray.scripts.scripts", "job", "submit", "--address", ray_session]
+    how = ["--runtime-env", "infra/ray/runtime_env.yaml", "--working-dir", ".", "--"]
+    job = [sys.executable, "jobs/tune.py", written(searches, tmp_path), "--json"]
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    told = told_by(subprocess.run([*ray, *how, *job], capture_output=True, text=True, timeout=300, cwd=ROOT, env=environment))
+    assert told["trials"] == 4 and told["best"]["train.lr"] >= 1e-2
+    assert list((tmp_path / "run").glob("search/*/result.json"))

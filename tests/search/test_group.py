@@ -1,0 +1,102 @@
+"""Trials of two workers: a group each, that hands its weights on, and a trial that dies costs the search nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raypipe.config import replace
+from raypipe.feed.dataset import pin
+from raypipe.search import pbt, tuner
+from raypipe.search.group import GroupTrial
+from raypipe.search.leaderboard import SearchResult
+from raypipe.search.settings import SearchJob
+from raypipe.search.trial import run_trial
+from raypipe.search.tuner import search
+from raypipe.train import checkpoint, launch
+from raypipe.train.job import TrainJob
+from raypipe.train.trainer import prepare
+
+from .test_pbt import clone_of, equal, moved, population, tensors
+
+Searches = Callable[..., SearchJob]
+
+
+@pytest.fixture(scope="module")
+def searched(ray_session: str, searches: Searches, tmp_path_factory: pytest.TempPathFactory) -> tuple[SearchJob, SearchResult]:
+    job = population(tmp_path_factory.mktemp("groups"), searches, **{"train.workers": 2, "train.epochs": 4})
+    return job, search(job)
+
+
+@pytest.mark.slow
+def test_a_group_takes_over_weights_and_trains_on_with_the_new_value(searched: tuple[SearchJob, SearchResult]) -> None:
+    job, result = searched
+    told = moved(job, result)
+    found = clone_of(job, result, told)
+    begun, first = (found / checkpoint.name(told["epoch"] + i) for i in range(2))
+    assert checkpoint.verify(begun) is None and told["donor_values"] != told["values"]
+    trials = job.run.path / "search" / result.key / "trials"
+    donors = [p for p in (trials / told["donor"]).glob(f"*/{begun.name}") if checkpoint.verify(p) is None]
+    assert donors and equal(tensors(donors[0]), tensors(begun))
+
+    folder = job.run.path / "again" / "checkpoints"
+    (folder / begun.name).mkdir(parents=True)
+    for file in begun.iterdir():
+        (folder / begun.name / file.name).write_bytes(file.read_bytes())
+    plain = TrainJob.model_validate(job.model_dump(include=set(TrainJob.model_fields)))
+    mine = replace(plain, {**told["values"], "feed.carrier": "cache"})
+    data = prepare(mine, pin(mine.table, mine.feed))
+    share = launch.Share({"CPU": 0.5}, recent=mine.train.epochs)
+    launch.on_workers(mine, data, folder, folder.with_name("leave"), lambda metrics, state: None, share=share)
+    assert equal(tensors(folder / first.name), tensors(first))
+
+
+@pytest.mark.slow
+def test_every_group_told_all_its_epochs_and_left_none_behind(searched: tuple[SearchJob, SearchResult]) -> None:
+    job, result = searched
+    assert len(result.trials) == 2 and all(t.epochs == job.train.epochs for t in result.trials)
+    assert pbt.mutations(job.run.path / "search" / result.key) and not list(job.run.path.rglob("leave-*"))
+    assert checkpoint.verify(Path(result.best.checkpoint)) is None
+    assert json.loads((Path(result.best.checkpoint) / checkpoint.MANIFEST).read_text())["world"] == 2
+
+
+def dies(note: Path) -> Callable[..., None]:
+    """A trial whose process is killed at its first start when its rate is the lowest: `note` counts."""
+
+    def trial(changes: dict[str, Any], **given: Any) -> None:
+        if changes["train.lr"] < 1e-6 and not note.exists():
+            note.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        if changes["train.lr"] > 1:
+            raise ZeroDivisionError("a fault of the test")
+        run_trial(changes, **given)
+
+    return trial
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_a_trial_that_crashes_neither_stops_nor_wins_the_search(
+    searches: Searches, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One is killed once and goes on; one fails each time; the third is the best."""
+    note = tmp_path / "note"
+    monkeypatch.setattr(tuner, "run_trial", dies(note))
+    space = {"train.lr": "grid(1e-9, 1e-2, 2.0)"}
+    result = search(searches(tmp_path / "run", **{"search.space": space, "search.samples": 1, "search.scheduler": "none"}))
+    assert note.exists(), "the fault did not fire"
+    best, killed, failed = result.trials
+    assert (best.changes["train.lr"], best.failures) == (1e-2, 0)
+    assert (killed.changes["train.lr"], killed.failures, killed.epochs) == (1e-9, 1, 4)
+    assert (failed.changes["train.lr"], failed.failures, failed.checkpoint) == (2.0, 2, None)
+
+
+def test_a_group_that_never_started_has_left() -> None:
+    trial = GroupTrial.__new__(GroupTrial)
+    trial.cleanup()  # Tune may stop what it never stepped
+    assert trial._thread is None

@@ -1,0 +1,188 @@
+"""Population based training: weights move, values change, and what moved is what was trained on."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from raypipe.config import replace
+from raypipe.errors import ConfigError
+from raypipe.feed.dataset import pin
+from raypipe.search import lineage, pbt, space
+from raypipe.search.leaderboard import SearchResult
+from raypipe.search.settings import SearchJob
+from raypipe.search.tuner import search
+from raypipe.train import checkpoint
+from raypipe.train.job import TrainJob
+from raypipe.train.loop import LoopState
+from raypipe.train.rank import train_rank
+from raypipe.train.saving import Saver, newest
+from raypipe.train.trainer import prepare
+
+Searches = Callable[..., SearchJob]
+GOOD, BAD = 1e-2, 1e-9  # rates: one learns, the other stands still
+
+
+def population(folder: Path, searches: Searches, **more: Any) -> SearchJob:
+    """Two trials, of which the one that stands still is the worse at the first turn."""
+    return searches(
+        folder,
+        **{
+            "search.samples": 1,
+            "search.scheduler": "pbt",
+            "search.space": {"train.lr": f"grid({BAD}, {GOOD})"},
+            "search.pbt": {"every": 2, "quantile": 0.5, "resample_probability": 0.0},
+            "train.epochs": 6,
+            "train.keep_best": 6,  # so that what clones began with is still there to look at
+            "train.schedule": "constant",
+            "train.warmup": 0.0,
+            **more,
+        },
+    )
+
+
+def moved(job: SearchJob, result: SearchResult) -> dict[str, Any]:
+    """The last exploit, which is the one that the clone's folder began with."""
+    return pbt.mutations(job.run.path / "search" / result.key)[-1]
+
+
+def clone_of(job: SearchJob, result: SearchResult, told: dict[str, Any]) -> Path:
+    """The checkpoints of the clone since its last exploit."""
+    homes = (job.run.path / "search" / result.key / "trials" / told["trial"]).glob("*")
+    return max((p for p in homes if p.is_dir()), key=lambda p: p.stat().st_mtime)
+
+
+def tensors(folder: Path) -> dict[str, torch.Tensor]:
+    found = checkpoint.read(folder)
+    return {**found.weights, **{f"optimizer/{k}": v for k, v in found.optimizer.items()}}
+
+
+def equal(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+@pytest.fixture(scope="module")
+def searched(ray_session: str, searches: Searches, tmp_path_factory: pytest.TempPathFactory) -> tuple[SearchJob, SearchResult]:
+    job = population(tmp_path_factory.mktemp("pbt"), searches)
+    return job, search(job)
+
+
+def test_a_trial_takes_over_weights_and_trains_on_with_the_new_value(searched: tuple[SearchJob, SearchResult]) -> None:
+    """Trained again from the donor's checkpoint with the values that the log names, the clone's next epoch is the same to the
+    bit, optimizer and all; with the donor's values it is another."""
+    job, result = searched
+    told = moved(job, result)
+    assert told["donor_values"] != told["values"] and told["trial"] != told["donor"]
+    found = clone_of(job, result, told)
+    begun, first = (found / checkpoint.name(told["epoch"] + i) for i in range(2))
+
+    def trained(values: dict[str, Any], folder: Path) -> dict[str, torch.Tensor]:
+        plain = TrainJob.model_validate(job.model_dump(include=set(TrainJob.model_fields)))
+        mine = replace(plain, {**values, "feed.carrier": "cache"})
+        torch.set_num_threads(1)
+        with Saver(folder, mine.train, recent=job.train.epochs) as saver:
+            train_rank(mine, prepare(mine, pin(mine.table, mine.feed)), begun, saver, lambda metrics, state: None)
+        return tensors(folder / first.name)
+
+    assert equal(trained(told["values"], job.run.path / "again"), tensors(first))
+    assert not equal(trained(told["donor_values"], job.run.path / "other"), tensors(first))
+
+
+def test_the_clone_begins_with_the_donors_checkpoint_and_history(searched: tuple[SearchJob, SearchResult]) -> None:
+    job, result = searched
+    told = moved(job, result)
+    folder = job.run.path / "search" / result.key / "trials"
+    begun = clone_of(job, result, told) / checkpoint.name(told["epoch"])
+    donors = [p for p in (folder / told["donor"]).glob(f"*/{begun.name}") if checkpoint.verify(p) is None]
+    assert checkpoint.verify(begun) is None
+    assert not donors or equal(tensors(donors[0]), tensors(begun))  # the donor may have dropped its own since
+    clone = next(t for t in result.trials if told["trial"] == t.name)
+    assert list(clone.history[: told["epoch"]]) == lineage.state_of(begun).history
+
+
+def test_the_schedule_says_what_the_weights_were_trained_with(searched: tuple[SearchJob, SearchResult]) -> None:
+    job, result = searched
+    told = moved(job, result)
+    clone = next(t for t in result.trials if told["trial"] == t.name)
+    assert clone.schedule[0] == {"epoch": 0, "train.lr": GOOD}  # the donor's, whose weights these are
+    assert clone.schedule[-1] == {"epoch": told["epoch"], **told["values"]} and clone.changes == told["values"]
+    written = job.run.path / "search" / result.key / "schedule.yaml"
+    best = result.trials[0].schedule
+    assert yaml.safe_load(written.read_text()) == list(best) if best else not written.exists()
+    assert [line["epoch"] for line in clone.schedule] == sorted({line["epoch"] for line in clone.schedule})
+
+
+def test_a_search_read_again_is_the_same(searched: tuple[SearchJob, SearchResult]) -> None:
+    job, result = searched
+    assert search(job).trials == result.trials
+    assert all(t.metric < 0.7 and t.epochs == job.train.epochs for t in result.trials)  # none stood still to the end
+
+
+@given(
+    rate=st.floats(1e-4, 1e-1),
+    size=st.sampled_from([8, 16, 32]),
+    word=st.sampled_from(["cosine", "constant"]),
+    resample=st.sampled_from([0.0, 0.5, 1.0]),
+    seed=st.integers(0, 999),
+)
+def test_what_is_tried_stays_in_the_space(rate: float, size: int, word: str, resample: float, seed: int) -> None:
+    draws: dict[str, pbt.Draw] = {"lr": (1e-4, 1e-1, True), "size": [8, 16, 32], "word": ["cosine", "constant"]}
+    values = {"lr": rate, "size": size, "word": word, "other": 1}
+    tried = pbt.explore(values, draws, resample, random.Random(seed))
+    assert tried == pbt.explore(values, draws, resample, random.Random(seed))
+    assert 1e-4 <= tried["lr"] <= 1e-1 and tried["size"] in (8, 16, 32) and tried["other"] == 1
+    if resample == 0:
+        assert tried["word"] == word and max(tried["size"], size) <= 2 * min(tried["size"], size)
+        assert tried["lr"] in (max(1e-4, rate * 0.8), min(1e-1, rate * 1.2))
+
+
+def test_schedules_follow_the_weights_through_several_donors(tmp_path: Path) -> None:
+    """c takes b's weights, a takes c's; then b takes a's. What b had tried meanwhile is gone with its weights."""
+    lines = [("c", "b", 2, 2.0, 2.4), ("b", "d", 4, 9.0, 8.0), ("a", "c", 4, 2.4, 3.0), ("b", "a", 6, 3.0, 3.6)]
+    told = [
+        {"trial": t, "donor": d, "epoch": e, "before": {}, "donor_values": {"x": old}, "values": {"x": new}}
+        for t, d, e, old, new in lines
+    ]
+    (tmp_path / pbt.LOG).write_text("\n".join(map(json.dumps, told)))
+    found = pbt.schedules(tmp_path)
+    assert found["a"] == ({"epoch": 0, "x": 2.0}, {"epoch": 2, "x": 2.4}, {"epoch": 4, "x": 3.0})
+    assert found["b"] == (*found["a"], {"epoch": 6, "x": 3.6})
+    assert "d" not in found and pbt.schedules(tmp_path / "none") == {}
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"search.space": {"model.name": "grid(small_cnn, efficientnet_lite0)"}}, r"got 'model\.name'.*train\.lr.*augment"),
+        ({"search.space": {"train.lr": "uniform(1e-3, 1e-2)"}, "search.samples": 1}, r"at least two.*search\.samples=1"),
+        ({"search.space": {"train.lr": "uniform(1e-3, 1e-2) if train.epochs == 6"}}, r"without conditions.*got 'train\.lr'"),
+        ({"search.searcher": "tpe"}, r"finds its values itself.*search\.searcher=tpe"),
+        ({"search.concurrent": 2}, r"alive as a whole.*search\.concurrent=2"),
+        ({"search.scheduler": "pb2"}, r"pb2 chooses within ranges.*got 'train\.lr'.*pbt"),
+    ],
+)
+def test_what_a_population_cannot_do_is_one_message(
+    changes: dict[str, Any], says: str, searches: Searches, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=says):
+        job = population(tmp_path, searches, **changes)
+        pbt.check(job, space.parse(job.search.space or {}, job))
+
+
+def test_a_trial_whose_donors_weights_are_gone_begins_anew(tmp_path: Path) -> None:
+    folder = lineage.settle(tmp_path, "a", {"x": 1}, tmp_path / "b" / "k" / checkpoint.name(3))
+    assert folder.is_dir() and newest(folder) is None
+
+
+def test_epochs_that_were_saved_and_not_told_are_told() -> None:
+    state = LoopState(epoch=3, history=[{"m": 1.0}, {"m": 2.0}, {"m": 3.0}])
+    assert list(lineage.untold(state, 1)) == [(2, {"m": 2.0}), (3, {"m": 3.0})] and not list(lineage.untold(state, 3))

@@ -1,0 +1,46 @@
+"""`raypipe tune JOB` on a cluster of two nodes with a CPU each; notes on which node each trial ran.
+
+test_clusters.py runs it in a process of its own: python -m tests.search.two_nodes JOB.yaml NOTES PORT
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from raypipe.cluster import connect
+
+connect.prepare_environment()
+
+import ray  # noqa: E402
+from ray.cluster_utils import Cluster  # noqa: E402
+
+from raypipe import cli  # noqa: E402
+from raypipe.search import tuner  # noqa: E402
+from raypipe.search.trial import run_trial  # noqa: E402
+
+
+def noted(changes: dict[str, Any], notes: str, **given: Any) -> None:
+    folder = Path(notes) / ray.get_runtime_context().get_node_id()
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / str(changes["train.lr"])).touch()
+    run_trial(changes, **given)
+
+
+def main(job: str, notes: str, port: str) -> int:
+    os.environ["RAY_ADDRESS"] = f"127.0.0.1:{port}"  # what the nodes start asks there, and not at another cluster on this host
+    size = {"num_cpus": 1, "object_store_memory": 200 * 2**20}
+    cluster = Cluster(initialize_head=True, head_node_args={**size, "port": int(port), "include_dashboard": False})
+    try:
+        cluster.add_node(**size)
+        cluster.wait_for_nodes()
+        tuner.run_trial = lambda changes, **given: noted(changes, notes=notes, **given)
+        return cli.main(["tune", job, "--json"])
+    finally:
+        cluster.shutdown()
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
