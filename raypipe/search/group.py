@@ -88,7 +88,7 @@ class GroupTrial(tune.Trainable):  # type: ignore[misc]
         self._thread: threading.Thread | None = None
 
     def _start(self) -> None:
-        self._folder = lineage.settle(self._trials, Path(self._storage.trial_fs_path).name, self._values, self._pointed)
+        self._folder = lineage.settle(self._trials, lineage.name_of(self._storage.trial_fs_path), self._values, self._pointed)
         self._leave = self._folder.with_name(f"leave-{uuid.uuid4().hex[:8]}")
         self._left = False
         self._told: queue.Queue[tuple[Path, Told] | BaseException] = queue.Queue()

@@ -87,7 +87,7 @@ def read(file: Path) -> tuple[tuple[Trial, ...], str | None, int]:
 
 def trial_of(result: Any, metric: str, mode: str, train: TrainConfig, trials: Path) -> Trial:
     """The line of one of Tune's results, with the checkpoint of its best epoch. `trials`: where their checkpoints lie."""
-    name, pointed = Path(result.path).name, lineage.follow(result.checkpoint.path if result.checkpoint else None)
+    name, pointed = lineage.name_of(result.path), lineage.follow(result.checkpoint.path if result.checkpoint else None)
     # A trial keeps its best checkpoints and the last; the last one's state holds the history of all epochs.
     kept = lineage.whole_epochs(lineage.home(trials, name, dict(result.config or {}), pointed))
     history = kept[max(kept)][0].history if kept else []

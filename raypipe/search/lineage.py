@@ -27,6 +27,12 @@ log = logging.getLogger("raypipe")
 POINTER = "pointer.json"
 
 
+def name_of(folder: str | Path) -> str:
+    """The trial's name, of the folder that Tune gave it. Where a run of the trial that a kill made Tune forget has left its
+    folder, Tune appends `_` and letters; the trial is the same, and goes on from what it had done."""
+    return Path(folder).name.partition("_")[0]
+
+
 def point(folder: Path, target: Path, epoch: int) -> None:
     """Make `folder` a checkpoint of Tune's that names one of ours. `epoch`: the last that Tune has heard of."""
     (folder / POINTER).write_text(json.dumps({"checkpoint": str(target), "epoch": epoch}))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from ray import tune
 
+from raypipe.search import lineage
 from raypipe.train.stopping import Mode, Progress, SearchStoppingConfig, improved, of_search
 
 
@@ -70,7 +70,7 @@ class Monitor(tune.Callback):  # type: ignore[misc]
 
     def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """It failed, and runs again."""
-        name = Path(trial.path).name
+        name = lineage.name_of(trial.path)
         self.failures[name] = self.failures.get(name, 0) + 1
 
     def get_state(self) -> dict[str, Any]:

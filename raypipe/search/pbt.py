@@ -236,4 +236,4 @@ def _draw(how: Sampler) -> Draw:
 
 
 def _name(trial: Any) -> str:
-    return Path(trial.path).name
+    return lineage.name_of(trial.path)

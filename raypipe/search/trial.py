@@ -49,7 +49,7 @@ def run_trial(changes: dict[str, Any], job: dict[str, Any], data: dict[str, Data
     torch.set_num_threads(1)  # trials run side by side, one CPU each
     mine, given = job_of(job, changes), tune.get_checkpoint()
     known = given.path if given else None
-    folder = lineage.settle(Path(trials), Path(str(tune.get_context().get_trial_dir())).name, changes, lineage.follow(known))
+    folder = lineage.settle(Path(trials), lineage.name_of(tune.get_context().get_trial_dir()), changes, lineage.follow(known))
     heard = lineage.heard(known)
 
     def report(metrics: dict[str, float], state: LoopState) -> None:

@@ -54,9 +54,10 @@ def ended(process: subprocess.Popen[str]) -> dict[str, Any]:
 
 def finished(job: Job) -> dict[str, float]:
     """Trial folder -> seconds that its epochs took, which no second training would repeat to the nanosecond."""
-    states = job.run.path.glob("search/*/trials/trial-*/*/epoch-*/state.json")
-    told = {s.parents[2].name: json.loads(s.read_text()) for s in states if (s.parent / "manifest.json").exists()}
-    return {name: state["seconds"] for name, state in told.items() if state["epoch"] == EPOCHS}
+    found: dict[str, float] = {}
+    for manifest in job.run.path.glob(f"search/*/trials/trial-*/*/epoch-{EPOCHS:04}-*/manifest.json"):
+        found[manifest.parents[2].name] = json.loads(manifest.with_name("state.json").read_text())["seconds"]
+    return found
 
 
 @pytest.fixture(scope="module")
