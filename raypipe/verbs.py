@@ -24,7 +24,7 @@ from raypipe.tables import clean as cleaning
 from raypipe.tables.ingest import ingest as ingest_images
 from raypipe.tables.table import ImageTable, TableConfig
 from raypipe.train import trainer
-from raypipe.train.job import TrainResult
+from raypipe.train.job import TrainJob, TrainResult
 from raypipe.train.launch import check_workers
 from raypipe.train.publish import publish
 from raypipe.watch import retrain as loop
@@ -82,9 +82,7 @@ def train(job: Job, console: Console) -> Result:
         result = trainer.run(job, progress=told.epoch, steps=told.step)
     version = publish(store, job, result, "train")
     champion = crown_first(store, version)
-    tested = trainer.test(job, result)
-    if tested and (run_id := tracking.finished_run(store, result.key)):
-        tracking.log_metrics(store, run_id, tested)
+    tested = _test(job, result, job.folder(result.key), store)
     ended: dict[str, Any] = {"test": tested} if tested else {}
     ended |= {
         f"{job.train.result} epoch": result.best_epoch + 1,
@@ -103,13 +101,24 @@ def train(job: Job, console: Console) -> Result:
     }
 
 
+def _test(job: TrainJob, result: TrainResult, folder: Path, store: Store) -> dict[str, float]:
+    """The result's metrics on the test split, in its MLflow run too."""
+    tested = trainer.test(job, result, folder)
+    if tested and (run_id := tracking.finished_run(store, result.key)):
+        tracking.log_metrics(store, run_id, tested)
+    return tested
+
+
 def tune(job: Job, console: Console) -> Result:
     pin(job.table, job.feed, kind=job.model.task)
     connect(job.cluster)
     result, version, store = search_and_register(job, console)
     champion = crown_first(store, version)
     leaderboard(result, console)
-    ended: dict[str, Any] = {"stopped": result.stopped} if result.stopped else {}
+    tested = _test(result.job, result.best, result.folder, store)
+    ended: dict[str, Any] = {"test": tested} if tested else {}
+    ended |= {"stopped": result.stopped} if result.stopped else {}
+    ended |= {"mean of weights": f"of {len(result.members)} trials: {', '.join(result.members)}"} if result.members else {}
     ended["images decoded"] = f"{result.decoded}, for {len(result.trials)} trials together"
     ended["epochs"] = f"{result.epochs} of the {result.full_epochs} that all trials would take to their ends"
     page, best = search_page.write(result, version, store), best_config(result)
@@ -120,6 +129,8 @@ def tune(job: Job, console: Console) -> Result:
         "champion": str(champion),
         "table": str(result.best.version),
         "metrics": result.best.metrics,
+        "test": tested,
+        "soup": list(result.members),
         "epochs": {"run": result.epochs, "full": result.full_epochs},
         "report": str(page),
         "best_config": str(best),

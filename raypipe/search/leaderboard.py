@@ -39,7 +39,8 @@ class Trial:
 @dataclass(frozen=True)
 class SearchResult:
     """Trials from best to worst, the best one's job and its training result. `stopped`: why it ended before its last trial.
-    `decoded` images were decoded for all trials together."""
+    `decoded` images were decoded for all trials together. `members`: the trials whose weights the best model is the mean of,
+    where it is one."""
 
     key: str
     job: TrainJob
@@ -49,6 +50,7 @@ class SearchResult:
     seconds: float
     stopped: str | None = None
     decoded: int = 0
+    members: tuple[str, ...] = ()
 
     @property
     def folder(self) -> Path:

@@ -32,7 +32,8 @@ class SearchConfig(Section):
     times as many, …, and let the best 1/`reduction` of them go on; pasha goes only as far as rankings still disagree.
     `pauses: false` stops trials instead, where they take long to start again. hyperband (which draws all trials at the start),
     median: Ray Tune's. pbt, pb2: trials of a population take over each other's weights (pbt.py). none: every trial runs to its
-    end. gpus_per_trial: of a trial of one worker, where the cluster has GPUs; several take one each.
+    end. gpus_per_trial: of a trial of one worker, where the cluster has GPUs; several take one each. soup: register the mean of
+    the weights of up to so many of the best trials, where validation says that it is better than the best (soup.py).
     """
 
     samples: int = Field(default=16, ge=1)
@@ -45,6 +46,7 @@ class SearchConfig(Section):
     pauses: bool = True
     concurrent: int | None = Field(default=None, ge=1)
     gpus_per_trial: float = Field(default=1.0, gt=0)
+    soup: int = Field(default=1, ge=1)
     stopping: SearchStoppingConfig = SearchStoppingConfig()
     pbt: PbtConfig = PbtConfig()
 

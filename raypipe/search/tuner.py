@@ -19,7 +19,7 @@ from ray import tune
 from raypipe.config import key_of, replace, save
 from raypipe.errors import ConfigError, RaypipeError
 from raypipe.feed.dataset import pin
-from raypipe.search import bayes, defaults, leaderboard, pbt, places
+from raypipe.search import bayes, defaults, leaderboard, pbt, places, soup
 from raypipe.search import space as spaces
 from raypipe.search.draw import Changes, Space
 from raypipe.search.group import GroupTrial
@@ -34,7 +34,7 @@ from raypipe.search.warm import earlier
 from raypipe.train import finders
 from raypipe.train.job import TrainJob
 from raypipe.train.launch import check_workers, wants_gpu
-from raypipe.train.rank import Data
+from raypipe.train.rank import Data, validate
 from raypipe.train.trainer import prepare
 
 log = logging.getLogger("raypipe")
@@ -78,18 +78,23 @@ def search(job: SearchJob, progress: Callable[[int, int, float], None] = lambda 
         chosen = pbt.population(job, space, folder) if job.search.populated else scheduler(job, len(planned))
         trials, stopped = _run(job, draws, chosen, len(planned), data, folder, progress)
         pbt.write(folder / "schedule.yaml", trials[0].schedule)
+        _cook(job, trials, data, folder)
         leaderboard.write(finished, trials, stopped, _decoded(data))
     ranked, stopped, decoded = leaderboard.read(finished)
-    best = ranked[0]
+    best, mixed = ranked[0], soup.read(folder)
+    trained = leaderboard.as_training(key, pinned.version, pinned.classes, best)
+    if mixed is not None:
+        trained = with_(trained, metrics=mixed.metrics, checkpoint=mixed.checkpoint)
     return SearchResult(
         key,
         replace(space.job, best.changes),
-        leaderboard.as_training(key, pinned.version, pinned.classes, best),
+        trained,
         ranked,
         job.train.stopping.metric,
         time.perf_counter() - started,
         stopped,
         decoded,
+        mixed.members if mixed else (),
     )
 
 
@@ -101,6 +106,16 @@ def _data(job: TrainJob, pinned: Any, trials: Iterable[Changes]) -> dict[str, Da
         if data_key(one) not in data:
             data[data_key(one)] = prepare(one, pinned)
     return data
+
+
+def _cook(job: SearchJob, trials: list[Trial], data: dict[str, Data], folder: Path) -> None:
+    """The soup of the best trials that train on the best one's arrays, if the search wants one."""
+    if job.search.soup == 1:
+        return
+    first = replace(job, trials[0].changes)
+    alike = [t for t in trials if data_key(replace(job, t.changes)) == data_key(first)][: job.search.soup]
+    rule = job.train.stopping
+    soup.cook(alike, lambda weights: validate(first, data[data_key(first)], weights), rule.metric, rule.mode, folder)
 
 
 def _decoded(data: dict[str, Data]) -> int:

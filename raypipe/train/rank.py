@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from raypipe.feed.feed import Feed, Source, fetch
 from raypipe.models.tasks import Task
@@ -16,7 +16,7 @@ from raypipe.models.zoo import Head, ImageModel, ModelConfig
 from raypipe.train import checkpoint, parallel
 from raypipe.train.flops import flops_per_image
 from raypipe.train.job import TrainJob
-from raypipe.train.loop import LoopState, Report, fit
+from raypipe.train.loop import LoopState, Report, evaluate, fit
 from raypipe.train.meter import Meter, Tell
 from raypipe.train.notice import Notice
 from raypipe.train.objective import Objective
@@ -52,9 +52,7 @@ def train_rank(
     """
     torch.manual_seed(job.run.seed)
     cfg = job.train
-    labels_N = fetch(data.train.rows).labels_N
-    task = Task(job.model.task, data.classes)
-    objective = Objective.of(task, labels_N, cfg.class_weights, cfg.label_smoothing, cfg.focal_gamma)
+    objective = _objective(job, data)
     model = trainable(job.model, data, objective)
     if meter is not None:
         meter.flops = flops_per_image(model, _example(job, data))
@@ -83,6 +81,25 @@ def train_rank(
         engine.meter.close()
         if feed.replaced:
             log.warning("%d broken images were replaced by their neighbours", feed.replaced)
+
+
+def validate(job: TrainJob, data: Data, weights: Mapping[str, Tensor]) -> dict[str, float]:
+    """What a training of this job would report of these weights, without its own part of the metrics: in this process alone."""
+    objective = _objective(job, data)
+    model = trainable(job.model, data, objective)
+    model.load_state_dict(dict(weights))
+    engine = parallel.build(model, job.train.model_copy(update={"strategy": "single"}))
+    feed = Feed(data.train, data.val, int(job.train.batch_size), job.run.seed, device=engine.device)
+    try:
+        return evaluate(engine, feed, objective.to(engine.device))
+    finally:
+        feed.close()
+
+
+def _objective(job: TrainJob, data: Data) -> Objective:
+    cfg, labels_N = job.train, fetch(data.train.rows).labels_N
+    task = Task(job.model.task, data.classes)
+    return Objective.of(task, labels_N, cfg.class_weights, cfg.label_smoothing, cfg.focal_gamma)
 
 
 def meter_of(job: TrainJob, folder: Path, tell: Tell | None) -> Meter:

@@ -126,10 +126,10 @@ def reference(job: TrainJob, model: ImageModel, pinned: Pinned) -> Reference:
     return _predicted(job, model, pinned, job.feed.val)[0]
 
 
-def test(job: TrainJob, result: TrainResult) -> dict[str, float]:
+def test(job: TrainJob, result: TrainResult, folder: Path) -> dict[str, float]:
     """Metrics of the result on the split feed.test (test_accuracy, …), predicted as the package does; {} where the table has
-    no such rows. Kept beside the result: looking again costs nothing."""
-    kept = job.folder(result.key) / "test.json"
+    no such rows. Kept in `folder`, beside the result: looking again costs nothing."""
+    kept = folder / "test.json"
     if not kept.exists():
         pinned = pin(job.table.model_copy(update={"version": result.version.version}), job.feed, result.classes, job.model.task)
         metrics: dict[str, float] = {}

@@ -240,12 +240,12 @@ def test_the_reference_is_the_validation_split_as_the_model_sees_it(jobs: Jobs) 
 def test_the_test_split_is_judged_as_the_package_predicts_and_a_table_without_one_has_no_such_metrics(jobs: Jobs) -> None:
     job = jobs(**{"train.epochs": 2, "model.views": 4})
     result = trainer.run(job)
-    assert trainer.test(job, result) == {}
+    assert trainer.test(job, result, job.folder(result.key)) == {}
     job = replace(job, {"feed.test": "val", "run.dir": f"{job.run.path}-tested"})
     result = trainer.run(job)
     pixels_NHWC, labels, _ = decoded(job)
     scores = trainer.assemble(job, result).predict(pixels_NHWC)[1]
-    found = trainer.test(job, result)
+    found = trainer.test(job, result, job.folder(result.key))
     assert found.keys() == {"test_accuracy", "test_balanced_accuracy"}
     assert found["test_accuracy"] == pytest.approx(float((scores.argmax(1) == labels).mean()))
-    assert trainer.test(job, result) == found
+    assert trainer.test(job, result, job.folder(result.key)) == found
