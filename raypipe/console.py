@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,6 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console as Rich
+from rich.console import Group
+from rich.live import Live
 from rich.logging import RichHandler
 from rich.progress import (
     BarColumn,
@@ -31,10 +34,12 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
+    from raypipe.search.leaderboard import Standing
     from raypipe.train.loop import LoopState
     from raypipe.train.meter import Position
 
 PLAIN_EVERY_S = 5.0
+ENDED_EVERY_S = 30.0
 PACE_AFTER_S = 2.0  # before, what is left would be a guess
 LOG_WIDTH = 140  # columns, where there is no terminal to ask
 
@@ -82,20 +87,20 @@ class Console:
             with Progress(*columns, console=self.err, transient=True) as bar:
                 task = bar.add_task(label, total=None, rate="")
 
-                def drawn(done: int, total: int, *more: float) -> None:
+                def drawn(done: int, total: int) -> None:
                     rate = f"{done / max(1e-9, time.monotonic() - started):,.0f} {unit}/s" if done > 50 else ""
-                    bar.update(task, completed=done, total=total, description=_describe(label, more), rate=rate)
+                    bar.update(task, completed=done, total=total, rate=rate)
 
                 yield drawn
             return
 
-        def plain(done: int, total: int, *more: float) -> None:
+        def plain(done: int, total: int) -> None:
             nonlocal shown
             if time.monotonic() - shown > PLAIN_EVERY_S or (done == total and time.monotonic() - started > PLAIN_EVERY_S):
                 shown = time.monotonic()
                 pace = done / (shown - started)
                 rate = f", {pace:.0f} {unit}/s, {(total - done) / pace:.0f} s left" if done > 50 else ""
-                self.say(f"{_describe(label, more)}: {done} of {total}{rate}")
+                self.say(f"{label}: {done} of {total}{rate}")
 
         yield plain
 
@@ -110,22 +115,20 @@ class Console:
         with Progress(*columns, console=self.err, transient=True, refresh_per_second=2) as bar:
             yield Training(self, epochs, metric, bar)
 
+    @contextmanager
+    def searching(self, metric: str) -> Iterator[Searching]:
+        """`with console.searching("val_accuracy") as told: tuner.search(job, told)`."""
+        if not self.err.is_terminal:
+            yield Searching(self, metric)
+            return
+        with Live(console=self.err, transient=True, refresh_per_second=2) as live:
+            yield Searching(self, metric, live)
+
+    def leaderboard(self, metric: str, standings: Sequence[Standing], top: int = 8) -> None:
+        self.out.print(_leaderboard(metric, standings, top))
+
     def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-        table = Table(
-            title=title,
-            title_justify="left",
-            title_style="bold",
-            header_style="dim",
-            box=None,
-            pad_edge=False,
-            padding=(0, 2, 0, 0),
-        )
-        for i, name in enumerate(columns):
-            numeric = bool(rows) and all(isinstance(r[i], (int, float)) for r in rows)
-            table.add_column(name, justify="right" if numeric else "left", overflow="fold")
-        for row in rows:
-            table.add_row(*[_cell(v) for v in row])
-        self.out.print(table)
+        self.out.print(_table(title, columns, rows))
 
     def facts(self, facts: Mapping[str, Any]) -> None:
         width = max(map(len, facts), default=0)
@@ -177,6 +180,31 @@ class Training:
         return f"{_duration((now - began) / (done - share) * (1 - done))} left"
 
 
+class Searching:
+    """What people see of a search: on a terminal the best trials as they stand; elsewhere a line for every new best, and now
+    and then how many trials have ended."""
+
+    def __init__(self, console: Console, metric: str, live: Live | None = None) -> None:
+        self._console, self._metric, self._live = console, metric, live
+        self._started = self._shown = time.monotonic()
+        self._best = ""
+
+    def __call__(self, done: int, total: int, standings: Sequence[Standing]) -> None:
+        now = time.monotonic()
+        ended = f"Searching: {done} of {total} trials ended, {_duration(now - self._started)}"
+        if self._live is not None:
+            self._live.update(Group(ended, _leaderboard(self._metric, standings)))
+            return
+        leader = standings[0] if standings else None
+        if leader is not None and (said := f"{leader.name} {leader.best}") != self._best:
+            self._best = said
+            after = f"after {leader.epochs} epoch{'s' * (leader.epochs > 1)}"
+            self._console.say(f"best so far {self._metric} {leader.best:.4f}, {leader.name} {after}: {_cell(leader.changes)}")
+        if now - self._shown > ENDED_EVERY_S:
+            self._shown = now
+            self._console.say(ended)
+
+
 def plain_value(value: Any) -> Any:
     """Dataclasses, paths and dates as JSON."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -186,8 +214,32 @@ def plain_value(value: Any) -> Any:
     return repr(value)
 
 
-def _describe(label: str, more: Sequence[float]) -> str:
-    return f"{label}, best so far {more[0]:.3f}" if more and more[0] == more[0] else label
+def _leaderboard(metric: str, standings: Sequence[Standing], top: int = 8) -> Table:
+    fields = list(dict.fromkeys(field for s in standings[:top] for field in s.changes))  # not every trial draws every one
+    rows = [
+        [i, "–" if math.isnan(s.best) else s.best, s.epochs, s.state, *[s.changes.get(f, "") for f in fields]]
+        for i, s in enumerate(standings[:top], 1)
+    ]
+    more = f", best {top} of {len(standings)}" if len(standings) > top else ""
+    return _table(f"Leaderboard{more}", ["#", metric, "epochs", "", *[f.rpartition(".")[2] for f in fields]], rows)
+
+
+def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Table:
+    table = Table(
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        header_style="dim",
+        box=None,
+        pad_edge=False,
+        padding=(0, 2, 0, 0),
+    )
+    for i, name in enumerate(columns):
+        numeric = bool(rows) and all(isinstance(r[i], (int, float)) for r in rows)
+        table.add_column(name, justify="right" if numeric else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*[_cell(v) for v in row])
+    return table
 
 
 def _duration(seconds: float) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from raypipe.registry import promote, tracking
 from raypipe.registry.promote import ModelVersion
 from raypipe.registry.tracking import Store
 from raypipe.search import tuner
-from raypipe.search.leaderboard import SearchResult
+from raypipe.search.leaderboard import SearchResult, standings
 from raypipe.serve import batch
 from raypipe.tables import clean as cleaning
 from raypipe.tables.ingest import ingest as ingest_images
@@ -114,7 +113,7 @@ def tune(job: Job, console: Console) -> Result:
     connect(job.cluster)
     result, version, store = search_and_register(job, console)
     champion = crown_first(store, version)
-    leaderboard(result, console)
+    console.leaderboard(result.metric, standings(result.trials))
     tested = _test(result.job, result.best, result.folder, store)
     ended: dict[str, Any] = {"test": tested} if tested else {}
     ended |= {"stopped": result.stopped} if result.stopped else {}
@@ -145,8 +144,8 @@ def tune(job: Job, console: Console) -> Result:
 def search_and_register(job: Job, console: Console) -> tuple[SearchResult, ModelVersion, Store]:
     tuner.check(job)
     store = tracking.open_store(job.run, job.registry)
-    with console.progress("Searching", "trials") as tick:
-        result = tuner.search(job, tick)
+    with console.searching(job.train.stopping.metric) as told:
+        result = tuner.search(job, told)
     children = [(t.name, t.changes, t.history) for t in result.trials]
     return result, publish(store, result.job, result.best, "search", children), store
 
@@ -155,22 +154,6 @@ def best_config(result: SearchResult) -> Path:
     """The best trial's job as a file that `raypipe train` takes, on the version of the table that was searched on."""
     table = result.job.table.model_copy(update={"version": result.best.version.version})
     return save(result.job.model_copy(update={"table": table}), result.folder / "best.yaml")
-
-
-def leaderboard(result: SearchResult, console: Console, top: int = 8) -> None:
-    fields = list(dict.fromkeys(field for t in result.trials[:top] for field in t.changes))  # not every trial draws every one
-    rows = [
-        [
-            i,
-            t.metric if not math.isnan(t.metric) else "failed",
-            t.epochs,
-            "stopped" if t.stopped_early else "full",
-            *[t.changes.get(f, "") for f in fields],
-        ]
-        for i, t in enumerate(result.trials[:top], 1)
-    ]
-    more = f", best {top} of {len(result.trials)}" if len(result.trials) > top else ""
-    console.table(f"Leaderboard{more}", ["#", result.metric, "epochs", "", *[f.rpartition(".")[2] for f in fields]], rows)
 
 
 def predict(job: Job, console: Console) -> Result:

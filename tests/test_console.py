@@ -9,6 +9,7 @@ import pytest
 from rich.console import Console as Rich
 
 from raypipe.console import Console
+from raypipe.search.leaderboard import Standing
 from raypipe.train.loop import LoopState
 from raypipe.train.meter import Position
 
@@ -58,3 +59,32 @@ def test_a_run_that_is_taken_up_counts_its_own_pace(monkeypatch: pytest.MonkeyPa
         told.epoch(METRICS, LoopState(epoch=100))
     first, last = out.getvalue().splitlines()
     assert first.endswith("2 min left") and last.endswith("images/s")
+
+
+STANDINGS = [Standing("trial-002-b", {"train.lr": 0.01}, 0.91, 9, "running"), Standing("trial-001-a", {}, 0.8, 3, "stopped")]
+
+
+def search_shown(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> str:
+    clock = [1000.0]
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    console, out = Console(), io.StringIO()
+    console.err = Rich(file=out, force_terminal=terminal, width=120, highlight=False)
+    with console.searching("val_accuracy") as told:
+        told(0, 16, [])
+        for done, standings in ((0, STANDINGS[1:]), (1, STANDINGS), (2, STANDINGS)):
+            clock[0] += 20
+            told(done, 16, standings)
+    return out.getvalue()
+
+
+def test_a_terminal_shows_how_trials_stand(monkeypatch: pytest.MonkeyPatch) -> None:
+    out = search_shown(True, monkeypatch)
+    assert "Searching: 2 of 16 trials ended, 60 s" in out
+    assert re.search(r"1\s+0.91\s+9\s+running\s+0.01", out) and re.search(r"2\s+0.8\s+3\s+stopped", out)
+
+
+def test_elsewhere_a_new_best_is_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second, third = search_shown(False, monkeypatch).splitlines()
+    assert first.endswith("best so far val_accuracy 0.8000, trial-001-a after 3 epochs: –")
+    assert second.endswith("best so far val_accuracy 0.9100, trial-002-b after 9 epochs: train.lr 0.01")
+    assert third.endswith("Searching: 1 of 16 trials ended, 40 s")

@@ -37,6 +37,17 @@ class Trial:
 
 
 @dataclass(frozen=True)
+class Standing:
+    """A trial as it stands: its best so far; running, waiting, full (it ran all its epochs), stopped or failed."""
+
+    name: str
+    changes: dict[str, Any]
+    best: float
+    epochs: int
+    state: str
+
+
+@dataclass(frozen=True)
 class SearchResult:
     """Trials from best to worst, the best one's job and its training result. `stopped`: why it ended before its last trial.
     `decoded` images were decoded for all trials together. `members`: the trials whose weights the best model is the mean of,
@@ -65,6 +76,13 @@ class SearchResult:
     def full_epochs(self) -> int:
         """What all trials would have taken to their ends."""
         return self.job.train.epochs * len(self.trials)
+
+
+def standings(trials: Iterable[Trial]) -> list[Standing]:
+    """Of finished trials, in their order."""
+    ends = {True: "stopped", False: "full"}
+    told = ((t, ends[t.stopped_early] if t.checkpoint else "failed") for t in trials)
+    return [Standing(t.name, t.changes, t.metric, t.epochs, state) for t, state in told]
 
 
 def ranked(trials: Iterable[Trial], mode: Mode) -> list[Trial]:

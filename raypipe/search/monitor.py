@@ -9,7 +9,11 @@ from typing import Any
 from ray import tune
 
 from raypipe.search import lineage
+from raypipe.search.leaderboard import Standing
+from raypipe.search.trial import ENDED
 from raypipe.train.stopping import Mode, Progress, SearchStoppingConfig, improved, of_search
+
+Listener = Callable[[int, int, list[Standing]], None]  # trials ended, trials in all, those that reported from best to worst
 
 
 class Monitor(tune.Callback):  # type: ignore[misc]
@@ -19,7 +23,7 @@ class Monitor(tune.Callback):  # type: ignore[misc]
     another one after a restore, so it is looked up by the search that runs now.
     """
 
-    listener: Callable[[int, int, float], None] = staticmethod(lambda done, total, best: None)
+    listener: Listener = staticmethod(lambda done, total, standings: None)
     current: Monitor | None = None  # the one that Tune uses
 
     def __init__(self, total: int, metric: str, mode: Mode, stopping: SearchStoppingConfig, workers: float) -> None:
@@ -81,8 +85,18 @@ class Monitor(tune.Callback):  # type: ignore[misc]
         self.__dict__.update(state, _started=time.perf_counter())
 
     def _tell(self, trials: list[Any]) -> None:
-        best = (max if self._mode == "max" else min)(self._best.values(), default=float("nan"))
-        type(self).listener(sum(t.is_finished() for t in trials), self._total, best)
+        sign = -1 if self._mode == "max" else 1
+        told = [self._standing(t) for t in trials if t.trial_id in self._best]
+        told.sort(key=lambda standing: sign * standing.best)
+        type(self).listener(sum(t.is_finished() for t in trials), self._total, told)
+
+    def _standing(self, trial: Any) -> Standing:
+        if trial.is_finished():
+            state = "failed" if trial.status == trial.ERROR else "full" if trial.last_result.get(ENDED) else "stopped"
+        else:
+            state = "running" if trial.status == trial.RUNNING else "waiting"
+        name = trial.trial_id
+        return Standing(lineage.name_of(trial.path), trial.config, self._best[name], self._epochs[name], state)
 
 
 class Stop(tune.Stopper):  # type: ignore[misc]

@@ -24,7 +24,7 @@ from raypipe.search import space as spaces
 from raypipe.search.draw import Changes, Space
 from raypipe.search.group import GroupTrial
 from raypipe.search.leaderboard import SearchResult, Trial
-from raypipe.search.monitor import Monitor, Stop
+from raypipe.search.monitor import Listener, Monitor, Stop
 from raypipe.search.schedulers import drawn_ahead, memory, scheduler
 from raypipe.search.searchers import candidates, plan, searcher
 from raypipe.search.settings import SearchJob
@@ -59,8 +59,8 @@ def check(job: SearchJob, counts: Mapping[str, int] | None = None) -> tuple[Sear
     return job, space
 
 
-def search(job: SearchJob, progress: Callable[[int, int, float], None] = lambda done, total, best: None) -> SearchResult:
-    """Search, or pick up where an interrupted search stopped. `progress(trials done, trials in all, best metric)`."""
+def search(job: SearchJob, progress: Listener = lambda done, total, standings: None) -> SearchResult:
+    """Search, or pick up where an interrupted search stopped. `progress` hears how the trials stand, whenever one reports."""
     pinned = pin(job.table, job.feed, kind=job.model.task)
     job, space = check(job, pinned.counts)
     job = finders.settle(job, pinned, lambda: prepare(job, pinned), drawn=space.always)
@@ -130,7 +130,7 @@ def _run(
     total: int,
     data: dict[str, Any],
     folder: Path,
-    progress: Callable[[int, int, float], None],
+    progress: Listener,
 ) -> tuple[list[Trial], str | None]:
     cfg, rule = job.search, job.train.stopping
     decoding = any(d.train.carrier in ("cache", "offload") for d in data.values())
@@ -182,7 +182,7 @@ def _run(
             fix="The trials' error.txt files there say why; without one, lower train.lr",
         )
     ranked = leaderboard.ranked(trials, rule.mode)
-    progress(total, total, ranked[0].metric)  # Tune tells of a trial's end before it counts as ended
+    progress(total, total, leaderboard.standings(ranked))  # Tune tells of a trial's end before it counts as ended
     return ranked, stopped
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import cloudpickle
 import pytest
+from ray.tune.experiment import Trial
 
+from raypipe.search.leaderboard import Standing
 from raypipe.search.monitor import Monitor, Stop
 from raypipe.train.stopping import SearchStoppingConfig
 
@@ -19,6 +21,10 @@ class Told:
 
     trial_id: str
     done: bool = False
+    status: str = Trial.RUNNING
+    config: dict[str, Any] = field(default_factory=lambda: {"train.lr": 0.1})
+    last_result: dict[str, Any] = field(default_factory=dict)
+    RUNNING, ERROR = Trial.RUNNING, Trial.ERROR
 
     @property
     def path(self) -> str:
@@ -126,12 +132,14 @@ def test_time_stops_a_search_without_any_result() -> None:
     assert Stop().stop_all() and "budget of 100 s is spent" in str(seen.stopped)
 
 
-def test_who_listens_hears_the_best_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[tuple[int, int, float]] = []
+def test_who_listens_hears_how_trials_stand(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[tuple[int, int, list[Standing]]] = []
     monkeypatch.setattr(Monitor, "listener", staticmethod(lambda *args: told.append(args)))
-    seen, one = watch(), Told("a")
-    for value in (float("nan"), 0.4, 0.3):
-        seen.on_trial_result(0, [one], one, {"val_accuracy": value, "training_iteration": 1, "time_total_s": 1.0})
-    one.done = True
-    seen.on_trial_complete(0, [one], one)
-    assert told[0][2] != told[0][2] and told[1:] == [(0, 16, 0.4), (0, 16, 0.4), (1, 16, 0.4)]
+    seen, one, two = watch(), Told("a"), Told("b", status=Trial.PAUSED)
+    for trial, value, epochs in ((one, float("nan"), 1), (one, 0.4, 1), (one, 0.3, 2), (two, 0.5, 1)):
+        seen.on_trial_result(0, [one, two], trial, {"val_accuracy": value, "training_iteration": epochs, "time_total_s": 1.0})
+    one.done, one.last_result = True, {"ended": True}
+    seen.on_trial_complete(0, [one, two], one)
+    lr = {"train.lr": 0.1}
+    assert told[0] == (0, 16, []) and told[2] == (0, 16, [Standing("a", lr, 0.4, 2, "running")])
+    assert told[-1] == (1, 16, [Standing("b", lr, 0.5, 1, "waiting"), Standing("a", lr, 0.4, 2, "full")])
