@@ -3,8 +3,8 @@
 python -m benchmarks.curves OUT.csv [--configs 128] [--epochs 27] [--run-dir runs/curves]
 
 Every line is one configuration and its validation metrics after each epoch, trained by the project's own `train_rank`. Ray and
-the backbone are needed once, for the features of the 2,624 cells (60 % for training, 40 % for validation, stratified); then
-each head takes a second or two of one thread. Configurations are drawn from SPACE by a fixed seed.
+the backbone are needed once for each of SIDES, for the features of the 2,624 cells (60 % for training, 40 % for validation,
+stratified); then each head takes two to five seconds of one thread. Configurations are drawn by a fixed seed.
 
 The schedule is constant. A cosine over three epochs is another curve than the first three epochs of a cosine over 27, while
 a search that stops trials sees the beginning of long ones: with a constant rate one table holds the curves of every budget. The
@@ -36,11 +36,13 @@ from raypipe.train.trainer import prepare
 
 METRICS = ("val_accuracy", "val_loss")
 SEED = 7
+SIDES = (48, 64, 96, 128, 224)  # pixels: what an image search draws first, and what few of its trials draw well
 
 
 def space(rng: np.random.Generator) -> dict[str, Any]:
     """One draw: wide, as somebody would search who does not know the data."""
     return {
+        "model.side_px": int(rng.choice(SIDES)),
         "train.lr": float(f"{10 ** rng.uniform(-5, 0):.3g}"),
         "train.weight_decay": float(f"{10 ** rng.uniform(-5, 0.5):.3g}"),
         "train.batch_size": int(rng.choice([16, 32, 64, 128, 256])),
@@ -61,16 +63,18 @@ def job_in(folder: Path, epochs: int) -> TrainJob:
     )
 
 
-def features(job: TrainJob) -> Data:
-    """What the heads are trained on, in this process: the cluster that computed it has gone again."""
+def features(job: TrainJob) -> dict[int, Data]:
+    """By resolution: what the heads are trained on, in this process. The cluster that computed it has gone again."""
     source = {"kind": "elpv", "label_column": "label"}
     if not ImageTable.exists(job.table.uri):
         ingest(job.table, validate(IngestConfig, {"from": source, "splits": {"train": 0.6, "val": 0.4}, "stratify": True}))
     connect.connect(job.cluster)
-    data = prepare(job, pin(job.table, job.feed))
-    here = [_here(source) for source in (data.train, data.val)]
+    found = {}
+    for side_px in SIDES:
+        data = prepare(replace(job, {"model.side_px": side_px}), pin(job.table, job.feed))
+        found[side_px] = Data(data.classes, data.features, _here(data.train), _here(data.val))
     connect.close()
-    return Data(data.classes, data.features, *here)
+    return found
 
 
 def _here(source: Source) -> Source:
@@ -92,7 +96,8 @@ def main() -> None:
     job, rng = job_in(chosen.run_dir.absolute(), chosen.epochs), np.random.default_rng(SEED)
     data = features(job)
     with chosen.out.open("w", newline="", encoding="utf-8") as file:
-        split = f"{len(data.train.rows)} training, {len(data.val.rows)} validation cells"
+        any_side = data[SIDES[0]]
+        split = f"{len(any_side.train.rows)} training, {len(any_side.val.rows)} validation cells"
         file.write(f"# python -m benchmarks.curves --configs {chosen.configs} --epochs {chosen.epochs}, seed {SEED}: {split}\n")
         table, started = csv.writer(file), time.perf_counter()
         names = [f"{metric}@{epoch}" for metric in METRICS for epoch in range(1, chosen.epochs + 1)]
@@ -100,7 +105,7 @@ def main() -> None:
             drawn = space(rng)
             if number == 0:
                 table.writerow([*drawn, *names])
-            history = curve(replace(job, drawn), data)
+            history = curve(replace(job, drawn), data[drawn["model.side_px"]])
             table.writerow([*drawn.values(), *(f"{epoch[metric]:.4f}" for metric in METRICS for epoch in history)])
             file.flush()
             print(f"{number + 1}/{chosen.configs} {time.perf_counter() - started:.0f} s {drawn} {history[-1]}", flush=True)
