@@ -87,7 +87,7 @@ def parallel(search: Search) -> Chart | None:
         return None
     heights, span = metric
     if rows[-1][1] < rows[0][1]:  # the lowest is the best
-        heights = {value: 1 - at for value, at in heights.items()}
+        heights, span = {value: 1 - at for value, at in heights.items()}, " to ".join(reversed(span.split(" to ")))
     across = np.linspace(0, 100, len(drawn) + 1).tolist()
     lines = []
     for row, value in rows:
