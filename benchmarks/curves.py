@@ -21,18 +21,21 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-
 from raypipe.cluster import connect
-from raypipe.config import replace, validate
-from raypipe.feed.dataset import pin
-from raypipe.feed.feed import Source, fetch
-from raypipe.tables.ingest import IngestConfig, ingest
-from raypipe.tables.table import ImageTable
-from raypipe.train.job import TrainJob
-from raypipe.train.rank import Data, train_rank
-from raypipe.train.trainer import prepare
+
+connect.prepare_environment()  # before anything imports Ray, which reads its switches at import
+
+import numpy as np  # noqa: E402
+import torch  # noqa: E402
+
+from raypipe.config import replace, validate  # noqa: E402
+from raypipe.feed.dataset import pin  # noqa: E402
+from raypipe.feed.feed import Source, fetch  # noqa: E402
+from raypipe.tables.ingest import IngestConfig, ingest  # noqa: E402
+from raypipe.tables.table import ImageTable  # noqa: E402
+from raypipe.train.job import TrainJob  # noqa: E402
+from raypipe.train.rank import Data, train_rank  # noqa: E402
+from raypipe.train.trainer import prepare  # noqa: E402
 
 METRICS = ("val_accuracy", "val_loss")
 SEED = 7
