@@ -63,8 +63,8 @@ def measure() -> dict[str, Any]:
 
         asked = validate(SearchJob, job(folder, pictures.table(folder, IMAGES)))
         hook = {"worker_process_setup_hook": "benchmarks.trials.count_decoded"}
-        store = 300 * 2**20
-        ray.init(num_cpus=AT_ONCE, object_store_memory=store, runtime_env=hook, include_dashboard=False, log_to_driver=False)
+        size = {"num_cpus": AT_ONCE, "object_store_memory": 300 * 2**20}
+        ray.init("local", **size, runtime_env=hook, include_dashboard=False, log_to_driver=False)
         started = time.perf_counter()
         result = search(asked)
         wall_s = time.perf_counter() - started

@@ -11,10 +11,12 @@ import math
 import sys
 import threading
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor
+
+if TYPE_CHECKING:  # tasks that read and decode need no tensor, and start three seconds earlier without
+    from torch import Tensor
 
 FREE = 2  # references to a buffer that nobody uses: ours, and the argument of getrefcount
 STEP = 2**20  # sizes are rounded up to this, so that row groups of nearly the same size can follow each other
@@ -41,6 +43,8 @@ class Buffers:
 
     def tensor(self, shape: Sequence[int], pinned_memory: bool = False) -> Tensor:
         """uint8 of this shape. Pinned memory is left to torch, which also waits for copies under way to the device."""
+        import torch
+
         if pinned_memory:
             return torch.empty(tuple(shape), dtype=torch.uint8, pin_memory=True)
         return torch.from_numpy(self.take(math.prod(shape)).reshape(tuple(shape)))

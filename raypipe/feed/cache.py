@@ -15,18 +15,16 @@ import numpy as np
 import ray
 import torch
 
-from raypipe.errors import DataError
 from raypipe.feed.buffers import Buffers
-from raypipe.feed.carriers import Pixels, decode_many, note_bad
+from raypipe.feed.carriers import Pixels, note_bad
 from raypipe.feed.dataset import FeedConfig, Rows
-from raypipe.feed.groups import encoded
+from raypipe.feed.decoding import decode_group
 from raypipe.feed.order import Step
-from raypipe.tables.fragment import Fragment
 
 
 def decode_all(rows: Rows, side_px: int, cfg: FeedConfig, seed: int) -> tuple[Any, ...]:
     """Start decoding every row group, in the order of epoch 0: (pixels, replacements) references, in table order."""
-    task = ray.remote(_decode_group).options(num_cpus=1, num_returns=2, scheduling_strategy="SPREAD", max_retries=5)
+    task = ray.remote(decode_group).options(num_cpus=1, num_returns=2, scheduling_strategy="SPREAD", max_retries=5)
     bounds = np.concatenate(([0], np.cumsum(rows.sizes_F)))
     blocks: dict[int, Any] = {}
     for group in rows.order(cfg, 1, seed).epoch(0).groups():
@@ -37,28 +35,6 @@ def decode_all(rows: Rows, side_px: int, cfg: FeedConfig, seed: int) -> tuple[An
             rows.fragments[group], rows.column, rows.storage_options, rows.row_N[mine], digests, side_px
         )
     return tuple(blocks[group] for group in range(len(rows.sizes_F)))
-
-
-def _decode_group(
-    fragment: Fragment,
-    column: str,
-    storage_options: dict[str, str] | None,
-    row_n: np.ndarray,
-    digests: np.ndarray | None,
-    side_px: int,
-) -> tuple[np.ndarray, dict[int, tuple[int, str]]]:
-    """(pixels_nHWC, {position of a broken image: (position of the one in its place, reason)})."""
-    images = encoded(fragment, column, storage_options)
-    pixels = np.empty((len(row_n), side_px, side_px, 3), np.uint8)
-    broken = dict(decode_many([images[row] for row in row_n.tolist()], pixels) + images.broken(row_n, digests))
-    if len(broken) == len(row_n):
-        raise DataError("No image of a row group is readable", got=fragment.path, fix="raypipe clean")
-    replaced = {}
-    for i, reason in broken.items():
-        other = next(o for n in range(1, len(row_n)) if (o := (i + n) % len(row_n)) not in broken)
-        pixels[i] = pixels[other]
-        replaced[i] = (other, reason)
-    return pixels, replaced
 
 
 @dataclass

@@ -9,13 +9,12 @@ A batch is pixels_BHWC (uint8) and the samples it holds: those of the plan, exce
 
 from __future__ import annotations
 
-import itertools
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import ray
@@ -24,9 +23,10 @@ from torch import Tensor
 from raypipe.errors import DataError
 from raypipe.feed.buffers import Buffers
 from raypipe.feed.dataset import FeedConfig, Rows
-from raypipe.feed.groups import Broken, RowGroups
+from raypipe.feed.decoding import decode_bytes, decode_many, try_decode
+from raypipe.feed.encoded import Broken
+from raypipe.feed.groups import RowGroups
 from raypipe.feed.order import Step
-from raypipe.images.decode import BadImage, decode_into
 
 log = logging.getLogger("raypipe")
 CHUNK = 32  # images a decode task: 60 us of hand-over for 32 ms of work
@@ -106,20 +106,6 @@ def note_bad(rows: Rows, cfg: FeedConfig, replaced: dict[int, str], sample: int,
     replaced[sample] = reason
 
 
-def try_decode(encoded: memoryview | bytes, out_HWC: np.ndarray) -> str | None:
-    """Decode into one slot; why it could not be done, or None."""
-    try:
-        decode_into(encoded, out_HWC)
-    except BadImage as e:
-        return f"{e.reason}: {e.detail}"
-    return None
-
-
-def decode_many(encoded: Sequence[memoryview | bytes], out_BHWC: np.ndarray, first: int = 0) -> Broken:
-    tried = ((i, try_decode(e, out_BHWC[i])) for i, e in enumerate(encoded))
-    return [(first + i, reason) for i, reason in tried if reason is not None]
-
-
 class ThreadDecoder:
     """Threads of this process: decoding and resizing let go of the interpreter's lock."""
 
@@ -144,7 +130,7 @@ class TaskDecoder:
 
     def __init__(self, side_px: int, pinned_memory: bool) -> None:
         self._side, self._pinned, self._buffers = side_px, pinned_memory, Buffers()
-        self._decode = ray.remote(_decode_task).options(num_cpus=1, num_returns=2, scheduling_strategy="SPREAD", max_retries=5)
+        self._decode = ray.remote(decode_bytes).options(num_cpus=1, num_returns=2, scheduling_strategy="SPREAD", max_retries=5)
 
     def start(self, encoded: list[memoryview]) -> Callable[[], tuple[Tensor, Broken]]:
         ends = np.cumsum([0] + [len(e) for e in encoded])
@@ -161,9 +147,3 @@ class TaskDecoder:
 
     def close(self) -> None:
         """Tasks under way end by themselves."""
-
-
-def _decode_task(data: np.ndarray, ends: np.ndarray, side_px: int) -> tuple[Any, Broken]:
-    view = data.data
-    pixels = np.empty((len(ends) - 1, side_px, side_px, 3), np.uint8)
-    return pixels, decode_many([view[a:b] for a, b in itertools.pairwise(ends)], pixels)

@@ -280,7 +280,9 @@ def test_parallel_coordinates_show_what_was_tried_and_the_best_on_top(sign: int)
     assert len(spots[1]) == 3, "a field that was not set is left out of its line"
     assert spots[1][0] == ("0", "333"), "three decades of rates are logarithmic"
     assert "lr 0.0001 to 0.1; mode finetune, frozen" in drawing["note"]
-    assert f"val_accuracy {sign * 0.6:.3g} to {sign * 0.8:.3g}" in drawing["note"], "the best is on top, which may be the lowest"
+    assert f"val_accuracy {sign * 0.6:.3g} to {sign * 0.8:.3g}" in drawing["note"], (
+        "the best is on top, which may be the lowest"
+    )
     assert charts.parallel(Search("loss", (Trial(1, "a", {"train.lr": 0.1}, 0.5, 1),))) is None
 
 
