@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import replace as with_
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -17,7 +16,7 @@ from raypipe.config import replace
 from raypipe.errors import ConfigError, RaypipeError
 from raypipe.feed.dataset import pin
 from raypipe.search import tuner
-from raypipe.search.leaderboard import SearchResult
+from raypipe.search.leaderboard import SearchResult, Standing
 from raypipe.search.settings import SearchJob
 from raypipe.search.tuner import search
 from raypipe.train import checkpoint, trainer
@@ -89,7 +88,7 @@ def test_running_again_adds_no_trials_and_returns_the_same(searched: Searched, m
         patched.setattr(tuner, "_run", lambda *args: pytest.fail("searched again"))
         assert same(search(job)) == same(result)
     (job.run.path / "search" / result.key / "result.json").unlink()  # as if killed after the last trial: Tune restores
-    assert same(search(job, lambda done, total, best: told.append((done, total)))) == same(result)
+    assert same(search(job, lambda done, total, standings: told.append((done, total)))) == same(result)
     assert run_dirs(job) == before and len(before) == 4
 
 
@@ -123,13 +122,15 @@ def test_a_trial_that_diverges_loses(searches: Searches, tmp_path: Path) -> None
 
 @pytest.mark.usefixtures("ray_session")
 def test_progress_counts_trials_to_the_end(searches: Searches, tmp_path: Path) -> None:
-    told: list[tuple[int, int, Any]] = []
+    told: list[tuple[int, int, list[Standing]]] = []
     search(
         searches(tmp_path, **{"search.scheduler": "none", "train.epochs": 1}),
-        lambda done, total, best: told.append((done, total, best)),
+        lambda done, total, standings: told.append((done, total, standings)),
     )
     assert told[-1][0] == told[-1][1] == 4 and all(a[0] <= b[0] for a, b in pairwise(told))
-    assert 0 < told[-1][2] < 1
+    bests = [standing.best for standing in told[-1][2]]
+    assert len(bests) == 4 and 0 < bests[0] < 1 and bests == sorted(bests)
+    assert {standing.state for standing in told[-1][2]} == {"full"}
 
 
 @pytest.mark.usefixtures("ray_session")
