@@ -17,8 +17,9 @@ from benchmarks import halving, trials
 
 
 def curves() -> dict[str, Any]:
-    """Two workers, 20 orders, val_accuracy."""
-    return halving.ratios(halving.compare(halving.Table.read(halving.CURVES, "val_accuracy")))
+    """Two workers, 20 orders, val_accuracy; ASHA on val_loss, too."""
+    accuracy, loss = (halving.compare(halving.Table.read(halving.CURVES, f"val_{name}")) for name in ("accuracy", "loss"))
+    return halving.ratios(accuracy) | {"asha_vs_random_by_loss": halving.ratios(loss)["asha_vs_random"]}
 
 
 PARTS: list[Callable[[], dict[str, Any]]] = [curves, trials.measure]

@@ -10,7 +10,7 @@ import itertools
 import json
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -75,6 +75,18 @@ def prepare(pinned: Pinned, splits: Sequence[str], side_px: int, cfg: FeedConfig
         shared = ray.put(r) if ray.is_initialized() else r
         sources[split] = Source(carrier, shared, side_px, cfg, blocks, decoded=len(r) if blocks else 0)
     return sources
+
+
+def await_decoded(sources: Iterable[Source]) -> None:
+    """Wait until what the cache is to hold is decoded. Who takes all CPUs of a cluster before that, and then waits for images,
+    waits for ever: the tasks that decode them need a CPU. One that failed raises where its images are read."""
+    waiting, images = [pixels for s in sources for pixels, _ in s.blocks], sum(s.decoded for s in sources)
+    for turn in itertools.count():
+        if not waiting:
+            return
+        _, waiting = ray.wait(waiting, num_returns=len(waiting), timeout=1.0, fetch_local=False)
+        if turn == 0 and waiting:
+            log.info("Decoding %d images, once for all trials", images)
 
 
 def choose(cfg: FeedConfig, decoded_mb: float) -> str:

@@ -27,8 +27,8 @@ class Slots:
     concurrent: int
 
 
-def slots(job: SearchJob, resources: Mapping[str, float], trials: int, decoding: bool = False) -> Slots:
-    """`trials`: in all. `decoding`: images are still being decoded, by tasks that need a CPU.
+def slots(job: SearchJob, resources: Mapping[str, float], trials: int) -> Slots:
+    """`trials`: in all.
 
     A population (PBT) is alive as a whole, so all its trials are started. Those of one worker Tune pauses in turn where they do
     not fit; groups have to fit all at once, because to start one again takes 20 s. Raises ClusterError when they do not.
@@ -45,7 +45,7 @@ def slots(job: SearchJob, resources: Mapping[str, float], trials: int, decoding:
             rule="NCCL wants a GPU for each rank",
             fix="Set train.workers=1, or remove search.gpus_per_trial",
         )
-    workers, gpus, cpus = job.train.most_workers, resources.get("GPU", 0), resources.get("CPU", 0) - decoding
+    workers, gpus, cpus = job.train.most_workers, resources.get("GPU", 0), resources.get("CPU", 0)
     fits = int(gpus // workers if gpu else cpus / (workers + WAITS))
     if not gpu or gpus >= job.train.fewest_workers:  # one alone takes smaller shares, or grows less
         fits = max(1, fits)

@@ -19,6 +19,7 @@ from ray import tune
 from raypipe.config import key_of, replace, save
 from raypipe.errors import ConfigError, RaypipeError
 from raypipe.feed.dataset import pin
+from raypipe.feed.feed import Source, await_decoded
 from raypipe.search import bayes, defaults, leaderboard, pbt, places, soup
 from raypipe.search import space as spaces
 from raypipe.search.draw import Changes, Space
@@ -105,7 +106,13 @@ def _data(job: TrainJob, pinned: Any, trials: Iterable[Changes]) -> dict[str, Da
         one = replace(job, {**changes, "feed.carrier": "cache"})  # a stream per trial would decode the table once per trial
         if data_key(one) not in data:
             data[data_key(one)] = prepare(one, pinned)
+    await_decoded(_sources(data))
     return data
+
+
+def _sources(data: dict[str, Data]) -> list[Source]:
+    """Each once: a split may be both training and validation."""
+    return list({id(s): s for d in data.values() for s in (d.train, d.val)}.values())
 
 
 def _cook(job: SearchJob, trials: list[Trial], data: dict[str, Data], folder: Path) -> None:
@@ -119,8 +126,8 @@ def _cook(job: SearchJob, trials: list[Trial], data: dict[str, Data], folder: Pa
 
 
 def _decoded(data: dict[str, Data]) -> int:
-    """Images decoded for all trials together; a split may be both training and validation."""
-    return sum(source.decoded for source in {id(s): s for d in data.values() for s in (d.train, d.val)}.values())
+    """Images decoded for all trials together."""
+    return sum(source.decoded for source in _sources(data))
 
 
 def _run(
@@ -133,8 +140,7 @@ def _run(
     progress: Listener,
 ) -> tuple[list[Trial], str | None]:
     cfg, rule = job.search, job.train.stopping
-    decoding = any(d.train.carrier in ("cache", "offload") for d in data.values())
-    room = slots(job, ray.cluster_resources(), total, decoding)
+    room = slots(job, ray.cluster_resources(), total)
     given = {
         "job": job.model_dump(mode="json", include=set(TrainJob.model_fields)),
         "data": data,

@@ -8,19 +8,23 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+import ray
 import torch
+from ray import tune
 from ray.util import placement_group_table
 from torch.nn.functional import cross_entropy
 
 from raypipe.config import replace
 from raypipe.errors import ConfigError, RaypipeError
-from raypipe.feed.dataset import pin
+from raypipe.feed.dataset import Pinned, pin
+from raypipe.feed.feed import Source
 from raypipe.search import tuner
 from raypipe.search.leaderboard import SearchResult, Standing
 from raypipe.search.settings import SearchJob
 from raypipe.search.tuner import search
 from raypipe.train import checkpoint, trainer
 from raypipe.train.job import TrainJob
+from raypipe.train.rank import Data
 
 from ..pixels import decoded
 
@@ -148,3 +152,30 @@ def test_images_are_decoded_once_for_all_trials(searched: Searched) -> None:
     job, result = searched
     used = sum(pin(job.table, job.feed).counts[split] for split in ("train", "val"))
     assert result.decoded == used and len(result.trials) == 4
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_trials_start_when_their_images_are_decoded(
+    searches: Searches, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Trials take every CPU, and a task that decodes needs one: with several resolutions a search once waited for ever."""
+    ready: list[bool] = []
+
+    def fit(self: tune.Tuner) -> None:
+        blocks = [pixels for source in prepared for pixels, _ in source.blocks]
+        ready.append(bool(blocks) and len(ray.wait(blocks, num_returns=len(blocks), timeout=0)[0]) == len(blocks))
+        raise KeyboardInterrupt
+
+    prepared: list[Source] = []
+    plain = tuner.prepare
+
+    def noted(job: TrainJob, pinned: Pinned) -> Data:
+        data = plain(job, pinned)
+        prepared.extend((data.train, data.val))
+        return data
+
+    monkeypatch.setattr(tuner, "prepare", noted)
+    monkeypatch.setattr(tune.Tuner, "fit", fit)
+    with pytest.raises(KeyboardInterrupt):
+        search(searches(tmp_path, **{"search.samples": 1, "search.space": {"model.side_px": "grid(32, 48, 64, 96)"}}))
+    assert ready == [True] and len({source.side_px for source in prepared}) == 4
