@@ -191,7 +191,8 @@ class Searching:
 
     def __call__(self, done: int, total: int, standings: Sequence[Standing]) -> None:
         now = time.monotonic()
-        ended = f"Searching: {done} of {total} trials ended, {_duration(now - self._started)}"
+        begun = max(done, len(standings))  # one that failed at once has nothing to show
+        ended = f"Searching: {begun} of {total} trials begun, {done} ended, {_duration(now - self._started)}"
         if self._live is not None:
             self._live.update(Group(ended, _leaderboard(self._metric, standings)))
             return

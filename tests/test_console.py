@@ -79,7 +79,7 @@ def search_shown(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def test_a_terminal_shows_how_trials_stand(monkeypatch: pytest.MonkeyPatch) -> None:
     out = search_shown(True, monkeypatch)
-    assert "Searching: 2 of 16 trials ended, 60 s" in out
+    assert "Searching: 2 of 16 trials begun, 2 ended, 60 s" in out
     assert re.search(r"1\s+0.91\s+9\s+running\s+0.01", out) and re.search(r"2\s+0.8\s+3\s+stopped", out)
 
 
@@ -87,4 +87,4 @@ def test_elsewhere_a_new_best_is_a_line(monkeypatch: pytest.MonkeyPatch) -> None
     first, second, third = search_shown(False, monkeypatch).splitlines()
     assert first.endswith("best so far val_accuracy 0.8000, trial-001-a after 3 epochs: –")
     assert second.endswith("best so far val_accuracy 0.9100, trial-002-b after 9 epochs: train.lr 0.01")
-    assert third.endswith("Searching: 1 of 16 trials ended, 40 s")
+    assert third.endswith("Searching: 2 of 16 trials begun, 1 ended, 40 s")
