@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 PLAIN_EVERY_S = 5.0
 ENDED_EVERY_S = 30.0
 PACE_AFTER_S = 2.0  # before, what is left would be a guess
+MOST_COLUMNS = 6  # of a leaderboard; more fields are one column of text
 LOG_WIDTH = 140  # columns, where there is no terminal to ask
 
 
@@ -217,12 +218,17 @@ def plain_value(value: Any) -> Any:
 
 def _leaderboard(metric: str, standings: Sequence[Standing], top: int = 8) -> Table:
     fields = list(dict.fromkeys(field for s in standings[:top] for field in s.changes))  # not every trial draws every one
-    rows = [
-        [i, "–" if math.isnan(s.best) else s.best, s.epochs, s.state, *[s.changes.get(f, "") for f in fields]]
-        for i, s in enumerate(standings[:top], 1)
-    ]
+    short = {field: field.rpartition(".")[2] for field in fields}
+    rows: list[list[Any]] = []
+    for i, s in enumerate(standings[:top], 1):
+        rows.append([i, "–" if math.isnan(s.best) else s.best, s.epochs, s.state])
+        if len(fields) > MOST_COLUMNS:
+            rows[-1].append({short[field]: value for field, value in s.changes.items()})
+        else:
+            rows[-1] += [s.changes.get(field, "") for field in fields]
     more = f", best {top} of {len(standings)}" if len(standings) > top else ""
-    return _table(f"Leaderboard{more}", ["#", metric, "epochs", "", *[f.rpartition(".")[2] for f in fields]], rows)
+    named = ["values"] if len(fields) > MOST_COLUMNS else list(short.values())
+    return _table(f"Leaderboard{more}", ["#", metric, "epochs", "", *named], rows)
 
 
 def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Table:

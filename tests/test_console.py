@@ -88,3 +88,10 @@ def test_elsewhere_a_new_best_is_a_line(monkeypatch: pytest.MonkeyPatch) -> None
     assert first.endswith("best so far val_accuracy 0.8000, trial-001-a after 3 epochs: –")
     assert second.endswith("best so far val_accuracy 0.9100, trial-002-b after 9 epochs: train.lr 0.01")
     assert third.endswith("Searching: 2 of 16 trials begun, 1 ended, 40 s")
+
+
+def test_many_fields_are_one_column(capsys: pytest.CaptureFixture[str]) -> None:
+    changes = {f"train.field{i}": i for i in range(9)}
+    Console().leaderboard("val_loss", [Standing("trial-001-a", changes, 0.5, 3, "full")])
+    out = capsys.readouterr().out
+    assert "values" in out and "field0 0, field1 1," in out

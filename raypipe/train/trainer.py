@@ -135,7 +135,9 @@ def test(job: TrainJob, result: TrainResult, folder: Path) -> dict[str, float]:
         metrics: dict[str, float] = {}
         if pinned.counts[job.feed.test]:
             found, labels_N = _predicted(job, assemble(job, result), pinned, job.feed.test)
-            metrics = judge(pinned.task, torch.from_numpy(found.scores_NC), torch.from_numpy(labels_N))
+            metrics = judge(
+                pinned.task, torch.from_numpy(found.scores_NC), torch.tensor(labels_N)
+            )  # labels are read-only in the store
         kept.write_text(json.dumps({name.replace("val_", "test_"): value for name, value in metrics.items()}))
     return dict(json.loads(kept.read_text()))
 
