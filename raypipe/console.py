@@ -183,7 +183,7 @@ class Training:
 
 class Searching:
     """What people see of a search: on a terminal the best trials as they stand; elsewhere a line for every new best, and now
-    and then how many trials have ended."""
+    and then how many trials have begun and ended."""
 
     def __init__(self, console: Console, metric: str, live: Live | None = None) -> None:
         self._console, self._metric, self._live = console, metric, live

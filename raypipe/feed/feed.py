@@ -86,7 +86,7 @@ def await_decoded(sources: Iterable[Source]) -> None:
             return
         _, waiting = ray.wait(waiting, num_returns=len(waiting), timeout=1.0, fetch_local=False)
         if turn == 0 and waiting:
-            log.info("Decoding %d images, once for all trials", images)
+            log.info("Decoding %d images", images)
 
 
 def choose(cfg: FeedConfig, decoded_mb: float) -> str:
