@@ -2,50 +2,52 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
-import time
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from raypipe.train import checkpoint
-from raypipe.train.notice import Notice, on_sigterm
+from raypipe.train import notice as notices
+from raypipe.train.notice import on_sigterm
 from raypipe.train.rank import train_rank
 
 from .test_loop import Recorder, job, pixels
 
-STEP_S = 0.02
+STEP_S = 0.01
 
 
 def ranks(rank: int, folder: Path) -> None:
-    """Rank 1 is told after half a second; each rank notes in which step it heard, and how often it was asked."""
-    dist.init_process_group("gloo", f"file://{folder}/meeting", rank=rank, world_size=2, timeout=timedelta(seconds=30))
-    asked: list[int] = []
-    started = time.monotonic()
+    """Rank 1, whose steps take twice as long, is told after half a second of its clock; each notes when it heard and asked."""
+    dist.init_process_group("gloo", f"file://{folder}/meeting", rank=rank, world_size=2, timeout=timedelta(seconds=60))
+    step, asked = 0, list[int]()
+    clock = SimpleNamespace(perf_counter=lambda: step * STEP_S * (1 + rank))
 
     def told() -> bool:
-        asked.append(0)
-        return rank == 1 and time.monotonic() - started > 0.5
+        asked.append(step)
+        return rank == 1 and clock.perf_counter() > 0.5
 
-    notice = Notice(told, torch.device("cpu"), 2, every_s=0.1)
-    step = 0
+    notices.time = clock  # type: ignore[assignment]
+    notice = notices.Notice(told, torch.device("cpu"), 2, every_s=0.1)
     while not notice():
         step += 1
-        time.sleep(STEP_S * (1 + rank))  # one of them is slower
     assert notice()
-    (folder / f"rank-{rank}").write_text(f"{step} {len(asked)} {time.monotonic() - started}")
+    (folder / f"rank-{rank}.json").write_text(json.dumps([step, asked]))
     dist.destroy_process_group()
 
 
 def test_all_ranks_hear_in_the_same_step(tmp_path: Path) -> None:
     mp.spawn(ranks, (tmp_path,), nprocs=2)
-    (step, asked, seconds), other = ((float(v) for v in (tmp_path / f"rank-{r}").read_text().split()) for r in (0, 1))
-    assert next(iter(other)) == step and seconds > 0.5
-    assert asked < 0.6 * step, "it asks about every 0.1 s, not after each step of 0.04 s"
+    (step, asked), other = (json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in (0, 1))
+    assert [step, asked] == other
+    assert 26 <= step <= 31, "told after its 25th step of 0.02 s, and asked again within 0.1 s"
+    assert len(asked) < step / 3, "asked about every 0.1 s of the slower rank, not after each step"
 
 
 def test_a_run_that_is_told_saves_its_step_and_goes_on_bit_for_bit(tmp_path: Path) -> None:
