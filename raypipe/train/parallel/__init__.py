@@ -20,10 +20,11 @@ from torch import nn
 from raypipe.errors import ConfigError
 from raypipe.models.allocator import keep_memory
 from raypipe.train.meter import Meter
+from raypipe.train.parallel.depthwise import quicken
 from raypipe.train.parallel.engine import Criterion, Engine, ranks
 from raypipe.train.parallel.memory import ADAMW, Choice, choose
 from raypipe.train.parallel.norms import synchronise
-from raypipe.train.parallel.precision import compute_dtype, keep_depthwise_float32
+from raypipe.train.parallel.precision import compute_dtype
 from raypipe.train.parallel.settings import ParallelConfig
 from raypipe.train.parallel.snapshot import Snapshot
 
@@ -42,7 +43,7 @@ def build(model: nn.Module, cfg: ParallelConfig, meter: Meter | None = None) -> 
     meter = meter or Meter()
     meter.on(device, dtype, world)
     if device.type == "cpu" and dtype is not torch.float32:
-        keep_depthwise_float32(model)
+        quicken(model)
     if cfg.sync_bn:
         model = synchronise(model, device, world)
     if cfg.strategy == "auto":
