@@ -16,7 +16,7 @@ from raypipe.job import Job
 from raypipe.registry import promote, tracking
 from raypipe.registry.promote import ModelVersion
 from raypipe.registry.tracking import Store
-from raypipe.search import tuner
+from raypipe.search import refit, tuner
 from raypipe.search.leaderboard import SearchResult, standings
 from raypipe.serve import batch
 from raypipe.tables import clean as cleaning
@@ -118,6 +118,7 @@ def tune(job: Job, console: Console) -> Result:
     ended: dict[str, Any] = {"test": tested} if tested else {}
     ended |= {"stopped": result.stopped} if result.stopped else {}
     ended |= {"mean of weights": f"of {len(result.members)} trials: {', '.join(result.members)}"} if result.members else {}
+    ended |= {"trained again": f"on {result.job.feed.train}, {len(result.best.history)} epochs"} if result.refitted else {}
     ended["images decoded"] = f"{result.decoded}, for {len(result.trials)} trials together"
     ended["epochs"] = f"{result.epochs} of the {result.full_epochs} that all trials would take to their ends"
     page, best = search_page.write(result, version, store), best_config(result)
@@ -130,6 +131,7 @@ def tune(job: Job, console: Console) -> Result:
         "metrics": result.best.metrics,
         "test": tested,
         "soup": list(result.members),
+        "refitted": result.refitted,
         "epochs": {"run": result.epochs, "full": result.full_epochs},
         "report": str(page),
         "best_config": str(best),
@@ -146,8 +148,20 @@ def search_and_register(job: Job, console: Console) -> tuple[SearchResult, Model
     store = tracking.open_store(job.run, job.registry)
     with console.searching(job.train.stopping.metric) as told:
         result = tuner.search(job, told)
+    if job.search.refit is not None:
+        result = _refitted(job, result, console)
     children = [(t.name, t.changes, t.history) for t in result.trials]
     return result, publish(store, result.job, result.best, "search", children), store
+
+
+def _refitted(job: Job, found: SearchResult, console: Console) -> SearchResult:
+    again = refit.job_of(job, found)
+    console.say(
+        f"Training {found.trials[0].name} once more, on {again.feed.train} at {again.model.pixels} px: "
+        f"what {again.feed.val} says is no test now"
+    )
+    with console.training(again.train.epochs, again.train.stopping.metric) as told:
+        return refit.refit(again, found, told.epoch, told.step)
 
 
 def best_config(result: SearchResult) -> Path:
@@ -304,8 +318,8 @@ def _outcome(metrics: Mapping[str, float], version: ModelVersion, champion: Mode
     is_champion = (
         " (champion)" if version.version == champion.version else f"; champion stays {champion}: raypipe retrain compares them"
     )
-    return {
-        "validation": {k: v for k, v in metrics.items() if k.startswith("val_")},
+    judged = {k: v for k, v in metrics.items() if k.startswith("val_")}
+    return ({"validation": judged} if judged else {}) | {
         "model": f"{version}{is_champion}",
         "mlflow": store.uri,
     }

@@ -20,7 +20,7 @@ from raypipe.tables.table import ImageTable, TableConfig, TableVersion
 
 
 class FeedConfig(Section):
-    """How rows become batches. `train`, `val` and `test` name the split column's values.
+    """How rows become batches. `train`, `val` and `test` name the split column's values; train+val names two.
 
     carrier: `threads` decode in the worker, `offload` on other CPUs of the cluster, `cache` once per node into `cache_mb` of
     memory; `auto` takes the cache where it fits. shards * window row groups are shuffled at a time; a world size that divides
@@ -61,7 +61,7 @@ class Pinned:
         return self.task.classes
 
     def rows_of(self, split: str) -> scan.Where:
-        return {**self.where, self.table.columns.split: split}
+        return {**self.where, self.table.columns.split: parts(split)}
 
 
 @dataclass(frozen=True)
@@ -89,6 +89,11 @@ class Rows:
     def order(self, cfg: FeedConfig, batch_size: int, seed: int) -> Order:
         weights = balanced_weights(self.labels_N) if cfg.sampling == "balanced" else self.weights_N
         return Order(self.sizes_F, batch_size, seed, cfg.shards, cfg.window, cfg.drop_last, weights)
+
+
+def parts(split: str) -> list[str]:
+    """The values that a split's name stands for: train+val are two."""
+    return list(dict.fromkeys(split.split("+")))
 
 
 def pin(cfg: TableConfig, feed: FeedConfig, classes: tuple[str, ...] | None = None, kind: Kind = "single_label") -> Pinned:
@@ -123,7 +128,7 @@ def pin(cfg: TableConfig, feed: FeedConfig, classes: tuple[str, ...] | None = No
         task.encode(labels)
     counts: dict[str, int] = {}
     for split in dict.fromkeys((feed.train, feed.val, feed.test)):
-        counts[split] = pc.sum(pc.equal(labelled[c.split], split)).as_py() or 0
+        counts[split] = sum(pc.sum(pc.equal(labelled[c.split], part)).as_py() or 0 for part in parts(split))
         if counts[split] == 0 and split != feed.test:
             have = sorted({s for s in labelled[c.split].to_pylist() if s is not None})
             raise DataError(

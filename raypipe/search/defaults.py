@@ -3,7 +3,8 @@
 Backbone, transfer mode, resolution, batch size, rate, weight decay, schedule, augmentation and how much of the backbone stays
 frozen; what depends on another field is drawn only with it. Fields that the job sets are left as they are set. Only backbones
 that are installed with their weights or need none take part: no hub is asked. A backbone from scratch seldom wins against
-ImageNet weights, so it is drawn in one trial of seven.
+ImageNet weights, so it is drawn in one trial of seven. The first trial is no draw but START, values that did well on other
+tables, as far as the space has them: a search of few trials is at least as good as they are.
 
 Without a GPU, fine-tuning is light (96 or 128 px, the lower blocks frozen), and left out where a trial's epochs would see more
 than MOST_PASSES images: at the 50 to 100 images/s of two cores that takes some ten minutes.
@@ -12,6 +13,7 @@ than MOST_PASSES images: at the 50 to 100 images/s of two cores that takes some 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from raypipe.config import replace
 from raypipe.search.settings import SearchJob
@@ -19,14 +21,38 @@ from raypipe.train.job import TrainJob
 
 MOST_PASSES = 50_000
 SCRATCH = "small_cnn"
+START: dict[str, Any] = {
+    "model.mode": "finetune",
+    "train.weight_decay": 0.02,
+    "train.batch_size": 32,
+    "train.schedule": "one_cycle",
+    "train.label_smoothing": 0.1,
+    "model.dropout": 0.2,
+    "model.frozen_blocks": 3,
+    "model.norm_momentum": 0.1,
+    "train.layer_decay": 0.9,
+    "augment.flip_horizontal": True,
+    "augment.flip_vertical": False,
+    "augment.crop_area": 0.9,
+    "augment.policy": "none",
+}
 RATE = {"train.lr": "loguniform(1e-4, 3e-2)"}
 
 
 def settle(job: SearchJob, counts: Mapping[str, int], gpu: bool) -> SearchJob:
-    """The job with a space. `counts`: labelled images of each split."""
+    """The job with a space and a start. `counts`: labelled images of each split."""
     if job.search.space is not None:
         return job
-    return replace(job, {"search.space": space(job, sum(counts.values()), gpu)})
+    drawn = space(job, sum(counts.values()), gpu)
+    return replace(job, {"search.space": drawn, "search.start": start(job, drawn) | (job.search.start or {})})
+
+
+def start(job: TrainJob, drawn: Mapping[str, str]) -> dict[str, Any]:
+    """The first trial's values, of the fields that are drawn."""
+    tuned = job.model.mode if "model.mode" not in drawn else START["model.mode"]
+    values = START | {"model.name": job.model.name, "train.lr": 1e-3 if tuned == "finetune" else 3e-3}
+    sides = [px for px in (128, 224) if f"{px}" in drawn.get("model.side_px", "")]
+    return {name: value for name, value in (values | {"model.side_px": max(sides, default=None)}).items() if name in drawn}
 
 
 def space(job: TrainJob, images: int, gpu: bool) -> dict[str, str]:

@@ -65,6 +65,19 @@ class Space:
                 changes[field.name] = suggest(branch.key, branch.sampler)
         return changes
 
+    def keyed(self, wanted: Mapping[str, Any]) -> Changes:
+        """By branch, what must be suggested for a trial of these values, as far as the space has them."""
+        found: Changes = {}
+
+        def suggest(key: str, how: Sampler) -> Any:
+            value = wanted.get(key.partition("#")[0])
+            if how.code(value) is not None:
+                found[key] = value
+            return value
+
+        self.draw(suggest)
+        return found
+
     def known(self, changes: Mapping[str, Any]) -> Callable[[str], Any]:
         """A field's value in a trial: as it was drawn, else as the job has it."""
 

@@ -50,8 +50,9 @@ class Standing:
 @dataclass(frozen=True)
 class SearchResult:
     """Trials from best to worst, the best one's job and its training result. `stopped`: why it ended before its last trial.
-    `decoded` images were decoded for all trials together. `members`: the trials whose weights the best model is the mean of,
-    where it is one."""
+    `decoded` images were decoded for all trials together, `full_epochs` is what all trials would have taken to their ends.
+    `members`: the trials whose weights the best model is the mean of, where it is one. After a refit, `job` and `best` are the
+    refit's, `refitted` says so, and of metrics there is nothing that validation said, for it was trained on."""
 
     key: str
     job: TrainJob
@@ -61,7 +62,9 @@ class SearchResult:
     seconds: float
     stopped: str | None = None
     decoded: int = 0
+    full_epochs: int = 0
     members: tuple[str, ...] = ()
+    refitted: bool = False
 
     @property
     def folder(self) -> Path:
@@ -71,11 +74,6 @@ class SearchResult:
     def epochs(self) -> int:
         """Run by all trials together."""
         return sum(t.epochs for t in self.trials)
-
-    @property
-    def full_epochs(self) -> int:
-        """What all trials would have taken to their ends."""
-        return self.job.train.epochs * len(self.trials)
 
 
 def standings(trials: Iterable[Trial]) -> list[Standing]:

@@ -21,15 +21,17 @@ from raypipe.train.stopping import improved
 
 
 def plan(job: SearchJob, space: Space, earlier: list[Earlier]) -> list[Changes]:
-    """Every trial of a random search. A grid is run whole `samples` times; the best earlier trial is the first one's start.
+    """Every trial of a random search. A grid is run whole `samples` times; the first one's start is the best earlier trial, or
+    search.start.
 
     Raises ConfigError when the job refuses what the space draws.
     """
     cells, seed, total = space.cells, job.run.seed, job.search.samples * len(space.cells)
     trials = [space.trial(seed, i, cells[i % len(cells)]) for i in range(total)]
-    if earlier:
+    start = earlier[0].keyed if earlier else space.keyed(job.search.start or {})
+    if start:
         with suppress(ConfigError):  # the job may refuse what another's trial was
-            trials[0] = space.trial(seed, 0, earlier[0].keyed | cells[0])
+            trials[0] = space.trial(seed, 0, start | cells[0])
     return trials
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from raypipe.config import Section
 from raypipe.train.job import TrainJob
@@ -33,7 +33,10 @@ class SearchConfig(Section):
     `pauses: false` stops trials instead, where they take long to start again. hyperband (which draws all trials at the start),
     median: Ray Tune's. pbt, pb2: trials of a population take over each other's weights (pbt.py). none: every trial runs to its
     end. gpus_per_trial: of a trial of one worker, where the cluster has GPUs; several take one each. soup: register the mean of
-    the weights of up to so many of the best trials, where validation says that it is better than the best (soup.py).
+    the weights of up to so many of the best trials, where validation says that it is better than the best (soup.py). start:
+    fields and values of the first trial, as far as the space has them; the rest is drawn. refit: train the best trial's job
+    once more, on training and validation images, and register that; {} as it was, {model.side_px: 224, train.epochs: 20}
+    larger and longer than trials could afford (refit.py).
     """
 
     samples: int = Field(default=16, ge=1)
@@ -47,6 +50,8 @@ class SearchConfig(Section):
     concurrent: int | None = Field(default=None, ge=1)
     gpus_per_trial: float = Field(default=1.0, gt=0)
     soup: int = Field(default=1, ge=1)
+    start: dict[str, Any] | None = None
+    refit: dict[str, Any] | None = None
     stopping: SearchStoppingConfig = SearchStoppingConfig()
     pbt: PbtConfig = PbtConfig()
 
@@ -59,14 +64,26 @@ class SearchConfig(Section):
     @classmethod
     def _dotted(cls, space: Any) -> Any:
         """Nested names become dotted ones: `search.space.train.lr=…` on the command line is one. null takes a field out."""
-        return dict(_leaves(space)) if isinstance(space, dict) else space
+        return {k: v for k, v in _leaves(space) if v is not None} if isinstance(space, dict) else space
+
+    @field_validator("start", "refit", mode="before")
+    @classmethod
+    def _dotted_too(cls, changes: Any) -> Any:
+        """null is a value here."""
+        return dict(_leaves(changes)) if isinstance(changes, dict) else changes
+
+    @model_validator(mode="after")
+    def _one_model(self) -> SearchConfig:
+        if self.refit is not None and self.soup > 1:
+            raise ValueError("search.soup and search.refit each make the model that is registered. Leave one out")
+        return self
 
 
 def _leaves(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for name, value in tree.items():
         if isinstance(value, dict):
             yield from _leaves(value, f"{prefix}{name}.")
-        elif value is not None:
+        else:
             yield f"{prefix}{name}", value
 
 

@@ -20,7 +20,7 @@ from raypipe.config import key_of, replace, save
 from raypipe.errors import ConfigError, RaypipeError
 from raypipe.feed.dataset import pin
 from raypipe.feed.feed import Source, await_decoded
-from raypipe.search import bayes, defaults, leaderboard, pbt, places, soup
+from raypipe.search import bayes, defaults, leaderboard, pbt, places, refit, soup
 from raypipe.search import space as spaces
 from raypipe.search.draw import Changes, Space
 from raypipe.search.group import GroupTrial
@@ -56,6 +56,7 @@ def check(job: SearchJob, counts: Mapping[str, int] | None = None) -> tuple[Sear
             )
     if job.search.populated:
         pbt.check(job, space)
+    refit.check(job)
     slots(job, ray.cluster_resources(), job.search.samples * len(space.cells))
     return job, space
 
@@ -95,6 +96,7 @@ def search(job: SearchJob, progress: Listener = lambda done, total, standings: N
         time.perf_counter() - started,
         stopped,
         decoded,
+        job.train.epochs * len(ranked),
         mixed.members if mixed else (),
     )
 

@@ -18,7 +18,6 @@ import yaml
 
 from raypipe.search import leaderboard
 from raypipe.search.draw import Changes, Space
-from raypipe.search.samplers import Sampler
 from raypipe.search.settings import SearchJob
 from raypipe.tables.table import resolve
 
@@ -62,22 +61,8 @@ def _of(other: Path, job: SearchJob, space: Space) -> Iterator[Earlier]:
         return
     for trial in trials if same else ():
         if trial.metric == trial.metric:
-            yield Earlier(_inside(trial.changes, before, space), trial.metric)
-
-
-def _inside(changes: Changes, before: dict[str, Any], space: Space) -> Changes:
-    """What the present space would have had to suggest for that trial, as far as it could."""
-    keyed: Changes = {}
-
-    def suggest(key: str, how: Sampler) -> Any:
-        name = key.partition("#")[0]
-        value = changes[name] if name in changes else _at(before, name)
-        if how.code(value) is not None:
-            keyed[key] = value
-        return value
-
-    space.draw(suggest)
-    return keyed
+            values = {field.name: _at(before, field.name) for field in space.fields} | trial.changes
+            yield Earlier(space.keyed(values), trial.metric)
 
 
 def _at(tree: Any, name: str) -> Any:

@@ -21,7 +21,7 @@ from raypipe.cluster.connect import connect
 from raypipe.config import save
 from raypipe.errors import RaypipeError
 from raypipe.feed import feed as feeds
-from raypipe.feed.dataset import Pinned, pin
+from raypipe.feed.dataset import Pinned, parts, pin
 from raypipe.feed.features import feature_sources
 from raypipe.feed.feed import Feed, Source, fetch
 from raypipe.models.zoo import ImageModel
@@ -122,8 +122,12 @@ def assemble(job: TrainJob, result: TrainResult) -> ImageModel:
 
 def reference(job: TrainJob, model: ImageModel, pinned: Pinned) -> Reference:
     """Features and scores of the validation split: images of the training domain that the weights have not seen, which
-    is what later batches are compared with. Training images would look too easy, and every new batch would drift."""
-    return _predicted(job, model, pinned, job.feed.val)[0]
+    is what later batches are compared with. Training images would look too easy, and every new batch would drift; so it is
+    the test split where the weights have seen validation."""
+    feed, split = job.feed, job.feed.val
+    if set(parts(feed.val)) <= set(parts(feed.train)) and pinned.counts[feed.test]:
+        split = feed.test
+    return _predicted(job, model, pinned, split)[0]
 
 
 def test(job: TrainJob, result: TrainResult, folder: Path) -> dict[str, float]:

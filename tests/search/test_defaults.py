@@ -10,6 +10,7 @@ from raypipe.config import load, replace, validate
 from raypipe.models.tasks import Kind
 from raypipe.search import defaults, space
 from raypipe.search.draw import Changes
+from raypipe.search.searchers import plan
 from raypipe.search.settings import SearchJob
 
 
@@ -87,3 +88,20 @@ def test_the_command_line_may_name_single_fields_of_the_space() -> None:
     overrides = ["table.uri=x", "search.space.train.lr=loguniform(1e-4, 1e-2)", "search.space.model.dropout=choice(0, 0.2)"]
     found = load(SearchJob, None, overrides).search.space
     assert found == {"train.lr": "loguniform(1e-4, 1e-2)", "model.dropout": "choice(0, 0.2)"}
+
+
+@pytest.mark.parametrize("gpu", [False, True])
+@pytest.mark.parametrize("mode", [None, "frozen", "finetune"])
+def test_the_first_trial_is_what_did_well_elsewhere(gpu: bool, mode: str | None) -> None:
+    given = job(model={"mode": mode} if mode else {})
+    settled = defaults.settle(given, {"train": 2000}, gpu)
+    parsed = space.parse(settled.search.space or {}, settled)
+    first, second = plan(settled, parsed, [])[:2]
+    assert (first["train.weight_decay"], first["train.schedule"]) == (0.02, "one_cycle")
+    assert first["train.lr"] == (3e-3 if mode == "frozen" else 1e-3) and second["train.lr"] != first["train.lr"]
+    if mode != "frozen":
+        assert first["model.name"] == "efficientnet_lite0"
+        assert first["model.side_px"] == (224 if gpu else 128) and first["model.frozen_blocks"] == 3
+    own = {"train.weight_decay": 0.1, "train.epochs": 3}
+    settled = defaults.settle(job(model={"mode": mode} if mode else {}, search={"start": own}), {"train": 2000}, gpu)
+    assert plan(settled, parsed, [])[0] == first | {"train.weight_decay": 0.1}, "what is not drawn is no start"

@@ -1,0 +1,47 @@
+"""The best trial's job, trained once more for the model that is registered: on validation images too, larger, longer.
+
+A search needs validation to choose; what it chose needs it no more. So a refit trains on both, to its last epoch, and nothing
+is chosen by it: how good the model is, only the test split says. Trials may be small (96 px, a few epochs) and the model large.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace as with_
+from typing import Any
+
+from raypipe.config import replace
+from raypipe.errors import ConfigError
+from raypipe.feed.dataset import parts
+from raypipe.search.leaderboard import SearchResult
+from raypipe.search.settings import SearchJob
+from raypipe.train import trainer
+from raypipe.train.job import TrainJob
+from raypipe.train.loop import Report
+from raypipe.train.meter import Tell
+
+
+def check(job: SearchJob) -> None:
+    """Raise ConfigError, before a search starts, for a refit that its job refuses."""
+    if job.search.refit is not None:
+        try:
+            replace(job, _changes(job))
+        except ConfigError as e:
+            raise ConfigError(f"search.refit: {e.what}", got=e.got, rule=e.rule, fix=e.fix) from None
+
+
+def job_of(job: SearchJob, found: SearchResult) -> TrainJob:
+    """What to train once more, on the table as it was searched on."""
+    return replace(found.job, {"table.version": found.best.version.version} | _changes(job))
+
+
+def refit(job: TrainJob, found: SearchResult, progress: Report, steps: Tell) -> SearchResult:
+    """`found` with the model of `job`, which comes from job_of. Trained before, it is read again; interrupted, it goes on."""
+    trained = trainer.run(job, found.best.classes, progress, steps)
+    history = tuple({name: value for name, value in line.items() if not name.startswith("val_")} for line in trained.history)
+    best = with_(trained, key=found.key, metrics=history[trained.best_epoch], history=history)
+    return with_(found, job=job, best=best, members=(), refitted=True)
+
+
+def _changes(job: SearchJob) -> dict[str, Any]:
+    both = "+".join(dict.fromkeys(parts(f"{job.feed.train}+{job.feed.val}")))
+    return {"feed.train": both, "train.result": "last", "train.stopping.patience": None} | (job.search.refit or {})

@@ -1,0 +1,100 @@
+"""The best trial's job once more, on validation images too: what is registered then, and what is said of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from raypipe.config import load, replace, validate
+from raypipe.errors import ConfigError
+from raypipe.feed.dataset import pin
+from raypipe.job import Job
+from raypipe.search import refit, tuner
+from raypipe.tables.ingest import IngestConfig, ingest
+from raypipe.tables.table import TableConfig
+from raypipe.train import trainer
+
+from ..conftest import Cli
+from .test_tuner import Searches
+
+REFIT = {"train.epochs": 3, "model.side_px": 48}
+
+
+@pytest.fixture(scope="module")
+def cells(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> TableConfig:
+    """60 photos: half of them to train, the others to validate and test."""
+    table = TableConfig(uri=str(tmp_path_factory.mktemp("refit") / "photos"))
+    source = {"images": str(photos), "labels": str(photos / "labels.csv")}
+    ingest(table, validate(IngestConfig, {"from": source, "splits": {"train": 0.5, "val": 0.3, "test": 0.2}}))
+    return table
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_it_trains_on_both_splits_and_keeps_the_third_for_its_reference(
+    cells: TableConfig, searches: Searches, tmp_path: Path
+) -> None:
+    job = searches(tmp_path, **{"table.uri": cells.uri, "search.refit": REFIT, "search.samples": 1})
+    found = tuner.search(job)
+    again = refit.job_of(job, found)
+    assert (again.feed.train, again.model.pixels, again.train.epochs) == ("train+val", 48, 3)
+    assert again.train.lr == found.job.train.lr
+    assert again.table.version == found.best.version.version
+    epochs: list[int] = []
+    done = refit.refit(again, found, lambda metrics, state: epochs.append(state.epoch), lambda position: None)
+    assert epochs == [1, 2, 3] and done.refitted and done.job == again and done.trials == found.trials
+    assert done.key == found.key == done.best.key and done.full_epochs == found.full_epochs == 8
+    assert done.best.best_epoch == 2 and not any(name.startswith("val_") for line in done.best.history for name in line)
+    pinned = pin(again.table, again.feed)
+    assert pinned.counts["train+val"] + pinned.counts["test"] == 60
+    model = trainer.assemble(done.job, done.best)
+    assert len(trainer.reference(done.job, model, pinned).ids) == pinned.counts["test"]
+    apart = replace(done.job, {"feed.train": "train"})
+    assert len(trainer.reference(apart, model, pin(apart.table, apart.feed)).ids) == pinned.counts["val"]
+    epochs.clear()
+    assert refit.refit(again, found, lambda metrics, state: epochs.append(1), lambda position: None).best.checkpoint
+    assert not epochs, "trained before, it is read again"
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_the_command_registers_the_refit_and_its_file_gives_the_same_model(
+    cells: TableConfig, searches: Searches, cli: Cli, tmp_path: Path
+) -> None:
+    import json
+
+    import torch
+
+    from raypipe.config import save
+    from raypipe.train import checkpoint
+
+    job = searches(tmp_path, **{"table.uri": cells.uri, "search.refit": REFIT, "search.samples": 1})
+    where = save(validate(Job, job.model_dump()), tmp_path / "job.yaml")
+    code, out, err = cli("tune", str(where), "--json")
+    assert code == 0, err
+    told = json.loads(out.splitlines()[-1])
+    assert told["refitted"] and told["test"]["test_accuracy"] >= 0 and "on train+val" in err
+    assert not any(name.startswith("val_") for name in told["metrics"])
+    best = load(Job, Path(told["best_config"]))
+    assert best.feed.train == "train+val" and best.train.epochs == 3
+    code, _, err = cli("train", told["best_config"], f"run.dir={tmp_path / 'again'}", "--json")
+    assert code == 0, err
+    ours, theirs = (
+        checkpoint.read(max(folder.glob("train/*/checkpoints/epoch-*"))).weights for folder in (tmp_path, tmp_path / "again")
+    )
+    assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_what_the_job_refuses_is_said_before_the_search(searches: Searches, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"search\.refit: .*model\.side_px"):
+        refit.check(searches(tmp_path, **{"search.refit": {"model.side_px": 3}}))
+    with pytest.raises(ConfigError, match=r"search\.refit: .*model\.side.*side_px"):
+        refit.check(searches(tmp_path, **{"search.refit": {"model.side": 300}}))
+    with pytest.raises(ConfigError, match=r"search\.soup and search\.refit"):
+        searches(tmp_path, **{"search.refit": {}, "search.soup": 3})
+    refit.check(searches(tmp_path))
+
+
+def test_on_the_command_line_it_is_nested_or_dotted_and_null_is_a_value() -> None:
+    nested = load(Job, None, ["table.uri=x", "search.refit.train.epochs=3", "search.refit.train.clip_norm=null"])
+    dotted = load(Job, None, ["table.uri=x", "search.refit={train.epochs: 3, train.clip_norm: null}"])
+    assert nested.search.refit == dotted.search.refit == {"train.epochs": 3, "train.clip_norm": None}
