@@ -1,8 +1,9 @@
 """Claim: on a CPU that autocasts to bf16, our depthwise convolutions make a training step of the default backbone faster.
 
 `python -m benchmarks.depthwise --json`: EfficientNet-Lite0, 224 px, batch 32, three frozen blocks, one thread, forward,
-backward and AdamW; in turn as torch autocasts it, with depthwise convolutions in float32, and as raypipe has it
-(train/parallel/depthwise.py). CPU time; a round takes the best of three steps of each, ratios are the median of five rounds.
+backward and AdamW; in turn as torch autocasts it; with depthwise convolutions in float32, before that with a copy of every
+image that is padded (raypipe until 2026-11-21); and as raypipe has it (train/parallel/depthwise.py). CPU time; a round takes
+the best of three steps of each, ratios are the median of five rounds.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from typing import Any
 os.environ["OMP_NUM_THREADS"] = "1"
 
 import torch
-from torch import nn
-from torch.nn.functional import cross_entropy
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, pad
 
 from raypipe.models.allocator import keep_memory
 from raypipe.models.zoo import ImageModel, ModelConfig
@@ -32,6 +33,22 @@ def kept(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, nn.Conv2d) and module.groups == module.in_channels > 1:
             module.__class__ = type("Kept", (depthwise._Float32, module.__class__), {})
+
+
+class Padded(nn.Module):
+    """Pads by a copy."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return super().forward(pad(inputs, self.around))  # type: ignore[no-any-return]
+
+
+def before(model: nn.Module) -> None:
+    for module in list(model.modules()):
+        if isinstance(module, nn.Conv2d) and type(module) is nn.Conv2d and module.padding != (0, 0):
+            module.around = 4 * (int(module.padding[0]),)  # type: ignore[assignment]
+            module.padding = (0, 0)
+            module.__class__ = type("Copied", (Padded, nn.Conv2d), {})
+    kept(model)
 
 
 def stepping(prepare: Callable[[nn.Module], None]) -> Callable[[], float]:
@@ -57,14 +74,14 @@ def stepping(prepare: Callable[[nn.Module], None]) -> Callable[[], float]:
 def measure() -> dict[str, Any]:
     torch.set_num_threads(1)
     keep_memory()
-    ways = {"autocast": lambda model: None, "float32": kept, "ours": depthwise.quicken}
+    ways = {"autocast": lambda model: None, "before": before, "float32": kept, "ours": depthwise.quicken}
     steps = {name: stepping(prepare) for name, prepare in ways.items()}
     for step in steps.values():
         step()
         step()
     took = [{name: min(step() for _ in range(3)) for name, step in steps.items()} for _ in range(ROUNDS)]
     ms = {name: 1e3 / BATCH * statistics.median(t[name] for t in took) for name in steps}
-    ratios = {f"ours_vs_{name}": statistics.median(t["ours"] / t[name] for t in took) for name in ("autocast", "float32")}
+    ratios = {f"ours_vs_{name}": statistics.median(t["ours"] / t[name] for t in took) for name in list(ways)[:-1]}
     return {"ratios": ratios, "ms_per_image": ms, "rounds": ROUNDS}
 
 
