@@ -8,6 +8,7 @@ from pathlib import Path
 from raypipe.config import dump
 from raypipe.registry import tracking
 from raypipe.registry.promote import ModelVersion
+from raypipe.search import refit
 from raypipe.search.importance import importance
 from raypipe.search.leaderboard import SearchResult
 from raypipe.watch import report
@@ -24,7 +25,8 @@ def section(found: SearchResult) -> report.Search:
 def write(found: SearchResult, version: ModelVersion, store: tracking.Store) -> Path:
     """The page of one search, in its folder; returns its path."""
     decoded = f"{found.decoded:,} images, for {len(found.trials)} trials together"
-    facts = (("Model", str(version)), ("Table", str(found.best.version)), ("Decoded", decoded))
+    again = tuple((name.capitalize(), how) for name, how in refit.told(found).items())
+    facts = (("Model", str(version)), ("Table", str(found.best.version)), ("Decoded", decoded), *again)
     page = report.Page(
         report.Header(f"Search over {found.job.model.name}", found.stopped or "", found.key, datetime.now(timezone.utc), facts),
         search=section(found),

@@ -16,7 +16,7 @@ from raypipe.job import Job
 from raypipe.registry import promote, tracking
 from raypipe.registry.promote import ModelVersion
 from raypipe.registry.tracking import Store
-from raypipe.search import refit, tuner
+from raypipe.search import places, refit, tuner
 from raypipe.search.leaderboard import SearchResult, standings
 from raypipe.serve import batch
 from raypipe.tables import clean as cleaning
@@ -110,7 +110,7 @@ def _test(job: TrainJob, result: TrainResult, folder: Path, store: Store) -> dic
 
 def tune(job: Job, console: Console) -> Result:
     pin(job.table, job.feed, kind=job.model.task)
-    connect(job.cluster)
+    connect(job.cluster, preload=places.PRELOAD)
     result, version, store = search_and_register(job, console)
     champion = crown_first(store, version)
     console.leaderboard(result.metric, standings(result.trials))
@@ -118,7 +118,7 @@ def tune(job: Job, console: Console) -> Result:
     ended: dict[str, Any] = {"test": tested} if tested else {}
     ended |= {"stopped": result.stopped} if result.stopped else {}
     ended |= {"mean of weights": f"of {len(result.members)} trials: {', '.join(result.members)}"} if result.members else {}
-    ended |= {"trained again": f"on {result.job.feed.train}, {len(result.best.history)} epochs"} if result.refitted else {}
+    ended |= refit.told(result)
     ended["images decoded"] = f"{result.decoded}, for {len(result.trials)} trials together"
     ended["epochs"] = f"{result.epochs} of the {result.full_epochs} that all trials would take to their ends"
     page, best = search_page.write(result, version, store), best_config(result)

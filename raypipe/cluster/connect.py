@@ -54,8 +54,10 @@ def prepare_environment() -> None:
         os.environ.setdefault(name, value)
 
 
-def connect(cfg: ClusterConfig, needed: bool = True) -> dict[str, float]:
+def connect(cfg: ClusterConfig, needed: bool = True, preload: str = "") -> dict[str, float]:
     """Connect once per process; returns the cluster's resources, or this process's where cluster.address is none.
+
+    On a local cluster that is started here, every worker process imports the modules `preload` (a,b) when it starts.
 
     Raises ClusterError naming the address and the way out, also when a cluster is `needed` and there is to be none.
     """
@@ -65,7 +67,7 @@ def connect(cfg: ClusterConfig, needed: bool = True) -> dict[str, float]:
     if cfg.address == "none" and needed:
         raise ClusterError("This needs a cluster", got="cluster.address=none", fix="Set cluster.address=auto")
     if cfg.address != "none" and not ray.is_initialized():
-        _init(cfg)
+        _init(cfg, preload)
         _quiet_data()
     if ray.is_initialized():
         return {name: float(value) for name, value in ray.cluster_resources().items()}
@@ -82,7 +84,7 @@ def close() -> None:
         ray.shutdown()
 
 
-def _init(cfg: ClusterConfig) -> None:
+def _init(cfg: ClusterConfig, preload: str) -> None:
     import ray
 
     options = {"log_to_driver": False, "logging_level": logging.ERROR}
@@ -97,6 +99,8 @@ def _init(cfg: ClusterConfig) -> None:
         elif address == "local":
             memory = cfg.object_store_mb * 2**20 if cfg.object_store_mb else None
             os.environ.pop("RAY_ADDRESS", None)
+            if preload:
+                os.environ.setdefault("RAY_preload_python_modules", preload)
             if not cfg.dashboard:
                 os.environ.setdefault("RAY_enable_metrics_collection", "0")  # nobody would see them
             context = ray.init(

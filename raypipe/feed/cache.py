@@ -7,7 +7,9 @@ decoded, not when all is.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,16 +27,24 @@ from raypipe.feed.order import Step
 def decode_all(rows: Rows, side_px: int, cfg: FeedConfig, seed: int) -> tuple[Any, ...]:
     """Start decoding every row group, in the order of epoch 0: (pixels, replacements) references, in table order."""
     task = ray.remote(decode_group).options(num_cpus=1, num_returns=2, scheduling_strategy="SPREAD", max_retries=5)
-    bounds = np.concatenate(([0], np.cumsum(rows.sizes_F)))
-    blocks: dict[int, Any] = {}
-    for group in rows.order(cfg, 1, seed).epoch(0).groups():
-        mine = slice(bounds[group], bounds[group + 1])
-        digests = None if rows.sha256_N32 is None else rows.sha256_N32[mine]
-        assert rows.row_N is not None
-        blocks[group] = task.remote(
-            rows.fragments[group], rows.column, rows.storage_options, rows.row_N[mine], digests, side_px
-        )
+    blocks = {group: task.remote(*_asked(rows, group, side_px)) for group in rows.order(cfg, 1, seed).epoch(0).groups()}
     return tuple(blocks[group] for group in range(len(rows.sizes_F)))
+
+
+def decode_here(rows: Rows, side_px: int) -> tuple[Any, ...]:
+    """The same, done when it returns, in threads of this process: no other has to start, and no CPU of the cluster is taken."""
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        done = pool.map(lambda group: decode_group(*_asked(rows, group, side_px)), range(len(rows.sizes_F)))
+        return tuple((ray.put(pixels), ray.put(replaced)) for pixels, replaced in done)
+
+
+def _asked(rows: Rows, group: int, side_px: int) -> tuple[Any, ...]:
+    """What decode_group wants to know."""
+    start = int(rows.sizes_F[:group].sum())
+    mine = slice(start, start + int(rows.sizes_F[group]))
+    digests = None if rows.sha256_N32 is None else rows.sha256_N32[mine]
+    assert rows.row_N is not None
+    return rows.fragments[group], rows.column, rows.storage_options, rows.row_N[mine], digests, side_px
 
 
 @dataclass

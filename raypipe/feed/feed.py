@@ -23,7 +23,7 @@ from torch import Tensor
 
 from raypipe.errors import DataError
 from raypipe.feed import order
-from raypipe.feed.cache import Cached, InMemory, decode_all
+from raypipe.feed.cache import Cached, InMemory, decode_all, decode_here
 from raypipe.feed.carriers import Carrier, Pixels, Streaming, TaskDecoder, ThreadDecoder
 from raypipe.feed.dataset import FeedConfig, Pinned, Rows, locate
 from raypipe.feed.order import Step
@@ -65,13 +65,18 @@ class Source:
         return rows, Streaming(rows, self.cfg, partial(ThreadDecoder, self.side_px, self.cfg.threads, pinned_memory))
 
 
-def prepare(pinned: Pinned, splits: Sequence[str], side_px: int, cfg: FeedConfig, seed: int) -> dict[str, Source]:
-    """The splits of a pinned version as sources, all by one carrier. `cache` starts decoding now and fills as it goes."""
+def prepare(
+    pinned: Pinned, splits: Sequence[str], side_px: int, cfg: FeedConfig, seed: int, here: bool = False
+) -> dict[str, Source]:
+    """The splits of a pinned version as sources, all by one carrier. `cache` starts decoding now and fills as it goes; `here`:
+    this process does it, and is done when this returns."""
     rows = {split: locate(pinned, split, cfg) for split in splits}
     carrier = choose(cfg, sum(len(r) for r in rows.values()) * side_px**2 * 3 / 2**20)
     sources = {}
     for split, r in rows.items():
-        blocks = decode_all(r, side_px, cfg, seed) if carrier == "cache" else ()
+        if here and carrier == "cache":
+            log.info("Decoding %d images", len(r))
+        blocks = () if carrier != "cache" else decode_here(r, side_px) if here else decode_all(r, side_px, cfg, seed)
         shared = ray.put(r) if ray.is_initialized() else r
         sources[split] = Source(carrier, shared, side_px, cfg, blocks, decoded=len(r) if blocks else 0)
     return sources

@@ -5,23 +5,45 @@ ends leaves its actor to the next one. Ray (2.60) loses the resources of a group
 bundle and before the bundle is committed. Such a CPU is never free again, and after a few searches what comes next waits for
 ever: in the GCS's log the group has "Finished leasing resource" and "is removed", and no "Finished removing". Tune has no
 setting for it, so its module is given Ray's other resource manager while a search runs.
+
+And they take the processes that a Ray node starts in advance, one a CPU, which may have imported what a trial needs
+(RAY_preload_python_modules, set where the node starts): then a trial begins at once, and not after four seconds. Ray gives
+such a process to an actor without a runtime environment of its own, so PL_DISABLE_FORK, which Tune sets for every trial, is
+left out; and only if no task has run in it, so what runs before the trials should run elsewhere.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
+import ray
 from ray.air.execution.resources import FixedResourceManager
 from ray.tune.execution import tune_controller
+from ray.tune.execution.class_cache import ENV_VARS_TO_PROPAGATE, _ActorClassCache
+
+PRELOAD = "torch,ray.tune"
 
 
 @contextmanager
 def plain() -> Iterator[None]:
     """Within it, Tune counts what trials take against the cluster's resources at the start, and reserves nothing."""
-    before = tune_controller.PlacementGroupResourceManager
-    tune_controller.PlacementGroupResourceManager = FixedResourceManager
+    before = tune_controller.PlacementGroupResourceManager, tune_controller._ActorClassCache
+    tune_controller.PlacementGroupResourceManager, tune_controller._ActorClassCache = FixedResourceManager, _Classes
     try:
         yield
     finally:
-        tune_controller.PlacementGroupResourceManager = before
+        tune_controller.PlacementGroupResourceManager, tune_controller._ActorClassCache = before
+
+
+class _Classes(_ActorClassCache):  # type: ignore[misc]
+    """Tune's actor classes: with an environment of their own where the user set what Tune hands on, else without."""
+
+    def get(self, trainable: type) -> Any:
+        if ENV_VARS_TO_PROPAGATE.intersection(os.environ):
+            return super().get(trainable)
+        if trainable not in self._cache:
+            self._cache[trainable] = ray.remote(trainable)
+        return self._cache[trainable]

@@ -42,6 +42,13 @@ def refit(job: TrainJob, found: SearchResult, progress: Report, steps: Tell) -> 
     return with_(found, job=job, best=best, members=(), refitted=True)
 
 
+def told(found: SearchResult) -> dict[str, str]:
+    """What to say of a refit; nothing where there was none."""
+    job = found.job
+    how = f"on {job.feed.train}, {len(found.best.history)} epochs at {job.model.pixels} px"
+    return {"trained again": how} if found.refitted else {}
+
+
 def _changes(job: SearchJob) -> dict[str, Any]:
     both = "+".join(dict.fromkeys(parts(f"{job.feed.train}+{job.feed.val}")))
     return {"feed.train": both, "train.result": "last", "train.stopping.patience": None} | (job.search.refit or {})

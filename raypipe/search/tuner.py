@@ -104,12 +104,18 @@ def search(job: SearchJob, progress: Listener = lambda done, total, standings: N
 def _data(job: TrainJob, pinned: Any, trials: Iterable[Changes]) -> dict[str, Data]:
     """The arrays of every backbone and resolution that a trial may draw, each read once."""
     data: dict[str, Data] = {}
+    here = _alone()
     for changes in trials:
         one = replace(job, {**changes, "feed.carrier": "cache"})  # a stream per trial would decode the table once per trial
         if data_key(one) not in data:
-            data[data_key(one)] = prepare(one, pinned)
+            data[data_key(one)] = prepare(one, pinned, here)  # processes that wait for work are left to the trials
     await_decoded(_sources(data))
     return data
+
+
+def _alone() -> bool:
+    """Is this the cluster's only node?"""
+    return len([node for node in ray.nodes() if node["Alive"]]) == 1
 
 
 def _sources(data: dict[str, Data]) -> list[Source]:

@@ -99,17 +99,18 @@ def _train(job: TrainJob, data: Data, checkpoints: Path, progress: Report, steps
     return state
 
 
-def prepare(job: TrainJob, pinned: Pinned) -> Data:
-    """Find the rows, and (frozen) embed or (cache) decode them once, for however many trials and epochs follow."""
+def prepare(job: TrainJob, pinned: Pinned, here: bool = False) -> Data:
+    """Find the rows, and (frozen) embed or (cache) decode them once, for however many trials and epochs follow; `here`: decode
+    in this process."""
     check_weights(job.train.class_weights, pinned.classes)  # before anything is decoded
-    sources = _sources(job, pinned, [job.feed.train, job.feed.val])
+    sources = _sources(job, pinned, [job.feed.train, job.feed.val], here)
     return Data(pinned.classes, job.model.mode == "frozen", sources[job.feed.train], sources[job.feed.val])
 
 
-def _sources(job: TrainJob, pinned: Pinned, splits: list[str]) -> dict[str, Source]:
+def _sources(job: TrainJob, pinned: Pinned, splits: list[str], here: bool = False) -> dict[str, Source]:
     if job.model.mode == "frozen":
         return feature_sources(pinned, splits, job.model, job.feed, str(job.run.path / "features"))
-    return feeds.prepare(pinned, splits, job.model.pixels, job.feed, job.run.seed)
+    return feeds.prepare(pinned, splits, job.model.pixels, job.feed, job.run.seed, here)
 
 
 def assemble(job: TrainJob, result: TrainResult) -> ImageModel:
@@ -139,9 +140,8 @@ def test(job: TrainJob, result: TrainResult, folder: Path) -> dict[str, float]:
         metrics: dict[str, float] = {}
         if pinned.counts[job.feed.test]:
             found, labels_N = _predicted(job, assemble(job, result), pinned, job.feed.test)
-            metrics = judge(
-                pinned.task, torch.from_numpy(found.scores_NC), torch.tensor(labels_N)
-            )  # labels are read-only in the store
+            labels = torch.tensor(labels_N)  # a copy: in the store they are read-only
+            metrics = judge(pinned.task, torch.from_numpy(found.scores_NC), labels)
         kept.write_text(json.dumps({name.replace("val_", "test_"): value for name, value in metrics.items()}))
     return dict(json.loads(kept.read_text()))
 
@@ -158,8 +158,8 @@ def _predicted(job: TrainJob, model: ImageModel, pinned: Pinned, split: str) -> 
     else:
         predictor = model.for_inference()
         batches = Feed(source, source, 256, job.run.seed).val()
-        parts = [predictor.predict(batch.inputs.numpy()) for batch in batches]
-        features_ND, scores_NC = (np.concatenate(part) for part in zip(*parts, strict=True))
+        found = [predictor.predict(batch.inputs.numpy()) for batch in batches]
+        features_ND, scores_NC = (np.concatenate(part) for part in zip(*found, strict=True))
     return Reference(features_ND, scores_NC, ids), rows.labels_N
 
 

@@ -155,8 +155,9 @@ def test_images_are_decoded_once_for_all_trials(searched: Searched) -> None:
 
 
 @pytest.mark.usefixtures("ray_session")
+@pytest.mark.parametrize("alone", [True, False])
 def test_trials_start_when_their_images_are_decoded(
-    searches: Searches, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    searches: Searches, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alone: bool
 ) -> None:
     """Trials take every CPU, and a task that decodes needs one: with several resolutions a search once waited for ever."""
     ready: list[bool] = []
@@ -169,11 +170,14 @@ def test_trials_start_when_their_images_are_decoded(
     prepared: list[Source] = []
     plain = tuner.prepare
 
-    def noted(job: TrainJob, pinned: Pinned) -> Data:
-        data = plain(job, pinned)
+    def noted(job: TrainJob, pinned: Pinned, here: bool) -> Data:
+        assert here == alone, "one node decodes in this process, for tasks would use up the processes that trials may start in"
+        data = plain(job, pinned, here)
         prepared.extend((data.train, data.val))
         return data
 
+    assert tuner._alone()
+    monkeypatch.setattr(tuner, "_alone", lambda: alone)
     monkeypatch.setattr(tuner, "prepare", noted)
     monkeypatch.setattr(tune.Tuner, "fit", fit)
     with pytest.raises(KeyboardInterrupt):
