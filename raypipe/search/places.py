@@ -8,8 +8,8 @@ setting for it, so its module is given Ray's other resource manager while a sear
 
 And they take the processes that a Ray node starts in advance, one a CPU, which may have imported what a trial needs
 (RAY_preload_python_modules, set where the node starts): then a trial begins at once, and not after four seconds. Ray gives
-such a process to an actor without a runtime environment of its own, so PL_DISABLE_FORK, which Tune sets for every trial, is
-left out; and only if no task has run in it, so what runs before the trials should run elsewhere.
+such a process to an actor without a runtime environment of its own, so what Tune sets for every trial is left out where
+nothing of it is the user's; and only if no task has run in it, so what runs before the trials should run elsewhere.
 """
 
 from __future__ import annotations
@@ -24,14 +24,19 @@ from ray.air.execution.resources import FixedResourceManager
 from ray.tune.execution import tune_controller
 from ray.tune.execution.class_cache import ENV_VARS_TO_PROPAGATE, _ActorClassCache
 
+from raypipe.cluster.connect import ENV
+
 PRELOAD = "torch,ray.tune"
 
 
 @contextmanager
-def plain() -> Iterator[None]:
-    """Within it, Tune counts what trials take against the cluster's resources at the start, and reserves nothing."""
+def plain(groups: bool = False) -> Iterator[None]:
+    """Within it, Tune counts what trials take against the cluster's resources at the start, and reserves nothing. Trials that
+    are `groups` of workers keep their environment: it speaks to Ray Train, which they start."""
     before = tune_controller.PlacementGroupResourceManager, tune_controller._ActorClassCache
-    tune_controller.PlacementGroupResourceManager, tune_controller._ActorClassCache = FixedResourceManager, _Classes
+    tune_controller.PlacementGroupResourceManager = FixedResourceManager
+    if not groups:
+        tune_controller._ActorClassCache = _Classes
     try:
         yield
     finally:
@@ -42,7 +47,7 @@ class _Classes(_ActorClassCache):  # type: ignore[misc]
     """Tune's actor classes: with an environment of their own where the user set what Tune hands on, else without."""
 
     def get(self, trainable: type) -> Any:
-        if ENV_VARS_TO_PROPAGATE.intersection(os.environ):
+        if any(os.environ.get(name, ENV.get(name)) != ENV.get(name) for name in ENV_VARS_TO_PROPAGATE):
             return super().get(trainable)
         if trainable not in self._cache:
             self._cache[trainable] = ray.remote(trainable)

@@ -183,7 +183,7 @@ def _run(
         ),
         run_config=run_config,
     )
-    with places.plain():
+    with places.plain(groups=room.worker is not None):
         results = tuner.fit()
     trials = [_line(result, job, folder) for result in _begun(results)]
     stopped = Monitor.current.stopped if Monitor.current else None
