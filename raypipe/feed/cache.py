@@ -1,5 +1,5 @@
-"""The `cache` carrier: every row group decoded once by a Ray task, kept in the object store, and shared without a copy by
-epochs, workers and trials of a node. Frozen features are carried the same way, as one array.
+"""The `cache` carrier: every row group decoded once, by a Ray task or by the driver, kept in the object store, and shared
+without a copy by epochs, workers and trials of a node. Frozen features are carried the same way, as one array.
 
 A batch is then a gather of 150 kB rows, at 20 times the speed of decoding. The first epoch starts when its first windows are
 decoded, not when all is.
