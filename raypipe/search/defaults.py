@@ -3,8 +3,9 @@
 Backbone, transfer mode, resolution, batch size, rate, weight decay, schedule, augmentation and how much of the backbone stays
 frozen; what depends on another field is drawn only with it. Fields that the job sets are left as they are set. Only backbones
 that are installed with their weights or need none take part: no hub is asked. A backbone from scratch seldom wins against
-ImageNet weights, so it is drawn in one trial of seven. The first trial is no draw but START, values that did well on other
-tables, as far as the space has them: a search of few trials is at least as good as they are.
+ImageNet weights, so it is drawn in one trial of seven. The first trial is no draw but START, as far as the space has its
+fields: what was set by hand for fine-tuning on the solar cells (jobs/configs/solar_finetune.yaml), with light crops and
+smoothing where that had none.
 
 Without a GPU, fine-tuning is light (96 or 128 px, the lower blocks frozen), and left out where a trial's epochs would see more
 than MOST_PASSES images: at the 50 to 100 images/s of two cores that takes some ten minutes.

@@ -92,7 +92,7 @@ def test_the_command_line_may_name_single_fields_of_the_space() -> None:
 
 @pytest.mark.parametrize("gpu", [False, True])
 @pytest.mark.parametrize("mode", [None, "frozen", "finetune"])
-def test_the_first_trial_is_what_did_well_elsewhere(gpu: bool, mode: str | None) -> None:
+def test_the_first_trial_is_what_was_set_by_hand(gpu: bool, mode: str | None) -> None:
     given = job(model={"mode": mode} if mode else {})
     settled = defaults.settle(given, {"train": 2000}, gpu)
     parsed = space.parse(settled.search.space or {}, settled)
