@@ -58,7 +58,6 @@ def connect(cfg: ClusterConfig, needed: bool = True, preload: str = "") -> dict[
     """Connect once per process; returns the cluster's resources, or this process's where cluster.address is none.
 
     On a local cluster that is started here, every worker process imports the modules `preload` (a,b) when it starts.
-
     Raises ClusterError naming the address and the way out, also when a cluster is `needed` and there is to be none.
     """
     prepare_environment()

@@ -45,15 +45,15 @@ def settle(job: SearchJob, counts: Mapping[str, int], gpu: bool) -> SearchJob:
     if job.search.space is not None:
         return job
     drawn = space(job, sum(counts.values()), gpu)
-    return replace(job, {"search.space": drawn, "search.start": start(job, drawn) | (job.search.start or {})})
+    return replace(job, {"search.space": drawn, "search.start": start(job, drawn, gpu) | (job.search.start or {})})
 
 
-def start(job: TrainJob, drawn: Mapping[str, str]) -> dict[str, Any]:
+def start(job: TrainJob, drawn: Mapping[str, str], gpu: bool) -> dict[str, Any]:
     """The first trial's values, of the fields that are drawn."""
-    tuned = job.model.mode if "model.mode" not in drawn else START["model.mode"]
-    values = START | {"model.name": job.model.name, "train.lr": 1e-3 if tuned == "finetune" else 3e-3}
-    sides = [px for px in (128, 224) if f"{px}" in drawn.get("model.side_px", "")]
-    return {name: value for name, value in (values | {"model.side_px": max(sides, default=None)}).items() if name in drawn}
+    mode = START["model.mode"] if "model.mode" in drawn else job.model.mode
+    rate, side_px = 1e-3 if mode == "finetune" else 3e-3, 224 if gpu else 128
+    values = START | {"model.name": job.model.name, "train.lr": rate, "model.side_px": side_px}
+    return {name: value for name, value in values.items() if name in drawn}
 
 
 def space(job: TrainJob, images: int, gpu: bool) -> dict[str, str]:

@@ -1,8 +1,8 @@
 """Depthwise convolutions where a CPU autocasts to bf16: oneDNN's gradients of them are slow, and how they are put matters.
 
 One thread of an Intel Xeon with AMX, torch 2.13, milliseconds an image (672 channels of 14 x 14, kernel 5 x 5): the forward
-pass takes 0.14 in bf16 and 0.21 in float32, the gradient of the weights 7.7 and 1.7, of which 0.16 if the kernel is at most
-three columns wide (for wider ones oneDNN has no fast code). So:
+pass takes 0.14 in bf16 and 0.21 in float32, the gradient of the weights 7.7 and 1.7; of a kernel of 5 x 3 it takes 0.16 in
+float32, for oneDNN is fast up to three columns. So:
 
 - those that keep the size of the image compute forward, and the gradient of the input (a convolution, too, with the kernel
   turned round), in bf16; the gradient of the weights in float32, and of a kernel of five columns in three parts;
