@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -83,10 +84,18 @@ def standings(trials: Iterable[Trial]) -> list[Standing]:
     return [Standing(t.name, t.changes, t.metric, t.epochs, state) for t, state in told]
 
 
-def ranked(trials: Iterable[Trial], mode: Mode) -> list[Trial]:
-    """From best to worst; those that failed come last."""
+def ranked(trials: Iterable[Trial], metric: str, mode: Mode) -> list[Trial]:
+    """From best to worst; those that failed come last. Accuracies on few images are often equal: then the lower loss wins, for
+    a rate that is too high shows there first."""
     sign = -1 if mode == "max" else 1
-    return sorted(trials, key=lambda t: (t.checkpoint is None, sign * t.metric if t.checkpoint else 0.0, t.name))
+
+    def place(t: Trial) -> tuple[bool, float, float, str]:
+        if t.checkpoint is None:
+            return True, 0.0, 0.0, t.name
+        losses = [line["val_loss"] for line in t.history if line[metric] == t.metric and line["val_loss"] == line["val_loss"]]
+        return False, sign * t.metric, losses[0] if losses else math.inf, t.name
+
+    return sorted(trials, key=place)
 
 
 def write(file: Path, trials: Iterable[Trial], stopped: str | None, decoded: int) -> None:

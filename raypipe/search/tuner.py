@@ -195,7 +195,7 @@ def _run(
             got=str(folder),
             fix="The trials' error.txt files there say why; without one, lower train.lr",
         )
-    ranked = leaderboard.ranked(trials, rule.mode)
+    ranked = leaderboard.ranked(trials, rule.metric, rule.mode)
     progress(total, total, leaderboard.standings(ranked))  # Tune tells of a trial's end before it counts as ended
     return ranked, stopped
 
