@@ -151,7 +151,7 @@ def search_and_register(job: Job, console: Console) -> tuple[SearchResult, Model
     if job.search.refit is not None:
         result = _refitted(job, result, console)
     children = [(t.name, t.changes, t.history) for t in result.trials]
-    return result, publish(store, result.job, result.best, "search", children), store
+    return result, publish(store, result.job, result.best, "search", children, result.folder), store
 
 
 def _refitted(job: Job, found: SearchResult, console: Console) -> SearchResult:

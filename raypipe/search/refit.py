@@ -30,8 +30,12 @@ def check(job: SearchJob) -> None:
 
 
 def job_of(job: SearchJob, found: SearchResult) -> TrainJob:
-    """What to train once more, on the table as it was searched on."""
-    return replace(found.job, {"table.version": found.best.version.version} | _changes(job))
+    """What to train once more, on the table as it was searched on, from the best trial's weights: what a trial learned at 96 px
+    need not be learned again at 224. A head on frozen features starts anew, for it is fitted to what features are like."""
+    changes = {"table.version": found.best.version.version} | _changes(job)
+    if found.job.model.mode == "finetune" and not {"model.name", "model.mode", "model.options"} & changes.keys():
+        changes = {"train.start_from": found.best.checkpoint} | changes
+    return replace(found.job, changes)
 
 
 def refit(job: TrainJob, found: SearchResult, progress: Report, steps: Tell) -> SearchResult:

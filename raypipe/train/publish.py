@@ -21,8 +21,11 @@ from raypipe.train.trainer import assemble, prepare, reference
 Child = tuple[str, dict[str, Any], Sequence[dict[str, float]]]
 
 
-def publish(store: Store, job: TrainJob, result: TrainResult, name: str, children: Sequence[Child] = ()) -> ModelVersion:
-    """Register `result`; `children` are (name, params, history) of trials, logged as nested runs."""
+def publish(
+    store: Store, job: TrainJob, result: TrainResult, name: str, children: Sequence[Child] = (), kept: Path | None = None
+) -> ModelVersion:
+    """Register `result`, which keeps its files in `kept` (default: its training's folder); `children` are (name, params,
+    history) of trials, logged as nested runs."""
     before = promote.find(store, result.key)
     if before is not None:
         return before
@@ -46,7 +49,8 @@ def publish(store: Store, job: TrainJob, result: TrainResult, name: str, childre
     }
     folder = job.run.path / "packages" / result.key
     shutil.rmtree(folder, ignore_errors=True)
-    package.build(folder, model, job.model, result.classes, reference(job, model, pinned), facts)
+    unseen = reference(job, model, pinned, kept or job.folder(result.key))
+    package.build(folder, model, job.model, result.classes, unseen, facts)
     run_id = tracking.finished_run(store, result.key) or _log(store, job, result, name, config, children)
     tags = {
         "raypipe.table": str(result.version),

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from raypipe.errors import ConfigError
 from raypipe.feed.feed import Feed, Source, fetch
 from raypipe.models.tasks import Task
 from raypipe.models.zoo import Head, ImageModel, ModelConfig
@@ -54,6 +55,8 @@ def train_rank(
     cfg = job.train
     objective = _objective(job, data)
     model = trainable(job.model, data, objective)
+    if cfg.start_from is not None and resume is None:
+        start_from(model, Path(cfg.start_from))
     if meter is not None:
         meter.flops = flops_per_image(model, _example(job, data))
     engine = parallel.build(model, cfg, meter)
@@ -81,6 +84,19 @@ def train_rank(
         engine.meter.close()
         if feed.replaced:
             log.warning("%d broken images were replaced by their neighbours", feed.replaced)
+
+
+def start_from(model: nn.Module, folder: Path) -> None:
+    """Take over the weights of a checkpoint that verified. Raises ConfigError when they are another model's."""
+    try:
+        model.load_state_dict(dict(checkpoint.read(folder, verified=True).weights))
+    except RuntimeError as e:
+        raise ConfigError(
+            "train.start_from holds the weights of another model",
+            got=str(folder),
+            rule=str(e).splitlines()[-1].strip()[:200],
+            fix="Set model.name, model.mode and the classes as they were there, or train.start_from=null",
+        ) from None
 
 
 def validate(job: TrainJob, data: Data, weights: Mapping[str, Tensor]) -> dict[str, float]:

@@ -32,7 +32,8 @@ class TrainConfig(ParallelConfig):
     with another one the rate is scaled by `lr_scaling` (null: it is not). `batch_size` and `lr` may be `auto`: finders.py
     makes numbers of them before anything else sees them. `profile: step:10-13` traces these steps, `tensorboard: true` writes
     event files, both into the run's folder. `result`: the epoch whose weights are the run's, the best by stopping.metric or
-    the last, whatever validation says.
+    the last, whatever validation says. `start_from`: the folder of a checkpoint of the same model, perhaps at another
+    resolution, whose weights the training starts from; every worker must see it.
     """
 
     batch_size: Annotated[int, Field(ge=1)] | Literal["auto"] = 64  # type: ignore[assignment]  # the engines see numbers
@@ -48,6 +49,7 @@ class TrainConfig(ParallelConfig):
     focal_gamma: float = Field(default=0.0, ge=0, le=10)
     stopping: StoppingConfig = StoppingConfig()
     result: Literal["best", "last"] = "best"
+    start_from: str | None = None
     checkpoint_steps: int | None = Field(default=None, ge=1)
     checkpoint_async: bool = False
     keep_best: int = Field(default=1, ge=1)

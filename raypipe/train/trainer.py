@@ -19,7 +19,7 @@ import torch
 
 from raypipe.cluster.connect import connect
 from raypipe.config import save
-from raypipe.errors import RaypipeError
+from raypipe.errors import ConfigError, RaypipeError
 from raypipe.feed import feed as feeds
 from raypipe.feed.dataset import Pinned, parts, pin
 from raypipe.feed.features import feature_sources
@@ -37,6 +37,8 @@ from raypipe.train.objective import judge
 from raypipe.train.rank import Data, meter_of, train_rank
 from raypipe.train.saving import Saver, newest
 
+TEST = "test.json"  # beside a result: its metrics on the test split
+
 
 def run(
     job: TrainJob,
@@ -50,6 +52,10 @@ def run(
     RaypipeError when a worker died or the run was stopped.
     """
     check_workers(job.train, connect(job.cluster, job.needs_cluster))
+    if job.train.start_from and (problem := checkpoint.verify(Path(job.train.start_from))):
+        raise ConfigError(
+            f"train.start_from is no whole checkpoint: {problem}", got=job.train.start_from, fix="Name an epoch's folder"
+        )
     pinned = pin(job.table, job.feed, classes, job.model.task)
     data = cache(lambda: prepare(job, pinned))  # made once, for the finders and for the training
     job = finders.settle(job, pinned, data)
@@ -121,29 +127,38 @@ def assemble(job: TrainJob, result: TrainResult) -> ImageModel:
     return model.eval()
 
 
-def reference(job: TrainJob, model: ImageModel, pinned: Pinned) -> Reference:
+def reference(job: TrainJob, model: ImageModel, pinned: Pinned, folder: Path) -> Reference:
     """Features and scores of the validation split: images of the training domain that the weights have not seen, which
     is what later batches are compared with. Training images would look too easy, and every new batch would drift; so it is
-    the test split where the weights have seen validation."""
-    feed, split = job.feed, job.feed.val
-    if set(parts(feed.val)) <= set(parts(feed.train)) and pinned.counts[feed.test]:
-        split = feed.test
-    return _predicted(job, model, pinned, split)[0]
+    the test split where the weights have seen validation, and what test() says of it is kept in `folder` at once."""
+    feed = job.feed
+    seen = set(parts(feed.val)) <= set(parts(feed.train))
+    split = feed.test if seen and pinned.counts[feed.test] else feed.val
+    found, labels_N = _predicted(job, model, pinned, split)
+    if split == feed.test:
+        _keep_test(folder, pinned, found, labels_N)
+    return found
 
 
 def test(job: TrainJob, result: TrainResult, folder: Path) -> dict[str, float]:
     """Metrics of the result on the split feed.test (test_accuracy, …), predicted as the package does; {} where the table has
     no such rows. Kept in `folder`, beside the result: looking again costs nothing."""
-    kept = folder / "test.json"
+    kept = folder / TEST
     if not kept.exists():
         pinned = pin(job.table.model_copy(update={"version": result.version.version}), job.feed, result.classes, job.model.task)
-        metrics: dict[str, float] = {}
-        if pinned.counts[job.feed.test]:
-            found, labels_N = _predicted(job, assemble(job, result), pinned, job.feed.test)
-            labels = torch.tensor(labels_N)  # a copy: in the store they are read-only
-            metrics = judge(pinned.task, torch.from_numpy(found.scores_NC), labels)
-        kept.write_text(json.dumps({name.replace("val_", "test_"): value for name, value in metrics.items()}))
+        if not pinned.counts[job.feed.test]:
+            return {}
+        _keep_test(folder, pinned, *_predicted(job, assemble(job, result), pinned, job.feed.test))
     return dict(json.loads(kept.read_text()))
+
+
+def _keep_test(folder: Path, pinned: Pinned, found: Reference, labels_N: np.ndarray) -> None:
+    labels = torch.tensor(labels_N)  # a copy: in the store they are read-only
+    metrics = judge(pinned.task, torch.from_numpy(found.scores_NC), labels)
+    folder.mkdir(parents=True, exist_ok=True)
+    partial = folder / f"{TEST}.partial"
+    partial.write_text(json.dumps({name.replace("val_", "test_"): value for name, value in metrics.items()}))
+    partial.replace(folder / TEST)
 
 
 def _predicted(job: TrainJob, model: ImageModel, pinned: Pinned, split: str) -> tuple[Reference, np.ndarray]:

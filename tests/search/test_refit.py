@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -39,7 +40,7 @@ def test_it_trains_on_both_splits_and_keeps_the_third_for_its_reference(
     again = refit.job_of(job, found)
     assert (again.feed.train, again.model.pixels, again.train.epochs) == ("train+val", 48, 3)
     assert again.train.lr == found.job.train.lr
-    assert again.table.version == found.best.version.version
+    assert again.table.version == found.best.version.version and again.train.start_from == found.best.checkpoint
     epochs: list[int] = []
     done = refit.refit(again, found, lambda metrics, state: epochs.append(state.epoch), lambda position: None)
     assert epochs == [1, 2, 3] and done.refitted and done.job == again and done.trials == found.trials
@@ -48,9 +49,11 @@ def test_it_trains_on_both_splits_and_keeps_the_third_for_its_reference(
     pinned = pin(again.table, again.feed)
     assert pinned.counts["train+val"] + pinned.counts["test"] == 60
     model = trainer.assemble(done.job, done.best)
-    assert len(trainer.reference(done.job, model, pinned).ids) == pinned.counts["test"]
+    assert len(trainer.reference(done.job, model, pinned, tmp_path / "both").ids) == pinned.counts["test"]
+    once = json.loads((tmp_path / "both" / "test.json").read_text())
+    assert trainer.test(done.job, done.best, done.folder) == once, "and what it found of the test split is what test() says"
     apart = replace(done.job, {"feed.train": "train"})
-    assert len(trainer.reference(apart, model, pin(apart.table, apart.feed)).ids) == pinned.counts["val"]
+    assert len(trainer.reference(apart, model, pin(apart.table, apart.feed), tmp_path).ids) == pinned.counts["val"]
     epochs.clear()
     assert refit.refit(again, found, lambda metrics, state: epochs.append(1), lambda position: None).best.checkpoint
     assert not epochs, "trained before, it is read again"

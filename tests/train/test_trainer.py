@@ -224,17 +224,20 @@ def test_zero3_on_one_worker_is_refused(jobs: Jobs) -> None:
         trainer.run(jobs(**{"train.strategy": "zero3"}))
 
 
-def test_the_reference_is_the_validation_split_as_the_model_sees_it(jobs: Jobs) -> None:
+def test_the_reference_is_the_validation_split_as_the_model_sees_it(jobs: Jobs, tmp_path: Path) -> None:
     job = jobs(**{"train.epochs": 1})
     result = trainer.run(job)
     pinned = pin(job.table, job.feed)
     for carrier in ("cache", "offload", "threads"):
-        found = trainer.reference(replace(job, {"feed.carrier": carrier}), trainer.assemble(job, result), pinned)
+        found = trainer.reference(
+            replace(job, {"feed.carrier": carrier}), trainer.assemble(job, result), pinned, tmp_path / "kept"
+        )
         inputs, _, ids = decoded(job)
         assert found.ids == ids
         features, scores = trainer.assemble(job, result).predict(inputs)
         np.testing.assert_allclose(found.features_ND, features, atol=1e-4)
         np.testing.assert_allclose(found.scores_NC, scores, atol=1e-4)
+    assert not (tmp_path / "kept").exists(), "of the test split it says nothing"
 
 
 def test_the_test_split_is_judged_as_the_package_predicts_and_a_table_without_one_has_no_such_metrics(jobs: Jobs) -> None:
@@ -249,3 +252,19 @@ def test_the_test_split_is_judged_as_the_package_predicts_and_a_table_without_on
     assert found.keys() == {"test_accuracy", "test_balanced_accuracy"}
     assert found["test_accuracy"] == pytest.approx(float((scores.argmax(1) == labels).mean()))
     assert trainer.test(job, result, job.folder(result.key)) == found
+
+
+def test_a_training_starts_from_given_weights_and_refuses_another_models(jobs: Jobs, tmp_path: Path) -> None:
+    first = trainer.run(jobs(**{"train.epochs": 3}))
+    given = {"train.epochs": 1, "train.start_from": first.checkpoint}
+    second = trainer.run(jobs(**given, **{"train.lr": 1e-9, "train.weight_decay": 0.0, "model.side_px": 48}))
+    assert second.key != first.key
+    ours, theirs = (trainer.assemble(jobs(), result).state_dict() for result in (second, first))
+    learned = [name for name in ours if not name.endswith(("running_mean", "running_var", "num_batches_tracked"))]
+    assert all(torch.allclose(ours[name], theirs[name], atol=1e-6) for name in learned)
+    fresh = ImageModel(jobs().model, 2).state_dict()
+    assert not torch.allclose(ours["head.linear.weight"], fresh["head.linear.weight"], atol=1e-3)
+    with pytest.raises(ConfigError, match=r"train\.start_from holds the weights of another model.*size mismatch|Missing key"):
+        trainer.run(jobs(**given, **{"model.name": "efficientnet_lite0", "model.side_px": 32}))
+    with pytest.raises(ConfigError, match=r"train\.start_from is no whole checkpoint: no readable manifest"):
+        trainer.run(jobs(**given | {"train.start_from": str(tmp_path)}))
