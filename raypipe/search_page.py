@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -22,10 +23,12 @@ def section(found: SearchResult) -> report.Search:
     return report.Search(found.metric, tuple(trials), found.full_epochs, importance(found.trials))
 
 
-def write(found: SearchResult, version: ModelVersion, store: tracking.Store) -> Path:
-    """The page of one search, in its folder; returns its path."""
+def write(found: SearchResult, version: ModelVersion, store: tracking.Store, tested: Mapping[str, float]) -> Path:
+    """The page of one search, in its folder; returns its path. `tested`: what the test split says of the registered model."""
     decoded = f"{found.decoded:,} images, for {len(found.trials)} trials together"
     again = tuple((name.capitalize(), how) for name, how in refit.told(found).items())
+    judged = ", ".join(f"{name.removeprefix('test_')} {value:.4g}" for name, value in tested.items())
+    again += (("On the test split", judged),) if judged else ()
     facts = (("Model", str(version)), ("Table", str(found.best.version)), ("Decoded", decoded), *again)
     page = report.Page(
         report.Header(f"Search over {found.job.model.name}", found.stopped or "", found.key, datetime.now(timezone.utc), facts),

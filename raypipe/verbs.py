@@ -114,15 +114,16 @@ def tune(job: Job, console: Console) -> Result:
     result, version, store = search_and_register(job, console)
     champion = crown_first(store, version)
     console.leaderboard(result.metric, standings(result.trials))
-    tested = _test(result.job, result.best, result.folder, store)
+    tested = _test(result.job, result.best, result.kept, store)
     ended: dict[str, Any] = {"test": tested} if tested else {}
     ended |= {"stopped": result.stopped} if result.stopped else {}
     ended |= {"mean of weights": f"of {len(result.members)} trials: {', '.join(result.members)}"} if result.members else {}
     ended |= refit.told(result)
     ended["images decoded"] = f"{result.decoded}, for {len(result.trials)} trials together"
     ended["epochs"] = f"{result.epochs} of the {result.full_epochs} that all trials would take to their ends"
-    page, best = search_page.write(result, version, store), best_config(result)
-    ended |= {"report": page, "again": f"raypipe train {best}"}
+    page, best = search_page.write(result, version, store, tested), best_config(result)
+    again = f"raypipe train {best}" + (" (the best trial alone: a mean of weights is not trained)" if result.members else "")
+    ended |= {"report": page, "again": again}
     console.facts(_outcome(result.best.metrics, version, champion, store) | ended)
     return {
         "model": str(version),
@@ -151,7 +152,7 @@ def search_and_register(job: Job, console: Console) -> tuple[SearchResult, Model
     if job.search.refit is not None:
         result = _refitted(job, result, console)
     children = [(t.name, t.changes, t.history) for t in result.trials]
-    return result, publish(store, result.job, result.best, "search", children, result.folder), store
+    return result, publish(store, result.job, result.best, "search", children, result.kept), store
 
 
 def _refitted(job: Job, found: SearchResult, console: Console) -> SearchResult:

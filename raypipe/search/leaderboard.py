@@ -72,6 +72,11 @@ class SearchResult:
         return self.job.run.path / "search" / self.key
 
     @property
+    def kept(self) -> Path:
+        """Where the registered model's metrics on the test split are kept: of one search, any number of refits may be made."""
+        return self.job.folder(self.best.key) if self.refitted else self.folder
+
+    @property
     def epochs(self) -> int:
         """Run by all trials together."""
         return sum(t.epochs for t in self.trials)

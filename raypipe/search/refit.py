@@ -23,10 +23,7 @@ from raypipe.train.meter import Tell
 def check(job: SearchJob) -> None:
     """Raise ConfigError, before a search starts, for a refit that its job refuses."""
     if job.search.refit is not None:
-        try:
-            replace(job, _changes(job))
-        except ConfigError as e:
-            raise ConfigError(f"search.refit: {e.what}", got=e.got, rule=e.rule, fix=e.fix) from None
+        _changed(job, _changes(job))
 
 
 def job_of(job: SearchJob, found: SearchResult) -> TrainJob:
@@ -35,14 +32,16 @@ def job_of(job: SearchJob, found: SearchResult) -> TrainJob:
     changes = {"table.version": found.best.version.version} | _changes(job)
     if found.job.model.mode == "finetune" and not {"model.name", "model.mode", "model.options"} & changes.keys():
         changes = {"train.start_from": found.best.checkpoint} | changes
-    return replace(found.job, changes)
+    return _changed(found.job, changes)
 
 
 def refit(job: TrainJob, found: SearchResult, progress: Report, steps: Tell) -> SearchResult:
-    """`found` with the model of `job`, which comes from job_of. Trained before, it is read again; interrupted, it goes on."""
+    """`found` with the model of `job`, which comes from job_of. Trained before, it is read again; interrupted, it goes on. The
+    search's key stays, and the model has its training's: another refit of the same search is another model.
+    """
     trained = trainer.run(job, found.best.classes, progress, steps)
     history = tuple({name: value for name, value in line.items() if not name.startswith("val_")} for line in trained.history)
-    best = with_(trained, key=found.key, metrics=history[trained.best_epoch], history=history)
+    best = with_(trained, metrics=history[trained.best_epoch], history=history)
     return with_(found, job=job, best=best, members=(), refitted=True)
 
 
@@ -51,6 +50,13 @@ def told(found: SearchResult) -> dict[str, str]:
     job = found.job
     how = f"on {job.feed.train}, {len(found.best.history)} epochs at {job.model.pixels} px"
     return {"trained again": how} if found.refitted else {}
+
+
+def _changed(job: TrainJob, changes: dict[str, Any]) -> TrainJob:
+    try:
+        return replace(job, changes)
+    except ConfigError as e:  # the best trial may refuse what the job did not: nothing is lost, the search is not repeated
+        raise ConfigError(f"search.refit: {e.what}", got=e.got, rule=e.rule, fix=e.fix) from None
 
 
 def _changes(job: SearchJob) -> dict[str, Any]:

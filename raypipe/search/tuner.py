@@ -67,7 +67,7 @@ def search(job: SearchJob, progress: Listener = lambda done, total, standings: N
     job, space = check(job, pinned.counts)
     job = finders.settle(job, pinned, lambda: prepare(job, pinned), drawn=space.always)
     space = space.of(job)
-    key = key_of(job.training_key(pinned.version), job.search)
+    key = key_of(job.training_key(pinned.version), job.search.model_copy(update={"refit": None}))  # it comes after the search
     folder = job.run.path / "search" / key
     finished = folder / "result.json"
     started = time.perf_counter()

@@ -44,14 +44,15 @@ def test_it_trains_on_both_splits_and_keeps_the_third_for_its_reference(
     epochs: list[int] = []
     done = refit.refit(again, found, lambda metrics, state: epochs.append(state.epoch), lambda position: None)
     assert epochs == [1, 2, 3] and done.refitted and done.job == again and done.trials == found.trials
-    assert done.key == found.key == done.best.key and done.full_epochs == found.full_epochs == 8
+    assert done.key == found.key and done.full_epochs == found.full_epochs == 8
+    assert done.best.key == again.training_key(done.best.version), "what raypipe train would call it"
     assert done.best.best_epoch == 2 and not any(name.startswith("val_") for line in done.best.history for name in line)
     pinned = pin(again.table, again.feed)
     assert pinned.counts["train+val"] + pinned.counts["test"] == 60
     model = trainer.assemble(done.job, done.best)
     assert len(trainer.reference(done.job, model, pinned, tmp_path / "both").ids) == pinned.counts["test"]
     once = json.loads((tmp_path / "both" / "test.json").read_text())
-    assert trainer.test(done.job, done.best, done.folder) == once, "and what it found of the test split is what test() says"
+    assert trainer.test(done.job, done.best, done.kept) == once, "and what it found of the test split is what test() says"
     apart = replace(done.job, {"feed.train": "train"})
     assert len(trainer.reference(apart, model, pin(apart.table, apart.feed), tmp_path).ids) == pinned.counts["val"]
     epochs.clear()
@@ -79,12 +80,17 @@ def test_the_command_registers_the_refit_and_its_file_gives_the_same_model(
     assert not any(name.startswith("val_") for name in told["metrics"])
     best = load(Job, Path(told["best_config"]))
     assert best.feed.train == "train+val" and best.train.epochs == 3
+    code, out, err = cli("train", told["best_config"], "--json")
+    assert code == 0 and json.loads(out.splitlines()[-1])["model"] == told["model"], "the version that is there"
     code, _, err = cli("train", told["best_config"], f"run.dir={tmp_path / 'again'}", "--json")
     assert code == 0, err
     ours, theirs = (
         checkpoint.read(max(folder.glob("train/*/checkpoints/epoch-*"))).weights for folder in (tmp_path, tmp_path / "again")
     )
     assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+    code, out, err = cli("tune", str(where), "search.refit.train.epochs=2", "--json")
+    other = json.loads(out.splitlines()[-1])
+    assert code == 0 and other["model"] != told["model"] and other["report"] == told["report"], "the search is not repeated"
 
 
 def test_what_the_job_refuses_is_said_before_the_search(searches: Searches, tmp_path: Path) -> None:
