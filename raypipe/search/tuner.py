@@ -36,7 +36,7 @@ from raypipe.train import finders
 from raypipe.train.job import TrainJob
 from raypipe.train.launch import check_workers, wants_gpu
 from raypipe.train.rank import Data, validate
-from raypipe.train.trainer import prepare
+from raypipe.train.trainer import check_start, prepare
 
 log = logging.getLogger("raypipe")
 
@@ -57,6 +57,7 @@ def check(job: SearchJob, counts: Mapping[str, int] | None = None) -> tuple[Sear
     if job.search.populated:
         pbt.check(job, space)
     refit.check(job)
+    check_start(job)
     slots(job, ray.cluster_resources(), job.search.samples * len(space.cells))
     return job, space
 

@@ -52,10 +52,6 @@ def run(
     RaypipeError when a worker died or the run was stopped.
     """
     check_workers(job.train, connect(job.cluster, job.needs_cluster))
-    if job.train.start_from and (problem := checkpoint.verify(Path(job.train.start_from))):
-        raise ConfigError(
-            f"train.start_from is no whole checkpoint: {problem}", got=job.train.start_from, fix="Name an epoch's folder"
-        )
     pinned = pin(job.table, job.feed, classes, job.model.task)
     data = cache(lambda: prepare(job, pinned))  # made once, for the finders and for the training
     job = finders.settle(job, pinned, data)
@@ -64,6 +60,7 @@ def run(
     finished = folder / "result.json"
     if finished.exists():
         return _result(key, pinned, json.loads(finished.read_text()), 0.0)
+    check_start(job)
     save(job, folder / "config.yaml")
     started = time.perf_counter()
     checkpoints = folder / "checkpoints"
@@ -86,6 +83,13 @@ def run(
     partial.write_text(json.dumps(outcome))
     partial.replace(finished)
     return _result(key, pinned, outcome, time.perf_counter() - started)
+
+
+def check_start(job: TrainJob) -> None:
+    """Raise ConfigError when the training should start from weights that are not there."""
+    where = job.train.start_from
+    if where is not None and (problem := checkpoint.verify(Path(where))):
+        raise ConfigError(f"train.start_from is no whole checkpoint: {problem}", got=where, fix="Name an epoch's folder")
 
 
 def _train(job: TrainJob, data: Data, checkpoints: Path, progress: Report, steps: Tell) -> LoopState:

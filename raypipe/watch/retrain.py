@@ -96,14 +96,16 @@ def retrain(
 
 
 def _challenger_job(job: WatchJob, package: Package, version: int) -> TrainJob:
-    """The champion's own settings, on the new version of the table: what changes is the data."""
+    """The champion's own settings, on the new version of the table: what changes is the data. Where the champion started from a
+    checkpoint (train.start_from), this does not: it may be gone, and know fewer classes."""
     theirs = validate(TrainJob, package.info["config"])
     mine = {
         "table": job.table.model_dump() | {"version": version},
         "run": job.run.model_dump(),
         "cluster": job.cluster.model_dump(),
     }
-    return replace(theirs, {**mine, "registry": job.registry.model_dump(), "train.workers": job.watch.retrain_workers})
+    trained = {"train.workers": job.watch.retrain_workers, "train.start_from": None}
+    return replace(theirs, {**mine, "registry": job.registry.model_dump(), **trained})
 
 
 def _labelled_by_source(job: WatchJob, pinned: Any) -> dict[str, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -64,7 +65,6 @@ def test_it_trains_on_both_splits_and_keeps_the_third_for_its_reference(
 def test_the_command_registers_the_refit_and_its_file_gives_the_same_model(
     cells: TableConfig, searches: Searches, cli: Cli, tmp_path: Path
 ) -> None:
-    import json
 
     import torch
 
@@ -91,13 +91,19 @@ def test_the_command_registers_the_refit_and_its_file_gives_the_same_model(
     code, out, err = cli("tune", str(where), "search.refit.train.epochs=2", "--json")
     other = json.loads(out.splitlines()[-1])
     assert code == 0 and other["model"] != told["model"] and other["report"] == told["report"], "the search is not repeated"
+    shutil.rmtree(tmp_path / "search")
+    code, out, err = cli("retrain", str(where), "watch.force=true", "watch.retrain_workers=1", "--json")
+    assert code == 0 and json.loads(out.splitlines()[-1])["challenger"], "which needs no checkpoint of a search long gone"
 
 
+@pytest.mark.usefixtures("ray_session")
 def test_what_the_job_refuses_is_said_before_the_search(searches: Searches, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"search\.refit: .*model\.side_px"):
         refit.check(searches(tmp_path, **{"search.refit": {"model.side_px": 3}}))
     with pytest.raises(ConfigError, match=r"search\.refit: .*model\.side.*side_px"):
         refit.check(searches(tmp_path, **{"search.refit": {"model.side": 300}}))
+    with pytest.raises(ConfigError, match=r"train\.start_from is no whole checkpoint"):
+        tuner.check(searches(tmp_path, **{"train.start_from": str(tmp_path)}))
     with pytest.raises(ConfigError, match=r"search\.soup and search\.refit"):
         searches(tmp_path, **{"search.refit": {}, "search.soup": 3})
     refit.check(searches(tmp_path))
