@@ -205,6 +205,9 @@ class _Weights:
         told = {"trial": _name(trial), "donor": _name(donor), "epoch": lineage.state_of(pointed).epoch}
         told |= {"before": dict(trial.config), "donor_values": dict(donor.config)}
         super()._exploit(controller, trial, donor)  # type: ignore[misc]
+        # Of a trial that it pauses in the middle of a save, Tune 2.60 notes that it be stopped, and stops the clone after its
+        # first epoch (ray-project/ray #57906). Pausing what is paused drops the note and does nothing else.
+        controller.pause_trial(trial, should_checkpoint=False)
         lineage.settle(self.folder / "trials", _name(trial), trial.config, pointed)
         with (self.folder / LOG).open("a", encoding="utf-8") as file:
             file.write(json.dumps({**told, "values": dict(trial.config)}) + "\n")

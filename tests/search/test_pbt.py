@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import random
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,13 +15,15 @@ import torch
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from ray import tune
 
 from raypipe.config import replace
 from raypipe.errors import ConfigError
 from raypipe.feed.dataset import pin
-from raypipe.search import lineage, pbt, space
+from raypipe.search import lineage, pbt, space, tuner
 from raypipe.search.leaderboard import SearchResult
 from raypipe.search.settings import SearchJob
+from raypipe.search.trial import run_trial
 from raypipe.search.tuner import search
 from raypipe.train import checkpoint
 from raypipe.train.job import TrainJob
@@ -125,6 +129,38 @@ def test_a_search_read_again_is_the_same(searched: tuple[SearchJob, SearchResult
     job, result = searched
     assert search(job).trials == result.trials
     assert all(t.metric < 0.7 and t.epochs == job.train.epochs for t in result.trials)  # none stood still to the end
+
+
+def slowly(changes: dict[str, Any], **given: Any) -> None:
+    """A trial whose good one starts late and whose bad one takes long over handing on its second epoch: when the good one
+    reports and is cloned, the bad one is still at it."""
+    from ray.tune.trainable.function_trainable import FunctionTrainable
+
+    if changes["train.lr"] == GOOD:
+        time.sleep(3)
+    elif tune.get_checkpoint() is None:
+        actor = next(o for o in gc.get_objects() if issubclass(type(o), FunctionTrainable))
+        handed = actor.save_checkpoint
+
+        def save(folder: str) -> Any:
+            if actor._last_training_result.metrics["epoch"] == 2:
+                time.sleep(6)
+            return handed(folder)
+
+        actor.save_checkpoint = save
+    run_trial(changes, **given)
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_a_clone_that_was_still_saving_trains_to_its_end(
+    searches: Searches, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tune notes a stop for a trial that it pauses in the middle of a save: the clone would end with its first epoch."""
+    monkeypatch.setattr(tuner, "run_trial", slowly)
+    job = population(tmp_path, searches, **{"train.epochs": 4})
+    result = search(job)
+    assert len(pbt.mutations(job.run.path / "search" / result.key)) == 1
+    assert [t.epochs for t in result.trials] == [4, 4]
 
 
 @given(
