@@ -65,7 +65,6 @@ def test_it_trains_on_both_splits_and_keeps_the_third_for_its_reference(
 def test_the_command_registers_the_refit_and_its_file_gives_the_same_model(
     cells: TableConfig, searches: Searches, cli: Cli, tmp_path: Path
 ) -> None:
-
     import torch
 
     from raypipe.config import save
