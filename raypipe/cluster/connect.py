@@ -1,7 +1,9 @@
 """Join the cluster that is there, or start one on this machine; safe by default.
 
-`address: auto` takes RAY_ADDRESS (set inside a submitted job), else a cluster that `ray start` left running on this host, else
-starts a local one: two clusters on one host break Ray Train's placement-group cleaner (measured: later trials starve 60 s).
+`address: auto` takes RAY_ADDRESS (set inside a submitted job), else a cluster that `ray start` left running on this host for
+everybody, else starts a local one. Never another program's private cluster: it ends with that program (`shared.py`).
+Two clusters on one host break Ray Train's placement-group cleaner (measured: later trials starve 60 s) unless RAY_ADDRESS
+says which is meant, so every process of a cluster that we start has it (`worker.py`).
 Token authentication is on at both ends, the dashboard listens on loopback only, usage statistics are off.
 """
 
@@ -13,10 +15,14 @@ from pathlib import Path
 
 from pydantic import Field
 
+from raypipe.cluster.shared import shared_cluster
 from raypipe.config import Section
 from raypipe.errors import ClusterError
 
 log = logging.getLogger("raypipe")
+PRELOAD = "RAY_preload_python_modules"
+WORKER = "raypipe.cluster.worker"
+_own: list[str] = []  # the address of the cluster that this process started
 
 ENV = {
     "RAY_AUTH_MODE": "token",
@@ -81,6 +87,10 @@ def close() -> None:
 
     if ray.is_initialized():
         ray.shutdown()
+    while _own:  # what connects next in this process must not look for a cluster that is gone
+        if os.environ.get("RAY_ADDRESS") == (gone := _own.pop()):
+            del os.environ["RAY_ADDRESS"]
+            log.debug("Stopped the Ray cluster at %s", gone)
 
 
 def _init(cfg: ClusterConfig, preload: str) -> None:
@@ -89,17 +99,15 @@ def _init(cfg: ClusterConfig, preload: str) -> None:
     options = {"log_to_driver": False, "logging_level": logging.ERROR}
     address = cfg.address
     if address == "auto":
-        given = os.environ.get("RAY_ADDRESS", "")
-        # http://… is the dashboard's address, which `ray job submit` wants in the same variable
-        address = (given if given and not given.startswith("http") else _running_here()) or "local"
+        address = _given() or shared_cluster() or "local"
     try:
         if address == "spark":
             ray.init(address=_start_on_spark(), **options)
         elif address == "local":
             memory = cfg.object_store_mb * 2**20 if cfg.object_store_mb else None
             os.environ.pop("RAY_ADDRESS", None)
-            if preload:
-                os.environ.setdefault("RAY_preload_python_modules", preload)
+            modules = [*os.environ.get(PRELOAD, "").split(","), WORKER, *preload.split(",")]
+            os.environ[PRELOAD] = ",".join(dict.fromkeys(filter(None, modules)))
             if not cfg.dashboard:
                 os.environ.setdefault("RAY_enable_metrics_collection", "0")  # nobody would see them
             context = ray.init(
@@ -110,9 +118,9 @@ def _init(cfg: ClusterConfig, preload: str) -> None:
                 dashboard_host="127.0.0.1",
                 **options,
             )
-            os.environ["RAY_ADDRESS"] = context.address_info[
-                "address"
-            ]  # what we start from here joins this cluster, not a second one
+            # what we start from here joins this cluster, not a second one
+            os.environ["RAY_ADDRESS"] = context.address_info["address"]
+            _own.append(context.address_info["address"])
         else:
             ray.init(address=address, **options)
     except Exception as e:
@@ -137,14 +145,11 @@ def _start_on_spark() -> str:
     return str(address)
 
 
-def _running_here() -> str | None:
-    """The address of a live cluster on this host, or None. Ray's own lookup alone would hand out a dead one's address."""
-    try:
-        from ray._private.services import find_gcs_addresses
-
-        return next(iter(sorted(find_gcs_addresses())), None)
-    except ImportError:
-        return None
+def _given() -> str:
+    """RAY_ADDRESS where it names one cluster: `auto` is Ray's word for any, private ones too, and http://… is the
+    dashboard's address, which `ray job submit` wants in the same variable."""
+    given = os.environ.get("RAY_ADDRESS", "")
+    return "" if given == "auto" or given.startswith("http") else given
 
 
 def _quiet_data() -> None:

@@ -1,0 +1,116 @@
+"""`cluster.address=auto` joins what `ray start` left for everybody, and no program's own cluster."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+# Connects as a verb does, twice, and says which clusters it was in and what a task of each was told.
+JOIN = """
+import json, os, sys
+from raypipe.cluster import connect
+import ray
+
+@ray.remote(num_cpus=0.1)
+def told():
+    return os.environ.get("RAY_ADDRESS", "")
+
+seen = []
+for _ in range(int(sys.argv[1])):
+    connect.connect(connect.ClusterConfig(cpus=1, object_store_mb=100))
+    address = ray.get_runtime_context().gcs_address
+    seen.append([address, ray.get(told.remote()), os.environ.get("RAY_ADDRESS", "")])
+    connect.close()
+print(json.dumps([*seen, os.environ.get("RAY_ADDRESS", "")]))
+"""
+
+
+def joined(times: int = 1, **environment: str) -> list[list[str]]:
+    inherited = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"}
+    done = subprocess.run(
+        [sys.executable, "-c", JOIN, str(times)],
+        env=inherited | environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=ROOT,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_another_programs_cluster_is_left_alone(ray_session: str) -> None:
+    """The session's cluster is alive on this host and private. A second process starts its own,
+    tells every worker which one that is, and finds its way after stopping it."""
+    first, second, after = joined(times=2)
+    assert first[0] != ray_session and second[0] not in (ray_session, first[0])
+    assert first == [first[0]] * 3 and second == [second[0]] * 3
+    assert after == ""
+
+
+@pytest.mark.parametrize("given", ["auto", "http://127.0.0.1:8265", ""])
+def test_an_address_that_names_no_cluster_joins_none(given: str) -> None:
+    from raypipe.cluster import connect
+
+    before = os.environ.pop("RAY_ADDRESS", None)
+    try:
+        os.environ["RAY_ADDRESS"] = given
+        assert connect._given() == ""
+    finally:
+        os.environ.pop("RAY_ADDRESS")
+        if before is not None:
+            os.environ["RAY_ADDRESS"] = before
+
+
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A temporary folder for Ray: its sockets' paths may have 107 characters."""
+    with tempfile.TemporaryDirectory(dir="/tmp", prefix="rp") as folder:
+        monkeypatch.setenv("RAY_TMPDIR", folder)
+        (Path(folder) / "ray").mkdir()
+        yield Path(folder)
+
+
+def test_a_private_cluster_stays_private_when_recorded(ray_session: str, short: Path) -> None:
+    """Its port may have been another cluster's, whose record a kill left behind."""
+    from raypipe.cluster.shared import shared_cluster
+
+    (short / "ray" / "ray_current_cluster").write_text(ray_session)
+    assert shared_cluster() is None
+
+
+@pytest.mark.parametrize("recorded", ["127.0.0.1:1", "", "nonsense", "[::1]:99999999"])
+def test_a_record_of_nothing_is_no_cluster(short: Path, recorded: str) -> None:
+    from raypipe.cluster.shared import shared_cluster
+
+    (short / "ray" / "ray_current_cluster").write_text(recorded)
+    assert shared_cluster() is None
+
+
+@pytest.mark.slow
+def test_what_ray_start_left_is_joined_until_it_is_dead(ray_session: str, short: Path) -> None:
+    start = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--port", "0"]
+    size = ["--num-cpus", "1", "--object-store-memory", str(100 * 2**20)]
+    bare = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"}
+    plain = ["--include-dashboard", "false", "--disable-usage-stats"]
+    try:
+        subprocess.run([*start, *size, *plain], env=bare, check=True, capture_output=True, timeout=90)
+        address = (short / "ray" / "ray_current_cluster").read_text()
+        ((found, _, _), _) = joined()
+        assert found == address
+    finally:
+        for process in psutil.process_iter(["cmdline"]):
+            if any(str(short) in word for word in process.info["cmdline"] or []):
+                process.kill()
+    ((found, _, _), _) = joined()
+    assert found not in (address, ray_session)
