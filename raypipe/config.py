@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar, get_args
@@ -141,6 +142,17 @@ def key_of(*parts: Any) -> str:
         [p.model_dump(mode="json") if isinstance(p, BaseModel) else p for p in parts], sort_keys=True, default=str
     )
     return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def to_json(value: Any, indent: int | None = None, default: Callable[[Any], Any] = str) -> str:
+    """JSON that every reader understands: NaN and infinities, which the standard lacks, become null."""
+    written = json.dumps(value, default=default)  # Python's dialect
+    return json.dumps(json.loads(written, parse_constant=lambda name: None), indent=indent, allow_nan=False)
+
+
+def metrics_of(read: Mapping[str, Any]) -> dict[str, float]:
+    """Metrics as `to_json` wrote them: null is NaN again."""
+    return {name: math.nan if value is None else value for name, value in read.items()}
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:

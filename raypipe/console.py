@@ -6,7 +6,6 @@ On a terminal progress is a bar (rich); elsewhere it is a plain line every five 
 from __future__ import annotations
 
 import dataclasses
-import json
 import logging
 import math
 import sys
@@ -32,6 +31,8 @@ from rich.progress import (
 )
 from rich.table import Table
 from rich.text import Text
+
+from raypipe.config import to_json
 
 if TYPE_CHECKING:
     from raypipe.search.leaderboard import Standing
@@ -140,7 +141,7 @@ class Console:
     def finish(self, result: Mapping[str, Any]) -> None:
         """The last line of stdout under --json."""
         if self.as_json:
-            print(json.dumps(result, default=plain_value), flush=True)
+            print(to_json(result, default=plain_value), flush=True)
 
 
 class Training:

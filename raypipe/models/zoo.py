@@ -28,6 +28,7 @@ from raypipe.config import Section
 from raypipe.errors import nearest
 from raypipe.models import depth, tasks
 from raypipe.models.backbones import BACKBONES, Backbone, Channels
+from raypipe.models.finite import require_rows
 from raypipe.models.providers import PROVIDERS, has_weights, resolve, width
 from raypipe.models.tasks import Kind
 
@@ -198,7 +199,7 @@ class ImageModel(nn.Module):
     @torch.inference_mode()
     def predict(self, pixels_NHWC: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(features_ND, scores_NC) of any number of uint8 images, on the model's own device. Scores are the mean over the
-        views, features those of the image as it is."""
+        views, features those of the image as it is. Raises DataError if some are not finite."""
         device = self.head.mean.device
         step = 16 if device.type == "cpu" else 256  # two CPU cores: 49 images/s at 16 a batch, 34 at 64 (caches)
         features, scores = [], []
@@ -210,7 +211,10 @@ class ImageModel(nn.Module):
         if not features:
             widths = self.head.linear.in_features, self.head.linear.out_features
             return np.empty((0, widths[0]), np.float32), np.empty((0, widths[1]), np.float32)
-        return torch.cat(features).numpy(), torch.cat(scores).numpy()
+        features_ND, scores_NC = torch.cat(features).numpy(), torch.cat(scores).numpy()
+        for values, what in ((features_ND, "features"), (scores_NC, "scores")):
+            require_rows(values, what, "Take another version of the model, or train again with a lower train.lr")
+        return features_ND, scores_NC
 
 
 def views(pixels_BHWC: Tensor, count: int) -> Iterator[Tensor]:

@@ -20,9 +20,11 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
+from raypipe.config import to_json
 from raypipe.errors import DataError
 from raypipe.images.decode import decode_batch
 from raypipe.models.allocator import keep_memory
+from raypipe.models.finite import require_rows, require_weights
 from raypipe.models.tasks import Task
 from raypipe.models.zoo import ImageModel, ModelConfig
 
@@ -66,7 +68,9 @@ class Package:
             untrained = {"pretrained": False, "mode": "finetune", "frozen_blocks": 0}
             cfg = ModelConfig.model_validate(self.info["model"] | untrained)
             model = ImageModel(cfg, len(self.classes))
-            model.load_state_dict(load_file(self.folder / "weights.safetensors"))
+            weights = load_file(self.folder / "weights.safetensors")
+            require_weights(weights, str(self.folder), "Take another version of the model, or train again")
+            model.load_state_dict(weights)
             self._model = model.for_inference()
         return self._model
 
@@ -96,13 +100,19 @@ def build(
     reference: Reference,
     facts: dict[str, Any],
 ) -> Path:
-    """Write a package; `facts` (lineage, metrics) go into package.json as they are."""
-    folder.mkdir(parents=True, exist_ok=True)
-    save_file({k: v.detach().cpu().contiguous() for k, v in model.state_dict().items()}, folder / "weights.safetensors")
+    """Write a package; `facts` (lineage, metrics) go into package.json as they are. Raises DataError, and writes nothing, for
+    weights or a reference that are not finite."""
+    weights = {k: v.detach().cpu().contiguous() for k, v in model.state_dict().items()}
+    again = "Train again with a lower train.lr"
+    require_weights(weights, str(folder), again)
     features, scores = reference.features_ND.astype(np.float32), reference.scores_NC.astype(np.float32)
+    for values, what in ((features, "features"), (scores, "scores")):
+        require_rows(values, what, again)
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(weights, folder / "weights.safetensors")
     np.savez(folder / "reference.npz", features=features, scores=scores, ids=np.array(reference.ids, dtype=np.str_))
     info = {"model": cfg.settled().model_dump(mode="json"), "side_px": cfg.pixels, "classes": list(classes)} | facts
-    (folder / "package.json").write_text(json.dumps(info, indent=2, default=str))
+    (folder / "package.json").write_text(to_json(info, indent=2))
     (folder / "manifest.json").write_text(json.dumps({name: _sha256(folder / name) for name in _FILES}))
     return folder
 

@@ -6,15 +6,17 @@ import json
 import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from dataclasses import replace as with_
 from pathlib import Path
 from typing import Any
 
+from raypipe.config import metrics_of, to_json
 from raypipe.search import lineage
 from raypipe.tables.table import TableVersion
 from raypipe.train import checkpoint
 from raypipe.train.job import TrainJob, TrainResult
 from raypipe.train.settings import TrainConfig
-from raypipe.train.stopping import Mode
+from raypipe.train.stopping import Mode, unusable
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,7 @@ def ranked(trials: Iterable[Trial], metric: str, mode: Mode) -> list[Trial]:
     sign = -1 if mode == "max" else 1
 
     def place(t: Trial) -> tuple[bool, float, float, str]:
-        if t.checkpoint is None:
+        if t.checkpoint is None or not _usable(t):
             return True, 0.0, 0.0, t.name
         losses = [line["val_loss"] for line in t.history if line[metric] == t.metric and line["val_loss"] == line["val_loss"]]
         return False, sign * t.metric, losses[0] if losses else math.inf, t.name
@@ -106,15 +108,30 @@ def ranked(trials: Iterable[Trial], metric: str, mode: Mode) -> list[Trial]:
 def write(file: Path, trials: Iterable[Trial], stopped: str | None, decoded: int) -> None:
     """All or nothing."""
     partial = file.with_suffix(".partial")
-    partial.write_text(json.dumps({"trials": [asdict(t) for t in trials], "stopped": stopped, "decoded": decoded}))
+    partial.write_text(to_json({"trials": [asdict(t) for t in trials], "stopped": stopped, "decoded": decoded}))
     partial.replace(file)
 
 
 def read(file: Path) -> tuple[tuple[Trial, ...], str | None, int]:
     """(trials, why the search ended before its last, images decoded)."""
     outcome = json.loads(file.read_text())
-    trials = tuple(Trial(**t | {name: tuple(t.get(name, ())) for name in ("history", "schedule")}) for t in outcome["trials"])
-    return trials, outcome["stopped"], outcome.get("decoded", 0)
+    trials = [_read_trial(t) for t in outcome["trials"]]
+    trials.sort(key=lambda t: t.checkpoint is None)  # stable: only trials that an older version ranked by NaN move
+    return tuple(trials), outcome["stopped"], outcome.get("decoded", 0)
+
+
+def _read_trial(read: dict[str, Any]) -> Trial:
+    """One of a search's trials. Older versions ranked a trial by the accuracy of an epoch of NaN: it counts as failed."""
+    history = tuple(metrics_of(line) for line in read["history"])
+    metric = math.nan if read["metric"] is None else read["metric"]
+    trial = Trial(**read | {"metric": metric, "history": history, "schedule": tuple(read.get("schedule", ()))})
+    return trial if _usable(trial) else with_(trial, metric=math.nan, checkpoint=None)
+
+
+def _usable(trial: Trial) -> bool:
+    """Has a usable epoch the value that the trial is ranked by?"""
+    history = trial.history
+    return not history or any(trial.metric in line.values() and unusable(line) is None for line in history)
 
 
 def trial_of(result: Any, metric: str, mode: str, train: TrainConfig, trials: Path) -> Trial:
@@ -123,7 +140,8 @@ def trial_of(result: Any, metric: str, mode: str, train: TrainConfig, trials: Pa
     # A trial keeps its best checkpoints and the last; the last one's state holds the history of all epochs.
     kept = lineage.whole_epochs(lineage.home(trials, name, dict(result.config or {}), pointed))
     history = kept[max(kept)][0].history if kept else []
-    usable = [epoch for epoch in kept if history[epoch - 1][metric] == history[epoch - 1][metric]]  # NaN: it diverged
+    values = {epoch: history[epoch - 1][metric] for epoch in kept if unusable(history[epoch - 1]) is None}
+    usable = [epoch for epoch, value in values.items() if math.isfinite(value)]  # the others diverged
     if result.error is not None or not usable:
         return Trial(name, dict(result.config or {}), float("nan"), len(history), False, tuple(history), None)
     pick = max if mode == "max" else min

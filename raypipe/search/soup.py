@@ -16,10 +16,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from raypipe.config import metrics_of, to_json
 from raypipe.search.leaderboard import Trial
 from raypipe.train import checkpoint
 from raypipe.train.parallel.snapshot import Piece, Snapshot
-from raypipe.train.stopping import Mode
+from raypipe.train.stopping import Mode, unusable
 
 FILE = "soup.json"
 Weights = Mapping[str, Tensor]
@@ -41,10 +42,12 @@ def cook(trials: Sequence[Trial], judge: Judge, metric: str, mode: Mode, folder:
     sign = 1 if mode == "max" else -1
     mean = _weights(best)
     members, metrics = [best.name], judge(mean)
+    if unusable(metrics) is not None:
+        return None
     for trial in others:
         tried = _mean(mean, _weights(trial), len(members))
         found = judge(tried)
-        if sign * found[metric] >= sign * metrics[metric]:
+        if unusable(found) is None and sign * found[metric] >= sign * metrics[metric]:
             mean, metrics = tried, found
             members.append(trial.name)
     if len(members) == 1:
@@ -53,7 +56,7 @@ def cook(trials: Sequence[Trial], judge: Judge, metric: str, mode: Mode, folder:
     pieces = {name: Piece.whole(tensor) for name, tensor in mean.items()}
     at = checkpoint.write(folder / "soup", Snapshot(pieces), state)
     soup = Soup(tuple(members), metrics, str(at))
-    (folder / FILE).write_text(json.dumps(asdict(soup)))
+    (folder / FILE).write_text(to_json(asdict(soup)))
     return soup
 
 
@@ -62,7 +65,10 @@ def read(folder: Path) -> Soup | None:
     if not (folder / FILE).exists():
         return None
     found = json.loads((folder / FILE).read_text())
-    return Soup(tuple(found["members"]), found["metrics"], found["checkpoint"])
+    metrics = metrics_of(found["metrics"])
+    if unusable(metrics) is not None:  # an older version's
+        return None
+    return Soup(tuple(found["members"]), metrics, found["checkpoint"])
 
 
 def _weights(trial: Trial) -> dict[str, Tensor]:

@@ -85,6 +85,8 @@ def search(job: SearchJob, progress: Listener = lambda done, total, standings: N
         leaderboard.write(finished, trials, stopped, _decoded(data))
     ranked, stopped, decoded = leaderboard.read(finished)
     best, mixed = ranked[0], soup.read(folder)
+    if best.checkpoint is None:  # as an older version may have kept it
+        raise RaypipeError("No trial of this search is usable", got=str(finished), fix="Remove its folder to search again")
     trained = leaderboard.as_training(key, pinned.version, pinned.classes, best)
     if mixed is not None:
         trained = with_(trained, metrics=mixed.metrics, checkpoint=mixed.checkpoint)

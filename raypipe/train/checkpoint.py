@@ -24,6 +24,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from raypipe.config import to_json
 from raypipe.train.loop import LoopState
 from raypipe.train.parallel import Snapshot
 from raypipe.train.parallel.snapshot import Piece
@@ -50,7 +51,7 @@ def write_part(folder: Path, snapshot: Snapshot, rank: int, attempt: str) -> Non
 
 def publish(folder: Path, state: LoopState, world: int, attempt: str, timeout_s: float) -> Path:
     """Rank 0: wait for every rank's part of this attempt and make them a checkpoint. Raises TimeoutError."""
-    (folder / "state.json").write_text(json.dumps(state.to_dict()))
+    (folder / "state.json").write_text(to_json(state.to_dict()))
     parts = [_part(folder, rank, attempt, time.monotonic() + timeout_s) for rank in range(world)]
     files = {"state.json": _seal(folder / "state.json")} | {k: v for part in parts for k, v in part["files"].items()}
     manifest = {"files": files, "facts": parts[0]["facts"], "epoch": state.epoch, "step": state.step, "world": world}
@@ -89,7 +90,7 @@ def read(folder: Path, verified: bool = False) -> Checkpoint:
     if problem:
         raise ValueError(f"{folder}: {problem}")
     manifest = json.loads((folder / MANIFEST).read_text())
-    state = LoopState(**json.loads((folder / "state.json").read_text()))
+    state = LoopState.of(json.loads((folder / "state.json").read_text()))
     whole = [Whole([folder / n for n in manifest["files"] if n.startswith(kind)]) for kind in ("weights-", "optimizer-")]
     return Checkpoint(whole[0], whole[1], manifest["facts"], state)
 
@@ -176,7 +177,7 @@ def _part(folder: Path, rank: int, attempt: str, deadline: float) -> dict[str, A
 
 def _replace(path: Path, content: dict[str, Any]) -> None:
     partial = path.with_name(path.name + ".partial")
-    partial.write_text(json.dumps(content))
+    partial.write_text(to_json(content))
     partial.replace(path)
 
 

@@ -22,6 +22,7 @@ import ray
 import torch
 
 from raypipe import config
+from raypipe.config import to_json
 from raypipe.errors import RaypipeError
 from raypipe.feed.dataset import Pinned
 from raypipe.feed.feed import Batch, Feed, fetch
@@ -62,7 +63,7 @@ def settle(job: Job, pinned: Pinned, data: Callable[[], Data], drawn: tuple[str,
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         written = path.with_suffix(".partial")
-        written.write_text(json.dumps({name: asdict(found) for name, found in _find(job, data(), wanted).items()}))
+        written.write_text(to_json({name: asdict(found) for name, found in _find(job, data(), wanted).items()}))
         written.replace(path)
     found = {name: Found(**told) for name, told in json.loads(path.read_text()).items()}
     for name in wanted:

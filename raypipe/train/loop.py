@@ -9,6 +9,8 @@ Shapes: inputs are pixels_BHWC uint8 or features_BD float32, labels_B as the tas
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -18,13 +20,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from raypipe.config import metrics_of
 from raypipe.images.augment import AugmentConfig, augment
 from raypipe.images.mix import mix
 from raypipe.train.objective import Objective
 from raypipe.train.parallel import Engine
 from raypipe.train.schedule import factor, scaled
 from raypipe.train.settings import TrainConfig
-from raypipe.train.stopping import improved, why_stop
+from raypipe.train.stopping import StoppingConfig, best_of, improved, unusable, why_stop
 
 if TYPE_CHECKING:  # it brings Ray and deltalake, which a loop over other batches does without
     from raypipe.feed.feed import Feed
@@ -33,7 +36,8 @@ if TYPE_CHECKING:  # it brings Ray and deltalake, which a loop over other batche
 @dataclass
 class LoopState:
     """What a resume continues from: finished epochs and steps of the next, their metrics, which epoch was best, the time and
-    the workers' time in the loop so far (what was repeated after a kill not counted), and why it stopped before its end."""
+    the workers' time in the loop so far (what was repeated after a kill not counted), and why it stopped before its end.
+    `problem` says why the newest unusable epoch is unusable."""
 
     epoch: int = 0
     step: int = 0
@@ -45,6 +49,22 @@ class LoopState:
     seconds: float = 0.0
     worker_s: float = 0.0
     stopped: str | None = None
+    problem: str | None = None
+
+    @classmethod
+    def of(cls, read: dict[str, Any]) -> LoopState:
+        """From `to_dict`, through JSON or not."""
+        history = [metrics_of(line) for line in read["history"]]
+        loss_sum = math.nan if read["loss_sum"] is None else read["loss_sum"]
+        return cls(**read | {"history": history, "loss_sum": loss_sum})
+
+    def judged_again(self, rule: StoppingConfig, last: bool) -> LoopState:
+        """The same state if its best epoch is usable. Older versions called an epoch of NaN the best: then the best usable."""
+        if self.best_epoch < 0 or unusable(self.history[self.best_epoch]) is None:
+            return self
+        best = best_of(self.history, rule, last)
+        value = self.history[best][rule.metric] if best >= 0 else None
+        return dataclasses.replace(self, best=value, best_epoch=best)
 
     def finished(self, epochs: int) -> bool:
         """Did the training end, by its epochs or its rule?"""
@@ -103,12 +123,17 @@ def fit(
             "images_per_s": (state.seen - before) * engine.world / (time.perf_counter() - started),
             **engine.meter.epoch(),
         }
-        if cfg.result == "last" or improved(metrics[rule.metric], state.best, rule.mode, rule.min_delta):
+        problem = _problem(metrics, engine)
+        if problem is not None:
+            state.problem = f"epoch {state.epoch + 1} is unusable: {problem} (train.lr={cfg.lr:g})"
+            metrics |= {name: math.nan for name in metrics if name.startswith("val_")}  # argmax of NaN looks like an accuracy
+        elif cfg.result == "last" or improved(metrics[rule.metric], state.best, rule.mode, rule.min_delta):
             state.best, state.best_epoch = metrics[rule.metric], state.epoch
         state.history.append(metrics)
         state.epoch, state.step, state.loss_sum, state.seen = state.epoch + 1, 0, 0.0, 0
         if state.epoch < cfg.epochs:
-            state.stopped = why_stop(rule, state.history, state.seconds, state.worker_s)
+            lost = state.problem if problem and rule.nan_guard else None
+            state.stopped = lost or why_stop(rule, state.history, state.seconds, state.worker_s)
         save(state)
         report(metrics, state)
     return state
@@ -126,6 +151,13 @@ def _settle(state: LoopState, engine: Engine, losses: Tensor, since: float) -> f
     state.loss_sum, state.seen, state.seconds, state.worker_s = means.tolist()
     losses.fill_(state.loss_sum)
     return now
+
+
+def _problem(metrics: dict[str, float], engine: Engine) -> str | None:
+    """What is not finite: a loss, a logit (then val_loss is not), a weight. The same words on every rank."""
+    weight = engine.not_finite()
+    found = [unusable(metrics), f"the weights {weight} hold NaN or infinity" if weight else None]
+    return ", ".join(words for words in found if words) or None
 
 
 def _seed(*parts: int) -> int:

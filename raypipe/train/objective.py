@@ -12,6 +12,7 @@ probability    also val_accuracy (score and label on the same side of 0.5, which
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor
 
 from raypipe.errors import ConfigError
+from raypipe.models.finite import require_rows
 from raypipe.models.tasks import Kind, Task
 from raypipe.train.losses import ClassWeights, class_weights, sigmoid_loss, softmax_loss, squared_loss
 
@@ -65,13 +67,17 @@ class Objective:
         """Sums over a batch, float64: the loss, the images, and what the task counts. Zeros if it is empty."""
         targets_BC = self.task.targets(labels_B)
         losses_B = self._losses(logits_BC, targets_BC, torch.ones_like(self.weights_C), 0.0, 0.0)
+        losses_B = torch.where(logits_BC.isfinite().all(1), losses_B, torch.nan)  # whatever the loss made of such a logit
         images_B = torch.ones_like(losses_B)
         counted = _COUNTED[self.task.kind](self.task.scores(logits_BC), targets_BC, self.mean)
         return torch.cat([part.double().sum(0).reshape(-1) for part in (losses_B, images_B, *counted)])
 
     def metrics(self, totals: Tensor) -> dict[str, float]:
-        """The metrics of the sums over a whole split."""
+        """The metrics of the sums over a whole split; all NaN if a logit or a loss was not finite. What is counted would look
+        like an accuracy: argmax of NaN is class 0."""
         loss, images, *counted = totals.tolist()
+        if not math.isfinite(loss):
+            return dict.fromkeys(METRICS[self.task.kind], math.nan) | {"val_loss": loss / images}
         return {"val_loss": loss / images, **_DIVIDED[self.task.kind](images, np.array(counted))}
 
     def _losses(self, logits_BC: Tensor, targets_BC: Tensor, weights_C: Tensor, smoothing: float, gamma: float) -> Tensor:
@@ -82,7 +88,9 @@ class Objective:
 
 
 def judge(task: Task, scores_NC: Tensor, labels_N: Tensor) -> dict[str, float]:
-    """The task's metrics of finished predictions, without the loss; names as in validation."""
+    """The task's metrics of finished predictions, without the loss; names as in validation. Raises DataError for scores that
+    are not finite."""
+    require_rows(scores_NC.numpy(), "scores", "Train again with a lower train.lr")
     targets_NC = task.targets(labels_N)
     counted = _COUNTED[task.kind](scores_NC, targets_NC, float(targets_NC.mean()))
     sums = torch.cat([part.double().sum(0).reshape(-1) for part in counted])

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from raypipe.config import dump
+from raypipe.config import dump, to_json
 from raypipe.feed.dataset import pin
 from raypipe.registry import package, promote, tracking
 from raypipe.registry.promote import ModelVersion
@@ -56,7 +55,7 @@ def publish(
         "raypipe.table": str(result.version),
         "raypipe.task": job.model.task,
         "raypipe.sources": ",".join(sources),
-        "raypipe.metrics": json.dumps(result.metrics),
+        "raypipe.metrics": to_json(result.metrics),
     }
     return promote.register(store, run_id, Path(folder), result.key, tags)
 

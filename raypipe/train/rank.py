@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from raypipe.errors import ConfigError
 from raypipe.feed.feed import Feed, Source, fetch
+from raypipe.models import finite
 from raypipe.models.tasks import Task
 from raypipe.models.zoo import Head, ImageModel, ModelConfig
 from raypipe.train import checkpoint, parallel
@@ -64,7 +65,7 @@ def train_rank(
     if resume is not None:
         saved = checkpoint.read(resume, verified=True)
         engine.load(saved.weights, saved.optimizer, saved.facts)
-        state = saved.state
+        state = saved.state.judged_again(cfg.stopping, cfg.result == "last")
     feed = Feed(data.train, data.val, int(cfg.batch_size), job.run.seed, engine.rank, engine.world, engine.device)
     try:
         return fit(
@@ -87,9 +88,12 @@ def train_rank(
 
 
 def start_from(model: nn.Module, folder: Path) -> None:
-    """Take over the weights of a checkpoint that verified. Raises ConfigError when they are another model's."""
+    """Take over the weights of a checkpoint that verified. Raises ConfigError when they are another model's, DataError when
+    they are not finite."""
+    weights = dict(checkpoint.read(folder, verified=True).weights)
+    finite.require_weights(weights, str(folder), "Set train.start_from=null, or name another epoch's folder")
     try:
-        model.load_state_dict(dict(checkpoint.read(folder, verified=True).weights))
+        model.load_state_dict(weights)
     except RuntimeError as e:
         raise ConfigError(
             "train.start_from holds the weights of another model",
@@ -136,6 +140,7 @@ def trainable(model: ModelConfig, data: Data, objective: Objective) -> nn.Module
     whole: ImageModel | None = None
     if data.features:
         inputs = fetch(data.train.inputs)
+        finite.require_rows(inputs, "features", "Check the weights of model.name, or take another backbone")
         head = Head(inputs.shape[1], len(data.classes), model.dropout, scaled=model.task == "regression")
         head.standardise_by(torch.from_numpy(inputs.mean(0)), torch.from_numpy(inputs.std(0)))
     else:

@@ -23,7 +23,7 @@ from raypipe.train import checkpoint
 from raypipe.train.loop import LoopState
 from raypipe.train.parallel import Engine, Snapshot
 from raypipe.train.settings import TrainConfig
-from raypipe.train.stopping import StoppingConfig
+from raypipe.train.stopping import StoppingConfig, unusable
 
 log = logging.getLogger("raypipe")
 T = TypeVar("T")
@@ -86,7 +86,8 @@ class Saver:
 
 def kept(state: LoopState, rule: StoppingConfig, count: int) -> set[str]:
     """The checkpoints of the `count` best epochs so far, and of the one the run calls best (min_delta may make it another)."""
-    values = [(metrics[rule.metric], epoch) for epoch, metrics in enumerate(state.history)]
+    usable = [(metrics, epoch) for epoch, metrics in enumerate(state.history) if unusable(metrics) is None]
+    values = [(metrics[rule.metric], epoch) for metrics, epoch in usable]
     ranked = sorted((v for v in values if v[0] == v[0]), key=lambda v: (v[0] if rule.mode == "min" else -v[0], v[1]))
     return {checkpoint.name(epoch + 1) for epoch in (state.best_epoch, *(epoch for _, epoch in ranked[:count]))}
 

@@ -8,7 +8,7 @@ them must be given the same Progress, else one would leave and the others wait f
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Literal
@@ -45,7 +45,8 @@ class StoppingConfig(BudgetConfig):
 
     plateau: the mean (or median) of so many epochs is not better than that of as many before. target: the metric is as good
     as this. `when: all` waits until those of the three that are set agree. Budgets and guards stop alone: `nan_guard` when
-    the training loss is no number, `divergence` when it is above so many times its lowest.
+    an epoch is unusable (a loss, a logit or a weight is not finite; without the guard the training goes on, and such an epoch
+    is never the best), `divergence` when the training loss is above so many times its lowest.
     """
 
     metric: Literal["val_accuracy", "val_balanced_accuracy", "val_f1", "val_r2", "val_loss", "val_mae", "val_rmse"] = (
@@ -100,9 +101,28 @@ class Progress:
 Rule = Callable[[Progress], str | None]
 
 
+def unusable(metrics: Mapping[str, float]) -> str | None:
+    """What of an epoch's metrics says that its weights are lost: a loss that is NaN or infinite. None: the epoch is usable.
+
+    The metric that is compared says nothing here. argmax of NaN is class 0, so accuracy stays a number. The loop sets all
+    validation metrics of an unusable epoch to NaN; this function also recognises epochs that older versions recorded.
+    """
+    lost = [n for n in ("train_loss", "val_loss") if n in metrics and not math.isfinite(metrics[n])]
+    return ", ".join(f"{name} is {metrics[name]}" for name in lost) or None
+
+
+def best_of(history: Sequence[Mapping[str, float]], cfg: StoppingConfig, last: bool = False) -> int:
+    """The best usable epoch, counted from 0; -1 if there is none. `last`: the last usable one, whatever its metric."""
+    best, found = None, -1
+    for epoch, metrics in enumerate(history):
+        if unusable(metrics) is None and (last or improved(metrics[cfg.metric], best, cfg.mode, cfg.min_delta)):
+            best, found = metrics[cfg.metric], epoch
+    return found
+
+
 def improved(value: float, best: float | None, mode: Mode, min_delta: float = 0.0) -> bool:
-    """Is `value` better than `best` by more than min_delta? NaN never is."""
-    if value != value:
+    """Is `value` better than `best` by more than min_delta? NaN and infinities never are."""
+    if not math.isfinite(value):
         return False
     gain = value - best if best is not None else float("inf")
     return (gain if mode == "max" or best is None else -gain) > min_delta

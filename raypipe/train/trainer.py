@@ -8,6 +8,7 @@ returns a finished one.
 from __future__ import annotations
 
 import json
+import logging
 import time
 from contextlib import nullcontext
 from functools import cache
@@ -18,12 +19,13 @@ import numpy as np
 import torch
 
 from raypipe.cluster.connect import connect
-from raypipe.config import save
+from raypipe.config import metrics_of, save, to_json
 from raypipe.errors import ConfigError, RaypipeError
 from raypipe.feed import feed as feeds
 from raypipe.feed.dataset import Pinned, parts, pin
 from raypipe.feed.features import feature_sources
 from raypipe.feed.feed import Feed, Source, fetch
+from raypipe.models.finite import require_rows, require_weights
 from raypipe.models.zoo import ImageModel
 from raypipe.registry.package import Reference
 from raypipe.train import board, checkpoint, finders
@@ -33,10 +35,12 @@ from raypipe.train.loop import LoopState, Report
 from raypipe.train.losses import check_weights
 from raypipe.train.meter import Tell
 from raypipe.train.notice import on_sigterm
-from raypipe.train.objective import judge
+from raypipe.train.objective import METRICS, judge
 from raypipe.train.rank import Data, meter_of, train_rank
 from raypipe.train.saving import Saver, newest
+from raypipe.train.stopping import unusable
 
+log = logging.getLogger("raypipe")
 TEST = "test.json"  # beside a result: its metrics on the test split
 
 
@@ -59,30 +63,56 @@ def run(
     folder = job.folder(key)
     finished = folder / "result.json"
     if finished.exists():
-        return _result(key, pinned, json.loads(finished.read_text()), 0.0)
+        return _result(key, pinned, _usable(finished), 0.0)
     check_start(job)
     save(job, folder / "config.yaml")
     started = time.perf_counter()
     checkpoints = folder / "checkpoints"
     with board.recorded(folder / "tensorboard", progress) if job.train.tensorboard else nullcontext(progress) as report:
         state = _train(job, data(), checkpoints, report, steps)
+    _require_usable(job, state)
     best = checkpoints / checkpoint.name(state.best_epoch + 1)
     outcome: dict[str, Any] = {"history": state.history, "best_epoch": state.best_epoch, "checkpoint": str(best)}
     outcome["stopped"] = state.stopped
-    rule = job.train.stopping
-    value = outcome["history"][outcome["best_epoch"]][rule.metric]
-    if value != value:
-        raise RaypipeError(
-            "Training diverged", got=f"{rule.metric} was never a number", fix="Lower train.lr, or set train.clip_norm"
-        )
     if problem := checkpoint.verify(best):
         raise RaypipeError(
             f"The best checkpoint is not whole: {problem}", got=str(best), rule="All nodes share run.dir", fix="Set run.dir"
         )
     partial = finished.with_suffix(".partial")
-    partial.write_text(json.dumps(outcome))
+    partial.write_text(to_json(outcome))
     partial.replace(finished)
     return _result(key, pinned, outcome, time.perf_counter() - started)
+
+
+def _require_usable(job: TrainJob, state: LoopState) -> None:
+    """Raise RaypipeError if no epoch can be the result; say so if the newest cannot."""
+    fix = "Lower train.lr, or set train.clip_norm" + (", or train.precision=bf16" if job.train.precision == "fp16" else "")
+    if state.best_epoch < 0 and state.problem is None and all(unusable(m) is None for m in state.history):
+        metric, known = job.train.stopping.metric, METRICS[job.model.task]
+        rule = "val_r2 needs validation labels that differ" if metric == "val_r2" else ""
+        raise RaypipeError(f"{metric} was never a number", rule=rule, fix=f"Set train.stopping.metric={known[1]}")
+    if state.best_epoch < 0:
+        raise RaypipeError("Training diverged: no epoch is usable", got=state.problem or f"train.lr={job.train.lr:g}", fix=fix)
+    if state.problem is not None:
+        log.warning("%s. The result is epoch %d. %s.", _sentence(state.problem), state.best_epoch + 1, fix)
+
+
+def _usable(finished: Path) -> dict[str, Any]:
+    """A kept result. Raises RaypipeError for weights that are not finite: an older version called such an epoch the best."""
+    outcome = dict(json.loads(finished.read_text()))
+    outcome["history"] = [metrics_of(line) for line in outcome["history"]]
+    if (problem := unusable(outcome["history"][outcome["best_epoch"]])) is not None:
+        raise RaypipeError(
+            f"This training's kept result is unusable: {problem}",
+            got=str(finished),
+            rule="An older raypipe called an epoch of NaN the best",
+            fix=f"Remove {finished.parent} to train again, or lower train.lr",
+        )
+    return outcome
+
+
+def _sentence(words: str) -> str:
+    return words[:1].upper() + words[1:]
 
 
 def check_start(job: TrainJob) -> None:
@@ -126,6 +156,7 @@ def _sources(job: TrainJob, pinned: Pinned, splits: list[str], here: bool = Fals
 def assemble(job: TrainJob, result: TrainResult) -> ImageModel:
     """The whole model, from pixels to logits, with the weights of the result's best epoch."""
     weights = checkpoint.read(Path(result.checkpoint)).weights
+    require_weights(weights, result.checkpoint, "Remove the run's folder and train again with a lower train.lr")
     model = ImageModel(job.model, len(result.classes))
     (model.head if job.model.mode == "frozen" else model).load_state_dict(dict(weights))
     return model.eval()
@@ -153,7 +184,7 @@ def test(job: TrainJob, result: TrainResult, folder: Path) -> dict[str, float]:
         if not pinned.counts[job.feed.test]:
             return {}
         _keep_test(folder, pinned, *_predicted(job, assemble(job, result), pinned, job.feed.test))
-    return dict(json.loads(kept.read_text()))
+    return metrics_of(json.loads(kept.read_text()))
 
 
 def _keep_test(folder: Path, pinned: Pinned, found: Reference, labels_N: np.ndarray) -> None:
@@ -161,7 +192,7 @@ def _keep_test(folder: Path, pinned: Pinned, found: Reference, labels_N: np.ndar
     metrics = judge(pinned.task, torch.from_numpy(found.scores_NC), labels)
     folder.mkdir(parents=True, exist_ok=True)
     partial = folder / f"{TEST}.partial"
-    partial.write_text(json.dumps({name.replace("val_", "test_"): value for name, value in metrics.items()}))
+    partial.write_text(to_json({name.replace("val_", "test_"): value for name, value in metrics.items()}))
     partial.replace(folder / TEST)
 
 
@@ -179,6 +210,7 @@ def _predicted(job: TrainJob, model: ImageModel, pinned: Pinned, split: str) -> 
         batches = Feed(source, source, 256, job.run.seed).val()
         found = [predictor.predict(batch.inputs.numpy()) for batch in batches]
         features_ND, scores_NC = (np.concatenate(part) for part in zip(*found, strict=True))
+    require_rows(scores_NC, "scores", "Train again with a lower train.lr")
     return Reference(features_ND, scores_NC, ids), rows.labels_N
 
 

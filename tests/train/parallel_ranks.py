@@ -109,7 +109,12 @@ def train(scenario: Scenario, folder: Path) -> dict[str, Any]:
     checkpoint.write_part(folder / scenario.name, engine.snapshot(), engine.rank, "here")
     if engine.rank == 0:
         checkpoint.publish(folder / scenario.name, LoopState(step=start + scenario.steps), engine.world, "here", 30)
-    return {"losses": losses, "logits": logits, "held": held, "all_held": sum(p.numel() for p in tiny().parameters())}
+    whole = engine.not_finite()
+    if engine.rank == engine.world - 1:  # one rank's share of one weight
+        share = engine._stored()[0]  # type: ignore[attr-defined]
+        share[(0,) * share.ndim] = torch.nan
+    told = {"losses": losses, "logits": logits, "held": held, "not_finite": [whole, engine.not_finite()]}
+    return told | {"all_held": sum(p.numel() for p in tiny().parameters())}
 
 
 def _rank(rank: int, world: int, scenarios: list[Scenario], folder: Path) -> None:

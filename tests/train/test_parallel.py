@@ -123,6 +123,12 @@ def test_who_shards_holds_half(strategy: str, least: float, most: float, request
     assert least <= told["held"] / told["all_held"] <= most
 
 
+@pytest.mark.parametrize("strategy", ("single", *NATIVE, *ZERO))
+def test_every_rank_hears_of_a_weight_that_one_rank_lost(strategy: str, request: pytest.FixtureRequest) -> None:
+    """Rank 0 tells; the NaN is in the last rank's share. Without one answer on all ranks, some would stop and others wait."""
+    assert result(folder_of(strategy, request), strategy)["not_finite"] == [None, "stem.weight"]
+
+
 @given(layers=st.integers(1, 100), elements=st.integers(1, 10**9))
 def test_zero_lends_for_messages_what_a_layer_needs_and_little_of_the_model(layers: int, elements: int) -> None:
     sizes = [elements] * layers

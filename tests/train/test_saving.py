@@ -94,7 +94,7 @@ def test_a_run_ends_with_the_same_weights_however_it_saves(tmp_path: Path, behin
 )
 def test_the_best_are_kept(metric: Any, count: int, epochs: set[int]) -> None:
     """Of equals the earlier; NaN never; and always the one that the run calls best."""
-    accuracies, losses = [0.5, 0.9, float("nan"), 0.9], [0.1, 0.6, 0.2, float("nan")]
+    accuracies, losses = [0.5, 0.9, float("nan"), 0.9], [0.1, 0.6, 0.2, 0.7]
     history = [{"val_accuracy": a, "val_loss": b} for a, b in zip(accuracies, losses, strict=True)]
     state = LoopState(epoch=4, best=0.9, best_epoch=1, history=history)
     assert saving.kept(state, StoppingConfig(metric=metric), count) == {checkpoint.name(epoch) for epoch in epochs}

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from raypipe.models import depth
+from raypipe.models.finite import first_bad
 from raypipe.train.meter import Meter
 from raypipe.train.parallel.settings import ParallelConfig
 from raypipe.train.parallel.snapshot import Snapshot
@@ -22,6 +23,7 @@ class Engine(Protocol):
 
     step: forward, backward and one update by this rank's share of a global batch; returns the share's mean loss. Tells the
     meter where each of them ends.
+    not_finite: the name of the first weight or statistic that holds NaN or infinity, or None; the same on every rank.
     snapshot, load: this rank's share of everything, and the way back from whole tensors. Neither asks the other ranks.
     """
 
@@ -35,6 +37,7 @@ class Engine(Protocol):
     def forward(self, inputs: Tensor) -> Tensor: ...
     def step(self, inputs: Tensor, targets: Tensor, criterion: Criterion) -> Tensor: ...
     def set_lr(self, lr: float, epoch: int) -> None: ...
+    def not_finite(self) -> str | None: ...
     def snapshot(self) -> Snapshot: ...
     def load(self, weights: Mapping[str, Tensor], optimizer: Mapping[str, Tensor], facts: dict[str, Any]) -> None: ...
 
@@ -49,6 +52,16 @@ def micro_batches(inputs: Tensor, targets: Tensor, parts: int) -> Iterator[tuple
     parts = min(parts, len(inputs))
     for i, (x, y) in enumerate(zip(inputs.tensor_split(parts), targets.tensor_split(parts), strict=True)):
         yield x, y, len(x) / len(inputs), i + 1 == parts
+
+
+def first_not_finite(tensors: Mapping[str, Tensor], world: int, device: torch.device) -> str | None:
+    """The first tensor of which some rank's share is not finite. Ranks list the same names in the same order."""
+    names = list(tensors)
+    bad = first_bad(tensors)
+    first = torch.tensor(len(names) if bad is None else names.index(bad), device=device)
+    if world > 1:
+        dist.all_reduce(first, dist.ReduceOp.MIN)
+    return names[int(first)] if int(first) < len(names) else None
 
 
 def broadcast(tensors: Iterable[Tensor], world: int) -> None:

@@ -19,7 +19,15 @@ from raypipe.errors import ConfigError
 from raypipe.train.meter import Meter
 from raypipe.train.parallel.average import Average
 from raypipe.train.parallel.blocks import blocks, checkpoint_activations
-from raypipe.train.parallel.engine import Criterion, broadcast, micro_batches, parameter_groups, ranks, set_rates
+from raypipe.train.parallel.engine import (
+    Criterion,
+    broadcast,
+    first_not_finite,
+    micro_batches,
+    parameter_groups,
+    ranks,
+    set_rates,
+)
 from raypipe.train.parallel.precision import autocast
 from raypipe.train.parallel.settings import ParallelConfig
 from raypipe.train.parallel.snapshot import MOMENTS, Piece, Snapshot, cut
@@ -84,6 +92,9 @@ class Single:
     def set_lr(self, lr: float, epoch: int) -> None:
         set_rates(self._optimizer.param_groups, lr, epoch, self._cfg)
 
+    def not_finite(self) -> str | None:
+        return first_not_finite(self._shares(), self.world, self.device)
+
     def snapshot(self) -> Snapshot:
         with self._average.showing(mean=True):
             weights = self._pieces("", self._model.state_dict())
@@ -107,6 +118,11 @@ class Single:
                 moments = {key: self._like(t, p) for key, t in saved.items()}
                 self._optimizer.state[p] = moments | {"step": optimizer[f"step/{name}"].to(p.device)}
         self._scaler.load_state_dict(facts["scaler"] if self._scaler.is_enabled() else {})
+
+    def _shares(self) -> dict[str, Tensor]:
+        """What this rank holds of each tensor that is saved."""
+        saved = self._model.state_dict()
+        return {n: t.to_local() if isinstance(t, DTensor) else t for n, t in saved.items()}
 
     def _trained(self) -> list[tuple[str, nn.Parameter]]:
         return [(name, p) for name, p in self._model.named_parameters() if p.requires_grad]

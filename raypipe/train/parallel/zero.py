@@ -24,7 +24,15 @@ from raypipe.errors import ConfigError
 from raypipe.train.meter import Meter
 from raypipe.train.parallel.average import Average
 from raypipe.train.parallel.blocks import checkpoint_activations
-from raypipe.train.parallel.engine import Criterion, broadcast, micro_batches, parameter_groups, ranks, set_rates
+from raypipe.train.parallel.engine import (
+    Criterion,
+    broadcast,
+    first_not_finite,
+    micro_batches,
+    parameter_groups,
+    ranks,
+    set_rates,
+)
 from raypipe.train.parallel.settings import ParallelConfig
 from raypipe.train.parallel.snapshot import MOMENTS, Piece, Snapshot, cut
 
@@ -93,6 +101,11 @@ class Zero:
 
     def set_lr(self, lr: float, epoch: int) -> None:
         set_rates(self._zero.param_groups, lr, epoch, self._cfg)
+
+    def not_finite(self) -> str | None:
+        module = self._engine.module
+        shares = {n: self._local(p) for n, p in module.named_parameters()} | dict(module.named_buffers())
+        return first_not_finite({n: shares[n] for n in self._saved}, self.world, self.device)
 
     def snapshot(self) -> Snapshot:
         self._release()
