@@ -223,6 +223,9 @@ def retrain(job: Job, console: Console) -> Result:
                 "measure": "accuracy" if s.unit is None else "mean absolute error",
                 "images": s.images,
                 "p_value": s.p_value,
+                "won": s.won,
+                "lost": s.lost,
+                "at_worst": s.at_worst(0.05),
             }
             for s in done.slices
         },
@@ -242,22 +245,22 @@ def verdict(checked: CheckResult, console: Console) -> None:
 
 
 def comparison(done: loop.RetrainResult, console: Console) -> None:
+    """The table of slices; where there are several, all rows together are its last line."""
     if done.slices:
         errors = done.slices[0].unit is not None
         figure = "{:.4g}" if errors else "{:.1%}"
-        rows = [
-            [
-                s.slice,
-                s.images,
-                *map(figure.format, (s.champion, s.challenger)),
-                f"{s.difference * 100:+.1f}",
-                p_text(s.p_value),
-            ]
-            for s in done.slices
-        ]
-        title = f"{done.champion} against {done.challenger}, same test images{': mean absolute error' if errors else ''}"
-        gain = "% of unit" if errors else "points"
-        console.table(title, ["slice", "images", "champion", "challenger", gain, "p"], rows)
+        shown = list(done.slices) + ([done.union] if done.union and len(done.slices) > 1 else [])
+        rows = []
+        for s in shown:
+            means = [figure.format(s.champion), figure.format(s.challenger)]
+            gain = [f"{s.difference * 100:+.1f}", f"{s.at_worst(0.05) * 100:+.1f}"]
+            name = f"{s.slice} (new)" if s.is_new else s.slice
+            rows.append([name, s.images, *means, *gain, p_text(s.p_value)])
+        measured = ": mean absolute error" if errors else ""
+        title = f"{done.champion} against {done.challenger}, same test images{measured}"
+        gained = "% of unit" if errors else "points"
+        heads = ["slice", "images", "champion", "challenger", gained, "at worst", "p"]
+        console.table(title, heads, rows)
     console.facts({"decision": done.decision.reason})
 
 

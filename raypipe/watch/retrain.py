@@ -48,6 +48,7 @@ class RetrainResult:
     challenger: ModelVersion | None
     decision: Decision
     slices: tuple[Comparison, ...]
+    union: Comparison | None = None  # all rows of all slices
 
 
 def retrain(
@@ -77,8 +78,8 @@ def retrain(
     stored = _stored(uri, key)
     if stored is None:
         say(f"Comparing champion {champion} and challenger {challenger} on the same test rows")
-        slices = _compare(store, job, champion, challenger, package, pinned)
-        decision = decide.gate(slices, job.gate)
+        slices, union = _compare(store, job, champion, challenger, package, pinned)
+        decision = decide.gate(slices, union, job.gate)
         row = {
             "key": key,
             "champion": str(champion),
@@ -86,13 +87,14 @@ def retrain(
             "table": str(pinned.version),
             "promoted": decision.act,
         }
-        row |= {"reason": decision.reason, "slices": json.dumps([asdict(s) for s in slices]), "decided_at": now().isoformat()}
+        judged = {"slices": [asdict(s) for s in slices], "union": asdict(union) if union else None}
+        row |= {"reason": decision.reason, "slices": json.dumps(judged), "decided_at": now().isoformat()}
         append(uri, pa.Table.from_pylist([row], _ROW), f"gate {challenger}")
     else:
-        slices, decision = stored
+        slices, union, decision = stored
     _carry_out(store, champion, challenger, decision, slices, key)
     say(decision.reason)
-    return RetrainResult(champion, challenger, decision, slices)
+    return RetrainResult(champion, challenger, decision, slices, union)
 
 
 def _challenger_job(job: WatchJob, package: Package, version: int) -> TrainJob:
@@ -116,16 +118,21 @@ def _labelled_by_source(job: WatchJob, pinned: Any) -> dict[str, int]:
 
 def _compare(
     store: Store, job: WatchJob, champion: ModelVersion, challenger: ModelVersion, package: Package, pinned: Any
-) -> tuple[Comparison, ...]:
+) -> tuple[tuple[Comparison, ...], Comparison | None]:
     both = [package, promote.fetch(store, challenger)]
     judged = evaluate.judge(both, pinned.table, pinned.version, pinned.rows_of(job.feed.test))
     known, unit = package.info["table"]["sources"], _unit(package)
+    if not len(judged):
+        return (), None
+
+    def compared(name: str, rows: pa.Table, is_new: bool) -> Comparison:
+        theirs, ours = (rows[f"model_{n}"].to_pylist() for n in range(2))
+        return decide.compare(name, theirs, ours, is_new, unit)
+
     slices = []
-    for name in sorted(set(judged["group"].to_pylist())) if len(judged) else []:
-        mine = judged.filter(pc.equal(judged["group"], name))
-        theirs, ours = (mine[f"model_{n}"].to_pylist() for n in range(2))
-        slices.append(decide.compare(name, theirs, ours, name not in known, unit))
-    return tuple(slices)
+    for name in sorted(set(judged["group"].to_pylist())):
+        slices.append(compared(name, judged.filter(pc.equal(judged["group"], name)), name not in known))
+    return tuple(slices), compared("all", judged, is_new=False)
 
 
 def _unit(package: Package) -> float | None:
@@ -150,11 +157,13 @@ def _carry_out(
         promote.promote(store, challenger, expected=champion.version)
 
 
-def _stored(uri: str, key: str) -> tuple[tuple[Comparison, ...], Decision] | None:
+def _stored(uri: str, key: str) -> tuple[tuple[Comparison, ...], Comparison | None, Decision] | None:
     if not ImageTable.exists(uri):
         return None
     table = ImageTable(uri)
     rows = scan.rows(table, table.pin(), _ROW.names, {"key": key}).to_pylist()
     if not rows:
         return None
-    return tuple(Comparison(**s) for s in json.loads(rows[0]["slices"])), Decision(rows[0]["promoted"], rows[0]["reason"])
+    judged = json.loads(rows[0]["slices"])
+    union = Comparison(**judged["union"]) if judged["union"] else None
+    return tuple(Comparison(**s) for s in judged["slices"]), union, Decision(rows[0]["promoted"], rows[0]["reason"])

@@ -72,7 +72,7 @@ def job(request: pytest.FixtureRequest, tmp_path: Path) -> Job:
             "table": {"uri": str(tmp_path / "table")},
             "model": {"name": "small_cnn", "mode": "finetune", "pretrained": False, "task": request.param, "dropout": 0.0},
             "train": {"epochs": 20, "batch_size": 16, "lr": 0.01, "precision": "fp32", "stopping": {"patience": None}},
-            "gate": {"worse_by": 0.1},
+            "gate": {"tolerance": 0.1},
             "watch": {"force": True, "retrain_workers": 1},
         },
     )
@@ -127,9 +127,10 @@ def test_what_is_no_better_or_hardly_tested_is_refused_with_the_reason(ray_sessi
     console = Console(as_json=True)
     verbs.train(job, console)
     done = verbs.retrain(job, console)
-    assert (
-        not done["promoted"] and done["reason"].startswith("Refused: ") and done["reason"].endswith("could be chance (p = 1)")
-    )
-    done = verbs.retrain(replace(job, {"gate.least_rows": 100}), console)
-    assert not done["promoted"] and "day has 48 labelled test images" in done["reason"]
+    assert not done["promoted"]
+    assert done["reason"].startswith("Not compared: 48 labelled test images, the gate needs 50")
+    done = verbs.retrain(replace(job, {"gate.least_rows": 40}), console)
+    assert not done["promoted"]
+    assert done["reason"].startswith("Refused: no gain beyond chance")
+    assert done["reason"].endswith("(p = 1)")
     assert done["champion"] == f"{job.model.task}/1"
