@@ -35,7 +35,7 @@ def list_versions(table: Table, overrides: Overrides = None, json: Json = False)
     """Every version: when, what, who, why, rows, tags. Example: [bold]raypipe table history tables/solar[/bold]"""
     console, (opened, _) = _console(json), _opened(table, overrides)
     versions = opened.history()
-    columns = ["version", "when", "operation", "who", "why", "added", "removed", "tags"]
+    columns = ["version", "when", "operation", "who", "why", "added", "removed", "relabelled", "tags"]
     for v in versions:
         v["when"] = f"{datetime.fromtimestamp(v['timestamp_ms'] / 1000, timezone.utc):%Y-%m-%d %H:%M:%SZ}"
     console.table(opened.uri, columns, [[v[c] for c in columns] for v in versions])
@@ -48,11 +48,19 @@ def tag(
     name: Annotated[str, typer.Argument(help="The tag.")],
     version: Annotated[int | None, typer.Option(help="Which version; the newest when left out.")] = None,
     move: Annotated[bool, typer.Option("--move", help="Move a tag that exists.")] = False,
+    remove: Annotated[bool, typer.Option("--remove", help="Remove the tag; the version stays.")] = False,
     overrides: Overrides = None,
     json: Json = False,
 ) -> None:
-    """Name a version. Example: [bold]raypipe table tag tables/solar golden --version 3[/bold]"""
+    """Name a version, or remove a name. Example: [bold]raypipe table tag tables/solar golden --version 3[/bold]"""
+    if remove and (move or version is not None):
+        given = "--move" if move else f"--version {version}"
+        raise ConfigError("These exclude each other", got=f"--remove {given}", fix="Give one of them")
     console, (opened, _) = _console(json), _opened(table, overrides)
+    if remove:
+        named = opened.untag(name)
+        _tell(console, {"table": f"{opened.uri}@v{named}", "removed": name, "tags": opened.tags()})
+        return
     _tell(console, {"table": str(opened.tag(name, version, move)), "tags": opened.tags()})
 
 

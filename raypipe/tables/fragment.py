@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import numpy as np
 import pyarrow as pa
@@ -75,10 +76,10 @@ def located(fragment: Fragment, column: str, storage_options: Options) -> tuple[
 
 def read_bytes(fragment: Fragment, offset: int, out: memoryview, storage_options: Options) -> memoryview:
     """So many bytes of the fragment's file as `out` has room for, in it or (from an object store) elsewhere."""
-    remote = _remote(fragment.uri, tuple(sorted((storage_options or {}).items())))
+    store = remote(fragment.uri, tuple(sorted((storage_options or {}).items())))
     with _reading(fragment):
-        if remote is not None:
-            with remote.open_input_file(fragment.path) as file:
+        if store is not None:
+            with store.open_input_file(fragment.path) as file:
                 return memoryview(file.read_at(len(out), offset))
         with Path(fragment.path).open("rb", buffering=0) as local:
             local.seek(offset)
@@ -146,13 +147,13 @@ def open_file(uri: str, path: str, storage_options: Options) -> pq.ParquetFile:
     files: OrderedDict[tuple[str, str], pq.ParquetFile] = _open.__dict__.setdefault("files", OrderedDict())
     file = files.pop((uri, path), None)
     if file is None:
-        remote = _remote(uri, tuple(sorted((storage_options or {}).items())))
+        store = remote(uri, tuple(sorted((storage_options or {}).items())))
         try:
             file = pq.ParquetFile(
                 path,
-                filesystem=remote,
+                filesystem=store,
                 pre_buffer=False,
-                buffer_size=0 if remote else BUFFER_BYTES,
+                buffer_size=0 if store else BUFFER_BYTES,
                 coerce_int96_timestamp_unit="us",  # nanoseconds hold no year before 1678 or after 2262
             )
         except FileNotFoundError:
@@ -175,20 +176,32 @@ def open_file(uri: str, path: str, storage_options: Options) -> pq.ParquetFile:
 _open = threading.local()
 
 
+def local(uri: str) -> str:
+    """The folder that a local table's address names: a plain path is taken as it stands, a URL is percent-encoded."""
+    return unquote(uri.removeprefix("file://")) if uri.startswith("file://") else uri
+
+
 @lru_cache(maxsize=32)
-def _remote(uri: str, storage_options: tuple[tuple[str, str], ...]) -> FileSystem | None:
+def remote(uri: str, storage_options: tuple[tuple[str, str], ...]) -> FileSystem | None:
+    """The store that a table lies in; None for a folder of this machine."""
     if "://" not in uri or uri.startswith("file://"):
         return None
     return PyFileSystem(DeltaStorageHandler(uri, dict(storage_options)))
 
 
 @contextmanager
-def _reading(fragment: Fragment) -> Iterator[None]:
-    """What goes wrong after a file was opened: the network, a disk, its pages. Stores have been tried again by then."""
+def reading(uri: str, path: str) -> Iterator[None]:
     try:
         yield
     except (OSError, pa.ArrowException) as e:
-        raise storage.refusal(e, fragment.uri, f"{fragment.path} cannot be read") from None
+        raise storage.refusal(e, uri, f"{path} cannot be read") from None
+
+
+@contextmanager
+def _reading(fragment: Fragment) -> Iterator[None]:
+    """What goes wrong after a file was opened: the network, a disk, its pages. Stores have been tried again by then."""
+    with reading(fragment.uri, fragment.path):
+        yield
 
 
 def _seen(fragment: Fragment) -> np.ndarray:

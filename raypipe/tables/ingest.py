@@ -198,7 +198,7 @@ def _look(uri: str, cfg: IngestConfig, options: Options) -> _Held:
         if strata:
             strata.add(row["family"], row["label"], row["split"])
     # What cleaning dropped must not come back with the next ingest.
-    return _Held(base, known | verdicts.dropped_ids(uri, options), families, strata)
+    return _Held(base, known | verdicts.dropped_ids(uri, None, options), families, strata)
 
 
 def _commit_bytes(parts: list[Part]) -> int:

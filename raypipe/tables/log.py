@@ -46,11 +46,11 @@ def files(delta: DeltaTable, uri: str, where: Where) -> tuple[list[File], pa.Sch
     masks = _masks(delta)
     found = []
     for i, path in enumerate(actions["path"].to_pylist()):
-        place, path = _place(delta.table_uri, path)
+        root, path = place(delta.table_uri, path)
         partition = tuple((n, actions[f"partition.{n}"][i]) for n in names)
-        keep_N = masks.pop(_identity(place, path), None)
+        keep_N = masks.pop(_identity(root, path), None)
         # A catalog's table is opened by its name again, for credentials of its own.
-        found.append(File(uri if place == delta.table_uri.rstrip("/") else place, path, partition, keep_N))
+        found.append(File(uri if root == delta.table_uri.rstrip("/") else root, path, partition, keep_N))
     if masks and not where:
         raise DataError(f"{delta.table_uri} has deletion vectors for files that its log does not name", got=sorted(masks)[0])
     return found, schema
@@ -152,7 +152,7 @@ def _masks(delta: DeltaTable) -> dict[str, np.ndarray]:
     return {unquote(f): k.to_numpy(zero_copy_only=False) for f, k in zip(files, keeps, strict=True)}
 
 
-def _place(table_uri: str, path: str) -> tuple[str, str]:
+def place(table_uri: str, path: str) -> tuple[str, str]:
     """Under which address to open a file, and its path there. The log holds paths percent-encoded, relative or absolute."""
     root, parts = table_uri.rstrip("/"), urlsplit(path)
     if root.startswith("file://") or "://" not in root:

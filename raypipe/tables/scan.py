@@ -8,6 +8,7 @@ row group and no more. Ray Data's own Delta reader is not used: see protocol.py.
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -22,7 +23,8 @@ from raypipe.tables import fragment, log
 from raypipe.tables.fragment import Fragment, Options, Where, binary
 from raypipe.tables.table import ImageTable, TableVersion
 
-__all__ = ["Fragment", "Where", "binary", "dataset", "distributed", "located", "plan", "rows"]
+__all__ = ["Fragment", "Where", "binary", "dataset", "distributed", "located", "placed", "plan", "rows", "starts"]
+FILE, ROW = "raypipe.file", "raypipe.row"  # columns of `placed`
 THREADS = 8  # reading small columns waits for storage more than it computes
 
 
@@ -70,6 +72,25 @@ def dataset(table: ImageTable, pinned: TableVersion, columns: list[str], where: 
     return distributed(fragments, schema, columns, where or {}, table.storage_options)
 
 
+def placed(
+    table: ImageTable, pinned: TableVersion, columns: list[str], where: Where | None = None
+) -> tuple[ray.data.Dataset, list[Fragment]]:
+    """As `dataset`, with where each row is kept: column FILE numbers the row group in the list, ROW is its place there."""
+    fragments, schema = _planned(table, pinned, columns, where or {})
+    source = _Scan(fragments, schema, columns, where or {}, table.storage_options, placed=True)
+    return ray.data.read_datasource(source, override_num_blocks=len(fragments) or 1), fragments
+
+
+def starts(fragments: Sequence[Fragment]) -> list[int]:
+    """The number in its file of each row group's first row. A plan has every row group of its files, in order."""
+    ends: Counter[str] = Counter()
+    found = []
+    for part in fragments:
+        found.append(ends[part.path])
+        ends[part.path] += part.rows
+    return found
+
+
 def distributed(
     fragments: list[Fragment], schema: pa.Schema, columns: Sequence[str], where: Where, storage_options: Options
 ) -> ray.data.Dataset:
@@ -82,10 +103,16 @@ class _Scan(Datasource):
     """A Ray Data source: one read task a fragment."""
 
     def __init__(
-        self, fragments: list[Fragment], schema: pa.Schema, columns: Sequence[str], where: Where, storage_options: Options
+        self,
+        fragments: list[Fragment],
+        schema: pa.Schema,
+        columns: Sequence[str],
+        where: Where,
+        storage_options: Options,
+        placed: bool = False,
     ) -> None:
         super().__init__()
-        self._fragments, self._args = fragments, (schema, columns, where, storage_options)
+        self._fragments, self._args, self._placed = fragments, (schema, columns, where, storage_options), placed
 
     def get_name(self) -> str:
         return "DeltaImages"
@@ -97,16 +124,22 @@ class _Scan(Datasource):
         self, parallelism: int, per_task_row_limit: int | None = None, data_context: object = None
     ) -> list[ReadTask]:
         schema, columns, where, options = self._args
-        shown = fragment.shown(schema, columns)
+        shown, placed = fragment.shown(schema, columns), self._placed
+        if placed:
+            shown = shown.append(pa.field(FILE, pa.int32())).append(pa.field(ROW, pa.int32()))
 
-        def task(part: Fragment) -> ReadTask:
+        def task(number: int, part: Fragment) -> ReadTask:
             def read() -> Iterable[pa.Table]:
-                yield fragment.read([part], schema, columns, where, options)[0]
+                found, rows_N = fragment.read([part], schema, columns, where, options)
+                if placed:
+                    found = found.append_column(FILE, pa.array(np.full(len(rows_N), number, np.int32)))
+                    found = found.append_column(ROW, pa.array(rows_N.astype(np.int32)))
+                yield found
 
             known = part.rows if not where and not part.deleted else None
             return ReadTask(read, BlockMetadata(num_rows=known, size_bytes=part.bytes, exec_stats=None), schema=shown)
 
-        return [task(f) for f in self._fragments]
+        return [task(number, part) for number, part in enumerate(self._fragments)]
 
 
 def _read_here(

@@ -10,7 +10,10 @@ compress, and a reader holds one row group at a time (139 MB instead of 854 MB R
 from __future__ import annotations
 
 import getpass
+import random
 import re
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
@@ -18,23 +21,17 @@ from typing import Any
 
 import pyarrow as pa
 from deltalake import ColumnProperties, CommitProperties, DeltaTable, WriterProperties, write_deltalake
-from deltalake.exceptions import TableNotFoundError
+from deltalake.exceptions import CommitFailedError, TableNotFoundError
 from pydantic import Field, model_validator
 
 from raypipe.config import Section
 from raypipe.errors import DataError, nearest
-from raypipe.tables import protocol, storage
+from raypipe.tables import history, protocol, storage
 from raypipe.tables.storage import StorageOptions, plain
 
 ROWS_PER_GROUP = 128
-SAME_ROWS = {
-    "SET TBLPROPERTIES",
-    "UPDATE FIELD METADATA",
-    "OPTIMIZE",
-    "VACUUM START",
-    "VACUUM END",
-}  # commits that change no row
-ATTEMPTS = 20  # at reading the log while others write
+ATTEMPTS = 20  # at one commit, while others write
+TAG_SECONDS = 60  # how long a tag waits for its turn: 32 at once take 2 s
 TAG_PREFIX = "raypipe.tag."
 UNITY = "uc://"  # deltalake asks the catalog for the place and for short-lived credentials, on every worker anew
 FROM = "raypipe.from"  # commit property: the version that this commit's rows are from, uri@vN, or @vN of the same table
@@ -179,7 +176,7 @@ class ImageTable:
     def pin(self, version: int | str | None = None) -> TableVersion:
         """The version meant by a number, a tag, a time, or None (newest). Raises DataError when there is none."""
         if isinstance(version, str) and (moment := _moment(version)) is not None:
-            version = self._at(moment)
+            version = history.at(self.delta(), self.uri, self.storage_options, moment)
         elif isinstance(version, str) and not version.isdigit():
             tags = self.tags()
             if version not in tags:
@@ -189,25 +186,8 @@ class ImageTable:
             version = tags[version]
         return TableVersion(self.uri, self.delta(None if version is None else int(version)).version())
 
-    def _at(self, moment: datetime) -> int:
-        """The newest version whose commit says it was made at `moment` or before. The log's own times, not the files': a copied
-        table keeps them."""
-        made = {e["version"]: datetime.fromtimestamp(e["timestamp"] / 1000, timezone.utc) for e in self.commits()[1]}
-        before = [version for version, when in made.items() if when <= moment]
-        if not before:
-            raise DataError(
-                f"{self.uri} has no version as old as that",
-                got=moment.isoformat(),
-                rule=f"The oldest that its log names is {min(made)} of {min(made.values()):%Y-%m-%dT%H:%M:%SZ}" if made else "",
-            )
-        return max(before)
-
     def tags(self) -> dict[str, int]:
-        delta = self.delta()
-        named = dict(delta.metadata().configuration)
-        for column in delta.schema().fields:
-            named |= column.metadata
-        return {k.removeprefix(TAG_PREFIX): int(v) for k, v in named.items() if k.startswith(TAG_PREFIX) and v is not None}
+        return _tags(self.delta())
 
     def tag(self, name: str, version: int | None = None, move: bool = False) -> TableVersion:
         """Name a version. Naming the same one again does nothing; moving a tag must be asked for."""
@@ -216,45 +196,66 @@ class ImageTable:
                 "This cannot be a tag", got=name, rule="A number means a version, a date a time", fix="Take a word, like golden"
             )
         pinned = self.pin(version)
-        at = self.tags().get(name)
-        if at == pinned.version:
-            return pinned
-        if at is not None and not move:
-            raise DataError(
-                f"Tag {name!r} already names v{at} of {self.uri}",
-                got=f"v{pinned.version}",
-                rule="Tags are promises to whoever reads them",
-                fix="Pass --move to move it",
-            )
-        delta, named = self.delta(), {TAG_PREFIX + name: str(pinned.version)}
-        if delta.protocol().reader_features:
-            # deltalake 1.6 adds `variantType` to the protocol of such a table with any property it sets, which shuts out older
-            # readers for good. The metadata of a column travels with the table as properties do.
-            columns = delta.schema().fields
-            tagged = [c for c in columns if any(k.startswith(TAG_PREFIX) for k in c.metadata)]
-            delta.alter.set_column_metadata([*tagged, *columns][0].name, named, commit_properties=told(f"tag {name}"))
-        else:
-            delta.alter.set_table_properties(named, raise_if_not_exists=False, commit_properties=told(f"tag {name}"))
+
+        def change(tags: dict[str, int]) -> str | None:
+            at = tags.get(name)
+            if at is not None and at != pinned.version and not move:
+                raise DataError(
+                    f"Tag {name!r} already names v{at} of {self.uri}",
+                    got=f"v{pinned.version}",
+                    rule="Tags are promises to whoever reads them",
+                    fix="Pass --move to move it",
+                )
+            return None if at == pinned.version else str(pinned.version)
+
+        self._set_tag(name, change, f"tag {name}")
         return pinned
 
-    def commits(self, after: int = -1) -> tuple[DeltaTable, list[dict[str, Any]]]:
-        """The newest version and what the log says of each commit after version `after`, newest first.
+    def untag(self, name: str) -> int:
+        """Remove a tag; the version that it named stays. Returns that version. Raises DataError when there is no such tag."""
+        named: list[int] = []
 
-        deltalake 1.6 lists the log as it is now and counts down from the version that was loaded: a commit in between gives
-        every entry its predecessor's number, without a word. So the log is read again until nothing came in between.
-        """
-        for _ in range(ATTEMPTS):
+        def change(tags: dict[str, int]) -> str | None:
+            if name not in tags and not named:
+                fix = nearest(name, list(tags)) if tags else "It has no tags"
+                raise DataError(f"{self.uri} has no tag {name!r}", fix=fix)
+            named.extend(tags[n] for n in (name,) if n in tags)
+            return "" if name in tags else None
+
+        self._set_tag(name, change, f"remove tag {name}")
+        return named[-1]
+
+    def _set_tag(self, name: str, change: Callable[[dict[str, int]], str | None], why: str) -> None:
+        """Write what `change` says of the tags as they are now (None: nothing), again until nobody came in between."""
+        give_up = time.monotonic() + TAG_SECONDS
+        while True:
             delta = self.delta()
-            entries = delta.history(delta.version() - after) if delta.version() > after else []
-            if self.delta().version() == delta.version():
-                return delta, entries
-        raise DataError(f"Others keep writing to {self.uri}", got=f"{ATTEMPTS} attempts", fix="Run again when they are done")
+            value = change(_tags(delta))
+            if value is None:
+                return
+            try:
+                _set_property(delta, TAG_PREFIX + name, value, told(why))
+                return
+            except Exception as e:  # deltalake's errors share no base
+                if not isinstance(e, CommitFailedError) or self.delta().version() == delta.version():
+                    raise storage.refusal(e, self.uri, f"Tag {name!r} cannot be written") from None
+                if time.monotonic() > give_up:
+                    raise DataError(
+                        f"Others keep writing to {self.uri}", got=f"{TAG_SECONDS} s", fix="Run again when they are done"
+                    ) from None
+                time.sleep(random.uniform(0, 0.05))  # racers that lost together shall not race again together
+
+    def commits(self, after: int = -1) -> tuple[DeltaTable, list[dict[str, Any]]]:
+        """The newest version and what the log says of each commit after version `after`, newest first; see history.py."""
+        delta = self.delta()
+        return delta, history.commits(delta, self.uri, self.storage_options, after)
 
     def history(self) -> list[dict[str, Any]]:
         """One row a version, newest first: version, when (ms), operation, who, why, from what, rows added and removed, tags."""
-        tags = self.tags()
+        delta, entries = self.commits()
+        tags = _tags(delta)
         rows = []
-        for entry in self.commits()[1]:
+        for entry in entries:
             metrics = entry.get("operationMetrics") or {}
             rows.append(
                 {
@@ -264,38 +265,41 @@ class ImageTable:
                     "who": entry.get("raypipe.by") or entry.get("userName") or entry.get("engineInfo", ""),
                     "why": entry.get("raypipe", ""),
                     "from": entry.get(FROM, ""),
-                    "added": metrics.get("num_added_rows"),
-                    "removed": metrics.get("num_deleted_rows"),
+                    "added": _number(metrics, "num_added_rows", "numOutputRows"),
+                    "removed": _number({**metrics, **entry}, "raypipe.removed", "num_deleted_rows", "numDeletedRows"),
+                    "relabelled": _number(entry, "raypipe.relabelled"),
+                    "changes": entry["changes"],
                     "tags": sorted(name for name, version in tags.items() if version == entry["version"]),
                 }
             )
         return rows
 
-    def drop(self, pinned: TableVersion, ids: list[str], why: str) -> TableVersion:
-        """The pinned version without these rows, as the table's newest. Doing it again under the same `why` does nothing.
 
-        Raises DataError when other rows came or went since `pinned`: the result would not be the pinned version less `ids`.
-        """
-        delta, since = self.commits(after=pinned.version)
-        done = [e["version"] for e in since if e.get("raypipe") == why]
-        if done:
-            return TableVersion(self.uri, min(done))
-        if not ids:
-            return pinned
-        foreign = [e for e in since if e["operation"] not in SAME_ROWS]
-        if foreign:
-            raise DataError(
-                f"{self.uri} has changed since version {pinned.version}",
-                got=f"{foreign[-1]['operation']} in version {foreign[-1]['version']}",
-                fix="Pin the newest version and run again",
-            )
-        listed = ", ".join("'" + i.replace("'", "''") + "'" for i in ids)
-        delta.delete(
-            f"{self.columns.id} in ({listed})",
-            writer_properties=writer(self.columns.image),
-            commit_properties=told(why, f"@v{pinned.version}"),
-        )
-        return TableVersion(self.uri, delta.version())
+def _tags(delta: DeltaTable) -> dict[str, int]:
+    named = dict(delta.metadata().configuration)
+    for column in delta.schema().fields:
+        named |= column.metadata
+    found = {k.removeprefix(TAG_PREFIX): str(v) for k, v in named.items() if k.startswith(TAG_PREFIX) and v is not None}
+    return {name: int(version) for name, version in found.items() if version.isdigit()}  # a removed tag is an empty one
+
+
+def _set_property(delta: DeltaTable, key: str, value: str, why: CommitProperties) -> None:
+    """A property that travels with the table, in one commit directly after this version."""
+    why = CommitProperties(custom_metadata=why.custom_metadata, max_commit_retries=0)
+    if delta.protocol().reader_features:
+        # deltalake 1.6 adds `variantType` to the protocol of such a table with any property it sets, which shuts out older
+        # readers for good. The metadata of a column travels with the table as properties do.
+        columns = delta.schema().fields
+        tagged = [c for c in columns if any(k.startswith(TAG_PREFIX) for k in c.metadata)]
+        delta.alter.set_column_metadata([*tagged, *columns][0].name, {key: value}, commit_properties=why)
+    else:
+        delta.alter.set_table_properties({key: value}, raise_if_not_exists=False, commit_properties=why)
+
+
+def _number(facts: dict[str, Any], *names: str) -> int | None:
+    """The first of these facts that is there; engines write numbers as text too."""
+    found = str(next((facts[n] for n in names if facts.get(n) is not None), ""))
+    return int(found) if found.isdigit() else None
 
 
 def append(
@@ -329,7 +333,17 @@ def resolve(uri: str) -> str:
     name = uri.removeprefix("unity://").removeprefix(UNITY)
     if name != uri or (re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*){2}", uri) and not Path(uri).exists()):
         return UNITY + name
-    return uri if "://" in uri else str(Path(uri).expanduser().absolute())
+    if "://" in uri:
+        return uri
+    folder = str(Path(uri).expanduser().absolute())
+    if escaped := re.search(r"%[0-9A-Fa-f]{2}", folder):
+        raise DataError(
+            "No table can be in a folder of this name",
+            got=folder,
+            rule=f"deltalake takes {escaped[0]} for another character and writes to another folder",
+            fix="Rename the folder",
+        )
+    return folder
 
 
 def _moment(text: str) -> datetime | None:

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from raypipe.errors import DataError
 from raypipe.tables import protocol, scan, storage
-from raypipe.tables.table import SAME_ROWS, ImageTable, TableVersion, resolve, told, writer
+from raypipe.tables.table import ImageTable, TableVersion, resolve, told, writer
 
 T = TypeVar("T")
 Changed = list[tuple[str, "str | None", "str | None"]]  # id, value before, value after
@@ -98,7 +98,7 @@ def lineage(table: ImageTable, version: TableVersion) -> list[Step]:
             continue
         seen.add((here.uri, newest))
         for entry in here.history():
-            if entry["version"] > newest or entry["operation"] in SAME_ROWS:
+            if entry["version"] > newest or not (entry["changes"] or entry["version"] == 0):
                 continue
             source = here.uri + entry["from"] if entry["from"].startswith("@") else entry["from"]
             why = entry["why"] or entry["operation"]

@@ -18,6 +18,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from raypipe.tables import rewrite
+from raypipe.tables.table import ImageTable, TableVersion
+
 Z85 = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
 Action = dict[str, Any]
 
@@ -29,6 +32,13 @@ def commit(table: Path, *actions: Action) -> int:
     version = len(list(log.glob("*.json")))
     (log / f"{version:020d}.json").write_text("\n".join(json.dumps(a) for a in actions) + "\n", encoding="utf-8")
     return version
+
+
+def drop(table: ImageTable, pinned: TableVersion, ids: Sequence[str], why: str) -> TableVersion:
+    """The version without every row that has one of these ids."""
+    rows = rewrite.places(table, pinned, [table.columns.id]).to_pylist()
+    gone = [rewrite.Place(r["file"], r["place"]) for r in rows if r[table.columns.id] in ids]
+    return rewrite.drop(table, pinned, gone, why)
 
 
 def protocol(*features: str, reader: int = 3, writer: int = 7) -> Action:

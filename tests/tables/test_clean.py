@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from raypipe.config import validate
 from raypipe.errors import ConfigError, DataError
 from raypipe.tables import scan, verdicts
 from raypipe.tables.clean import EXACT, CleanConfig, CleanResult, clean
-from raypipe.tables.table import ImageTable, TableConfig, append
+from raypipe.tables.table import Columns, ImageTable, TableConfig, append
 
 pytestmark = pytest.mark.usefixtures("ray_session")
 Draw = Callable[..., bytes]
@@ -121,7 +122,7 @@ def test_a_rerun_gives_the_same_version_and_no_new_rows(cleaned: Cleaned) -> Non
 def test_dropped_images_are_remembered_for_the_next_ingest(cleaned: Cleaned) -> None:
     source, _, planted = cleaned
     twins = {planted["original"], planted["copy"]}
-    assert verdicts.dropped_ids(source.uri) == {max(twins), *(planted[n] for n in ("black", "white", "broken"))}
+    assert verdicts.dropped_ids(source.uri, None) == {max(twins), *(planted[n] for n in ("black", "white", "broken"))}
 
 
 def test_verdicts_on_some_rows_are_not_taken_for_verdicts_on_all(tmp_path: Path, textured: Draw) -> None:
@@ -156,7 +157,97 @@ def test_a_policy_may_keep_what_it_finds(tmp_path: Path, textured: Draw) -> None
     done = clean(source, CleanConfig(drop=(), tag="judged"))
     assert (done.counts, done.dropped, done.clean) == ({"broken": 1}, 0, done.raw)
     assert ImageTable(source.uri).tags() == {"judged": 0}
-    assert verdicts.dropped_ids(source.uri) == set()
+    assert verdicts.dropped_ids(source.uri, None) == set()
+
+
+ODD = Columns(id="image id", image='the "image"', label="class-name", split="part")
+
+
+def test_rows_are_dropped_and_not_ids(tmp_path: Path, textured: Draw) -> None:
+    """Three photographs of one product, one broken; a broken one without an id; ids and columns that need quotes."""
+    good = [textured(seed) for seed in range(6)]
+    content = {
+        "n": list(range(8)),
+        "image id": ["p 1", "p 1", "p 1", "it's", 'say "x"', None, None, "p 1"],
+        'the "image"': [good[0], b"no image", good[1], b"nor this", good[2], b"broken too", good[3], good[4]],
+    }
+    uri = str(tmp_path / "t")
+    append(uri, pa.table(content), "add")
+    done = clean(TableConfig(uri=uri, columns=ODD), CleanConfig())
+    assert (done.images, done.dropped, done.counts) == (8, 3, {"broken": 3})
+    table = ImageTable(uri, ODD)
+    left = scan.rows(table, table.pin("clean"), ["n", "image id", 'the "image"']).to_pylist()
+    assert left == [row for row in pa.table(content).to_pylist() if row["n"] not in (1, 3, 5)]
+    found = {r["row"]: (r["image_id"], r["sha256"]) for r in rows_of(uri) if r["verdict"] == "broken"}
+    assert found == {1: ("p 1", named(b"no image")), 3: ("it's", named(b"nor this")), 5: (None, named(b"broken too"))}
+
+
+def test_two_copies_of_one_row_that_both_break_both_go_and_one_of_other_bytes_stays(tmp_path: Path, textured: Draw) -> None:
+    uri = str(tmp_path / "t")
+    for _ in range(2):
+        append(uri, pa.table({"image_id": ["a", "a"], "image": [b"no image", textured(1)]}), "add")
+    done = clean(TableConfig(uri=uri), CleanConfig())
+    table = ImageTable(uri)
+    assert (done.dropped, scan.rows(table, done.clean, ["image"])["image"].to_pylist()) == (2, [textured(1)] * 2)
+
+
+def test_what_was_judged_is_part_of_the_policy(tmp_path: Path, textured: Draw) -> None:
+    """A share of the rows, some of the rows, another image column, a table made anew: none is taken for the whole."""
+    images = [textured(seed) for seed in range(8)] + [b"no image"] * 8
+    source = make(tmp_path / "cells", images)
+    sampled = clean(source.model_copy(update={"sample": 0.4}), CleanConfig(drop=()))
+    assert 0 < sampled.images < 16
+    whole = clean(source, CleanConfig(drop=()))
+    assert (whole.images, whole.counts) == (16, {"broken": 8})
+    shutil.rmtree(source.uri)
+    again = make(tmp_path / "cells", [*images[:7], b"nor this"])
+    assert clean(again, CleanConfig(drop=())).counts == {"broken": 1}
+
+
+def test_two_tags_of_one_policy_are_one_judgement_and_one_version(tmp_path: Path, textured: Draw) -> None:
+    source = make(tmp_path / "cells", [textured(1), b"no image"])
+    first, second = (clean(source, CleanConfig(tag=tag)) for tag in ("clean", "golden"))
+    assert first == second
+    assert ImageTable(source.uri).tags() == {"clean": 1, "golden": 1}
+
+
+def test_a_row_that_comes_between_reading_and_dropping_is_never_under_the_tag(
+    tmp_path: Path, textured: Draw, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody appends after the log was looked at and before the rows are dropped."""
+    source = make(tmp_path / "cells", [textured(1), b"no image"])
+    looked, late = ImageTable.commits, iter([b"unjudged"])
+
+    def commits(table: ImageTable, after: int = -1) -> Any:
+        found = looked(table, after)
+        if table.uri == source.uri and (image := next(late, None)):
+            append(source.uri, pa.table({"image_id": ["late"], "split": ["train"], "image": [image]}), "late")
+        return found
+
+    monkeypatch.setattr(ImageTable, "commits", commits)
+    with pytest.raises(DataError, match=r"has changed since version 0 .*not judged.*run again"):
+        clean(source, CleanConfig())
+    assert ImageTable(source.uri).tags() == {}
+    assert len(ids(source.uri)) == 3
+    assert list(Path(source.uri).glob("*.parquet")) != []
+    done = clean(source.model_copy(update={"version": None}), CleanConfig())
+    assert (done.counts, ids(source.uri)) == ({"broken": 2}, {named(textured(1))})
+
+
+def test_a_tag_that_comes_in_between_stops_nothing(tmp_path: Path, textured: Draw, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = make(tmp_path / "cells", [textured(1), b"no image"])
+    looked, late = ImageTable.commits, iter(["theirs"])
+
+    def commits(table: ImageTable, after: int = -1) -> Any:
+        found = looked(table, after)
+        if table.uri == source.uri and (name := next(late, None)):
+            ImageTable(source.uri).tag(name, 0)
+        return found
+
+    monkeypatch.setattr(ImageTable, "commits", commits)
+    done = clean(source, CleanConfig())
+    assert ImageTable(source.uri).tags() == {"theirs": 0, "clean": 2}
+    assert (done.clean.version, ids(source.uri, 2)) == (2, {named(textured(1))})
 
 
 def test_wrong_settings_are_named() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -82,12 +83,8 @@ def test_a_sample_is_a_share_and_the_same_rows_each_time(table: Path, tmp_path: 
 
 def test_times_name_the_newest_version_at_or_before(table: Path, tmp_path: Path, cli: Cli) -> None:
     log = sorted((table / "_delta_log").glob("*.json"))
-    for file, when in zip(log, (1_700_000_000_000, 1_800_000_000_000, 1_900_000_000_000), strict=True):
-        lines = [json.loads(line) for line in file.read_text().splitlines()]
-        for line in lines:
-            if "commitInfo" in line:
-                line["commitInfo"]["timestamp"] = when
-        file.write_text("\n".join(map(json.dumps, lines)))
+    for file, when in zip(log, (1_700_000_000, 1_800_000_000, 1_900_000_000), strict=True):
+        os.utime(file, (when, when))
     for at, count in (("2023-11-14T22:13:20Z", 300), ("2026-01-01", 300), ("2028-01-01T00:00:00+01:00", 400)):
         assert cli("table", "export", table, tmp_path / "o.parquet", "--at", at, "--overwrite")[0] == 0
         assert len(read(tmp_path / "o.parquet")) == count

@@ -26,6 +26,7 @@ from raypipe.tables import ingest as room
 from raypipe.tables.commits import append_once
 from raypipe.tables.ingest import IngestConfig, IngestResult, ingest, quarantine_uri
 from raypipe.tables.table import SCHEMA, ImageTable, TableConfig, append
+from tests.tables.handmade import drop
 
 Draw = Callable[..., bytes]
 FIVE: tuple[Format, ...] = ("JPEG", "PNG", "WEBP", "TIFF", "BMP")
@@ -219,6 +220,7 @@ import sys
 from raypipe.config import validate
 from raypipe.tables import ingest as room
 from raypipe.tables.table import TableConfig
+from tests.tables.handmade import drop
 room.ROWS_PER_COMMIT = 32
 cfg = validate(room.IngestConfig, {"from": {"images": sys.argv[2], "labels": sys.argv[2] + "/labels.csv"}, "workers": 0})
 room.ingest(TableConfig(uri=sys.argv[1]), cfg)
@@ -360,9 +362,9 @@ def test_images_that_cleaning_dropped_do_not_come_back(photos: Path, table: Tabl
     first = ingest(table, source(photos)).version
     opened = ImageTable.open(table)
     gone = sorted(r["image_id"] for r in everything(table.uri, ["image_id"]))[:3]
-    found = [verdicts.row(i, "dark", value=1.0, limit=8.0) | {"dropped": i != gone[2]} for i in gone]
-    verdicts.write(table.uri, first, "policy", found, 60, None)
-    opened.drop(first, gone[:2], "clean")
+    found = [verdicts.row(verdicts.Seen(i, "f", 0, i), "dark", value=1.0, limit=8.0, dropped=i != gone[2]) for i in gone]
+    verdicts.write(table.uri, first, "policy", "rules", found, 60, None)
+    drop(opened, first, gone[:2], "clean")
     done = ingest(table, source(photos))
     assert (done.accepted, done.present) == (0, 60)
     left = {r["image_id"] for r in everything(table.uri, ["image_id"])}

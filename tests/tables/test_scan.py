@@ -12,6 +12,7 @@ from deltalake import DeltaTable, write_deltalake
 from raypipe.errors import DataError
 from raypipe.tables import scan
 from raypipe.tables.table import Columns, ImageTable, TableVersion, append
+from tests.tables.handmade import drop
 
 COLUMNS = ["image_id", "label", "split", "image"]
 
@@ -95,7 +96,7 @@ def test_a_pinned_version_reads_the_same_while_others_append_and_delete(table: I
 
 def test_files_rewritten_by_a_delete_filter_and_read_as_before(table: ImageTable) -> None:
     """delta-rs rewrites a file with string_view columns, for which Arrow has no is_in kernel."""
-    table.drop(table.pin(), ["0003", "0350"], "clean")
+    drop(table, table.pin(), ["0003", "0350"], "clean")
     expected = [r for r in cells(0, 400).to_pylist() if r["image_id"] not in ("0003", "0350")]
     assert as_rows(scan.rows(table, table.pin(), COLUMNS)) == expected
     assert ids(table, where={"split": ["test"]}) == [r["image_id"] for r in expected if r["split"] == "test"]
@@ -142,7 +143,7 @@ def test_ids_labels_and_splits_are_names_whatever_their_type(tmp_path: Path) -> 
     found = scan.rows(table, table.pin(), ["image_id", "label", "split"])
     assert found.to_pydict() == {"image_id": ["10", "11", "12"], "label": ["0", "1", None], "split": ["true", "false", "true"]}
     assert ids(table, where={"label": "1"}) == ["11"]
-    table.drop(table.pin(), ["11"], "clean")
+    drop(table, table.pin(), ["11"], "clean")
     assert ids(table) == ["10", "12"]
 
 
@@ -166,7 +167,7 @@ def test_a_missing_column_is_named_with_the_nearest(table: ImageTable) -> None:
 
 
 def test_an_old_version_whose_files_were_vacuumed_is_refused(table: ImageTable) -> None:
-    table.drop(table.pin(), ["0003"], "clean")
+    drop(table, table.pin(), ["0003"], "clean")
     DeltaTable(table.uri).vacuum(retention_hours=0, enforce_retention_duration=False, dry_run=False)
     assert len(ids(table)) == 399
     with pytest.raises(DataError, match=r"lacks a file that its log names.*VACUUM.*Pin a newer version"):
@@ -182,7 +183,7 @@ def test_an_empty_table_has_no_rows_and_still_its_types(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("ray_session")
 def test_ray_reads_the_same_rows(table: ImageTable) -> None:
-    table.drop(table.pin(), ["0003", "0350"], "clean")
+    drop(table, table.pin(), ["0003", "0350"], "clean")
     append(table.uri, cells(400, 450), "later")
     for where in ({}, {"label": "a", "split": ["train", "test"]}, {"label": "nobody"}):
         stream = scan.dataset(table, table.pin(3), COLUMNS, where)

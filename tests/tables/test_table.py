@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import os
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime, timezone
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, write_deltalake
 
 from raypipe.errors import DataError
-from raypipe.tables import scan
+from raypipe.tables import rewrite, scan
 from raypipe.tables.table import Columns, ImageTable, TableConfig, append, resolve
+from tests.tables import handmade as by_hand
+from tests.tables.handmade import drop
 
 
 def rows(*ids: str) -> pa.Table:
@@ -93,19 +99,19 @@ def test_a_tag_that_could_not_be_told_from_a_number_is_refused(name: str, table:
 
 def test_dropping_leaves_the_pinned_version_and_makes_one_without_the_rows(table: ImageTable) -> None:
     pinned = table.pin()
-    dropped = table.drop(pinned, ["b", "d"], "clean")
+    dropped = drop(table, pinned, ["b", "d"], "clean")
     assert ids(table, dropped.version) == ["a", "c"]
     assert ids(table, pinned.version) == ["a", "b", "c", "d"]
 
 
 def test_dropping_again_gives_the_same_version_and_adds_none(table: ImageTable) -> None:
     pinned = table.pin()
-    first = table.drop(pinned, ["b"], "clean x")
+    first = drop(table, pinned, ["b"], "clean x")
     table.tag("clean", first.version)
     newest = table.pin()
-    assert table.drop(pinned, ["b"], "clean x") == first
+    assert drop(table, pinned, ["b"], "clean x") == first
     assert table.pin() == newest
-    assert table.drop(newest, [], "nothing to drop") == newest
+    assert drop(table, newest, [], "nothing to drop") == newest
 
 
 def test_dropping_is_refused_when_the_table_changed_since(table: ImageTable) -> None:
@@ -113,7 +119,7 @@ def test_dropping_is_refused_when_the_table_changed_since(table: ImageTable) -> 
     table.tag("raw", pinned.version)  # a tag is no change
     append(table.uri, rows("e"), "later")
     with pytest.raises(DataError, match=r"has changed since version 2 \(got 'WRITE in version 4'\).*Pin the newest"):
-        table.drop(pinned, ["b"], "clean")
+        drop(table, pinned, ["b"], "clean")
     assert ids(table) == ["a", "b", "c", "d", "e"]
 
 
@@ -121,12 +127,12 @@ def test_ids_with_quotes_drop_themselves_and_nothing_else(tmp_path: Path) -> Non
     uri = str(tmp_path / "odd")
     append(uri, rows("it's", "x' or 'a'='a", "plain"), "add")
     table = ImageTable.open(TableConfig(uri=uri))
-    table.drop(table.pin(), ["it's", "x' or 'a'='a"], "clean")
+    drop(table, table.pin(), ["it's", "x' or 'a'='a"], "clean")
     assert ids(table) == ["plain"]
 
 
 def test_history_says_what_why_and_how_many_newest_first(table: ImageTable) -> None:
-    table.drop(table.pin(), ["b"], "clean it")
+    drop(table, table.pin(), ["b"], "clean it")
     table.tag("clean", 3)
     history = table.history()
     assert [h["version"] for h in history] == [4, 3, 2, 1, 0]
@@ -186,7 +192,7 @@ def test_an_append_is_whole_or_not_at_all(tmp_path: Path) -> None:
 
 
 def test_commits_keep_their_numbers_while_others_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """deltalake numbers the log from the version that was loaded: one commit later and all are off by one."""
+    """deltalake counts down from the version that was loaded: one commit later and all its numbers are off by one."""
     uri = str(tmp_path / "t")
     for n in range(3):
         append(uri, pa.table({"n": [n]}), f"commit {n}")
@@ -200,8 +206,147 @@ def test_commits_keep_their_numbers_while_others_write(tmp_path: Path, monkeypat
         return found
 
     monkeypatch.setattr(ImageTable, "delta", delta)
-    newest, entries = ImageTable(uri).commits(after=0)
-    assert newest.version() == 4 and [(e["version"], e["raypipe"]) for e in entries] == [
-        (n, f"commit {n}") for n in (4, 3, 2, 1)
-    ]
+    for newest, numbers in ((2, [2, 1]), (3, [3, 2, 1]), (4, [4, 3, 2, 1])):
+        seen, entries = ImageTable(uri).commits(after=0)
+        assert seen.version() == newest
+        assert [(e["version"], e["raypipe"]) for e in entries] == [(n, f"commit {n}") for n in numbers]
     assert ImageTable(uri).commits(after=4)[1] == []
+
+
+def test_a_commit_that_says_nothing_about_itself_gives_no_other_its_number(tmp_path: Path) -> None:
+    """commitInfo is optional: here versions 1 and 3 have none, and 3 is by another engine."""
+    uri = tmp_path / "t"
+    for n in range(4):
+        append(str(uri), pa.table({"n": [n]}), f"commit {n}")
+    for version in (1, 3):
+        file = uri / "_delta_log" / f"{version:020d}.json"
+        lines = [line for line in file.read_text().splitlines() if "commitInfo" not in line]
+        file.write_text("\n".join(lines))
+    table = ImageTable(str(uri))
+    assert [(h["version"], h["why"]) for h in table.history()] == [(3, ""), (2, "commit 2"), (1, ""), (0, "commit 0")]
+    with pytest.raises(DataError, match=r"has changed since version 2 \(got 'a commit in version 3'\).*Pin the newest"):
+        rewrite.drop(table, table.pin(2), rewrite_places(table, 2)[:1], "clean")
+
+
+def rewrite_places(table: ImageTable, version: int) -> list[rewrite.Place]:
+    found = rewrite.places(table, table.pin(version), table.delta().schema().to_arrow().names[:1])
+    return [rewrite.Place(r["file"], r["place"]) for r in found.to_pylist()]
+
+
+def set_times(uri: Path, times: list[int]) -> None:
+    """The times of a log's files, in seconds."""
+    for version, at in enumerate(times):
+        os.utime(uri / "_delta_log" / f"{version:020d}.json", (at, at))
+
+
+def moment(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, timezone.utc).isoformat()
+
+
+def test_a_time_means_the_files_of_the_log_and_not_the_writers_clock(tmp_path: Path) -> None:
+    """Version 1's writer was an hour ahead, version 2 says nothing, version 3's file is older than the one before it."""
+    uri, start = tmp_path / "t", 1_700_000_000
+    for n in range(4):
+        append(str(uri), pa.table({"n": [n]}), f"commit {n}")
+    first, second = (uri / "_delta_log" / f"{v:020d}.json" for v in (1, 2))
+    ahead = [json.loads(line) for line in first.read_text().splitlines()]
+    for line in ahead:
+        line.get("commitInfo", {})["timestamp"] = (start + 3700) * 1000
+    first.write_text("\n".join(map(json.dumps, ahead)))
+    second.write_text("\n".join(line for line in second.read_text().splitlines() if "commitInfo" not in line))
+    set_times(uri, [start, start + 100, start + 200, start + 150])
+    table = ImageTable(str(uri))
+    for seconds, version in ((0, 0), (99, 0), (100, 1), (199.999, 1), (200, 2), (200.001, 3), (1e6, 3)):
+        assert table.pin(moment(start + seconds)).version == version, seconds
+    assert [h["timestamp_ms"] - start * 1000 for h in table.history()] == [200_001, 200_000, 100_000, 0]
+    with pytest.raises(DataError, match=r"has no version as old as that.*The oldest that its log names is 0 of 2023-11-14"):
+        table.pin(moment(start - 1))
+
+
+@pytest.mark.parametrize("enabled", [0, 2])
+def test_in_commit_timestamps_count_from_the_version_that_turned_them_on(enabled: int, tmp_path: Path) -> None:
+    """A copy of a table has new file times and the same in-commit timestamps."""
+    uri, start = tmp_path / "t", 1_700_000_000
+    uri.mkdir()
+    on = {"delta.enableInCommitTimestamps": "true"}
+    since = {
+        "delta.inCommitTimestampEnablementVersion": str(enabled),
+        "delta.inCommitTimestampEnablementTimestamp": str((start + 100 * enabled) * 1000),
+    }
+    for n in range(4):
+        info = {"commitInfo": {"inCommitTimestamp": (start + 100 * n) * 1000}} if n >= enabled else {}
+        add = by_hand.add(uri, pa.table({"x": pa.array([n], pa.int64())}), f"{n}.parquet")
+        more = [by_hand.protocol(reader=1, writer=2)] if n == 0 else []
+        if n in (0, enabled):
+            more.append(by_hand.metadata([by_hand.column("x")], **((on | (since if enabled else {})) if n == enabled else {})))
+        by_hand.commit(uri, *([info] if info else []), *more, add)
+    if enabled == 0:
+        set_times(uri, [start + 5000] * 4)
+        expected = {0: 0, 150: 1, 200: 2, 399: 3}
+    else:
+        set_times(uri, [start + 10, start + 20, start + 5000, start + 5000])
+        expected = {10: 0, 150: 1, 199: 1, 200: 2, 299: 2, 300: 3, 9999: 3}
+    table = ImageTable(str(uri))
+    for seconds, version in expected.items():
+        assert table.pin(moment(start + seconds)).version == version, seconds
+
+
+def test_many_tags_at_once_are_all_set(table: ImageTable) -> None:
+    """Each is a commit on the newest version: whoever comes second looks again."""
+    names = [f"tag-{i}" for i in range(16)]
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(lambda name: ImageTable(table.uri).tag(name, 1), names))
+    assert table.tags() == dict.fromkeys(names, 1)
+
+
+def test_of_two_who_give_one_name_to_two_versions_one_is_told(table: ImageTable) -> None:
+    def named(version: int) -> str:
+        try:
+            ImageTable(table.uri).tag("golden", version)
+        except DataError as e:
+            return str(e)
+        return ""
+
+    with ThreadPoolExecutor(2) as pool:
+        said = list(pool.map(named, (0, 1)))
+    assert sorted(map(bool, said)) == [False, True]
+    assert "already names" in "".join(said)
+
+
+def test_a_tag_can_be_removed_and_given_again(table: ImageTable) -> None:
+    table.tag("raw", 0)
+    table.tag("golden", 1)
+    assert table.untag("raw") == 0
+    assert table.tags() == {"golden": 1}
+    with pytest.raises(DataError, match=r"has no tag 'raw'. (Known: golden|Did you mean)"):
+        table.pin("raw")
+    with pytest.raises(DataError, match=r"has no tag 'goldn'. Did you mean 'golden'"):
+        table.untag("goldn")
+    assert table.tag("raw", 2).version == 2  # no --move: nobody was promised anything any more
+    assert table.tags() == {"golden": 1, "raw": 2}
+    assert ids(table, 0) == ["a", "b"]
+
+
+def test_a_table_that_may_not_be_changed_is_a_sentence(tmp_path: Path) -> None:
+    uri = str(tmp_path / "t")
+    write_deltalake(uri, rows("a", "b"), configuration={"delta.appendOnly": "true"})
+    table = ImageTable(uri)
+    with pytest.raises(DataError, match=r"Rows of the table cannot be changed: .*append"):
+        drop(table, table.pin(), ["a"], "clean")
+    assert ids(table) == ["a", "b"]
+    assert len(list(Path(uri).glob("*.parquet"))) == 1  # what was written for nothing is gone again
+    log = Path(uri, "_delta_log")
+    first = json.loads(next(line for line in (log / f"{0:020d}.json").read_text().splitlines() if "protocol" in line))
+    first["protocol"] = {"minReaderVersion": 3, "minWriterVersion": 7, "readerFeatures": [], "writerFeatures": ["rowTracking"]}
+    (log / f"{1:020d}.json").write_text(json.dumps(first))
+    with pytest.raises(DataError, match=r"Tag 'raw' cannot be written: .*"):
+        table.tag("raw")
+
+
+@pytest.mark.parametrize("name", ["a%25b", "a%2Fb"])
+def test_a_folder_name_that_deltalake_reads_as_another_is_refused_before_anything_is_written(name: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"No table can be in a folder of this name .*%2.*Rename the folder"):
+        append(str(tmp_path / name / "t"), rows("a"), "add")
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(DataError, match=r"Rename the folder"):
+        ImageTable.open(TableConfig(uri=str(tmp_path / name / "t")))

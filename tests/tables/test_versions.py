@@ -16,6 +16,7 @@ from raypipe.errors import DataError
 from raypipe.tables import scan, versions
 from raypipe.tables.table import Columns, ImageTable, TableConfig, append, told
 from tests.tables import handmade as by_hand
+from tests.tables.handmade import drop
 
 Cli = Callable[..., tuple[int, str, str]]
 COLUMNS = ["image_id", "label", "split", "image"]
@@ -85,7 +86,7 @@ def test_lineage_leads_from_a_cleaned_version_back_to_the_table_it_was_made_from
         write_deltalake(small, many(start, start + 50), mode="append", commit_properties=why)
     derived = ImageTable(small)
     derived.tag("raw", 1)
-    cleaned = derived.drop(derived.pin(), ["0001"], "clean it")
+    cleaned = drop(derived, derived.pin(), ["0001"], "clean it")
     steps = versions.lineage(derived, cleaned)
     assert [(s.uri, s.first, s.last, s.why, s.source) for s in steps] == [
         (small, 3, 3, "clean it", f"{small}@v2"),
@@ -197,7 +198,7 @@ def test_dropping_goes_on_after_a_compaction(table: ImageTable) -> None:
     """Optimizing and vacuuming change no row: what was pinned before them may still be cleaned."""
     pinned = table.pin()
     versions.optimize(table)
-    assert len(content(table, table.drop(pinned, ["0007"], "clean").version)) == 299
+    assert len(content(table, drop(table, pinned, ["0007"], "clean").version)) == 299
 
 
 def test_the_commands_take_a_table_or_a_configuration(table: ImageTable, tmp_path: Path, cli: Cli) -> None:
