@@ -38,6 +38,7 @@ from torch import Tensor
 
 from benchmarks import pictures
 from raypipe.errors import RaypipeError
+from raypipe.feed.order import Share
 from raypipe.images.augment import AugmentConfig
 from raypipe.images.decode import decode_into
 from raypipe.models.tasks import Task
@@ -64,7 +65,8 @@ class Batch(NamedTuple):
 
     inputs: Tensor
     labels_B: Tensor
-    samples_B: np.ndarray
+    positions_B: np.ndarray
+    share: Share
 
 
 Batches = Callable[[], Iterator[Batch]]
@@ -96,7 +98,9 @@ class Timed:
 def one_batch(batch_size: int, side_px: int, device: torch.device) -> Batches:
     """The same batch again and again, where it is needed."""
     pixels = torch.randint(0, 256, (batch_size, side_px, side_px, 3), dtype=torch.uint8, device=device)
-    batch = Batch(pixels, torch.arange(batch_size, device=device) % pictures.CLASSES, np.arange(batch_size))
+    batch = Batch(
+        pixels, torch.arange(batch_size, device=device) % pictures.CLASSES, np.arange(batch_size), Share.whole(batch_size)
+    )
     return lambda: itertools.repeat(batch)
 
 
@@ -122,7 +126,7 @@ def from_folder(files: Sequence[Path], batch_size: int, side_px: int, device: to
                     for part in parts:
                         part.result()
                     labels_B = torch.from_numpy(samples_B % pictures.CLASSES).to(device, non_blocking=True)
-                    yield Batch(pixels.to(device, non_blocking=True), labels_B, samples_B)
+                    yield Batch(pixels.to(device, non_blocking=True), labels_B, samples_B, Share.whole(batch_size))
 
     return batches
 

@@ -24,13 +24,18 @@ WORLDS = (1, 2, 3, 4, 6)
 
 
 def batches(order: Order, epoch: int, world: int, step: int) -> list[list[int]]:
-    ranks = [[s.samples_B.tolist() for s in order.rank(epoch, step, rank, world)] for rank in range(world)]
-    return [[i for turn in zip(*parts, strict=True) for i in turn] for parts in zip(*ranks, strict=True)]
+    """Global batches, put back together by the samples' places in the stream."""
+    ranks = [order.rank(epoch, step, rank, world) for rank in range(world)]
+    found = []
+    for parts in zip(*ranks, strict=True):
+        places, samples = (np.concatenate([getattr(p, name) for p in parts]) for name in ("positions_B", "samples_B"))
+        found.append(samples[np.argsort(places)].tolist())
+    return found
 
 
 def sequences(steps: int = 20) -> dict[str, object]:
     rng = np.random.default_rng(0)
-    order = Order(rng.integers(1, 257, 80), batch_size=48, seed=1)
+    order = Order(rng.integers(1, 257, 80), batch_size=64, seed=1)
     whole = batches(order, 2, 1, 0)
     resumed = sorted(rng.choice(order.steps, steps, replace=False).tolist())
     compared = [batches(order, 2, world, step) == whole[step:] for step, world in itertools.product(resumed, WORLDS)]

@@ -75,7 +75,7 @@ class Cached:
                     note_bad(self.rows, self.cfg, self.replaced, sample, replaced[at][1])
                     samples_B = samples_B.copy()
                     samples_B[slot] = bounds[group] + replaced[at][0]
-            yield pixels, samples_B
+            yield pixels, samples_B, step
 
     def _block(self, group: int) -> tuple[np.ndarray, dict[int, tuple[int, str]]]:
         if group not in self._ready:
@@ -94,4 +94,4 @@ class InMemory:
 
     def batches(self, wanted: Iterator[Step]) -> Iterator[Pixels]:
         for step in wanted:
-            yield torch.from_numpy(self.inputs_N[step.samples_B]), step.samples_B
+            yield torch.from_numpy(self.inputs_N[step.samples_B]), step.samples_B, step

@@ -4,7 +4,7 @@ Both get the same steps with the same bytes from `RowGroups`, a few batches ahea
 in order. Offloading ships encoded bytes (2 MB a batch of 64) and gets pixels back through the object store, in plain Ray
 tasks: Ray Data's blocks and scheduling reach 0.34 of a bare decode loop on two cores, tasks 0.65.
 
-A batch is pixels_BHWC (uint8) and the samples it holds: those of the plan, except where an image was broken.
+A batch is pixels_BHWC (uint8), the samples it holds (those of the plan, except where an image was broken), and the plan's step.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from raypipe.feed.order import Step
 
 log = logging.getLogger("raypipe")
 CHUNK = 32  # images a decode task: 60 us of hand-over for 32 ms of work
-Pixels = tuple[Tensor, np.ndarray]
+Pixels = tuple[Tensor, np.ndarray, Step]
 
 
 class Carrier(Protocol):
-    """Turns steps into (inputs, samples_B), in order. `replaced` counts broken images; `in_flight_bytes` is the peak."""
+    """Turns steps into (inputs, samples_B, step), in order. `replaced` counts broken images; `in_flight_bytes` is the peak."""
 
     replaced: dict[int, str]
     in_flight_bytes: int
@@ -78,11 +78,11 @@ class Streaming:
     def _finish(self, step: Step, broken: Broken, wait: Callable[[], tuple[Tensor, Broken]], groups: RowGroups) -> Pixels:
         pixels_BHWC, undecoded = wait()
         if not broken and not undecoded:
-            return pixels_BHWC, step.samples_B
+            return pixels_BHWC, step.samples_B, step
         samples_B = step.samples_B.copy()
         for slot, reason in {**dict(undecoded), **dict(broken)}.items():
             samples_B[slot] = self._replace(int(samples_B[slot]), reason, pixels_BHWC[slot].numpy(), groups)
-        return pixels_BHWC, samples_B
+        return pixels_BHWC, samples_B, step
 
     def _replace(self, sample: int, reason: str, out_HWC: np.ndarray, groups: RowGroups) -> int:
         note_bad(self.rows, self.cfg, self.replaced, sample, reason)

@@ -26,18 +26,24 @@ from raypipe.feed import order
 from raypipe.feed.cache import Cached, InMemory, decode_all, decode_here
 from raypipe.feed.carriers import Carrier, Pixels, Streaming, TaskDecoder, ThreadDecoder
 from raypipe.feed.dataset import FeedConfig, Pinned, Rows, locate
-from raypipe.feed.order import Step
+from raypipe.feed.order import Share, Step
 
 log = logging.getLogger("raypipe")
 
 
 @dataclass(frozen=True)
 class Batch:
-    """inputs: pixels_BHWC uint8 or features_BD float32, on the device; samples_B numbers them in their split (int64)."""
+    """inputs: pixels_BHWC uint8 or features_BD float32, on the device; samples_B numbers them in their split (int64).
+
+    positions_B: their places in the epoch's stream, each of which comes once: what augmentation is keyed by. share: what this
+    rank's part counts of the global batch.
+    """
 
     inputs: Tensor
     labels_B: Tensor
     samples_B: np.ndarray
+    positions_B: np.ndarray
+    share: Share
 
 
 @dataclass(frozen=True)
@@ -162,16 +168,16 @@ class Feed:
             self._stream = self._train.batches(self._wanted(epoch, step))
         stream = self._stream
         for t in range(step, self.steps):
-            inputs, samples_B = next(stream)
+            inputs, samples_B, planned = next(stream)
             self._at = (epoch, t + 1) if t + 1 < self.steps else (epoch + 1, 0)
             if self._trace is not None:
-                self._note(epoch, t, samples_B)
-            yield self._batch(inputs, samples_B, self._train_rows)
+                self._note(epoch, t, samples_B, planned)
+            yield self._batch(inputs, samples_B, planned, self._train_rows)
 
     def val(self) -> Iterator[Batch]:
         steps = order.evaluation(self._val_rows.sizes_F, self._batch_size, self._rank, self._world)
-        for inputs, samples_B in self._val.batches(steps):
-            yield self._batch(inputs, samples_B, self._val_rows)
+        for inputs, samples_B, planned in self._val.batches(steps):
+            yield self._batch(inputs, samples_B, planned, self._val_rows)
 
     def close(self) -> None:
         """Stop reading ahead."""
@@ -184,16 +190,19 @@ class Feed:
         for later in itertools.count(epoch + 1):
             yield from self._order.rank(later, 0, self._rank, self._world)
 
-    def _batch(self, inputs: Tensor, samples_B: np.ndarray, rows: Rows) -> Batch:
+    def _batch(self, inputs: Tensor, samples_B: np.ndarray, planned: Step, rows: Rows) -> Batch:
         labels_B = torch.from_numpy(rows.labels_N[samples_B])
         # Pinned memory: the copy runs while the device still computes the step before.
-        return Batch(inputs.to(self._device, non_blocking=True), labels_B.to(self._device, non_blocking=True), samples_B)
+        inputs, labels_B = (t.to(self._device, non_blocking=True) for t in (inputs, labels_B))
+        return Batch(inputs, labels_B, samples_B, planned.positions_B, planned.share)
 
-    def _note(self, epoch: int, step: int, samples_B: np.ndarray) -> None:
+    def _note(self, epoch: int, step: int, samples_B: np.ndarray, planned: Step) -> None:
         assert self._trace is not None
-        ids = self._train_rows.ids.take(samples_B).to_pylist()
+        images = planned.share.images  # a stand-in counts nothing
+        ids = self._train_rows.ids.take(samples_B[:images]).to_pylist()
+        line = {"epoch": epoch, "step": step, "rank": self._rank, "world": self._world, "ids": ids}
         with self._trace.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"epoch": epoch, "step": step, "rank": self._rank, "world": self._world, "ids": ids}) + "\n")
+            file.write(json.dumps(line | {"positions": planned.positions_B[:images].tolist()}) + "\n")
 
 
 def _trace_file(folder: str | None, rank: int, world: int) -> Path | None:

@@ -3,9 +3,12 @@
 Row groups are permuted and laid end to end; the line of samples is cut into `shards` equal parts; inside a shard, samples are
 shuffled within windows of `window` whole row groups; and the epoch's stream takes one sample from each shard in turn. So
 
-- global batch *t* is stream[t*B:(t+1)*B] whoever reads it, a rank takes every world-th sample of it, and where the world size
-  divides `shards` a rank only ever reads its own shards' row groups;
+- global batch *t* is stream[t*B:(t+1)*B] whoever reads it. A rank takes the stream's positions p with p % world == rank, so
+  where the world size divides `shards` a rank only ever reads its own shards' row groups, at any batch size. The ranks' parts
+  of a batch then differ by an image where the world does not divide the batch: `Share` says what each part counts;
 - a resume token is two integers, (epoch, step);
+- a position comes once an epoch, a sample may come several times (weighted sampling, a batch that is filled up): what is drawn
+  at random for an image is keyed by its position;
 - at most shards * window row groups are needed at a time, however large the table.
 
 Windows of neighbouring shards start at different offsets, so that row groups come and go one by one and not all at once.
@@ -23,6 +26,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+FORMAT = 2  # of orders and what is keyed by them: part of a training's key (1: augmentation by sample, parts filled up)
 SAMPLES_AT_ONCE = 1024  # steps planned together: a fifth of the time for batches of 64, and still nothing to wait for
 
 
@@ -67,11 +71,12 @@ class Order:
         for first in range(step, self.steps, at_once):
             ends = [self._end(t) for t in range(first, min(first + at_once, self.steps))]
             starts = [first * self.batch_size, *ends[:-1]]
-            mine = [rank_slice(np.arange(a, b) % self.samples, rank, world) for a, b in zip(starts, ends, strict=True)]
-            cuts = np.cumsum([len(m) for m in mine])[:-1]
-            samples, until = (np.split(found, cuts) for found in laid.at(np.concatenate(mine)))
-            for end, samples_B, until_B in zip(ends, samples, until, strict=True):
-                yield Step(samples_B, before + until_B, before + min(end, self.samples))
+            parts = [deal(np.arange(a, b), self.samples, rank, world) for a, b in zip(starts, ends, strict=True)]
+            cuts = np.cumsum([len(mine) for mine, _ in parts])[:-1]
+            positions = np.concatenate([mine for mine, _ in parts]) % self.samples
+            found = zip(*(np.split(values, cuts) for values in laid.at(positions)), strict=True)
+            for end, (mine, share), (samples_B, until_B) in zip(ends, parts, found, strict=True):
+                yield Step(samples_B, before + until_B, before + min(end, self.samples), mine, share)
 
     def _end(self, step: int) -> int:
         """The position of the stream behind a batch."""
@@ -80,15 +85,41 @@ class Order:
 
 
 @dataclass(frozen=True)
+class Share:
+    """What one rank's part of a global batch counts.
+
+    images: how many it holds; 0 where it has none, and one image of another rank stands in, so that all ranks take the step.
+    even: the ranks' mean number of images. least: the smallest part of any rank, stand-ins counted.
+    """
+
+    images: int
+    even: float
+    least: int
+
+    @classmethod
+    def whole(cls, images: int) -> Share:
+        """Of a world of one."""
+        return cls(images, float(images), images)
+
+    @property
+    def weight(self) -> float:
+        """What this part's mean loss is multiplied by: the mean over the ranks is then the global batch's mean."""
+        return self.images / self.even if self.even else 0.0
+
+
+@dataclass(frozen=True)
 class Step:
     """One rank's samples of one global batch.
 
     until_B: the position of the stream from which a sample's window is done with; done: where the stream is after this batch.
+    positions_B: each sample's place in the epoch's stream.
     """
 
     samples_B: np.ndarray
     until_B: np.ndarray
     done: int
+    positions_B: np.ndarray
+    share: Share
 
 
 class Epoch:
@@ -149,10 +180,13 @@ class Epoch:
         return self._shuffled[key]
 
 
-def rank_slice(batch: np.ndarray, rank: int, world: int) -> np.ndarray:
-    """This rank's share; equally long on every rank (DDP deadlocks otherwise), repeating from the batch's start when world
-    does not divide it."""
-    return np.resize(batch, -(-len(batch) // world) * world)[rank::world]
+def deal(positions_B: np.ndarray, samples: int, rank: int, world: int) -> tuple[np.ndarray, Share]:
+    """This rank's positions of a global batch, and what they count. Positions from `samples` on fill a batch up from the
+    epoch's start; they go to the rank whose shards they are."""
+    owner_B = positions_B % samples % world
+    sizes = np.bincount(owner_B, minlength=world)
+    share = Share(int(sizes[rank]), len(positions_B) / world, max(1, int(sizes.min())))
+    return (positions_B[owner_B == rank] if share.images else positions_B[:1]), share
 
 
 def evaluation(sizes_F: np.ndarray, batch_size: int, rank: int, world: int) -> Iterator[Step]:
@@ -166,7 +200,7 @@ def evaluation(sizes_F: np.ndarray, batch_size: int, rank: int, world: int) -> I
     mine = np.array_split(np.arange(samples), world)[rank]
     for part in np.array_split(mine, max(1, -(-samples // (batch_size * world)))):
         until = ends_F[np.searchsorted(ends_F, part, side="right")]
-        yield Step(part, until, int(part[-1]) + 1 if len(part) else 0)
+        yield Step(part, until, int(part[-1]) + 1 if len(part) else 0, part, Share.whole(len(part)))
 
 
 def resample(weights_N: np.ndarray, rng: np.random.Generator) -> np.ndarray:

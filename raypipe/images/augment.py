@@ -1,7 +1,8 @@
 """Random changes of a whole batch on its device: all geometry in one resampling, all linear colour in one matrix a picture.
 
-uint8 pixels in, float 0-255 out (the model normalises). What happens to a sample depends on (seed, epoch, its number in the
-data set) and nothing else (`draws`), so a resumed run, or one with more workers, sees the same pixels. A batch costs a few
+uint8 pixels in, float 0-255 out (the model normalises). What happens to a picture depends on (seed, epoch, its position in
+the epoch's stream) and nothing else (`draws`), so a resumed run, or one with more workers, sees the same pixels, and copies of
+one sample that weighted sampling draws are changed each in its own way. A batch costs a few
 vectorised operations instead of a Python call a picture: 32 x 224 px on two cores in 25-70 ms (benchmarks/augment.py).
 
 Order: crop, flip, turn, zoom, shift, the policy's geometry; the policy's colours; brightness, contrast, saturation, hue;
@@ -63,9 +64,10 @@ class AugmentConfig(Section):
     mix_share: float = Field(default=1.0, ge=0, le=1)
 
 
-def augment(pixels_BHWC: Tensor, cfg: AugmentConfig, seed: int, epoch: int, samples_B: Tensor | np.ndarray) -> Tensor:
-    """A randomly changed copy, float32 0-255, same shape; samples_B numbers each picture in the data set (int64)."""
-    draws = Draws(seed, epoch, samples_B)
+def augment(pixels_BHWC: Tensor, cfg: AugmentConfig, seed: int, epoch: int, positions_B: Tensor | np.ndarray) -> Tensor:
+    """A randomly changed copy, float32 0-255, same shape. positions_B: the pictures' places in the epoch's stream (int64); two
+    copies of one sample have two."""
+    draws = Draws(seed, epoch, positions_B)
     steps = policy.choose(cfg.policy, cfg.policy_ops, cfg.policy_magnitude, draws)
     theta_B33 = _own_moves(cfg, draws, len(pixels_BHWC))
     for step in steps:

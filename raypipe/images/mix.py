@@ -17,12 +17,12 @@ from raypipe.images.draws import Draws
 
 
 def mix(
-    images_BHWC: Tensor, targets_BC: Tensor, cfg: AugmentConfig, seed: int, epoch: int, samples_B: Tensor | np.ndarray
+    images_BHWC: Tensor, targets_BC: Tensor, cfg: AugmentConfig, seed: int, epoch: int, positions_B: Tensor | np.ndarray
 ) -> tuple[Tensor, Tensor]:
     """(images, targets) mixed: float pixels after `augment`, targets as shares of classes that still sum to what they did."""
     if not (cfg.mixup or cfg.cutmix) or len(images_BHWC) < 2:
         return images_BHWC, targets_BC
-    draws = Draws(seed, epoch, samples_B)
+    draws = Draws(seed, epoch, positions_B)
     mixed_B = draws.chance("mix", cfg.mix_share)
     cuts_B = draws.chance("mix by cutting", 0.5 if cfg.mixup and cfg.cutmix else float(cfg.cutmix > 0))
     kept_B = np.where(cuts_B, _kept(cfg.cutmix, "cutmix", draws), _kept(cfg.mixup, "mixup", draws))
@@ -39,7 +39,7 @@ def mix(
 
 def _kept(alpha: float, name: str, draws: Draws) -> np.ndarray:
     """Share of itself that each sample keeps, Beta(alpha, alpha) by its inverse."""
-    return betaincinv(alpha, alpha, draws.uniform(name)) if alpha else np.ones(len(draws.samples_B))
+    return betaincinv(alpha, alpha, draws.uniform(name)) if alpha else np.ones(len(draws.positions_B))
 
 
 def _partners(draws: Draws) -> np.ndarray:

@@ -73,7 +73,7 @@ def choose(policy: str, ops: int, magnitude: float, draws: Draws) -> list[Step]:
         return []
     if policy == "trivial":
         return [_step("policy 0", draws.uniform("policy 0 magnitude"), TRIVIAL, draws)]
-    magnitude_B = np.full(len(draws.samples_B), magnitude)
+    magnitude_B = np.full(len(draws.positions_B), magnitude)
     return [_step(f"policy {k}", magnitude_B, RANDAUGMENT, draws) for k in range(ops)]
 
 

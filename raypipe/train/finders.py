@@ -122,8 +122,8 @@ def _lr(job: TrainJob, data: Data, batch_size: int) -> Found:
         engine.set_lr(lr, job.train.unfreeze_epochs)  # with all blocks that will ever learn
         inputs, targets = batch.inputs, objective.task.targets(batch.labels_B)
         if inputs.ndim == 4:
-            inputs = augment(inputs, job.augment, seed, epoch, batch.samples_B)
-            inputs, targets = mix(inputs, targets, job.augment, seed, epoch, batch.samples_B)
+            inputs = augment(inputs, job.augment, seed, epoch, batch.positions_B)
+            inputs, targets = mix(inputs, targets, job.augment, seed, epoch, batch.positions_B)
         return float(engine.step(inputs, targets, objective.loss))
 
     try:

@@ -9,6 +9,7 @@ from pydantic import model_validator
 
 from raypipe.cluster.connect import ClusterConfig
 from raypipe.config import RunConfig, Section, key_of
+from raypipe.feed import order
 from raypipe.feed.dataset import FeedConfig
 from raypipe.images.augment import AugmentConfig
 from raypipe.models.zoo import ModelConfig
@@ -55,11 +56,12 @@ class TrainJob(Section):
         """Names the result: same key, same data, same settings, same seed.
 
         How many workers, which carrier and how often a checkpoint is written do not change what is learned, so a run may
-        be taken up with others.
+        be taken up with others. What an earlier raypipe began under another order is begun anew.
         """
         feed = self.feed.model_dump(mode="json", exclude=_HOW["feed"])
         train = self.train.model_dump(mode="json", exclude=_HOW["train"])
         return key_of(
+            order.FORMAT,
             str(version),
             self.table.where,
             self.table.sample,

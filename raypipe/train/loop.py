@@ -14,6 +14,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,6 +26,7 @@ from raypipe.images.augment import AugmentConfig, augment
 from raypipe.images.mix import mix
 from raypipe.train.objective import Objective
 from raypipe.train.parallel import Engine
+from raypipe.train.parallel.engine import Criterion
 from raypipe.train.schedule import factor, scaled
 from raypipe.train.settings import TrainConfig
 from raypipe.train.stopping import StoppingConfig, best_of, improved, unusable, why_stop
@@ -105,10 +107,13 @@ def fit(
             inputs = batch.inputs
             targets = objective.task.targets(batch.labels_B)
             if inputs.ndim == 4:
-                inputs = augment(inputs, augmentation, seed, state.epoch, batch.samples_B)
-                inputs, targets = mix(inputs, targets, augmentation, seed, state.epoch, batch.samples_B)
-            losses += engine.step(inputs, targets, objective.loss) * len(batch.labels_B)
-            state.seen += len(batch.labels_B)
+                # By position: a copy of a sample that weighted sampling draws again is changed in another way.
+                inputs = augment(inputs, augmentation, seed, state.epoch, batch.positions_B)
+                inputs, targets = mix(inputs, targets, augmentation, seed, state.epoch, batch.positions_B)
+            share = batch.share
+            weighed = partial(_weighed, objective.loss, share.weight)
+            losses += engine.step(inputs, targets, weighed, share.least) * share.even
+            state.seen += share.images
             state.step += 1
             left = leaving()
             if left or (cfg.checkpoint_steps and state.step % cfg.checkpoint_steps == 0 and state.step < feed.steps):
@@ -158,6 +163,11 @@ def _problem(metrics: dict[str, float], engine: Engine) -> str | None:
     weight = engine.not_finite()
     found = [unusable(metrics), f"the weights {weight} hold NaN or infinity" if weight else None]
     return ", ".join(words for words in found if words) or None
+
+
+def _weighed(criterion: Criterion, weight: float, logits_BC: Tensor, targets: Tensor) -> Tensor:
+    """This rank's mean loss by what its part of the batch counts: engines take the mean over the ranks."""
+    return criterion(logits_BC, targets) * weight
 
 
 def _seed(*parts: int) -> int:

@@ -9,18 +9,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raypipe.feed.order import Order, Step, balanced_weights, evaluation, rank_slice, resample
+from raypipe.feed.order import Order, Step, balanced_weights, deal, evaluation, resample
 
 SIZES = st.lists(st.integers(1, 30), min_size=1, max_size=40).map(np.array)
 SEEDS = st.integers(0, 2**31)
 ORDERS = st.builds(Order, SIZES, st.integers(1, 24), SEEDS, st.integers(1, 12), st.integers(1, 4), st.booleans())
-WORLDS = [1, 2, 3, 4, 6]
+WORLDS = st.integers(1, 12)
+DIVISORS = {12: [1, 2, 3, 4, 6, 12], 6: [1, 2, 3, 6], 4: [1, 2, 4]}  # of so many shards: the worlds
 
 
 def batches(order: Order, epoch: int, world: int = 1, step: int = 0) -> list[list[int]]:
-    """Global batches, dealt back together from every rank's steps."""
-    ranks = [[s.samples_B.tolist() for s in order.rank(epoch, step, rank, world)] for rank in range(world)]
-    return [[i for turn in zip(*parts, strict=True) for i in turn] for parts in zip(*ranks, strict=True)]
+    """Global batches, put together from every rank's steps by the samples' places in the stream."""
+    ranks = [list(order.rank(epoch, step, rank, world)) for rank in range(world)]
+    found = []
+    for parts in zip(*ranks, strict=True):
+        counted = [(p.positions_B[: p.share.images], p.samples_B[: p.share.images]) for p in parts]
+        placed = {at: i for places, samples in counted for at, i in zip(places.tolist(), samples.tolist(), strict=True)}
+        assert sum(len(places) for places, _ in counted) == len(placed)  # no place twice
+        found.append([placed[at] for at in sorted(placed)])
+    return found
 
 
 @given(order=ORDERS, epoch=st.integers(0, 100))
@@ -47,25 +54,48 @@ def test_what_does_not_fill_a_batch_is_dropped_or_filled_up_as_asked(order: Orde
         assert sorted(seen) == list(range(order.samples))
 
 
-@given(sizes=SIZES, per_rank=st.integers(1, 4), seed=SEEDS, epoch=st.integers(0, 9), data=st.data())
-def test_the_rest_of_an_epoch_is_the_same_at_every_world_size_from_any_step(
-    sizes: np.ndarray, per_rank: int, seed: int, epoch: int, data: st.DataObject
+@given(order=ORDERS, world=WORLDS, epoch=st.integers(0, 9), data=st.data())
+def test_the_rest_of_an_epoch_is_the_same_at_every_world_and_batch_size_from_any_step(
+    order: Order, world: int, epoch: int, data: st.DataObject
 ) -> None:
-    order = Order(sizes, 12 * per_rank, seed)
-    alone = batches(order, epoch)
     step = data.draw(st.integers(0, order.steps))
-    for world in WORLDS if order.samples >= order.batch_size else [1]:
-        assert batches(order, epoch, world, step) == alone[step:]
+    assert batches(order, epoch, world, step) == batches(order, epoch)[step:]
 
 
-@given(sizes=SIZES, seed=SEEDS, world=st.sampled_from(WORLDS))
-def test_a_rank_reads_only_its_own_shards(sizes: np.ndarray, seed: int, world: int) -> None:
-    order = Order(sizes, 12, seed, drop_last=False)
-    laid = order.epoch(0)
-    for rank, step in [(r, s) for r in range(world) for s in order.rank(0, 0, r, world)]:
-        positions = np.arange(step.done - order.batch_size, step.done)
-        if step.done == order.batch_size * ((step.done - 1) // order.batch_size + 1) <= order.samples:
-            assert step.samples_B.tolist() == laid.at(positions[positions % world == rank])[0].tolist()
+@given(order=st.builds(Order, SIZES, st.integers(1, 70), SEEDS, st.sampled_from([4, 6, 12]), st.integers(1, 4)), data=st.data())
+def test_ranks_read_the_row_groups_that_one_alone_reads_at_any_batch_size(order: Order, data: st.DataObject) -> None:
+    """A group that a cut between shards goes through is read by the ranks on both sides, no other by more than one."""
+    world = data.draw(st.sampled_from(DIVISORS[order.shards]))
+    bounds = np.cumsum(order.sizes_F)
+
+    def read(world: int) -> list[tuple[int, int]]:
+        steps = [(rank, s) for rank in range(world) for s in order.rank(0, 0, rank, world)]
+        held = [(rank, s.samples_B[: s.share.images]) for rank, s in steps]
+        return sorted({(r, int(g)) for r, samples in held for g in np.searchsorted(bounds, samples, side="right")})
+
+    assert {g for _, g in read(world)} == {g for _, g in read(1)}
+    assert len(read(world)) - len(read(1)) < order.shards
+
+
+def test_three_and_six_workers_read_240_row_groups_of_100_images_in_batches_of_64() -> None:
+    order = Order(np.full(240, 100), 64, 7)
+    alone, bounds = batches(order, 0), np.cumsum(order.sizes_F)
+    for world in (1, 2, 3, 4, 6, 12):
+        ranks = [list(order.rank(0, 0, rank, world)) for rank in range(world)]
+        read = [len({*np.searchsorted(bounds, np.concatenate([s.samples_B for s in r]), side="right")}) for r in ranks]
+        assert batches(order, 0, world) == alone and sum(read) == 240, world
+        parts = {s.share.images for r in ranks for s in r}
+        assert max(parts) - min(parts) <= 1, world
+
+
+@given(order=ORDERS, world=WORLDS)
+def test_parts_weighed_by_what_they_count_make_the_mean_of_the_global_batch(order: Order, world: int) -> None:
+    values = np.random.default_rng(0).normal(size=order.samples)
+    for step, *parts in zip(order.rank(0, 0, 0, 1), *(order.rank(0, 0, r, world) for r in range(world)), strict=True):
+        weighed = [values[p.samples_B].mean() * p.share.weight for p in parts]
+        assert np.mean(weighed) == pytest.approx(values[step.samples_B].mean(), abs=1e-9)
+        assert min(len(p.samples_B) for p in parts) == parts[0].share.least >= 1  # every rank takes every step
+        assert sum(p.share.images for p in parts) == step.share.images == len(step.samples_B)
 
 
 @given(order=ORDERS, epoch=st.integers(0, 100))
@@ -117,19 +147,25 @@ def test_balanced_sampling_shows_every_class_equally_often() -> None:
     order = Order(np.full(9, 111), 37, 0, weights_N=balanced_weights(labels))
     counts = np.bincount(labels[list(itertools.chain.from_iterable(batches(order, 0)))])
     assert counts.tolist() == pytest.approx([333, 333, 333], abs=2)
-    assert batches(order, 0, 3, 5) == [sorted_as(b, 3) for b in batches(order, 0, 1, 5)]
+    assert batches(order, 0, 3, 5) == batches(order, 0, 1, 5)
 
 
-def sorted_as(batch: list[int], world: int) -> list[int]:
-    """37 does not divide by 3: ranks are filled up from the batch's start."""
-    return [*batch, *batch[: -len(batch) % world]]
+@given(order=ORDERS, epoch=st.integers(0, 9), seed=SEEDS)
+def test_each_copy_of_a_sample_has_a_place_of_its_own(order: Order, epoch: int, seed: int) -> None:
+    """Weighted sampling draws a sample often, a batch may be filled up: the copies' augmentations differ by their places."""
+    rare = np.where(np.random.default_rng(seed).random(order.samples) < 0.1, 50.0, 0.1)
+    weighted = Order(order.sizes_F, order.batch_size, seed, order.shards, order.window, order.drop_last, rare)
+    places = np.concatenate([s.positions_B for s in weighted.rank(epoch, 0, 0, 1)])
+    assert len(np.unique(places)) == len(places)
 
 
-@given(batch=st.integers(1, 64), world=st.integers(1, 9))
-def test_ranks_share_a_batch_evenly_and_lose_no_row(batch: int, world: int) -> None:
-    shares = [rank_slice(np.arange(100, 100 + batch), rank, world) for rank in range(world)]
-    assert {len(s) for s in shares} == {-(-batch // world)}
-    assert set(np.concatenate(shares).tolist()) == set(range(100, 100 + batch))
+@given(batch=st.integers(1, 64), start=st.integers(0, 1000), samples=st.integers(1, 99), world=st.integers(1, 9))
+def test_ranks_share_a_batch_and_lose_no_row(batch: int, start: int, samples: int, world: int) -> None:
+    places = np.arange(start, start + batch)
+    shares = [deal(places, samples, rank, world) for rank in range(world)]
+    assert sorted(p for mine, share in shares for p in mine[: share.images].tolist()) == places.tolist()
+    assert all(len(mine) == max(1, share.images) for mine, share in shares)
+    assert sum(share.weight for _, share in shares) == pytest.approx(world)
 
 
 @given(sizes=SIZES, batch_size=st.integers(1, 40), world=st.integers(1, 9))

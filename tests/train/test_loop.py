@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +14,7 @@ import torch
 from raypipe.config import validate
 from raypipe.feed.feed import Source
 from raypipe.models.tasks import Task
-from raypipe.train import checkpoint
+from raypipe.train import checkpoint, parallel
 from raypipe.train.job import TrainJob
 from raypipe.train.loop import LoopState
 from raypipe.train.objective import Objective
@@ -169,3 +172,23 @@ def test_weight_decay_spares_biases_and_norms() -> None:
     assert decayed["weight_decay"] == 0.1 and plain["weight_decay"] == 0
     assert all(p.ndim > 1 for p in decayed["params"]) and all(p.ndim == 1 for p in plain["params"])
     assert len(decayed["params"]) + len(plain["params"]) == len(list(model.parameters()))
+
+
+def test_copies_of_a_sample_are_changed_each_in_its_own_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Weighted sampling that shows one image of 24 all the time must not show the same pixels."""
+    source, seen = toy(24, 1), list[torch.Tensor]()
+    weights = np.eye(1, 24)[0] + 1e-9
+    rows = dataclasses.replace(source.rows, weights_N=weights)
+    step = parallel.native.Single.step
+
+    def watched(self: Any, inputs: torch.Tensor, *rest: Any) -> torch.Tensor:
+        seen.extend(inputs)
+        return step(self, inputs, *rest)
+
+    monkeypatch.setattr(parallel.native.Single, "step", watched)
+    data = Data(CLASSES, False, dataclasses.replace(source, rows=rows), toy(20, 2))
+    train_rank(job(epochs=1, batch_size=12), data, None, lambda *_: None, lambda *_: None)
+    assert len(seen) == 24
+    assert all(not torch.equal(a, b) for a, b in itertools.combinations(seen, 2))

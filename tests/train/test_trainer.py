@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import logging
 import os
@@ -119,14 +120,15 @@ def test_a_run_killed_mid_epoch_on_two_workers_goes_on_with_one_at_the_next_samp
 
 
 def traced(folder: Path) -> dict[tuple[int, int], list[str]]:
-    """Global batches by (epoch, step): the ranks' samples dealt back together."""
+    """Global batches by (epoch, step): the ranks' samples put back together by their places in the stream."""
     lines = [json.loads(line) for f in folder.glob("*.jsonl") for line in f.read_text().splitlines()]
-    batches: dict[tuple[int, int], dict[int, list[str]]] = {}
+    batches: dict[tuple[int, int], dict[int, list[tuple[int, str]]]] = {}
     for line in lines:
-        batches.setdefault((line["epoch"], line["step"]), {})[line["rank"]] = line["ids"]
+        placed = list(zip(line["positions"], line["ids"], strict=True))
+        batches.setdefault((line["epoch"], line["step"]), {})[line["rank"]] = placed
     worlds = {(line["epoch"], line["step"]): line["world"] for line in lines}
     return {
-        t: [i for turn in zip(*(ranks[r] for r in sorted(ranks)), strict=True) for i in turn]
+        t: [i for _, i in sorted(itertools.chain.from_iterable(ranks.values()))]
         for t, ranks in batches.items()
         if len(ranks) == worlds[t]  # a killed rank may not have come to its last batch
     }

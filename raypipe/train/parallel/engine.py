@@ -21,7 +21,8 @@ Criterion = Callable[[Tensor, Tensor], Tensor]  # (logits_BC, targets) -> the ba
 class Engine(Protocol):
     """A model, its optimizer and the ranks they span. Every rank calls everything.
 
-    step: forward, backward and one update by this rank's share of a global batch; returns the share's mean loss. Tells the
+    step: forward, backward and one update by this rank's part of a global batch; returns the part's loss. Gradients are the
+    mean over the ranks: where parts differ in size, the criterion weighs. `least` is the smallest part of any rank. Tells the
     meter where each of them ends.
     not_finite: the name of the first weight or statistic that holds NaN or infinity, or None; the same on every rank.
     snapshot, load: this rank's share of everything, and the way back from whole tensors. Neither asks the other ranks.
@@ -35,7 +36,7 @@ class Engine(Protocol):
     def train(self) -> None: ...
     def eval(self) -> None: ...
     def forward(self, inputs: Tensor) -> Tensor: ...
-    def step(self, inputs: Tensor, targets: Tensor, criterion: Criterion) -> Tensor: ...
+    def step(self, inputs: Tensor, targets: Tensor, criterion: Criterion, least: int | None = None) -> Tensor: ...
     def set_lr(self, lr: float, epoch: int) -> None: ...
     def not_finite(self) -> str | None: ...
     def snapshot(self) -> Snapshot: ...
@@ -47,9 +48,12 @@ def ranks() -> tuple[int, int]:
     return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
 
 
-def micro_batches(inputs: Tensor, targets: Tensor, parts: int) -> Iterator[tuple[Tensor, Tensor, float, bool]]:
-    """(inputs, targets, share of the batch, is it the last). A batch smaller than `parts` makes fewer, on all ranks alike."""
-    parts = min(parts, len(inputs))
+def micro_batches(
+    inputs: Tensor, targets: Tensor, parts: int, least: int | None = None
+) -> Iterator[tuple[Tensor, Tensor, float, bool]]:
+    """(inputs, targets, share of the batch, is it the last). Where the ranks' smallest batch (`least`; null: this one) is
+    smaller than `parts`, it makes fewer, on all ranks alike."""
+    parts = min(parts, len(inputs) if least is None else least)
     for i, (x, y) in enumerate(zip(inputs.tensor_split(parts), targets.tensor_split(parts), strict=True)):
         yield x, y, len(x) / len(inputs), i + 1 == parts
 

@@ -66,11 +66,11 @@ class Single:
         with autocast(self.device, self._dtype):  # evaluation goes past DDP: eval() made the buffers equal already
             return (self._entry if self._model.training else self._model)(inputs).float()
 
-    def step(self, inputs: Tensor, targets: Tensor, criterion: Criterion) -> Tensor:
+    def step(self, inputs: Tensor, targets: Tensor, criterion: Criterion, least: int | None = None) -> Tensor:
         self.meter.lap("augment")
         self._optimizer.zero_grad(set_to_none=True)
         total = torch.zeros((), device=self.device)
-        for part, wanted, share, last in micro_batches(inputs, targets, self._cfg.accumulate):
+        for part, wanted, share, last in micro_batches(inputs, targets, self._cfg.accumulate, least):
             with self._syncing(last):
                 loss = criterion(self.forward(part), wanted) * share
                 self.meter.lap("forward")

@@ -83,10 +83,10 @@ class Zero:
     def forward(self, inputs: Tensor) -> Tensor:
         return self._engine(inputs).float()  # type: ignore[no-any-return]
 
-    def step(self, inputs: Tensor, targets: Tensor, criterion: Criterion) -> Tensor:
+    def step(self, inputs: Tensor, targets: Tensor, criterion: Criterion, least: int | None = None) -> Tensor:
         self.meter.lap("augment")
         total = torch.zeros((), device=self.device)
-        for part, wanted, share, last in micro_batches(inputs, targets, self._cfg.accumulate):
+        for part, wanted, share, last in micro_batches(inputs, targets, self._cfg.accumulate, least):
             self._engine.set_gradient_accumulation_boundary(last)
             loss = criterion(self.forward(part), wanted) * share
             self.meter.lap("forward")

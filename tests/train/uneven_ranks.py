@@ -1,0 +1,65 @@
+"""What the three ranks of test_uneven.py do: fit a head to features in batches that they cannot share equally."""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import Tensor
+
+from raypipe.config import validate
+from raypipe.feed.feed import Source
+from raypipe.train.job import TrainJob
+from raypipe.train.loop import LoopState
+from raypipe.train.parallel import Engine
+from raypipe.train.rank import Data, train_rank
+
+from ..pixels import memory
+
+CASES: dict[str, dict[str, object]] = {
+    "uneven": {"batch_size": 16},
+    "micro": {"batch_size": 16, "accumulate": 6},  # the smallest part holds 5
+    "stand-ins": {"batch_size": 2},  # one rank in three has no image of its own
+}
+
+
+def features(rows: int, seed: int) -> Source:
+    rng = np.random.default_rng(seed)
+    labels = rng.integers(0, 2, rows)
+    return memory((rng.normal(labels[:, None], 1.0, (rows, 8))).astype(np.float32), labels)
+
+
+def trained(case: str) -> dict[str, Tensor]:
+    """The weights, and each epoch's training loss, of this rank's run."""
+    settings = {"epochs": 2, "lr": 0.05, "precision": "fp32", "clip_norm": 0.1, "stopping": {"patience": None}}
+    tree = {"table": {"uri": "unused"}, "model": {"dropout": 0.0}, "train": settings | CASES[case]}
+    kept: dict[str, Tensor] = {}
+
+    def save(state: LoopState, engine: Engine) -> None:
+        kept.update({name: piece.values.clone() for name, piece in engine.snapshot().weights.items()})
+
+    data = Data(("a", "b"), True, features(59, 0), features(20, 1))
+    state = train_rank(validate(TrainJob, tree), data, None, save, lambda *_: None)
+    return kept | {"losses": torch.tensor([m["train_loss"] for m in state.history])}
+
+
+def _rank(rank: int, world: int, folder: Path) -> None:
+    torch.set_num_threads(1)
+    os.environ |= {"LOCAL_RANK": str(rank), "RANK": str(rank), "WORLD_SIZE": str(world)}
+    meeting = f"file://{folder / 'meeting'}"
+    dist.init_process_group("gloo", meeting, rank=rank, world_size=world, timeout=timedelta(seconds=60))
+    for case in CASES:
+        found = trained(case)
+        if rank == 0:
+            torch.save(found, folder / f"{case}.pt")
+        dist.barrier()
+    dist.destroy_process_group()
+
+
+def run(world: int, folder: Path) -> None:
+    mp.spawn(_rank, (world, folder), nprocs=world)
