@@ -6,7 +6,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raypipe.feed.order import Order, Step, balanced_weights, deal, evaluation, resample
@@ -54,6 +54,7 @@ def test_what_does_not_fill_a_batch_is_dropped_or_filled_up_as_asked(order: Orde
         assert sorted(seen) == list(range(order.samples))
 
 
+@settings(deadline=None)  # a small batch makes hundreds of steps
 @given(order=ORDERS, world=WORLDS, epoch=st.integers(0, 9), data=st.data())
 def test_the_rest_of_an_epoch_is_the_same_at_every_world_and_batch_size_from_any_step(
     order: Order, world: int, epoch: int, data: st.DataObject
@@ -62,6 +63,7 @@ def test_the_rest_of_an_epoch_is_the_same_at_every_world_and_batch_size_from_any
     assert batches(order, epoch, world, step) == batches(order, epoch)[step:]
 
 
+@settings(deadline=None)
 @given(order=st.builds(Order, SIZES, st.integers(1, 70), SEEDS, st.sampled_from([4, 6, 12]), st.integers(1, 4)), data=st.data())
 def test_ranks_read_the_row_groups_that_one_alone_reads_at_any_batch_size(order: Order, data: st.DataObject) -> None:
     """A group that a cut between shards goes through is read by the ranks on both sides, no other by more than one."""
@@ -88,6 +90,7 @@ def test_three_and_six_workers_read_240_row_groups_of_100_images_in_batches_of_6
         assert max(parts) - min(parts) <= 1, world
 
 
+@settings(deadline=None)
 @given(order=ORDERS, world=WORLDS)
 def test_parts_weighed_by_what_they_count_make_the_mean_of_the_global_batch(order: Order, world: int) -> None:
     values = np.random.default_rng(0).normal(size=order.samples)
