@@ -253,13 +253,14 @@ def _level(slices: Sequence[Comparison], cfg: GateConfig) -> float:
     What is bounded is one event: a slice is worse by the tolerance, it passes, *and all other slices pass*. With many
     slices an equal challenger already fails one of them by chance, so each test may be less strict. How much less
     follows from how likely the others pass. For that their differences are shrunk towards the pooled one. The estimate
-    errs on the strict side: it is raised by the pooled difference's standard error, a loss counts as 0, and a level
-    that is hardly looser is not used, because counts are discrete.
+    errs on the strict side: a loss counts as 0 and a gain twice (with few losses a slice passes more easily than its
+    standard error says), the pooled difference's standard error is added, and a level that is hardly looser is not
+    used, because counts are discrete.
     """
     differences_S = np.array([s.difference for s in slices])
     variances_S = np.array([max(s.standard_error, 1e-9) ** 2 for s in slices])
     pooled_error = math.sqrt(1 / (1 / variances_S).sum())
-    likely_S = np.maximum(_shrunk(differences_S, variances_S), 0.0) + pooled_error
+    likely_S = 2 * np.maximum(_shrunk(differences_S, variances_S), 0.0) + pooled_error
     margins_S = (likely_S + cfg.tolerance) / np.sqrt(variances_S)
 
     def promoted_though_worse(level: float) -> float:
