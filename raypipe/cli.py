@@ -82,6 +82,9 @@ def ingest(
     quality: Annotated[int | None, typer.Option(help="Of JPEG and WebP that were made smaller, 1-100.")] = None,
     formats: Annotated[str | None, typer.Option(help="Accepted formats, like JPEG,PNG,TIFF.")] = None,
     workers: Annotated[str | None, typer.Option(help="Ray tasks at a time, 0 for threads here, or auto.")] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show classes, counts and splits as they were understood; write nothing.")
+    ] = False,
     json: Json = False,
     submit: Submit = None,
 ) -> None:
@@ -91,6 +94,7 @@ def ingest(
     """
     listed = f"[{formats.upper()}]" if formats is not None else None
     flags = {"max_side": max_side, "quality": quality, "formats": listed, "workers": workers}
+    flags |= {"dry_run": True} if dry_run else {}
     given = [f"ingest.{name}={value}" for name, value in flags.items() if value is not None]
     run_verb("ingest", config, [*(overrides or []), *given], json, submit)
 

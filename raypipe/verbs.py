@@ -8,7 +8,7 @@ from typing import Any
 
 from raypipe import search_page
 from raypipe.cluster.connect import connect
-from raypipe.config import save
+from raypipe.config import replace, save
 from raypipe.console import Console
 from raypipe.errors import ConfigError
 from raypipe.feed.dataset import pin
@@ -21,6 +21,7 @@ from raypipe.search.leaderboard import SearchResult, standings
 from raypipe.serve import batch
 from raypipe.tables import clean as cleaning
 from raypipe.tables.ingest import ingest as ingest_images
+from raypipe.tables.ingest import understand
 from raypipe.tables.table import ImageTable, TableConfig
 from raypipe.train import trainer
 from raypipe.train.job import TrainJob, TrainResult
@@ -34,8 +35,15 @@ Result = dict[str, Any]
 
 
 def ingest(job: Job, console: Console) -> Result:
-    with console.progress(f"Ingesting {job.ingest.name}") as tick:
-        done = ingest_images(job.table, job.ingest, tick, job.cluster)
+    cfg = job.ingest
+    if cfg.source.task is None:  # a label is what the model that will learn from it says
+        cfg = replace(cfg, {"from.task": job.model.task})
+    if cfg.dry_run:
+        facts = understand(cfg)[2]
+        console.facts(facts | {"table": f"{job.table.uri}: nothing was written"})
+        return {"understood": facts, "dry_run": True}
+    with console.progress(f"Ingesting {cfg.name}") as tick:
+        done = ingest_images(job.table, cfg, tick, job.cluster, console.facts)
     console.facts(
         {
             "table": done.version,

@@ -160,16 +160,30 @@ def _turn_plain(plain: jpeg.Jpeg, data: Encoded, max_pixels: int) -> np.ndarray:
     return _turn(plain.pixels, open_image(data, max_pixels, ("JPEG",))) if plain.tagged else plain.pixels
 
 
-def _turn(pixels_HWC: np.ndarray, image: Image.Image) -> np.ndarray:
-    """Upright, as the image's EXIF or XMP says; metadata that cannot be read say nothing."""
+def orientation(image: Image.Image) -> int:
+    """1 to 8, as the image's EXIF or XMP says; metadata that cannot be read, or say something else, mean 1: upright."""
     try:
-        orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
+        told = image.getexif().get(ExifTags.Base.Orientation, 1)
+        return told if told in range(1, 9) else 1
     except Exception:  # hostile metadata raise anything
+        return 1
+
+
+def lies(image: Image.Image) -> bool:
+    """Are width and height exchanged once the image is upright?"""
+    return orientation(image) in (5, 6, 7, 8)
+
+
+def _turn(pixels_HWC: np.ndarray, image: Image.Image) -> np.ndarray:
+    """Upright, with strides that torch takes."""
+    told = orientation(image)
+    if told == 1:
         return pixels_HWC
-    if orientation in (5, 6, 7, 8):
+    if told in (5, 6, 7, 8):
         pixels_HWC = pixels_HWC.transpose(1, 0, 2)
-    down, left = orientation in (3, 4, 7, 8), orientation in (2, 3, 6, 7)
-    return np.ascontiguousarray(pixels_HWC[:: -1 if down else 1, :: -1 if left else 1])
+    down, left = told in (3, 4, 7, 8), told in (2, 3, 6, 7)
+    # Not ascontiguousarray: it calls a flipped axis of one pixel contiguous and leaves its stride negative.
+    return np.array(pixels_HWC[:: -1 if down else 1, :: -1 if left else 1], order="C", copy=True)
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 
 import numpy as np
-from PIL import ExifTags, Image
+from PIL import Image
 
 from raypipe.images import decode
 
@@ -31,7 +31,7 @@ def stored(
     longer = max(info.width, info.height)
     if info.format in KEPT and (max_side is None or longer <= max_side):
         return data, info
-    lying = decode.open_image(data, max_pixels, formats).getexif().get(ExifTags.Base.Orientation, 1) in (5, 6, 7, 8)
+    lying = decode.lies(decode.open_image(data, max_pixels, formats))
     scale = min(1.0, (max_side or longer) / longer)
     height, width = (max(1, round(side * scale)) for side in (info.height, info.width)[:: -1 if lying else 1])
     pixels_HWC = np.empty((height, width, 3), np.uint8)

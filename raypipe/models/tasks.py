@@ -16,16 +16,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from torch import Tensor
 from torch.nn.functional import one_hot
 
 from raypipe.errors import DataError
+from raypipe.models import labels as meaning
+from raypipe.models.labels import BAR, NUMERIC, Kind
 
-Kind = Literal["single_label", "multi_label", "probability", "regression"]
-NUMERIC: tuple[Kind, ...] = ("probability", "regression")
+__all__ = ["NUMERIC", "VALUE", "Kind", "Task", "scores", "tags"]
 VALUE = "value"
 
 
@@ -43,7 +44,10 @@ class Task:
             return cls(kind, (VALUE,))
         if kind == "multi_label":
             return cls(kind, tuple(sorted({tag for label in labels for tag in tags(label)})))
-        return cls(kind, tuple(sorted({str(label) for label in labels})))
+        classes = {str(label): label for label in labels}
+        for label in classes.values():
+            _require_class(label)
+        return cls(kind, tuple(sorted(classes)))
 
     def encode(self, labels: Sequence[Any]) -> np.ndarray:
         """labels_N int64 or labels_NC float32. A class is what its text says, so 1 is class "1".
@@ -95,10 +99,29 @@ def scores(kind: Kind, logits_BC: Tensor) -> Tensor:
 
 def tags(label: Any) -> list[str]:
     """The tags of one multi-label: a list's items, or what stands between the bars of a text. None of them is a valid label."""
-    parts = label.split("|") if isinstance(label, str) else label
-    if not isinstance(parts, list | tuple | set | np.ndarray):
+    if not isinstance(label, str | list | tuple | set | np.ndarray):
         raise DataError("A multi-label is a list of tags or a text like a|b", got=label, fix="Set model.task=single_label")
-    return [tag for tag in (str(part).strip() for part in parts) if tag]
+    read = meaning.read("multi_label", label)
+    if read.why:
+        raise DataError(f"A label cannot be read as tags: {read.why}", rule="A tag is one name", fix=_MEND)
+    if isinstance(label, str):  # a table's own text: as it stands there
+        return [tag for tag in (part.strip() for part in label.split(BAR)) if tag]
+    return read.text.split(BAR) if read.text else []
+
+
+_MEND = "Mend the label column, or leave the rows out with table.where"
+
+
+def _require_class(label: Any) -> None:
+    """Raise DataError for what ingest would not take as a class either: NaN, a list, nothing at all."""
+    read = meaning.read("single_label", label)
+    if read.text is None:
+        raise DataError(
+            f"A label is no class: {read.why or 'it is blank'}",
+            got=label,
+            rule="A class is one name; rows without a label hold null",
+            fix=_MEND,
+        )
 
 
 def _numbers(labels: Sequence[Any], kind: Kind) -> np.ndarray:
@@ -107,7 +130,7 @@ def _numbers(labels: Sequence[Any], kind: Kind) -> np.ndarray:
     except (TypeError, ValueError):
         wrong = next(label for label in labels if not _is_number(label))
         raise DataError(f"model.task={kind} needs numbers as labels", got=wrong, fix="Set model.task=single_label") from None
-    bad_N = ~np.isfinite(values_N)
+    bad_N = ~(np.abs(values_N) <= np.finfo(np.float32).max)  # targets are float32: a larger number would be infinite there
     if kind == "probability":
         bad_N |= (values_N < 0) | (values_N > 1)
     if bad_N.any():

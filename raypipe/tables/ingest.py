@@ -29,7 +29,8 @@ from raypipe.images import decode
 from raypipe.tables import scan, split, verdicts, verify
 from raypipe.tables.commits import Moved, append_once, batch_id
 from raypipe.tables.fragment import Options
-from raypipe.tables.sources import Part, SourceConfig, candidates
+from raypipe.tables.sources import Listed, Part, SourceConfig, candidates, understood
+from raypipe.tables.sources.fence import ROOTS
 from raypipe.tables.table import SCHEMA, ImageTable, TableConfig, TableVersion, resolve, told
 
 ROWS_PER_COMMIT = 20_000
@@ -48,6 +49,7 @@ class IngestConfig(Section):
     """What to ingest, under which source name, how to split it, what to store (`max_side` in pixels), and who does the work.
 
     splits: shares, which hold on average; with `stratify`, in every label, but for an image or two. `seed` draws others.
+    `dry_run`: tell what the source was understood as, and write nothing.
     `workers`: Ray tasks at a time; 0 means `threads` of this process (null: one a core); auto chooses by the number of images.
     """
 
@@ -62,6 +64,7 @@ class IngestConfig(Section):
     max_pixels: int = Field(default=decode.MAX_PIXELS, gt=0)
     max_side: int | None = Field(default=None, ge=16)
     quality: int = Field(default=90, ge=1, le=100)
+    dry_run: bool = False
     workers: int | Literal["auto"] = "auto"
     threads: int | None = Field(default=None, ge=1)
 
@@ -125,14 +128,17 @@ def ingest(
     cfg: IngestConfig,
     progress: Progress = lambda done, total: None,
     cluster: ClusterConfig = ClusterConfig(),  # noqa: B008  (frozen)
+    say: Callable[[dict[str, Any]], None] = lambda facts: None,
 ) -> IngestResult:
     """Add what `cfg.source` holds and the table lacks; `progress(done, total)` counts candidates.
+
+    `say` is told what the source was understood as, before anything is done (`understand`).
 
     Raises DataError before anything is written when the source is wrong, and after filling the quarantine when no image
     at all was readable.
     """
-    listed = candidates(cfg.source)
-    parts = _in_share(listed.parts, cfg.share)
+    listed, parts, facts = understand(cfg)
+    say(facts)
     total = sum(len(p.candidates) for p in parts)
     uri, options = resolve(table.uri), table.storage_options
     why = told(f"ingest {cfg.name}", listed.lineage)
@@ -155,7 +161,7 @@ def ingest(
             f"None of {total} files is a readable image",
             got=dict(counts.reasons),
             rule=f"Formats: {', '.join(cfg.formats)}, every row decodable",
-            fix=f"See {quarantine_uri(uri)} for each reason",
+            fix=f"See {quarantine_uri(uri)} for each reason" + (f". {ROOTS}" if "outside" in counts.reasons else ""),
         )
     return IngestResult(
         TableVersion(uri, held.base.version()) if held.base else ImageTable.open(table).pin(),
@@ -168,6 +174,19 @@ def ingest(
         counts.unlabelled,
         dict(counts.splits),
     )
+
+
+def understand(cfg: IngestConfig) -> tuple[Listed, list[Part], dict[str, Any]]:
+    """What the source holds, the parts of it that this ingest takes, and for people what they were taken for.
+
+    Reads names and labels, no image, and writes nothing. Raises DataError when the source is wrong.
+    """
+    listed = candidates(cfg.source)
+    parts = _in_share(listed.parts, cfg.share)
+    facts = understood(cfg.source, listed.layout, parts)
+    if facts["splits"] == "drawn":
+        facts["splits"] = {"drawn": cfg.splits}
+    return listed, parts, facts
 
 
 def quarantine_uri(uri: str) -> str:

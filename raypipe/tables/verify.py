@@ -47,14 +47,20 @@ class Verifier:
     def __call__(self, chunk: Part) -> pa.Table:
         """One row of SCHEMA a candidate: with a `reason` it is rejected; without an `image` it was known. Raises DataError."""
         rows = []
-        for candidate, data in zip(chunk.candidates, chunk.read(chunk.candidates), strict=True):
-            rows.append(self._row(data) | {"path": candidate.path, "label": candidate.label, "given": candidate.split})
+        images = chunk.read([c for c in chunk.candidates if not c.shut])
+        for candidate in chunk.candidates:
+            row = {} if candidate.shut else self._row(next(images), candidate)
+            if candidate.reason:  # the source could not say what it is; a damaged image says that first
+                row = {"reason": candidate.reason, "detail": candidate.detail} | row
+            rows.append(row | {"path": candidate.path, "label": candidate.label, "given": candidate.split})
         return pa.Table.from_pylist(rows, SCHEMA)
 
-    def _row(self, data: Read) -> dict[str, Any]:
+    def _row(self, data: Read, candidate: Candidate) -> dict[str, Any]:
         if isinstance(data, decode.BadImage):
             return {"reason": data.reason, "detail": str(data)}
         image_id = hashlib.sha256(data).hexdigest()
+        if candidate.reason:
+            return {"image_id": image_id, "image": data}
         if image_id in self.known:
             return {"image_id": image_id}
         try:

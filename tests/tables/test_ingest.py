@@ -427,7 +427,7 @@ def test_a_csv_that_names_missing_files_writes_nothing(mixed: Path, table: Table
         ("file,lable\n00.png,a\n", r"no column 'label'\. Did you mean 'lable'"),
         ("", r"no column 'file'"),
         ("file,label\n00.png,a\n00.png,b\n", r"gives 00\.png two labels \(got 'a, b'\)\. One label a file"),
-        ("label,file\na,00.png\nb\n", r"names 1 of 2 files that are not in .*\(got ''\)"),
+        ("label,file\na,00.png\nb\n", r"Line 3 of .* has 1 fields and the header has 2"),
         ("file,label\n00.png,\n02.webp, \n", "There are no labels .*ingest.from.labelled=false"),
         ("file,label\n", "There are no labels"),
     ],
@@ -451,7 +451,7 @@ def test_files_that_are_not_there_or_not_text_are_named(mixed: Path, table: Tabl
         ({"images": str(mixed), "labels": "nowhere.csv"}, r"labels file does not exist .*nowhere\.csv"),
         ({"images": str(mixed), "labels": str(mixed)}, r"labels file cannot be read"),
         ({"images": str(mixed), "labels": str(mixed / "00.png")}, r"labels file cannot be read as a UTF-8 CSV"),
-        ({"images": str(mixed)}, r"There are no labels"),
+        ({"images": str(mixed)}, r"two ways: images lie beside the folders.*ingest\.from\.labels"),
     ):
         with pytest.raises(DataError, match=says):
             ingest(table, validate(IngestConfig, {"from": settings}))

@@ -216,7 +216,7 @@ def test_labels_are_left_out_when_they_are_not_wanted(kept: dict[str, Any]) -> N
 
 
 def test_a_folder_is_walked_with_sense(tmp_path: Path) -> None:
-    """Links are followed and loops end, hidden files stay out, a pipe is no file, a broken link is reported when it is read."""
+    """Loops end, hidden files stay out, a pipe is no file; what leads out of the folder is listed and never opened."""
     root = tmp_path / "root"
     folder(root, [(p, b"x", "", "") for p in ("b/one.JPG", "a/one.JPG", "a/.hidden.jpg", ".git/two.jpg", "a/deep/x.jpeg")])
     (tmp_path / "elsewhere").mkdir()
@@ -227,16 +227,24 @@ def test_a_folder_is_walked_with_sense(tmp_path: Path) -> None:
     (root / "b" / "gone.png").symlink_to(tmp_path / "nowhere.png")
     os.mkfifo(root / "a" / "pipe.jpg")
     (part,) = candidates(SourceConfig(images=str(root))).parts
-    assert [(c.path, c.label) for c in part.candidates] == [
-        ("a/deep/x.jpeg", "a"),
-        ("a/one.JPG", "a"),
-        ("b/gone.png", "b"),
-        ("b/one.JPG", "b"),
-        ("c/far.png", "c"),
+    assert [(c.path, c.label, c.reason, c.shut) for c in part.candidates] == [
+        ("a/deep/x.jpeg", "a", "", False),
+        ("a/one.JPG", "a", "", False),
+        ("b/gone.png", None, "outside", True),
+        ("b/one.JPG", "b", "", False),
+        ("c", None, "outside", True),
     ]
     read = {c.path: data for c, data in zip(part.candidates, part.read(part.candidates), strict=True)}
-    assert isinstance(read.pop("b/gone.png"), BadImage)
+    assert isinstance(read.pop("b/gone.png"), BadImage) and isinstance(read.pop("c"), BadImage)
     assert set(read.values()) == {b"x"}
+    (part,) = candidates(SourceConfig(images=str(root), roots=[str(tmp_path)])).parts  # whoever trusts the other folder
+    assert [(c.path, c.label, c.reason) for c in part.candidates][2:] == [
+        ("b/gone.png", "b", ""),
+        ("b/one.JPG", "b", ""),
+        ("c/far.png", "c", ""),
+    ]
+    read = {c.path: data for c, data in zip(part.candidates, part.read(part.candidates), strict=True)}
+    assert isinstance(read.pop("b/gone.png"), BadImage) and set(read.values()) == {b"x"}
 
 
 def test_a_worker_that_does_not_see_the_source_stops_instead_of_rejecting_everything(tmp_path: Path) -> None:

@@ -7,25 +7,38 @@ A container that is missing as a whole raises DataError: a worker without the di
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from raypipe.errors import DataError
-from raypipe.images.decode import BadImage
+from raypipe.models import labels
+from raypipe.models.labels import Kind
+from raypipe.tables.sources.fence import Fence, Read, require_here
 
-Read = bytes | memoryview | BadImage
+__all__ = ["Candidate", "Files", "Part", "Read", "Reader", "printable", "require_here", "told"]
 
 
 class Candidate(NamedTuple):
-    """An image somebody says is worth having. `at` is its place in its container, `bytes` its size there (0: unknown)."""
+    """An image somebody says is worth having. `at` is its place in its container, `bytes` its size there (0: unknown).
+
+    With a `reason` it is quarantined whatever its bytes are; they are kept too, unless `shut`: then nothing is read.
+    """
 
     path: str  # posix, relative to what the source was given: what the table's `path` column keeps
     label: str | None
     split: str | None = None
     bytes: int = 0
     at: tuple[int, ...] = ()
+    reason: str = ""
+    detail: str = ""
+    shut: bool = False
+
+    def refused(self, reason: str, detail: str, shut: bool = False) -> Candidate:
+        """The first reason stays."""
+        if self.reason:
+            return self._replace(shut=self.shut or shut)
+        return self._replace(label=None, split=None, reason=reason, detail=detail, shut=shut)
 
 
 class Reader(Protocol):
@@ -45,35 +58,23 @@ class Part:
 class Files:
     """Reads files below a folder."""
 
-    root: str
+    fence: Fence
 
     def __call__(self, candidates: Sequence[Candidate]) -> Iterator[Read]:
         for candidate in candidates:
-            yield read_file(Path(self.root), candidate.path)
+            yield self.fence.read(candidate.path)
 
 
-def read_file(root: Path, name: str) -> Read:
-    """The bytes of one file, or why they cannot be had. Raises DataError when the folder itself is not here."""
-    try:
-        path = root / name
-        if not path.is_file():  # a pipe would be waited for, a folder is no image
-            raise FileNotFoundError("no such file")
-        return path.read_bytes()
-    except (OSError, ValueError) as e:  # ValueError: a name with a null character
-        require_here(root)
-        return BadImage("unreadable", f"{name}: {e}")
+def told(candidate: Candidate, task: Kind, label: Any, split: Any) -> Candidate:
+    """The candidate with the label and the split that its source gives it, or refused with the reason."""
+    read, part = labels.read(task, label), labels.name(split)
+    if read.why:
+        return candidate.refused("label", f"{candidate.path}: {read.why}")
+    if part.why:
+        return candidate.refused("split", f"{candidate.path}: {part.why}")
+    return candidate._replace(label=read.text, split=part.text)
 
 
-def require_here(path: Path) -> None:
-    if not path.exists():
-        raise DataError(
-            "A worker does not see the images",
-            got=str(path),
-            rule="Every machine that ingests reads the source under the same path",
-            fix="Mount it there, or set ingest.workers=0",
-        )
-
-
-def text(value: Any) -> str | None:
-    """A label or split as the table keeps it; blank is none."""
-    return (str(value).strip() or None) if value is not None else None
+def printable(name: str) -> str:
+    """A file name as Arrow can keep it: bytes that are not UTF-8 as \\xe9, so that two names stay two."""
+    return os.fsencode(name).decode(errors="backslashreplace")

@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Literal
 
 from raypipe.errors import DataError
-from raypipe.tables.sources.candidate import Candidate, Files, Part
+from raypipe.models.labels import Kind
+from raypipe.tables.sources.candidate import Candidate, Files, Part, told
+from raypipe.tables.sources.fence import fence
 
 DEFECTIVE_FROM = 0.5  # Deitsch et al. 2019 call a cell defective from this probability on
 
 
-def cells(kind: Literal["mono", "poly", "all"], label_column: str | None) -> list[Part]:
+def cells(kind: Literal["mono", "poly", "all"], label_column: str | None, task: Kind = "single_label") -> list[Part]:
     """label_column: `label` (functional or defective) or `probability`; None lists the cells without. Mono come before poly."""
     if label_column not in ("label", "probability", None):
         raise DataError(
@@ -32,5 +34,6 @@ def cells(kind: Literal["mono", "poly", "all"], label_column: str | None) -> lis
     for name, probability, module in sorted(lines, key=lambda line: line[2]):
         if kind in ("all", module):
             said = {"label": "defective" if float(probability) >= DEFECTIVE_FROM else "functional", "probability": probability}
-            found.append(Candidate(name.removeprefix("images/"), said[label_column] if label_column else None))
-    return [Part(Files(str(data / "images")), found)]
+            cell = Candidate(name.removeprefix("images/"), None)
+            found.append(told(cell, task, said[label_column] if label_column else None, None))
+    return [Part(Files(fence(data / "images", [])), found)]

@@ -17,6 +17,8 @@ import pyarrow as pa
 from raypipe.errors import DataError
 from raypipe.tables.sources.candidate import Candidate, Part, Read, require_here
 from raypipe.tables.sources.columns import Wanted, candidates, class_names, value
+from raypipe.tables.sources.fence import Fence
+from raypipe.tables.sources.labels import json_of
 
 
 @dataclass(frozen=True)
@@ -25,66 +27,87 @@ class ArrowFile:
 
     file: str
     column: str
+    fence: Fence
 
     def __call__(self, candidates: Sequence[Candidate]) -> Iterator[Read]:
         require_here(Path(self.file))
         at = -1
-        with pa.memory_map(self.file) as source, pa.ipc.open_stream(source) as stream:
-            for candidate in candidates:
-                while at < candidate.at[0]:
-                    batch, at = stream.read_next_batch(), at + 1
-                yield value(batch.column(self.column)[candidate.at[1]], candidate, Path(self.file).parent)
+        try:
+            with pa.memory_map(self.file) as source, pa.ipc.open_stream(source) as stream:
+                for candidate in candidates:
+                    while at < candidate.at[0]:
+                        batch, at = stream.read_next_batch(), at + 1
+                    yield value(batch.column(self.column)[candidate.at[1]], candidate, self.fence)
+        except (pa.ArrowException, OSError) as e:
+            raise _unreadable(e, self.file) from None
 
 
-def saved(images: Path, wanted: Wanted) -> list[Part]:
+def saved(images: Path, wanted: Wanted, fence: Fence) -> list[Part]:
     """Every Arrow file of a Dataset or a DatasetDict; of the latter the splits are its folders, unless a column says so."""
-    if (images / "dataset_dict.json").is_file():
-        return [p for split in _json(images / "dataset_dict.json")["splits"] for p in _parts(images / split, wanted, split)]
-    return list(_parts(images, wanted, None))
+    if not (images / "dataset_dict.json").is_file():
+        return list(_parts(images, wanted, None, fence))
+    splits = _json(images / "dataset_dict.json", fence).get("splits")
+    if not isinstance(splits, list) or not all(isinstance(split, str) for split in splits):
+        raise _no_data_set(images, "dataset_dict.json does not list the splits")
+    return [p for split in splits for p in _parts(images / split, wanted, split, fence)]
 
 
-def _parts(folder: Path, wanted: Wanted, split: str | None) -> Iterator[Part]:
-    state = _json(folder / "state.json")
+def _parts(folder: Path, wanted: Wanted, split: str | None, fence: Fence) -> Iterator[Part]:
+    state = _json(folder / "state.json", fence)
     if state.get("_indices_files") or state.get("_indices_data_files"):
         raise DataError(
             "The data set keeps its rows behind a list of indices", got=str(folder), fix="flatten_indices(), then save"
         )
-    classes = class_names(json.dumps(_json(folder / "dataset_info.json")), wanted.label)
-    for entry in state["_data_files"]:
+    listed = state.get("_data_files")
+    if not isinstance(listed, list) or not all(isinstance(e, dict) and isinstance(e.get("filename"), str) for e in listed):
+        raise _no_data_set(folder, "state.json does not list the data files")
+    features = json.dumps(_json(folder / "dataset_info.json", fence))
+    for entry in listed:
         path = folder / entry["filename"]
+        fence.require(str(path.absolute()), "A data file")
         name = f"{split}/{path.name}" if split else path.name
         found: list[Candidate] = []
         try:
             with pa.memory_map(str(path)) as source, pa.ipc.open_stream(source) as stream:
                 wanted.check(path, stream.schema)
+                kind = stream.schema.field(wanted.label).type if wanted.label else None
+                classes = class_names(features, wanted.label, kind, folder)
                 for number, batch in enumerate(stream):
                     at: list[tuple[int, ...]] = [(number, row) for row in range(len(batch))]
                     size = batch.column(wanted.image).nbytes // max(1, len(batch))
-                    found += candidates(_listed(batch, wanted), name, wanted, size, at, classes)
+                    found += candidates(wanted.rows(batch), name, wanted, size, at, classes, _paths(batch, wanted))
         except (pa.ArrowException, OSError) as e:
-            raise DataError(f"The data set cannot be read: {e}", got=str(path)) from None
+            raise _unreadable(e, path) from None
         if split and not wanted.split:
-            found = [c._replace(split=split) for c in found]
-        yield Part(ArrowFile(str(path.absolute()), wanted.image), found)
+            found = [c if c.reason else c._replace(split=split) for c in found]
+        yield Part(ArrowFile(str(path.absolute()), wanted.image, fence), found)
 
 
-def _listed(batch: pa.RecordBatch, wanted: Wanted) -> list[dict[str, Any]]:
-    rows = batch.select(wanted.small).to_pylist() if wanted.small else [{} for _ in range(len(batch))]
+def _paths(batch: pa.RecordBatch, wanted: Wanted) -> list[str | None] | None:
     images = batch.column(wanted.image)
-    if pa.types.is_struct(images.type) and images.type.get_field_index("path") >= 0:
-        for row, name in zip(rows, images.field("path").to_pylist(), strict=True):
-            row["path"] = name
-    return rows
+    named = pa.types.is_struct(images.type) and images.type.get_field_index("path") >= 0
+    return images.field("path").to_pylist() if named else None
 
 
-def _json(path: Path) -> dict[str, Any]:
+def _json(path: Path, fence: Fence) -> dict[str, Any]:
+    fence.require(str(path.absolute()), "The data set")
     try:
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        found = json_of(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as e:
-        raise DataError(
-            f"This is no data set that save_to_disk wrote: {e}",
-            got=str(path.parent),
-            rule="It holds state.json and dataset_info.json",
-            fix="Check ingest.from.images",
-        ) from None
+        raise _no_data_set(path.parent, str(e)) from None
+    if not isinstance(found, dict):
+        raise _no_data_set(path.parent, f"{path.name} is no JSON object")
     return found
+
+
+def _no_data_set(folder: Path, why: str) -> DataError:
+    return DataError(
+        f"This is no data set that save_to_disk wrote: {why}",
+        got=str(folder),
+        rule="It holds state.json and dataset_info.json",
+        fix="Check ingest.from.images",
+    )
+
+
+def _unreadable(error: Exception, path: object) -> DataError:
+    return DataError(f"The data set cannot be read: {error}", got=str(path))
