@@ -125,7 +125,7 @@ def _number(kind: Kind, value: Any) -> Label:
         value = float(text)
     if isinstance(value, bool) or not isinstance(value, (int, *_REAL)):
         return Label(None, f"{_shown(value)} is not a number")
-    if not abs(value) <= _LARGEST:  # NaN neither
+    if not abs(float(value) if isinstance(value, _REAL) else value) <= _LARGEST:  # NaN neither
         return Label(None, f"{_shown(value)} is not a finite number of 32 bits")
     number: Any = float(value) if isinstance(value, int | Decimal) else value
     if kind == "probability" and not 0 <= number <= 1:
