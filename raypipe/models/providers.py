@@ -16,7 +16,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -46,13 +46,29 @@ def has_weights(name: str) -> bool:
 
 @torch.no_grad()
 def width(backbone: nn.Module, side_px: int) -> int:
-    """How many features a backbone gives, found out by one image."""
+    """How many features a backbone gives, found out by two images. Raises ConfigError where they are no function of the image:
+    random masks (masked autoencoders) and batch statistics make every prediction noise."""
     training = backbone.training
-    features = backbone.eval()(torch.zeros(1, 3, side_px, side_px))
+    images_BCHW = torch.rand(2, 3, side_px, side_px, generator=torch.Generator().manual_seed(0)) - 0.5
+    try:
+        features, alone = (backbone.eval()(some) for some in (images_BCHW, images_BCHW[1:]))
+    except (RuntimeError, ValueError, TypeError, AttributeError, IndexError) as e:
+        raise ConfigError(
+            f"This backbone fails on an image: {' '.join(str(e).split())[:200]}",
+            got=f"model.side_px={side_px}",
+            fix="Set model.side_px to what it was made for, or take another model.name",
+        ) from e
     backbone.train(training)
-    if not isinstance(features, Tensor) or features.ndim != 2:
-        shape = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
+    if not isinstance(features, Tensor) or features.ndim != 2 or len(features) != 2:
+        shape = tuple(alone.shape) if isinstance(alone, Tensor) else type(alone).__name__
         raise ConfigError("A backbone gives one row of features an image", got=shape, rule="The shape is (images, features)")
+    if not torch.allclose(features[1:], alone, rtol=1e-2, atol=1e-3 * float(features.abs().max())):
+        raise ConfigError(
+            "This backbone gives an image other features each time, or in other company",
+            got=f"{float((features[1:] - alone).abs().max()):.2g} apart, of {float(features.abs().max()):.2g}",
+            rule="A model that predicts masks nothing at random and takes no statistics of its batch",
+            fix="Switch its masking off in model.options, or take another model.name",
+        )
     return features.shape[1]
 
 
@@ -79,14 +95,17 @@ def hugging_face(name: str, options: dict[str, Any]) -> Backbone:
     def build(pretrained: bool) -> nn.Module:
         try:
             if pretrained:
-                options = {"use_safetensors": True, "dtype": torch.float32, **given}
-                return _Transformer(transformers.AutoModel.from_pretrained(source, config=config, **options))
+                options = {"use_safetensors": True, "dtype": torch.float32, "output_loading_info": True, **given}
+                net, found = transformers.AutoModel.from_pretrained(source, config=config, **options)
+                return _complete(_Transformer(net), found["missing_keys"], name)
             return _Transformer(transformers.AutoModel.from_config(config))
         except ImportError as e:  # a torchvision built for CUDA on a CPU-only torch breaks transformers too
             raise _lacks("transformers", "hf", e) from None
         except (OSError, ValueError) as e:
             raise ConfigError(f"The weights cannot be read: {' '.join(str(e).split())[:200]}", got=name) from None
 
+    if hasattr(config, "mask_ratio"):  # masked autoencoders: to hide patches is for their pretraining alone
+        config.mask_ratio = 0.0
     mean, std = _processor(transformers, source, given) if "/" in name else (0.5, 0.5)
     side = getattr(config, "image_size", None) or 224
     written = json.loads(config.to_json_string(use_diff=False))
@@ -104,16 +123,47 @@ class _Transformer(nn.Module):
         if hasattr(getattr(net, "pooler", None), "dense"):  # ViT's: image classifiers leave it untrained
             net.pooler = None
         self._class_token = any(name.endswith("cls_token") for name, _ in net.named_parameters())
-        self._resizes = "interpolate_pos_encoding" in inspect.signature(net.forward).parameters
+        accepted = inspect.signature(net.forward).parameters
+        if next(iter(accepted), None) != "pixel_values":
+            raise ConfigError(
+                "This Hugging Face model does not take images alone",
+                got=f"hf:{net.config.model_type}",
+                rule="Its first input is pixel_values",
+                fix="Take the vision part, as hf:clip_vision_model",
+            )
+        self._resizes = "interpolate_pos_encoding" in accepted
+        # ViT-MAE orders its patches by it, at random unless it is told.
+        self._ordered = "noise" in accepted and isinstance(net.config.patch_size, int)
 
     def forward(self, images_BCHW: Tensor) -> Tensor:
-        found = self.net(images_BCHW, **({"interpolate_pos_encoding": True} if self._resizes else {}))
-        pooled, last = getattr(found, "pooler_output", None), found.last_hidden_state
+        more: dict[str, Any] = {"interpolate_pos_encoding": True} if self._resizes else {}
+        if self._ordered:
+            patches = images_BCHW.shape[2] * images_BCHW.shape[3] // self.net.config.patch_size**2
+            more["noise"] = torch.arange(patches, device=images_BCHW.device).expand(len(images_BCHW), patches)
+        found = self.net(images_BCHW, **more)
+        pooled: Any = getattr(found, "pooler_output", None)
+        last: Any = getattr(found, "last_hidden_state", None)
+        if pooled is None and last is None:
+            raise ConfigError("This Hugging Face model gives no features", got=f"hf:{self.net.config.model_type}")
         if pooled is not None:
             return pooled.flatten(1)  # type: ignore[no-any-return]
         if last.ndim == 4:
             return last.mean((2, 3))  # type: ignore[no-any-return]
         return last[:, 0] if self._class_token else last.mean(1)  # type: ignore[no-any-return]
+
+
+def _complete(model: nn.Module, missing: Iterable[str], name: str) -> nn.Module:
+    """The model, if its folder held every matrix that features depend on. transformers fills what is missing at random."""
+    parameters = dict(model.named_parameters())
+    asked = {f"net.{key}": key for key in missing if "mask_token" not in key}
+    if random := [key for full, key in asked.items() if full in parameters and parameters[full].ndim > 1]:
+        raise ConfigError(
+            "The weights lack a part of the model, which would stay random",
+            got=f"hf:{name}: {', '.join(sorted(random)[:3])}",
+            rule=f"{len(random)} of {len(parameters)} tensors are missing",
+            fix="Take a folder that holds the whole model",
+        )
+    return model
 
 
 def _processor(transformers: Any, source: str, given: dict[str, Any]) -> tuple[Any, Any]:

@@ -25,7 +25,7 @@ from pydantic import Field, field_validator, model_validator
 from torch import Tensor, nn
 
 from raypipe.config import Section
-from raypipe.errors import nearest
+from raypipe.errors import ConfigError, nearest
 from raypipe.models import depth, tasks
 from raypipe.models.backbones import BACKBONES, Backbone, Channels
 from raypipe.models.finite import require_rows
@@ -180,7 +180,15 @@ class ImageModel(nn.Module):
         if self._scale.device != pixels_BHWC.device:
             self._scale, self._shift = self._scale.to(pixels_BHWC.device), self._shift.to(pixels_BHWC.device)
         images_BCHW = pixels_BHWC.permute(0, 3, 1, 2).to(torch.float32).mul(self._scale).add_(self._shift)
-        return self.backbone(images_BCHW.contiguous(memory_format=torch.channels_last)).float()
+        features = self.backbone(images_BCHW.contiguous(memory_format=torch.channels_last))
+        if not isinstance(features, Tensor):  # torchvision's Inception gives its auxiliary logits too, in training alone
+            raise ConfigError(
+                "A backbone gives one row of features an image",
+                got=type(features).__name__,
+                rule="In training too",
+                fix="Switch further outputs off in model.options, as aux_logits: false",
+            )
+        return features.float()
 
     def forward(self, pixels_BHWC: Tensor) -> Tensor:
         return self.head(self.embed(pixels_BHWC))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 import re
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from raypipe.train.shapes import without_values
 
 log = logging.getLogger("raypipe")
 
@@ -41,19 +42,13 @@ def flops_per_image(model: nn.Module, inputs: Tensor) -> float:
     two = inputs.to("meta").expand(2, *inputs.shape[1:])  # batch norms refuse to learn from one value
     try:
         with FlopCounterMode(display=False, custom_mapping=rules) as count:
-            out = _without_values(model)(two)
+            out = without_values(model)(two)
             if out.requires_grad:
                 out.float().sum().backward()
     except Exception as e:  # a model of the user's own may branch on values
         log.debug("FLOPs are unknown: %s", e)
         return 0.0
     return count.get_total_flops() / 2
-
-
-def _without_values(model: nn.Module) -> nn.Module:
-    """A copy whose parameters and buffers are shapes on `meta`: it takes no memory, and what it caches is its own."""
-    memo: dict[int, Tensor] = {id(p): nn.Parameter(p.detach().to("meta"), p.requires_grad) for p in model.parameters()}
-    return copy.deepcopy(model, memo | {id(b): b.to("meta") for b in model.buffers()})
 
 
 def _convolution_backward(out: list[int], x: list[int], w: list[int], *how: Any, **result: Any) -> int:

@@ -60,7 +60,7 @@ def train_rank(
         start_from(model, Path(cfg.start_from))
     if meter is not None:
         meter.flops = flops_per_image(model, _example(job, data))
-    engine = parallel.build(model, cfg, meter)
+    engine = parallel.build(model, cfg, meter, _example(job, data))
     state = LoopState()
     if resume is not None:
         saved = checkpoint.read(resume, verified=True)

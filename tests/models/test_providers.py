@@ -116,6 +116,45 @@ def test_a_folder_gives_weights_and_normalisation_and_is_not_needed_again(tmp_pa
 
 
 @needs_hf
+def test_a_masked_autoencoder_hides_nothing_when_it_embeds(tmp_path: Path) -> None:
+    """With its mask ratio of 0.75 features were noise: another three quarters of the image hidden at each call."""
+    made_by = cfg("hf:vit_mae", options=VIT)
+    model = ImageModel(made_by, classes=2).eval()
+    torch.nn.init.normal_(model.head.linear.weight)
+    first, again = model.predict(PIXELS), model.predict(PIXELS)
+    for ours, theirs in zip(first, again, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    kept = packed(model, made_by, tmp_path / "package")
+    assert kept.info["model"]["options"]["mask_ratio"] == 0.0
+    np.testing.assert_allclose(kept.model.predict(PIXELS)[1], first[1], atol=1e-6)
+    old = made_by.model_copy(update={"options": VIT | {"mask_ratio": 0.75}})  # as ba74455 settled it
+    again = ImageModel(old, classes=2)
+    again.load_state_dict(model.state_dict())
+    np.testing.assert_allclose(again.eval().predict(PIXELS)[0], first[0], atol=1e-6)
+
+
+@needs_hf
+def test_a_folder_that_lacks_a_matrix_is_refused(tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+    from transformers import ViTConfig, ViTModel
+
+    ViTModel(ViTConfig(**VIT)).save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    lost = next(name for name, t in weights.items() if t.ndim == 2 and "pooler" not in name)
+    save_file({n: t for n, t in weights.items() if n != lost}, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ConfigError, match=r"lack a part of the model, which would stay random"):
+        ImageModel(cfg(f"hf:{tmp_path}", pretrained=True), classes=2)
+
+
+@needs_hf
+@pytest.mark.parametrize("name", ["clip", "bert"])
+def test_a_model_that_takes_more_than_images_is_refused(name: str) -> None:
+    small = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
+    with pytest.raises(ConfigError, match=r"does not take images alone.*pixel_values"):
+        ImageModel(cfg(f"hf:{name}", options=small if name == "bert" else {}), classes=2)
+
+
+@needs_hf
 def test_a_hub_that_is_not_reached_says_how_else(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no such Hugging Face model.*someone/something.*set model\.name=hf:/its/folder"):
         ImageModel(cfg("hf:someone/something", pretrained=True), classes=2)

@@ -15,7 +15,7 @@ import logging
 import os
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from raypipe.errors import ConfigError
 from raypipe.models.allocator import keep_memory
@@ -25,6 +25,7 @@ from raypipe.train.parallel.engine import Criterion, Engine, ranks
 from raypipe.train.parallel.memory import ADAMW, Choice, choose
 from raypipe.train.parallel.norms import synchronise
 from raypipe.train.parallel.precision import compute_dtype
+from raypipe.train.parallel.reach import freeze_unreached
 from raypipe.train.parallel.settings import ParallelConfig
 from raypipe.train.parallel.snapshot import Snapshot
 
@@ -33,8 +34,11 @@ __all__ = ["Choice", "Criterion", "Engine", "ParallelConfig", "Snapshot", "build
 log = logging.getLogger("raypipe")
 
 
-def build(model: nn.Module, cfg: ParallelConfig, meter: Meter | None = None) -> Engine:
-    """The engine for this rank, timed by `meter`. `auto` chooses by memory, and rank 0 says why."""
+def build(model: nn.Module, cfg: ParallelConfig, meter: Meter | None = None, example: Tensor | None = None) -> Engine:
+    """The engine for this rank, timed by `meter`. `auto` chooses by memory, and rank 0 says why.
+
+    `example` has the shape of one input, on any device: several ranks need it to find parameters that no step reaches.
+    """
     from raypipe.train.parallel.native import Ddp, Fsdp, Single
 
     device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
@@ -42,12 +46,19 @@ def build(model: nn.Module, cfg: ParallelConfig, meter: Meter | None = None) -> 
     world = ranks()[1]
     meter = meter or Meter()
     meter.on(device, dtype, world)
+    sometimes = freeze_unreached(model, example) if example is not None and world > 1 else []
     if device.type == "cpu" and dtype is not torch.float32:
         quicken(model)
     if cfg.sync_bn:
         model = synchronise(model, device, world)
     if cfg.strategy == "auto":
         cfg = _decided(model, cfg, device)
+    if sometimes and cfg.strategy not in ("single", "ddp"):
+        raise ConfigError(
+            f"{cfg.strategy} needs the same parameters in every step, and this model skips some at random",
+            got=", ".join(sometimes[:3]),
+            fix="Set train.strategy=ddp, or switch the skipping off in model.options",
+        )
     if cfg.strategy.startswith("zero"):
         from raypipe.train.parallel.zero import Zero
 
@@ -58,7 +69,9 @@ def build(model: nn.Module, cfg: ParallelConfig, meter: Meter | None = None) -> 
         return Fsdp(model, cfg, device, dtype, meter)
     if device.type == "cpu":
         keep_memory()  # not where a model is sharded: what each gathering frees would stay, and zero3 save nothing over ddp
-    return (Ddp if world > 1 else Single)(model, cfg, device, dtype, meter)
+    if world > 1:
+        return Ddp(model, cfg, device, dtype, meter, searching=bool(sometimes))
+    return Single(model, cfg, device, dtype, meter)
 
 
 def _decided(model: nn.Module, cfg: ParallelConfig, device: torch.device) -> ParallelConfig:

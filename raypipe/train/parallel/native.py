@@ -15,7 +15,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from raypipe.errors import ConfigError
+from raypipe.errors import ConfigError, RaypipeError
 from raypipe.train.meter import Meter
 from raypipe.train.parallel.average import Average
 from raypipe.train.parallel.blocks import blocks, checkpoint_activations
@@ -161,9 +161,34 @@ class Single:
 class Ddp(Single):
     """ddp: every rank holds the whole model and sums gradients while the backward pass still runs (Li et al. 2020)."""
 
+    def __init__(
+        self,
+        model: nn.Module,
+        cfg: ParallelConfig,
+        device: torch.device,
+        dtype: torch.dtype,
+        meter: Meter,
+        searching: bool = False,
+    ) -> None:
+        """`searching`: steps differ in the parameters they reach, so DDP looks for them in each."""
+        self._searching = searching
+        super().__init__(model, cfg, device, dtype, meter)
+
+    def step(self, inputs: Tensor, targets: Tensor, criterion: Criterion) -> Tensor:
+        try:
+            return super().step(inputs, targets, criterion)
+        except RuntimeError as e:
+            if "finished reduction in the prior iteration" not in str(e):
+                raise
+            raise RaypipeError(
+                "ddp waits for gradients of parameters that this model does not use in every step",
+                rule="They were used whenever the model was tried before the training",
+                fix="Set train.workers=1, or let the model use every parameter in every step",
+            ) from None
+
     def _place(self, model: nn.Module) -> nn.Module:
         on = [self.device] if self.device.type == "cuda" else None
-        placed = DistributedDataParallel(super()._place(model), device_ids=on)
+        placed = DistributedDataParallel(super()._place(model), device_ids=on, find_unused_parameters=self._searching)
         self.meter.communication = partial(_exposed_s, placed)
         return placed
 
