@@ -11,7 +11,7 @@ import os
 import sys
 from pathlib import Path
 
-from raypipe.cli import main, run_verb
+from raypipe.cli import entry, run_verb
 
 
 def check_on_databricks(config: str, overrides: list[str]) -> None:
@@ -26,5 +26,5 @@ def check_on_databricks(config: str, overrides: list[str]) -> None:
 if __name__ == "__main__":
     if os.environ.get("DATABRICKS_RUNTIME_VERSION"):
         check_on_databricks(sys.argv[1], sys.argv[2:])
-    elif code := main(["drift", *sys.argv[1:]]):
-        sys.exit(code)
+    else:
+        entry(["drift", *sys.argv[1:]])

@@ -5,7 +5,7 @@ ray job submit --working-dir . --runtime-env infra/ray/runtime_env.yaml -- pytho
 
 import sys
 
-from raypipe.cli import main
+from raypipe.cli import entry
 
-if __name__ == "__main__" and (code := main(["retrain", *sys.argv[1:]])):
-    sys.exit(code)  # only a failure: some job runners take any SystemExit for one
+if __name__ == "__main__":
+    entry(["retrain", *sys.argv[1:]])

@@ -13,11 +13,12 @@ from typing import Annotated, Any
 
 import typer
 
-from raypipe import cli_table
+from raypipe import cli_table, guard
 from raypipe.cluster.connect import prepare_environment
 from raypipe.config import load
 from raypipe.console import Console
-from raypipe.errors import ConfigError, RaypipeError, nearest
+from raypipe.errors import ConfigError, nearest
+from raypipe.failures import report
 
 app = typer.Typer(
     name="raypipe",
@@ -215,7 +216,10 @@ def sidecars() -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command line; returns the exit code. Users' mistakes become one message, our own keep their traceback."""
+    """Run the command line; returns the exit code.
+
+    Whatever goes wrong ends in one message. Our own mistakes show their traceback above it.
+    """
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
         if arguments and not arguments[0].startswith("-"):
@@ -223,39 +227,22 @@ def main(arguments: list[str] | None = None) -> int:
             if arguments[0] not in known:
                 raise ConfigError(f"There is no verb {arguments[0]!r}", fix=nearest(arguments[0], known))
         code = app(arguments, standalone_mode=False)
+        sys.stdout.flush()  # a full disk or a closed pipe is known now, not after the last word
         return code if isinstance(code, int) else 0
     except typer.Exit as e:
         return int(e.exit_code)
-    except KeyboardInterrupt:
-        print("Interrupted. Run the same command again to go on.", file=sys.stderr)
-        return 1
-    except Exception as e:
-        known_error = find_own(e)
-        if known_error is not None:
-            print(f"raypipe: {known_error}", file=sys.stderr)
-            return known_error.exit_code
-        if type(e).__module__.startswith(("click", "typer")) and hasattr(e, "format_message"):
-            if e.format_message():  # empty when a verb was not given at all: the help is on its way to stdout then
-                print(f"raypipe: {e.format_message()} See raypipe --help.", file=sys.stderr)
-            return 2
-        raise
+    except BaseException as e:
+        if hasattr(e, "format_message") and not e.format_message():
+            return 2  # no verb was given at all: the help is on its way to stdout
+        return report(e)
 
 
-def find_own(error: BaseException | None) -> RaypipeError | None:
-    """The RaypipeError inside what Ray wrapped around it on its way from a worker."""
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        if isinstance(error, RaypipeError):
-            own = getattr(error, "cause", error)  # Ray's dual exceptions carry the original, without the worker's traceback
-            return own if isinstance(own, RaypipeError) else error
-        error = getattr(error, "cause", None) or error.__cause__ or error.__context__
-    return None
+def entry(arguments: list[str] | None = None) -> None:
+    """The console script and jobs/*.py end here, in a child process that may die without a word.
 
-
-def entry() -> None:
-    """The console script and jobs/*.py end here. Only a failure calls sys.exit: job runners treat any SystemExit as one."""
-    code = main()
+    Only a failure calls sys.exit: job runners treat any SystemExit as one.
+    """
+    code = guard.guarded(lambda: guard.ended(main(arguments)))
     if code:
         sys.exit(code)
 

@@ -19,6 +19,7 @@ from typing import Any, TypeVar, get_args
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
+from raypipe import written
 from raypipe.errors import ConfigError, nearest
 
 
@@ -74,11 +75,11 @@ def load(kind: type[S], path: str | Path | None, overrides: Sequence[str] = ()) 
         if not equals or not key:
             raise ConfigError("An override is not section.key=value", got=override, fix="Write it like train.lr=0.001")
         try:
-            value = yaml.safe_load(text) if text else None
+            value = written.read(text) if text else None
         except yaml.YAMLError as e:
             raise ConfigError(f"The value of {key} is not YAML", got=_unless_secret(key, text), fix="Quote it") from e
         set_field(tree, key.strip(), value)
-    return validate(kind, tree)
+    return validate(kind, written.settle(kind, tree))
 
 
 def validate(kind: type[S], tree: dict[str, Any]) -> S:
@@ -157,7 +158,7 @@ def metrics_of(read: Mapping[str, Any]) -> dict[str, float]:
 
 def _read_yaml(path: Path) -> dict[str, Any]:
     try:
-        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+        tree = written.read(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(
             "No such config file", got=str(path), fix="jobs/configs/solar.yaml is an example to start from"
@@ -171,7 +172,9 @@ def _read_yaml(path: Path) -> dict[str, Any]:
         raise ConfigError("The config file is not YAML: " + " ".join(str(e).split()), got=str(path)) from None
     if not isinstance(tree or {}, dict):
         raise ConfigError(
-            "The config file is not a mapping of sections", got=type(tree).__name__, rule="Its top level is `section:` lines"
+            "The config file is not a mapping of sections",
+            got=type(written.settle(Any, tree)).__name__,
+            rule="Its top level is `section:` lines",
         )
     return tree or {}
 

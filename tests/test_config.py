@@ -145,3 +145,53 @@ def test_every_name_the_config_offers_can_be_written_in_a_file() -> None:
         for part in name.split("."):
             assert part in node, f"{name} is offered as a suggestion but is no key"
             node = node[part]
+
+
+@pytest.mark.parametrize(
+    ("text", "field", "means"),
+    [
+        ("table.version=2026-11-01T12:00:00Z", "version", "2026-11-01T12:00:00Z"),
+        ("table.version=2026-11-01", "version", "2026-11-01"),
+        ("table.version=2026-11-01 12:00:00", "version", "2026-11-01 12:00:00"),
+        ("table.version=12", "version", 12),
+        ("table.version=010", "version", 10),
+        ("table.version=1.50", "version", "1.50"),
+        ("table.version='12'", "version", "12"),
+        ("table.version=yes", "version", "yes"),
+        ("table.version=null", "version", None),
+        ("table.where={site: 1}", "where", {"site": "1"}),
+        ("table.where={site: 01, 2: 1e3}", "where", {"site": "01", "2": "1e3"}),
+        ("table.where={flag: yes}", "where", {"flag": "yes"}),
+        ("table.where={at: 12:30, day: 2026-11-01}", "where", {"at": "12:30", "day": "2026-11-01"}),
+        ("table.where={site: [1, 02, no, x]}", "where", {"site": ["1", "02", "no", "x"]}),
+    ],
+)
+def test_text_is_what_was_written_and_not_what_yaml_makes_of_it(
+    text: str, field: str, means: object, tmp_path: Path
+) -> None:
+    key, _, value = text.partition("=")
+    file = written(tmp_path, f"table: {{uri: t, {key.removeprefix('table.')}: {value}}}")
+    for job in (config.load(Job, file), config.load(Job, None, ["table.uri=t", text])):
+        assert getattr(job.table, field) == means
+        again = config.load(Job, config.save(job, tmp_path / "again.yaml"))
+        assert again == job
+
+
+def test_names_may_look_like_numbers_dates_and_truths(tmp_path: Path) -> None:
+    text = """
+run: {name: 12, dir: 2026-11-01, seed: 007}
+table: {uri: 2026, columns: {label: on, image: 1, id: 2026-11-01, split: no}}
+ingest: {name: 2026-11-01, splits: {train: 1, 2026: 1}, workers: 3, stratify: yes}
+train: {class_weights: {0: 1, 1.0: 2, no: 3}, workers: [1, 2]}
+watch: {name: 1e5, batch: {uri: 3}}
+cluster: {dashboard: off}
+"""
+    job = config.load(Job, written(tmp_path, text))
+    assert (job.run.name, job.run.dir, job.run.seed) == ("12", "2026-11-01", 7)
+    c = job.table.columns
+    assert (c.label, c.image, c.id, c.split) == ("on", "1", "2026-11-01", "no")
+    assert (job.ingest.name, job.ingest.workers, job.ingest.stratify) == ("2026-11-01", 3, True)
+    assert job.ingest.splits == {"train": 1, "2026": 1}
+    assert job.train.class_weights == {"0": 1.0, "1.0": 2.0, "no": 3.0}
+    assert (job.train.fewest_workers, job.train.most_workers) == (1, 2)
+    assert (job.watch.name, job.watch.batch.uri, job.cluster.dashboard) == ("1e5", "3", False)

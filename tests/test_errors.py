@@ -8,9 +8,9 @@ import pytest
 from ray import cloudpickle
 from ray.exceptions import RayTaskError
 
-from raypipe.cli import find_own
 from raypipe.cluster.connect import prepare_environment
 from raypipe.errors import ClusterError, ConfigError, DataError, RaypipeError, nearest
+from raypipe.failures import find_own
 from raypipe.images.decode import BadImage
 
 KINDS = [RaypipeError, ConfigError, DataError, ClusterError]

@@ -11,10 +11,13 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from pydantic import Field
 
+from raypipe import guard
+from raypipe.cluster import watch
 from raypipe.cluster.shared import shared_cluster
 from raypipe.config import Section
 from raypipe.errors import ClusterError
@@ -23,6 +26,7 @@ log = logging.getLogger("raypipe")
 PRELOAD = "RAY_preload_python_modules"
 WORKER = "raypipe.cluster.worker"
 _own: list[str] = []  # the address of the cluster that this process started
+_watches: list[Callable[[], None]] = []  # how to stop watching it
 
 ENV = {
     "RAY_AUTH_MODE": "token",
@@ -74,6 +78,7 @@ def connect(cfg: ClusterConfig, needed: bool = True, preload: str = "") -> dict[
     if cfg.address != "none" and not ray.is_initialized():
         _init(cfg, preload)
         _quiet_data()
+        _watches.append(watch.start(guard.lost))
     if ray.is_initialized():
         return {name: float(value) for name, value in ray.cluster_resources().items()}
     import torch
@@ -85,6 +90,8 @@ def close() -> None:
     """Leave the cluster; a local one that we started stops with us."""
     import ray
 
+    while _watches:
+        _watches.pop()()
     if ray.is_initialized():
         ray.shutdown()
     while _own:  # what connects next in this process must not look for a cluster that is gone

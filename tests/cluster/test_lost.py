@@ -1,0 +1,111 @@
+"""The head of the cluster is killed under each verb: one message, a failure, within seconds."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+BOUND_S = 15  # from the kill to the exit code; quiet machines take one
+Cli = Callable[..., tuple[int, str, str]]
+
+VERBS = {
+    "clean": [],
+    "train": [],
+    "tune": ["search.samples=1", "search.space.train.lr=grid(0.01)"],
+    "predict": [],
+    "drift": [],
+    "retrain": ["watch.force=true"],
+}
+CASES = [(verb, who) for verb in VERBS for who in ("gcs_server", "raylet")]
+FAST = [("clean", "gcs_server"), ("predict", "raylet")]
+
+
+@pytest.fixture(scope="module")
+def job(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A table and a champion, so that every verb gets as far as the cluster."""
+    from raypipe import cli
+
+    folder = tmp_path_factory.mktemp("lost")
+    path = folder / "job.yaml"
+    table = {"uri": str(folder / "table")}
+    path.write_text(
+        yaml.safe_dump(
+            {
+                "run": {"name": "lost", "dir": str(folder / "run")},
+                "table": table,
+                "ingest": {"from": {"images": str(photos), "labels": str(photos / "labels.csv")}},
+                "model": {
+                    "name": "small_cnn",
+                    "mode": "finetune",
+                    "pretrained": False,
+                    "side_px": 32,
+                },
+                "train": {"epochs": 1, "batch_size": 16},
+                "watch": {"batch": table},
+            }
+        )
+    )
+    assert cli.main(["ingest", str(path), "ingest.name=photos"]) == 0
+    assert cli.main(["train", str(path), "cluster.address=none"]) == 0
+    return path
+
+
+def killed(who: str, *command: str) -> tuple[int, str, float]:
+    """Run raypipe, kill `who` of its cluster once it is there; code, stderr, seconds from then."""
+    environment = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "raypipe.cli", *command],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        env=environment,
+    )
+    told = ""
+    assert process.stderr is not None
+    for line in process.stderr:
+        told += line
+        if "Ray cluster at" in line:
+            break
+    below = psutil.Process(process.pid).children(recursive=True)
+    victims = [p for p in below if p.name() == who]
+    assert len(victims) == 1, told + process.stderr.read()
+    victims[0].kill()
+    began = time.monotonic()
+    try:
+        told += process.communicate(timeout=90)[1]
+    finally:
+        process.kill()
+    return process.returncode, told, time.monotonic() - began
+
+
+@pytest.mark.parametrize(
+    ("verb", "who"),
+    [pytest.param(*c, marks=[] if c in FAST else pytest.mark.chaos) for c in CASES],
+)
+def test_a_lost_head_is_one_message(job: Path, verb: str, who: str) -> None:
+    small = ["cluster.address=local", "cluster.cpus=1", "cluster.object_store_mb=100"]
+    code, told, seconds = killed(who, verb, str(job), *small, *VERBS[verb])
+    messages = [line for line in told.splitlines() if line.startswith("raypipe: ")]
+    assert (code, len(messages)) == (1, 1), told
+    assert "Ray cluster" in messages[0] and "Traceback" not in told, told
+    assert seconds < BOUND_S
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("who", ["gcs_server", "raylet"])
+def test_the_story_that_loses_its_head_says_so(tmp_path: Path, who: str) -> None:
+    small = [f"run.dir={tmp_path}", "cluster.address=local", "cluster.object_store_mb=100"]
+    code, told, seconds = killed(who, "quickstart", *small)
+    messages = [line for line in told.splitlines() if line.startswith("raypipe: ")]
+    assert (code, len(messages)) == (1, 1) and "Ray cluster" in messages[0], told
+    assert seconds < BOUND_S

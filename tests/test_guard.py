@@ -1,0 +1,134 @@
+"""Whatever ends a verb, there is one message, and the exit code or the signal is the verb's."""
+
+from __future__ import annotations
+
+import errno
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from raypipe.failures import said
+
+BEGIN = "import os, signal, sys, time\nfrom raypipe import guard\n"
+RUN = "\nsys.exit(guard.guarded(lambda: guard.ended(work())))"
+
+
+def begun(work: str) -> subprocess.Popen[str]:
+    script = f"{BEGIN}{work}{RUN}"
+    return subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.mark.parametrize(
+    ("how", "code", "words"),
+    [
+        ("os._exit(1)", 1, "exit code 1 and without a message"),
+        ("os._exit(0)", 1, "exit code 0 and without a message"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL, "SIGKILL"),
+        ("os.kill(os.getpid(), signal.SIGTERM)", -signal.SIGTERM, "SIGTERM"),
+        ("os.abort()", 1, "SIGABRT"),
+        ("guard.lost('The head is gone.')", 1, "The head is gone."),
+    ],
+)
+def test_a_process_that_could_not_speak_is_spoken_for(how: str, code: int, words: str) -> None:
+    process = begun(f"def work():\n    {how}")
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == code
+    assert err.count("raypipe: ") == 1 and words in err, err
+
+
+@pytest.mark.parametrize("code", [0, 1, 2, 3])
+def test_a_process_that_ended_well_keeps_its_code_and_gets_no_message(code: int) -> None:
+    process = begun(f"def work(): return {code}")
+    assert process.communicate(timeout=30) == ("", "")
+    assert process.returncode == code
+
+
+def test_a_crash_after_the_last_word_changes_nothing() -> None:
+    process = begun("import atexit\ndef work():\n    atexit.register(os.abort)\n    return 3")
+    _, err = process.communicate(timeout=30)
+    assert (process.returncode, "raypipe: " in err) == (3, False)
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP"])
+def test_signals_reach_the_work(name: str) -> None:
+    work = f"""
+def work():
+    signal.signal(signal.{name}, lambda *_: sys.exit(guard.ended(5)))
+    print("ready", flush=True)
+    time.sleep(30)
+"""
+    process = begun(work)
+    assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    process.send_signal(getattr(signal, name))
+    process.communicate(timeout=30)
+    assert process.returncode == 5
+
+
+def test_the_work_ends_when_its_parent_is_killed() -> None:
+    process = begun("def work():\n    print(os.getpid(), flush=True)\n    time.sleep(60)")
+    assert process.stdout is not None
+    worker = psutil.Process(int(process.stdout.readline()))
+    process.kill()
+    process.communicate(timeout=30)
+    worker.wait(timeout=10)
+
+
+def test_a_verb_whose_reader_has_gone_says_so() -> None:
+    command = f"{sys.executable} -m raypipe.cli --help | true; echo ${{PIPESTATUS[0]}}"
+    slow = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
+    code = int(slow.stdout)
+    assert (code == 0) == (slow.stderr == ""), slow.stderr
+    assert slow.stderr.count("\n") <= 1 and "Traceback" not in slow.stderr
+
+
+def test_a_verb_on_a_full_disk_says_so() -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "raypipe.cli", "--help"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+        )
+    assert done.returncode == 1
+    assert "disk is full" in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device", "/data/x"), "The disk is full (got '/data/x')"),
+        (PermissionError(errno.EACCES, "Permission denied", "/x"), "may not be opened (got '/x')"),
+        (MemoryError("12 GB"), "The memory is full. 12 GB."),
+        (KeyboardInterrupt(), "Interrupted. Run the same command again"),
+    ],
+)
+def test_what_the_machine_refuses_is_one_sentence(error: BaseException, words: str, capfd: pytest.CaptureFixture[str]) -> None:
+    try:
+        raise RuntimeError("while doing something") from error
+    except RuntimeError as e:
+        code, text = said(e)
+    assert (code, words in text) == (1, True), text
+    assert capfd.readouterr().err == ""
+
+
+def test_our_own_mistake_shows_its_lines_and_one_message(capfd: pytest.CaptureFixture[str]) -> None:
+    try:
+        raise KeyError("no such thing")
+    except KeyError as e:
+        code, text = said(e)
+    assert code == 1 and "mistake of raypipe's" in text and "no such thing" in text
+    assert "Traceback" in capfd.readouterr().err
+
+
+def test_a_ray_cluster_that_lost_something_is_no_mistake_of_ours() -> None:
+    from ray.exceptions import NodeDiedError, RayTaskError
+
+    code, text = said(NodeDiedError("node 12 is gone"))
+    assert code == 1 and "NodeDiedError" in text and "node 12 is gone" in text
+    inside = RayTaskError("f", "a traceback", OSError(errno.ENOSPC, "full"))
+    assert "disk is full" in said(inside)[1]
