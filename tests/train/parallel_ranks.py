@@ -19,6 +19,7 @@ from raypipe.train.loop import LoopState
 from raypipe.train.parallel import native
 
 BATCH, CLASSES = 16, 5
+SCALER = {"growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 2000, "_growth_tracker": 0}
 
 
 class Block(nn.Module):
@@ -62,6 +63,7 @@ class Scenario:
     steps: int = 20
     resume: str | None = None
     batch_norm: bool = False
+    scale: float | None = None  # fp16's loss scale to begin with
     settings: dict[str, Any] = field(default_factory=dict)
 
 
@@ -89,6 +91,8 @@ def train(scenario: Scenario, folder: Path) -> dict[str, Any]:
         saved = checkpoint.read(folder / scenario.resume)
         engine.load(saved.weights, saved.optimizer, saved.facts)
         start = saved.state.step
+    if scenario.scale is not None:
+        engine.load(*_scaled(engine, scenario.scale))
     losses = []
     for step in range(start, start + scenario.steps):
         engine.train()
@@ -115,6 +119,11 @@ def train(scenario: Scenario, folder: Path) -> dict[str, Any]:
         share[(0,) * share.ndim] = torch.nan
     told = {"losses": losses, "logits": logits, "held": held, "not_finite": [whole, engine.not_finite()]}
     return told | {"all_held": sum(p.numel() for p in tiny().parameters())}
+
+
+def _scaled(engine: parallel.Engine, scale: float) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Any]]:
+    """What to load for nothing but another loss scale."""
+    return tiny().state_dict(), {}, {"scaler": SCALER | {"scale": scale}, "averaged": 0}
 
 
 def _rank(rank: int, world: int, scenarios: list[Scenario], folder: Path) -> None:

@@ -28,7 +28,7 @@ from raypipe.train.parallel.engine import (
     ranks,
     set_rates,
 )
-from raypipe.train.parallel.precision import autocast
+from raypipe.train.parallel.precision import autocast, require_scale
 from raypipe.train.parallel.settings import ParallelConfig
 from raypipe.train.parallel.snapshot import MOMENTS, Piece, Snapshot, cut
 
@@ -58,6 +58,8 @@ class Single:
         self._model.train()
 
     def eval(self) -> None:
+        if self._scaler.is_enabled():
+            require_scale(self._scaler.get_scale())
         self._average.show(mean=True)
         broadcast(self._model.buffers(), self.world)  # batch statistics differ by rank: judge with those that are saved
         self._model.eval()
@@ -117,7 +119,8 @@ class Single:
             if saved:
                 moments = {key: self._like(t, p) for key, t in saved.items()}
                 self._optimizer.state[p] = moments | {"step": optimizer[f"step/{name}"].to(p.device)}
-        self._scaler.load_state_dict(facts["scaler"] if self._scaler.is_enabled() else {})
+        if self._scaler.is_enabled() and facts["scaler"]:  # older versions' zero kept none
+            self._scaler.load_state_dict(facts["scaler"])
 
     def _shares(self) -> dict[str, Tensor]:
         """What this rank holds of each tensor that is saved."""

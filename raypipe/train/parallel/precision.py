@@ -7,6 +7,11 @@ from typing import Any
 
 import torch
 
+from raypipe.errors import RaypipeError
+
+FIRST_SCALE, GROWS_AFTER = 2.0**16, 2000  # fp16's loss scale and its steps without overflow, as torch's GradScaler
+LOWEST_SCALE = 2.0**-10  # 26 steps in a row overflowed
+
 
 def bf16_is_fast(device: torch.device) -> bool:
     """GPUs since Ampere, and CPUs with AVX512-BF16; on a CPU without it, autocast ran 4 times slower than fp32."""
@@ -22,6 +27,17 @@ def compute_dtype(precision: str, device: torch.device) -> torch.dtype:
     if device.type == "cuda":
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision != "fp32"
     return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision, torch.float32)
+
+
+def require_scale(scale: float) -> None:
+    """Raise RaypipeError when fp16's loss scale has fallen so low that every step so far overflowed. Such steps are skipped:
+    losses stay finite, and nothing is learned."""
+    if scale < LOWEST_SCALE:
+        raise RaypipeError(
+            "Every step overflows fp16: nothing is learned",
+            got=f"a loss scale of {scale:.2g}",
+            fix="Set train.precision=bf16 or fp32, or lower train.lr",
+        )
 
 
 def autocast(device: torch.device, dtype: torch.dtype) -> contextlib.AbstractContextManager[Any]:

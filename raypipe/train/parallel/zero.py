@@ -33,6 +33,7 @@ from raypipe.train.parallel.engine import (
     ranks,
     set_rates,
 )
+from raypipe.train.parallel.precision import FIRST_SCALE, GROWS_AFTER, LOWEST_SCALE, require_scale
 from raypipe.train.parallel.settings import ParallelConfig
 from raypipe.train.parallel.snapshot import MOMENTS, Piece, Snapshot, cut
 
@@ -65,6 +66,7 @@ class Zero:
         self._engine, self._zero, _, _ = deepspeed.initialize(
             model=model.to(device), optimizer=optimizer, dist_init_required=False, config=config
         )
+        self._scaler = _scale_loss(self._zero) if dtype is torch.float16 else None
         if cfg.compile:
             self._engine.compile()
         self._average = Average(cfg.ema, self._stored)
@@ -75,6 +77,8 @@ class Zero:
         self._engine.train()
 
     def eval(self) -> None:
+        if self._scaler is not None:
+            require_scale(self._scaler.cur_scale)
         self._release()
         self._average.show(mean=True)
         broadcast(self._engine.module.buffers(), self.world)
@@ -116,13 +120,16 @@ class Zero:
             with self._average.showing(mean=False):
                 optimizer |= self._pieces("trained/")
         optimizer |= self._moments()
-        return Snapshot(weights, optimizer, {"scaler": {}, "averaged": self._average.steps})
+        return Snapshot(weights, optimizer, {"scaler": self._scale(), "averaged": self._average.steps})
 
     def load(self, weights: Mapping[str, Tensor], optimizer: Mapping[str, Tensor], facts: dict[str, Any]) -> None:
         self._release()
         self._fill("", weights)
         self._average.restart()
         self._average.steps = facts["averaged"]
+        if self._scaler is not None and facts["scaler"]:  # older versions kept none
+            self._scaler.cur_scale = facts["scaler"]["scale"]
+            self._scaler.cur_iter, self._scaler.last_overflow_iter = facts["scaler"]["_growth_tracker"], -1
         trained = f"trained/{self._saved[0]}" in optimizer
         if trained:
             self._fill("trained/", optimizer)
@@ -135,6 +142,14 @@ class Zero:
             self._master(p, optimizer[f"trained/{name}"] if trained else weights[name])
             for key in MOMENTS if f"exp_avg/{name}" in optimizer else ():
                 self._master(p, optimizer[f"{key}/{name}"], key)
+
+    def _scale(self) -> dict[str, Any]:
+        """The loss scale in the words of torch's GradScaler, which the native strategies load."""
+        if self._scaler is None:
+            return {}
+        steps = self._scaler.cur_iter - self._scaler.last_overflow_iter - 1
+        steady = {"growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": GROWS_AFTER}
+        return {"scale": self._scaler.cur_scale, "_growth_tracker": steps % GROWS_AFTER, **steady}
 
     def _release(self) -> None:
         """DeepSpeed keeps layers gathered that it will use again soon: they would not see weights put in their place.
@@ -247,6 +262,26 @@ def _config(
         "torch_autocast": {"enabled": dtype is not torch.float32, "dtype": str(dtype).removeprefix("torch.")},
         "gradient_clipping": cfg.clip_norm or 0.0,
     }
+
+
+def _scale_loss(zero: Any) -> Any:
+    """fp16's loss scale, by DeepSpeed's own DynamicLossScaler; returns it.
+
+    Under autocast DeepSpeed (0.19) takes torch's GradScaler instead, and never asks it to unscale: an overflow never lowers
+    the scale, so no step is made any more, and what is clipped is the norm times the scale.
+    """
+    from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler
+
+    scaler = DynamicLossScaler(
+        init_scale=FIRST_SCALE,
+        scale_window=GROWS_AFTER,
+        min_scale=LOWEST_SCALE / 2,
+        delayed_shift=1,
+        consecutive_hysteresis=False,
+        raise_error_at_min_scale=False,
+    )
+    zero.torch_autocast_gradscaler, zero.loss_scaler, zero.dynamic_loss_scale = None, scaler, True
+    return scaler
 
 
 def _deepspeed(device: torch.device) -> Any:
