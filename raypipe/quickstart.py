@@ -2,7 +2,10 @@
 
 A plant makes monocrystalline solar cells: ingest, clean, search, register a champion. One night's batch is more of the same,
 and nothing must fire. The next night polycrystalline cells arrive, unannounced: the batch is predicted and drift is found.
-Labels come in, a challenger is trained on both, and the gate compares the two on the same pinned test images.
+Labels come in, those of the first night's cells too; a small search around the champion's settings finds a challenger for both
+kinds, and the gate compares the two on the same pinned test images.
+
+run.seed draws what is random: what goes into which split (unless ingest.seed is set), the trials, the order of samples.
 
 Every step is a verb's own function, and each looks for what an earlier run finished: a killed story is told to its end.
 """
@@ -69,7 +72,7 @@ def tell(job: Job, console: Console, fresh: bool = False) -> dict[str, Any]:
         sidecar.ensure(name)
     with _step(story, console, "Ingest mono cells") as done:
         mono = _ingest(console, job, cells, name="mono", kind="mono", share=(0.0, NIGHT_SHARE))
-        raw = ImageTable.open(cells).tag("mono-raw", _version_with(cells, "mono"))
+        raw = ImageTable.open(cells).tag("mono-raw", _made(cells, "mono", "mono-raw"))
         done(f"{_count(cells, raw)} images, every one decoded, in {_short(raw)}")
     connect(job.cluster)
     with _step(story, console, "Clean") as done:
@@ -87,9 +90,10 @@ def tell(job: Job, console: Console, fresh: bool = False) -> dict[str, Any]:
     checks["poly"] = _night(story, console, job, store, nights["poly"], first, "poly", "poly", (0.0, 1.0))
 
     console.heading("Day 3: labels come in")
-    with _step(story, console, "Ingest labelled poly cells") as done:
+    with _step(story, console, "Ingest both nights' cells with labels") as done:
+        more = _ingest(console, job, cells, name="mono", kind="mono", share=(NIGHT_SHARE, 1.0))
         poly = _ingest(console, job, cells, name="poly", kind="poly", share=(0.0, 1.0))
-        both = ImageTable.open(cells).tag("both-raw", _version_with(cells, "poly"))
+        both = ImageTable.open(cells).tag("both-raw", _made(cells, "poly", "both-raw"))
         done(f"{_count(cells, both)} images of both kinds in {_short(both)}")
     with _step(story, console, "Clean") as done:
         cleaned_both = clean(_at(cells, "both-raw"), job.clean.model_copy(update={"tag": "both-clean"}))
@@ -101,7 +105,7 @@ def tell(job: Job, console: Console, fresh: bool = False) -> dict[str, Any]:
         verbs.comparison(after, console)
         done(after.decision.reason)
 
-    summary = _summary(job, cells, [mono, poly], [cleaned, cleaned_both], found, checks, after, store)
+    summary = _summary(job, cells, [mono, more, poly], [cleaned, cleaned_both], found, checks, after, store)
     summary["report"] = str(
         quickstart_page.write(job, story.steps, store, found, [cleaned, cleaned_both], checks, nights, after, first)
     )
@@ -150,14 +154,19 @@ def _step(story: Story, console: Console, name: str) -> Iterator[Any]:
 def _ingest(
     console: Console, job: Job, table: TableConfig, name: str, kind: str, share: tuple[float, float], labelled: bool = True
 ) -> IngestResult:
-    cfg = replace(job.ingest, {"from": {"kind": "elpv", "type": kind, "labelled": labelled}, "name": name, "share": share})
+    source = {"kind": "elpv", "type": kind, "labelled": labelled}
+    seed = job.ingest.seed if "seed" in job.ingest.model_fields_set else job.run.seed
+    cfg = replace(job.ingest, {"from": source, "name": name, "share": share, "seed": seed})
     with console.progress(f"Ingesting {name}") as tick:
         return ingest(table, cfg, tick)
 
 
-def _version_with(table: TableConfig, name: str) -> int:
-    """The version that the ingest called `name` made: a rerun must pin that one, not whatever came after."""
-    made = [v["version"] for v in ImageTable.open(table).history() if v["why"] == f"ingest {name}"]
+def _made(table: TableConfig, name: str, tag: str) -> int:
+    """The version with the images of the ingest called `name`: the one tagged so, for a rerun must not take what came after."""
+    opened = ImageTable.open(table)
+    if tag in opened.tags():
+        return opened.pin(tag).version
+    made = [v["version"] for v in opened.history() if v["why"] == f"ingest {name}"]
     if not made:
         raise RaypipeError(f"{table.uri} holds the images of {name}, but no version says so", fix="raypipe quickstart --fresh")
     return int(max(made))

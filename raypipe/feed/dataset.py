@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from raypipe.config import Section
 from raypipe.errors import DataError
@@ -25,8 +26,9 @@ class FeedConfig(Section):
     carrier: `threads` decode in the worker, `offload` on other CPUs of the cluster, `cache` once per node into `cache_mb` of
     memory; `auto` takes the cache where it fits. shards * window row groups are shuffled at a time; a world size that divides
     `shards` reads every row group once. sampling: `balanced` draws every class equally often, `weighted` by the column
-    `weights`. on_bad: an image that no longer decodes or matches its sha256 is replaced by the next one of its row group, or
-    stops the run. trace: a folder that gets the id of every sample of every training batch.
+    `weights`, `sources` every source (column table.columns.source) equally often however many images it has, or by the
+    shares of `mix`: {mono: 0.5, poly: 0.5}. on_bad: an image that no longer decodes or matches its sha256 is replaced by the
+    next one of its row group, or stops the run. trace: a folder that gets the id of every sample of every training batch.
     """
 
     carrier: Literal["auto", "threads", "offload", "cache"] = "auto"
@@ -39,11 +41,18 @@ class FeedConfig(Section):
     shards: int = Field(default=12, ge=1)
     window: int = Field(default=2, ge=1)
     drop_last: bool = True
-    sampling: Literal["natural", "balanced", "weighted"] = "natural"
+    sampling: Literal["natural", "balanced", "weighted", "sources"] = "natural"
     weights: str | None = None
+    mix: dict[str, Annotated[float, Field(gt=0, allow_inf_nan=False)]] | None = None
     verify: bool = True
     on_bad: Literal["replace", "stop"] = "replace"
     trace: str | None = None
+
+    @model_validator(mode="after")
+    def _mixes_sources(self) -> FeedConfig:
+        if self.mix is not None and self.sampling != "sources":
+            raise ValueError(f"mix says how often a source is drawn, and sampling={self.sampling}. Set sampling to sources")
+        return self
 
 
 @dataclass(frozen=True)
@@ -104,7 +113,7 @@ def pin(cfg: TableConfig, feed: FeedConfig, classes: tuple[str, ...] | None = No
     """
     table = ImageTable.open(cfg)
     c = cfg.columns
-    table.require(table.delta(), c.label, c.id, c.split)
+    table.require(table.delta(), c.label, c.id, c.split, *([c.source] if feed.sampling == "sources" else []))
     version = table.pin(cfg.version)
     _check_held(table, version, kind)
     found = scan.rows(table, version, [c.label, c.split], cfg.where)
@@ -161,13 +170,16 @@ def locate(pinned: Pinned, split: str, cfg: FeedConfig) -> Rows:
     have = {f.name for f in table.delta(pinned.version.version).schema().fields}
     hashed = ["sha256"] if "sha256" in have and cfg.verify else []
     weighted = [cfg.weights or ""] if cfg.sampling == "weighted" else []
-    found = scan.located(table, pinned.version, [c.id, c.label, *hashed, *weighted], pinned.rows_of(split))
+    sourced = [c.source] if cfg.sampling == "sources" and split == cfg.train else []  # only training draws
+    found = scan.located(table, pinned.version, [c.id, c.label, *hashed, *weighted, *sourced], pinned.rows_of(split))
     kept = [(f, part.filter(pc.is_valid(part[c.label]))) for f, part in found]
     kept = [(f, part) for f, part in kept if len(part)]
     rows = pa.concat_tables([part for _, part in kept])
     weights_N = rows[cfg.weights].to_numpy().astype(np.float64) if weighted else None
     if weights_N is not None and (not np.isfinite(weights_N).all() or weights_N.min() < 0 or not weights_N.sum()):
         raise DataError(f"Column {cfg.weights!r} cannot weigh samples", rule="Weights are numbers from 0 up, not all 0")
+    if sourced:
+        weights_N = source_weights([str(s) for s in rows[c.source].to_pylist()], cfg.mix)
     return Rows(
         pinned.task.encode(rows[c.label].to_pylist()),
         pa.concat_arrays([chunk.cast(pa.large_string()) for chunk in rows[c.id].chunks]),
@@ -179,6 +191,22 @@ def locate(pinned: Pinned, split: str, cfg: FeedConfig) -> Rows:
         c.image,
         table.storage_options,
     )
+
+
+def source_weights(sources_N: Sequence[str], mix: Mapping[str, float] | None = None) -> np.ndarray:
+    """Weights under which every source comes equally often, or in the shares of `mix`. Raises DataError where `mix` names
+    other sources than there are."""
+    names, at_N, counts = np.unique(np.asarray(sources_N, dtype=str), return_inverse=True, return_counts=True)
+    shares = dict.fromkeys(names.tolist(), 1.0) if mix is None else mix
+    if set(shares) != set(names.tolist()):
+        raise DataError(
+            "feed.mix does not fit the sources of the training rows",
+            got=dict(shares),
+            rule=f"It gives each of {', '.join(names.tolist())} a share, and nothing else",
+            fix="Correct it, or leave it out: then every source comes equally often",
+        )
+    weights_F = np.array([shares[name] for name in names.tolist()]) / counts
+    return np.asarray(weights_F[at_N], dtype=np.float64)
 
 
 def _digests(hexadecimal: pa.ChunkedArray) -> np.ndarray | None:

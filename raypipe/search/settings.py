@@ -64,7 +64,7 @@ class SearchConfig(Section):
     @classmethod
     def _dotted(cls, space: Any) -> Any:
         """Nested names become dotted ones: `search.space.train.lr=…` on the command line is one. null takes a field out."""
-        return {k: v for k, v in _leaves(space) if v is not None} if isinstance(space, dict) else space
+        return dotted(space) if isinstance(space, dict) else space
 
     @field_validator("start", "refit", mode="before")
     @classmethod
@@ -77,6 +77,11 @@ class SearchConfig(Section):
         if self.refit is not None and self.soup > 1:
             raise ValueError("search.soup and search.refit each make the model that is registered. Leave one out")
         return self
+
+
+def dotted(space: dict[str, Any]) -> dict[str, Any]:
+    """A space whose nested names have become dotted ones, without the fields that are null."""
+    return {name: text for name, text in _leaves(space) if text is not None}
 
 
 def _leaves(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -10,11 +10,11 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from raypipe.config import Section, key_of
 from raypipe.errors import DataError
@@ -22,7 +22,7 @@ from raypipe.registry import promote, tracking
 from raypipe.registry.package import Package
 from raypipe.registry.promote import ModelVersion
 from raypipe.registry.tracking import Store
-from raypipe.search.settings import SearchJob
+from raypipe.search.settings import SearchJob, dotted
 from raypipe.serve import batch
 from raypipe.serve.batch import PredictConfig
 from raypipe.tables import scan
@@ -44,12 +44,29 @@ _ROW = pa.schema(
 
 
 class WatchConfig(Section):
-    """The table whose images are checked, what to call it, and how a retrain runs."""
+    """The table whose images are checked, what to call it, and how a retrain runs.
+
+    A retrain searches around the champion's settings: `retrain_samples` trials, of which the first has these settings; 1 trains
+    this one alone. retrain_space: fields to draw instead, written as search.space (null: rate, weight decay and dropout, near
+    the champion's). Where the job has a search.refit, the best trial is trained once more as that says. retrain_workers: of
+    each trial, or of the refit where there is one. retrain_sampling: feed.sampling of the challenger; `auto`
+    draws old and new sources equally often, or by feed.mix, where the champion's is natural, and else keeps the champion's.
+    force: retrain without drift.
+    """
 
     batch: TableConfig | None = None
     name: str = "batch"
     retrain_workers: int = Field(default=1, ge=1)
+    retrain_samples: int = Field(default=8, ge=1)
+    retrain_space: dict[str, str] | None = None
+    retrain_sampling: Literal["auto", "natural", "balanced", "sources", "weighted"] = "auto"
     force: bool = False
+
+    @field_validator("retrain_space", mode="before")
+    @classmethod
+    def _dotted(cls, space: Any) -> Any:
+        """Nested names become dotted ones, as in search.space."""
+        return dotted(space) if isinstance(space, dict) else space
 
 
 class WatchJob(SearchJob):
@@ -155,8 +172,13 @@ def _plane(reference_ND: np.ndarray, batch_MD: np.ndarray) -> tuple[np.ndarray, 
     """Both sides on the first two principal components of their union."""
     both = np.concatenate([reference_ND, batch_MD]).astype(np.float64)
     both -= both.mean(axis=0)
-    _, vectors = np.linalg.eigh(both.T @ both)
-    flat = both @ vectors[:, -2:][:, ::-1]
+    if len(both) < both.shape[1]:  # the smaller of two matrices with the same components: features may be thousands
+        _, vectors = np.linalg.eigh(both @ both.T)
+        flat = both @ (both.T @ vectors[:, -2:][:, ::-1])
+        flat /= np.maximum(np.linalg.norm(both.T @ vectors[:, -2:][:, ::-1], axis=0), 1e-12)
+    else:
+        _, vectors = np.linalg.eigh(both.T @ both)
+        flat = both @ vectors[:, -2:][:, ::-1]
     return flat[: len(reference_ND)], flat[len(reference_ND) :]
 
 

@@ -17,19 +17,20 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from raypipe.config import key_of, replace, validate
+from raypipe.config import key_of, validate
 from raypipe.feed.dataset import pin
 from raypipe.registry import promote, tracking
 from raypipe.registry.package import Package
 from raypipe.registry.promote import ModelVersion
 from raypipe.registry.tracking import Store
+from raypipe.search import refit, tuner
 from raypipe.serve import evaluate
 from raypipe.tables import scan
 from raypipe.tables.table import ImageTable, append
 from raypipe.train import trainer
 from raypipe.train.job import TrainJob
 from raypipe.train.publish import publish
-from raypipe.watch import decide
+from raypipe.watch import around, decide
 from raypipe.watch.check import CheckResult, WatchJob, now
 from raypipe.watch.decide import Comparison, Decision
 
@@ -69,10 +70,9 @@ def retrain(
     say(wanted.reason)
     if not wanted.act:
         return RetrainResult(champion, None, wanted, ())
-    challenger_job = _challenger_job(job, package, pinned.version.version)
-    say(f"Training a challenger on {pinned.version} with {challenger_job.train.workers} workers")
-    result = trainer.run(challenger_job, progress=lambda m, s: say(f"epoch {s.epoch}: " + decide.headline(m)))
-    challenger = publish(store, challenger_job, result, "challenger")
+    theirs = validate(TrainJob, package.info["config"])
+    first = around.challenger(job, theirs, pinned.version.version, labelled)
+    challenger = _search(store, job, first, say) if job.watch.retrain_samples > 1 else _train(store, first, say)
     uri = str(job.run.path / "decisions")
     key = key_of(str(champion), str(challenger), str(pinned.version), job.gate)
     stored = _stored(uri, key)
@@ -97,23 +97,46 @@ def retrain(
     return RetrainResult(champion, challenger, decision, slices, union)
 
 
-def _challenger_job(job: WatchJob, package: Package, version: int) -> TrainJob:
-    """The champion's own settings, on the new version of the table: what changes is the data. Where the champion started from a
-    checkpoint (train.start_from), this does not: it may be gone, and know fewer classes."""
-    theirs = validate(TrainJob, package.info["config"])
-    mine = {
-        "table": job.table.model_dump() | {"version": version},
-        "run": job.run.model_dump(),
-        "cluster": job.cluster.model_dump(),
-    }
-    trained = {"train.workers": job.watch.retrain_workers, "train.start_from": None}
-    return replace(theirs, {**mine, "registry": job.registry.model_dump(), **trained})
+def _train(store: Store, job: TrainJob, say: Callable[[str], None]) -> ModelVersion:
+    """The champion's settings and no others, on the new rows."""
+    say(f"Training a challenger on {_table(job)} with {_workers(job)}")
+    result = trainer.run(job, progress=lambda m, s: say(f"epoch {s.epoch}: " + decide.headline(m)))
+    return publish(store, job, result, "challenger")
+
+
+def _search(store: Store, job: WatchJob, first: TrainJob, say: Callable[[str], None]) -> ModelVersion:
+    """The best of some trials around the champion's settings. Killed, it goes on where it was; finished, it is read again."""
+    wanted = around.searched(job, first)
+    say(f"Searching for a challenger on {_table(first)}: {wanted.search.samples} trials around the champion's settings")
+    if first.feed.sampling == "sources":
+        say("Sources are drawn " + ("equally often" if first.feed.mix is None else f"by {first.feed.mix}"))
+    found = tuner.search(wanted)
+    best = found.trials[0]
+    drawn = ", ".join(f"{n} {v:.3g}" if isinstance(v, float) else f"{n} {v}" for n, v in sorted(best.changes.items()))
+    say(f"Best on validation: {best.name}, {found.metric} {best.metric:.4g} ({drawn})")
+    if wanted.search.refit is not None:
+        again = refit.job_of(wanted, found)
+        say(f"Training {best.name} once more, on {again.feed.train}, with {_workers(again)}")
+        found = refit.refit(again, found, lambda metrics, state: None, lambda position: None)
+    children = [(t.name, t.changes, t.history) for t in found.trials]
+    return publish(store, found.job, found.best, "challenger", children, found.kept)
+
+
+def _table(job: TrainJob) -> str:
+    return f"{job.table.uri}@v{job.table.version}"
+
+
+def _workers(job: TrainJob) -> str:
+    return f"{job.train.most_workers} worker{'s' * (job.train.most_workers > 1)}"
 
 
 def _labelled_by_source(job: WatchJob, pinned: Any) -> dict[str, int]:
+    """Labelled training rows of each source; a table without sources is one."""
     c = pinned.table.columns
-    rows = scan.rows(pinned.table, pinned.version, [c.label, c.source], pinned.rows_of(job.feed.train)).to_pylist()
-    return dict(Counter(str(r[c.source]) for r in rows if r[c.label] is not None))
+    named = c.source in {f.name for f in pinned.table.delta(pinned.version.version).schema().fields}
+    columns = [c.label, *([c.source] if named else [])]
+    rows = scan.rows(pinned.table, pinned.version, columns, pinned.rows_of(job.feed.train)).to_pylist()
+    return dict(Counter(str(r[c.source]) if named else "all" for r in rows if r[c.label] is not None))
 
 
 def _compare(

@@ -20,6 +20,7 @@ from raypipe.config import validate
 from raypipe.console import Console
 from raypipe.job import Job
 from raypipe.registry import promote, tracking
+from raypipe.registry.promote import ModelVersion
 from raypipe.tables import scan
 from raypipe.tables.table import ImageTable
 from raypipe.watch.check import check
@@ -67,7 +68,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
             "model": {"side_px": SIDE},
             "train": {"epochs": 12, "batch_size": 32, "lr": 0.01},
             "search": {"samples": 3, "space": {"train.lr": "loguniform(3e-3, 3e-2)"}},
-            "watch": {"retrain_workers": 2},
+            "watch": {"retrain_workers": 2, "retrain_samples": 3},
         },
     )
 
@@ -130,8 +131,9 @@ def test_drift_leads_to_a_better_champion_and_a_rerun_adds_nothing(ray_session: 
 
     ingest(job, images, photos(tmp_path / "new", "new", 240, first_seed=3000), "new")
     version = ImageTable(images).pin().version
-    both = with_(job, table={"uri": images, "version": version})
+    both = with_(job, table={"uri": images, "version": version}, search=job.search.model_dump() | {"refit": {}})
     done = retrain(store, both, alarm, first)
+    assert_found_by_a_balanced_search(store, first, done.challenger)
     slices = {s.slice: s for s in done.slices}
     assert done.decision.act, done.decision.reason
     assert slices["new"].challenger - slices["new"].champion > 0.1
@@ -144,6 +146,20 @@ def test_drift_leads_to_a_better_champion_and_a_rerun_adds_nothing(ray_session: 
     assert verbs.tune(with_(job, table={"uri": images, "version": "clean"}), console)["champion"] == "loop/2"
     check(store, job, validate(Job, {"table": nights["other"]}).table, "other", first)
     assert counts(job) == before
+
+
+def assert_found_by_a_balanced_search(store: tracking.Store, first: ModelVersion, challenger: ModelVersion | None) -> None:
+    """Trials around the champion's settings, sources drawn equally often, the best trained again on validation rows too."""
+    assert challenger is not None
+    champions, theirs = (promote.fetch(store, version).info["config"] for version in (first, challenger))
+    assert champions["feed"]["sampling"] == "natural" and theirs["feed"]["sampling"] == "sources"
+    assert theirs["feed"]["train"] == "train+val" and theirs["train"]["workers"] == 2
+    assert champions["train"]["lr"] / 3 <= theirs["train"]["lr"] <= champions["train"]["lr"] * 3
+    run = next(iter(store.client.search_model_versions(f"name = 'loop' and version_number = {challenger.version}"))).run_id
+    nested = store.client.search_runs([store.experiment_id], f"tags.`mlflow.parentRunId` = '{run}'")
+    assert len(nested) == 3, "one nested run a trial"
+    rates = sorted(float(trial.data.params["train.lr"]) for trial in nested)
+    assert champions["train"]["lr"] in [pytest.approx(rate) for rate in rates], "the champion's own settings are one trial"
 
 
 def test_a_challenger_that_is_no_better_is_refused_with_the_reason(ray_session: str, job: Job, tmp_path: Path) -> None:

@@ -73,7 +73,7 @@ def job(request: pytest.FixtureRequest, tmp_path: Path) -> Job:
             "model": {"name": "small_cnn", "mode": "finetune", "pretrained": False, "task": request.param, "dropout": 0.0},
             "train": {"epochs": 20, "batch_size": 16, "lr": 0.01, "precision": "fp32", "stopping": {"patience": None}},
             "gate": {"tolerance": 0.1},
-            "watch": {"force": True, "retrain_workers": 1},
+            "watch": {"force": True, "retrain_samples": 1},
         },
     )
 

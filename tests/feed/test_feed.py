@@ -160,3 +160,39 @@ def test_weights_come_from_a_column_and_must_be_weights(tmp_path: Path, textured
     feed.close()
     with pytest.raises(DataError, match="no column 'x'"):
         opened(config, "threads", sampling="weighted", weights="x")
+
+
+def test_every_source_comes_equally_often_or_as_the_mix_says(tmp_path: Path, textured: Any) -> None:
+    """45 training images of one source, 15 of another, 1 of it without a label; validation is seen as it is."""
+    rows = [
+        {
+            "image_id": str(i),
+            "label": None if i == 3 else "ab"[i // 4 % 2],
+            "split": ("train", "val")[i >= 60],
+            "source": "rare" if i % 4 == 3 else "usual",
+            "image": textured(i),
+        }
+        for i in range(80)
+    ]
+    append(str(tmp_path / "t"), pa.Table.from_pylist(rows), "test")
+    config = TableConfig(uri=str(tmp_path / "t"))
+
+    def drawn(**settings: Any) -> tuple[int, int]:
+        """(of the rare source, of all) in an epoch; each image comes as often as it should, but for rounding."""
+        feed = opened(config, "threads", sampling="sources", drop_last=False, **settings)
+        seen = [int(i) for b in feed.train(0) for i in ids(feed, b)][:59]
+        assert sorted(int(i) for b in feed.val() for i in ids(feed, b, "val")) == list(range(60, 80))
+        feed.close()
+        return sum(i % 4 == 3 for i in seen), len(seen)
+
+    rare, seen = drawn()
+    assert abs(rare - seen / 2) <= 4, "14 of the 59 images are its own"
+    rare, seen = drawn(mix={"rare": 1, "usual": 4})
+    assert abs(rare - seen / 5) <= 4
+    with pytest.raises(DataError, match=r"feed\.mix does not fit the sources.*rare, usual"):
+        opened(config, "threads", sampling="sources", mix={"rare": 1, "unusual": 4})
+
+
+def test_a_table_without_sources_cannot_be_drawn_by_source(table: tuple[TableConfig, list[bytes]]) -> None:
+    with pytest.raises(DataError, match="no column 'source'"):
+        opened(table[0], "threads", sampling="sources")

@@ -52,6 +52,27 @@ def test_folding_batch_norms_changes_nothing(lite0: ImageModel) -> None:
     assert not norms and any(isinstance(m, torch.nn.BatchNorm2d) for m in lite0.modules())
 
 
+def test_a_networks_stages_are_features_beside_its_last_layer(lite0: ImageModel) -> None:
+    """The last layer's means are among them as they were; folded they are the same; and they are kept apart."""
+    staged = ImageModel(ModelConfig(name="efficientnet_lite0_stages", side_px=SIDE), classes=3).eval()
+    images = pixels(5)
+    (features, _), (last, _) = staged.predict(images), lite0.predict(images)
+    assert features.shape == (5, 2816) == (5, staged.head.linear.in_features)
+    np.testing.assert_allclose(features[:, -1280:], last, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(staged.for_inference().predict(images)[0], features, rtol=1e-3, atol=1e-3)
+    assert fingerprint(staged.backbone) != fingerprint(lite0.backbone)
+    flat = staged.predict(np.full((1, SIDE, SIDE, 3), 128, np.uint8))[0]
+    assert np.isfinite(flat).all() and not np.allclose(flat, features[:1])
+
+
+def test_stages_can_be_fine_tuned() -> None:
+    model = ImageModel(ModelConfig(name="efficientnet_lite0_stages", mode="finetune", side_px=SIDE, frozen_blocks=3), classes=2)
+    torch.nn.init.normal_(model.head.linear.weight, std=0.02)
+    model.train()(torch.from_numpy(np.full((2, SIDE, SIDE, 3), 128, np.uint8))).sum().backward()
+    learned = [p.grad for p in model.parameters() if p.requires_grad]
+    assert learned and all(g is not None and torch.isfinite(g).all() for g in learned)
+
+
 @pytest.mark.parametrize("split", [(1, 22), (7, 9, 7), (16, 7)])
 def test_predictions_do_not_depend_on_the_batch_they_came_in(lite0: ImageModel, split: tuple[int, ...]) -> None:
     images = pixels(23)

@@ -1,0 +1,87 @@
+"""How a challenger is looked for: a small search around the champion's settings.
+
+New data move what is best: twice the rows want another weight decay, a second domain another rate. So a retrain tries the
+champion's own settings first, then some near them, and takes what the validation split says is best. The test split is not
+looked at before the gate. Only settings of the training are moved: backbone, transfer mode and resolution stay the champion's.
+
+The search itself is the job's: its scheduler, soup, refit and limits hold as they did for `raypipe tune`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from raypipe.config import replace, validate
+from raypipe.feed.dataset import parts
+from raypipe.search.settings import SearchJob
+from raypipe.train.job import TrainJob
+from raypipe.watch.check import WatchJob
+
+NEAR = 3.0  # a rate is tried from a third of the champion's to three times as much
+DROPOUTS = (0.0, 0.2, 0.5)
+
+
+def challenger(job: WatchJob, champions: TrainJob, version: int, sources: Collection[str]) -> TrainJob:
+    """The champion's settings on this version of the job's table, whose training rows are of these `sources`.
+
+    What a refit changed is put back as the job has it: trained on validation rows, no trial could be judged. `train.start_from`
+    is left out: it may be gone, and know fewer classes.
+    """
+    changes: dict[str, Any] = {
+        "table": job.table.model_dump() | {"version": version},
+        "run": job.run.model_dump(),
+        "cluster": job.cluster.model_dump(),
+        "registry": job.registry.model_dump(),
+        "train.workers": job.watch.retrain_workers,
+        "train.start_from": None,
+    }
+    if set(parts(champions.feed.val)) <= set(parts(champions.feed.train)):
+        changed = ("feed.train", "feed.val", "train.result", "train.stopping.patience", *(job.search.refit or {}))
+        changes |= {name: _value(job, name) for name in changed if name not in changes}
+    sampling = job.watch.retrain_sampling
+    if sampling == "auto" and champions.feed.sampling == "natural" and len(sources) > 1:
+        sampling = "sources"
+    if sampling != "auto":
+        mix = job.feed.mix if sampling == "sources" else None
+        changes |= {"feed.sampling": sampling, "feed.weights": job.feed.weights, "feed.mix": mix}
+    return replace(champions, changes)
+
+
+def searched(job: WatchJob, first: TrainJob) -> SearchJob:
+    """The search whose first trial is `first`; the others are drawn near it, or from watch.retrain_space.
+
+    With a refit the trials are trained by one worker each, and the refit by all of `first`.
+    """
+    drawn = space(first) if job.watch.retrain_space is None else dict(job.watch.retrain_space)
+    search = job.search.model_dump() | {
+        "samples": job.watch.retrain_samples,
+        "space": drawn,
+        "start": {name: _value(first, name) for name in drawn},
+    }
+    if job.search.populated:  # a population is as large as the machine; this is a small search
+        search["scheduler"] = "asha"
+    if search["refit"] is not None:
+        search["refit"] = {"train.workers": first.train.workers} | search["refit"]
+        first = replace(first, {"train.workers": 1})
+    return validate(SearchJob, first.model_dump() | {"search": search})
+
+
+def space(job: TrainJob) -> dict[str, str]:
+    """What is drawn around the settings of this job, as search.space is written."""
+    train, drawn = job.train, {}
+    if train.lr != "auto":
+        drawn["train.lr"] = f"loguniform({train.lr / NEAR!r}, {train.lr * NEAR!r})"
+    decay = train.weight_decay or 1e-4
+    drawn["train.weight_decay"] = f"loguniform({decay / NEAR**2!r}, {decay * NEAR**2!r})"
+    known = sorted({*DROPOUTS, job.model.dropout})
+    drawn["model.dropout"] = f"choice({', '.join(map(repr, known))})"
+    return drawn
+
+
+def _value(job: TrainJob, name: str) -> Any:
+    """What a job has under a dotted name."""
+    found: Any = job
+    for part in name.split("."):
+        found = found[part] if isinstance(found, dict) else getattr(found, part)
+    return found

@@ -1,0 +1,99 @@
+"""A challenger is looked for near the champion: its own settings first, its backbone kept, judged on rows that no trial saw."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from raypipe.config import replace, validate
+from raypipe.errors import ConfigError
+from raypipe.search import space as spaces
+from raypipe.search.searchers import plan
+from raypipe.train.job import TrainJob
+from raypipe.watch import around
+from raypipe.watch.check import WatchJob
+
+CHAMPION = validate(
+    TrainJob,
+    {
+        "table": {"uri": "/t", "version": 3},
+        "model": {"name": "small_cnn", "mode": "finetune", "pretrained": False, "dropout": 0.3},
+        "train": {"lr": 0.002, "weight_decay": 0.0, "epochs": 7, "workers": 4, "start_from": "/gone"},
+    },
+)
+
+
+def job(**sections: Any) -> WatchJob:
+    return validate(WatchJob, {"table": {"uri": "/t"}, "run": {"seed": 5}} | sections)
+
+
+def changed(**changes: Any) -> TrainJob:
+    return replace(CHAMPION, {name.replace("__", "."): value for name, value in changes.items()})
+
+
+def test_the_first_trial_has_the_champions_settings_and_the_others_lie_near_them() -> None:
+    first = around.challenger(job(), CHAMPION, 9, ["old", "new"])
+    wanted = around.searched(job(), first)
+    space = spaces.parse(wanted.search.space or {}, wanted)
+    trials = plan(wanted, space, [])
+    assert len(trials) == wanted.search.samples == 8
+    assert trials[0]["train.lr"] == 0.002 and trials[0]["model.dropout"] == 0.3
+    assert all(0.002 / 3 <= t["train.lr"] <= 0.006 and t["model.dropout"] in (0.0, 0.2, 0.3, 0.5) for t in trials)
+    assert len({t["train.lr"] for t in trials}) == 8
+    assert trials == plan(wanted, space, []), "drawn again after a kill, they are the same"
+    assert wanted.table.version == 9 and wanted.run.seed == 5
+    assert wanted.train.epochs == 7 and wanted.model.name == "small_cnn"
+    assert wanted.train.workers == 1 and wanted.train.start_from is None
+
+
+def test_a_champion_that_was_trained_on_validation_rows_is_judged_on_them_no_more() -> None:
+    """A refit changes more than the data: what it changed is the job's again, for a trial must be judged and afforded."""
+    refitted = changed(feed__train="train+val", train__result="last", train__epochs=40, train__stopping__patience=None)
+    mine = job(
+        train={"epochs": 4, "stopping": {"patience": 2}}, search={"refit": {"train.epochs": 40}}, watch={"retrain_workers": 2}
+    )
+    first = around.challenger(mine, refitted, 9, ["old"])
+    assert (first.feed.train, first.feed.val, first.train.result) == ("train", "val", "best")
+    assert first.train.epochs == 4 and first.train.stopping.patience == 2
+    wanted = around.searched(mine, first)
+    assert wanted.train.workers == 1 and wanted.search.refit == {"train.workers": 2, "train.epochs": 40}
+
+
+@pytest.mark.parametrize(
+    ("champions", "asked", "sources", "is_"),
+    [
+        ("natural", "auto", ["old", "new"], "sources"),
+        ("natural", "auto", ["old"], "natural"),
+        ("balanced", "auto", ["old", "new"], "balanced"),
+        ("sources", "auto", ["old", "new"], "sources"),
+        ("balanced", "sources", ["old", "new"], "sources"),
+        ("natural", "natural", ["old", "new"], "natural"),
+    ],
+)
+def test_old_and_new_sources_count_equally_unless_something_else_was_said(
+    champions: str, asked: str, sources: list[str], is_: str
+) -> None:
+    champion = changed(feed__sampling=champions)
+    assert around.challenger(job(watch={"retrain_sampling": asked}), champion, 9, sources).feed.sampling == is_
+
+
+def test_a_stated_mix_and_a_stated_space_hold() -> None:
+    mine = job(
+        feed={"sampling": "sources", "mix": {"old": 3, "new": 1}},
+        watch={"retrain_space": {"train": {"lr": "choice(0.1, 0.2)"}}, "retrain_samples": 2},
+    )
+    first = around.challenger(mine, CHAMPION, 9, ["old", "new"])
+    assert first.feed.mix == {"old": 3, "new": 1}
+    wanted = around.searched(mine, first)
+    assert wanted.search.space == {"train.lr": "choice(0.1, 0.2)"} and wanted.search.samples == 2
+
+
+def test_a_population_is_no_small_search() -> None:
+    populated = job(search={"scheduler": "pbt"})
+    assert around.searched(populated, around.challenger(populated, CHAMPION, 9, [])).search.scheduler == "asha"
+
+
+def test_a_mix_without_sampling_by_source_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"mix says how often a source is drawn.*sources"):
+        job(feed={"mix": {"old": 1}})
