@@ -219,6 +219,18 @@ def _summary(
             "version": winner.version,
             **accuracies("challenger" if winner != after.champion and after.decision.act else "champion"),
         },
+        "promoted": after.decision.act and after.challenger is not None,
+        "slices": {
+            s.slice: {
+                "images": s.images,
+                "champion": round(s.champion, 4),
+                "challenger": round(s.challenger, 4),
+                "won": s.won,
+                "lost": s.lost,
+                "p_value": s.p_value,
+            }
+            for s in after.slices
+        },
         "decision": after.decision.reason,
         "mlflow_uri": store.uri,
     }

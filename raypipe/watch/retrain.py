@@ -12,10 +12,12 @@ import logging
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from raypipe.config import key_of, validate
 from raypipe.feed.dataset import pin
@@ -78,7 +80,9 @@ def retrain(
     stored = _stored(uri, key)
     if stored is None:
         say(f"Comparing champion {champion} and challenger {challenger} on the same test rows")
-        slices, union = _compare(store, job, champion, challenger, package, pinned)
+        rows = _judge(store, job, challenger, package, pinned)
+        _keep(rows, job.run.path / "reports" / f"judged-{key}.parquet")
+        slices, union = _compare(rows, package)
         decision = decide.gate(slices, union, job.gate)
         row = {
             "key": key,
@@ -139,11 +143,21 @@ def _labelled_by_source(job: WatchJob, pinned: Any) -> dict[str, int]:
     return dict(Counter(str(r[c.source]) if named else "all" for r in rows if r[c.label] is not None))
 
 
-def _compare(
-    store: Store, job: WatchJob, champion: ModelVersion, challenger: ModelVersion, package: Package, pinned: Any
-) -> tuple[tuple[Comparison, ...], Comparison | None]:
+def _judge(store: Store, job: WatchJob, challenger: ModelVersion, package: Package, pinned: Any) -> pa.Table:
+    """Which of the labelled test rows champion (model_0) and challenger (model_1) have right."""
     both = [package, promote.fetch(store, challenger)]
-    judged = evaluate.judge(both, pinned.table, pinned.version, pinned.rows_of(job.feed.test))
+    return evaluate.judge(both, pinned.table, pinned.version, pinned.rows_of(job.feed.test))
+
+
+def _keep(judged: pa.Table, file: Path) -> None:
+    """Beside the report, for whoever asks on which images the two differ."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    partial = file.with_suffix(".partial")
+    pq.write_table(judged, partial)
+    partial.replace(file)
+
+
+def _compare(judged: pa.Table, package: Package) -> tuple[tuple[Comparison, ...], Comparison | None]:
     known, unit = package.info["table"]["sources"], _unit(package)
     if not len(judged):
         return (), None
