@@ -13,8 +13,10 @@ from collections.abc import Collection
 from typing import Any
 
 from raypipe.config import replace, validate
+from raypipe.errors import ConfigError
 from raypipe.feed.dataset import parts
 from raypipe.search.settings import SearchJob
+from raypipe.search.space import parse
 from raypipe.train.job import TrainJob
 from raypipe.watch.check import WatchJob
 
@@ -39,13 +41,18 @@ def challenger(job: WatchJob, champions: TrainJob, version: int, sources: Collec
     if set(parts(champions.feed.val)) <= set(parts(champions.feed.train)):
         changed = ("feed.train", "feed.val", "train.result", "train.stopping.patience", *(job.search.refit or {}))
         changes |= {name: _value(job, name) for name in changed if name not in changes}
-    sampling = job.watch.retrain_sampling
-    if sampling == "auto" and champions.feed.sampling == "natural" and len(sources) > 1:
-        sampling = "sources"
-    if sampling != "auto":
-        mix = job.feed.mix if sampling == "sources" else None
-        changes |= {"feed.sampling": sampling, "feed.weights": job.feed.weights, "feed.mix": mix}
-    return replace(champions, changes)
+    return replace(champions, changes | _sampling(job, champions, sources))
+
+
+def _sampling(job: WatchJob, champions: TrainJob, sources: Collection[str]) -> dict[str, Any]:
+    """How the challenger's training rows are drawn. A mix is the job's, else the champion's where it knows all the sources."""
+    wanted, feed = job.watch.retrain_sampling, champions.feed
+    if wanted == "auto":
+        wanted = "sources" if feed.sampling == "natural" and len(sources) > 1 else feed.sampling
+    known = feed.mix if feed.mix and set(feed.mix) == set(sources) else None
+    mix = (job.feed.mix or known) if wanted == "sources" else None
+    weights = (job.feed.weights or feed.weights) if wanted == "weighted" else feed.weights
+    return {"feed.sampling": wanted, "feed.mix": mix, "feed.weights": weights}
 
 
 def searched(job: WatchJob, first: TrainJob) -> SearchJob:
@@ -53,7 +60,7 @@ def searched(job: WatchJob, first: TrainJob) -> SearchJob:
 
     With a refit the trials are trained by one worker each, and the refit by all of `first`.
     """
-    drawn = space(first) if job.watch.retrain_space is None else dict(job.watch.retrain_space)
+    drawn = space(first) if job.watch.retrain_space is None else _stated(job.watch.retrain_space, first)
     search = job.search.model_dump() | {
         "samples": job.watch.retrain_samples,
         "space": drawn,
@@ -77,6 +84,16 @@ def space(job: TrainJob) -> dict[str, str]:
     known = sorted({*DROPOUTS, job.model.dropout})
     drawn["model.dropout"] = f"choice({', '.join(map(repr, known))})"
     return drawn
+
+
+def _stated(texts: dict[str, str], job: TrainJob) -> dict[str, str]:
+    """watch.retrain_space, when the search can draw it. Raises ConfigError with its own name, before anything is trained."""
+    try:
+        parse(texts, job)
+    except ConfigError as e:
+        what = e.what.replace("search.space", "watch.retrain_space")
+        raise ConfigError(what, got=e.got, rule=e.rule, fix=e.fix) from None
+    return dict(texts)
 
 
 def _value(job: TrainJob, name: str) -> Any:

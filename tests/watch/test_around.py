@@ -89,6 +89,18 @@ def test_a_stated_mix_and_a_stated_space_hold() -> None:
     assert wanted.search.space == {"train.lr": "choice(0.1, 0.2)"} and wanted.search.samples == 2
 
 
+def test_a_mix_that_does_not_know_a_new_source_is_not_taken_over() -> None:
+    champion = changed(feed__sampling="sources", feed__mix={"old": 3, "older": 1})
+    assert around.challenger(job(), champion, 9, ["old", "older"]).feed.mix == {"old": 3, "older": 1}
+    assert around.challenger(job(), champion, 9, ["old", "older", "new"]).feed.mix is None
+
+
+def test_a_space_that_cannot_be_drawn_is_refused_by_its_own_name() -> None:
+    mine = job(watch={"retrain_space": {"train.rate": "choice(0.1)"}})
+    with pytest.raises(ConfigError, match=r"watch\.retrain_space names an unknown field train\.rate"):
+        around.searched(mine, around.challenger(mine, CHAMPION, 9, []))
+
+
 def test_a_population_is_no_small_search() -> None:
     populated = job(search={"scheduler": "pbt"})
     assert around.searched(populated, around.challenger(populated, CHAMPION, 9, [])).search.scheduler == "asha"
