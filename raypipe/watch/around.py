@@ -20,7 +20,7 @@ from raypipe.search.space import parse
 from raypipe.train.job import TrainJob
 from raypipe.watch.check import WatchJob
 
-NEAR = 3.0  # a rate is tried from a third of the champion's to three times as much
+NEAR = 2.0  # a rate is tried from half of the champion's to twice as much
 DROPOUTS = (0.0, 0.2, 0.5)
 
 

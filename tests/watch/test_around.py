@@ -39,7 +39,7 @@ def test_the_first_trial_has_the_champions_settings_and_the_others_lie_near_them
     trials = plan(wanted, space, [])
     assert len(trials) == wanted.search.samples == 8
     assert trials[0]["train.lr"] == 0.002 and trials[0]["model.dropout"] == 0.3
-    assert all(0.002 / 3 <= t["train.lr"] <= 0.006 and t["model.dropout"] in (0.0, 0.2, 0.3, 0.5) for t in trials)
+    assert all(0.001 <= t["train.lr"] <= 0.004 and t["model.dropout"] in (0.0, 0.2, 0.3, 0.5) for t in trials)
     assert len({t["train.lr"] for t in trials}) == 8
     assert trials == plan(wanted, space, []), "drawn again after a kill, they are the same"
     assert wanted.table.version == 9 and wanted.run.seed == 5
