@@ -166,9 +166,7 @@ def test_every_name_the_config_offers_can_be_written_in_a_file() -> None:
         ("table.where={site: [1, 02, no, x]}", "where", {"site": ["1", "02", "no", "x"]}),
     ],
 )
-def test_text_is_what_was_written_and_not_what_yaml_makes_of_it(
-    text: str, field: str, means: object, tmp_path: Path
-) -> None:
+def test_text_is_what_was_written_and_not_what_yaml_makes_of_it(text: str, field: str, means: object, tmp_path: Path) -> None:
     key, _, value = text.partition("=")
     file = written(tmp_path, f"table: {{uri: t, {key.removeprefix('table.')}: {value}}}")
     for job in (config.load(Job, file), config.load(Job, None, ["table.uri=t", text])):

@@ -177,9 +177,9 @@ class Ddp(Single):
         self._searching = searching
         super().__init__(model, cfg, device, dtype, meter)
 
-    def step(self, inputs: Tensor, targets: Tensor, criterion: Criterion) -> Tensor:
+    def step(self, inputs: Tensor, targets: Tensor, criterion: Criterion, least: int | None = None) -> Tensor:
         try:
-            return super().step(inputs, targets, criterion)
+            return super().step(inputs, targets, criterion, least)
         except RuntimeError as e:
             if "finished reduction in the prior iteration" not in str(e):
                 raise
