@@ -256,8 +256,24 @@ def conform(values: pa.Array, field: pa.Field) -> pa.Array:
         offsets, mask = pa.array(values.offsets.to_numpy()), values.is_null()
         return pa.ListArray.from_arrays(offsets, conform(values.values, want.value_field), type=want, mask=mask)
     if pa.types.is_string(want) and is_listed(have):  # a label of several tags is read as the text a|b
-        return pc.binary_join(values.cast(pa.list_(pa.string())), "|")
+        return _tags(values, field.name)
     return pc.cast(values, options=pc.CastOptions(want, allow_time_truncate=True))  # Delta's clock ticks in microseconds
+
+
+def _tags(values: pa.Array, name: str) -> pa.Array:
+    """Lists as texts like a|b. Raises DataError for a null in a list, which would make the whole row unlabelled in silence,
+    and for a bar in a tag, which would make it two."""
+    texts = values.cast(pa.list_(pa.string()))
+    items = texts.flatten()
+    wrong = pc.or_(pc.match_substring(items, "|"), pc.equal(items, "nan"))
+    if items.null_count or pc.any(wrong).as_py():
+        raise DataError(
+            f"A list in column {name!r} cannot be read as tags",
+            got="a null in a list" if items.null_count else items.filter(wrong)[0].as_py(),
+            rule="A tag is a name without the bar that stands between tags",
+            fix="Mend the rows, or leave them out with table.where",
+        )
+    return pc.binary_join(texts, "|")
 
 
 def position(stored: pa.StructType | pa.Schema, field: pa.Field) -> int:

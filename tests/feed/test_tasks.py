@@ -61,6 +61,13 @@ def test_labels_come_out_as_targets_and_unlabelled_rows_stay_behind(
         ("probability", pa.float32(), [0.5, 7.0], r"got \[7\.0.*from 0 to 1"),
         ("multi_label", pa.float32(), [0.5, 7.0], r"holds one label a row.*got 'float'.*a list or a text like a\|b"),
         ("multi_label", pa.string(), ["", ""], r"no tag on any image"),
+        ("multi_label", pa.list_(pa.string()), [["a"], ["b", None]], r"'label' cannot be read as tags.*null in a list"),
+        ("multi_label", pa.list_(pa.string()), [["a"], ["b|c"]], r"'label' cannot be read as tags.*'b\|c'"),
+        ("multi_label", pa.list_(pa.float64()), [[1.0], [float("nan")]], r"'label' cannot be read as tags.*'nan'"),
+        ("multi_label", pa.string(), ["a", "['a', 'b']"], r"looks like a list that was written as text"),
+        ("single_label", pa.float64(), [1.0, 2.0, float("nan")], r"no class: nan is how a number that is none is written"),
+        ("single_label", pa.string(), ["a", "b", " "], r"no class: it is blank.*hold null"),
+        ("regression", pa.float64(), [1.0, 1e300], r"got \[1e\+300.*finite"),
         ("single_label", pa.list_(pa.string()), [["a"], ["b"]], r"several labels a row.*list.*model\.task=multi_label"),
     ],
 )

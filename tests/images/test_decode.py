@@ -11,9 +11,11 @@ from collections.abc import Callable
 import numpy as np
 import pyarrow as pa
 import pytest
+import torch
 from PIL import Image
 
 from raypipe.images.decode import BadImage, Format, decode, decode_batch, decode_into, encode_png, inspect, open_image
+from raypipe.images.shrink import stored
 from tests.images.hostile import encode, png_bomb
 
 Draw = Callable[..., bytes]
@@ -137,6 +139,33 @@ def test_orientation_in_xmp_counts_too_and_metadata_that_cannot_be_read_do_not()
     turned = b'<x:xmpmeta xmlns:x="adobe:ns:meta/"><rdf tiff:Orientation="3"/></x:xmpmeta>'
     assert close(decode(encode(corners(96, 64), "JPEG", xmp=turned)), np.asarray(corners(96, 64))[::-1, ::-1])
     assert close(decode(encode(corners(96, 64), "JPEG", exif=b"Exif\0\0MM\0*\xff\xff\xff\xff")), np.asarray(corners(96, 64)))
+
+
+@pytest.mark.parametrize("size", [(1, 40), (40, 1), (1, 1), (1, 300)], ids=str)
+@pytest.mark.parametrize("orientation", range(0, 10))
+@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
+def test_a_picture_of_one_row_or_column_can_be_turned(kind: str, orientation: int, size: tuple[int, int]) -> None:
+    """Strides that torch refuses are left behind on an axis of one pixel, if one asks only for contiguous memory."""
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    data = encode(Image.new("RGB", size, (90, 120, 200)), kind, exif=exif)
+    for side_px in (None, 16, 1):
+        pixels_HWC = decode(data, side_px)
+        assert min(pixels_HWC.strides) > 0 and torch.from_numpy(pixels_HWC).sum() > 0
+    assert decode(data).shape[:2] == (size if orientation in (5, 6, 7, 8) else size[::-1])
+    info, _ = inspect(data)
+    kept, small = stored(data, info, 16, 90)
+    assert max(small.width, small.height) <= 16 and min(decode(kept).shape[:2]) == 1
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
+@pytest.mark.parametrize("exif", [b"Exif\0\0MM\0*\xff\xff\xff\xff", b"Exif\0\0II", b"Exif\0\0" + b"\xff" * 40, b"nonsense"])
+def test_metadata_that_cannot_be_read_do_not_stop_a_picture_from_being_made_smaller(kind: str, exif: bytes) -> None:
+    data = encode(corners(96, 64), kind, exif=exif)
+    info, _ = inspect(data)
+    kept, small = stored(data, info, 48, 90)
+    assert (small.width, small.height) == (48, 32)
+    assert close(decode(kept), np.asarray(corners(48, 32)), 12)
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG"])

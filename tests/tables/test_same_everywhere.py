@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from raypipe.config import validate
 from raypipe.errors import DataError
+from raypipe.feed.dataset import FeedConfig, pin
 from raypipe.models.labels import Kind
 from raypipe.tables import scan
 from raypipe.tables.ingest import IngestConfig, ingest, quarantine_uri
@@ -247,3 +248,21 @@ def test_the_table_and_its_quarantine_hold_what_the_labels_say(task: Kind, way: 
     quarantine = ImageTable(quarantine_uri(table.uri))
     kept_aside = scan.rows(quarantine, quarantine.pin(), ["image", "reason", "detail"]).to_pylist()
     assert {r["image"] for r in kept_aside if r["reason"] == "label"} == {PICTURES[i] for i in range(6) if i not in wanted}
+
+
+def test_images_without_tags_are_labelled_and_learned_from(cli: Callable[..., Any], tmp_path: Path) -> None:
+    """The model's task says what a label is, and an image that nobody tagged shows what has no tag."""
+    files(tmp_path / "photos", [(None, "train")] * 6)
+    cells = ["a|b", "", "b", "", "a", ""]
+    lines = [f"{i}.png,{cell},{SPLITS[i % 2]}" for i, cell in enumerate(cells)]
+    (tmp_path / "photos" / "labels.csv").write_text("\n".join(["file,label,split", *lines]) + "\n")
+    source = {"images": str(tmp_path / "photos"), "labels": str(tmp_path / "photos" / "labels.csv"), "split_column": "split"}
+    config = tmp_path / "mine.yaml"
+    made = {"table": {"uri": str(tmp_path / "out")}, "model": {"task": "multi_label"}}
+    made |= {"run": {"dir": str(tmp_path / "run")}, "ingest": {"from": source, "near_bits": 0, "workers": 0}}
+    config.write_text(json.dumps(made))
+    code, out, err = cli("ingest", config, "--json")
+    assert code == 0, err
+    assert json.loads(out.splitlines()[-1])["accepted"] == 6 and "(no tag) 3" in err
+    pinned = pin(TableConfig(uri=str(tmp_path / "out")), FeedConfig(), kind="multi_label")
+    assert pinned.classes == ("a", "b") and pinned.counts == {"train": 3, "val": 3, "test": 0}
