@@ -1,0 +1,218 @@
+"""Every code block and every setting on the pages for users is right: run, validated, or named here with the reason why not."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from raypipe import cli
+from raypipe.config import field_names, load
+from raypipe.job import Job
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted(p for p in [ROOT / "README.md", *ROOT.glob("infra/**/*.md"), *ROOT.glob("docs/**/*.md")] if p.exists())
+
+# First line of a block -> why it is not run here.
+ELSEWHERE = {
+    "make quickstart   # the whole story on 2,624 real photographs, with every real engine in "
+    "its place": "minutes: benchmarks/ runs the quickstart, CI runs make",
+    "raypipe/errors.py config.py            what users see when something is wrong · one YAML, "
+    "validated": "a map of the folders, no code",
+    "source .venv/bin/activate\nexport RAY_AUTH_MODE=token RAY_USAGE_STATS_ENABLED=0": "a cluster "
+    "for everybody on this host, on fixed ports: test_connect.py starts one on its own, "
+    "search/test_clusters.py submits",
+    "export RAY_AUTH_MODE=token RAY_USAGE_STATS_ENABLED=0": "the same, in infra/ray",
+    "export RAY_AUTH_MODE=token": "the same: search/test_clusters.py submits a job",
+    "export BUNDLE_VAR_email=team@example.com BUNDLE_VAR_host=$DATABRICKS_HOST": "a Databricks "
+    "workspace: test_infra.py checks the bundle against its typed model",
+    "databricks secrets create-scope raypipe": "a Databricks workspace",
+}
+RUN = ("source .venv/bin/activate\ncat > mine.yaml", "import mlflow, pandas as pd")
+
+
+@dataclass(frozen=True)
+class Block:
+    page: Path
+    line: int
+    language: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.page.relative_to(ROOT)}:{self.line}"
+
+
+def blocks() -> list[Block]:
+    found = []
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        for match in re.finditer(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+            line = text.count("\n", 0, match.start()) + 1
+            found.append(Block(page, line, match[1], match[2]))
+    return found
+
+
+BLOCKS = blocks()
+CODE = [b for b in BLOCKS if b.language != "yaml"]
+YAMLS = [b for b in BLOCKS if b.language == "yaml"]
+
+
+def block(start: str) -> str:
+    (found,) = [b.text for b in BLOCKS if b.text.startswith(start)]
+    return found
+
+
+def test_there_is_something_to_check() -> None:
+    assert len(YAMLS) >= 3 and len(CODE) >= 5 and (ROOT / "README.md") in PAGES
+
+
+@pytest.mark.parametrize("code", CODE, ids=str)
+def test_every_block_is_run_or_named(code: Block) -> None:
+    reasons = [start for start in (*RUN, *ELSEWHERE) if code.text.startswith(start)]
+    assert reasons, f"{code} is neither run nor named with a reason"
+
+
+@pytest.mark.parametrize("start", [*RUN, *ELSEWHERE])
+def test_the_list_names_nothing_that_is_gone(start: str) -> None:
+    assert any(b.text.startswith(start) for b in CODE)
+
+
+@pytest.mark.parametrize("code", YAMLS, ids=str)
+def test_every_yaml_block_is_a_configuration(code: Block, tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(code.text, encoding="utf-8")
+    given = yaml.safe_load(code.text)
+    job = load(Job, file, [] if "table" in given else ["table.uri=t"])
+    for section in given:
+        assert getattr(job, section) is not None
+
+
+def commands() -> list[tuple[str, list[str]]]:
+    """Every `raypipe …` and `python jobs/….py …` of the blocks, as a shell splits it."""
+    found = []
+    for b in CODE:
+        for line in b.text.replace("\\\n", " ").splitlines():
+            words = shlex.split(line, comments=True) if "<<" not in line else []
+            if "raypipe" in words[:1]:
+                found.append((f"{b} {line.strip()}", words[1:]))
+            for i, word in enumerate(words):
+                if word.startswith("jobs/") and word.endswith(".py"):
+                    found.append((f"{b} {line.strip()}", [Path(word).stem, *words[i + 1 :]]))
+    return found
+
+
+@pytest.mark.parametrize(("where", "words"), commands())
+def test_every_command_is_one_that_the_command_line_takes(where: str, words: list[str], tmp_path: Path) -> None:
+    """Its verb, options and settings are parsed for real; the rest of the verb is left out."""
+    heredoc = re.search(r"cat > mine.yaml <<'YAML'\n(.*?)^YAML$", block(RUN[0]), re.M | re.S)
+    assert heredoc is not None
+    (tmp_path / "mine.yaml").write_text(heredoc[1], encoding="utf-8")
+    settings = [w for w in words if re.match(r"^[a-z_]+\.[\w.]+=", w)]
+    files = [w for w in words if w.endswith(".yaml")]
+    for file in files:
+        place = tmp_path / file if file == "mine.yaml" else ROOT / file
+        load(Job, place, settings)
+    told = CliRunner().invoke(cli.app, [*words[: 2 if words[0] == "table" else 1], "--help"])
+    assert told.exit_code == 0, f"{where}: {told.output}"
+    for option in (w for w in words if w.startswith("--")):
+        assert option in re.sub(r"\x1b\[[0-9;]*m", "", told.output), f"{where}: {option}"
+
+
+INLINE = re.compile(r"`([a-z_]+\.[a-z_.]+)=([^`]*)`")
+BRACES = "…", "$"
+
+
+def settings_in_text() -> list[str]:
+    """`a.b=1 c.d=2` within backticks, together as they stand there."""
+    known = {name.partition(".")[0] for name in field_names(Job)}
+    found = []
+    for page in PAGES:
+        for key, value in INLINE.findall(page.read_text(encoding="utf-8")):
+            if key.partition(".")[0] in known and not any(b in value for b in BRACES):
+                found.append(f"{key}={value}")
+    return list(dict.fromkeys(found))
+
+
+@pytest.mark.parametrize("text", settings_in_text())
+def test_every_setting_in_the_text_is_one(text: str) -> None:
+    settings = re.split(r" (?=[a-z_]+\.[a-z_.]+=)", text)
+    # several are of fine-tuning, as their sentence says
+    given = ["table.uri=t", "model.mode=finetune", *(s for s in settings if not s.endswith("="))]
+    job = load(Job, None, given)
+    for name in (s.partition("=")[0] for s in settings):
+        free = name.startswith(("search.space.", "search.refit."))  # fields of the job below them
+        assert free or name in field_names(Job), f"{name} of {job.run.name}"
+
+
+# What makes the story small. It stands behind the page's own settings, which stay as they are.
+MODEL = "model.name=small_cnn model.mode=finetune model.pretrained=false model.side_px=32"
+SIZE = "cluster.address=local cluster.cpus=2 cluster.object_store_mb=200"
+TRAIN = f"{MODEL} train.epochs=2 train.batch_size=16"
+SMALL = {
+    "ingest": "cluster.address=local",
+    "clean": SIZE,
+    "predict": SIZE,
+    "tune": f"{SIZE} {TRAIN} search.samples=2 search.space={{train.lr: 'uniform(0.01, 0.02)'}}",
+    "drift": f"{SIZE} watch.permutations=20",
+    "retrain": f"{SIZE} watch.retrain_workers=1 watch.force=true",
+}
+
+
+@pytest.mark.slow
+def test_your_own_images_and_the_registered_model(photos: Path, tmp_path: Path) -> None:
+    """The two blocks as they are: bash runs the first, Python the second (on the model of the first)."""
+    shutil.copytree(photos, tmp_path / "photos")
+    (tmp_path / "tonight").mkdir()
+    lines = ["file,label"]
+    for n, image in enumerate(sorted(photos.glob("*.png"))[:20]):
+        content = image.read_bytes() + b"\0"  # another image by its content
+        (tmp_path / "tonight" / f"t{n:02d}.png").write_bytes(content)
+        lines.append(f"t{n:02d}.png,{('warm', 'cold')[n % 2]}")
+    (tmp_path / "tonight" / "labels.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    shutil.copy(photos / "00.png", tmp_path / "cell.png")
+
+    tools = tmp_path / ".venv" / "bin"
+    tools.mkdir(parents=True)
+    (tools / "activate").write_text(f'export PATH="{tools}:$PATH"\n')
+    cases = "\n".join(f'  {verb}) set -- "$@" {_quoted(more)};;' for verb, more in SMALL.items())
+    shim = tools / "raypipe"
+    shim.write_text(
+        f'#!/bin/bash\ncase "$1" in\n{cases}\nesac\n{shlex.quote(sys.executable)} -m raypipe.cli "$@"\n'
+        'code=$?; [ $code = 3 ] && [ "$1" = drift ] && code=0; exit $code\n'
+    )
+    shim.chmod(0o755)
+    environment = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"}
+    path = f"{ROOT}:{environment.get('PYTHONPATH', '')}"
+
+    def run(*command: str) -> str:
+        done = subprocess.run(
+            command,
+            cwd=tmp_path,
+            env=environment | {"PYTHONPATH": path},
+            capture_output=True,
+            text=True,
+            timeout=550,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout + done.stderr
+
+    told = run("bash", "-euo", "pipefail", "-c", block(RUN[0]))
+    assert "drift" in told
+    code = block(RUN[1]).replace("runs/solar", "runs/screws").replace("models:/solar", "models:/screws")
+    answer = run(
+        sys.executable, "-c", code + "\nprint(model.predict(pd.DataFrame({'image': [open('cell.png', 'rb').read()]})))"
+    )
+    assert "warm" in answer or "cold" in answer
+
+
+def _quoted(words: str) -> str:
+    return " ".join(shlex.quote(word) for word in shlex.split(words))
