@@ -6,16 +6,13 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
-import yaml
 
 ROOT = Path(__file__).parents[2]
 BOUND_S = 15  # from the kill to the exit code; quiet machines take one
-Cli = Callable[..., tuple[int, str, str]]
 
 VERBS = {
     "clean": [],
@@ -27,36 +24,6 @@ VERBS = {
 }
 CASES = [(verb, who) for verb in VERBS for who in ("gcs_server", "raylet")]
 FAST = [("clean", "gcs_server"), ("predict", "raylet")]
-
-
-@pytest.fixture(scope="module")
-def job(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A table and a champion, so that every verb gets as far as the cluster."""
-    from raypipe import cli
-
-    folder = tmp_path_factory.mktemp("lost")
-    path = folder / "job.yaml"
-    table = {"uri": str(folder / "table")}
-    path.write_text(
-        yaml.safe_dump(
-            {
-                "run": {"name": "lost", "dir": str(folder / "run")},
-                "table": table,
-                "ingest": {"from": {"images": str(photos), "labels": str(photos / "labels.csv")}},
-                "model": {
-                    "name": "small_cnn",
-                    "mode": "finetune",
-                    "pretrained": False,
-                    "side_px": 32,
-                },
-                "train": {"epochs": 1, "batch_size": 16},
-                "watch": {"batch": table},
-            }
-        )
-    )
-    assert cli.main(["ingest", str(path), "ingest.name=photos"]) == 0
-    assert cli.main(["train", str(path), "cluster.address=none"]) == 0
-    return path
 
 
 def killed(who: str, *command: str) -> tuple[int, str, float]:

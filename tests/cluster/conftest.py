@@ -1,0 +1,38 @@
+"""A small table with a champion, and the environment of a terminal of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+
+@pytest.fixture(scope="session")
+def job(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A table and a champion, so that every verb gets as far as the cluster."""
+    from raypipe import cli
+
+    folder = tmp_path_factory.mktemp("lost")
+    path = folder / "job.yaml"
+    table = {"uri": str(folder / "table")}
+    path.write_text(
+        yaml.safe_dump(
+            {
+                "run": {"name": "lost", "dir": str(folder / "run")},
+                "table": table,
+                "ingest": {"from": {"images": str(photos), "labels": str(photos / "labels.csv")}},
+                "model": {
+                    "name": "small_cnn",
+                    "mode": "finetune",
+                    "pretrained": False,
+                    "side_px": 32,
+                },
+                "train": {"epochs": 1, "batch_size": 16},
+                "watch": {"batch": table},
+            }
+        )
+    )
+    assert cli.main(["ingest", str(path), "ingest.name=photos"]) == 0
+    assert cli.main(["train", str(path), "cluster.address=none"]) == 0
+    return path
