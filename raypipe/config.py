@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from raypipe import written
 from raypipe.errors import ConfigError, nearest
@@ -44,7 +44,7 @@ class RunConfig(Section):
 
     name: str = "run"
     dir: str = "runs/default"
-    seed: int = 7
+    seed: int = Field(default=7, ge=0, lt=2**32)  # what every generator of random numbers takes
 
     @field_validator("dir")
     @classmethod

@@ -18,9 +18,10 @@ import ray
 import torch
 
 from raypipe.feed.buffers import Buffers
-from raypipe.feed.carriers import Pixels, note_bad
+from raypipe.feed.carriers import Pixels, none_readable, note_bad
 from raypipe.feed.dataset import FeedConfig, Rows
 from raypipe.feed.decoding import decode_group
+from raypipe.feed.groups import stand_ins
 from raypipe.feed.order import Step
 
 
@@ -74,8 +75,16 @@ class Cached:
                 if at in replaced:
                     note_bad(self.rows, self.cfg, self.replaced, sample, replaced[at][1])
                     samples_B = samples_B.copy()
-                    samples_B[slot] = bounds[group] + replaced[at][0]
+                    samples_B[slot], out[slot] = self._stand_in(bounds, sample, replaced[at][1])
             yield pixels, samples_B, step
+
+    def _stand_in(self, bounds: np.ndarray, sample: int, reason: str) -> tuple[int, np.ndarray]:
+        """(the sample that takes a broken one's place, its pixels_HWC)."""
+        for group, other in stand_ins(bounds, sample):
+            block, replaced = self._block(group)
+            if (at := other - int(bounds[group])) not in replaced:
+                return other, block[at]
+        raise none_readable(self.rows, reason)
 
     def _block(self, group: int) -> tuple[np.ndarray, dict[int, tuple[int, str]]]:
         if group not in self._ready:
@@ -86,12 +95,17 @@ class Cached:
 
 @dataclass
 class InMemory:
-    """Inputs that are one array already: frozen features_ND."""
+    """Inputs that are one array already: frozen features_ND. `broken`: samples that others stand in for, and why."""
 
     inputs_N: np.ndarray
+    broken: dict[int, tuple[int, str]] = field(default_factory=dict)
     replaced: dict[int, str] = field(default_factory=dict)
     in_flight_bytes: int = 0
 
     def batches(self, wanted: Iterator[Step]) -> Iterator[Pixels]:
         for step in wanted:
-            yield torch.from_numpy(self.inputs_N[step.samples_B]), step.samples_B, step
+            samples_B = step.samples_B
+            for sample in self.broken.keys() & set(samples_B.tolist()) if self.broken else ():
+                other, self.replaced[sample] = self.broken[sample]
+                samples_B = np.where(step.samples_B == sample, other, samples_B)
+            yield torch.from_numpy(self.inputs_N[samples_B]), samples_B, step

@@ -89,7 +89,7 @@ class Streaming:
         for other, encoded in groups.alternatives(sample):
             if try_decode(encoded, out_HWC) is None:
                 return other
-        raise DataError("No image of a row group is readable", got=self.rows.ids[sample].as_py(), fix="raypipe clean")
+        raise none_readable(self.rows, reason)
 
 
 def note_bad(rows: Rows, cfg: FeedConfig, replaced: dict[int, str], sample: int, reason: str) -> None:
@@ -102,8 +102,16 @@ def note_bad(rows: Rows, cfg: FeedConfig, replaced: dict[int, str], sample: int,
             fix="Restore it, drop it with raypipe clean, or set feed.on_bad=replace",
         )
     if sample not in replaced:
-        log.warning("Image %s is broken (%s); the next one of its row group takes its place", image, reason)
+        log.warning("Image %s is broken (%s); the next readable one takes its place", image, reason)
     replaced[sample] = reason
+
+
+def none_readable(rows: Rows, reason: str) -> DataError:
+    """What is raised where nothing can take a broken image's place."""
+    return DataError(
+        f"None of the {len(rows)} images of a split is readable; of the last it is said: {reason}",
+        fix="Restore the table; or set feed.verify=false, if its column sha256 is of something else",
+    )
 
 
 class ThreadDecoder:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+import re
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
@@ -13,22 +15,34 @@ from pydantic import Field, model_validator
 
 from raypipe.config import Section
 from raypipe.errors import DataError
+from raypipe.feed.encoded import MISMATCH, encoded
 from raypipe.feed.order import Order, balanced_weights
 from raypipe.models.tasks import NUMERIC, Kind, Task
 from raypipe.tables import scan
-from raypipe.tables.fragment import Fragment
+from raypipe.tables.fragment import Fragment, is_bytes
 from raypipe.tables.table import ImageTable, TableConfig, TableVersion
+
+log = logging.getLogger("raypipe")
+SHA256 = "sha256"  # the column that holds the hash of the stored bytes, in tables that raypipe writes
+PROBES, ENOUGH = 8, 16  # row groups looked at, and images, before the whole column is doubted
 
 
 class FeedConfig(Section):
-    """How rows become batches. `train`, `val` and `test` name the split column's values; train+val names two.
+    """How rows become batches. `train`, `val` and `test` name the split column's values; train+val names two, unless the
+    column has that very value.
 
     carrier: `threads` decode in the worker, `offload` on other CPUs of the cluster, `cache` once per node into `cache_mb` of
     memory; `auto` takes the cache where it fits. shards * window row groups are shuffled at a time; a world size that divides
     `shards` reads every row group once. sampling: `balanced` draws every class equally often, `weighted` by the column
     `weights`, `sources` every source (column table.columns.source) equally often however many images it has, or by the
-    shares of `mix`: {mono: 0.5, poly: 0.5}. on_bad: an image that no longer decodes or matches its sha256 is replaced by the
-    next one of its row group, or stops the run. trace: a folder that gets the id of every sample of every training batch.
+    shares of `mix`: {mono: 0.5, poly: 0.5}. trace: a folder that gets the id of every sample of every training batch, and its
+    place in the epoch's stream.
+
+    verify: every stored image is hashed and compared with the column sha256, in rows that have one, whenever a row group is
+    read; for frozen features, once a run. false: it is trusted, and images whose features are kept are not read at all.
+    on_bad: an image that does not decode, is null, or does not match is replaced by the next readable one, or stops the run.
+    Both hold for training, validation and the test split, with every carrier and with frozen features. `predict`, `drift` and
+    the comparison of models read every row, compare no sha256, and stop at an image that does not decode.
     """
 
     carrier: Literal["auto", "threads", "offload", "cache"] = "auto"
@@ -64,13 +78,17 @@ class Pinned:
     where: dict[str, str | list[str]]
     task: Task
     counts: dict[str, int]
+    splits: frozenset[str] = frozenset()  # the values of the split column
 
     @property
     def classes(self) -> tuple[str, ...]:
         return self.task.classes
 
     def rows_of(self, split: str) -> scan.Where:
-        return {**self.where, self.table.columns.split: parts(split)}
+        return {**self.where, self.table.columns.split: self.parts(split)}
+
+    def parts(self, split: str) -> list[str]:
+        return parts(split, self.splits)
 
 
 @dataclass(frozen=True)
@@ -78,8 +96,9 @@ class Rows:
     """The labelled rows of one split, numbered 0..N-1 through their row groups, in table order. Small: no pixel is in it.
 
     labels_N int64, or labels_NC float32 where the task has no single label; ids (string array); sizes_F samples in each row
-    group. row_N is a sample's physical row inside its group, sha256_N32 the hash of its stored bytes where the table has one;
-    weights_N where sampling is weighted by a column.
+    group. row_N is a sample's physical row inside its group, sha256_N32 the hash of its stored bytes where the table has one
+    (zeros where a row has none); weights_N where sampling is weighted by a column. ids need not be unique: they name samples in
+    messages, and nothing is looked up by them.
     """
 
     labels_N: np.ndarray
@@ -100,9 +119,16 @@ class Rows:
         return Order(self.sizes_F, batch_size, seed, cfg.shards, cfg.window, cfg.drop_last, weights)
 
 
-def parts(split: str) -> list[str]:
-    """The values that a split's name stands for: train+val are two."""
-    return list(dict.fromkeys(split.split("+")))
+def parts(split: str, known: Collection[str] = ()) -> list[str]:
+    """The values that a split's name stands for: train+val are two. A value that holds a plus itself (`known` are the column's
+    values) is found as a whole: line+2+val are line+2 and val."""
+    words, found = split.split("+"), list[str]()
+    while words:
+        sizes = range(len(words), 0, -1)
+        size = next((n for n in sizes if "+".join(words[:n]) in known), 1)
+        found.append("+".join(words[:size]))
+        words = words[size:]
+    return list(dict.fromkeys(found))
 
 
 def pin(cfg: TableConfig, feed: FeedConfig, classes: tuple[str, ...] | None = None, kind: Kind = "single_label") -> Pinned:
@@ -113,8 +139,10 @@ def pin(cfg: TableConfig, feed: FeedConfig, classes: tuple[str, ...] | None = No
     """
     table = ImageTable.open(cfg)
     c = cfg.columns
-    table.require(table.delta(), c.label, c.id, c.split, *([c.source] if feed.sampling == "sources" else []))
     version = table.pin(cfg.version)
+    sourced = [c.source] if feed.sampling == "sources" else []
+    needed = [c.image, c.label, c.id, c.split, *sourced, *cfg.where]
+    table.require(table.delta(version.version), *needed)
     _check_held(table, version, kind)
     found = scan.rows(table, version, [c.label, c.split], cfg.where)
     labelled = found.filter(pc.is_valid(found[c.label]))
@@ -135,9 +163,10 @@ def pin(cfg: TableConfig, feed: FeedConfig, classes: tuple[str, ...] | None = No
         raise DataError(f"{version} has no tag on any image", rule="Tags are what is learned", fix="Check table.columns.label")
     if kind in NUMERIC:  # before anything is decoded
         task.encode(labels)
+    splits = frozenset(s for s in pc.unique(found[c.split]).to_pylist() if s is not None)
     counts: dict[str, int] = {}
     for split in dict.fromkeys((feed.train, feed.val, feed.test)):
-        counts[split] = sum(pc.sum(pc.equal(labelled[c.split], part)).as_py() or 0 for part in parts(split))
+        counts[split] = sum(pc.sum(pc.equal(labelled[c.split], part)).as_py() or 0 for part in parts(split, splits))
         if counts[split] == 0 and split != feed.test:
             have = sorted({s for s in labelled[c.split].to_pylist() if s is not None})
             raise DataError(
@@ -145,7 +174,7 @@ def pin(cfg: TableConfig, feed: FeedConfig, classes: tuple[str, ...] | None = No
                 got=have,
                 fix="Set feed.train and feed.val to splits it has",
             )
-    return Pinned(table, version, dict(cfg.where), task, counts)
+    return Pinned(table, version, dict(cfg.where), task, counts, splits)
 
 
 def _check_held(table: ImageTable, version: TableVersion, kind: Kind) -> None:
@@ -164,33 +193,44 @@ def _check_held(table: ImageTable, version: TableVersion, kind: Kind) -> None:
         )
 
 
-def locate(pinned: Pinned, split: str, cfg: FeedConfig) -> Rows:
-    """Where every labelled image of a split lies. Raises DataError for a missing column or unusable weights."""
+def locate(pinned: Pinned, split: str, cfg: FeedConfig, hashes: bool | None = None) -> Rows:
+    """Where every labelled image of a split lies; no row where the split is empty. `hashes`: also what the column sha256 says
+    of each (null: where cfg.verify asks for it).
+
+    Raises DataError for a missing column, unusable weights, rows of files that lack the image column, and a column sha256 that
+    is the hash of something else.
+    """
     table, c = pinned.table, pinned.table.columns
-    have = {f.name for f in table.delta(pinned.version.version).schema().fields}
-    hashed = ["sha256"] if "sha256" in have and cfg.verify else []
+    schema = pa.schema(table.delta(pinned.version.version).schema().to_arrow())
+    hashed = SHA256 in schema.names and (cfg.verify if hashes is None else hashes)
     weighted = [cfg.weights or ""] if cfg.sampling == "weighted" else []
     sourced = [c.source] if cfg.sampling == "sources" and split == cfg.train else []  # only training draws
-    found = scan.located(table, pinned.version, [c.id, c.label, *hashed, *weighted, *sourced], pinned.rows_of(split))
+    columns = [c.id, c.label, *([SHA256] if hashed else []), *weighted, *sourced]
+    found = scan.located(table, pinned.version, columns, pinned.rows_of(split))
     kept = [(f, part.filter(pc.is_valid(part[c.label]))) for f, part in found]
     kept = [(f, part) for f, part in kept if len(part)]
+    if not kept:
+        empty = np.empty(0, np.int64)
+        return Rows(pinned.task.encode([]), pa.array([], pa.large_string()), empty, column=c.image)
     rows = pa.concat_tables([part for _, part in kept])
-    weights_N = rows[cfg.weights].to_numpy().astype(np.float64) if weighted else None
-    if weights_N is not None and (not np.isfinite(weights_N).all() or weights_N.min() < 0 or not weights_N.sum()):
-        raise DataError(f"Column {cfg.weights!r} cannot weigh samples", rule="Weights are numbers from 0 up, not all 0")
+    weights_N = _weights(rows[cfg.weights], cfg.weights) if cfg.weights and weighted else None
     if sourced:
         weights_N = source_weights([str(s) for s in rows[c.source].to_pylist()], cfg.mix)
-    return Rows(
+    located = Rows(
         pinned.task.encode(rows[c.label].to_pylist()),
         pa.concat_arrays([chunk.cast(pa.large_string()) for chunk in rows[c.id].chunks]),
         np.array([len(part) for _, part in kept], dtype=np.int64),
         tuple(f for f, _ in kept),
-        rows["row"].to_numpy().astype(np.int32),
-        _digests(rows["sha256"]) if hashed and not rows["sha256"].null_count else None,
+        rows[scan.ROW].to_numpy().astype(np.int32),
+        _digests(rows[SHA256], pinned, split) if hashed else None,
         weights_N,
         c.image,
         table.storage_options,
     )
+    _check_images(located, pinned, split)
+    if cfg.verify and located.sha256_N32 is not None:
+        _check_hashed(located, pinned)
+    return located
 
 
 def source_weights(sources_N: Sequence[str], mix: Mapping[str, float] | None = None) -> np.ndarray:
@@ -209,8 +249,75 @@ def source_weights(sources_N: Sequence[str], mix: Mapping[str, float] | None = N
     return np.asarray(weights_F[at_N], dtype=np.float64)
 
 
-def _digests(hexadecimal: pa.ChunkedArray) -> np.ndarray | None:
+def _weights(column: pa.ChunkedArray, name: str) -> np.ndarray:
     try:
-        return np.frombuffer(bytes.fromhex("".join(hexadecimal.to_pylist())), np.uint8).reshape(-1, 32)
-    except ValueError:  # somebody else's column of that name
+        weights_N = column.cast(pa.float64()).to_numpy()
+    except pa.ArrowException:
+        weights_N = np.full(len(column), np.nan)
+    if not np.isfinite(weights_N).all() or weights_N.min() < 0 or not weights_N.sum():
+        got = next((v for v, w in zip(column, weights_N, strict=True) if not w >= 0 or w == np.inf), 0)
+        raise DataError(
+            f"Column {name!r} cannot weigh samples",
+            got=got.as_py() if isinstance(got, pa.Scalar) else got,
+            rule="Weights are numbers from 0 up, not all 0",
+        )
+    return weights_N
+
+
+def _digests(column: pa.ChunkedArray, pinned: Pinned, split: str) -> np.ndarray | None:
+    """N x 32, zeros where a row's value is no sha256; None, with a word about it, where none is."""
+    kind = column.type
+    values = column.to_pylist() if pa.types.is_string(kind) or pa.types.is_large_string(kind) or is_bytes(kind) else []
+    read = [_digest(value) for value in values]
+    known = sum(digest is not None for digest in read)
+    if known < len(column):
+        log.warning(
+            "%d of %d images of split %s have no sha256 in %s: whether they changed is not checked, only that they decode",
+            *(len(column) - known, len(column), split, pinned.version),
+        )
+    if not known:
         return None
+    return np.frombuffer(b"".join(digest or bytes(32) for digest in read), np.uint8).reshape(-1, 32)
+
+
+def _digest(value: str | bytes | None) -> bytes | None:
+    if isinstance(value, str):
+        return bytes.fromhex(value) if re.fullmatch("[0-9a-fA-F]{64}", value) else None
+    return value if value is not None and len(value) == 32 else None
+
+
+def _check_images(rows: Rows, pinned: Pinned, split: str) -> None:
+    """Raise DataError where files were written before the image column was added: their rows have no image, and never had."""
+    lacks = [dict(fragment.names).get(rows.column) == "" for fragment in rows.fragments]
+    if without := int(rows.sizes_F[lacks].sum()):
+        raise DataError(
+            f"{without} of the {len(rows)} labelled rows of split {split!r} hold no image in {pinned.version}",
+            got=rows.column,
+            rule="Their files were written before this column was added",
+            fix="Fill the column, or leave these rows out with table.where",
+        )
+
+
+def _check_hashed(rows: Rows, pinned: Pinned) -> None:
+    """Raise DataError where the column sha256 is well-formed and of something else. Looks at row groups from all over the
+    table until one image matches, which the first one does."""
+    assert rows.row_N is not None and rows.sha256_N32 is not None
+    ends, looked, unlike = np.cumsum(rows.sizes_F), 0, 0
+    for group in np.unique(np.linspace(0, len(ends) - 1, PROBES).astype(int)).tolist():
+        mine = slice(int(ends[group] - rows.sizes_F[group]), int(ends[group]))
+        digests = rows.sha256_N32[mine]
+        hashed = int(digests.any(1).sum())
+        if not hashed:
+            continue
+        images = encoded(rows.fragments[group], rows.column, rows.storage_options)
+        wrong = sum(reason == MISMATCH for _, reason in images.broken(rows.row_N[mine], digests))
+        if wrong < hashed:
+            return
+        looked, unlike = looked + 1, unlike + wrong
+    if looked > 1 and unlike >= ENOUGH:
+        raise DataError(
+            f"Column {SHA256!r} of {pinned.version} is not the sha256 of its images",
+            got=f"none of {unlike} in {looked} row groups matches",
+            rule="feed.verify compares the stored bytes with it",
+            fix="Set feed.verify=false if it is the hash of something else; restore the table if it is not",
+        )

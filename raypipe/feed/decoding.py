@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from raypipe.errors import DataError
 from raypipe.feed.encoded import Broken, encoded
 from raypipe.images.decode import BadImage, decode_into
 from raypipe.tables.fragment import Fragment
@@ -46,15 +45,26 @@ def decode_group(
     digests: np.ndarray | None,
     side_px: int,
 ) -> tuple[np.ndarray, dict[int, tuple[int, str]]]:
-    """(pixels_nHWC, {position of a broken image: (position of the one in its place, reason)})."""
+    """(pixels_nHWC, {position of a broken image: (position of the one in its place, reason)}).
+
+    That place is -1 where none of the row group is readable: others have to stand in.
+    """
     images = encoded(fragment, column, storage_options)
     pixels = np.empty((len(row_n), side_px, side_px, 3), np.uint8)
     broken = dict(decode_many([images[row] for row in row_n.tolist()], pixels) + images.broken(row_n, digests))
-    if len(broken) == len(row_n):
-        raise DataError("No image of a row group is readable", got=fragment.path, fix="raypipe clean")
     replaced = {}
     for i, reason in broken.items():
-        other = next(o for n in range(1, len(row_n)) if (o := (i + n) % len(row_n)) not in broken)
-        pixels[i] = pixels[other]
+        ahead = ((i + n) % len(row_n) for n in range(1, len(row_n)))
+        other = next((o for o in ahead if o not in broken), -1)
+        pixels[i] = pixels[other] if other >= 0 else 0
         replaced[i] = (other, reason)
     return pixels, replaced
+
+
+def hash_group(
+    fragment: Fragment, column: str, storage_options: dict[str, str] | None, row_n: np.ndarray, digests: np.ndarray | None
+) -> tuple[np.ndarray, Broken]:
+    """(sha256_n32 of the stored bytes, which images are not what was stored once)."""
+    images = encoded(fragment, column, storage_options)
+    found = b"".join(images.digest(row) for row in row_n.tolist())
+    return np.frombuffer(found, np.uint8).reshape(-1, 32), images.broken(row_n, digests)

@@ -14,6 +14,7 @@ from raypipe.tables import pages
 from raypipe.tables.fragment import Fragment, Options, binary, located, read_bytes
 
 MISMATCH = "its bytes do not match their sha256"
+NOTHING = "its row holds no image"
 
 Broken = list[tuple[int, str]]  # (position, reason)
 
@@ -24,6 +25,7 @@ class Encoded:
 
     data: memoryview
     spans: pages.Spans
+    nulls: frozenset[int] = frozenset()
 
     def __getitem__(self, row: int) -> memoryview:
         start, end = self.spans[row]
@@ -34,11 +36,19 @@ class Encoded:
         return int(np.frombuffer(self.data, np.uint64, count=len(self.data) // 8).sum())
 
     def broken(self, row_n: np.ndarray, sha256_n32: np.ndarray | None) -> Broken:
-        """Positions in row_n of the images that are not what was stored once."""
-        if sha256_n32 is None:
-            return []
-        hashed = ((n, hashlib.sha256(self[row]).digest()) for n, row in enumerate(row_n.tolist()))
-        return [(n, MISMATCH) for n, digest in hashed if digest != sha256_n32[n].tobytes()]
+        """Positions in row_n of the images that are not what was stored once. A hash of zeros is none: not checked."""
+        rows = row_n.tolist()
+        found = [(n, NOTHING) for n, row in enumerate(rows) if row in self.nulls] if self.nulls else []
+        known = np.flatnonzero(sha256_n32.any(1)).tolist() if sha256_n32 is not None else []
+        for n in known:
+            assert sha256_n32 is not None
+            if rows[n] not in self.nulls and self.digest(rows[n]) != sha256_n32[n].tobytes():
+                found.append((n, MISMATCH))
+        return found
+
+    def digest(self, row: int) -> bytes:
+        """The sha256 of an image: what anything that is kept about it is kept under."""
+        return hashlib.sha256(self[row]).digest()
 
 
 def encoded(fragment: Fragment, column: str, storage_options: Options, buffers: Buffers | None = None) -> Encoded:
@@ -53,4 +63,5 @@ def encoded(fragment: Fragment, column: str, storage_options: Options, buffers: 
     _, offsets, values_data = values.buffers()
     width = np.int64 if pa.types.is_large_binary(values.type) else np.int32
     ends = np.frombuffer(offsets, width)[values.offset :][: len(values) + 1].tolist()
-    return Encoded(memoryview(values_data or b""), list(itertools.pairwise(ends)))
+    nulls = np.flatnonzero(values.is_null().to_numpy(zero_copy_only=False)) if values.null_count else ()
+    return Encoded(memoryview(values_data or b""), list(itertools.pairwise(ends)), frozenset(map(int, nulls)))

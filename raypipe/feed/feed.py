@@ -11,7 +11,7 @@ import json
 import logging
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -49,7 +49,8 @@ class Batch:
 @dataclass(frozen=True)
 class Source:
     """A split and how its images travel, picklable: `rows`, `blocks` and `inputs` stay in the object store. `decoded` images
-    were, or are being, decoded for all who share it; a stream decodes anew for each."""
+    were, or are being, decoded for all who share it; a stream decodes anew for each. `broken` are those samples of `inputs`
+    that another one stands in for, and why."""
 
     carrier: str
     rows: Any
@@ -58,12 +59,13 @@ class Source:
     blocks: tuple[Any, ...] = ()
     inputs: Any = None
     decoded: int = 0
+    broken: dict[int, tuple[int, str]] = field(default_factory=dict)
 
     def open(self, device: torch.device) -> tuple[Rows, Carrier]:
         rows: Rows = fetch(self.rows)
         pinned_memory = device.type == "cuda"
         if self.carrier == "memory":
-            return rows, InMemory(fetch(self.inputs))
+            return rows, InMemory(fetch(self.inputs), self.broken)
         if self.carrier == "cache":
             return rows, Cached(rows, self.cfg, self.blocks, pinned_memory)
         if self.carrier == "offload":

@@ -57,15 +57,14 @@ class RowGroups:
             yield self._take(*coming.popleft())
 
     def alternatives(self, sample: int) -> Iterator[tuple[int, memoryview]]:
-        """The other samples of the row group, starting with the next one: what a broken image is replaced by."""
-        group = int(np.searchsorted(self._bounds, sample, side="right")) - 1
-        first, size = int(self._bounds[group]), int(self._rows.sizes_F[group])
-        images, broken = self._read(group)
+        """What a broken image is replaced by, best first: see `stand_ins`."""
         assert self._rows.row_N is not None
-        for n in range(1, size):
-            other = first + (sample - first + n) % size
-            if other not in broken:
-                yield other, images[int(self._rows.row_N[other])]
+        held: tuple[int, Encoded, dict[int, str]] | None = None
+        for group, other in stand_ins(self._bounds, sample):
+            if held is None or held[0] != group:
+                held = group, *self._read(group)
+            if other not in held[2]:
+                yield other, held[1][int(self._rows.row_N[other])]
 
     def _want(self, step: Step) -> list[int]:
         """Start to read the step's row groups; which of them each sample lies in."""
@@ -94,10 +93,23 @@ class RowGroups:
         """A row group's images, and the samples of it that are broken."""
         rows = self._rows
         images = encoded(rows.fragments[group], rows.column, rows.storage_options, self._buffers)
-        if rows.row_N is None or rows.sha256_N32 is None or self._intact.get(group) == (checksum := images.checksum):
+        checksum = None if rows.sha256_N32 is None else images.checksum
+        if rows.row_N is None or (checksum is not None and self._intact.get(group) == checksum):
             return images, {}
         first, last = self._bounds[group : group + 2].tolist()
-        broken = images.broken(rows.row_N[first:last], rows.sha256_N32[first:last])
-        if not broken:
+        digests = None if rows.sha256_N32 is None else rows.sha256_N32[first:last]
+        broken = images.broken(rows.row_N[first:last], digests)
+        if not broken and checksum is not None:
             self._intact[group] = checksum
         return images, {first + n: reason for n, reason in broken}
+
+
+def stand_ins(bounds: np.ndarray, sample: int) -> Iterator[tuple[int, int]]:
+    """(row group, sample) of what may take a broken image's place, for every carrier alike: the other images of its row group
+    from the next one on, then those of the row groups behind it, around the table. bounds: where each row group begins."""
+    groups = len(bounds) - 1
+    own = int(np.searchsorted(bounds, sample, side="right")) - 1
+    first, last = bounds[own : own + 2].tolist()
+    yield from ((own, other) for other in (*range(sample + 1, last), *range(first, sample)))
+    for group in (*range(own + 1, groups), *range(own)):
+        yield from ((group, other) for other in range(*bounds[group : group + 2].tolist()))

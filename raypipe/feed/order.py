@@ -196,7 +196,7 @@ def evaluation(sizes_F: np.ndarray, batch_size: int, rank: int, world: int) -> I
     fewer samples than ranks.
     """
     ends_F = np.cumsum(sizes_F)
-    samples = int(ends_F[-1])
+    samples = int(sizes_F.sum())
     mine = np.array_split(np.arange(samples), world)[rank]
     for part in np.array_split(mine, max(1, -(-samples // (batch_size * world)))):
         until = ends_F[np.searchsorted(ends_F, part, side="right")]

@@ -13,10 +13,12 @@ Shapes: pixels_BHWC uint8 0-255, features_BD float32, logits_BC float32.
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
 import re
 from collections.abc import Iterator
 from copy import deepcopy
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -238,3 +240,28 @@ def fingerprint(module: nn.Module) -> str:
         digest.update(name.encode())
         digest.update(tensor.detach().cpu().contiguous(memory_format=torch.contiguous_format).numpy().tobytes())
     return digest.hexdigest()[:12]
+
+
+def backbone_hash(cfg: ModelConfig, backbone: nn.Module, version: int) -> str:
+    """16 hex digits of all that turns an image's bytes into features: the weights with their names,
+    types and shapes; who built them, with which options (two poolings have the same weights);
+    normalisation, resolution, views; and `version`, of the code in between."""
+    settled = cfg.settled()
+    told = settled.model_dump(mode="json", include={"name", "options", "mean", "std", "side_px", "views"})
+    given = {"given": cfg.name, "with": cfg.options, "source": _source(cfg.name)}
+    digest = hashlib.sha256(json.dumps([version, told, given], sort_keys=True, default=str).encode())
+    for name, tensor in backbone.state_dict().items():
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+    digest.update(fingerprint(backbone).encode())
+    return digest.hexdigest()[:16]
+
+
+def _source(name: str) -> str:
+    """The sha256 of the module that a file: factory stands in: its code may change and its weights
+    stay. "" for other providers."""
+    provider, _, rest = name.partition(":")
+    if provider != "file":
+        return ""
+    found = importlib.util.find_spec(rest.partition(":")[0])
+    source = Path(found.origin) if found and found.origin else None
+    return hashlib.sha256(source.read_bytes()).hexdigest() if source and source.is_file() else ""

@@ -11,7 +11,6 @@ from typing import Any
 
 from raypipe.config import replace
 from raypipe.errors import ConfigError
-from raypipe.feed.dataset import parts
 from raypipe.search.leaderboard import SearchResult
 from raypipe.search.settings import SearchJob
 from raypipe.train import trainer
@@ -60,5 +59,6 @@ def _changed(job: TrainJob, changes: dict[str, Any]) -> TrainJob:
 
 
 def _changes(job: SearchJob) -> dict[str, Any]:
-    both = "+".join(dict.fromkeys(parts(f"{job.feed.train}+{job.feed.val}")))
+    train, val = job.feed.train, job.feed.val
+    both = train if val == train or train.endswith(f"+{val}") else f"{train}+{val}"
     return {"feed.train": both, "train.result": "last", "train.stopping.patience": None} | (job.search.refit or {})

@@ -59,11 +59,17 @@ class Fragment:
 
 
 def binary(fragment: Fragment, column: str, storage_options: Options) -> pa.Array:
-    """All physical rows of a binary column, deleted ones too, as binary or large_binary. Peak memory: twice their bytes."""
+    """All physical rows of a binary column, deleted ones too, as binary or large_binary. Peak memory: twice their bytes.
+
+    Nulls, where the column was added after the file was written.
+    """
     file, row_group, name = located(fragment, column, storage_options)
+    if name not in file.schema_arrow.names:
+        return pa.nulls(fragment.rows, pa.large_binary())
     with _reading(fragment):
         values = file.read_row_group(row_group, columns=[name], use_threads=False).column(name)
-    if pa.types.is_binary_view(values.type) or values.num_chunks > 1:  # only a row group of over 2 GB comes in chunks
+    # Other engines keep dictionaries, views, or values of one size; only a row group of over 2 GB comes in chunks.
+    if not is_bytes(values.type) or values.num_chunks > 1:
         values = values.cast(pa.large_binary())
     return values.chunk(0) if values.num_chunks == 1 else values.combine_chunks()
 

@@ -101,7 +101,9 @@ def _names(stored: pa.Schema, schema: pa.Schema, file: File) -> tuple[tuple[str,
             rule="A table is read in full or refused",
             fix="Rewrite the table with the engine that made it",
         )
-    return tuple((f.name, stored.names[i] if (i := position(stored, f)) >= 0 else "") for f in mapped)
+    fields = [f for f in schema if f.name not in dict(file.partition)]
+    found = ((f.name, stored.names[i] if (i := position(stored, f)) >= 0 else "") for f in fields)
+    return tuple((ours, theirs) for ours, theirs in found if ours != theirs)
 
 
 def _may_match(actions: pa.Table, schema: pa.Schema, where: Where) -> np.ndarray:

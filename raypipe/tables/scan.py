@@ -24,7 +24,7 @@ from raypipe.tables.fragment import Fragment, Options, Where, binary
 from raypipe.tables.table import ImageTable, TableVersion
 
 __all__ = ["Fragment", "Where", "binary", "dataset", "distributed", "located", "placed", "plan", "rows", "starts"]
-FILE, ROW = "raypipe.file", "raypipe.row"  # columns of `placed`
+FILE, ROW = "raypipe.file", "raypipe.row"  # columns of `placed` and `located`: a table may have its own `row`
 THREADS = 8  # reading small columns waits for storage more than it computes
 
 
@@ -42,6 +42,7 @@ def plan(table: ImageTable, pinned: TableVersion, where: Where | None = None) ->
 
 def rows(table: ImageTable, pinned: TableVersion, columns: list[str], where: Where | None = None) -> pa.Table:
     """Small columns (ids, labels, splits) of a version, read here. Raises DataError for a column that is not there."""
+    columns = list(dict.fromkeys(columns))  # one column may play two roles
     fragments, schema = _planned(table, pinned, columns, where or {})
     found = [part for _, part, _ in _read_here(fragments, schema, columns, where or {}, table.storage_options)]
     return pa.concat_tables([fragment.shown(schema, columns).empty_table(), *found])
@@ -50,10 +51,11 @@ def rows(table: ImageTable, pinned: TableVersion, columns: list[str], where: Whe
 def located(
     table: ImageTable, pinned: TableVersion, columns: list[str], where: Where | None = None
 ) -> list[tuple[Fragment, pa.Table]]:
-    """Where each row that a reader sees is kept: for every row group with one, the columns and `row` (int32), its place there.
+    """Where each row that a reader sees is kept: for every row group with one, the columns and ROW (int32), its place there.
 
     A fragment and a row name an image for as long as its file exists: `binary(fragment, column, storage_options)[row]`.
     """
+    columns = list(dict.fromkeys(columns))  # one column may play two roles
     fragments, schema = _planned(table, pinned, columns, where or {})
     out = []
     for run, found, rows_N in _read_here(fragments, schema, columns, where or {}, table.storage_options):
@@ -62,12 +64,13 @@ def located(
         for part, start, (a, b) in zip(run, starts[:-1], itertools.pairwise(cuts), strict=True):
             if a < b:
                 place = pa.array((rows_N[a:b] - start).astype(np.int32))
-                out.append((part, found.slice(a, b - a).append_column("row", place)))
+                out.append((part, found.slice(a, b - a).append_column(ROW, place)))
     return out
 
 
 def dataset(table: ImageTable, pinned: TableVersion, columns: list[str], where: Where | None = None) -> ray.data.Dataset:
     """The version as a lazy Ray Data set of Arrow blocks, read by tasks anywhere on the cluster."""
+    columns = list(dict.fromkeys(columns))  # one column may play two roles
     fragments, schema = _planned(table, pinned, columns, where or {})
     return distributed(fragments, schema, columns, where or {}, table.storage_options)
 
@@ -76,6 +79,7 @@ def placed(
     table: ImageTable, pinned: TableVersion, columns: list[str], where: Where | None = None
 ) -> tuple[ray.data.Dataset, list[Fragment]]:
     """As `dataset`, with where each row is kept: column FILE numbers the row group in the list, ROW is its place there."""
+    columns = list(dict.fromkeys(columns))  # one column may play two roles
     fragments, schema = _planned(table, pinned, columns, where or {})
     source = _Scan(fragments, schema, columns, where or {}, table.storage_options, placed=True)
     return ray.data.read_datasource(source, override_num_blocks=len(fragments) or 1), fragments

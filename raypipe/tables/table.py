@@ -14,6 +14,7 @@ import random
 import re
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
@@ -120,6 +121,9 @@ class ImageTable:
         table = cls(resolve(cfg.uri), cfg.columns, cfg.storage_options, cfg.sample)
         delta = table.delta()
         protocol.preflight(delta)
+        if cfg.version is not None:  # its columns may be others than the newest version's
+            with suppress(DataError):  # a verb that pins it says what is wrong, others need no such version
+                delta = table.delta(table.pin(cfg.version).version)
         table.require(delta, cfg.columns.image, *cfg.where)
         held = pa.schema(delta.schema().to_arrow()).field(cfg.columns.image).type
         if not (pa.types.is_binary(held) or pa.types.is_large_binary(held)):
@@ -170,7 +174,8 @@ class ImageTable:
         for name in names:
             if name not in have:
                 raise DataError(
-                    f"{self.uri} has no column {name!r}", fix=f"{nearest(name, have)} Set table.columns to map names"
+                    f"{self.uri}@v{delta.version()} has no column {name!r}",
+                    fix=f"{nearest(name, have)} Set table.columns to map names",
                 )
 
     def pin(self, version: int | str | None = None) -> TableVersion:

@@ -22,7 +22,7 @@ from raypipe.cluster.connect import connect
 from raypipe.config import metrics_of, save, to_json
 from raypipe.errors import ConfigError, RaypipeError
 from raypipe.feed import feed as feeds
-from raypipe.feed.dataset import Pinned, parts, pin
+from raypipe.feed.dataset import Pinned, pin
 from raypipe.feed.features import feature_sources
 from raypipe.feed.feed import Feed, Source, fetch
 from raypipe.models.finite import require_rows, require_weights
@@ -167,7 +167,7 @@ def reference(job: TrainJob, model: ImageModel, pinned: Pinned, folder: Path) ->
     is what later batches are compared with. Training images would look too easy, and every new batch would drift; so it is
     the test split where the weights have seen validation, and what test() says of it is kept in `folder` at once."""
     feed = job.feed
-    seen = set(parts(feed.val)) <= set(parts(feed.train))
+    seen = set(pinned.parts(feed.val)) <= set(pinned.parts(feed.train))
     split = feed.test if seen and pinned.counts[feed.test] else feed.val
     found, labels_N = _predicted(job, model, pinned, split)
     if split == feed.test:
@@ -197,21 +197,24 @@ def _keep_test(folder: Path, pinned: Pinned, found: Reference, labels_N: np.ndar
 
 
 def _predicted(job: TrainJob, model: ImageModel, pinned: Pinned, split: str) -> tuple[Reference, np.ndarray]:
-    """Features and scores of a split, and its labels."""
+    """Features and scores of a split, and the labels of the images they are of: where one is broken,
+    those of the image in its place."""
     source = _sources(job, pinned, [split])[split]
-    rows = fetch(source.rows)
-    ids = tuple(rows.ids.to_pylist())
-    if job.model.mode == "frozen":
-        features_ND = np.array(fetch(source.inputs))
-        with torch.inference_mode():
-            scores_NC = model.scores(model.head(torch.from_numpy(features_ND))).numpy()
-    else:
-        predictor = model.for_inference()
-        batches = Feed(source, source, 256, job.run.seed).val()
-        found = [predictor.predict(batch.inputs.numpy()) for batch in batches]
-        features_ND, scores_NC = (np.concatenate(part) for part in zip(*found, strict=True))
+    rows, batches = fetch(source.rows), Feed(source, source, 256, job.run.seed).val()
+    frozen = job.model.mode == "frozen"
+    predictor = model if frozen else model.for_inference()
+    found = []
+    for batch in batches:
+        if frozen:
+            with torch.inference_mode():
+                predicted = batch.inputs.numpy(), model.scores(model.head(batch.inputs)).numpy()
+        else:
+            predicted = predictor.predict(batch.inputs.numpy())
+        found.append((batch.samples_B, *predicted))
+    samples_N, features_ND, scores_NC = (np.concatenate(part) for part in zip(*found, strict=True))
+    ids = tuple(rows.ids.take(samples_N).to_pylist())
     require_rows(scores_NC, "scores", "Train again with a lower train.lr")
-    return Reference(features_ND, scores_NC, ids), rows.labels_N
+    return Reference(features_ND, scores_NC, ids), rows.labels_N[samples_N]
 
 
 def _result(key: str, pinned: Pinned, outcome: dict[str, Any], seconds: float) -> TrainResult:

@@ -95,7 +95,7 @@ def test_located_rows_are_found_again_in_their_row_group(table: Path) -> None:
     for part, rows in found:
         blobs = scan.binary(part, "blob", None)
         assert len(blobs) == part.rows
-        for x, row in zip(rows["x"].to_pylist(), rows["row"].to_pylist(), strict=True):
+        for x, row in zip(rows["x"].to_pylist(), rows[scan.ROW].to_pylist(), strict=True):
             assert blobs[row].as_py() == f"image {x}".encode()
             seen.append(x)
     assert seen == sorted(set(range(N)) - set(gone))
@@ -254,7 +254,7 @@ def test_mapped_columns_are_found_at_every_depth(mode: str, legacy: bool, table:
     assert read(table, "late", where={"x": "7"}).to_pylist() == [{"late": None}]
     opened = ImageTable(str(table))
     part, rows = scan.located(opened, opened.pin(), ["x"])[1]
-    assert [scan.binary(part, "blob", None)[r].as_py() for r in rows["row"].to_pylist()] == [
+    assert [scan.binary(part, "blob", None)[r].as_py() for r in rows[scan.ROW].to_pylist()] == [
         b"x" * x for x in rows["x"].to_pylist()
     ]
 

@@ -50,7 +50,7 @@ def row_groups(
     small = [*wanted.small, *named] or others[:1]  # any column tells which rows there are
     parts = []
     for number, (group, rows) in enumerate(scan.located(table, pinned, list(dict.fromkeys(small)), where)):
-        at: list[tuple[int, ...]] = [(row,) for row in rows["row"].to_pylist()]
+        at: list[tuple[int, ...]] = [(row,) for row in rows[scan.ROW].to_pylist()]
         size = group.bytes // max(1, group.rows)
         found = list(candidates(wanted.rows(rows), str(number), wanted, size, at))
         if named:  # the whole path, as that table has it
