@@ -131,8 +131,8 @@ class _Split:
         alone = replace(rows, sizes_F=np.ones(len(rows), np.int64), fragments=(), row_N=None, sha256_N32=None)
         computed = len(new.keys() & set(self.contents))
         return Source(
-            *("memory", ray.put(alone), model.pixels, feed),
-            inputs=ray.put(inputs_ND),
+            *("memory", _shared(alone), model.pixels, feed),
+            inputs=_shared(inputs_ND),
             decoded=computed,
             broken=broken,
         )
@@ -264,7 +264,10 @@ def _embed_group(
 
 def _ahead(work: Any, calls: Iterable[tuple[Any, ...]]) -> Iterator[Any]:
     """The results of Ray tasks in order, two started for each CPU: neither all arguments nor all
-    results lie in the object store at once."""
+    results lie in the object store at once. Without a cluster they are worked out here."""
+    if not ray.is_initialized():
+        yield from (work(*call) for call in calls)
+        return
     task = ray.remote(work).options(num_cpus=1, scheduling_strategy="SPREAD", max_retries=5)
     most = 2 * max(1, int(ray.cluster_resources().get("CPU", 1)))
     started: deque[Any] = deque()
@@ -276,10 +279,15 @@ def _ahead(work: Any, calls: Iterable[tuple[Any, ...]]) -> Iterator[Any]:
         yield ray.get(started.popleft())
 
 
+def _shared(value: Any) -> Any:
+    return ray.put(value) if ray.is_initialized() else value
+
+
 @lru_cache(maxsize=1)
 def _backbone(model: str) -> ImageModel:
     """Of a ModelConfig as JSON, which hashes. Built once in each worker process; Ray runs one task
     a CPU, so each takes one thread."""
-    torch.set_num_threads(1)
-    keep_memory()
+    if ray.is_initialized():
+        torch.set_num_threads(1)
+        keep_memory()
     return ImageModel(ModelConfig.model_validate_json(model), classes=2).for_inference()

@@ -37,6 +37,8 @@ def require_weights(weights: Mapping[str, Tensor], where: str, fix: str) -> None
 
 def require_rows(values_N: np.ndarray, what: str, fix: str) -> None:
     """Raise DataError if a row of features or scores is not finite. `what`: "scores" or "features"."""
+    if not len(values_N):
+        return
     good_N = np.isfinite(values_N.reshape(len(values_N), -1)).all(1)
     if not good_N.all():
         raise DataError(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from typing import Any, Literal
@@ -18,6 +19,7 @@ from pydantic import Field, field_validator
 
 from raypipe.config import Section, key_of
 from raypipe.errors import DataError
+from raypipe.images.decode import BadImage
 from raypipe.registry import promote, tracking
 from raypipe.registry.package import Package
 from raypipe.registry.promote import ModelVersion
@@ -76,6 +78,9 @@ class WatchJob(SearchJob):
     drift: DriftConfig = DriftConfig()
     watch: WatchConfig = WatchConfig()
     gate: GateConfig = GateConfig()
+
+
+MOST_UNDER_ONE_ID = 64  # images looked at to find the one that a report shows
 
 
 @dataclass(frozen=True)
@@ -138,8 +143,10 @@ def check(
 
 def picture_of(found: DriftReport, name: str, package: Package, batch: Batch, table: ImageTable) -> report.Check:
     """The check as the report shows it: scores and a map of both sides, the batch's most unusual images and usual ones."""
-    unusual = [(batch.ids[row], distance) for row, distance in found.unusual]
-    images = _images(table, batch.version, [i for i, _ in unusual])
+    rows = [row for row, _ in found.unusual]
+    ids = [batch.ids[row] for row in rows]
+    images = _images(table, batch.version, ids, batch.features_ND[rows], package)
+    unusual = [(i, image, distance) for i, image, (_, distance) in zip(ids, images, found.unusual, strict=True)]
     reference = package.reference()
     binary = len(package.classes) == 2
     return report.Check(
@@ -156,7 +163,9 @@ def picture_of(found: DriftReport, name: str, package: Package, batch: Batch, ta
         batch_scores=_one_score(package, batch.scores_NC),
         score_name=f"Score of {package.classes[0]!r}" if binary else "Highest score",
         projection=_plane(reference.features_ND, batch.features_ND),
-        unusual=tuple(report.Picture(images[i], i[:8], f"{d:.1f} x the usual distance") for i, d in unusual if i in images),
+        unusual=tuple(
+            report.Picture(image, i[:8], f"{d:.1f} x the usual distance") for i, image, d in unusual if image is not None
+        ),
         typical=_typical(package, len(unusual), table),
     )
 
@@ -186,16 +195,17 @@ def _typical(package: Package, count: int, batch: ImageTable) -> tuple[report.Pi
     """Reference images nearest to the reference's centre; none when the table they came from is gone."""
     reference, origin = package.reference(), package.info["table"]
     distance = np.linalg.norm(reference.features_ND - reference.features_ND.mean(axis=0), axis=1)
-    ids = [reference.ids[i] for i in np.argsort(distance, kind="stable")[:count]]
+    rows = np.argsort(distance, kind="stable")[:count]
+    ids = [reference.ids[i] for i in rows]
     kept = package.info["config"]["table"] | {"version": origin["version"]}
     if kept["uri"].split("/")[:3] == batch.uri.split("/")[:3]:  # a package keeps no credentials: those of the same bucket do
         kept["storage_options"] = batch.storage_options
     try:
         table = ImageTable.open(TableConfig.model_validate(kept))
-        images = _images(table, TableVersion(origin["uri"], origin["version"]), ids)
+        images = _images(table, TableVersion(origin["uri"], origin["version"]), ids, reference.features_ND[rows], package)
     except DataError:
         return ()
-    return tuple(report.Picture(images[i], i[:8]) for i in ids if i in images)
+    return tuple(report.Picture(image, i[:8]) for i, image in zip(ids, images, strict=True) if image is not None)
 
 
 def now() -> datetime:
@@ -225,10 +235,29 @@ def read_batch(
     return Batch(version, rows["image_id"].to_pylist(), features, scores)
 
 
-def _images(table: ImageTable, version: TableVersion, ids: list[str]) -> dict[str, bytes]:
+def _images(
+    table: ImageTable, version: TableVersion, ids: list[str], features_nD: np.ndarray, package: Package
+) -> list[bytes | None]:
+    """The image of each id and features; None where it cannot be found. Of several images under one
+    id it is the one that has these features."""
     c = table.columns
-    found = scan.rows(table, version, [c.id, c.image], {c.id: ids}) if ids else pa.table({c.id: [], c.image: []})
-    return dict(zip(found[c.id].to_pylist(), found[c.image].to_pylist(), strict=True))
+    candidates: dict[str, set[bytes]] = {i: set() for i in ids}
+    if ids:
+        found = scan.rows(table, version, [c.id, c.image], {c.id: ids})
+        for image_id, image in zip(found[c.id].to_pylist(), found[c.image].to_pylist(), strict=True):
+            candidates[image_id] |= {image} if image else set()
+    return [_of(features_D, candidates[i], package) for i, features_D in zip(ids, features_nD, strict=True)]
+
+
+def _of(features_D: np.ndarray, candidates: set[bytes], package: Package) -> bytes | None:
+    if len(candidates) == 1:
+        return next(iter(candidates))
+    best: tuple[float, bytes] | None = None
+    for image in sorted(candidates) if len(candidates) <= MOST_UNDER_ONE_ID else ():
+        with suppress(BadImage):
+            away = float(np.linalg.norm(package.predict([image]).features_ND[0] - features_D))
+            best = min(best or (away, image), (away, image))
+    return best[1] if best else None
 
 
 def _metrics(found: DriftReport) -> dict[str, float]:

@@ -12,7 +12,7 @@ import pytest
 from raypipe.errors import DataError
 from raypipe.feed import features
 from raypipe.feed.dataset import FeedConfig, Pinned, locate, pin
-from raypipe.feed.feed import fetch
+from raypipe.feed.feed import Source, fetch
 from raypipe.models.tasks import Task
 from raypipe.models.zoo import ModelConfig
 from raypipe.tables import scan
@@ -48,21 +48,15 @@ def test_every_labelled_row_is_located_once(pinned: Pinned, split: str) -> None:
 
 
 @pytest.mark.usefixtures("ray_session")
-def test_features_are_computed_once_and_the_same_at_any_split_of_work(
-    pinned: Pinned, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[int] = []
-    embed = features._embed
-    monkeypatch.setattr(features, "_embed", lambda pinned, ids, *rest: asked.append(len(ids)) or embed(pinned, ids, *rest))
-    together = features.feature_sources(pinned, ["train", "val"], FROZEN, FEED, str(tmp_path / "one"))
-    apart = {}
-    for split in ("val", "train"):  # the second call computes what the first left
-        apart |= features.feature_sources(pinned, [split], FROZEN, FEED, str(tmp_path / "two"))
-    counts = pinned.counts
-    assert asked == [counts["train"] + counts["val"], counts["val"], counts["train"]]
-    again = features.feature_sources(pinned, ["train", "val"], FROZEN, FEED, str(tmp_path / "two"))
-    assert len(asked) == 3
+def test_features_are_computed_once_and_the_same_at_any_split_of_work(pinned: Pinned, tmp_path: Path) -> None:
+    def made(store: str, *splits: str) -> dict[str, Source]:
+        return features.feature_sources(pinned, list(splits), FROZEN, FEED, str(tmp_path / store))
+
+    together, counts = made("one", "train", "val"), pinned.counts
+    apart = {**made("two", "val"), **made("two", "train")}  # the second computes what the first left
+    again = made("two", "train", "val")
     for split in ("train", "val"):
+        assert [made[split].decoded for made in (together, apart, again)] == [counts[split], counts[split], 0]
         inputs, rows = fetch(together[split].inputs), fetch(together[split].rows)
         assert inputs.shape == (counts[split], 1280)
         for other in (apart[split], again[split]):

@@ -24,10 +24,12 @@ CARRIERS = ["threads", "offload", "cache"]
 pytestmark = pytest.mark.usefixtures("ray_session")
 
 
-def written(folder: Path, textured: Any, rot: dict[int, bytes] | None = None) -> tuple[TableConfig, list[bytes]]:
-    """300 images in files of 100, in three splits; `rot` says which bytes stand where others were hashed."""
-    images = [textured(seed, side_px=32, kind=("PNG", "JPEG")[seed % 2]) for seed in range(300)]
-    for start in range(0, 300, 100):
+def written(
+    folder: Path, textured: Any, rot: dict[int, bytes] | None = None, count: int = 300, each: int = 100
+) -> tuple[TableConfig, list[bytes]]:
+    """So many images in files of `each`, in two splits; `rot` says which bytes stand where others were hashed."""
+    images = [textured(seed, side_px=32, kind=("PNG", "JPEG")[seed % 2]) for seed in range(count)]
+    for start in range(0, count, each):
         rows = [
             {
                 "image_id": f"{i:03d}",
@@ -36,7 +38,7 @@ def written(folder: Path, textured: Any, rot: dict[int, bytes] | None = None) ->
                 "sha256": hashlib.sha256(images[i]).hexdigest(),
                 "image": (rot or {}).get(i, images[i]),
             }
-            for i in range(start, start + 100)
+            for i in range(start, start + each)
         ]
         append(str(folder / "table"), pa.Table.from_pylist(rows), "test")
     return TableConfig(uri=str(folder / "table")), images
@@ -106,6 +108,23 @@ def test_a_rotten_image_is_replaced_by_its_neighbour_and_reported(
     assert "Image 017 is broken (" in caplog.text and "Image 040 is broken (its bytes do not match their sha256)" in caplog.text
     feed.close()
     with pytest.raises(DataError, match=r"Image 0(17|40) is broken.*on_bad=stop"):
+        list(opened(config, carrier, on_bad="stop", drop_last=False).train(0))
+
+
+@pytest.mark.parametrize("carrier", CARRIERS)
+def test_all_carriers_replace_a_rotten_row_group_by_the_same_images(textured: Any, tmp_path: Path, carrier: str) -> None:
+    """Of groups of 3, the second is rotten: the third group's first image stands in for it, twice where one is due."""
+    config, images = written(tmp_path, textured, dict.fromkeys((3, 4, 5, 28), b"rot"), count=30, each=3)
+    feed = opened(config, carrier, drop_last=False)
+    seen: list[str] = []
+    for batch in feed.train(0):
+        for pixels_HWC, i in zip(batch.inputs.numpy(), ids(feed, batch), strict=True):
+            np.testing.assert_array_equal(pixels_HWC, decode(images[int(i)], SIDE))
+        seen += ids(feed, batch)
+    feed.close()
+    assert feed.replaced == 4 and not {"003", "004", "005", "028"} & set(seen)
+    assert seen.count("006") >= 4  # 28's neighbour 29 is of the other split
+    with pytest.raises(DataError, match=r"Image 0\d\d is broken.*on_bad=stop"):
         list(opened(config, carrier, on_bad="stop", drop_last=False).train(0))
 
 

@@ -1,0 +1,125 @@
+"""Tables of odd shapes are read right, or refused in one message."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import write_deltalake
+
+from raypipe.config import RunConfig, validate
+from raypipe.errors import ConfigError, DataError
+from raypipe.feed import feed as feeds
+from raypipe.feed.dataset import FeedConfig, locate, parts, pin
+from raypipe.tables import scan
+from raypipe.tables.table import ImageTable, TableConfig
+
+FEED = FeedConfig(carrier="threads")
+
+
+def made(folder: Path, mode: Any = "append", drop: str = "", **columns: Any) -> str:
+    """20 rows; `columns` replace or add to id, image, label and split."""
+    plain: dict[str, Any] = {
+        "image_id": [str(i) for i in range(20)],
+        "image": pa.array([b"picture"] * 20, pa.binary()),
+        "label": ["a", "b"] * 10,
+        "split": ["train", "train", "val", "val"] * 5,
+    }
+    kept = {name: values for name, values in (plain | columns).items() if name != drop}
+    write_deltalake(str(folder), pa.table(kept), mode=mode, schema_mode="merge")
+    return str(folder)
+
+
+def config(uri: str, **columns: Any) -> TableConfig:
+    version = columns.pop("version", None)
+    return validate(TableConfig, {"uri": uri, "version": version, "columns": columns})
+
+
+@pytest.mark.parametrize("role", ["label", "id", "split"])
+def test_a_column_may_be_called_row(role: str, tmp_path: Path) -> None:
+    """On ba74455 the rows' own numbers were found under that name."""
+    values = {
+        "label": ["x", "y"] * 10,
+        "id": [f"n{i}" for i in range(20)],
+        "split": ["train", "train", "val", "val"] * 5,
+    }
+    rows = locate(pin(config(made(tmp_path, row=values[role]), **{role: "row"}), FEED), "train", FEED)
+    assert len(rows) == 10 and rows.row_N is not None
+    assert rows.row_N.tolist() == [i for i in range(20) if i % 4 < 2]
+    expected = [f"n{i}" if role == "id" else str(i) for i in rows.row_N.tolist()]
+    assert rows.ids.to_pylist() == expected
+
+
+def test_a_column_may_play_two_roles(tmp_path: Path) -> None:
+    hashes = [f"{i:064x}" for i in range(20)]
+    uri = made(tmp_path, sha256=hashes, label=["train", "val"] * 10)
+    rows = locate(pin(config(uri, id="sha256", split="label"), FEED), "val", FEED.model_copy(update={"verify": False}))
+    assert rows.ids.to_pylist() == hashes[1::2]
+
+
+def test_rows_written_before_the_image_column_are_named(tmp_path: Path) -> None:
+    uri = made(tmp_path, drop="image")
+    made(tmp_path)
+    with pytest.raises(DataError, match=r"10 of the 20 labelled rows of split 'train' hold no image.*table\.where"):
+        feeds.prepare(pin(config(uri), FEED), ["train"], 16, FEED, 0)
+    table = ImageTable.open(config(uri))
+    fragments, _ = scan.plan(table, table.pin())
+    assert sum(scan.binary(f, "image", None).null_count for f in fragments) == 20
+
+
+@pytest.mark.parametrize("missing", ["label", "image"])
+def test_a_column_that_the_pinned_version_lacks_is_named_with_the_version(missing: str, tmp_path: Path) -> None:
+    uri = made(tmp_path, drop=missing)
+    made(tmp_path)
+    with pytest.raises(DataError, match=rf"@v0 has no column '{missing}'"):
+        pin(config(uri, version=0), FEED)
+    assert pin(config(uri), FEED).classes == ("a", "b")
+
+
+def test_a_column_that_only_the_pinned_version_has_is_read(tmp_path: Path) -> None:
+    uri = made(tmp_path)
+    write_deltalake(uri, pa.table({"image_id": ["1"], "other": [1]}), mode="overwrite", schema_mode="overwrite")
+    assert pin(config(uri, version=0), FEED).counts["train"] == 10
+    with pytest.raises(DataError, match=r"@v1 has no column 'image'"):
+        pin(config(uri), FEED)
+
+
+def test_an_empty_split_has_no_rows(tmp_path: Path) -> None:
+    pinned = pin(config(made(tmp_path)), FEED)
+    rows = locate(pinned, "test", FEED)
+    assert (len(rows), len(rows.ids), rows.fragments) == (0, 0, ())
+
+
+@pytest.mark.parametrize("seed", [-1, 2**32, 1.5, "x"])
+def test_a_seed_that_no_generator_takes_is_refused(seed: Any) -> None:
+    with pytest.raises(ConfigError, match=r"seed"):
+        validate(RunConfig, {"seed": seed})
+    assert validate(RunConfig, {"seed": 0}).seed == 0
+
+
+def test_a_plus_is_part_of_a_splits_name_where_the_table_has_that_name(tmp_path: Path) -> None:
+    known = {"line+2", "val", "a", "b"}
+    assert parts("line+2", known) == ["line+2"]
+    assert parts("line+2+val", known) == ["line+2", "val"]
+    assert parts("a+b+a", known) == ["a", "b"]
+    assert parts("train+val") == ["train", "val"]
+    uri = made(tmp_path, split=["line+2", "line+2", "val", "b"] * 5)
+    cfg = FeedConfig(train="line+2", val="val", test="line+2+b")
+    pinned = pin(config(uri), cfg)
+    assert pinned.counts == {"line+2": 10, "val": 5, "line+2+b": 15}
+    assert len(locate(pinned, "line+2", cfg)) == 10 and len(locate(pinned, "line+2+b", cfg)) == 15
+
+
+@pytest.mark.parametrize(
+    "weights",
+    [["much"] * 20, [None] * 20, [float("inf")] * 20, [-1.0] * 20, [0] * 20, [[1]] * 20],
+    ids=["text", "null", "infinite", "negative", "zero", "list"],
+)
+def test_weights_that_are_none_are_refused(weights: Any, tmp_path: Path) -> None:
+    cfg = FEED.model_copy(update={"sampling": "weighted", "weights": "w"})
+    kind = pa.float64() if weights[0] is None else None
+    uri = made(tmp_path, w=pa.array(weights, kind))
+    with pytest.raises(DataError, match=r"Column 'w' (of .* )?cannot"):
+        locate(pin(config(uri), cfg), "train", cfg)
