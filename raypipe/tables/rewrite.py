@@ -66,8 +66,8 @@ def places(table: ImageTable, pinned: TableVersion, columns: Sequence[str], wher
     found = []
     for part, rows in scan.located(table, pinned, list(columns), where):
         first = starts[part.path, part.row_group]
-        at = pc.add(rows["row"].cast(pa.int64()), first)
-        rows = rows.drop_columns(["row"]).append_column("file", pa.repeat(part.path, len(rows)))
+        at = pc.add(rows[scan.ROW].cast(pa.int64()), first)
+        rows = rows.drop_columns([scan.ROW]).append_column("file", pa.repeat(part.path, len(rows)))
         found.append(rows.append_column("place", at))
     if found:
         return pa.concat_tables(found)
