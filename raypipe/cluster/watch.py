@@ -7,6 +7,7 @@ that. A thread that looks at the processes five times a second can speak before.
 
 from __future__ import annotations
 
+import atexit
 import threading
 from collections.abc import Callable
 
@@ -17,6 +18,8 @@ Ended = Callable[[], str]  # what has ended, or nothing
 
 def start(lost: Callable[[str], None]) -> Callable[[], None]:
     """Watch the cluster that this process is connected to; returns how to stop. Calls `lost` once, from a thread."""
+    import ray
+
     ended, stopped = _of_own() or _of_node(), threading.Event()
     if ended is None:
         return stopped.set
@@ -24,13 +27,15 @@ def start(lost: Callable[[str], None]) -> Callable[[], None]:
     def look() -> None:
         while not stopped.wait(EVERY_S):
             what = ended()
-            if what and not stopped.wait(EVERY_S):  # a cluster that we stop ourselves is not lost
+            # A cluster that this process stops itself is not lost: Ray disconnects before it does.
+            if what and not stopped.wait(EVERY_S) and ray.is_initialized():
                 lost(
                     f"The Ray cluster of this command is gone: its {what} has ended. What was finished is kept. "
                     "Run the same command again to go on."
                 )
                 return
 
+    atexit.register(stopped.set)  # runs before Ray's own, which stops what is watched here
     threading.Thread(target=look, name="raypipe-cluster-watch", daemon=True).start()
     return stopped.set
 
