@@ -11,7 +11,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar, get_args
@@ -108,6 +108,15 @@ def field_names(kind: type[BaseModel], prefix: str = "") -> list[str]:
             if isinstance(inner, type) and issubclass(inner, BaseModel):
                 names += field_names(inner, f"{prefix}{name}.")
     return names
+
+
+def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Nested sections as dotted fields: {"train": {"lr": 0.1}} -> ("train.lr", 0.1)."""
+    for name, value in tree.items():
+        if isinstance(value, dict):
+            yield from leaves(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
 
 
 def set_field(tree: dict[str, Any], key: str, value: Any) -> None:

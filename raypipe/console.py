@@ -229,7 +229,12 @@ def _leaderboard(metric: str, standings: Sequence[Standing], top: int = 8) -> Ta
             rows[-1] += [s.changes.get(field, "") for field in fields]
     more = f", best {top} of {len(standings)}" if len(standings) > top else ""
     named = ["values"] if len(fields) > MOST_COLUMNS else list(short.values())
-    return _table(f"Leaderboard{more}", ["#", metric, "epochs", "", *named], rows)
+    even = next((s.compared[0] for s in standings if s.compared), None)  # trials ended after different numbers of epochs
+    if even is not None:
+        for row, s in zip(rows, standings, strict=False):
+            row.insert(2, s.compared[1] if s.compared and not math.isnan(s.compared[1]) else "–")
+    after = [] if even is None else [f"after {even}"]
+    return _table(f"Leaderboard{more}", ["#", metric, *after, "epochs", "", *named], rows)
 
 
 def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Table:

@@ -30,7 +30,7 @@ from raypipe.errors import ConfigError, RaypipeError
 from raypipe.job import Job
 from raypipe.registry import promote, tracking
 from raypipe.registry.promote import ModelVersion
-from raypipe.search.leaderboard import SearchResult, standings
+from raypipe.search.leaderboard import SearchResult
 from raypipe.serve import batch
 from raypipe.tables import scan
 from raypipe.tables.clean import CleanResult, clean
@@ -81,7 +81,7 @@ def tell(job: Job, console: Console, fresh: bool = False) -> dict[str, Any]:
     with _step(story, console, "Search and register") as done:
         found, first, store = verbs.search_and_register(replace(job, {"table": _at(cells, "mono-clean").model_dump()}), console)
         verbs.crown_first(store, first)
-        console.leaderboard(found.metric, standings(found.trials), top=5)
+        console.leaderboard(found.metric, found.standings, top=5)
         done(f"{len(found.trials)} trials, best {found.metric} {found.trials[0].metric:.1%}, registered as {first}")
 
     console.heading("Night 1: more of the same")

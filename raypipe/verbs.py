@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from raypipe.registry import promote, tracking
 from raypipe.registry.promote import ModelVersion
 from raypipe.registry.tracking import Store
 from raypipe.search import places, refit, tuner
-from raypipe.search.leaderboard import SearchResult, standings
+from raypipe.search.leaderboard import SearchResult
 from raypipe.serve import batch
 from raypipe.tables import clean as cleaning
 from raypipe.tables.ingest import ingest as ingest_images
@@ -121,7 +122,7 @@ def tune(job: Job, console: Console) -> Result:
     connect(job.cluster, preload=places.PRELOAD)
     result, version, store = search_and_register(job, console)
     champion = crown_first(store, version)
-    console.leaderboard(result.metric, standings(result.trials))
+    console.leaderboard(result.metric, result.standings)
     tested = _test(result.job, result.best, result.kept, store)
     ended: dict[str, Any] = {"test": tested} if tested else {}
     ended |= {"stopped": result.stopped} if result.stopped else {}
@@ -129,6 +130,7 @@ def tune(job: Job, console: Console) -> Result:
     ended |= refit.told(result)
     ended["images decoded"] = f"{result.decoded}, for {len(result.trials)} trials together"
     ended["epochs"] = f"{result.epochs} of the {result.full_epochs} that all trials would take to their ends"
+    ended |= search_page.ranking(result)
     page, best = search_page.write(result, version, store, tested), best_config(result)
     again = f"raypipe train {best}" + (" (the best trial alone: a mean of weights is not trained)" if result.members else "")
     ended |= {"report": page, "again": again}
@@ -147,6 +149,7 @@ def tune(job: Job, console: Console) -> Result:
         "trials": len(result.trials),
         "decoded": result.decoded,
         "best": result.trials[0].changes,
+        "ahead": [asdict(one) for one in result.ahead],
         "stopped": result.stopped,
         "mlflow_uri": store.uri,
     }

@@ -17,6 +17,7 @@ from raypipe.search.bayes import Suggested, distribution, require
 from raypipe.search.draw import Changes, Space, uniform
 from raypipe.search.halving import rungs
 from raypipe.search.settings import SearchJob
+from raypipe.search.told import EPOCH, metric_in
 from raypipe.search.warm import Earlier
 
 AT_RANDOM = 1 / 3
@@ -42,7 +43,7 @@ class Bohb(Suggested):
 
     def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
         super().on_trial_result(trial_id, result)
-        rung, value = self._seen.get(str(result.get("epoch"))), float(result.get(self._metric_name, math.nan))
+        rung, value = self._seen.get(str(result.get(EPOCH))), metric_in(result, self._metric_name)
         if rung is not None and trial_id in self._drawn and not math.isnan(value):
             rung[trial_id] = value
 

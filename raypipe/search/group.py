@@ -23,7 +23,8 @@ import ray
 from ray import tune
 
 from raypipe.search import lineage
-from raypipe.search.trial import ENDED, data_key, job_of
+from raypipe.search.told import ENDED, EPOCH, told
+from raypipe.search.trial import data_key, job_of
 from raypipe.train import checkpoint, launch
 from raypipe.train.loop import LoopState
 from raypipe.train.rank import Data
@@ -73,7 +74,7 @@ class GroupTrial(tune.Trainable):  # type: ignore[misc]
         if isinstance(told, BaseException):
             raise told
         self._last, metrics = told
-        self._said = int(metrics["epoch"])
+        self._said = int(metrics[EPOCH])
         return metrics | {"done": metrics[ENDED]}
 
     def cleanup(self) -> None:
@@ -119,5 +120,7 @@ class GroupTrial(tune.Trainable):  # type: ignore[misc]
                     return
                 ended = epoch == state.epoch and state.finished(self._mine.train.epochs)
                 self._heard = epoch
-                self._told.put((self._folder / checkpoint.name(state.epoch), line | {"epoch": epoch, ENDED: ended}))
+                rule = self._mine.train.stopping
+                said = told(line, epoch, ended, rule.metric, rule.mode)
+                self._told.put((self._folder / checkpoint.name(state.epoch), said))
                 self._verdict.acquire()

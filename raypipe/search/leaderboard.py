@@ -1,28 +1,41 @@
-"""What a search leaves: its trials from best to worst, and the best one's model."""
+"""What a search leaves: its trials from best to worst, and the best one's model.
+
+A trial is worth its best usable epoch, because that epoch's weights are the model it offers. An
+epoch is unusable if a loss, the metric or a weight is not finite. A trial without a usable epoch
+failed and ranks last.
+
+A scheduler or a budget ends some trials early, and more epochs alone make a trial better. So the
+order says whose model is better, and not whose settings are. `compared` tells that: each trial's
+best after as many epochs as all had. `ahead` names the trials that were better than the first one
+after as many epochs as they got. Both are shown wherever the order is.
+"""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from dataclasses import replace as with_
 from pathlib import Path
 from typing import Any
 
 from raypipe.config import metrics_of, to_json
+from raypipe.models import finite
 from raypipe.search import lineage
+from raypipe.search.told import metric_of
 from raypipe.tables.table import TableVersion
 from raypipe.train import checkpoint
 from raypipe.train.job import TrainJob, TrainResult
 from raypipe.train.settings import TrainConfig
-from raypipe.train.stopping import Mode, unusable
+from raypipe.train.stopping import Mode, improved, unusable
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One finished trial. `metric` is its best epoch's; NaN when it failed. `stopped_early` is the scheduler's doing, or the
-    end of the search's; `stopped` is why its own rule (train.stopping) ended it. `seconds` it spent in the training loop.
+    """One finished trial. `metric` is its best usable epoch's; NaN when it failed. `stopped_early` is
+    the scheduler's doing, or the end of the search's; `stopped` is why its own rule (train.stopping)
+    ended it. `seconds` it spent in the training loop.
     `failures` counts how often it failed, also where a retry went on. `schedule`, of a trial that took over another's weights:
     the values of `changes` by epoch, as {"epoch": from, field: value, …}; the history is that of the weights."""
 
@@ -41,13 +54,25 @@ class Trial:
 
 @dataclass(frozen=True)
 class Standing:
-    """A trial as it stands: its best so far; running, waiting, full (it ran all its epochs), stopped or failed."""
+    """A trial as it stands: its best so far; running, waiting, full (it ran all its epochs), stopped or failed. `compared`:
+    (N, its best of the first N epochs), where trials ended after different numbers of epochs."""
 
     name: str
     changes: dict[str, Any]
     best: float
     epochs: int
     state: str
+    compared: tuple[int, float] | None = None
+
+
+@dataclass(frozen=True)
+class Ahead:
+    """A trial that was better than the first one after as many epochs as it got: its best, and the first one's by then."""
+
+    trial: str
+    epochs: int
+    metric: float
+    first: float
 
 
 @dataclass(frozen=True)
@@ -83,23 +108,65 @@ class SearchResult:
         """Run by all trials together."""
         return sum(t.epochs for t in self.trials)
 
+    @property
+    def mode(self) -> Mode:
+        return self.job.train.stopping.mode
 
-def standings(trials: Iterable[Trial]) -> list[Standing]:
+    @property
+    def standings(self) -> list[Standing]:
+        return standings(self.trials, self.metric, self.mode)
+
+    @property
+    def ahead(self) -> list[Ahead]:
+        return ahead(self.trials, self.metric, self.mode)
+
+
+def standings(trials: Sequence[Trial], metric: str, mode: Mode) -> list[Standing]:
     """Of finished trials, in their order."""
-    ends = {True: "stopped", False: "full"}
-    told = ((t, ends[t.stopped_early] if t.checkpoint else "failed") for t in trials)
-    return [Standing(t.name, t.changes, t.metric, t.epochs, state) for t, state in told]
+    ends, found = {True: "stopped", False: "full"}, compared(trials, metric, mode)
+    return [
+        Standing(t.name, t.changes, t.metric, t.epochs, ends[t.stopped_early] if t.checkpoint else "failed", found.get(t.name))
+        for t in trials
+    ]
+
+
+def best_within(trial: Trial, epochs: int, metric: str, mode: Mode) -> float:
+    """The best of the trial's first `epochs` epochs; NaN if none of them is usable."""
+    values = [metric_of(line, metric) for line in trial.history[:epochs]]
+    return (max if mode == "max" else min)((v for v in values if not math.isnan(v)), default=math.nan)
+
+
+def compared(trials: Sequence[Trial], metric: str, mode: Mode) -> dict[str, tuple[int, float]]:
+    """By trial: (N, its best of the first N epochs), N being what every usable trial had; {} where all had equally many. A
+    trial that its own rule ended would have had no more, and sets no N."""
+    usable = [t for t in trials if t.checkpoint is not None and t.history]
+    even = min((t.epochs for t in usable if t.stopped is None), default=0)
+    if not even or all(t.epochs == even for t in usable):
+        return {}
+    return {t.name: (even, best_within(t, even, metric, mode)) for t in usable}
+
+
+def ahead(trials: Sequence[Trial], metric: str, mode: Mode) -> list[Ahead]:
+    """The trials that had fewer epochs than the first one and were better than it by then."""
+    first, found = trials[0], []
+    for t in trials[1:]:
+        if t.checkpoint is None or t.stopped is not None or t.epochs >= first.epochs:
+            continue
+        then = best_within(first, t.epochs, metric, mode)
+        if improved(t.metric, None if math.isnan(then) else then, mode):
+            found.append(Ahead(t.name, t.epochs, t.metric, then))
+    return found
 
 
 def ranked(trials: Iterable[Trial], metric: str, mode: Mode) -> list[Trial]:
-    """From best to worst; those that failed come last. Accuracies on few images are often equal: then the lower loss wins, for
-    a rate that is too high shows there first."""
+    """From best to worst; those without a usable epoch come last. Accuracies on few images are often
+    equal: then the lower loss wins, for a rate that is too high shows there first."""
     sign = -1 if mode == "max" else 1
 
     def place(t: Trial) -> tuple[bool, float, float, str]:
-        if t.checkpoint is None or not _usable(t):
+        if t.checkpoint is None or not math.isfinite(t.metric) or not _usable(t):
             return True, 0.0, 0.0, t.name
-        losses = [line["val_loss"] for line in t.history if line[metric] == t.metric and line["val_loss"] == line["val_loss"]]
+        losses = [line["val_loss"] for line in t.history if metric_of(line, metric) == t.metric]
         return False, sign * t.metric, losses[0] if losses else math.inf, t.name
 
     return sorted(trials, key=place)
@@ -116,7 +183,7 @@ def read(file: Path) -> tuple[tuple[Trial, ...], str | None, int]:
     """(trials, why the search ended before its last, images decoded)."""
     outcome = json.loads(file.read_text())
     trials = [_read_trial(t) for t in outcome["trials"]]
-    trials.sort(key=lambda t: t.checkpoint is None)  # stable: only trials that an older version ranked by NaN move
+    trials.sort(key=lambda t: t.checkpoint is None)  # only trials that an older version ranked by NaN move
     return tuple(trials), outcome["stopped"], outcome.get("decoded", 0)
 
 
@@ -137,19 +204,36 @@ def _usable(trial: Trial) -> bool:
 def trial_of(result: Any, metric: str, mode: str, train: TrainConfig, trials: Path) -> Trial:
     """The line of one of Tune's results, with the checkpoint of its best epoch. `trials`: where their checkpoints lie."""
     name, pointed = lineage.name_of(result.path), lineage.follow(result.checkpoint.path if result.checkpoint else None)
+    sign = -1 if mode == "max" else 1
     # A trial keeps its best checkpoints and the last; the last one's state holds the history of all epochs.
-    kept = lineage.whole_epochs(lineage.home(trials, name, dict(result.config or {}), pointed))
+    values = dict(result.config or {})
+    home = lineage.home(trials, name, values, pointed)
+    kept, schedule = lineage.whole_epochs(home), lineage.schedule_of(home)
+    schedule = schedule if len(schedule) > 1 else ()  # the trial trained with its own values alone
     history = kept[max(kept)][0].history if kept else []
-    values = {epoch: history[epoch - 1][metric] for epoch in kept if unusable(history[epoch - 1]) is None}
-    usable = [epoch for epoch, value in values.items() if math.isfinite(value)]  # the others diverged
-    if result.error is not None or not usable:
-        return Trial(name, dict(result.config or {}), float("nan"), len(history), False, tuple(history), None)
-    pick = max if mode == "max" else min
-    epoch = pick(usable, key=lambda epoch: (history[epoch - 1][metric], -epoch if mode == "max" else epoch))
-    reason = kept[max(kept)][0].stopped
-    cut, best = len(history) < train.epochs and reason is None, history[epoch - 1][metric]
-    where, spent = str(kept[epoch][1]), kept[max(kept)][0].seconds
-    return Trial(name, dict(result.config), best, len(history), cut, tuple(history), where, reason, spent)
+    usable = {epoch: metric_of(history[epoch - 1], metric) for epoch in kept}
+    ranked = sorted((e for e in usable if not math.isnan(usable[e])), key=lambda e: (sign * usable[e], e))
+    epoch = next((e for e in ranked if _finite(kept[e][1])), None)
+    if result.error is not None or epoch is None:
+        return Trial(name, values, math.nan, len(history), False, tuple(history), None)
+    last = kept[max(kept)][0]
+    cut = len(history) < train.epochs and last.stopped is None
+    return Trial(
+        name=name,
+        changes=values,
+        metric=usable[epoch],
+        epochs=len(history),
+        stopped_early=cut,
+        history=tuple(history),
+        checkpoint=str(kept[epoch][1]),
+        stopped=last.stopped,
+        seconds=last.seconds,
+        schedule=schedule,
+    )
+
+
+def _finite(folder: Path) -> bool:
+    return finite.first_bad(checkpoint.read(folder, verified=True).weights) is None
 
 
 def as_training(key: str, version: TableVersion, classes: tuple[str, ...], trial: Trial) -> TrainResult:

@@ -7,6 +7,9 @@ trial trains with and whose weights it began from, so each exploit has a folder 
 
 A clone's folder begins with hard links to the donor's checkpoint and the donor's best so far (copies, where the file system has
 no links). They are made when the exploit is decided: the donor may drop its own at the next epoch.
+
+Each folder also keeps SCHEDULE, the values by epoch that its weights are trained with: the donor's up to the exploit, then the
+trial's own. It lies beside the weights and is written with them, so it is true whatever a killed search repeats or forgets.
 """
 
 from __future__ import annotations
@@ -25,6 +28,10 @@ from raypipe.train.loop import LoopState
 
 log = logging.getLogger("raypipe")
 POINTER = "pointer.json"
+SCHEDULE = "schedule.json"
+Schedule = tuple[
+    dict[str, Any], ...
+]  # {"epoch": from, field: value, …}; epochs are counted as finished ones, so the first is 0
 
 
 def name_of(folder: str | Path) -> str:
@@ -66,10 +73,28 @@ def settle(trials: Path, trial: str, values: dict[str, Any], pointed: Path | Non
     folder = home(trials, trial, values, pointed)
     if not folder.exists():
         _drop_old(folder.parent)
-        if pointed is not None:
-            _seed(folder, pointed)
-        folder.mkdir(parents=True, exist_ok=True)
+        seeded = pointed is not None and _seed(folder, pointed, values)
+        if not seeded:
+            folder.mkdir(parents=True, exist_ok=True)
+            _write_schedule(folder, ({"epoch": 0, **values},))
     return folder
+
+
+def schedule_of(folder: Path) -> Schedule:
+    """What the weights in a trial's folder are trained with; () where an older version made the folder."""
+    file = folder / SCHEDULE
+    return tuple(json.loads(file.read_text())) if file.exists() else ()
+
+
+def _write_schedule(folder: Path, lines: Schedule) -> None:
+    partial = folder / f"{SCHEDULE}.partial"
+    partial.write_text(json.dumps(lines))
+    partial.replace(folder / SCHEDULE)
+
+
+def _continued(donor: Schedule, epoch: int, values: dict[str, Any]) -> Schedule:
+    """The donor's values up to the exploit at `epoch`, and `values` from there on."""
+    return (*(line for line in donor if line["epoch"] < epoch), {"epoch": epoch, **values})
 
 
 def untold(state: LoopState, heard: int) -> Iterator[tuple[int, dict[str, float]]]:
@@ -88,18 +113,22 @@ def whole_epochs(folder: Path) -> dict[int, tuple[LoopState, Path]]:
     return {state.epoch: (state, path) for state, path in read if state.step == 0}
 
 
-def _seed(folder: Path, pointed: Path) -> None:
-    """All or nothing, by a rename."""
+def _seed(folder: Path, pointed: Path, values: dict[str, Any]) -> bool:
+    """All or nothing, by a rename. False where the weights are gone."""
     if problem := checkpoint.verify(pointed):
         log.warning("The weights to begin from are gone (%s: %s): the trial begins anew", pointed, problem)
-        return
-    best = checkpoint.name(state_of(pointed).best_epoch + 1)
+        return False
+    state = state_of(pointed)
+    best = checkpoint.name(state.best_epoch + 1)
     partial = folder.with_name(folder.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
     for source in {pointed, pointed.with_name(best)}:
         if source.exists():
             shutil.copytree(source, partial / source.name, copy_function=_link)
+    if donor := schedule_of(pointed.parent):  # none: an older version's, which mutations.jsonl tells
+        _write_schedule(partial, _continued(donor, state.epoch, values))
     partial.rename(folder)
+    return True
 
 
 def _link(source: str, target: str) -> None:

@@ -10,7 +10,7 @@ from ray import tune
 
 from raypipe.search import lineage
 from raypipe.search.leaderboard import Standing
-from raypipe.search.trial import ENDED
+from raypipe.search.told import ENDED, metric_in
 from raypipe.train.stopping import Mode, Progress, SearchStoppingConfig, improved, of_search
 
 Listener = Callable[[int, int, list[Standing]], None]  # trials ended, trials in all, those that reported from best to worst
@@ -57,7 +57,7 @@ class Monitor(tune.Callback):  # type: ignore[misc]
         return self.stopped is not None
 
     def on_trial_result(self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any) -> None:
-        name, value = trial.trial_id, result.get(self._metric, float("nan"))
+        name, value = trial.trial_id, metric_in(result, self._metric)
         if improved(value, self._best.get(name), self._mode):
             self._best[name] = value
         self._epochs[name], self._seconds[name] = result["training_iteration"], result["time_total_s"]

@@ -9,8 +9,12 @@ them; a trial that diverged is the worst, where Tune would leave it alone for ev
 values by a Gaussian process of the gains so far, on a linear scale and for ranges only; it needs scikit-learn, which MLflow
 brings.
 
-Each exploit is a line of mutations.jsonl in the search's folder. What a trial was trained with is therefore no set of values
-but a schedule of them by epoch: `schedules` reads it back.
+Every exploit changes a value, where the space has another: PB2 of Tune returns the donor's values as long as it knows no gains,
+and a number at the end of its range would be moved outside and clipped back. Weights that are not finite are handed to nobody,
+and a trial that has such weights takes over another's at the next turn.
+
+Each exploit is a line of mutations.jsonl in the search's folder. What a trial was trained with is no set of values but a
+schedule of them by epoch (lineage.py). `job_of` makes a job of it, which trains the same weights again.
 """
 
 from __future__ import annotations
@@ -25,28 +29,26 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
+import pandas
 import yaml
 from ray.tune.experiment import Trial
 from ray.tune.schedulers import PopulationBasedTraining
 
-from raypipe.config import field_names, replace
+from raypipe.config import replace
 from raypipe.errors import ConfigError
-from raypipe.images.augment import AugmentConfig
 from raypipe.search import lineage
 from raypipe.search.draw import Space
 from raypipe.search.samplers import Range, Sampler
 from raypipe.search.settings import SearchJob
-from raypipe.search.trial import ENDED
+from raypipe.search.told import ENDED, EPOCH, UNUSABLE
 from raypipe.train import checkpoint
+from raypipe.train.job import MUTABLE, TrainJob
 
 log = logging.getLogger("raypipe")
 LOG = "mutations.jsonl"
 FACTORS = (0.8, 1.2)  # the paper's
 TRIES = 16
-# What may change under a training that has begun: neither the model's shape, nor its data, nor what an optimizer's state is of.
-_TRAIN: tuple[str, ...] = ("lr", "weight_decay", "layer_decay", "unfreeze_epochs", "clip_norm", "batch_size", "accumulate")
-_TRAIN += ("label_smoothing", "focal_gamma", "schedule", "warmup")
-MUTABLE = ("model.dropout", *(f"train.{n}" for n in _TRAIN), *(f"augment.{n}" for n in field_names(AugmentConfig)))
 Draw = list[Any] | tuple[float, float, bool]  # members, or (low, high, logarithmic)
 
 
@@ -117,14 +119,26 @@ def explore(values: Mapping[str, Any], draws: Mapping[str, Draw], resample: floa
             low, high, logarithmic = draw
             if again and logarithmic:
                 moved[name] = math.exp(dice.uniform(math.log(low), math.log(high)))
+            elif again:
+                moved[name] = dice.uniform(low, high)
             else:
-                moved[name] = dice.uniform(low, high) if again else values[name] * dice.choice(FACTORS)
+                options = [min(max(values[name] * by, low), high) for by in FACTORS]
+                moved[name] = dice.choice([v for v in options if v != values[name]] or options)
             moved[name] = min(max(moved[name], low), high)
     return moved
 
 
-def schedules(folder: Path) -> dict[str, tuple[dict[str, Any], ...]]:
-    """By trial that took over another's weights: what its weights were trained with, as {"epoch": from, field: value, …}."""
+def job_of(job: TrainJob, changes: Mapping[str, Any], schedule: lineage.Schedule) -> TrainJob:
+    """The job of a trial. One that took over weights has values by epoch, and `changes` are only its last ones."""
+    if len(schedule) < 2:
+        return replace(job, dict(changes))
+    first, *later = schedule
+    by_epoch = {line["epoch"]: {name: value for name, value in line.items() if name != "epoch"} for line in later}
+    return replace(job, {name: value for name, value in first.items() if name != "epoch"} | {"by_epoch": by_epoch})
+
+
+def schedules(folder: Path) -> dict[str, lineage.Schedule]:
+    """By trial that took over another's weights, for searches of versions that kept no schedule beside the weights."""
     found: dict[str, list[dict[str, Any]]] = {}
     for told in mutations(folder):
         before = found.get(told["donor"], [{"epoch": 0, **told["donor_values"]}])
@@ -160,7 +174,7 @@ class _Weights:
         if result.get(ENDED):  # it has nothing left to train, nor to hand on that its last turn did not
             return PopulationBasedTraining.CONTINUE
         before = random.getstate()
-        random.seed(f"{self.job.run.seed} {result['epoch']}")  # Tune draws the donor
+        random.seed(f"{self.job.run.seed} {result[EPOCH]}")  # Tune draws the donor
         try:
             return super().on_trial_result(controller, trial, result)  # type: ignore[misc]
         finally:
@@ -178,23 +192,34 @@ class _Weights:
 
     def _save_trial_state(self, state: Any, time: int, result: dict[str, Any], trial: Any) -> Any:
         score = super()._save_trial_state(state, time, result, trial)  # type: ignore[misc]
-        if math.isnan(state.last_score):
+        if result.get(UNUSABLE) or not math.isfinite(state.last_score):
             state.last_score = -math.inf
         return score
 
+    def _quantiles(self) -> tuple[list[Any], list[Any]]:
+        """Tune's. Weights that are lost have no place among the best, and every trial that has such is among the weakest."""
+        lower, upper = super()._quantiles()  # type: ignore[misc]
+        states = self._trial_state.items()  # type: ignore[attr-defined]
+        lost = [t for t, state in states if state.last_score == -math.inf and not t.is_finished()]
+        upper = [t for t in upper if t not in lost]
+        return (list(dict.fromkeys([*lost, *lower])), upper) if upper else ([], [])
+
     def _get_new_config(self, trial: Any, donor: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        """What the trial tries with the donor's weights: the donor's own values where the job refuses what was drawn."""
+        """What the trial tries with the donor's weights: other values than the donor's, if the job takes any."""
         for attempt in range(TRIES):
             values = self._tried(trial, donor, attempt)
+            if all(values[name] == donor.config[name] for name in self.draws):
+                continue
             with suppress(ConfigError):
                 replace(self.job, values)
                 return values, {}
         return dict(donor.config), {}
 
     def _tried(self, trial: Any, donor: Any, attempt: int) -> dict[str, Any]:
-        epoch = self._trial_state[donor].last_result["epoch"]  # type: ignore[attr-defined]
+        epoch = self._trial_state[donor].last_result[EPOCH]  # type: ignore[attr-defined]
         dice = random.Random(f"{self.job.run.seed} {_name(trial)} {_name(donor)} {epoch} {attempt}")
-        return explore(donor.config, self.draws, self.job.search.pbt.resample_probability, dice)
+        resample = self.job.search.pbt.resample_probability if attempt < TRIES // 2 else 1.0
+        return explore(donor.config, self.draws, resample, dice)
 
     def _exploit(self, controller: Any, trial: Any, donor: Any) -> None:
         """Secure the donor's weights for the trial and note it, where Tune hands over a name and hopes that they stay."""
@@ -218,11 +243,37 @@ class Pbt(_Weights, PopulationBasedTraining):  # type: ignore[misc]
 
 
 class _Gains(_Weights):
-    """PB2's choice, kept within the range: it computes in float32."""
+    """PB2's choice, kept within the range: it computes in float32. Where it has none, it explores as PBT does: at the first
+    turn it knows no gain of any trial, and returns the donor's values."""
+
+    data: Any  # PB2's record: a line for each turn of each trial, and one for each exploit
+    current: Any  # and the values that this turn's exploits try so far
 
     def _tried(self, trial: Any, donor: Any, attempt: int) -> dict[str, Any]:
-        values, _ = super(_Weights, self)._get_new_config(trial, donor)  # type: ignore[misc]
+        if attempt:
+            return super()._tried(trial, donor, attempt)
+        before = np.random.get_state()
+        np.random.seed(random.Random(f"{self.job.run.seed} {_name(trial)} {_name(donor)} {len(self.data)}").getrandbits(32))
+        try:
+            values, _ = super(_Weights, self)._get_new_config(trial, donor)  # type: ignore[misc]
+        finally:
+            np.random.set_state(before)
         return {n: min(max(v, self.draws[n][0]), self.draws[n][1]) if n in self.draws else v for n, v in values.items()}
+
+    def _get_new_config(self, trial: Any, donor: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        """PB2 measures the next gain from the line that it adds here, so that line holds what the trial really tries."""
+        known = self.data
+        values, operations = super()._get_new_config(trial, donor)
+        line = known[known["Trial"] == str(donor)].iloc[[-1]].assign(Trial=str(trial), **{n: values[n] for n in self.draws})
+        self.data = pandas.concat([known, line], ignore_index=True)
+        self.current[-1] = [values[name] for name in self.draws]
+        return values, operations
+
+    def _save_trial_state(self, state: Any, time: int, result: dict[str, Any], trial: Any) -> Any:
+        score = super()._save_trial_state(state, time, result, trial)
+        if result.get(UNUSABLE):  # its Gaussian process takes finite numbers only
+            self.data = self.data.iloc[:-1]
+        return score
 
 
 def _pb2() -> type:

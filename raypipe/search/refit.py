@@ -6,14 +6,17 @@ is chosen by it: how good the model is, only the test split says. Trials may be 
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace as with_
+from pathlib import Path
 from typing import Any
 
 from raypipe.config import replace
-from raypipe.errors import ConfigError
+from raypipe.errors import ConfigError, DataError
+from raypipe.models import finite
 from raypipe.search.leaderboard import SearchResult
 from raypipe.search.settings import SearchJob
-from raypipe.train import trainer
+from raypipe.train import checkpoint, trainer
 from raypipe.train.job import TrainJob
 from raypipe.train.loop import Report
 from raypipe.train.meter import Tell
@@ -28,10 +31,33 @@ def check(job: SearchJob) -> None:
 def job_of(job: SearchJob, found: SearchResult) -> TrainJob:
     """What to train once more, on the table as it was searched on, from the best trial's weights: what a trial learned at 96 px
     need not be learned again at 224. A head on frozen features starts anew, for it is fitted to what features are like."""
+    _require_usable(found)
     changes = {"table.version": found.best.version.version} | _changes(job)
     if found.job.model.mode == "finetune" and not {"model.name", "model.mode", "model.options"} & changes.keys():
         changes = {"train.start_from": found.best.checkpoint} | changes
-    return _changed(found.job, changes)
+    return _changed(found.job, _at_the_end(found, changes) | changes)
+
+
+def _at_the_end(found: SearchResult, changes: dict[str, Any]) -> dict[str, Any]:
+    """Of a trial with values by epoch: its last ones where its weights go on, else the part of them that the refit comes to."""
+    if changes.get("train.start_from") is not None:
+        return found.trials[0].changes | {"by_epoch": {}}
+    epochs = int(changes.get("train.epochs", found.job.train.epochs))
+    return {"by_epoch": {at: values for at, values in found.job.by_epoch.items() if at < epochs}}
+
+
+def _require_usable(found: SearchResult) -> None:
+    """Raise DataError for a best trial whose weights are lost: a refit would go on from them, or repeat what lost them."""
+    metric = found.trials[0].metric
+    if not math.isfinite(metric):
+        raise DataError(
+            "The search's best trial has no usable epoch",
+            got=f"{found.metric} {metric}",
+            rule="A refit trains settings again that trained once",
+            fix="Lower train.lr in search.space, and search again",
+        )
+    weights = checkpoint.read(Path(found.best.checkpoint)).weights
+    finite.require_weights(weights, found.best.checkpoint, "Lower train.lr in search.space, and search again")
 
 
 def refit(job: TrainJob, found: SearchResult, progress: Report, steps: Tell) -> SearchResult:

@@ -7,6 +7,7 @@ search runs. `hyperband` and `median` are Tune's. A scheduler that pauses trials
   search in silence, so a trial that pauses gives its place back (`_yield_place`). Tune's HyperBand halves whatever its bracket
   holds when all of that wait: two at a time, nobody would ever be stopped. So it gets all trials at the start (`drawn_ahead`),
   and a searcher that learns from results has none to learn from.
+- A trial whose epoch was unusable has lost its weights (told.py): halving stops it, Tune's own rules rank it last.
 - Tune restores a search without its scheduler's memory: the first trials after a kill would be compared with none. `memory` is
   a callback that Tune saves and restores; paused trials stay paused.
 """
@@ -22,8 +23,8 @@ from ray.tune.schedulers import FIFOScheduler, HyperBandScheduler, MedianStoppin
 
 from raypipe.search.halving import Halving, Verdict
 from raypipe.search.settings import SearchJob
+from raypipe.search.told import EPOCH, metric_in
 
-EPOCH = "epoch"  # what trials report; Tune's own count of reports starts again with every restart
 _DECISIONS: dict[Verdict, str] = {
     "go on": TrialScheduler.CONTINUE,
     "pause": TrialScheduler.PAUSE,
@@ -48,7 +49,7 @@ class HalvingScheduler(FIFOScheduler):
             trial.set_status(Trial.TERMINATED)
 
     def on_trial_result(self, tune_controller: Any, trial: Trial, result: dict[str, Any]) -> str:
-        verdict = self.rule.report(trial.trial_id, int(result[EPOCH]), float(result[self._metric]))
+        verdict = self.rule.report(trial.trial_id, int(result[EPOCH]), metric_in(result, self._metric))
         if verdict == "pause":
             _yield_place(tune_controller, trial, result)
         return _DECISIONS[verdict]

@@ -16,6 +16,7 @@ from ray.tune.search import ConcurrencyLimiter, Searcher
 from raypipe.errors import ConfigError
 from raypipe.search.draw import DATA, Changes, Space
 from raypipe.search.settings import SearchJob
+from raypipe.search.told import metric_in
 from raypipe.search.warm import Earlier
 from raypipe.train.stopping import improved
 
@@ -80,7 +81,7 @@ class Draws(Searcher):  # type: ignore[misc]
         return changes
 
     def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
-        value = result.get(self._metric_name, float("nan"))
+        value = metric_in(result, self._metric_name)
         if improved(value, self._best.get(trial_id), self._better):
             self._best[trial_id] = value
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from raypipe.config import Section
+from raypipe.config import Section, leaves
 from raypipe.train.job import TrainJob
 from raypipe.train.stopping import SearchStoppingConfig
 
@@ -70,7 +69,7 @@ class SearchConfig(Section):
     @classmethod
     def _dotted_too(cls, changes: Any) -> Any:
         """null is a value here."""
-        return dict(_leaves(changes)) if isinstance(changes, dict) else changes
+        return dict(leaves(changes)) if isinstance(changes, dict) else changes
 
     @model_validator(mode="after")
     def _one_model(self) -> SearchConfig:
@@ -81,15 +80,7 @@ class SearchConfig(Section):
 
 def dotted(space: dict[str, Any]) -> dict[str, Any]:
     """A space whose nested names have become dotted ones, without the fields that are null."""
-    return {name: text for name, text in _leaves(space) if text is not None}
-
-
-def _leaves(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in tree.items():
-        if isinstance(value, dict):
-            yield from _leaves(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
+    return {name: text for name, text in leaves(space) if text is not None}
 
 
 class SearchJob(TrainJob):

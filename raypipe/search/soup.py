@@ -4,6 +4,7 @@ Greedy soup (Wortsman et al. 2022, "Model soups: averaging weights of multiple f
 increasing inference time"): from the best trial down, one joins the mean when the mean with it is at least as good on
 validation. Trials of another backbone, mode or resolution are left out, and so, by that rule, are those whose weights lie in
 another basin. Statistics of batch norms are averaged as weights are; where that does not fit, the mean is worse and not taken.
+A trial whose weights are not finite never joins, and neither does one that makes the mean's loss or metric not finite.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ import torch
 from torch import Tensor
 
 from raypipe.config import metrics_of, to_json
+from raypipe.models import finite
 from raypipe.search.leaderboard import Trial
+from raypipe.search.told import metric_of
 from raypipe.train import checkpoint
 from raypipe.train.parallel.snapshot import Piece, Snapshot
 from raypipe.train.stopping import Mode, unusable
@@ -46,8 +49,10 @@ def cook(trials: Sequence[Trial], judge: Judge, metric: str, mode: Mode, folder:
         return None
     for trial in others:
         tried = _mean(mean, _weights(trial), len(members))
+        if finite.first_bad(tried) is not None:
+            continue
         found = judge(tried)
-        if unusable(found) is None and sign * found[metric] >= sign * metrics[metric]:
+        if sign * metric_of(found, metric) >= sign * metric_of(metrics, metric):  # False if either is NaN
             mean, metrics = tried, found
             members.append(trial.name)
     if len(members) == 1:

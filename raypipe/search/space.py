@@ -26,6 +26,7 @@ _FIXED = {
     **dict.fromkeys(("model.task", "train.stopping.metric"), "Trials of one search are ranked by one metric"),
     **dict.fromkeys(("model.options", "model.mean", "model.std"), "Trials of one search share features"),
     "train.workers": "Trials of one search are of one size",
+    "by_epoch": "Population based training (search.scheduler=pbt) finds values by epoch",
 }
 
 

@@ -15,13 +15,12 @@ from ray import tune
 
 from raypipe.config import key_of, replace
 from raypipe.search import lineage
+from raypipe.search.told import told
 from raypipe.train import checkpoint
 from raypipe.train.job import TrainJob
 from raypipe.train.loop import LoopState
 from raypipe.train.rank import Data, train_rank
 from raypipe.train.saving import Saver, newest
-
-ENDED = "ended"  # in a result: this was the trial's last epoch
 
 
 def data_key(job: TrainJob) -> str:
@@ -50,7 +49,7 @@ def run_trial(changes: dict[str, Any], job: dict[str, Any], data: dict[str, Data
     mine, given = job_of(job, changes), tune.get_checkpoint()
     known = given.path if given else None
     folder = lineage.settle(Path(trials), lineage.name_of(tune.get_context().get_trial_dir()), changes, lineage.follow(known))
-    heard = lineage.heard(known)
+    heard, rule = lineage.heard(known), mine.train.stopping
 
     def report(metrics: dict[str, float], state: LoopState) -> None:
         nonlocal heard
@@ -59,7 +58,8 @@ def run_trial(changes: dict[str, Any], job: dict[str, Any], data: dict[str, Data
                 lineage.point(Path(scratch), folder / checkpoint.name(state.epoch), epoch)
                 ended = epoch == state.epoch and state.finished(mine.train.epochs)
                 heard = epoch
-                tune.report(line | {"epoch": epoch, ENDED: ended}, checkpoint=tune.Checkpoint.from_directory(scratch))
+                said = told(line, epoch, ended, rule.metric, rule.mode)
+                tune.report(said, checkpoint=tune.Checkpoint.from_directory(scratch))
 
     with Saver(folder, mine.train, recent=1) as saver:
         resume = newest(folder)

@@ -47,6 +47,12 @@ def check(job: SearchJob, counts: Mapping[str, int] | None = None) -> tuple[Sear
     check_workers(job.train, ray.cluster_resources())
     if job.search.searcher != "random":
         bayes.require()
+    if job.by_epoch:
+        raise ConfigError(
+            "A search draws its trials' values, and by_epoch would set them again",
+            got=f"by_epoch={job.by_epoch}",
+            fix="Set by_epoch={}; search.scheduler=pbt finds values by epoch",
+        )
     job = defaults.settle(job, counts or {}, wants_gpu(job.train, ray.cluster_resources()))
     space = spaces.parse(job.search.space or {}, job)
     for name in ("train.batch_size", "train.lr"):
@@ -86,13 +92,13 @@ def search(job: SearchJob, progress: Listener = lambda done, total, standings: N
     ranked, stopped, decoded = leaderboard.read(finished)
     best, mixed = ranked[0], soup.read(folder)
     if best.checkpoint is None:  # as an older version may have kept it
-        raise RaypipeError("No trial of this search is usable", got=str(finished), fix="Remove its folder to search again")
+        raise _nothing_usable(len(ranked), folder)
     trained = leaderboard.as_training(key, pinned.version, pinned.classes, best)
     if mixed is not None:
         trained = with_(trained, metrics=mixed.metrics, checkpoint=mixed.checkpoint)
     return SearchResult(
         key,
-        replace(space.job, best.changes),
+        pbt.job_of(space.job, best.changes, best.schedule),
         trained,
         ranked,
         job.train.stopping.metric,
@@ -192,21 +198,27 @@ def _run(
     stopped = Monitor.current.stopped if Monitor.current else None
     if stopped and not trials:
         raise RaypipeError("The search stopped before its first result", got=stopped, fix="Raise the limit in search.stopping")
-    if all(t.checkpoint is None for t in trials):
-        raise RaypipeError(
-            f"Every one of {len(trials)} trials failed or diverged",
-            got=str(folder),
-            fix="The trials' error.txt files there say why; without one, lower train.lr",
-        )
+    if all(t.checkpoint is None for t in trials):  # none has a usable epoch
+        raise _nothing_usable(len(trials), folder)
     ranked = leaderboard.ranked(trials, rule.metric, rule.mode)
-    progress(total, total, leaderboard.standings(ranked))  # Tune tells of a trial's end before it counts as ended
+    standings = leaderboard.standings(ranked, rule.metric, rule.mode)
+    progress(total, total, standings)  # Tune tells of a trial's end before it counts as ended
     return ranked, stopped
+
+
+def _nothing_usable(trials: int, folder: Path) -> RaypipeError:
+    return RaypipeError(
+        f"Every one of {trials} trials failed or diverged",
+        got=str(folder),
+        fix="The trials' error.txt files there say why; without one, lower train.lr",
+    )
 
 
 def _line(result: Any, job: SearchJob, folder: Path) -> Trial:
     line = leaderboard.trial_of(result, job.train.stopping.metric, job.train.stopping.mode, job.train, folder / "trials")
     failed = Monitor.current.failures.get(line.name, 0) if Monitor.current else 0
-    return with_(line, failures=failed, schedule=pbt.schedules(folder).get(line.name, ()))
+    schedule = line.schedule or pbt.schedules(folder).get(line.name, ())
+    return with_(line, failures=failed, schedule=schedule)
 
 
 def _begun(results: Any) -> Iterator[Any]:

@@ -16,6 +16,7 @@ from typing import Any
 
 import yaml
 
+from raypipe.config import to_json
 from raypipe.search import leaderboard
 from raypipe.search.draw import Changes, Space
 from raypipe.search.settings import SearchJob
@@ -43,7 +44,7 @@ def earlier(job: SearchJob, space: Space, folder: Path) -> list[Earlier]:
         sign = -1 if job.train.stopping.mode == "max" else 1
         found.sort(key=lambda trial: sign * trial.metric)
         partial = kept.with_suffix(".partial")
-        partial.write_text(json.dumps([asdict(trial) for trial in found]))
+        partial.write_text(to_json([asdict(trial) for trial in found]))
         partial.replace(kept)
     return [Earlier(**trial) for trial in json.loads(kept.read_text())]
 
@@ -60,7 +61,7 @@ def _of(other: Path, job: SearchJob, space: Space) -> Iterator[Earlier]:
     except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError):  # another version's, or half removed: no hint
         return
     for trial in trials if same else ():
-        if trial.metric == trial.metric:
+        if trial.checkpoint is not None:
             values = {field.name: _at(before, field.name) for field in space.fields} | trial.changes
             yield Earlier(space.keyed(values), trial.metric)
 

@@ -14,6 +14,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from raypipe.errors import ClusterError, RaypipeError
 from raypipe.train.job import TrainJob
 from raypipe.train.loop import LoopState, Report
 from raypipe.train.meter import Position, Tell
-from raypipe.train.rank import Data, meter_of, train_rank
+from raypipe.train.rank import Data, meter_of, train_stages
 from raypipe.train.saving import Saver, agreed_newest
 from raypipe.train.settings import TrainConfig
 
@@ -176,9 +177,9 @@ def rank(config: dict[str, Any]) -> dict[str, Any]:
 
     meter = meter_of(job, checkpoints.parent, tell if first and config["tells"] else None)
     with Saver(checkpoints, job.train, config["recent"]) as saver:
-        resume = agreed_newest(checkpoints)
         told = _Told(Path(config["leave"]))
-        return train_rank(job, config["data"], resume, saver, report, told, meter).to_dict()
+        resume = partial(agreed_newest, checkpoints)
+        return train_stages(job, config["data"], resume, saver, report, told, meter).to_dict()
 
 
 class _Told:

@@ -92,11 +92,13 @@ def fit(
     save: Save,
     seed: int,
     leaving: Leaving = lambda: False,
+    until: int | None = None,
 ) -> LoopState:
-    """Train from (state.epoch, state.step) to `cfg.epochs`, until the stopping rule says so, or until `leaving` does."""
+    """Train from (state.epoch, state.step) to `cfg.epochs`, until the stopping rule says so, or until `leaving` does.
+    `until`: not beyond so many epochs."""
     rule, lr = cfg.stopping, scaled(float(cfg.lr), int(cfg.batch_size), cfg.lr_batch, cfg.lr_scaling)
     counted = time.perf_counter()
-    while not state.finished(cfg.epochs):
+    while not state.finished(cfg.epochs) and state.epoch != until:
         started, before = time.perf_counter(), state.seen
         losses = torch.tensor(state.loss_sum, dtype=torch.float64, device=engine.device)
         engine.train()

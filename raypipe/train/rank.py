@@ -23,6 +23,7 @@ from raypipe.train.meter import Meter, Tell
 from raypipe.train.notice import Notice
 from raypipe.train.objective import Objective
 from raypipe.train.profile import profiler
+from raypipe.train.saving import Saver
 
 log = logging.getLogger("raypipe")
 SaveEngine = Callable[[LoopState, parallel.Engine], None]
@@ -46,11 +47,13 @@ def train_rank(
     report: Report,
     told: Callable[[], bool] | None = None,
     meter: Meter | None = None,
+    until: int | None = None,
 ) -> LoopState:
     """Build the model and the feed, resume from a checkpoint that verified, and fit. Every rank calls `save`.
 
     When any rank is `told` to leave, all save the step they are in and return an unfinished state. FLOPs are counted for a
-    `meter` alone: trials have none, and many are shorter than the counting.
+    `meter` alone: trials have none, and many are shorter than the counting. `until`: return after so many epochs, where another
+    stage of the job begins.
     """
     torch.manual_seed(job.run.seed)
     cfg = job.train
@@ -67,8 +70,9 @@ def train_rank(
         engine.load(saved.weights, saved.optimizer, saved.facts)
         state = saved.state.judged_again(cfg.stopping, cfg.result == "last")
     feed = Feed(data.train, data.val, int(cfg.batch_size), job.run.seed, engine.rank, engine.world, engine.device)
+    ended = True
     try:
-        return fit(
+        state = fit(
             engine,
             feed,
             objective.to(engine.device),
@@ -79,12 +83,37 @@ def train_rank(
             lambda state: save(state, engine),
             job.run.seed,
             Notice(told, engine.device, engine.world) if told else lambda: False,
+            until,
         )
+        ended = state.epoch != until or state.finished(cfg.epochs)
+        return state
     finally:
         feed.close()
-        engine.meter.close()
+        if ended:
+            engine.meter.close()
         if feed.replaced:
             log.warning("%d broken images were replaced by their neighbours", feed.replaced)
+
+
+def train_stages(
+    job: TrainJob,
+    data: Data,
+    newest: Callable[[], Path | None],
+    saver: Saver,
+    report: Report,
+    told: Callable[[], bool] | None = None,
+    meter: Meter | None = None,
+) -> LoopState:
+    """`train_rank` for each stage of `job.by_epoch`, from the newest checkpoint on. Between two stages weights and optimizer go
+    through a checkpoint, as they do when a trial of a population goes on with other values: so both end with equal weights."""
+    while True:
+        resume = newest()
+        done = checkpoint.read(resume, verified=True).state.epoch if resume is not None else 0
+        stage, until = job.stage(done)
+        state = train_rank(stage, data, resume, saver, report, told, meter, until)
+        if until is None or state.epoch < until or state.finished(job.train.epochs):
+            return state
+        saver.wait()
 
 
 def start_from(model: nn.Module, folder: Path) -> None:

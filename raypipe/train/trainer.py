@@ -11,7 +11,7 @@ import json
 import logging
 import time
 from contextlib import nullcontext
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,7 @@ from raypipe.train.losses import check_weights
 from raypipe.train.meter import Tell
 from raypipe.train.notice import on_sigterm
 from raypipe.train.objective import METRICS, judge
-from raypipe.train.rank import Data, meter_of, train_rank
+from raypipe.train.rank import Data, meter_of, train_stages
 from raypipe.train.saving import Saver, newest
 from raypipe.train.stopping import unusable
 
@@ -129,7 +129,7 @@ def _train(job: TrainJob, data: Data, checkpoints: Path, progress: Report, steps
         if job.train.workers == 1:
             with Saver(checkpoints, job.train) as saver:
                 meter = meter_of(job, checkpoints.parent, steps)
-                state = train_rank(job, data, newest(checkpoints), saver, progress, leave.exists, meter)
+                state = train_stages(job, data, partial(newest, checkpoints), saver, progress, leave.exists, meter)
         else:
             state = on_workers(job, data, checkpoints, leave, progress, steps)
     if not state.finished(job.train.epochs):

@@ -7,7 +7,9 @@ import json
 import random
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,15 +19,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ray import tune
 
-from raypipe.config import replace
+from raypipe.config import load, replace, save
 from raypipe.errors import ConfigError
 from raypipe.feed.dataset import pin
 from raypipe.search import lineage, pbt, space, tuner
 from raypipe.search.leaderboard import SearchResult
 from raypipe.search.settings import SearchJob
+from raypipe.search.told import told
 from raypipe.search.trial import run_trial
 from raypipe.search.tuner import search
-from raypipe.train import checkpoint
+from raypipe.train import checkpoint, trainer
 from raypipe.train.job import TrainJob
 from raypipe.train.loop import LoopState
 from raypipe.train.rank import train_rank
@@ -131,6 +134,26 @@ def test_a_search_read_again_is_the_same(searched: tuple[SearchJob, SearchResult
     assert all(t.metric < 0.7 and t.epochs == job.train.epochs for t in result.trials)  # none stood still to the end
 
 
+def test_the_winners_file_trains_the_same_weights_again(
+    searched: tuple[SearchJob, SearchResult],
+) -> None:
+    """`raypipe train best.yaml`: weights, optimizer state and metrics, bit for bit, of every trial of
+    the population. float32, one worker and one thread, as trials have."""
+    job, result = searched
+    plain = TrainJob.model_validate(job.model_dump(include=set(TrainJob.model_fields)))
+    assert result.job == pbt.job_of(plain, result.trials[0].changes, result.trials[0].schedule)
+    assert any(len(t.schedule) > 1 for t in result.trials), "nobody took over anything"
+    torch.set_num_threads(1)
+    for trial in result.trials:
+        again = replace(pbt.job_of(plain, trial.changes, trial.schedule), {"run.dir": str(job.run.path / trial.name)})
+        file = save(again, job.run.path / f"{trial.name}.yaml")
+        assert load(TrainJob, file) == again
+        found = trainer.run(load(TrainJob, file))
+        theirs, ours = Path(str(trial.checkpoint)), Path(found.checkpoint)
+        assert ours.name == theirs.name and equal(tensors(ours), tensors(theirs))
+        assert [line["val_loss"] for line in found.history] == [line["val_loss"] for line in trial.history]
+
+
 def slowly(changes: dict[str, Any], **given: Any) -> None:
     """A trial whose good one starts late and whose bad one takes long over handing on its second epoch: when the good one
     reports and is cloned, the bad one is still at it."""
@@ -179,6 +202,85 @@ def test_what_is_tried_stays_in_the_space(rate: float, size: int, word: str, res
     if resample == 0:
         assert tried["word"] == word and max(tried["size"], size) <= 2 * min(tried["size"], size)
         assert tried["lr"] in (max(1e-4, rate * 0.8), min(1e-1, rate * 1.2))
+
+
+@dataclass(eq=False)
+class Member:
+    """What a population uses of one of Tune's trials."""
+
+    path: str
+    config: dict[str, Any]
+    finished: bool = False
+
+    def is_finished(self) -> bool:
+        return self.finished
+
+    def __str__(self) -> str:
+        return self.path
+
+
+def members(scheduler: Any, epoch: int, *rates: float) -> list[Member]:
+    """A population that has reported a turn: the first the best, val_loss 0.0, 0.1, …; NaN lost its weights."""
+    made = [Member(f"trial-{i:03}", {"train.lr": rate}) for i, rate in enumerate(rates)]
+    for i, member in enumerate(made):
+        turn(scheduler, member, epoch, i / 10)
+    return made
+
+
+def turn(scheduler: Any, member: Member, epoch: int, loss: float) -> None:
+    said = told({"val_loss": loss, "train_loss": 0.5}, epoch, False, "val_loss", "min")
+    state = scheduler._trial_state.setdefault(member, SimpleNamespace(last_score=None))
+    scheduler._save_trial_state(state, epoch, said, member)
+
+
+def scheduler_of(name: str, folder: Path, searches: Searches, **more: Any) -> Any:
+    texts = {"train.lr": "uniform(1e-3, 1e-1)"}
+    job = population(folder, searches, **{"search.scheduler": name, "search.space": texts, "search.samples": 4, **more})
+    made = pbt.population(job, space.parse(texts, job), folder)
+    made.set_search_properties("val_loss", "min")
+    return made
+
+
+@pytest.mark.parametrize("name", ["pbt", "pb2"])
+def test_every_exploit_changes_a_value_from_the_first_turn_on(name: str, searches: Searches, tmp_path: Path) -> None:
+    """At both ends of the range too, where a value that is moved outside is clipped back."""
+    made = scheduler_of(name, tmp_path, searches)
+    rates = [1e-3, 1e-1, 0.02, 0.05]
+    trials = members(made, 2, *rates)
+    for epoch in (2, 4, 6):
+        for donor in trials[:2]:
+            for weak in trials[2:]:
+                values, _ = made._get_new_config(weak, donor)
+                assert values["train.lr"] != donor.config["train.lr"] and 1e-3 <= values["train.lr"] <= 1e-1
+        weak.config = values  # what it tries from here on, and what came of it
+        for i, member in enumerate(trials):
+            turn(made, member, epoch + 2, 0.1 * i - 0.01 * epoch)
+
+
+def test_draws_of_pb2_repeat(searches: Searches, tmp_path: Path) -> None:
+    found = []
+    for _ in range(2):
+        made = scheduler_of("pb2", tmp_path, searches)
+        best, *_, worst = members(made, 2, 0.01, 0.02, 0.05)
+        turn(made, best, 4, 0.0)
+        turn(made, worst, 4, 0.5)
+        found.append(made._get_new_config(worst, best)[0])
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("name", ["pbt", "pb2"])
+def test_lost_weights_are_cloned_by_nobody_and_replaced_first(name: str, searches: Searches, tmp_path: Path) -> None:
+    made = scheduler_of(name, tmp_path, searches)
+    trials = members(made, 2, 0.01, 0.02, 0.05, 0.06)
+    for lost in trials[1:]:
+        turn(made, lost, 4, float("nan"))
+    turn(made, trials[0], 4, 0.0)
+    lower, upper = made._quantiles()
+    assert upper == trials[:1] and set(lower) == set(trials[1:])
+    values, _ = made._get_new_config(trials[1], trials[0])
+    assert values["train.lr"] != 0.01, "and what is told of them does not disturb the choice"
+    turn(made, trials[0], 6, float("inf"))
+    assert made._quantiles() == ([], []), "where all weights are lost, none are handed on"
 
 
 def test_schedules_follow_the_weights_through_several_donors(tmp_path: Path) -> None:
