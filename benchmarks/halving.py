@@ -1,8 +1,10 @@
 """What ASHA and its cap save on tabulated learning curves. Wanted: a fifth of random search's epochs, and 0.6 of ASHA's.
 
 python -m benchmarks.halving [--curves benchmarks/data/solar_curves.csv] [--metric val_accuracy] [--workers 2] [--seeds 20]
+    [--grace 3]
 
-The rules are those that a search runs (raypipe/search/halving.py); only training is looked up, in the curves of real ones.
+The rules are those that a search runs (raypipe/search/halving.py) with the settings that a search has by default
+(raypipe/search/settings.py: grace, reduction, pauses); only training is looked up, in the curves of real ones.
 Workers take turns, an epoch each; a free one takes a trial that may go on, else a new one. A seed is an order of the
 configurations. Epochs of all workers are counted:
 
@@ -28,18 +30,27 @@ from pathlib import Path
 from statistics import fmean, median
 
 from raypipe.search.halving import Halving
+from raypipe.search.settings import SearchConfig
 from raypipe.train.stopping import LOWER_IS_BETTER, Mode
 
 CURVES = Path(__file__).parent / "data" / "solar_curves.csv"
 Rule = Callable[[int, int, Mode], Halving | None]  # (epochs, configurations, mode)
+DEFAULTS = SearchConfig()
 
-RULES: dict[str, Rule] = {
-    "random": lambda epochs, total, mode: None,
-    "asha": lambda epochs, total, mode: Halving(epochs, 1, 3, mode, total=total),
-    "pasha": lambda epochs, total, mode: Halving(epochs, 1, 3, mode, capped=True, total=total),
-    "asha, never pausing": lambda epochs, total, mode: Halving(epochs, 1, 3, mode, pauses=False, total=total),
-    "pasha, pausing at the cap alone": lambda epochs, total, mode: Halving(epochs, 1, 3, mode, False, True, total),
-}
+
+def rules(grace: int = DEFAULTS.grace) -> dict[str, Rule]:
+    """By name. `grace`: another one than a search has by default."""
+
+    def halving(pauses: bool, capped: bool) -> Rule:
+        return lambda epochs, total, mode: Halving(epochs, min(grace, epochs), DEFAULTS.reduction, mode, pauses, capped, total)
+
+    return {
+        "random": lambda epochs, total, mode: None,
+        "asha": halving(DEFAULTS.pauses, capped=False),
+        "pasha": halving(DEFAULTS.pauses, capped=True),
+        "asha, never pausing": halving(pauses=False, capped=False),
+        "pasha, pausing at the cap alone": halving(pauses=False, capped=True),
+    }
 
 
 @dataclass(frozen=True)
@@ -113,11 +124,11 @@ def _next(rule: Halving | None, pending: list[str], idle: bool) -> str | None:
     return last
 
 
-def compare(table: Table, workers: int = 2, seeds: int = 20) -> dict[str, dict[str, float]]:
+def compare(table: Table, workers: int = 2, seeds: int = 20, grace: int = DEFAULTS.grace) -> dict[str, dict[str, float]]:
     """Each rule's epochs over the seeds."""
     found = {}
     best = table.best([value for curve in table.values for value in curve])
-    for name, make in RULES.items():
+    for name, make in rules(grace).items():
         ran = []
         for seed in range(seeds):
             order = random.Random(seed).sample(range(len(table.values)), len(table.values))
@@ -144,12 +155,14 @@ def main() -> None:
     parser.add_argument("--metric", default="val_accuracy")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--grace", type=int, default=DEFAULTS.grace)
     chosen = parser.parse_args()
     table = Table.read(chosen.curves, chosen.metric)
-    found = compare(table, chosen.workers, chosen.seeds)
+    found = compare(table, chosen.workers, chosen.seeds, chosen.grace)
     for name, row in found.items():
         print(f"{name:32}" + "".join(f" {key} {value:8.2f}" for key, value in row.items()))
-    print(json.dumps(ratios(found) | {"configs": len(table.values), "workers": chosen.workers, "seeds": chosen.seeds}))
+    how = {"workers": chosen.workers, "seeds": chosen.seeds, "grace": chosen.grace}
+    print(json.dumps(ratios(found) | {"configs": len(table.values)} | how))
 
 
 if __name__ == "__main__":

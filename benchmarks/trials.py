@@ -1,12 +1,20 @@
-"""Claim: a search costs its trials' own work, and decodes each image once.
+"""Claim: what a search costs above its trials' own training steps, and that it decodes each image once.
 
-Sixteen trials of about a second's training each (a part of `python -m benchmarks.search --json`), two at a time on two cores:
-a small network on 64 px photographs, every rate of a grid, no scheduler, so that all run to their end. The cluster is there
-before, with the processes that Ray starts in advance and RAY_preload_python_modules=torch,ray.tune, as `raypipe tune` sets it
-for a cluster that it starts; everything else, from pinning the table to the ranked leaderboard, is in the wall time. Work is
-the time that trials spent in their training loops; ideal is half of it. Images are counted where they are decoded, in every
-process, by a hook around the one function that decodes: in the same search done before, for such a hook is a runtime
-environment, and processes that were started in advance have none.
+Sixteen trials of about a second (a part of `python -m benchmarks.search --json`), two at a time on
+two cores: a small network on 64 px photographs, every rate of a grid, no scheduler, so that all run
+to their end. The cluster is there before, with the processes that Ray starts in advance and
+RAY_preload_python_modules=torch,ray.tune, as `raypipe tune` sets it for a cluster that it starts.
+Everything else, from pinning the table to the ranked leaderboard, is in the wall time.
+
+Work is the time of training steps alone: data, augmentation, forward, backward, optimizer. Building
+the model, validation and checkpoints are a trial's cost and no work; they are told apart as
+`rest_s_per_trial`. Ideal is the work, two at a time.
+
+A trial is to have WORK_S of work, and machines differ. So a first search, with CALIBRATION images,
+measures what an image costs here, and the timed one trains on as many images as fill WORK_S. The
+first one also counts decoded images where they are decoded, in every process, by a hook around the
+one function that decodes: such a hook is a runtime environment, and processes that were started in
+advance have none, so it would change the timed search.
 """
 
 from __future__ import annotations
@@ -15,12 +23,19 @@ import logging
 import os
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from benchmarks import pictures
 
-TRIALS, AT_ONCE, IMAGES = 16, 2, 640
+if TYPE_CHECKING:
+    from raypipe.search.leaderboard import Trial
+
+TRIALS, AT_ONCE, EPOCHS, BATCH = 16, 2, 4, 32
+CALIBRATION = 320  # images of the first search
+WORK_S = 1.0  # training steps of one trial
+FEWEST_IMAGES, MOST_IMAGES = 2 * BATCH, 4096
 WARM_S = 8.0  # until those processes have imported
 COUNT = "RAYPIPE_BENCHMARK_DECODED"  # a file that gets a byte for every image decoded
 
@@ -46,7 +61,12 @@ def job(folder: Path, uri: str) -> dict[str, Any]:
         "cluster": {"address": "local", "cpus": AT_ONCE, "object_store_mb": 300},
         "feed": {"val": "train", "test": "train"},
         "model": {"name": "small_cnn", "mode": "finetune", "pretrained": False, "side_px": 64},
-        "train": {"epochs": 4, "batch_size": 32, "precision": "fp32", "stopping": {"metric": "val_loss", "patience": None}},
+        "train": {
+            "epochs": EPOCHS,
+            "batch_size": BATCH,
+            "precision": "fp32",
+            "stopping": {"metric": "val_loss", "patience": None},
+        },
         "search": {"samples": 1, "scheduler": "none", "space": {"train.lr": f"grid({rates})"}},
     }
 
@@ -62,21 +82,37 @@ def measure() -> dict[str, Any]:
         prepare_environment()
         from raypipe.search import places
 
-        uri = pictures.table(folder, IMAGES)
-        counted, _ = _searched(job(folder / "counted", uri), {"worker_process_setup_hook": "benchmarks.trials.count_decoded"})
+        hook = {"worker_process_setup_hook": "benchmarks.trials.count_decoded"}
+        first = pictures.table(folder, CALIBRATION)
+        counted, _ = _searched(job(folder / "counted", first), hook)
         decoded = (folder / "decoded").stat().st_size
+        images = images_for(WORK_S, steps_s(counted.trials, CALIBRATION) / TRIALS)
         os.environ["RAY_preload_python_modules"] = places.PRELOAD  # noqa: SIM112
-        result, wall_s = _searched(job(folder / "timed", uri), None)
-        work_s = sum(t.seconds for t in result.trials)
-    assert len(result.trials) == TRIALS and not any(t.stopped_early for t in result.trials)
-    assert result.decoded == counted.decoded == decoded, "what the search reports is what was decoded"
+        result, wall_s = _searched(job(folder / "timed", pictures.table(folder, images)), None)
+    for found in (counted, result):
+        assert len(found.trials) == TRIALS and not any(t.stopped_early for t in found.trials)
+    assert counted.decoded == decoded, "what the search reports is what was decoded"
+    work_s, spent_s = steps_s(result.trials, images), sum(t.seconds for t in result.trials)
     return {
         "wall_vs_ideal": round(wall_s / (work_s / AT_ONCE), 3),
         "overhead_ms_per_trial": round(1e3 * (wall_s - work_s / AT_ONCE) / (TRIALS / AT_ONCE)),
-        "decoded_vs_table": round(decoded / IMAGES, 3),
+        "decoded_vs_table": round(decoded / CALIBRATION, 3),
         "wall_s": round(wall_s, 1),
         "work_s_per_trial": round(work_s / TRIALS, 2),
+        "rest_s_per_trial": round((spent_s - work_s) / TRIALS, 2),
+        "images": images,
     }
+
+
+def steps_s(trials: Sequence[Trial], images: int) -> float:
+    """What all trials' training steps took; the meter tells the mean step of each epoch."""
+    return sum(line["step_s"] * (images // BATCH) for trial in trials for line in trial.history)
+
+
+def images_for(wanted_s: float, calibrated_s: float) -> int:
+    """How many images make a trial's steps take so long, where CALIBRATION took `calibrated_s`."""
+    batches = round(CALIBRATION * wanted_s / calibrated_s / BATCH)
+    return min(MOST_IMAGES, max(FEWEST_IMAGES, batches * BATCH))
 
 
 def _searched(asked: dict[str, Any], environment: dict[str, Any] | None) -> tuple[Any, float]:

@@ -27,6 +27,11 @@ class Slots:
     concurrent: int
 
 
+def gpu_share(job: SearchJob) -> float:
+    """Of a GPU's memory, what a trial of one worker may fill; it trains on one GPU, however many it holds."""
+    return min(1.0, job.search.gpus_per_trial) if job.train.workers == 1 else 1.0
+
+
 def slots(job: SearchJob, resources: Mapping[str, float], trials: int) -> Slots:
     """`trials`: in all.
 

@@ -29,7 +29,7 @@ from raypipe.search.monitor import Listener, Monitor, Stop
 from raypipe.search.schedulers import drawn_ahead, memory, scheduler
 from raypipe.search.searchers import candidates, plan, searcher
 from raypipe.search.settings import SearchJob
-from raypipe.search.slots import slots
+from raypipe.search.slots import gpu_share, slots
 from raypipe.search.trial import data_key, folder_name, run_trial
 from raypipe.search.warm import earlier
 from raypipe.train import finders
@@ -72,7 +72,7 @@ def search(job: SearchJob, progress: Listener = lambda done, total, standings: N
     """Search, or pick up where an interrupted search stopped. `progress` hears how the trials stand, whenever one reports."""
     pinned = pin(job.table, job.feed, kind=job.model.task)
     job, space = check(job, pinned.counts)
-    job = finders.settle(job, pinned, lambda: prepare(job, pinned), drawn=space.always)
+    job = finders.settle(job, pinned, lambda: prepare(job, pinned), space.always, gpu_share(job))
     space = space.of(job)
     key = key_of(job.training_key(pinned.version), job.search.model_copy(update={"refit": None}))  # it comes after the search
     folder = job.run.path / "search" / key

@@ -53,17 +53,26 @@ class Found:
     reason: str
 
 
-def settle(job: Job, pinned: Pinned, data: Callable[[], Data], drawn: tuple[str, ...] = ()) -> Job:
-    """The job with numbers where it says auto, except for fields that a search draws. `data` is asked only on a first time."""
+def settle(
+    job: Job,
+    pinned: Pinned,
+    data: Callable[[], Data],
+    drawn: tuple[str, ...] = (),
+    gpu_share: float = 1.0,
+) -> Job:
+    """The job with numbers where it says auto, except for fields that a search draws. `data` is called
+    only if no earlier result is stored. `gpu_share`: of a GPU's memory, which trials may have to
+    share; a batch that fills the whole of it would let all but the first of them fail."""
     autos = tuple(name for name in ("batch_size", "lr") if getattr(job.train, name) == "auto")
     wanted = tuple(name for name in autos if f"train.{name}" not in drawn)
     if not wanted:
         return job
-    path = job.run.path / "found" / f"{job.training_key(pinned.version)}-{'-'.join(wanted)}.json"
+    part = f"-{gpu_share:g}-of-a-gpu" if gpu_share < 1 else ""
+    path = job.run.path / "found" / f"{job.training_key(pinned.version)}-{'-'.join(wanted)}{part}.json"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         written = path.with_suffix(".partial")
-        written.write_text(to_json({name: asdict(found) for name, found in _find(job, data(), wanted).items()}))
+        written.write_text(to_json({name: asdict(found) for name, found in _find(job, data(), wanted, gpu_share).items()}))
         written.replace(path)
     found = {name: Found(**told) for name, told in json.loads(path.read_text()).items()}
     for name in wanted:
@@ -71,25 +80,25 @@ def settle(job: Job, pinned: Pinned, data: Callable[[], Data], drawn: tuple[str,
     return config.replace(job, {f"train.{name}": found[name].value for name in wanted})
 
 
-def _find(job: TrainJob, data: Data, wanted: tuple[str, ...]) -> dict[str, Found]:
+def _find(job: TrainJob, data: Data, wanted: tuple[str, ...], gpu_share: float) -> dict[str, Found]:
     """Where one worker trains in this process, here; else on a worker's device, which this machine may not have."""
     if job.train.workers == 1 or not wants_gpu(job.train, ray.cluster_resources()):
-        return find(job, data, wanted)
+        return find(job, data, wanted, gpu_share)
     told = job.model_dump(mode="json", include=set(TrainJob.model_fields))
     elsewhere = ray.remote(num_gpus=1, max_retries=0)(lambda told, *rest: find(TrainJob.model_validate(told), *rest))
-    return ray.get(elsewhere.remote(told, data, wanted))  # type: ignore[no-any-return]
+    return ray.get(elsewhere.remote(told, data, wanted, gpu_share))  # type: ignore[no-any-return]
 
 
-def find(job: TrainJob, data: Data, wanted: tuple[str, ...]) -> dict[str, Found]:
+def find(job: TrainJob, data: Data, wanted: tuple[str, ...], gpu_share: float = 1.0) -> dict[str, Found]:
     """The batch size, which the rate depends on, and the rate if it is wanted."""
     given = job.train.batch_size
-    found = {"batch_size": _batch_size(job, data) if given == "auto" else Found(given, "given")}
+    found = {"batch_size": _batch_size(job, data, gpu_share) if given == "auto" else Found(given, "given")}
     if "lr" in wanted:
         found["lr"] = _lr(job, data, int(found["batch_size"].value))
     return found
 
 
-def _batch_size(job: TrainJob, data: Data) -> Found:
+def _batch_size(job: TrainJob, data: Data, gpu_share: float) -> Found:
     labels_N, workers = fetch(data.train.rows).labels_N, job.train.fewest_workers
     most = max(1, job.train.accumulate, len(labels_N) // FEWEST_STEPS)
     if data.features:
@@ -99,10 +108,13 @@ def _batch_size(job: TrainJob, data: Data) -> Found:
         )
     objective = _objective(job, data)
     if torch.cuda.is_available():
-        fits = in_process(partial(_try, job=job, objective=objective, label=labels_N[:1]))
+        tried = partial(_try, job=job, objective=objective, label=labels_N[:1], gpu_share=gpu_share)
+        fits = in_process(tried)
         each = find_batch_size(fits, start=min(8, most), limit=max(1, most // workers))
         size = max(1, int(0.9 * each)) * workers
-        return Found(size, f"a step of {each} fits {torch.cuda.get_device_name()}; a tenth less, times {workers} workers")
+        where = f"{gpu_share:.0%} of " if gpu_share < 1 else ""
+        where += torch.cuda.get_device_name()
+        return Found(size, f"a step of {each} fits {where}; a tenth less, times {workers} workers")
     rates: dict[int, float] = {}
     step = _random_steps(job, objective, labels_N[:1])
     size = fastest_batch_size(lambda n: rates.setdefault(n, _images_per_s(step, n)), min(8, most), min(256, most))
@@ -169,8 +181,10 @@ def _random_steps(job: TrainJob, objective: Objective, label: np.ndarray) -> Cal
     return step
 
 
-def _try(batch_size: int, job: TrainJob, objective: Objective, label: np.ndarray) -> None:
+def _try(batch_size: int, job: TrainJob, objective: Objective, label: np.ndarray, gpu_share: float = 1.0) -> None:
     """Two steps, in a process of their own: the optimizer's state is there from the second on."""
+    if gpu_share < 1 and torch.cuda.is_available():
+        torch.cuda.set_per_process_memory_fraction(gpu_share)  # beyond it, torch says out of memory
     step = _random_steps(job, objective, label)
     step(batch_size)
     step(batch_size)

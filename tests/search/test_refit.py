@@ -7,15 +7,20 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 
 from raypipe.config import load, replace, validate
-from raypipe.errors import ConfigError
+from raypipe.errors import ConfigError, DataError
 from raypipe.feed.dataset import pin
 from raypipe.job import Job
-from raypipe.search import refit, tuner
+from raypipe.search import pbt, refit, tuner
+from raypipe.search.leaderboard import SearchResult, Trial
 from raypipe.tables.ingest import IngestConfig, ingest
-from raypipe.tables.table import TableConfig
-from raypipe.train import trainer
+from raypipe.tables.table import TableConfig, TableVersion
+from raypipe.train import checkpoint, trainer
+from raypipe.train.job import TrainJob, TrainResult
+from raypipe.train.loop import LoopState
+from raypipe.train.parallel.snapshot import Piece, Snapshot
 
 from ..conftest import Cli
 from .test_tuner import Searches
@@ -65,10 +70,7 @@ def test_it_trains_on_both_splits_and_keeps_the_third_for_its_reference(
 def test_the_command_registers_the_refit_and_its_file_gives_the_same_model(
     cells: TableConfig, searches: Searches, cli: Cli, tmp_path: Path
 ) -> None:
-    import torch
-
     from raypipe.config import save
-    from raypipe.train import checkpoint
 
     job = searches(tmp_path, **{"table.uri": cells.uri, "search.refit": REFIT, "search.samples": 1})
     where = save(validate(Job, job.model_dump()), tmp_path / "job.yaml")
@@ -93,6 +95,38 @@ def test_the_command_registers_the_refit_and_its_file_gives_the_same_model(
     shutil.rmtree(tmp_path / "search")
     code, out, err = cli("retrain", str(where), "watch.force=true", "watch.retrain_workers=1", "--json")
     assert code == 0 and json.loads(out.splitlines()[-1])["challenger"], "which needs no checkpoint of a search long gone"
+
+
+def test_a_trial_whose_weights_are_lost_is_not_refitted(searches: Searches, tmp_path: Path) -> None:
+    """Its metric may look like one, or its checkpoint be older than the check."""
+    job = searches(tmp_path, **{"search.refit": {}})
+    weights = {"w": Piece.whole(torch.tensor([float("nan")]))}
+    history = [{"val_loss": 0.5, "val_accuracy": 0.8}]
+    at = checkpoint.write(tmp_path / "epoch", Snapshot(weights), LoopState(epoch=1, history=history))
+    best = TrainResult("key", TableVersion("table", 0), ("a", "b"), history[0], tuple(history), 0, str(at), 0.0)
+    for metric, says in ((0.5, r"Weights are not finite: w holds NaN"), (float("nan"), r"has no usable epoch")):
+        trial = Trial("t", {}, metric, 1, False, tuple(history), str(at))
+        plain = TrainJob.model_validate(job.model_dump(include=set(TrainJob.model_fields)))
+        with pytest.raises(DataError, match=says):
+            refit.job_of(job, SearchResult("key", plain, best, (trial,), "val_loss", 0.0))
+
+
+@pytest.mark.parametrize("mode", ["finetune", "frozen"])
+def test_a_refit_of_values_by_epoch(searches: Searches, tmp_path: Path, mode: str) -> None:
+    """From the trial's weights on it has the last values; anew, those of the epochs that it comes to."""
+    more = {"search.refit": {"train.epochs": 3}, "model.mode": mode, "model.name": "efficientnet_lite0"}
+    job = searches(tmp_path, **more, **{"model.pretrained": True, "train.epochs": 9})
+    schedule = ({"epoch": 0, "train.lr": 0.1}, {"epoch": 2, "train.lr": 0.2}, {"epoch": 4, "train.lr": 0.3})
+    plain = TrainJob.model_validate(job.model_dump(include=set(TrainJob.model_fields)))
+    won = pbt.job_of(plain, {"train.lr": 0.3}, schedule)
+    history = [{"val_loss": 0.5}]
+    weights = {"w": Piece.whole(torch.tensor([1.0]))}
+    at = checkpoint.write(tmp_path / "epoch", Snapshot(weights), LoopState(epoch=1, history=history))
+    best = TrainResult("key", TableVersion("table", 0), ("a", "b"), history[0], tuple(history), 0, str(at), 0.0)
+    trial = Trial("t", {"train.lr": 0.3}, 0.5, 1, False, tuple(history), str(at), schedule=schedule)
+    again = refit.job_of(job, SearchResult("key", won, best, (trial,), "val_loss", 0.0))
+    expected = (0.3, {}) if mode == "finetune" else (0.1, {2: {"train.lr": 0.2}})
+    assert (again.train.lr, again.by_epoch) == expected
 
 
 @pytest.mark.usefixtures("ray_session")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from raypipe.config import replace, validate
 from raypipe.errors import ClusterError, ConfigError
 from raypipe.search.settings import SearchJob
-from raypipe.search.slots import Slots, slots
+from raypipe.search.slots import Slots, gpu_share, slots
 
 JOB = validate(SearchJob, {"table": {"uri": "unused"}})
 
@@ -61,3 +61,8 @@ def test_what_cannot_fit_is_refused_with_a_number_that_does() -> None:
         fitted({"CPU": 64, "GPU": 8}, **{"train.workers": 2, "search.concurrent": 8})
     with pytest.raises(ConfigError, match=r"cannot share a GPU.*gpus_per_trial=0\.5, train\.workers=2.*NCCL"):
         fitted({"CPU": 64, "GPU": 8}, **{"train.workers": 2, "search.gpus_per_trial": 0.5})
+
+
+def test_trials_that_share_a_gpu_share_its_memory() -> None:
+    assert gpu_share(replace(JOB, {"search.gpus_per_trial": 0.25})) == 0.25
+    assert gpu_share(replace(JOB, {"search.gpus_per_trial": 2})) == gpu_share(JOB) == 1

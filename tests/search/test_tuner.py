@@ -125,6 +125,22 @@ def test_a_trial_that_diverges_loses(searches: Searches, tmp_path: Path) -> None
 
 
 @pytest.mark.usefixtures("ray_session")
+def test_automatic_sizes_are_found_for_the_share_of_a_gpu_that_a_trial_has(
+    searches: Searches, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[float] = []
+
+    def settle(job: SearchJob, pinned: Pinned, data: object, drawn: tuple[str, ...], share: float) -> None:
+        asked.append(share)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tuner.finders, "settle", settle)
+    with pytest.raises(KeyboardInterrupt):
+        search(searches(tmp_path, **{"train.batch_size": "auto", "search.gpus_per_trial": 0.5}))
+    assert asked == [0.5]
+
+
+@pytest.mark.usefixtures("ray_session")
 def test_progress_counts_trials_to_the_end(searches: Searches, tmp_path: Path) -> None:
     told: list[tuple[int, int, list[Standing]]] = []
     search(
@@ -143,6 +159,8 @@ def test_a_space_that_cannot_be_is_refused_before_anything_is_written(searches: 
         search(searches(tmp_path / "run", **{"search.space": {"train.lrr": "uniform(0, 1)"}}))
     with pytest.raises(ConfigError, match=r"cannot draw train\.batch_size=auto.*found once, before the search"):
         search(searches(tmp_path / "run", **{"search.space": {"train.batch_size": "choice(8, auto)"}}))
+    with pytest.raises(ConfigError, match=r"by_epoch would set them again"):
+        search(searches(tmp_path / "run", **{"by_epoch": {1: {"train.lr": 0.1}}}))
     with pytest.raises(ConfigError, match=r"changes values under a training.*got 'model\.side_px'"):
         search(searches(tmp_path / "run", **{"search.scheduler": "pbt", "search.space": {"model.side_px": "choice(32, 64)"}}))
     assert not (tmp_path / "run").exists()

@@ -83,6 +83,23 @@ def test_what_a_search_draws_is_not_found_first(jobs: Jobs, monkeypatch: pytest.
 
 
 @pytest.mark.usefixtures("ray_session")
+def test_what_was_found_for_a_part_of_a_gpu_is_not_taken_for_the_whole(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two trials on one GPU have half of its memory each; a training that has all of it may fill it."""
+    job = jobs(**{"train.batch_size": "auto"})
+    pinned, shares = pin(job.table, job.feed), []
+
+    def find(job: TrainJob, data: None, wanted: tuple[str, ...], share: float) -> dict[str, finders.Found]:
+        shares.append(share)
+        return {"batch_size": finders.Found(int(64 * share), "tried")}
+
+    monkeypatch.setattr(finders, "find", find)
+    for share in (0.5, 1.0, 0.5):
+        settled = finders.settle(job, pinned, lambda: None, gpu_share=share)  # type: ignore[arg-type,return-value]
+        assert settled.train.batch_size == 64 * share
+    assert shares == [0.5, 1.0]
+
+
+@pytest.mark.usefixtures("ray_session")
 def test_a_worker_of_the_cluster_can_try_in_a_process_of_its_own() -> None:
     """How it is done where the driver has no GPU."""
     tried = ray.remote(lambda: [in_process(up_to_twelve)(n) for n in (12, 13)])
@@ -103,11 +120,11 @@ def test_what_is_neither_auto_nor_a_number_is_refused(settings: dict[str, Any], 
         validate(TrainConfig, settings)
 
 
-def trying(name: str, side_px: int) -> Callable[[int], bool]:
+def trying(name: str, side_px: int, gpu_share: float = 1.0) -> Callable[[int], bool]:
     model = {"name": name, "mode": "finetune", "pretrained": False, "side_px": side_px}
     job = validate(TrainJob, {"table": {"uri": "nowhere"}, "model": model, "augment": {"crop_area": 0.5}})
     objective = Objective.of(Task("single_label", ("a", "b")), np.array([0, 1]))
-    return in_process(partial(finders._try, job=job, objective=objective, label=np.array([0])))
+    return in_process(partial(finders._try, job=job, objective=objective, label=np.array([0]), gpu_share=gpu_share))
 
 
 def test_a_step_is_tried_in_a_process_of_its_own() -> None:
@@ -120,3 +137,12 @@ def test_on_a_gpu_the_largest_batch_is_found() -> None:
     fits = trying("efficientnet_lite0", 512)
     found = find_batch_size(fits, start=256, limit=65_536, within=0.2)
     assert found >= 64 and fits(int(0.9 * found)) and not fits(2 * found)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_on_half_a_gpu_half_of_it_fits() -> None:
+    whole, half = (
+        find_batch_size(trying("efficientnet_lite0", 512, share), start=256, limit=65_536, within=0.2) for share in (1.0, 0.5)
+    )
+    assert 0.3 * whole <= half <= 0.7 * whole

@@ -1,0 +1,34 @@
+"""The benchmarks measure what a search does by default, and call work what is work."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks import halving, trials
+from raypipe.config import validate
+from raypipe.search import schedulers
+from raypipe.search.leaderboard import Trial
+from raypipe.search.settings import SearchJob
+
+
+@pytest.mark.parametrize("name", ["asha", "pasha"])
+def test_the_simulated_rule_is_the_one_that_a_search_runs_by_default(name: str) -> None:
+    """Grace 1 needs a third fewer epochs on the same table than the 3 that a search has."""
+    job = validate(SearchJob, {"table": {"uri": "unused"}, "train": {"epochs": 27}, "search": {"scheduler": name}})
+    real, simulated = schedulers.scheduler(job, 128), halving.rules()[name](27, 128, "max")
+    assert isinstance(real, schedulers.HalvingScheduler) and simulated is not None
+    assert vars(simulated) == vars(real.rule)
+
+
+def test_work_is_training_steps_alone() -> None:
+    """Four epochs of 10 steps of 20 ms are 0.8 s, whatever the trial spent on validation and checkpoints."""
+    history = tuple({"step_s": 0.02} for _ in range(4))
+    made = [Trial(f"t{i}", {}, 0.5, 4, False, history, "x", seconds=99.0) for i in range(3)]
+    assert trials.steps_s(made, 10 * trials.BATCH) == pytest.approx(3 * 0.8)
+
+
+@pytest.mark.parametrize("measured_s", [0.2, 0.5, 1.0, 2.0])
+def test_a_trial_has_about_the_second_of_work_that_was_asked_for(measured_s: float) -> None:
+    images = trials.images_for(1.0, measured_s)
+    assert images % trials.BATCH == 0
+    assert measured_s * images / trials.CALIBRATION == pytest.approx(1.0, abs=0.11)
