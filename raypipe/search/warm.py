@@ -9,6 +9,7 @@ goes on from the same hints although others have finished since.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -61,7 +62,7 @@ def _of(other: Path, job: SearchJob, space: Space) -> Iterator[Earlier]:
     except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError):  # another version's, or half removed: no hint
         return
     for trial in trials if same else ():
-        if trial.checkpoint is not None:
+        if trial.checkpoint is not None and math.isfinite(trial.metric):
             values = {field.name: _at(before, field.name) for field in space.fields} | trial.changes
             yield Earlier(space.keyed(values), trial.metric)
 
