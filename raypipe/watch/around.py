@@ -58,8 +58,10 @@ def _sampling(job: WatchJob, champions: TrainJob, sources: Collection[str]) -> d
 def searched(job: WatchJob, first: TrainJob) -> SearchJob:
     """The search whose first trial is `first`; the others are drawn near it, or from watch.retrain_space.
 
-    With a refit the trials are trained by one worker each, and the refit by all of `first`.
+    With a refit the trials are trained by one worker each, and the refit by all of `first`. Values by epoch are one training's;
+    the trials have its last ones.
     """
+    first, _ = first.stage(first.train.epochs)
     drawn = space(first) if job.watch.retrain_space is None else _stated(job.watch.retrain_space, first)
     search = job.search.model_dump() | {
         "samples": job.watch.retrain_samples,
