@@ -44,12 +44,13 @@ def ingest(job: Job, console: Console) -> Result:
         console.facts(facts | {"table": f"{job.table.uri}: nothing was written"})
         return {"understood": facts, "dry_run": True}
     with console.progress(f"Ingesting {cfg.name}") as tick:
-        done = ingest_images(job.table, cfg, tick, job.cluster, console.facts)
+        done = ingest_images(job.table, cfg, tick, job.cluster, console.facts, cleaning.known_as(job.clean))
     console.facts(
         {
             "table": done.version,
             "accepted": done.accepted,
             "already there": done.present,
+            "relabelled": done.relabelled,
             "duplicates": done.duplicates,
             "quarantined": done.reasons or 0,
             "unlabelled": done.unlabelled,
@@ -58,7 +59,10 @@ def ingest(job: Job, console: Console) -> Result:
     )
     return {
         "table": str(done.version),
-        **{k: getattr(done, k) for k in ("seen", "accepted", "present", "duplicates", "quarantined", "reasons", "splits")},
+        **{
+            k: getattr(done, k)
+            for k in ("seen", "accepted", "present", "relabelled", "duplicates", "quarantined", "reasons", "splits")
+        },
     }
 
 

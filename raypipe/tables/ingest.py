@@ -6,11 +6,12 @@ bytes, so nothing is lost.
 
 Exactly once: an image's id is the sha256 of its bytes in the source, so the same ingest again, or after a kill, adds only what
 is missing. A batch of rows is one commit on top of the version that was searched for its ids (`commits`): when another ingest
-got in between, the batch is decided again.
+got in between, the batch is decided again. What a source says of images that are there already is for `relabel`.
 """
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -26,17 +27,17 @@ from raypipe.cluster.connect import ClusterConfig
 from raypipe.config import Section
 from raypipe.errors import DataError
 from raypipe.images import decode
-from raypipe.tables import scan, split, verdicts, verify
+from raypipe.tables import relabel, scan, split, verdicts, verify
 from raypipe.tables.commits import Moved, append_once, batch_id
 from raypipe.tables.fragment import Options
 from raypipe.tables.sources import Listed, Part, SourceConfig, candidates, understood
 from raypipe.tables.sources.fence import ROOTS
-from raypipe.tables.table import SCHEMA, ImageTable, TableConfig, TableVersion, resolve, told
+from raypipe.tables.table import ATTEMPTS, SCHEMA, ImageTable, TableConfig, TableVersion, resolve, told
 
+log = logging.getLogger("raypipe")
 ROWS_PER_COMMIT = 20_000
 # A commit is a sixteenth of the source within these limits: nothing overlaps the writing of the last (128 MB of 300: 10 %).
 BYTES_PER_COMMIT = 32 * 2**20, 128 * 2**20  # twice that waits in memory: one batch is written, the next collected
-ATTEMPTS = 20  # at one commit, when others keep coming first
 STATISTICS: dict[str, str | None] = {"delta.dataSkippingStatsColumns": "image_id,label,split,source"}
 QUARANTINE = pa.schema(
     [(n, pa.string()) for n in ("image_id", "reason", "detail", "path", "source", "label")] + [("image", pa.binary())]
@@ -85,7 +86,10 @@ class IngestConfig(Section):
 
 @dataclass(frozen=True)
 class IngestResult:
-    """What happened to every candidate: accepted + present + duplicates + quarantined == seen."""
+    """What happened to every candidate: accepted + present + duplicates + quarantined == seen.
+
+    `relabelled` counts rows that were there and got a label, or another one.
+    """
 
     version: TableVersion
     seen: int
@@ -96,6 +100,7 @@ class IngestResult:
     reasons: dict[str, int]
     unlabelled: int
     splits: dict[str, int]
+    relabelled: int = 0
 
 
 @dataclass
@@ -105,6 +110,7 @@ class _Counts:
     unlabelled: int = 0
     reasons: Counter[str] = field(default_factory=Counter)
     splits: Counter[str] = field(default_factory=Counter)
+    drawn: split.Placed = field(default_factory=Counter)  # of these, images whose split the source did not give
 
     def add(self, other: _Counts) -> None:
         for f in fields(self):
@@ -113,14 +119,18 @@ class _Counts:
 
 @dataclass
 class _Held:
-    """What the table holds at `base` (None: there is no table), and which ids this run has added. `strata` where splits are
-    stratified."""
+    """What the table holds at `base` (None: there is no table), and what this run has added: ids, and images that were drawn.
+
+    `placed` counts the table's images by label and split; `strata` where splits are stratified.
+    """
 
     base: DeltaTable | None
     known: set[str]
     families: split.Families
     strata: split.Strata | None
+    placed: split.Placed
     mine: set[str] = field(default_factory=set)
+    drawn: split.Placed = field(default_factory=Counter)
 
 
 def ingest(
@@ -129,26 +139,30 @@ def ingest(
     progress: Progress = lambda done, total: None,
     cluster: ClusterConfig = ClusterConfig(),  # noqa: B008  (frozen)
     say: Callable[[dict[str, Any]], None] = lambda facts: None,
+    policies: set[str] | None = None,
 ) -> IngestResult:
-    """Add what `cfg.source` holds and the table lacks; `progress(done, total)` counts candidates.
+    """Add what `cfg.source` holds and the table lacks, and relabel what it labels anew.
 
-    `say` is told what the source was understood as, before anything is done (`understand`).
+    `progress(done, total)` counts candidates; `say` is told what the source was understood as, before anything is done
+    (`understand`). What cleaning dropped under one of these `policies` (`clean.known_as`; None: under any) stays away.
 
-    Raises DataError before anything is written when the source is wrong, and after filling the quarantine when no image
-    at all was readable.
+    Raises DataError before anything is written when the source is wrong, after filling the quarantine when no image at all
+    was readable, and before a batch is written that would leave a split empty or without a class.
     """
     listed, parts, facts = understand(cfg)
     say(facts)
     total = sum(len(p.candidates) for p in parts)
     uri, options = resolve(table.uri), table.storage_options
     why = told(f"ingest {cfg.name}", listed.lineage)
-    held, counts = _look(uri, cfg, options), _Counts()
+    look = partial(_look, uri, cfg, options, policies, total)
+    held, counts, heard = look(), _Counts(), relabel.Heard()
     verifier = verify.Verifier(cfg.formats, cfg.max_pixels, cfg.max_side, cfg.quality, frozenset(held.known))
     stream = verify.stream(verifier, parts, cfg.workers, cfg.threads or verify.cores(), cluster)
 
     def settle(batch: list[pa.Table]) -> _Counts:
+        batch = heard.listen(batch)
         _quarantine(uri, batch, cfg.name, options)
-        return _add(uri, batch, cfg, held, why, options)
+        return _add(uri, batch, cfg, held, look, why, options)
 
     with ThreadPoolExecutor(1) as writer:  # one batch is written while the next is verified: a fifth of the time
         written: Future[_Counts] | None = None
@@ -163,8 +177,15 @@ def ingest(
             rule=f"Formats: {', '.join(cfg.formats)}, every row decodable",
             fix=f"See {quarantine_uri(uri)} for each reason" + (f". {ROOTS}" if "outside" in counts.reasons else ""),
         )
+    version = TableVersion(uri, held.base.version()) if held.base else ImageTable.open(table).pin()
+    relabelled = 0
+    if counts.present or counts.duplicates or counts.reasons[relabel.REASON]:  # else every image has the label it came with
+        opened = ImageTable(uri, storage_options=options)
+        after, relabelled = relabel.apply(opened, heard, cfg.name, told(f"relabel by ingest {cfg.name}", listed.lineage))
+        version = after if relabelled else version
+    _warn(cfg, held)
     return IngestResult(
-        TableVersion(uri, held.base.version()) if held.base else ImageTable.open(table).pin(),
+        version,
         total,
         counts.splits.total(),
         counts.present,
@@ -173,6 +194,7 @@ def ingest(
         dict(counts.reasons),
         counts.unlabelled,
         dict(counts.splits),
+        relabelled,
     )
 
 
@@ -201,23 +223,28 @@ def _in_share(parts: list[Part], share: tuple[float, float]) -> list[Part]:
     return [Part(p.read, [c for c in p.candidates if low <= split.position(c.path, "share") < high], p.rows) for p in parts]
 
 
-def _look(uri: str, cfg: IngestConfig, options: Options) -> _Held:
-    """Raises DataError for a table that ingest did not make."""
+def _look(uri: str, cfg: IngestConfig, options: Options, policies: set[str] | None, total: int) -> _Held:
+    """What the table holds now. Raises DataError for a table that ingest did not make."""
     known: set[str] = set()
-    families, strata = split.Families(cfg.near_bits), split.Strata() if cfg.stratify else None
+    placed: split.Placed = Counter()
+    strata = split.Strata() if cfg.stratify else None
     if not ImageTable.exists(uri, options):
-        return _Held(None, known, families, strata)
+        families = split.Families(cfg.near_bits, split.most_in_family(total, cfg.splits))
+        return _Held(None, known, families, strata, placed)
     opened = ImageTable.open(TableConfig(uri=uri, storage_options=options))
     base = opened.delta()
     opened.require(base, *(n for n in SCHEMA.names if n != "sha256"))  # which older tables lack: the next commit adds it
     columns = ["image_id", "look", "family", "label", "split"]
-    for row in scan.rows(opened, TableVersion(uri, base.version()), columns).to_pylist():
+    rows = scan.rows(opened, TableVersion(uri, base.version()), columns).to_pylist()
+    families = split.Families(cfg.near_bits, split.most_in_family(max(total, len(rows)), cfg.splits))
+    for row in rows:
         known.add(row["image_id"])
         families.join(row["image_id"], bytes.fromhex(row["look"]), row["family"])
+        placed[row["label"], row["split"]] += 1
         if strata:
             strata.add(row["family"], row["label"], row["split"])
     # What cleaning dropped must not come back with the next ingest.
-    return _Held(base, known | verdicts.dropped_ids(uri, None, options), families, strata)
+    return _Held(base, known | verdicts.dropped_ids(uri, policies, options), families, strata, placed)
 
 
 def _commit_bytes(parts: list[Part]) -> int:
@@ -240,22 +267,58 @@ def _batches(stream: Iterable[pa.Table], most_bytes: int, progress: Callable[[in
         yield batch
 
 
-def _add(uri: str, batch: list[pa.Table], cfg: IngestConfig, held: _Held, why: CommitProperties, options: Options) -> _Counts:
+def _add(
+    uri: str,
+    batch: list[pa.Table],
+    cfg: IngestConfig,
+    held: _Held,
+    look: Callable[[], _Held],
+    why: CommitProperties,
+    options: Options,
+) -> _Counts:
     """Commit what is new in the batch; `held` is what the table holds afterwards."""
     for _ in range(ATTEMPTS):
         rows, counts, strata = _decide(batch, cfg, held)
         ids = rows["image_id"].to_pylist()
+        placed = held.placed + Counter(zip(rows["label"].to_pylist(), rows["split"].to_pylist(), strict=True))
+        drawn = held.drawn + counts.drawn
+        _refuse_gaps(cfg, drawn, placed)
         try:
             if ids:
                 held.base = append_once(uri, rows, batch_id(ids), held.base, why, STATISTICS, options)
             held.mine |= set(ids)
-            held.strata = strata
+            held.strata, held.placed, held.drawn = strata, placed, drawn
             return counts
         except Moved:
-            now = _look(uri, cfg, options)
-            held.base, held.families, held.strata = now.base, now.families, now.strata
+            now = look()
+            held.base, held.families, held.strata, held.placed = now.base, now.families, now.strata, now.placed
             held.known |= now.known - held.mine
     raise DataError(f"Others keep writing to {uri}", got=f"{ATTEMPTS} attempts", fix="Run again when they are done")
+
+
+def _refuse_gaps(cfg: IngestConfig, drawn: split.Placed, placed: split.Placed) -> None:
+    """Raise DataError for a split that lacks images, or a class, when that cannot be luck: look-alikes hold it together."""
+    gaps = [g for g in split.missing(drawn, placed, cfg.splits) if g.chance < split.CERTAIN]
+    if gaps:
+        raise DataError(
+            f"A split would stay empty or lack a class: {'; '.join(map(str, gaps[:3]))}",
+            got=f"near_bits {cfg.near_bits}",
+            rule="Images that look alike stay in one split, and here nearly all do; this batch was not written",
+            fix="Set ingest.stratify=true, or ingest.near_bits=0 (only equal looks stay together), or give splits yourself "
+            "(ingest.from.split_column)",
+        )
+
+
+def _warn(cfg: IngestConfig, held: _Held) -> None:
+    """Say what may be luck, or a small table."""
+    if gaps := split.missing(held.drawn, held.placed, cfg.splits):
+        log.warning("%s. ingest.stratify=true holds the shares in every class", "; ".join(map(str, gaps[:5])))
+    if held.families.refused:
+        log.warning(
+            "%d images look like many others (more than half a split): their splits are drawn one by one, so an image may "
+            "have a look-alike in another split",
+            held.families.refused,
+        )
 
 
 def _decide(batch: list[pa.Table], cfg: IngestConfig, held: _Held) -> tuple[pa.Table, _Counts, split.Strata | None]:
@@ -281,6 +344,7 @@ def _decide(batch: list[pa.Table], cfg: IngestConfig, held: _Held) -> tuple[pa.T
                     strata.add(family, row["label"], drawn)
                 counts.unlabelled += row["label"] is None
                 counts.splits[drawn] += 1
+                counts.drawn[row["label"], drawn] += not row["given"]
                 keep.append(i)
                 more.append({"split": drawn, "source": cfg.name, "family": family})
         kept = chunk if len(keep) == len(chunk) else chunk.take(pa.array(keep, pa.int64()))

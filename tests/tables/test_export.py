@@ -114,17 +114,64 @@ def test_a_mistake_is_named_and_nothing_is_written(
 
 
 def test_a_target_is_replaced_only_when_asked(table: Path, tmp_path: Path, cli: Cli) -> None:
-    out = tmp_path / "o.parquet"
-    out.write_text("mine")
-    code, _, err = cli("table", "export", table, out)
-    assert (code, out.read_text(), "--overwrite" in err) == (2, "mine", True)
-    assert cli("table", "export", table, out, "--overwrite")[0] == 0
-    assert len(read(out)) == 400
+    for out, count in ((tmp_path / "o.parquet", lambda o: len(read(o))), (tmp_path / "o", lambda o: len(list(o.glob("*/*"))))):
+        assert cli("table", "export", table, out, "--limit", 9)[0] == 0
+        code, _, err = cli("table", "export", table, out)
+        assert (code, count(out), "--overwrite" in err) == (2, 9, True)
+        assert cli("table", "export", table, out, "--overwrite")[0] == 0
+        assert count(out) == 400
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["o", "o.parquet", "t"]
+
+
+def everything(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+@pytest.mark.parametrize("target", ["t", "t/inside", "t/_delta_log", ".", "link", "t.parquet/../t"])
+def test_an_export_never_touches_a_table(target: str, table: Path, tmp_path: Path, cli: Cli) -> None:
+    (tmp_path / "link").symlink_to(table)
+    (tmp_path / "t.parquet").mkdir()
+    before = everything(tmp_path)
+    code, _, err = cli("table", "export", table, tmp_path / target, "--overwrite")
+    assert (code, "An export never touches a table" in err) == (2, True), err
+    assert everything(tmp_path) == before
+
+
+def test_overwriting_removes_what_an_export_made_and_nothing_else(table: Path, tmp_path: Path, cli: Cli) -> None:
+    """Another table, a folder of photographs with its labels.csv, an export to which somebody added a file, a Parquet file."""
+    append(str(tmp_path / "other"), rows(0, 3), "theirs")
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "a.png").write_bytes(b"mine")
+    (tmp_path / "photos" / "labels.csv").write_text("file,label\na.png,x\n")
+    assert cli("table", "export", table, tmp_path / "made")[0] == 0
+    (tmp_path / "made" / "a" / "notes.txt").write_text("mine")
+    pq.write_table(pa.table({"x": [1]}), tmp_path / "theirs.parquet")
+    (tmp_path / "text.parquet").write_text("mine")
+    (tmp_path / "o.parquet.partial").write_text("mine")
+    before = everything(tmp_path)
+    for target in ("other", "photos", "made", "theirs.parquet", "text.parquet"):
+        code, _, err = cli("table", "export", table, tmp_path / target, "--overwrite")
+        assert (code, "no export made" in err) == (2, True), err
+    assert cli("table", "export", table, tmp_path / "o.parquet")[0] == 0
+    assert {k: v for k, v in everything(tmp_path).items() if k != "o.parquet"} == before
+
+
+def test_long_labels_in_any_script_become_folders_and_two_labels_never_one(tmp_path: Path) -> None:
+    long = ["漢" * 120, "漢" * 121, "Ä" * 300, "a" * 250, "a" * 251, "x/y", "x_y", "Case", "case", "=", "unlabelled", None]
+    ids = ["同" * 100 + str(i) for i in range(len(long))]
+    append(str(tmp_path / "t"), pa.table({"image_id": ids, "label": long, "image": [b"%d" % i for i in range(12)]}), "add")
+    opened = ImageTable(str(tmp_path / "t"))
+    assert export(opened, opened.pin(), tmp_path / "out") == len(long)
+    lines = list(csv.DictReader((tmp_path / "out" / "labels.csv").open(encoding="utf-8")))
+    assert [line["label"] for line in lines] == [label or "" for label in long]
+    assert [(tmp_path / "out" / line["file"]).read_bytes() for line in lines] == [b"%d" % i for i in range(12)]
+    assert len({line["file"].partition("/")[0].casefold() for line in lines}) == len(long)
 
 
 def test_an_export_that_fails_half_way_leaves_what_was_there(table: Path, tmp_path: Path) -> None:
     out, opened = tmp_path / "o.parquet", ImageTable(str(table))
-    out.write_text("mine")
+    export(opened, opened.pin(), out, limit=3)
+    before = out.read_bytes()
 
     def stop(done: int, total: int) -> None:
         if done > 128:
@@ -132,7 +179,7 @@ def test_an_export_that_fails_half_way_leaves_what_was_there(table: Path, tmp_pa
 
     with pytest.raises(DataError, match="enough"):
         export(opened, opened.pin(), out, overwrite=True, progress=stop)
-    assert out.read_text() == "mine"
+    assert out.read_bytes() == before
     assert sorted(p.name for p in tmp_path.iterdir()) == ["o.parquet", "t"]
 
 
@@ -149,7 +196,7 @@ def test_labels_and_ids_cannot_lead_out_of_the_folder_or_hide_each_other(tmp_pat
     append(str(tmp_path / "t"), pa.table(odd), "add")
     opened = ImageTable(str(tmp_path / "t"))
     assert export(opened, opened.pin(), tmp_path / "out" / "photos") == 4
-    files = [p for p in (tmp_path / "out").rglob("*") if p.is_file() and p.name != "labels.csv"]
+    files = [p for p in (tmp_path / "out").rglob("*") if p.suffix == ".bin"]
     assert sorted(f.read_bytes() for f in files) == [b"1", b"2", b"3", b"4"]
     assert all(f.parent.parent == tmp_path / "out" / "photos" for f in files)
 

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from PIL import Image
 from raypipe.config import validate
 from raypipe.errors import ConfigError, DataError
 from raypipe.images.decode import Format, decode
-from raypipe.tables import commits, scan, verdicts
+from raypipe.tables import commits, scan, split, verdicts
 from raypipe.tables import ingest as room
 from raypipe.tables.commits import append_once
 from raypipe.tables.ingest import IngestConfig, IngestResult, ingest, quarantine_uri
@@ -515,3 +516,60 @@ def test_stratified_splits_hold_in_every_label_over_ingests_and_are_drawn_anew_b
             assert abs(images.count("test") - len(images) / 4) < 2
         drawn.append({r["image_id"]: r["split"] for r in rows})
     assert drawn[0] == drawn[1] != drawn[2]
+
+
+@pytest.fixture
+def surfaces(tmp_path: Path) -> Path:
+    """300 smooth gradients in two folders, `good` and `flawed`: the flaw of 6 px is nothing to a perceptual hash."""
+    random = np.random.default_rng(0)
+    for label in ("flawed", "good"):
+        (tmp_path / "surfaces" / label).mkdir(parents=True)
+    for i in range(300):
+        low, high = random.uniform(40, 80), random.uniform(150, 200)
+        gray_HW = np.tile(np.linspace(low, high, 64), (64, 1)) + random.normal(0, 0.3, (64, 64))
+        if i % 2:
+            y, x = random.integers(4, 54, 2)
+            gray_HW[y : y + 6, x : x + 6] -= 30
+        file = tmp_path / "surfaces" / ("good", "flawed")[i % 2] / f"{i:03d}.png"
+        Image.fromarray(gray_HW.astype(np.uint8)).save(file)
+    return tmp_path / "surfaces"
+
+
+def test_smooth_surfaces_do_not_become_one_family_in_one_split(surfaces: Path, table: TableConfig) -> None:
+    cfg = validate(IngestConfig, {"from": {"images": str(surfaces)}, "workers": 0})
+    done = ingest(table, cfg)
+    rows = everything(table.uri, ["label", "split", "family"])
+    assert max(Counter(r["family"] for r in rows).values()) <= 300 * 0.15 / 2
+    seen = Counter((r["label"], r["split"]) for r in rows)
+    assert all(seen[label, name] >= 8 for label in ("good", "flawed") for name in ("train", "val", "test")), seen
+    assert done.splits["train"] > 150
+    assert ingest(table, cfg).version == done.version
+
+
+def test_a_split_that_would_stay_empty_is_an_error_before_anything_is_written(
+    surfaces: Path, table: TableConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it would be without a largest family."""
+    monkeypatch.setattr(split, "most_in_family", lambda images, fractions: None)
+    cfg = {"from": {"images": str(surfaces)}, "workers": 0}
+    with pytest.raises(
+        DataError, match=r"A split would stay empty or lack a class: .*of 300.*ingest\.stratify=true.*near_bits=0"
+    ):
+        ingest(table, validate(IngestConfig, cfg))
+    assert not ImageTable.exists(table.uri)
+    monkeypatch.undo()
+    for more in ({"near_bits": 0}, {"stratify": True}):
+        done = ingest(TableConfig(uri=f"{table.uri}-{next(iter(more))}"), validate(IngestConfig, cfg | more))
+        assert (done.accepted, len(done.splits)) == (300, 3)
+
+
+@pytest.mark.parametrize("images", [1, 12])
+def test_few_images_and_one_class_at_a_time_are_no_error(
+    images: int, tmp_path: Path, table: TableConfig, textured: Draw
+) -> None:
+    for label in ("a", "b"):
+        folder = tmp_path / label / label
+        folder.mkdir(parents=True)
+        for seed in range(images):
+            (folder / f"{seed}.png").write_bytes(textured(seed + 100 * (label == "b"), 32))
+        assert ingest(table, validate(IngestConfig, {"from": {"images": str(folder.parent)}, "workers": 0})).accepted == images

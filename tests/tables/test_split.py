@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raypipe.tables.split import Families, Strata, draw, position
+from raypipe.tables.split import CERTAIN, Families, Placed, Strata, draw, missing, most_in_family, position
 
 FRACTIONS = {"train": 0.7, "val": 0.15, "test": 0.15}
 LOOKS = st.lists(st.binary(min_size=32, max_size=32), min_size=1, max_size=12, unique=True)
@@ -143,3 +143,42 @@ def test_strata_are_drawn_anew_by_each_salt_and_twins_stay_together() -> None:
     first, second = drawn("1"), drawn("2")
     assert first == drawn("1")
     assert sum(a == b for a, b in zip(first, second, strict=True)) < 210  # 0.7 ** 2 + 2 * 0.15 ** 2 of 300 by chance: 160
+
+
+def test_a_family_takes_at_most_its_share_and_what_comes_then_stands_for_itself() -> None:
+    """A table in which everything looks alike, known rows included."""
+    look = random_look(1)
+    looks = [flipped(look, [i % 256, i // 256]) for i in range(100)]
+    families = Families(max_bits=6, most=20)
+    found = [families.join(f"{i}", each) for i, each in enumerate(looks)]
+    assert found == ["0"] * 20 + [f"{i}" for i in range(20, 100)]
+    assert families.refused == 80
+    half = Families(max_bits=6, most=20)
+    for i in range(50):
+        half.join(f"{i}", looks[i], found[i])
+    assert [half.join(f"{i}", looks[i]) for i in range(50, 100)] == found[50:]  # a later ingest, or one that was killed
+
+
+@pytest.mark.parametrize(("images", "fractions", "most"), [(1000, FRACTIONS, 75), (20, FRACTIONS, 16), (9, {"test": 1}, None)])
+def test_the_largest_family_is_half_of_the_smallest_split(images: int, fractions: dict[str, float], most: int | None) -> None:
+    assert most_in_family(images, fractions) == most
+
+
+def test_a_gap_is_certain_when_luck_cannot_be_it() -> None:
+    def gaps(drawn: Placed, have: Placed) -> list[tuple[str, str | None, bool]]:
+        return [(m.split, m.label, m.chance < CERTAIN) for m in missing(drawn, drawn + have, FRACTIONS)]
+
+    every = Counter({(label, name): 100 for label in "ab" for name in FRACTIONS})
+    assert gaps(every, Counter()) == []
+    swallowed: Placed = Counter({("a", "test"): 500, ("b", "test"): 500})
+    assert gaps(swallowed, Counter()) == [("train", None, True), ("val", None, True)]
+    assert gaps(swallowed, Counter({("a", "train"): 1, ("b", "train"): 1, (None, "val"): 1})) == [
+        ("val", "a", True),
+        ("val", "b", True),
+    ]
+    assert gaps(Counter({(None, "test"): 500, (None, "train"): 1, (None, "val"): 1}), Counter()) == []  # nothing is labelled
+    assert gaps(Counter({("a", "train"): 9}), Counter()) == []  # few rows: val and test may well be empty
+    assert gaps(Counter({("a", "train"): 30}), Counter()) == [("val", None, False), ("test", None, False)]
+    one_each: Placed = Counter({(f"{i / 7}", ("train", "val", "test")[i % 3]): 1 for i in range(1000)})
+    assert gaps(one_each, Counter()) == []  # numbers: each its own class
+    assert gaps(Counter(), Counter({("a", "train"): 1000})) == []  # nothing was drawn
