@@ -21,7 +21,8 @@ import pyarrow.parquet as pq
 
 from raypipe.errors import DataError, nearest
 from raypipe.tables import fragment, scan
-from raypipe.tables.fragment import Fragment, Where
+from raypipe.tables.conditions import Where
+from raypipe.tables.fragment import Fragment
 from raypipe.tables.table import Columns, ImageTable, TableVersion
 
 MADE = "raypipe.export"  # in the metadata of a Parquet file

@@ -30,9 +30,9 @@ from deltalake.fs import DeltaStorageHandler
 from pyarrow.fs import FileSystem, PyFileSystem
 
 from raypipe.errors import DataError
-from raypipe.tables import storage
+from raypipe.tables import conditions, storage
+from raypipe.tables.conditions import Where, is_listed
 
-Where = dict[str, str | list[str]]
 Options = dict[str, str] | None
 Bits = bytes  # np.packbits
 OPEN_FILES = 16  # a thread
@@ -107,7 +107,7 @@ def read(
     if where:
         tested = _columns(run, schema, list(where), storage_options)
         for name, values in where.items():
-            keep_N &= matches(tested[name], values)
+            keep_N &= matches(tested[name], values, name)
     rows_N = np.flatnonzero(keep_N)
     if not len(rows_N):
         return shown(schema, columns).empty_table(), rows_N
@@ -137,14 +137,12 @@ def is_bytes(kind: pa.DataType) -> bool:
     return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
 
 
-def is_listed(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind)) and not pa.types.is_nested(kind.value_type)
-
-
-def matches(values: pa.ChunkedArray | pa.Array, wanted: str | list[str]) -> np.ndarray:
-    """Which values are, written as text, one of those wanted; a null never is."""
-    options = pa.array([wanted] if isinstance(wanted, str) else wanted, pa.string())
-    found: np.ndarray = pc.is_in(values.cast(pa.string()), value_set=options).to_numpy(zero_copy_only=False)
+def matches(values: pa.ChunkedArray | pa.Array, wanted: str | list[str], name: str = "") -> np.ndarray:
+    """Which values are one of those wanted, as the column's type reads their texts; a null never is. Raises DataError."""
+    options = conditions.values([wanted] if isinstance(wanted, str) else wanted, values.type, name)
+    if is_listed(values.type):
+        values = pc.binary_join(values.cast(pa.list_(pa.string())), "|")
+    found: np.ndarray = pc.is_in(values.cast(options.type), value_set=options).to_numpy(zero_copy_only=False)
     return found
 
 

@@ -16,8 +16,9 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable
 
 from raypipe.errors import DataError, nearest
-from raypipe.tables import protocol
-from raypipe.tables.fragment import FIELD_ID, PHYSICAL_NAME, Fragment, Options, Where, matches, open_file, position, with_fields
+from raypipe.tables import conditions, protocol
+from raypipe.tables.conditions import Where
+from raypipe.tables.fragment import FIELD_ID, PHYSICAL_NAME, Fragment, Options, matches, open_file, position, with_fields
 
 
 @dataclass(frozen=True)
@@ -37,9 +38,10 @@ def files(delta: DeltaTable, uri: str, where: Where) -> tuple[list[File], pa.Sch
     """
     protocol.preflight(delta)  # the pinned version may use a feature that the newest no longer does
     schema = _schema(delta)
-    for name in where:
+    for name, wanted in where.items():
         if name not in schema.names:
             raise DataError(f"{delta.table_uri} has no column {name!r}", fix=nearest(name, schema.names))
+        conditions.values([wanted] if isinstance(wanted, str) else wanted, schema.field(name).type, name)
     actions = pa.table(delta.get_add_actions(flatten=True)).sort_by([("modification_time", "ascending"), ("path", "ascending")])
     actions = actions.filter(pa.array(_may_match(actions, schema, where)))
     names = delta.metadata().partition_columns
@@ -111,7 +113,7 @@ def _may_match(actions: pa.Table, schema: pa.Schema, where: Where) -> np.ndarray
     for name, wanted in where.items():
         values = [wanted] if isinstance(wanted, str) else wanted
         if f"partition.{name}" in actions.column_names:
-            keep_N &= matches(actions[f"partition.{name}"], values)
+            keep_N &= matches(actions[f"partition.{name}"].cast(schema.field(name).type), values, name)
             continue
         field = schema.field(name)
         physical = (field.metadata or {}).get(PHYSICAL_NAME, name.encode()).decode()
@@ -129,10 +131,7 @@ def _overlaps(low: pa.ChunkedArray, high: pa.ChunkedArray, values: list[str], ki
     everything: np.ndarray = np.ones(len(low), bool)
     if not (pa.types.is_string(kind) or pa.types.is_integer(kind) or pa.types.is_date(kind)) or low.type != kind:
         return everything
-    try:
-        points = pa.array(values, pa.string()).cast(kind)
-    except pa.ArrowInvalid:
-        return everything
+    points = conditions.values(values, kind, "")
     hit = np.zeros(len(low), bool)
     for point in points:
         inside = pc.and_(pc.less_equal(low, point), pc.greater_equal(high, point))

@@ -19,8 +19,9 @@ from ray.data.block import BlockMetadata
 from ray.data.datasource import Datasource, ReadTask
 
 from raypipe.errors import DataError
-from raypipe.tables import fragment, log
-from raypipe.tables.fragment import Fragment, Options, Where, binary
+from raypipe.tables import conditions, fragment, log
+from raypipe.tables.conditions import Where
+from raypipe.tables.fragment import Fragment, Options, binary
 from raypipe.tables.table import ImageTable, TableVersion
 
 __all__ = ["Fragment", "Where", "binary", "dataset", "distributed", "located", "placed", "plan", "rows", "starts"]
@@ -43,8 +44,8 @@ def plan(table: ImageTable, pinned: TableVersion, where: Where | None = None) ->
 def rows(table: ImageTable, pinned: TableVersion, columns: list[str], where: Where | None = None) -> pa.Table:
     """Small columns (ids, labels, splits) of a version, read here. Raises DataError for a column that is not there."""
     columns = list(dict.fromkeys(columns))  # one column may play two roles
-    fragments, schema = _planned(table, pinned, columns, where or {})
-    found = [part for _, part, _ in _read_here(fragments, schema, columns, where or {}, table.storage_options)]
+    fragments, schema, asked = _planned(table, pinned, columns, where or {})
+    found = [part for _, part, _ in _read_here(fragments, schema, columns, asked, table.storage_options)]
     return pa.concat_tables([fragment.shown(schema, columns).empty_table(), *found])
 
 
@@ -56,9 +57,9 @@ def located(
     A fragment and a row name an image for as long as its file exists: `binary(fragment, column, storage_options)[row]`.
     """
     columns = list(dict.fromkeys(columns))  # one column may play two roles
-    fragments, schema = _planned(table, pinned, columns, where or {})
+    fragments, schema, asked = _planned(table, pinned, columns, where or {})
     out = []
-    for run, found, rows_N in _read_here(fragments, schema, columns, where or {}, table.storage_options):
+    for run, found, rows_N in _read_here(fragments, schema, columns, asked, table.storage_options):
         starts = np.cumsum([0] + [f.rows for f in run])
         cuts = np.searchsorted(rows_N, starts).tolist()
         for part, start, (a, b) in zip(run, starts[:-1], itertools.pairwise(cuts), strict=True):
@@ -71,8 +72,8 @@ def located(
 def dataset(table: ImageTable, pinned: TableVersion, columns: list[str], where: Where | None = None) -> ray.data.Dataset:
     """The version as a lazy Ray Data set of Arrow blocks, read by tasks anywhere on the cluster."""
     columns = list(dict.fromkeys(columns))  # one column may play two roles
-    fragments, schema = _planned(table, pinned, columns, where or {})
-    return distributed(fragments, schema, columns, where or {}, table.storage_options)
+    fragments, schema, asked = _planned(table, pinned, columns, where or {})
+    return distributed(fragments, schema, columns, asked, table.storage_options)
 
 
 def placed(
@@ -80,8 +81,8 @@ def placed(
 ) -> tuple[ray.data.Dataset, list[Fragment]]:
     """As `dataset`, with where each row is kept: column FILE numbers the row group in the list, ROW is its place there."""
     columns = list(dict.fromkeys(columns))  # one column may play two roles
-    fragments, schema = _planned(table, pinned, columns, where or {})
-    source = _Scan(fragments, schema, columns, where or {}, table.storage_options, placed=True)
+    fragments, schema, asked = _planned(table, pinned, columns, where or {})
+    source = _Scan(fragments, schema, columns, asked, table.storage_options, placed=True)
     return ray.data.read_datasource(source, override_num_blocks=len(fragments) or 1), fragments
 
 
@@ -160,13 +161,18 @@ def _read_here(
         yield from pool.map(read, runs)
 
 
-def _planned(table: ImageTable, pinned: TableVersion, columns: list[str], where: Where) -> tuple[list[Fragment], pa.Schema]:
+def _planned(
+    table: ImageTable, pinned: TableVersion, columns: list[str], where: Where
+) -> tuple[list[Fragment], pa.Schema, Where]:
+    """The row groups, the schema with names as text, and the conditions as that schema's columns are to be asked."""
     table.require(table.delta(pinned.version), *columns, *where)
     fragments, schema = plan(table, pinned, where)
     c = table.columns
-    for name in {c.id, c.label, c.split, *where} & {*columns, *where}:
+    for name in {c.id, c.label, c.split} & {*columns, *where}:
         kind = schema.field(name).type
-        if pa.types.is_nested(kind) and not (name == c.label and fragment.is_listed(kind)):
+        if pa.types.is_nested(kind) and not (name == c.label and conditions.is_listed(kind)):
             raise DataError(f"Column {name!r} of {table.uri} cannot name anything", got=str(kind), rule="One value a row")
     # Ids, labels and splits are names, whatever type a table keeps them in: label 3 is the class "3", labels [a, b] are a|b.
-    return fragments, pa.schema([f.with_type(pa.string()) if f.name in (c.id, c.label, c.split) else f for f in schema])
+    named = {c.id, c.label, c.split}
+    where = conditions.as_text(where, schema, named)
+    return fragments, pa.schema([f.with_type(pa.string()) if f.name in named else f for f in schema]), where

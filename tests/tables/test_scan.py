@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from datetime import date
+from collections.abc import Callable
+from datetime import date, datetime, timezone
+from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -198,3 +201,69 @@ def test_ray_reads_partitioned_and_empty_tables_too(tmp_path: Path) -> None:
     table, none = ImageTable(str(tmp_path / "t")), ImageTable(str(tmp_path / "none"))
     assert sorted(scan.dataset(table, table.pin(), COLUMNS).take_all(), key=lambda r: r["image_id"]) == rows.to_pylist()
     assert scan.dataset(none, none.pin(), COLUMNS).take_all() == []
+
+
+MANY: dict[str, tuple[Any, list[Any], dict[str, list[int]]]] = {
+    "int": (pa.int64(), [1, 10, None], {"1": [0], "01": [0], "1.0": [0], "+1": [0], " 1": [0], "1e1": [1]}),
+    "float": (pa.float64(), [1.0, 0.1, None], {"1": [0], "1.0": [0], "1e0": [0], ".1": [1], "0.10": [1]}),
+    "narrow": (pa.float32(), [1.5, 0.1, None], {"0.1": [1], "1.50": [0]}),
+    "decimal": (pa.decimal128(6, 2), [Decimal("1.50"), None], {"1.5": [0], "01.500": [0]}),
+    "truth": (pa.bool_(), [True, False, None], {"true": [0], "True": [0], "1": [0], "FALSE": [1]}),
+    "day": (pa.date32(), [date(2026, 11, 1), None], {"2026-11-01": [0], "2026-11-01T00:00:00Z": [0]}),
+    "time": (
+        pa.timestamp("us", "UTC"),
+        [datetime(2026, 11, 1, tzinfo=timezone.utc), datetime(2026, 11, 1, 12, 30, tzinfo=timezone.utc)],
+        {"2026-11-01": [0], "2026-11-01T13:30:00+01:00": [1], "2026-11-01 12:30": [1], "2026-11-01 12:30:00.000000Z": [1]},
+    ),
+    "text": (pa.string(), ["01", "1.0", " 1", None], {"01": [0], "1.0": [1], " 1": [2], "1": []}),
+    "tags": (pa.list_(pa.string()), [["a", "b"], [], None, ["a"]], {"a|b": [0], "": [1], "a": [3]}),
+    "numbers": (pa.list_(pa.int64()), [[1, 2], [3]], {"1|2": [0], "3": [1]}),
+}
+
+
+@pytest.mark.parametrize("partitioned", [False, True], ids=["", "partitioned"])
+@pytest.mark.parametrize("kind", MANY)
+def test_a_condition_means_what_the_column_reads_it_as(kind: str, partitioned: bool, tmp_path: Path) -> None:
+    held, values, wanted = MANY[kind]
+    if partitioned and kind in ("tags", "numbers", "narrow"):
+        pytest.skip("no partition column has this type, or deltalake writes other digits")
+    rows = pa.table({"x": pa.array(values, held), "n": list(range(len(values)))})
+    write_deltalake(str(tmp_path / "t"), rows, partition_by=["x"] if partitioned else None)
+    table = ImageTable(str(tmp_path / "t"))
+    as_label = ImageTable(table.uri, Columns(label="x"))  # labels are read as text: the condition means the same
+    for text, expected in wanted.items():
+        for opened in (table, as_label):
+            assert sorted(scan.rows(opened, opened.pin(), ["n"], {"x": text})["n"].to_pylist()) == expected, text
+
+
+@pytest.mark.parametrize(
+    ("held", "value", "text", "says"),
+    [
+        (pa.int64(), 1, "abc", r"No value of column 'x' can be this \(got 'abc'\)\. Its type is int64"),
+        (pa.int64(), 1, "1.5", r"can be this \(got '1.5'\)"),
+        (pa.int64(), 1, "nan", r"can be this \(got 'nan'\)"),
+        (pa.int8(), 1, "300", r"can be this \(got '300'\)"),
+        (pa.decimal128(6, 2), Decimal(1), "1.005", r"can be this"),
+        (pa.bool_(), True, "yes", r"can be this"),
+        (pa.date32(), date(2026, 1, 1), "2026-01-01T12:00", r"can be this"),
+        (pa.timestamp("us", "UTC"), datetime(2026, 1, 1, tzinfo=timezone.utc), "January", r"can be this"),
+        (
+            pa.struct([("a", pa.int64())]),
+            {"a": 1},
+            "1",
+            r"Column 'x' cannot be compared with a text .*struct",
+        ),
+        (pa.map_(pa.string(), pa.int64()), [("a", 1)], "a", r"cannot be compared with a text"),
+        (pa.list_(pa.list_(pa.int64())), [[1]], "1", r"cannot be compared with a text"),
+        (pa.binary(), b"a", "a", r"cannot be compared with a text"),
+    ],
+)
+def test_a_condition_that_no_row_can_meet_is_refused(
+    held: pa.DataType, value: Any, text: str, says: str, tmp_path: Path, cli: Callable[..., tuple[int, str, str]]
+) -> None:
+    append(str(tmp_path / "t"), pa.table({"x": pa.array([value], held), "n": [0]}), "add")
+    table = ImageTable(str(tmp_path / "t"))
+    with pytest.raises(DataError, match=says):
+        scan.rows(table, table.pin(), ["n"], {"x": text})
+    code, _, err = cli("table", "export", table.uri, tmp_path / "o.parquet", "--where", f"x={text}")
+    assert (code, "Traceback" in err, (tmp_path / "o.parquet").exists()) == (2, False, False)

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from raypipe.tables import fragment, scan
-from raypipe.tables.fragment import Fragment, Options, Where
+from raypipe.tables.conditions import Where
+from raypipe.tables.fragment import Fragment, Options
 from raypipe.tables.sources import inside
 from raypipe.tables.sources.candidate import Candidate, Part, Read
 from raypipe.tables.sources.columns import Wanted, candidates, value
