@@ -179,26 +179,6 @@ def test_blocks_are_what_a_model_repeats() -> None:
     assert len(blocks(stages)) == 6
 
 
-@given(parameter_bytes=st.integers(1, 2**40), devices=st.integers(1, 64), memory=st.integers(2**30, 2**37))
-def test_auto_shards_only_what_does_not_fit(parameter_bytes: int, devices: int, memory: int) -> None:
-    choice = parallel.choose(parameter_bytes, 2.0, devices, memory)
-    fits = parameter_bytes * 4 <= 0.7 * memory
-    assert (choice.strategy in ("single", "ddp")) == (fits or devices == 1)
-    assert (choice.strategy == "single") == (devices == 1)
-    if choice.strategy == "fsdp":
-        assert choice.bytes_a_device == pytest.approx(parameter_bytes * 4 / devices) and choice.bytes_a_device <= 0.7 * memory
-    assert (choice.offload != "none") == (choice.strategy == "zero3")
-    assert choice.strategy in choice.reason or "does not fit" in choice.reason
-
-
-def test_auto_says_why() -> None:
-    choice = parallel.choose(4 * 10**9, 2.0, 2, 16 * 2**30)
-    assert choice.reason == (
-        "Parameters, gradients and optimizer take 14.9 GiB, a device has room for 11.2 GiB: fsdp, sharded over 2 devices "
-        "to 7.5 GiB each"
-    )
-
-
 @pytest.mark.parametrize("strategy", ["fsdp", "zero1", "zero3"])
 def test_one_worker_has_nothing_to_shard_with(strategy: str) -> None:
     with pytest.raises(ConfigError, match=rf"{strategy} shards a model over several workers.*Set train\.workers=2"):

@@ -22,14 +22,14 @@ from raypipe.models.allocator import keep_memory
 from raypipe.train.meter import Meter
 from raypipe.train.parallel.depthwise import quicken
 from raypipe.train.parallel.engine import Criterion, Engine, ranks
-from raypipe.train.parallel.memory import ADAMW, Choice, choose
+from raypipe.train.parallel.memory import Choice, Need, choose, device_memory, need_of
 from raypipe.train.parallel.norms import synchronise
 from raypipe.train.parallel.precision import compute_dtype
 from raypipe.train.parallel.reach import freeze_unreached
 from raypipe.train.parallel.settings import ParallelConfig
 from raypipe.train.parallel.snapshot import Snapshot
 
-__all__ = ["Choice", "Criterion", "Engine", "ParallelConfig", "Snapshot", "build", "choose", "ranks"]
+__all__ = ["Choice", "Criterion", "Engine", "Need", "ParallelConfig", "Snapshot", "build", "choose", "ranks"]
 
 log = logging.getLogger("raypipe")
 
@@ -52,7 +52,7 @@ def build(model: nn.Module, cfg: ParallelConfig, meter: Meter | None = None, exa
     if cfg.sync_bn:
         model = synchronise(model, device, world)
     if cfg.strategy == "auto":
-        cfg = _decided(model, cfg, device)
+        cfg = _decided(model, cfg, device, dtype, example)
     if sometimes and cfg.strategy not in ("single", "ddp"):
         raise ConfigError(
             f"{cfg.strategy} needs the same parameters in every step, and this model skips some at random",
@@ -74,18 +74,14 @@ def build(model: nn.Module, cfg: ParallelConfig, meter: Meter | None = None, exa
     return Single(model, cfg, device, dtype, meter)
 
 
-def _decided(model: nn.Module, cfg: ParallelConfig, device: torch.device) -> ParallelConfig:
+def _decided(
+    model: nn.Module, cfg: ParallelConfig, device: torch.device, dtype: torch.dtype, example: Tensor | None
+) -> ParallelConfig:
     rank, world = ranks()
-    choice = choose(sum(p.numel() * p.element_size() for p in model.parameters()), ADAMW, world, _memory(device))
+    micro_batch = -(-int(cfg.batch_size) // (world * cfg.accumulate))
+    need = need_of(model, example, micro_batch, dtype, cfg.ema is not None, cfg.activation_checkpointing)
+    choice = choose(need, world, device_memory(device, int(os.environ.get("LOCAL_WORLD_SIZE", world))))
     if rank == 0:
         log.info("Strategy: %s", choice.reason)
     offload = choice.offload if cfg.offload == "none" and device.type == "cuda" else cfg.offload
     return cfg.model_copy(update={"strategy": choice.strategy, "offload": offload})
-
-
-def _memory(device: torch.device) -> int:
-    """Bytes that one rank may use."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_properties(device).total_memory
-    host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return host // int(os.environ.get("LOCAL_WORLD_SIZE", ranks()[1]))

@@ -5,12 +5,13 @@ compute for the memory of one block."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
@@ -31,8 +32,26 @@ def blocks(model: nn.Module) -> list[nn.Module]:
 def checkpoint_activations(model: nn.Module, reentrant: bool = False) -> None:
     """Let each block, or the whole model where nothing repeats, forget its activations. Names in the state dict stay."""
     for block in blocks(model) or [model]:
-        contexts: dict[str, Any] = {} if reentrant else {"context_fn": partial(_contexts, block)}
-        block.forward = partial(checkpoint, block.forward, use_reentrant=reentrant, **contexts)  # type: ignore[method-assign]
+        if reentrant:
+            block.forward = partial(_reentrant, block, block.forward)  # type: ignore[method-assign]
+        else:
+            again = partial(_contexts, block)
+            block.forward = partial(checkpoint, block.forward, use_reentrant=False, context_fn=again)  # type: ignore[method-assign]
+
+
+def _reentrant(block: nn.Module, forward: Callable[..., Any], *inputs: Any, **named: Any) -> Any:
+    """Checkpointing that runs the block without gradients, and again with them in the backward pass.
+
+    Of inputs that need no gradient (above frozen blocks) it would give the block's own parameters none: there it is left out.
+    """
+    if not torch.is_grad_enabled() or not any(isinstance(x, Tensor) and x.requires_grad for x in inputs):
+        return forward(*inputs, **named)
+
+    def run(*inputs: Any) -> Any:
+        with _statistics_kept(block) if torch.is_grad_enabled() else nullcontext():
+            return forward(*inputs, **named)
+
+    return checkpoint(run, *inputs, use_reentrant=True)
 
 
 def _contexts(block: nn.Module) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:

@@ -11,18 +11,25 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 
 def synchronise(model: nn.Module, device: torch.device, world: int) -> nn.Module:
-    """The model with every batch norm synchronised; names in the state dict stay."""
+    """The model with its batch norms synchronised, in place; names in the state dict stay.
+
+    Norms of frozen blocks, which stay in eval mode while the model trains, are left alone. PyTorch's conversion makes new
+    modules, which a model that keeps its frozen ones in eval mode does not know: their statistics would move.
+    """
     if world == 1:
         return model
-    if device.type != "cpu":
-        return nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
-    for norm in (m for m in model.modules() if isinstance(m, _BatchNorm)):
-        norm.__class__ = _OnCpu
-    return model
+    mode = model.training
+    owners = [(o, n, m) for o in model.train().modules() for n, m in o.named_children() if isinstance(m, _BatchNorm)]
+    for owner, name, norm in ((o, n, m) for o, n, m in owners if m.training):
+        if device.type == "cpu":
+            norm.__class__ = _OnCpu
+        else:
+            setattr(owner, name, nn.SyncBatchNorm.convert_sync_batchnorm(norm))  # type: ignore[no-untyped-call]
+    return model.train(mode)
 
 
 class _OnCpu(_BatchNorm):
-    """Ranks have equally large shares (feed/order.py), so the mean over the batch is the mean of the ranks' means."""
+    """The mean over the global batch; ranks' shares may differ in size."""
 
     def _check_input_dim(self, input: Tensor) -> None:
         """Any (batch, channels, …)."""
@@ -30,12 +37,14 @@ class _OnCpu(_BatchNorm):
     def forward(self, x: Tensor) -> Tensor:
         if not self.training:
             return super().forward(x)
-        world, dims, shape = dist.get_world_size(), [0, *range(2, x.ndim)], [1, -1] + [1] * (x.ndim - 2)
-        mean_C = all_reduce(x.float().mean(dims)) / world  # type: ignore[no-untyped-call]
+        dims, shape = [0, *range(2, x.ndim)], [1, -1] + [1] * (x.ndim - 2)
+        total = torch.tensor(x.numel() / x.shape[1], dtype=torch.float64)
+        dist.all_reduce(total)
+        count = float(total)
+        mean_C = all_reduce(x.float().sum(dims)) / count  # type: ignore[no-untyped-call]
         centred = x.float() - mean_C.view(shape)
-        variance_C = all_reduce(centred.square().mean(dims)) / world  # type: ignore[no-untyped-call]
+        variance_C = all_reduce(centred.square().sum(dims)) / count  # type: ignore[no-untyped-call]
         if self.track_running_stats and self.running_mean is not None and self.running_var is not None:
-            count = world * x.numel() / x.shape[1]
             self.num_batches_tracked.add_(1)  # type: ignore[union-attr, operator]
             with torch.no_grad():
                 factor = self.momentum if self.momentum is not None else 1 / float(self.num_batches_tracked)  # type: ignore[arg-type]
