@@ -51,9 +51,10 @@ def run_verb(
     job = load(Job, config, overrides or [])
     if submit:
         from raypipe.cluster.submit import submit_job
-        from raypipe.tables.storage import refuse_credentials
+        from raypipe.tables.storage import refuse_credentials, refuse_in_file
 
         refuse_credentials(overrides or [])
+        refuse_in_file(job)
         named = [str(config)] if config else []
         submit_job(submit, [name, *named, *(overrides or []), *(["--json"] if as_json else [])], console.say)
         return {}

@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import Any, TypeVar, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from typing_extensions import Self
 
 from raypipe import written
-from raypipe.errors import ConfigError, nearest
+from raypipe.errors import ConfigError, DataError, holds_secret, is_secret_name, keep_secrets_of, nearest
 
 
 class Section(BaseModel):
@@ -32,8 +33,43 @@ class Section(BaseModel):
         validate_default=True,
         protected_namespaces=(),
         populate_by_name=True,
+        hide_input_in_errors=True,
         serialize_by_alias=True,
     )
+
+    @model_validator(mode="after")
+    def _no_credential(self) -> Self:
+        """A configuration is written down: in the run's folder, MLflow, packages, reports. storage_options see to their own."""
+        section = type(self).__name__.removesuffix("Config").lower()
+        for name, value in self.__dict__.items():
+            if name != "storage_options":
+                _refuse_credentials(f"{section}.{name}", value)
+        return self
+
+
+def _refuse_credentials(name: str, value: Any) -> None:
+    if isinstance(value, str) and holds_secret(value):
+        keep_secrets_of(value)
+        raise ConfigError(
+            f"{name} holds a credential",
+            got=value,  # messages hide it
+            rule="The configuration is written down with the run, in MLflow and in the model package",
+            fix="Leave it out of the address and put it into the environment: AWS_*, AZURE_*, GOOGLE_* for tables, "
+            "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or PGPASSWORD, for MLflow; registry.uri=env:NAME takes a "
+            "whole address from the variable NAME",
+        )
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            if name.endswith(".options") and isinstance(inner, str) and inner and is_secret_name(str(key)):
+                raise ConfigError(
+                    f"{name}.{key} holds a credential",
+                    rule="The configuration is kept with the run and in the model package",
+                    fix="Put it into the environment, as its library reads it there (HF_TOKEN for Hugging Face)",
+                )
+            _refuse_credentials(f"{name}.{key}", inner)
+    elif isinstance(value, (list, tuple)):
+        for inner in value:
+            _refuse_credentials(name, inner)
 
 
 S = TypeVar("S", bound=Section)
@@ -158,6 +194,20 @@ def to_json(value: Any, indent: int | None = None, default: Callable[[Any], Any]
     """JSON that every reader understands: NaN and infinities, which the standard lacks, become null."""
     written = json.dumps(value, default=default)  # Python's dialect
     return json.dumps(json.loads(written, parse_constant=lambda name: None), indent=indent, allow_nan=False)
+
+
+def require_format(read: Mapping[str, Any], newest: int, where: object) -> int:
+    """The format version of something kept: 1 where it names none, as before there were numbers. Raises DataError for one
+    that a newer raypipe wrote: half understood, it would be misread."""
+    found = read.get("format", 1)
+    if not isinstance(found, int) or not 1 <= found <= newest:
+        raise DataError(
+            f"{where} is of a format that this raypipe does not know",
+            got=found,
+            rule=f"It reads formats 1 to {newest}",
+            fix="Install the raypipe that made it, or a newer one",
+        )
+    return found
 
 
 def metrics_of(read: Mapping[str, Any]) -> dict[str, float]:

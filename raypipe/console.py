@@ -33,6 +33,7 @@ from rich.table import Table
 from rich.text import Text
 
 from raypipe.config import to_json
+from raypipe.errors import hidden
 
 if TYPE_CHECKING:
     from raypipe.search.leaderboard import Standing
@@ -55,7 +56,9 @@ class Console:
         self.out = self.err if as_json else Rich(highlight=False, width=None if sys.stdout.isatty() else LOG_WIDTH)
         self._started = time.monotonic()
         log = logging.getLogger("raypipe")
-        log.handlers = [RichHandler(console=self.err, show_time=False, show_path=False, show_level=False, markup=False)]
+        handler = RichHandler(console=self.err, show_time=False, show_path=False, show_level=False, markup=False)
+        handler.addFilter(_without_credentials)
+        log.handlers = [handler]
         log.setLevel(logging.INFO)
         log.propagate = False
 
@@ -63,7 +66,7 @@ class Console:
         """A line about what is going on, with the time since the start."""
         seconds = int(time.monotonic() - self._started)
         stamp = (f"{seconds // 60:d}:{seconds % 60:02d}", "dim")
-        self.err.print(Text.assemble(stamp, " ", text), soft_wrap=True)  # in one piece, or a moving bar comes between
+        self.err.print(Text.assemble(stamp, " ", hidden(text)), soft_wrap=True)  # in one piece, or a moving bar comes between
 
     def heading(self, text: str) -> None:
         if self.err.is_terminal:
@@ -141,7 +144,7 @@ class Console:
     def finish(self, result: Mapping[str, Any]) -> None:
         """The last line of stdout under --json."""
         if self.as_json:
-            print(to_json(result, default=plain_value), flush=True)
+            print(hidden(to_json(result, default=plain_value)), flush=True)
 
 
 class Training:
@@ -208,6 +211,11 @@ class Searching:
             self._console.say(ended)
 
 
+def _without_credentials(record: logging.LogRecord) -> bool:
+    record.msg, record.args = hidden(record.getMessage()), ()
+    return True
+
+
 def plain_value(value: Any) -> Any:
     """Dataclasses, paths and dates as JSON."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -269,4 +277,4 @@ def _cell(value: Any) -> str:
         return ", ".join(f"{k} {_cell(v)}" for k, v in value.items()) or "–"
     if isinstance(value, (list, tuple)):
         return ", ".join(map(_cell, value)) or "–"
-    return "–" if value is None or value == "" else str(value)
+    return "–" if value is None or value == "" else hidden(str(value))

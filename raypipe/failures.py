@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import suppress
 
-from raypipe.errors import RaypipeError
+from raypipe.errors import RaypipeError, hidden
 
 AGAIN = "Run the same command again: what was finished is kept"
 
@@ -18,7 +18,7 @@ def report(error: BaseException) -> int:
     """Print why a verb ends, in one message on stderr; returns the exit code."""
     code, text = said(error)
     with suppress(OSError, ValueError):
-        print(f"raypipe: {text}", file=sys.stderr, flush=True)
+        print(f"raypipe: {hidden(text)}", file=sys.stderr, flush=True)
     return code
 
 
@@ -31,7 +31,8 @@ def said(error: BaseException) -> tuple[int, str]:
         return 1, "Interrupted. Run the same command again to go on."
     if hasattr(error, "format_message") and type(error).__module__.startswith(("click", "typer")):
         return 2, f"{error.format_message()} See raypipe --help."
-    traceback.print_exception(error)
+    # What a library says may be an address with a password.
+    print(hidden("".join(traceback.format_exception(error))), file=sys.stderr, end="")
     kind, words = type(error).__name__, " ".join(str(error).split())[:300]
     return 1, f"{kind}: {words} This is a mistake of raypipe's: please report it with the lines above."
 

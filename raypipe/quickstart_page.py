@@ -34,7 +34,7 @@ def write(
     package = promote.fetch(store, first)
     pictures = []
     for name, checked in checks.items():
-        mine = read_batch(job, first, checked.table)
+        mine = read_batch(checked.table, *checked.predictions, nights[name].storage_options)
         pictures.append(picture_of(checked.report, name, package, mine, ImageTable.open(nights[name])))
     winner = promote.require_champion(store)
     page = report.Page(

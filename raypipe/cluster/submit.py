@@ -10,7 +10,7 @@ from pathlib import Path
 import yaml
 
 from raypipe.cluster.connect import ENV, prepare_environment
-from raypipe.errors import ClusterError, RaypipeError
+from raypipe.errors import ClusterError, ConfigError, RaypipeError, holds_secret, is_secret_name
 
 RUNTIME_ENV = Path("infra/ray/runtime_env.yaml")
 
@@ -21,6 +21,7 @@ def submit_job(address: str, arguments: list[str], say: Callable[[str], None]) -
     from ray.job_submission import JobStatus, JobSubmissionClient
 
     environment = yaml.safe_load(RUNTIME_ENV.read_text()) if RUNTIME_ENV.exists() else {"env_vars": ENV}
+    refuse_secrets(address, environment.get("env_vars") or {})
     try:
         client = JobSubmissionClient(address)
         job = client.submit_job(
@@ -43,3 +44,18 @@ def submit_job(address: str, arguments: list[str], say: Callable[[str], None]) -
     status = client.get_job_status(job)
     if status != JobStatus.SUCCEEDED:
         raise RaypipeError(f"Job {job} ended as {status}", got=client.get_job_info(job).message, fix=f"ray job logs {job}")
+
+
+def refuse_secrets(address: str, variables: dict[str, str]) -> None:
+    """Raise ConfigError for credentials that the dashboard would show: a job's environment stands there in plain text."""
+    if holds_secret(address):
+        raise ConfigError(
+            "The cluster's address holds a credential", got=address, fix="RAY_JOB_HEADERS in the environment may hold it"
+        )
+    for name, value in variables.items():
+        if value and (is_secret_name(name) or holds_secret(str(value))):
+            raise ConfigError(
+                f"{RUNTIME_ENV} gives the job a credential, {name}",
+                rule="A job's environment stands on the cluster's dashboard in plain text",
+                fix=f"Take {name} out, and set it where the cluster's nodes are started",
+            )

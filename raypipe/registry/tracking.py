@@ -7,27 +7,33 @@ refused by MLflow 3, and `databricks` or an http address works as well.
 
 from __future__ import annotations
 
+import hashlib
 import os
+import socket
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from filelock import FileLock
+
 from raypipe.config import RunConfig, Section
-from raypipe.errors import ConfigError
+from raypipe.errors import ConfigError, hidden, keep_secrets_of
 from raypipe.tables.table import TableVersion
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 KEY = "raypipe.key"
+OWNER = "raypipe.owner"  # host and folder of who writes a run
 
 
 class RegistryConfig(Section):
-    """Where runs and models are registered. `uri: null` is SQLite in the run folder; `model: null` is the run's name."""
+    """Where runs and models are registered. `uri: null` is SQLite in the run folder; `env:NAME` is the address in the
+    environment variable NAME, which may hold a password as no other address may. `model: null` is the run's name."""
 
     uri: str | None = None
     experiment: str = "raypipe"
@@ -37,7 +43,8 @@ class RegistryConfig(Section):
 
 @dataclass(frozen=True)
 class Store:
-    """An open MLflow store, one experiment in it, and the name models are registered under."""
+    """An open MLflow store, one experiment in it, and the name models are registered under. `uri` is for people and records;
+    `address` may hold a password and is for MLflow alone."""
 
     client: MlflowClient
     uri: str
@@ -45,6 +52,7 @@ class Store:
     model: str
     alias: str
     folder: Path  # where this run keeps files that belong to the store, and its locks
+    address: str = field(repr=False, default="")
 
 
 def open_store(run: RunConfig, cfg: RegistryConfig) -> Store:
@@ -53,7 +61,7 @@ def open_store(run: RunConfig, cfg: RegistryConfig) -> Store:
 
     folder = run.path / "mlflow"
     folder.mkdir(parents=True, exist_ok=True)
-    uri = cfg.uri or f"sqlite:///{folder / 'mlflow.db'}"
+    uri = _address(cfg.uri) if cfg.uri else f"sqlite:///{folder / 'mlflow.db'}"
     mlflow.set_tracking_uri(uri)
     mlflow.set_registry_uri(uri)
     try:
@@ -65,7 +73,23 @@ def open_store(run: RunConfig, cfg: RegistryConfig) -> Store:
         raise ConfigError(
             f"The MLflow store cannot be opened: {' '.join(str(e).split())[:300]}", got=uri, fix="Check registry.uri"
         ) from e
-    return Store(client, uri, experiment_id, cfg.model or run.name, cfg.alias, folder)
+    return Store(client, hidden(uri), experiment_id, cfg.model or run.name, cfg.alias, folder, uri)
+
+
+def _address(uri: str) -> str:
+    name = uri.removeprefix("env:")
+    if name == uri:
+        return uri
+    found = os.environ.get(name)
+    if not found:
+        raise ConfigError(
+            f"The environment variable {name} is not set",
+            got=f"registry.uri={uri}",
+            rule="env:NAME takes MLflow's address from the variable NAME",
+            fix=f"export {name}=…, or set registry.uri",
+        )
+    keep_secrets_of(found)
+    return found
 
 
 def finished_run(store: Store, key: str) -> str | None:
@@ -76,14 +100,51 @@ def finished_run(store: Store, key: str) -> str | None:
     return runs[0].info.run_id if runs else None
 
 
+def once(
+    store: Store,
+    key: str,
+    name: str,
+    params: Mapping[str, Any],
+    version: TableVersion | None,
+    fill: Callable[[str], None],
+    parent: str | None = None,
+) -> str:
+    """The id of the finished run with this key. Where there is none, `fill` logs into a new one; who asks meanwhile waits."""
+    with _one_at_a_time(store, key):
+        done = finished_run(store, key)
+        if done is not None:
+            return done
+        with _logged(store, key, name, params, version, parent) as run_id:
+            fill(run_id)
+        return run_id
+
+
 @contextmanager
 def run(
     store: Store, key: str, name: str, params: Mapping[str, Any], version: TableVersion | None, parent: str | None = None
 ) -> Iterator[str]:
-    """A run to log into; finished when the block ends, failed when it raises. An earlier one of the same key goes."""
-    for stale in store.client.search_runs([store.experiment_id], f"tags.`{KEY}` = '{key}'"):
-        store.client.delete_run(stale.info.run_id)
-    tags = {KEY: key, "mlflow.runName": name, "mlflow.source.name": "raypipe"} | _commit_tag()
+    """A run to log into; finished when the block ends, failed when it raises. An earlier one of the same key that ended goes;
+    one that is still running goes only when it was this folder's, for then its process is dead."""
+    with _one_at_a_time(store, key), _logged(store, key, name, params, version, parent) as run_id:
+        yield run_id
+
+
+def _one_at_a_time(store: Store, key: str) -> FileLock:
+    """Held while a run of this key is written. The system gives it up when its process dies."""
+    locks = store.folder / "locks"
+    locks.mkdir(parents=True, exist_ok=True)
+    return FileLock(locks / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.lock")
+
+
+@contextmanager
+def _logged(
+    store: Store, key: str, name: str, params: Mapping[str, Any], version: TableVersion | None, parent: str | None
+) -> Iterator[str]:
+    for earlier in store.client.search_runs([store.experiment_id], f"tags.`{KEY}` = '{key}'"):
+        running = earlier.info.status in ("RUNNING", "SCHEDULED")
+        if not running or earlier.data.tags.get(OWNER) == _owner(store):  # we hold the lock: its writer is gone
+            store.client.delete_run(earlier.info.run_id)
+    tags = {KEY: key, OWNER: _owner(store), "mlflow.runName": name, "mlflow.source.name": "raypipe"} | _commit_tag()
     if parent:
         tags["mlflow.parentRunId"] = parent
     run_id = store.client.create_run(store.experiment_id, tags=tags, run_name=name).info.run_id
@@ -96,6 +157,11 @@ def run(
     except BaseException:
         store.client.set_terminated(run_id, "FAILED")
         raise
+
+
+def _owner(store: Store) -> str:
+    """Whose locks guard a run: those of this folder on this host, or on all that share it."""
+    return f"{socket.gethostname()}:{store.folder}"
 
 
 def log_history(store: Store, run_id: str, history: Sequence[Mapping[str, float]]) -> None:

@@ -20,7 +20,7 @@ from dataclasses import replace as with_
 from pathlib import Path
 from typing import Any
 
-from raypipe.config import metrics_of, to_json
+from raypipe.config import metrics_of, require_format, to_json
 from raypipe.models import finite
 from raypipe.search import lineage
 from raypipe.search.told import metric_of
@@ -29,6 +29,8 @@ from raypipe.train import checkpoint
 from raypipe.train.job import TrainJob, TrainResult
 from raypipe.train.settings import TrainConfig
 from raypipe.train.stopping import Mode, improved, unusable
+
+FORMAT = 2  # of result.json; format 1 (ba74455 and before) has fewer fields, which count as empty
 
 
 @dataclass(frozen=True)
@@ -175,13 +177,15 @@ def ranked(trials: Iterable[Trial], metric: str, mode: Mode) -> list[Trial]:
 def write(file: Path, trials: Iterable[Trial], stopped: str | None, decoded: int) -> None:
     """All or nothing."""
     partial = file.with_suffix(".partial")
-    partial.write_text(to_json({"trials": [asdict(t) for t in trials], "stopped": stopped, "decoded": decoded}))
+    found = {"format": FORMAT, "trials": [asdict(t) for t in trials], "stopped": stopped, "decoded": decoded}
+    partial.write_text(to_json(found))
     partial.replace(file)
 
 
 def read(file: Path) -> tuple[tuple[Trial, ...], str | None, int]:
     """(trials, why the search ended before its last, images decoded)."""
     outcome = json.loads(file.read_text())
+    require_format(outcome, FORMAT, file)
     trials = [_read_trial(t) for t in outcome["trials"]]
     trials.sort(key=lambda t: t.checkpoint is None)  # only trials that an older version ranked by NaN move
     return tuple(trials), outcome["stopped"], outcome.get("decoded", 0)

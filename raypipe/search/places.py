@@ -21,12 +21,15 @@ from typing import Any
 
 import ray
 from ray.air.execution.resources import FixedResourceManager
-from ray.tune.execution import tune_controller
-from ray.tune.execution.class_cache import ENV_VARS_TO_PROPAGATE, _ActorClassCache
+from ray.tune.execution import class_cache, tune_controller
+from ray.tune.execution.class_cache import _ActorClassCache
 
 from raypipe.cluster.connect import ENV
 
 PRELOAD = "torch,ray.tune"
+# What Tune hands on to its trials. It would hand on AWS_SECRET_ACCESS_KEY too, and Ray shows an actor's environment on the
+# dashboard and writes it into its logs. Workers have their node's environment, and table.storage_options from the job.
+HANDED_ON = {name for name in class_cache.ENV_VARS_TO_PROPAGATE if not name.startswith("AWS_")}
 
 
 @contextmanager
@@ -34,6 +37,7 @@ def plain(groups: bool = False) -> Iterator[None]:
     """Within it, Tune counts what trials take against the cluster's resources at the start, and reserves nothing. Trials that
     are `groups` of workers keep their environment: it speaks to Ray Train, which they start."""
     before = tune_controller.PlacementGroupResourceManager, tune_controller._ActorClassCache
+    handed_on, class_cache.ENV_VARS_TO_PROPAGATE = class_cache.ENV_VARS_TO_PROPAGATE, HANDED_ON
     tune_controller.PlacementGroupResourceManager = FixedResourceManager
     if not groups:
         tune_controller._ActorClassCache = _Classes
@@ -41,13 +45,14 @@ def plain(groups: bool = False) -> Iterator[None]:
         yield
     finally:
         tune_controller.PlacementGroupResourceManager, tune_controller._ActorClassCache = before
+        class_cache.ENV_VARS_TO_PROPAGATE = handed_on
 
 
 class _Classes(_ActorClassCache):  # type: ignore[misc]
     """Tune's actor classes: with an environment of their own where the user set what Tune hands on, else without."""
 
     def get(self, trainable: type) -> Any:
-        if any(os.environ.get(name, ENV.get(name)) != ENV.get(name) for name in ENV_VARS_TO_PROPAGATE):
+        if any(os.environ.get(name, ENV.get(name)) != ENV.get(name) for name in HANDED_ON):
             return super().get(trainable)
         if trainable not in self._cache:
             self._cache[trainable] = ray.remote(trainable)

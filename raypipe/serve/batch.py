@@ -1,15 +1,15 @@
 """Batch prediction: a pinned table version -> rows of a predictions Delta table, by Ray Data.
 
-Each row names image, label, scores, embedding, model version and table version. One prediction of one version by one model is
-one Delta commit: running it again finds its rows and adds none.
+Each row names image (id and sha256 of its bytes), label, scores, embedding, model version and table version. It carries the
+`key` of its prediction: model, the package's hash, table version, and which rows and columns were asked for. One prediction
+is one Delta commit. Running it again finds its rows and adds none; a prediction of some rows never stands for one of all.
 """
 
 from __future__ import annotations
 
-import logging
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,16 +17,26 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import Field
 
-from raypipe.config import RunConfig, Section
+from raypipe.config import RunConfig, Section, key_of
+from raypipe.errors import DataError
 from raypipe.models.tasks import NUMERIC
 from raypipe.registry import promote
-from raypipe.registry.package import Package, load_once
+from raypipe.registry.package import Package
 from raypipe.registry.promote import ModelVersion
 from raypipe.registry.tracking import Store
+from raypipe.serve.carry import carry
 from raypipe.tables import scan
-from raypipe.tables.table import ImageTable, TableConfig, TableVersion, append, resolve
+from raypipe.tables.commits import rows_named, rows_once
+from raypipe.tables.table import ImageTable, TableConfig, TableVersion, resolve
 
-log = logging.getLogger("raypipe")
+FORMAT = 2  # of a row; rows of format 1 have neither key nor sha256, and are made again
+_ROW = pa.schema(
+    [(n, pa.string()) for n in ("image_id", "label")]
+    + [(n, pa.list_(pa.float32())) for n in ("scores", "embedding")]
+    + [("classes", pa.list_(pa.string()))]
+    + [(n, pa.string()) for n in ("model", "table", "sha256", "key")]
+    + [("format", pa.int32())]
+)
 
 
 class PredictConfig(Section):
@@ -39,13 +49,15 @@ class PredictConfig(Section):
 
 @dataclass(frozen=True)
 class PredictResult:
-    """Where the rows are and what they say: how many images got each label; for numbers, the least, the mean and the most."""
+    """Where the rows are and what they say: how many images got each label; for numbers, the least, the mean and the most.
+    `key` names the prediction: read_rows finds its rows."""
 
     out: TableVersion
     model: str
     table: TableVersion
     images: int
     labels: dict[str, int] | dict[str, float]
+    key: str
 
 
 def predict(
@@ -56,19 +68,35 @@ def predict(
     model: ModelVersion | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> PredictResult:
-    """Predict every row of the pinned version with `model` (default: the champion). Raises DataError as tables do."""
+    """Predict every row of the pinned version that `source` asks for (where, sample) with `model` (default: the champion).
+    Raises DataError as tables do."""
     table = ImageTable.open(source)
     version = table.pin(source.version)
     model = model or promote.require_champion(store)
-    uri = resolve(cfg.out or str(Path(run.path) / "predictions"))
-    done = rows_of(uri, model, version, ["label"], source.storage_options)
-    if not len(done):
-        rows = _predict(table, version, source, promote.fetch(store, model), model, cfg, progress)
-        append(uri, rows, f"predict {version} with {model}", source.storage_options)
-        done = rows.select(["label"])
-    counts = _said(done["label"], model.tags.get("raypipe.task", "single_label"))
-    predictions = ImageTable(uri, storage_options=source.storage_options)
-    return PredictResult(predictions.pin(), str(model), version, len(done), counts)
+    uri, key = place(run, cfg), key_of_prediction(source, version, model)
+    options = source.storage_options
+
+    def made() -> pa.Table:
+        return _predict(table, version, source, promote.fetch(store, model), model, cfg, key, progress)
+
+    rows = rows_once(uri, _ROW, {"key": key}, made, f"predict {version} with {model}", options, ["label"])
+    counts = _said(rows["label"], model.tags.get("raypipe.task", "single_label"))
+    return PredictResult(ImageTable(uri, storage_options=options).pin(), str(model), version, len(rows), counts, key)
+
+
+def place(run: RunConfig, cfg: PredictConfig) -> str:
+    """Where predictions are kept."""
+    return resolve(cfg.out or str(run.path / "predictions"))
+
+
+def key_of_prediction(source: TableConfig, version: TableVersion, model: ModelVersion) -> str:
+    """Names a prediction by everything that determines its rows."""
+    return key_of("prediction", FORMAT, str(model), model.seal, str(version), source.where, source.sample, source.columns)
+
+
+def read_rows(uri: str, key: str, columns: list[str], storage_options: dict[str, str] | None = None) -> pa.Table:
+    """The rows of one prediction; no rows and no columns where it was not made."""
+    return rows_named(uri, {"key": key}, columns, storage_options)
 
 
 def _said(labels: pa.ChunkedArray, task: str) -> dict[str, int] | dict[str, float]:
@@ -78,20 +106,6 @@ def _said(labels: pa.ChunkedArray, task: str) -> dict[str, int] | dict[str, floa
     return {str(v["values"]): v["counts"] for v in labels.combine_chunks().value_counts().to_pylist()}
 
 
-def rows_of(
-    uri: str,
-    model: ModelVersion,
-    version: TableVersion,
-    columns: list[str],
-    storage_options: dict[str, str] | None = None,
-) -> pa.Table:
-    """The rows that this model predicted for this version; empty when it has not."""
-    if not ImageTable.exists(uri, storage_options):
-        return pa.table({name: pa.array([], pa.string()) for name in columns})
-    table = ImageTable(resolve(uri), storage_options=storage_options)
-    return scan.rows(table, table.pin(), columns, {"model": str(model), "table": str(version)})
-
-
 def _predict(
     table: ImageTable,
     version: TableVersion,
@@ -99,16 +113,29 @@ def _predict(
     package: Package,
     model: ModelVersion,
     cfg: PredictConfig,
+    key: str,
     progress: Callable[[int, int], None],
 ) -> pa.Table:
     c = table.columns
     total = len(scan.rows(table, version, [c.id], source.where))
-    folder = str(package.folder)
+    if not total:
+        raise DataError(
+            f"{version} has no images to predict",
+            got=source.where or None,
+            fix="Check the table's version, where and sample",
+        )
+    carried = carry(package)
 
     def predicted(batch: dict[str, Any]) -> dict[str, Any]:
-        found = load_once(folder).predict(list(batch[c.image]), threads=1)
-        labels = np.array(found.labels, dtype=object)
-        return {"image_id": batch[c.id], "label": labels, "scores": found.scores_NC, "embedding": found.features_ND}
+        images = list(batch[c.image])
+        found = carried.open().predict(images, threads=1)
+        return {
+            "image_id": batch[c.id],
+            "label": np.array(found.labels, dtype=object),
+            "scores": found.scores_NC,
+            "embedding": found.features_ND,
+            "sha256": np.array([hashlib.sha256(data).hexdigest() for data in images], dtype=object),
+        }
 
     stream = scan.dataset(table, version, [c.id, c.image], source.where).map_batches(predicted, batch_size=cfg.batch_size)
     parts, done = [], 0
@@ -116,17 +143,15 @@ def _predict(
         parts.append(batch)
         done += len(batch["image_id"])
         progress(done, total)
-    merged = {k: np.concatenate([p[k] for p in parts]) for k in ("image_id", "label", "scores", "embedding")} if parts else {}
-    if not parts:
-        return pa.table({"image_id": pa.array([], pa.string()), "label": pa.array([], pa.string())})
-    return pa.table(
-        {
-            "image_id": pa.array(merged["image_id"].tolist(), pa.string()),
-            "label": pa.array(merged["label"].tolist(), pa.string()),
-            "scores": pa.array(list(merged["scores"]), pa.list_(pa.float32())),
-            "embedding": pa.array(list(merged["embedding"]), pa.list_(pa.float32())),
-            "classes": pa.array([list(package.classes)] * total, pa.list_(pa.string())),
-            "model": pa.array([str(model)] * total, pa.string()),
-            "table": pa.array([str(version)] * total, pa.string()),
-        }
-    )
+    columns = {name: _column(np.concatenate([p[name] for p in parts]), _ROW.field(name).type) for name in parts[0]}
+    same = {"classes": list(package.classes), "model": str(model), "table": str(version), "key": key, "format": FORMAT}
+    columns |= {name: pa.array([value] * done, _ROW.field(name).type) for name, value in same.items()}
+    return pa.table([columns[name] for name in _ROW.names], schema=_ROW)
+
+
+def _column(values: np.ndarray, kind: pa.DataType) -> pa.Array:
+    """Rows of vectors without a Python object a number: 100,000 embeddings of 1,280 would be 4 GB."""
+    if values.ndim == 1:
+        return pa.array(values.tolist(), kind)
+    ends = np.arange(len(values) + 1, dtype=np.int32) * values.shape[1]
+    return pa.ListArray.from_arrays(ends, values.astype(np.float32).ravel()).cast(kind)

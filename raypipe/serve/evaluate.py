@@ -9,7 +9,8 @@ import numpy as np
 import pyarrow as pa
 
 from raypipe.models.tasks import NUMERIC, Task
-from raypipe.registry.package import Package, Predictions, load_once
+from raypipe.registry.package import Package, Predictions
+from raypipe.serve.carry import carry
 from raypipe.tables import scan
 from raypipe.tables.table import ImageTable, TableVersion
 
@@ -21,14 +22,14 @@ def judge(packages: Sequence[Package], table: ImageTable, version: TableVersion,
     c = table.columns
     grouped = c.source in {f.name for f in table.delta(version.version).schema().fields}
     columns = [c.id, c.label, c.image] + ([c.source] if grouped else [])
-    folders = [str(p.folder) for p in packages]
+    carried = [carry(package) for package in packages]
 
     def judged_batch(batch: dict[str, Any]) -> dict[str, Any]:
         keep = [i for i, label in enumerate(batch[c.label]) if label is not None]
         labels = [batch[c.label][i] for i in keep]
         images = [batch[c.image][i] for i in keep]
         groups = batch[c.source][keep].astype(str) if grouped else np.full(len(keep), "all")
-        said = {f"model_{n}": load_once(folder).predict(images, threads=1) for n, folder in enumerate(folders)}
+        said = {f"model_{n}": package.open().predict(images, threads=1) for n, package in enumerate(carried)}
         judged = {name: _judged(task, found, labels) for name, found in said.items()}
         return {"id": batch[c.id][keep].astype(str), "group": groups, **judged}
 

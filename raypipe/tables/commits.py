@@ -8,16 +8,21 @@ error after a commit that went through (a lost answer) is recognised by the batc
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+import random
+import time
+import uuid
+from collections.abc import Callable, Iterable
 
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, write_deltalake
 from deltalake.exceptions import CommitFailedError, TableNotFoundError
 
-from raypipe.tables import storage
-from raypipe.tables.table import WRITER, ImageTable
+from raypipe.errors import DataError
+from raypipe.tables import scan, storage
+from raypipe.tables.table import WRITER, ImageTable, resolve, told
 
 BATCH = "raypipe.batch"
+TRIES = 50  # at being first; each lost one means that somebody else's commit went through
 
 
 class Moved(Exception):
@@ -66,6 +71,65 @@ def append_once(
         raise
     # The first version, not the newest: what others wrote since was not looked at yet.
     return base if base is not None else DeltaTable(uri, version=0, storage_options=storage_options)
+
+
+def rows_once(
+    uri: str,
+    schema: pa.Schema,
+    named: dict[str, str],
+    make: Callable[[], pa.Table],
+    why: str,
+    storage_options: dict[str, str] | None = None,
+    columns: list[str] | None = None,
+) -> pa.Table:
+    """The rows of the table at `uri` whose columns have the values `named`, with these `columns` (null: all). Where there are
+    none, those that `make` gives, appended once: of two that make the same rows at once, the second gets the first's.
+
+    Raises DataError as tables do, and for a table with columns that `schema` lacks: it is for something else.
+    """
+    path, made, mine = resolve(uri), None, uuid.uuid4().hex  # a rival's commit of the same rows is not ours
+    for tried in range(TRIES):
+        base = _newest(path, storage_options)
+        if base is not None and (foreign := sorted({f.name for f in base.schema().fields} - set(schema.names))):
+            raise DataError(
+                f"{path} is a table of something else: {why.partition(' ')[0]} keeps its rows in a table of its own",
+                got=", ".join(foreign[:5]),
+                rule=f"Its columns are {', '.join(schema.names)}",
+                fix="Name another place, or remove that table",
+            )
+        if base is not None and len(found := rows_named(path, named, columns, storage_options, base.version())):
+            return found
+        made = make() if made is None else made
+        try:
+            append_once(path, made, mine, base, told(why), storage_options=storage_options)
+            return made.select(columns) if columns else made
+        except Moved:
+            time.sleep(random.uniform(0, 0.02 * min(tried + 1, 10)))
+    raise DataError(f"Others keep writing to {path}", got=f"{TRIES} tries", fix="Run again when they are done")
+
+
+def rows_named(
+    uri: str,
+    named: dict[str, str],
+    columns: list[str] | None = None,
+    storage_options: dict[str, str] | None = None,
+    version: int | None = None,
+) -> pa.Table:
+    """The rows whose columns have the values `named`; none where there is no table, or where it has not these columns, as one
+    that an earlier raypipe made."""
+    path = resolve(uri)
+    if not ImageTable.exists(path, storage_options):
+        return pa.table({})
+    table = ImageTable(path, storage_options=storage_options)
+    pinned = table.pin(version)
+    have = [f.name for f in table.delta(pinned.version).schema().fields]
+    if not {*named, *(columns or ())} <= set(have):
+        return pa.table({})
+    return scan.rows(table, pinned, columns or have, dict(named))
+
+
+def _newest(uri: str, storage_options: dict[str, str] | None) -> DeltaTable | None:
+    return ImageTable(uri, storage_options=storage_options).delta() if _is_table(uri, storage_options) else None
 
 
 def _is_table(uri: str, storage_options: dict[str, str] | None) -> bool:

@@ -15,9 +15,9 @@ import re
 from collections.abc import Sequence
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, PlainSerializer
+from pydantic import BaseModel, BeforeValidator, PlainSerializer
 
-from raypipe.errors import ConfigError, DataError, nearest
+from raypipe.errors import ConfigError, DataError, hidden, holds_secret, keep_secret, keep_secrets_of, nearest
 
 
 def _names(prefixes: tuple[str, ...], stems: str) -> set[str]:
@@ -86,7 +86,7 @@ def _as_text(options: Any) -> Any:
 
 def _written(options: dict[str, str] | None) -> dict[str, str] | None:
     """What of the options may be kept; an address with a password in it may not."""
-    kept = {k: v for k, v in (options or {}).items() if k.lower() in _ANYWHERE and "@" not in v}
+    kept = {k: v for k, v in (options or {}).items() if k.lower() in _ANYWHERE and "@" not in v and not holds_secret(v)}
     return kept or None
 
 
@@ -101,7 +101,10 @@ def check(uri: str, options: dict[str, str] | None) -> None:
     """Raise ConfigError for an option that the store of `uri` would not read. Stores we do not know read what they read."""
     store = _STORES.get(uri.partition("://")[0])
     known = _HARMLESS[store] | _SECRET[store] if store else set()
-    for name in options or {}:
+    for name, value in (options or {}).items():
+        if name.lower() not in _ANYWHERE:
+            keep_secret(value)
+        keep_secrets_of(value)
         if store and name.lower() not in known:
             cased = [n.upper() if name.isupper() else n for n in known]
             close = nearest(name, cased)
@@ -110,6 +113,22 @@ def check(uri: str, options: dict[str, str] | None) -> None:
                 rule=f"{uri} would be opened without it",
                 fix=close if close.startswith("Did") else "Options are those of object_store, like AWS_ENDPOINT_URL",
             )
+
+
+def refuse_in_file(cfg: BaseModel, name: str = "") -> None:
+    """Raise ConfigError for storage options that are credentials, anywhere in `cfg`: with --submit the configuration file
+    travels to the cluster, which keeps it."""
+    for attribute, value in cfg:
+        here = f"{name}.{attribute}".removeprefix(".")
+        if attribute == "storage_options" and (value or {}) != (_written(value) or {}):
+            raise ConfigError(
+                "A credential would travel to the cluster in a file that it keeps",
+                got=f"{here}: {', '.join(sorted((value or {}).keys() - (_written(value) or {}).keys()))}",
+                rule="--submit sends the working folder, and with it the configuration",
+                fix=_WHERE_KEYS.partition(", or")[0],
+            )
+        if isinstance(value, BaseModel):
+            refuse_in_file(value, here)
 
 
 def refuse_credentials(overrides: Sequence[str]) -> None:
@@ -171,8 +190,8 @@ _CAUSES = (
 
 
 def plain(error: Exception) -> str:
-    """deltalake colours its messages and spreads them over lines."""
-    return " ".join(re.sub(r"\x1b\[[0-9;]*m|↳", "", str(error)).split())
+    """deltalake colours its messages and spreads them over lines, and may name addresses as they are."""
+    return hidden(" ".join(re.sub(r"\x1b\[[0-9;]*m|↳", "", str(error)).split()))
 
 
 def _brief(text: str) -> str:

@@ -4,6 +4,10 @@ Each rank writes what it keeps, weights-RANK.safetensors and optimizer-RANK.safe
 sha256 of each; rank 0 adds state.json and, when the parts of all ranks are there, publishes manifest.json by atomic rename. A
 kill at any instruction leaves the previous checkpoint whole. Ranks meet in the folder, which all nodes share, so saving needs
 no collective and may go on beside training. Nothing is unpickled.
+
+The manifest also holds the sha256 of every tensor. A tensor is copied, hashed and then used as that copy, so a file that is
+swapped after it was verified is noticed, and a rank never holds a whole file. Checkpoints of format 1 (ba74455 and before) lack
+these hashes: each of their files is read once, hashed, and those bytes are loaded.
 """
 
 from __future__ import annotations
@@ -12,7 +16,7 @@ import hashlib
 import json
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -21,14 +25,16 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import load, save_file
 from torch import Tensor
 
-from raypipe.config import to_json
+from raypipe.config import require_format, to_json
+from raypipe.errors import DataError
 from raypipe.train.loop import LoopState
 from raypipe.train.parallel import Snapshot
 from raypipe.train.parallel.snapshot import Piece
 
+FORMAT = 2
 MANIFEST = "manifest.json"
 
 
@@ -45,7 +51,8 @@ def write_part(folder: Path, snapshot: Snapshot, rank: int, attempt: str) -> Non
         (folder / MANIFEST).unlink(missing_ok=True)
     named = {"weights": snapshot.weights, "optimizer": snapshot.optimizer}
     paths = [_save(folder / f"{kind}-{rank:05d}.safetensors", pieces) for kind, pieces in named.items() if pieces]
-    part = {"attempt": attempt, "files": {path.name: _seal(path) for path in paths}, "facts": snapshot.facts}
+    hashes = {f"{kind}-{rank:05d}.safetensors": _hashes(pieces) for kind, pieces in named.items() if pieces}
+    part = {"attempt": attempt, "files": {path.name: _seal(path) for path in paths}, "tensors": hashes, "facts": snapshot.facts}
     _replace(folder / f"part-{rank:05d}.json", part)
 
 
@@ -54,7 +61,8 @@ def publish(folder: Path, state: LoopState, world: int, attempt: str, timeout_s:
     (folder / "state.json").write_text(to_json(state.to_dict()))
     parts = [_part(folder, rank, attempt, time.monotonic() + timeout_s) for rank in range(world)]
     files = {"state.json": _seal(folder / "state.json")} | {k: v for part in parts for k, v in part["files"].items()}
-    manifest = {"files": files, "facts": parts[0]["facts"], "epoch": state.epoch, "step": state.step, "world": world}
+    manifest = {"format": FORMAT, "files": files, "facts": parts[0]["facts"], "epoch": state.epoch, "step": state.step}
+    manifest |= {"world": world, "tensors": {k: v for part in parts for k, v in part["tensors"].items()}}
     _replace(folder / MANIFEST, manifest)
     return folder
 
@@ -85,35 +93,38 @@ class Checkpoint:
 
 
 def read(folder: Path, verified: bool = False) -> Checkpoint:
-    """Raises ValueError when the checkpoint is not whole. Who has verified it just now need not do so again."""
+    """Raises ValueError when the checkpoint is not whole, DataError when it changes while it is read. Who has verified it just
+    now need not do so again."""
     problem = None if verified else verify(folder)
     if problem:
         raise ValueError(f"{folder}: {problem}")
     manifest = json.loads((folder / MANIFEST).read_text())
-    state = LoopState.of(json.loads((folder / "state.json").read_text()))
-    whole = [Whole([folder / n for n in manifest["files"] if n.startswith(kind)]) for kind in ("weights-", "optimizer-")]
+    require_format(manifest, FORMAT, f"The checkpoint {folder}")
+    said = _bytes(folder / "state.json", manifest["files"]["state.json"]["sha256"])
+    state = LoopState.of(json.loads(said))
+    whole = [Whole(folder, manifest, kind) for kind in ("weights-", "optimizer-")]
     return Checkpoint(whole[0], whole[1], manifest["facts"], state)
 
 
 class Whole(Mapping[str, Tensor]):
-    """The tensors that some files hold pieces of, by name."""
+    """The tensors that the files of one kind hold pieces of, by name."""
 
-    def __init__(self, paths: list[Path]) -> None:
-        self._paths = paths
+    def __init__(self, folder: Path, manifest: dict[str, Any], kind: str) -> None:
+        self._files = {folder / n: seal["sha256"] for n, seal in manifest["files"].items() if n.startswith(kind)}
+        self._hashes: dict[str, dict[str, str]] = manifest.get("tensors", {})
 
     @cached_property
-    def _pieces(self) -> dict[str, list[tuple[Any, int, tuple[int, ...]]]]:
-        """Per name: the open (memory-mapped) file, where its elements begin, and the shape of the whole."""
-        found: dict[str, list[tuple[Any, int, tuple[int, ...]]]] = {}
-        for path in self._paths:
-            opened = safe_open(path, framework="pt")
-            places = json.loads(opened.metadata()["pieces"])  # type: ignore[no-untyped-call]
-            for name, (start, shape) in places.items():
+    def _pieces(self) -> dict[str, list[tuple[_Opened, int, tuple[int, ...]]]]:
+        """Per name: the open file, where its elements begin, and the shape of the whole."""
+        found: dict[str, list[tuple[_Opened, int, tuple[int, ...]]]] = {}
+        for path, sha256 in self._files.items():
+            opened = _Opened(path, sha256, self._hashes.get(path.name))
+            for name, (start, shape) in opened.places.items():
                 found.setdefault(name, []).append((opened, start, tuple(shape)))
         return found
 
     def __getitem__(self, name: str) -> Tensor:
-        pieces = [(opened.get_tensor(name), start, shape) for opened, start, shape in self._pieces[name]]
+        pieces = [(opened.tensor(name), start, shape) for opened, start, shape in self._pieces[name]]
         shape = pieces[0][2]
         if len(pieces) == 1 and pieces[0][0].shape == shape:
             return pieces[0][0]
@@ -132,6 +143,29 @@ class Whole(Mapping[str, Tensor]):
 
     def __len__(self) -> int:
         return len(self._pieces)
+
+
+class _Opened:
+    """One file of tensors, memory-mapped. What it gives has the hash that the manifest says, `hashes` by tensor or `sha256`."""
+
+    def __init__(self, path: Path, sha256: str, hashes: dict[str, str] | None) -> None:
+        self._path, self._hashes = path, hashes
+        self._file = safe_open(path, framework="pt") if hashes is not None else None
+        data = b"" if hashes is not None else _bytes(path, sha256)
+        self._loaded = load(data) if data else {}
+        written = self._file.metadata() if self._file is not None else _metadata(data)  # type: ignore[no-untyped-call]
+        self.places: dict[str, Any] = json.loads(written["pieces"])
+        if hashes is not None and (odd := self.places.keys() ^ hashes.keys()):
+            raise _changed(path, sorted(odd)[0])
+
+    def tensor(self, name: str) -> Tensor:
+        if self._hashes is None or self._file is None:
+            return self._loaded[name]
+        # The mapped file may change under us, the copy may not.
+        copy: Tensor = self._file.get_tensor(name).clone()  # type: ignore[no-untyped-call]
+        if _tensor_sha256(copy, self.places[name]) != self._hashes[name]:
+            raise _changed(self._path, name)
+        return copy
 
 
 def newest(folders: Iterable[Path]) -> tuple[Path | None, list[str]]:
@@ -162,6 +196,42 @@ def _save(path: Path, pieces: Mapping[str, Piece]) -> Path:
     places = {name: (piece.start, piece.shape) for name, piece in pieces.items()}
     save_file({name: piece.values for name, piece in pieces.items()}, path, {"pieces": json.dumps(places)})
     return path
+
+
+def _hashes(pieces: Mapping[str, Piece]) -> dict[str, str]:
+    return {name: _tensor_sha256(piece.values, (piece.start, piece.shape)) for name, piece in pieces.items()}
+
+
+def _tensor_sha256(values: Tensor, place: Sequence[Any]) -> str:
+    """Of what a piece is and where it belongs."""
+    flat = values.contiguous().flatten()
+    digest = hashlib.sha256(json.dumps([str(values.dtype), int(place[0]), list(place[1])]).encode())
+    if flat.numel():
+        digest.update(flat.view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def _bytes(path: Path, sha256: str) -> bytes:
+    """Read once: what is hashed is what is used."""
+    data = path.read_bytes()
+    if hashlib.sha256(data).hexdigest() != sha256:
+        raise _changed(path, "its content")
+    return data
+
+
+def _metadata(data: bytes) -> dict[str, str]:
+    """Of a safetensors file: eight bytes that say how long its JSON header is, then that."""
+    header: dict[str, Any] = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    return dict(header["__metadata__"])
+
+
+def _changed(path: Path, what: str) -> DataError:
+    return DataError(
+        f"A checkpoint is not what its manifest says: {what} does not match its sha256",
+        got=str(path),
+        rule="Nothing altered is loaded",
+        fix="Remove its folder: raypipe goes on from the checkpoint before it",
+    )
 
 
 def _part(folder: Path, rank: int, attempt: str, deadline: float) -> dict[str, Any]:

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock
+
 from raypipe.config import dump, to_json
 from raypipe.feed.dataset import pin
 from raypipe.registry import package, promote, tracking
@@ -25,9 +27,13 @@ def publish(
 ) -> ModelVersion:
     """Register `result`, which keeps its files in `kept` (default: its training's folder); `children` are (name, params,
     history) of trials, logged as nested runs."""
-    before = promote.find(store, result.key)
-    if before is not None:
-        return before
+    with FileLock(store.folder / f"publish-{result.key}.lock"):  # of two at once, the second finds what the first registered
+        return promote.find(store, result.key) or _publish(store, job, result, name, children, kept)
+
+
+def _publish(
+    store: Store, job: TrainJob, result: TrainResult, name: str, children: Sequence[Child], kept: Path | None
+) -> ModelVersion:
     pinned = pin(job.table.model_copy(update={"version": result.version.version}), job.feed, result.classes, job.model.task)
     job = finders.settle(job, pinned, lambda: prepare(job, pinned))  # numbers, as the training found them
     model = assemble(job, result)
@@ -50,7 +56,7 @@ def publish(
     shutil.rmtree(folder, ignore_errors=True)
     unseen = reference(job, model, pinned, kept or job.folder(result.key))
     package.build(folder, model, job.model, result.classes, unseen, facts)
-    run_id = tracking.finished_run(store, result.key) or _log(store, job, result, name, config, children)
+    run_id = _log(store, job, result, name, config, children)
     tags = {
         "raypipe.table": str(result.version),
         "raypipe.task": job.model.task,
@@ -61,10 +67,11 @@ def publish(
 
 
 def _log(store: Store, job: TrainJob, result: TrainResult, name: str, config: dict[str, Any], children: Sequence[Child]) -> str:
-    with tracking.run(store, result.key, name, config, result.version) as run_id:
+    def log_into(run_id: str) -> None:
         tracking.log_history(store, run_id, result.history)
         tracking.log_text(store, run_id, dump(job), "config.yaml")
         for child, params, history in children:
             with tracking.run(store, f"{result.key}/{child}", child, params, result.version, parent=run_id) as child_id:
                 tracking.log_history(store, child_id, history)
-    return run_id
+
+    return tracking.once(store, result.key, name, config, result.version, log_into)

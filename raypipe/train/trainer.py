@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from raypipe.cluster.connect import connect
-from raypipe.config import metrics_of, save, to_json
+from raypipe.config import metrics_of, require_format, save, to_json
 from raypipe.errors import ConfigError, RaypipeError
 from raypipe.feed import feed as feeds
 from raypipe.feed.dataset import Pinned, pin
@@ -41,6 +41,7 @@ from raypipe.train.saving import Saver, newest
 from raypipe.train.stopping import unusable
 
 log = logging.getLogger("raypipe")
+FORMAT = 2  # of result.json; format 1 (ba74455 and before) has the same fields, and is read as it is
 TEST = "test.json"  # beside a result: its metrics on the test split
 
 
@@ -73,7 +74,7 @@ def run(
     _require_usable(job, state)
     best = checkpoints / checkpoint.name(state.best_epoch + 1)
     outcome: dict[str, Any] = {"history": state.history, "best_epoch": state.best_epoch, "checkpoint": str(best)}
-    outcome["stopped"] = state.stopped
+    outcome |= {"stopped": state.stopped, "format": FORMAT}
     if problem := checkpoint.verify(best):
         raise RaypipeError(
             f"The best checkpoint is not whole: {problem}", got=str(best), rule="All nodes share run.dir", fix="Set run.dir"
@@ -100,6 +101,10 @@ def _require_usable(job: TrainJob, state: LoopState) -> None:
 def _usable(finished: Path) -> dict[str, Any]:
     """A kept result. Raises RaypipeError for weights that are not finite: an older version called such an epoch the best."""
     outcome = dict(json.loads(finished.read_text()))
+    require_format(outcome, FORMAT, finished)
+    kept = Path(outcome["checkpoint"])
+    if not kept.exists():  # the run's folder was moved
+        outcome["checkpoint"] = str(finished.parent / "checkpoints" / kept.name)
     outcome["history"] = [metrics_of(line) for line in outcome["history"]]
     if (problem := unusable(outcome["history"][outcome["best_epoch"]])) is not None:
         raise RaypipeError(

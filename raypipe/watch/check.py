@@ -6,6 +6,7 @@ one row. A check needs no labels.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable
 from contextlib import suppress
@@ -17,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 from pydantic import Field, field_validator
 
-from raypipe.config import Section, key_of
+from raypipe.config import Section, key_of, to_json
 from raypipe.errors import DataError
 from raypipe.images.decode import BadImage
 from raypipe.registry import promote, tracking
@@ -28,11 +29,15 @@ from raypipe.search.settings import SearchJob, dotted
 from raypipe.serve import batch
 from raypipe.serve.batch import PredictConfig
 from raypipe.tables import scan
-from raypipe.tables.table import ImageTable, TableConfig, TableVersion, append
+from raypipe.tables.commits import rows_once
+from raypipe.tables.table import ImageTable, TableConfig, TableVersion
 from raypipe.watch import report
 from raypipe.watch.decide import GateConfig
 from raypipe.watch.detect import DriftConfig, DriftReport, Evidence, detect
 
+FORMAT = (
+    2  # of a row of evidence; a key of format 1 named fewer things, so its rows are not looked at and the check is made again
+)
 _ROW = pa.schema(
     [(n, pa.string()) for n in ("key", "name", "model", "table", "checked_at", "evidence", "unusual")]
     + [
@@ -41,6 +46,7 @@ _ROW = pa.schema(
         ("alpha", pa.float64()),
         ("reference_images", pa.int64()),
         ("batch_images", pa.int64()),
+        ("format", pa.int32()),
     ]
 )
 
@@ -85,21 +91,23 @@ MOST_UNDER_ONE_ID = 64  # images looked at to find the one that a report shows
 
 @dataclass(frozen=True)
 class CheckResult:
-    """A drift report and what it is about."""
+    """A drift report and what it is about. `predictions` (place, key) of the batch: read_batch finds them."""
 
     name: str
     model: str
     table: TableVersion
     report: DriftReport
     page: str
+    predictions: tuple[str, str]
 
 
 @dataclass(frozen=True)
 class Batch:
-    """A predicted batch: row i of both arrays is image ids[i]."""
+    """A predicted batch: row i of both arrays is the image ids[i] whose bytes have the hash sha256[i]."""
 
     version: TableVersion
     ids: list[str]
+    sha256: list[str]
     features_ND: np.ndarray
     scores_NC: np.ndarray
 
@@ -115,21 +123,26 @@ def check(
     """Compare the pinned batch with the reference of `model` (default: the champion). Raises DataError as tables do."""
     model = model or promote.require_champion(store)
     predicted = batch.predict(store, job.run, batch_table, job.predict, model, progress)
-    key = key_of(str(model), str(predicted.table), batch_table.where, job.drift, job.run.seed)
+    key = key_of("evidence", FORMAT, predicted.key, job.drift, job.run.seed)
     package = promote.fetch(store, model)
-    options = batch_table.storage_options
-    mine = read_batch(job, model, predicted.table, predicted.out.uri, options)
+    mine = read_batch(predicted.table, predicted.out.uri, predicted.key, batch_table.storage_options)
     reference = package.reference()
-    uri = str(job.run.path / "drift")
-    found = _stored(uri, key)
-    if found is None:
+
+    def made() -> pa.Table:
         found = detect(reference.features_ND, mine.features_ND, reference.scores_NC, mine.scores_NC, job.drift, job.run.seed)
-        append(uri, pa.Table.from_pylist([_as_row(key, name, str(model), predicted.table, found)], _ROW), f"drift check {name}")
-    if tracking.finished_run(store, key) is None:
-        with tracking.run(
-            store, key, f"drift {name}", {"drift": job.drift.model_dump(mode="json"), "model": str(model)}, predicted.table
-        ) as run_id:
-            tracking.log_metrics(store, run_id, _metrics(found))
+        return pa.Table.from_pylist([_as_row(key, name, str(model), predicted.table, found)], _ROW)
+
+    stored = rows_once(str(job.run.path / "drift"), _ROW, {"key": key}, made, f"drift check {name}")
+    found = _report(stored.to_pylist()[0])
+    params = {"drift": job.drift.model_dump(mode="json"), "model": str(model)}
+    tracking.once(
+        store,
+        key,
+        f"drift {name}",
+        params,
+        predicted.table,
+        lambda run_id: tracking.log_metrics(store, run_id, _metrics(found)),
+    )
     picture = picture_of(found, name, package, mine, ImageTable.open(batch_table))
     page = report.Page(
         report.Header(
@@ -138,14 +151,15 @@ def check(
         checks=(picture,),
     )
     path = report.write(page, job.run.path / "reports" / f"drift-{name}-{key}.html")
-    return CheckResult(name, str(model), predicted.table, found, str(path))
+    return CheckResult(name, str(model), predicted.table, found, str(path), (predicted.out.uri, predicted.key))
 
 
 def picture_of(found: DriftReport, name: str, package: Package, batch: Batch, table: ImageTable) -> report.Check:
     """The check as the report shows it: scores and a map of both sides, the batch's most unusual images and usual ones."""
     rows = [row for row, _ in found.unusual]
     ids = [batch.ids[row] for row in rows]
-    images = _images(table, batch.version, ids, batch.features_ND[rows], package)
+    hashes = [batch.sha256[row] for row in rows]
+    images = _images(table, batch.version, ids, batch.features_ND[rows], package, hashes)
     unusual = [(i, image, distance) for i, image, (_, distance) in zip(ids, images, found.unusual, strict=True)]
     reference = package.reference()
     binary = len(package.classes) == 2
@@ -220,32 +234,33 @@ def _facts(job: WatchJob, model: ModelVersion) -> tuple[tuple[str, str], ...]:
     )
 
 
-def read_batch(
-    job: WatchJob,
-    model: ModelVersion,
-    version: TableVersion,
-    uri: str | None = None,
-    storage_options: dict[str, str] | None = None,
-) -> Batch:
-    """What `model` predicted for the batch, in id order."""
-    columns = ["image_id", "embedding", "scores"]
-    out = uri or str(job.predict.out or job.run.path / "predictions")
-    rows = batch.rows_of(out, model, version, columns, storage_options).sort_by("image_id")
+def read_batch(version: TableVersion, uri: str, key: str, storage_options: dict[str, str] | None = None) -> Batch:
+    """The rows of one prediction (batch.predict returns its key), in the order of ids and hashes: the same whenever read."""
+    rows = batch.read_rows(uri, key, ["image_id", "sha256", "embedding", "scores"], storage_options)
+    rows = rows.sort_by([("image_id", "ascending"), ("sha256", "ascending")])
     features, scores = (np.stack(rows[name].to_numpy()) for name in ("embedding", "scores"))
-    return Batch(version, rows["image_id"].to_pylist(), features, scores)
+    return Batch(version, rows["image_id"].to_pylist(), rows["sha256"].to_pylist(), features, scores)
 
 
 def _images(
-    table: ImageTable, version: TableVersion, ids: list[str], features_nD: np.ndarray, package: Package
+    table: ImageTable,
+    version: TableVersion,
+    ids: list[str],
+    features_nD: np.ndarray,
+    package: Package,
+    hashes: list[str] | None = None,
 ) -> list[bytes | None]:
     """The image of each id and features; None where it cannot be found. Of several images under one
-    id it is the one that has these features."""
+    id it is the one that has this sha256 or, where nobody kept it, these features."""
     c = table.columns
     candidates: dict[str, set[bytes]] = {i: set() for i in ids}
     if ids:
         found = scan.rows(table, version, [c.id, c.image], {c.id: ids})
         for image_id, image in zip(found[c.id].to_pylist(), found[c.image].to_pylist(), strict=True):
             candidates[image_id] |= {image} if image else set()
+    if hashes is not None:
+        named = {hashlib.sha256(image).hexdigest(): image for images in candidates.values() for image in images}
+        return [named.get(sha256) for sha256 in hashes]
     return [_of(features_D, candidates[i], package) for i, features_D in zip(ids, features_nD, strict=True)]
 
 
@@ -267,7 +282,7 @@ def _metrics(found: DriftReport) -> dict[str, float]:
 
 def _as_row(key: str, name: str, model: str, version: TableVersion, found: DriftReport) -> dict[str, Any]:
     whole = asdict(found)
-    evidence, unusual = json.dumps(whole.pop("evidence")), json.dumps(whole.pop("unusual"))
+    evidence, unusual = to_json(whole.pop("evidence")), to_json(whole.pop("unusual"))
     return whole | {
         "key": key,
         "name": name,
@@ -276,17 +291,11 @@ def _as_row(key: str, name: str, model: str, version: TableVersion, found: Drift
         "checked_at": now().isoformat(),
         "evidence": evidence,
         "unusual": unusual,
+        "format": FORMAT,
     }
 
 
-def _stored(uri: str, key: str) -> DriftReport | None:
-    if not ImageTable.exists(uri):
-        return None
-    table = ImageTable(uri)
-    rows = scan.rows(table, table.pin(), _ROW.names, {"key": key}).to_pylist()
-    if not rows:
-        return None
-    row = rows[0]
+def _report(row: dict[str, Any]) -> DriftReport:
     evidence = tuple(Evidence(**e) for e in json.loads(row["evidence"]))
     unusual = tuple((int(i), float(d)) for i, d in json.loads(row["unusual"]))
     return DriftReport(

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from raypipe.config import key_of, validate
+from raypipe.config import key_of, to_json, validate
 from raypipe.feed.dataset import pin
 from raypipe.registry import promote, tracking
 from raypipe.registry.package import Package
@@ -28,7 +28,7 @@ from raypipe.registry.tracking import Store
 from raypipe.search import refit, tuner
 from raypipe.serve import evaluate
 from raypipe.tables import scan
-from raypipe.tables.table import ImageTable, append
+from raypipe.tables.commits import rows_once
 from raypipe.train import trainer
 from raypipe.train.job import TrainJob
 from raypipe.train.publish import publish
@@ -39,8 +39,9 @@ from raypipe.watch.decide import Comparison, Decision
 log = logging.getLogger("raypipe")
 _ROW = pa.schema(
     [(n, pa.string()) for n in ("key", "champion", "challenger", "table", "slices", "reason", "decided_at")]
-    + [("promoted", pa.bool_())]
+    + [("promoted", pa.bool_()), ("format", pa.int32())]
 )
+FORMAT = 2  # of a row; a key of format 1 named fewer things, so its rows are not looked at and the comparison is made again
 
 
 @dataclass(frozen=True)
@@ -75,27 +76,20 @@ def retrain(
     theirs = validate(TrainJob, package.info["config"])
     first = around.challenger(job, theirs, pinned.version.version, labelled)
     challenger = _search(store, job, first, say) if job.watch.retrain_samples > 1 else _train(store, first, say)
-    uri = str(job.run.path / "decisions")
-    key = key_of(str(champion), str(challenger), str(pinned.version), job.gate)
-    stored = _stored(uri, key)
-    if stored is None:
+    # Fields of a slice are part of the key: a row that lacks one of them could not be read.
+    parts = (champion, challenger, pinned.version)
+    said = (job.gate, job.table.where, job.table.sample, job.table.columns, job.feed.test, sorted(Comparison.__annotations__))
+    key = key_of("decision", FORMAT, *map(str, parts), champion.seal, challenger.seal, *said)
+
+    def made() -> pa.Table:
         say(f"Comparing champion {champion} and challenger {challenger} on the same test rows")
         rows = _judge(store, job, challenger, package, pinned)
         _keep(rows, job.run.path / "reports" / f"judged-{key}.parquet")
         slices, union = _compare(rows, package)
-        decision = decide.gate(slices, union, job.gate)
-        row = {
-            "key": key,
-            "champion": str(champion),
-            "challenger": str(challenger),
-            "table": str(pinned.version),
-            "promoted": decision.act,
-        }
-        judged = {"slices": [asdict(s) for s in slices], "union": asdict(union) if union else None}
-        row |= {"reason": decision.reason, "slices": json.dumps(judged), "decided_at": now().isoformat()}
-        append(uri, pa.Table.from_pylist([row], _ROW), f"gate {challenger}")
-    else:
-        slices, union, decision = stored
+        return _as_rows(key, parts, slices, union, decide.gate(slices, union, job.gate))
+
+    stored = rows_once(str(job.run.path / "decisions"), _ROW, {"key": key}, made, f"gate {challenger}").to_pylist()[0]
+    slices, union, decision = _decided(stored)
     _carry_out(store, champion, challenger, decision, slices, key)
     say(decision.reason)
     return RetrainResult(champion, challenger, decision, slices, union)
@@ -182,25 +176,29 @@ def _unit(package: Package) -> float | None:
 def _carry_out(
     store: Store, champion: ModelVersion, challenger: ModelVersion, decision: Decision, slices: tuple[Comparison, ...], key: str
 ) -> None:
-    if tracking.finished_run(store, key) is None:
-        with tracking.run(
-            store, key, f"gate {challenger}", {"champion": str(champion), "challenger": str(challenger)}, None
-        ) as run_id:
-            for s in slices:
-                values = {"champion": s.champion, "challenger": s.challenger, "p_value": s.p_value}
-                tracking.log_metrics(store, run_id, {f"gate.{s.slice}.{name}": v for name, v in values.items()})
-            tracking.log_text(store, run_id, decision.reason, "decision.txt")
+    def log_into(run_id: str) -> None:
+        for s in slices:
+            values = {"champion": s.champion, "challenger": s.challenger, "p_value": s.p_value}
+            tracking.log_metrics(store, run_id, {f"gate.{s.slice}.{name}": v for name, v in values.items()})
+        tracking.log_text(store, run_id, decision.reason, "decision.txt")
+
+    params = {"champion": str(champion), "challenger": str(challenger)}
+    tracking.once(store, key, f"gate {challenger}", params, None, log_into)
     if decision.act:
         promote.promote(store, challenger, expected=champion.version)
 
 
-def _stored(uri: str, key: str) -> tuple[tuple[Comparison, ...], Comparison | None, Decision] | None:
-    if not ImageTable.exists(uri):
-        return None
-    table = ImageTable(uri)
-    rows = scan.rows(table, table.pin(), _ROW.names, {"key": key}).to_pylist()
-    if not rows:
-        return None
-    judged = json.loads(rows[0]["slices"])
+def _as_rows(
+    key: str, parts: tuple[Any, Any, Any], slices: tuple[Comparison, ...], union: Comparison | None, decision: Decision
+) -> pa.Table:
+    champion, challenger, table = map(str, parts)
+    row = {"key": key, "champion": champion, "challenger": challenger, "table": table, "promoted": decision.act}
+    judged = {"slices": [asdict(s) for s in slices], "union": asdict(union) if union else None}
+    row |= {"reason": decision.reason, "slices": to_json(judged), "decided_at": now().isoformat(), "format": FORMAT}
+    return pa.Table.from_pylist([row], _ROW)
+
+
+def _decided(row: dict[str, Any]) -> tuple[tuple[Comparison, ...], Comparison | None, Decision]:
+    judged = json.loads(row["slices"])
     union = Comparison(**judged["union"]) if judged["union"] else None
-    return tuple(Comparison(**s) for s in judged["slices"]), union, Decision(rows[0]["promoted"], rows[0]["reason"])
+    return tuple(Comparison(**s) for s in judged["slices"]), union, Decision(row["promoted"], row["reason"])

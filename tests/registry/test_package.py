@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from raypipe.config import validate
 from raypipe.errors import DataError
@@ -17,6 +19,7 @@ from raypipe.models.zoo import ImageModel, ModelConfig
 from raypipe.registry import package
 from raypipe.registry.package import Package, Reference
 
+CFG = ModelConfig(name="small_cnn", pretrained=False, mode="finetune")
 FILES = ("package.json", "weights.safetensors", "reference.npz")
 
 
@@ -94,3 +97,60 @@ def test_a_package_speaks_as_its_task_does(
     reference = Reference(np.zeros((1, 64)), np.zeros((1, len(classes))), ("0",))
     built = Package(package.build(tmp_path / "package", model, cfg, classes, reference, {}))
     assert built.predict([textured(1)]).labels == [says]
+
+
+def swapped(folder: Path) -> None:
+    """Other weights, and a manifest that says so: what the package says of itself is right again."""
+    weights = load_file(folder / "weights.safetensors")
+    save_file({name: tensor + 1 for name, tensor in weights.items()}, folder / "weights.safetensors")
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["weights.safetensors"] = hashlib.sha256((folder / "weights.safetensors").read_bytes()).hexdigest()
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+
+
+def test_weights_and_manifest_swapped_together_do_not_match_the_seal(built: Package) -> None:
+    assert Package(built.folder, built.seal).info == built.info
+    swapped(built.folder)
+    Package(built.folder)  # it attests itself, which is why the seal is kept elsewhere
+    with pytest.raises(
+        DataError, match=r"not the one that was registered as cells/3.*nothing altered is loaded.*register again"
+    ):
+        Package(built.folder, built.seal, "cells/3")
+
+
+def test_the_bytes_that_were_hashed_are_the_bytes_that_are_loaded(built: Package, textured: Callable[..., bytes]) -> None:
+    """An open package does not look at its folder again, neither for weights nor for reference arrays."""
+    said = Package(built.folder).predict([textured(1)]).scores_NC
+    opened = Package(built.folder)
+    swapped(built.folder)
+    (built.folder / "reference.npz").write_bytes(b"no arrays")
+    np.testing.assert_array_equal(opened.predict([textured(1)]).scores_NC, said)
+    assert opened.reference().ids[7] == "image 7"
+
+
+def test_a_package_of_an_unknown_format_is_refused(built: Package) -> None:
+    manifest = json.loads((built.folder / "manifest.json").read_text())
+    assert manifest["format"] == package.FORMAT
+    (built.folder / "manifest.json").write_text(json.dumps(manifest | {"format": 99}))
+    with pytest.raises(
+        DataError, match=r"model package .* format that this raypipe does not know \(got 99\).*1 to 2.*newer one"
+    ):
+        Package(built.folder)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_model_that_is_not_numbers_is_not_packaged(bad: float, tmp_path: Path) -> None:
+    model = ImageModel(CFG, 3)
+    reference = Reference(np.zeros((1, 64)), np.zeros((1, 3)), ("0",))
+    with pytest.raises(DataError, match=r"features that are not finite"):
+        package.build(tmp_path, model, CFG, ("a", "b", "c"), Reference(np.full((1, 64), bad), np.zeros((1, 3)), ("0",)), {})
+    torch.nn.init.constant_(model.head.linear.bias, bad)
+    with pytest.raises(DataError, match=r"head\.linear\.bias holds NaN or infinity"):
+        package.build(tmp_path, model, CFG, ("a", "b", "c"), reference, {})
+
+
+def test_a_package_says_no_bare_nan(model: ImageModel, tmp_path: Path) -> None:
+    reference = Reference(np.zeros((1, 64)), np.zeros((1, 3)), ("0",))
+    package.build(tmp_path, model, CFG, ("a", "b", "c"), reference, {"metrics": {"val_loss": float("nan")}})
+    assert "NaN" not in (tmp_path / "package.json").read_text()
+    assert Package(tmp_path).info["metrics"] == {"val_loss": None}

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import threading
 from collections.abc import Callable
+from hashlib import sha256
 from pathlib import Path
 
 import mlflow
@@ -58,6 +61,34 @@ def test_one_key_is_one_run_even_after_a_failure(store: Store) -> None:
     assert [r.info.run_id for r in runs_with(store, "twice")] == [run_id] == [tracking.finished_run(store, "twice")]
 
 
+def test_a_rivals_running_run_is_left_alone(store: Store) -> None:
+    """One from another folder may be alive; one from ours, whose lock we hold, is not."""
+    tags = {tracking.KEY: "rival", "raypipe.owner": "elsewhere:/runs"}
+    rival = store.client.create_run(store.experiment_id, tags=tags).info.run_id
+    with tracking.run(store, "rival", "train", {}, None) as dead:
+        pass
+    store.client.update_run(dead, status="RUNNING")  # as after a kill
+    with tracking.run(store, "rival", "train", {}, None) as run_id:
+        pass
+    assert {r.info.run_id: r.info.status for r in runs_with(store, "rival")} == {rival: "RUNNING", run_id: "FINISHED"}
+
+
+def test_of_two_that_log_at_once_the_second_waits_and_finds(store: Store) -> None:
+    start, filled, found = threading.Barrier(2), [], []
+
+    def log_in() -> None:
+        start.wait()
+        found.append(tracking.once(store, "both", "drift", {"lr": 1}, None, filled.append))
+
+    both = [threading.Thread(target=log_in) for _ in range(2)]
+    for thread in both:
+        thread.start()
+    for thread in both:
+        thread.join(60)
+    assert len(filled) == 1 and found == filled * 2
+    assert [r.info.run_id for r in runs_with(store, "both")] == filled
+
+
 def test_a_trials_run_lies_below_its_search(store: Store) -> None:
     with (
         tracking.run(store, "parent", "search", {}, None) as parent,
@@ -103,6 +134,31 @@ def test_a_registered_package_is_served_by_mlflow_and_holds_no_pickle(
     assert not [p for p in files if p.suffix in (".pkl", ".pickle", ".pt", ".pth", ".bin")]
     requirements = next(p for p in files if p.name == "requirements.txt").read_text()
     assert "torch==" in requirements and "ray" not in requirements.replace("raypipe", "")
+
+
+def test_a_registered_version_whose_package_was_swapped_is_refused(store: Store, built: Package) -> None:
+    made = register(store, built, "sealed")
+    assert made.seal == built.seal == promote.fetch(store, made).seal
+    kept = Path(mlflow.artifacts.download_artifacts(artifact_uri=made.uri, tracking_uri=store.address))
+    weights = kept / "artifacts" / "package" / "weights.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-4] + b"\0\0\x80?")  # one weight is 1.0 now
+    manifest = weights.with_name("manifest.json")
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {weights.name: sha256(weights.read_bytes()).hexdigest()}))
+    Package(weights.parent)  # attests itself
+    with pytest.raises(DataError, match=rf"not the one that was registered as {store.model}/1.*nothing altered is loaded"):
+        promote.fetch(store, made)
+
+
+def test_a_version_without_a_seal_is_refused_with_the_way_out(store: Store, built: Package) -> None:
+    made = register(store, built, "unsealed")
+    store.client.delete_model_version_tag(store.model, "1", promote.SEAL)
+    bare = promote.versions(store)[0]
+    assert promote.find(store, "unsealed") is None  # so that who registers again gets a version with a seal
+    with pytest.raises(DataError, match=rf"{store.model}/1 has no seal.*set_model_version_tag.*{built.seal}") as refused:
+        promote.fetch(store, bare)
+    client = store.client
+    exec(str(refused.value.fix).partition("the tag: ")[2].replace("MlflowClient()", "client"), {"client": client})
+    assert promote.fetch(store, promote.versions(store)[0]).seal == made.seal
 
 
 def test_the_alias_moves_only_from_where_the_comparison_saw_it(store: Store, built: Package) -> None:

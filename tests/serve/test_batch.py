@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
@@ -17,10 +18,11 @@ from raypipe.serve import batch, evaluate
 from raypipe.serve.batch import PredictConfig
 from raypipe.tables import scan
 from raypipe.tables.ingest import IngestConfig, ingest
-from raypipe.tables.table import ImageTable
+from raypipe.tables.table import Columns, ImageTable
 from raypipe.train import trainer
 from raypipe.train.job import TrainJob, TrainResult
 from raypipe.train.publish import publish
+from raypipe.watch.check import read_batch
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +112,48 @@ def test_another_version_of_the_table_is_another_prediction(store: Store, job: T
     ImageTable.open(job.table).tag("named")
     after = batch.predict(store, job.run, job.table, PredictConfig())
     assert after.table.version == before.table.version + 1 and after.out.version == before.out.version + 1
-    assert len(batch.rows_of(after.out.uri, champion, before.table, ["label"])) == 60
+    assert len(batch.read_rows(after.out.uri, before.key, ["label"])) == 60
+
+
+def test_a_prediction_of_some_rows_is_not_one_of_all(store: Store, job: TrainJob, champion: ModelVersion) -> None:
+    """`where`, `sample` and `columns` are part of what was asked."""
+
+    def of(**changes: object) -> batch.PredictResult:
+        cfg = PredictConfig(out=str(job.run.path / "some"))
+        return batch.predict(store, job.run, job.table.model_copy(update=changes), cfg)
+
+    some = of(where={"split": "test"})
+    half = of(sample=0.5)
+    whole = of()
+    assert 0 < some.images < 60 and 0 < half.images < 60 and whole.images == 60
+    assert len({some.key, half.key, whole.key, of(columns=Columns(id="sha256")).key}) == 4
+    assert of(where={"split": "test"}) == dataclasses.replace(some, out=of().out)  # found again, nothing appended
+    mine = read_batch(some.table, some.out.uri, some.key)
+    assert len(mine.ids) == some.images  # what a drift check of the subset looks at
+
+
+def test_a_row_of_a_prediction_names_its_bytes(store: Store, job: TrainJob, champion: ModelVersion) -> None:
+    done = batch.predict(store, job.run, job.table, PredictConfig())
+    rows = batch.read_rows(done.out.uri, done.key, ["image_id", "sha256", "format"]).to_pylist()
+    table = ImageTable.open(job.table)
+    images = scan.rows(table, done.table, ["image_id", "image"]).to_pylist()
+    assert {r["image_id"]: r["sha256"] for r in rows} == {r["image_id"]: sha256(r["image"]).hexdigest() for r in images}
+    assert {r["format"] for r in rows} == {batch.FORMAT}
+
+
+def test_another_package_under_the_same_name_is_another_prediction(job: TrainJob, champion: ModelVersion) -> None:
+    other = dataclasses.replace(champion, tags=champion.tags | {promote.SEAL: "0" * 64})
+    version = ImageTable.open(job.table).pin()
+    assert batch.key_of_prediction(job.table, version, champion) != batch.key_of_prediction(job.table, version, other)
+
+
+def test_predictions_are_not_put_into_a_table_of_something_else(store: Store, job: TrainJob, champion: ModelVersion) -> None:
+    before = ImageTable.open(job.table).pin()
+    with pytest.raises(DataError, match=r"is a table of something else.*got 'bytes, family.*Name another place"):
+        batch.predict(store, job.run, job.table, PredictConfig(out=job.table.uri))
+    assert ImageTable.open(job.table).pin() == before
+    with pytest.raises(DataError, match=r"has no images to predict.*got \{'split': 'nowhere'\}"):
+        batch.predict(store, job.run, job.table.model_copy(update={"where": {"split": "nowhere"}}), PredictConfig())
 
 
 def test_without_a_champion_there_is_nothing_to_predict_with(store: Store, job: TrainJob) -> None:

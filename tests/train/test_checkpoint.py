@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
+from raypipe.errors import DataError
 from raypipe.train import checkpoint
 from raypipe.train.loop import LoopState
 from raypipe.train.parallel import Snapshot
@@ -154,3 +156,41 @@ def test_writing_over_an_old_one_never_mixes_the_two(tmp_path: Path, monkeypatch
 def test_only_the_named_epochs_are_kept(three: list[Path]) -> None:
     checkpoint.keep(three[0].parent, {"epoch-0000", "epoch-0002"})
     assert sorted(p.name for p in three[0].parent.iterdir()) == ["epoch-0000", "epoch-0002"]
+
+
+def altered(path: Path) -> None:
+    """One bit of the last tensor."""
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(bytes(data))
+
+
+def test_what_changes_after_it_was_verified_is_not_loaded(tmp_path: Path) -> None:
+    """The file is swapped between the check and the use: the tensor that is used is the one that is hashed."""
+    folder = write(tmp_path / "epoch-0000", 1)
+    before = {name: tensor.clone() for name, tensor in checkpoint.read(folder).weights.items()}
+    opened = checkpoint.read(folder)
+    altered(folder / "weights-00000.safetensors")
+    with pytest.raises(
+        DataError, match=r"not what its manifest says: .*sha256.*Nothing altered is loaded.*checkpoint before it"
+    ):
+        dict(opened.weights)
+    whole = checkpoint.read(write(tmp_path / "epoch-0001", 1), verified=True)
+    kept = dict(whole.weights)
+    altered(tmp_path / "epoch-0001" / "weights-00000.safetensors")
+    assert kept.keys() == before.keys() and all(torch.equal(kept[name], before[name]) for name in kept)
+
+
+@pytest.mark.parametrize("file", ["weights-00000.safetensors", "state.json"])
+def test_a_checkpoint_of_format_1_is_read_and_held_to_its_hashes(file: str, tmp_path: Path) -> None:
+    folder = write(tmp_path / "epoch-0000", 1)
+    now = dict(checkpoint.read(folder).weights)
+    manifest = json.loads((folder / checkpoint.MANIFEST).read_text())
+    assert manifest.pop("format") == checkpoint.FORMAT
+    del manifest["tensors"]
+    (folder / checkpoint.MANIFEST).write_text(json.dumps(manifest))
+    then = dict(checkpoint.read(folder).weights)
+    assert then.keys() == now.keys() and all(torch.equal(then[name], now[name]) for name in now)
+    altered(folder / file)
+    with pytest.raises(DataError, match="not what its manifest says"):
+        dict(checkpoint.read(folder, verified=True).weights)

@@ -1,0 +1,255 @@
+"""A credential may stand where a user has to put one, and is found nowhere else: not in a file, a table, a log, a record of
+MLflow, an answer of the dashboard, or a message. Where it would be written down, it is refused."""
+
+from __future__ import annotations
+
+import json
+import logging
+import pickle
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from pydantic import ValidationError
+
+from raypipe import errors
+from raypipe.cluster import submit
+from raypipe.config import load, validate
+from raypipe.console import Console
+from raypipe.errors import ConfigError, DataError, hidden, holds_secret, is_secret_name
+from raypipe.job import Job
+from raypipe.registry.tracking import RegistryConfig
+from raypipe.tables import storage
+from raypipe.tables.table import TableConfig
+
+from .conftest import Cli
+
+SECRET = "canary-9f8e7d"
+ADDRESSES = [
+    f"postgresql://me:{SECRET}@host/db",
+    f"postgresql://me:with/{SECRET}@host/db",
+    f"mysql+pymysql://:{SECRET}@host:3306/db?charset=utf8",
+    f"https://{SECRET}@tracking.example.com",
+    f"s3://key:{SECRET}@bucket/table",
+    f"https://plant.blob.core.windows.net/c/t?sv=2024&sig={SECRET}",
+    f"abfss://c@plant.dfs.core.windows.net/t?sv=2024&SIG={SECRET}&se=1",
+    f"https://h/t?X-Amz-Credential=a&X-Amz-Signature={SECRET}",
+    f"mssql+pyodbc:///?odbc_connect=DRIVER%3Dx%3BUID%3Du%3BPWD%3D{SECRET}",
+    f"DefaultEndpointsProtocol=https;AccountName=a;AccountKey={SECRET};EndpointSuffix=x",
+]
+HARMLESS = [
+    "postgresql://me@host/db",
+    "sqlite:////runs/mlflow.db",
+    "abfss://images@plant.dfs.core.windows.net/cells",
+    "hf:org/name@main",
+    "http://127.0.0.1:8265/a@b",
+    "s3://plant/key=1/token=2/t",
+    "uc://main.vision.photos",
+    "photos?token=x",
+    "https://host/t?primary_key=3",
+]
+
+
+@pytest.fixture(autouse=True)
+def forget() -> Iterator[None]:
+    """What one test taught the process to hide must not help the next one."""
+    before = set(errors._kept)
+    errors._kept.clear()
+    yield
+    errors._kept.clear()
+    errors._kept.update(before)
+
+
+@pytest.mark.parametrize("address", ADDRESSES)
+def test_an_address_with_a_credential_is_known_and_shown_without_it(address: str) -> None:
+    assert holds_secret(address)
+    assert SECRET not in hidden(f"cannot connect to '{address}': refused")
+    assert not holds_secret(hidden(address)) or hidden(hidden(address)) == hidden(address)
+
+
+@pytest.mark.parametrize("address", HARMLESS)
+def test_other_addresses_are_left_as_they_are(address: str) -> None:
+    assert not holds_secret(address)
+    assert hidden(address) == address or "token=" in address
+
+
+@pytest.mark.parametrize("address", ADDRESSES)
+@pytest.mark.parametrize(
+    "key", ["registry.uri", "table.uri", "predict.out", "watch.batch.uri", "ingest.from.images", "train.start_from"]
+)
+def test_no_configuration_takes_an_address_with_a_credential(address: str, key: str, cli: Cli, tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(yaml.safe_dump({"table": {"uri": str(tmp_path / "t")}, "run": {"dir": str(tmp_path / "run")}}))
+    code, out, err = cli("train", path, f"{key}={address}")
+    assert code == 2
+    assert "holds a credential" in err and "environment" in err
+    assert SECRET not in out + err
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_section_alone_refuses_it_too() -> None:
+    with pytest.raises(ConfigError, match=r"registry\.uri holds a credential.*\*\*\*.*env:NAME") as refused:
+        RegistryConfig(uri=ADDRESSES[0])
+    assert SECRET not in str(refused.value)
+    with pytest.raises(ValidationError, match="Extra inputs") as unknown:
+        RegistryConfig.model_validate({"ur": ADDRESSES[0]})
+    assert SECRET not in str(unknown.value)
+
+
+def test_options_of_a_model_are_written_down_and_hold_no_token() -> None:
+    with pytest.raises(ConfigError, match=r"model\.options\.token holds a credential.*HF_TOKEN"):
+        validate(Job, {"table": {"uri": "t"}, "model": {"name": "hf:vit", "options": {"token": SECRET}}})
+    assert load(Job, None, ["table.uri=t", "table.where={token: x}"]).table.where == {"token": "x"}  # a column may be called so
+
+
+def test_messages_hide_what_is_known_to_be_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", SECRET)
+    assert str(DataError(f"The server said: {SECRET} is wrong", got=[SECRET])) == (
+        "The server said: *** is wrong (got ['***'])."
+    )
+    again = pickle.loads(pickle.dumps(DataError("Wrong", got=ADDRESSES[0])))
+    assert SECRET not in str(again)
+    monkeypatch.delenv("MLFLOW_TRACKING_PASSWORD")
+    assert hidden(SECRET) == SECRET
+    TableConfig(uri="/t", storage_options={"AWS_SECRET_ACCESS_KEY": SECRET})
+    assert hidden(f"InvalidKey {SECRET}") == "InvalidKey ***"
+
+
+def test_which_names_are_secret() -> None:
+    secret = "AWS_SECRET_ACCESS_KEY AWS_ACCESS_KEY_ID HF_TOKEN PGPASSWORD AZURE_CLIENT_SECRET MYSQL_PWD token OPENAI_API_KEY"
+    open_ = "RAY_AUTH_MODE primary_key num_tokens tokenizer GOOGLE_APPLICATION_CREDENTIALS AWS_REGION label_key"
+    assert [n for n in secret.split() if not is_secret_name(n)] == []
+    assert [n for n in open_.split() if is_secret_name(n)] == []
+
+
+def test_the_console_hides_and_says_no_bare_nan(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DATABRICKS_TOKEN", SECRET)
+    console = Console(as_json=True)
+    console.say(f"using {SECRET}")
+    console.facts({"mlflow": ADDRESSES[0]})
+    console.table("t", ["a"], [[SECRET]])
+    logging.getLogger("raypipe").warning("at %s", ADDRESSES[0])
+    console.finish({"uri": ADDRESSES[0], "loss": float("nan"), "each": [float("inf"), 1.5], "at": {1: Path("/x")}})
+    out, err = capfd.readouterr()
+    assert SECRET not in out + err
+    assert json.loads(out.splitlines()[-1], parse_constant=pytest.fail) | {"uri": ""} == {
+        "uri": "",
+        "loss": None,
+        "each": [None, 1.5],
+        "at": {"1": "/x"},
+    }
+
+
+def test_a_submitted_job_takes_no_credential_with_it(tmp_path: Path) -> None:
+    job = validate(Job, {"table": {"uri": "/t", "storage_options": {"AWS_SECRET_ACCESS_KEY": SECRET}}})
+    with pytest.raises(ConfigError, match=r"travel to the cluster.*table\.storage_options: AWS_SECRET_ACCESS_KEY.*environment"):
+        storage.refuse_in_file(job)
+    here = {"kind": "delta", "images": "/s", "storage_options": {"sas_token": SECRET}}
+    with pytest.raises(ConfigError, match=r"ingest.*storage_options: sas_token"):
+        storage.refuse_in_file(validate(Job, {"table": {"uri": "/t"}, "ingest": {"from": here}}))
+    storage.refuse_in_file(validate(Job, {"table": {"uri": "/t", "storage_options": {"AWS_REGION": "x"}}}))
+    with pytest.raises(ConfigError, match=r"gives the job a credential, HF_TOKEN.*dashboard in plain text"):
+        submit.refuse_secrets("http://127.0.0.1:8265", {"RAY_AUTH_MODE": "token", "HF_TOKEN": SECRET})
+    with pytest.raises(ConfigError, match=r"cluster's address holds a credential"):
+        submit.refuse_secrets(f"http://me:{SECRET}@host:8265", {})
+    submit.refuse_secrets("http://127.0.0.1:8265", {"RAY_AUTH_MODE": "token", "HF_TOKEN": ""})
+
+
+def test_a_missing_variable_for_the_store_is_one_message(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cli: Cli) -> None:
+    monkeypatch.delenv("OUR_MLFLOW", raising=False)
+    from raypipe.config import RunConfig
+    from raypipe.registry import tracking
+
+    with pytest.raises(ConfigError, match=r"environment variable OUR_MLFLOW is not set.*export OUR_MLFLOW"):
+        tracking.open_store(RunConfig(dir=str(tmp_path)), RegistryConfig(uri="env:OUR_MLFLOW"))
+
+
+VARIABLES = (
+    *("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_SECURITY_TOKEN"),
+    *("AZURE_CLIENT_SECRET", "MLFLOW_TRACKING_PASSWORD", "PGPASSWORD", "HF_TOKEN", "OUR_PASSWORD"),
+)
+
+
+def test_a_whole_story_leaves_no_credential_anywhere(
+    ray_session: str, photos: Path, tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A canary in every place where a user may put a credential; then every file, table, log, record and answer is searched."""
+    canaries = {name: f"canary-{i}-{name[::-1].lower()}" for i, name in enumerate(VARIABLES)}
+    for name, canary in canaries.items():
+        monkeypatch.setenv(name, canary)
+    root = tmp_path / "kept"
+    root.mkdir()
+    canaries["address"] = "canary-in-the-address-of-mlflow"
+    monkeypatch.setenv("OUR_MLFLOW", f"sqlite:///file:{root}/mlflow.db?uri=true&password={canaries['address']}")
+    canaries["options"] = "canary-in-storage-options"
+    options = {"AWS_SECRET_ACCESS_KEY": canaries["options"], "AWS_REGION": "eu-west-1"}
+    job = tmp_path / "job.yaml"
+    job.write_text(
+        yaml.safe_dump(
+            {
+                "run": {"name": "canary", "dir": str(root / "run")},
+                "table": {"uri": str(root / "table"), "storage_options": options},
+                "registry": {"uri": "env:OUR_MLFLOW"},
+                "ingest": {
+                    "from": {"images": str(photos), "labels": str(photos / "labels.csv")},
+                    "splits": {"train": 0.3, "val": 0.4, "test": 0.3},
+                },
+                "model": {"name": "small_cnn", "mode": "finetune", "pretrained": False},
+                "train": {"epochs": 1, "batch_size": 16, "lr": 0.01, "precision": "fp32"},
+                "search": {"samples": 2, "space": {"train.lr": "loguniform(3e-3, 3e-2)"}},
+                "watch": {"batch": {"uri": str(root / "table"), "storage_options": options}, "force": True},
+            }
+        )
+    )
+    said = ""
+    for verb in ("ingest", "tune", "predict", "drift", "retrain"):
+        code, out, err = cli(verb, job, "--json")
+        assert code == 0, err
+        said += out + err
+    for wrong in (
+        "registry.uri=env:NO_SUCH",
+        "table.uri=/nowhere",
+        "train.lr=many",
+        "registry.uri=sqlite:////no/such/place.db",
+    ):
+        code, out, err = cli("train", job, wrong)
+        assert code != 0
+        said += out + err
+    leaked = [f"{name} in messages" for name, canary in canaries.items() if canary in said]
+    files = [p for place in (root, session_logs()) for p in place.rglob("*") if p.is_file()]
+    assert {"mlflow.db", "config.yaml", "package.json", "best.yaml"} <= {p.name for p in files}
+    answers = {str(p): p.read_bytes() for p in files} | dashboard_answers()
+    leaked += [
+        f"{name} in {at}" for at, data in answers.items() for name, canary in canaries.items() if canary.encode() in data
+    ]
+    assert leaked == []
+
+
+def session_logs() -> Path:
+    import ray
+
+    return Path(ray._private.worker._global_node.get_session_dir_path()) / "logs"
+
+
+def dashboard_answers() -> dict[str, bytes]:
+    """What Ray's dashboard says about everything that ran, by path."""
+    import ray
+
+    address = ray._private.worker._global_node.address_info["webui_url"]
+    token = (Path.home() / ".ray" / "auth_token").read_text().strip()
+    kinds = ("actors", "tasks", "workers", "nodes", "jobs", "runtime_envs", "objects", "placement_groups")
+    paths = [f"/api/v0/{kind}?detail=true&limit=10000" for kind in kinds]
+    paths += ["/api/jobs/", "/nodes?view=details", "/logical/actors", "/api/v0/tasks/summarize", "/api/cluster_status"]
+    found = {}
+    for path in paths:
+        asked = urllib.request.Request(f"http://{address}{path}", headers={"Authorization": f"Bearer {token}"})
+        with urllib.request.urlopen(asked, timeout=60) as answer:
+            found[path] = answer.read()
+    assert (
+        b"small_cnn" in found["/logical/actors"]
+        or b"ActorID" in found["/logical/actors"]
+        or found["/api/v0/actors?detail=true&limit=10000"]
+    )
+    return found
