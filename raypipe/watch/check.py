@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -66,7 +66,7 @@ class WatchConfig(Section):
     name: str = "batch"
     retrain_workers: int = Field(default=1, ge=1)
     retrain_samples: int = Field(default=8, ge=1)
-    retrain_space: dict[str, str] | None = None
+    retrain_space: Annotated[dict[str, str], Field(min_length=1)] | None = None
     retrain_sampling: Literal["auto", "natural", "balanced", "sources", "weighted"] = "auto"
     force: bool = False
 
