@@ -146,6 +146,12 @@ class ImageTable:
         try:
             return DeltaTable(self.uri, version=version, storage_options=self.storage_options)
         except TableNotFoundError:
+            if version is not None and self.exists(self.uri, self.storage_options):
+                raise DataError(
+                    f"{self.uri} has no version {version} any more",
+                    rule="Its log was cleaned up, and files with it",
+                    fix="raypipe table list shows the versions that are left; table tag NAME --remove takes a tag away",
+                ) from None
             raise DataError(
                 "No Delta table here",
                 got=self.uri,

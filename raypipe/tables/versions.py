@@ -64,8 +64,13 @@ def diff(table: ImageTable, before: TableVersion, after: TableVersion) -> Diff:
     for version in (before, after):
         have = table.delta(version.version).schema().to_arrow().names
         rows = scan.rows(table, version, [c.id, *(n for n in (c.label, c.split) if n in have)])
-        if len(pc.unique(rows[c.id])) < len(rows):
-            raise DataError(f"{version} has an id twice", rule="Images are compared by id", fix="Set table.columns.id")
+        if rows[c.id].null_count:
+            raise DataError(f"{version} has a row without an id", rule="Images are compared by id", fix="Set table.columns.id")
+        if len(counted := pc.value_counts(rows[c.id])) < len(rows):
+            twice = next(r["values"] for r in counted.to_pylist() if r["counts"] > 1)
+            raise DataError(
+                f"{version} has an id twice", got=twice, rule="Images are compared by id", fix="Set table.columns.id"
+            )
         values = {n: rows[n] if n in have else pa.nulls(len(rows), pa.string()) for n in (c.id, c.label, c.split)}
         sides.append(pa.table(values).rename_columns(["id", "label", "split"]))
     old, new = sides
@@ -138,6 +143,8 @@ def vacuum(table: ImageTable, keep_hours: int | None = None, delete: bool = Fals
     Files of tagged versions stay. Raises DataError for fewer hours than the table's properties allow.
     """
     delta, tags = table.delta(), table.tags()
+    for version in set(tags.values()):
+        table.delta(version)  # a tag on a version that is gone has its own message
     # A full vacuum also takes what no log names, and deltalake 1.6 counts the live files of deletion vectors among that.
     full = "deletionVectors" not in (delta.protocol().reader_features or ())
 

@@ -12,6 +12,7 @@ import shutil
 import socket
 import threading
 import time
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ import yaml
 
 from raypipe.config import validate
 from raypipe.errors import DataError
-from raypipe.tables import fragment, scan
+from raypipe.tables import fragment, rewrite, scan
 from raypipe.tables import ingest as room
 from raypipe.tables.ingest import IngestConfig, ingest, quarantine_uri
 from raypipe.tables.table import ImageTable, TableConfig, append
@@ -119,6 +120,29 @@ def test_two_ingests_at_once_lose_and_repeat_nothing(store: Store, folder: Path,
     found = ids(table.uri, store)
     assert len(found) == len(set(found)) == 60
     assert len(ids(quarantine_uri(table.uri), store)) == 1
+
+
+def test_rows_are_relabelled_and_dropped_there(store: Store, folder: Path, tmp_path: Path) -> None:
+    """Files are written again in the store, and times come from its log."""
+    uri = store.uri("changed")
+    table = TableConfig(uri=uri, storage_options=store.options)
+    files = sorted(p.relative_to(folder).as_posix() for p in folder.rglob("[0-9]*.png"))
+    labels = tmp_path / "labels.csv"
+    for label in ("a", "b"):
+        labels.write_text("file,label\n" + "".join(f"{f},{label}\n" for f in files))
+        cfg = {"from": {"images": str(folder), "labels": str(labels)}, "workers": 0}
+        done = ingest(table, validate(IngestConfig, cfg))
+    opened = ImageTable.open(table)
+    assert (done.relabelled, done.version.version) == (60, 1)
+    assert scan.rows(opened, done.version, ["label"])["label"].to_pylist() == ["b"] * 60
+    rows = rewrite.places(opened, done.version, ["image_id"]).to_pylist()
+    after = rewrite.drop(opened, done.version, [rewrite.Place(r["file"], r["place"]) for r in rows[:7]], "drop")
+    assert sorted(ids(uri, store)) == sorted(r["image_id"] for r in rows[7:])
+    history = opened.history()
+    assert [h["version"] for h in history] == [2, 1, 0]
+    assert opened.pin(datetime.now(timezone.utc).isoformat()) == after
+    opened.tag("golden", 1)
+    assert opened.untag("golden") == 1
 
 
 def test_workers_read_and_write_with_the_options_alone(store: Store, folder: Path, tmp_path: Path, ray_session: str) -> None:

@@ -75,7 +75,7 @@ def test_a_table_without_labels_still_has_a_diff_and_one_with_an_id_twice_has_no
     found = versions.diff(table, table.pin(0), table.pin(1))
     assert (found.added, found.relabelled, found.classes) == (["c"], [], {"–": (2, 3)})
     append(str(tmp_path / "t"), pa.table({"image_id": ["a"]}), "again")
-    with pytest.raises(DataError, match=r"@v2 has an id twice.*compared by id"):
+    with pytest.raises(DataError, match=r"@v2 has an id twice \(got 'a'\).*compared by id"):
         versions.diff(table, table.pin(0), table.pin(2))
 
 
@@ -235,3 +235,22 @@ def test_a_name_of_unity_catalog_says_what_is_missing(monkeypatch: pytest.Monkey
         assert "'main.vision.photos'" in err and "DATABRICKS_HOST" in err and "Traceback" not in err
     (tmp_path / "main.vision.photos").mkdir()  # a folder of that name is meant first
     assert "No Delta table here" in cli("table", "export", "main.vision.photos", "o.parquet")[2]
+
+
+def test_a_tag_on_a_version_that_is_gone_has_a_way_out(table: ImageTable) -> None:
+    table.tag("old", 0)
+    table.delta().create_checkpoint()
+    Path(table.uri, "_delta_log", f"{0:020d}.json").unlink()
+    for work in (lambda: table.pin("old"), lambda: versions.vacuum(table)):
+        with pytest.raises(DataError, match=r"has no version 0 any more.*log was cleaned up.*--remove"):
+            work()
+    assert [h["version"] for h in table.history()][-1] == 1
+    table.untag("old")
+    assert versions.vacuum(table).kept == {}
+
+
+def test_rows_without_an_id_are_not_compared(tmp_path: Path) -> None:
+    append(str(tmp_path / "t"), pa.table({"image_id": ["a", None]}), "add")
+    table = ImageTable(str(tmp_path / "t"))
+    with pytest.raises(DataError, match=r"@v0 has a row without an id.*compared by id"):
+        versions.diff(table, table.pin(), table.pin())
