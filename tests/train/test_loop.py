@@ -14,11 +14,11 @@ import torch
 from raypipe.config import validate
 from raypipe.feed.feed import Source
 from raypipe.models.tasks import Task
-from raypipe.train import checkpoint, parallel
+from raypipe.train import checkpoint
 from raypipe.train.job import TrainJob
 from raypipe.train.loop import LoopState
 from raypipe.train.objective import Objective
-from raypipe.train.parallel import Engine, ParallelConfig
+from raypipe.train.parallel import Engine, ParallelConfig, native
 from raypipe.train.parallel.engine import parameter_groups
 from raypipe.train.rank import Data, train_rank, trainable
 
@@ -181,13 +181,13 @@ def test_copies_of_a_sample_are_changed_each_in_its_own_way(
     source, seen = toy(24, 1), list[torch.Tensor]()
     weights = np.eye(1, 24)[0] + 1e-9
     rows = dataclasses.replace(source.rows, weights_N=weights)
-    step = parallel.native.Single.step
+    step = native.Single.step
 
     def watched(self: Any, inputs: torch.Tensor, *rest: Any) -> torch.Tensor:
         seen.extend(inputs)
         return step(self, inputs, *rest)
 
-    monkeypatch.setattr(parallel.native.Single, "step", watched)
+    monkeypatch.setattr(native.Single, "step", watched)
     data = Data(CLASSES, False, dataclasses.replace(source, rows=rows), toy(20, 2))
     train_rank(job(epochs=1, batch_size=12), data, None, lambda *_: None, lambda *_: None)
     assert len(seen) == 24
