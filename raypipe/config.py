@@ -35,6 +35,7 @@ class Section(BaseModel):
         populate_by_name=True,
         hide_input_in_errors=True,
         serialize_by_alias=True,
+        allow_inf_nan=False,
     )
 
     @model_validator(mode="after")
@@ -115,7 +116,11 @@ def load(kind: type[S], path: str | Path | None, overrides: Sequence[str] = ()) 
         except yaml.YAMLError as e:
             raise ConfigError(f"The value of {key} is not YAML", got=_unless_secret(key, text), fix="Quote it") from e
         set_field(tree, key.strip(), value)
-    return validate(kind, written.settle(kind, tree))
+    try:
+        settled = written.settle(kind, tree)
+    except RecursionError:
+        raise ConfigError("The configuration holds itself", rule="An anchor may not lie within itself") from None
+    return validate(kind, settled)
 
 
 def validate(kind: type[S], tree: dict[str, Any]) -> S:

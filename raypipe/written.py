@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel
+from yaml.constructor import ConstructorError
 
 NUMBERS = "tag:yaml.org,2002:int", "tag:yaml.org,2002:float", "tag:yaml.org,2002:bool"
 
@@ -36,7 +37,11 @@ def _number(loader: _Loader, node: yaml.ScalarNode) -> Any:
         return text
     if re.fullmatch(r"[-+]?0[0-9_]+", text):  # 010 is ten to everybody but YAML 1.1
         return Written(int(text.replace("_", "")), text)
-    return Written(yaml.SafeLoader.yaml_constructors[node.tag](loader, node), text)
+    try:
+        return Written(yaml.SafeLoader.yaml_constructors[node.tag](loader, node), text)
+    except (ValueError, KeyError):  # !!int x
+        kind = node.tag.rpartition(":")[2]
+        raise ConstructorError(None, None, f"{text!r} is no {kind}", node.start_mark) from None
 
 
 def _date(loader: _Loader, node: yaml.ScalarNode) -> str:
@@ -82,7 +87,8 @@ def _wants_text(kinds: list[Any], value: Any) -> bool:
     literals = [a for k in kinds if get_origin(k) is Literal for a in get_args(k)]
     if any(k in fitting for k in kinds) or any(a is value or a == value for a in literals):
         return False
-    return str in kinds or any(isinstance(a, str) for a in literals)
+    # pydantic would take `seed: yes` for 1; the characters make it say what it wants
+    return value is True or value is False or str in kinds or any(isinstance(a, str) for a in literals)
 
 
 def _key(kinds: list[Any], key: Any) -> Any:

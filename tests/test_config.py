@@ -193,3 +193,21 @@ cluster: {dashboard: off}
     assert job.train.class_weights == {"0": 1.0, "1.0": 2.0, "no": 3.0}
     assert (job.train.fewest_workers, job.train.most_workers) == (1, 2)
     assert (job.watch.name, job.watch.batch.uri, job.cluster.dashboard) == ("1e5", "3", False)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("run: {seed: yes}", "run.seed is wrong .got 'yes'"),
+        ("train: {epochs: on}", "train.epochs is wrong .got 'on'"),
+        ("run: {seed: !!int x}", "is not YAML: 'x' is no int"),
+        ("run: {seed: !!bool perhaps}", "'perhaps' is no bool"),
+        ("run: {seed: 12:30}", "run.seed is wrong .got '12:30'"),
+        ("x: &a [*a]", "holds itself"),
+        ("train: {lr: .inf}", "train.lr is wrong .got inf"),
+        ("train: {weight_decay: .nan}", "train.weight_decay is wrong .got nan"),
+    ],
+)
+def test_what_no_number_is_is_refused(text: str, says: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=says):
+        config.load(Job, written(tmp_path, text), ["table.uri=t"])
