@@ -126,7 +126,7 @@ def test_its_retrain_goes_on_from_its_champion(left: Path, store: Store, job: Pa
     if first.seal is None:
         seal = Package(next((left / "run" / "packages").glob(f"{first.tags[tracking.KEY]}"))).seal
         store.client.set_model_version_tag("old", "1", promote.SEAL, seal)
-    code, out, err = cli("retrain", job, "watch.force=true", "run.seed=8", "--json")
+    code, out, err = cli("retrain", job, "watch.force=true", "run.seed=8", "watch.retrain_samples=1", "--json")
     assert code == 0, err
     said = json.loads(out)
     assert said["challenger"] and said["reason"]

@@ -199,7 +199,11 @@ def test_a_whole_story_leaves_no_credential_anywhere(
                 "model": {"name": "small_cnn", "mode": "finetune", "pretrained": False},
                 "train": {"epochs": 1, "batch_size": 16, "lr": 0.01, "precision": "fp32"},
                 "search": {"samples": 2, "space": {"train.lr": "loguniform(3e-3, 3e-2)"}},
-                "watch": {"batch": {"uri": str(root / "table"), "storage_options": options}, "force": True},
+                "watch": {
+                    "batch": {"uri": str(root / "table"), "storage_options": options},
+                    "force": True,
+                    "retrain_samples": 1,
+                },
             }
         )
     )
