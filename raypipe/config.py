@@ -259,7 +259,10 @@ def _explain_one(kind: type[BaseModel], problem: Any) -> ConfigError:
         return ConfigError(
             f"Config key {name} is missing", rule="It has no default", fix=f"Add {name}=… to the command or the YAML"
         )
-    return ConfigError(f"Config key {name} is wrong", got=got, rule=problem["msg"].removeprefix("Value error, "))
+    rule = problem["msg"].removeprefix("Value error, ")
+    if not name:  # of several sections together
+        return ConfigError("The configuration contradicts itself", rule=rule)
+    return ConfigError(f"Config key {name} is wrong", got=got, rule=rule)
 
 
 def _unless_secret(name: str, value: Any) -> Any:

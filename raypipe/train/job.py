@@ -59,7 +59,7 @@ class TrainJob(Section):
         found: dict[Any, Any] = {}
         for epoch, values in given.items():
             key = int(epoch) if isinstance(epoch, str) and epoch.isdecimal() else epoch
-            if not isinstance(values, dict):
+            if not isinstance(values, dict) or isinstance(epoch, bool):
                 raise ValueError("it gives fields by epoch, as in {4: {train.lr: 0.001}}")
             found[key] = found.get(key, {}) | dict(leaves(values))
         return found

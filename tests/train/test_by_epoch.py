@@ -93,6 +93,8 @@ def test_a_task_with_its_own_metric_may_have_stages() -> None:
         ({"by_epoch": {2: {"by_epoch": {3: {"train.lr": 0.1}}}}}, r"by_epoch\.3\.train\.lr cannot change"),
         ({"by_epoch": {2: 0.1}}, r"fields by epoch, as in \{4: \{train\.lr: 0\.001\}\}"),
         ({"by_epoch": {"two": {"train.lr": 0.1}}}, r"by_epoch\.two"),
+        ({"by_epoch": {True: {"train.lr": 0.1}}}, r"fields by epoch, as in"),
+        ({"by_epoch": {2: {"train.lr": float("inf")}}}, r"by_epoch 2: .*train\.lr"),
         ({"by_epoch": [1]}, r"by_epoch is wrong"),
         ({"by_epoch": {2: {"train.lr": 0.1}}, "train.strategy": "zero1"}, r"DeepSpeed's cannot be.*ddp"),
     ],
