@@ -66,6 +66,8 @@ class FeedConfig(Section):
     def _mixes_sources(self) -> FeedConfig:
         if self.mix is not None and self.sampling != "sources":
             raise ValueError(f"mix says how often a source is drawn, and sampling={self.sampling}. Set sampling to sources")
+        if self.sampling == "weighted" and not self.weights:
+            raise ValueError("sampling=weighted draws by a column of weights. Set weights to its name")
         return self
 
 
@@ -166,13 +168,15 @@ def pin(cfg: TableConfig, feed: FeedConfig, classes: tuple[str, ...] | None = No
     splits = frozenset(s for s in pc.unique(found[c.split]).to_pylist() if s is not None)
     counts: dict[str, int] = {}
     for split in dict.fromkeys((feed.train, feed.val, feed.test)):
-        counts[split] = sum(pc.sum(pc.equal(labelled[c.split], part)).as_py() or 0 for part in parts(split, splits))
-        if counts[split] == 0 and split != feed.test:
+        each = {p: pc.sum(pc.equal(labelled[c.split], p)).as_py() or 0 for p in parts(split, splits)}
+        counts[split] = sum(each.values())
+        empty = [part for part, rows in each.items() if not rows]
+        if empty and (split != feed.test or counts[split]):  # of two parts, one may be misspelt
             have = sorted({s for s in labelled[c.split].to_pylist() if s is not None})
             raise DataError(
-                f"{version} has no labelled rows in split {split!r}",
+                f"{version} has no labelled rows in split {empty[0]!r}",
                 got=have,
-                fix="Set feed.train and feed.val to splits it has",
+                fix="Set feed.train, feed.val and feed.test to splits it has",
             )
     return Pinned(table, version, dict(cfg.where), task, counts, splits)
 
@@ -261,7 +265,8 @@ def _weights(column: pa.ChunkedArray, name: str) -> np.ndarray:
             got=got.as_py() if isinstance(got, pa.Scalar) else got,
             rule="Weights are numbers from 0 up, not all 0",
         )
-    return weights_N
+    most = weights_N.max()
+    return weights_N if most < 1e300 / len(weights_N) else weights_N / most  # their sum must be a number
 
 
 def _digests(column: pa.ChunkedArray, pinned: Pinned, split: str) -> np.ndarray | None:

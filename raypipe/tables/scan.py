@@ -166,6 +166,9 @@ def _planned(
 ) -> tuple[list[Fragment], pa.Schema, Where]:
     """The row groups, the schema with names as text, and the conditions as that schema's columns are to be asked."""
     table.require(table.delta(pinned.version), *columns, *where)
+    if taken := {FILE, ROW} & set(columns):
+        rule = "These names are for where a row is kept"
+        raise DataError(f"Column {min(taken)!r} of {table.uri} cannot be read", rule=rule, fix="Rename it")
     fragments, schema = plan(table, pinned, where)
     c = table.columns
     for name in {c.id, c.label, c.split} & {*columns, *where}:

@@ -112,6 +112,31 @@ def test_a_plus_is_part_of_a_splits_name_where_the_table_has_that_name(tmp_path:
     assert len(locate(pinned, "line+2", cfg)) == 10 and len(locate(pinned, "line+2+b", cfg)) == 15
 
 
+def test_a_part_of_a_split_that_no_row_has_is_named(tmp_path: Path) -> None:
+    """It was left out in silence: train+vla trained on train alone."""
+    uri = made(tmp_path)
+    for settings in ({"train": "train+vla"}, {"test": "val+vla"}):
+        with pytest.raises(DataError, match=r"no labelled rows in split 'vla'.*'val'"):
+            pin(config(uri), FeedConfig(**settings))
+    assert pin(config(uri), FeedConfig(test="none yet")).counts["none yet"] == 0
+
+
+def test_names_of_ours_are_refused_as_columns(tmp_path: Path) -> None:
+    uri = made(tmp_path, **{scan.ROW: ["a", "b"] * 10})
+    with pytest.raises(DataError, match=r"Column 'raypipe\.row' .*cannot be read.*Rename it"):
+        pin(config(uri, label=scan.ROW), FEED)
+
+
+def test_weighted_sampling_without_a_column_is_refused_and_huge_weights_are_scaled(
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(ConfigError, match=r"sampling=weighted draws by a column"):
+        validate(FeedConfig, {"sampling": "weighted"})
+    cfg = validate(FeedConfig, {"sampling": "weighted", "weights": "w"})
+    rows = locate(pin(config(made(tmp_path, w=[1e308] * 20)), cfg), "train", cfg)
+    assert rows.weights_N is not None and rows.weights_N.tolist() == [1.0] * 10
+
+
 @pytest.mark.parametrize(
     "weights",
     [["much"] * 20, [None] * 20, [float("inf")] * 20, [-1.0] * 20, [0] * 20, [[1]] * 20],
