@@ -277,7 +277,7 @@ def foreign(uri: Path, textured: Draw, **change: Any) -> None:
 
 @pytest.mark.parametrize(
     ("bad", "says"),
-    [(None, ["empty: 0 bytes"]), (b"no image at all", ["not_an_image: no JPEG/PNG/WEBP header"])],
+    [(None, ["its row holds no image"]), (b"no image at all", ["not_an_image: no JPEG/PNG/WEBP header"])],
     ids=["null", "words"],
 )
 @pytest.mark.usefixtures("ray_session")

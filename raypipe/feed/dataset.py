@@ -258,7 +258,7 @@ def _weights(column: pa.ChunkedArray, name: str) -> np.ndarray:
         weights_N = column.cast(pa.float64()).to_numpy()
     except pa.ArrowException:
         weights_N = np.full(len(column), np.nan)
-    if not np.isfinite(weights_N).all() or weights_N.min() < 0 or not weights_N.sum():
+    if not np.isfinite(weights_N).all() or weights_N.min() < 0 or not weights_N.max():
         got = next((v for v, w in zip(column, weights_N, strict=True) if not w >= 0 or w == np.inf), 0)
         raise DataError(
             f"Column {name!r} cannot weigh samples",

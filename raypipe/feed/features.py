@@ -223,7 +223,8 @@ def _complete(parts: Iterable[_Split], vectors: Vectors, model: ModelConfig, kep
         bad = dict(reasons)
         looked |= {content: bad.get(n) for n, content in enumerate(contents)}
         good = [content for n, content in enumerate(contents) if n not in bad]
-        fresh |= dict(zip(good, features_nD, strict=True))
+        # A copy: a view would hold the task's result in the object store.
+        fresh |= dict(zip(good, np.array(features_nD), strict=True))
         if len(fresh) >= SAVE_EVERY:
             kept.add(fresh, why)
             vectors |= fresh
