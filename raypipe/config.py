@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from typing_extensions import Self
 
 from raypipe import written
-from raypipe.errors import ConfigError, DataError, holds_secret, is_secret_name, keep_secrets_of, nearest
+from raypipe.errors import ConfigError, DataError, hidden, holds_secret, is_secret_name, keep_secrets_of, nearest
 
 
 class Section(BaseModel):
@@ -53,7 +53,7 @@ def _refuse_credentials(name: str, value: Any) -> None:
         keep_secrets_of(value)
         raise ConfigError(
             f"{name} holds a credential",
-            got=value,  # messages hide it
+            got=hidden(value),
             rule="The configuration is written down with the run, in MLflow and in the model package",
             fix="Leave it out of the address and put it into the environment: AWS_*, AZURE_*, GOOGLE_* for tables, "
             "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or PGPASSWORD, for MLflow; registry.uri=env:NAME takes a "

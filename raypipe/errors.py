@@ -16,7 +16,7 @@ from typing import Any
 from urllib.parse import unquote
 
 HIDDEN = "***"
-_SHORTEST = 6  # of a known secret: hiding every "true" would hide the text
+_SHORTEST = 8  # of a known secret: hiding every "true" would hide the text
 _NAMES = (
     "access_?key(_?id)? access_?token account_?key api_?key auth_?token awsaccesskeyid client_?secret pass(word|wd|phrase)? "
     "private_?key pwd sas sas_?token secret(_?access)?(_?key)? session_?token shared_?access_?signature sharedaccesskey sig "
@@ -24,8 +24,10 @@ _NAMES = (
 )
 _NAME = "(?:" + "|".join(_NAMES.replace("_?", "[_-]?").split()) + ")"
 _SECRET_NAME = re.compile(rf"(?:^|.*[_\W]){_NAME}$|.*(CONNECTION_STRING|PASSWO?R?D)$", re.IGNORECASE)
-# A password may hold slashes, but what begins with a port and a slash is a path with an @ in it.
-_PASSWORD = re.compile(r"(?P<before>[a-zA-Z][\w+.-]*://[^\s/:@'\"]*:)(?!\d+/)(?P<secret>[^\s@'\"]+)(?=@)")
+# A password may hold slashes and @, but what begins with a port and a slash is a path with an @ in it.
+_PORT = r"(?!\d+(?:[/?#]|$))"
+_PASSWORD = re.compile(rf"(?P<before>[a-zA-Z][\w+.-]*://[^\s/:@'\"]*:){_PORT}(?P<secret>[^\s'\"]+)(?=@)")
+_WHOLE = re.compile(rf"^\s*[a-zA-Z][\w+.-]*://[^/:@]*:{_PORT}(?P<secret>.+)@", re.DOTALL)  # blanks and quotes too
 _USER = re.compile(r"(?P<before>https?://)(?P<secret>[^\s/:@'\"]+)(?=@)", re.IGNORECASE)  # a token in the place of a name
 _FIELD = re.compile(rf"(?P<before>(?:[?&;]|%26|%3B|%3F){_NAME}(?:=|%3D))(?P<secret>(?:(?!%26|%3B)[^\s&;'\"])+)", re.IGNORECASE)
 _kept: set[str] = set()
@@ -39,7 +41,7 @@ def keep_secret(value: str) -> None:
 
 def keep_secrets_of(address: str) -> None:
     """The same for the credentials in an address, as they stand there and decoded."""
-    for pattern in (_PASSWORD, _USER, _FIELD):
+    for pattern in (_WHOLE, _PASSWORD, _USER, _FIELD):
         for found in pattern.finditer(address):
             keep_secret(found["secret"])
             keep_secret(unquote(found["secret"]))
@@ -55,7 +57,7 @@ def holds_secret(text: str) -> bool:
     found = unquote(text)
     if "://" not in found and not re.match(r"[\w ]+=[^;]*;", found):
         return False
-    return any(pattern.search(found) for pattern in (_PASSWORD, _USER, _FIELD))
+    return any(pattern.search(found) for pattern in (_WHOLE, _PASSWORD, _USER, _FIELD))
 
 
 def hidden(text: str) -> str:

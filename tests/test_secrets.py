@@ -30,6 +30,7 @@ SECRET = "canary-9f8e7d"
 ADDRESSES = [
     f"postgresql://me:{SECRET}@host/db",
     f"postgresql://me:with/{SECRET}@host/db",
+    f"postgresql://me:p@ss@{SECRET}@host/db",
     f"mysql+pymysql://:{SECRET}@host:3306/db?charset=utf8",
     f"https://{SECRET}@tracking.example.com",
     f"s3://key:{SECRET}@bucket/table",
@@ -87,6 +88,13 @@ def test_no_configuration_takes_an_address_with_a_credential(address: str, key: 
     assert "holds a credential" in err and "environment" in err
     assert SECRET not in out + err
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("password", [f"two words {SECRET}", f"it's {SECRET}", f'a "{SECRET}'])
+def test_a_password_may_hold_blanks_and_quotes(password: str) -> None:
+    with pytest.raises(ConfigError, match=r"registry\.uri holds a credential") as refused:
+        RegistryConfig(uri=f"postgresql://me:{password}@host/db")
+    assert SECRET not in str(refused.value)
 
 
 def test_a_section_alone_refuses_it_too() -> None:
