@@ -17,6 +17,7 @@ import pyarrow as pa
 from raypipe.errors import DataError
 
 Where = dict[str, str | list[str]]
+LONGEST = 40  # digits of a whole number
 _TRUTH = {"true": True, "1": True, "false": False, "0": False}
 
 
@@ -67,7 +68,7 @@ def as_text(where: Where, schema: pa.Schema, columns: set[str]) -> Where:
 
 def _whole(text: str, kind: pa.DataType) -> int:
     found = Decimal(text)
-    if found != found.to_integral_value():
+    if found.adjusted() > LONGEST or found != found.to_integral_value():  # int() of 1e999999999 would not end
         raise ValueError("not whole")
     return int(found)
 

@@ -85,7 +85,7 @@ def _replaceable(table: ImageTable, out: Path, overwrite: bool) -> None:
             rule="An export never touches a table",
             fix="Name another place",
         )
-    if not os.path.lexists(out) or (out.is_dir() and not any(out.iterdir())):
+    if not os.path.lexists(out) or (out.is_dir() and not out.is_symlink() and not any(out.iterdir())):
         return
     if not overwrite:
         raise DataError("The target exists", got=str(out), rule="Nothing is overwritten unasked", fix="Pass --overwrite")

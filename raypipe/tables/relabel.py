@@ -99,8 +99,8 @@ def apply(table: ImageTable, heard: Heard, source: str, why: CommitProperties) -
         rows = rows.filter(pc.is_in(rows["image_id"], value_set=ids))
         changes: dict[str, Change] = {}
         changed = 0
-        for row in rows.to_pylist():
-            if heard.changed(row, source):
+        for batch in rows.to_batches(max_chunksize=10_000):  # as Python objects a million rows are half a gigabyte
+            for row in filter(lambda row: heard.changed(row, source), batch.to_pylist()):
                 of = changes.setdefault(row["file"], Change()).values.setdefault("label", {})
                 of[row["place"]] = heard.label(row["image_id"])
                 changed += 1

@@ -202,9 +202,15 @@ class ImageTable:
 
     def tag(self, name: str, version: int | None = None, move: bool = False) -> TableVersion:
         """Name a version. Naming the same one again does nothing; moving a tag must be asked for."""
-        if not name or name.isdigit() or _moment(name) is not None:
+        odd = name != name.strip() or not name.isprintable()
+        if not name or odd or name.isdigit() or _moment(name) is not None:
             raise DataError(
-                "This cannot be a tag", got=name, rule="A number means a version, a date a time", fix="Take a word, like golden"
+                "This cannot be a tag",
+                got=name,
+                rule="A tag has no blanks around it and no control characters"
+                if odd
+                else "A number means a version, a date a time",
+                fix="Take a word, like golden",
             )
         pinned = self.pin(version)
 

@@ -97,6 +97,12 @@ def test_a_tag_that_could_not_be_told_from_a_number_is_refused(name: str, table:
         table.tag(name, 1)
 
 
+@pytest.mark.parametrize("name", [" raw", "raw\n", "a\0b", "\ud800"])
+def test_a_tag_that_nobody_could_type_again_is_refused(name: str, table: ImageTable) -> None:
+    with pytest.raises(DataError, match=r"This cannot be a tag .*no control characters"):
+        table.tag(name, 1)
+
+
 def test_dropping_leaves_the_pinned_version_and_makes_one_without_the_rows(table: ImageTable) -> None:
     pinned = table.pin()
     dropped = drop(table, pinned, ["b", "d"], "clean")
