@@ -14,12 +14,16 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import write_deltalake
 
+from raypipe.config import validate
 from raypipe.errors import DataError
 from raypipe.feed import feed as feeds
 from raypipe.feed.dataset import FeedConfig, locate, pin
 from raypipe.feed.feed import Feed
 from raypipe.images.decode import decode
+from raypipe.models.zoo import ImageModel
 from raypipe.tables.table import TableConfig
+from raypipe.train import trainer
+from raypipe.train.job import TrainJob
 
 SIDE, IMAGES = 24, 40
 
@@ -182,3 +186,18 @@ def test_images_are_read_whatever_arrow_type_their_file_names(kind: str, images:
     feed = opened(table)
     assert set(shown(feed, padded)) == set(range(30)) and feed.replaced == 0
     assert locate(pin(table, FeedConfig()), "train", FeedConfig()).sha256_N32 is not None
+
+
+def test_what_is_predicted_of_a_stand_in_is_judged_by_its_own_label(images: list[bytes], write: Write) -> None:
+    """On ba74455 it was judged by the label of the broken image."""
+    stored = [b"rot" if i == 34 else image for i, image in enumerate(images)]
+    tree = {
+        "table": write(stored, hexadecimal(images)).model_dump(),
+        "feed": {"carrier": "threads"},
+        "model": {"name": "small_cnn", "mode": "finetune", "pretrained": False, "side_px": SIDE},
+    }
+    job = validate(TrainJob, tree)
+    pinned = pin(job.table, job.feed)
+    found, labels_N = trainer._predicted(job, ImageModel(job.model, 2), pinned, "val")
+    assert found.ids == (*(str(i) for i in (30, 31, 32, 33, 35)), *(str(i) for i in range(35, 40)))
+    assert labels_N.tolist() == [int(i) % 2 for i in found.ids]
