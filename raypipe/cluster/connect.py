@@ -13,6 +13,7 @@ import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from pydantic import Field
 
@@ -111,26 +112,18 @@ def _init(cfg: ClusterConfig, preload: str) -> None:
         if address == "spark":
             ray.init(address=_start_on_spark(), **options)
         elif address == "local":
-            memory = cfg.object_store_mb * 2**20 if cfg.object_store_mb else None
-            os.environ.pop("RAY_ADDRESS", None)
-            modules = [*os.environ.get(PRELOAD, "").split(","), WORKER, *preload.split(",")]
-            os.environ[PRELOAD] = ",".join(dict.fromkeys(filter(None, modules)))
-            if not cfg.dashboard:
-                os.environ.setdefault("RAY_enable_metrics_collection", "0")  # nobody would see them
-            context = ray.init(
-                address="local",
-                num_cpus=cfg.cpus,
-                object_store_memory=memory,
-                include_dashboard=cfg.dashboard,
-                dashboard_host="127.0.0.1",
-                **options,
-            )
             # what we start from here joins this cluster, not a second one
-            os.environ["RAY_ADDRESS"] = context.address_info["address"]
-            _own.append(context.address_info["address"])
+            os.environ["RAY_ADDRESS"] = _start_here(cfg, preload, options)
+            _own.append(os.environ["RAY_ADDRESS"])
         else:
             ray.init(address=address, **options)
     except Exception as e:
+        if address == "local":
+            raise ClusterError(
+                f"Ray cannot be started here: {' '.join(str(e).split())[:300]}",
+                rule="It needs memory, room in /tmp and free ports; its logs are in /tmp/ray/session_latest/logs",
+                fix="Run the same command again, or set RAY_ADDRESS to a cluster that runs",
+            ) from e
         raise ClusterError(
             f"Cannot join a Ray cluster: {' '.join(str(e).split())[:300]}",
             got=address,
@@ -141,6 +134,39 @@ def _init(cfg: ClusterConfig, preload: str) -> None:
     if token.exists():
         token.chmod(0o600)  # Ray leaves it readable by everyone
     log.info("Ray cluster at %s with %g CPUs", address, ray.cluster_resources().get("CPU", 0))
+
+
+def _start_here(cfg: ClusterConfig, preload: str, options: dict[str, Any]) -> str:
+    """Start Ray on this machine for this process alone; returns its address."""
+    import ray
+
+    os.environ.pop("RAY_ADDRESS", None)
+    modules = [*os.environ.get(PRELOAD, "").split(","), WORKER, *preload.split(",")]
+    os.environ[PRELOAD] = ",".join(dict.fromkeys(filter(None, modules)))
+    if not cfg.dashboard:
+        os.environ.setdefault("RAY_enable_metrics_collection", "0")  # nobody would see them
+    size = {
+        "num_cpus": cfg.cpus,
+        "object_store_memory": cfg.object_store_mb * 2**20 if cfg.object_store_mb else None,
+        "include_dashboard": cfg.dashboard,
+        "dashboard_host": "127.0.0.1",
+    }
+    before = set(_children())
+    try:
+        return str(ray.init(address="local", **size, **options).address_info["address"])
+    except Exception as e:
+        for process in set(_children()) - before:  # Ray leaves what it had started
+            process.kill()
+        if "timed out during startup" not in str(e):  # 30 s, which Ray has no setting for
+            raise
+        log.info("Ray did not start within 30 s, as happens on a busy machine; trying once more")
+    return str(ray.init(address="local", **size, **options).address_info["address"])
+
+
+def _children() -> list[Any]:
+    import psutil  # type: ignore[import-untyped]
+
+    return list(psutil.Process().children())
 
 
 def _start_on_spark() -> str:

@@ -115,3 +115,31 @@ def test_what_ray_start_left_is_joined_until_it_is_dead(ray_session: str, short:
                 process.kill()
     ((found, _, _), _) = joined()
     assert found not in (address, ray_session)
+
+
+def test_ray_that_starts_too_slowly_is_tried_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine makes Ray's fixed 30 s too short. What the first try left is ended, nothing else."""
+    import ray
+
+    from raypipe.cluster import connect
+
+    bystander = subprocess.Popen(["sleep", "60"])
+    tries: list[subprocess.Popen[bytes]] = []
+
+    def init(**options: object) -> object:
+        tries.append(subprocess.Popen(["sleep", "60"]))
+        if len(tries) == 1:
+            raise Exception("The current node timed out during startup. This could happen …")
+        return type("Context", (), {"address_info": {"address": "127.0.0.1:1"}})
+
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setenv("RAY_ADDRESS", "")
+    monkeypatch.setenv(connect.PRELOAD, "")
+    try:
+        assert connect._start_here(connect.ClusterConfig(), "", {}) == "127.0.0.1:1"
+        assert tries[0].wait(timeout=10) < 0 and tries[1].poll() is None
+        assert bystander.poll() is None
+    finally:
+        for process in (*tries, bystander):
+            process.kill()
+            process.wait()
