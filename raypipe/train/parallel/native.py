@@ -31,6 +31,7 @@ from raypipe.train.parallel.engine import (
 from raypipe.train.parallel.precision import autocast, require_scale
 from raypipe.train.parallel.settings import ParallelConfig
 from raypipe.train.parallel.snapshot import MOMENTS, Piece, Snapshot, cut
+from raypipe.train.shapes import without_values
 
 SMALLEST_UNIT = 100_000  # parameters that fsdp gathers apart; fewer cost more in latency than they save in memory
 
@@ -41,10 +42,9 @@ class Single:
     def __init__(self, model: nn.Module, cfg: ParallelConfig, device: torch.device, dtype: torch.dtype, meter: Meter) -> None:
         self.rank, self.world = ranks()
         self.device, self.meter, self._cfg, self._dtype = device, meter, cfg, dtype
-        self._model = model.to(device)
+        self._model = model = self._begin(model)
         if cfg.activation_checkpointing:
             checkpoint_activations(model)
-        broadcast([*model.parameters(), *model.buffers()], self.world)
         if cfg.compile:
             model.compile()  # in place: names in the state dict stay
         self._entry = self._place(model)
@@ -139,6 +139,12 @@ class Single:
         pieces = ((name, self._piece(t.detach())) for name, t in tensors.items())
         return {prefix + name: piece for name, piece in pieces if piece is not None}
 
+    def _begin(self, model: nn.Module) -> nn.Module:
+        """The model on this rank's device, with rank 0's values."""
+        model = model.to(self.device)
+        broadcast([*model.parameters(), *model.buffers()], self.world)
+        return model
+
     def _place(self, model: nn.Module) -> nn.Module:
         """What a training batch goes through."""
         return model.to(memory_format=torch.channels_last) if self._cfg.channels_last else model  # type: ignore[call-overload]
@@ -210,7 +216,14 @@ class Fsdp(Single):
 
     Micro batches sum their gradients at once: waiting for the last, as ddp does, would keep whole gradients. The root gives its
     parameters back after the forward pass too, or the next one would not see weights that EMA put in place of the trained.
+
+    The whole model never lies on a device. What is sharded is a copy of shapes alone; then one tensor after the other goes from
+    rank 0's CPU to all devices, each of which keeps its rows.
     """
+
+    def _begin(self, model: nn.Module) -> nn.Module:
+        self._whole = model
+        return without_values(model)
 
     def _place(self, model: nn.Module) -> nn.Module:
         if not dist.is_initialized():
@@ -227,7 +240,23 @@ class Fsdp(Single):
             if sum(p.numel() for p in block.parameters()) >= SMALLEST_UNIT:
                 fully_shard(block, **options)
         fully_shard(model, **options)
+        model.to_empty(device="cpu" if offloads else self.device)
+        self._receive(model)
         return model
+
+    @torch.no_grad()
+    def _receive(self, model: nn.Module) -> None:
+        """Rank 0's values into the shards. Each whole tensor is given up when its shards are made."""
+        sharded = dict(model.named_parameters()) | dict(model.named_buffers())
+        for name, whole in [*self._whole.named_parameters(), *self._whole.named_buffers()]:
+            sent = whole.detach().to(self.device).contiguous()
+            dist.broadcast(sent, 0)
+            sharded[name].copy_(self._like(sent, sharded[name]))
+            whole.data = torch.empty(0, dtype=whole.dtype)
+        for module in model.modules():
+            for name, buffer in module.named_buffers(recurse=False):
+                module._buffers[name] = buffer.to(self.device)
+        del self._whole
 
     def _stored(self) -> list[Tensor]:
         return [t.to_local() if isinstance(t, DTensor) else t for t in super()._stored()]
