@@ -161,10 +161,15 @@ SMALL = {
     "ingest": "cluster.address=local",
     "clean": SIZE,
     "predict": SIZE,
-    "tune": f"{SIZE} {TRAIN} search.samples=2 search.space={{train.lr: 'uniform(0.01, 0.02)'}}",
-    "drift": f"{SIZE} watch.permutations=20",
-    "retrain": f"{SIZE} watch.retrain_workers=1 watch.force=true",
+    "tune": f"{SIZE} {TRAIN} search.samples=2 'search.space.train.lr=uniform(0.01, 0.02)'",
+    "drift": SIZE,
+    "retrain": f"{SIZE} watch.retrain_workers=1 watch.retrain_samples=1 watch.force=true",
 }
+
+
+@pytest.mark.parametrize("verb", SMALL)
+def test_what_makes_the_story_small_is_a_configuration(verb: str) -> None:
+    load(Job, None, ["table.uri=t", *shlex.split(SMALL[verb])])
 
 
 @pytest.mark.slow
