@@ -19,7 +19,6 @@ from __future__ import annotations
 import math
 import re
 import unicodedata
-from collections.abc import Iterable
 from decimal import Decimal
 from typing import Any, Literal, NamedTuple
 
@@ -110,7 +109,7 @@ def _digits(number: Any) -> str:
     """The shortest text that reads as the same number in its own precision; a whole number has no point."""
     if isinstance(number, Decimal):
         return format(number.to_integral_value() if number == number.to_integral_value() else number.normalize(), "f")
-    if float(number).is_integer() and abs(number) < 1e16:  # from there on Python writes an exponent
+    if float(number).is_integer() and abs(float(number)) < 1e16:  # from there on Python writes an exponent
         return str(int(number))
     return str(number)
 
@@ -143,11 +142,19 @@ def _tags(value: Any) -> Label:
         if _LIST.fullmatch(value.strip()):
             return Label(None, f"{_shown(value)} looks like a list that was written as text; write the tags as a|b")
         return _joined(value.split(BAR))
-    return _joined(value if isinstance(value, list) else [value])
+    return _joined(value) if isinstance(value, list) else _tag(value)
 
 
-def _joined(parts: Iterable[Any]) -> Label:
+def _tag(value: Any) -> Label:
+    """A value that is no list and no text is one tag; true is a tag, as it is in a CSV."""
+    tag = name(value)
+    return _joined([tag.text]) if tag.text is not None else tag
+
+
+def _joined(parts: list[Any]) -> Label:
     """Sorted tags between bars, each once. Blank ones are none, as in a||b."""
+    if any(isinstance(part, bool | np.bool_) for part in parts) or _repeats_a_number(parts):
+        return Label(None, f"{_shown(parts)} looks like one number a class; a list of tags names those that are set")
     found = set()
     for part in parts:
         if part is None:
@@ -160,6 +167,12 @@ def _joined(parts: Iterable[Any]) -> Label:
         if tag.text:
             found.add(tag.text)
     return Label(BAR.join(sorted(found)))
+
+
+def _repeats_a_number(parts: list[Any]) -> bool:
+    """As [0, 1, 0] does, which means the second of three classes and not the tags 0 and 1."""
+    numbers = [float(part) for part in parts if isinstance(part, int | float | np.number) and abs(part) <= _LARGEST]
+    return len(set(numbers)) < len(numbers)
 
 
 def _shown(value: Any) -> str:

@@ -269,6 +269,13 @@ def _tags(values: pa.Array, name: str) -> pa.Array:
     and for a bar in a tag, which would make it two."""
     texts = values.cast(pa.list_(pa.string()))
     items = texts.flatten()
+    numbers = not (pa.types.is_string(values.type.value_type) or pa.types.is_large_string(values.type.value_type))
+    if numbers and _repeats(pc.list_parent_indices(texts), items):
+        raise DataError(
+            f"A list in column {name!r} holds one number a class",
+            rule="A list of tags names those that are set: [1], and not [0, 1, 0]",
+            fix="Write the tags' names, or a|b",
+        )
     wrong = pc.or_(pc.match_substring(items, "|"), pc.equal(items, "nan"))
     if items.null_count or pc.any(wrong).as_py():
         raise DataError(
@@ -278,6 +285,11 @@ def _tags(values: pa.Array, name: str) -> pa.Array:
             fix="Mend the rows, or leave them out with table.where",
         )
     return pc.binary_join(texts, "|")
+
+
+def _repeats(parents: pa.Array, items: pa.Array) -> bool:
+    pairs = pa.table({"list": parents, "item": items})
+    return len(pairs.group_by(["list", "item"]).aggregate([])) < len(pairs)
 
 
 def position(stored: pa.StructType | pa.Schema, field: pa.Field) -> int:

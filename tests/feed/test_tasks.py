@@ -64,6 +64,7 @@ def test_labels_come_out_as_targets_and_unlabelled_rows_stay_behind(
         ("multi_label", pa.list_(pa.string()), [["a"], ["b", None]], r"'label' cannot be read as tags.*null in a list"),
         ("multi_label", pa.list_(pa.string()), [["a"], ["b|c"]], r"'label' cannot be read as tags.*'b\|c'"),
         ("multi_label", pa.list_(pa.float64()), [[1.0], [float("nan")]], r"'label' cannot be read as tags.*'nan'"),
+        ("multi_label", pa.list_(pa.int8()), [[0, 1, 0], [1, 0, 0]], r"'label' holds one number a class.*\[1\], and not"),
         ("multi_label", pa.string(), ["a", "['a', 'b']"], r"looks like a list that was written as text"),
         ("single_label", pa.float64(), [1.0, 2.0, float("nan")], r"no class: nan is how a number that is none is written"),
         ("single_label", pa.string(), ["a", "b", " "], r"no class: it is blank.*hold null"),

@@ -56,6 +56,8 @@ def test_texts_that_only_look_like_numbers_stay_what_they_are() -> None:
         ("multi_label", ["a", None], "holds a null"),
         ("multi_label", ["a", float("nan")], "nan is not a name"),
         ("multi_label", ["a|b"], "holds the bar"),
+        ("multi_label", [0, 1, 0], "one number a class"),
+        ("multi_label", [True, False], "one number a class"),
         ("multi_label", [["a"]], "is not one name"),
         ("multi_label", '["a","b"]', "looks like a list"),
         ("multi_label", float("nan"), "nan is not a name"),

@@ -198,3 +198,12 @@ def test_the_files_of_a_container_lie_in_its_folder(make: Callable[[Path, Path],
     with pytest.raises(DataError, match=r"leads out of its folder .*roots"):
         ingest(TableConfig(uri=str(tmp_path / "out")), validate(IngestConfig, {"from": kept, "workers": 0}))
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(("kind", "name"), [("tar", "0.tar"), ("parquet", "0.parquet"), ("huggingface", "state.json")])
+def test_a_pipe_is_not_waited_for(kind: str, name: str, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(DataError, match=r"is no regular file"):
+        ingest(
+            TableConfig(uri=str(tmp_path / "out")), validate(IngestConfig, {"from": {"kind": kind, "images": str(tmp_path)}})
+        )

@@ -22,7 +22,7 @@ from raypipe.errors import DataError
 from raypipe.images.decode import BadImage
 from raypipe.tables.ingest import IngestConfig, ingest
 from raypipe.tables.sources import Candidate, SourceConfig, candidates
-from raypipe.tables.table import TableConfig
+from raypipe.tables.table import TableConfig, append
 
 Draw = Callable[..., bytes]
 Member = tuple[str, bytes]
@@ -320,3 +320,60 @@ def test_two_folders_whose_names_are_not_utf8_do_not_become_one_class(tmp_path: 
         ("caf\\xe9/1.png", None, "name"),
         ("tea/1.png", "tea", ""),
     ]
+
+
+def test_a_table_below_the_images_is_not_taken_for_images(tmp_path: Path, textured: Draw) -> None:
+    """The table may be the one that is written: each ingest would quarantine the files of the one before."""
+    for i in range(4):
+        (tmp_path / "ab"[i % 2]).mkdir(exist_ok=True)
+        (tmp_path / "ab"[i % 2] / f"{i}.png").write_bytes(textured(i))
+    table = TableConfig(uri=str(tmp_path / "tables" / "out"))
+    cfg = validate(IngestConfig, {"from": {"images": str(tmp_path)}, "workers": 0})
+    assert ingest(table, cfg).accepted == 4
+    again = ingest(table, cfg)
+    assert (again.seen, again.present, again.reasons) == (5, 4, {"table": 1})
+
+
+def hostile_header(size: bytes, kind: bytes = tarfile.REGTYPE) -> bytes:
+    member = tarfile.TarInfo("x.png")
+    member.type = kind
+    header = bytearray(member.tobuf(tarfile.GNU_FORMAT)[:512])
+    header[124:136] = size
+    header[148:156] = b" " * 8
+    header[148:156] = b"%06o\0 " % sum(header)
+    return bytes(header)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        hostile_header(b"\xff" * 11 + b"\x00") + b"\0" * 1024,  # minus 256 bytes
+        hostile_header(b"\xff" * 10 + b"\xfc\x00") + b"\0" * 1024,
+        hostile_header(b"\x80" + b"\xff" * 11) + b"\0" * 1024,
+        hostile_header(b"00000000001\0", tarfile.GNUTYPE_LONGNAME) * 5000 + b"\0" * 1024,
+        hostile_header(b"00000001000\0", tarfile.XHDTYPE) * 5000 + b"\0" * 1024,
+        b"",
+        b"\0" * 10240,
+    ],
+    ids=["negative", "back to the start", "huge", "names of names", "headers of headers", "empty", "nothing but zeros"],
+)
+def test_a_hostile_shard_is_one_message_and_ends(data: bytes, tmp_path: Path) -> None:
+    (tmp_path / "x.tar").write_bytes(data)
+    with pytest.raises(DataError, match=r"shard (cannot be read|is cut off)|nothing to ingest"):
+        listed(kind="tar", images=str(tmp_path / "x.tar"))
+
+
+@pytest.mark.parametrize("kind", ["parquet", "delta"])
+def test_an_image_column_is_no_label(kind: str, tmp_path: Path) -> None:
+    table = pa.table({"image": pa.array([PIXEL], pa.binary()), "label": ["a"]})
+    if kind == "parquet":
+        pq.write_table(table, tmp_path / "0.parquet")
+    else:
+        append(str(tmp_path), table, "theirs")
+    with pytest.raises(DataError, match=r"cannot be image and label at once.*label_column"):
+        listed(kind=kind, images=str(tmp_path), label_column="image")
+
+
+def test_text_beside_images_that_nobody_asks_for_is_not_judged(tmp_path: Path) -> None:
+    members = [("a.jpg", PIXEL), ("a.json", b"not json"), ("b.jpg", PIXEL), ("b.cls", b"\xe9")]
+    assert of_tar(tar(tmp_path / "x.tar", members), labelled=False) == {"a.jpg": (None, ""), "b.jpg": (None, "")}

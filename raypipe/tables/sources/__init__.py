@@ -129,7 +129,7 @@ def _labels(task: Task, named: list[str]) -> Any:
         numbers = [float(n) for n in named]
         return f"{len(numbers)} numbers from {min(numbers):g} to {max(numbers):g}"
     many = Counter(tag for n in named for tag in (n.split("|") if task == "multi_label" else [n]))
-    shown = {name or "(no tag)": count for name, count in many.most_common(CLASSES_SHOWN)}
+    shown = {name[:40] or "(no tag)": count for name, count in many.most_common(CLASSES_SHOWN)}
     return shown | ({"others": f"{len(many) - CLASSES_SHOWN} more"} if len(many) > CLASSES_SHOWN else {})
 
 

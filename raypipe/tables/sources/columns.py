@@ -40,6 +40,11 @@ class Wanted:
     def check(self, table: object, schema: pa.Schema) -> None:
         """Raise DataError unless every column is there once and the image column can hold images."""
         require(table, schema.names, self.image, *self.small)
+        if self.image in self.small:
+            raise DataError(
+                f"Column {self.image!r} of {table} cannot be image and label at once",
+                fix="Set ingest.from.label_column, or ingest.from.labelled=false",
+            )
         held = schema.field(self.image).type
         inner = held.field("bytes").type if pa.types.is_struct(held) and held.get_field_index("bytes") >= 0 else held
         if not (pa.types.is_binary(inner) or pa.types.is_large_binary(inner)):

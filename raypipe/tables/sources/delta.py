@@ -44,7 +44,8 @@ def row_groups(
     table = ImageTable.open(TableConfig(uri=uri, columns=columns, storage_options=storage_options))
     pinned = table.pin(version)
     schema = pa.schema(table.delta(pinned.version).schema().to_arrow())
-    require(pinned, schema.names, *wanted.small, *where)
+    wanted.check(pinned, schema)
+    require(pinned, schema.names, *where)
     inside.require(table, pinned, fence)
     named = ["path"] if "path" in schema.names and pa.types.is_string(schema.field("path").type) else []
     others = [f.name for f in schema if f.name != wanted.image]

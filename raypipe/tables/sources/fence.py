@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import stat
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from raypipe.errors import DataError
@@ -67,9 +68,12 @@ class Fence:
         return BadImage("too_large", f"{name}: {size:,} bytes, {most}", "Set ingest.from.max_bytes, or make it smaller")
 
     def require(self, name: str, what: str) -> str:
-        """The real path of a file the source consists of. Raises DataError when it lies outside."""
+        """The real path of a file the source consists of. Raises DataError when it lies outside, or would be waited for."""
         try:
-            return self.place(name)
+            real = self.place(name)
+            if os.path.exists(real) and not os.path.isdir(real) and not os.path.isfile(real):  # noqa: PTH110, PTH112, PTH113
+                raise DataError(f"{what} is no regular file", got=name, rule="A pipe or a device is not opened")
+            return real
         except BadImage:
             raise DataError(
                 f"{what} leads out of its folder", got=name, rule=f"Nothing outside of {self.base} is opened", fix=ROOTS
@@ -94,6 +98,11 @@ def require_here(path: Path) -> None:
         )
 
 
+@lru_cache(maxsize=64)  # 40 us a file. A root that is made to lead elsewhere meanwhile refuses what it holds, loudly
+def _real(folder: str) -> str:
+    return os.path.realpath(folder)
+
+
 def _within(real: str, folder: str) -> bool:
-    root = os.path.realpath(folder)
+    root = _real(folder)
     return real == root or real.startswith(root.rstrip(os.sep) + os.sep)

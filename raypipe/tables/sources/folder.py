@@ -105,17 +105,22 @@ class _Walk:
         while ahead:
             folder, below = ahead.pop()
             self._been[_identity(folder)] = below
-            with os.scandir(folder) as entries:  # 5 times pathlib's pace
-                for entry in entries:
-                    name = below + entry.name
-                    if entry.name.startswith("."):
-                        continue
-                    if entry.is_symlink():
-                        self.links.append((entry.path, name))
-                    elif entry.is_dir():
-                        ahead.append((entry.path, name + "/"))
-                    elif entry.is_file():  # pipes and sockets are not files
-                        self.found[name] = File(entry.stat().st_size, _is_image(entry.path, name))
+            with os.scandir(folder) as opened:  # 5 times pathlib's pace
+                entries = list(opened)
+            if any(entry.name == "_delta_log" for entry in entries):  # maybe the one that is written
+                name = below.rstrip("/") or "."
+                self.found[name] = File(0, False, "table", f"{name} is a Delta table: not searched for images")
+                continue
+            for entry in entries:
+                name = below + entry.name
+                if entry.name.startswith("."):
+                    continue
+                if entry.is_symlink():
+                    self.links.append((entry.path, name))
+                elif entry.is_dir():
+                    ahead.append((entry.path, name + "/"))
+                elif entry.is_file():  # pipes and sockets are not files
+                    self.found[name] = File(entry.stat().st_size, _is_image(entry.path, name))
 
     def follow(self, path: str, name: str) -> None:
         try:

@@ -183,13 +183,16 @@ def _members(opened: BinaryIO, file: Path) -> Iterator[tarfile.TarInfo]:
                 at, ended = at + len(block), True
                 continue
             opened.seek(at)
-            ended = False
+            ended, start = False, at
             with tarfile.open(fileobj=opened, mode="r:") as tar:
                 for member in tar:
+                    if member.offset < at or member.size < 0:  # a negative size would lead back to the start, for ever
+                        raise tarfile.ReadError(f"{printable(member.name)} has a negative size")
+                    at = member.offset_data
                     if member.isreg() and member.offset_data + member.size > size:
                         raise DataError("The shard is cut off", got=str(file), fix="Copy it again")
                     yield member
-                if tar.offset <= at:
+                if tar.offset <= start:
                     raise tarfile.ReadError(f"there is no member at byte {at}")
                 at = tar.offset
     except (tarfile.TarError, OSError, EOFError, ValueError, OverflowError, RecursionError) as e:
@@ -212,7 +215,9 @@ def _said(
     opened: BinaryIO, sample: _Sample, label: str | None, split: str | None, task: Kind, where: str
 ) -> tuple[Any, Any] | str:
     """(label, split) as the files beside the pictures give them, or why they cannot be told."""
-    if sample.why or not sample.pictures:
+    if not sample.pictures or not (label or split):
+        return None, None
+    if sample.why:
         return sample.why
     beside: dict[str, Any] = {}
     for ending, (offset, size) in sample.beside.items():
@@ -227,7 +232,7 @@ def _said(
         except ValueError as e:
             return f"its JSON cannot be read: {e}"
     row = beside.get("json", {})
-    if (label or split) and not isinstance(row, dict):
+    if not isinstance(row, dict):
         return "its JSON is no object"
     part = row.get(split) if split else None
     if not label:
