@@ -171,7 +171,8 @@ def _joined(parts: list[Any]) -> Label:
 
 def _repeats_a_number(parts: list[Any]) -> bool:
     """As [0, 1, 0] does, which means the second of three classes and not the tags 0 and 1."""
-    numbers = [float(part) for part in parts if isinstance(part, int | float | np.number) and abs(part) <= _LARGEST]
+    held: list[Any] = [part for part in parts if isinstance(part, int | float | np.number)]
+    numbers = [float(number) for number in held if abs(number) <= _LARGEST]
     return len(set(numbers)) < len(numbers)
 
 

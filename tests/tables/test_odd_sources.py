@@ -377,3 +377,10 @@ def test_an_image_column_is_no_label(kind: str, tmp_path: Path) -> None:
 def test_text_beside_images_that_nobody_asks_for_is_not_judged(tmp_path: Path) -> None:
     members = [("a.jpg", PIXEL), ("a.json", b"not json"), ("b.jpg", PIXEL), ("b.cls", b"\xe9")]
     assert of_tar(tar(tmp_path / "x.tar", members), labelled=False) == {"a.jpg": (None, ""), "b.jpg": (None, "")}
+
+
+def test_a_vector_of_numbers_is_no_list_of_tags(tmp_path: Path) -> None:
+    vectors = pa.array([[1, 0], [0, 1]], pa.list_(pa.int8(), 2))
+    pq.write_table(pa.table({"image": [PIXEL, PIXEL], "label": vectors}), tmp_path / "0.parquet")
+    with pytest.raises(DataError, match=r"'label' of .* holds one number a class"):
+        listed(kind="parquet", images=str(tmp_path), task="multi_label")

@@ -45,6 +45,14 @@ class Wanted:
                 f"Column {self.image!r} of {table} cannot be image and label at once",
                 fix="Set ingest.from.label_column, or ingest.from.labelled=false",
             )
+        said = schema.field(self.label).type if self.label else pa.null()
+        if pa.types.is_fixed_size_list(said) and not pa.types.is_string(said.value_type):
+            raise DataError(
+                f"Column {self.label!r} of {table} holds one number a class",
+                got=str(said),
+                rule="A list of tags names those that are set",
+                fix="Write the tags' names, or a|b",
+            )
         held = schema.field(self.image).type
         inner = held.field("bytes").type if pa.types.is_struct(held) and held.get_field_index("bytes") >= 0 else held
         if not (pa.types.is_binary(inner) or pa.types.is_large_binary(inner)):
