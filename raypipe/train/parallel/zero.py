@@ -57,14 +57,21 @@ class Zero:
         self.device, self.meter, self._cfg, self._stage = device, meter, cfg, stage
         for p in model.parameters():  # DeepSpeed sends parameters as flat bytes: channels_last ones have no such view, not even
             p.data = p.data.flatten().view(p.shape)  # those of 1 x 1 kernels, which pass for contiguous
-        broadcast([*model.parameters(), *model.buffers()], self.world)
+        if stage < 3:
+            model = model.to(device)
+            broadcast(model.parameters(), self.world)
         self._saved = tuple(model.state_dict())
         if cfg.activation_checkpointing:
             checkpoint_activations(model, reentrant=stage == 3)
         optimizer = torch.optim.AdamW(parameter_groups(model, cfg), lr=cfg.lr, fused=True)
         config = _config(stage, cfg, self.world, dtype, device, [p.numel() for p in model.parameters()])
+        if stage == 3:  # parameter by parameter, from rank 0: the whole model never lies on a device
+            deepspeed.zero.Init(module=model, config_dict_or_path=config, dtype=torch.float32)
+        for buffer in model.buffers():
+            buffer.data = buffer.data.to(device)
+        broadcast(model.buffers(), self.world)
         self._engine, self._zero, _, _ = deepspeed.initialize(
-            model=model.to(device), optimizer=optimizer, dist_init_required=False, config=config
+            model=model, optimizer=optimizer, dist_init_required=False, config=config
         )
         self._scaler = _scale_loss(self._zero) if dtype is torch.float16 else None
         if cfg.compile:
