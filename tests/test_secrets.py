@@ -224,7 +224,7 @@ def test_a_whole_story_leaves_no_credential_anywhere(
         "registry.uri=env:NO_SUCH",
         "table.uri=/nowhere",
         "train.lr=many",
-        "registry.uri=sqlite:////no/such/place.db",
+        f"registry.uri=sqlite:///{job}/below-a-file.db",
     ):
         code, out, err = cli("train", job, wrong)
         assert code != 0
