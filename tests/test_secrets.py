@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import logging
 import pickle
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -254,14 +255,16 @@ def dashboard_answers() -> dict[str, bytes]:
     kinds = ("actors", "tasks", "workers", "nodes", "jobs", "runtime_envs", "objects", "placement_groups")
     paths = [f"/api/v0/{kind}?detail=true&limit=10000" for kind in kinds]
     paths += ["/api/jobs/", "/nodes?view=details", "/logical/actors", "/api/v0/tasks/summarize", "/api/cluster_status"]
-    found = {}
+    found: dict[str, bytes] = {}
+    unanswered: list[str] = []
     for path in paths:
         asked = urllib.request.Request(f"http://{address}{path}", headers={"Authorization": f"Bearer {token}"})
-        with urllib.request.urlopen(asked, timeout=60) as answer:
-            found[path] = answer.read()
-    assert (
-        b"small_cnn" in found["/logical/actors"]
-        or b"ActorID" in found["/logical/actors"]
-        or found["/api/v0/actors?detail=true&limit=10000"]
-    )
+        try:
+            with urllib.request.urlopen(asked, timeout=60) as answer:
+                found[path] = answer.read()
+        except urllib.error.HTTPError as refused:  # what it refuses to say it may still quote
+            unanswered.append(path)
+            found[path] = refused.read()
+    assert len(unanswered) <= 2, unanswered
+    assert b"ActorID" in b"".join(found.values()) or b"actor_id" in b"".join(found.values())
     return found
