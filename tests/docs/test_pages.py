@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 from raypipe import cli
 from raypipe.config import field_names, load
 from raypipe.job import Job
+from tests.conftest import encode, striped
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(p for p in [ROOT / "README.md", *ROOT.glob("infra/**/*.md"), *ROOT.glob("docs/**/*.md")] if p.exists())
@@ -175,14 +176,18 @@ def test_what_makes_the_story_small_is_a_configuration(verb: str) -> None:
 @pytest.mark.slow
 def test_your_own_images_and_the_registered_model(photos: Path, tmp_path: Path) -> None:
     """The two blocks as they are: bash runs the first, Python the second (on the model of the first)."""
-    shutil.copytree(photos, tmp_path / "photos")
-    (tmp_path / "tonight").mkdir()
-    lines = ["file,label"]
-    for n, image in enumerate(sorted(photos.glob("*.png"))[:20]):
-        content = image.read_bytes() + b"\0"  # another image by its content
-        (tmp_path / "tonight" / f"t{n:02d}.png").write_bytes(content)
-        lines.append(f"t{n:02d}.png,{('warm', 'cold')[n % 2]}")
-    (tmp_path / "tonight" / "labels.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+    def drawn(folder: Path, seeds: range) -> None:
+        folder.mkdir()
+        lines = ["file,label"]
+        for seed in seeds:
+            label = ("warm", "cold")[seed % 2]
+            (folder / f"{seed}.png").write_bytes(encode(striped(seed, label)))
+            lines.append(f"{seed}.png,{label}")
+        (folder / "labels.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+    drawn(tmp_path / "photos", range(320))  # a drift test wants 20 images of validation
+    drawn(tmp_path / "tonight", range(320, 380))
     shutil.copy(photos / "00.png", tmp_path / "cell.png")
 
     tools = tmp_path / ".venv" / "bin"
