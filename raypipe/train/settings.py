@@ -22,7 +22,7 @@ _EITHER = {
 
 class TrainConfig(ParallelConfig):
     """One training run. `batch_size` is global: ranks share it. `workers: 1` trains in the calling process, `[2, 8]` with as
-    many of these as the cluster has whenever it starts or starts again.
+    many of these as there is room for: when it starts, when workers were lost, and when room for more appears and pays.
 
     A checkpoint is written after every epoch, and every `checkpoint_steps` steps where that is set, beside the training if
     `checkpoint_async`; those of the newest and of the `keep_best` best epochs are kept. Workers that wait `timeout_s` for
@@ -73,6 +73,11 @@ class TrainConfig(ParallelConfig):
     @property
     def most_workers(self) -> int:
         return self.workers if isinstance(self.workers, int) else self.workers[1]
+
+    @property
+    def elastic(self) -> bool:
+        """May the number of workers change?"""
+        return self.fewest_workers < self.most_workers
 
     @field_validator("batch_size", "lr", "workers", mode="wrap")
     @classmethod

@@ -1,0 +1,42 @@
+"""How many workers there is room for, and when it pays to start again with more."""
+
+from __future__ import annotations
+
+import pytest
+
+from raypipe.train import elastic
+from raypipe.train.elastic import RESTART_S, pays, room
+
+
+def test_room_is_counted_node_by_node_in_whole_places() -> None:
+    assert room({}, {"CPU": 1.0}) == 0
+    assert room({"a": {"CPU": 1.5}, "b": {"CPU": 1.5}}, {"CPU": 1.0}) == 2
+    assert room({"a": {"CPU": 0.9999999}}, {"CPU": 1.0}) == 1, "Ray's arithmetic of free CPUs is inexact"
+    assert room({"a": {"CPU": 1.0}}, {"CPU": 0.25}) == 4
+    assert room({"a": {"CPU": 16.0, "GPU": 4.0}, "b": {"CPU": 16.0}}, {"CPU": 1.0, "GPU": 1.0}) == 4
+    assert room({"a": {"CPU": 2.0, "GPU": 4.0}}, {"CPU": 1.0, "GPU": 1.0}) == 2
+
+
+def test_a_cpu_for_decode_tasks_stays_free_on_one_node() -> None:
+    cpu = {"CPU": 1.0}
+    assert room({"a": {"CPU": 2.0}}, cpu, decoding=True) == 1
+    assert room({"a": {"CPU": 8.0}, "b": {"CPU": 8.0}}, cpu, decoding=True) == 15
+    assert room({"a": {"CPU": 1.5}, "b": {"CPU": 1.0}}, cpu, decoding=True) == 1
+    assert room({"a": {"CPU": 0.5}}, cpu, decoding=True) == 0
+    gpus = {"a": {"CPU": 16.0, "GPU": 4.0}}
+    assert room(gpus, {"CPU": 1.0, "GPU": 1.0}, decoding=True) == 4, "there are CPUs to spare beside the GPUs"
+
+
+def test_a_group_grows_only_if_what_is_left_gets_shorter_by_more_than_a_start_takes() -> None:
+    assert not pays(None, 2, 2) and not pays(1e9, 2, 2), "nothing to win"
+    assert pays(None, 1, 2), "how long it takes is not known before the first epoch"
+    assert pays(2.1 * RESTART_S, 1, 2) and not pays(1.9 * RESTART_S, 1, 2)
+    assert pays(8.1 * RESTART_S, 7, 8) and not pays(7.9 * RESTART_S, 7, 8)
+
+
+def test_a_group_that_gives_its_places_back_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = iter([0, 0, 1, 3, 3, 4])
+    monkeypatch.setattr(elastic, "free", lambda: {"a": {"CPU": float(next(seen))}})
+    monkeypatch.setattr(elastic.time, "sleep", lambda s: None)
+    assert elastic.settled({"CPU": 1.0}, False, 4) == 3
+    assert elastic.settled({"CPU": 1.0}, False, 4) == 4
