@@ -17,6 +17,16 @@ import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 from PIL import Image, ImageDraw  # noqa: E402
 
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """With pytest-xdist (`-n 2 --dist loadgroup`): all files that use the session's Ray cluster run in one process, any
+    other file in one of its own. So there is one cluster, and a file's fixtures are made once."""
+    files = {item.path for item in items if "ray_session" in getattr(item, "fixturenames", ())}
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group("ray" if item.path in files else str(item.path)))
+
+
 Draw = Callable[..., bytes]
 Cli = Callable[..., tuple[int, str, str]]
 
