@@ -10,6 +10,7 @@ connect.prepare_environment()  # before anything imports Ray or MLflow: both rea
 
 import io  # noqa: E402
 import logging  # noqa: E402
+import re  # noqa: E402
 from collections.abc import Callable, Iterator  # noqa: E402
 from pathlib import Path  # noqa: E402
 
@@ -17,14 +18,18 @@ import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 from PIL import Image, ImageDraw  # noqa: E402
 
+# A file that says one of these may start or join a Ray cluster.
+MAY_USE_RAY = re.compile(r"\b(ray|ray_session|trainer|verbs|tuner|retrain\w*|refit|cli|connect|cluster|quickstart)\b")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With pytest-xdist (`-n 2 --dist loadgroup`): all files that use the session's Ray cluster run in one process, any
-    other file in one of its own. So there is one cluster, and a file's fixtures are made once."""
-    files = {item.path for item in items if "ray_session" in getattr(item, "fixturenames", ())}
+    """With pytest-xdist (`-n 2 --dist loadgroup`): all files that may use a Ray cluster run in one process, one after the
+    other, any other file in one of the two. So there is one cluster, and a file's fixtures are made once."""
+    groups = {}
+    for path in {item.path for item in items}:
+        groups[path] = "ray" if MAY_USE_RAY.search(path.read_text(encoding="utf-8")) else str(path)
     for item in items:
-        item.add_marker(pytest.mark.xdist_group("ray" if item.path in files else str(item.path)))
+        item.add_marker(pytest.mark.xdist_group(groups[item.path]))
 
 
 Draw = Callable[..., bytes]
