@@ -22,6 +22,7 @@ from PIL import Image, ImageDraw  # noqa: E402
 MAY_USE_RAY = re.compile(r"\b(ray|ray_session|trainer|verbs|tuner|retrain\w*|refit|cli|connect|cluster|quickstart)\b")
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """With pytest-xdist (`-n 2 --dist loadgroup`): all files that may use a Ray cluster run in one process, one after the
     other, any other file in one of the two. So there is one cluster, and a file's fixtures are made once."""

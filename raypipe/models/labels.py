@@ -83,6 +83,8 @@ def _plain(value: Any) -> Any:
         return list(value)
     if isinstance(value, np.integer | np.bool_):
         return value.item()
+    if isinstance(value, Decimal) and value.is_nan():
+        return math.nan  # a signaling NaN raises wherever it is compared
     return value
 
 

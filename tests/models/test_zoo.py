@@ -122,7 +122,7 @@ def test_weights_that_do_not_exist_are_refused(settings: dict[str, object], says
     ("name", "says"),
     [
         ("efficientnet_lite", "Did you mean 'efficientnet_lite0'"),
-        ("qwerty", "Known: efficientnet_lite0, file:…, hf:…,"),
+        ("qwerty", "Known: efficientnet_lite0, efficientnet_lite0_stages, file:…, hf:…,"),
     ],
 )
 def test_an_unknown_backbone_names_the_nearest(name: str, says: str) -> None:
