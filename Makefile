@@ -13,8 +13,9 @@ export RAY_USAGE_STATS_ENABLED := 0
 quickstart: .venv/ready
 	@$(BIN)/raypipe quickstart --json
 
+# Two processes: what may use the Ray cluster runs in one of them. More threads than cores only wait for each other.
 test: .venv/ready
-	$(BIN)/python -m pytest -m "not chaos and not spark and not cloud and not gpu and not slow"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not chaos and not spark and not cloud and not gpu and not slow"
 
 test-share: .venv/ready
 	$(BIN)/python -m pytest -m cloud -k "not train_and"

@@ -13,6 +13,7 @@ import logging  # noqa: E402
 import re  # noqa: E402
 from collections.abc import Callable, Iterator  # noqa: E402
 from pathlib import Path  # noqa: E402
+from typing import Any  # noqa: E402
 
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
@@ -22,15 +23,23 @@ from PIL import Image, ImageDraw  # noqa: E402
 MAY_USE_RAY = re.compile(r"\b(ray|ray_session|trainer|verbs|tuner|retrain\w*|refit|cli|connect|cluster|quickstart)\b")
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With pytest-xdist (`-n 2 --dist loadgroup`): all files that may use a Ray cluster run in one process, one after the
-    other, any other file in one of the two. So there is one cluster, and a file's fixtures are made once."""
-    groups = {}
-    for path in {item.path for item in items}:
-        groups[path] = "ray" if MAY_USE_RAY.search(path.read_text(encoding="utf-8")) else str(path)
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group(groups[item.path]))
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """`-n 2`: all files that may use a Ray cluster run in one process, one after the other, any other file in one of the two.
+
+    So there is one cluster, and a file's fixtures are made once. (`--dist loadgroup` groups nothing with pytest 9.2.)
+    """
+    from xdist.scheduler import LoadScopeScheduling
+
+    class OneCluster(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.split("::")[0]
+            return "ray" if file in sharing else file
+
+    root = config.rootpath
+    files = [path for path in root.joinpath("tests").rglob("test_*.py") if MAY_USE_RAY.search(path.read_text("utf-8"))]
+    sharing = {path.relative_to(root).as_posix() for path in files}
+    return OneCluster(config, log)
 
 
 Draw = Callable[..., bytes]
