@@ -1,6 +1,6 @@
 """No verb ends without a word: the work runs in a child process, and its parent says what the child could not.
 
-Ray ends a process that has lost its cluster from C++, the kernel ends one that takes too much
+Ray ends a process that has lost its Ray cluster from C++, the kernel ends one that takes too much
 memory, and SIGTERM ends one that does not listen: no `except` sees any of that. The parent does
 nothing but wait, hand signals on and keep the exit code, so it outlives all of them. It costs a
 fork before anything heavy is imported (2 ms) and no memory of its own.
@@ -119,14 +119,14 @@ def _told(read: int) -> dict[str, Any]:
 def _reason(status: int) -> str:
     if not os.WIFSIGNALED(status):
         code = os.WEXITSTATUS(status)
-        why = "Ray ends a process that has lost its cluster"
+        why = "Ray ends a process that has lost its Ray cluster"
         return f"The process ended with exit code {code} and without a message ({why}). {AGAIN}"
     number = signal.Signals(os.WTERMSIG(status))
     why = {
         signal.SIGKILL: ": by somebody, or by the kernel for want of memory",
         signal.SIGTERM: ": somebody asked it to end",
         signal.SIGHUP: ": its terminal is gone",
-        signal.SIGABRT: ": Ray ends a process that has lost its cluster",
+        signal.SIGABRT: ": Ray ends a process that has lost its Ray cluster",
     }.get(number, "")
     return f"The process was ended by {number.name}{why}. {AGAIN}"
 
