@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from ray.tune.execution import tune_controller
+from ray.tune.execution import class_cache, tune_controller
 
-from raypipe.cluster.connect import prepare_environment
+from raypipe.cluster.connect import ENV, prepare_environment
 from raypipe.search import places
 
 
@@ -16,7 +16,7 @@ class Trainable:
 def test_trials_have_no_environment_of_their_own_unless_the_user_sets_what_tune_hands_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for name in places.ENV_VARS_TO_PROPAGATE:
+    for name in class_cache.ENV_VARS_TO_PROPAGATE:
         monkeypatch.delenv(name, raising=False)
     prepare_environment()  # ours are on every node that we start
     before = tune_controller._ActorClassCache
@@ -24,10 +24,13 @@ def test_trials_have_no_environment_of_their_own_unless_the_user_sets_what_tune_
         classes = tune_controller._ActorClassCache()
         plain = classes.get(Trainable)
         assert "runtime_env" not in plain._default_options and classes.get(Trainable) is plain
-        name = "AWS_SESSION_TOKEN"
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "1")  # Ray shows an actor's environment on the dashboard
+        assert "runtime_env" not in tune_controller._ActorClassCache().get(Trainable)._default_options
+        name = min(places.HANDED_ON - set(ENV))
         monkeypatch.setenv(name, "1")
         own = tune_controller._ActorClassCache().get(Trainable)
-        assert own._default_options["runtime_env"]["env_vars"][name] == "1"
+        handed_on = own._default_options["runtime_env"]["env_vars"]
+        assert handed_on[name] == "1" and "AWS_SECRET_ACCESS_KEY" not in handed_on
     with places.plain(groups=True):
         assert tune_controller._ActorClassCache is before
     assert tune_controller._ActorClassCache is before
