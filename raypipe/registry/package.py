@@ -83,7 +83,7 @@ class Package:
                 fix="Restore the package, or train and register again",
             )
         _check(files, where)
-        self.files = files
+        self.files, self._where = files, where
         self.info: dict[str, Any] = json.loads(files["package.json"])
         self.classes: tuple[str, ...] = tuple(self.info["classes"])
         self.side_px: int = self.info["side_px"]
@@ -97,7 +97,7 @@ class Package:
             cfg = ModelConfig.model_validate(self.info["model"] | untrained)
             model = ImageModel(cfg, len(self.classes))
             weights = load(self.files["weights.safetensors"])
-            require_weights(weights, str(self.folder), "Take another version of the model, or train again")
+            require_weights(weights, self._where, "Take another version of the model, or train again")
             model.load_state_dict(weights)
             self._model = model.for_inference()
         return self._model

@@ -157,7 +157,7 @@ def test_what_an_older_version_called_best_is_judged_again() -> None:
 
 def test_an_older_result_of_nan_is_refused_with_the_way_out(tmp_path: Path) -> None:
     lost = {"train_loss": NAN, "val_loss": NAN, "val_accuracy": 0.8}
-    (tmp_path / "result.json").write_text(json.dumps({"history": [lost], "best_epoch": 0}))
+    (tmp_path / "result.json").write_text(json.dumps({"history": [lost], "best_epoch": 0, "checkpoint": "gone"}))
     with pytest.raises(RaypipeError, match=r"kept result is unusable: train_loss is nan.*Remove .* to train again"):
         trainer._usable(tmp_path / "result.json")
 
@@ -205,7 +205,7 @@ def test_a_package_of_nan_is_neither_written_nor_loaded(tmp_path: Path) -> None:
     with torch.no_grad():
         model.head.linear.bias[1] = NAN
     reference = Reference(np.zeros((1, 64)), np.full((1, 2), 0.5), ("a",))
-    with pytest.raises(DataError, match=r"head\.linear\.bias holds NaN.*Train again with a lower train\.lr"):
+    with pytest.raises(DataError, match=r"head\.linear\.bias holds NaN.*Train and register again, with a lower train\.lr"):
         package.build(lost, model, CFG, ("a", "b"), reference, {})
     with pytest.raises(DataError, match=r"scores that are not finite.*1 of 1 images"):
         package.build(lost, ImageModel(CFG, 2), CFG, ("a", "b"), Reference(np.zeros((1, 64)), np.full((1, 2), NAN), ("a",)), {})
@@ -215,7 +215,7 @@ def test_a_package_of_nan_is_neither_written_nor_loaded(tmp_path: Path) -> None:
     assert strict((whole.folder / "package.json").read_text())["metrics"] == {"val_r2": None}
     weights = load_file(whole.folder / "weights.safetensors")
     save_file(weights | {"head.linear.bias": torch.tensor([0.0, NAN])}, whole.folder / "weights.safetensors")
-    manifest = {name: package._sha256(whole.folder / name) for name in package._FILES}  # as ba74455 would have packed it
+    manifest = {name: package._sha256((whole.folder / name).read_bytes()) for name in package._FILES}  # as ba74455 would have packed it
     (whole.folder / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(DataError, match=r"head\.linear\.bias holds NaN.*Take another version"):
         _ = Package(whole.folder).model
