@@ -274,7 +274,7 @@ def comparison(done: loop.RetrainResult, console: Console) -> None:
         measured = ": mean absolute error" if errors else ""
         title = f"{done.champion} against {done.challenger}, same test images{measured}"
         gained = "% of unit" if errors else "points"
-        heads = ["slice", "images", "champion", "challenger", gained, "at worst", "p"]
+        heads = ["slice", "images", "champion", "challenger", gained, "at worst (95 %)", "p"]
         console.table(title, heads, rows)
     console.facts({"decision": done.decision.reason})
 

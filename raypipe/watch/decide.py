@@ -8,7 +8,8 @@ promoted when two things are shown, and each bounds one error:
 - Superiority. The challenger is better over all test rows together, or on one slice. The p-values are one-sided and corrected
   for their number (Holm 1979), so a challenger that is equal everywhere is promoted with a probability of at most `alpha`.
 - Safety. On every slice, new ones too, the lower confidence bound of the difference lies above `-tolerance`. A challenger that
-  is truly worse by the tolerance on one slice is promoted with a probability of at most `safety_alpha`.
+  is truly worse by the tolerance on one slice is promoted with a probability of at most `safety_alpha`. (Simulated: true
+  but for one cell of 280, thirty slices of 50 rows, with 7 % instead of 5 %.)
 
 Labels and tags are right or wrong. Rows on which both models are right, or both wrong, say nothing about which is better: the
 exact McNemar test looks at the others (McNemar 1947). The bound is Tango's score bound, which keeps its level where few rows

@@ -215,7 +215,9 @@ def test_a_package_of_nan_is_neither_written_nor_loaded(tmp_path: Path) -> None:
     assert strict((whole.folder / "package.json").read_text())["metrics"] == {"val_r2": None}
     weights = load_file(whole.folder / "weights.safetensors")
     save_file(weights | {"head.linear.bias": torch.tensor([0.0, NAN])}, whole.folder / "weights.safetensors")
-    manifest = {name: package._sha256((whole.folder / name).read_bytes()) for name in package._FILES}  # as ba74455 would have packed it
+    manifest = {
+        name: package._sha256((whole.folder / name).read_bytes()) for name in package._FILES
+    }  # as ba74455 would have packed it
     (whole.folder / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(DataError, match=r"head\.linear\.bias holds NaN.*Take another version"):
         _ = Package(whole.folder).model
