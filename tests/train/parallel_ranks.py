@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from raypipe.train import checkpoint, parallel
 from raypipe.train.loop import LoopState
 from raypipe.train.parallel import native
+
+from . import ranks
 
 BATCH, CLASSES = 16, 5
 SCALER = {"growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 2000, "_growth_tracker": 0}
@@ -127,11 +127,8 @@ def _scaled(engine: parallel.Engine, scale: float) -> tuple[dict[str, Tensor], d
 
 
 def _rank(rank: int, world: int, scenarios: list[Scenario], folder: Path) -> None:
-    torch.set_num_threads(1)
     native.SMALLEST_UNIT = 1  # each block apart, tiny as it is
     os.environ |= {"LOCAL_RANK": str(rank), "RANK": str(rank), "WORLD_SIZE": str(world)}  # DeepSpeed asks
-    meeting = f"file://{folder / f'meeting-{scenarios[0].name}'}"
-    dist.init_process_group("gloo", meeting, rank=rank, world_size=world, timeout=timedelta(seconds=120))
     for scenario in scenarios:
         try:
             told = train(scenario, folder)
@@ -145,7 +142,7 @@ def _rank(rank: int, world: int, scenarios: list[Scenario], folder: Path) -> Non
 
 def run(world: int, scenarios: list[Scenario], folder: Path) -> None:
     """All scenarios one after the other, in `world` processes that are started once."""
-    mp.spawn(_rank, (world, scenarios, folder), nprocs=world)
+    ranks.start(_rank, (world, scenarios, folder), world)
 
 
 def run_here(scenarios: list[Scenario], folder: Path) -> None:

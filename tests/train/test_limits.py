@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import json
 import time
-from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from raypipe.train import checkpoint, loop
 from raypipe.train.loop import LoopState
 from raypipe.train.rank import train_rank
 
+from . import ranks
 from .test_loop import Recorder, features, job
 
 DATA = features()
@@ -85,20 +84,17 @@ def test_a_rate_meant_for_a_smaller_batch_is_scaled(tmp_path: Path) -> None:
 
 def rank(me: int, folder: str, limit_s: float) -> None:
     """Rank 1's clock goes twice as fast, so that left to itself it would stop first."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=me, world_size=2, timeout=timedelta(seconds=30))
     real, started = time.perf_counter, time.perf_counter()
     loop.time = SimpleNamespace(perf_counter=lambda: (1 + me) * real())  # type: ignore[assignment]
     cfg = job(epochs=500, strategy="ddp", stopping=NEVER | {"seconds": limit_s}, batch_size=30)
     state = train_rank(cfg, DATA, None, lambda *_: None, lambda *_: None)
     told = state.to_dict() | {"own_s": (1 + me) * (real() - started)}
     Path(folder, f"rank-{me}.json").write_text(json.dumps(told))
-    dist.destroy_process_group()
 
 
 def test_ranks_with_other_clocks_and_losses_stop_for_one_reason_after_one_epoch(tmp_path: Path) -> None:
     limit_s = 1.5
-    torch.multiprocessing.spawn(rank, (str(tmp_path), limit_s), nprocs=2)  # type: ignore[no-untyped-call]
+    ranks.start(rank, (str(tmp_path), limit_s), 2)
     slow, fast = (json.loads((tmp_path / f"rank-{me}.json").read_text()) for me in range(2))
     assert fast["own_s"] > 1.5 * slow["own_s"] and fast["own_s"] > limit_s  # the fault was there
     assert slow["stopped"] == fast["stopped"] and "budget of 1.5 s" in slow["stopped"]

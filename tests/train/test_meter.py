@@ -6,7 +6,6 @@ import json
 import struct
 import time
 from collections.abc import Iterator
-from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -15,7 +14,6 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -29,6 +27,7 @@ from raypipe.train.parallel import ParallelConfig
 from raypipe.train.profile import profiler
 from raypipe.train.rank import train_rank
 
+from . import ranks
 from .conftest import Jobs
 from .parallel_ranks import BATCH, data, tiny
 from .test_loop import Recorder, job, pixels
@@ -214,9 +213,6 @@ def test_on_a_gpu_phases_are_the_streams_time_and_fit_into_the_epoch(tmp_path: P
 
 def rank(rank: int, folder: Path) -> None:
     """Rank 1 comes 200 ms late to each backward pass: rank 0 waits for it, and that is what communication costs it."""
-    torch.set_num_threads(1)
-    meeting = f"file://{folder / 'meeting'}"
-    dist.init_process_group("gloo", meeting, rank=rank, world_size=2, timeout=timedelta(seconds=120))
     for strategy, accumulate in (("ddp", 1), ("ddp", 2), ("fsdp", 1)):
         meter = Meter()
         cfg = ParallelConfig.model_validate({"strategy": strategy, "precision": "fp32", "accumulate": accumulate})
@@ -231,11 +227,10 @@ def rank(rank: int, folder: Path) -> None:
             engine.step(*(t[rank::2] for t in data(step)), criterion)
         meter._steps = 5
         (folder / f"{strategy}-{accumulate}-{rank}.json").write_text(json.dumps(meter.epoch()))
-    dist.destroy_process_group()
 
 
 def test_communication_is_what_ddp_waited_for_after_its_last_gradient(tmp_path: Path) -> None:
-    mp.spawn(rank, (tmp_path,), nprocs=2)
+    ranks.start(rank, (tmp_path,), 2)
     told = {f.stem: json.loads(f.read_text()) for f in tmp_path.glob("*.json")}
     assert len(told) == 6 and BATCH % 2 == 0
     waiting, late = told["ddp-1-0"], told["ddp-1-1"]

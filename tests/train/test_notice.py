@@ -5,27 +5,24 @@ from __future__ import annotations
 import json
 import os
 import signal
-from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 
 from raypipe.train import checkpoint
 from raypipe.train import notice as notices
 from raypipe.train.notice import on_sigterm
 from raypipe.train.rank import train_rank
 
+from . import ranks
 from .test_loop import Recorder, job, pixels
 
 STEP_S = 0.01
 
 
-def ranks(rank: int, folder: Path) -> None:
+def two(rank: int, folder: Path) -> None:
     """Rank 1, whose steps take twice as long, is told after half a second of its clock; each notes when it heard and asked."""
-    dist.init_process_group("gloo", f"file://{folder}/meeting", rank=rank, world_size=2, timeout=timedelta(seconds=60))
     step, asked = 0, list[int]()
     clock = SimpleNamespace(perf_counter=lambda: step * STEP_S * (1 + rank))
 
@@ -39,11 +36,10 @@ def ranks(rank: int, folder: Path) -> None:
         step += 1
     assert notice()
     (folder / f"rank-{rank}.json").write_text(json.dumps([step, asked]))
-    dist.destroy_process_group()
 
 
 def test_all_ranks_hear_in_the_same_step(tmp_path: Path) -> None:
-    mp.spawn(ranks, (tmp_path,), nprocs=2)
+    ranks.start(two, (tmp_path,), 2)
     (step, asked), other = (json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in (0, 1))
     assert [step, asked] == other
     assert 26 <= step <= 31, "told after its 25th step of 0.02 s, and asked again within 0.1 s"

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 from sklearn import metrics as reference
 
 from raypipe.config import validate
@@ -19,6 +18,7 @@ from raypipe.train.objective import METRICS, Objective, judge
 from raypipe.train.rank import Data, train_rank
 
 from ..pixels import memory
+from . import ranks
 
 KINDS: tuple[Kind, ...] = ("single_label", "multi_label", "probability", "regression")
 
@@ -110,18 +110,15 @@ def test_weights_and_focus_change_what_is_learned_and_not_how_it_is_judged() -> 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_two_ranks_judge_as_one_does(kind: Kind, tmp_path: Path) -> None:
-    torch.multiprocessing.spawn(_rank, (kind, str(tmp_path / "meet"), str(tmp_path)), nprocs=2)  # type: ignore[no-untyped-call]
+    ranks.start(_rank, (kind, str(tmp_path)), 2)
     first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2))
     same = {k: v for k, v in first.items() if k.startswith("val")}
     assert same == {k: second[k] for k in same}
     assert same == pytest.approx({k: v for k, v in trained(kind, epochs=2).items() if k in same}, rel=1e-3)
 
 
-def _rank(rank: int, kind: Kind, meet: str, out: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{meet}", rank=rank, world_size=2)
+def _rank(rank: int, kind: Kind, out: str) -> None:
     torch.save(trained(kind, epochs=2), Path(out) / f"{rank}.pt")
-    dist.destroy_process_group()
 
 
 @pytest.mark.parametrize(

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import json
 import random
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 
 from raypipe.config import replace
 from raypipe.errors import ConfigError
@@ -20,7 +17,7 @@ from raypipe.train.job import TrainJob
 from raypipe.train.parallel.reach import freeze_unreached
 from raypipe.train.rank import train_rank
 
-from . import odd_models
+from . import odd_models, ranks
 from .test_loop import Recorder, job, pixels
 
 EXAMPLE = torch.empty((1, 3, 32, 32), device="meta")
@@ -60,8 +57,6 @@ def test_what_is_skipped_at_random_is_not_frozen() -> None:
 
 
 def rank(me: int, folder: str, jobs: list[dict[str, Any]]) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", f"file://{folder}/meet", rank=me, world_size=2, timeout=timedelta(seconds=60))
     for i, told in enumerate(jobs):
         torch.manual_seed(0)
         random.seed(me)
@@ -72,7 +67,6 @@ def rank(me: int, folder: str, jobs: list[dict[str, Any]]) -> None:
         except ConfigError as e:
             said = {"refused": str(e)}
         Path(folder, f"{i}-{me}.json").write_text(json.dumps(said))
-    dist.destroy_process_group()
 
 
 def test_strategies_train_a_model_with_a_parameter_without_gradient(tmp_path: Path) -> None:
@@ -81,7 +75,7 @@ def test_strategies_train_a_model_with_a_parameter_without_gradient(tmp_path: Pa
     single = train_rank(of("masked", "single"), pixels(), None, alone.save, alone.report)
     jobs = [of("masked", "ddp"), of("masked", "fsdp"), of("skipping", "ddp"), of("skipping", "fsdp")]
     jobs = [replace(one, {"train.sync_bn": True}) for one in jobs]
-    mp.spawn(rank, (str(tmp_path), [one.model_dump(mode="json") for one in jobs]), nprocs=2)
+    ranks.start(rank, (str(tmp_path), [one.model_dump(mode="json") for one in jobs]), 2)
     ddp, fsdp, skipping, refused = (json.loads((tmp_path / f"{i}-0.json").read_text()) for i in range(4))
     expected = [line["train_loss"] for line in single.history]
     assert ddp["loss"] == pytest.approx(expected, rel=1e-3) and fsdp["loss"] == pytest.approx(expected, rel=1e-3)

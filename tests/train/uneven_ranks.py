@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import Tensor
 
 from raypipe.config import validate
@@ -20,6 +18,7 @@ from raypipe.train.parallel import Engine
 from raypipe.train.rank import Data, train_rank
 
 from ..pixels import memory
+from . import ranks
 
 CASES: dict[str, dict[str, object]] = {
     "uneven": {"batch_size": 16},
@@ -49,17 +48,13 @@ def trained(case: str) -> dict[str, Tensor]:
 
 
 def _rank(rank: int, world: int, folder: Path) -> None:
-    torch.set_num_threads(1)
     os.environ |= {"LOCAL_RANK": str(rank), "RANK": str(rank), "WORLD_SIZE": str(world)}
-    meeting = f"file://{folder / 'meeting'}"
-    dist.init_process_group("gloo", meeting, rank=rank, world_size=world, timeout=timedelta(seconds=60))
     for case in CASES:
         found = trained(case)
         if rank == 0:
             torch.save(found, folder / f"{case}.pt")
         dist.barrier()
-    dist.destroy_process_group()
 
 
 def run(world: int, folder: Path) -> None:
-    mp.spawn(_rank, (world, folder), nprocs=world)
+    ranks.start(_rank, (world, folder), world)
