@@ -34,8 +34,8 @@ from raypipe.feed.feed import Source, fetch  # noqa: E402
 from raypipe.tables.ingest import IngestConfig, ingest  # noqa: E402
 from raypipe.tables.table import ImageTable  # noqa: E402
 from raypipe.train.job import TrainJob  # noqa: E402
-from raypipe.train.rank import Data, train_rank  # noqa: E402
 from raypipe.train.trainer import prepare  # noqa: E402
+from raypipe.train.worker import Data, train_rank  # noqa: E402
 
 METRICS = ("val_accuracy", "val_loss")
 SEED = 7

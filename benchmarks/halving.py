@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median
 
-from raypipe.search.halving import Halving
+from raypipe.search.schedulers.halving import Halving
 from raypipe.search.settings import SearchConfig
 from raypipe.train.stopping import LOWER_IS_BETTER, Mode
 

@@ -108,7 +108,7 @@ def run(seed: int, runs: Path) -> Line:
         shutil.rmtree(folder)
     folder.mkdir(parents=True, exist_ok=True)
     overrides = [f"run.seed={seed}", f"run.dir={folder}", f"table.uri={folder / 'tables' / 'cells'}"]
-    command = [sys.executable, "-m", "raypipe.cli", "quickstart", "--json", *overrides]
+    command = [sys.executable, "-m", "raypipe", "quickstart", "--json", *overrides]
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
     started, load = time.perf_counter(), os.getloadavg()[0]
     code, out = _output(command, environment, folder.with_suffix(".log"))
@@ -233,7 +233,7 @@ def _output(command: list[str], environment: dict[str, str], log: Path) -> tuple
 
 def _sidecars() -> None:
     """What `make quickstart` installs before the story is not timed with its first seed."""
-    subprocess.run([sys.executable, "-m", "raypipe.cli", "sidecars"], cwd=ROOT, stdout=sys.stderr, check=True)
+    subprocess.run([sys.executable, "-m", "raypipe", "sidecars"], cwd=ROOT, stdout=sys.stderr, check=True)
 
 
 def _commit() -> str:

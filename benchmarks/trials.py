@@ -80,14 +80,14 @@ def measure() -> dict[str, Any]:
         os.environ[COUNT] = str(folder / "decoded")
         Path(os.environ[COUNT]).touch()
         prepare_environment()
-        from raypipe.search import places
+        from raypipe.search.trials import tune_patches
 
         hook = {"worker_process_setup_hook": "benchmarks.trials.count_decoded"}
         first = pictures.table(folder, CALIBRATION)
         counted, _ = _searched(job(folder / "counted", first), hook)
         decoded = (folder / "decoded").stat().st_size
         images = images_for(WORK_S, steps_s(counted.trials, CALIBRATION) / TRIALS)
-        os.environ["RAY_preload_python_modules"] = places.PRELOAD  # noqa: SIM112
+        os.environ["RAY_preload_python_modules"] = tune_patches.PRELOAD  # noqa: SIM112
         result, wall_s = _searched(job(folder / "timed", pictures.table(folder, images)), None)
     for found in (counted, result):
         assert len(found.trials) == TRIALS and not any(t.stopped_early for t in found.trials)

@@ -11,7 +11,8 @@ import os
 import sys
 from pathlib import Path
 
-from raypipe.cli import entry, run_verb
+from raypipe.cli.app import run_verb
+from raypipe.main import entry
 
 
 def check_on_databricks(config: str, overrides: list[str]) -> None:

@@ -5,7 +5,7 @@ ray job submit --working-dir . --runtime-env infra/ray/runtime_env.yaml -- pytho
 
 import sys
 
-from raypipe.cli import entry
+from raypipe.main import entry
 
 if __name__ == "__main__":
     entry(["ingest", *sys.argv[1:]])

@@ -20,7 +20,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from typing_extensions import Self
 
-from raypipe import written
+from raypipe import yaml_scalars
 from raypipe.errors import ConfigError, DataError, hidden, holds_secret, is_secret_name, keep_secrets_of, nearest
 
 
@@ -112,12 +112,12 @@ def load(kind: type[S], path: str | Path | None, overrides: Sequence[str] = ()) 
         if not equals or not key:
             raise ConfigError("An override is not section.key=value", got=override, fix="Write it like train.lr=0.001")
         try:
-            value = written.read(text) if text else None
+            value = yaml_scalars.read(text) if text else None
         except yaml.YAMLError as e:
             raise ConfigError(f"The value of {key} is not YAML", got=_unless_secret(key, text), fix="Quote it") from e
         set_field(tree, key.strip(), value)
     try:
-        settled = written.settle(kind, tree)
+        settled = yaml_scalars.settle(kind, tree)
     except RecursionError:
         raise ConfigError("The configuration holds itself", rule="An anchor may not lie within itself") from None
     return validate(kind, settled)
@@ -222,7 +222,7 @@ def metrics_of(read: Mapping[str, Any]) -> dict[str, float]:
 
 def _read_yaml(path: Path) -> dict[str, Any]:
     try:
-        tree = written.read(path.read_text(encoding="utf-8"))
+        tree = yaml_scalars.read(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(
             "No such config file", got=str(path), fix="jobs/configs/solar.yaml is an example to start from"
@@ -237,7 +237,7 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     if not isinstance(tree or {}, dict):
         raise ConfigError(
             "The config file is not a mapping of sections",
-            got=type(written.settle(Any, tree)).__name__,
+            got=type(yaml_scalars.settle(Any, tree)).__name__,
             rule="Its top level is `section:` lines",
         )
     return tree or {}

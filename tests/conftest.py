@@ -123,7 +123,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def cli(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Cli:
     """`cli("train", "x.yaml", …)` -> (exit code, stdout, stderr) of the real command line, without 5 s of imports a call."""
-    from raypipe import cli as command_line
+    from raypipe import main as command_line
 
     monkeypatch.setattr("raypipe.cluster.connect.close", lambda: None)  # the session's cluster is not the verb's to stop
 

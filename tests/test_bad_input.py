@@ -311,7 +311,7 @@ def test_numbers_for_ids_labels_and_splits_are_no_mistake(job: Path, cli: Cli, t
 def test_a_process_of_its_own_exits_with_2_and_one_line(arguments: list[str], job: Path) -> None:
     """What the tests above see in-process holds for the installed command."""
     environment = os.environ | {"PYTHONPATH": str(Path.cwd())}
-    command = [sys.executable, "-m", "raypipe.cli", *arguments]
+    command = [sys.executable, "-m", "raypipe", *arguments]
     done = subprocess.run(command, cwd=job.parent, env=environment, capture_output=True, text=True, timeout=120, check=False)
     refused((done.returncode, done.stdout, done.stderr), "Did you mean|No Delta table here|Unknown config key")
     assert files(job.parent) == {"job.yaml"}

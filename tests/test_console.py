@@ -8,10 +8,10 @@ import re
 import pytest
 from rich.console import Console as Rich
 
-from raypipe.console import Console
+from raypipe.cli.console import Console
 from raypipe.search.leaderboard import Standing
 from raypipe.train.loop import LoopState
-from raypipe.train.meter import Position
+from raypipe.train.measure.meter import Position
 
 METRICS = {"val_loss": 0.41, "val_accuracy": 0.875, "train_loss": 0.39, "images_per_s": 1234.5, "forward_s": 0.01}
 

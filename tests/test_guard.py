@@ -78,7 +78,7 @@ def test_the_work_ends_when_its_parent_is_killed() -> None:
 
 
 def test_a_verb_whose_reader_has_gone_says_so() -> None:
-    command = f"{sys.executable} -m raypipe.cli --help | true; echo ${{PIPESTATUS[0]}}"
+    command = f"{sys.executable} -m raypipe --help | true; echo ${{PIPESTATUS[0]}}"
     slow = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
     code = int(slow.stdout)
     assert (code == 0) == (slow.stderr == ""), slow.stderr
@@ -88,7 +88,7 @@ def test_a_verb_whose_reader_has_gone_says_so() -> None:
 def test_a_verb_on_a_full_disk_says_so() -> None:
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(
-            [sys.executable, "-m", "raypipe.cli", "--help"],
+            [sys.executable, "-m", "raypipe", "--help"],
             stdout=full,
             stderr=subprocess.PIPE,
             text=True,

@@ -16,9 +16,9 @@ import yaml
 from pydantic import ValidationError
 
 from raypipe import errors
+from raypipe.cli.console import Console
 from raypipe.cluster import submit
 from raypipe.config import load, validate
-from raypipe.console import Console
 from raypipe.errors import ConfigError, DataError, hidden, holds_secret, is_secret_name
 from raypipe.job import Job
 from raypipe.registry.tracking import RegistryConfig

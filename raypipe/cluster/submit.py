@@ -25,7 +25,7 @@ def submit_job(address: str, arguments: list[str], say: Callable[[str], None]) -
     try:
         client = JobSubmissionClient(address)
         job = client.submit_job(
-            entrypoint=f"python -m raypipe.cli {shlex.join(arguments)}",
+            entrypoint=f"python -m raypipe {shlex.join(arguments)}",
             runtime_env=environment | {"working_dir": str(Path.cwd())},
         )
     except Exception as e:

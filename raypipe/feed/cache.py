@@ -18,10 +18,10 @@ import ray
 import torch
 
 from raypipe.feed.buffers import Buffers
-from raypipe.feed.carriers import Pixels, none_readable, note_bad
 from raypipe.feed.dataset import FeedConfig, Rows
 from raypipe.feed.decoding import decode_group
 from raypipe.feed.groups import stand_ins
+from raypipe.feed.loaders import Pixels, none_readable, note_bad
 from raypipe.feed.order import Step
 
 

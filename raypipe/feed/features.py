@@ -30,12 +30,12 @@ import ray
 import torch
 
 from raypipe.errors import DataError
-from raypipe.feed.carriers import none_readable, note_bad
 from raypipe.feed.dataset import FeedConfig, Pinned, Rows, locate
 from raypipe.feed.decoding import hash_group, try_decode
 from raypipe.feed.encoded import Broken, encoded
 from raypipe.feed.feed import Source
 from raypipe.feed.groups import stand_ins
+from raypipe.feed.loaders import none_readable, note_bad
 from raypipe.models.allocator import keep_memory
 from raypipe.models.zoo import ImageModel, ModelConfig, backbone_hash
 from raypipe.tables import scan

@@ -24,8 +24,8 @@ from torch import Tensor
 from raypipe.errors import DataError
 from raypipe.feed import order
 from raypipe.feed.cache import Cached, InMemory, decode_all, decode_here
-from raypipe.feed.carriers import Carrier, Pixels, Streaming, TaskDecoder, ThreadDecoder
 from raypipe.feed.dataset import FeedConfig, Pinned, Rows, locate
+from raypipe.feed.loaders import Carrier, Pixels, Streaming, TaskDecoder, ThreadDecoder
 from raypipe.feed.order import Share, Step
 
 log = logging.getLogger("raypipe")

@@ -22,8 +22,8 @@ from typing import Any
 
 from raypipe.config import metrics_of, require_format, to_json
 from raypipe.models import finite
-from raypipe.search import lineage
-from raypipe.search.told import metric_of
+from raypipe.search.trials import trial_checkpoints
+from raypipe.search.trials.epoch_result import metric_of
 from raypipe.tables.table import TableVersion
 from raypipe.train import checkpoint
 from raypipe.train.job import TrainJob, TrainResult
@@ -207,12 +207,15 @@ def _usable(trial: Trial) -> bool:
 
 def trial_of(result: Any, metric: str, mode: str, train: TrainConfig, trials: Path) -> Trial:
     """The line of one of Tune's results, with the checkpoint of its best epoch. `trials`: where their checkpoints lie."""
-    name, pointed = lineage.name_of(result.path), lineage.follow(result.checkpoint.path if result.checkpoint else None)
+    name, pointed = (
+        trial_checkpoints.name_of(result.path),
+        trial_checkpoints.follow(result.checkpoint.path if result.checkpoint else None),
+    )
     sign = -1 if mode == "max" else 1
     # A trial keeps its best checkpoints and the last; the last one's state holds the history of all epochs.
     values = dict(result.config or {})
-    home = lineage.home(trials, name, values, pointed)
-    kept, schedule = lineage.whole_epochs(home), lineage.schedule_of(home)
+    home = trial_checkpoints.home(trials, name, values, pointed)
+    kept, schedule = trial_checkpoints.whole_epochs(home), trial_checkpoints.schedule_of(home)
     schedule = schedule if len(schedule) > 1 else ()  # the trial trained with its own values alone
     history = kept[max(kept)][0].history if kept else []
     usable = {epoch: metric_of(history[epoch - 1], metric) for epoch in kept}

@@ -19,7 +19,7 @@ from raypipe.search.settings import SearchJob
 from raypipe.train import checkpoint, trainer
 from raypipe.train.job import TrainJob
 from raypipe.train.loop import Report
-from raypipe.train.meter import Tell
+from raypipe.train.measure.meter import Tell
 
 
 def check(job: SearchJob) -> None:

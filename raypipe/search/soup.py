@@ -20,7 +20,7 @@ from torch import Tensor
 from raypipe.config import metrics_of, to_json
 from raypipe.models import finite
 from raypipe.search.leaderboard import Trial
-from raypipe.search.told import metric_of
+from raypipe.search.trials.epoch_result import metric_of
 from raypipe.train import checkpoint
 from raypipe.train.parallel.snapshot import Piece, Snapshot
 from raypipe.train.stopping import Mode, unusable

@@ -20,23 +20,27 @@ from raypipe.config import key_of, replace, save
 from raypipe.errors import ConfigError, RaypipeError
 from raypipe.feed.dataset import pin
 from raypipe.feed.feed import Source, await_decoded
-from raypipe.search import bayes, defaults, leaderboard, pbt, places, refit, soup
-from raypipe.search import space as spaces
-from raypipe.search.draw import Changes, Space
-from raypipe.search.group import GroupTrial
+from raypipe.search import leaderboard, refit, soup
 from raypipe.search.leaderboard import SearchResult, Trial
-from raypipe.search.monitor import Listener, Monitor, Stop
-from raypipe.search.schedulers import drawn_ahead, memory, scheduler
-from raypipe.search.searchers import candidates, plan, searcher
+from raypipe.search.schedulers import pbt
+from raypipe.search.schedulers.tune_schedulers import drawn_ahead, memory, scheduler
+from raypipe.search.searchers import optuna_search
+from raypipe.search.searchers.tune_searchers import candidates, plan, searcher
 from raypipe.search.settings import SearchJob
-from raypipe.search.slots import gpu_share, slots
-from raypipe.search.trial import data_key, folder_name, run_trial
-from raypipe.search.warm import earlier
-from raypipe.train import finders
+from raypipe.search.space import defaults
+from raypipe.search.space import parse as spaces
+from raypipe.search.space.space import Changes, Space
+from raypipe.search.trials import tune_patches
+from raypipe.search.trials.monitor import Listener, Monitor, Stop
+from raypipe.search.trials.multi_worker_trial import GroupTrial
+from raypipe.search.trials.trial import data_key, folder_name, run_trial
+from raypipe.search.trials.trial_resources import gpu_share, slots
+from raypipe.search.warm_start import earlier
+from raypipe.train.auto import finders
 from raypipe.train.job import TrainJob
 from raypipe.train.launch import check_workers, wants_gpu
-from raypipe.train.rank import Data, validate
 from raypipe.train.trainer import check_start, prepare
+from raypipe.train.worker import Data, validate
 
 log = logging.getLogger("raypipe")
 
@@ -46,7 +50,7 @@ def check(job: SearchJob, counts: Mapping[str, int] | None = None) -> tuple[Sear
     A default space depends on `counts`, the labelled images of each split."""
     check_workers(job.train, ray.cluster_resources())
     if job.search.searcher != "random":
-        bayes.require()
+        optuna_search.require()
     if job.by_epoch:
         raise ConfigError(
             "A search draws its trials' values, and by_epoch would set them again",
@@ -192,7 +196,7 @@ def _run(
         ),
         run_config=run_config,
     )
-    with places.plain(groups=room.worker is not None):
+    with tune_patches.plain(groups=room.worker is not None):
         results = tuner.fit()
     trials = [_line(result, job, folder) for result in _begun(results)]
     stopped = Monitor.current.stopped if Monitor.current else None

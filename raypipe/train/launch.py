@@ -24,12 +24,12 @@ import torch
 
 from raypipe.errors import ClusterError, RaypipeError
 from raypipe.train import checkpoint, elastic
+from raypipe.train.checkpoint.saver import Saver, agreed_newest, newest
 from raypipe.train.job import TrainJob
 from raypipe.train.loop import LoopState, Report
-from raypipe.train.meter import Position, Tell
-from raypipe.train.rank import Data, meter_of, train_stages
-from raypipe.train.saving import Saver, agreed_newest, newest
+from raypipe.train.measure.meter import Position, Tell
 from raypipe.train.settings import TrainConfig
+from raypipe.train.worker import Data, meter_of, train_stages
 
 if TYPE_CHECKING:
     from ray.train import TrainingFailedError

@@ -15,7 +15,7 @@ from raypipe.registry import package, promote, tracking
 from raypipe.registry.promote import ModelVersion
 from raypipe.registry.tracking import Store
 from raypipe.tables import scan
-from raypipe.train import finders
+from raypipe.train.auto import finders
 from raypipe.train.job import TrainJob, TrainResult
 from raypipe.train.trainer import assemble, prepare, reference
 

@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from raypipe.train.losses import ClassWeights
+from raypipe.train.measure.profile import steps_of
 from raypipe.train.parallel import ParallelConfig
-from raypipe.train.profile import steps_of
 from raypipe.train.schedule import Scaling, ScheduleName
 from raypipe.train.stopping import StoppingConfig
 

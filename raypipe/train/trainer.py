@@ -28,17 +28,19 @@ from raypipe.feed.feed import Feed, Source, fetch
 from raypipe.models.finite import require_rows, require_weights
 from raypipe.models.zoo import ImageModel
 from raypipe.registry.package import Reference
-from raypipe.train import board, checkpoint, finders
+from raypipe.train import checkpoint
+from raypipe.train.auto import finders
+from raypipe.train.checkpoint.saver import Saver, newest
 from raypipe.train.job import TrainJob, TrainResult
 from raypipe.train.launch import check_workers, on_workers
 from raypipe.train.loop import LoopState, Report
 from raypipe.train.losses import check_weights
-from raypipe.train.meter import Tell
-from raypipe.train.notice import on_sigterm
+from raypipe.train.measure import tensorboard
+from raypipe.train.measure.meter import Tell
 from raypipe.train.objective import METRICS, judge
-from raypipe.train.rank import Data, meter_of, train_stages
-from raypipe.train.saving import Saver, newest
+from raypipe.train.preemption import on_sigterm
 from raypipe.train.stopping import unusable
+from raypipe.train.worker import Data, meter_of, train_stages
 
 log = logging.getLogger("raypipe")
 FORMAT = 2  # of result.json; format 1 (ba74455 and before) has the same fields, and is read as it is
@@ -69,7 +71,7 @@ def run(
     save(job, folder / "config.yaml")
     started = time.perf_counter()
     checkpoints = folder / "checkpoints"
-    with board.recorded(folder / "tensorboard", progress) if job.train.tensorboard else nullcontext(progress) as report:
+    with tensorboard.recorded(folder / "tensorboard", progress) if job.train.tensorboard else nullcontext(progress) as report:
         state = _train(job, data(), checkpoints, report, steps)
     _require_usable(job, state)
     best = checkpoints / checkpoint.name(state.best_epoch + 1)

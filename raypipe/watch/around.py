@@ -16,7 +16,7 @@ from raypipe.config import replace, validate
 from raypipe.errors import ConfigError
 from raypipe.feed.dataset import parts
 from raypipe.search.settings import SearchJob
-from raypipe.search.space import parse
+from raypipe.search.space.parse import parse
 from raypipe.train.job import TrainJob
 from raypipe.watch.check import WatchJob
 

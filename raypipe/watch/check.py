@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 from pydantic import Field, field_validator
 
+from raypipe import report
 from raypipe.config import Section, key_of, to_json
 from raypipe.errors import DataError
 from raypipe.images.decode import BadImage
@@ -31,7 +32,6 @@ from raypipe.serve.batch import PredictConfig
 from raypipe.tables import scan
 from raypipe.tables.commits import rows_once
 from raypipe.tables.table import ImageTable, TableConfig, TableVersion
-from raypipe.watch import report
 from raypipe.watch.decide import GateConfig
 from raypipe.watch.detect import DriftConfig, DriftReport, Evidence, detect
 

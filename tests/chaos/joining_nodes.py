@@ -35,11 +35,11 @@ def slowed(notes: str) -> Any:
     def rank(config: dict[str, Any]) -> dict[str, Any]:
         import torch.distributed as dist
 
-        from raypipe.train import launch, notice
+        from raypipe.train import launch, preemption
 
-        asked = notice.Notice.__call__
+        asked = preemption.Notice.__call__
 
-        def noted(self: notice.Notice) -> bool:
+        def noted(self: preemption.Notice) -> bool:
             together = dist.is_initialized()
             line = {"at": time.time(), "world": dist.get_world_size() if together else 1}
             with (Path(notes) / "steps.jsonl").open("a") as file:
@@ -48,7 +48,7 @@ def slowed(notes: str) -> Any:
                 time.sleep(STEP_S)
             return asked(self)
 
-        notice.Notice.__call__ = noted  # type: ignore[method-assign]
+        preemption.Notice.__call__ = noted  # type: ignore[method-assign]
         return launch.rank(config)
 
     return rank

@@ -42,7 +42,7 @@ def tune(job: Job) -> subprocess.Popen[str]:
     job.run.path.mkdir(parents=True, exist_ok=True)
     file = job.run.path / "job.yaml"
     file.write_text(dump(job))
-    command = [sys.executable, "-m", "raypipe.cli", "tune", str(file), "--json"]
+    command = [sys.executable, "-m", "raypipe", "tune", str(file), "--json"]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 

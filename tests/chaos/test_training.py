@@ -81,12 +81,12 @@ def disturbed(act: Callable[[Path], None], note: Path, step_s: float = 0.0) -> C
     def rank(config: dict[str, Any]) -> dict[str, Any]:
         import torch.distributed as dist
 
-        from raypipe.train import launch, notice
+        from raypipe.train import launch, preemption
 
-        steps, asked = 0, notice.Notice.__call__
+        steps, asked = 0, preemption.Notice.__call__
         resumed = any(Path(config["checkpoints"]).glob("*/manifest.json"))
 
-        def counted(self: notice.Notice) -> bool:
+        def counted(self: preemption.Notice) -> bool:
             nonlocal steps
             steps += 1
             time.sleep(step_s)
@@ -94,7 +94,7 @@ def disturbed(act: Callable[[Path], None], note: Path, step_s: float = 0.0) -> C
                 act(note)
             return asked(self)
 
-        notice.Notice.__call__ = counted  # type: ignore[method-assign]
+        preemption.Notice.__call__ = counted  # type: ignore[method-assign]
         return launch.rank(config)
 
     return rank

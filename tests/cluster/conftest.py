@@ -11,7 +11,7 @@ import yaml
 @pytest.fixture(scope="session")
 def job(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A table and a champion, so that every verb gets as far as the cluster."""
-    from raypipe import cli
+    from raypipe.main import main
 
     folder = tmp_path_factory.mktemp("lost")
     path = folder / "job.yaml"
@@ -35,6 +35,6 @@ def job(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("raypipe.cluster.connect.close", lambda: None)  # the session's cluster is not this verb's to stop
-        assert cli.main(["ingest", str(path), "ingest.name=photos"]) == 0
-        assert cli.main(["train", str(path), "cluster.address=none"]) == 0
+        assert main(["ingest", str(path), "ingest.name=photos"]) == 0
+        assert main(["train", str(path), "cluster.address=none"]) == 0
     return path

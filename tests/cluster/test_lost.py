@@ -30,7 +30,7 @@ def killed(who: str, *command: str) -> tuple[int, str, float]:
     """Run raypipe, kill `who` of its cluster once it is there; code, stderr, seconds from then."""
     environment = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"}
     process = subprocess.Popen(
-        [sys.executable, "-m", "raypipe.cli", *command],
+        [sys.executable, "-m", "raypipe", *command],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,

@@ -24,7 +24,7 @@ class Terminal:
     def __init__(self, verb: str, job: Path, *more: str) -> None:
         self.verb, self.began = verb, time.monotonic()
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "raypipe.cli", verb, str(job), "--json", *SMALL, *more],
+            [sys.executable, "-m", "raypipe", verb, str(job), "--json", *SMALL, *more],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -15,9 +15,9 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from raypipe import cli
 from raypipe.config import field_names, load
 from raypipe.job import Job
+from raypipe.main import app
 from tests.conftest import encode, striped
 
 ROOT = Path(__file__).parents[2]
@@ -122,7 +122,7 @@ def test_every_command_is_one_that_the_command_line_takes(where: str, words: lis
     for file in files:
         place = tmp_path / file if file == "mine.yaml" else ROOT / file
         load(Job, place, settings)
-    told = CliRunner().invoke(cli.app, [*words[: 2 if words[0] == "table" else 1], "--help"])
+    told = CliRunner().invoke(app, [*words[: 2 if words[0] == "table" else 1], "--help"])
     assert told.exit_code == 0, f"{where}: {told.output}"
     for option in (w for w in words if w.startswith("--")):
         assert option in re.sub(r"\x1b\[[0-9;]*m", "", told.output), f"{where}: {option}"
@@ -196,7 +196,7 @@ def test_your_own_images_and_the_registered_model(photos: Path, tmp_path: Path) 
     cases = "\n".join(f'  {verb}) set -- "$@" {_quoted(more)};;' for verb, more in SMALL.items())
     shim = tools / "raypipe"
     shim.write_text(
-        f'#!/bin/bash\ncase "$1" in\n{cases}\nesac\n{shlex.quote(sys.executable)} -m raypipe.cli "$@"\n'
+        f'#!/bin/bash\ncase "$1" in\n{cases}\nesac\n{shlex.quote(sys.executable)} -m raypipe "$@"\n'
         'code=$?; [ $code = 3 ] && [ "$1" = drift ] && code=0; exit $code\n'
     )
     shim.chmod(0o755)

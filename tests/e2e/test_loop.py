@@ -15,9 +15,9 @@ import pyarrow as pa
 import pytest
 from PIL import Image
 
-from raypipe import verbs
+from raypipe.cli import verbs
+from raypipe.cli.console import Console
 from raypipe.config import validate
-from raypipe.console import Console
 from raypipe.job import Job
 from raypipe.registry import promote, tracking
 from raypipe.registry.promote import ModelVersion

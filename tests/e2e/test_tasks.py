@@ -18,9 +18,9 @@ import pytest
 from deltalake import write_deltalake
 from PIL import Image
 
-from raypipe import verbs
+from raypipe.cli import verbs
+from raypipe.cli.console import Console
 from raypipe.config import replace, validate
-from raypipe.console import Console
 from raypipe.job import Job
 from raypipe.registry import promote, tracking
 from raypipe.tables import scan

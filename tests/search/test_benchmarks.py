@@ -6,8 +6,8 @@ import pytest
 
 from benchmarks import halving, trials
 from raypipe.config import validate
-from raypipe.search import schedulers
 from raypipe.search.leaderboard import Trial
+from raypipe.search.schedulers import tune_schedulers
 from raypipe.search.settings import SearchJob
 
 
@@ -15,8 +15,8 @@ from raypipe.search.settings import SearchJob
 def test_the_simulated_rule_is_the_one_that_a_search_runs_by_default(name: str) -> None:
     """Grace 1 needs a third fewer epochs on the same table than the 3 that a search has."""
     job = validate(SearchJob, {"table": {"uri": "unused"}, "train": {"epochs": 27}, "search": {"scheduler": name}})
-    real, simulated = schedulers.scheduler(job, 128), halving.rules()[name](27, 128, "max")
-    assert isinstance(real, schedulers.HalvingScheduler) and simulated is not None
+    real, simulated = tune_schedulers.scheduler(job, 128), halving.rules()[name](27, 128, "max")
+    assert isinstance(real, tune_schedulers.HalvingScheduler) and simulated is not None
     assert vars(simulated) == vars(real.rule)
 
 

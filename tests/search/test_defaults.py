@@ -8,10 +8,10 @@ import pytest
 
 from raypipe.config import load, replace, validate
 from raypipe.models.tasks import Kind
-from raypipe.search import defaults, space
-from raypipe.search.draw import Changes
-from raypipe.search.searchers import plan
+from raypipe.search.searchers.tune_searchers import plan
 from raypipe.search.settings import SearchJob
+from raypipe.search.space import defaults, parse
+from raypipe.search.space.space import Changes
 
 
 def job(**sections: Any) -> SearchJob:
@@ -20,7 +20,7 @@ def job(**sections: Any) -> SearchJob:
 
 def trials(of: SearchJob, images: int, gpu: bool, times: int = 150) -> list[Changes]:
     settled = defaults.settle(of, {"train": images}, gpu)
-    parsed = space.parse(settled.search.space or {}, settled)
+    parsed = parse.parse(settled.search.space or {}, settled)
     return [parsed.trial(1, i) for i in range(times)]
 
 
@@ -95,7 +95,7 @@ def test_the_command_line_may_name_single_fields_of_the_space() -> None:
 def test_the_first_trial_is_what_was_set_by_hand(gpu: bool, mode: str | None) -> None:
     given = job(model={"mode": mode} if mode else {})
     settled = defaults.settle(given, {"train": 2000}, gpu)
-    parsed = space.parse(settled.search.space or {}, settled)
+    parsed = parse.parse(settled.search.space or {}, settled)
     first, second = plan(settled, parsed, [])[:2]
     assert (first["train.weight_decay"], first["train.schedule"]) == (0.02, "one_cycle")
     assert first["train.lr"] == (3e-3 if mode == "frozen" else 1e-3) and second["train.lr"] != first["train.lr"]

@@ -13,11 +13,12 @@ import pytest
 
 from raypipe.config import replace
 from raypipe.feed.dataset import pin
-from raypipe.search import pbt, tuner
-from raypipe.search.group import GroupTrial
+from raypipe.search import tuner
 from raypipe.search.leaderboard import SearchResult
+from raypipe.search.schedulers import pbt
 from raypipe.search.settings import SearchJob
-from raypipe.search.trial import run_trial
+from raypipe.search.trials.multi_worker_trial import GroupTrial
+from raypipe.search.trials.trial import run_trial
 from raypipe.search.tuner import search
 from raypipe.train import checkpoint, launch
 from raypipe.train.job import TrainJob

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.halving import CURVES, Table, compare, ratios, run
-from raypipe.search import halving
-from raypipe.search.halving import Halving, noise, rungs
+from raypipe.search.schedulers import halving
+from raypipe.search.schedulers.halving import Halving, noise, rungs
 
 NAN = float("nan")
 

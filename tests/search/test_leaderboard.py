@@ -11,8 +11,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from raypipe.search import leaderboard, lineage
+from raypipe.search import leaderboard
 from raypipe.search.leaderboard import Trial, ahead, compared, ranked, trial_of
+from raypipe.search.trials import trial_checkpoints
 from raypipe.train import checkpoint
 from raypipe.train.loop import LoopState
 from raypipe.train.parallel.snapshot import Piece, Snapshot
@@ -43,7 +44,7 @@ def kept(trials: Path, name: str, *epochs: tuple[float, float, float]) -> Simple
         checkpoint.write(folder / checkpoint.name(i), Snapshot(weights), LoopState(epoch=i, history=list(history)))
     tune = trials.parent / "tune" / name
     tune.mkdir(parents=True)
-    lineage.point(tune, folder / checkpoint.name(len(epochs)), len(epochs))
+    trial_checkpoints.point(tune, folder / checkpoint.name(len(epochs)), len(epochs))
     return SimpleNamespace(path=str(tune), checkpoint=SimpleNamespace(path=str(tune)), config={}, error=None)
 
 

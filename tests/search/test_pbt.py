@@ -22,18 +22,21 @@ from ray import tune
 from raypipe.config import load, replace, save
 from raypipe.errors import ConfigError
 from raypipe.feed.dataset import pin
-from raypipe.search import lineage, pbt, space, tuner
+from raypipe.search import tuner
 from raypipe.search.leaderboard import SearchResult
+from raypipe.search.schedulers import pbt
 from raypipe.search.settings import SearchJob
-from raypipe.search.told import told
-from raypipe.search.trial import run_trial
+from raypipe.search.space import parse
+from raypipe.search.trials import trial_checkpoints
+from raypipe.search.trials.epoch_result import told
+from raypipe.search.trials.trial import run_trial
 from raypipe.search.tuner import search
 from raypipe.train import checkpoint, trainer
+from raypipe.train.checkpoint.saver import Saver, newest
 from raypipe.train.job import TrainJob
 from raypipe.train.loop import LoopState
-from raypipe.train.rank import train_rank
-from raypipe.train.saving import Saver, newest
 from raypipe.train.trainer import prepare
+from raypipe.train.worker import train_rank
 
 Searches = Callable[..., SearchJob]
 GOOD, BAD = 1e-2, 1e-9  # rates: one learns, the other stands still
@@ -113,7 +116,7 @@ def test_the_clone_begins_with_the_donors_checkpoint_and_history(searched: tuple
     assert checkpoint.verify(begun) is None
     assert not donors or equal(tensors(donors[0]), tensors(begun))  # the donor may have dropped its own since
     clone = next(t for t in result.trials if told["trial"] == t.name)
-    assert list(clone.history[: told["epoch"]]) == lineage.state_of(begun).history
+    assert list(clone.history[: told["epoch"]]) == trial_checkpoints.state_of(begun).history
 
 
 def test_the_schedule_says_what_the_weights_were_trained_with(searched: tuple[SearchJob, SearchResult]) -> None:
@@ -236,7 +239,7 @@ def turn(scheduler: Any, member: Member, epoch: int, loss: float) -> None:
 def scheduler_of(name: str, folder: Path, searches: Searches, **more: Any) -> Any:
     texts = {"train.lr": "uniform(1e-3, 1e-1)"}
     job = population(folder, searches, **{"search.scheduler": name, "search.space": texts, "search.samples": 4, **more})
-    made = pbt.population(job, space.parse(texts, job), folder)
+    made = pbt.population(job, parse.parse(texts, job), folder)
     made.set_search_properties("val_loss", "min")
     return made
 
@@ -313,14 +316,16 @@ def test_what_a_population_cannot_do_is_one_message(
 ) -> None:
     with pytest.raises(ConfigError, match=says):
         job = population(tmp_path, searches, **changes)
-        pbt.check(job, space.parse(job.search.space or {}, job))
+        pbt.check(job, parse.parse(job.search.space or {}, job))
 
 
 def test_a_trial_whose_donors_weights_are_gone_begins_anew(tmp_path: Path) -> None:
-    folder = lineage.settle(tmp_path, "a", {"x": 1}, tmp_path / "b" / "k" / checkpoint.name(3))
+    folder = trial_checkpoints.settle(tmp_path, "a", {"x": 1}, tmp_path / "b" / "k" / checkpoint.name(3))
     assert folder.is_dir() and newest(folder) is None
 
 
 def test_epochs_that_were_saved_and_not_told_are_told() -> None:
     state = LoopState(epoch=3, history=[{"m": 1.0}, {"m": 2.0}, {"m": 3.0}])
-    assert list(lineage.untold(state, 1)) == [(2, {"m": 2.0}), (3, {"m": 3.0})] and not list(lineage.untold(state, 3))
+    assert list(trial_checkpoints.untold(state, 1)) == [(2, {"m": 2.0}), (3, {"m": 3.0})] and not list(
+        trial_checkpoints.untold(state, 3)
+    )

@@ -6,7 +6,7 @@ import pytest
 from ray.tune.execution import class_cache, tune_controller
 
 from raypipe.cluster.connect import ENV, prepare_environment
-from raypipe.search import places
+from raypipe.search.trials import tune_patches
 
 
 class Trainable:
@@ -20,17 +20,17 @@ def test_trials_have_no_environment_of_their_own_unless_the_user_sets_what_tune_
         monkeypatch.delenv(name, raising=False)
     prepare_environment()  # ours are on every node that we start
     before = tune_controller._ActorClassCache
-    with places.plain():
+    with tune_patches.plain():
         classes = tune_controller._ActorClassCache()
         plain = classes.get(Trainable)
         assert "runtime_env" not in plain._default_options and classes.get(Trainable) is plain
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "1")  # Ray shows an actor's environment on the dashboard
         assert "runtime_env" not in tune_controller._ActorClassCache().get(Trainable)._default_options
-        name = min(places.HANDED_ON - set(ENV))
+        name = min(tune_patches.HANDED_ON - set(ENV))
         monkeypatch.setenv(name, "1")
         own = tune_controller._ActorClassCache().get(Trainable)
         handed_on = own._default_options["runtime_env"]["env_vars"]
         assert handed_on[name] == "1" and "AWS_SECRET_ACCESS_KEY" not in handed_on
-    with places.plain(groups=True):
+    with tune_patches.plain(groups=True):
         assert tune_controller._ActorClassCache is before
     assert tune_controller._ActorClassCache is before

@@ -13,8 +13,9 @@ from raypipe.config import load, replace, validate
 from raypipe.errors import ConfigError, DataError
 from raypipe.feed.dataset import pin
 from raypipe.job import Job
-from raypipe.search import pbt, refit, tuner
+from raypipe.search import refit, tuner
 from raypipe.search.leaderboard import SearchResult, Trial
+from raypipe.search.schedulers import pbt
 from raypipe.tables.ingest import IngestConfig, ingest
 from raypipe.tables.table import TableConfig, TableVersion
 from raypipe.train import checkpoint, trainer

@@ -15,10 +15,11 @@ from ray.tune.experiment import Trial
 
 from benchmarks.halving import Table, run
 from raypipe.config import validate
-from raypipe.search import places, schedulers
-from raypipe.search.halving import Halving
+from raypipe.search.schedulers import tune_schedulers
+from raypipe.search.schedulers.halving import Halving
 from raypipe.search.settings import SearchJob
-from raypipe.search.trial import patient
+from raypipe.search.trials import tune_patches
+from raypipe.search.trials.trial import patient
 
 TRIALS, EPOCHS = 9, 9
 WORTH = [0.3, 0.8, 0.1, 0.6, 0.2, 0.9, 0.4, 0.7, 0.5]
@@ -49,7 +50,7 @@ def job(**search: Any) -> SearchJob:
 
 def epochs_under(search: SearchJob, folder: Path, at_once: int) -> dict[float, int]:
     """Worth -> epochs trained, of a search on a real cluster."""
-    chosen = schedulers.scheduler(search, TRIALS)
+    chosen = tune_schedulers.scheduler(search, TRIALS)
     tuner = tune.Tuner(
         tune.with_resources(train, {"CPU": 1}),
         param_space={"worth": tune.grid_search(WORTH), "epochs": EPOCHS},
@@ -57,12 +58,12 @@ def epochs_under(search: SearchJob, folder: Path, at_once: int) -> dict[float, i
             metric="val_accuracy",
             mode="max",
             scheduler=chosen,
-            search_alg=tune.search.BasicVariantGenerator(max_concurrent=schedulers.drawn_ahead(search, TRIALS, at_once)),
+            search_alg=tune.search.BasicVariantGenerator(max_concurrent=tune_schedulers.drawn_ahead(search, TRIALS, at_once)),
             reuse_actors=True,
         ),
-        run_config=tune.RunConfig(name="tune", storage_path=str(folder), callbacks=schedulers.memory(chosen), verbose=0),
+        run_config=tune.RunConfig(name="tune", storage_path=str(folder), callbacks=tune_schedulers.memory(chosen), verbose=0),
     )
-    with places.plain():
+    with tune_patches.plain():
         results = tuner.fit()
     assert not results.errors and all(result.metrics for result in results)
     return {result.config["worth"]: result.metrics["epoch"] for result in results}
@@ -98,14 +99,16 @@ class Drawn:
 
 
 def test_a_restored_search_remembers_its_rungs_and_leaves_paused_trials_paused() -> None:
-    before = schedulers.scheduler(job(), TRIALS)
-    assert isinstance(before, schedulers.HalvingScheduler)
+    before = tune_schedulers.scheduler(job(), TRIALS)
+    assert isinstance(before, tune_schedulers.HalvingScheduler)
     for trial, value in zip("abc", (0.3, 0.9, 0.5), strict=True):
         before.rule.report(trial, 1, value)
-    (kept,) = schedulers.memory(before)
+    (kept,) = tune_schedulers.memory(before)
     state = cloudpickle.dumps(kept.get_state())
-    new = schedulers.scheduler(job(), TRIALS)
-    after, (remembering,) = cloudpickle.loads(cloudpickle.dumps((new, schedulers.memory(new))))  # Tune keeps them in one file
+    new = tune_schedulers.scheduler(job(), TRIALS)
+    after, (remembering,) = cloudpickle.loads(
+        cloudpickle.dumps((new, tune_schedulers.memory(new)))
+    )  # Tune keeps them in one file
     remembering.set_state(cloudpickle.loads(state))
     trials = [Drawn(name) for name in "abcd"]
     for trial in trials:
@@ -115,9 +118,9 @@ def test_a_restored_search_remembers_its_rungs_and_leaves_paused_trials_paused()
 
 
 def test_none_is_tunes_own_order() -> None:
-    assert schedulers.scheduler(job(scheduler="none"), TRIALS) is None and schedulers.memory(None) == []
+    assert tune_schedulers.scheduler(job(scheduler="none"), TRIALS) is None and tune_schedulers.memory(None) == []
 
 
 def test_names_are_those_of_the_settings() -> None:
     names = SearchJob.model_fields["search"].annotation.model_fields["scheduler"].annotation
-    assert set(schedulers.SCHEDULERS) >= set(names.__args__) - {"pbt", "pb2", "bohb"}
+    assert set(tune_schedulers.SCHEDULERS) >= set(names.__args__) - {"pbt", "pb2", "bohb"}

@@ -13,11 +13,12 @@ from ray.tune.search import Searcher
 
 from raypipe.config import replace, save, validate
 from raypipe.errors import ConfigError
-from raypipe.search import leaderboard, space
+from raypipe.search import leaderboard
 from raypipe.search.leaderboard import Trial
-from raypipe.search.searchers import Draws, plan, searcher
+from raypipe.search.searchers.tune_searchers import Draws, plan, searcher
 from raypipe.search.settings import SearchJob
-from raypipe.search.warm import Earlier, earlier
+from raypipe.search.space import parse
+from raypipe.search.warm_start import Earlier, earlier
 from raypipe.train.job import TrainJob
 
 NAN = float("nan")
@@ -30,7 +31,7 @@ JOB = validate(SearchJob, {"table": {"uri": "cells"}, "search": {"samples": 12, 
 
 
 def make(folder: Path, job: SearchJob = JOB, concurrent: int = 2, hints: list[Earlier] | None = None) -> Any:
-    parsed = space.parse(job.search.space or {}, job)
+    parsed = parse.parse(job.search.space or {}, job)
     return searcher(job, parsed, plan(job, parsed, hints or []), hints or [], folder, concurrent)
 
 
@@ -157,13 +158,13 @@ def test_grids_are_crossed_whatever_the_searcher(name: str, tmp_path: Path) -> N
 
 
 def test_a_searcher_that_is_not_installed_is_one_message(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from raypipe.search import bayes
+    from raypipe.search.searchers import optuna_search
 
     monkeypatch.setitem(__import__("sys").modules, "optuna", None)
     with pytest.raises(
         ConfigError, match=r"tpe, gp and bohb need Optuna.*pip install 'raypipe\[optuna\]'.*search\.searcher=random"
     ):
-        bayes.require()
+        optuna_search.require()
 
 
 def finished(job: SearchJob, key: str, *trials: tuple[dict[str, Any], float]) -> None:
@@ -176,7 +177,7 @@ def finished(job: SearchJob, key: str, *trials: tuple[dict[str, Any], float]) ->
 
 def test_a_warm_start_reads_other_searches_on_the_same_table_and_metric(tmp_path: Path) -> None:
     job = of("random", tmp_path, **{"search.warm_start": True})
-    parsed, here = space.parse(TEXTS, job), tmp_path / "search" / "here"
+    parsed, here = parse.parse(TEXTS, job), tmp_path / "search" / "here"
     here.mkdir(parents=True)
     tuned = {"model.mode": "finetune", "model.frozen_blocks": 2}
     finished(job, "a", ({"train.lr": 0.02, "model.mode": "frozen"}, 0.8), ({"train.lr": 0.5, **tuned}, 0.9), ({}, NAN))
@@ -212,7 +213,7 @@ def test_optuna_starts_from_earlier_trials(name: str, tmp_path: Path) -> None:
 
 def test_a_hint_that_the_job_refuses_is_left_out() -> None:
     job = replace(JOB, {"search.space": {"model.mode": "choice(frozen, finetune)", "model.frozen_blocks": "choice(0, 3)"}})
-    parsed = space.parse(job.search.space or {}, job)
+    parsed = parse.parse(job.search.space or {}, job)
     hint = Earlier({"model.mode": "frozen", "model.frozen_blocks": 3}, 0.9)
     assert plan(job, parsed, [hint]) == plan(job, parsed, [])
 

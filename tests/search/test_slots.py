@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from raypipe.config import replace, validate
 from raypipe.errors import ClusterError, ConfigError
 from raypipe.search.settings import SearchJob
-from raypipe.search.slots import Slots, gpu_share, slots
+from raypipe.search.trials.trial_resources import Slots, gpu_share, slots
 
 JOB = validate(SearchJob, {"table": {"uri": "unused"}})
 

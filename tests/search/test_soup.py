@@ -17,8 +17,8 @@ from raypipe.search.tuner import search
 from raypipe.train import checkpoint
 from raypipe.train.loop import LoopState
 from raypipe.train.parallel.snapshot import Piece, Snapshot
-from raypipe.train.rank import validate
 from raypipe.train.trainer import assemble, prepare
+from raypipe.train.worker import validate
 
 
 def trial(folder: Path, name: str, weight: float) -> Trial:

@@ -11,15 +11,16 @@ from hypothesis import strategies as st
 
 from raypipe.config import replace, validate
 from raypipe.errors import ConfigError
-from raypipe.search import searchers, space
-from raypipe.search.draw import Changes, uniform
+from raypipe.search.searchers import tune_searchers
 from raypipe.search.settings import SearchConfig, SearchJob
+from raypipe.search.space import parse
+from raypipe.search.space.space import Changes, uniform
 
 JOB = validate(SearchJob, {"table": {"uri": "unused"}})
 
 
 def trials(texts: dict[str, str], times: int = 200, job: SearchJob = JOB) -> list[Changes]:
-    parsed = space.parse(texts, job)
+    parsed = parse.parse(texts, job)
     return [parsed.trial(job.run.seed, i) for i in range(times)]
 
 
@@ -72,8 +73,8 @@ def test_uniform_stays_below_one(seed: int, i: int) -> None:
 def test_a_grid_is_run_whole_and_each_time_with_other_draws() -> None:
     text = {"train.lr": "grid(1e-3, 1e-2)", "train.schedule": "grid(cosine, constant)", "model.dropout": "uniform(0, 0.5)"}
     job = replace(JOB, {"search.samples": 3})
-    parsed = space.parse(text, job)
-    planned = searchers.plan(job, parsed, [])
+    parsed = parse.parse(text, job)
+    planned = tune_searchers.plan(job, parsed, [])
     assert len(parsed.cells) == 4 and len(planned) == 12
     for repeat in range(3):
         assert {(t["train.lr"], t["train.schedule"]) for t in planned[4 * repeat : 4 * repeat + 4]} == {
@@ -117,9 +118,9 @@ def test_a_combination_of_grids_that_the_job_refuses_is_refused() -> None:
     with pytest.raises(
         ConfigError, match=r"draws what the job refuses, 64 times in a row.*frozen_blocks is for.*Put a condition"
     ):
-        searchers.plan(JOB, space.parse(text, JOB), [])
+        tune_searchers.plan(JOB, parse.parse(text, JOB), [])
     nested = {"model.mode": "grid(frozen, finetune)", "model.frozen_blocks": "grid(0, 3, 5) if model.mode == 'finetune'"}
-    assert len(space.parse(nested, JOB).cells) == 4
+    assert len(parse.parse(nested, JOB).cells) == 4
 
 
 def test_finite_values_and_the_variants_of_arrays_are_known_before_a_search() -> None:
@@ -128,7 +129,7 @@ def test_finite_values_and_the_variants_of_arrays_are_known_before_a_search() ->
         "model.side_px": "choice(32, 64) if model.mode == 'finetune'",
         "train.lr": "loguniform(1e-4, 1e-1)",
     }
-    parsed = space.parse(text, JOB)
+    parsed = parse.parse(text, JOB)
     assert parsed.values("model.side_px") == [32, 64]
     assert parsed.values("train.lr") == parsed.values("model.name") == []
     assert parsed.always == ("model.mode", "train.lr")
@@ -148,10 +149,10 @@ def test_a_space_may_be_nested_and_null_takes_a_field_out() -> None:
 
 @given(low=st.floats(1e-6, 1), span=st.floats(1e-6, 1))
 def test_any_range_that_rises_is_taken_and_any_that_falls_is_refused(low: float, span: float) -> None:
-    trial = space.parse({"train.lr": f"loguniform({low}, {low + span})"}, JOB).trial(1, 0)
+    trial = parse.parse({"train.lr": f"loguniform({low}, {low + span})"}, JOB).trial(1, 0)
     assert low <= trial["train.lr"] <= low + span
     with pytest.raises(ConfigError, match=r"train\.lr is not a range.*low < high, low > 0"):
-        space.parse({"train.lr": f"loguniform({low + span}, {low})"}, JOB)
+        parse.parse({"train.lr": f"loguniform({low + span}, {low})"}, JOB)
 
 
 @pytest.mark.parametrize(
@@ -206,7 +207,7 @@ def test_any_range_that_rises_is_taken_and_any_that_falls_is_refused(low: float,
 )
 def test_a_slip_is_one_message(field: str, text: str, says: str) -> None:
     with pytest.raises(ConfigError, match=says) as caught:
-        space.parse({field: text}, JOB)
+        parse.parse({field: text}, JOB)
     assert "\n" not in str(caught.value)
 
 
@@ -225,4 +226,4 @@ def test_a_slip_is_one_message(field: str, text: str, says: str) -> None:
 )
 def test_a_slip_of_two_fields_is_one_message(texts: dict[str, str], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
-        space.parse(texts, JOB)
+        parse.parse(texts, JOB)

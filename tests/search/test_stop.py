@@ -11,7 +11,7 @@ import pytest
 from ray.tune.experiment import Trial
 
 from raypipe.search.leaderboard import Standing
-from raypipe.search.monitor import Monitor, Stop
+from raypipe.search.trials.monitor import Monitor, Stop
 from raypipe.train.stopping import SearchStoppingConfig
 
 

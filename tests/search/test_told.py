@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from raypipe.search.told import UNUSABLE, metric_in, told
+from raypipe.search.trials.epoch_result import UNUSABLE, metric_in, told
 
 GOOD = {"val_accuracy": 0.6, "val_loss": 0.5, "train_loss": 0.4}
 

@@ -24,7 +24,7 @@ from raypipe.search.settings import SearchJob
 from raypipe.search.tuner import search
 from raypipe.train import checkpoint, trainer
 from raypipe.train.job import TrainJob
-from raypipe.train.rank import Data
+from raypipe.train.worker import Data
 
 from ..pixels import decoded
 

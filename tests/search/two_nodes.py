@@ -18,9 +18,9 @@ connect.prepare_environment()
 import ray  # noqa: E402
 from ray.cluster_utils import Cluster  # noqa: E402
 
-from raypipe import cli  # noqa: E402
+from raypipe.main import main as command_line  # noqa: E402
 from raypipe.search import tuner  # noqa: E402
-from raypipe.search.trial import run_trial  # noqa: E402
+from raypipe.search.trials.trial import run_trial  # noqa: E402
 
 
 def noted(changes: dict[str, Any], notes: str, **given: Any) -> None:
@@ -40,7 +40,7 @@ def main(job: str, notes: str, port: str) -> int:
         cluster.add_node(**size)
         cluster.wait_for_nodes()
         tuner.run_trial = lambda changes, **given: noted(changes, notes=notes, **given)
-        return cli.main(["tune", job, "--json"])
+        return command_line(["tune", job, "--json"])
     finally:
         cluster.shutdown()
 

@@ -209,7 +209,7 @@ def test_a_table_without_images_is_no_folder_of_images(tmp_path: Path, cli: Cli)
 
 def test_exporting_here_starts_no_cluster(table: Path, tmp_path: Path) -> None:
     script = (
-        "import sys, ray; from raypipe.cli import main; "
+        "import sys, ray; from raypipe.main import main; "
         f"code = main(['table', 'export', {str(table)!r}, {str(tmp_path / 'o.parquet')!r}]); "
         "assert not ray.is_initialized() and 'torch' not in sys.modules; sys.exit(code)"
     )

@@ -29,7 +29,7 @@ def start(work: Callable[..., None], arguments: tuple[Any, ...], world: int, lim
     Raises what a rank raised. Raises TimeoutError, with every rank's stack on stderr, when they take longer than `limit_s`.
     Ranks that do not even meet within a minute are started again, twice: that is torch's part, and has hung once in CI.
     """
-    multiprocessing.set_forkserver_preload(["torch", "raypipe.train.rank"])
+    multiprocessing.set_forkserver_preload(["torch", "raypipe.train.worker"])
     for last in (False, False, True):
         with tempfile.TemporaryDirectory() as folder:
             all_told = (work, arguments, world, limit_s, folder, dict(os.environ))

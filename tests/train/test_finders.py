@@ -17,10 +17,11 @@ from raypipe.errors import ConfigError
 from raypipe.feed.dataset import pin
 from raypipe.models.tasks import Task
 from raypipe.registry import promote, tracking
-from raypipe.train import finders, trainer
+from raypipe.train import trainer
+from raypipe.train.auto import finders
+from raypipe.train.auto.probe import in_process
 from raypipe.train.job import TrainJob
 from raypipe.train.objective import Objective
-from raypipe.train.probe import in_process
 from raypipe.train.publish import publish
 from raypipe.train.schedule import find_batch_size, lr_range
 from raypipe.train.settings import TrainConfig

@@ -13,7 +13,7 @@ import torch
 
 from raypipe.train import checkpoint, loop
 from raypipe.train.loop import LoopState
-from raypipe.train.rank import train_rank
+from raypipe.train.worker import train_rank
 
 from . import ranks
 from .test_loop import Recorder, features, job

@@ -20,7 +20,7 @@ from raypipe.train.loop import LoopState
 from raypipe.train.objective import Objective
 from raypipe.train.parallel import Engine, ParallelConfig, native
 from raypipe.train.parallel.engine import parameter_groups
-from raypipe.train.rank import Data, train_rank, trainable
+from raypipe.train.worker import Data, train_rank, trainable
 
 from ..pixels import memory
 

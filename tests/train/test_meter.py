@@ -21,11 +21,11 @@ from raypipe.config import replace
 from raypipe.errors import ConfigError
 from raypipe.feed.dataset import pin
 from raypipe.train import parallel, trainer
-from raypipe.train.flops import flops_per_image, peak_flops
-from raypipe.train.meter import UNREAD, Meter, Position, StreamClock
+from raypipe.train.measure.flops import flops_per_image, peak_flops
+from raypipe.train.measure.meter import UNREAD, Meter, Position, StreamClock
+from raypipe.train.measure.profile import profiler
 from raypipe.train.parallel import ParallelConfig
-from raypipe.train.profile import profiler
-from raypipe.train.rank import train_rank
+from raypipe.train.worker import train_rank
 
 from . import ranks
 from .conftest import Jobs
@@ -51,7 +51,7 @@ class FakeTime:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> FakeTime:
     fake = FakeTime()
-    monkeypatch.setattr("raypipe.train.meter.time", fake)
+    monkeypatch.setattr("raypipe.train.measure.meter.time", fake)
     return fake
 
 

@@ -19,16 +19,17 @@ from raypipe.models.tasks import Task
 from raypipe.models.zoo import ImageModel, ModelConfig
 from raypipe.registry import package
 from raypipe.registry.package import Package, Reference
-from raypipe.search import leaderboard, lineage, soup
+from raypipe.search import leaderboard, soup
 from raypipe.search.leaderboard import Trial
+from raypipe.search.trials import trial_checkpoints
 from raypipe.train import checkpoint, trainer
+from raypipe.train.checkpoint.saver import Saver, kept
 from raypipe.train.loop import LoopState
 from raypipe.train.objective import Objective, judge
 from raypipe.train.parallel import Engine, Snapshot
 from raypipe.train.parallel.snapshot import Piece
-from raypipe.train.rank import Data, start_from, train_rank
-from raypipe.train.saving import Saver, kept
 from raypipe.train.stopping import StoppingConfig, best_of, unusable
+from raypipe.train.worker import Data, start_from, train_rank
 
 from ..pixels import memory
 from .conftest import Jobs
@@ -237,7 +238,7 @@ def test_a_trial_of_nan_ranks_last_and_is_never_best(tmp_path: Path) -> None:
     trials = tmp_path / "trials"
     lines = []
     for name, lr in (("trial-000-a", 0.2), ("trial-001-b", 1e30)):
-        with Saver(lineage.settle(trials, name, {"train.lr": lr}, None), job().train) as saver:
+        with Saver(trial_checkpoints.settle(trials, name, {"train.lr": lr}, None), job().train) as saver:
             train_rank(job(lr=lr, epochs=3), uneven(), None, saver, lambda *told: None)
         result = SimpleNamespace(path=str(tmp_path / name), checkpoint=None, config={"train.lr": lr}, error=None)
         lines.append(leaderboard.trial_of(result, "val_accuracy", "max", job().train, trials))

@@ -11,9 +11,9 @@ from types import SimpleNamespace
 import torch
 
 from raypipe.train import checkpoint
-from raypipe.train import notice as notices
-from raypipe.train.notice import on_sigterm
-from raypipe.train.rank import train_rank
+from raypipe.train import preemption as notices
+from raypipe.train.preemption import on_sigterm
+from raypipe.train.worker import train_rank
 
 from . import ranks
 from .test_loop import Recorder, job, pixels

@@ -15,7 +15,7 @@ from raypipe.errors import ConfigError
 from raypipe.models.tasks import Kind, Task
 from raypipe.train.job import TrainJob
 from raypipe.train.objective import METRICS, Objective, judge
-from raypipe.train.rank import Data, train_rank
+from raypipe.train.worker import Data, train_rank
 
 from ..pixels import memory
 from . import ranks

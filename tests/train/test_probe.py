@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from raypipe.errors import RaypipeError
-from raypipe.train.probe import in_process, ran_out
+from raypipe.train.auto.probe import in_process, ran_out
 from raypipe.train.schedule import find_batch_size
 
 EXBIBYTE = 1 << 60

@@ -15,7 +15,7 @@ from raypipe.errors import ConfigError
 from raypipe.models.zoo import ImageModel
 from raypipe.train.job import TrainJob
 from raypipe.train.parallel.reach import freeze_unreached
-from raypipe.train.rank import train_rank
+from raypipe.train.worker import train_rank
 
 from . import odd_models, ranks
 from .test_loop import Recorder, job, pixels

@@ -12,14 +12,15 @@ import pytest
 import torch
 
 from raypipe.errors import RaypipeError
-from raypipe.train import checkpoint, saving
+from raypipe.train import checkpoint
+from raypipe.train.checkpoint import saver
+from raypipe.train.checkpoint.saver import Saver
 from raypipe.train.loop import LoopState
 from raypipe.train.parallel import Snapshot
 from raypipe.train.parallel.snapshot import Piece
-from raypipe.train.rank import train_rank
-from raypipe.train.saving import Saver
 from raypipe.train.settings import TrainConfig
 from raypipe.train.stopping import StoppingConfig
+from raypipe.train.worker import train_rank
 
 from .test_loop import Recorder, job, pixels
 
@@ -97,7 +98,7 @@ def test_the_best_are_kept(metric: Any, count: int, epochs: set[int]) -> None:
     accuracies, losses = [0.5, 0.9, float("nan"), 0.9], [0.1, 0.6, 0.2, 0.7]
     history = [{"val_accuracy": a, "val_loss": b} for a, b in zip(accuracies, losses, strict=True)]
     state = LoopState(epoch=4, best=0.9, best_epoch=1, history=history)
-    assert saving.kept(state, StoppingConfig(metric=metric), count) == {checkpoint.name(epoch) for epoch in epochs}
+    assert saver.kept(state, StoppingConfig(metric=metric), count) == {checkpoint.name(epoch) for epoch in epochs}
 
 
 @pytest.fixture
@@ -123,8 +124,8 @@ def test_a_full_disk_stops_the_run_and_keeps_what_was_saved(small_disk: Path, be
     with pytest.raises(RaypipeError, match=says) as raised, Saver(small_disk, cfg) as save:
         save(LoopState(step=2), small)
     assert "os error 28" in str(raised.value) or "Errno 28" in str(raised.value)  # ENOSPC: the fault fired
-    assert saving.newest(small_disk) == small_disk / checkpoint.name(0, 1) and names(small_disk) == [checkpoint.name(0, 1)]
+    assert saver.newest(small_disk) == small_disk / checkpoint.name(0, 1) and names(small_disk) == [checkpoint.name(0, 1)]
     filler.unlink()
     with Saver(small_disk, cfg) as save:
         save(LoopState(step=2), small)
-    assert saving.newest(small_disk) == small_disk / checkpoint.name(0, 2)
+    assert saver.newest(small_disk) == small_disk / checkpoint.name(0, 2)

@@ -22,9 +22,9 @@ from raypipe.errors import ClusterError, ConfigError, RaypipeError
 from raypipe.feed.dataset import pin
 from raypipe.models.zoo import ImageModel
 from raypipe.train import checkpoint, trainer
+from raypipe.train.checkpoint.saver import newest
 from raypipe.train.job import TrainJob, TrainResult
 from raypipe.train.loop import LoopState
-from raypipe.train.saving import newest
 from raypipe.watch.check import WatchJob
 
 from ..pixels import decoded

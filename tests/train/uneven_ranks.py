@@ -15,7 +15,7 @@ from raypipe.feed.feed import Source
 from raypipe.train.job import TrainJob
 from raypipe.train.loop import LoopState
 from raypipe.train.parallel import Engine
-from raypipe.train.rank import Data, train_rank
+from raypipe.train.worker import Data, train_rank
 
 from ..pixels import memory
 from . import ranks

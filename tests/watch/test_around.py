@@ -8,8 +8,8 @@ import pytest
 
 from raypipe.config import replace, validate
 from raypipe.errors import ConfigError
-from raypipe.search import space as spaces
-from raypipe.search.searchers import plan
+from raypipe.search.searchers.tune_searchers import plan
+from raypipe.search.space import parse as spaces
 from raypipe.train.job import TrainJob
 from raypipe.watch import around
 from raypipe.watch.check import WatchJob

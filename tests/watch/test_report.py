@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from raypipe.watch import charts, report
-from raypipe.watch.report import (
+from raypipe import report
+from raypipe.report import (
     Check,
     Cleaning,
     Dropped,
@@ -31,6 +31,7 @@ from raypipe.watch.report import (
     Step,
     Timeline,
     Trial,
+    charts,
 )
 
 HOSTILE = "<script>alert('x')</script>\"'><img src=https://evil.example/x.png onerror=alert(1)>"

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from raypipe.errors import ConfigError
 from raypipe.models.allocator import keep_memory
-from raypipe.train.meter import Meter
+from raypipe.train.measure.meter import Meter
 from raypipe.train.parallel.depthwise import quicken
 from raypipe.train.parallel.engine import Criterion, Engine, ranks
 from raypipe.train.parallel.memory import Choice, Need, choose, device_memory, need_of

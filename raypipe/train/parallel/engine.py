@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from raypipe.models import depth
 from raypipe.models.finite import first_bad
-from raypipe.train.meter import Meter
+from raypipe.train.measure.meter import Meter
 from raypipe.train.parallel.settings import ParallelConfig
 from raypipe.train.parallel.snapshot import Snapshot
 

@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from raypipe.errors import ConfigError, RaypipeError
-from raypipe.train.meter import Meter
+from raypipe.train.measure.meter import Meter
 from raypipe.train.parallel.average import Average
 from raypipe.train.parallel.blocks import blocks, checkpoint_activations
 from raypipe.train.parallel.engine import (

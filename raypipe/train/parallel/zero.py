@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from raypipe.errors import ConfigError
-from raypipe.train.meter import Meter
+from raypipe.train.measure.meter import Meter
 from raypipe.train.parallel.average import Average
 from raypipe.train.parallel.blocks import checkpoint_activations
 from raypipe.train.parallel.engine import (

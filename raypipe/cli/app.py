@@ -1,0 +1,187 @@
+"""raypipe VERB CONFIG [section.key=value …]: from an image table to a registered and watched model.
+
+Exit codes: 0 done, 1 failed, 2 wrong usage, configuration or data, 3 drift found (`drift --exit-code` only).
+"""
+
+from __future__ import annotations
+
+import re
+from json import dumps
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from raypipe.cli.console import Console
+from raypipe.cluster.connect import prepare_environment
+from raypipe.config import load
+from raypipe.errors import ConfigError
+
+app = typer.Typer(
+    name="raypipe",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    help=__doc__,
+)
+
+EXAMPLE = "jobs/configs/solar.yaml"
+Config = Annotated[Path, typer.Argument(help=f"YAML configuration, e.g. {EXAMPLE}", show_default=False)]
+Overrides = Annotated[list[str] | None, typer.Argument(help="section.key=value", show_default=False)]
+Json = Annotated[bool, typer.Option("--json", help="End with one JSON line on stdout; messages go to stderr.")]
+Submit = Annotated[
+    str | None,
+    typer.Option("--submit", metavar="ADDRESS", help="Run this verb as a job on the Ray cluster at http://HOST:8265."),
+]
+
+
+def run_verb(
+    name: str, config: Path | None, overrides: list[str] | None, as_json: bool = False, submit: str | None = None
+) -> dict[str, Any]:
+    """Load the configuration and run the verb; the three hops are cli -> config.load -> room."""
+    prepare_environment()
+    console = Console(as_json)
+    from raypipe.job import Job  # rooms import torch and Ray: --help and a misspelt path should not wait for them
+
+    job = load(Job, config, overrides or [])
+    if submit:
+        from raypipe.cluster.submit import submit_job
+        from raypipe.tables.storage import refuse_credentials, refuse_in_file
+
+        refuse_credentials(overrides or [])
+        refuse_in_file(job)
+        named = [str(config)] if config else []
+        submit_job(submit, [name, *named, *(overrides or []), *(["--json"] if as_json else [])], console.say)
+        return {}
+    from raypipe.cli import verbs
+    from raypipe.cluster.connect import close
+
+    try:
+        result: dict[str, Any] = getattr(verbs, name)(job, console)
+    finally:
+        close()
+    console.finish(result)
+    return result
+
+
+def _verb(name: str, help: str, example: str) -> None:
+    def command(config: Config, overrides: Overrides = None, json: Json = False, submit: Submit = None) -> None:
+        run_verb(name, config, overrides, json, submit)
+
+    app.command(name, help=f"{help}\n\nExample: [bold]raypipe {name} {EXAMPLE} {example}[/bold]")(command)
+
+
+@app.command("ingest")
+def ingest(
+    config: Config,
+    overrides: Overrides = None,
+    max_side: Annotated[int | None, typer.Option(help="Store images with at most so many pixels a side.")] = None,
+    quality: Annotated[int | None, typer.Option(help="Of JPEG and WebP that were made smaller, 1-100.")] = None,
+    formats: Annotated[str | None, typer.Option(help="Accepted formats, like JPEG,PNG,TIFF.")] = None,
+    workers: Annotated[str | None, typer.Option(help="Ray tasks at a time, 0 for threads here, or auto.")] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show classes, counts and splits as they were understood; write nothing.")
+    ] = False,
+    json: Json = False,
+    submit: Submit = None,
+) -> None:
+    """Verify images from a folder, tars, Parquet, Hugging Face or Delta, hash them and add them to the table, exactly once.
+
+    Example: [bold]raypipe ingest jobs/configs/solar.yaml ingest.from.images=photos --max-side 512[/bold]
+    """
+    listed = f"[{formats.upper()}]" if formats is not None else None
+    flags = {"max_side": max_side, "quality": quality, "formats": listed, "workers": workers}
+    flags |= {"dry_run": True} if dry_run else {}
+    given = [f"ingest.{name}={value}" for name, value in flags.items() if value is not None]
+    run_verb("ingest", config, [*(overrides or []), *given], json, submit)
+
+
+_verb(
+    "clean",
+    "Find duplicates, broken, dark, bright, blurred and odd images (fastdup); tag a version without those the policy drops.",
+    "table.version=raw",
+)
+_verb(
+    "train",
+    "Train one model (Ray Train; DDP, FSDP or ZeRO, chosen by memory) and register it. "
+    "model.name: efficientnet_lite0, small_cnn, hf:…, timm:…, torchvision:… or file:module:factory.",
+    "train.workers=2 model.mode=finetune",
+)
+
+
+@app.command("tune")
+def tune(
+    config: Annotated[str | None, typer.Argument(help=f"YAML configuration, e.g. {EXAMPLE}; not needed with --table")] = None,
+    overrides: Overrides = None,
+    table: Annotated[str | None, typer.Option(help="The Delta table of images: table.uri.")] = None,
+    label: Annotated[str | None, typer.Option(help="Its column of labels: table.columns.label.")] = None,
+    image: Annotated[str | None, typer.Option(help="Its column of images: table.columns.image.")] = None,
+    json: Json = False,
+    submit: Submit = None,
+) -> None:
+    """Search hyperparameters (Ray Tune, ASHA) and register the best model.
+
+    Without search.space, what matters by experience is searched, except for fields that you set. A space draws any field by
+
+    grid(a, b), choice(a, b), uniform(low, high), loguniform(low, high), quniform(low, high, q), randint(low, high) without high
+
+    each with a condition if you like: search.space.model.frozen_blocks="randint(0, 6) if model.mode == 'finetune'"
+
+    Example: [bold]raypipe tune --table tables/cells --label defect[/bold]
+    """
+    given = list(overrides or [])
+    if config is not None and "=" in config and not Path(config).exists():
+        given, config = [config, *given], None
+    flags = {"table.uri": table, "table.columns.label": label, "table.columns.image": image}
+    given += [f"{name}={dumps(value)}" for name, value in flags.items() if value is not None]
+    run_verb("tune", Path(config) if config else None, given if config else _of_table(given), json, submit)
+
+
+def _of_table(overrides: list[str]) -> list[str]:
+    """What a run without a config file needs: a table, and a name and a folder that are the table's."""
+    uris = [text.partition("=")[2].strip("\"'") for text in overrides if text.startswith("table.uri=")]
+    if not uris:
+        raise ConfigError(
+            "There is neither a config file nor a table",
+            fix=f"raypipe tune --table FOLDER --label COLUMN, or raypipe tune {EXAMPLE}",
+        )
+    name = re.sub(r"[^\w.-]+", "-", uris[-1].rstrip("/").rpartition("/")[2]).strip("-.") or "run"
+    return [f"run.name={dumps(name)}", f"run.dir={dumps(f'runs/{name}')}", *overrides]
+
+
+_verb("predict", "Predict every image of a table version into a Delta table.", "predict.table.uri=tables/new")
+_verb(
+    "retrain",
+    "Check for drift; on drift and with labels train a challenger, compare, promote when better.",
+    "watch.batch.uri=tables/night",
+)
+
+
+@app.command()
+def drift(
+    config: Config,
+    overrides: Overrides = None,
+    json: Json = False,
+    submit: Submit = None,
+    exit_code: Annotated[bool, typer.Option("--exit-code", help="Exit with 3 when there is drift.")] = False,
+) -> None:
+    """Compare a batch with the champion's reference (Alibi Detect: MMD, KS); write evidence and an HTML report.
+
+    Example: [bold]raypipe drift jobs/configs/solar.yaml watch.batch.uri=tables/night --exit-code[/bold]
+    """
+    result = run_verb("drift", config, overrides, json, submit)
+    if exit_code and result.get("is_drift"):
+        raise typer.Exit(3)
+
+
+@app.command()
+def sidecars() -> None:
+    """Build the fastdup and Alibi Detect environments on this machine now, instead of at first use.
+
+    Example: [bold]raypipe sidecars[/bold]
+    """
+    console = Console()
+    from raypipe.cluster.sidecar import PROBES, ensure
+
+    console.facts({name: ensure(name).parent.parent for name in PROBES})

@@ -1,0 +1,280 @@
+"""What people see: progress and messages on stderr, results on stdout, one JSON line at the end when asked for.
+
+On a terminal progress is a bar (rich); elsewhere it is a plain line every five seconds, so a job's log stays readable.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console as Rich
+from rich.console import Group
+from rich.live import Live
+from rich.logging import RichHandler
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+from rich.text import Text
+
+from raypipe.config import to_json
+from raypipe.errors import hidden
+
+if TYPE_CHECKING:
+    from raypipe.search.leaderboard import Standing
+    from raypipe.train.loop import LoopState
+    from raypipe.train.measure.meter import Position
+
+PLAIN_EVERY_S = 5.0
+ENDED_EVERY_S = 30.0
+PACE_AFTER_S = 2.0  # before, what is left would be a guess
+MOST_COLUMNS = 6  # of a leaderboard; more fields are one column of text
+LOG_WIDTH = 140  # columns, where there is no terminal to ask
+
+
+class Console:
+    """One per process. `as_json` sends everything for people to stderr and keeps stdout for the JSON line."""
+
+    def __init__(self, as_json: bool = False) -> None:
+        self.as_json = as_json
+        self.err = Rich(stderr=True, highlight=False, width=None if sys.stderr.isatty() else LOG_WIDTH)
+        self.out = self.err if as_json else Rich(highlight=False, width=None if sys.stdout.isatty() else LOG_WIDTH)
+        self._started = time.monotonic()
+        log = logging.getLogger("raypipe")
+        handler = RichHandler(console=self.err, show_time=False, show_path=False, show_level=False, markup=False)
+        handler.addFilter(_without_credentials)
+        log.handlers = [handler]
+        log.setLevel(logging.INFO)
+        log.propagate = False
+
+    def say(self, text: str) -> None:
+        """A line about what is going on, with the time since the start."""
+        seconds = int(time.monotonic() - self._started)
+        stamp = (f"{seconds // 60:d}:{seconds % 60:02d}", "dim")
+        self.err.print(Text.assemble(stamp, " ", hidden(text)), soft_wrap=True)  # in one piece, or a moving bar comes between
+
+    def heading(self, text: str) -> None:
+        if self.err.is_terminal:
+            self.err.rule(f"[bold]{text}[/bold]", align="left", style="dim")
+        else:
+            self.err.print(f"== {text}", markup=False)
+
+    @contextmanager
+    def progress(self, label: str, unit: str = "images") -> Iterator[Callable[..., None]]:
+        """`with console.progress("Reading") as tick: tick(done, total)`."""
+        started = shown = time.monotonic()
+        if self.err.is_terminal:
+            columns = (
+                SpinnerColumn(),
+                TextColumn("{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[rate]}"),
+                TimeElapsedColumn(),
+                TextColumn("left"),
+                TimeRemainingColumn(),
+            )
+            with Progress(*columns, console=self.err, transient=True) as bar:
+                task = bar.add_task(label, total=None, rate="")
+
+                def drawn(done: int, total: int) -> None:
+                    rate = f"{done / max(1e-9, time.monotonic() - started):,.0f} {unit}/s" if done > 50 else ""
+                    bar.update(task, completed=done, total=total, rate=rate)
+
+                yield drawn
+            return
+
+        def plain(done: int, total: int) -> None:
+            nonlocal shown
+            if time.monotonic() - shown > PLAIN_EVERY_S or (done == total and time.monotonic() - started > PLAIN_EVERY_S):
+                shown = time.monotonic()
+                pace = done / (shown - started)
+                rate = f", {pace:.0f} {unit}/s, {(total - done) / pace:.0f} s left" if done > 50 else ""
+                self.say(f"{label}: {done} of {total}{rate}")
+
+        yield plain
+
+    @contextmanager
+    def training(self, epochs: int, metric: str) -> Iterator[Training]:
+        """`with console.training(20, "val_loss") as told: trainer.run(job, progress=told.epoch, steps=told.step)`."""
+        if not self.err.is_terminal:
+            yield Training(self, epochs, metric)
+            return
+        # Drawn twice a second: rich's ten times would take 2 % of a core from the training.
+        columns = (SpinnerColumn(), BarColumn(), TextColumn("{task.description}", markup=False))
+        with Progress(*columns, console=self.err, transient=True, refresh_per_second=2) as bar:
+            yield Training(self, epochs, metric, bar)
+
+    @contextmanager
+    def searching(self, metric: str) -> Iterator[Searching]:
+        """`with console.searching("val_accuracy") as told: tuner.search(job, told)`."""
+        if not self.err.is_terminal:
+            yield Searching(self, metric)
+            return
+        with Live(console=self.err, transient=True, refresh_per_second=2) as live:
+            yield Searching(self, metric, live)
+
+    def leaderboard(self, metric: str, standings: Sequence[Standing], top: int = 8) -> None:
+        self.out.print(_leaderboard(metric, standings, top))
+
+    def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+        self.out.print(_table(title, columns, rows))
+
+    def facts(self, facts: Mapping[str, Any]) -> None:
+        width = max(map(len, facts), default=0)
+        for name, value in facts.items():
+            self.out.print(f"[dim]{name:<{width}}[/dim]  ", end="")
+            self.out.print(_cell(value), markup=False, soft_wrap=True)
+
+    def finish(self, result: Mapping[str, Any]) -> None:
+        """The last line of stdout under --json."""
+        if self.as_json:
+            print(hidden(to_json(result, default=plain_value)), flush=True)
+
+
+class Training:
+    """What people see of a training: a line an epoch, with what is left, and on a terminal a bar that moves with the steps."""
+
+    def __init__(self, console: Console, epochs: int, metric: str, bar: Progress | None = None) -> None:
+        self._console, self._epochs, self._metric, self._bar = console, epochs, metric, bar
+        self._task = bar.add_task("preparing", total=None) if bar else None
+        self._since: tuple[float, float] | None = None  # when we first heard, and the share that was done by then
+        self._judged = ""
+
+    def step(self, at: Position) -> None:
+        """About once a second."""
+        done = (at.epoch + at.step / at.steps) / self._epochs
+        left = self._left(done)
+        if self._bar is not None and self._task is not None:
+            parts = (
+                f"epoch {at.epoch + 1} of {self._epochs}",
+                f"step {at.step} of {at.steps}",
+                f"{at.images_per_s:,.0f} images/s",
+                self._judged,
+                left,
+            )
+            self._bar.update(self._task, completed=done, total=1.0, description=" · ".join(p for p in parts if p))
+
+    def epoch(self, metrics: Mapping[str, float], state: LoopState) -> None:
+        learned = [f"{k} {v:.4f}" for k, v in metrics.items() if k.startswith(("val_", "train_"))]
+        parts = (*learned, f"{metrics['images_per_s']:,.0f} images/s", self._left(state.epoch / self._epochs))
+        self._judged = f"{self._metric} {metrics[self._metric]:.4f}"
+        self._console.say(f"epoch {state.epoch:>3} of {self._epochs}  {' · '.join(p for p in parts if p)}")
+
+    def _left(self, done: float) -> str:
+        """At the pace so far, if no stopping rule ends it earlier."""
+        now = time.monotonic()
+        began, share = self._since = self._since or (now, done)
+        if done >= 1 or done <= share or now - began < PACE_AFTER_S:
+            return ""
+        return f"{_duration((now - began) / (done - share) * (1 - done))} left"
+
+
+class Searching:
+    """What people see of a search: on a terminal the best trials as they stand; elsewhere a line for every new best, and now
+    and then how many trials have begun and ended."""
+
+    def __init__(self, console: Console, metric: str, live: Live | None = None) -> None:
+        self._console, self._metric, self._live = console, metric, live
+        self._started = self._shown = time.monotonic()
+        self._best = ""
+
+    def __call__(self, done: int, total: int, standings: Sequence[Standing]) -> None:
+        now = time.monotonic()
+        begun = max(done, len(standings))  # one that failed at once has nothing to show
+        ended = f"Searching: {begun} of {total} trials begun, {done} ended, {_duration(now - self._started)}"
+        if self._live is not None:
+            self._live.update(Group(ended, _leaderboard(self._metric, standings)))
+            return
+        leader = standings[0] if standings else None
+        if leader is not None and (said := f"{leader.name} {leader.best}") != self._best:
+            self._best = said
+            after = f"after {leader.epochs} epoch{'s' * (leader.epochs > 1)}"
+            self._console.say(f"best so far {self._metric} {leader.best:.4f}, {leader.name} {after}: {_cell(leader.changes)}")
+        if now - self._shown > ENDED_EVERY_S:
+            self._shown = now
+            self._console.say(ended)
+
+
+def _without_credentials(record: logging.LogRecord) -> bool:
+    record.msg, record.args = hidden(record.getMessage()), ()
+    return True
+
+
+def plain_value(value: Any) -> Any:
+    """Dataclasses, paths and dates as JSON."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.asdict(value)
+    if isinstance(value, (Path, datetime)):
+        return str(value)
+    return repr(value)
+
+
+def _leaderboard(metric: str, standings: Sequence[Standing], top: int = 8) -> Table:
+    fields = list(dict.fromkeys(field for s in standings[:top] for field in s.changes))  # not every trial draws every one
+    short = {field: field.rpartition(".")[2] for field in fields}
+    rows: list[list[Any]] = []
+    for i, s in enumerate(standings[:top], 1):
+        rows.append([i, "–" if math.isnan(s.best) else s.best, s.epochs, s.state])
+        if len(fields) > MOST_COLUMNS:
+            rows[-1].append({short[field]: value for field, value in s.changes.items()})
+        else:
+            rows[-1] += [s.changes.get(field, "") for field in fields]
+    more = f", best {top} of {len(standings)}" if len(standings) > top else ""
+    named = ["values"] if len(fields) > MOST_COLUMNS else list(short.values())
+    even = next((s.compared[0] for s in standings if s.compared), None)  # trials ended after different numbers of epochs
+    if even is not None:
+        for row, s in zip(rows, standings, strict=False):
+            row.insert(2, s.compared[1] if s.compared and not math.isnan(s.compared[1]) else "–")
+    after = [] if even is None else [f"after {even}"]
+    return _table(f"Leaderboard{more}", ["#", metric, *after, "epochs", "", *named], rows)
+
+
+def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Table:
+    table = Table(
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        header_style="dim",
+        box=None,
+        pad_edge=False,
+        padding=(0, 2, 0, 0),
+    )
+    for i, name in enumerate(columns):
+        numeric = bool(rows) and all(isinstance(r[i], (int, float)) for r in rows)
+        table.add_column(name, justify="right" if numeric else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*[_cell(v) for v in row])
+    return table
+
+
+def _duration(seconds: float) -> str:
+    minutes = round(seconds / 60)
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{k} {_cell(v)}" for k, v in value.items()) or "–"
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(_cell, value)) or "–"
+    return "–" if value is None or value == "" else hidden(str(value))

@@ -1,0 +1,49 @@
+"""The `raypipe` command: all verbs together, and one message for whatever goes wrong."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from raypipe import guard
+from raypipe.cli import table
+from raypipe.cli.app import app
+from raypipe.errors import ConfigError, nearest
+from raypipe.failures import report
+from raypipe.quickstart.command import quickstart
+
+app.command("quickstart")(quickstart)
+app.add_typer(table.app, name="table")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line; returns the exit code.
+
+    Whatever goes wrong ends in one message. Our own mistakes show their traceback above it.
+    """
+    arguments = sys.argv[1:] if arguments is None else arguments
+    try:
+        if arguments and not arguments[0].startswith("-"):
+            known = sorted([c.name or "" for c in app.registered_commands] + ["drift", "quickstart", "sidecars", "table"])
+            if arguments[0] not in known:
+                raise ConfigError(f"There is no verb {arguments[0]!r}", fix=nearest(arguments[0], known))
+        code = app(arguments, standalone_mode=False)
+        sys.stdout.flush()  # a full disk or a closed pipe is known now, not after the last word
+        return code if isinstance(code, int) else 0
+    except typer.Exit as e:
+        return int(e.exit_code)
+    except BaseException as e:
+        if hasattr(e, "format_message") and not e.format_message():
+            return 2  # no verb was given at all: the help is on its way to stdout
+        return report(e)
+
+
+def entry(arguments: list[str] | None = None) -> None:
+    """The console script and jobs/*.py end here, in a child process that may die without a word.
+
+    Only a failure calls sys.exit: job runners treat any SystemExit as one.
+    """
+    code = guard.guarded(lambda: guard.ended(main(arguments)))
+    if code:
+        sys.exit(code)

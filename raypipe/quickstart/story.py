@@ -1,0 +1,235 @@
+"""The story of the design, told with every real engine in its place.
+
+A plant makes monocrystalline solar cells: ingest, clean, search, register a champion. One night's batch is more of the same,
+and nothing must fire. The next night polycrystalline cells arrive, unannounced: the batch is predicted and drift is found.
+Labels come in, those of the first night's cells too; a small search around the champion's settings finds a challenger for both
+kinds, and the gate compares the two on the same pinned test images.
+
+run.seed draws what is random: what goes into which split (unless ingest.seed is set), the trials, the order of samples.
+
+Every step is a verb's own function, and each looks for what an earlier run finished: a killed story is told to its end.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from raypipe import report
+from raypipe.cli import verbs
+from raypipe.cli.console import Console
+from raypipe.cluster import sidecar
+from raypipe.cluster.connect import connect
+from raypipe.config import replace
+from raypipe.errors import ConfigError, RaypipeError
+from raypipe.job import Job
+from raypipe.quickstart import page
+from raypipe.registry import promote, tracking
+from raypipe.registry.promote import ModelVersion
+from raypipe.search.leaderboard import SearchResult
+from raypipe.serve import batch
+from raypipe.tables import scan
+from raypipe.tables.clean import CleanResult, clean
+from raypipe.tables.ingest import IngestResult, ingest
+from raypipe.tables.table import ImageTable, TableConfig, TableVersion
+from raypipe.watch.check import CheckResult, check
+from raypipe.watch.retrain import RetrainResult, retrain
+
+NIGHT_SHARE = 0.85  # of the mono cells are known on the first day; the rest is the first night's batch, the negative control
+
+
+@dataclass
+class Story:
+    """What has happened so far, for the report."""
+
+    steps: list[report.Step] = field(default_factory=list)
+    started: float = field(default_factory=time.perf_counter)
+
+
+def tell(job: Job, console: Console, fresh: bool = False) -> dict[str, Any]:
+    """Run the story to its end; returns the summary that `make quickstart` prints as its last line."""
+    root = job.run.path
+    marker = root / ".quickstart"
+    if fresh and root.exists():
+        if not marker.exists():
+            raise ConfigError(
+                "--fresh deletes run.dir, and this was not made by a quickstart", got=str(root), fix="Set run.dir"
+            )
+        shutil.rmtree(root)
+    root.mkdir(parents=True, exist_ok=True)
+    marker.touch()
+    story = Story()
+    cells = TableConfig(uri=job.table.uri)
+    nights = {name: TableConfig(uri=str(Path(job.table.uri).parent / f"night_{name}")) for name in ("control", "poly")}
+
+    console.heading("Day 1: the cells we know")
+    for name in sidecar.PROBES:
+        sidecar.ensure(name)
+    with _step(story, console, "Ingest mono cells") as done:
+        mono = _ingest(console, job, cells, name="mono", kind="mono", share=(0.0, NIGHT_SHARE))
+        raw = ImageTable.open(cells).tag("mono-raw", _made(cells, "mono", "mono-raw"))
+        done(f"{_count(cells, raw)} images, every one decoded, in {_short(raw)}")
+    connect(job.cluster)
+    with _step(story, console, "Clean") as done:
+        cleaned = clean(_at(cells, "mono-raw"), job.clean.model_copy(update={"tag": "mono-clean"}))
+        done(_cleaned(cleaned))
+    with _step(story, console, "Search and register") as done:
+        found, first, store = verbs.search_and_register(replace(job, {"table": _at(cells, "mono-clean").model_dump()}), console)
+        verbs.crown_first(store, first)
+        console.leaderboard(found.metric, found.standings, top=5)
+        done(f"{len(found.trials)} trials, best {found.metric} {found.trials[0].metric:.1%}, registered as {first}")
+
+    console.heading("Night 1: more of the same")
+    checks = {"control": _night(story, console, job, store, nights["control"], first, "control", "mono", (NIGHT_SHARE, 1.0))}
+    console.heading("Night 2: other cells arrive, unannounced")
+    checks["poly"] = _night(story, console, job, store, nights["poly"], first, "poly", "poly", (0.0, 1.0))
+
+    console.heading("Day 3: labels come in")
+    with _step(story, console, "Ingest both nights' cells with labels") as done:
+        more = _ingest(console, job, cells, name="mono", kind="mono", share=(NIGHT_SHARE, 1.0))
+        poly = _ingest(console, job, cells, name="poly", kind="poly", share=(0.0, 1.0))
+        both = ImageTable.open(cells).tag("both-raw", _made(cells, "poly", "both-raw"))
+        done(f"{_count(cells, both)} images of both kinds in {_short(both)}")
+    with _step(story, console, "Clean") as done:
+        cleaned_both = clean(_at(cells, "both-raw"), job.clean.model_copy(update={"tag": "both-clean"}))
+        done(_cleaned(cleaned_both))
+    with _step(story, console, "Retrain, compare, decide") as done:
+        after = retrain(
+            store, replace(job, {"table": _at(cells, "both-clean").model_dump()}), checks["poly"], first, console.say
+        )
+        verbs.comparison(after, console)
+        done(after.decision.reason)
+
+    summary = _summary(job, cells, [mono, more, poly], [cleaned, cleaned_both], found, checks, after, store)
+    summary["report"] = str(page.write(job, story.steps, store, found, [cleaned, cleaned_both], checks, nights, after, first))
+    summary["seconds"] = round(time.perf_counter() - story.started, 1)
+    console.heading("The story")
+    console.facts(
+        {"report": summary["report"], "MLflow": f"mlflow ui --backend-store-uri {store.uri}", "decision": after.decision.reason}
+    )
+    (root / "quickstart.json").write_text(json.dumps(summary, indent=2))
+    return summary
+
+
+def _night(
+    story: Story,
+    console: Console,
+    job: Job,
+    store: tracking.Store,
+    table: TableConfig,
+    model: ModelVersion,
+    name: str,
+    kind: str,
+    share: tuple[float, float],
+) -> CheckResult:
+    with _step(story, console, f"The batch {name} arrives") as done:
+        _ingest(console, job, table, name=name, kind=kind, share=share, labelled=False)
+        with console.progress("Predicting") as tick:
+            predicted = batch.predict(store, job.run, table, job.predict, model, tick)
+        labels = ", ".join(f"{n} {label}" for label, n in sorted(predicted.labels.items()))
+        done(f"{predicted.images} unlabelled images predicted by {model}: {labels}")
+    with _step(story, console, f"Drift check {name}") as done:
+        checked = check(store, job, table, name, model)
+        verbs.verdict(checked, console)
+        done(("Drift" if checked.report.is_drift else "No drift") + f", p {verbs.p_text(checked.report.p_value)}")
+    return checked
+
+
+@contextmanager
+def _step(story: Story, console: Console, name: str) -> Iterator[Any]:
+    started, said = time.perf_counter(), ["done"]
+    console.say(f"{name} …")
+    yield lambda text: said.__setitem__(0, text)
+    story.steps.append(report.Step(name, said[0], time.perf_counter() - started))
+    console.say(f"{name}: {said[0]}")
+
+
+def _ingest(
+    console: Console, job: Job, table: TableConfig, name: str, kind: str, share: tuple[float, float], labelled: bool = True
+) -> IngestResult:
+    source = {"kind": "elpv", "type": kind, "labelled": labelled}
+    seed = job.ingest.seed if "seed" in job.ingest.model_fields_set else job.run.seed
+    cfg = replace(job.ingest, {"from": source, "name": name, "share": share, "seed": seed})
+    with console.progress(f"Ingesting {name}") as tick:
+        return ingest(table, cfg, tick)
+
+
+def _made(table: TableConfig, name: str, tag: str) -> int:
+    """The version with the images of the ingest called `name`: the one tagged so, for a rerun must not take what came after."""
+    opened = ImageTable.open(table)
+    if tag in opened.tags():
+        return opened.pin(tag).version
+    made = [v["version"] for v in opened.history() if v["why"] == f"ingest {name}"]
+    if not made:
+        raise RaypipeError(f"{table.uri} holds the images of {name}, but no version says so", fix="raypipe quickstart --fresh")
+    return int(max(made))
+
+
+def _at(table: TableConfig, tag: str) -> TableConfig:
+    return table.model_copy(update={"version": tag})
+
+
+def _count(table: TableConfig, version: TableVersion) -> int:
+    return len(scan.rows(ImageTable.open(table), version, ["image_id"]))
+
+
+def _short(version: TableVersion) -> str:
+    return f"{Path(version.uri).name}@v{version.version}"
+
+
+def _cleaned(result: CleanResult) -> str:
+    found = ", ".join(f"{n} {verdict}" for verdict, n in sorted(result.counts.items())) or "nothing"
+    return f"found {found} in {result.images} images; dropped {result.dropped}, leaving {_short(result.clean)}"
+
+
+def _summary(
+    job: Job,
+    cells: TableConfig,
+    ingested: list[IngestResult],
+    cleaned: list[CleanResult],
+    found: SearchResult,
+    checks: dict[str, CheckResult],
+    after: RetrainResult,
+    store: tracking.Store,
+) -> dict[str, Any]:
+    by_slice = {s.slice: s for s in after.slices}
+    winner = promote.require_champion(store)
+
+    def accuracies(which: str) -> dict[str, float | None]:
+        return {
+            f"accuracy_{name}": round(getattr(by_slice[name], which), 4) if name in by_slice else None
+            for name in ("mono", "poly")
+        }
+
+    return {
+        "table_versions": {"uri": str(Path(cells.uri).absolute()), **ImageTable.open(cells).tags()},
+        "images_ingested": sum(r.accepted + r.present for r in ingested),
+        "images_dropped": sum(c.dropped for c in cleaned),
+        "trials": len(found.trials),
+        "champion_before": {"version": after.champion.version, **accuracies("champion")},
+        "drift": {name: {"is_drift": c.report.is_drift, "p_value": c.report.p_value} for name, c in checks.items()},
+        "champion_after": {
+            "version": winner.version,
+            **accuracies("challenger" if winner != after.champion and after.decision.act else "champion"),
+        },
+        "promoted": after.decision.act and after.challenger is not None,
+        "slices": {
+            s.slice: {
+                "images": s.images,
+                "champion": round(s.champion, 4),
+                "challenger": round(s.challenger, 4),
+                "won": s.won,
+                "lost": s.lost,
+                "p_value": s.p_value,
+            }
+            for s in after.slices
+        },
+        "decision": after.decision.reason,
+        "mlflow_uri": store.uri,
+    }

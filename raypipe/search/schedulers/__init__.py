@@ -1,0 +1,1 @@
+"""Which trials continue, and for how long: halving, PBT and Ray Tune's own rules."""

@@ -1,0 +1,1 @@
+"""What runs one trial on Ray Tune: its resources, checkpoints and reports."""

@@ -1,0 +1,1 @@
+"""Settings that are `auto`: batch size and learning rate, found before the training."""

@@ -1,0 +1,180 @@
+"""What one rank of a training does, wherever it runs: this process, a trial of a search, a worker of a cluster."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from raypipe.errors import ConfigError
+from raypipe.feed.feed import Feed, Source, fetch
+from raypipe.models import finite
+from raypipe.models.tasks import Task
+from raypipe.models.zoo import Head, ImageModel, ModelConfig
+from raypipe.train import checkpoint, parallel
+from raypipe.train.checkpoint.saver import Saver
+from raypipe.train.job import TrainJob
+from raypipe.train.loop import LoopState, Report, evaluate, fit
+from raypipe.train.measure.flops import flops_per_image
+from raypipe.train.measure.meter import Meter, Tell
+from raypipe.train.measure.profile import profiler
+from raypipe.train.objective import Objective
+from raypipe.train.preemption import Notice
+
+log = logging.getLogger("raypipe")
+SaveEngine = Callable[[LoopState, parallel.Engine], None]
+
+
+@dataclass(frozen=True)
+class Data:
+    """What every rank and every trial trains on. `features` says that inputs are a frozen backbone's outputs."""
+
+    classes: tuple[str, ...]
+    features: bool
+    train: Source
+    val: Source
+
+
+def train_rank(
+    job: TrainJob,
+    data: Data,
+    resume: Path | None,
+    save: SaveEngine,
+    report: Report,
+    told: Callable[[], bool] | None = None,
+    meter: Meter | None = None,
+    until: int | None = None,
+) -> LoopState:
+    """Build the model and the feed, resume from a checkpoint that verified, and fit. Every rank calls `save`.
+
+    When any rank is `told` to leave, all save the step they are in and return an unfinished state. FLOPs are counted for a
+    `meter` alone: trials have none, and many are shorter than the counting. `until`: return after so many epochs, where another
+    stage of the job begins.
+    """
+    torch.manual_seed(job.run.seed)
+    cfg = job.train
+    objective = _objective(job, data)
+    model = trainable(job.model, data, objective)
+    if cfg.start_from is not None and resume is None:
+        start_from(model, Path(cfg.start_from))
+    if meter is not None:
+        meter.flops = flops_per_image(model, _example(job, data))
+    engine = parallel.build(model, cfg, meter, _example(job, data))
+    state = LoopState()
+    if resume is not None:
+        saved = checkpoint.read(resume, verified=True)
+        engine.load(saved.weights, saved.optimizer, saved.facts)
+        state = saved.state.judged_again(cfg.stopping, cfg.result == "last")
+    feed = Feed(data.train, data.val, int(cfg.batch_size), job.run.seed, engine.rank, engine.world, engine.device)
+    ended = True
+    try:
+        state = fit(
+            engine,
+            feed,
+            objective.to(engine.device),
+            cfg,
+            job.augment,
+            state,
+            report,
+            lambda state: save(state, engine),
+            job.run.seed,
+            Notice(told, engine.device, engine.world) if told else lambda: False,
+            until,
+        )
+        ended = state.epoch != until or state.finished(cfg.epochs)
+        return state
+    finally:
+        feed.close()
+        if ended:
+            engine.meter.close()
+        if feed.replaced:
+            log.warning("%d broken images were replaced by their neighbours", feed.replaced)
+
+
+def train_stages(
+    job: TrainJob,
+    data: Data,
+    newest: Callable[[], Path | None],
+    saver: Saver,
+    report: Report,
+    told: Callable[[], bool] | None = None,
+    meter: Meter | None = None,
+) -> LoopState:
+    """`train_rank` for each stage of `job.by_epoch`, from the newest checkpoint on. Between two stages weights and optimizer go
+    through a checkpoint, as they do when a trial of a population goes on with other values: so both end with equal weights."""
+    while True:
+        resume = newest()
+        done = checkpoint.read(resume, verified=True).state.epoch if resume is not None else 0
+        stage, until = job.stage(done)
+        state = train_rank(stage, data, resume, saver, report, told, meter, until)
+        if until is None or state.epoch < until or state.finished(job.train.epochs):
+            return state
+        saver.wait()
+
+
+def start_from(model: nn.Module, folder: Path) -> None:
+    """Take over the weights of a checkpoint that verified. Raises ConfigError when they are another model's, DataError when
+    they are not finite."""
+    weights = dict(checkpoint.read(folder, verified=True).weights)
+    finite.require_weights(weights, str(folder), "Set train.start_from=null, or name another epoch's folder")
+    try:
+        model.load_state_dict(weights)
+    except RuntimeError as e:
+        raise ConfigError(
+            "train.start_from holds the weights of another model",
+            got=str(folder),
+            rule=str(e).splitlines()[-1].strip()[:200],
+            fix="Set model.name, model.mode and the classes as they were there, or train.start_from=null",
+        ) from None
+
+
+def validate(job: TrainJob, data: Data, weights: Mapping[str, Tensor]) -> dict[str, float]:
+    """What a training of this job would report of these weights, without its own part of the metrics: in this process alone."""
+    objective = _objective(job, data)
+    model = trainable(job.model, data, objective)
+    model.load_state_dict(dict(weights))
+    engine = parallel.build(model, job.train.model_copy(update={"strategy": "single"}))
+    feed = Feed(data.train, data.val, int(job.train.batch_size), job.run.seed, device=engine.device)
+    try:
+        return evaluate(engine, feed, objective.to(engine.device))
+    finally:
+        feed.close()
+
+
+def _objective(job: TrainJob, data: Data) -> Objective:
+    cfg, labels_N = job.train, fetch(data.train.rows).labels_N
+    task = Task(job.model.task, data.classes)
+    return Objective.of(task, labels_N, cfg.class_weights, cfg.label_smoothing, cfg.focal_gamma)
+
+
+def meter_of(job: TrainJob, folder: Path, tell: Tell | None) -> Meter:
+    """A meter for this rank, which profiles what the job asks for into the run's folder."""
+    wanted = job.train.profile
+    return Meter(tell, profiler(wanted, folder / "profile", parallel.ranks()[0]) if wanted else None)
+
+
+def _example(job: TrainJob, data: Data) -> torch.Tensor:
+    """The shape of one input, without its values."""
+    if data.features:
+        return torch.empty((1, *fetch(data.train.inputs).shape[1:]), device="meta")
+    return torch.empty((1, job.model.pixels, job.model.pixels, 3), dtype=torch.uint8, device="meta")
+
+
+def trainable(model: ModelConfig, data: Data, objective: Objective) -> nn.Module:
+    """The module to optimise: the head alone on frozen features, standardised by the training set, or the whole model."""
+    whole: ImageModel | None = None
+    if data.features:
+        inputs = fetch(data.train.inputs)
+        finite.require_rows(inputs, "features", "Check the weights of model.name, or take another backbone")
+        head = Head(inputs.shape[1], len(data.classes), model.dropout, scaled=model.task == "regression")
+        head.standardise_by(torch.from_numpy(inputs.mean(0)), torch.from_numpy(inputs.std(0)))
+    else:
+        whole = ImageModel(model, len(data.classes))
+        head = whole.head
+    if head.scaled:
+        head.scale_by(objective.mean, objective.spread)
+    return whole or head
