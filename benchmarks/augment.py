@@ -44,8 +44,13 @@ def milliseconds(work: Callable[[], object]) -> float:
 def measure() -> dict[str, object]:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     random = torch.Generator().manual_seed(0)
-    pixels = torch.randint(0, 256, (BATCH, SIDE, SIDE, 3), dtype=torch.uint8, generator=random).to(device)
-    targets, model = torch.eye(BATCH, device=device), ImageModel(ModelConfig(), classes=BATCH).to(device)
+    pixels = torch.randint(0, 256, (BATCH, SIDE, SIDE, 3), dtype=torch.uint8, generator=random).to(
+        device
+    )
+    targets, model = (
+        torch.eye(BATCH, device=device),
+        ImageModel(ModelConfig(), classes=BATCH).to(device),
+    )
 
     def apply(settings: dict[str, object], epoch: int) -> None:
         cfg, samples = AugmentConfig.model_validate(settings), np.arange(BATCH)
@@ -63,7 +68,9 @@ def measure() -> dict[str, object]:
         for name, settings in RECIPES.items():
             taken[name].append(milliseconds(lambda: apply(settings, epoch)))  # noqa: B023
         taken["training_step"].append(milliseconds(train))
-    median = {name: statistics.median(values[1:]) for name, values in taken.items()}  # the first round warms up
+    median = {
+        name: statistics.median(values[1:]) for name, values in taken.items()
+    }  # the first round warms up
     return {
         "ms_per_batch": {name: round(value, 1) for name, value in median.items()},
         "ratios": {name: round(median[name] / median["training_step"], 3) for name in RECIPES},

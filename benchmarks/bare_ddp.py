@@ -24,11 +24,16 @@ def main() -> None:
     torch.manual_seed(7)
 
     with np.load(asked["pixels"]) as stored:
-        pixels_NHWC, labels_N = torch.from_numpy(stored["pixels"]), torch.from_numpy(stored["labels"])
+        pixels_NHWC, labels_N = (
+            torch.from_numpy(stored["pixels"]),
+            torch.from_numpy(stored["labels"]),
+        )
     order = torch.randperm(len(pixels_NHWC))
     mine = order[rank::world].split(asked["batch_size"] // world)
 
-    model = ImageModel(ModelConfig(**asked["model"]), int(labels_N.max()) + 1).to(memory_format=torch.channels_last)
+    model = ImageModel(ModelConfig(**asked["model"]), int(labels_N.max()) + 1).to(
+        memory_format=torch.channels_last
+    )
     model = DistributedDataParallel(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=1e-4, fused=True)
 

@@ -35,7 +35,11 @@ class Clocked(nn.Module):
 
     def note(self, **more: Any) -> None:
         """40 us: a ten-thousandth of a step."""
-        line = {"t": time.monotonic(), "cpu": time.process_time(), "peak_mb": status_mb("VmHWM") - self._before_mb}
+        line = {
+            "t": time.monotonic(),
+            "cpu": time.process_time(),
+            "peak_mb": status_mb("VmHWM") - self._before_mb,
+        }
         with self._file.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line | more) + "\n")
 
@@ -47,7 +51,11 @@ def clocked(pretrained: bool, backbone: str, folder: str, deepspeed: bool) -> nn
         import deepspeed as _  # type: ignore[import-untyped]  # noqa: F401
     before_mb = status_mb("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts here
-    net = wide(pretrained, int(backbone[5:])) if backbone.startswith("wide-") else BACKBONES[backbone].build(pretrained)
+    net = (
+        wide(pretrained, int(backbone[5:]))
+        if backbone.startswith("wide-")
+        else BACKBONES[backbone].build(pretrained)
+    )
     model = Clocked(net, Path(folder) / f"rank-{dist.get_rank()}.jsonl", before_mb)
     model.note(threads=torch.get_num_threads(), nice=os.nice(0))
     return model

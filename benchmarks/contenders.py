@@ -66,7 +66,9 @@ def ours(carrier: str, uri: str) -> Iterator[Loader]:
         from raypipe.feed.feed import Feed, prepare
         from raypipe.tables.table import TableConfig
 
-        cfg = dataset.FeedConfig(carrier=carrier, cache_mb=8192, val="train", test="train", threads=WORKERS)
+        cfg = dataset.FeedConfig(
+            carrier=carrier, cache_mb=8192, val="train", test="train", threads=WORKERS
+        )
         pinned = dataset.pin(TableConfig(uri=uri), cfg)
 
         @lru_cache
@@ -110,7 +112,9 @@ def ray_stock(uri: str) -> Iterator[Loader]:
         import ray.data
 
         stream = ray.data.read_delta(uri, columns=["image"]).map(_pillow)
-        yield Loader(lambda epoch: (batch["pixels"] for batch in stream.iter_batches(batch_size=BATCH)))
+        yield Loader(
+            lambda epoch: (batch["pixels"] for batch in stream.iter_batches(batch_size=BATCH))
+        )
 
 
 @contextmanager
@@ -121,8 +125,12 @@ def ray_tuned(uri: str) -> Iterator[Loader]:
         from raypipe.tables.table import ImageTable
 
         table = ImageTable(uri)
-        stream = scan.dataset(table, table.pin(), ["image"]).map_batches(_decode_column, batch_size=BATCH)
-        yield Loader(lambda epoch: (batch["pixels"] for batch in stream.iter_batches(batch_size=BATCH)))
+        stream = scan.dataset(table, table.pin(), ["image"]).map_batches(
+            _decode_column, batch_size=BATCH
+        )
+        yield Loader(
+            lambda epoch: (batch["pixels"] for batch in stream.iter_batches(batch_size=BATCH))
+        )
 
 
 @contextmanager
@@ -171,13 +179,19 @@ def row_groups(uri: str) -> list[tuple[str, int, int]]:
     from deltalake import DeltaTable
 
     footers = [(path, pq.read_metadata(path)) for path in DeltaTable(uri).file_uris()]
-    return [(path, g, footer.row_group(g).num_rows) for path, footer in footers for g in range(footer.num_row_groups)]
+    return [
+        (path, g, footer.row_group(g).num_rows)
+        for path, footer in footers
+        for g in range(footer.num_row_groups)
+    ]
 
 
 def encoded_images(path: str, group: int) -> list[memoryview]:
     """The encoded images of one row group, views into one buffer."""
     with pq.ParquetFile(path) as file:
-        column = file.read_row_group(group, columns=["image"], use_threads=False)["image"].combine_chunks()
+        column = file.read_row_group(group, columns=["image"], use_threads=False)[
+            "image"
+        ].combine_chunks()
     return [memoryview(image.as_buffer()) for image in column]
 
 
@@ -244,4 +258,8 @@ def _decode_column(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 def _pillow(row: dict[str, Any]) -> dict[str, Any]:
     from PIL import Image
 
-    return {"pixels": np.asarray(Image.open(io.BytesIO(row["image"])).convert("RGB").resize((SIDE_PX, SIDE_PX)))}
+    return {
+        "pixels": np.asarray(
+            Image.open(io.BytesIO(row["image"])).convert("RGB").resize((SIDE_PX, SIDE_PX))
+        )
+    }

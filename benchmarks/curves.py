@@ -39,7 +39,13 @@ from raypipe.train.worker import Data, train_rank  # noqa: E402
 
 METRICS = ("val_accuracy", "val_loss")
 SEED = 7
-SIDES = (48, 64, 96, 128, 224)  # pixels: what an image search draws first, and what few of its trials draw well
+SIDES = (
+    48,
+    64,
+    96,
+    128,
+    224,
+)  # pixels: what an image search draws first, and what few of its trials draw well
 
 
 def space(rng: np.random.Generator) -> dict[str, Any]:
@@ -61,7 +67,12 @@ def job_in(folder: Path, epochs: int) -> TrainJob:
             "table": {"uri": str(folder / "cells")},
             "run": {"dir": str(folder), "seed": SEED},
             "model": {"name": "efficientnet_lite0", "mode": "frozen"},
-            "train": {"epochs": epochs, "schedule": "constant", "warmup": 0.0, "stopping": {"patience": None}},
+            "train": {
+                "epochs": epochs,
+                "schedule": "constant",
+                "warmup": 0.0,
+                "stopping": {"patience": None},
+            },
         },
     )
 
@@ -70,7 +81,13 @@ def features(job: TrainJob) -> dict[int, Data]:
     """By resolution: what the heads are trained on, in this process. The cluster that computed it has gone again."""
     source = {"kind": "elpv", "label_column": "label"}
     if not ImageTable.exists(job.table.uri):
-        ingest(job.table, validate(IngestConfig, {"from": source, "splits": {"train": 0.6, "val": 0.4}, "stratify": True}))
+        ingest(
+            job.table,
+            validate(
+                IngestConfig,
+                {"from": source, "splits": {"train": 0.6, "val": 0.4}, "stratify": True},
+            ),
+        )
     connect.connect(job.cluster)
     found = {}
     for side_px in SIDES:
@@ -81,15 +98,25 @@ def features(job: TrainJob) -> dict[int, Data]:
 
 
 def _here(source: Source) -> Source:
-    return Source("memory", fetch(source.rows), source.side_px, source.cfg, inputs=np.array(fetch(source.inputs)))
+    return Source(
+        "memory",
+        fetch(source.rows),
+        source.side_px,
+        source.cfg,
+        inputs=np.array(fetch(source.inputs)),
+    )
 
 
 def curve(job: TrainJob, data: Data) -> list[dict[str, float]]:
-    return train_rank(job, data, None, lambda state, engine: None, lambda metrics, state: None).history
+    return train_rank(
+        job, data, None, lambda state, engine: None, lambda metrics, state: None
+    ).history
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("out", type=Path)
     parser.add_argument("--configs", type=int, default=128)
     parser.add_argument("--epochs", type=int, default=27)
@@ -101,7 +128,9 @@ def main() -> None:
     with chosen.out.open("w", newline="", encoding="utf-8") as file:
         any_side = data[SIDES[0]]
         split = f"{len(any_side.train.rows)} training, {len(any_side.val.rows)} validation cells"
-        file.write(f"# python -m benchmarks.curves --configs {chosen.configs} --epochs {chosen.epochs}, seed {SEED}: {split}\n")
+        file.write(
+            f"# python -m benchmarks.curves --configs {chosen.configs} --epochs {chosen.epochs}, seed {SEED}: {split}\n"
+        )
         table, started = csv.writer(file), time.perf_counter()
         names = [f"{metric}@{epoch}" for metric in METRICS for epoch in range(1, chosen.epochs + 1)]
         for number in range(chosen.configs):
@@ -109,9 +138,17 @@ def main() -> None:
             if number == 0:
                 table.writerow([*drawn, *names])
             history = curve(replace(job, drawn), data[drawn["model.side_px"]])
-            table.writerow([*drawn.values(), *(f"{epoch[metric]:.4f}" for metric in METRICS for epoch in history)])
+            table.writerow(
+                [
+                    *drawn.values(),
+                    *(f"{epoch[metric]:.4f}" for metric in METRICS for epoch in history),
+                ]
+            )
             file.flush()
-            print(f"{number + 1}/{chosen.configs} {time.perf_counter() - started:.0f} s {drawn} {history[-1]}", flush=True)
+            print(
+                f"{number + 1}/{chosen.configs} {time.perf_counter() - started:.0f} s {drawn} {history[-1]}",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

@@ -33,14 +33,19 @@ Decode = Callable[[bytes, np.ndarray], Any]
 
 def photos(count: int, width: int = 500, height: int = 375) -> list[bytes]:
     """JPEGs of quality 90, about 40 kB each: windows of two photographs, none the same."""
-    rng, sources = np.random.default_rng(0), [Image.fromarray(pixels) for pixels in load_sample_images().images]
+    rng, sources = (
+        np.random.default_rng(0),
+        [Image.fromarray(pixels) for pixels in load_sample_images().images],
+    )
     encoded = []
     for i in range(count):
         source, scale = sources[i % 2], rng.uniform(0.45, 0.7)
         corner = rng.uniform(0, (source.width - width * scale, source.height - height * scale))
         box = (*corner, *(corner + np.array([width, height]) * scale))
         out = io.BytesIO()
-        source.resize((width, height), Image.Resampling.BICUBIC, box=box).save(out, "JPEG", quality=90)
+        source.resize((width, height), Image.Resampling.BICUBIC, box=box).save(
+            out, "JPEG", quality=90
+        )
         encoded.append(out.getvalue())
     return encoded
 
@@ -48,7 +53,9 @@ def photos(count: int, width: int = 500, height: int = 375) -> list[bytes]:
 def pillow(data: bytes, out_HWC: np.ndarray) -> None:
     image = Image.open(io.BytesIO(data), formats=("JPEG",))
     image.draft("RGB", (SIDE, SIDE))
-    out_HWC[...] = np.asarray(image.convert("RGB").resize((SIDE, SIDE), Image.Resampling.BILINEAR, reducing_gap=2.0))
+    out_HWC[...] = np.asarray(
+        image.convert("RGB").resize((SIDE, SIDE), Image.Resampling.BILINEAR, reducing_gap=2.0)
+    )
 
 
 def pillow_block_cache(data: bytes, out_HWC: np.ndarray) -> None:
@@ -67,7 +74,11 @@ def pillow_half_scale(data: bytes, out_HWC: np.ndarray) -> None:
 
 
 def simplejpeg_then_pillow(data: bytes, out_HWC: np.ndarray) -> None:
-    out_HWC[...] = np.asarray(Image.fromarray(simplejpeg.decode_jpeg(data)).resize((SIDE, SIDE), Image.Resampling.BILINEAR))
+    out_HWC[...] = np.asarray(
+        Image.fromarray(simplejpeg.decode_jpeg(data)).resize(
+            (SIDE, SIDE), Image.Resampling.BILINEAR
+        )
+    )
 
 
 def simplejpeg_five_eighths(data: bytes, out_HWC: np.ndarray) -> None:
@@ -111,18 +122,27 @@ def measure() -> dict[str, object]:
     ours = [decode_into, pillow, pillow_block_cache, pillow_then_torch, pillow_half_scale]
     ours += [simplejpeg_then_pillow, simplejpeg_five_eighths, simplejpeg_fast_dct]
     candidates: dict[str, Decode] = {f.__name__: f for f in ours} | with_others()
-    whole = [Image.open(io.BytesIO(data)).resize((SIDE, SIDE), Image.Resampling.BILINEAR) for data in encoded]
+    whole = [
+        Image.open(io.BytesIO(data)).resize((SIDE, SIDE), Image.Resampling.BILINEAR)
+        for data in encoded
+    ]
     rates: dict[str, list[float]] = {name: [] for name in candidates}
     apart = {}
     for _ in range(ROUNDS):
         for name, decode in candidates.items():
             rates[name].append(rate(decode, encoded, out_BHWC))
-            apart[name] = round(float(np.abs(out_BHWC.astype(np.int16) - np.stack(whole)).mean()), 2)
-    steady = {name: values[1:] for name, values in rates.items()}  # the first round loads libraries and warms caches
+            apart[name] = round(
+                float(np.abs(out_BHWC.astype(np.int16) - np.stack(whole)).mean()), 2
+            )
+    steady = {
+        name: values[1:] for name, values in rates.items()
+    }  # the first round loads libraries and warms caches
     return {
         "images_per_s": {name: round(statistics.median(values)) for name, values in steady.items()},
         "ratios": {
-            name: round(statistics.median(v / p for v, p in zip(values, steady["pillow"], strict=True)), 2)
+            name: round(
+                statistics.median(v / p for v, p in zip(values, steady["pillow"], strict=True)), 2
+            )
             for name, values in steady.items()
         },
         "apart": apart,

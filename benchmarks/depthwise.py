@@ -56,8 +56,13 @@ def stepping(prepare: Callable[[nn.Module], None]) -> Callable[[], float]:
     torch.manual_seed(0)
     model = ImageModel(ModelConfig(mode="finetune", side_px=SIDE, frozen_blocks=3), 2).train()
     prepare(model)
-    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-5, fused=True)
-    images, labels = torch.randint(0, 256, (BATCH, SIDE, SIDE, 3), dtype=torch.uint8), torch.randint(0, 2, (BATCH,))
+    optimizer = torch.optim.AdamW(
+        [p for p in model.parameters() if p.requires_grad], lr=1e-5, fused=True
+    )
+    images, labels = (
+        torch.randint(0, 256, (BATCH, SIDE, SIDE, 3), dtype=torch.uint8),
+        torch.randint(0, 2, (BATCH,)),
+    )
 
     def step() -> float:
         started = time.process_time()
@@ -74,19 +79,31 @@ def stepping(prepare: Callable[[nn.Module], None]) -> Callable[[], float]:
 def measure() -> dict[str, Any]:
     torch.set_num_threads(1)
     keep_memory()
-    ways = {"autocast": lambda model: None, "before": before, "float32": kept, "ours": depthwise.quicken}
+    ways = {
+        "autocast": lambda model: None,
+        "before": before,
+        "float32": kept,
+        "ours": depthwise.quicken,
+    }
     steps = {name: stepping(prepare) for name, prepare in ways.items()}
     for step in steps.values():
         step()
         step()
-    took = [{name: min(step() for _ in range(3)) for name, step in steps.items()} for _ in range(ROUNDS)]
+    took = [
+        {name: min(step() for _ in range(3)) for name, step in steps.items()} for _ in range(ROUNDS)
+    ]
     ms = {name: 1e3 / BATCH * statistics.median(t[name] for t in took) for name in steps}
-    ratios = {f"ours_vs_{name}": statistics.median(t["ours"] / t[name] for t in took) for name in list(ways)[:-1]}
+    ratios = {
+        f"ours_vs_{name}": statistics.median(t["ours"] / t[name] for t in took)
+        for name in list(ways)[:-1]
+    }
     return {"ratios": ratios, "ms_per_image": ms, "rounds": ROUNDS}
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--json", action="store_true", help="one line of JSON")
     args = parser.parse_args()
     print(json.dumps(measure(), indent=None if args.json else 1))

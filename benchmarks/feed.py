@@ -106,7 +106,9 @@ def contend(name: str, uri: str, images: int) -> Result:
     """One contender's figures, measured in this process."""
     try:
         with CONTENDERS[name](uri) as loader:
-            return _measure(loader, images, unique=name != "bare")  # its buffers are overwritten while we look
+            return _measure(
+                loader, images, unique=name != "bare"
+            )  # its buffers are overwritten while we look
     except Skip as why:
         return {"skipped": str(why)}
 
@@ -114,12 +116,16 @@ def contend(name: str, uri: str, images: int) -> Result:
 def _measure(loader: Loader, images: int, unique: bool) -> Result:
     jpeg = io.BytesIO()
     Image.new("RGB", (pictures.WIDTH, pictures.HEIGHT)).save(jpeg, "JPEG")
-    decode_batch([jpeg.getvalue()], SIDE_PX)  # loads torch, which a training process has by then: 190 MB, 1.2 s
+    decode_batch(
+        [jpeg.getvalue()], SIDE_PX
+    )  # loads torch, which a training process has by then: 190 MB, 1.2 s
     memory = Memory(loader.processes)
     first_batch_s, seen = _warm_up(loader, memory)
     memory.rest()
     if unique and (len(set(seen)) != len(seen) or len(seen) < images // BATCH * BATCH):
-        raise RuntimeError(f"{len(seen)} images came, {len(set(seen))} of them different; {images} exist")
+        raise RuntimeError(
+            f"{len(seen)} images came, {len(set(seen))} of them different; {images} exist"
+        )
     delivered, epoch, started = 0, 0, time.perf_counter()
     while time.perf_counter() - started < MEASURE_S:
         epoch += 1
@@ -154,14 +160,31 @@ def race(
     """Results of each contender, a round each, with its `ratio`; and why some have none."""
 
     def run(name: str) -> Result:
-        command = [sys.executable, "-m", "benchmarks.feed", "--contender", name, "--table", uri, "--images", str(images)]
+        command = [
+            sys.executable,
+            "-m",
+            "benchmarks.feed",
+            "--contender",
+            name,
+            "--table",
+            uri,
+            "--images",
+            str(images),
+        ]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode and name == "bare":
             raise SystemExit(done.stderr)  # nothing can be compared then
         if done.returncode:
             return {"failed": (done.stderr.strip().splitlines() or ["no message"])[-1]}
         result: Result = json.loads(done.stdout.splitlines()[-1])
-        console.print(f"{name}: " + (f"{result['images_per_s']:.0f} images/s" if "images_per_s" in result else str(result)))
+        console.print(
+            f"{name}: "
+            + (
+                f"{result['images_per_s']:.0f} images/s"
+                if "images_per_s" in result
+                else str(result)
+            )
+        )
         return result
 
     results: dict[str, list[Result]] = {name: [] for name in ["bare", *names]}
@@ -175,7 +198,9 @@ def race(
                 continue
             results["bare"].append(run("bare"))
             before, after = (bare["images_per_s"] for bare in results["bare"][-2:])
-            results[name].append(result | {"ratio": result["images_per_s"] / ((before + after) / 2)})
+            results[name].append(
+                result | {"ratio": result["images_per_s"] / ((before + after) / 2)}
+            )
     return results, notes
 
 
@@ -184,11 +209,17 @@ def summary(results: dict[str, list[Result]], notes: dict[str, str]) -> Result:
 
     def of(name: str, key: str, digits: int) -> float | None:
         values = [r[key] for r in results[name] if r.get(key) is not None]
-        return round((max if key.endswith("_mb") else statistics.median)(values), digits) if values else None
+        return (
+            round((max if key.endswith("_mb") else statistics.median)(values), digits)
+            if values
+            else None
+        )
 
     racing = [name for name in results if name != "bare"]
     return {
-        **{key: {name: of(name, key, digits) for name in results} for key, digits in DIGITS.items()},
+        **{
+            key: {name: of(name, key, digits) for name in results} for key, digits in DIGITS.items()
+        },
         "in_flight_mb": of("threads", "in_flight_mb", 1) if "threads" in results else None,
         "ratios": {name: of(name, "ratio", 3) for name in racing},
         "ratios_by_round": {name: [round(r["ratio"], 3) for r in results[name]] for name in racing},
@@ -198,7 +229,11 @@ def summary(results: dict[str, list[Result]], notes: dict[str, str]) -> Result:
 
 
 def machine() -> dict[str, object]:
-    names = [line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line]
+    names = [
+        line.split(":")[1].strip()
+        for line in Path("/proc/cpuinfo").read_text().splitlines()
+        if "model name" in line
+    ]
     return {
         "cpu": names[0] if names else platform.processor(),
         "cores": len(os.sched_getaffinity(0)),
@@ -209,15 +244,21 @@ def machine() -> dict[str, object]:
 
 def commit() -> str:
     def git(*arguments: str) -> str:
-        return subprocess.run(["git", *arguments], capture_output=True, text=True, check=False).stdout.strip()
+        return subprocess.run(
+            ["git", *arguments], capture_output=True, text=True, check=False
+        ).stdout.strip()
 
-    return git("rev-parse", "--short", "HEAD") + ("+changes" if git("status", "--porcelain", "raypipe", "benchmarks") else "")
+    return git("rev-parse", "--short", "HEAD") + (
+        "+changes" if git("status", "--porcelain", "raypipe", "benchmarks") else ""
+    )
 
 
 def show(result: Result, console: Console) -> None:
     table = Table("contender", "images/s", "÷ bare", "first batch, s", "peak, MB", title="Feed")
     for name in result["images_per_s"]:
-        figures = [result[key].get(name) for key in ("images_per_s", "ratios", "first_batch_s", "peak_mb")]
+        figures = [
+            result[key].get(name) for key in ("images_per_s", "ratios", "first_batch_s", "peak_mb")
+        ]
         table.add_row(name, *("-" if value is None else f"{value:g}" for value in figures))
     console.print(table)
     for name, note in result["notes"].items():
@@ -226,13 +267,18 @@ def show(result: Result, console: Console) -> None:
 
 def main() -> int:
     rivals = [name for name in CONTENDERS if name != "bare"]
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--json", action="store_true", help="end with one JSON line on stdout")
     parser.add_argument("--images", type=int, default=6000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", help="names, separated by commas: " + ", ".join(rivals))
     parser.add_argument(
-        "--keep", type=Path, default=Path(tempfile.gettempdir()) / "raypipe-benchmark", help="the table's folder"
+        "--keep",
+        type=Path,
+        default=Path(tempfile.gettempdir()) / "raypipe-benchmark",
+        help="the table's folder",
     )
     parser.add_argument("--contender", choices=CONTENDERS, help=argparse.SUPPRESS)
     parser.add_argument("--table", help=argparse.SUPPRESS)
@@ -242,7 +288,9 @@ def main() -> int:
         return 0
     names = asked.only.split(",") if asked.only else rivals
     if unknown := set(names) - set(rivals):
-        parser.error(f"no contender is called {', '.join(sorted(unknown))}; there are {', '.join(rivals)}")
+        parser.error(
+            f"no contender is called {', '.join(sorted(unknown))}; there are {', '.join(rivals)}"
+        )
     console = Console(stderr=True)
     uri = pictures.table(asked.keep.absolute(), asked.images)
     result = summary(*race(names, uri, asked.images, asked.rounds, console)) | {

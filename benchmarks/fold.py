@@ -31,7 +31,13 @@ def measure() -> dict[str, object]:
     folded = plain.for_inference()
     ratios, rates, apart = {}, {}, 0.0
     for batch in BATCHES:
-        pixels = torch.randint(0, 256, (batch, 224, 224, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(batch))
+        pixels = torch.randint(
+            0,
+            256,
+            (batch, 224, 224, 3),
+            dtype=torch.uint8,
+            generator=torch.Generator().manual_seed(batch),
+        )
         with torch.inference_mode():
             apart = max(apart, float((plain.embed(pixels) - folded.embed(pixels)).abs().max()))
         pairs = [(rate(folded, pixels), rate(plain, pixels)) for _ in range(PAIRS + 1)][1:]
@@ -40,7 +46,12 @@ def measure() -> dict[str, object]:
             "folded": round(statistics.median(f for f, _ in pairs), 1),
             "plain": round(statistics.median(p for _, p in pairs), 1),
         }
-    return {"ratios": ratios, "images_per_s": rates, "largest_difference": apart, "threads": torch.get_num_threads()}
+    return {
+        "ratios": ratios,
+        "images_per_s": rates,
+        "largest_difference": apart,
+        "threads": torch.get_num_threads(),
+    }
 
 
 if __name__ == "__main__":

@@ -46,7 +46,14 @@ class Cell:
     promoted: float
 
 
-def promoted(rows_S: list[int], gains_S: list[float], discordant: float, draws: int, seed: int, surplus: bool = False) -> float:
+def promoted(
+    rows_S: list[int],
+    gains_S: list[float],
+    discordant: float,
+    draws: int,
+    seed: int,
+    surplus: bool = False,
+) -> float:
     """The share of draws in which a challenger with these true gains is promoted.
 
     A gain changes which side wins the differing pairs; with `surplus` it adds pairs to the equal challenger's instead.
@@ -62,7 +69,8 @@ def promoted(rows_S: list[int], gains_S: list[float], discordant: float, draws: 
 
 def _judge(rows_S: list[int], counts_S: list[np.ndarray]) -> bool:
     slices = [
-        _comparison(f"s{n}", rows, int(c[0]), int(c[1])) for n, (rows, c) in enumerate(zip(rows_S, counts_S, strict=True))
+        _comparison(f"s{n}", rows, int(c[0]), int(c[1]))
+        for n, (rows, c) in enumerate(zip(rows_S, counts_S, strict=True))
     ]
     won, lost = sum(s.won for s in slices), sum(s.lost for s in slices)
     return gate(slices, _comparison("all", sum(rows_S), won, lost), CFG).act
@@ -77,7 +85,14 @@ def simulate(draws: int, tell: Callable[[Cell], None]) -> list[Cell]:
     """Every cell of the grid, each judged `draws` times."""
     cells: list[Cell] = []
 
-    def add(case: str, rows: int, q: float, gains_S: list[float], others: str = "", surplus: bool = False) -> None:
+    def add(
+        case: str,
+        rows: int,
+        q: float,
+        gains_S: list[float],
+        others: str = "",
+        surplus: bool = False,
+    ) -> None:
         seed = len(gains_S) * 10_000_000 + rows * 1000 + round(q * 100)
         share = promoted([rows] * len(gains_S), gains_S, q, draws, seed, surplus)
         cells.append(Cell(case, len(gains_S), rows, q, others, round(share, 4)))
@@ -94,7 +109,13 @@ def simulate(draws: int, tell: Callable[[Cell], None]) -> list[Cell]:
         if slices > 2:
             add("worse", rows, q, [bad] + [GAIN] * (slices - 1), "all better")
             add("worse", rows, q, [bad] + [GAIN / 2] * (slices - 1), "all a little better")
-            add("worse", rows, q, [bad] + [GAIN if n % 2 else 0.0 for n in range(1, slices)], "half better")
+            add(
+                "worse",
+                rows,
+                q,
+                [bad] + [GAIN if n % 2 else 0.0 for n in range(1, slices)],
+                "half better",
+            )
         add("cleared", rows, q, [GAIN] + [0.0] * (slices - 1))
     for rows in (160, 320):
         add("cleared", rows, 0.07, [GAIN, 0.0], "surplus", surplus=True)
@@ -117,14 +138,27 @@ def draw(cells: list[Cell], path: str) -> None:
     figure, axes = pyplot.subplots(1, 3, figsize=(13, 4), constrained_layout=True)
     for axis, (case, title) in zip(axes, panels.items(), strict=True):
         for slices in SLICES:
-            mine = [c for c in cells if c.case == case and c.slices == slices and c.others != "surplus"]
+            mine = [
+                c for c in cells if c.case == case and c.slices == slices and c.others != "surplus"
+            ]
             if case == "cleared":
                 mine = [c for c in mine if c.discordant == 0.07]
             if not mine:
                 continue
             highest = [max(c.promoted for c in mine if c.rows == rows) for rows in ROWS]
-            axis.plot(ROWS, [100 * h for h in highest], marker="o", label=f"{slices} slice{'s' * (slices > 1)}")
-        axis.set(title=title, xscale="log", xlabel="test rows a slice", ylabel="promoted, %", ylim=(0, None))
+            axis.plot(
+                ROWS,
+                [100 * h for h in highest],
+                marker="o",
+                label=f"{slices} slice{'s' * (slices > 1)}",
+            )
+        axis.set(
+            title=title,
+            xscale="log",
+            xlabel="test rows a slice",
+            ylabel="promoted, %",
+            ylim=(0, None),
+        )
         axis.set_xticks(ROWS, [f"{rows:,}" for rows in ROWS], minor=False)
         axis.minorticks_off()
         if case != "cleared":
@@ -154,12 +188,17 @@ def main() -> None:
     summary = {
         "draws": asked.draws,
         "cells": len(cells),
-        "highest": {case: max(c.promoted for c in cells if c.case == case) for case in ("worse", "equal")},
+        "highest": {
+            case: max(c.promoted for c in cells if c.case == case) for case in ("worse", "equal")
+        },
         "above_5_percent_beyond_noise": [asdict(c) for c in bounded if c.promoted > beyond_noise],
         "two_slices_7_percent": {
             f"{c.rows} rows{', surplus' * bool(c.others)}": c.promoted
             for c in cells
-            if c.case == "cleared" and c.slices == 2 and c.discordant == 0.07 and c.rows in (160, 320)
+            if c.case == "cleared"
+            and c.slices == 2
+            and c.discordant == 0.07
+            and c.rows in (160, 320)
         },
     }
     print(json.dumps(summary))

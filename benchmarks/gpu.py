@@ -97,14 +97,21 @@ class Timed:
 
 def one_batch(batch_size: int, side_px: int, device: torch.device) -> Batches:
     """The same batch again and again, where it is needed."""
-    pixels = torch.randint(0, 256, (batch_size, side_px, side_px, 3), dtype=torch.uint8, device=device)
+    pixels = torch.randint(
+        0, 256, (batch_size, side_px, side_px, 3), dtype=torch.uint8, device=device
+    )
     batch = Batch(
-        pixels, torch.arange(batch_size, device=device) % pictures.CLASSES, np.arange(batch_size), Share.whole(batch_size)
+        pixels,
+        torch.arange(batch_size, device=device) % pictures.CLASSES,
+        np.arange(batch_size),
+        Share.whole(batch_size),
     )
     return lambda: itertools.repeat(batch)
 
 
-def from_folder(files: Sequence[Path], batch_size: int, side_px: int, device: torch.device) -> Batches:
+def from_folder(
+    files: Sequence[Path], batch_size: int, side_px: int, device: torch.device
+) -> Batches:
     """Files read and decoded on all cores, a few batches ahead, into pinned memory, as feed/carriers.py does it."""
 
     def decode(files: Sequence[Path], out_BHWC: np.ndarray) -> None:
@@ -116,17 +123,31 @@ def from_folder(files: Sequence[Path], batch_size: int, side_px: int, device: to
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
             while True:
                 samples_B = rng.choice(len(files), batch_size, replace=False)
-                pixels = torch.empty((batch_size, side_px, side_px, 3), dtype=torch.uint8, pin_memory=device.type == "cuda")
+                pixels = torch.empty(
+                    (batch_size, side_px, side_px, 3),
+                    dtype=torch.uint8,
+                    pin_memory=device.type == "cuda",
+                )
                 cuts = range(0, batch_size, CHUNK)
                 chosen = [[files[n] for n in samples_B[i : i + CHUNK]] for i in cuts]
-                parts = [pool.submit(decode, part, pixels.numpy()[i : i + CHUNK]) for i, part in zip(cuts, chosen, strict=True)]
+                parts = [
+                    pool.submit(decode, part, pixels.numpy()[i : i + CHUNK])
+                    for i, part in zip(cuts, chosen, strict=True)
+                ]
                 pending.append((pixels, samples_B, parts))
                 if len(pending) > AHEAD:
                     pixels, samples_B, parts = pending.popleft()
                     for part in parts:
                         part.result()
-                    labels_B = torch.from_numpy(samples_B % pictures.CLASSES).to(device, non_blocking=True)
-                    yield Batch(pixels.to(device, non_blocking=True), labels_B, samples_B, Share.whole(batch_size))
+                    labels_B = torch.from_numpy(samples_B % pictures.CLASSES).to(
+                        device, non_blocking=True
+                    )
+                    yield Batch(
+                        pixels.to(device, non_blocking=True),
+                        labels_B,
+                        samples_B,
+                        Share.whole(batch_size),
+                    )
 
     return batches
 
@@ -137,7 +158,13 @@ def from_lake(uri: str, batch_size: int, side_px: int, device: torch.device) -> 
     from raypipe.feed.feed import Feed, prepare
     from raypipe.tables.table import TableConfig
 
-    cfg = FeedConfig(carrier="threads", threads=len(os.sched_getaffinity(0)), prefetch=AHEAD, val="train", test="train")
+    cfg = FeedConfig(
+        carrier="threads",
+        threads=len(os.sched_getaffinity(0)),
+        prefetch=AHEAD,
+        val="train",
+        test="train",
+    )
     source = prepare(pin(TableConfig(uri=uri), cfg), ["train"], side_px, cfg, 0)["train"]
 
     def batches() -> Iterator[Any]:
@@ -151,7 +178,9 @@ def from_lake(uri: str, batch_size: int, side_px: int, device: torch.device) -> 
     return batches
 
 
-def rate(engine: parallel.Engine, objective: Objective, batches: Batches, batch_size: int, steps: int) -> float:
+def rate(
+    engine: parallel.Engine, objective: Objective, batches: Batches, batch_size: int, steps: int
+) -> float:
     """Images/s of one rank in the loop itself."""
     feed = Timed(batches, steps, engine.device)
     cfg = TrainConfig(epochs=1, batch_size=batch_size)
@@ -159,7 +188,9 @@ def rate(engine: parallel.Engine, objective: Objective, batches: Batches, batch_
     return (steps - WARM_UP) * batch_size / feed.seconds
 
 
-def trained(model: ModelConfig, device: torch.device, **settings: Any) -> tuple[parallel.Engine, Objective]:
+def trained(
+    model: ModelConfig, device: torch.device, **settings: Any
+) -> tuple[parallel.Engine, Objective]:
     torch.manual_seed(0)
     labels_N = np.arange(pictures.CLASSES)
     objective = Objective.of(Task("single_label", tuple(map(str, labels_N))), labels_N)
@@ -172,7 +203,10 @@ def race(name: str, real: Batches, size: Size, device: torch.device) -> dict[str
     model = ModelConfig(name=name, mode="finetune", pretrained=False, side_px=size.side_px)
     engine, objective = trained(model, device, precision=size.precision)
     same = one_batch(size.batch, size.side_px, device)
-    pairs = [tuple(rate(engine, objective, b, size.batch, size.steps) for b in (real, same)) for _ in range(ROUNDS)]
+    pairs = [
+        tuple(rate(engine, objective, b, size.batch, size.steps) for b in (real, same))
+        for _ in range(ROUNDS)
+    ]
     del engine
     engine, _ = trained(model, device, precision=size.precision, compile=True)
     compiled = rate(engine, objective, same, size.batch, size.steps)
@@ -209,22 +243,42 @@ def strategies(size: Size, device: torch.device) -> dict[str, Any]:
             except Exception as e:
                 results[name] = {"failed": str(e).strip().splitlines()[-1][:300]}
                 continue
-            ranks = [json.loads(file.read_text()) for file in sorted(Path(folder).glob("rank-*.json"))]
+            ranks = [
+                json.loads(file.read_text()) for file in sorted(Path(folder).glob("rank-*.json"))
+            ]
         peak_mb = max(r["peak_mb"] for r in ranks)
-        results[name] = {"images_per_s": round(sum(r["rate"] for r in ranks), 1), "peak_mb": round(peak_mb, 1), "ranks": world}
+        results[name] = {
+            "images_per_s": round(sum(r["rate"] for r in ranks), 1),
+            "peak_mb": round(peak_mb, 1),
+            "ranks": world,
+        }
     return results
 
 
 def _rank(rank: int, world: int, name: str, size: Size, folder: str) -> None:
     cuda = torch.cuda.is_available()
     device = torch.device("cuda", rank) if cuda else torch.device("cpu")
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world)}
+    os.environ |= {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(world),
+        "LOCAL_WORLD_SIZE": str(world),
+    }
     if cuda:
         torch.cuda.set_device(device)
-    meeting, backend = f"file://{folder}/meeting", "cpu:gloo,cuda:nccl" if cuda else "gloo"  # offloaded tensors meet on the CPU
-    dist.init_process_group(backend, meeting, rank=rank, world_size=world, timeout=timedelta(minutes=5))
+    meeting, backend = (
+        f"file://{folder}/meeting",
+        "cpu:gloo,cuda:nccl" if cuda else "gloo",
+    )  # offloaded tensors meet on the CPU
+    dist.init_process_group(
+        backend, meeting, rank=rank, world_size=world, timeout=timedelta(minutes=5)
+    )
     model = ModelConfig(
-        name="file:benchmarks.clock:wide", mode="finetune", pretrained=False, side_px=32, options={"layers": size.layers}
+        name="file:benchmarks.clock:wide",
+        mode="finetune",
+        pretrained=False,
+        side_px=32,
+        options={"layers": size.layers},
     )
     batch = min(64, size.batch)
     settings = STRATEGIES[name] | {"precision": size.precision, "batch_size": batch * world}
@@ -236,12 +290,16 @@ def _rank(rank: int, world: int, name: str, size: Size, folder: str) -> None:
     os._exit(0)  # DeepSpeed's threads outlive the interpreter
 
 
-def measure(folder: Path, images: int, size: Size, device: torch.device, models: Sequence[str]) -> dict[str, Any]:
+def measure(
+    folder: Path, images: int, size: Size, device: torch.device, models: Sequence[str]
+) -> dict[str, Any]:
     lake = all(importlib.util.find_spec(package) for package in ("ray", "deltalake"))
     if lake:
         real = from_lake(pictures.table(folder, images), size.batch, size.side_px, device)
     else:
-        real = from_folder(pictures.jpegs(folder / "jpegs", images), size.batch, size.side_px, device)
+        real = from_folder(
+            pictures.jpegs(folder / "jpegs", images), size.batch, size.side_px, device
+        )
     raced, skipped = {}, {}
     for name in models:
         try:
@@ -250,7 +308,9 @@ def measure(folder: Path, images: int, size: Size, device: torch.device, models:
             skipped[name] = " ".join(str(e).split())[:200]
     return {
         "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu (a rehearsal)",
-        "ratios": {f"real_vs_one_batch_{name}": found["real_vs_one_batch"] for name, found in raced.items()},
+        "ratios": {
+            f"real_vs_one_batch_{name}": found["real_vs_one_batch"] for name, found in raced.items()
+        },
         "images_per_s": {name: found["images_per_s"] for name, found in raced.items()},
         "strategies": strategies(size, device),
         "skipped": skipped,
@@ -260,13 +320,22 @@ def measure(folder: Path, images: int, size: Size, device: torch.device, models:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--json", action="store_true", help="one line; else indented")
     parser.add_argument("--images", type=int, default=8192)
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--models", default=",".join(MODELS), help="names as in model.name, separated by commas")
-    parser.add_argument("--keep", type=Path, default=Path(tempfile.gettempdir()) / "raypipe-benchmark", help="pictures' folder")
+    parser.add_argument(
+        "--models", default=",".join(MODELS), help="names as in model.name, separated by commas"
+    )
+    parser.add_argument(
+        "--keep",
+        type=Path,
+        default=Path(tempfile.gettempdir()) / "raypipe-benchmark",
+        help="pictures' folder",
+    )
     parser.add_argument("--rehearse", action="store_true", help="on the CPU, tiny: does it run?")
     asked = parser.parse_args()
     if not torch.cuda.is_available() and not asked.rehearse:
@@ -275,7 +344,11 @@ def main() -> int:
     if asked.rehearse:
         device, images, size = torch.device("cpu"), 32, Size(8, 32, WARM_UP + 2, "fp32", 2)
     else:
-        device, images, size = torch.device("cuda", 0), asked.images, Size(asked.batch, 224, asked.steps, "bf16", 32)
+        device, images, size = (
+            torch.device("cuda", 0),
+            asked.images,
+            Size(asked.batch, 224, asked.steps, "bf16", 32),
+        )
     result = measure(asked.keep.absolute(), images, size, device, asked.models.split(",")) | {
         "torch": torch.__version__,
         "cores": len(os.sched_getaffinity(0)),

@@ -42,7 +42,9 @@ def rules(grace: int = DEFAULTS.grace) -> dict[str, Rule]:
     """By name. `grace`: another one than a search has by default."""
 
     def halving(pauses: bool, capped: bool) -> Rule:
-        return lambda epochs, total, mode: Halving(epochs, min(grace, epochs), DEFAULTS.reduction, mode, pauses, capped, total)
+        return lambda epochs, total, mode: Halving(
+            epochs, min(grace, epochs), DEFAULTS.reduction, mode, pauses, capped, total
+        )
 
     return {
         "random": lambda epochs, total, mode: None,
@@ -62,8 +64,15 @@ class Table:
 
     @classmethod
     def read(cls, file: Path, metric: str) -> Table:
-        lines = (line for line in file.read_text(encoding="utf-8").splitlines() if not line.startswith("#"))
-        values = [[float(v) for name, v in row.items() if name.startswith(f"{metric}@")] for row in csv.DictReader(lines)]
+        lines = (
+            line
+            for line in file.read_text(encoding="utf-8").splitlines()
+            if not line.startswith("#")
+        )
+        values = [
+            [float(v) for name, v in row.items() if name.startswith(f"{metric}@")]
+            for row in csv.DictReader(lines)
+        ]
         return cls(values, "min" if metric in LOWER_IS_BETTER else "max")
 
     @property
@@ -93,14 +102,20 @@ class Outcome:
 def run(table: Table, order: Sequence[int], rule: Halving | None, workers: int) -> Outcome:
     """One search over the table, in which an epoch takes every worker as long."""
     pending, running = [str(i) for i in order], {}
-    bar, sign, everything = table.bar, (1 if table.mode == "max" else -1), len(table.values) * table.epochs
+    bar, sign, everything = (
+        table.bar,
+        (1 if table.mode == "max" else -1),
+        len(table.values) * table.epochs,
+    )
     spent, reach, seen, done = 0, 0, [], dict.fromkeys(map(str, order), 0)
     while True:
         for worker in range(workers):
             if worker not in running and (trial := _next(rule, pending, not running)):
                 running[worker] = trial
         if not running:
-            return Outcome(reach or everything, spent, table.best(seen), rule.cap if rule else table.epochs)
+            return Outcome(
+                reach or everything, spent, table.best(seen), rule.cap if rule else table.epochs
+            )
         for worker, trial in sorted(running.items()):
             value = table.values[int(trial)][done[trial]]
             spent, done[trial] = spent + 1, done[trial] + 1
@@ -124,7 +139,9 @@ def _next(rule: Halving | None, pending: list[str], idle: bool) -> str | None:
     return last
 
 
-def compare(table: Table, workers: int = 2, seeds: int = 20, grace: int = DEFAULTS.grace) -> dict[str, dict[str, float]]:
+def compare(
+    table: Table, workers: int = 2, seeds: int = 20, grace: int = DEFAULTS.grace
+) -> dict[str, dict[str, float]]:
     """Each rule's epochs over the seeds."""
     found = {}
     best = table.best([value for curve in table.values for value in curve])
@@ -145,12 +162,17 @@ def compare(table: Table, workers: int = 2, seeds: int = 20, grace: int = DEFAUL
 
 def ratios(found: dict[str, dict[str, float]]) -> dict[str, float]:
     """The two keys of benchmarks/search.py."""
-    asha, cap = found["asha"]["reach"] / found["random"]["reach"], found["pasha"]["whole"] / found["asha"]["whole"]
+    asha, cap = (
+        found["asha"]["reach"] / found["random"]["reach"],
+        found["pasha"]["whole"] / found["asha"]["whole"],
+    )
     return {"asha_vs_random": round(asha, 3), "cap_vs_asha": round(cap, 3)}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--curves", type=Path, default=CURVES)
     parser.add_argument("--metric", default="val_accuracy")
     parser.add_argument("--workers", type=int, default=2)

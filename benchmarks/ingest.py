@@ -51,7 +51,11 @@ def pictures(folder: Path, count: int) -> float:
         image = image.crop((*corner, corner[0] + SIZE[0], corner[1] + SIZE[1]))
         tint = own.uniform(0.75, 1.0, 3)
         image = Image.merge(
-            "RGB", [band.point([int(v * t) for v in range(256)]) for band, t in zip(image.split(), tint, strict=True)]
+            "RGB",
+            [
+                band.point([int(v * t) for v in range(256)])
+                for band, t in zip(image.split(), tint, strict=True)
+            ],
         )
         out = io.BytesIO()
         image.save(out, "JPEG", quality=90)
@@ -93,7 +97,10 @@ def bare(files: list[Path]) -> float:
 
 def ours(folder: Path, table: Path, count: int, **settings: Any) -> float:
     """Images a second of the whole ingest into a new table."""
-    cfg = validate(IngestConfig, {"from": {"images": str(folder)}, "workers": 0, "threads": THREADS, **settings})
+    cfg = validate(
+        IngestConfig,
+        {"from": {"images": str(folder)}, "workers": 0, "threads": THREADS, **settings},
+    )
     shutil.rmtree(table, ignore_errors=True)
     started = time.perf_counter()
     done = ingest(TableConfig(uri=str(table)), cfg)
@@ -109,7 +116,10 @@ def peak_mb(folder: Path, table: Path, count: int) -> float:
         "ours(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])); print((used() - before) / 1024)"
     )
     out = subprocess.run(
-        [sys.executable, "-c", code, str(folder), str(table), str(count)], check=True, capture_output=True, text=True
+        [sys.executable, "-c", code, str(folder), str(table), str(count)],
+        check=True,
+        capture_output=True,
+        text=True,
     )
     return float(out.stdout)
 
@@ -120,12 +130,16 @@ def measure(count: int) -> dict[str, Any]:
         kilobytes = pictures(folder, count)
         files = sorted(folder.rglob("*.jpg"))
         bare(files)  # the page cache is warm for everyone
-        runs = [(bare(files), ours(folder, table, count), ours(folder, table, count, max_side=MAX_SIDE)) for _ in range(PAIRS)]
+        runs = [
+            (bare(files), ours(folder, table, count), ours(folder, table, count, max_side=MAX_SIDE))
+            for _ in range(PAIRS)
+        ]
         peak = peak_mb(folder, table, count)
     names = "bare", "ingest", f"ingest_{MAX_SIDE}px"
     return {
         "images_per_s": {
-            name: round(statistics.median(column)) for name, column in zip(names, zip(*runs, strict=True), strict=True)
+            name: round(statistics.median(column))
+            for name, column in zip(names, zip(*runs, strict=True), strict=True)
         },
         "ratio": round(statistics.median(own / base for base, own, _ in runs), 3),
         f"ratio_{MAX_SIDE}px": round(statistics.median(own / base for base, _, own in runs), 3),

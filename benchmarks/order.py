@@ -28,7 +28,10 @@ def batches(order: Order, epoch: int, world: int, step: int) -> list[list[int]]:
     ranks = [order.rank(epoch, step, rank, world) for rank in range(world)]
     found = []
     for parts in zip(*ranks, strict=True):
-        places, samples = (np.concatenate([getattr(p, name) for p in parts]) for name in ("positions_B", "samples_B"))
+        places, samples = (
+            np.concatenate([getattr(p, name) for p in parts])
+            for name in ("positions_B", "samples_B")
+        )
         found.append(samples[np.argsort(places)].tolist())
     return found
 
@@ -38,7 +41,10 @@ def sequences(steps: int = 20) -> dict[str, object]:
     order = Order(rng.integers(1, 257, 80), batch_size=64, seed=1)
     whole = batches(order, 2, 1, 0)
     resumed = sorted(rng.choice(order.steps, steps, replace=False).tolist())
-    compared = [batches(order, 2, world, step) == whole[step:] for step, world in itertools.product(resumed, WORLDS)]
+    compared = [
+        batches(order, 2, world, step) == whole[step:]
+        for step, world in itertools.product(resumed, WORLDS)
+    ]
     return {"steps": resumed, "worlds": WORLDS, "compared": len(compared), "equal": sum(compared)}
 
 
@@ -62,10 +68,16 @@ def plan(images: int, groups: int) -> dict[str, float]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--images", type=int, default=100_000_000)
     parser.add_argument("--groups", type=int, default=1_000_000)
-    parser.add_argument("--json", action="store_true", help="accepted for uniformity: the output is one JSON line anyway")
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="accepted for uniformity: the output is one JSON line anyway",
+    )
     chosen = parser.parse_args()
     result = {"plan": plan(chosen.images, chosen.groups), "sequences": sequences()}
     print(json.dumps(result))

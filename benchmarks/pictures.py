@@ -27,7 +27,10 @@ AT_ONCE = 128  # pictures drawn ahead
 
 def table(folder: Path, images: int) -> str:
     """The uri of a table of so many images, all in split `train`; written on first use, whole or not at all."""
-    from raypipe.tables.table import SCHEMA, append  # here: folders of JPEGs are made without deltalake, too
+    from raypipe.tables.table import (
+        SCHEMA,
+        append,
+    )  # here: folders of JPEGs are made without deltalake, too
 
     uri = folder / f"images-{images}"
     if not uri.exists():
@@ -56,7 +59,9 @@ def photos(numbers: Sequence[int]) -> Iterator[bytes]:
     grain_HW1 = rng.normal(0, 1, (TEXTURE_PX, WIDTH, 1)).astype(np.float32)
     with ThreadPoolExecutor() as pool:
         for start in range(0, len(numbers), AT_ONCE):
-            yield from pool.map(lambda i: photo(i, textures, grain_HW1), numbers[start : start + AT_ONCE])
+            yield from pool.map(
+                lambda i: photo(i, textures, grain_HW1), numbers[start : start + AT_ONCE]
+            )
 
 
 def _rows(images: int) -> Iterator[pa.RecordBatch]:
@@ -92,7 +97,8 @@ def _texture(rng: np.random.Generator) -> Image.Image:
         for channel in range(3):
             noise = Image.fromarray(rng.standard_normal((cells, cells), dtype=np.float32))
             cloud_HWC[..., channel] += (
-                np.asarray(noise.resize((TEXTURE_PX, TEXTURE_PX), Image.Resampling.BICUBIC)) / cells**0.65
+                np.asarray(noise.resize((TEXTURE_PX, TEXTURE_PX), Image.Resampling.BICUBIC))
+                / cells**0.65
             )
     cloud_HWC = (cloud_HWC - cloud_HWC.mean()) / cloud_HWC.std() * 45 + 128
     return Image.fromarray(cloud_HWC.clip(0, 255).astype(np.uint8))

@@ -57,13 +57,24 @@ Line = dict[str, Any]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
-    parser.add_argument("--ledger", type=Path, default=Path("runs/quickstart.jsonl"), help="JSON lines, one a seed")
-    parser.add_argument(
-        "--runs", type=Path, default=Path("runs/quickstart-seeds"), help="where the runs' folders lie meanwhile"
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--json", action="store_true", help="accepted for uniformity: the output is one JSON line anyway")
+    parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
+    parser.add_argument(
+        "--ledger", type=Path, default=Path("runs/quickstart.jsonl"), help="JSON lines, one a seed"
+    )
+    parser.add_argument(
+        "--runs",
+        type=Path,
+        default=Path("runs/quickstart-seeds"),
+        help="where the runs' folders lie meanwhile",
+    )
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="accepted for uniformity: the output is one JSON line anyway",
+    )
     given = parser.parse_args()
     commit = _commit()
     _sidecars()
@@ -72,7 +83,9 @@ def main() -> None:
     sys.exit(any("error" in line for line in told))
 
 
-def run_all(seeds: Sequence[int], ledger: Path, commit: str, once: Callable[[int], Line]) -> list[Line]:
+def run_all(
+    seeds: Sequence[int], ledger: Path, commit: str, once: Callable[[int], Line]
+) -> list[Line]:
     """The ledger's lines of these seeds, those that it lacks made by `once`. Seeds that failed are tried once each time."""
     told = []
     for seed in dict.fromkeys(seeds):
@@ -107,19 +120,28 @@ def run(seed: int, runs: Path) -> Line:
     if (folder / ".quickstart").exists():
         shutil.rmtree(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    overrides = [f"run.seed={seed}", f"run.dir={folder}", f"table.uri={folder / 'tables' / 'cells'}"]
+    overrides = [
+        f"run.seed={seed}",
+        f"run.dir={folder}",
+        f"table.uri={folder / 'tables' / 'cells'}",
+    ]
     command = [sys.executable, "-m", "raypipe", "quickstart", "--json", *overrides]
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
     started, load = time.perf_counter(), os.getloadavg()[0]
     code, out = _output(command, environment, folder.with_suffix(".log"))
     facts: Line = {"seconds": round(time.perf_counter() - started, 1), "folder": str(folder)}
-    facts |= {"load": round(load, 2), "ended": datetime.now(timezone.utc).isoformat(timespec="seconds")}
+    facts |= {
+        "load": round(load, 2),
+        "ended": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+    }
     if code != 0:
         return facts | {"error": f"exit code {code}; see {folder.with_suffix('.log')}"}
     told = json.loads(out.strip().splitlines()[-1])
     judged = sorted((folder / "reports").glob("judged-*.parquet"))
     if len(judged) != 1:
-        return facts | {"error": f"{len(judged)} files of judged test rows: the challenger was not compared"}
+        return facts | {
+            "error": f"{len(judged)} files of judged test rows: the challenger was not compared"
+        }
     slices = told["slices"]
     return facts | {
         "promoted": told["promoted"],
@@ -152,7 +174,9 @@ def summary(told: Sequence[Line]) -> dict[str, Any]:
         return {"seeds": [], "failed": [line["seed"] for line in told]}
     difference, by_images, by_seeds = pooled([line["mono"] for line in well])
     interval = max((by_images, by_seeds), key=lambda i: i[1] - i[0])
-    poly, mono = ([line["slices"][name]["challenger"] for line in well] for name in ("poly", "mono"))
+    poly, mono = (
+        [line["slices"][name]["challenger"] for line in well] for name in ("poly", "mono")
+    )
     promoted, n = sum(line["promoted"] for line in well), len(well)
     found, alarms = (sum(line["alarms"][night] for line in well) for night in ("poly", "control"))
     seconds = [line["seconds"] for line in well]
@@ -202,7 +226,11 @@ def pooled(seeds: Sequence[dict[str, list[str]]]) -> tuple[float, Interval, Inte
     each = [(len(s["won"]) - len(s["lost"])) / len(s["tested"]) for s in seeds]
     if len(each) < 2:
         return difference, by_images, (-1.0, 1.0)
-    half = float(student.ppf(0.975, len(each) - 1)) * float(np.std(each, ddof=1)) / math.sqrt(len(each))
+    half = (
+        float(student.ppf(0.975, len(each) - 1))
+        * float(np.std(each, ddof=1))
+        / math.sqrt(len(each))
+    )
     middle = float(np.mean(each))
     return difference, by_images, (middle - half, middle + half)
 
@@ -233,14 +261,18 @@ def _output(command: list[str], environment: dict[str, str], log: Path) -> tuple
 
 def _sidecars() -> None:
     """What `make quickstart` installs before the story is not timed with its first seed."""
-    subprocess.run([sys.executable, "-m", "raypipe", "sidecars"], cwd=ROOT, stdout=sys.stderr, check=True)
+    subprocess.run(
+        [sys.executable, "-m", "raypipe", "sidecars"], cwd=ROOT, stdout=sys.stderr, check=True
+    )
 
 
 def _commit() -> str:
     """The commit; with changes that are not committed, these too: a ledger's line must say what ran."""
 
     def git(*words: str) -> str:
-        return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+        return subprocess.run(
+            ["git", *words], cwd=ROOT, capture_output=True, text=True, check=True
+        ).stdout
 
     try:
         changed = git("diff", "HEAD", "--", "raypipe", "jobs")

@@ -18,16 +18,27 @@ from benchmarks import halving, trials
 
 def curves() -> dict[str, Any]:
     """Two workers, 20 orders, val_accuracy; ASHA on val_loss, too."""
-    accuracy, loss = (halving.compare(halving.Table.read(halving.CURVES, f"val_{name}")) for name in ("accuracy", "loss"))
-    return halving.ratios(accuracy) | {"asha_vs_random_by_loss": halving.ratios(loss)["asha_vs_random"]}
+    accuracy, loss = (
+        halving.compare(halving.Table.read(halving.CURVES, f"val_{name}"))
+        for name in ("accuracy", "loss")
+    )
+    return halving.ratios(accuracy) | {
+        "asha_vs_random_by_loss": halving.ratios(loss)["asha_vs_random"]
+    }
 
 
 PARTS: list[Callable[[], dict[str, Any]]] = [curves, trials.measure]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="accepted for uniformity: the output is one JSON line anyway")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="accepted for uniformity: the output is one JSON line anyway",
+    )
     parser.parse_args()
     print(json.dumps({key: value for part in PARTS for key, value in part().items()}))
 

@@ -56,7 +56,10 @@ class Steps:
 
     @classmethod
     def read(cls, folder: Path, launched: float) -> Steps:
-        ranks = [[json.loads(line) for line in file.read_text().splitlines()] for file in sorted(folder.glob("rank-*.jsonl"))]
+        ranks = [
+            [json.loads(line) for line in file.read_text().splitlines()]
+            for file in sorted(folder.glob("rank-*.jsonl"))
+        ]
         built, timed = [r[0] for r in ranks], [r[1 + WARM_UP :] for r in ranks]
 
         def a_step(key: str) -> float:
@@ -79,16 +82,32 @@ class Track:
 
     def __init__(self, folder: Path, steps: int, console: Console) -> None:
         self._folder, self._steps, self._console, self._runs = folder, steps, console, 0
-        images = {RATE["batch_size"]: steps * RATE["batch_size"], MEMORY["batch_size"]: MEMORY_STEPS * MEMORY["batch_size"]}
-        self._tables = {batch_size: pictures.table(folder, count) for batch_size, count in images.items()}
+        images = {
+            RATE["batch_size"]: steps * RATE["batch_size"],
+            MEMORY["batch_size"]: MEMORY_STEPS * MEMORY["batch_size"],
+        }
+        self._tables = {
+            batch_size: pictures.table(folder, count) for batch_size, count in images.items()
+        }
 
     def torchrun(self) -> Steps:
         pixels = self._folder / f"pixels-{self._steps}.npz"
         if not pixels.exists():
             _decode(self._tables[RATE["batch_size"]], pixels)
         notes = self._notes()
-        asked = {"model": _model(RATE, notes, False), "pixels": str(pixels), "batch_size": RATE["batch_size"]}
-        command = ["-m", "torch.distributed.run", "--nproc-per-node", str(RANKS), "-m", "benchmarks.bare_ddp"]
+        asked = {
+            "model": _model(RATE, notes, False),
+            "pixels": str(pixels),
+            "batch_size": RATE["batch_size"],
+        }
+        command = [
+            "-m",
+            "torch.distributed.run",
+            "--nproc-per-node",
+            str(RANKS),
+            "-m",
+            "benchmarks.bare_ddp",
+        ]
         return self._run("torchrun", [*command, json.dumps(asked | {"steps": self._steps})], notes)
 
     def ours(self, strategy: str, which: dict[str, Any]) -> Steps:
@@ -132,7 +151,12 @@ class Track:
 
 def _model(which: dict[str, Any], notes: Path, deepspeed: bool) -> dict[str, Any]:
     options = {"backbone": which["backbone"], "folder": str(notes), "deepspeed": deepspeed}
-    config = {"name": "file:benchmarks.clock:clocked", "mode": "finetune", "pretrained": False, "dropout": 0.0}
+    config = {
+        "name": "file:benchmarks.clock:clocked",
+        "mode": "finetune",
+        "pretrained": False,
+        "dropout": 0.0,
+    }
     return config | {"side_px": which["side_px"], "options": options}
 
 
@@ -168,10 +192,18 @@ def measure(track: Track, pairs: int) -> dict[str, Any]:
 
     def ratio(key: str, name: str, other: str) -> float:
         """Of rates, so that more is better: the other's seconds by the name's."""
-        return round(statistics.median(getattr(r[other], key) / getattr(r[name], key) for r in rate if name in r), 3)
+        return round(
+            statistics.median(
+                getattr(r[other], key) / getattr(r[name], key) for r in rate if name in r
+            ),
+            3,
+        )
 
     def median(key: str, digits: int) -> dict[str, float]:
-        return {name: round(statistics.median(getattr(r[name], key) for r in rate if name in r), digits) for name in rate[-1]}
+        return {
+            name: round(statistics.median(getattr(r[name], key) for r in rate if name in r), digits)
+            for name in rate[-1]
+        }
 
     return {
         "ratios": {
@@ -181,7 +213,9 @@ def measure(track: Track, pairs: int) -> dict[str, Any]:
             "zero3_memory_vs_ddp": round(memory["zero3"].peak_mb / memory["ddp"].peak_mb, 3),
             "fsdp_memory_vs_ddp": round(memory["fsdp"].peak_mb / memory["ddp"].peak_mb, 3),
             "launch_to_first_step": round(1 / ratio("launch_s", "ddp", "torchrun"), 2),
-            "launch_to_first_step_on_cluster": round(1 / ratio("on_cluster_s", "ddp", "torchrun"), 2),
+            "launch_to_first_step_on_cluster": round(
+                1 / ratio("on_cluster_s", "ddp", "torchrun"), 2
+            ),
             "zero3_vs_ddp_wide": round(memory["ddp"].step_s / memory["zero3"].step_s, 3),
             "fsdp_vs_ddp_wide": round(memory["ddp"].step_s / memory["fsdp"].step_s, 3),
         },
@@ -201,7 +235,11 @@ def show(result: dict[str, Any], console: Console) -> None:
     table = Table("", "ms a step", "CPU ms", "launch, s", "peak, MB", title="Step")
     for name, step_s in result["step_s"].items():
         peak = result["peak_mb"].get(name)
-        figures = f"{step_s * 1e3:.0f}", f"{result['cpu_s'][name] * 1e3:.0f}", f"{result['launch_s'][name]:g}"
+        figures = (
+            f"{step_s * 1e3:.0f}",
+            f"{result['cpu_s'][name] * 1e3:.0f}",
+            f"{result['launch_s'][name]:g}",
+        )
         table.add_row(name, *figures, f"{peak:.0f}" if peak else "-")
     console.print(table)
     for name, value in result["ratios"].items():
@@ -209,7 +247,9 @@ def show(result: dict[str, Any], console: Console) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--json", action="store_true", help="end with one JSON line on stdout")
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--steps", type=int, default=60)

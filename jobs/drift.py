@@ -19,7 +19,9 @@ def check_on_databricks(config: str, overrides: list[str]) -> None:
     from databricks.sdk.runtime import dbutils, is_local_implementation
 
     if is_local_implementation:
-        raise RuntimeError("DATABRICKS_RUNTIME_VERSION is set, but this is no Databricks runtime: the task value would be lost")
+        raise RuntimeError(
+            "DATABRICKS_RUNTIME_VERSION is set, but this is no Databricks runtime: the task value would be lost"
+        )
     result = run_verb("drift", Path(config), overrides, as_json=True)
     dbutils.jobs.taskValues.set(key="is_drift", value="true" if result["is_drift"] else "false")
 

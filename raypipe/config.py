@@ -21,7 +21,15 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from typing_extensions import Self
 
 from raypipe import yaml_scalars
-from raypipe.errors import ConfigError, DataError, hidden, holds_secret, is_secret_name, keep_secrets_of, nearest
+from raypipe.errors import (
+    ConfigError,
+    DataError,
+    hidden,
+    holds_secret,
+    is_secret_name,
+    keep_secrets_of,
+    nearest,
+)
 
 
 class Section(BaseModel):
@@ -61,7 +69,12 @@ def _refuse_credentials(name: str, value: Any) -> None:
         )
     if isinstance(value, Mapping):
         for key, inner in value.items():
-            if name.endswith(".options") and isinstance(inner, str) and inner and is_secret_name(str(key)):
+            if (
+                name.endswith(".options")
+                and isinstance(inner, str)
+                and inner
+                and is_secret_name(str(key))
+            ):
                 raise ConfigError(
                     f"{name}.{key} holds a credential",
                     rule="The configuration is kept with the run and in the model package",
@@ -87,11 +100,17 @@ class RunConfig(Section):
     @classmethod
     def _folder(cls, dir: str) -> str:
         if "://" in dir:
-            raise ValueError("a run keeps its files in a folder of this machine or one that all nodes share, not behind a URL")
+            raise ValueError(
+                "a run keeps its files in a folder of this machine or one that all nodes share, not behind a URL"
+            )
         folder = Path(dir).expanduser().absolute()
-        with suppress(PermissionError):  # what we may not look at is for whoever writes there to find out
+        with suppress(
+            PermissionError
+        ):  # what we may not look at is for whoever writes there to find out
             if any(p.is_file() for p in (folder, *folder.parents)):
-                raise ValueError("a run keeps its files in a folder, and this is a file or lies below one")
+                raise ValueError(
+                    "a run keeps its files in a folder, and this is a file or lies below one"
+                )
         return dir
 
     @property
@@ -110,16 +129,24 @@ def load(kind: type[S], path: str | Path | None, overrides: Sequence[str] = ()) 
     for override in overrides:
         key, equals, text = override.partition("=")
         if not equals or not key:
-            raise ConfigError("An override is not section.key=value", got=override, fix="Write it like train.lr=0.001")
+            raise ConfigError(
+                "An override is not section.key=value",
+                got=override,
+                fix="Write it like train.lr=0.001",
+            )
         try:
             value = yaml_scalars.read(text) if text else None
         except yaml.YAMLError as e:
-            raise ConfigError(f"The value of {key} is not YAML", got=_unless_secret(key, text), fix="Quote it") from e
+            raise ConfigError(
+                f"The value of {key} is not YAML", got=_unless_secret(key, text), fix="Quote it"
+            ) from e
         set_field(tree, key.strip(), value)
     try:
         settled = yaml_scalars.settle(kind, tree)
     except RecursionError:
-        raise ConfigError("The configuration holds itself", rule="An anchor may not lie within itself") from None
+        raise ConfigError(
+            "The configuration holds itself", rule="An anchor may not lie within itself"
+        ) from None
     return validate(kind, settled)
 
 
@@ -167,7 +194,8 @@ def set_field(tree: dict[str, Any], key: str, value: Any) -> None:
         below = tree.setdefault(section, {})
         if not isinstance(below, dict):
             raise ConfigError(
-                f"{key} goes through {section}, which is a value and not a section", got=_unless_secret(key, below)
+                f"{key} goes through {section}, which is a value and not a section",
+                got=_unless_secret(key, below),
             )
         tree = below
     tree[leaf] = value
@@ -190,7 +218,9 @@ def save(cfg: Section, path: Path) -> Path:
 def key_of(*parts: Any) -> str:
     """12 hex digits that name a piece of work by its inputs, so that a rerun finds what an earlier one finished."""
     text = json.dumps(
-        [p.model_dump(mode="json") if isinstance(p, BaseModel) else p for p in parts], sort_keys=True, default=str
+        [p.model_dump(mode="json") if isinstance(p, BaseModel) else p for p in parts],
+        sort_keys=True,
+        default=str,
     )
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
@@ -198,7 +228,9 @@ def key_of(*parts: Any) -> str:
 def to_json(value: Any, indent: int | None = None, default: Callable[[Any], Any] = str) -> str:
     """JSON that every reader understands: NaN and infinities, which the standard lacks, become null."""
     written = json.dumps(value, default=default)  # Python's dialect
-    return json.dumps(json.loads(written, parse_constant=lambda name: None), indent=indent, allow_nan=False)
+    return json.dumps(
+        json.loads(written, parse_constant=lambda name: None), indent=indent, allow_nan=False
+    )
 
 
 def require_format(read: Mapping[str, Any], newest: int, where: object) -> int:
@@ -225,7 +257,9 @@ def _read_yaml(path: Path) -> dict[str, Any]:
         tree = yaml_scalars.read(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(
-            "No such config file", got=str(path), fix="jobs/configs/solar.yaml is an example to start from"
+            "No such config file",
+            got=str(path),
+            fix="jobs/configs/solar.yaml is an example to start from",
         ) from None
     except (OSError, UnicodeDecodeError) as e:
         raise ConfigError(f"The config file cannot be read: {e}", got=str(path)) from None
@@ -233,7 +267,9 @@ def _read_yaml(path: Path) -> dict[str, Any]:
         for mark in (getattr(e, name, None) for name in ("context_mark", "problem_mark")):
             if mark:
                 mark.buffer = None  # else the message quotes the line, which may hold a credential
-        raise ConfigError("The config file is not YAML: " + " ".join(str(e).split()), got=str(path)) from None
+        raise ConfigError(
+            "The config file is not YAML: " + " ".join(str(e).split()), got=str(path)
+        ) from None
     if not isinstance(tree or {}, dict):
         raise ConfigError(
             "The config file is not a mapping of sections",
@@ -245,19 +281,29 @@ def _read_yaml(path: Path) -> dict[str, Any]:
 
 def _explain(kind: type[BaseModel], error: ValidationError) -> ConfigError:
     problems = [_explain_one(kind, p) for p in error.errors()]
-    more = f" ({len(problems) - 1} more: {'; '.join(str(p) for p in problems[1:4])})" if len(problems) > 1 else ""
+    more = (
+        f" ({len(problems) - 1} more: {'; '.join(str(p) for p in problems[1:4])})"
+        if len(problems) > 1
+        else ""
+    )
     first = problems[0]
-    return ConfigError(first.what + more if more else first.what, got=first.got, rule=first.rule, fix=first.fix)
+    return ConfigError(
+        first.what + more if more else first.what, got=first.got, rule=first.rule, fix=first.fix
+    )
 
 
 def _explain_one(kind: type[BaseModel], problem: Any) -> ConfigError:
     name = ".".join(str(part) for part in problem["loc"])
     got = _unless_secret(name, problem["input"])
     if problem["type"] == "extra_forbidden":
-        return ConfigError(f"Unknown config key {name}", got=got, fix=nearest(name, field_names(kind)))
+        return ConfigError(
+            f"Unknown config key {name}", got=got, fix=nearest(name, field_names(kind))
+        )
     if problem["type"] == "missing":
         return ConfigError(
-            f"Config key {name} is missing", rule="It has no default", fix=f"Add {name}=… to the command or the YAML"
+            f"Config key {name} is missing",
+            rule="It has no default",
+            fix=f"Add {name}=… to the command or the YAML",
         )
     rule = problem["msg"].removeprefix("Value error, ")
     if not name:  # of several sections together
@@ -269,4 +315,6 @@ def _unless_secret(name: str, value: Any) -> Any:
     """What an error may show of a value: of a section its keys, of what may be a credential nothing."""
     if isinstance(value, dict):
         return sorted(map(str, value))
-    return None if re.search("key|secret|token|password|storage_opt", name, re.IGNORECASE) else value
+    return (
+        None if re.search("key|secret|token|password|storage_opt", name, re.IGNORECASE) else value
+    )

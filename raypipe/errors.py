@@ -23,13 +23,24 @@ _NAMES = (
     "signature ssl_?password token x_?amz_?(credential|security_?token|signature) x_?goog_?(credential|signature)"
 )
 _NAME = "(?:" + "|".join(_NAMES.replace("_?", "[_-]?").split()) + ")"
-_SECRET_NAME = re.compile(rf"(?:^|.*[_\W]){_NAME}$|.*(CONNECTION_STRING|PASSWO?R?D)$", re.IGNORECASE)
+_SECRET_NAME = re.compile(
+    rf"(?:^|.*[_\W]){_NAME}$|.*(CONNECTION_STRING|PASSWO?R?D)$", re.IGNORECASE
+)
 # A password may hold slashes and @, but what begins with a port and a slash is a path with an @ in it.
 _PORT = r"(?!\d+(?:[/?#]|$))"
-_PASSWORD = re.compile(rf"(?P<before>[a-zA-Z][\w+.-]*://[^\s/:@'\"]*:){_PORT}(?P<secret>[^\s'\"]+)(?=@)")
-_WHOLE = re.compile(rf"^\s*[a-zA-Z][\w+.-]*://[^/:@]*:{_PORT}(?P<secret>.+)@", re.DOTALL)  # blanks and quotes too
-_USER = re.compile(r"(?P<before>https?://)(?P<secret>[^\s/:@'\"]+)(?=@)", re.IGNORECASE)  # a token in the place of a name
-_FIELD = re.compile(rf"(?P<before>(?:[?&;]|%26|%3B|%3F){_NAME}(?:=|%3D))(?P<secret>(?:(?!%26|%3B)[^\s&;'\"])+)", re.IGNORECASE)
+_PASSWORD = re.compile(
+    rf"(?P<before>[a-zA-Z][\w+.-]*://[^\s/:@'\"]*:){_PORT}(?P<secret>[^\s'\"]+)(?=@)"
+)
+_WHOLE = re.compile(
+    rf"^\s*[a-zA-Z][\w+.-]*://[^/:@]*:{_PORT}(?P<secret>.+)@", re.DOTALL
+)  # blanks and quotes too
+_USER = re.compile(
+    r"(?P<before>https?://)(?P<secret>[^\s/:@'\"]+)(?=@)", re.IGNORECASE
+)  # a token in the place of a name
+_FIELD = re.compile(
+    rf"(?P<before>(?:[?&;]|%26|%3B|%3F){_NAME}(?:=|%3D))(?P<secret>(?:(?!%26|%3B)[^\s&;'\"])+)",
+    re.IGNORECASE,
+)
 _kept: set[str] = set()
 
 
@@ -70,7 +81,11 @@ def hidden(text: str) -> str:
 
 
 def _of_environment() -> set[str]:
-    return {v for name, v in os.environ.items() if len(v) >= _SHORTEST and name != "PWD" and is_secret_name(name)}
+    return {
+        v
+        for name, v in os.environ.items()
+        if len(v) >= _SHORTEST and name != "PWD" and is_secret_name(name)
+    }
 
 
 class RaypipeError(Exception):
@@ -82,7 +97,11 @@ class RaypipeError(Exception):
         self.what, self.got, self.rule, self.fix = what, got, rule, fix
         got_text = "" if got is None else f" (got {got!r})"
         parts = (what + got_text, rule, fix)
-        super().__init__(hidden(" ".join(p if p.endswith(("?", "!")) else p.rstrip(".") + "." for p in parts if p)))
+        super().__init__(
+            hidden(
+                " ".join(p if p.endswith(("?", "!")) else p.rstrip(".") + "." for p in parts if p)
+            )
+        )
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (type(self), self.what, self.got, self.rule, self.fix)

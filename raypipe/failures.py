@@ -34,14 +34,19 @@ def said(error: BaseException) -> tuple[int, str]:
     # What a library says may be an address with a password.
     print(hidden("".join(traceback.format_exception(error))), file=sys.stderr, end="")
     kind, words = type(error).__name__, " ".join(str(error).split())[:300]
-    return 1, f"{kind}: {words} This is a mistake of raypipe's: please report it with the lines above."
+    return (
+        1,
+        f"{kind}: {words} This is a mistake of raypipe's: please report it with the lines above.",
+    )
 
 
 def find_own(error: BaseException | None) -> RaypipeError | None:
     """The RaypipeError inside what Ray wrapped around it on its way from a worker."""
     for e in chain(error):
         if isinstance(e, RaypipeError):
-            own = getattr(e, "cause", e)  # Ray's dual exceptions carry the original, without the worker's traceback
+            own = getattr(
+                e, "cause", e
+            )  # Ray's dual exceptions carry the original, without the worker's traceback
             return own if isinstance(own, RaypipeError) else e
     return None
 
@@ -65,13 +70,17 @@ def _of_machine(error: BaseException) -> RaypipeError | None:
         if isinstance(e, OSError) and e.errno in (errno.ENOSPC, errno.EDQUOT):
             return RaypipeError("The disk is full", got=got, fix=f"Make room. {AGAIN}")
         if isinstance(e, OSError) and e.errno == errno.EROFS:
-            return RaypipeError("The disk may not be written", got=got, fix="Set run.dir and table.uri elsewhere")
+            return RaypipeError(
+                "The disk may not be written", got=got, fix="Set run.dir and table.uri elsewhere"
+            )
         if isinstance(e, PermissionError):
             return RaypipeError("A file may not be opened", got=got, rule=e.strerror or "")
         if isinstance(e, OSError) and e.errno in (errno.EMFILE, errno.ENFILE):
             return RaypipeError("Too many files are open", fix="Raise `ulimit -n`")
         if isinstance(e, MemoryError):
-            return RaypipeError("The memory is full", rule=str(e), fix="Take smaller batches or fewer workers")
+            return RaypipeError(
+                "The memory is full", rule=str(e), fix="Take smaller batches or fewer workers"
+            )
     return None
 
 
@@ -83,7 +92,9 @@ def _of_ray(error: BaseException) -> RaypipeError | None:
     for e in chain(error):
         if isinstance(e, exceptions.RayError) and not isinstance(e, exceptions.RayTaskError):
             words = " ".join(str(e).split())[:300]
-            return RaypipeError(f"The Ray cluster lost what this needs: {type(e).__name__}: {words}", fix=AGAIN)
+            return RaypipeError(
+                f"The Ray cluster lost what this needs: {type(e).__name__}: {words}", fix=AGAIN
+            )
     return None
 
 

@@ -75,7 +75,9 @@ def lost(what: str) -> None:
 
 def _can_fork() -> bool:
     here = threading.current_thread() is threading.main_thread() and threading.active_count() == 1
-    return here and hasattr(signal, "sigwaitinfo") and "DATABRICKS_RUNTIME_VERSION" not in os.environ
+    return (
+        here and hasattr(signal, "sigwaitinfo") and "DATABRICKS_RUNTIME_VERSION" not in os.environ
+    )
 
 
 def _begin(write: int, mask: Any, parent: int) -> None:

@@ -25,9 +25,14 @@ def main(arguments: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
         if arguments and not arguments[0].startswith("-"):
-            known = sorted([c.name or "" for c in app.registered_commands] + ["drift", "quickstart", "sidecars", "table"])
+            known = sorted(
+                [c.name or "" for c in app.registered_commands]
+                + ["drift", "quickstart", "sidecars", "table"]
+            )
             if arguments[0] not in known:
-                raise ConfigError(f"There is no verb {arguments[0]!r}", fix=nearest(arguments[0], known))
+                raise ConfigError(
+                    f"There is no verb {arguments[0]!r}", fix=nearest(arguments[0], known)
+                )
         code = app(arguments, standalone_mode=False)
         sys.stdout.flush()  # a full disk or a closed pipe is known now, not after the last word
         return code if isinstance(code, int) else 0

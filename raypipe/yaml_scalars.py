@@ -88,7 +88,9 @@ def _wants_text(kinds: list[Any], value: Any) -> bool:
     if any(k in fitting for k in kinds) or any(a is value or a == value for a in literals):
         return False
     # pydantic would take `seed: yes` for 1; the characters make it say what it wants
-    return value is True or value is False or str in kinds or any(isinstance(a, str) for a in literals)
+    return (
+        value is True or value is False or str in kinds or any(isinstance(a, str) for a in literals)
+    )
 
 
 def _key(kinds: list[Any], key: Any) -> Any:

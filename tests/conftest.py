@@ -20,7 +20,9 @@ import pytest  # noqa: E402
 from PIL import Image, ImageDraw  # noqa: E402
 
 # A file that says one of these may start or join a Ray cluster.
-MAY_USE_RAY = re.compile(r"\b(ray|ray_session|trainer|verbs|tuner|retrain\w*|refit|cli|connect|cluster|quickstart)\b")
+MAY_USE_RAY = re.compile(
+    r"\b(ray|ray_session|trainer|verbs|tuner|retrain\w*|refit|cli|connect|cluster|quickstart)\b"
+)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -37,7 +39,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             return "ray" if file in sharing else file
 
     root = config.rootpath
-    files = [path for path in root.joinpath("tests").rglob("test_*.py") if MAY_USE_RAY.search(path.read_text("utf-8"))]
+    files = [
+        path
+        for path in root.joinpath("tests").rglob("test_*.py")
+        if MAY_USE_RAY.search(path.read_text("utf-8"))
+    ]
     sharing = {path.relative_to(root).as_posix() for path in files}
     return OneCluster(config, log)
 
@@ -86,7 +92,10 @@ def texture(seed: int, side_px: int = 64) -> Image.Image:
     for _ in range(int(rng.integers(2, 9))):
         corner, size = rng.uniform(-0.1, 0.9, 2) * side_px, rng.uniform(0.1, 0.7, 2) * side_px
         shape = (draw.ellipse, draw.rectangle)[seed % 2]
-        shape([*corner.tolist(), *(corner + size).tolist()], fill=tuple(rng.integers(0, 256, 3).tolist()))
+        shape(
+            [*corner.tolist(), *(corner + size).tolist()],
+            fill=tuple(rng.integers(0, 256, 3).tolist()),
+        )
     grain = Image.fromarray(rng.integers(0, 256, (side_px, side_px, 3), dtype=np.uint8))
     return Image.blend(image, grain, 0.1)
 
@@ -95,8 +104,12 @@ def striped(seed: int, label: str, side_px: int = 32) -> Image.Image:
     """`warm`: reddish upright stripes; `cold`: bluish level ones. Period, phase, colour and grain differ by seed."""
     rng = np.random.default_rng(seed)
     wave_S = np.sin(np.arange(side_px) * 2 * np.pi / rng.uniform(4, 12) + rng.uniform(0, 6))
-    wave_HW = np.tile(wave_S, (side_px, 1)) if label == "warm" else np.tile(wave_S[:, None], (1, side_px))
-    tint = np.array([1.0, 0.6, 0.4] if label == "warm" else [0.4, 0.6, 1.0]) * rng.uniform(0.8, 1.1, 3)
+    wave_HW = (
+        np.tile(wave_S, (side_px, 1)) if label == "warm" else np.tile(wave_S[:, None], (1, side_px))
+    )
+    tint = np.array([1.0, 0.6, 0.4] if label == "warm" else [0.4, 0.6, 1.0]) * rng.uniform(
+        0.8, 1.1, 3
+    )
     pixels_HWC = (120 + 70 * wave_HW)[..., None] * tint + rng.normal(0, 18, (side_px, side_px, 3))
     return Image.fromarray(pixels_HWC.clip(0, 255).astype(np.uint8))
 
@@ -125,7 +138,9 @@ def cli(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> C
     """`cli("train", "x.yaml", …)` -> (exit code, stdout, stderr) of the real command line, without 5 s of imports a call."""
     from raypipe import main as command_line
 
-    monkeypatch.setattr("raypipe.cluster.connect.close", lambda: None)  # the session's cluster is not the verb's to stop
+    monkeypatch.setattr(
+        "raypipe.cluster.connect.close", lambda: None
+    )  # the session's cluster is not the verb's to stop
 
     def run(*arguments: object) -> tuple[int, str, str]:
         capfd.readouterr()

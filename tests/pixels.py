@@ -15,7 +15,9 @@ from raypipe.train.job import TrainJob
 def memory(inputs_N: np.ndarray, labels_N: np.ndarray) -> Source:
     """Inputs that are arrays already, under ids "0", "1", …"""
     labels_N = labels_N.astype(np.int64) if labels_N.dtype.kind in "iu" else labels_N
-    rows = Rows(labels_N, pa.array(map(str, range(len(labels_N)))), np.ones(len(labels_N), np.int64))
+    rows = Rows(
+        labels_N, pa.array(map(str, range(len(labels_N)))), np.ones(len(labels_N), np.int64)
+    )
     return Source("memory", rows, 0, FeedConfig(), inputs=inputs_N)
 
 
@@ -24,5 +26,8 @@ def decoded(job: TrainJob, split: str = "val") -> tuple[np.ndarray, np.ndarray, 
     cfg = job.feed.model_copy(update={"carrier": "threads"})
     source = feeds.prepare(pin(job.table, cfg), [split], job.model.pixels, cfg, 0)[split]
     batches = list(Feed(source, source, 64, 0).val())
-    pixels, labels = (torch.cat(parts).numpy() for parts in zip(*((b.inputs, b.labels_B) for b in batches), strict=True))
+    pixels, labels = (
+        torch.cat(parts).numpy()
+        for parts in zip(*((b.inputs, b.labels_B) for b in batches), strict=True)
+    )
     return pixels, labels, tuple(feeds.fetch(source.rows).ids.to_pylist())

@@ -82,7 +82,11 @@ NOTHING_THERE: list[tuple[str, list[str], list[str]]] = [
     ("train", ["train.epochs=0"], ["train.epochs is wrong", "got 0", "greater than or equal to 1"]),
     ("train", ["train=fast"], ["Config key train is wrong", "'fast'"]),
     ("train", ["train.epochs"], ["not section.key=value", "'train.epochs'"]),
-    ("train", ["train.stopping.metric=val_acc"], ["train.stopping.metric is wrong", "'val_acc'", "val_accuracy"]),
+    (
+        "train",
+        ["train.stopping.metric=val_acc"],
+        ["train.stopping.metric is wrong", "'val_acc'", "val_accuracy"],
+    ),
     ("train", ["model.name=resnet50"], ["no backbone 'resnet50'", "efficientnet_lite0"]),
     ("train", ["table.version=[1]"], ["table.version", r"\[1\]"]),
     ("train", ["table.where=mono"], ["table.where is wrong", "'mono'"]),
@@ -93,16 +97,38 @@ NOTHING_THERE: list[tuple[str, list[str], list[str]]] = [
     ("predict", ["predict.batch_size=0"], ["predict.batch_size is wrong", "got 0"]),
     ("retrain", ["watch.retrain_workers=0"], ["watch.retrain_workers is wrong", "got 0"]),
     ("ingest", [], ["image folder does not exist", "ingest.from.images"]),
-    ("ingest", ["ingest.from.images=nowhere"], ["image folder does not exist", "'nowhere'", "ingest.from.images"]),
-    ("ingest", ["ingest.from.images=.", "ingest.from.labels=nowhere.csv"], ["labels file does not exist", "nowhere.csv"]),
-    ("ingest", ["ingest.from.image=."], ["Unknown config key ingest.from.image", "Did you mean 'ingest.from.images'"]),
+    (
+        "ingest",
+        ["ingest.from.images=nowhere"],
+        ["image folder does not exist", "'nowhere'", "ingest.from.images"],
+    ),
+    (
+        "ingest",
+        ["ingest.from.images=.", "ingest.from.labels=nowhere.csv"],
+        ["labels file does not exist", "nowhere.csv"],
+    ),
+    (
+        "ingest",
+        ["ingest.from.image=."],
+        ["Unknown config key ingest.from.image", "Did you mean 'ingest.from.images'"],
+    ),
     ("ingest", ["ingest.from.kind=s3"], ["ingest.from.kind is wrong", "'s3'", "'folder', 'elpv'"]),
 ]
 
 
-@pytest.mark.parametrize(("verb", "overrides", "says"), NOTHING_THERE, ids=lambda v: " ".join(v) if isinstance(v, list) else v)
+@pytest.mark.parametrize(
+    ("verb", "overrides", "says"),
+    NOTHING_THERE,
+    ids=lambda v: " ".join(v) if isinstance(v, list) else v,
+)
 def test_a_mistake_in_the_command_costs_one_line_and_nothing_is_written(
-    verb: str, overrides: list[str], says: list[str], job: Path, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    verb: str,
+    overrides: list[str],
+    says: list[str],
+    job: Path,
+    cli: Cli,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     result = cli(verb, job, *overrides)
@@ -127,7 +153,12 @@ def test_a_mistake_in_the_command_costs_one_line_and_nothing_is_written(
     ids=lambda v: " ".join(v) if v[0] != v[0].upper() else "",
 )
 def test_a_mistyped_command_line_is_one_line_too(
-    arguments: list[str], says: list[str], job: Path, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    arguments: list[str],
+    says: list[str],
+    job: Path,
+    cli: Cli,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     result = cli(*arguments)
@@ -153,9 +184,19 @@ def test_no_verb_at_all_shows_the_help(cli: Cli) -> None:
         ("table: {uri: x}\n1: 2\n", ["1"]),
         ("table: {uri: x}\ntrain:\n", ["Config key train is wrong"]),
     ],
-    ids=["list", "open bracket", "tab", "empty", "text for a section", "number for a key", "section of nothing"],
+    ids=[
+        "list",
+        "open bracket",
+        "tab",
+        "empty",
+        "text for a section",
+        "number for a key",
+        "section of nothing",
+    ],
 )
-def test_a_config_file_that_is_none_is_one_line_too(text: str, says: list[str], cli: Cli, tmp_path: Path) -> None:
+def test_a_config_file_that_is_none_is_one_line_too(
+    text: str, says: list[str], cli: Cli, tmp_path: Path
+) -> None:
     path = tmp_path / "job.yaml"
     path.write_text(text)
     result = cli("train", path)
@@ -167,34 +208,66 @@ def test_a_config_file_that_is_none_is_one_line_too(text: str, says: list[str], 
 TABLE_THERE: list[tuple[str, list[str], list[str]]] = [
     ("train", ["table.version=99"], ["has no version 99", "raypipe table list"]),
     ("train", ["table.version=golden"], ["has no tag 'golden'", "no tags yet"]),
-    ("train", ["table.columns.label=lable"], ["no column 'lable'", "Did you mean 'label'", "table.columns"]),
+    (
+        "train",
+        ["table.columns.label=lable"],
+        ["no column 'lable'", "Did you mean 'label'", "table.columns"],
+    ),
     ("train", ["table.columns.image=picture"], ["no column 'picture'", "table.columns"]),
     ("train", ["table.columns.split=fold"], ["no column 'fold'"]),
-    ("train", ["table.columns.image=path"], ["Column 'path'", "holds no images", "not paths to them"]),
+    (
+        "train",
+        ["table.columns.image=path"],
+        ["Column 'path'", "holds no images", "not paths to them"],
+    ),
     ("train", ["table.where={sorce: x}"], ["no column 'sorce'", "Did you mean 'source'"]),
     ("train", ["table.where={source: nobody}"], ["no labels", "0 rows"]),
     ("train", ["table.where={label: warm}"], ["one class only", "'warm'", "table.columns.label"]),
-    ("train", ["feed.val=validation"], ["no labelled rows in split 'validation'", "'val'", "feed.val"]),
+    (
+        "train",
+        ["feed.val=validation"],
+        ["no labelled rows in split 'validation'", "'val'", "feed.val"],
+    ),
     ("predict", [], ["no champion of 'run'", "raypipe tune CONFIG"]),
     ("clean", ["table.version=99"], ["has no version 99"]),
 ]
 
 
-@pytest.mark.parametrize(("verb", "overrides", "says"), TABLE_THERE, ids=lambda v: " ".join(v) if isinstance(v, list) else v)
+@pytest.mark.parametrize(
+    ("verb", "overrides", "says"),
+    TABLE_THERE,
+    ids=lambda v: " ".join(v) if isinstance(v, list) else v,
+)
 def test_a_mistake_about_the_table_is_one_line_and_leaves_it_alone(
     verb: str, overrides: list[str], says: list[str], ingested: Path, cli: Cli, tmp_path: Path
 ) -> None:
     before = files(tmp_path)
     refused(cli(verb, ingested, *overrides), *says)
-    new = {name for name in files(tmp_path) - before if not name.startswith(("run/mlflow/mlflow.db", "run/mlflow/wal"))}
+    new = {
+        name
+        for name in files(tmp_path) - before
+        if not name.startswith(("run/mlflow/mlflow.db", "run/mlflow/wal"))
+    }
     assert new == set(), "asking for the champion may make an empty MLflow store, nothing else"
 
 
-def test_a_table_without_labels_cannot_train_and_says_so(job: Path, photos: Path, cli: Cli, tmp_path: Path) -> None:
-    refused(cli("ingest", job, f"ingest.from.images={photos}"), "There are no labels", "ingest.from.labels", "labelled=false")
+def test_a_table_without_labels_cannot_train_and_says_so(
+    job: Path, photos: Path, cli: Cli, tmp_path: Path
+) -> None:
+    refused(
+        cli("ingest", job, f"ingest.from.images={photos}"),
+        "There are no labels",
+        "ingest.from.labels",
+        "labelled=false",
+    )
     assert files(tmp_path) == {"job.yaml"}
     assert cli("ingest", job, f"ingest.from.images={photos}", "ingest.from.labelled=false")[0] == 0
-    refused(cli("train", job), "has no labels in column 'label'", "60 rows, all unlabelled", "table.columns.label")
+    refused(
+        cli("train", job),
+        "has no labels in column 'label'",
+        "60 rows, all unlabelled",
+        "table.columns.label",
+    )
     assert not (tmp_path / "run").exists()
 
 
@@ -211,20 +284,34 @@ def test_a_folder_of_texts_is_quarantined_and_a_csv_of_missing_files_writes_noth
     refused(cli(*command), "names 1 of 2 files", r"'9\.jpg'", "nothing was written")
     assert not (tmp_path / "tables").exists()
     labels.write_text("file,label\n0.jpg,a\n1.jpg,b\n")
-    refused(cli(*command), "None of 3 files is a readable image", "'not_an_image': 3", "cells_quarantine", understood=True)
+    refused(
+        cli(*command),
+        "None of 3 files is a readable image",
+        "'not_an_image': 3",
+        "cells_quarantine",
+        understood=True,
+    )
     assert not (tmp_path / "tables" / "cells").exists()
     quarantine = ImageTable(quarantine_uri(str(tmp_path / "tables" / "cells")))
     assert quarantine.delta().to_pyarrow_table().num_rows == 3
     (tmp_path / "empty").mkdir()
-    refused(cli("ingest", job, f"ingest.from.images={tmp_path}/empty"), "image folder is empty", "ingest.from.images")
+    refused(
+        cli("ingest", job, f"ingest.from.images={tmp_path}/empty"),
+        "image folder is empty",
+        "ingest.from.images",
+    )
 
 
-def test_a_table_uri_that_names_a_file_is_one_line_for_every_verb(job: Path, photos: Path, cli: Cli, tmp_path: Path) -> None:
+def test_a_table_uri_that_names_a_file_is_one_line_for_every_verb(
+    job: Path, photos: Path, cli: Cli, tmp_path: Path
+) -> None:
     file = tmp_path / "cells.csv"
     file.write_text("a,b\n")
     source = [f"ingest.from.images={photos}", f"ingest.from.labels={photos}/labels.csv"]
     for verb, more in (("train", []), ("ingest", source), ("clean", [])):
-        refused(cli(verb, job, f"table.uri={file}", *more), r"cells\.csv", understood=verb == "ingest")
+        refused(
+            cli(verb, job, f"table.uri={file}", *more), r"cells\.csv", understood=verb == "ingest"
+        )
     refused(cli("ingest", job, f"table.uri={file}/below", *source), r"cells\.csv", understood=True)
     assert file.read_text() == "a,b\n"
 
@@ -232,7 +319,15 @@ def test_a_table_uri_that_names_a_file_is_one_line_for_every_verb(job: Path, pho
 @pytest.mark.parametrize(
     ("override", "says"),
     [
-        ("train.workers=9", ["More workers than the cluster has", "train.workers=9", "2 CPUs", "Set train.workers=2"]),
+        (
+            "train.workers=9",
+            [
+                "More workers than the cluster has",
+                "train.workers=9",
+                "2 CPUs",
+                "Set train.workers=2",
+            ],
+        ),
         ("train.gpu=true", ["GPU"]),
     ],
 )
@@ -249,7 +344,10 @@ def test_asking_for_more_than_the_cluster_has_is_refused_at_once(
     ("space", "says"),
     [
         ("{train.lrr: 'uniform(1, 2)'}", ["unknown field train.lrr", "Did you mean 'train.lr'"]),
-        ("{train.lr: 'normal(0, 1)'}", ["search.space.train.lr is not a draw", "normal", r"loguniform\(…\)"]),
+        (
+            "{train.lr: 'normal(0, 1)'}",
+            ["search.space.train.lr is not a draw", "normal", r"loguniform\(…\)"],
+        ),
         ("{train.lr: 'uniform(2, 1)'}", ["search.space.train.lr is not a range", "low < high"]),
         ("{train.lr: 'choice(-1, 1)'}", ["draws a value the field refuses", "got -1"]),
         ("{train.lr: 'choice()'}", ["nothing to choose from"]),
@@ -278,21 +376,32 @@ def foreign(uri: Path, textured: Draw, **change: Any) -> None:
 
 @pytest.mark.parametrize(
     ("bad", "says"),
-    [(None, ["its row holds no image"]), (b"no image at all", ["not_an_image: no JPEG/PNG/WEBP header"])],
+    [
+        (None, ["its row holds no image"]),
+        (b"no image at all", ["not_an_image: no JPEG/PNG/WEBP header"]),
+    ],
     ids=["null", "words"],
 )
 @pytest.mark.usefixtures("ray_session")
 def test_an_image_that_does_not_decode_in_training_is_one_line_with_the_way_out(
     bad: bytes | None, says: list[str], job: Path, cli: Cli, textured: Draw, tmp_path: Path
 ) -> None:
-    foreign(tmp_path / "tables" / "cells", textured, image=[textured(i, 32) for i in range(23)] + [bad])
+    foreign(
+        tmp_path / "tables" / "cells", textured, image=[textured(i, 32) for i in range(23)] + [bad]
+    )
     refused(cli("train", job, "feed.on_bad=stop"), *says, "raypipe clean")
     assert not list((tmp_path / "run").rglob("result.json"))
 
 
 @pytest.mark.usefixtures("ray_session")
-def test_numbers_for_ids_labels_and_splits_are_no_mistake(job: Path, cli: Cli, textured: Draw, tmp_path: Path) -> None:
-    numbers = {"image_id": list(range(24)), "label": [i % 2 for i in range(24)], "split": [int(i < 8) for i in range(24)]}
+def test_numbers_for_ids_labels_and_splits_are_no_mistake(
+    job: Path, cli: Cli, textured: Draw, tmp_path: Path
+) -> None:
+    numbers = {
+        "image_id": list(range(24)),
+        "label": [i % 2 for i in range(24)],
+        "split": [int(i < 8) for i in range(24)],
+    }
     foreign(tmp_path / "tables" / "cells", textured, **numbers)
     code, out, err = cli("train", job, "feed.train='0'", "feed.val='1'")
     assert (code, "Traceback" in err) == (0, False), err
@@ -312,6 +421,17 @@ def test_a_process_of_its_own_exits_with_2_and_one_line(arguments: list[str], jo
     """What the tests above see in-process holds for the installed command."""
     environment = os.environ | {"PYTHONPATH": str(Path.cwd())}
     command = [sys.executable, "-m", "raypipe", *arguments]
-    done = subprocess.run(command, cwd=job.parent, env=environment, capture_output=True, text=True, timeout=120, check=False)
-    refused((done.returncode, done.stdout, done.stderr), "Did you mean|No Delta table here|Unknown config key")
+    done = subprocess.run(
+        command,
+        cwd=job.parent,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    refused(
+        (done.returncode, done.stdout, done.stderr),
+        "Did you mean|No Delta table here|Unknown config key",
+    )
     assert files(job.parent) == {"job.yaml"}

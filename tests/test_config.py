@@ -38,12 +38,23 @@ def written(folder: Path, text: str) -> Path:
 def test_an_override_wins_over_the_yaml_and_the_yaml_over_the_default(tmp_path: Path) -> None:
     path = written(tmp_path, "uri: here\ntrain: {lr: 0.2, mode: finetune}\n")
     cfg = config.load(Outer, path, ["train.lr=0.3"])
-    assert (cfg.uri, cfg.train.lr, cfg.train.mode, cfg.train.source) == ("here", 0.3, "finetune", "folder")
+    assert (cfg.uri, cfg.train.lr, cfg.train.mode, cfg.train.source) == (
+        "here",
+        0.3,
+        "finetune",
+        "folder",
+    )
 
 
 def test_overrides_are_yaml_and_may_hold_equals_signs_lists_and_null(tmp_path: Path) -> None:
-    cfg = config.load(Outer, None, ["uri=s3://b/x?a=b", "extra={lr: 1}", "space={train.lr: 'uniform(1, 2)'}"])
-    assert (cfg.uri, cfg.extra, cfg.space) == ("s3://b/x?a=b", Inner(lr=1), {"train.lr": "uniform(1, 2)"})
+    cfg = config.load(
+        Outer, None, ["uri=s3://b/x?a=b", "extra={lr: 1}", "space={train.lr: 'uniform(1, 2)'}"]
+    )
+    assert (cfg.uri, cfg.extra, cfg.space) == (
+        "s3://b/x?a=b",
+        Inner(lr=1),
+        {"train.lr": "uniform(1, 2)"},
+    )
     assert config.load(Outer, None, ["uri=x", "extra.lr=2", "extra="]).extra is None
 
 
@@ -56,15 +67,23 @@ def test_overrides_are_yaml_and_may_hold_equals_signs_lists_and_null(tmp_path: P
         ("train.form=folder", r"Unknown config key train\.form .*Did you mean 'train\.from'\?"),
         ("train.lr=fast", r"Config key train\.lr is wrong \(got 'fast'\).*valid number"),
         ("train.lr=0", r"Config key train\.lr is wrong \(got 0\).*greater than 0"),
-        ("train.mode=forzen", r"Config key train\.mode is wrong \(got 'forzen'\).*'frozen' or 'finetune'"),
+        (
+            "train.mode=forzen",
+            r"Config key train\.mode is wrong \(got 'forzen'\).*'frozen' or 'finetune'",
+        ),
         ("train=3", r"Config key train is wrong \(got 3\)"),
-        ("uri.path=x", r"uri\.path goes through uri, which is a value and not a section \(got 'here'\)"),
+        (
+            "uri.path=x",
+            r"uri\.path goes through uri, which is a value and not a section \(got 'here'\)",
+        ),
         ("train.lr", r"not section\.key=value \(got 'train\.lr'\).*train\.lr=0\.001"),
         ("=3", r"not section\.key=value \(got '=3'\)"),
         ("train.lr=[1", r"The value of train\.lr is not YAML \(got '\[1'\)"),
     ],
 )
-def test_a_wrong_override_names_key_value_and_way_out(override: str, says: str, tmp_path: Path) -> None:
+def test_a_wrong_override_names_key_value_and_way_out(
+    override: str, says: str, tmp_path: Path
+) -> None:
     with pytest.raises(ConfigError, match=says):
         config.load(Outer, written(tmp_path, "uri: here"), [override])
 
@@ -77,7 +96,10 @@ def test_a_wrong_override_names_key_value_and_way_out(override: str, says: str, 
         ("uri: [\n", r"The config file is not YAML: .*job\.yaml"),
         ("uri: here\n\tlr: 1\n", r"The config file is not YAML"),
         ("", r"Config key uri is missing.*Add uri="),
-        ("uri: here\ntrain: {lr: fast, mode: x, form: 3}", r"train\.lr is wrong \(2 more: .*train\.mode.*train\.form"),
+        (
+            "uri: here\ntrain: {lr: fast, mode: x, form: 3}",
+            r"train\.lr is wrong \(2 more: .*train\.mode.*train\.form",
+        ),
     ],
 )
 def test_a_wrong_file_is_named_in_one_line(text: str, says: str, tmp_path: Path) -> None:
@@ -87,7 +109,9 @@ def test_a_wrong_file_is_named_in_one_line(text: str, says: str, tmp_path: Path)
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"No such config file \(got .*nowhere\.yaml.*solar\.yaml"):
+    with pytest.raises(
+        ConfigError, match=r"No such config file \(got .*nowhere\.yaml.*solar\.yaml"
+    ):
         config.load(Outer, tmp_path / "nowhere.yaml")
     with pytest.raises(ConfigError, match=r"The config file cannot be read"):
         config.load(Outer, tmp_path)
@@ -109,7 +133,11 @@ def test_replace_changes_a_copy_and_validates_it() -> None:
         config.replace(cfg, {"train.lr": -1})
 
 
-@given(st.floats(1e-6, 10), st.text(st.characters(codec="utf-8", exclude_categories=["C"])), st.none() | st.just(Inner(lr=3)))
+@given(
+    st.floats(1e-6, 10),
+    st.text(st.characters(codec="utf-8", exclude_categories=["C"])),
+    st.none() | st.just(Inner(lr=3)),
+)
 def test_a_dumped_config_loads_to_an_equal_one(lr: float, uri: str, extra: Inner | None) -> None:
     cfg = Outer(uri=uri, train=Inner(lr=lr, mode="finetune"), extra=extra)
     again = config.validate(Outer, config.yaml.safe_load(config.dump(cfg)))
@@ -118,28 +146,39 @@ def test_a_dumped_config_loads_to_an_equal_one(lr: float, uri: str, extra: Inner
 
 
 def test_the_whole_job_survives_saving_and_leaves_no_partial_file(tmp_path: Path) -> None:
-    job = config.load(Job, Path("jobs/configs/solar.yaml"), ["train.lr=0.01", "watch.batch.uri=tables/night"])
+    job = config.load(
+        Job, Path("jobs/configs/solar.yaml"), ["train.lr=0.01", "watch.batch.uri=tables/night"]
+    )
     saved = config.save(job, tmp_path / "run" / "config.yaml")
     assert config.load(Job, saved) == job
     assert [p.name for p in saved.parent.iterdir()] == ["config.yaml"]
 
 
-@pytest.mark.parametrize("file", sorted(Path("jobs/configs").glob("*.yaml")), ids=lambda file: file.name)
+@pytest.mark.parametrize(
+    "file", sorted(Path("jobs/configs").glob("*.yaml")), ids=lambda file: file.name
+)
 def test_every_verb_can_start_with_every_config_that_ships(file: Path) -> None:
     job = config.load(Job, file)
-    assert job.cluster.address != "none", "ingest and most others need a cluster; a training without is an override"
+    assert job.cluster.address != "none", (
+        "ingest and most others need a cluster; a training without is an override"
+    )
 
 
 def test_a_key_changes_with_every_setting_and_with_nothing_else() -> None:
     job = config.load(Job, None, ["table.uri=x"])
     assert config.key_of(job) == config.key_of(config.load(Job, None, ["table.uri=x"]))
-    keys = {config.key_of(config.replace(job, c)) for c in ({}, {"train.lr": 0.5}, {"run.seed": 8}, {"table.uri": "y"})}
+    keys = {
+        config.key_of(config.replace(job, c))
+        for c in ({}, {"train.lr": 0.5}, {"run.seed": 8}, {"table.uri": "y"})
+    }
     assert len(keys) == 4
     assert all(len(key) == 12 for key in keys)
 
 
 def test_every_name_the_config_offers_can_be_written_in_a_file() -> None:
-    job = config.load(Job, None, ["table.uri=x", "watch.batch.uri=y", "predict.table.uri=z"]).model_dump()
+    job = config.load(
+        Job, None, ["table.uri=x", "watch.batch.uri=y", "predict.table.uri=z"]
+    ).model_dump()
     for name in config.field_names(Job):
         node = job
         for part in name.split("."):
@@ -166,7 +205,9 @@ def test_every_name_the_config_offers_can_be_written_in_a_file() -> None:
         ("table.where={site: [1, 02, no, x]}", "where", {"site": ["1", "02", "no", "x"]}),
     ],
 )
-def test_text_is_what_was_written_and_not_what_yaml_makes_of_it(text: str, field: str, means: object, tmp_path: Path) -> None:
+def test_text_is_what_was_written_and_not_what_yaml_makes_of_it(
+    text: str, field: str, means: object, tmp_path: Path
+) -> None:
     key, _, value = text.partition("=")
     file = written(tmp_path, f"table: {{uri: t, {key.removeprefix('table.')}: {value}}}")
     for job in (config.load(Job, file), config.load(Job, None, ["table.uri=t", text])):

@@ -13,7 +13,13 @@ from raypipe.search.leaderboard import Standing
 from raypipe.train.loop import LoopState
 from raypipe.train.measure.meter import Position
 
-METRICS = {"val_loss": 0.41, "val_accuracy": 0.875, "train_loss": 0.39, "images_per_s": 1234.5, "forward_s": 0.01}
+METRICS = {
+    "val_loss": 0.41,
+    "val_accuracy": 0.875,
+    "train_loss": 0.39,
+    "images_per_s": 1234.5,
+    "forward_s": 0.01,
+}
 
 
 def shown(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> str:
@@ -35,11 +41,16 @@ def shown(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def test_elsewhere_an_epoch_is_a_line_with_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = shown(False, monkeypatch).splitlines()
-    assert "epoch   1 of 4  val_loss 0.4100 · val_accuracy 0.8750 · train_loss 0.3900 · 1,234 images/s · 30 s left" in first
+    assert (
+        "epoch   1 of 4  val_loss 0.4100 · val_accuracy 0.8750 · train_loss 0.3900 · 1,234 images/s · 30 s left"
+        in first
+    )
     assert "epoch   2 of 4" in second and second.endswith("20 s left") and "forward_s" not in second
 
 
-def test_a_terminal_shows_epoch_step_rate_metric_and_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_shows_epoch_step_rate_metric_and_what_is_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     out = shown(True, monkeypatch)
     assert "epoch 3 of 4 · step 1 of 10 · 1,234 images/s · val_accuracy 0.8750 · 18 s left" in out
     lines = re.findall(r"0:\d\d\S* epoch   (\d) of 4", out)
@@ -61,7 +72,10 @@ def test_a_run_that_is_taken_up_counts_its_own_pace(monkeypatch: pytest.MonkeyPa
     assert first.endswith("2 min left") and last.endswith("images/s")
 
 
-STANDINGS = [Standing("trial-002-b", {"train.lr": 0.01}, 0.91, 9, "running"), Standing("trial-001-a", {}, 0.8, 3, "stopped")]
+STANDINGS = [
+    Standing("trial-002-b", {"train.lr": 0.01}, 0.91, 9, "running"),
+    Standing("trial-001-a", {}, 0.8, 3, "stopped"),
+]
 
 
 def search_shown(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> str:
@@ -80,13 +94,17 @@ def search_shown(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> str:
 def test_a_terminal_shows_how_trials_stand(monkeypatch: pytest.MonkeyPatch) -> None:
     out = search_shown(True, monkeypatch)
     assert "Searching: 2 of 16 trials begun, 2 ended, 60 s" in out
-    assert re.search(r"1\s+0.91\s+9\s+running\s+0.01", out) and re.search(r"2\s+0.8\s+3\s+stopped", out)
+    assert re.search(r"1\s+0.91\s+9\s+running\s+0.01", out) and re.search(
+        r"2\s+0.8\s+3\s+stopped", out
+    )
 
 
 def test_elsewhere_a_new_best_is_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
     first, second, third = search_shown(False, monkeypatch).splitlines()
     assert first.endswith("best so far val_accuracy 0.8000, trial-001-a after 3 epochs: –")
-    assert second.endswith("best so far val_accuracy 0.9100, trial-002-b after 9 epochs: train.lr 0.01")
+    assert second.endswith(
+        "best so far val_accuracy 0.9100, trial-002-b after 9 epochs: train.lr 0.01"
+    )
     assert third.endswith("Searching: 2 of 16 trials begun, 1 ended, 40 s")
 
 

@@ -39,10 +39,15 @@ def left(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with tarfile.open(ARCHIVE) as archive:
         archive.extractall(root, filter="data")
     with sqlite3.connect(root / "run" / "mlflow" / "mlflow.db") as db:
-        for (table,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
+        for (table,) in db.execute(
+            "SELECT name FROM sqlite_master WHERE type = 'table'"
+        ).fetchall():
             for _, column, kind, *_ in db.execute(f"PRAGMA table_info({table})").fetchall():
                 if any(word in kind.upper() for word in ("CHAR", "TEXT")):
-                    db.execute(f"UPDATE {table} SET {column} = replace({column}, ?, ?)", (MADE_AT, str(root)))
+                    db.execute(
+                        f"UPDATE {table} SET {column} = replace({column}, ?, ?)",
+                        (MADE_AT, str(root)),
+                    )
     return root
 
 
@@ -70,9 +75,18 @@ def test_a_package_is_read_right(left: Path) -> None:
     images = {r["image_id"]: r["image"] for r in rows(left / "table")}
     assert len(before) == len(images) == 48
     (made_by,) = {str(r["model"]) for r in before.values()}
-    package = Package(next(p for p in (left / "run" / "packages").iterdir() if json.loads((p / "package.json").read_text())))
+    package = Package(
+        next(
+            p
+            for p in (left / "run" / "packages").iterdir()
+            if json.loads((p / "package.json").read_text())
+        )
+    )
     assert "format" not in json.loads(package.files["manifest.json"]) and made_by == "old/1"
-    assert package.classes == ("cold", "warm") and validate(TrainJob, package.info["config"]).train.epochs == 1
+    assert (
+        package.classes == ("cold", "warm")
+        and validate(TrainJob, package.info["config"]).train.epochs == 1
+    )
     reference = package.reference()
     assert len(reference.ids) == 22 and np.isfinite(reference.features_ND).all()
 
@@ -84,20 +98,29 @@ def test_its_model_is_refused_with_the_way_out_and_then_predicts_as_it_did(
     for verb in ("predict", "drift", "retrain"):
         code, _, err = cli(verb, job, "watch.force=true")
         assert code == 2, err
-        assert "old/1 has no seal" in err and "set_model_version_tag('old', '1', 'raypipe.manifest', " in err
+        assert (
+            "old/1 has no seal" in err
+            and "set_model_version_tag('old', '1', 'raypipe.manifest', " in err
+        )
     assert [len(rows(left / "run" / name)) for name in ("predictions", "drift")] == [48, 2]
 
     first = promote.require_champion(store)
     with pytest.raises(DataError, match="has no seal") as refused:
         promote.fetch(store, first)
-    exec(str(refused.value.fix).partition("the tag: ")[2].replace("MlflowClient()", "client"), {"client": store.client})
+    exec(
+        str(refused.value.fix).partition("the tag: ")[2].replace("MlflowClient()", "client"),
+        {"client": store.client},
+    )
 
     code, out, err = cli("predict", job, "--json")
     assert code == 0, err
     assert sum(json.loads(out)["labels"].values()) == 48
     found = rows(left / "run" / "predictions")
     assert Counter(r["format"] for r in found) == {None: 48, 2: 48}  # what was there stays there
-    then, now = ({r["image_id"]: r["scores"] for r in found if bool(r["key"]) is new} for new in (False, True))
+    then, now = (
+        {r["image_id"]: r["scores"] for r in found if bool(r["key"]) is new}
+        for new in (False, True)
+    )
     assert len(now) == 48 and then.keys() == now.keys()
     np.testing.assert_allclose([then[i] for i in now], list(now.values()), atol=1e-5)
 
@@ -105,7 +128,9 @@ def test_its_model_is_refused_with_the_way_out_and_then_predicts_as_it_did(
     assert code == 0, err
     evidence = rows(left / "run" / "drift")
     assert Counter(r["format"] for r in evidence) == {None: 2, 2: 1}
-    assert {(r["model"], r["table"], r["batch_images"]) for r in evidence} >= {("old/1", f"{left}/table@v0", 48)}
+    assert {(r["model"], r["table"], r["batch_images"]) for r in evidence} >= {
+        ("old/1", f"{left}/table@v0", 48)
+    }
 
 
 def test_a_training_is_read_or_made_again_and_registered_with_a_seal(
@@ -121,12 +146,16 @@ def test_a_training_is_read_or_made_again_and_registered_with_a_seal(
     assert {p: p.read_bytes() for p in before} == before  # what was there is not written over
 
 
-def test_its_retrain_goes_on_from_its_champion(left: Path, store: Store, job: Path, cli: Cli, ray_session: str) -> None:
+def test_its_retrain_goes_on_from_its_champion(
+    left: Path, store: Store, job: Path, cli: Cli, ray_session: str
+) -> None:
     first = next(v for v in promote.versions(store) if v.version == 1)
     if first.seal is None:
         seal = Package(next((left / "run" / "packages").glob(f"{first.tags[tracking.KEY]}"))).seal
         store.client.set_model_version_tag("old", "1", promote.SEAL, seal)
-    code, out, err = cli("retrain", job, "watch.force=true", "run.seed=8", "watch.retrain_samples=1", "--json")
+    code, out, err = cli(
+        "retrain", job, "watch.force=true", "run.seed=8", "watch.retrain_samples=1", "--json"
+    )
     assert code == 0, err
     said = json.loads(out)
     assert said["challenger"] and said["reason"]

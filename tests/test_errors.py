@@ -30,7 +30,11 @@ def test_an_error_pickles_from_its_four_parts(kind: type[RaypipeError], module: 
     error = kind("Wrong", **PARTS)
     again = module.loads(module.dumps(error))
     assert type(again) is kind
-    assert (str(again), again.what, again.got, again.rule, again.fix) == (str(error), "Wrong", *PARTS.values())
+    assert (str(again), again.what, again.got, again.rule, again.fix) == (
+        str(error),
+        "Wrong",
+        *PARTS.values(),
+    )
 
 
 def test_a_bad_image_pickles_with_its_reason() -> None:

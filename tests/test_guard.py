@@ -19,7 +19,9 @@ RUN = "\nsys.exit(guard.guarded(lambda: guard.ended(work())))"
 
 def begun(work: str) -> subprocess.Popen[str]:
     script = f"{BEGIN}{work}{RUN}"
-    return subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
 
 
 @pytest.mark.parametrize(
@@ -101,13 +103,18 @@ def test_a_verb_on_a_full_disk_says_so() -> None:
 @pytest.mark.parametrize(
     ("error", "words"),
     [
-        (OSError(errno.ENOSPC, "No space left on device", "/data/x"), "The disk is full (got '/data/x')"),
+        (
+            OSError(errno.ENOSPC, "No space left on device", "/data/x"),
+            "The disk is full (got '/data/x')",
+        ),
         (PermissionError(errno.EACCES, "Permission denied", "/x"), "may not be opened (got '/x')"),
         (MemoryError("12 GB"), "The memory is full. 12 GB."),
         (KeyboardInterrupt(), "Interrupted. Run the same command again"),
     ],
 )
-def test_what_the_machine_refuses_is_one_sentence(error: BaseException, words: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_what_the_machine_refuses_is_one_sentence(
+    error: BaseException, words: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     try:
         raise RuntimeError("while doing something") from error
     except RuntimeError as e:

@@ -26,15 +26,21 @@ from raypipe.job import Job as RaypipeJob
 ROOT = Path(__file__).parents[1]
 BUNDLE = ROOT / "infra" / "databricks"
 ROOT_FILE = yaml.safe_load((BUNDLE / "databricks.yml").read_text())
-RESOURCE_FILES = {path: yaml.safe_load(path.read_text()) for path in sorted(BUNDLE.glob("resources/*.yml"))}
-JOBS: dict[str, Any] = {key: job for tree in RESOURCE_FILES.values() for key, job in tree["resources"]["jobs"].items()}
+RESOURCE_FILES = {
+    path: yaml.safe_load(path.read_text()) for path in sorted(BUNDLE.glob("resources/*.yml"))
+}
+JOBS: dict[str, Any] = {
+    key: job for tree in RESOURCE_FILES.values() for key, job in tree["resources"]["jobs"].items()
+}
 TARGETS: dict[str, Any] = ROOT_FILE["targets"]
 FROM_OUTSIDE = {  # BUNDLE_VAR_host and so on
     "host": "https://workspace.example",
     "email": "team@example.com",
     "storage": "abfss://tables@account.example/solar",
 }
-DEFAULTS = {name: spec.get("default") for name, spec in ROOT_FILE["variables"].items()} | FROM_OUTSIDE
+DEFAULTS = {
+    name: spec.get("default") for name, spec in ROOT_FILE["variables"].items()
+} | FROM_OUTSIDE
 REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 OVERRIDE = re.compile(r"[a-z_]+(\.[a-z_]+)+=\S+")
 
@@ -47,8 +53,12 @@ def fill(node: Any, target: str) -> Any:
         return [fill(value, target) for value in node]
     for name in REFERENCE.findall(node) if isinstance(node, str) else ():
         if name.startswith("var."):
-            value = fill((DEFAULTS | TARGETS[target]["variables"])[name.removeprefix("var.")], target)
-            if node == f"${{{name}}}":  # a whole reference keeps its type: a number, or a whole cluster
+            value = fill(
+                (DEFAULTS | TARGETS[target]["variables"])[name.removeprefix("var.")], target
+            )
+            if (
+                node == f"${{{name}}}"
+            ):  # a whole reference keeps its type: a number, or a whole cluster
                 return value
             node = node.replace(f"${{{name}}}", str(value))
     return node
@@ -66,19 +76,27 @@ def test_a_job_is_valid_in_every_target(name: str, target: str) -> None:
     for task in (task for task in job.tasks if task.spark_python_task):
         assert task.job_cluster_key in clusters
         config, *overrides = task.spark_python_task.parameters
-        assert config.startswith("${workspace.file_path}/jobs/configs/")  # a task's working folder is its own file's
+        assert config.startswith(
+            "${workspace.file_path}/jobs/configs/"
+        )  # a task's working folder is its own file's
         assert all(OVERRIDE.fullmatch(override) for override in overrides), overrides
-        assert {override.partition("=")[0] for override in overrides} <= set(field_names(RaypipeJob))
+        assert {override.partition("=")[0] for override in overrides} <= set(
+            field_names(RaypipeJob)
+        )
     for cluster in (item["new_cluster"] for item in tree["job_clusters"]):
         assert isinstance(cluster["num_workers"], int)
         assert "-gpu-ml-" in cluster["spark_version"]
         assert cluster["data_security_mode"] == "SINGLE_USER"
         assert cluster["spark_env_vars"]["RAY_AUTH_MODE"] == "token"
         for key, value in cluster["spark_env_vars"].items():
-            assert value.startswith("{{secrets/") == key.endswith(("TOKEN", "CLIENT_ID", "CLIENT_SECRET"))
+            assert value.startswith("{{secrets/") == key.endswith(
+                ("TOKEN", "CLIENT_ID", "CLIENT_SECRET")
+            )
 
 
-@pytest.mark.parametrize("path", ["Job.tag", "Task.tasks.0.task_kye", "ClusterSpec.job_clusters.0.new_cluster.workers"])
+@pytest.mark.parametrize(
+    "path", ["Job.tag", "Task.tasks.0.task_kye", "ClusterSpec.job_clusters.0.new_cluster.workers"]
+)
 def test_a_misspelt_field_is_refused(path: str) -> None:
     owner, *steps, field = path.split(".")
     job = node = fill(JOBS["train"], "sit")
@@ -95,7 +113,9 @@ def test_every_reference_is_declared_and_every_variable_is_used() -> None:
     assert variables == {f"var.{name}" for name in ROOT_FILE["variables"]}
     from_the_cli = {"bundle.name", "bundle.target", "bundle.git.commit", "workspace.file_path"}
     assert used - variables == from_the_cli | {"resources.jobs.retrain.id"}
-    assert {name for name, spec in ROOT_FILE["variables"].items() if "default" not in spec} == set(FROM_OUTSIDE)
+    assert {name for name, spec in ROOT_FILE["variables"].items() if "default" not in spec} == set(
+        FROM_OUTSIDE
+    )
 
 
 def test_targets_override_only_what_exists() -> None:
@@ -104,10 +124,14 @@ def test_targets_override_only_what_exists() -> None:
         assert set(target["variables"]) <= set(ROOT_FILE["variables"])
         assert set(target.get("resources", {}).get("jobs", {})) <= set(JOBS)
         assert target["mode"] == ("development" if name == "sit" else "production")
-        assert target["presets"]["trigger_pause_status"] == ("UNPAUSED" if name == "prod" else "PAUSED")
+        assert target["presets"]["trigger_pause_status"] == (
+            "UNPAUSED" if name == "prod" else "PAUSED"
+        )
         if target["mode"] == "production":
             assert target["run_as"] == {"service_principal_name": "${var.service_principal}"}
-            assert "${bundle.target}" in target["workspace"]["root_path"]  # uat and prod may share a workspace
+            assert (
+                "${bundle.target}" in target["workspace"]["root_path"]
+            )  # uat and prod may share a workspace
 
 
 def test_drift_reaches_retrain_only_through_the_condition() -> None:
@@ -123,19 +147,33 @@ def test_drift_reaches_retrain_only_through_the_condition() -> None:
     assert condition.left == f"{{{{tasks.{check.task_key}.values.is_drift}}}}"
     assert (condition.op.value, condition.right) == ("EQUAL_TO", "true")
     assert "--exit-code" not in check.spark_python_task.parameters  # a finding is no failure
-    assert drift.timeout_seconds >= (1 + check.max_retries) * check.timeout_seconds + retrain.timeout_seconds
-    assert drift.schedule.pause_status is None  # PAUSED or UNPAUSED here would win over the target's preset
+    assert (
+        drift.timeout_seconds
+        >= (1 + check.max_retries) * check.timeout_seconds + retrain.timeout_seconds
+    )
+    assert (
+        drift.schedule.pause_status is None
+    )  # PAUSED or UNPAUSED here would win over the target's preset
 
 
 def test_local_files_exist() -> None:
-    named = [(path, re.findall(r"(?:python_file|requirements): (\S+)", path.read_text())) for path in RESOURCE_FILES]
+    named = [
+        (path, re.findall(r"(?:python_file|requirements): (\S+)", path.read_text()))
+        for path in RESOURCE_FILES
+    ]
     assert all(files for _, files in named)
-    assert [file for path, files in named for file in files if not (path.parent / file).is_file()] == []
+    assert [
+        file for path, files in named for file in files if not (path.parent / file).is_file()
+    ] == []
     assert (ROOT / "jobs" / "configs" / DEFAULTS["config"]).is_file()
 
 
 def test_the_cluster_gets_the_versions_tested_here_and_its_own_torch() -> None:
-    lines = [line for line in (BUNDLE / "requirements.txt").read_text().splitlines() if line and not line.startswith("#")]
+    lines = [
+        line
+        for line in (BUNDLE / "requirements.txt").read_text().splitlines()
+        if line and not line.startswith("#")
+    ]
     pins = {re.split(r"\[|==", line)[0]: line.partition("==")[2] for line in lines}
     assert pins == {name: importlib.metadata.version(name) for name in pins}
     assert not {"torch", "numpy", "pandas", "pyarrow"} & set(pins)
@@ -148,11 +186,26 @@ def test_ray_accepts_the_runtime_env_and_packs_only_the_code(tmp_path: Path) -> 
     with pytest.raises(TypeError, match="env_vars"):
         RuntimeEnv(**env | {"env_vars": {"RAY_USAGE_STATS_ENABLED": 0}})
     wanted = ["jobs/train.py", "raypipe/watch/runs.py", "infra/ray/README.md"]
-    unwanted = [".git/HEAD", ".venv/bin/python", "runs/a.pt", "mlflow.db", "raypipe/__pycache__/x.pyc", "dist/a.whl"]
+    unwanted = [
+        ".git/HEAD",
+        ".venv/bin/python",
+        "runs/a.pt",
+        "mlflow.db",
+        "raypipe/__pycache__/x.pyc",
+        "dist/a.whl",
+    ]
     for file in wanted + unwanted:
         (tmp_path / "tree" / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "tree" / file).touch()
-    for name, excludes, expected in (("some", env["excludes"], wanted), ("all", [], wanted + unwanted)):
-        create_package(str(tmp_path / "tree"), tmp_path / f"{name}.zip", include_gitignore=True, excludes=excludes)
+    for name, excludes, expected in (
+        ("some", env["excludes"], wanted),
+        ("all", [], wanted + unwanted),
+    ):
+        create_package(
+            str(tmp_path / "tree"),
+            tmp_path / f"{name}.zip",
+            include_gitignore=True,
+            excludes=excludes,
+        )
         packed = zipfile.ZipFile(tmp_path / f"{name}.zip").namelist()
         assert sorted(file for file in packed if not file.endswith("/")) == sorted(expected)

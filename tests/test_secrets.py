@@ -79,11 +79,25 @@ def test_other_addresses_are_left_as_they_are(address: str) -> None:
 
 @pytest.mark.parametrize("address", ADDRESSES)
 @pytest.mark.parametrize(
-    "key", ["registry.uri", "table.uri", "predict.out", "watch.batch.uri", "ingest.from.images", "train.start_from"]
+    "key",
+    [
+        "registry.uri",
+        "table.uri",
+        "predict.out",
+        "watch.batch.uri",
+        "ingest.from.images",
+        "train.start_from",
+    ],
 )
-def test_no_configuration_takes_an_address_with_a_credential(address: str, key: str, cli: Cli, tmp_path: Path) -> None:
+def test_no_configuration_takes_an_address_with_a_credential(
+    address: str, key: str, cli: Cli, tmp_path: Path
+) -> None:
     path = tmp_path / "job.yaml"
-    path.write_text(yaml.safe_dump({"table": {"uri": str(tmp_path / "t")}, "run": {"dir": str(tmp_path / "run")}}))
+    path.write_text(
+        yaml.safe_dump(
+            {"table": {"uri": str(tmp_path / "t")}, "run": {"dir": str(tmp_path / "run")}}
+        )
+    )
     code, out, err = cli("train", path, f"{key}={address}")
     assert code == 2
     assert "holds a credential" in err and "environment" in err
@@ -99,7 +113,9 @@ def test_a_password_may_hold_blanks_and_quotes(password: str) -> None:
 
 
 def test_a_section_alone_refuses_it_too() -> None:
-    with pytest.raises(ConfigError, match=r"registry\.uri holds a credential.*\*\*\*.*env:NAME") as refused:
+    with pytest.raises(
+        ConfigError, match=r"registry\.uri holds a credential.*\*\*\*.*env:NAME"
+    ) as refused:
         RegistryConfig(uri=ADDRESSES[0])
     assert SECRET not in str(refused.value)
     with pytest.raises(ValidationError, match="Extra inputs") as unknown:
@@ -109,8 +125,12 @@ def test_a_section_alone_refuses_it_too() -> None:
 
 def test_options_of_a_model_are_written_down_and_hold_no_token() -> None:
     with pytest.raises(ConfigError, match=r"model\.options\.token holds a credential.*HF_TOKEN"):
-        validate(Job, {"table": {"uri": "t"}, "model": {"name": "hf:vit", "options": {"token": SECRET}}})
-    assert load(Job, None, ["table.uri=t", "table.where={token: x}"]).table.where == {"token": "x"}  # a column may be called so
+        validate(
+            Job, {"table": {"uri": "t"}, "model": {"name": "hf:vit", "options": {"token": SECRET}}}
+        )
+    assert load(Job, None, ["table.uri=t", "table.where={token: x}"]).table.where == {
+        "token": "x"
+    }  # a column may be called so
 
 
 def test_messages_hide_what_is_known_to_be_secret(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,14 +153,23 @@ def test_which_names_are_secret() -> None:
     assert [n for n in open_.split() if is_secret_name(n)] == []
 
 
-def test_the_console_hides_and_says_no_bare_nan(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_console_hides_and_says_no_bare_nan(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("DATABRICKS_TOKEN", SECRET)
     console = Console(as_json=True)
     console.say(f"using {SECRET}")
     console.facts({"mlflow": ADDRESSES[0]})
     console.table("t", ["a"], [[SECRET]])
     logging.getLogger("raypipe").warning("at %s", ADDRESSES[0])
-    console.finish({"uri": ADDRESSES[0], "loss": float("nan"), "each": [float("inf"), 1.5], "at": {1: Path("/x")}})
+    console.finish(
+        {
+            "uri": ADDRESSES[0],
+            "loss": float("nan"),
+            "each": [float("inf"), 1.5],
+            "at": {1: Path("/x")},
+        }
+    )
     out, err = capfd.readouterr()
     assert SECRET not in out + err
     assert json.loads(out.splitlines()[-1], parse_constant=pytest.fail) | {"uri": ""} == {
@@ -152,26 +181,41 @@ def test_the_console_hides_and_says_no_bare_nan(capfd: pytest.CaptureFixture[str
 
 
 def test_a_submitted_job_takes_no_credential_with_it(tmp_path: Path) -> None:
-    job = validate(Job, {"table": {"uri": "/t", "storage_options": {"AWS_SECRET_ACCESS_KEY": SECRET}}})
-    with pytest.raises(ConfigError, match=r"travel to the cluster.*table\.storage_options: AWS_SECRET_ACCESS_KEY.*environment"):
+    job = validate(
+        Job, {"table": {"uri": "/t", "storage_options": {"AWS_SECRET_ACCESS_KEY": SECRET}}}
+    )
+    with pytest.raises(
+        ConfigError,
+        match=r"travel to the cluster.*table\.storage_options: AWS_SECRET_ACCESS_KEY.*environment",
+    ):
         storage.refuse_in_file(job)
     here = {"kind": "delta", "images": "/s", "storage_options": {"sas_token": SECRET}}
     with pytest.raises(ConfigError, match=r"ingest.*storage_options: sas_token"):
         storage.refuse_in_file(validate(Job, {"table": {"uri": "/t"}, "ingest": {"from": here}}))
-    storage.refuse_in_file(validate(Job, {"table": {"uri": "/t", "storage_options": {"AWS_REGION": "x"}}}))
-    with pytest.raises(ConfigError, match=r"gives the job a credential, HF_TOKEN.*dashboard in plain text"):
-        submit.refuse_secrets("http://127.0.0.1:8265", {"RAY_AUTH_MODE": "token", "HF_TOKEN": SECRET})
+    storage.refuse_in_file(
+        validate(Job, {"table": {"uri": "/t", "storage_options": {"AWS_REGION": "x"}}})
+    )
+    with pytest.raises(
+        ConfigError, match=r"gives the job a credential, HF_TOKEN.*dashboard in plain text"
+    ):
+        submit.refuse_secrets(
+            "http://127.0.0.1:8265", {"RAY_AUTH_MODE": "token", "HF_TOKEN": SECRET}
+        )
     with pytest.raises(ConfigError, match=r"cluster's address holds a credential"):
         submit.refuse_secrets(f"http://me:{SECRET}@host:8265", {})
     submit.refuse_secrets("http://127.0.0.1:8265", {"RAY_AUTH_MODE": "token", "HF_TOKEN": ""})
 
 
-def test_a_missing_variable_for_the_store_is_one_message(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cli: Cli) -> None:
+def test_a_missing_variable_for_the_store_is_one_message(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cli: Cli
+) -> None:
     monkeypatch.delenv("OUR_MLFLOW", raising=False)
     from raypipe.config import RunConfig
     from raypipe.registry import tracking
 
-    with pytest.raises(ConfigError, match=r"environment variable OUR_MLFLOW is not set.*export OUR_MLFLOW"):
+    with pytest.raises(
+        ConfigError, match=r"environment variable OUR_MLFLOW is not set.*export OUR_MLFLOW"
+    ):
         tracking.open_store(RunConfig(dir=str(tmp_path)), RegistryConfig(uri="env:OUR_MLFLOW"))
 
 
@@ -191,7 +235,9 @@ def test_a_whole_story_leaves_no_credential_anywhere(
     root = tmp_path / "kept"
     root.mkdir()
     canaries["address"] = "canary-in-the-address-of-mlflow"
-    monkeypatch.setenv("OUR_MLFLOW", f"sqlite:///file:{root}/mlflow.db?uri=true&password={canaries['address']}")
+    monkeypatch.setenv(
+        "OUR_MLFLOW", f"sqlite:///file:{root}/mlflow.db?uri=true&password={canaries['address']}"
+    )
     canaries["options"] = "canary-in-storage-options"
     options = {"AWS_SECRET_ACCESS_KEY": canaries["options"], "AWS_REGION": "eu-west-1"}
     job = tmp_path / "job.yaml"
@@ -235,7 +281,10 @@ def test_a_whole_story_leaves_no_credential_anywhere(
     assert {"mlflow.db", "config.yaml", "package.json", "best.yaml"} <= {p.name for p in files}
     answers = {str(p): p.read_bytes() for p in files} | dashboard_answers()
     leaked += [
-        f"{name} in {at}" for at, data in answers.items() for name, canary in canaries.items() if canary.encode() in data
+        f"{name} in {at}"
+        for at, data in answers.items()
+        for name, canary in canaries.items()
+        if canary.encode() in data
     ]
     assert leaked == []
 
@@ -252,13 +301,30 @@ def dashboard_answers() -> dict[str, bytes]:
 
     address = ray._private.worker._global_node.address_info["webui_url"]
     token = (Path.home() / ".ray" / "auth_token").read_text().strip()
-    kinds = ("actors", "tasks", "workers", "nodes", "jobs", "runtime_envs", "objects", "placement_groups")
+    kinds = (
+        "actors",
+        "tasks",
+        "workers",
+        "nodes",
+        "jobs",
+        "runtime_envs",
+        "objects",
+        "placement_groups",
+    )
     paths = [f"/api/v0/{kind}?detail=true&limit=10000" for kind in kinds]
-    paths += ["/api/jobs/", "/nodes?view=details", "/logical/actors", "/api/v0/tasks/summarize", "/api/cluster_status"]
+    paths += [
+        "/api/jobs/",
+        "/nodes?view=details",
+        "/logical/actors",
+        "/api/v0/tasks/summarize",
+        "/api/cluster_status",
+    ]
     found: dict[str, bytes] = {}
     unanswered: list[str] = []
     for path in paths:
-        asked = urllib.request.Request(f"http://{address}{path}", headers={"Authorization": f"Bearer {token}"})
+        asked = urllib.request.Request(
+            f"http://{address}{path}", headers={"Authorization": f"Bearer {token}"}
+        )
         try:
             with urllib.request.urlopen(asked, timeout=60) as answer:
                 found[path] = answer.read()

@@ -27,22 +27,38 @@ app = typer.Typer(
 )
 
 EXAMPLE = "jobs/configs/solar.yaml"
-Config = Annotated[Path, typer.Argument(help=f"YAML configuration, e.g. {EXAMPLE}", show_default=False)]
-Overrides = Annotated[list[str] | None, typer.Argument(help="section.key=value", show_default=False)]
-Json = Annotated[bool, typer.Option("--json", help="End with one JSON line on stdout; messages go to stderr.")]
+Config = Annotated[
+    Path, typer.Argument(help=f"YAML configuration, e.g. {EXAMPLE}", show_default=False)
+]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(help="section.key=value", show_default=False)
+]
+Json = Annotated[
+    bool, typer.Option("--json", help="End with one JSON line on stdout; messages go to stderr.")
+]
 Submit = Annotated[
     str | None,
-    typer.Option("--submit", metavar="ADDRESS", help="Run this verb as a job on the Ray cluster at http://HOST:8265."),
+    typer.Option(
+        "--submit",
+        metavar="ADDRESS",
+        help="Run this verb as a job on the Ray cluster at http://HOST:8265.",
+    ),
 ]
 
 
 def run_verb(
-    name: str, config: Path | None, overrides: list[str] | None, as_json: bool = False, submit: str | None = None
+    name: str,
+    config: Path | None,
+    overrides: list[str] | None,
+    as_json: bool = False,
+    submit: str | None = None,
 ) -> dict[str, Any]:
     """Load the configuration and run the verb; the three hops are cli -> config.load -> room."""
     prepare_environment()
     console = Console(as_json)
-    from raypipe.job import Job  # rooms import torch and Ray: --help and a misspelt path should not wait for them
+    from raypipe.job import (
+        Job,
+    )  # rooms import torch and Ray: --help and a misspelt path should not wait for them
 
     job = load(Job, config, overrides or [])
     if submit:
@@ -52,7 +68,11 @@ def run_verb(
         refuse_credentials(overrides or [])
         refuse_in_file(job)
         named = [str(config)] if config else []
-        submit_job(submit, [name, *named, *(overrides or []), *(["--json"] if as_json else [])], console.say)
+        submit_job(
+            submit,
+            [name, *named, *(overrides or []), *(["--json"] if as_json else [])],
+            console.say,
+        )
         return {}
     from raypipe.cli import verbs
     from raypipe.cluster.connect import close
@@ -66,22 +86,38 @@ def run_verb(
 
 
 def _verb(name: str, help: str, example: str) -> None:
-    def command(config: Config, overrides: Overrides = None, json: Json = False, submit: Submit = None) -> None:
+    def command(
+        config: Config, overrides: Overrides = None, json: Json = False, submit: Submit = None
+    ) -> None:
         run_verb(name, config, overrides, json, submit)
 
-    app.command(name, help=f"{help}\n\nExample: [bold]raypipe {name} {EXAMPLE} {example}[/bold]")(command)
+    app.command(name, help=f"{help}\n\nExample: [bold]raypipe {name} {EXAMPLE} {example}[/bold]")(
+        command
+    )
 
 
 @app.command("ingest")
 def ingest(
     config: Config,
     overrides: Overrides = None,
-    max_side: Annotated[int | None, typer.Option(help="Store images with at most so many pixels a side.")] = None,
-    quality: Annotated[int | None, typer.Option(help="Of JPEG and WebP that were made smaller, 1-100.")] = None,
-    formats: Annotated[str | None, typer.Option(help="Accepted formats, like JPEG,PNG,TIFF.")] = None,
-    workers: Annotated[str | None, typer.Option(help="Ray tasks at a time, 0 for threads here, or auto.")] = None,
+    max_side: Annotated[
+        int | None, typer.Option(help="Store images with at most so many pixels a side.")
+    ] = None,
+    quality: Annotated[
+        int | None, typer.Option(help="Of JPEG and WebP that were made smaller, 1-100.")
+    ] = None,
+    formats: Annotated[
+        str | None, typer.Option(help="Accepted formats, like JPEG,PNG,TIFF.")
+    ] = None,
+    workers: Annotated[
+        str | None, typer.Option(help="Ray tasks at a time, 0 for threads here, or auto.")
+    ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show classes, counts and splits as they were understood; write nothing.")
+        bool,
+        typer.Option(
+            "--dry-run",
+            help="Show classes, counts and splits as they were understood; write nothing.",
+        ),
     ] = False,
     json: Json = False,
     submit: Submit = None,
@@ -112,11 +148,18 @@ _verb(
 
 @app.command("tune")
 def tune(
-    config: Annotated[str | None, typer.Argument(help=f"YAML configuration, e.g. {EXAMPLE}; not needed with --table")] = None,
+    config: Annotated[
+        str | None,
+        typer.Argument(help=f"YAML configuration, e.g. {EXAMPLE}; not needed with --table"),
+    ] = None,
     overrides: Overrides = None,
     table: Annotated[str | None, typer.Option(help="The Delta table of images: table.uri.")] = None,
-    label: Annotated[str | None, typer.Option(help="Its column of labels: table.columns.label.")] = None,
-    image: Annotated[str | None, typer.Option(help="Its column of images: table.columns.image.")] = None,
+    label: Annotated[
+        str | None, typer.Option(help="Its column of labels: table.columns.label.")
+    ] = None,
+    image: Annotated[
+        str | None, typer.Option(help="Its column of images: table.columns.image.")
+    ] = None,
     json: Json = False,
     submit: Submit = None,
 ) -> None:
@@ -135,12 +178,20 @@ def tune(
         given, config = [config, *given], None
     flags = {"table.uri": table, "table.columns.label": label, "table.columns.image": image}
     given += [f"{name}={dumps(value)}" for name, value in flags.items() if value is not None]
-    run_verb("tune", Path(config) if config else None, given if config else _of_table(given), json, submit)
+    run_verb(
+        "tune",
+        Path(config) if config else None,
+        given if config else _of_table(given),
+        json,
+        submit,
+    )
 
 
 def _of_table(overrides: list[str]) -> list[str]:
     """What a run without a config file needs: a table, and a name and a folder that are the table's."""
-    uris = [text.partition("=")[2].strip("\"'") for text in overrides if text.startswith("table.uri=")]
+    uris = [
+        text.partition("=")[2].strip("\"'") for text in overrides if text.startswith("table.uri=")
+    ]
     if not uris:
         raise ConfigError(
             "There is neither a config file nor a table",
@@ -150,7 +201,11 @@ def _of_table(overrides: list[str]) -> list[str]:
     return [f"run.name={dumps(name)}", f"run.dir={dumps(f'runs/{name}')}", *overrides]
 
 
-_verb("predict", "Predict every image of a table version into a Delta table.", "predict.table.uri=tables/new")
+_verb(
+    "predict",
+    "Predict every image of a table version into a Delta table.",
+    "predict.table.uri=tables/new",
+)
 _verb(
     "retrain",
     "Check for drift; on drift and with labels train a challenger, compare, promote when better.",
@@ -164,7 +219,9 @@ def drift(
     overrides: Overrides = None,
     json: Json = False,
     submit: Submit = None,
-    exit_code: Annotated[bool, typer.Option("--exit-code", help="Exit with 3 when there is drift.")] = False,
+    exit_code: Annotated[
+        bool, typer.Option("--exit-code", help="Exit with 3 when there is drift.")
+    ] = False,
 ) -> None:
     """Compare a batch with the champion's reference (Alibi Detect: MMD, KS); write evidence and an HTML report.
 

@@ -52,11 +52,19 @@ class Console:
 
     def __init__(self, as_json: bool = False) -> None:
         self.as_json = as_json
-        self.err = Rich(stderr=True, highlight=False, width=None if sys.stderr.isatty() else LOG_WIDTH)
-        self.out = self.err if as_json else Rich(highlight=False, width=None if sys.stdout.isatty() else LOG_WIDTH)
+        self.err = Rich(
+            stderr=True, highlight=False, width=None if sys.stderr.isatty() else LOG_WIDTH
+        )
+        self.out = (
+            self.err
+            if as_json
+            else Rich(highlight=False, width=None if sys.stdout.isatty() else LOG_WIDTH)
+        )
         self._started = time.monotonic()
         log = logging.getLogger("raypipe")
-        handler = RichHandler(console=self.err, show_time=False, show_path=False, show_level=False, markup=False)
+        handler = RichHandler(
+            console=self.err, show_time=False, show_path=False, show_level=False, markup=False
+        )
         handler.addFilter(_without_credentials)
         log.handlers = [handler]
         log.setLevel(logging.INFO)
@@ -66,7 +74,9 @@ class Console:
         """A line about what is going on, with the time since the start."""
         seconds = int(time.monotonic() - self._started)
         stamp = (f"{seconds // 60:d}:{seconds % 60:02d}", "dim")
-        self.err.print(Text.assemble(stamp, " ", hidden(text)), soft_wrap=True)  # in one piece, or a moving bar comes between
+        self.err.print(
+            Text.assemble(stamp, " ", hidden(text)), soft_wrap=True
+        )  # in one piece, or a moving bar comes between
 
     def heading(self, text: str) -> None:
         if self.err.is_terminal:
@@ -93,7 +103,11 @@ class Console:
                 task = bar.add_task(label, total=None, rate="")
 
                 def drawn(done: int, total: int) -> None:
-                    rate = f"{done / max(1e-9, time.monotonic() - started):,.0f} {unit}/s" if done > 50 else ""
+                    rate = (
+                        f"{done / max(1e-9, time.monotonic() - started):,.0f} {unit}/s"
+                        if done > 50
+                        else ""
+                    )
                     bar.update(task, completed=done, total=total, rate=rate)
 
                 yield drawn
@@ -101,10 +115,16 @@ class Console:
 
         def plain(done: int, total: int) -> None:
             nonlocal shown
-            if time.monotonic() - shown > PLAIN_EVERY_S or (done == total and time.monotonic() - started > PLAIN_EVERY_S):
+            if time.monotonic() - shown > PLAIN_EVERY_S or (
+                done == total and time.monotonic() - started > PLAIN_EVERY_S
+            ):
                 shown = time.monotonic()
                 pace = done / (shown - started)
-                rate = f", {pace:.0f} {unit}/s, {(total - done) / pace:.0f} s left" if done > 50 else ""
+                rate = (
+                    f", {pace:.0f} {unit}/s, {(total - done) / pace:.0f} s left"
+                    if done > 50
+                    else ""
+                )
                 self.say(f"{label}: {done} of {total}{rate}")
 
         yield plain
@@ -150,10 +170,14 @@ class Console:
 class Training:
     """What people see of a training: a line an epoch, with what is left, and on a terminal a bar that moves with the steps."""
 
-    def __init__(self, console: Console, epochs: int, metric: str, bar: Progress | None = None) -> None:
+    def __init__(
+        self, console: Console, epochs: int, metric: str, bar: Progress | None = None
+    ) -> None:
         self._console, self._epochs, self._metric, self._bar = console, epochs, metric, bar
         self._task = bar.add_task("preparing", total=None) if bar else None
-        self._since: tuple[float, float] | None = None  # when we first heard, and the share that was done by then
+        self._since: tuple[float, float] | None = (
+            None  # when we first heard, and the share that was done by then
+        )
         self._judged = ""
 
     def step(self, at: Position) -> None:
@@ -168,13 +192,21 @@ class Training:
                 self._judged,
                 left,
             )
-            self._bar.update(self._task, completed=done, total=1.0, description=" · ".join(p for p in parts if p))
+            self._bar.update(
+                self._task, completed=done, total=1.0, description=" · ".join(p for p in parts if p)
+            )
 
     def epoch(self, metrics: Mapping[str, float], state: LoopState) -> None:
         learned = [f"{k} {v:.4f}" for k, v in metrics.items() if k.startswith(("val_", "train_"))]
-        parts = (*learned, f"{metrics['images_per_s']:,.0f} images/s", self._left(state.epoch / self._epochs))
+        parts = (
+            *learned,
+            f"{metrics['images_per_s']:,.0f} images/s",
+            self._left(state.epoch / self._epochs),
+        )
         self._judged = f"{self._metric} {metrics[self._metric]:.4f}"
-        self._console.say(f"epoch {state.epoch:>3} of {self._epochs}  {' · '.join(p for p in parts if p)}")
+        self._console.say(
+            f"epoch {state.epoch:>3} of {self._epochs}  {' · '.join(p for p in parts if p)}"
+        )
 
     def _left(self, done: float) -> str:
         """At the pace so far, if no stopping rule ends it earlier."""
@@ -205,7 +237,9 @@ class Searching:
         if leader is not None and (said := f"{leader.name} {leader.best}") != self._best:
             self._best = said
             after = f"after {leader.epochs} epoch{'s' * (leader.epochs > 1)}"
-            self._console.say(f"best so far {self._metric} {leader.best:.4f}, {leader.name} {after}: {_cell(leader.changes)}")
+            self._console.say(
+                f"best so far {self._metric} {leader.best:.4f}, {leader.name} {after}: {_cell(leader.changes)}"
+            )
         if now - self._shown > ENDED_EVERY_S:
             self._shown = now
             self._console.say(ended)
@@ -226,7 +260,9 @@ def plain_value(value: Any) -> Any:
 
 
 def _leaderboard(metric: str, standings: Sequence[Standing], top: int = 8) -> Table:
-    fields = list(dict.fromkeys(field for s in standings[:top] for field in s.changes))  # not every trial draws every one
+    fields = list(
+        dict.fromkeys(field for s in standings[:top] for field in s.changes)
+    )  # not every trial draws every one
     short = {field: field.rpartition(".")[2] for field in fields}
     rows: list[list[Any]] = []
     for i, s in enumerate(standings[:top], 1):
@@ -237,7 +273,9 @@ def _leaderboard(metric: str, standings: Sequence[Standing], top: int = 8) -> Ta
             rows[-1] += [s.changes.get(field, "") for field in fields]
     more = f", best {top} of {len(standings)}" if len(standings) > top else ""
     named = ["values"] if len(fields) > MOST_COLUMNS else list(short.values())
-    even = next((s.compared[0] for s in standings if s.compared), None)  # trials ended after different numbers of epochs
+    even = next(
+        (s.compared[0] for s in standings if s.compared), None
+    )  # trials ended after different numbers of epochs
     if even is not None:
         for row, s in zip(rows, standings, strict=False):
             row.insert(2, s.compared[1] if s.compared and not math.isnan(s.compared[1]) else "–")

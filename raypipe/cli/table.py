@@ -18,13 +18,26 @@ from raypipe.cluster.connect import ClusterConfig, prepare_environment
 from raypipe.config import load
 from raypipe.errors import ConfigError
 
-app = typer.Typer(no_args_is_help=True, help="Versions of a Delta table: list, tag, diff, lineage, export, optimize, vacuum.")
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Versions of a Delta table: list, tag, diff, lineage, export, optimize, vacuum.",
+)
 
 Table = Annotated[
-    str, typer.Argument(metavar="TABLE", help="Folder or URL of any Delta table, or a YAML configuration.", show_default=False)
+    str,
+    typer.Argument(
+        metavar="TABLE",
+        help="Folder or URL of any Delta table, or a YAML configuration.",
+        show_default=False,
+    ),
 ]
-Overrides = Annotated[list[str] | None, typer.Argument(help="section.key=value, with a configuration", show_default=False)]
-Json = Annotated[bool, typer.Option("--json", help="End with one JSON line on stdout; messages go to stderr.")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(help="section.key=value, with a configuration", show_default=False),
+]
+Json = Annotated[
+    bool, typer.Option("--json", help="End with one JSON line on stdout; messages go to stderr.")
+]
 Names = Annotated[str | None, typer.Option(help="Columns, like image_id,label.")]
 SHOWN_IDS = 5
 
@@ -35,9 +48,21 @@ def list_versions(table: Table, overrides: Overrides = None, json: Json = False)
     """Every version: when, what, who, why, rows, tags. Example: [bold]raypipe table history tables/solar[/bold]"""
     console, (opened, _) = _console(json), _opened(table, overrides)
     versions = opened.history()
-    columns = ["version", "when", "operation", "who", "why", "added", "removed", "relabelled", "tags"]
+    columns = [
+        "version",
+        "when",
+        "operation",
+        "who",
+        "why",
+        "added",
+        "removed",
+        "relabelled",
+        "tags",
+    ]
     for v in versions:
-        v["when"] = f"{datetime.fromtimestamp(v['timestamp_ms'] / 1000, timezone.utc):%Y-%m-%d %H:%M:%SZ}"
+        v["when"] = (
+            f"{datetime.fromtimestamp(v['timestamp_ms'] / 1000, timezone.utc):%Y-%m-%d %H:%M:%SZ}"
+        )
     console.table(opened.uri, columns, [[v[c] for c in columns] for v in versions])
     console.finish({"table": opened.uri, "tags": opened.tags(), "versions": versions})
 
@@ -46,16 +71,22 @@ def list_versions(table: Table, overrides: Overrides = None, json: Json = False)
 def tag(
     table: Table,
     name: Annotated[str, typer.Argument(help="The tag.")],
-    version: Annotated[int | None, typer.Option(help="Which version; the newest when left out.")] = None,
+    version: Annotated[
+        int | None, typer.Option(help="Which version; the newest when left out.")
+    ] = None,
     move: Annotated[bool, typer.Option("--move", help="Move a tag that exists.")] = False,
-    remove: Annotated[bool, typer.Option("--remove", help="Remove the tag; the version stays.")] = False,
+    remove: Annotated[
+        bool, typer.Option("--remove", help="Remove the tag; the version stays.")
+    ] = False,
     overrides: Overrides = None,
     json: Json = False,
 ) -> None:
     """Name a version, or remove a name. Example: [bold]raypipe table tag tables/solar golden --version 3[/bold]"""
     if remove and (move or version is not None):
         given = "--move" if move else f"--version {version}"
-        raise ConfigError("These exclude each other", got=f"--remove {given}", fix="Give one of them")
+        raise ConfigError(
+            "These exclude each other", got=f"--remove {given}", fix="Give one of them"
+        )
     console, (opened, _) = _console(json), _opened(table, overrides)
     if remove:
         named = opened.untag(name)
@@ -68,7 +99,9 @@ def tag(
 def diff(
     table: Table,
     before: Annotated[str, typer.Argument(help="Version, tag or time.")],
-    after: Annotated[str | None, typer.Argument(help="Version, tag or time; the newest when left out.")] = None,
+    after: Annotated[
+        str | None, typer.Argument(help="Version, tag or time; the newest when left out.")
+    ] = None,
     overrides: Overrides = None,
     json: Json = False,
 ) -> None:
@@ -77,17 +110,27 @@ def diff(
     from raypipe.tables import versions
 
     found = versions.diff(opened, opened.pin(before), opened.pin(after))
-    facts = {kind: f"{len(ids):,}  {_first(ids)}".rstrip() for kind, ids in asdict(found).items() if isinstance(ids, list)}
+    facts = {
+        kind: f"{len(ids):,}  {_first(ids)}".rstrip()
+        for kind, ids in asdict(found).items()
+        if isinstance(ids, list)
+    }
     console.facts({"from": found.before, "to": found.after, **facts})
     for kind, counts in (("class", found.classes), ("split", found.splits)):
-        console.table("", [kind, "before", "after", "change"], [[k, a, b, b - a] for k, (a, b) in counts.items()])
+        console.table(
+            "",
+            [kind, "before", "after", "change"],
+            [[k, a, b, b - a] for k, (a, b) in counts.items()],
+        )
     console.finish(asdict(found) | {"before": str(found.before), "after": str(found.after)})
 
 
 @app.command("lineage")
 def lineage(
     table: Table,
-    version: Annotated[str | None, typer.Option(help="Version, tag or time; the newest when left out.")] = None,
+    version: Annotated[
+        str | None, typer.Option(help="Version, tag or time; the newest when left out.")
+    ] = None,
     overrides: Overrides = None,
     json: Json = False,
 ) -> None:
@@ -102,7 +145,12 @@ def lineage(
         str(pinned),
         columns,
         [
-            [s["uri"], f"{s['first']}–{s['last']}" if s["first"] < s["last"] else s["last"], s["why"], s["source"]]
+            [
+                s["uri"],
+                f"{s['first']}–{s['last']}" if s["first"] < s["last"] else s["last"],
+                s["why"],
+                s["source"],
+            ]
             for s in steps
         ],
     )
@@ -112,7 +160,10 @@ def lineage(
 @app.command("optimize")
 def optimize(
     table: Table,
-    by: Annotated[str | None, typer.Option(help="Cluster the rows by these columns (z-order), like label,split.")] = None,
+    by: Annotated[
+        str | None,
+        typer.Option(help="Cluster the rows by these columns (z-order), like label,split."),
+    ] = None,
     target_mb: Annotated[int, typer.Option(min=1, help="Size of a file.")] = 256,
     overrides: Overrides = None,
     json: Json = False,
@@ -127,8 +178,12 @@ def optimize(
 @app.command("vacuum")
 def vacuum(
     table: Table,
-    keep_hours: Annotated[int | None, typer.Option(min=0, help="Keep what versions younger than this need.")] = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Remove the files; without it they are only counted.")] = False,
+    keep_hours: Annotated[
+        int | None, typer.Option(min=0, help="Keep what versions younger than this need.")
+    ] = None,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Remove the files; without it they are only counted.")
+    ] = False,
     overrides: Overrides = None,
     json: Json = False,
 ) -> None:
@@ -138,24 +193,46 @@ def vacuum(
 
     found = versions.vacuum(opened, keep_hours, yes)
     for name, files in found.kept.items():
-        console.say(f"{files:,} files stay because the tag {name!r} names a version that needs them")
-    console.facts({"table": opened.uri, "removed" if yes else "would be removed (--yes)": f"{len(found.files):,} files"})
+        console.say(
+            f"{files:,} files stay because the tag {name!r} names a version that needs them"
+        )
+    console.facts(
+        {
+            "table": opened.uri,
+            "removed" if yes else "would be removed (--yes)": f"{len(found.files):,} files",
+        }
+    )
     console.finish({"table": opened.uri, **asdict(found)})
 
 
 @app.command("export")
 def export(
     table: Table,
-    out: Annotated[Path, typer.Argument(help="OUT.parquet, or a folder for image files and labels.csv.")],
-    version: Annotated[int | None, typer.Option(help="Which version; the newest when left out.")] = None,
+    out: Annotated[
+        Path, typer.Argument(help="OUT.parquet, or a folder for image files and labels.csv.")
+    ],
+    version: Annotated[
+        int | None, typer.Option(help="Which version; the newest when left out.")
+    ] = None,
     tag: Annotated[str | None, typer.Option(help="The version of this tag.")] = None,
-    at: Annotated[str | None, typer.Option(help="The newest version at this time, like 2026-11-01T12:00:00Z.")] = None,
+    at: Annotated[
+        str | None, typer.Option(help="The newest version at this time, like 2026-11-01T12:00:00Z.")
+    ] = None,
     columns: Names = None,
-    where: Annotated[list[str] | None, typer.Option(help="Only rows with COLUMN=VALUE; may be repeated.")] = None,
+    where: Annotated[
+        list[str] | None, typer.Option(help="Only rows with COLUMN=VALUE; may be repeated.")
+    ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="At most so many rows.")] = None,
-    sample: Annotated[float | None, typer.Option(min=1e-9, max=1, help="A share of the rows, always the same ones.")] = None,
-    workers: Annotated[int, typer.Option(min=0, help="Read with so many Ray workers; 0 reads here.")] = 0,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT when it exists.")] = False,
+    sample: Annotated[
+        float | None,
+        typer.Option(min=1e-9, max=1, help="A share of the rows, always the same ones."),
+    ] = None,
+    workers: Annotated[
+        int, typer.Option(min=0, help="Read with so many Ray workers; 0 reads here.")
+    ] = 0,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace OUT when it exists.")
+    ] = False,
     overrides: Overrides = None,
     json: Json = False,
 ) -> None:
@@ -163,7 +240,9 @@ def export(
 
     Example: [bold]raypipe table export tables/solar solar.parquet --tag clean --where split=test[/bold]
     """
-    given = {n: v for n, v in (("--version", version), ("--tag", tag), ("--at", at)) if v is not None}
+    given = {
+        n: v for n, v in (("--version", version), ("--tag", tag), ("--at", at)) if v is not None
+    }
     if len(given) > 1:
         raise ConfigError("These exclude each other", got=" ".join(given), fix="Give one of them")
     console, (opened, chosen) = _console(json), _opened(table, overrides, sample)
@@ -175,14 +254,26 @@ def export(
         cluster.connect(ClusterConfig(cpus=workers))
     try:
         with console.progress(f"Exporting {pinned}", "rows") as tick:
-            done = room.export(opened, pinned, out, _split(columns), conditions, limit, workers > 0, overwrite, tick)
+            done = room.export(
+                opened,
+                pinned,
+                out,
+                _split(columns),
+                conditions,
+                limit,
+                workers > 0,
+                overwrite,
+                tick,
+            )
     finally:
         if workers:
             cluster.close()
     _tell(console, {"table": str(pinned), "rows": done, "out": str(out)})
 
 
-def _opened(table: str, overrides: list[str] | None, sample: float | None = None) -> tuple[Any, Any]:
+def _opened(
+    table: str, overrides: list[str] | None, sample: float | None = None
+) -> tuple[Any, Any]:
     """The table, which need hold no images unless a configuration says so, and its section of the configuration."""
     from raypipe.tables.table import ImageTable, TableConfig, resolve
 
@@ -193,7 +284,11 @@ def _opened(table: str, overrides: list[str] | None, sample: float | None = None
         opened = ImageTable.open(cfg)
     else:
         if overrides:
-            raise ConfigError("Overrides need a configuration", got=overrides[0], fix="Name a YAML file instead of a table")
+            raise ConfigError(
+                "Overrides need a configuration",
+                got=overrides[0],
+                fix="Name a YAML file instead of a table",
+            )
         cfg = TableConfig(uri=table)
         opened = ImageTable(resolve(table))
     if sample is not None:

@@ -45,7 +45,9 @@ def ingest(job: Job, console: Console) -> Result:
         console.facts(facts | {"table": f"{job.table.uri}: nothing was written"})
         return {"understood": facts, "dry_run": True}
     with console.progress(f"Ingesting {cfg.name}") as tick:
-        done = ingest_images(job.table, cfg, tick, job.cluster, console.facts, cleaning.known_as(job.clean))
+        done = ingest_images(
+            job.table, cfg, tick, job.cluster, console.facts, cleaning.known_as(job.clean)
+        )
     console.facts(
         {
             "table": done.version,
@@ -62,7 +64,16 @@ def ingest(job: Job, console: Console) -> Result:
         "table": str(done.version),
         **{
             k: getattr(done, k)
-            for k in ("seen", "accepted", "present", "relabelled", "duplicates", "quarantined", "reasons", "splits")
+            for k in (
+                "seen",
+                "accepted",
+                "present",
+                "relabelled",
+                "duplicates",
+                "quarantined",
+                "reasons",
+                "splits",
+            )
         },
     }
 
@@ -80,7 +91,12 @@ def clean(job: Job, console: Console) -> Result:
             f"tag {job.clean.tag}": done.clean,
         }
     )
-    return {"table": str(done.clean), "images": done.images, "dropped": done.dropped, "verdicts": done.counts}
+    return {
+        "table": str(done.clean),
+        "images": done.images,
+        "dropped": done.dropped,
+        "verdicts": done.counts,
+    }
 
 
 def train(job: Job, console: Console) -> Result:
@@ -88,7 +104,9 @@ def train(job: Job, console: Console) -> Result:
     check_workers(job.train, connect(job.cluster, job.needs_cluster))
     store = tracking.open_store(job.run, job.registry)  # a wrong address must not cost a training
     fewest, most = job.train.fewest_workers, job.train.most_workers
-    workers = f"{most} worker{'s' * (most > 1)}" if fewest == most else f"{fewest} to {most} workers"
+    workers = (
+        f"{most} worker{'s' * (most > 1)}" if fewest == most else f"{fewest} to {most} workers"
+    )
     console.say(f"Training {job.model.name} ({job.model.mode}) with {workers}")
 
     with console.training(job.train.epochs, job.train.stopping.metric) as told:
@@ -131,13 +149,21 @@ def tune(job: Job, console: Console) -> Result:
     tested = _test(result.job, result.best, result.kept, store)
     ended: dict[str, Any] = {"test": tested} if tested else {}
     ended |= {"stopped": result.stopped} if result.stopped else {}
-    ended |= {"mean of weights": f"of {len(result.members)} trials: {', '.join(result.members)}"} if result.members else {}
+    ended |= (
+        {"mean of weights": f"of {len(result.members)} trials: {', '.join(result.members)}"}
+        if result.members
+        else {}
+    )
     ended |= refit.told(result)
     ended["images decoded"] = f"{result.decoded}, for {len(result.trials)} trials together"
-    ended["epochs"] = f"{result.epochs} of the {result.full_epochs} that all trials would take to their ends"
+    ended["epochs"] = (
+        f"{result.epochs} of the {result.full_epochs} that all trials would take to their ends"
+    )
     ended |= search_page.ranking(result)
     page, best = search_page.write(result, version, store, tested), best_config(result)
-    again = f"raypipe train {best}" + (" (the best trial alone: a mean of weights is not trained)" if result.members else "")
+    again = f"raypipe train {best}" + (
+        " (the best trial alone: a mean of weights is not trained)" if result.members else ""
+    )
     ended |= {"report": page, "again": again}
     console.facts(_outcome(result.best.metrics, version, champion, store) | ended)
     return {
@@ -196,7 +222,12 @@ def predict(job: Job, console: Console) -> Result:
     with console.progress(f"Predicting {source.uri}") as tick:
         done = batch.predict(store, job.run, source, job.predict, progress=tick)
     console.facts(
-        {"model": done.model, "images": f"{done.images} of {done.table}", "labels": done.labels, "predictions": done.out}
+        {
+            "model": done.model,
+            "images": f"{done.images} of {done.table}",
+            "labels": done.labels,
+            "predictions": done.out,
+        }
     )
     return {
         "predictions": str(done.out),
@@ -251,7 +282,14 @@ def retrain(job: Job, console: Console) -> Result:
 def verdict(checked: CheckResult, console: Console) -> None:
     r = checked.report
     rows = [
-        [e.detector.upper(), e.on, e.statistic, p_text(e.p_value), "drift" if e.is_drift else "no drift"] for e in r.evidence
+        [
+            e.detector.upper(),
+            e.on,
+            e.statistic,
+            p_text(e.p_value),
+            "drift" if e.is_drift else "no drift",
+        ]
+        for e in r.evidence
     ]
     said = "DRIFT" if r.is_drift else "no drift"
     sizes = f"{r.batch_images} images against {r.reference_images}"
@@ -297,7 +335,9 @@ def crown_first(store: Store, version: ModelVersion) -> ModelVersion:
 def _check(job: Job, console: Console) -> CheckResult:
     if job.watch.batch is None:
         raise ConfigError(
-            "There is no batch to check", rule="watch.batch.uri names a Delta table of new images", fix="Add watch.batch.uri=…"
+            "There is no batch to check",
+            rule="watch.batch.uri names a Delta table of new images",
+            fix="Add watch.batch.uri=…",
         )
     source = job.watch.batch
     ImageTable.open(source).pin(source.version)
@@ -322,21 +362,31 @@ def _cost(job: Job, result: TrainResult) -> dict[str, Any]:
     if last.get("step_s"):
         shares = [f"{p} {last[f'{p}_s'] / last['step_s']:.0%}" for p in PHASES if f"{p}_s" in last]
         waited = last.get("communication_s")
-        shares += [] if waited is None else [f"communication {waited / last['step_s']:.0%} (in backward)"]
+        shares += (
+            [] if waited is None else [f"communication {waited / last['step_s']:.0%} (in backward)"]
+        )
         facts["a step"] = f"{last['step_s'] * 1000:,.1f} ms: {', '.join(shares)}"
     units = {"mfu": ".1%", "gflops_per_s": ",.0f", "gpu_memory_mb": ",.0f", "cpu_memory_mb": ",.0f"}
-    facts["a worker"] = {name: format(last[name], unit) for name, unit in units.items() if name in last}
+    facts["a worker"] = {
+        name: format(last[name], unit) for name, unit in units.items() if name in last
+    }
     if job.train.tensorboard:
         facts["tensorboard"] = f"tensorboard --logdir {folder / 'tensorboard'}"
     if job.train.profile:
         traces = sorted((folder / "profile").glob("*.json"))
-        facts["profile"] = traces or f"none: the run had finished before, or it never came to {job.train.profile}"
+        facts["profile"] = (
+            traces or f"none: the run had finished before, or it never came to {job.train.profile}"
+        )
     return facts
 
 
-def _outcome(metrics: Mapping[str, float], version: ModelVersion, champion: ModelVersion, store: Store) -> dict[str, Any]:
+def _outcome(
+    metrics: Mapping[str, float], version: ModelVersion, champion: ModelVersion, store: Store
+) -> dict[str, Any]:
     is_champion = (
-        " (champion)" if version.version == champion.version else f"; champion stays {champion}: raypipe retrain compares them"
+        " (champion)"
+        if version.version == champion.version
+        else f"; champion stays {champion}: raypipe retrain compares them"
     )
     judged = {k: v for k, v in metrics.items() if k.startswith("val_")}
     return ({"validation": judged} if judged else {}) | {

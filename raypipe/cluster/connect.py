@@ -75,7 +75,9 @@ def connect(cfg: ClusterConfig, needed: bool = True, preload: str = "") -> dict[
     import ray
 
     if cfg.address == "none" and needed:
-        raise ClusterError("This needs a cluster", got="cluster.address=none", fix="Set cluster.address=auto")
+        raise ClusterError(
+            "This needs a cluster", got="cluster.address=none", fix="Set cluster.address=auto"
+        )
     if cfg.address != "none" and not ray.is_initialized():
         _init(cfg, preload)
         _quiet_data()
@@ -191,9 +193,13 @@ def _quiet_data() -> None:
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
     context.print_on_execution_start = False
-    context.raise_original_map_exception = True  # a DataError of ours arrives as itself; wrapped, it loses its class
+    context.raise_original_map_exception = (
+        True  # a DataError of ours arrives as itself; wrapped, it loses its class
+    )
     for handler in logging.getLogger("ray.data").handlers:
         if isinstance(handler, logging.StreamHandler):
-            handler.setLevel(logging.CRITICAL)  # whoever called gets the error itself; Ray's log file keeps its stack
+            handler.setLevel(
+                logging.CRITICAL
+            )  # whoever called gets the error itself; Ray's log file keeps its stack
     for name in ("ray.data", "ray.train", "ray.tune"):
         logging.getLogger(name).setLevel(logging.ERROR)

@@ -15,7 +15,9 @@ import socket
 from pathlib import Path
 
 log = logging.getLogger("raypipe")
-PROBE_S = 3  # a GCS on this host answers in milliseconds; Ray's client would wait 40 s for a dead one
+PROBE_S = (
+    3  # a GCS on this host answers in milliseconds; Ray's client would wait 40 s for a dead one
+)
 
 
 def shared_cluster() -> str | None:
@@ -25,7 +27,9 @@ def shared_cluster() -> str | None:
         return None
     try:
         return None if _is_private(address) else address
-    except Exception as e:  # an old Ray, another token: a cluster that cannot be asked is not joined
+    except (
+        Exception
+    ) as e:  # an old Ray, another token: a cluster that cannot be asked is not joined
         reason = " ".join(f"{type(e).__name__}: {e}".split())[:200]
         log.warning(
             "The Ray cluster at %s cannot be joined (%s). Another one is started; RAY_ADDRESS=%s insists",

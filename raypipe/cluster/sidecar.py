@@ -69,9 +69,19 @@ def ensure(name: str) -> Path:
     """
     if name not in PROBES:
         raise RaypipeError("There is no such sidecar", got=name, fix=nearest(name, list(PROBES)))
-    home = Path(os.environ.get("RAYPIPE_HOME") or Path.home() / ".cache" / "raypipe").expanduser().absolute() / "sidecars"
+    home = (
+        Path(os.environ.get("RAYPIPE_HOME") or Path.home() / ".cache" / "raypipe")
+        .expanduser()
+        .absolute()
+        / "sidecars"
+    )
     requirements = LISTS / f"{name}.txt"
-    about = [requirements.read_text(encoding="utf-8"), platform.python_version(), platform.machine(), *_core_sites()]
+    about = [
+        requirements.read_text(encoding="utf-8"),
+        platform.python_version(),
+        platform.machine(),
+        *_core_sites(),
+    ]
     target = home / f"{name}-{hashlib.sha256(json.dumps(about).encode()).hexdigest()[:12]}"
     interpreter = target / "bin" / "python"
     if interpreter.exists():  # follows the link: False too when the base Python has been removed
@@ -83,12 +93,19 @@ def ensure(name: str) -> Path:
                 _build(name, requirements, target)
     except Timeout:
         fix = f"Look for a hanging pip, then remove {target.name}.lock in {home}"
-        raise RaypipeError(f"Another process has been building the sidecar {name} for {BUILD_LIMIT_S} s", fix=fix) from None
+        raise RaypipeError(
+            f"Another process has been building the sidecar {name} for {BUILD_LIMIT_S} s", fix=fix
+        ) from None
     return interpreter
 
 
 def call(
-    name: str, function: str, arrays: dict[str, np.ndarray], options: dict[str, Any], *, num_cpus: float = 1
+    name: str,
+    function: str,
+    arrays: dict[str, np.ndarray],
+    options: dict[str, Any],
+    *,
+    num_cpus: float = 1,
 ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """Run `"package.module:function"` in sidecar `name` on some node of the connected cluster.
 
@@ -99,7 +116,10 @@ def call(
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     if not ray.is_initialized():
-        raise ClusterError(f"The sidecar {name} needs Ray, and there is no connection", fix="Call cluster.connect first")
+        raise ClusterError(
+            f"The sidecar {name} needs Ray, and there is no connection",
+            fix="Call cluster.connect first",
+        )
     prepare, run = _remotes()
     try:
         ready = prepare.options(num_cpus=num_cpus).remote(name)
@@ -108,7 +128,9 @@ def call(
         node_id, interpreter = ray.get(ready)
         here = NodeAffinitySchedulingStrategy(node_id, soft=False)
         environment = {"py_executable": shlex.quote(interpreter), "env_vars": QUIET}
-        task = run.options(num_cpus=num_cpus, runtime_env=environment, scheduling_strategy=here, max_retries=1)
+        task = run.options(
+            num_cpus=num_cpus, runtime_env=environment, scheduling_strategy=here, max_retries=1
+        )
         reply = ray.get(task.remote(interpreter, function, _pack(arrays), json.dumps(options)))
     except ray.exceptions.RayTaskError as e:
         if isinstance(e.cause, RaypipeError):
@@ -116,7 +138,9 @@ def call(
         raise
     except ray.exceptions.RayError as e:
         reason = " ".join(f"{type(e).__name__}: {e}".split())[:400]
-        raise ClusterError(f"The sidecar {name} was lost: {reason}", fix="See the logs of Ray, then run it again") from e
+        raise ClusterError(
+            f"The sidecar {name} was lost: {reason}", fix="See the logs of Ray, then run it again"
+        ) from e
     if "error" in reply:
         raise RaypipeError(f"{function} failed in the sidecar {name}:\n{_tail(reply['error'])}")
     return _unpack(reply["arrays"]), json.loads(reply["facts"])
@@ -134,9 +158,13 @@ def _run(interpreter: str, function: str, packed: dict[str, bytes], options: str
     try:
         own = Path(interpreter).parent.parent
         if own not in Path(np.__file__).parents:
-            raise RuntimeError(f"numpy came from {np.__file__}, not from {own}: does PYTHONPATH or the job's pip list hold it?")
+            raise RuntimeError(
+                f"numpy came from {np.__file__}, not from {own}: does PYTHONPATH or the job's pip list hold it?"
+            )
         module, _, attribute = function.partition(":")
-        arrays, facts = getattr(importlib.import_module(module), attribute)(_unpack(packed), json.loads(options))
+        arrays, facts = getattr(importlib.import_module(module), attribute)(
+            _unpack(packed), json.loads(options)
+        )
         return {"arrays": _pack(arrays), "facts": json.dumps(facts)}
     except Exception:
         return {"error": traceback.format_exc()}
@@ -158,22 +186,53 @@ def _build(name: str, requirements: Path, target: Path) -> None:
     try:
         python = str(partial / "bin" / "python")
         _shell(name, [sys.executable, "-m", "venv", "--without-pip", str(partial)])
-        pip = [sys.executable, "-m", "pip", "--python", python, "--no-input", "--disable-pip-version-check"]
-        _shell(name, [*pip, "install", "--no-deps", "--no-compile", "--only-binary", ":all:", "-r", str(requirements)])
-        own = partial / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
+        pip = [
+            sys.executable,
+            "-m",
+            "pip",
+            "--python",
+            python,
+            "--no-input",
+            "--disable-pip-version-check",
+        ]
+        _shell(
+            name,
+            [
+                *pip,
+                "install",
+                "--no-deps",
+                "--no-compile",
+                "--only-binary",
+                ":all:",
+                "-r",
+                str(requirements),
+            ],
+        )
+        own = (
+            partial
+            / "lib"
+            / f"python{sys.version_info.major}.{sys.version_info.minor}"
+            / "site-packages"
+        )
         # addsitedir reads editable installs too, and puts what it adds behind the sidecar's own packages
         lines = [f"import site; site.addsitedir({path!r})\n" for path in _core_sites()]
         (own / "_core.pth").write_text("".join(lines), encoding="utf-8")
         # Importing once proves that the pins work here and compiles what is used: 4-7 s, where pip spends 15 on all files.
         _shell(name, [python, "-c", PROBES[name]])
-        partial.rename(target)  # bin/python and pyvenv.cfg name the base Python and survive the move; scripts do not
+        partial.rename(
+            target
+        )  # bin/python and pyvenv.cfg name the base Python and survive the move; scripts do not
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     LOG.info("built the sidecar %s in %.0f s", name, time.monotonic() - started)
 
 
 def _core_sites() -> list[str]:
-    return [path for path in sys.path if path.endswith(("site-packages", "dist-packages")) and Path(path).is_dir()]
+    return [
+        path
+        for path in sys.path
+        if path.endswith(("site-packages", "dist-packages")) and Path(path).is_dir()
+    ]
 
 
 def _shell(name: str, command: list[str]) -> None:
@@ -182,10 +241,10 @@ def _shell(name: str, command: list[str]) -> None:
     environment = {k: v for k, v in os.environ.items() if k not in drop} | QUIET
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     if done.returncode:
-        fix = (
-            "pip must be installed and reach a package index: set PIP_INDEX_URL to your mirror, and see that the disk has 1 GB"
+        fix = "pip must be installed and reach a package index: set PIP_INDEX_URL to your mirror, and see that the disk has 1 GB"
+        raise RaypipeError(
+            f"The sidecar {name} cannot be built:\n{_tail(done.stdout + done.stderr)}", fix=fix
         )
-        raise RaypipeError(f"The sidecar {name} cannot be built:\n{_tail(done.stdout + done.stderr)}", fix=fix)
 
 
 def _tail(text: str, lines: int = 12) -> str:

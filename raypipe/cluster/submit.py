@@ -20,7 +20,9 @@ def submit_job(address: str, arguments: list[str], say: Callable[[str], None]) -
     prepare_environment()
     from ray.job_submission import JobStatus, JobSubmissionClient
 
-    environment = yaml.safe_load(RUNTIME_ENV.read_text()) if RUNTIME_ENV.exists() else {"env_vars": ENV}
+    environment = (
+        yaml.safe_load(RUNTIME_ENV.read_text()) if RUNTIME_ENV.exists() else {"env_vars": ENV}
+    )
     refuse_secrets(address, environment.get("env_vars") or {})
     try:
         client = JobSubmissionClient(address)
@@ -43,14 +45,20 @@ def submit_job(address: str, arguments: list[str], say: Callable[[str], None]) -
     asyncio.run(follow())
     status = client.get_job_status(job)
     if status != JobStatus.SUCCEEDED:
-        raise RaypipeError(f"Job {job} ended as {status}", got=client.get_job_info(job).message, fix=f"ray job logs {job}")
+        raise RaypipeError(
+            f"Job {job} ended as {status}",
+            got=client.get_job_info(job).message,
+            fix=f"ray job logs {job}",
+        )
 
 
 def refuse_secrets(address: str, variables: dict[str, str]) -> None:
     """Raise ConfigError for credentials that the dashboard would show: a job's environment stands there in plain text."""
     if holds_secret(address):
         raise ConfigError(
-            "The cluster's address holds a credential", got=address, fix="RAY_JOB_HEADERS in the environment may hold it"
+            "The cluster's address holds a credential",
+            got=address,
+            fix="RAY_JOB_HEADERS in the environment may hold it",
         )
     for name, value in variables.items():
         if value and (is_secret_name(name) or holds_secret(str(value))):

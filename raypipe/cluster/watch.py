@@ -48,7 +48,9 @@ def _of_own() -> Ended | None:
     if node is None or not node.is_head() or not getattr(node, "ray_init_cluster", False):
         return None
     children = {n: [i.process for i in node.all_processes.get(n, [])] for n in NAMES}
-    return lambda: next((NAMES[n] for n, ps in children.items() if any(p.poll() is not None for p in ps)), "")
+    return lambda: next(
+        (NAMES[n] for n, ps in children.items() if any(p.poll() is not None for p in ps)), ""
+    )
 
 
 def _of_node() -> Ended | None:

@@ -15,11 +15,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-if TYPE_CHECKING:  # tasks that read and decode need no tensor, and start three seconds earlier without
+if (
+    TYPE_CHECKING
+):  # tasks that read and decode need no tensor, and start three seconds earlier without
     from torch import Tensor
 
 FREE = 2  # references to a buffer that nobody uses: ours, and the argument of getrefcount
-STEP = 2**20  # sizes are rounded up to this, so that row groups of nearly the same size can follow each other
+STEP = (
+    2**20
+)  # sizes are rounded up to this, so that row groups of nearly the same size can follow each other
 
 
 class Buffers:
@@ -35,7 +39,9 @@ class Buffers:
         with self._looking:
             for i in range(len(self._held)):
                 if len(self._held[i]) >= size and sys.getrefcount(self._held[i]) == FREE:
-                    return self._held[i][:size]  # a view: it and whatever is made from it refer to the buffer
+                    return self._held[i][
+                        :size
+                    ]  # a view: it and whatever is made from it refer to the buffer
             fresh = np.empty(-(-size // STEP) * STEP, np.uint8)
             if len(self._held) < self._most:
                 self._held.append(fresh)

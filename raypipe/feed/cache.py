@@ -27,15 +27,22 @@ from raypipe.feed.order import Step
 
 def decode_all(rows: Rows, side_px: int, cfg: FeedConfig, seed: int) -> tuple[Any, ...]:
     """Start decoding every row group, in the order of epoch 0: (pixels, replacements) references, in table order."""
-    task = ray.remote(decode_group).options(num_cpus=1, num_returns=2, scheduling_strategy="SPREAD", max_retries=5)
-    blocks = {group: task.remote(*_asked(rows, group, side_px)) for group in rows.order(cfg, 1, seed).epoch(0).groups()}
+    task = ray.remote(decode_group).options(
+        num_cpus=1, num_returns=2, scheduling_strategy="SPREAD", max_retries=5
+    )
+    blocks = {
+        group: task.remote(*_asked(rows, group, side_px))
+        for group in rows.order(cfg, 1, seed).epoch(0).groups()
+    }
     return tuple(blocks[group] for group in range(len(rows.sizes_F)))
 
 
 def decode_here(rows: Rows, side_px: int) -> tuple[Any, ...]:
     """The same, done when it returns, in threads of this process: no other has to start, and no CPU of the cluster is taken."""
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        done = pool.map(lambda group: decode_group(*_asked(rows, group, side_px)), range(len(rows.sizes_F)))
+        done = pool.map(
+            lambda group: decode_group(*_asked(rows, group, side_px)), range(len(rows.sizes_F))
+        )
         return tuple((ray.put(pixels), ray.put(replaced)) for pixels, replaced in done)
 
 
@@ -45,7 +52,14 @@ def _asked(rows: Rows, group: int, side_px: int) -> tuple[Any, ...]:
     mine = slice(start, start + int(rows.sizes_F[group]))
     digests = None if rows.sha256_N32 is None else rows.sha256_N32[mine]
     assert rows.row_N is not None
-    return rows.fragments[group], rows.column, rows.storage_options, rows.row_N[mine], digests, side_px
+    return (
+        rows.fragments[group],
+        rows.column,
+        rows.storage_options,
+        rows.row_N[mine],
+        digests,
+        side_px,
+    )
 
 
 @dataclass
@@ -65,10 +79,14 @@ class Cached:
         for step in wanted:
             groups = np.searchsorted(bounds, step.samples_B, side="right") - 1
             blocks = {g: self._block(g) for g in np.unique(groups).tolist()}
-            shape = next(iter(blocks.values()))[0].shape[1:] if blocks else self._block(0)[0].shape[1:]
+            shape = (
+                next(iter(blocks.values()))[0].shape[1:] if blocks else self._block(0)[0].shape[1:]
+            )
             pixels = buffers.tensor((len(groups), *shape), self.pinned_memory)
             out, samples_B = pixels.numpy(), step.samples_B
-            for slot, (group, sample) in enumerate(zip(groups.tolist(), samples_B.tolist(), strict=True)):
+            for slot, (group, sample) in enumerate(
+                zip(groups.tolist(), samples_B.tolist(), strict=True)
+            ):
                 block, replaced = blocks[group]
                 at = sample - bounds[group]
                 out[slot] = block[at]

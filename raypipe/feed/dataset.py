@@ -23,7 +23,9 @@ from raypipe.tables.fragment import Fragment, is_bytes
 from raypipe.tables.table import ImageTable, TableConfig, TableVersion
 
 log = logging.getLogger("raypipe")
-SHA256 = "sha256"  # the column that holds the hash of the stored bytes, in tables that raypipe writes
+SHA256 = (
+    "sha256"  # the column that holds the hash of the stored bytes, in tables that raypipe writes
+)
 PROBES, ENOUGH = 8, 16  # row groups looked at, and images, before the whole column is doubted
 
 
@@ -65,9 +67,13 @@ class FeedConfig(Section):
     @model_validator(mode="after")
     def _mixes_sources(self) -> FeedConfig:
         if self.mix is not None and self.sampling != "sources":
-            raise ValueError(f"mix says how often a source is drawn, and sampling={self.sampling}. Set sampling to sources")
+            raise ValueError(
+                f"mix says how often a source is drawn, and sampling={self.sampling}. Set sampling to sources"
+            )
         if self.sampling == "weighted" and not self.weights:
-            raise ValueError("sampling=weighted draws by a column of weights. Set weights to its name")
+            raise ValueError(
+                "sampling=weighted draws by a column of weights. Set weights to its name"
+            )
         return self
 
 
@@ -133,7 +139,12 @@ def parts(split: str, known: Collection[str] = ()) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def pin(cfg: TableConfig, feed: FeedConfig, classes: tuple[str, ...] | None = None, kind: Kind = "single_label") -> Pinned:
+def pin(
+    cfg: TableConfig,
+    feed: FeedConfig,
+    classes: tuple[str, ...] | None = None,
+    kind: Kind = "single_label",
+) -> Pinned:
     """Resolve the version once and check that it can train a model of this kind of task.
 
     Raises DataError for: a missing table, column, version or tag; no labels; no two classes; an empty split; labels of
@@ -159,16 +170,25 @@ def pin(cfg: TableConfig, feed: FeedConfig, classes: tuple[str, ...] | None = No
     task = Task(kind, classes) if classes else Task.of(kind, labels)
     if kind == "single_label" and len(task.classes) < 2:
         raise DataError(
-            f"{version} has one class only", got=task.classes[0], rule="A classifier needs two", fix="Check table.columns.label"
+            f"{version} has one class only",
+            got=task.classes[0],
+            rule="A classifier needs two",
+            fix="Check table.columns.label",
         )
     if not task.classes:
-        raise DataError(f"{version} has no tag on any image", rule="Tags are what is learned", fix="Check table.columns.label")
+        raise DataError(
+            f"{version} has no tag on any image",
+            rule="Tags are what is learned",
+            fix="Check table.columns.label",
+        )
     if kind in NUMERIC:  # before anything is decoded
         task.encode(labels)
     splits = frozenset(s for s in pc.unique(found[c.split]).to_pylist() if s is not None)
     counts: dict[str, int] = {}
     for split in dict.fromkeys((feed.train, feed.val, feed.test)):
-        each = {p: pc.sum(pc.equal(labelled[c.split], p)).as_py() or 0 for p in parts(split, splits)}
+        each = {
+            p: pc.sum(pc.equal(labelled[c.split], p)).as_py() or 0 for p in parts(split, splits)
+        }
         counts[split] = sum(each.values())
         empty = [part for part, rows in each.items() if not rows]
         if empty and (split != feed.test or counts[split]):  # of two parts, one may be misspelt
@@ -187,9 +207,13 @@ def _check_held(table: ImageTable, version: TableVersion, kind: Kind) -> None:
     held = pa.schema(table.delta(version.version).schema().to_arrow()).field(name).type
     if kind != "multi_label" and pa.types.is_nested(held):
         raise DataError(
-            f"Column {name!r} of {version} holds several labels a row", got=str(held), fix="Set model.task=multi_label"
+            f"Column {name!r} of {version} holds several labels a row",
+            got=str(held),
+            fix="Set model.task=multi_label",
         )
-    if kind == "multi_label" and not (pa.types.is_nested(held) or pa.types.is_string(held) or pa.types.is_large_string(held)):
+    if kind == "multi_label" and not (
+        pa.types.is_nested(held) or pa.types.is_string(held) or pa.types.is_large_string(held)
+    ):
         raise DataError(
             f"Column {name!r} of {version} holds one label a row",
             got=str(held),
@@ -208,7 +232,9 @@ def locate(pinned: Pinned, split: str, cfg: FeedConfig, hashes: bool | None = No
     schema = pa.schema(table.delta(pinned.version.version).schema().to_arrow())
     hashed = SHA256 in schema.names and (cfg.verify if hashes is None else hashes)
     weighted = [cfg.weights or ""] if cfg.sampling == "weighted" else []
-    sourced = [c.source] if cfg.sampling == "sources" and split == cfg.train else []  # only training draws
+    sourced = (
+        [c.source] if cfg.sampling == "sources" and split == cfg.train else []
+    )  # only training draws
     columns = [c.id, c.label, *([SHA256] if hashed else []), *weighted, *sourced]
     found = scan.located(table, pinned.version, columns, pinned.rows_of(split))
     kept = [(f, part.filter(pc.is_valid(part[c.label]))) for f, part in found]
@@ -240,7 +266,9 @@ def locate(pinned: Pinned, split: str, cfg: FeedConfig, hashes: bool | None = No
 def source_weights(sources_N: Sequence[str], mix: Mapping[str, float] | None = None) -> np.ndarray:
     """Weights under which every source comes equally often, or in the shares of `mix`. Raises DataError where `mix` names
     other sources than there are."""
-    names, at_N, counts = np.unique(np.asarray(sources_N, dtype=str), return_inverse=True, return_counts=True)
+    names, at_N, counts = np.unique(
+        np.asarray(sources_N, dtype=str), return_inverse=True, return_counts=True
+    )
     shares = dict.fromkeys(names.tolist(), 1.0) if mix is None else mix
     if set(shares) != set(names.tolist()):
         raise DataError(
@@ -259,20 +287,28 @@ def _weights(column: pa.ChunkedArray, name: str) -> np.ndarray:
     except pa.ArrowException:
         weights_N = np.full(len(column), np.nan)
     if not np.isfinite(weights_N).all() or weights_N.min() < 0 or not weights_N.max():
-        got = next((v for v, w in zip(column, weights_N, strict=True) if not w >= 0 or w == np.inf), 0)
+        got = next(
+            (v for v, w in zip(column, weights_N, strict=True) if not w >= 0 or w == np.inf), 0
+        )
         raise DataError(
             f"Column {name!r} cannot weigh samples",
             got=got.as_py() if isinstance(got, pa.Scalar) else got,
             rule="Weights are numbers from 0 up, not all 0",
         )
     most = weights_N.max()
-    return weights_N if most < 1e300 / len(weights_N) else weights_N / most  # their sum must be a number
+    return (
+        weights_N if most < 1e300 / len(weights_N) else weights_N / most
+    )  # their sum must be a number
 
 
 def _digests(column: pa.ChunkedArray, pinned: Pinned, split: str) -> np.ndarray | None:
     """N x 32, zeros where a row's value is no sha256; None, with a word about it, where none is."""
     kind = column.type
-    values = column.to_pylist() if pa.types.is_string(kind) or pa.types.is_large_string(kind) or is_bytes(kind) else []
+    values = (
+        column.to_pylist()
+        if pa.types.is_string(kind) or pa.types.is_large_string(kind) or is_bytes(kind)
+        else []
+    )
     read = [_digest(value) for value in values]
     known = sum(digest is not None for digest in read)
     if known < len(column):

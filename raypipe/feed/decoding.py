@@ -26,7 +26,9 @@ def try_decode(encoded: memoryview | bytes, out_HWC: np.ndarray) -> str | None:
     return None
 
 
-def decode_many(encoded: Sequence[memoryview | bytes], out_BHWC: np.ndarray, first: int = 0) -> Broken:
+def decode_many(
+    encoded: Sequence[memoryview | bytes], out_BHWC: np.ndarray, first: int = 0
+) -> Broken:
     tried = ((i, try_decode(e, out_BHWC[i])) for i, e in enumerate(encoded))
     return [(first + i, reason) for i, reason in tried if reason is not None]
 
@@ -51,7 +53,9 @@ def decode_group(
     """
     images = encoded(fragment, column, storage_options)
     pixels = np.empty((len(row_n), side_px, side_px, 3), np.uint8)
-    broken = dict(decode_many([images[row] for row in row_n.tolist()], pixels) + images.broken(row_n, digests))
+    broken = dict(
+        decode_many([images[row] for row in row_n.tolist()], pixels) + images.broken(row_n, digests)
+    )
     replaced = {}
     for i, reason in broken.items():
         ahead = ((i + n) % len(row_n) for n in range(1, len(row_n)))
@@ -62,7 +66,11 @@ def decode_group(
 
 
 def hash_group(
-    fragment: Fragment, column: str, storage_options: dict[str, str] | None, row_n: np.ndarray, digests: np.ndarray | None
+    fragment: Fragment,
+    column: str,
+    storage_options: dict[str, str] | None,
+    row_n: np.ndarray,
+    digests: np.ndarray | None,
 ) -> tuple[np.ndarray, Broken]:
     """(sha256_n32 of the stored bytes, which images are not what was stored once)."""
     images = encoded(fragment, column, storage_options)

@@ -38,7 +38,9 @@ class Encoded:
     def broken(self, row_n: np.ndarray, sha256_n32: np.ndarray | None) -> Broken:
         """Positions in row_n of the images that are not what was stored once. A hash of zeros is none: not checked."""
         rows = row_n.tolist()
-        found = [(n, NOTHING) for n, row in enumerate(rows) if row in self.nulls] if self.nulls else []
+        found = (
+            [(n, NOTHING) for n, row in enumerate(rows) if row in self.nulls] if self.nulls else []
+        )
         known = np.flatnonzero(sha256_n32.any(1)).tolist() if sha256_n32 is not None else []
         for n in known:
             assert sha256_n32 is not None
@@ -51,7 +53,9 @@ class Encoded:
         return hashlib.sha256(self[row]).digest()
 
 
-def encoded(fragment: Fragment, column: str, storage_options: Options, buffers: Buffers | None = None) -> Encoded:
+def encoded(
+    fragment: Fragment, column: str, storage_options: Options, buffers: Buffers | None = None
+) -> Encoded:
     """A row group's images, as they are stored."""
     chunk = pages.chunk(*located(fragment, column, storage_options))
     if chunk is not None:
@@ -63,5 +67,9 @@ def encoded(fragment: Fragment, column: str, storage_options: Options, buffers: 
     _, offsets, values_data = values.buffers()
     width = np.int64 if pa.types.is_large_binary(values.type) else np.int32
     ends = np.frombuffer(offsets, width)[values.offset :][: len(values) + 1].tolist()
-    nulls = np.flatnonzero(values.is_null().to_numpy(zero_copy_only=False)) if values.null_count else ()
-    return Encoded(memoryview(values_data or b""), list(itertools.pairwise(ends)), frozenset(map(int, nulls)))
+    nulls = (
+        np.flatnonzero(values.is_null().to_numpy(zero_copy_only=False)) if values.null_count else ()
+    )
+    return Encoded(
+        memoryview(values_data or b""), list(itertools.pairwise(ends)), frozenset(map(int, nulls))
+    )

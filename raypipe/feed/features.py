@@ -50,7 +50,9 @@ AT_ONCE = 64  # images decoded before they are embedded
 Vectors = dict[bytes, np.ndarray]  # by content
 
 
-def feature_sources(pinned: Pinned, splits: list[str], model: ModelConfig, feed: FeedConfig, store: str) -> dict[str, Source]:
+def feature_sources(
+    pinned: Pinned, splits: list[str], model: ModelConfig, feed: FeedConfig, store: str
+) -> dict[str, Source]:
     """The labelled rows of each split as one array of features in the object store. Computes only
     what is not kept. Raises DataError for a broken image under feed.on_bad=stop."""
     kept = Kept(store, model)
@@ -59,7 +61,9 @@ def feature_sources(pinned: Pinned, splits: list[str], model: ModelConfig, feed:
     for part in found.values():
         part.hash(vectors, feed.verify)
     new = _complete(found.values(), vectors, model, kept, f"features of {pinned.version}")
-    return {split: part.source(vectors, new, kept.width, model, feed) for split, part in found.items()}
+    return {
+        split: part.source(vectors, new, kept.width, model, feed) for split, part in found.items()
+    }
 
 
 @dataclass
@@ -128,7 +132,9 @@ class _Split:
         for n, sample in enumerate(used):
             inputs_ND[n] = vectors[self.contents[sample]]
         # No windows: all is here.
-        alone = replace(rows, sizes_F=np.ones(len(rows), np.int64), fragments=(), row_N=None, sha256_N32=None)
+        alone = replace(
+            rows, sizes_F=np.ones(len(rows), np.int64), fragments=(), row_N=None, sha256_N32=None
+        )
         computed = len(new.keys() & set(self.contents))
         return Source(
             *("memory", _shared(alone), model.pixels, feed),
@@ -170,8 +176,12 @@ class Kept:
         names = [f.name for f in table.delta(pinned.version).schema().fields]
         found = scan.rows(table, pinned, names)
         if set(names) == {"content", "features", "format"}:
-            rows = zip(*(found[n].to_pylist() for n in ("content", "features", "format")), strict=True)
-            vectors = {key: np.frombuffer(row, np.float32) for key, row, kind in rows if kind == FORMAT}
+            rows = zip(
+                *(found[n].to_pylist() for n in ("content", "features", "format")), strict=True
+            )
+            vectors = {
+                key: np.frombuffer(row, np.float32) for key, row, kind in rows if kind == FORMAT
+            }
             right = all(len(k) == 32 and len(v) == self.width for k, v in vectors.items())
             if right and len(vectors) == len(found["content"].unique()):
                 return vectors
@@ -186,12 +196,16 @@ class Kept:
         """Keep more. Two runs at once may keep a content twice, which does no harm."""
         columns = {
             "content": pa.array(list(vectors), pa.binary()),
-            "features": pa.array([v.astype(np.float32).tobytes() for v in vectors.values()], pa.binary()),
+            "features": pa.array(
+                [v.astype(np.float32).tobytes() for v in vectors.values()], pa.binary()
+            ),
             "format": pa.array([FORMAT] * len(vectors), pa.int32()),
         }
         try:
             append(self.uri, pa.table(columns), why)
-        except Exception:  # another run made the table a moment ago; deltalake's errors share no base
+        except (
+            Exception
+        ):  # another run made the table a moment ago; deltalake's errors share no base
             if not ImageTable.exists(self.uri):
                 raise
             append(self.uri, pa.table(columns), why)
@@ -208,7 +222,9 @@ class Kept:
                 )
 
 
-def _complete(parts: Iterable[_Split], vectors: Vectors, model: ModelConfig, kept: Kept, why: str) -> dict[bytes, str | None]:
+def _complete(
+    parts: Iterable[_Split], vectors: Vectors, model: ModelConfig, kept: Kept, why: str
+) -> dict[bytes, str | None]:
     """Embed what `vectors` lacks, into it and into the kept table. Returns the contents looked at,
     with the reason where one has no features."""
     taken: set[bytes] = set()

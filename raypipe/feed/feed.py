@@ -69,12 +69,21 @@ class Source:
         if self.carrier == "cache":
             return rows, Cached(rows, self.cfg, self.blocks, pinned_memory)
         if self.carrier == "offload":
-            return rows, Streaming(rows, self.cfg, partial(TaskDecoder, self.side_px, pinned_memory))
-        return rows, Streaming(rows, self.cfg, partial(ThreadDecoder, self.side_px, self.cfg.threads, pinned_memory))
+            return rows, Streaming(
+                rows, self.cfg, partial(TaskDecoder, self.side_px, pinned_memory)
+            )
+        return rows, Streaming(
+            rows, self.cfg, partial(ThreadDecoder, self.side_px, self.cfg.threads, pinned_memory)
+        )
 
 
 def prepare(
-    pinned: Pinned, splits: Sequence[str], side_px: int, cfg: FeedConfig, seed: int, here: bool = False
+    pinned: Pinned,
+    splits: Sequence[str],
+    side_px: int,
+    cfg: FeedConfig,
+    seed: int,
+    here: bool = False,
 ) -> dict[str, Source]:
     """The splits of a pinned version as sources, all by one carrier. `cache` starts decoding now and fills as it goes; `here`:
     this process does it, and is done when this returns."""
@@ -84,16 +93,27 @@ def prepare(
     for split, r in rows.items():
         if here and carrier == "cache":
             log.info("Decoding %d images", len(r))
-        blocks = () if carrier != "cache" else decode_here(r, side_px) if here else decode_all(r, side_px, cfg, seed)
+        blocks = (
+            ()
+            if carrier != "cache"
+            else decode_here(r, side_px)
+            if here
+            else decode_all(r, side_px, cfg, seed)
+        )
         shared = ray.put(r) if ray.is_initialized() else r
-        sources[split] = Source(carrier, shared, side_px, cfg, blocks, decoded=len(r) if blocks else 0)
+        sources[split] = Source(
+            carrier, shared, side_px, cfg, blocks, decoded=len(r) if blocks else 0
+        )
     return sources
 
 
 def await_decoded(sources: Iterable[Source]) -> None:
     """Wait until what the cache is to hold is decoded. Who takes all CPUs of a cluster before that, and then waits for images,
     waits for ever: the tasks that decode them need a CPU. One that failed raises where its images are read."""
-    waiting, images = [pixels for s in sources for pixels, _ in s.blocks], sum(s.decoded for s in sources)
+    waiting, images = (
+        [pixels for s in sources for pixels, _ in s.blocks],
+        sum(s.decoded for s in sources),
+    )
     for turn in itertools.count():
         if not waiting:
             return
@@ -109,15 +129,26 @@ def choose(cfg: FeedConfig, decoded_mb: float) -> str:
     if not ray.is_initialized():
         log.info("Feed: threads (there is no cluster to keep decoded images)")
         return "threads"
-    free_mb = ray.cluster_resources().get("object_store_memory", 0) / 2**20 * 0.6  # what trials and results leave
+    free_mb = (
+        ray.cluster_resources().get("object_store_memory", 0) / 2**20 * 0.6
+    )  # what trials and results leave
     limit = min(cfg.cache_mb, free_mb)
     carrier = cfg.carrier
     if carrier == "auto":
         carrier = "cache" if decoded_mb <= limit else "threads"
     elif carrier == "cache" and decoded_mb > limit:
-        log.warning("The cache cannot hold %.0f MB of pixels (%.0f MB free): decoding in threads instead", decoded_mb, limit)
+        log.warning(
+            "The cache cannot hold %.0f MB of pixels (%.0f MB free): decoding in threads instead",
+            decoded_mb,
+            limit,
+        )
         carrier = "threads"
-    log.info("Feed: %s (decoded images take %.0f MB, the cache may hold %.0f MB)", carrier, decoded_mb, limit)
+    log.info(
+        "Feed: %s (decoded images take %.0f MB, the cache may hold %.0f MB)",
+        carrier,
+        decoded_mb,
+        limit,
+    )
     return carrier
 
 
@@ -140,8 +171,14 @@ class Feed:
         device: torch.device | None = None,
     ) -> None:
         self._rank, self._world, self._device = rank, world, device or torch.device("cpu")
-        (self._train_rows, self._train), (self._val_rows, self._val) = train.open(self._device), val.open(self._device)
-        self._batch_size, self._order = batch_size, self._train_rows.order(train.cfg, batch_size, seed)
+        (self._train_rows, self._train), (self._val_rows, self._val) = (
+            train.open(self._device),
+            val.open(self._device),
+        )
+        self._batch_size, self._order = (
+            batch_size,
+            self._train_rows.order(train.cfg, batch_size, seed),
+        )
         self._stream: Iterator[Pixels] | None = None
         self._at = (0, 0)
         self._trace = _trace_file(train.cfg.trace, rank, world)
@@ -204,7 +241,9 @@ class Feed:
         ids = self._train_rows.ids.take(samples_B[:images]).to_pylist()
         line = {"epoch": epoch, "step": step, "rank": self._rank, "world": self._world, "ids": ids}
         with self._trace.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line | {"positions": planned.positions_B[:images].tolist()}) + "\n")
+            file.write(
+                json.dumps(line | {"positions": planned.positions_B[:images].tolist()}) + "\n"
+            )
 
 
 def _trace_file(folder: str | None, rank: int, world: int) -> Path | None:
@@ -213,5 +252,7 @@ def _trace_file(folder: str | None, rank: int, world: int) -> Path | None:
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)
     except OSError as e:
-        raise DataError(f"The trace cannot be written: {e}", got=folder, fix="Set feed.trace to a folder") from None
+        raise DataError(
+            f"The trace cannot be written: {e}", got=folder, fix="Set feed.trace to a folder"
+        ) from None
     return Path(folder) / f"rank-{rank}-of-{world}-{os.getpid()}.jsonl"

@@ -73,7 +73,9 @@ class RowGroups:
             self._until[group] = max(self._until.get(group, 0), until)
             if group not in self._held:
                 self._held[group] = self._pool.submit(self._read, group)
-                self.peak_bytes = max(self.peak_bytes, sum(self._rows.fragments[g].bytes for g in self._held))
+                self.peak_bytes = max(
+                    self.peak_bytes, sum(self._rows.fragments[g].bytes for g in self._held)
+                )
         return groups
 
     def _take(self, step: Step, groups: Sequence[int]) -> tuple[Step, list[memoryview], Broken]:
@@ -84,7 +86,11 @@ class RowGroups:
         broken = []
         if any(found for _, found in held.values()):
             at = zip(groups, step.samples_B.tolist(), strict=True)
-            broken = [(slot, held[group][1][sample]) for slot, (group, sample) in enumerate(at) if sample in held[group][1]]
+            broken = [
+                (slot, held[group][1][sample])
+                for slot, (group, sample) in enumerate(at)
+                if sample in held[group][1]
+            ]
         for group in [g for g, until in self._until.items() if until <= step.done]:
             del self._held[group], self._until[group]
         return step, views, broken

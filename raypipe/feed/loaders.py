@@ -75,13 +75,21 @@ class Streaming:
             finally:
                 decoder.close()
 
-    def _finish(self, step: Step, broken: Broken, wait: Callable[[], tuple[Tensor, Broken]], groups: RowGroups) -> Pixels:
+    def _finish(
+        self,
+        step: Step,
+        broken: Broken,
+        wait: Callable[[], tuple[Tensor, Broken]],
+        groups: RowGroups,
+    ) -> Pixels:
         pixels_BHWC, undecoded = wait()
         if not broken and not undecoded:
             return pixels_BHWC, step.samples_B, step
         samples_B = step.samples_B.copy()
         for slot, reason in {**dict(undecoded), **dict(broken)}.items():
-            samples_B[slot] = self._replace(int(samples_B[slot]), reason, pixels_BHWC[slot].numpy(), groups)
+            samples_B[slot] = self._replace(
+                int(samples_B[slot]), reason, pixels_BHWC[slot].numpy(), groups
+            )
         return pixels_BHWC, samples_B, step
 
     def _replace(self, sample: int, reason: str, out_HWC: np.ndarray, groups: RowGroups) -> int:
@@ -92,7 +100,9 @@ class Streaming:
         raise none_readable(self.rows, reason)
 
 
-def note_bad(rows: Rows, cfg: FeedConfig, replaced: dict[int, str], sample: int, reason: str) -> None:
+def note_bad(
+    rows: Rows, cfg: FeedConfig, replaced: dict[int, str], sample: int, reason: str
+) -> None:
     """Count and report a broken image once, or stop the run over it."""
     image = rows.ids[sample].as_py()
     if cfg.on_bad == "stop":
@@ -125,7 +135,8 @@ class ThreadDecoder:
         pixels = self._buffers.tensor((len(encoded), self._side, self._side, 3), self._pinned)
         out = pixels.numpy()
         parts: list[Future[Broken]] = [
-            self._pool.submit(decode_many, encoded[i : i + CHUNK], out[i:], i) for i in range(0, len(encoded), CHUNK)
+            self._pool.submit(decode_many, encoded[i : i + CHUNK], out[i:], i)
+            for i in range(0, len(encoded), CHUNK)
         ]
         return lambda: (pixels, [bad for part in parts for bad in part.result()])
 
@@ -138,7 +149,9 @@ class TaskDecoder:
 
     def __init__(self, side_px: int, pinned_memory: bool) -> None:
         self._side, self._pinned, self._buffers = side_px, pinned_memory, Buffers()
-        self._decode = ray.remote(decode_bytes).options(num_cpus=1, num_returns=2, scheduling_strategy="SPREAD", max_retries=5)
+        self._decode = ray.remote(decode_bytes).options(
+            num_cpus=1, num_returns=2, scheduling_strategy="SPREAD", max_retries=5
+        )
 
     def start(self, encoded: list[memoryview]) -> Callable[[], tuple[Tensor, Broken]]:
         ends = np.cumsum([0] + [len(e) for e in encoded])

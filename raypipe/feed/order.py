@@ -62,7 +62,9 @@ class Order:
         copies_N = resample(self.weights_N, np.random.default_rng([self.seed, epoch, 1]))
         bounds = np.concatenate(([0], np.cumsum(self.sizes_F)))
         copied = np.concatenate(([0], np.cumsum(copies_N)))
-        return Epoch(self, np.diff(copied[bounds]), epoch, np.repeat(np.arange(len(copies_N)), copies_N))
+        return Epoch(
+            self, np.diff(copied[bounds]), epoch, np.repeat(np.arange(len(copies_N)), copies_N)
+        )
 
     def rank(self, epoch: int, step: int, rank: int, world: int) -> Iterator[Step]:
         """This rank's share of every global batch of the epoch, from `step` on."""
@@ -71,12 +73,17 @@ class Order:
         for first in range(step, self.steps, at_once):
             ends = [self._end(t) for t in range(first, min(first + at_once, self.steps))]
             starts = [first * self.batch_size, *ends[:-1]]
-            parts = [deal(np.arange(a, b), self.samples, rank, world) for a, b in zip(starts, ends, strict=True)]
+            parts = [
+                deal(np.arange(a, b), self.samples, rank, world)
+                for a, b in zip(starts, ends, strict=True)
+            ]
             cuts = np.cumsum([len(mine) for mine, _ in parts])[:-1]
             positions = np.concatenate([mine for mine, _ in parts]) % self.samples
             found = zip(*(np.split(values, cuts) for values in laid.at(positions)), strict=True)
             for end, (mine, share), (samples_B, until_B) in zip(ends, parts, found, strict=True):
-                yield Step(samples_B, before + until_B, before + min(end, self.samples), mine, share)
+                yield Step(
+                    samples_B, before + until_B, before + min(end, self.samples), mine, share
+                )
 
     def _end(self, step: int) -> int:
         """The position of the stream behind a batch."""
@@ -125,15 +132,21 @@ class Step:
 class Epoch:
     """One epoch's stream. `drawn` maps positions of the line to samples where sampling is weighted."""
 
-    def __init__(self, order: Order, sizes_F: np.ndarray, epoch: int, drawn: np.ndarray | None = None) -> None:
+    def __init__(
+        self, order: Order, sizes_F: np.ndarray, epoch: int, drawn: np.ndarray | None = None
+    ) -> None:
         self._key, self._drawn = (order.seed, epoch), drawn
         self._shards, self._window = order.shards, order.window
         self._groups_F = groups_F = np.random.default_rng(self._key).permutation(len(sizes_F))
-        self._starts = np.concatenate(([0], np.cumsum(sizes_F[groups_F])))  # where each row group begins on the line
+        self._starts = np.concatenate(
+            ([0], np.cumsum(sizes_F[groups_F]))
+        )  # where each row group begins on the line
         self._first_F = (np.cumsum(sizes_F) - sizes_F)[groups_F]  # its first sample's number
         self.samples = int(self._starts[-1])
         share, rest = divmod(self.samples, self._shards)
-        self._cuts = np.arange(self._shards + 1) * share + np.minimum(np.arange(self._shards + 1), rest)
+        self._cuts = np.arange(self._shards + 1) * share + np.minimum(
+            np.arange(self._shards + 1), rest
+        )
         self._cut_groups = self._group(self._cuts[:-1])
         self._shuffled: OrderedDict[tuple[int, int], np.ndarray] = OrderedDict()
 
@@ -146,7 +159,9 @@ class Epoch:
         first_group = self._cut_groups[shard] + window * self._window - phase
         last = len(self._starts) - 1
         low = np.maximum(self._starts[np.clip(first_group, 0, last)], self._cuts[shard])
-        high = np.minimum(self._starts[np.clip(first_group + self._window, 0, last)], self._cuts[shard + 1])
+        high = np.minimum(
+            self._starts[np.clip(first_group + self._window, 0, last)], self._cuts[shard + 1]
+        )
         found = np.empty_like(line)
         keys = shard * (2 * last + self._window) + window
         for key in np.unique(keys):
@@ -163,17 +178,25 @@ class Epoch:
     def groups(self) -> list[int]:
         """Row groups in the order in which the stream first needs them, roughly: shards side by side, window after window."""
         ends = np.append(self._cut_groups[1:], len(self._starts) - 1)
-        ahead = [(i, g) for a, b in zip(self._cut_groups, ends, strict=True) for i, g in enumerate(range(a, b))]
+        ahead = [
+            (i, g)
+            for a, b in zip(self._cut_groups, ends, strict=True)
+            for i, g in enumerate(range(a, b))
+        ]
         return [int(self._groups_F[g]) for _, g in sorted(ahead)]
 
     def _group(self, line: np.ndarray) -> np.ndarray:
-        return np.clip(np.searchsorted(self._starts, line, side="right") - 1, 0, len(self._starts) - 2)
+        return np.clip(
+            np.searchsorted(self._starts, line, side="right") - 1, 0, len(self._starts) - 2
+        )
 
     def _shuffle(self, shard: int, window: int, size: int) -> np.ndarray:
         """The permutation of one window; the latest ones are kept, two for each shard are in use at a time."""
         key = shard, window
         if key not in self._shuffled:
-            self._shuffled[key] = np.random.default_rng([*self._key, 2, shard, window]).permutation(size)
+            self._shuffled[key] = np.random.default_rng([*self._key, 2, shard, window]).permutation(
+                size
+            )
             if len(self._shuffled) > 2 * self._shards:
                 self._shuffled.popitem(last=False)
         self._shuffled.move_to_end(key)

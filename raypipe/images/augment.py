@@ -64,7 +64,9 @@ class AugmentConfig(Section):
     mix_share: float = Field(default=1.0, ge=0, le=1)
 
 
-def augment(pixels_BHWC: Tensor, cfg: AugmentConfig, seed: int, epoch: int, positions_B: Tensor | np.ndarray) -> Tensor:
+def augment(
+    pixels_BHWC: Tensor, cfg: AugmentConfig, seed: int, epoch: int, positions_B: Tensor | np.ndarray
+) -> Tensor:
     """A randomly changed copy, float32 0-255, same shape. positions_B: the pictures' places in the epoch's stream (int64); two
     copies of one sample have two."""
     draws = Draws(seed, epoch, positions_B)
@@ -82,7 +84,9 @@ def augment(pixels_BHWC: Tensor, cfg: AugmentConfig, seed: int, epoch: int, posi
     return images_BHWC
 
 
-def box_mask(area_B: np.ndarray, aspect_B: np.ndarray, draws: Draws, choice: str, like_BHWC: Tensor) -> Tensor:
+def box_mask(
+    area_B: np.ndarray, aspect_B: np.ndarray, draws: Draws, choice: str, like_BHWC: Tensor
+) -> Tensor:
     """bool B x H x W x 1: a rectangle of this share of the area and ratio of sides, anywhere that it fits."""
     masks = []
     for axis, stretch_B in ((1, 1 / aspect_B), (2, aspect_B)):
@@ -91,7 +95,9 @@ def box_mask(area_B: np.ndarray, aspect_B: np.ndarray, draws: Draws, choice: str
         start_B = np.floor(draws.uniform(f"{choice} {axis}") * (size - length_B + 1))
         at_S = np.arange(size)
         masks.append((at_S >= start_B[:, None]) & (at_S < (start_B + length_B)[:, None]))
-    return torch.from_numpy(masks[0][:, :, None, None] & masks[1][:, None, :, None]).to(like_BHWC.device)
+    return torch.from_numpy(masks[0][:, :, None, None] & masks[1][:, None, :, None]).to(
+        like_BHWC.device
+    )
 
 
 def _own_moves(cfg: AugmentConfig, draws: Draws, batch: int) -> np.ndarray:
@@ -129,7 +135,9 @@ def _resample(images_BHWC: Tensor, theta_B33: np.ndarray) -> Tensor:
     images_NCHW = images_BHWC[chosen].permute(0, 3, 1, 2)
     theta_N23 = torch.from_numpy(theta_B33[moved, :2]).float().to(images_BHWC.device)
     grid = affine_grid(theta_N23, list(images_NCHW.shape), align_corners=False)
-    result = grid_sample(images_NCHW, grid, padding_mode="reflection", align_corners=False).permute(0, 2, 3, 1)
+    result = grid_sample(images_NCHW, grid, padding_mode="reflection", align_corners=False).permute(
+        0, 2, 3, 1
+    )
     result = result.clamp(0, 255)  # the four weights may sum to a little more than one
     return result if len(moved) == len(images_BHWC) else images_BHWC.index_copy(0, chosen, result)
 
@@ -147,19 +155,27 @@ def _jitter(images_BHWC: Tensor, cfg: AugmentConfig, draws: Draws) -> Tensor:
         matrix_B33 = (saturation * np.eye(3) + (1 - saturation) * LUMA) @ matrix_B33
     if cfg.hue:
         angle = draws.uniform("hue", -cfg.hue, cfg.hue) * 2 * np.pi
-        turn_B33 = policy.affine(xx=np.cos(angle), xy=-np.sin(angle), yx=np.sin(angle), yy=np.cos(angle))
+        turn_B33 = policy.affine(
+            xx=np.cos(angle), xy=-np.sin(angle), yx=np.sin(angle), yy=np.cos(angle)
+        )
         matrix_B33 = np.linalg.inv(IQY) @ turn_B33 @ IQY @ matrix_B33
     batch, *_, device = *images_BHWC.shape, images_BHWC.device
     matrix = torch.from_numpy(matrix_B33).float().to(device)
     offset = torch.from_numpy((1 - contrast) * brightness).float().to(device).view(-1, 1, 1)
     luma = images_BHWC.mean(dim=(1, 2)) @ torch.from_numpy(LUMA).float().to(device)
     flat = images_BHWC.reshape(batch, -1, 3)
-    return torch.baddbmm(offset * luma.view(-1, 1, 1), flat, matrix.mT).view_as(images_BHWC).clamp_(0, 255)
+    return (
+        torch.baddbmm(offset * luma.view(-1, 1, 1), flat, matrix.mT)
+        .view_as(images_BHWC)
+        .clamp_(0, 255)
+    )
 
 
 def _erase(images_BHWC: Tensor, cfg: AugmentConfig, draws: Draws) -> Tensor:
     """Fill a rectangle with the picture's mean colour. Source: Zhong et al., "Random Erasing" (2017)."""
-    area = np.where(draws.chance("erase", cfg.erase), draws.uniform("erase area", 0.02, cfg.erase_area), 0.0)
+    area = np.where(
+        draws.chance("erase", cfg.erase), draws.uniform("erase area", 0.02, cfg.erase_area), 0.0
+    )
     aspect = np.exp(draws.uniform("erase aspect", np.log(0.3), np.log(3.3)))
     mask = box_mask(area, aspect, draws, "erase at", images_BHWC)
     return torch.where(mask, images_BHWC.mean(dim=(1, 2), keepdim=True), images_BHWC)

@@ -51,36 +51,64 @@ class ImageInfo:
     mode: str
 
 
-def open_image(data: Encoded, max_pixels: int = MAX_PIXELS, formats: tuple[Format, ...] = FORMATS) -> Image.Image:
+def open_image(
+    data: Encoded, max_pixels: int = MAX_PIXELS, formats: tuple[Format, ...] = FORMATS
+) -> Image.Image:
     """A lazily opened image of an allowed format and size. Raises BadImage; decodes nothing yet."""
     if not data:
         raise BadImage("empty", "0 bytes")
     try:
         image = Image.open(io.BytesIO(data), formats=formats)
-    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as e:  # Pillow's own limit, while it reads the header
+    except (
+        Image.DecompressionBombError,
+        Image.DecompressionBombWarning,
+    ) as e:  # Pillow's own limit, while it reads the header
         raise BadImage("too_large", str(e)) from None
-    except Exception as e:  # Pillow raises a dozen kinds on hostile bytes; all of them mean the same to us
-        raise BadImage("not_an_image", f"no {'/'.join(formats)} header in {len(data)} bytes ({type(e).__name__})") from None
+    except (
+        Exception
+    ) as e:  # Pillow raises a dozen kinds on hostile bytes; all of them mean the same to us
+        raise BadImage(
+            "not_an_image",
+            f"no {'/'.join(formats)} header in {len(data)} bytes ({type(e).__name__})",
+        ) from None
     if image.width * image.height > max_pixels:
         raise BadImage("too_large", f"{image.width}x{image.height} is over {max_pixels:,} pixels")
-    if image.format in ("JPEG", "MPO") and (scans := jpeg.count_scans(bytes(data))) > jpeg.MAX_SCANS:
-        raise BadImage("too_many_scans", f"{scans} scans of {image.width}x{image.height} would take minutes")
+    if (
+        image.format in ("JPEG", "MPO")
+        and (scans := jpeg.count_scans(bytes(data))) > jpeg.MAX_SCANS
+    ):
+        raise BadImage(
+            "too_many_scans", f"{scans} scans of {image.width}x{image.height} would take minutes"
+        )
     return image
 
 
-def inspect(data: Encoded, max_pixels: int = MAX_PIXELS, formats: tuple[Format, ...] = FORMATS) -> tuple[ImageInfo, np.ndarray]:
+def inspect(
+    data: Encoded, max_pixels: int = MAX_PIXELS, formats: tuple[Format, ...] = FORMATS
+) -> tuple[ImageInfo, np.ndarray]:
     """Decode to the last row; (info, gray_HW uint8 for the perceptual hash, of large JPEGs a reduced one). Raises BadImage."""
-    plain = jpeg.decode(bytes(data or b""), max_pixels, GRAY_PX, gray=True) if "JPEG" in formats else None
+    plain = (
+        jpeg.decode(bytes(data or b""), max_pixels, GRAY_PX, gray=True)
+        if "JPEG" in formats
+        else None
+    )
     if plain:
-        return ImageInfo("JPEG", plain.width, plain.height, plain.mode), _turn_plain(plain, data, max_pixels)[..., 0]
+        return ImageInfo("JPEG", plain.width, plain.height, plain.mode), _turn_plain(
+            plain, data, max_pixels
+        )[..., 0]
     image = open_image(data, max_pixels, formats)
-    kind = "JPEG" if image.format == "MPO" else image.format or ""  # phones' MPO: a JPEG with more pictures behind it
+    kind = (
+        "JPEG" if image.format == "MPO" else image.format or ""
+    )  # phones' MPO: a JPEG with more pictures behind it
     info = ImageInfo(kind, image.width, image.height, image.mode)
     return info, np.asarray(Image.fromarray(_load(image)).convert("L"))
 
 
 def decode(
-    data: Encoded, side_px: int | None = None, max_pixels: int = MAX_PIXELS, formats: tuple[Format, ...] = FORMATS
+    data: Encoded,
+    side_px: int | None = None,
+    max_pixels: int = MAX_PIXELS,
+    formats: tuple[Format, ...] = FORMATS,
 ) -> np.ndarray:
     """pixels_HWC of one image; squeezed to side_px x side_px when given (aspect is not kept, nothing is cut off)."""
     if side_px is None:
@@ -91,7 +119,10 @@ def decode(
 
 
 def decode_into(
-    data: Encoded, out_HWC: np.ndarray, max_pixels: int = MAX_PIXELS, formats: tuple[Format, ...] = FORMATS
+    data: Encoded,
+    out_HWC: np.ndarray,
+    max_pixels: int = MAX_PIXELS,
+    formats: tuple[Format, ...] = FORMATS,
 ) -> None:
     """One image into its slot of a batch, squeezed to the slot's size: uint8, contiguous. Raises BadImage, slot untouched."""
     pixels_HWC = _pixels(data, max(out_HWC.shape[:2]), max_pixels, formats)
@@ -110,7 +141,9 @@ def decode_batch(encoded: Sequence[Encoded], side_px: int, threads: int = 2) -> 
             decode_into(encoded[i], pixels_BHWC[i])
         except BadImage as bad:
             fix = "raypipe clean finds such images and tags a version without them"
-            raise BadImage(bad.reason, f"{bad.detail}, image {i} of a batch of {len(encoded)}", fix) from None
+            raise BadImage(
+                bad.reason, f"{bad.detail}, image {i} of a batch of {len(encoded)}", fix
+            ) from None
 
     with ThreadPoolExecutor(max(1, threads)) as pool:
         list(pool.map(one, range(len(encoded))))
@@ -124,14 +157,18 @@ def encode_png(pixels_HWC: np.ndarray) -> bytes:
     return out.getvalue()
 
 
-def _pixels(data: Encoded, least_px: int | None, max_pixels: int, formats: tuple[Format, ...]) -> np.ndarray:
+def _pixels(
+    data: Encoded, least_px: int | None, max_pixels: int, formats: tuple[Format, ...]
+) -> np.ndarray:
     """Upright pixels_HWC; a JPEG at the smallest power-of-two scale with both sides >= least_px (all of it when None)."""
     plain = jpeg.decode(bytes(data or b""), max_pixels, least_px) if "JPEG" in formats else None
     if plain:
         return _turn_plain(plain, data, max_pixels)
     image = open_image(data, max_pixels, formats)
     if least_px and image.format in ("JPEG", "MPO"):
-        image.draft(None, (least_px, least_px))  # decodes only the frequencies that survive the resize
+        image.draft(
+            None, (least_px, least_px)
+        )  # decodes only the frequencies that survive the resize
     return _load(image)
 
 
@@ -139,9 +176,13 @@ def _resize_into(pixels_HWC: np.ndarray, out_HWC: np.ndarray) -> None:
     """Antialiased bilinear resampling, equal to Pillow's BILINEAR to the last bit on x86."""
     import torch  # not at the top: ingest only inspects, and its many processes need not load it
 
-    source, out = (torch.from_numpy(array).permute(2, 0, 1)[None] for array in (pixels_HWC, out_HWC))
+    source, out = (
+        torch.from_numpy(array).permute(2, 0, 1)[None] for array in (pixels_HWC, out_HWC)
+    )
     # The operator under interpolate(antialias=True), for its `out`: interpolate returns NCHW, and turning costs as much again.
-    torch.ops.aten._upsample_bilinear2d_aa.out(source, out_HWC.shape[:2], False, None, None, out=out)
+    torch.ops.aten._upsample_bilinear2d_aa.out(
+        source, out_HWC.shape[:2], False, None, None, out=out
+    )
 
 
 def _load(image: Image.Image) -> np.ndarray:
@@ -152,12 +193,18 @@ def _load(image: Image.Image) -> np.ndarray:
     except BadImage:
         raise
     except Exception as e:
-        raise BadImage("broken", f"{image.format} header, but the pixels do not decode ({e})") from None
+        raise BadImage(
+            "broken", f"{image.format} header, but the pixels do not decode ({e})"
+        ) from None
     return _turn(pixels_HWC, image)
 
 
 def _turn_plain(plain: jpeg.Jpeg, data: Encoded, max_pixels: int) -> np.ndarray:
-    return _turn(plain.pixels, open_image(data, max_pixels, ("JPEG",))) if plain.tagged else plain.pixels
+    return (
+        _turn(plain.pixels, open_image(data, max_pixels, ("JPEG",)))
+        if plain.tagged
+        else plain.pixels
+    )
 
 
 def orientation(image: Image.Image) -> int:
@@ -190,10 +237,17 @@ def _to_rgb(image: Image.Image) -> Image.Image:
     if image.mode == "RGB":
         return image
     if image.mode in ("I", "F"):
-        raise BadImage("unsupported", "32-bit samples have no range of their own; save the image with 8 or 16 bits")
-    if image.mode.startswith("I;16"):  # the high byte, as libpng does for 16-bit RGB; Pillow's own conversion clips
+        raise BadImage(
+            "unsupported",
+            "32-bit samples have no range of their own; save the image with 8 or 16 bits",
+        )
+    if image.mode.startswith(
+        "I;16"
+    ):  # the high byte, as libpng does for 16-bit RGB; Pillow's own conversion clips
         return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)).convert("RGB")
-    if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:  # colours under alpha are arbitrary: show white
+    if (
+        image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info
+    ):  # colours under alpha are arbitrary: show white
         rgba = image.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", rgba.size, "white"), rgba).convert("RGB")
     return image.convert("RGB")

@@ -44,7 +44,9 @@ class Draws:
     def _bits(self, choice: str) -> np.ndarray:
         name = f"{self.seed}/{self.epoch}/{choice}".encode()
         start = np.frombuffer(hashlib.blake2b(name, digest_size=8).digest(), np.uint64)
-        z = start + GAMMA * (np.asarray(self.positions_B).astype(np.uint64) + np.uint64(1))  # wraps, as it should
+        z = start + GAMMA * (
+            np.asarray(self.positions_B).astype(np.uint64) + np.uint64(1)
+        )  # wraps, as it should
         z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
         return z ^ (z >> np.uint64(31))

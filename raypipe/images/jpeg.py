@@ -38,7 +38,9 @@ class Header(NamedTuple):
     one_scan: bool
 
 
-def decode(data: bytes, max_pixels: int, least_px: int | None = None, gray: bool = False) -> Jpeg | None:
+def decode(
+    data: bytes, max_pixels: int, least_px: int | None = None, gray: bool = False
+) -> Jpeg | None:
     """A plain JPEG, at the smallest scale with both sides >= least_px; None for all that Pillow must look at."""
     header = _header(data)
     if header is None or not (header.one_scan or count_scans(data) <= MAX_SCANS):

@@ -24,7 +24,9 @@ def difference_hash(gray_HW: np.ndarray) -> bytes:
     """
     down, across = _shares(gray_HW.shape[0], ROWS), _shares(gray_HW.shape[1], COLUMNS)
     pixels_HW, strips = gray_HW.astype(np.float32), max(1, ONE_THREAD // down.size)
-    rows = [down @ pixels_HW[:, left : left + strips] for left in range(0, gray_HW.shape[1], strips)]
+    rows = [
+        down @ pixels_HW[:, left : left + strips] for left in range(0, gray_HW.shape[1], strips)
+    ]
     means = np.concatenate(rows, axis=1) @ across.T / (gray_HW.size / (ROWS * COLUMNS))
     return np.packbits(np.diff(means) > FLAT).tobytes()
 

@@ -17,29 +17,42 @@ from raypipe.images.draws import Draws
 
 
 def mix(
-    images_BHWC: Tensor, targets_BC: Tensor, cfg: AugmentConfig, seed: int, epoch: int, positions_B: Tensor | np.ndarray
+    images_BHWC: Tensor,
+    targets_BC: Tensor,
+    cfg: AugmentConfig,
+    seed: int,
+    epoch: int,
+    positions_B: Tensor | np.ndarray,
 ) -> tuple[Tensor, Tensor]:
     """(images, targets) mixed: float pixels after `augment`, targets as shares of classes that still sum to what they did."""
     if not (cfg.mixup or cfg.cutmix) or len(images_BHWC) < 2:
         return images_BHWC, targets_BC
     draws = Draws(seed, epoch, positions_B)
     mixed_B = draws.chance("mix", cfg.mix_share)
-    cuts_B = draws.chance("mix by cutting", 0.5 if cfg.mixup and cfg.cutmix else float(cfg.cutmix > 0))
+    cuts_B = draws.chance(
+        "mix by cutting", 0.5 if cfg.mixup and cfg.cutmix else float(cfg.cutmix > 0)
+    )
     kept_B = np.where(cuts_B, _kept(cfg.cutmix, "cutmix", draws), _kept(cfg.mixup, "mixup", draws))
     kept_B = np.where(mixed_B, kept_B, 1.0)
     partner_B = torch.from_numpy(_partners(draws)).to(images_BHWC.device)
 
-    box_BHW1 = box_mask(np.where(cuts_B, 1 - kept_B, 0.0), np.ones(len(kept_B)), draws, "mix at", images_BHWC)
+    box_BHW1 = box_mask(
+        np.where(cuts_B, 1 - kept_B, 0.0), np.ones(len(kept_B)), draws, "mix at", images_BHWC
+    )
     blend_B = torch.from_numpy(np.where(cuts_B, 1.0, kept_B)).float().to(images_BHWC.device)
     weight_BHW1 = torch.where(box_BHW1, 0.0, blend_B.view(-1, 1, 1, 1))
     share_B1 = weight_BHW1.mean(dim=(1, 2))  # of pixels: a box has whole ones
     others_BHWC, others_BC = images_BHWC[partner_B], targets_BC[partner_B]
-    return torch.lerp(others_BHWC, images_BHWC, weight_BHW1), torch.lerp(others_BC, targets_BC, share_B1)
+    return torch.lerp(others_BHWC, images_BHWC, weight_BHW1), torch.lerp(
+        others_BC, targets_BC, share_B1
+    )
 
 
 def _kept(alpha: float, name: str, draws: Draws) -> np.ndarray:
     """Share of itself that each sample keeps, Beta(alpha, alpha) by its inverse."""
-    return betaincinv(alpha, alpha, draws.uniform(name)) if alpha else np.ones(len(draws.positions_B))
+    return (
+        betaincinv(alpha, alpha, draws.uniform(name)) if alpha else np.ones(len(draws.positions_B))
+    )
 
 
 def _partners(draws: Draws) -> np.ndarray:

@@ -19,8 +19,20 @@ from raypipe.images.draws import Draws
 
 GEOMETRY = ("identity", "shear_x", "shear_y", "translate_x", "translate_y", "rotate")
 # At magnitude 1: shear as a slope, translation in half sides, rotation in degrees, factors 1 +- x, bits that posterize drops.
-RANDAUGMENT = {"shear": 0.3, "translate": 2 * 150 / 331, "rotate": 30.0, "enhance": 0.9, "posterize": 4.0}
-TRIVIAL = {"shear": 0.99, "translate": 2 * 32 / 224, "rotate": 135.0, "enhance": 0.99, "posterize": 6.0}
+RANDAUGMENT = {
+    "shear": 0.3,
+    "translate": 2 * 150 / 331,
+    "rotate": 30.0,
+    "enhance": 0.9,
+    "posterize": 4.0,
+}
+TRIVIAL = {
+    "shear": 0.99,
+    "translate": 2 * 32 / 224,
+    "rotate": 135.0,
+    "enhance": 0.99,
+    "posterize": 6.0,
+}
 
 
 @dataclass(frozen=True)
@@ -36,7 +48,12 @@ class Step:
         """theta_B33 of the pictures that drew a change of geometry, the identity for the others."""
 
         def amount(name: str) -> np.ndarray:
-            return (self.change_B == NAMES.index(name)) * self.sign_B * self.magnitude_B * self.ranges[name.partition("_")[0]]
+            return (
+                (self.change_B == NAMES.index(name))
+                * self.sign_B
+                * self.magnitude_B
+                * self.ranges[name.partition("_")[0]]
+            )
 
         angle = np.radians(amount("rotate"))
         return affine(
@@ -54,7 +71,12 @@ class Step:
             drawn = np.flatnonzero(self.change_B == number)
             if len(drawn):
                 chosen = torch.from_numpy(drawn).to(images_BHWC.device)
-                amounts = torch.from_numpy(self._amounts(name)[drawn]).float().to(images_BHWC.device).view(-1, 1, 1, 1)
+                amounts = (
+                    torch.from_numpy(self._amounts(name)[drawn])
+                    .float()
+                    .to(images_BHWC.device)
+                    .view(-1, 1, 1, 1)
+                )
                 changed = change(images_BHWC[chosen], amounts).clamp_(0, 255)
                 images_BHWC = images_BHWC.index_copy(0, chosen, changed)
         return images_BHWC
@@ -81,14 +103,26 @@ def affine(**entries: np.ndarray) -> np.ndarray:
     """B33 matrices of (x, y) -> (xx x + xy y + x, yx x + yy y + y); what is not given is as in the identity."""
     batch = len(next(iter(entries.values())))
     matrix_B33 = np.tile(np.eye(3), (batch, 1, 1))
-    for name, (row, column) in {"xx": (0, 0), "xy": (0, 1), "x": (0, 2), "yx": (1, 0), "yy": (1, 1), "y": (1, 2)}.items():
+    for name, (row, column) in {
+        "xx": (0, 0),
+        "xy": (0, 1),
+        "x": (0, 2),
+        "yx": (1, 0),
+        "yy": (1, 1),
+        "y": (1, 2),
+    }.items():
         if name in entries:
             matrix_B33[:, row, column] = entries[name]
     return matrix_B33
 
 
 def _step(name: str, magnitude_B: np.ndarray, ranges: dict[str, float], draws: Draws) -> Step:
-    return Step(draws.integers(f"{name} change", len(NAMES)), magnitude_B, draws.sign(f"{name} sign"), ranges)
+    return Step(
+        draws.integers(f"{name} change", len(NAMES)),
+        magnitude_B,
+        draws.sign(f"{name} sign"),
+        ranges,
+    )
 
 
 def _luma(images_BHWC: Tensor) -> Tensor:
@@ -104,13 +138,20 @@ def _sharpness(images_BHWC: Tensor, factor: Tensor) -> Tensor:
     """Away from (or towards) a 3 x 3 blur; the outermost pixels stay."""
     kernel = images_BHWC.new_tensor([[1, 1, 1], [1, 5, 1], [1, 1, 1]]).expand(3, 1, 3, 3) / 13
     blurred = images_BHWC.clone()
-    blurred[:, 1:-1, 1:-1] = conv2d(images_BHWC.permute(0, 3, 1, 2), kernel, groups=3).permute(0, 2, 3, 1)
+    blurred[:, 1:-1, 1:-1] = conv2d(images_BHWC.permute(0, 3, 1, 2), kernel, groups=3).permute(
+        0, 2, 3, 1
+    )
     return _blend(images_BHWC, blurred, factor)
 
 
 def _autocontrast(images_BHWC: Tensor, _: Tensor) -> Tensor:
-    low, high = images_BHWC.amin(dim=(1, 2), keepdim=True), images_BHWC.amax(dim=(1, 2), keepdim=True)
-    return torch.where(high > low, (images_BHWC - low) * 255 / (high - low).clamp(min=1e-6), images_BHWC)
+    low, high = (
+        images_BHWC.amin(dim=(1, 2), keepdim=True),
+        images_BHWC.amax(dim=(1, 2), keepdim=True),
+    )
+    return torch.where(
+        high > low, (images_BHWC - low) * 255 / (high - low).clamp(min=1e-6), images_BHWC
+    )
 
 
 def _equalize(images_BHWC: Tensor, _: Tensor) -> Tensor:
@@ -123,12 +164,19 @@ def _equalize(images_BHWC: Tensor, _: Tensor) -> Tensor:
     step = (height * width - brightest) // 255
     table = (histogram.cumsum(1) - histogram + step // 2) // step.clamp(min=1)
     table = torch.where(step > 0, table.clamp(max=255), torch.arange(256, device=values.device))
-    return table.gather(1, values).view(batch, channels, height, width).permute(0, 2, 3, 1).to(images_BHWC.dtype)
+    return (
+        table.gather(1, values)
+        .view(batch, channels, height, width)
+        .permute(0, 2, 3, 1)
+        .to(images_BHWC.dtype)
+    )
 
 
 COLOURS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "brightness": lambda images, factor: images * factor,
-    "contrast": lambda images, factor: _blend(images, _luma(images).mean(dim=(1, 2), keepdim=True), factor),
+    "contrast": lambda images, factor: _blend(
+        images, _luma(images).mean(dim=(1, 2), keepdim=True), factor
+    ),
     "saturation": lambda images, factor: _blend(images, _luma(images), factor),
     "sharpness": _sharpness,
     "posterize": lambda images, levels: (images / levels).floor() * levels,

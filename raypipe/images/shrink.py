@@ -33,7 +33,9 @@ def stored(
         return data, info
     lying = decode.lies(decode.open_image(data, max_pixels, formats))
     scale = min(1.0, (max_side or longer) / longer)
-    height, width = (max(1, round(side * scale)) for side in (info.height, info.width)[:: -1 if lying else 1])
+    height, width = (
+        max(1, round(side * scale)) for side in (info.height, info.width)[:: -1 if lying else 1]
+    )
     pixels_HWC = np.empty((height, width, 3), np.uint8)
     decode.decode_into(data, pixels_HWC, max_pixels, formats)
     image = Image.fromarray(pixels_HWC)

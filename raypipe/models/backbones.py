@@ -11,7 +11,14 @@ from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 Channels = float | tuple[float, float, float]
-STAGE_ENDS = (2, 4, 7, 10, 14, 15)  # of EfficientNet-Lite0's sixteen blocks: 24, 40, 80, 112, 192 and 320 channels
+STAGE_ENDS = (
+    2,
+    4,
+    7,
+    10,
+    14,
+    15,
+)  # of EfficientNet-Lite0's sixteen blocks: 24, 40, 80, 112, 192 and 320 channels
 
 
 @dataclass(frozen=True)
@@ -28,7 +35,9 @@ class Backbone:
     std: Channels
     side_px: int
     pretrained: bool = True
-    fold: Callable[[nn.Module], nn.Module] = lambda module: module  # the same function, faster, for inference only
+    fold: Callable[[nn.Module], nn.Module] = lambda module: (
+        module
+    )  # the same function, faster, for inference only
     settled: tuple[str, dict[str, Any]] | None = None
 
 
@@ -118,18 +127,34 @@ def _fold(owner: nn.Module, conv: str, norm: str) -> None:
 
 def _small_cnn(pretrained: bool) -> nn.Module:
     def block(inputs: int, outputs: int) -> list[nn.Module]:
-        return [nn.Conv2d(inputs, outputs, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU(inplace=True)]
+        return [
+            nn.Conv2d(inputs, outputs, 3, stride=2, padding=1, bias=False),
+            nn.BatchNorm2d(outputs),
+            nn.ReLU(inplace=True),
+        ]
 
-    return nn.Sequential(*block(3, 16), *block(16, 32), *block(32, 64), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    return nn.Sequential(
+        *block(3, 16), *block(16, 32), *block(32, 64), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+    )
 
 
 BACKBONES: dict[str, Backbone] = {
     # EfficientNet-Lite was trained on (x - 127) / 128, not on the ImageNet mean (tensorflow/tpu, efficientnet/lite).
     "efficientnet_lite0": Backbone(
-        _efficientnet_lite0, 1280, mean=127 / 255, std=128 / 255, side_px=224, pretrained=True, fold=_fold_efficientnet
+        _efficientnet_lite0,
+        1280,
+        mean=127 / 255,
+        std=128 / 255,
+        side_px=224,
+        pretrained=True,
+        fold=_fold_efficientnet,
     ),
     "efficientnet_lite0_stages": Backbone(
-        *(_efficientnet_lite0_stages, 2816), mean=127 / 255, std=128 / 255, side_px=224, fold=_fold_efficientnet
+        *(_efficientnet_lite0_stages, 2816),
+        mean=127 / 255,
+        std=128 / 255,
+        side_px=224,
+        fold=_fold_efficientnet,
     ),
     "small_cnn": Backbone(_small_cnn, 64, mean=0.5, std=0.25, side_px=32, pretrained=False),
 }

@@ -36,10 +36,17 @@ def depths(model: nn.Module) -> dict[str, int]:
     found = blocks(backbone)
     inside = {id(p): i for i, block in enumerate(found, start=1) for p in block.parameters()}
     at, ordered = 0, []
-    for name, p in reversed(list(backbone.named_parameters())):  # what stands between two blocks belongs to the one after it
+    for name, p in reversed(
+        list(backbone.named_parameters())
+    ):  # what stands between two blocks belongs to the one after it
         at = inside.get(id(p), at or len(found))
         ordered.append(("backbone." + name, at))
-    return _numbered([*_stem_apart(ordered[::-1], inside, backbone), *((n, len(found) + 1) for n in _others(model))])
+    return _numbered(
+        [
+            *_stem_apart(ordered[::-1], inside, backbone),
+            *((n, len(found) + 1) for n in _others(model)),
+        ]
+    )
 
 
 def scales(count: int, epoch: int, decay: float = 1.0, unfreeze_epochs: int = 0) -> list[float]:
@@ -58,17 +65,27 @@ def freeze(model: nn.Module, count: int) -> list[nn.Module]:
     """
     found, at = blocks(model.get_submodule("backbone")), depths(model)
     if count > len(found):
-        raise ConfigError("model.frozen_blocks is more than the backbone has", got=count, rule=f"It has {len(found)} blocks")
+        raise ConfigError(
+            "model.frozen_blocks is more than the backbone has",
+            got=count,
+            rule=f"It has {len(found)} blocks",
+        )
     inside = {id(p) for block in found[:count] for p in block.parameters()}
     last = max((at[name] for name, p in model.named_parameters() if id(p) in inside), default=-1)
     for name, p in model.named_parameters():
         if at[name] <= last:
             p.requires_grad_(False)
-    stem = [m for m in model.modules() if (own := list(m.parameters(recurse=False))) and not any(p.requires_grad for p in own)]
+    stem = [
+        m
+        for m in model.modules()
+        if (own := list(m.parameters(recurse=False))) and not any(p.requires_grad for p in own)
+    ]
     return [*stem, *found[:count]]
 
 
-def parameter_groups(model: nn.Module, weight_decay: float, by_name: Mapping[str, int] | None = None) -> list[dict[str, Any]]:
+def parameter_groups(
+    model: nn.Module, weight_decay: float, by_name: Mapping[str, int] | None = None
+) -> list[dict[str, Any]]:
     """Optimizer groups that know their `depth` (by parameter name; the model's `depths` unless told). Weight decay is on
     matrices and filters only, not on biases and norms (Goyal et al. 2017); parameters that need no gradient are left out."""
     groups: dict[tuple[int, bool], list[nn.Parameter]] = {}
@@ -78,7 +95,9 @@ def parameter_groups(model: nn.Module, weight_decay: float, by_name: Mapping[str
             groups.setdefault((by_name[name], p.ndim > 1), []).append(p)
     return [
         {"params": params, "weight_decay": weight_decay if decayed else 0.0, "depth": depth}
-        for (depth, decayed), params in sorted(groups.items(), key=lambda item: (item[0][0], not item[0][1]))
+        for (depth, decayed), params in sorted(
+            groups.items(), key=lambda item: (item[0][0], not item[0][1])
+        )
     ]
 
 
@@ -87,11 +106,17 @@ def _listed(module: nn.Module, levels: int) -> list[nn.Module]:
     composite = bool(children) and all(any(True for _ in child.children()) for child in children)
     alike = levels == 2 or len({type(child) for child in children}) == 1
     if isinstance(module, nn.Sequential | nn.ModuleList) and composite and alike:
-        return [b for child in children for b in (_listed(child, levels - 1) or [child])] if levels else []
+        return (
+            [b for child in children for b in (_listed(child, levels - 1) or [child])]
+            if levels
+            else []
+        )
     return [b for child in children for b in _listed(child, levels)]
 
 
-def _stem_apart(ordered: list[tuple[str, int]], inside: dict[int, int], backbone: nn.Module) -> list[tuple[str, int]]:
+def _stem_apart(
+    ordered: list[tuple[str, int]], inside: dict[int, int], backbone: nn.Module
+) -> list[tuple[str, int]]:
     """What comes before the first block gets depth 0."""
     first = next((i for i, (_, p) in enumerate(backbone.named_parameters()) if id(p) in inside), 0)
     return [(name, 0 if i < first else depth) for i, (name, depth) in enumerate(ordered)]

@@ -28,9 +28,15 @@ Kind = Literal["single_label", "multi_label", "probability", "regression"]
 NUMERIC: tuple[Kind, ...] = ("probability", "regression")
 BAR = "|"  # between the tags of one image
 
-_WHOLE = re.compile(r"-?(?:0|[1-9][0-9]*)\.0")  # how pandas writes a whole number of a column with gaps
-_NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")  # float() also takes 1_000 and inf
-_LIST = re.compile(r"\[.*\]|\{.*\}|\(\s*['\"].*\)", re.DOTALL)  # how Python, numpy and JSON write a list
+_WHOLE = re.compile(
+    r"-?(?:0|[1-9][0-9]*)\.0"
+)  # how pandas writes a whole number of a column with gaps
+_NUMBER = re.compile(
+    r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?"
+)  # float() also takes 1_000 and inf
+_LIST = re.compile(
+    r"\[.*\]|\{.*\}|\(\s*['\"].*\)", re.DOTALL
+)  # how Python, numpy and JSON write a list
 _LARGEST = float(np.finfo(np.float32).max)  # targets are float32
 _REAL = (float, Decimal, np.floating)
 
@@ -73,7 +79,9 @@ def name(value: Any) -> Label:
     if isinstance(value, int):
         return Label(str(value))
     if isinstance(value, _REAL):
-        return Label(_digits(value)) if math.isfinite(value) else Label(None, f"{value} is not a name")
+        return (
+            Label(_digits(value)) if math.isfinite(value) else Label(None, f"{value} is not a name")
+        )
     return _text(str(value))
 
 
@@ -101,7 +109,10 @@ def _text(text: str) -> Label:
     if text.lower() in ("nan", "inf", "-inf"):
         return Label(None, f"{text} is how a number that is none is written, not a name")
     if _LIST.fullmatch(text):
-        return Label(None, f"{_shown(text)} looks like a list that was written as text; write the tags as a|b")
+        return Label(
+            None,
+            f"{_shown(text)} looks like a list that was written as text; write the tags as a|b",
+        )
     if _WHOLE.fullmatch(text):
         return Label("0" if text == "-0.0" else text[:-2])
     return Label(text.lower() if text in ("True", "TRUE", "False", "FALSE") else text)
@@ -110,15 +121,24 @@ def _text(text: str) -> Label:
 def _digits(number: Any) -> str:
     """The shortest text that reads as the same number in its own precision; a whole number has no point."""
     if isinstance(number, Decimal):
-        return format(number.to_integral_value() if number == number.to_integral_value() else number.normalize(), "f")
-    if float(number).is_integer() and abs(float(number)) < 1e16:  # from there on Python writes an exponent
+        return format(
+            number.to_integral_value()
+            if number == number.to_integral_value()
+            else number.normalize(),
+            "f",
+        )
+    if (
+        float(number).is_integer() and abs(float(number)) < 1e16
+    ):  # from there on Python writes an exponent
         return str(int(number))
     return str(number)
 
 
 def _number(kind: Kind, value: Any) -> Label:
     if isinstance(value, str | bytes):
-        text = (value if isinstance(value, str) else value.decode("utf-8-sig", errors="replace")).strip()
+        text = (
+            value if isinstance(value, str) else value.decode("utf-8-sig", errors="replace")
+        ).strip()
         if not text:
             return Label(None)
         if not _NUMBER.fullmatch(text):
@@ -130,7 +150,9 @@ def _number(kind: Kind, value: Any) -> Label:
         return Label(None, f"{_shown(value)} is not a finite number of 32 bits")
     number: Any = float(value) if isinstance(value, int | Decimal) else value
     if kind == "probability" and not 0 <= number <= 1:
-        return Label(None, f"{_digits(number)} is not from 0 to 1; model.task=regression reads other numbers")
+        return Label(
+            None, f"{_digits(number)} is not from 0 to 1; model.task=regression reads other numbers"
+        )
     return Label(_digits(number))
 
 
@@ -142,7 +164,10 @@ def _tags(value: Any) -> Label:
             return Label(None, f"{_shown(value)} is not UTF-8")
     if isinstance(value, str):
         if _LIST.fullmatch(value.strip()):
-            return Label(None, f"{_shown(value)} looks like a list that was written as text; write the tags as a|b")
+            return Label(
+                None,
+                f"{_shown(value)} looks like a list that was written as text; write the tags as a|b",
+            )
         return _joined(value.split(BAR))
     return _joined(value) if isinstance(value, list) else _tag(value)
 
@@ -156,7 +181,10 @@ def _tag(value: Any) -> Label:
 def _joined(parts: list[Any]) -> Label:
     """Sorted tags between bars, each once. Blank ones are none, as in a||b."""
     if any(isinstance(part, bool | np.bool_) for part in parts) or _repeats_a_number(parts):
-        return Label(None, f"{_shown(parts)} looks like one number a class; a list of tags names those that are set")
+        return Label(
+            None,
+            f"{_shown(parts)} looks like one number a class; a list of tags names those that are set",
+        )
     found = set()
     for part in parts:
         if part is None:

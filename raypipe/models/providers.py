@@ -49,7 +49,9 @@ def width(backbone: nn.Module, side_px: int) -> int:
     """How many features a backbone gives, found out by two images. Raises ConfigError where they are no function of the image:
     random masks (masked autoencoders) and batch statistics make every prediction noise."""
     training = backbone.training
-    images_BCHW = torch.rand(2, 3, side_px, side_px, generator=torch.Generator().manual_seed(0)) - 0.5
+    images_BCHW = (
+        torch.rand(2, 3, side_px, side_px, generator=torch.Generator().manual_seed(0)) - 0.5
+    )
     try:
         features, alone = (backbone.eval()(some) for some in (images_BCHW, images_BCHW[1:]))
     except (RuntimeError, ValueError, TypeError, AttributeError, IndexError) as e:
@@ -61,7 +63,11 @@ def width(backbone: nn.Module, side_px: int) -> int:
     backbone.train(training)
     if not isinstance(features, Tensor) or features.ndim != 2 or len(features) != 2:
         shape = tuple(alone.shape) if isinstance(alone, Tensor) else type(alone).__name__
-        raise ConfigError("A backbone gives one row of features an image", got=shape, rule="The shape is (images, features)")
+        raise ConfigError(
+            "A backbone gives one row of features an image",
+            got=shape,
+            rule="The shape is (images, features)",
+        )
     if not torch.allclose(features[1:], alone, rtol=1e-2, atol=1e-3 * float(features.abs().max())):
         raise ConfigError(
             "This backbone gives an image other features each time, or in other company",
@@ -81,7 +87,9 @@ def hugging_face(name: str, options: dict[str, Any]) -> Backbone:
         if "/" in name:
             config = transformers.AutoConfig.from_pretrained(source, **given, **options)
         else:
-            config = transformers.AutoConfig.for_model(name, **{k: v for k, v in options.items() if k != "model_type"})
+            config = transformers.AutoConfig.for_model(
+                name, **{k: v for k, v in options.items() if k != "model_type"}
+            )
     except OSError:
         raise ConfigError(
             "There is no such Hugging Face model to be had here",
@@ -90,27 +98,47 @@ def hugging_face(name: str, options: dict[str, Any]) -> Backbone:
             fix="Download it elsewhere and set model.name=hf:/its/folder",
         ) from None
     except ValueError as e:
-        raise ConfigError(f"Hugging Face cannot read this config: {' '.join(str(e).split())[:200]}", got=name) from None
+        raise ConfigError(
+            f"Hugging Face cannot read this config: {' '.join(str(e).split())[:200]}", got=name
+        ) from None
 
     def build(pretrained: bool) -> nn.Module:
         try:
             if pretrained:
-                options = {"use_safetensors": True, "dtype": torch.float32, "output_loading_info": True, **given}
-                net, found = transformers.AutoModel.from_pretrained(source, config=config, **options)
+                options = {
+                    "use_safetensors": True,
+                    "dtype": torch.float32,
+                    "output_loading_info": True,
+                    **given,
+                }
+                net, found = transformers.AutoModel.from_pretrained(
+                    source, config=config, **options
+                )
                 return _complete(_Transformer(net), found["missing_keys"], name)
             return _Transformer(transformers.AutoModel.from_config(config))
-        except ImportError as e:  # a torchvision built for CUDA on a CPU-only torch breaks transformers too
+        except (
+            ImportError
+        ) as e:  # a torchvision built for CUDA on a CPU-only torch breaks transformers too
             raise _lacks("transformers", "hf", e) from None
         except (OSError, ValueError) as e:
-            raise ConfigError(f"The weights cannot be read: {' '.join(str(e).split())[:200]}", got=name) from None
+            raise ConfigError(
+                f"The weights cannot be read: {' '.join(str(e).split())[:200]}", got=name
+            ) from None
 
-    if hasattr(config, "mask_ratio"):  # masked autoencoders: to hide patches is for their pretraining alone
+    if hasattr(
+        config, "mask_ratio"
+    ):  # masked autoencoders: to hide patches is for their pretraining alone
         config.mask_ratio = 0.0
     mean, std = _processor(transformers, source, given) if "/" in name else (0.5, 0.5)
     side = getattr(config, "image_size", None) or 224
     written = json.loads(config.to_json_string(use_diff=False))
     return Backbone(
-        build, None, mean, std, side if isinstance(side, int) else side[0], settled=(f"hf:{config.model_type}", written)
+        build,
+        None,
+        mean,
+        std,
+        side if isinstance(side, int) else side[0],
+        settled=(f"hf:{config.model_type}", written),
     )
 
 
@@ -120,7 +148,9 @@ class _Transformer(nn.Module):
     def __init__(self, net: Any) -> None:
         super().__init__()
         self.net = net
-        if hasattr(getattr(net, "pooler", None), "dense"):  # ViT's: image classifiers leave it untrained
+        if hasattr(
+            getattr(net, "pooler", None), "dense"
+        ):  # ViT's: image classifiers leave it untrained
             net.pooler = None
         self._class_token = any(name.endswith("cls_token") for name, _ in net.named_parameters())
         accepted = inspect.signature(net.forward).parameters
@@ -139,12 +169,16 @@ class _Transformer(nn.Module):
         more: dict[str, Any] = {"interpolate_pos_encoding": True} if self._resizes else {}
         if self._ordered:
             patches = images_BCHW.shape[2] * images_BCHW.shape[3] // self.net.config.patch_size**2
-            more["noise"] = torch.arange(patches, device=images_BCHW.device).expand(len(images_BCHW), patches)
+            more["noise"] = torch.arange(patches, device=images_BCHW.device).expand(
+                len(images_BCHW), patches
+            )
         found = self.net(images_BCHW, **more)
         pooled: Any = getattr(found, "pooler_output", None)
         last: Any = getattr(found, "last_hidden_state", None)
         if pooled is None and last is None:
-            raise ConfigError("This Hugging Face model gives no features", got=f"hf:{self.net.config.model_type}")
+            raise ConfigError(
+                "This Hugging Face model gives no features", got=f"hf:{self.net.config.model_type}"
+            )
         if pooled is not None:
             return pooled.flatten(1)  # type: ignore[no-any-return]
         if last.ndim == 4:
@@ -156,7 +190,9 @@ def _complete(model: nn.Module, missing: Iterable[str], name: str) -> nn.Module:
     """The model, if its folder held every matrix that features depend on. transformers fills what is missing at random."""
     parameters = dict(model.named_parameters())
     asked = {f"net.{key}": key for key in missing if "mask_token" not in key}
-    if random := [key for full, key in asked.items() if full in parameters and parameters[full].ndim > 1]:
+    if random := [
+        key for full, key in asked.items() if full in parameters and parameters[full].ndim > 1
+    ]:
         raise ConfigError(
             "The weights lack a part of the model, which would stay random",
             got=f"hf:{name}: {', '.join(sorted(random)[:3])}",
@@ -169,7 +205,10 @@ def _complete(model: nn.Module, missing: Iterable[str], name: str) -> nn.Module:
 def _processor(transformers: Any, source: str, given: dict[str, Any]) -> tuple[Any, Any]:
     """Mean and std that the model was trained on."""
     found = transformers.utils.cached_file(
-        source, "preprocessor_config.json", revision=given["revision"], _raise_exceptions_for_missing_entries=False
+        source,
+        "preprocessor_config.json",
+        revision=given["revision"],
+        _raise_exceptions_for_missing_entries=False,
     )
     told = json.loads(Path(found).read_text()) if found else {}
     return tuple(told.get("image_mean", (0.5,) * 3)), tuple(told.get("image_std", (0.5,) * 3))
@@ -178,7 +217,9 @@ def _processor(transformers: Any, source: str, given: dict[str, Any]) -> tuple[A
 def timm(name: str, options: dict[str, Any]) -> Backbone:
     library = _import("timm", "timm")
     if not library.is_model(name.partition(".")[0]):
-        raise ConfigError("timm has no such model", got=name, fix=nearest(name, library.list_models()))
+        raise ConfigError(
+            "timm has no such model", got=name, fix=nearest(name, library.list_models())
+        )
     told = library.get_pretrained_cfg(name)
     mean, std, side = (told.mean, told.std, told.input_size[-1]) if told else (*IMAGENET, 224)
 
@@ -191,11 +232,15 @@ def timm(name: str, options: dict[str, Any]) -> Backbone:
 def torchvision(name: str, options: dict[str, Any]) -> Backbone:
     library = _import("torchvision.models", "torchvision")
     if name not in library.list_models():
-        raise ConfigError("torchvision has no such model", got=name, fix=nearest(name, library.list_models()))
+        raise ConfigError(
+            "torchvision has no such model", got=name, fix=nearest(name, library.list_models())
+        )
     side = library.get_model_weights(name).DEFAULT.transforms().crop_size[0]
 
     def build(pretrained: bool) -> nn.Module:
-        net: nn.Module = library.get_model(name, weights="DEFAULT" if pretrained else None, **options)
+        net: nn.Module = library.get_model(
+            name, weights="DEFAULT" if pretrained else None, **options
+        )
         linear = [n for n, m in net.named_modules() if isinstance(m, nn.Linear)]
         if not linear:
             raise ConfigError("This torchvision model has no linear layer to replace", got=name)
@@ -219,8 +264,14 @@ def own(name: str, options: dict[str, Any]) -> Backbone:
         ) from None
     made = function if inspect.isclass(function) else _returned(function)
     if not (inspect.isclass(made) and issubclass(made, nn.Module)):
-        raise ConfigError("A factory says that it returns an nn.Module", got=f"file:{name}", fix="Annotate it: -> nn.Module")
-    return Backbone(lambda pretrained: function(pretrained=pretrained, **options), None, 0.5, 0.5, 224)
+        raise ConfigError(
+            "A factory says that it returns an nn.Module",
+            got=f"file:{name}",
+            fix="Annotate it: -> nn.Module",
+        )
+    return Backbone(
+        lambda pretrained: function(pretrained=pretrained, **options), None, 0.5, 0.5, 224
+    )
 
 
 def _returned(function: Any) -> Any:
@@ -233,7 +284,10 @@ def _returned(function: Any) -> Any:
 def _import(module: str, extra: str) -> Any:
     try:
         return importlib.import_module(module)
-    except (ImportError, RuntimeError) as e:  # torchvision built for CUDA raises RuntimeError on a CPU-only torch
+    except (
+        ImportError,
+        RuntimeError,
+    ) as e:  # torchvision built for CUDA raises RuntimeError on a CPU-only torch
         raise _lacks(module.partition(".")[0], extra, e) from None
 
 

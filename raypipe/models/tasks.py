@@ -66,7 +66,11 @@ class Task:
 
     def targets(self, labels_B: Tensor) -> Tensor:
         """targets_BC of encoded labels: shares of classes, tags that are set, or the number."""
-        return one_hot(labels_B, len(self.classes)).float() if self.kind == "single_label" else labels_B
+        return (
+            one_hot(labels_B, len(self.classes)).float()
+            if self.kind == "single_label"
+            else labels_B
+        )
 
     def scores(self, logits_BC: Tensor) -> Tensor:
         return scores(self.kind, logits_BC)
@@ -77,7 +81,10 @@ class Task:
             return [f"{value:.6g}" for value in scores_NC[:, 0].tolist()]
         if self.kind == "single_label":
             return [self.classes[i] for i in scores_NC.argmax(1)]
-        return ["|".join(tag for tag, on in zip(self.classes, row, strict=True) if on) for row in scores_NC >= 0.5]
+        return [
+            "|".join(tag for tag, on in zip(self.classes, row, strict=True) if on)
+            for row in scores_NC >= 0.5
+        ]
 
     def text(self, label: Any) -> str:
         """What a prediction reads that is right about this label."""
@@ -86,7 +93,11 @@ class Task:
     def _indices(self, names: Sequence[str]) -> np.ndarray:
         index = {name: i for i, name in enumerate(self.classes)}
         if unknown := sorted(set(names) - index.keys()):
-            raise DataError("Labels that the model does not know", got=unknown[:5], rule=f"Classes: {', '.join(self.classes)}")
+            raise DataError(
+                "Labels that the model does not know",
+                got=unknown[:5],
+                rule=f"Classes: {', '.join(self.classes)}",
+            )
         return np.array([index[name] for name in names], dtype=np.int64)
 
 
@@ -100,10 +111,16 @@ def scores(kind: Kind, logits_BC: Tensor) -> Tensor:
 def tags(label: Any) -> list[str]:
     """The tags of one multi-label: a list's items, or what stands between the bars of a text. None of them is a valid label."""
     if not isinstance(label, str | list | tuple | set | np.ndarray):
-        raise DataError("A multi-label is a list of tags or a text like a|b", got=label, fix="Set model.task=single_label")
+        raise DataError(
+            "A multi-label is a list of tags or a text like a|b",
+            got=label,
+            fix="Set model.task=single_label",
+        )
     read = meaning.read("multi_label", label)
     if read.why:
-        raise DataError(f"A label cannot be read as tags: {read.why}", rule="A tag is one name", fix=_MEND)
+        raise DataError(
+            f"A label cannot be read as tags: {read.why}", rule="A tag is one name", fix=_MEND
+        )
     if isinstance(label, str):  # a table's own text: as it stands there
         return [tag for tag in (part.strip() for part in label.split(BAR)) if tag]
     return read.text.split(BAR) if read.text else []
@@ -129,14 +146,29 @@ def _numbers(labels: Sequence[Any], kind: Kind) -> np.ndarray:
         values_N = np.array([float(label) for label in labels], dtype=np.float64)
     except (TypeError, ValueError):
         wrong = next(label for label in labels if not _is_number(label))
-        raise DataError(f"model.task={kind} needs numbers as labels", got=wrong, fix="Set model.task=single_label") from None
-    bad_N = ~(np.abs(values_N) <= np.finfo(np.float32).max)  # targets are float32: a larger number would be infinite there
+        raise DataError(
+            f"model.task={kind} needs numbers as labels",
+            got=wrong,
+            fix="Set model.task=single_label",
+        ) from None
+    bad_N = ~(
+        np.abs(values_N) <= np.finfo(np.float32).max
+    )  # targets are float32: a larger number would be infinite there
     if kind == "probability":
         bad_N |= (values_N < 0) | (values_N > 1)
     if bad_N.any():
-        rule = "A probability is from 0 to 1" if kind == "probability" else "A label is a finite number"
+        rule = (
+            "A probability is from 0 to 1"
+            if kind == "probability"
+            else "A label is a finite number"
+        )
         fix = "Set model.task=regression for other numbers" if kind == "probability" else ""
-        raise DataError("Labels that nothing can be learned from", got=values_N[bad_N][:5].tolist(), rule=rule, fix=fix)
+        raise DataError(
+            "Labels that nothing can be learned from",
+            got=values_N[bad_N][:5].tolist(),
+            rule=rule,
+            fix=fix,
+        )
     return values_N.astype(np.float32)[:, None]
 
 

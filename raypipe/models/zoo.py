@@ -73,11 +73,17 @@ class ModelConfig(Section):
     def _frozen_needs_weights(self) -> ModelConfig:
         exist = has_weights(self.name)
         if self.mode == "frozen" and not (self.pretrained and exist):
-            raise ValueError(f"mode frozen needs pretrained weights, and {self.name} starts at random. Set model.mode=finetune")
+            raise ValueError(
+                f"mode frozen needs pretrained weights, and {self.name} starts at random. Set model.mode=finetune"
+            )
         if self.views > 1 and self.mode == "frozen":
-            raise ValueError("frozen features are of the image as it is. Set model.views=1, or model.mode=finetune")
+            raise ValueError(
+                "frozen features are of the image as it is. Set model.views=1, or model.mode=finetune"
+            )
         if self.frozen_blocks and not (self.mode == "finetune" and self.pretrained):
-            raise ValueError("frozen_blocks is for pretrained weights under mode finetune. Set model.frozen_blocks=0")
+            raise ValueError(
+                "frozen_blocks is for pretrained weights under mode finetune. Set model.frozen_blocks=0"
+            )
         if self.pretrained and not exist:
             raise ValueError(f"{self.name} has no pretrained weights. Set model.pretrained=false")
         return self
@@ -95,7 +101,10 @@ class ModelConfig(Section):
     def normalisation(self) -> tuple[Channels, Channels]:
         """Mean and standard deviation of pixels from 0 to 1."""
         found = self.backbone
-        return found.mean if self.mean is None else self.mean, found.std if self.std is None else self.std
+        return (
+            found.mean if self.mean is None else self.mean,
+            found.std if self.std is None else self.std,
+        )
 
     @property
     def slug(self) -> str:
@@ -107,7 +116,15 @@ class ModelConfig(Section):
         found = self.backbone
         name, options = found.settled or (self.name, self.options)
         mean, std = self.normalisation
-        return self.model_copy(update={"name": name, "options": options, "mean": mean, "std": std, "side_px": self.pixels})
+        return self.model_copy(
+            update={
+                "name": name,
+                "options": options,
+                "mean": mean,
+                "std": std,
+                "side_px": self.pixels,
+            }
+        )
 
 
 class Head(nn.Module):
@@ -156,20 +173,30 @@ class ImageModel(nn.Module):
         spec = cfg.backbone
         mean, std = (
             torch.tensor(value, dtype=torch.float64)
-            for value in (spec.mean if cfg.mean is None else cfg.mean, spec.std if cfg.std is None else cfg.std)
+            for value in (
+                spec.mean if cfg.mean is None else cfg.mean,
+                spec.std if cfg.std is None else cfg.std,
+            )
         )
         # No buffers: they would be weights of every checkpoint. One value a channel, or one for all.
-        self._scale, self._shift = ((v.float().view(-1, 1, 1)) for v in (1 / (255 * std), -mean / std))
+        self._scale, self._shift = (
+            (v.float().view(-1, 1, 1)) for v in (1 / (255 * std), -mean / std)
+        )
         self.task, self._fold, self._views = cfg.task, spec.fold, cfg.views
         self.backbone = spec.build(cfg.pretrained).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.head = Head(
-            spec.features or width(self.backbone, cfg.pixels), classes, cfg.dropout, scaled=cfg.task == "regression"
+            spec.features or width(self.backbone, cfg.pixels),
+            classes,
+            cfg.dropout,
+            scaled=cfg.task == "regression",
         )
         if cfg.norm_momentum is not None:
             for module in self.backbone.modules():
                 if isinstance(module, nn.modules.batchnorm._BatchNorm):
                     module.momentum = cfg.norm_momentum
-        self._still = tuple(depth.freeze(self, cfg.frozen_blocks)) if cfg.frozen_blocks else ()  # a tuple: no submodules anew
+        self._still = (
+            tuple(depth.freeze(self, cfg.frozen_blocks)) if cfg.frozen_blocks else ()
+        )  # a tuple: no submodules anew
 
     def train(self, mode: bool = True) -> ImageModel:
         super().train(mode)
@@ -180,10 +207,17 @@ class ImageModel(nn.Module):
     def embed(self, pixels_BHWC: Tensor) -> Tensor:
         """features_BD of uint8 (or already float 0-255, after augmentation) pixels."""
         if self._scale.device != pixels_BHWC.device:
-            self._scale, self._shift = self._scale.to(pixels_BHWC.device), self._shift.to(pixels_BHWC.device)
-        images_BCHW = pixels_BHWC.permute(0, 3, 1, 2).to(torch.float32).mul(self._scale).add_(self._shift)
+            self._scale, self._shift = (
+                self._scale.to(pixels_BHWC.device),
+                self._shift.to(pixels_BHWC.device),
+            )
+        images_BCHW = (
+            pixels_BHWC.permute(0, 3, 1, 2).to(torch.float32).mul(self._scale).add_(self._shift)
+        )
         features = self.backbone(images_BCHW.contiguous(memory_format=torch.channels_last))
-        if not isinstance(features, Tensor):  # torchvision's Inception gives its auxiliary logits too, in training alone
+        if not isinstance(
+            features, Tensor
+        ):  # torchvision's Inception gives its auxiliary logits too, in training alone
             raise ConfigError(
                 "A backbone gives one row of features an image",
                 got=type(features).__name__,
@@ -211,26 +245,36 @@ class ImageModel(nn.Module):
         """(features_ND, scores_NC) of any number of uint8 images, on the model's own device. Scores are the mean over the
         views, features those of the image as it is. Raises DataError if some are not finite."""
         device = self.head.mean.device
-        step = 16 if device.type == "cpu" else 256  # two CPU cores: 49 images/s at 16 a batch, 34 at 64 (caches)
+        step = (
+            16 if device.type == "cpu" else 256
+        )  # two CPU cores: 49 images/s at 16 a batch, 34 at 64 (caches)
         features, scores = [], []
         for start in range(0, len(pixels_NHWC), step):
             pixels_BHWC = torch.from_numpy(np.array(pixels_NHWC[start : start + step])).to(device)
             by_view = [self.embed(view) for view in views(pixels_BHWC, self._views)]
             features.append(by_view[0].cpu())
-            scores.append(torch.stack([self.scores(self.head(f)).float() for f in by_view]).mean(0).cpu())
+            scores.append(
+                torch.stack([self.scores(self.head(f)).float() for f in by_view]).mean(0).cpu()
+            )
         if not features:
             widths = self.head.linear.in_features, self.head.linear.out_features
             return np.empty((0, widths[0]), np.float32), np.empty((0, widths[1]), np.float32)
         features_ND, scores_NC = torch.cat(features).numpy(), torch.cat(scores).numpy()
         for values, what in ((features_ND, "features"), (scores_NC, "scores")):
-            require_rows(values, what, "Take another version of the model, or train again with a lower train.lr")
+            require_rows(
+                values,
+                what,
+                "Take another version of the model, or train again with a lower train.lr",
+            )
         return features_ND, scores_NC
 
 
 def views(pixels_BHWC: Tensor, count: int) -> Iterator[Tensor]:
     """The first `count` of: the images, mirrored, upside down, both; the same four across the diagonal."""
     for turned in (pixels_BHWC, pixels_BHWC.transpose(1, 2))[: 1 + count // 8]:
-        yield from (turned.flip(dims) if dims else turned for dims in ((), (2,), (1,), (1, 2))[:count])
+        yield from (
+            turned.flip(dims) if dims else turned for dims in ((), (2,), (1,), (1, 2))[:count]
+        )
 
 
 def fingerprint(module: nn.Module) -> str:
@@ -238,7 +282,13 @@ def fingerprint(module: nn.Module) -> str:
     digest = hashlib.sha256()
     for name, tensor in module.state_dict().items():
         digest.update(name.encode())
-        digest.update(tensor.detach().cpu().contiguous(memory_format=torch.contiguous_format).numpy().tobytes())
+        digest.update(
+            tensor.detach()
+            .cpu()
+            .contiguous(memory_format=torch.contiguous_format)
+            .numpy()
+            .tobytes()
+        )
     return digest.hexdigest()[:12]
 
 
@@ -247,9 +297,13 @@ def backbone_hash(cfg: ModelConfig, backbone: nn.Module, version: int) -> str:
     types and shapes; who built them, with which options (two poolings have the same weights);
     normalisation, resolution, views; and `version`, of the code in between."""
     settled = cfg.settled()
-    told = settled.model_dump(mode="json", include={"name", "options", "mean", "std", "side_px", "views"})
+    told = settled.model_dump(
+        mode="json", include={"name", "options", "mean", "std", "side_px", "views"}
+    )
     given = {"given": cfg.name, "with": cfg.options, "source": _source(cfg.name)}
-    digest = hashlib.sha256(json.dumps([version, told, given], sort_keys=True, default=str).encode())
+    digest = hashlib.sha256(
+        json.dumps([version, told, given], sort_keys=True, default=str).encode()
+    )
     for name, tensor in backbone.state_dict().items():
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
     digest.update(fingerprint(backbone).encode())

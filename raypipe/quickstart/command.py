@@ -17,7 +17,9 @@ def quickstart(
     overrides: Overrides = None,
     json: Json = False,
     config: Annotated[Path, typer.Option(help="The story's configuration.")] = Path(EXAMPLE),
-    fresh: Annotated[bool, typer.Option("--fresh", help="Forget an earlier quickstart and start over.")] = False,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Forget an earlier quickstart and start over.")
+    ] = False,
 ) -> None:
     """The whole loop on real photographs of solar cells: ingest, clean, search, predict, drift, retrain, promote.
 

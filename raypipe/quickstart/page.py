@@ -35,7 +35,9 @@ def write(
     pictures = []
     for name, checked in checks.items():
         mine = read_batch(checked.table, *checked.predictions, nights[name].storage_options)
-        pictures.append(picture_of(checked.report, name, package, mine, ImageTable.open(nights[name])))
+        pictures.append(
+            picture_of(checked.report, name, package, mine, ImageTable.open(nights[name]))
+        )
     winner = promote.require_champion(store)
     page = report.Page(
         report.Header(
@@ -43,7 +45,11 @@ def write(
             "ELPV electroluminescence images, mono- and polycrystalline",
             found.key,
             now(),
-            (("Champion", str(winner)), ("Model", f"{job.model.name}, {job.model.mode}"), ("Table", str(cleaned[-1].clean))),
+            (
+                ("Champion", str(winner)),
+                ("Model", f"{job.model.name}, {job.model.mode}"),
+                ("Table", str(cleaned[-1].clean)),
+            ),
         ),
         checks=tuple(pictures),
         gate=report.Gate(
@@ -51,14 +57,22 @@ def write(
             after.decision.reason,
             after.champion.version,
             after.challenger.version if after.challenger else "–",
-            tuple(report.Slice(s.slice, s.images, s.champion, s.challenger, s.difference, s.p_value) for s in after.slices),
+            tuple(
+                report.Slice(s.slice, s.images, s.champion, s.challenger, s.difference, s.p_value)
+                for s in after.slices
+            ),
         ),
         search=search_page.section(found),
         cleaning=_cleaning(cleaned[-1]),
         timeline=report.Timeline(tuple(steps)),
         lineage=report.Lineage(
             (
-                *((f"Tag {tag}", f"v{v}") for tag, v in sorted(ImageTable.open(job.table).tags().items(), key=lambda t: t[1])),
+                *(
+                    (f"Tag {tag}", f"v{v}")
+                    for tag, v in sorted(
+                        ImageTable.open(job.table).tags().items(), key=lambda t: t[1]
+                    )
+                ),
                 ("Code", tracking.code_commit() or "no checkout"),
                 ("MLflow", store.uri),
             ),
@@ -74,7 +88,11 @@ def _cleaning(cleaned: CleanResult) -> report.Cleaning:
     table = ImageTable(cleaned.raw.uri)
     ids = sorted({i for r in shown for i in (r["image_id"], r["partner"]) if i})
     found = scan.rows(table, cleaned.raw, ["image_id", "image"], {"image_id": ids}) if ids else None
-    images = dict(zip(found["image_id"].to_pylist(), found["image"].to_pylist(), strict=True)) if found is not None else {}
+    images = (
+        dict(zip(found["image_id"].to_pylist(), found["image"].to_pylist(), strict=True))
+        if found is not None
+        else {}
+    )
 
     def picture(image_id: str, note: str = "") -> report.Picture:
         return report.Picture(images[image_id], image_id[:8], note)

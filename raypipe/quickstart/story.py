@@ -59,14 +59,19 @@ def tell(job: Job, console: Console, fresh: bool = False) -> dict[str, Any]:
     if fresh and root.exists():
         if not marker.exists():
             raise ConfigError(
-                "--fresh deletes run.dir, and this was not made by a quickstart", got=str(root), fix="Set run.dir"
+                "--fresh deletes run.dir, and this was not made by a quickstart",
+                got=str(root),
+                fix="Set run.dir",
             )
         shutil.rmtree(root)
     root.mkdir(parents=True, exist_ok=True)
     marker.touch()
     story = Story()
     cells = TableConfig(uri=job.table.uri)
-    nights = {name: TableConfig(uri=str(Path(job.table.uri).parent / f"night_{name}")) for name in ("control", "poly")}
+    nights = {
+        name: TableConfig(uri=str(Path(job.table.uri).parent / f"night_{name}"))
+        for name in ("control", "poly")
+    }
 
     console.heading("Day 1: the cells we know")
     for name in sidecar.PROBES:
@@ -80,15 +85,33 @@ def tell(job: Job, console: Console, fresh: bool = False) -> dict[str, Any]:
         cleaned = clean(_at(cells, "mono-raw"), job.clean.model_copy(update={"tag": "mono-clean"}))
         done(_cleaned(cleaned))
     with _step(story, console, "Search and register") as done:
-        found, first, store = verbs.search_and_register(replace(job, {"table": _at(cells, "mono-clean").model_dump()}), console)
+        found, first, store = verbs.search_and_register(
+            replace(job, {"table": _at(cells, "mono-clean").model_dump()}), console
+        )
         verbs.crown_first(store, first)
         console.leaderboard(found.metric, found.standings, top=5)
-        done(f"{len(found.trials)} trials, best {found.metric} {found.trials[0].metric:.1%}, registered as {first}")
+        done(
+            f"{len(found.trials)} trials, best {found.metric} {found.trials[0].metric:.1%}, registered as {first}"
+        )
 
     console.heading("Night 1: more of the same")
-    checks = {"control": _night(story, console, job, store, nights["control"], first, "control", "mono", (NIGHT_SHARE, 1.0))}
+    checks = {
+        "control": _night(
+            story,
+            console,
+            job,
+            store,
+            nights["control"],
+            first,
+            "control",
+            "mono",
+            (NIGHT_SHARE, 1.0),
+        )
+    }
     console.heading("Night 2: other cells arrive, unannounced")
-    checks["poly"] = _night(story, console, job, store, nights["poly"], first, "poly", "poly", (0.0, 1.0))
+    checks["poly"] = _night(
+        story, console, job, store, nights["poly"], first, "poly", "poly", (0.0, 1.0)
+    )
 
     console.heading("Day 3: labels come in")
     with _step(story, console, "Ingest both nights' cells with labels") as done:
@@ -97,21 +120,37 @@ def tell(job: Job, console: Console, fresh: bool = False) -> dict[str, Any]:
         both = ImageTable.open(cells).tag("both-raw", _made(cells, "poly", "both-raw"))
         done(f"{_count(cells, both)} images of both kinds in {_short(both)}")
     with _step(story, console, "Clean") as done:
-        cleaned_both = clean(_at(cells, "both-raw"), job.clean.model_copy(update={"tag": "both-clean"}))
+        cleaned_both = clean(
+            _at(cells, "both-raw"), job.clean.model_copy(update={"tag": "both-clean"})
+        )
         done(_cleaned(cleaned_both))
     with _step(story, console, "Retrain, compare, decide") as done:
         after = retrain(
-            store, replace(job, {"table": _at(cells, "both-clean").model_dump()}), checks["poly"], first, console.say
+            store,
+            replace(job, {"table": _at(cells, "both-clean").model_dump()}),
+            checks["poly"],
+            first,
+            console.say,
         )
         verbs.comparison(after, console)
         done(after.decision.reason)
 
-    summary = _summary(job, cells, [mono, more, poly], [cleaned, cleaned_both], found, checks, after, store)
-    summary["report"] = str(page.write(job, story.steps, store, found, [cleaned, cleaned_both], checks, nights, after, first))
+    summary = _summary(
+        job, cells, [mono, more, poly], [cleaned, cleaned_both], found, checks, after, store
+    )
+    summary["report"] = str(
+        page.write(
+            job, story.steps, store, found, [cleaned, cleaned_both], checks, nights, after, first
+        )
+    )
     summary["seconds"] = round(time.perf_counter() - story.started, 1)
     console.heading("The story")
     console.facts(
-        {"report": summary["report"], "MLflow": f"mlflow ui --backend-store-uri {store.uri}", "decision": after.decision.reason}
+        {
+            "report": summary["report"],
+            "MLflow": f"mlflow ui --backend-store-uri {store.uri}",
+            "decision": after.decision.reason,
+        }
     )
     (root / "quickstart.json").write_text(json.dumps(summary, indent=2))
     return summary
@@ -137,7 +176,10 @@ def _night(
     with _step(story, console, f"Drift check {name}") as done:
         checked = check(store, job, table, name, model)
         verbs.verdict(checked, console)
-        done(("Drift" if checked.report.is_drift else "No drift") + f", p {verbs.p_text(checked.report.p_value)}")
+        done(
+            ("Drift" if checked.report.is_drift else "No drift")
+            + f", p {verbs.p_text(checked.report.p_value)}"
+        )
     return checked
 
 
@@ -151,7 +193,13 @@ def _step(story: Story, console: Console, name: str) -> Iterator[Any]:
 
 
 def _ingest(
-    console: Console, job: Job, table: TableConfig, name: str, kind: str, share: tuple[float, float], labelled: bool = True
+    console: Console,
+    job: Job,
+    table: TableConfig,
+    name: str,
+    kind: str,
+    share: tuple[float, float],
+    labelled: bool = True,
 ) -> IngestResult:
     source = {"kind": "elpv", "type": kind, "labelled": labelled}
     seed = job.ingest.seed if "seed" in job.ingest.model_fields_set else job.run.seed
@@ -167,7 +215,10 @@ def _made(table: TableConfig, name: str, tag: str) -> int:
         return opened.pin(tag).version
     made = [v["version"] for v in opened.history() if v["why"] == f"ingest {name}"]
     if not made:
-        raise RaypipeError(f"{table.uri} holds the images of {name}, but no version says so", fix="raypipe quickstart --fresh")
+        raise RaypipeError(
+            f"{table.uri} holds the images of {name}, but no version says so",
+            fix="raypipe quickstart --fresh",
+        )
     return int(max(made))
 
 
@@ -203,7 +254,9 @@ def _summary(
 
     def accuracies(which: str) -> dict[str, float | None]:
         return {
-            f"accuracy_{name}": round(getattr(by_slice[name], which), 4) if name in by_slice else None
+            f"accuracy_{name}": round(getattr(by_slice[name], which), 4)
+            if name in by_slice
+            else None
             for name in ("mono", "poly")
         }
 
@@ -213,10 +266,15 @@ def _summary(
         "images_dropped": sum(c.dropped for c in cleaned),
         "trials": len(found.trials),
         "champion_before": {"version": after.champion.version, **accuracies("champion")},
-        "drift": {name: {"is_drift": c.report.is_drift, "p_value": c.report.p_value} for name, c in checks.items()},
+        "drift": {
+            name: {"is_drift": c.report.is_drift, "p_value": c.report.p_value}
+            for name, c in checks.items()
+        },
         "champion_after": {
             "version": winner.version,
-            **accuracies("challenger" if winner != after.champion and after.decision.act else "champion"),
+            **accuracies(
+                "challenger" if winner != after.champion and after.decision.act else "champion"
+            ),
         },
         "promoted": after.decision.act and after.challenger is not None,
         "slices": {

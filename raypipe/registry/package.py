@@ -97,7 +97,9 @@ class Package:
             cfg = ModelConfig.model_validate(self.info["model"] | untrained)
             model = ImageModel(cfg, len(self.classes))
             weights = load(self.files["weights.safetensors"])
-            require_weights(weights, self._where, "Take another version of the model, or train again")
+            require_weights(
+                weights, self._where, "Take another version of the model, or train again"
+            )
             model.load_state_dict(weights)
             self._model = model.for_inference()
         return self._model
@@ -126,13 +128,20 @@ def build(
     """Write a package; `facts` (lineage, metrics) go into package.json as they are. Raises DataError for weights or
     reference arrays that are not finite."""
     state = {k: v.detach().cpu().contiguous() for k, v in model.state_dict().items()}
-    features, scores = reference.features_ND.astype(np.float32), reference.scores_NC.astype(np.float32)
+    features, scores = (
+        reference.features_ND.astype(np.float32),
+        reference.scores_NC.astype(np.float32),
+    )
     require_weights(state, str(folder), AGAIN)
     require_rows(features, "features", AGAIN)
     require_rows(scores, "scores", AGAIN)
     arrays = io.BytesIO()
     np.savez(arrays, features=features, scores=scores, ids=np.array(reference.ids, dtype=np.str_))
-    info = {"model": cfg.settled().model_dump(mode="json"), "side_px": cfg.pixels, "classes": list(classes)} | facts
+    info = {
+        "model": cfg.settled().model_dump(mode="json"),
+        "side_px": cfg.pixels,
+        "classes": list(classes),
+    } | facts
     files = {
         "package.json": to_json(info, indent=2).encode(),
         "weights.safetensors": save(state),
@@ -160,7 +169,11 @@ def _check(files: Mapping[str, bytes], where: str) -> None:
     require_format(manifest, FORMAT, f"The model package {where}")
     wrong = [name for name in _FILES if _sha256(files[name]) != manifest.get(name)]
     if wrong:
-        raise DataError("The model package does not match its sha256", got=", ".join(wrong), rule="Nothing altered is loaded")
+        raise DataError(
+            "The model package does not match its sha256",
+            got=", ".join(wrong),
+            rule="Nothing altered is loaded",
+        )
 
 
 def _sha256(data: bytes) -> str:

@@ -55,14 +55,18 @@ def versions(store: Store) -> list[ModelVersion]:
     return sorted((_ours(v) for v in found), key=lambda v: v.version)
 
 
-def register(store: Store, run_id: str, package: Path, key: str, tags: dict[str, str]) -> ModelVersion:
+def register(
+    store: Store, run_id: str, package: Path, key: str, tags: dict[str, str]
+) -> ModelVersion:
     """Store the package as an MLflow model and register it with its seal; the same key is registered once."""
     import mlflow
     from mlflow.models import ModelSignature
     from mlflow.types import ColSpec, DataType, Schema
     from mlflow.types.schema import Array
 
-    mlflow.set_tracking_uri(store.address)  # log_model asks the process, which may have opened another store since
+    mlflow.set_tracking_uri(
+        store.address
+    )  # log_model asks the process, which may have opened another store since
     mlflow.set_registry_uri(store.address)
     with FileLock(store.folder / "register.lock"):
         before = find(store, key)
@@ -80,7 +84,9 @@ def register(store: Store, run_id: str, package: Path, key: str, tags: dict[str,
         )
         opened, room = Package(package), Path(__file__).parent
         with warnings.catch_warnings(), mlflow.start_run(run_id=run_id):
-            warnings.simplefilter("ignore", UserWarning)  # it asks for an input example; the signature says it all
+            warnings.simplefilter(
+                "ignore", UserWarning
+            )  # it asks for an input example; the signature says it all
             logged = mlflow.pyfunc.log_model(
                 name="model",
                 python_model=str(room / "served.py"),
@@ -153,7 +159,9 @@ def fetch(store: Store, version: ModelVersion) -> Package:
     """
     import mlflow
 
-    folder = Path(mlflow.artifacts.download_artifacts(artifact_uri=version.uri, tracking_uri=store.address))
+    folder = Path(
+        mlflow.artifacts.download_artifacts(artifact_uri=version.uri, tracking_uri=store.address)
+    )
     inside = folder / "artifacts" / "package"
     at = inside if inside.exists() else next(folder.glob("artifacts/*"), inside)
     if version.seal is None:
@@ -195,4 +203,7 @@ def requirements(model: str) -> list[str]:
     factory is the user's own, and no requirement can name it."""
     from importlib.metadata import version
 
-    return [f"{name}=={version(name).partition('+')[0]}" for name in _SERVING + _BUILDERS.get(model.partition(":")[0], ())]
+    return [
+        f"{name}=={version(name).partition('+')[0]}"
+        for name in _SERVING + _BUILDERS.get(model.partition(":")[0], ())
+    ]

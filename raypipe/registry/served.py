@@ -23,10 +23,16 @@ class ServedImageModel(PythonModel):  # type: ignore[misc]
         self.package = Package(Path(context.artifacts["package"]))
 
     def predict(self, context, model_input, params=None):  # type: ignore[no-untyped-def]  # MLflow takes hints for a schema
-        images = list(model_input["image"] if isinstance(model_input, pd.DataFrame) else model_input)
+        images = list(
+            model_input["image"] if isinstance(model_input, pd.DataFrame) else model_input
+        )
         found = self.package.predict(images)
         return pd.DataFrame(
-            {"label": found.labels, "score": found.scores_NC.max(axis=1), "scores": [row.tolist() for row in found.scores_NC]}
+            {
+                "label": found.labels,
+                "score": found.scores_NC.max(axis=1),
+                "scores": [row.tolist() for row in found.scores_NC],
+            }
         )
 
 

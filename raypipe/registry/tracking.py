@@ -68,10 +68,16 @@ def open_store(run: RunConfig, cfg: RegistryConfig) -> Store:
         client = mlflow.MlflowClient(uri, uri)
         found = client.get_experiment_by_name(cfg.experiment)
         artifacts = (folder / "artifacts").as_uri() if uri.startswith("sqlite") else None
-        experiment_id = found.experiment_id if found else client.create_experiment(cfg.experiment, artifact_location=artifacts)
+        experiment_id = (
+            found.experiment_id
+            if found
+            else client.create_experiment(cfg.experiment, artifact_location=artifacts)
+        )
     except Exception as e:
         raise ConfigError(
-            f"The MLflow store cannot be opened: {' '.join(str(e).split())[:300]}", got=uri, fix="Check registry.uri"
+            f"The MLflow store cannot be opened: {' '.join(str(e).split())[:300]}",
+            got=uri,
+            fix="Check registry.uri",
         ) from e
     return Store(client, hidden(uri), experiment_id, cfg.model or run.name, cfg.alias, folder, uri)
 
@@ -95,7 +101,9 @@ def _address(uri: str) -> str:
 def finished_run(store: Store, key: str) -> str | None:
     """The id of the finished run with this key, if there is one."""
     runs = store.client.search_runs(
-        [store.experiment_id], f"tags.`{KEY}` = '{key}' and attributes.status = 'FINISHED'", max_results=1
+        [store.experiment_id],
+        f"tags.`{KEY}` = '{key}' and attributes.status = 'FINISHED'",
+        max_results=1,
     )
     return runs[0].info.run_id if runs else None
 
@@ -121,7 +129,12 @@ def once(
 
 @contextmanager
 def run(
-    store: Store, key: str, name: str, params: Mapping[str, Any], version: TableVersion | None, parent: str | None = None
+    store: Store,
+    key: str,
+    name: str,
+    params: Mapping[str, Any],
+    version: TableVersion | None,
+    parent: str | None = None,
 ) -> Iterator[str]:
     """A run to log into; finished when the block ends, failed when it raises. An earlier one of the same key that ended goes;
     one that is still running goes only when it was this folder's, for then its process is dead."""
@@ -138,13 +151,25 @@ def _one_at_a_time(store: Store, key: str) -> FileLock:
 
 @contextmanager
 def _logged(
-    store: Store, key: str, name: str, params: Mapping[str, Any], version: TableVersion | None, parent: str | None
+    store: Store,
+    key: str,
+    name: str,
+    params: Mapping[str, Any],
+    version: TableVersion | None,
+    parent: str | None,
 ) -> Iterator[str]:
     for earlier in store.client.search_runs([store.experiment_id], f"tags.`{KEY}` = '{key}'"):
         running = earlier.info.status in ("RUNNING", "SCHEDULED")
-        if not running or earlier.data.tags.get(OWNER) == _owner(store):  # we hold the lock: its writer is gone
+        if not running or earlier.data.tags.get(OWNER) == _owner(
+            store
+        ):  # we hold the lock: its writer is gone
             store.client.delete_run(earlier.info.run_id)
-    tags = {KEY: key, OWNER: _owner(store), "mlflow.runName": name, "mlflow.source.name": "raypipe"} | _commit_tag()
+    tags = {
+        KEY: key,
+        OWNER: _owner(store),
+        "mlflow.runName": name,
+        "mlflow.source.name": "raypipe",
+    } | _commit_tag()
     if parent:
         tags["mlflow.parentRunId"] = parent
     run_id = store.client.create_run(store.experiment_id, tags=tags, run_name=name).info.run_id
@@ -169,7 +194,11 @@ def log_history(store: Store, run_id: str, history: Sequence[Mapping[str, float]
     from mlflow.entities import Metric
 
     now = int(time.time() * 1000)
-    metrics = [Metric(k, float(v), now, step) for step, epoch in enumerate(history) for k, v in epoch.items()]
+    metrics = [
+        Metric(k, float(v), now, step)
+        for step, epoch in enumerate(history)
+        for k, v in epoch.items()
+    ]
     for start in range(0, len(metrics), 1000):  # the REST API takes at most 1,000 a call
         store.client.log_batch(run_id, metrics=metrics[start : start + 1000])
 
@@ -187,7 +216,11 @@ def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """{"train": {"lr": 1}} -> {"train.lr": 1}"""
     out: dict[str, Any] = {}
     for name, value in tree.items():
-        out |= flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) and value else {prefix + name: value}
+        out |= (
+            flat(value, f"{prefix}{name}.")
+            if isinstance(value, Mapping) and value
+            else {prefix + name: value}
+        )
     return out
 
 
@@ -197,7 +230,12 @@ def code_commit() -> str | None:
         return os.environ["RAYPIPE_COMMIT"]
     try:
         git = subprocess.run(
-            ["git", "rev-parse", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True, timeout=10, check=False
+            ["git", "rev-parse", "HEAD"],
+            cwd=Path(__file__).parent,
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=False,
         )
         return git.stdout.strip() or None
     except (OSError, subprocess.TimeoutExpired):
@@ -223,7 +261,10 @@ def _log_dataset(store: Store, run_id: str, version: TableVersion) -> None:
     from mlflow.entities import DatasetInput, InputTag
 
     dataset = MetaDataset(  # type: ignore[abstract]
-        DeltaDatasetSource(path=version.uri, delta_table_version=version.version), name=Path(version.uri).name
+        DeltaDatasetSource(path=version.uri, delta_table_version=version.version),
+        name=Path(version.uri).name,
     )
     entity = dataset._to_mlflow_entity()
-    store.client.log_inputs(run_id, datasets=[DatasetInput(entity, [InputTag("mlflow.data.context", "training")])])
+    store.client.log_inputs(
+        run_id, datasets=[DatasetInput(entity, [InputTag("mlflow.data.context", "training")])]
+    )

@@ -67,7 +67,9 @@ class Check:
     reference_scores: np.ndarray | Sequence[float] = ()  # 0..1
     batch_scores: np.ndarray | Sequence[float] = ()
     score_name: str = "Model score"
-    projection: tuple[np.ndarray, np.ndarray] | None = None  # reference_N2, batch_M2; near means similar
+    projection: tuple[np.ndarray, np.ndarray] | None = (
+        None  # reference_N2, batch_M2; near means similar
+    )
     unusual: tuple[Picture, ...] = ()  # of the batch
     typical: tuple[Picture, ...] = ()  # of the reference
 
@@ -159,7 +161,13 @@ class Page:
 def render(page: Page) -> str:
     """The page as HTML; equal input gives equal bytes."""
     folder = FileSystemLoader(Path(__file__).parent)
-    env = Environment(loader=folder, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    env = Environment(
+        loader=folder,
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
     env.filters |= {do.__name__: do for do in (number, chance, points, thumbnail)}
     env.filters |= {draw.__name__: draw for draw in (histogram, scatter, curves, parallel)}
     return env.get_template("report.html.j2").render(page=page)
@@ -177,13 +185,21 @@ def number(value: Any) -> str:
     """1234567 -> 1,234,567; 0.000123456 -> 0.0001235; 1e-07 -> 1e-7; anything that is no number as it is."""
     if isinstance(value, float):
         text = f"{value:,.0f}" if 1e4 <= abs(value) < 1e9 else f"{value:.4g}".replace("e-0", "e-")
-        return text.replace("-", "\N{MINUS SIGN}", 1) if value < 0 else text  # an exponent keeps its hyphen: people copy it
+        return (
+            text.replace("-", "\N{MINUS SIGN}", 1) if value < 0 else text
+        )  # an exponent keeps its hyphen: people copy it
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
 
 
 def chance(p: float) -> str:
     """A p-value in digits anybody reads. A plain 0 is a permutation test's "never seen", which is not "< 0.000001"."""
-    return f"{p:.{max(2, 1 - math.floor(math.log10(p)))}f}" if p >= 1e-6 else "≈ 0" if p == 0 else "< 0.000001"
+    return (
+        f"{p:.{max(2, 1 - math.floor(math.log10(p)))}f}"
+        if p >= 1e-6
+        else "≈ 0"
+        if p == 0
+        else "< 0.000001"
+    )
 
 
 def points(difference: float) -> str:
@@ -195,7 +211,9 @@ def thumbnail(image: bytes) -> str | None:
     """A data URI of at most 160 px, PNG or JPEG, whichever is smaller; None for bytes that are no picture we can decode."""
     try:
         picture: Image.Image = Image.open(io.BytesIO(image), formats=("JPEG", "PNG", "WEBP"))
-        if picture.mode.startswith("I"):  # 16-bit gray of industrial cameras: convert() would clip it to white
+        if picture.mode.startswith(
+            "I"
+        ):  # 16-bit gray of industrial cameras: convert() would clip it to white
             deep = np.asarray(picture, np.float32)
             picture = Image.fromarray((deep * (255 / max(1.0, deep.max()))).astype(np.uint8))
         picture = picture.convert("L" if picture.mode == "L" else "RGB")
@@ -205,5 +223,8 @@ def thumbnail(image: bytes) -> str | None:
         picture.save(encoded["png"], "png", optimize=True)
     except Exception:  # a decoder may raise anything on hostile bytes, and one bad picture must not cost the whole report
         return None
-    kind, data = min(((k, buffer.getvalue()) for k, buffer in encoded.items()), key=lambda kind_data: len(kind_data[1]))
+    kind, data = min(
+        ((k, buffer.getvalue()) for k, buffer in encoded.items()),
+        key=lambda kind_data: len(kind_data[1]),
+    )
     return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"

@@ -31,7 +31,10 @@ def histogram(check: Check) -> Chart | None:
         return None
     shares = [np.histogram(s, BINS, (0, 1))[0] / s.size for s in scores]
     top = float(np.max(shares))
-    old, new = ("".join(f"V{1000 - 1000 * y / top:.0f}h{1000 // BINS}" for y in share) + "V1000" for share in shares)
+    old, new = (
+        "".join(f"V{1000 - 1000 * y / top:.0f}h{1000 // BINS}" for y in share) + "V1000"
+        for share in shares
+    )
     lines = (("area", "Reference", f"M0,1000{old}Z"), ("step", "New images", f"M0,1000{new}"))
     note = f"Median of the reference {np.median(scores[0]):.2f}, of the new images {np.median(scores[1]):.2f}."
     return {"lines": lines, "x_ticks": _ticks(0, 1), "y_ticks": _ticks(0, top, "%"), "note": note}
@@ -44,14 +47,20 @@ def scatter(check: Check) -> Chart | None:
     groups = [np.asarray(group, float)[:: -(-len(group) // MAX_DOTS)] for group in check.projection]
     low, high = np.min(np.concatenate(groups), 0), np.max(np.concatenate(groups), 0)
     groups = [25 + 950 * (group - low) / np.maximum(high - low, 1e-12) for group in groups]
-    old, new = ("".join(f"M{x:.0f},{1000 - y:.0f}h1" for x, y in group) for group in groups)  # h0 loses squares in print
+    old, new = (
+        "".join(f"M{x:.0f},{1000 - y:.0f}h1" for x, y in group) for group in groups
+    )  # h0 loses squares in print
     lines = (("round", "Reference", old), ("square", "New images", new))
     return {"lines": lines, "x_ticks": (), "y_ticks": (), "note": "Near means similar."}
 
 
 def curves(search: Search) -> Chart | None:
     """The metric after each epoch: a stroke of its own for each of the three best trials, drawn last, the rest behind them."""
-    rows = [row for row in sorted(search.rows, key=lambda row: -row.rank) if np.isfinite(row.curve).any()]
+    rows = [
+        row
+        for row in sorted(search.rows, key=lambda row: -row.rank)
+        if np.isfinite(row.curve).any()
+    ]
     if not rows:
         return None
     values = [v for row in rows for v in row.curve if math.isfinite(v)]
@@ -61,7 +70,11 @@ def curves(search: Search) -> Chart | None:
     lines = []
     for row in rows:
         look = LOOKS.get(row.rank, "rest")
-        spots = [(1000 * i / (last - 1), 1000 * (high - v) / (high - low)) for i, v in enumerate(row.curve) if math.isfinite(v)]
+        spots = [
+            (1000 * i / (last - 1), 1000 * (high - v) / (high - low))
+            for i, v in enumerate(row.curve)
+            if math.isfinite(v)
+        ]
         lines.append((look, row.trial, "M" + "L".join(f"{x:.0f},{y:.0f}" for x, y in spots) + "h0"))
     epochs = [(100 * (t - 1) / (last - 1), f"{t}") for t in range(1, last + 1, -(-last // 10))]
     heights = _ticks(low, high, "%" if "acc" in search.metric.lower() else "")
@@ -72,7 +85,9 @@ def _ticks(low: float, high: float, unit: str = "") -> list[tuple[float, str]]:
     """About five round numbers inside [low, high]."""
     size = 10 ** math.floor(math.log10((high - low) / 6))
     step = next(size * k for k in (1, 2, 2.5, 5, 10) if size * k * 6 >= (high - low) * 0.999)
-    marks = [k * step for k in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
+    marks = [
+        k * step for k in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)
+    ]
     return [(100 * (m - low) / (high - low), f"{100 * m:g} %" if unit else f"{m:g}") for m in marks]
 
 
@@ -80,24 +95,36 @@ def parallel(search: Search) -> Chart | None:
     """One upright axis for each hyperparameter that took several values, and the metric's last, where up is better; a line for
     each trial (Inselberg 1985). The three best are drawn last. Ranges over a factor of 30 are logarithmic."""
     ranked = sorted(search.rows, key=lambda row: -row.rank)
-    rows = [(row, row.metric) for row in ranked if row.metric is not None and math.isfinite(row.metric)]
+    rows = [
+        (row, row.metric) for row in ranked if row.metric is not None and math.isfinite(row.metric)
+    ]
     drawn = _columns([row.hyperparameters for row, _ in rows])
     metric = _axis([value for _, value in rows])
     if not drawn or metric is None:
         return None
     heights, span = metric
     if rows[-1][1] < rows[0][1]:  # the lowest is the best
-        heights, span = {value: 1 - at for value, at in heights.items()}, " to ".join(reversed(span.split(" to ")))
+        heights, span = (
+            {value: 1 - at for value, at in heights.items()},
+            " to ".join(reversed(span.split(" to "))),
+        )
     across = np.linspace(0, 100, len(drawn) + 1).tolist()
     lines = []
     for row, value in rows:
         mine = row.hyperparameters
         at = [axis[_key(mine[name])] if name in mine else None for name, (axis, _) in drawn.items()]
-        spots = [(x, y) for x, y in zip(across, [*at, heights[_key(value)]], strict=True) if y is not None]
+        spots = [
+            (x, y)
+            for x, y in zip(across, [*at, heights[_key(value)]], strict=True)
+            if y is not None
+        ]
         path = "M" + "L".join(f"{10 * x:.0f},{1000 - 1000 * y:.0f}" for x, y in spots)
         lines.append((LOOKS.get(row.rank, "rest"), row.trial, path))
     names = [*(name.rpartition(".")[2] for name in drawn), search.metric]
-    spans = [f"{name} {values}" for name, values in zip(names, [*(v for _, v in drawn.values()), span], strict=True)]
+    spans = [
+        f"{name} {values}"
+        for name, values in zip(names, [*(v for _, v in drawn.values()), span], strict=True)
+    ]
     ticks = list(zip(across, names, strict=True))
     return {
         "lines": lines,
@@ -110,7 +137,9 @@ def parallel(search: Search) -> Chart | None:
 
 def _columns(settings: Sequence[Mapping[str, Any]]) -> dict[str, Axis]:
     """The axis of each name that took several values, in the order in which they come up."""
-    found = {name: _axis([s[name] for s in settings if name in s]) for one in settings for name in one}
+    found = {
+        name: _axis([s[name] for s in settings if name in s]) for one in settings for name in one
+    }
     return {name: axis for name, axis in found.items() if axis is not None}
 
 

@@ -24,7 +24,11 @@ def importance(trials: Sequence[Trial], metric: str, mode: Mode) -> dict[str, fl
     """Shares that sum to one, from the most important down; {} where too few trials ended, or nothing made a difference."""
     values = _compared([t for t in trials if math.isfinite(t.metric)], metric, mode)
     told = [t for t in trials if t.name in values]
-    names = [n for n in {n: None for t in told for n in t.changes} if len({repr(t.changes.get(n)) for t in told}) > 1]
+    names = [
+        n
+        for n in {n: None for t in told for n in t.changes}
+        if len({repr(t.changes.get(n)) for t in told}) > 1
+    ]
     if len(told) < FEWEST or not names:
         return {}
     from sklearn.ensemble import RandomForestRegressor
@@ -33,7 +37,9 @@ def importance(trials: Sequence[Trial], metric: str, mode: Mode) -> dict[str, fl
     inputs = np.column_stack([_column([t.changes.get(n) for t in told]) for n in names])
     metrics = np.array([values[t.name] for t in told])
     forest = RandomForestRegressor(TREES, random_state=0).fit(inputs, metrics)
-    found = permutation_importance(forest, inputs, metrics, n_repeats=REPEATS, random_state=0).importances_mean.clip(0)
+    found = permutation_importance(
+        forest, inputs, metrics, n_repeats=REPEATS, random_state=0
+    ).importances_mean.clip(0)
     if not found.sum() > 0:
         return {}
     shares = zip(names, (found / found.sum()).tolist(), strict=True)
@@ -44,7 +50,11 @@ def _compared(trials: Sequence[Trial], metric: str, mode: Mode) -> dict[str, flo
     """By trial: its best of the first N epochs. A trial with fewer is left out, unless its own rule ended it."""
     lengths = sorted((t.epochs for t in trials), reverse=True)
     even = lengths[math.ceil(0.75 * len(lengths)) - 1] if lengths else 0
-    found = {t.name: best_within(t, even, metric, mode) for t in trials if t.epochs >= even or t.stopped is not None}
+    found = {
+        t.name: best_within(t, even, metric, mode)
+        for t in trials
+        if t.epochs >= even or t.stopped is not None
+    }
     return {name: value for name, value in found.items() if math.isfinite(value)}
 
 

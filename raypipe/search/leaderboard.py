@@ -127,7 +127,14 @@ def standings(trials: Sequence[Trial], metric: str, mode: Mode) -> list[Standing
     """Of finished trials, in their order."""
     ends, found = {True: "stopped", False: "full"}, compared(trials, metric, mode)
     return [
-        Standing(t.name, t.changes, t.metric, t.epochs, ends[t.stopped_early] if t.checkpoint else "failed", found.get(t.name))
+        Standing(
+            t.name,
+            t.changes,
+            t.metric,
+            t.epochs,
+            ends[t.stopped_early] if t.checkpoint else "failed",
+            found.get(t.name),
+        )
         for t in trials
     ]
 
@@ -135,7 +142,9 @@ def standings(trials: Sequence[Trial], metric: str, mode: Mode) -> list[Standing
 def best_within(trial: Trial, epochs: int, metric: str, mode: Mode) -> float:
     """The best of the trial's first `epochs` epochs; NaN if none of them is usable."""
     values = [metric_of(line, metric) for line in trial.history[:epochs]]
-    return (max if mode == "max" else min)((v for v in values if not math.isnan(v)), default=math.nan)
+    return (max if mode == "max" else min)(
+        (v for v in values if not math.isnan(v)), default=math.nan
+    )
 
 
 def compared(trials: Sequence[Trial], metric: str, mode: Mode) -> dict[str, tuple[int, float]]:
@@ -177,7 +186,12 @@ def ranked(trials: Iterable[Trial], metric: str, mode: Mode) -> list[Trial]:
 def write(file: Path, trials: Iterable[Trial], stopped: str | None, decoded: int) -> None:
     """All or nothing."""
     partial = file.with_suffix(".partial")
-    found = {"format": FORMAT, "trials": [asdict(t) for t in trials], "stopped": stopped, "decoded": decoded}
+    found = {
+        "format": FORMAT,
+        "trials": [asdict(t) for t in trials],
+        "stopped": stopped,
+        "decoded": decoded,
+    }
     partial.write_text(to_json(found))
     partial.replace(file)
 
@@ -187,7 +201,9 @@ def read(file: Path) -> tuple[tuple[Trial, ...], str | None, int]:
     outcome = json.loads(file.read_text())
     require_format(outcome, FORMAT, file)
     trials = [_read_trial(t) for t in outcome["trials"]]
-    trials.sort(key=lambda t: t.checkpoint is None)  # only trials that an older version ranked by NaN move
+    trials.sort(
+        key=lambda t: t.checkpoint is None
+    )  # only trials that an older version ranked by NaN move
     return tuple(trials), outcome["stopped"], outcome.get("decoded", 0)
 
 
@@ -195,14 +211,18 @@ def _read_trial(read: dict[str, Any]) -> Trial:
     """One of a search's trials. Older versions ranked a trial by the accuracy of an epoch of NaN: it counts as failed."""
     history = tuple(metrics_of(line) for line in read["history"])
     metric = math.nan if read["metric"] is None else read["metric"]
-    trial = Trial(**read | {"metric": metric, "history": history, "schedule": tuple(read.get("schedule", ()))})
+    trial = Trial(
+        **read | {"metric": metric, "history": history, "schedule": tuple(read.get("schedule", ()))}
+    )
     return trial if _usable(trial) else with_(trial, metric=math.nan, checkpoint=None)
 
 
 def _usable(trial: Trial) -> bool:
     """Has a usable epoch the value that the trial is ranked by?"""
     history = trial.history
-    return not history or any(trial.metric in line.values() and unusable(line) is None for line in history)
+    return not history or any(
+        trial.metric in line.values() and unusable(line) is None for line in history
+    )
 
 
 def trial_of(result: Any, metric: str, mode: str, train: TrainConfig, trials: Path) -> Trial:
@@ -219,7 +239,9 @@ def trial_of(result: Any, metric: str, mode: str, train: TrainConfig, trials: Pa
     schedule = schedule if len(schedule) > 1 else ()  # the trial trained with its own values alone
     history = kept[max(kept)][0].history if kept else []
     usable = {epoch: metric_of(history[epoch - 1], metric) for epoch in kept}
-    ranked = sorted((e for e in usable if not math.isnan(usable[e])), key=lambda e: (sign * usable[e], e))
+    ranked = sorted(
+        (e for e in usable if not math.isnan(usable[e])), key=lambda e: (sign * usable[e], e)
+    )
     epoch = next((e for e in ranked if _finite(kept[e][1])), None)
     if result.error is not None or epoch is None:
         return Trial(name, values, math.nan, len(history), False, tuple(history), None)
@@ -243,9 +265,13 @@ def _finite(folder: Path) -> bool:
     return finite.first_bad(checkpoint.read(folder, verified=True).weights) is None
 
 
-def as_training(key: str, version: TableVersion, classes: tuple[str, ...], trial: Trial) -> TrainResult:
+def as_training(
+    key: str, version: TableVersion, classes: tuple[str, ...], trial: Trial
+) -> TrainResult:
     """What a training with the trial's job would have returned."""
     state = checkpoint.read(Path(str(trial.checkpoint))).state
     last = state.epoch - 1  # the checkpoint kept is of the trial's best epoch
     where = str(trial.checkpoint)
-    return TrainResult(key, version, classes, trial.history[last], trial.history, last, where, 0.0, trial.stopped)
+    return TrainResult(
+        key, version, classes, trial.history[last], trial.history, last, where, 0.0, trial.stopped
+    )

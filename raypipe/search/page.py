@@ -19,13 +19,17 @@ from raypipe.search.trials.epoch_result import metric_of
 
 def section(found: SearchResult) -> report.Search:
     trials = tuple(_trial(rank, trial, found.metric) for rank, trial in enumerate(found.trials, 1))
-    return report.Search(found.metric, trials, found.full_epochs, importance(found.trials, found.metric, found.mode))
+    return report.Search(
+        found.metric, trials, found.full_epochs, importance(found.trials, found.metric, found.mode)
+    )
 
 
 def _trial(rank: int, trial: Trial, metric: str) -> report.Trial:
     curve = tuple(metric_of(line, metric) for line in trial.history)
     worth = trial.metric if math.isfinite(trial.metric) else None
-    return report.Trial(rank, f"trial {rank}", trial.changes, worth, trial.epochs, trial.stopped_early, curve)
+    return report.Trial(
+        rank, f"trial {rank}", trial.changes, worth, trial.epochs, trial.stopped_early, curve
+    )
 
 
 def ranking(found: SearchResult) -> dict[str, str]:
@@ -34,21 +38,44 @@ def ranking(found: SearchResult) -> dict[str, str]:
     if len(lengths) < 2:
         return {}
     said = f"by each trial's best epoch; trials had {min(lengths)} to {max(lengths)} epochs"
-    leads = [f"{a.trial} after {a.epochs} ({a.metric:.4g}, the first one {a.first:.4g})" for a in found.ahead]
-    return {"order": said + (f". Ahead of the first one by then: {', '.join(leads)}" if leads else "")}
+    leads = [
+        f"{a.trial} after {a.epochs} ({a.metric:.4g}, the first one {a.first:.4g})"
+        for a in found.ahead
+    ]
+    return {
+        "order": said + (f". Ahead of the first one by then: {', '.join(leads)}" if leads else "")
+    }
 
 
-def write(found: SearchResult, version: ModelVersion, store: tracking.Store, tested: Mapping[str, float]) -> Path:
+def write(
+    found: SearchResult, version: ModelVersion, store: tracking.Store, tested: Mapping[str, float]
+) -> Path:
     """The page of one search, in its folder; returns its path. `tested`: what the test split says of the registered model."""
     decoded = f"{found.decoded:,} images, for {len(found.trials)} trials together"
     again = tuple((name.capitalize(), how) for name, how in refit.told(found).items())
-    judged = ", ".join(f"{name.removeprefix('test_')} {value:.4g}" for name, value in tested.items())
+    judged = ", ".join(
+        f"{name.removeprefix('test_')} {value:.4g}" for name, value in tested.items()
+    )
     again += (("On the test split", judged),) if judged else ()
     again += tuple((name.capitalize(), said) for name, said in ranking(found).items())
-    facts = (("Model", str(version)), ("Table", str(found.best.version)), ("Decoded", decoded), *again)
+    facts = (
+        ("Model", str(version)),
+        ("Table", str(found.best.version)),
+        ("Decoded", decoded),
+        *again,
+    )
     page = report.Page(
-        report.Header(f"Search over {found.job.model.name}", found.stopped or "", found.key, datetime.now(timezone.utc), facts),
+        report.Header(
+            f"Search over {found.job.model.name}",
+            found.stopped or "",
+            found.key,
+            datetime.now(timezone.utc),
+            facts,
+        ),
         search=section(found),
-        lineage=report.Lineage((("Code", tracking.code_commit() or "no checkout"), ("MLflow", store.uri)), dump(found.job)),
+        lineage=report.Lineage(
+            (("Code", tracking.code_commit() or "no checkout"), ("MLflow", store.uri)),
+            dump(found.job),
+        ),
     )
     return report.write(page, found.folder / "report.html")

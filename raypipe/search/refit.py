@@ -33,7 +33,10 @@ def job_of(job: SearchJob, found: SearchResult) -> TrainJob:
     need not be learned again at 224. A head on frozen features starts anew, for it is fitted to what features are like."""
     _require_usable(found)
     changes = {"table.version": found.best.version.version} | _changes(job)
-    if found.job.model.mode == "finetune" and not {"model.name", "model.mode", "model.options"} & changes.keys():
+    if (
+        found.job.model.mode == "finetune"
+        and not {"model.name", "model.mode", "model.options"} & changes.keys()
+    ):
         changes = {"train.start_from": found.best.checkpoint} | changes
     return _changed(found.job, _at_the_end(found, changes) | changes)
 
@@ -57,7 +60,9 @@ def _require_usable(found: SearchResult) -> None:
             fix="Lower train.lr in search.space, and search again",
         )
     weights = checkpoint.read(Path(found.best.checkpoint)).weights
-    finite.require_weights(weights, found.best.checkpoint, "Lower train.lr in search.space, and search again")
+    finite.require_weights(
+        weights, found.best.checkpoint, "Lower train.lr in search.space, and search again"
+    )
 
 
 def refit(job: TrainJob, found: SearchResult, progress: Report, steps: Tell) -> SearchResult:
@@ -65,7 +70,10 @@ def refit(job: TrainJob, found: SearchResult, progress: Report, steps: Tell) -> 
     search's key stays, and the model has its training's: another refit of the same search is another model.
     """
     trained = trainer.run(job, found.best.classes, progress, steps)
-    history = tuple({name: value for name, value in line.items() if not name.startswith("val_")} for line in trained.history)
+    history = tuple(
+        {name: value for name, value in line.items() if not name.startswith("val_")}
+        for line in trained.history
+    )
     best = with_(trained, metrics=history[trained.best_epoch], history=history)
     return with_(found, job=job, best=best, members=(), refitted=True)
 
@@ -87,4 +95,6 @@ def _changed(job: TrainJob, changes: dict[str, Any]) -> TrainJob:
 def _changes(job: SearchJob) -> dict[str, Any]:
     train, val = job.feed.train, job.feed.val
     both = train if val == train or train.endswith(f"+{val}") else f"{train}+{val}"
-    return {"feed.train": both, "train.result": "last", "train.stopping.patience": None} | (job.search.refit or {})
+    return {"feed.train": both, "train.result": "last", "train.stopping.patience": None} | (
+        job.search.refit or {}
+    )

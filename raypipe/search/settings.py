@@ -74,7 +74,9 @@ class SearchConfig(Section):
     @model_validator(mode="after")
     def _one_model(self) -> SearchConfig:
         if self.refit is not None and self.soup > 1:
-            raise ValueError("search.soup and search.refit each make the model that is registered. Leave one out")
+            raise ValueError(
+                "search.soup and search.refit each make the model that is registered. Leave one out"
+            )
         return self
 
 

@@ -39,7 +39,9 @@ class Soup:
     checkpoint: str
 
 
-def cook(trials: Sequence[Trial], judge: Judge, metric: str, mode: Mode, folder: Path) -> Soup | None:
+def cook(
+    trials: Sequence[Trial], judge: Judge, metric: str, mode: Mode, folder: Path
+) -> Soup | None:
     """Of `trials`, from best to worst; None where the best alone is best. Written into the search's `folder`."""
     best, *others = (trial for trial in trials if trial.checkpoint is not None)
     sign = 1 if mode == "max" else -1
@@ -52,7 +54,9 @@ def cook(trials: Sequence[Trial], judge: Judge, metric: str, mode: Mode, folder:
         if finite.first_bad(tried) is not None:
             continue
         found = judge(tried)
-        if sign * metric_of(found, metric) >= sign * metric_of(metrics, metric):  # False if either is NaN
+        if sign * metric_of(found, metric) >= sign * metric_of(
+            metrics, metric
+        ):  # False if either is NaN
             mean, metrics = tried, found
             members.append(trial.name)
     if len(members) == 1:
@@ -83,6 +87,8 @@ def _weights(trial: Trial) -> dict[str, Tensor]:
 def _mean(mean: Weights, more: Weights, of: int) -> dict[str, Tensor]:
     """Of `of` + 1 models, `mean` being that of the first `of`. Counters are not averaged."""
     return {
-        name: torch.lerp(tensor, more[name].to(tensor.dtype), 1 / (of + 1)) if tensor.is_floating_point() else tensor
+        name: torch.lerp(tensor, more[name].to(tensor.dtype), 1 / (of + 1))
+        if tensor.is_floating_point()
+        else tensor
         for name, tensor in mean.items()
     }

@@ -62,7 +62,9 @@ def check(job: SearchJob, counts: Mapping[str, int] | None = None) -> tuple[Sear
     for name in ("train.batch_size", "train.lr"):
         if "auto" in space.values(name):
             raise ConfigError(
-                f"A search cannot draw {name}=auto", rule="auto is found once, before the search", fix="Draw numbers"
+                f"A search cannot draw {name}=auto",
+                rule="auto is found once, before the search",
+                fix="Draw numbers",
             )
     if job.search.populated:
         pbt.check(job, space)
@@ -72,13 +74,17 @@ def check(job: SearchJob, counts: Mapping[str, int] | None = None) -> tuple[Sear
     return job, space
 
 
-def search(job: SearchJob, progress: Listener = lambda done, total, standings: None) -> SearchResult:
+def search(
+    job: SearchJob, progress: Listener = lambda done, total, standings: None
+) -> SearchResult:
     """Search, or pick up where an interrupted search stopped. `progress` hears how the trials stand, whenever one reports."""
     pinned = pin(job.table, job.feed, kind=job.model.task)
     job, space = check(job, pinned.counts)
     job = finders.settle(job, pinned, lambda: prepare(job, pinned), space.always, gpu_share(job))
     space = space.of(job)
-    key = key_of(job.training_key(pinned.version), job.search.model_copy(update={"refit": None}))  # it comes after the search
+    key = key_of(
+        job.training_key(pinned.version), job.search.model_copy(update={"refit": None})
+    )  # it comes after the search
     folder = job.run.path / "search" / key
     finished = folder / "result.json"
     started = time.perf_counter()
@@ -88,7 +94,11 @@ def search(job: SearchJob, progress: Listener = lambda done, total, standings: N
         planned = plan(job, space, hints)
         data = _data(job, pinned, candidates(job, space, planned))
         draws = partial(searcher, job, space, planned, hints, folder)
-        chosen = pbt.population(job, space, folder) if job.search.populated else scheduler(job, len(planned))
+        chosen = (
+            pbt.population(job, space, folder)
+            if job.search.populated
+            else scheduler(job, len(planned))
+        )
         trials, stopped = _run(job, draws, chosen, len(planned), data, folder, progress)
         pbt.write(folder / "schedule.yaml", trials[0].schedule)
         _cook(job, trials, data, folder)
@@ -119,9 +129,13 @@ def _data(job: TrainJob, pinned: Any, trials: Iterable[Changes]) -> dict[str, Da
     data: dict[str, Data] = {}
     here = _alone()
     for changes in trials:
-        one = replace(job, {**changes, "feed.carrier": "cache"})  # a stream per trial would decode the table once per trial
+        one = replace(
+            job, {**changes, "feed.carrier": "cache"}
+        )  # a stream per trial would decode the table once per trial
         if data_key(one) not in data:
-            data[data_key(one)] = prepare(one, pinned, here)  # processes that wait for work are left to the trials
+            data[data_key(one)] = prepare(
+                one, pinned, here
+            )  # processes that wait for work are left to the trials
     await_decoded(_sources(data))
     return data
 
@@ -141,9 +155,17 @@ def _cook(job: SearchJob, trials: list[Trial], data: dict[str, Data], folder: Pa
     if job.search.soup == 1:
         return
     first = replace(job, trials[0].changes)
-    alike = [t for t in trials if data_key(replace(job, t.changes)) == data_key(first)][: job.search.soup]
+    alike = [t for t in trials if data_key(replace(job, t.changes)) == data_key(first)][
+        : job.search.soup
+    ]
     rule = job.train.stopping
-    soup.cook(alike, lambda weights: validate(first, data[data_key(first)], weights), rule.metric, rule.mode, folder)
+    soup.cook(
+        alike,
+        lambda weights: validate(first, data[data_key(first)], weights),
+        rule.metric,
+        rule.mode,
+        folder,
+    )
 
 
 def _decoded(data: dict[str, Data]) -> int:
@@ -173,13 +195,21 @@ def _run(
         trainable = tune.with_parameters(GroupTrial, **given, worker=room.worker)
     trainable = tune.with_resources(trainable, room.trial)
     Monitor.listener, Monitor.current = staticmethod(progress), None
-    watch = Monitor(total, rule.metric, rule.mode, cfg.stopping, room.trial.get("GPU", float(job.train.most_workers)))
+    watch = Monitor(
+        total,
+        rule.metric,
+        rule.mode,
+        cfg.stopping,
+        room.trial.get("GPU", float(job.train.most_workers)),
+    )
     run_config = tune.RunConfig(
         name="tune",
         storage_path=str(folder),
         callbacks=[watch, *memory(chosen)],
         stop=Stop(),
-        checkpoint_config=tune.CheckpointConfig(checkpoint_frequency=1 if room.worker else 0),  # pointers: all are kept
+        checkpoint_config=tune.CheckpointConfig(
+            checkpoint_frequency=1 if room.worker else 0
+        ),  # pointers: all are kept
         failure_config=tune.FailureConfig(max_failures=1),
         verbose=0,
     )
@@ -201,7 +231,11 @@ def _run(
     trials = [_line(result, job, folder) for result in _begun(results)]
     stopped = Monitor.current.stopped if Monitor.current else None
     if stopped and not trials:
-        raise RaypipeError("The search stopped before its first result", got=stopped, fix="Raise the limit in search.stopping")
+        raise RaypipeError(
+            "The search stopped before its first result",
+            got=stopped,
+            fix="Raise the limit in search.stopping",
+        )
     if all(t.checkpoint is None for t in trials):  # none has a usable epoch
         raise _nothing_usable(len(trials), folder)
     ranked = leaderboard.ranked(trials, rule.metric, rule.mode)
@@ -219,7 +253,9 @@ def _nothing_usable(trials: int, folder: Path) -> RaypipeError:
 
 
 def _line(result: Any, job: SearchJob, folder: Path) -> Trial:
-    line = leaderboard.trial_of(result, job.train.stopping.metric, job.train.stopping.mode, job.train, folder / "trials")
+    line = leaderboard.trial_of(
+        result, job.train.stopping.metric, job.train.stopping.mode, job.train, folder / "trials"
+    )
     failed = Monitor.current.failures.get(line.name, 0) if Monitor.current else 0
     schedule = line.schedule or pbt.schedules(folder).get(line.name, ())
     return with_(line, failures=failed, schedule=schedule)
@@ -242,11 +278,17 @@ def _restored(folder: Path, trainable: Any) -> Any | None:
     if not tune.Tuner.can_restore(str(folder)):
         return None
     try:
-        tuner = tune.Tuner.restore(str(folder), trainable, resume_unfinished=True, resume_errored=True)
+        tuner = tune.Tuner.restore(
+            str(folder), trainable, resume_unfinished=True, resume_errored=True
+        )
     except Exception as e:
         aside = folder.with_name(f"{folder.name}-torn-{int(time.time())}")
         folder.rename(aside)
-        log.warning("The interrupted search cannot be restored (%s); it is kept in %s", type(e).__name__, aside)
+        log.warning(
+            "The interrupted search cannot be restored (%s); it is kept in %s",
+            type(e).__name__,
+            aside,
+        )
         return None
     log.info("Going on with the interrupted search in %s", folder)
     return tuner

@@ -60,7 +60,14 @@ def _of(other: Path, job: SearchJob, space: Space) -> Iterator[Earlier]:
             and before["train"]["stopping"]["metric"] == job.train.stopping.metric
         )
         trials, _, _ = leaderboard.read(other / "result.json")
-    except (OSError, ValueError, KeyError, TypeError, DataError, yaml.YAMLError):  # another version's, or half removed: no hint
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+        DataError,
+        yaml.YAMLError,
+    ):  # another version's, or half removed: no hint
         return
     for trial in trials if same else ():
         if trial.checkpoint is not None and math.isfinite(trial.metric):

@@ -77,11 +77,17 @@ def predict(
     options = source.storage_options
 
     def made() -> pa.Table:
-        return _predict(table, version, source, promote.fetch(store, model), model, cfg, key, progress)
+        return _predict(
+            table, version, source, promote.fetch(store, model), model, cfg, key, progress
+        )
 
-    rows = rows_once(uri, _ROW, {"key": key}, made, f"predict {version} with {model}", options, ["label"])
+    rows = rows_once(
+        uri, _ROW, {"key": key}, made, f"predict {version} with {model}", options, ["label"]
+    )
     counts = _said(rows["label"], model.tags.get("raypipe.task", "single_label"))
-    return PredictResult(ImageTable(uri, storage_options=options).pin(), str(model), version, len(rows), counts, key)
+    return PredictResult(
+        ImageTable(uri, storage_options=options).pin(), str(model), version, len(rows), counts, key
+    )
 
 
 def place(run: RunConfig, cfg: PredictConfig) -> str:
@@ -91,10 +97,21 @@ def place(run: RunConfig, cfg: PredictConfig) -> str:
 
 def key_of_prediction(source: TableConfig, version: TableVersion, model: ModelVersion) -> str:
     """Names a prediction by everything that determines its rows."""
-    return key_of("prediction", FORMAT, str(model), model.seal, str(version), source.where, source.sample, source.columns)
+    return key_of(
+        "prediction",
+        FORMAT,
+        str(model),
+        model.seal,
+        str(version),
+        source.where,
+        source.sample,
+        source.columns,
+    )
 
 
-def read_rows(uri: str, key: str, columns: list[str], storage_options: dict[str, str] | None = None) -> pa.Table:
+def read_rows(
+    uri: str, key: str, columns: list[str], storage_options: dict[str, str] | None = None
+) -> pa.Table:
     """The rows of one prediction; no rows and no columns where it was not made."""
     return rows_named(uri, {"key": key}, columns, storage_options)
 
@@ -102,8 +119,13 @@ def read_rows(uri: str, key: str, columns: list[str], storage_options: dict[str,
 def _said(labels: pa.ChunkedArray, task: str) -> dict[str, int] | dict[str, float]:
     if task in NUMERIC and len(labels):
         numbers = labels.cast(pa.float64())
-        return {name: find(numbers).as_py() for name, find in (("least", pc.min), ("mean", pc.mean), ("most", pc.max))}
-    return {str(v["values"]): v["counts"] for v in labels.combine_chunks().value_counts().to_pylist()}
+        return {
+            name: find(numbers).as_py()
+            for name, find in (("least", pc.min), ("mean", pc.mean), ("most", pc.max))
+        }
+    return {
+        str(v["values"]): v["counts"] for v in labels.combine_chunks().value_counts().to_pylist()
+    }
 
 
 def _predict(
@@ -137,15 +159,28 @@ def _predict(
             "sha256": np.array([hashlib.sha256(data).hexdigest() for data in images], dtype=object),
         }
 
-    stream = scan.dataset(table, version, [c.id, c.image], source.where).map_batches(predicted, batch_size=cfg.batch_size)
+    stream = scan.dataset(table, version, [c.id, c.image], source.where).map_batches(
+        predicted, batch_size=cfg.batch_size
+    )
     parts, done = [], 0
     for batch in stream.iter_batches(batch_size=256, batch_format="numpy"):
         parts.append(batch)
         done += len(batch["image_id"])
         progress(done, total)
-    columns = {name: _column(np.concatenate([p[name] for p in parts]), _ROW.field(name).type) for name in parts[0]}
-    same = {"classes": list(package.classes), "model": str(model), "table": str(version), "key": key, "format": FORMAT}
-    columns |= {name: pa.array([value] * done, _ROW.field(name).type) for name, value in same.items()}
+    columns = {
+        name: _column(np.concatenate([p[name] for p in parts]), _ROW.field(name).type)
+        for name in parts[0]
+    }
+    same = {
+        "classes": list(package.classes),
+        "model": str(model),
+        "table": str(version),
+        "key": key,
+        "format": FORMAT,
+    }
+    columns |= {
+        name: pa.array([value] * done, _ROW.field(name).type) for name, value in same.items()
+    }
     return pa.table([columns[name] for name in _ROW.names], schema=_ROW)
 
 

@@ -31,7 +31,9 @@ class Carried:
         if self.seal not in _opened:
             torch.set_num_threads(1)
             keep_memory()
-            package = Package.of({name: data.tobytes() for name, data in ray.get(self.files).items()}, self.seal)
+            package = Package.of(
+                {name: data.tobytes() for name, data in ray.get(self.files).items()}, self.seal
+            )
             package.model  # noqa: B018  # built now, so that the bytes can go
             package.files = {}
             while len(_opened) >= _MOST:
@@ -42,4 +44,7 @@ class Carried:
 
 def carry(package: Package) -> Carried:
     """Into the object store as arrays: these are not copied into every worker."""
-    return Carried(package.seal, ray.put({name: np.frombuffer(data, np.uint8) for name, data in package.files.items()}))
+    return Carried(
+        package.seal,
+        ray.put({name: np.frombuffer(data, np.uint8) for name, data in package.files.items()}),
+    )

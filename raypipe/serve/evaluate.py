@@ -15,7 +15,9 @@ from raypipe.tables import scan
 from raypipe.tables.table import ImageTable, TableVersion
 
 
-def judge(packages: Sequence[Package], table: ImageTable, version: TableVersion, where: scan.Where) -> pa.Table:
+def judge(
+    packages: Sequence[Package], table: ImageTable, version: TableVersion, where: scan.Where
+) -> pa.Table:
     """One row a labelled image: id, group (its source), and for each model model_0, model_1, … whether it is right (all tags,
     where there are several) or, of models that predict numbers, its absolute error."""
     task = packages[0].task
@@ -29,16 +31,29 @@ def judge(packages: Sequence[Package], table: ImageTable, version: TableVersion,
         labels = [batch[c.label][i] for i in keep]
         images = [batch[c.image][i] for i in keep]
         groups = batch[c.source][keep].astype(str) if grouped else np.full(len(keep), "all")
-        said = {f"model_{n}": package.open().predict(images, threads=1) for n, package in enumerate(carried)}
+        said = {
+            f"model_{n}": package.open().predict(images, threads=1)
+            for n, package in enumerate(carried)
+        }
         judged = {name: _judged(task, found, labels) for name, found in said.items()}
         return {"id": batch[c.id][keep].astype(str), "group": groups, **judged}
 
     stream = scan.dataset(table, version, columns, where).map_batches(judged_batch, batch_size=64)
-    parts = [pa.table({k: v.tolist() for k, v in b.items()}) for b in stream.iter_batches(batch_size=256) if len(b["id"])]
-    return pa.concat_tables(parts).sort_by("id") if parts else pa.table({"id": pa.array([], pa.string())})
+    parts = [
+        pa.table({k: v.tolist() for k, v in b.items()})
+        for b in stream.iter_batches(batch_size=256)
+        if len(b["id"])
+    ]
+    return (
+        pa.concat_tables(parts).sort_by("id")
+        if parts
+        else pa.table({"id": pa.array([], pa.string())})
+    )
 
 
 def _judged(task: Task, said: Predictions, labels: Sequence[Any]) -> np.ndarray:
     if task.kind in NUMERIC:
         return np.abs(said.scores_NC[:, 0].astype(np.float64) - task.encode(labels)[:, 0])
-    return np.array(said.labels, dtype=object) == np.array([task.text(label) for label in labels], dtype=object)
+    return np.array(said.labels, dtype=object) == np.array(
+        [task.text(label) for label in labels], dtype=object
+    )

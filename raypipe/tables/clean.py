@@ -44,7 +44,13 @@ class CleanConfig(Section):
     bright: float = Field(default=247.0, ge=0, le=255)
     blurred: float = Field(default=10.0, ge=0)
     outlier: float = Field(default=0.6, ge=0, le=1)
-    drop: tuple[verdicts.Verdict, ...] = ("exact_duplicate", "near_duplicate", "broken", "dark", "bright")
+    drop: tuple[verdicts.Verdict, ...] = (
+        "exact_duplicate",
+        "near_duplicate",
+        "broken",
+        "dark",
+        "bright",
+    )
     tag: str = "clean"
     side_px: int = Field(default=256, ge=32)
 
@@ -71,7 +77,11 @@ def clean(source: TableConfig, cfg: CleanConfig) -> CleanResult:
     policy = _policy(table, raw, source, cfg)
     images = len(scan.rows(table, raw, [table.columns.id], source.where))
     if not images:
-        raise DataError(f"{raw} has no images to look at", got=source.where or None, fix="Check table.version and table.where")
+        raise DataError(
+            f"{raw} has no images to look at",
+            got=source.where or None,
+            fix="Check table.version and table.where",
+        )
     found = verdicts.read(table.uri, raw, policy, source.storage_options)
     if found is None:
         found = _judge(table, raw, source, cfg)
@@ -106,7 +116,9 @@ def _policy(table: ImageTable, raw: TableVersion, source: TableConfig, cfg: Clea
     return key_of(rules(cfg), source.where, source.sample, source.columns, made)
 
 
-def _judge(table: ImageTable, raw: TableVersion, source: TableConfig, cfg: CleanConfig) -> verdicts.Rows:
+def _judge(
+    table: ImageTable, raw: TableVersion, source: TableConfig, cfg: CleanConfig
+) -> verdicts.Rows:
     c = table.columns
 
     def recoded(batch: dict[str, Any]) -> dict[str, Any]:
@@ -115,7 +127,9 @@ def _judge(table: ImageTable, raw: TableVersion, source: TableConfig, cfg: Clean
             "id": batch[c.id],
             "file": batch[scan.FILE],
             "row": batch[scan.ROW],
-            "sha256": np.array([None if b is None else hashlib.sha256(b).hexdigest() for b in images], dtype=object),
+            "sha256": np.array(
+                [None if b is None else hashlib.sha256(b).hexdigest() for b in images], dtype=object
+            ),
             "png": np.array([_recode(b, cfg.side_px) for b in images], dtype=object),
         }
 
@@ -123,21 +137,42 @@ def _judge(table: ImageTable, raw: TableVersion, source: TableConfig, cfg: Clean
     starts = scan.starts(fragments)
     pairs: list[tuple[Seen, bytes]] = []
     for b in stream.map_batches(recoded, batch_size=64).iter_batches(batch_size=256):
-        for image_id, file, row, sha256, png in zip(b["id"], b["file"], b["row"], b["sha256"], b["png"], strict=True):
-            pairs.append((Seen(image_id, fragments[file].path, starts[file] + int(row), sha256), png))
+        for image_id, file, row, sha256, png in zip(
+            b["id"], b["file"], b["row"], b["sha256"], b["png"], strict=True
+        ):
+            pairs.append(
+                (Seen(image_id, fragments[file].path, starts[file] + int(row), sha256), png)
+            )
     # In id order, and rows of one id in the table's: the first of two duplicates stays.
     at = {path: i for i, path in enumerate(dict.fromkeys(f.path for f in fragments))}
-    pairs.sort(key=lambda pair: (pair[0].image_id is None, pair[0].image_id or "", at[pair[0].file], pair[0].row))
+    pairs.sort(
+        key=lambda pair: (
+            pair[0].image_id is None,
+            pair[0].image_id or "",
+            at[pair[0].file],
+            pair[0].row,
+        )
+    )
     rows = [verdicts.row(seen, "broken") for seen, png in pairs if not png]
     readable = [seen for seen, png in pairs if png]
     if len(readable) >= LEAST:
         encoded = [png for _, png in pairs if png]
         offsets = np.cumsum([0] + [len(png) for png in encoded], dtype=np.int64)
-        arrays: dict[str, np.ndarray] = {"data": np.frombuffer(b"".join(encoded), np.uint8), "offsets": offsets}
-        found, _ = sidecar.call("fastdup", "raypipe.tables.fastdup_sidecar:find", arrays, {"threshold": 0.9})
+        arrays: dict[str, np.ndarray] = {
+            "data": np.frombuffer(b"".join(encoded), np.uint8),
+            "offsets": offsets,
+        }
+        found, _ = sidecar.call(
+            "fastdup", "raypipe.tables.fastdup_sidecar:find", arrays, {"threshold": 0.9}
+        )
         rows += _verdicts(readable, found, cfg)
     else:
-        log.warning("fastdup needs %d images and %s has %d: only broken ones were looked for", LEAST, raw, len(readable))
+        log.warning(
+            "fastdup needs %d images and %s has %d: only broken ones were looked for",
+            LEAST,
+            raw,
+            len(readable),
+        )
     return [row | {"dropped": row["verdict"] in cfg.drop} for row in rows]
 
 
@@ -145,13 +180,20 @@ def _verdicts(images: list[Seen], found: dict[str, np.ndarray], cfg: CleanConfig
     rows = [verdicts.row(images[i], "broken") for i in found["invalid"]]
     gone: set[int] = set()
     for a, b, similarity in zip(
-        found["pair_a"].tolist(), found["pair_b"].tolist(), found["pair_similarity"].tolist(), strict=True
+        found["pair_a"].tolist(),
+        found["pair_b"].tolist(),
+        found["pair_similarity"].tolist(),
+        strict=True,
     ):
         if similarity < cfg.near_duplicate:
             break  # pairs come most similar first
         if a not in gone and b not in gone:  # rows are in id order and a < b: the first stays
             gone.add(b)
-            kind, limit = ("exact_duplicate", EXACT) if similarity >= EXACT else ("near_duplicate", cfg.near_duplicate)
+            kind, limit = (
+                ("exact_duplicate", EXACT)
+                if similarity >= EXACT
+                else ("near_duplicate", cfg.near_duplicate)
+            )
             rows.append(verdicts.row(images[b], kind, images[a].image_id, similarity, limit))
     for name, stat, limit, sign in (
         ("dark", "mean", cfg.dark, 1),
@@ -162,10 +204,17 @@ def _verdicts(images: list[Seen], found: dict[str, np.ndarray], cfg: CleanConfig
         for i in np.flatnonzero(sign * values < sign * limit):
             rows.append(verdicts.row(images[i], name, None, float(values[i]), limit))
     for i, nearest, similarity in zip(
-        found["outlier"], found["outlier_nearest"], found["outlier_similarity"].tolist(), strict=True
+        found["outlier"],
+        found["outlier_nearest"],
+        found["outlier_similarity"].tolist(),
+        strict=True,
     ):
         if similarity < cfg.outlier:
-            rows.append(verdicts.row(images[i], "outlier", images[nearest].image_id, similarity, cfg.outlier))
+            rows.append(
+                verdicts.row(
+                    images[i], "outlier", images[nearest].image_id, similarity, cfg.outlier
+                )
+            )
     return rows
 
 

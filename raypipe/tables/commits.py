@@ -47,13 +47,19 @@ def append_once(
 
     Raises Moved when `base` is not the newest any more, DataError when the table cannot be written.
     """
-    properties = CommitProperties(custom_metadata={**(why.custom_metadata or {}), BATCH: batch}, max_commit_retries=0)
-    merge = base is not None and not {f.name for f in base.schema().fields} >= set(rows.schema.names)
+    properties = CommitProperties(
+        custom_metadata={**(why.custom_metadata or {}), BATCH: batch}, max_commit_retries=0
+    )
+    merge = base is not None and not {f.name for f in base.schema().fields} >= set(
+        rows.schema.names
+    )
     try:
         write_deltalake(
             uri if base is None else base,
             rows.combine_chunks(),  # rows of a chunked table come out in another order each time (measured: 15 of 15)
-            mode="append" if base else "error",  # append would join a table that somebody made since
+            mode="append"
+            if base
+            else "error",  # append would join a table that somebody made since
             schema_mode="merge" if merge else None,
             configuration=configuration if base is None else None,
             writer_properties=WRITER,
@@ -67,7 +73,9 @@ def append_once(
             raise Moved(str(e)) from None
         # The second when its folder cannot be made.
         if isinstance(e, (OSError, TableNotFoundError)) or storage.cause(e, uri):
-            raise storage.refusal(e, uri, "The table cannot be written", "Check that the folder can be written") from e
+            raise storage.refusal(
+                e, uri, "The table cannot be written", "Check that the folder can be written"
+            ) from e
         raise
     # The first version, not the newest: what others wrote since was not looked at yet.
     return base if base is not None else DeltaTable(uri, version=0, storage_options=storage_options)
@@ -87,17 +95,25 @@ def rows_once(
 
     Raises DataError as tables do, and for a table with columns that `schema` lacks: it is for something else.
     """
-    path, made, mine = resolve(uri), None, uuid.uuid4().hex  # a rival's commit of the same rows is not ours
+    path, made, mine = (
+        resolve(uri),
+        None,
+        uuid.uuid4().hex,
+    )  # a rival's commit of the same rows is not ours
     for tried in range(TRIES):
         base = _newest(path, storage_options)
-        if base is not None and (foreign := sorted({f.name for f in base.schema().fields} - set(schema.names))):
+        if base is not None and (
+            foreign := sorted({f.name for f in base.schema().fields} - set(schema.names))
+        ):
             raise DataError(
                 f"{path} is a table of something else: {why.partition(' ')[0]} keeps its rows in a table of its own",
                 got=", ".join(foreign[:5]),
                 rule=f"Its columns are {', '.join(schema.names)}",
                 fix="Name another place, or remove that table",
             )
-        if base is not None and len(found := rows_named(path, named, columns, storage_options, base.version())):
+        if base is not None and len(
+            found := rows_named(path, named, columns, storage_options, base.version())
+        ):
             return found
         made = make() if made is None else made
         try:
@@ -105,7 +121,9 @@ def rows_once(
             return made.select(columns) if columns else made
         except Moved:
             time.sleep(random.uniform(0, 0.02 * min(tried + 1, 10)))
-    raise DataError(f"Others keep writing to {path}", got=f"{TRIES} tries", fix="Run again when they are done")
+    raise DataError(
+        f"Others keep writing to {path}", got=f"{TRIES} tries", fix="Run again when they are done"
+    )
 
 
 def rows_named(
@@ -129,7 +147,11 @@ def rows_named(
 
 
 def _newest(uri: str, storage_options: dict[str, str] | None) -> DeltaTable | None:
-    return ImageTable(uri, storage_options=storage_options).delta() if _is_table(uri, storage_options) else None
+    return (
+        ImageTable(uri, storage_options=storage_options).delta()
+        if _is_table(uri, storage_options)
+        else None
+    )
 
 
 def _is_table(uri: str, storage_options: dict[str, str] | None) -> bool:
@@ -139,10 +161,14 @@ def _is_table(uri: str, storage_options: dict[str, str] | None) -> bool:
         return False
 
 
-def _find(uri: str, batch: str, base: DeltaTable | None, storage_options: dict[str, str] | None) -> DeltaTable | None:
+def _find(
+    uri: str, batch: str, base: DeltaTable | None, storage_options: dict[str, str] | None
+) -> DeltaTable | None:
     """The version that holds our batch already."""
     try:
-        _, since = ImageTable(uri, storage_options=storage_options).commits(after=-1 if base is None else base.version())
+        _, since = ImageTable(uri, storage_options=storage_options).commits(
+            after=-1 if base is None else base.version()
+        )
         landed = [e["version"] for e in since if e.get(BATCH) == batch]
     except Exception:  # the table is not there or not reachable: the first error says more
         return None

@@ -23,14 +23,21 @@ _TRUTH = {"true": True, "1": True, "false": False, "0": False}
 
 def is_listed(kind: pa.DataType) -> bool:
     """A list of single values, like the tags of an image."""
-    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind)) and not pa.types.is_nested(kind.value_type)
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind)) and not pa.types.is_nested(
+        kind.value_type
+    )
 
 
 def values(texts: list[str], kind: pa.DataType, name: str) -> pa.Array:
     """The texts as values that a column of this type is compared with. Raises DataError for one that it cannot hold."""
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
-    if is_listed(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
+    if (
+        is_listed(kind)
+        or pa.types.is_string(kind)
+        or pa.types.is_large_string(kind)
+        or pa.types.is_string_view(kind)
+    ):
         return pa.array(texts, pa.string())  # of a list: its tags with bars between them, a|b
     if not texts:
         return pa.array([], pa.string() if pa.types.is_nested(kind) else kind)
@@ -68,7 +75,9 @@ def as_text(where: Where, schema: pa.Schema, columns: set[str]) -> Where:
 
 def _whole(text: str, kind: pa.DataType) -> int:
     found = Decimal(text)
-    if found.adjusted() > LONGEST or found != found.to_integral_value():  # int() of 1e999999999 would not end
+    if (
+        found.adjusted() > LONGEST or found != found.to_integral_value()
+    ):  # int() of 1e999999999 would not end
         raise ValueError("not whole")
     return int(found)
 

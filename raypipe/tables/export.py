@@ -28,7 +28,14 @@ from raypipe.tables.table import Columns, ImageTable, TableVersion
 MADE = "raypipe.export"  # in the metadata of a Parquet file
 MARK = ".raypipe-export.json"  # in a folder: the files that an export put there
 NAME_BYTES = 200  # file systems take 255, and a number and a suffix come behind
-SUFFIXES = {b"\xff\xd8": "jpg", b"\x89P": "png", b"RI": "webp", b"II": "tif", b"MM": "tif", b"BM": "bmp"}
+SUFFIXES = {
+    b"\xff\xd8": "jpg",
+    b"\x89P": "png",
+    b"RI": "webp",
+    b"II": "tif",
+    b"MM": "tif",
+    b"BM": "bmp",
+}
 Progress = Callable[[int, int], None]
 
 
@@ -51,22 +58,33 @@ def export(
     """
     fragments, schema = scan.plan(table, pinned, where)
     as_file, c = out.suffix == ".parquet" and not out.is_dir(), table.columns
-    wanted = list(dict.fromkeys(columns or schema.names)) if as_file else [c.image, *{c.id, c.label} & set(schema.names)]
+    wanted = (
+        list(dict.fromkeys(columns or schema.names))
+        if as_file
+        else [c.image, *{c.id, c.label} & set(schema.names)]
+    )
     for name in wanted:
         if name not in schema.names:
             raise DataError(f"{pinned} has no column {name!r}", fix=nearest(name, schema.names))
     if not as_file and not fragment.is_bytes(schema.field(c.image).type):
-        raise DataError(f"Column {c.image!r} of {pinned} holds no images", fix="Name OUT with .parquet, or a configuration")
+        raise DataError(
+            f"Column {c.image!r} of {pinned} holds no images",
+            fix="Name OUT with .parquet, or a configuration",
+        )
     _replaceable(table, out, overwrite)
     parts = _parts(table, fragments, schema, wanted, where or {}, distributed)
     parts = _limited(_counted(parts, sum(f.rows for f in fragments), progress), limit)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{out.name[:50]}.", suffix=".partial", dir=out.parent) as scratch:
+        with tempfile.TemporaryDirectory(
+            prefix=f".{out.name[:50]}.", suffix=".partial", dir=out.parent
+        ) as scratch:
             partial = Path(scratch, out.name)
             shown = fragment.shown(schema, wanted)
             rows = _to_parquet(parts, shown, partial) if as_file else _to_images(parts, c, partial)
-            _replaceable(table, out, overwrite)  # again: somebody may have put something there meanwhile
+            _replaceable(
+                table, out, overwrite
+            )  # again: somebody may have put something there meanwhile
             if out.is_dir() and not out.is_symlink():
                 out.rename(Path(scratch, "before"))  # gone with the scratch folder
             partial.replace(out)
@@ -78,17 +96,26 @@ def export(
 def _replaceable(table: ImageTable, out: Path, overwrite: bool) -> None:
     """Raise DataError unless `out` is free, an empty folder, or with `overwrite` nothing but what an export made."""
     whole, here = Path(os.path.realpath(out)), Path(os.path.realpath(fragment.local(table.uri)))
-    if "://" not in fragment.local(table.uri) and (whole == here or whole in here.parents or here in whole.parents):
+    if "://" not in fragment.local(table.uri) and (
+        whole == here or whole in here.parents or here in whole.parents
+    ):
         raise DataError(
             "The target is the table, or lies in it, or around it",
             got=str(out),
             rule="An export never touches a table",
             fix="Name another place",
         )
-    if not os.path.lexists(out) or (out.is_dir() and not out.is_symlink() and not any(out.iterdir())):
+    if not os.path.lexists(out) or (
+        out.is_dir() and not out.is_symlink() and not any(out.iterdir())
+    ):
         return
     if not overwrite:
-        raise DataError("The target exists", got=str(out), rule="Nothing is overwritten unasked", fix="Pass --overwrite")
+        raise DataError(
+            "The target exists",
+            got=str(out),
+            rule="Nothing is overwritten unasked",
+            fix="Pass --overwrite",
+        )
     if foreign := _foreign(out):
         raise DataError(
             "The target holds something that no export made",
@@ -123,7 +150,12 @@ def _foreign(out: Path) -> str | None:
 
 
 def _parts(
-    table: ImageTable, fragments: list[Fragment], schema: pa.Schema, columns: list[str], where: Where, distributed: bool
+    table: ImageTable,
+    fragments: list[Fragment],
+    schema: pa.Schema,
+    columns: list[str],
+    where: Where,
+    distributed: bool,
 ) -> Iterator[pa.Table]:
     if not fragments or not distributed:
         for f in fragments:
@@ -158,7 +190,9 @@ def _to_parquet(parts: Iterator[pa.Table], schema: pa.Schema, out: Path) -> int:
     packed = {n: "ZSTD" if n in small else "NONE" for n in schema.names}
     rows = 0
     schema = schema.with_metadata({**(schema.metadata or {}), MADE: "1"})
-    with pq.ParquetWriter(out, schema, use_dictionary=small, write_statistics=small, compression=packed) as writer:
+    with pq.ParquetWriter(
+        out, schema, use_dictionary=small, write_statistics=small, compression=packed
+    ) as writer:
         for part in parts:
             writer.write_table(part.cast(schema))
             rows += len(part)
@@ -181,9 +215,14 @@ def _to_images(parts: Iterator[pa.Table], columns: Columns, out: Path) -> int:
                     continue
                 key = "" if label is None else f"={label}"
                 if key not in folders:
-                    folders[key] = _unique("unlabelled" if label is None else _file_name(label), set(folders.values()))
+                    folders[key] = _unique(
+                        "unlabelled" if label is None else _file_name(label), set(folders.values())
+                    )
                     (out / folders[key]).mkdir()
-                stem, suffix = f"{len(written):08d}" if name is None else _file_name(name), SUFFIXES.get(data[:2], "bin")
+                stem, suffix = (
+                    f"{len(written):08d}" if name is None else _file_name(name),
+                    SUFFIXES.get(data[:2], "bin"),
+                )
                 file = f"{folders[key]}/{stem}.{suffix}"
                 if file.casefold() in taken:  # an id seen before gets a number
                     file = f"{folders[key]}/{stem}-{len(written):08d}.{suffix}"

@@ -25,12 +25,28 @@ from typing import Any
 
 import numpy as np
 
-DEFAULTS = {"threshold": 0.9, "cc_threshold": 0.96, "neighbours": 5, "outlier_percentile": 0.05, "threads": 0}
-STATS = {"blur": "blur", "mean": "mean", "std": "stdv", "min": "min", "max": "max", "contrast": "contrast", "unique": "unique"}
+DEFAULTS = {
+    "threshold": 0.9,
+    "cc_threshold": 0.96,
+    "neighbours": 5,
+    "outlier_percentile": 0.05,
+    "threads": 0,
+}
+STATS = {
+    "blur": "blur",
+    "mean": "mean",
+    "std": "stdv",
+    "min": "min",
+    "max": "max",
+    "contrast": "contrast",
+    "unique": "unique",
+}
 LEAST = 10  # images; fastdup's index does not train on fewer
 
 
-def find(arrays: dict[str, np.ndarray], options: dict[str, Any]) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+def find(
+    arrays: dict[str, np.ndarray], options: dict[str, Any]
+) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """Analyse the n images in `data` (uint8, concatenated) cut at `offsets` (int64, n+1); row i of all results is image i.
 
     options: `threshold` lowest similarity of a pair, `cc_threshold` the same for groups, `neighbours` compared per image,
@@ -51,8 +67,12 @@ def find(arrays: dict[str, np.ndarray], options: dict[str, Any]) -> tuple[dict[s
         images.mkdir()
         _write(arrays["data"], arrays["offsets"], images)
         with _quiet(Path(scratch, "log")):
-            fastdup = importlib.import_module("fastdup")  # in the sidecar only: the core has none, and no types for it
-            logging.getLogger("fastdup").disabled = True  # its handler keeps the stream of the first call
+            fastdup = importlib.import_module(
+                "fastdup"
+            )  # in the sidecar only: the core has none, and no types for it
+            logging.getLogger(
+                "fastdup"
+            ).disabled = True  # its handler keeps the stream of the first call
             job = fastdup.create(work_dir=str(work), input_dir=str(images))
             job.run(
                 threshold=settings["threshold"],
@@ -68,10 +88,16 @@ def find(arrays: dict[str, np.ndarray], options: dict[str, Any]) -> tuple[dict[s
                 "stats": job.img_stats(),
                 "components": job.connected_components()[0],
             }
-    found = {**_pairs(tables["pairs"]), **_outliers(tables["outliers"]), **_stats(tables["stats"], count)}
+    found = {
+        **_pairs(tables["pairs"]),
+        **_outliers(tables["outliers"]),
+        **_stats(tables["stats"], count),
+    }
     found["component"] = np.full(count, -1, dtype=np.int64)
     if _filled(tables["components"]):
-        found["component"][_rows(tables["components"]["filename"])] = tables["components"]["component_id"].to_numpy()
+        found["component"][_rows(tables["components"]["filename"])] = tables["components"][
+            "component_id"
+        ].to_numpy()
     return found, {"fastdup": str(fastdup.__version__), "images": count, **settings}
 
 
@@ -80,7 +106,9 @@ def _write(data_B: np.ndarray, offsets: np.ndarray, folder: Path) -> None:
         encoded = data_B[start:end].tobytes()
         kind = {b"\x89P": "png", b"\xff\xd8": "jpg"}.get(encoded[:2])
         if kind is None:
-            raise ValueError(f"image {row} is neither PNG nor JPEG: only re-encoded images may come here")
+            raise ValueError(
+                f"image {row} is neither PNG nor JPEG: only re-encoded images may come here"
+            )
         Path(folder, f"{row:09d}.{kind}").write_bytes(encoded)
 
 
@@ -88,7 +116,12 @@ def _pairs(table: Any) -> dict[str, np.ndarray]:
     """Each pair once: fastdup lists both directions, and their similarities may differ in the last digit."""
     best: dict[tuple[int, int], float] = {}
     if _filled(table):
-        for a, b, similarity in zip(_rows(table["filename_from"]), _rows(table["filename_to"]), table["distance"], strict=True):
+        for a, b, similarity in zip(
+            _rows(table["filename_from"]),
+            _rows(table["filename_to"]),
+            table["distance"],
+            strict=True,
+        ):
             key = (int(min(a, b)), int(max(a, b)))
             best[key] = max(float(similarity), best.get(key, -1.0))
     ordered = sorted(best, key=lambda key: (-best[key], key))
@@ -103,7 +136,11 @@ def _pairs(table: Any) -> dict[str, np.ndarray]:
 def _outliers(table: Any) -> dict[str, np.ndarray]:
     if not _filled(table):
         none = np.zeros(0, dtype=np.int64)
-        return {"outlier": none, "outlier_nearest": none, "outlier_similarity": none.astype(np.float32)}
+        return {
+            "outlier": none,
+            "outlier_nearest": none,
+            "outlier_similarity": none.astype(np.float32),
+        }
     table = table.sort_values(["distance", "filename_outlier"])
     return {
         "outlier": _rows(table["filename_outlier"]),
@@ -144,7 +181,9 @@ def _quiet(log: Path) -> Iterator[None]:
             with contextlib.redirect_stdout(file), contextlib.redirect_stderr(file):
                 yield
     except Exception as e:
-        raise RuntimeError(f"fastdup failed: {e!r}; it printed: {log.read_text(errors='replace')[-600:].strip()}") from e
+        raise RuntimeError(
+            f"fastdup failed: {e!r}; it printed: {log.read_text(errors='replace')[-600:].strip()}"
+        ) from e
     finally:
         for number, copy in zip((1, 2), kept, strict=True):
             os.dup2(copy, number)

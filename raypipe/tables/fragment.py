@@ -74,13 +74,17 @@ def binary(fragment: Fragment, column: str, storage_options: Options) -> pa.Arra
     return values.chunk(0) if values.num_chunks == 1 else values.combine_chunks()
 
 
-def located(fragment: Fragment, column: str, storage_options: Options) -> tuple[pq.ParquetFile, int, str]:
+def located(
+    fragment: Fragment, column: str, storage_options: Options
+) -> tuple[pq.ParquetFile, int, str]:
     """The file, the row group in it, and the name that it has for a column."""
     file = open_file(fragment.uri, fragment.path, storage_options)
     return file, fragment.row_group, dict(fragment.names).get(column, column)
 
 
-def read_bytes(fragment: Fragment, offset: int, out: memoryview, storage_options: Options) -> memoryview:
+def read_bytes(
+    fragment: Fragment, offset: int, out: memoryview, storage_options: Options
+) -> memoryview:
     """So many bytes of the fragment's file as `out` has room for, in it or (from an object store) elsewhere."""
     store = remote(fragment.uri, tuple(sorted((storage_options or {}).items())))
     with _reading(fragment):
@@ -96,7 +100,11 @@ def read_bytes(fragment: Fragment, offset: int, out: memoryview, storage_options
 
 
 def read(
-    run: Sequence[Fragment], schema: pa.Schema, columns: Sequence[str], where: Where, storage_options: Options
+    run: Sequence[Fragment],
+    schema: pa.Schema,
+    columns: Sequence[str],
+    where: Where,
+    storage_options: Options,
 ) -> tuple[pa.Table, np.ndarray]:
     """The rows a reader sees in neighbouring row groups of one file, as far as they match `where`.
 
@@ -117,7 +125,9 @@ def read(
 
 def shown(schema: pa.Schema, columns: Sequence[str]) -> pa.Schema:
     """Some columns of the table's schema, without what finds them in a file."""
-    return pa.schema([pa.field(n, with_fields(schema.field(n).type, pa.Field.remove_metadata)) for n in columns])
+    return pa.schema(
+        [pa.field(n, with_fields(schema.field(n).type, pa.Field.remove_metadata)) for n in columns]
+    )
 
 
 def with_fields(kind: pa.DataType, change: Callable[[pa.Field], pa.Field]) -> pa.DataType:
@@ -137,18 +147,24 @@ def is_bytes(kind: pa.DataType) -> bool:
     return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
 
 
-def matches(values: pa.ChunkedArray | pa.Array, wanted: str | list[str], name: str = "") -> np.ndarray:
+def matches(
+    values: pa.ChunkedArray | pa.Array, wanted: str | list[str], name: str = ""
+) -> np.ndarray:
     """Which values are one of those wanted, as the column's type reads their texts; a null never is. Raises DataError."""
     options = conditions.values([wanted] if isinstance(wanted, str) else wanted, values.type, name)
     if is_listed(values.type):
         values = pc.binary_join(values.cast(pa.list_(pa.string())), "|")
-    found: np.ndarray = pc.is_in(values.cast(options.type), value_set=options).to_numpy(zero_copy_only=False)
+    found: np.ndarray = pc.is_in(values.cast(options.type), value_set=options).to_numpy(
+        zero_copy_only=False
+    )
     return found
 
 
 def open_file(uri: str, path: str, storage_options: Options) -> pq.ParquetFile:
     """The file, opened once a thread (pyarrow's readers are not safe to share). Raises DataError when it is gone."""
-    files: OrderedDict[tuple[str, str], pq.ParquetFile] = _open.__dict__.setdefault("files", OrderedDict())
+    files: OrderedDict[tuple[str, str], pq.ParquetFile] = _open.__dict__.setdefault(
+        "files", OrderedDict()
+    )
     file = files.pop((uri, path), None)
     if file is None:
         store = remote(uri, tuple(sorted((storage_options or {}).items())))
@@ -220,10 +236,18 @@ def _columns(
     """All physical rows of some columns, in the types of `schema`."""
     first, rows = run[0], sum(f.rows for f in run)
     file = open_file(first.uri, first.path, storage_options)
-    names, partition, stored = dict(first.names), dict(first.partition), set(file.schema_arrow.names)
-    physical = {c: names.get(c, c) for c in columns if c not in partition and names.get(c, c) in stored}
+    names, partition, stored = (
+        dict(first.names),
+        dict(first.partition),
+        set(file.schema_arrow.names),
+    )
+    physical = {
+        c: names.get(c, c) for c in columns if c not in partition and names.get(c, c) in stored
+    }
     with _reading(first):
-        data = file.read_row_groups([f.row_group for f in run], columns=list(physical.values()), use_threads=False)
+        data = file.read_row_groups(
+            [f.row_group for f in run], columns=list(physical.values()), use_threads=False
+        )
     out = {}
     for name in columns:
         field = schema.field(name)
@@ -236,19 +260,26 @@ def _columns(
             else:  # the column was added after this file was written
                 out[name] = pa.chunked_array([pa.nulls(rows, field.type)])
         except pa.ArrowException as e:
-            raise DataError(f"Column {name!r} of {first.path} cannot be read as {field.type}: {e}") from None
+            raise DataError(
+                f"Column {name!r} of {first.path} cannot be read as {field.type}: {e}"
+            ) from None
     return out
 
 
 def conform(values: pa.Array, field: pa.Field) -> pa.Array:
     """What a file holds, in the table's type: fields of structs found by id or name, missing ones null, leaves cast."""
     want, have = field.type, values.type
-    if have == want and not pa.types.is_nested(want):  # equal names inside prove nothing: a rename may have swapped them
+    if have == want and not pa.types.is_nested(
+        want
+    ):  # equal names inside prove nothing: a rename may have swapped them
         return values
     if pa.types.is_null(have):
         return pa.nulls(len(values), want)
     if pa.types.is_struct(want):
-        children = [values.field(i) if (i := position(have, f)) >= 0 else pa.nulls(len(values), f.type) for f in want]
+        children = [
+            values.field(i) if (i := position(have, f)) >= 0 else pa.nulls(len(values), f.type)
+            for f in want
+        ]
         children = [conform(child, f) for child, f in zip(children, want, strict=True)]
         return pa.StructArray.from_arrays(children, fields=list(want), mask=values.is_null())
     if pa.types.is_map(want):
@@ -258,10 +289,16 @@ def conform(values: pa.Array, field: pa.Field) -> pa.Array:
     if pa.types.is_list(want):
         values = values if pa.types.is_list(have) else values.cast(pa.list_(have.value_type))
         offsets, mask = pa.array(values.offsets.to_numpy()), values.is_null()
-        return pa.ListArray.from_arrays(offsets, conform(values.values, want.value_field), type=want, mask=mask)
-    if pa.types.is_string(want) and is_listed(have):  # a label of several tags is read as the text a|b
+        return pa.ListArray.from_arrays(
+            offsets, conform(values.values, want.value_field), type=want, mask=mask
+        )
+    if pa.types.is_string(want) and is_listed(
+        have
+    ):  # a label of several tags is read as the text a|b
         return _tags(values, field.name)
-    return pc.cast(values, options=pc.CastOptions(want, allow_time_truncate=True))  # Delta's clock ticks in microseconds
+    return pc.cast(
+        values, options=pc.CastOptions(want, allow_time_truncate=True)
+    )  # Delta's clock ticks in microseconds
 
 
 def _tags(values: pa.Array, name: str) -> pa.Array:
@@ -269,7 +306,10 @@ def _tags(values: pa.Array, name: str) -> pa.Array:
     and for a bar in a tag, which would make it two."""
     texts = values.cast(pa.list_(pa.string()))
     items = texts.flatten()
-    numbers = not (pa.types.is_string(values.type.value_type) or pa.types.is_large_string(values.type.value_type))
+    numbers = not (
+        pa.types.is_string(values.type.value_type)
+        or pa.types.is_large_string(values.type.value_type)
+    )
     if numbers and _repeats(pc.list_parent_indices(texts), items):
         raise DataError(
             f"A list in column {name!r} holds one number a class",

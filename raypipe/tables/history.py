@@ -29,7 +29,9 @@ READERS = 8  # a commit is a small file: reading waits more than it computes
 _COMMIT = re.compile(r"(\d{20})\.json")
 
 
-def commits(delta: DeltaTable, uri: str, storage_options: Options, after: int = -1) -> list[dict[str, Any]]:
+def commits(
+    delta: DeltaTable, uri: str, storage_options: Options, after: int = -1
+) -> list[dict[str, Any]]:
     """One entry a commit after version `after` and up to this one, newest first: what its commitInfo says, and
 
     version, timestamp (ms), operation ("" when the writer did not say), changes (did rows come, go or change).
@@ -54,9 +56,13 @@ def at(delta: DeltaTable, uri: str, storage_options: Options, moment: datetime) 
     entries = commits(delta, uri, storage_options)
     made = {e["version"]: e["timestamp"] for e in entries}
     told = delta.metadata().configuration
-    first, since = (told.get(f"delta.inCommitTimestampEnablement{what}") for what in ("Version", "Timestamp"))
+    first, since = (
+        told.get(f"delta.inCommitTimestampEnablement{what}") for what in ("Version", "Timestamp")
+    )
     ms = moment.timestamp() * 1000
-    if first is not None and since is not None:  # two clocks: each is asked for its own part of the log
+    if (
+        first is not None and since is not None
+    ):  # two clocks: each is asked for its own part of the log
         made = {v: t for v, t in made.items() if (v >= int(first)) == (ms >= int(since))}
     before = [version for version, when in made.items() if when <= ms]
     if not before:
@@ -64,7 +70,9 @@ def at(delta: DeltaTable, uri: str, storage_options: Options, moment: datetime) 
         raise DataError(
             f"{uri} has no version as old as that",
             got=moment.isoformat(),
-            rule="" if oldest is None else f"The oldest that its log names is {oldest} of {shown(made[oldest])}",
+            rule=""
+            if oldest is None
+            else f"The oldest that its log names is {oldest} of {shown(made[oldest])}",
             fix="raypipe table list shows versions and their times",
         )
     return max(before)
@@ -120,7 +128,9 @@ class _Log:
                     text = stream.read().decode()
             actions = [json.loads(line) for line in text.splitlines() if line.strip()]
         except (OSError, ValueError) as e:
-            raise storage.refusal(e, self.uri, f"Version {version} of the table's log cannot be read") from None
+            raise storage.refusal(
+                e, self.uri, f"Version {version} of the table's log cannot be read"
+            ) from None
         info: dict[str, Any] = next((a["commitInfo"] for a in actions if a.get("commitInfo")), {})
         files = [a[kind] for a in actions for kind in ("add", "remove") if a.get(kind)]
         return info, any(f.get("dataChange", True) for f in files)

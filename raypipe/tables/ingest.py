@@ -32,15 +32,29 @@ from raypipe.tables.commits import Moved, append_once, batch_id
 from raypipe.tables.fragment import Options
 from raypipe.tables.sources import Listed, Part, SourceConfig, candidates, understood
 from raypipe.tables.sources.fence import ROOTS
-from raypipe.tables.table import ATTEMPTS, SCHEMA, ImageTable, TableConfig, TableVersion, resolve, told
+from raypipe.tables.table import (
+    ATTEMPTS,
+    SCHEMA,
+    ImageTable,
+    TableConfig,
+    TableVersion,
+    resolve,
+    told,
+)
 
 log = logging.getLogger("raypipe")
 ROWS_PER_COMMIT = 20_000
 # A commit is a sixteenth of the source within these limits: nothing overlaps the writing of the last (128 MB of 300: 10 %).
-BYTES_PER_COMMIT = 32 * 2**20, 128 * 2**20  # twice that waits in memory: one batch is written, the next collected
-STATISTICS: dict[str, str | None] = {"delta.dataSkippingStatsColumns": "image_id,label,split,source"}
+BYTES_PER_COMMIT = (
+    32 * 2**20,
+    128 * 2**20,
+)  # twice that waits in memory: one batch is written, the next collected
+STATISTICS: dict[str, str | None] = {
+    "delta.dataSkippingStatsColumns": "image_id,label,split,source"
+}
 QUARANTINE = pa.schema(
-    [(n, pa.string()) for n in ("image_id", "reason", "detail", "path", "source", "label")] + [("image", pa.binary())]
+    [(n, pa.string()) for n in ("image_id", "reason", "detail", "path", "source", "label")]
+    + [("image", pa.binary())]
 )
 
 Progress = Callable[[int, int], None]
@@ -73,14 +87,18 @@ class IngestConfig(Section):
     @classmethod
     def _shares(cls, splits: dict[str, float]) -> dict[str, float]:
         if not splits or any(s <= 0 for s in splits.values()):
-            raise ValueError("splits is a mapping of names to positive shares, like {train: 0.7, val: 0.15, test: 0.15}")
+            raise ValueError(
+                "splits is a mapping of names to positive shares, like {train: 0.7, val: 0.15, test: 0.15}"
+            )
         return splits
 
     @field_validator("workers")
     @classmethod
     def _workers(cls, workers: int | str) -> int | str:
         if isinstance(workers, int) and workers < 0:
-            raise ValueError("workers is auto, 0 for threads in this process, or a number of Ray tasks")
+            raise ValueError(
+                "workers is auto, 0 for threads in this process, or a number of Ray tasks"
+            )
         return workers
 
 
@@ -110,7 +128,9 @@ class _Counts:
     unlabelled: int = 0
     reasons: Counter[str] = field(default_factory=Counter)
     splits: Counter[str] = field(default_factory=Counter)
-    drawn: split.Placed = field(default_factory=Counter)  # of these, images whose split the source did not give
+    drawn: split.Placed = field(
+        default_factory=Counter
+    )  # of these, images whose split the source did not give
 
     def add(self, other: _Counts) -> None:
         for f in fields(self):
@@ -156,7 +176,9 @@ def ingest(
     why = told(f"ingest {cfg.name}", listed.lineage)
     look = partial(_look, uri, cfg, options, policies, total)
     held, counts, heard = look(), _Counts(), relabel.Heard()
-    verifier = verify.Verifier(cfg.formats, cfg.max_pixels, cfg.max_side, cfg.quality, frozenset(held.known))
+    verifier = verify.Verifier(
+        cfg.formats, cfg.max_pixels, cfg.max_side, cfg.quality, frozenset(held.known)
+    )
     stream = verify.stream(verifier, parts, cfg.workers, cfg.threads or verify.cores(), cluster)
 
     def settle(batch: list[pa.Table]) -> _Counts:
@@ -164,7 +186,9 @@ def ingest(
         _quarantine(uri, batch, cfg.name, options)
         return _add(uri, batch, cfg, held, look, why, options)
 
-    with ThreadPoolExecutor(1) as writer:  # one batch is written while the next is verified: a fifth of the time
+    with ThreadPoolExecutor(
+        1
+    ) as writer:  # one batch is written while the next is verified: a fifth of the time
         written: Future[_Counts] | None = None
         for batch in _batches(stream, _commit_bytes(parts), lambda done: progress(done, total)):
             counts.add(written.result() if written else _Counts())
@@ -175,13 +199,18 @@ def ingest(
             f"None of {total} files is a readable image",
             got=dict(counts.reasons),
             rule=f"Formats: {', '.join(cfg.formats)}, every row decodable",
-            fix=f"See {quarantine_uri(uri)} for each reason" + (f". {ROOTS}" if "outside" in counts.reasons else ""),
+            fix=f"See {quarantine_uri(uri)} for each reason"
+            + (f". {ROOTS}" if "outside" in counts.reasons else ""),
         )
     version = TableVersion(uri, held.base.version()) if held.base else ImageTable.open(table).pin()
     relabelled = 0
-    if counts.present or counts.duplicates or counts.reasons[relabel.REASON]:  # else every image has the label it came with
+    if (
+        counts.present or counts.duplicates or counts.reasons[relabel.REASON]
+    ):  # else every image has the label it came with
         opened = ImageTable(uri, storage_options=options)
-        after, relabelled = relabel.apply(opened, heard, cfg.name, told(f"relabel by ingest {cfg.name}", listed.lineage))
+        after, relabelled = relabel.apply(
+            opened, heard, cfg.name, told(f"relabel by ingest {cfg.name}", listed.lineage)
+        )
         version = after if relabelled else version
     _warn(cfg, held)
     return IngestResult(
@@ -220,10 +249,19 @@ def _in_share(parts: list[Part], share: tuple[float, float]) -> list[Part]:
     if share == (0.0, 1.0):
         return parts
     # By name, not by content: a share is chosen before any file is read. The salt keeps it independent of the split.
-    return [Part(p.read, [c for c in p.candidates if low <= split.position(c.path, "share") < high], p.rows) for p in parts]
+    return [
+        Part(
+            p.read,
+            [c for c in p.candidates if low <= split.position(c.path, "share") < high],
+            p.rows,
+        )
+        for p in parts
+    ]
 
 
-def _look(uri: str, cfg: IngestConfig, options: Options, policies: set[str] | None, total: int) -> _Held:
+def _look(
+    uri: str, cfg: IngestConfig, options: Options, policies: set[str] | None, total: int
+) -> _Held:
     """What the table holds now. Raises DataError for a table that ingest did not make."""
     known: set[str] = set()
     placed: split.Placed = Counter()
@@ -233,10 +271,14 @@ def _look(uri: str, cfg: IngestConfig, options: Options, policies: set[str] | No
         return _Held(None, known, families, strata, placed)
     opened = ImageTable.open(TableConfig(uri=uri, storage_options=options))
     base = opened.delta()
-    opened.require(base, *(n for n in SCHEMA.names if n != "sha256"))  # which older tables lack: the next commit adds it
+    opened.require(
+        base, *(n for n in SCHEMA.names if n != "sha256")
+    )  # which older tables lack: the next commit adds it
     columns = ["image_id", "look", "family", "label", "split"]
     rows = scan.rows(opened, TableVersion(uri, base.version()), columns).to_pylist()
-    families = split.Families(cfg.near_bits, split.most_in_family(max(total, len(rows)), cfg.splits))
+    families = split.Families(
+        cfg.near_bits, split.most_in_family(max(total, len(rows)), cfg.splits)
+    )
     for row in rows:
         known.add(row["image_id"])
         families.join(row["image_id"], bytes.fromhex(row["look"]), row["family"])
@@ -244,7 +286,9 @@ def _look(uri: str, cfg: IngestConfig, options: Options, policies: set[str] | No
         if strata:
             strata.add(row["family"], row["label"], row["split"])
     # What cleaning dropped must not come back with the next ingest.
-    return _Held(base, known | verdicts.dropped_ids(uri, policies, options), families, strata, placed)
+    return _Held(
+        base, known | verdicts.dropped_ids(uri, policies, options), families, strata, placed
+    )
 
 
 def _commit_bytes(parts: list[Part]) -> int:
@@ -252,7 +296,9 @@ def _commit_bytes(parts: list[Part]) -> int:
     return min(high, max(low, sum(c.bytes for p in parts for c in p.candidates) // 16))
 
 
-def _batches(stream: Iterable[pa.Table], most_bytes: int, progress: Callable[[int], None]) -> Iterator[list[pa.Table]]:
+def _batches(
+    stream: Iterable[pa.Table], most_bytes: int, progress: Callable[[int], None]
+) -> Iterator[list[pa.Table]]:
     """Verified chunks, as many as make one commit. Where they are cut depends on the source alone."""
     batch: list[pa.Table] = []
     done = rows = size = 0
@@ -280,20 +326,33 @@ def _add(
     for _ in range(ATTEMPTS):
         rows, counts, strata = _decide(batch, cfg, held)
         ids = rows["image_id"].to_pylist()
-        placed = held.placed + Counter(zip(rows["label"].to_pylist(), rows["split"].to_pylist(), strict=True))
+        placed = held.placed + Counter(
+            zip(rows["label"].to_pylist(), rows["split"].to_pylist(), strict=True)
+        )
         drawn = held.drawn + counts.drawn
         _refuse_gaps(cfg, drawn, placed)
         try:
             if ids:
-                held.base = append_once(uri, rows, batch_id(ids), held.base, why, STATISTICS, options)
+                held.base = append_once(
+                    uri, rows, batch_id(ids), held.base, why, STATISTICS, options
+                )
             held.mine |= set(ids)
             held.strata, held.placed, held.drawn = strata, placed, drawn
             return counts
         except Moved:
             now = look()
-            held.base, held.families, held.strata, held.placed = now.base, now.families, now.strata, now.placed
+            held.base, held.families, held.strata, held.placed = (
+                now.base,
+                now.families,
+                now.strata,
+                now.placed,
+            )
             held.known |= now.known - held.mine
-    raise DataError(f"Others keep writing to {uri}", got=f"{ATTEMPTS} attempts", fix="Run again when they are done")
+    raise DataError(
+        f"Others keep writing to {uri}",
+        got=f"{ATTEMPTS} attempts",
+        fix="Run again when they are done",
+    )
 
 
 def _refuse_gaps(cfg: IngestConfig, drawn: split.Placed, placed: split.Placed) -> None:
@@ -312,7 +371,10 @@ def _refuse_gaps(cfg: IngestConfig, drawn: split.Placed, placed: split.Placed) -
 def _warn(cfg: IngestConfig, held: _Held) -> None:
     """Say what may be luck, or a small table."""
     if gaps := split.missing(held.drawn, held.placed, cfg.splits):
-        log.warning("%s. ingest.stratify=true holds the shares in every class", "; ".join(map(str, gaps[:5])))
+        log.warning(
+            "%s. ingest.stratify=true holds the shares in every class",
+            "; ".join(map(str, gaps[:5])),
+        )
     if held.families.refused:
         log.warning(
             "%d images look like many others (more than half a split): their splits are drawn one by one, so an image may "
@@ -321,13 +383,17 @@ def _warn(cfg: IngestConfig, held: _Held) -> None:
         )
 
 
-def _decide(batch: list[pa.Table], cfg: IngestConfig, held: _Held) -> tuple[pa.Table, _Counts, split.Strata | None]:
+def _decide(
+    batch: list[pa.Table], cfg: IngestConfig, held: _Held
+) -> tuple[pa.Table, _Counts, split.Strata | None]:
     """The rows of images that are new, complete with family and split, what became of the others, and the strata with them."""
     counts, fresh, accepted = _Counts(), set[str](), []
     strata, salt = held.strata and held.strata.copy(), str(cfg.seed) if cfg.seed else ""
     for chunk in batch:
         keep, more = [], []
-        for i, row in enumerate(chunk.select(["image_id", "reason", "look", "given", "label"]).to_pylist()):
+        for i, row in enumerate(
+            chunk.select(["image_id", "reason", "look", "given", "label"]).to_pylist()
+        ):
             image_id = row["image_id"]
             if row["reason"]:
                 counts.reasons[row["reason"]] += 1
@@ -348,8 +414,15 @@ def _decide(batch: list[pa.Table], cfg: IngestConfig, held: _Held) -> tuple[pa.T
                 keep.append(i)
                 more.append({"split": drawn, "source": cfg.name, "family": family})
         kept = chunk if len(keep) == len(chunk) else chunk.take(pa.array(keep, pa.int64()))
-        added = pa.Table.from_pylist(more, pa.schema([SCHEMA.field(n) for n in ("split", "source", "family")]))
-        accepted.append(pa.table([(added if n in added.column_names else kept)[n] for n in SCHEMA.names], schema=SCHEMA))
+        added = pa.Table.from_pylist(
+            more, pa.schema([SCHEMA.field(n) for n in ("split", "source", "family")])
+        )
+        accepted.append(
+            pa.table(
+                [(added if n in added.column_names else kept)[n] for n in SCHEMA.names],
+                schema=SCHEMA,
+            )
+        )
     return pa.concat_tables(accepted), counts, strata
 
 
@@ -366,8 +439,14 @@ def _quarantine(uri: str, batch: list[pa.Table], name: str, options: Options) ->
         if ImageTable.exists(target, options):
             there = ImageTable(target, storage_options=options)
             base = there.delta()
-            have = scan.rows(there, TableVersion(target, base.version()), ["path", "image_id"]).to_pylist()
-            new = {key: row for key, row in rejected.items() if key not in {(r["path"], r["image_id"]) for r in have}}
+            have = scan.rows(
+                there, TableVersion(target, base.version()), ["path", "image_id"]
+            ).to_pylist()
+            new = {
+                key: row
+                for key, row in rejected.items()
+                if key not in {(r["path"], r["image_id"]) for r in have}
+            }
         try:
             if new:
                 rows = pa.Table.from_pylist(list(new.values()), QUARANTINE)
@@ -376,4 +455,8 @@ def _quarantine(uri: str, batch: list[pa.Table], name: str, options: Options) ->
         except Moved:
             continue
     if rejected:
-        raise DataError(f"Others keep writing to {target}", got=f"{ATTEMPTS} attempts", fix="Run again when they are done")
+        raise DataError(
+            f"Others keep writing to {target}",
+            got=f"{ATTEMPTS} attempts",
+            fix="Run again when they are done",
+        )

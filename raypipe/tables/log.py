@@ -18,7 +18,16 @@ from deltalake import DeltaTable
 from raypipe.errors import DataError, nearest
 from raypipe.tables import conditions, protocol
 from raypipe.tables.conditions import Where
-from raypipe.tables.fragment import FIELD_ID, PHYSICAL_NAME, Fragment, Options, matches, open_file, position, with_fields
+from raypipe.tables.fragment import (
+    FIELD_ID,
+    PHYSICAL_NAME,
+    Fragment,
+    Options,
+    matches,
+    open_file,
+    position,
+    with_fields,
+)
 
 
 @dataclass(frozen=True)
@@ -40,9 +49,15 @@ def files(delta: DeltaTable, uri: str, where: Where) -> tuple[list[File], pa.Sch
     schema = _schema(delta)
     for name, wanted in where.items():
         if name not in schema.names:
-            raise DataError(f"{delta.table_uri} has no column {name!r}", fix=nearest(name, schema.names))
-        conditions.values([wanted] if isinstance(wanted, str) else wanted, schema.field(name).type, name)
-    actions = pa.table(delta.get_add_actions(flatten=True)).sort_by([("modification_time", "ascending"), ("path", "ascending")])
+            raise DataError(
+                f"{delta.table_uri} has no column {name!r}", fix=nearest(name, schema.names)
+            )
+        conditions.values(
+            [wanted] if isinstance(wanted, str) else wanted, schema.field(name).type, name
+        )
+    actions = pa.table(delta.get_add_actions(flatten=True)).sort_by(
+        [("modification_time", "ascending"), ("path", "ascending")]
+    )
     actions = actions.filter(pa.array(_may_match(actions, schema, where)))
     names = delta.metadata().partition_columns
     masks = _masks(delta)
@@ -52,30 +67,52 @@ def files(delta: DeltaTable, uri: str, where: Where) -> tuple[list[File], pa.Sch
         partition = tuple((n, actions[f"partition.{n}"][i]) for n in names)
         keep_N = masks.pop(_identity(root, path), None)
         # A catalog's table is opened by its name again, for credentials of its own.
-        found.append(File(uri if root == delta.table_uri.rstrip("/") else root, path, partition, keep_N))
+        found.append(
+            File(uri if root == delta.table_uri.rstrip("/") else root, path, partition, keep_N)
+        )
     if masks and not where:
-        raise DataError(f"{delta.table_uri} has deletion vectors for files that its log does not name", got=sorted(masks)[0])
+        raise DataError(
+            f"{delta.table_uri} has deletion vectors for files that its log does not name",
+            got=sorted(masks)[0],
+        )
     return found, schema
 
 
-def row_groups(file: File, schema: pa.Schema, sample: float, storage_options: Options) -> list[Fragment]:
+def row_groups(
+    file: File, schema: pa.Schema, sample: float, storage_options: Options
+) -> list[Fragment]:
     """The file's row groups, from its footer; a `sample` of 0.1 leaves about every tenth row, the same ones each time."""
     opened = open_file(file.uri, file.path, storage_options)
     footer, names = opened.metadata, _names(opened.schema_arrow, schema, file)
     gone_N = np.zeros(footer.num_rows, bool)
     if file.keep_N is not None:
         if len(file.keep_N) > footer.num_rows:
-            raise DataError("A deletion vector names rows that its file does not have", got=file.path)
+            raise DataError(
+                "A deletion vector names rows that its file does not have", got=file.path
+            )
         gone_N[: len(file.keep_N)] = ~file.keep_N
     if sample < 1:
-        seed = np.frombuffer(file.path.rpartition("/")[2].encode(), np.uint8)  # a copy of the table has the same sample
+        seed = np.frombuffer(
+            file.path.rpartition("/")[2].encode(), np.uint8
+        )  # a copy of the table has the same sample
         gone_N |= np.random.default_rng(seed).random(footer.num_rows) >= sample
     found, start = [], 0
     for g in range(footer.num_row_groups):
         group = footer.row_group(g)
         mine_N = gone_N[start : start + group.num_rows]
         deleted = np.packbits(mine_N).tobytes() if mine_N.any() else b""
-        found.append(Fragment(file.uri, file.path, g, len(mine_N), group.total_byte_size, file.partition, names, deleted))
+        found.append(
+            Fragment(
+                file.uri,
+                file.path,
+                g,
+                len(mine_N),
+                group.total_byte_size,
+                file.partition,
+                names,
+                deleted,
+            )
+        )
         start += group.num_rows
     return found
 
@@ -91,12 +128,16 @@ def _schema(delta: DeltaTable) -> pa.Schema:
         told = (field.metadata or {}).get(key) if key else None
         return field.with_metadata({key: told} if told else None)
 
-    return pa.schema([kept(f.with_type(with_fields(f.type, kept))) for f in pa.schema(delta.schema().to_arrow())])
+    return pa.schema(
+        [kept(f.with_type(with_fields(f.type, kept))) for f in pa.schema(delta.schema().to_arrow())]
+    )
 
 
 def _names(stored: pa.Schema, schema: pa.Schema, file: File) -> tuple[tuple[str, str], ...]:
     mapped = [f for f in schema if f.metadata and f.name not in dict(file.partition)]
-    if any(FIELD_ID in f.metadata for f in mapped) and not any(b"PARQUET:field_id" in (f.metadata or {}) for f in stored):
+    if any(FIELD_ID in f.metadata for f in mapped) and not any(
+        b"PARQUET:field_id" in (f.metadata or {}) for f in stored
+    ):
         raise DataError(
             "Columns are mapped by id and a file has no ids",
             got=file.path,
@@ -113,12 +154,15 @@ def _may_match(actions: pa.Table, schema: pa.Schema, where: Where) -> np.ndarray
     for name, wanted in where.items():
         values = [wanted] if isinstance(wanted, str) else wanted
         if f"partition.{name}" in actions.column_names:
-            keep_N &= matches(actions[f"partition.{name}"].cast(schema.field(name).type), values, name)
+            keep_N &= matches(
+                actions[f"partition.{name}"].cast(schema.field(name).type), values, name
+            )
             continue
         field = schema.field(name)
         physical = (field.metadata or {}).get(PHYSICAL_NAME, name.encode()).decode()
         low, high = (
-            actions[f"{end}.{physical}"] if f"{end}.{physical}" in actions.column_names else None for end in ("min", "max")
+            actions[f"{end}.{physical}"] if f"{end}.{physical}" in actions.column_names else None
+            for end in ("min", "max")
         )
         if FIELD_ID in (field.metadata or {}) or low is None or high is None:
             continue
@@ -126,10 +170,15 @@ def _may_match(actions: pa.Table, schema: pa.Schema, where: Where) -> np.ndarray
     return keep_N
 
 
-def _overlaps(low: pa.ChunkedArray, high: pa.ChunkedArray, values: list[str], kind: pa.DataType) -> np.ndarray:
+def _overlaps(
+    low: pa.ChunkedArray, high: pa.ChunkedArray, values: list[str], kind: pa.DataType
+) -> np.ndarray:
     """Files whose range of a column may hold one of the values. Only for types whose text and order leave no doubt."""
     everything: np.ndarray = np.ones(len(low), bool)
-    if not (pa.types.is_string(kind) or pa.types.is_integer(kind) or pa.types.is_date(kind)) or low.type != kind:
+    if (
+        not (pa.types.is_string(kind) or pa.types.is_integer(kind) or pa.types.is_date(kind))
+        or low.type != kind
+    ):
         return everything
     points = conditions.values(values, kind, "")
     hit = np.zeros(len(low), bool)
@@ -149,7 +198,10 @@ def _masks(delta: DeltaTable) -> dict[str, np.ndarray]:
             f"A deletion vector of {delta.table_uri} cannot be read: {' '.join(str(e).split())}",
             rule="Without it deleted rows would come back",
         ) from None
-    files, keeps = found["filepath"].to_pylist(), (k.values for chunk in found["selection_vector"].chunks for k in chunk)
+    files, keeps = (
+        found["filepath"].to_pylist(),
+        (k.values for chunk in found["selection_vector"].chunks for k in chunk),
+    )
     return {unquote(f): k.to_numpy(zero_copy_only=False) for f, k in zip(files, keeps, strict=True)}
 
 
@@ -159,7 +211,11 @@ def place(table_uri: str, path: str) -> tuple[str, str]:
     if root.startswith("file://") or "://" not in root:
         root = unquote(root.removeprefix("file://"))
         if parts.scheme not in ("", "file"):
-            raise DataError(f"{root} names a file in another place", got=path, rule="A local table has local files")
+            raise DataError(
+                f"{root} names a file in another place",
+                got=path,
+                rule="A local table has local files",
+            )
         return root, str(PurePosixPath(root, unquote(parts.path)))  # an absolute path stays
     if not parts.scheme:
         return root, unquote(path)

@@ -39,10 +39,19 @@ def chunk(file: pq.ParquetFile, row_group: int, column: str) -> Chunk | None:
         meta, leaf = group.column(i), file.schema.column(i)
         if meta.path_in_schema != column:
             continue
-        plain = meta.compression == "UNCOMPRESSED" and not meta.has_dictionary_page and leaf.physical_type == "BYTE_ARRAY"
+        plain = (
+            meta.compression == "UNCOMPRESSED"
+            and not meta.has_dictionary_page
+            and leaf.physical_type == "BYTE_ARRAY"
+        )
         if not plain or leaf.max_repetition_level or leaf.max_definition_level > 1:
             return None
-        return Chunk(meta.data_page_offset, meta.total_compressed_size, group.num_rows, leaf.max_definition_level == 1)
+        return Chunk(
+            meta.data_page_offset,
+            meta.total_compressed_size,
+            group.num_rows,
+            leaf.max_definition_level == 1,
+        )
     return None
 
 

@@ -30,7 +30,9 @@ def preflight(table: DeltaTable) -> None:
     protocol = table.protocol()
     unreadable = set(protocol.reader_features or ()) - READABLE_FEATURES
     if '"variant"' not in table.schema().to_json():
-        unreadable.discard("variantType")  # deltalake itself lists it when it sets a property (1.6), with no such column
+        unreadable.discard(
+            "variantType"
+        )  # deltalake itself lists it when it sets a property (1.6), with no such column
     mode = table.metadata().configuration.get("delta.columnMapping.mode") or "none"
     if mode not in MODES:
         unreadable.add(f"columnMapping ({mode})")
@@ -58,4 +60,8 @@ def mapping(table: DeltaTable) -> str:
     """How columns find their data in the files: none, name or id. By the property alone no old protocol can map."""
     protocol = table.protocol()
     able = protocol.min_reader_version == 2 or "columnMapping" in (protocol.reader_features or ())
-    return (table.metadata().configuration.get("delta.columnMapping.mode") or "none") if able else "none"
+    return (
+        (table.metadata().configuration.get("delta.columnMapping.mode") or "none")
+        if able
+        else "none"
+    )

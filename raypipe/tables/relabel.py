@@ -51,7 +51,9 @@ class Heard:
             first, where = self._said.setdefault(image_id, (label, path))
             if first != label:
                 self._contested.add(image_id)
-                found[i] = f"{REASON}: {path} says {label!r}, and {where}, the same image, says {first!r}"
+                found[i] = (
+                    f"{REASON}: {path} says {label!r}, and {where}, the same image, says {first!r}"
+                )
         return found
 
     def _settled(self, chunk: pa.Table, disagreeing: dict[int, str]) -> pa.Table:
@@ -84,7 +86,9 @@ class Heard:
         return pa.array(list(self._said), pa.string())
 
 
-def apply(table: ImageTable, heard: Heard, source: str, why: CommitProperties) -> tuple[TableVersion, int]:
+def apply(
+    table: ImageTable, heard: Heard, source: str, why: CommitProperties
+) -> tuple[TableVersion, int]:
     """Give the table's rows the labels that were heard, in one commit; the version then, and how many rows changed.
 
     Raises DataError when the table cannot be written.
@@ -99,7 +103,9 @@ def apply(table: ImageTable, heard: Heard, source: str, why: CommitProperties) -
         rows = rows.filter(pc.is_in(rows["image_id"], value_set=ids))
         changes: dict[str, Change] = {}
         changed = 0
-        for batch in rows.to_batches(max_chunksize=10_000):  # as Python objects a million rows are half a gigabyte
+        for batch in rows.to_batches(
+            max_chunksize=10_000
+        ):  # as Python objects a million rows are half a gigabyte
             for row in filter(lambda row: heard.changed(row, source), batch.to_pylist()):
                 of = changes.setdefault(row["file"], Change()).values.setdefault("label", {})
                 of[row["place"]] = heard.label(row["image_id"])
@@ -110,4 +116,8 @@ def apply(table: ImageTable, heard: Heard, source: str, why: CommitProperties) -
             return TableVersion(table.uri, rewrite.commit(table, base, changes, why)), changed
         except Moved:
             continue
-    raise DataError(f"Others keep writing to {table.uri}", got=f"{ATTEMPTS} attempts", fix="Run again when they are done")
+    raise DataError(
+        f"Others keep writing to {table.uri}",
+        got=f"{ATTEMPTS} attempts",
+        fix="Run again when they are done",
+    )

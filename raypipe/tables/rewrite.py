@@ -37,7 +37,9 @@ from raypipe.tables import fragment, log, scan, storage
 from raypipe.tables.commits import BATCH, Moved
 from raypipe.tables.table import ATTEMPTS, ImageTable, TableVersion, told, writer
 
-_SAFE = re.compile(r"[A-Za-z0-9._=/-]+")  # deltalake encodes other characters of a path once more and then removes no file
+_SAFE = re.compile(
+    r"[A-Za-z0-9._=/-]+"
+)  # deltalake encodes other characters of a path once more and then removes no file
 LONGEST = 64  # characters of a text that a file's statistics name: an id is a hash of 64
 
 
@@ -59,10 +61,15 @@ class Change:
 Changes = Mapping[str, Change]  # by file
 
 
-def places(table: ImageTable, pinned: TableVersion, columns: Sequence[str], where: scan.Where | None = None) -> pa.Table:
+def places(
+    table: ImageTable, pinned: TableVersion, columns: Sequence[str], where: scan.Where | None = None
+) -> pa.Table:
     """The columns of every row a reader sees, with where it is kept: `file` and `place`."""
     fragments, _ = scan.plan(table, pinned, where)
-    starts = {(f.path, f.row_group): start for f, start in zip(fragments, scan.starts(fragments), strict=True)}
+    starts = {
+        (f.path, f.row_group): start
+        for f, start in zip(fragments, scan.starts(fragments), strict=True)
+    }
     found = []
     for part, rows in scan.located(table, pinned, list(columns), where):
         first = starts[part.path, part.row_group]
@@ -72,7 +79,9 @@ def places(table: ImageTable, pinned: TableVersion, columns: Sequence[str], wher
     if found:
         return pa.concat_tables(found)
     empty = scan.rows(table, pinned, list(columns), where).slice(0, 0)
-    return empty.append_column("file", pa.array([], pa.string())).append_column("place", pa.array([], pa.int64()))
+    return empty.append_column("file", pa.array([], pa.string())).append_column(
+        "place", pa.array([], pa.int64())
+    )
 
 
 def drop(table: ImageTable, pinned: TableVersion, rows: Iterable[Place], why: str) -> TableVersion:
@@ -103,7 +112,11 @@ def drop(table: ImageTable, pinned: TableVersion, rows: Iterable[Place], why: st
             return TableVersion(table.uri, after)
         except Moved:
             continue  # a tag, perhaps: look again at what it was
-    raise DataError(f"Others keep writing to {table.uri}", got=f"{ATTEMPTS} attempts", fix="Run again when they are done")
+    raise DataError(
+        f"Others keep writing to {table.uri}",
+        got=f"{ATTEMPTS} attempts",
+        fix="Run again when they are done",
+    )
 
 
 def commit(table: ImageTable, base: DeltaTable, changes: Changes, why: CommitProperties) -> int:
@@ -111,10 +124,15 @@ def commit(table: ImageTable, base: DeltaTable, changes: Changes, why: CommitPro
 
     Raises Moved when somebody else committed first, DataError when the table cannot be written.
     """
-    rows = sum(len(c.gone) for c in changes.values()), sum(len(v) for c in changes.values() for v in c.values.values())
+    rows = (
+        sum(len(c.gone) for c in changes.values()),
+        sum(len(v) for c in changes.values() for v in c.values.values()),
+    )
     told_rows = {"raypipe.removed": str(rows[0]), "raypipe.relabelled": str(rows[1])}
     told_rows = {k: v for k, v in told_rows.items() if v != "0"} | {BATCH: uuid.uuid4().hex}
-    properties = CommitProperties(custom_metadata={**(why.custom_metadata or {}), **told_rows}, max_commit_retries=0)
+    properties = CommitProperties(
+        custom_metadata={**(why.custom_metadata or {}), **told_rows}, max_commit_retries=0
+    )
     files, schema = log.files(base, table.uri, {})
     touched = {f.path: f for f in files if f.path in changes}
     if lost := sorted(set(changes) - set(touched)):
@@ -122,9 +140,14 @@ def commit(table: ImageTable, base: DeltaTable, changes: Changes, why: CommitPro
     written: list[str] = []
     try:
         mapped = any(f.metadata for f in schema)
-        logged = {log.place(base.table_uri, path)[1]: path for path in pa.table(base.get_add_actions())["path"].to_pylist()}
+        logged = {
+            log.place(base.table_uri, path)[1]: path
+            for path in pa.table(base.get_add_actions())["path"].to_pylist()
+        }
         if not all(
-            f.keep_N is None and _SAFE.fullmatch(logged[f.path]) and _holds(table, f, changes[f.path], mapped)
+            f.keep_N is None
+            and _SAFE.fullmatch(logged[f.path])
+            and _holds(table, f, changes[f.path], mapped)
             for f in touched.values()
         ):
             _whole(table, base, changes, properties)
@@ -168,7 +191,12 @@ def _landed(table: ImageTable, base: DeltaTable, properties: CommitProperties) -
 
 
 def _actions(
-    table: ImageTable, base: DeltaTable, files: list[log.File], schema: pa.Schema, changes: Changes, written: list[str]
+    table: ImageTable,
+    base: DeltaTable,
+    files: list[log.File],
+    schema: pa.Schema,
+    changes: Changes,
+    written: list[str],
 ) -> list[AddAction | RemoveAction]:
     """Old files out, new ones in; a file of which no row is left has no successor."""
     listed = pa.table(base.get_add_actions(flatten=True)).to_pylist()
@@ -189,7 +217,9 @@ def _actions(
             out.remove()
             continue
         written.append(name)
-        actions.append(AddAction(name, out.size(), values, now, True, counts.stats(None if mapped else schema)))
+        actions.append(
+            AddAction(name, out.size(), values, now, True, counts.stats(None if mapped else schema))
+        )
     return actions
 
 
@@ -197,7 +227,9 @@ class _Out:
     """A new file at the table's root: partition values come from the log, so no folder has to say them."""
 
     def __init__(self, table: ImageTable, name: str) -> None:
-        self.remote = fragment.remote(table.uri, tuple(sorted((table.storage_options or {}).items())))
+        self.remote = fragment.remote(
+            table.uri, tuple(sorted((table.storage_options or {}).items()))
+        )
         self.path = name if self.remote else str(Path(fragment.local(table.uri), name))
 
     def size(self) -> int:
@@ -245,7 +277,11 @@ class _Counts:
         """As the log has them; without bounds where a column's name in the file is not its name in the log."""
         told: dict[str, Any] = {"numRecords": self.rows}
         if schema is not None:
-            short = [n for n in self.low if all(len(str(v)) <= LONGEST for v in (self.low[n], self.high[n]))]
+            short = [
+                n
+                for n in self.low
+                if all(len(str(v)) <= LONGEST for v in (self.low[n], self.high[n]))
+            ]
             told["minValues"] = {n: self.low[n] for n in short}
             told["maxValues"] = {n: self.high[n] for n in short}
             told["nullCount"] = dict(self.nulls)
@@ -258,18 +294,33 @@ def _copy(table: ImageTable, file: log.File, change: Change, out: _Out) -> _Coun
     counts, start = _Counts(), 0
     schema = _filterable(opened.schema_arrow)
     footer = opened.metadata
-    leaves = [footer.row_group(0).column(i) for i in range(footer.num_columns)] if footer.num_row_groups else []
+    leaves = (
+        [footer.row_group(0).column(i) for i in range(footer.num_columns)]
+        if footer.num_row_groups
+        else []
+    )
     how: dict[str, Any] = {
         "compression": {c.path_in_schema: c.compression for c in leaves} or "NONE",
         "use_dictionary": [c.path_in_schema for c in leaves if c.has_dictionary_page],
         "write_statistics": [c.path_in_schema for c in leaves if c.is_stats_set],
     }
-    how["compression"] = {k: "NONE" if v == "UNCOMPRESSED" else v for k, v in how["compression"].items()} if leaves else "NONE"
-    with fragment.reading(file.uri, file.path), pq.ParquetWriter(out.path, schema, filesystem=out.remote, **how) as writer_:
+    how["compression"] = (
+        {k: "NONE" if v == "UNCOMPRESSED" else v for k, v in how["compression"].items()}
+        if leaves
+        else "NONE"
+    )
+    with (
+        fragment.reading(file.uri, file.path),
+        pq.ParquetWriter(out.path, schema, filesystem=out.remote, **how) as writer_,
+    ):
         for g in range(footer.num_row_groups):
             rows = opened.read_row_group(g, use_threads=False).cast(schema)
             for name, values in change.values.items():
-                rows = _set(rows, name, {r - start: v for r, v in values.items() if 0 <= r - start < len(rows)})
+                rows = _set(
+                    rows,
+                    name,
+                    {r - start: v for r, v in values.items() if 0 <= r - start < len(rows)},
+                )
             keep_N = np.ones(len(rows), bool)
             keep_N[[r - start for r in change.gone if 0 <= r - start < len(rows)]] = False
             start += len(rows)
@@ -294,7 +345,13 @@ def _filterable(schema: pa.Schema) -> pa.Schema:
     """The schema without views, for which Arrow has no filter kernel; deltalake's rewrites store them."""
 
     def inner(kind: pa.DataType) -> pa.DataType:
-        kind = pa.string() if pa.types.is_string_view(kind) else pa.binary() if pa.types.is_binary_view(kind) else kind
+        kind = (
+            pa.string()
+            if pa.types.is_string_view(kind)
+            else pa.binary()
+            if pa.types.is_binary_view(kind)
+            else kind
+        )
         return fragment.with_fields(kind, lambda f: f.with_type(inner(f.type)))
 
     return pa.schema([f.with_type(inner(f.type)) for f in schema])
@@ -308,7 +365,9 @@ def _logged(value: pa.Scalar) -> str | None:
     return found.decode() if isinstance(found, bytes) else str(value.cast(pa.string()).as_py())
 
 
-def _whole(table: ImageTable, base: DeltaTable, changes: Changes, properties: CommitProperties) -> None:
+def _whole(
+    table: ImageTable, base: DeltaTable, changes: Changes, properties: CommitProperties
+) -> None:
     """Write all rows of `base` anew, changed."""
     pinned = TableVersion(table.uri, base.version())
     fragments, schema = scan.plan(_all(table), pinned)
@@ -320,7 +379,9 @@ def _whole(table: ImageTable, base: DeltaTable, changes: Changes, properties: Co
             rows, rows_N = fragment.read([part], schema, schema.names, {}, table.storage_options)
             at = (rows_N + start).tolist()
             for name, values in change.values.items():
-                rows = _set(rows, name, {i: values[row] for i, row in enumerate(at) if row in values})
+                rows = _set(
+                    rows, name, {i: values[row] for i, row in enumerate(at) if row in values}
+                )
             rows = rows.filter(pa.array([row not in change.gone for row in at], pa.bool_()))
             yield from rows.cast(shown).to_batches()
 
@@ -337,7 +398,9 @@ def _all(table: ImageTable) -> ImageTable:
     return ImageTable(table.uri, table.columns, table.storage_options)
 
 
-def _moved(table: ImageTable, pinned: TableVersion, newest: DeltaTable, rows: list[Place]) -> list[Place]:
+def _moved(
+    table: ImageTable, pinned: TableVersion, newest: DeltaTable, rows: list[Place]
+) -> list[Place]:
     """Where rows of the pinned version are now: a compaction since then has moved them to other files and changed none.
 
     Rows that are equal in every column, image included, are as good as each other.
@@ -353,7 +416,9 @@ def _moved(table: ImageTable, pinned: TableVersion, newest: DeltaTable, rows: li
         return found
     before = {f.path for f in log.files(table.delta(pinned.version), table.uri, {})[0]}
     sought: Counter[bytes] = Counter(
-        content for place, content in _contents(table, pinned, lambda path: path in lost) if place.row in lost[place.file]
+        content
+        for place, content in _contents(table, pinned, lambda path: path in lost)
+        if place.row in lost[place.file]
     )
     now = TableVersion(table.uri, newest.version())
     for place, content in _contents(table, now, lambda path: path not in before):
@@ -368,7 +433,9 @@ def _moved(table: ImageTable, pinned: TableVersion, newest: DeltaTable, rows: li
     return found
 
 
-def _contents(table: ImageTable, version: TableVersion, of: Callable[[str], bool]) -> Iterator[tuple[Place, bytes]]:
+def _contents(
+    table: ImageTable, version: TableVersion, of: Callable[[str], bool]
+) -> Iterator[tuple[Place, bytes]]:
     """A hash of every column of each row in some files, and where the row is."""
     fragments, schema = scan.plan(_all(table), version)
     for part, start in zip(fragments, scan.starts(fragments), strict=True):

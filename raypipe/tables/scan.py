@@ -24,12 +24,28 @@ from raypipe.tables.conditions import Where
 from raypipe.tables.fragment import Fragment, Options, binary
 from raypipe.tables.table import ImageTable, TableVersion
 
-__all__ = ["Fragment", "Where", "binary", "dataset", "distributed", "located", "placed", "plan", "rows", "starts"]
-FILE, ROW = "raypipe.file", "raypipe.row"  # columns of `placed` and `located`: a table may have its own `row`
+__all__ = [
+    "Fragment",
+    "Where",
+    "binary",
+    "dataset",
+    "distributed",
+    "located",
+    "placed",
+    "plan",
+    "rows",
+    "starts",
+]
+FILE, ROW = (
+    "raypipe.file",
+    "raypipe.row",
+)  # columns of `placed` and `located`: a table may have its own `row`
 THREADS = 8  # reading small columns waits for storage more than it computes
 
 
-def plan(table: ImageTable, pinned: TableVersion, where: Where | None = None) -> tuple[list[Fragment], pa.Schema]:
+def plan(
+    table: ImageTable, pinned: TableVersion, where: Where | None = None
+) -> tuple[list[Fragment], pa.Schema]:
     """Every row group of the version that may hold a match for `where`, and the table's Arrow schema.
 
     Files come in the order they were written, then by name: the same whenever this version is read. With `table.sample` below
@@ -37,15 +53,21 @@ def plan(table: ImageTable, pinned: TableVersion, where: Where | None = None) ->
     """
     files, schema = log.files(table.delta(pinned.version), table.uri, where or {})
     with ThreadPoolExecutor(THREADS) as pool:
-        per_file = pool.map(lambda file: log.row_groups(file, schema, table.sample, table.storage_options), files)
+        per_file = pool.map(
+            lambda file: log.row_groups(file, schema, table.sample, table.storage_options), files
+        )
         return [f for fragments in per_file for f in fragments], schema
 
 
-def rows(table: ImageTable, pinned: TableVersion, columns: list[str], where: Where | None = None) -> pa.Table:
+def rows(
+    table: ImageTable, pinned: TableVersion, columns: list[str], where: Where | None = None
+) -> pa.Table:
     """Small columns (ids, labels, splits) of a version, read here. Raises DataError for a column that is not there."""
     columns = list(dict.fromkeys(columns))  # one column may play two roles
     fragments, schema, asked = _planned(table, pinned, columns, where or {})
-    found = [part for _, part, _ in _read_here(fragments, schema, columns, asked, table.storage_options)]
+    found = [
+        part for _, part, _ in _read_here(fragments, schema, columns, asked, table.storage_options)
+    ]
     return pa.concat_tables([fragment.shown(schema, columns).empty_table(), *found])
 
 
@@ -69,7 +91,9 @@ def located(
     return out
 
 
-def dataset(table: ImageTable, pinned: TableVersion, columns: list[str], where: Where | None = None) -> ray.data.Dataset:
+def dataset(
+    table: ImageTable, pinned: TableVersion, columns: list[str], where: Where | None = None
+) -> ray.data.Dataset:
     """The version as a lazy Ray Data set of Arrow blocks, read by tasks anywhere on the cluster."""
     columns = list(dict.fromkeys(columns))  # one column may play two roles
     fragments, schema, asked = _planned(table, pinned, columns, where or {})
@@ -97,7 +121,11 @@ def starts(fragments: Sequence[Fragment]) -> list[int]:
 
 
 def distributed(
-    fragments: list[Fragment], schema: pa.Schema, columns: Sequence[str], where: Where, storage_options: Options
+    fragments: list[Fragment],
+    schema: pa.Schema,
+    columns: Sequence[str],
+    where: Where,
+    storage_options: Options,
 ) -> ray.data.Dataset:
     """The rows of planned fragments as a lazy Ray Data set, one read task a row group."""
     source = _Scan(fragments, schema, columns, where, storage_options)
@@ -117,7 +145,11 @@ class _Scan(Datasource):
         placed: bool = False,
     ) -> None:
         super().__init__()
-        self._fragments, self._args, self._placed = fragments, (schema, columns, where, storage_options), placed
+        self._fragments, self._args, self._placed = (
+            fragments,
+            (schema, columns, where, storage_options),
+            placed,
+        )
 
     def get_name(self) -> str:
         return "DeltaImages"
@@ -137,22 +169,36 @@ class _Scan(Datasource):
             def read() -> Iterable[pa.Table]:
                 found, rows_N = fragment.read([part], schema, columns, where, options)
                 if placed:
-                    found = found.append_column(FILE, pa.array(np.full(len(rows_N), number, np.int32)))
+                    found = found.append_column(
+                        FILE, pa.array(np.full(len(rows_N), number, np.int32))
+                    )
                     found = found.append_column(ROW, pa.array(rows_N.astype(np.int32)))
                 yield found
 
             known = part.rows if not where and not part.deleted else None
-            return ReadTask(read, BlockMetadata(num_rows=known, size_bytes=part.bytes, exec_stats=None), schema=shown)
+            return ReadTask(
+                read,
+                BlockMetadata(num_rows=known, size_bytes=part.bytes, exec_stats=None),
+                schema=shown,
+            )
 
         return [task(number, part) for number, part in enumerate(self._fragments)]
 
 
 def _read_here(
-    fragments: list[Fragment], schema: pa.Schema, columns: Sequence[str], where: Where, storage_options: Options
+    fragments: list[Fragment],
+    schema: pa.Schema,
+    columns: Sequence[str],
+    where: Where,
+    storage_options: Options,
 ) -> Iterator[tuple[list[Fragment], pa.Table, np.ndarray]]:
     # Small columns of a whole file at once; images stay one row group at a time.
     large = any(pa.types.is_binary(schema.field(c).type) for c in columns)
-    runs = [[f] for f in fragments] if large else [list(g) for _, g in itertools.groupby(fragments, key=lambda f: f.path)]
+    runs = (
+        [[f] for f in fragments]
+        if large
+        else [list(g) for _, g in itertools.groupby(fragments, key=lambda f: f.path)]
+    )
 
     def read(run: list[Fragment]) -> tuple[list[Fragment], pa.Table, np.ndarray]:
         return run, *fragment.read(run, schema, columns, where, storage_options)
@@ -168,14 +214,24 @@ def _planned(
     table.require(table.delta(pinned.version), *columns, *where)
     if taken := {FILE, ROW} & set(columns):
         rule = "These names are for where a row is kept"
-        raise DataError(f"Column {min(taken)!r} of {table.uri} cannot be read", rule=rule, fix="Rename it")
+        raise DataError(
+            f"Column {min(taken)!r} of {table.uri} cannot be read", rule=rule, fix="Rename it"
+        )
     fragments, schema = plan(table, pinned, where)
     c = table.columns
     for name in {c.id, c.label, c.split} & {*columns, *where}:
         kind = schema.field(name).type
         if pa.types.is_nested(kind) and not (name == c.label and conditions.is_listed(kind)):
-            raise DataError(f"Column {name!r} of {table.uri} cannot name anything", got=str(kind), rule="One value a row")
+            raise DataError(
+                f"Column {name!r} of {table.uri} cannot name anything",
+                got=str(kind),
+                rule="One value a row",
+            )
     # Ids, labels and splits are names, whatever type a table keeps them in: label 3 is the class "3", labels [a, b] are a|b.
     named = {c.id, c.label, c.split}
     where = conditions.as_text(where, schema, named)
-    return fragments, pa.schema([f.with_type(pa.string()) if f.name in named else f for f in schema]), where
+    return (
+        fragments,
+        pa.schema([f.with_type(pa.string()) if f.name in named else f for f in schema]),
+        where,
+    )

@@ -20,7 +20,9 @@ import numpy as np
 from raypipe.images import measure
 
 _BANDS = 16  # two hashes that differ in fewer bits than there are bands agree on one band (pigeonhole): exact recall
-SMALL_FAMILY = 16  # images that stay together in the smallest table: a burst, or one object from some sides
+SMALL_FAMILY = (
+    16  # images that stay together in the smallest table: a burst, or one object from some sides
+)
 CERTAIN = 1e-6  # a gap as unlikely as this is no luck: 85 images and none in a split of 15 %
 UNLIKELY = 0.05
 _BAND_OFFSETS = np.arange(_BANDS) << 16  # one number for (band, its 16 bits)
@@ -54,7 +56,9 @@ class Strata:
         self._split_of.setdefault(family, drawn)
         self._images[label][drawn] += 1
 
-    def draw(self, family: str, label: str | None, fractions: dict[str, float], salt: str = "") -> str:
+    def draw(
+        self, family: str, label: str | None, fractions: dict[str, float], salt: str = ""
+    ) -> str:
         """The split that the family is in; for a new one, any that lacks images of the label, the likelier the more."""
         if family in self._split_of:
             return self._split_of[family]
@@ -123,13 +127,17 @@ class Families:
 
     def __init__(self, max_bits: int = 12, most: int | None = None) -> None:
         if not 0 <= max_bits < _BANDS:
-            raise ValueError(f"max_bits {max_bits} must be below {_BANDS} for the band index to find every pair")
+            raise ValueError(
+                f"max_bits {max_bits} must be below {_BANDS} for the band index to find every pair"
+            )
         self._max_bits, self._most = max_bits, most
         self._first: dict[bytes, int] = {}
         self._families: list[str] = []
         self._images: Counter[str] = Counter()
         self._looks_NB = np.empty((1024, 2 * _BANDS), np.uint8)
-        self._index: dict[int, int] = {}  # (band, its bits): the first look with them; most have no other
+        self._index: dict[
+            int, int
+        ] = {}  # (band, its bits): the first look with them; most have no other
         self._others: defaultdict[int, list[int]] = defaultdict(list)
         self._some_full = False
         self.refused = 0  # images that look like a family which had no room
@@ -181,5 +189,7 @@ class Families:
 
     @staticmethod
     def _bands(look: bytes) -> list[int]:
-        bands: list[int] = (np.frombuffer(look, np.uint16).astype(np.int64) + _BAND_OFFSETS).tolist()
+        bands: list[int] = (
+            np.frombuffer(look, np.uint16).astype(np.int64) + _BAND_OFFSETS
+        ).tolist()
         return bands

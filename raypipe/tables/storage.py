@@ -17,7 +17,15 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, PlainSerializer
 
-from raypipe.errors import ConfigError, DataError, hidden, holds_secret, keep_secret, keep_secrets_of, nearest
+from raypipe.errors import (
+    ConfigError,
+    DataError,
+    hidden,
+    holds_secret,
+    keep_secret,
+    keep_secrets_of,
+    nearest,
+)
 
 
 def _names(prefixes: tuple[str, ...], stems: str) -> set[str]:
@@ -53,8 +61,12 @@ _AZURE = (
     "federated_token_file use_fabric_endpoint use_azure_cli skip_signature container_name disable_tagging "
     "fabric_token_service_url fabric_workload_host fabric_cluster_identifier credential_type"
 )
-_AZURE_STORAGE = "account_name client_id tenant_id authority_id authority_host use_emulator endpoint"
-_AZURE_KEYS = "account_key access_key master_key client_secret sas_key sas_token token encryption_key"
+_AZURE_STORAGE = (
+    "account_name client_id tenant_id authority_id authority_host use_emulator endpoint"
+)
+_AZURE_KEYS = (
+    "account_key access_key master_key client_secret sas_key sas_token token encryption_key"
+)
 _GCS = "service_account service_account_path bucket bucket_name base_url application_credentials skip_signature"
 _HARMLESS = {  # by store: options whose values anybody may read
     "s3": _names(("",), f"{_ANY} {_DELTA_S3}") | _names(("", "aws_"), f"{_CLIENT} {_S3}"),
@@ -64,14 +76,19 @@ _HARMLESS = {  # by store: options whose values anybody may read
     "gs": _names(("",), _ANY) | _names(("", "google_"), f"{_CLIENT} {_GCS}"),
 }
 _SECRET = {
-    "s3": _names(("", "aws_"), "access_key_id secret_access_key session_token token sse_customer_key_base64 proxy_url")
+    "s3": _names(
+        ("", "aws_"),
+        "access_key_id secret_access_key session_token token sse_customer_key_base64 proxy_url",
+    )
     | _names(("aws_",), "access_key_id_dynamodb secret_access_key_dynamodb session_token_dynamodb"),
     "azure": _names(("", "azure_storage_"), _AZURE_KEYS)
     | _names(("", "azure_"), "client_secret fabric_session_token proxy_url")
     | {"bearer_token"},
     "gs": _names(("", "google_"), "service_account_key bearer_token proxy_url"),
 }
-_STORES = {"s3": "s3", "s3a": "s3", "gs": "gs"} | dict.fromkeys(("az", "adl", "azure", "abfs", "abfss"), "azure")
+_STORES = {"s3": "s3", "s3a": "s3", "gs": "gs"} | dict.fromkeys(
+    ("az", "adl", "azure", "abfs", "abfss"), "azure"
+)
 _ANYWHERE = set[str]().union(*_HARMLESS.values())
 
 
@@ -80,13 +97,18 @@ def _as_text(options: Any) -> Any:
     if not isinstance(options, dict):
         return options
     return {
-        k: str(v).lower() if isinstance(v, bool) else str(v) if isinstance(v, (int, float)) else v for k, v in options.items()
+        k: str(v).lower() if isinstance(v, bool) else str(v) if isinstance(v, (int, float)) else v
+        for k, v in options.items()
     }
 
 
 def _written(options: dict[str, str] | None) -> dict[str, str] | None:
     """What of the options may be kept; an address with a password in it may not."""
-    kept = {k: v for k, v in (options or {}).items() if k.lower() in _ANYWHERE and "@" not in v and not holds_secret(v)}
+    kept = {
+        k: v
+        for k, v in (options or {}).items()
+        if k.lower() in _ANYWHERE and "@" not in v and not holds_secret(v)
+    }
     return kept or None
 
 
@@ -111,7 +133,9 @@ def check(uri: str, options: dict[str, str] | None) -> None:
             raise ConfigError(
                 f"Unknown storage option {name}",
                 rule=f"{uri} would be opened without it",
-                fix=close if close.startswith("Did") else "Options are those of object_store, like AWS_ENDPOINT_URL",
+                fix=close
+                if close.startswith("Did")
+                else "Options are those of object_store, like AWS_ENDPOINT_URL",
             )
 
 
@@ -137,14 +161,21 @@ def refuse_credentials(overrides: Sequence[str]) -> None:
         section, named, option = override.partition("=")[0].partition("storage_options")
         if named and option.removeprefix(".").lower() not in _ANYWHERE:
             raise ConfigError(
-                "A credential would stand on the cluster's dashboard", got=section + named + option, fix=_WHERE_KEYS
+                "A credential would stand on the cluster's dashboard",
+                got=section + named + option,
+                fix=_WHERE_KEYS,
             )
 
 
 def refusal(error: Exception, uri: str, what: str, fix: str = "") -> DataError:
     """The DataError for what deltalake raised: the cause and the way out where it is the store's, else `what` and `fix`."""
     because, (_, said, rule, way_out) = plain(error), cause(error, uri) or ("", "", "", fix)
-    return DataError(f"{what}: {said} ({_brief(because)})" if said else f"{what}: {because}", got=uri, rule=rule, fix=way_out)
+    return DataError(
+        f"{what}: {said} ({_brief(because)})" if said else f"{what}: {because}",
+        got=uri,
+        rule=rule,
+        fix=way_out,
+    )
 
 
 def cause(error: Exception, uri: str) -> tuple[str, str, str, str] | None:
@@ -161,7 +192,12 @@ _CAUSES = (
         "raypipe makes tables, not buckets",
         "Make it, or check table.uri",
     ),
-    ("169.254.169.254|IMDS|credentials provider|No credentials", "there are no credentials", "", _WHERE_KEYS),
+    (
+        "169.254.169.254|IMDS|credentials provider|No credentials",
+        "there are no credentials",
+        "",
+        _WHERE_KEYS,
+    ),
     (
         "Invalid Access Key|privileges|status code 40[13]|Unauthorized|Forbidden|SignatureDoesNotMatch|InvalidAccessKeyId",
         "the store refuses the credentials",

@@ -21,7 +21,13 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from deltalake import ColumnProperties, CommitProperties, DeltaTable, WriterProperties, write_deltalake
+from deltalake import (
+    ColumnProperties,
+    CommitProperties,
+    DeltaTable,
+    WriterProperties,
+    write_deltalake,
+)
 from deltalake.exceptions import CommitFailedError, TableNotFoundError
 from pydantic import Field, model_validator
 
@@ -41,7 +47,11 @@ FROM = "raypipe.from"  # commit property: the version that this commit's rows ar
 def writer(image: str = "image") -> WriterProperties:
     """How tables with this image column are written, by whatever writes them."""
     plain = ColumnProperties(dictionary_enabled=False, statistics_enabled="NONE", encoding="PLAIN")
-    return WriterProperties(compression="UNCOMPRESSED", max_row_group_size=ROWS_PER_GROUP, column_properties={image: plain})
+    return WriterProperties(
+        compression="UNCOMPRESSED",
+        max_row_group_size=ROWS_PER_GROUP,
+        column_properties={image: plain},
+    )
 
 
 WRITER = writer()
@@ -57,8 +67,14 @@ SCHEMA = pa.schema(
         ("height", pa.int32()),
         ("bytes", pa.int64()),
         ("look", pa.string()),  # 256-bit perceptual hash, hex
-        ("family", pa.string()),  # image_id of the first near-duplicate seen: what the split is drawn from
-        ("sha256", pa.string()),  # of the bytes stored here, which may be smaller: what a reader checks for bit rot
+        (
+            "family",
+            pa.string(),
+        ),  # image_id of the first near-duplicate seen: what the split is drawn from
+        (
+            "sha256",
+            pa.string(),
+        ),  # of the bytes stored here, which may be smaller: what a reader checks for bit rot
         ("image", pa.binary()),
     ]
 )
@@ -122,7 +138,9 @@ class ImageTable:
         delta = table.delta()
         protocol.preflight(delta)
         if cfg.version is not None:  # its columns may be others than the newest version's
-            with suppress(DataError):  # a verb that pins it says what is wrong, others need no such version
+            with suppress(
+                DataError
+            ):  # a verb that pins it says what is wrong, others need no such version
                 delta = table.delta(table.pin(cfg.version).version)
         table.require(delta, cfg.columns.image, *cfg.where)
         held = pa.schema(delta.schema().to_arrow()).field(cfg.columns.image).type
@@ -140,7 +158,9 @@ class ImageTable:
         try:
             return DeltaTable.is_deltatable(resolve(uri), storage_options)
         except OSError as e:
-            raise storage.refusal(e, uri, "No table can be here", "Set table.uri to a folder") from None
+            raise storage.refusal(
+                e, uri, "No table can be here", "Set table.uri to a folder"
+            ) from None
 
     def delta(self, version: int | None = None) -> DeltaTable:
         try:
@@ -171,7 +191,8 @@ class ImageTable:
             if version is None or storage.cause(e, self.uri):
                 raise storage.refusal(e, self.uri, "The Delta table cannot be opened") from e
             raise DataError(
-                f"{self.uri} has no version {version}: {plain(e)}", fix="raypipe table list shows versions and tags"
+                f"{self.uri} has no version {version}: {plain(e)}",
+                fix="raypipe table list shows versions and tags",
             ) from None
 
     def require(self, delta: DeltaTable, *names: str) -> None:
@@ -192,10 +213,13 @@ class ImageTable:
             tags = self.tags()
             if version not in tags:
                 raise DataError(
-                    f"{self.uri} has no tag {version!r}", fix=nearest(version, list(tags)) if tags else "It has no tags yet"
+                    f"{self.uri} has no tag {version!r}",
+                    fix=nearest(version, list(tags)) if tags else "It has no tags yet",
                 )
             version = tags[version]
-        return TableVersion(self.uri, self.delta(None if version is None else int(version)).version())
+        return TableVersion(
+            self.uri, self.delta(None if version is None else int(version)).version()
+        )
 
     def tags(self) -> dict[str, int]:
         return _tags(self.delta())
@@ -254,13 +278,20 @@ class ImageTable:
                 _set_property(delta, TAG_PREFIX + name, value, told(why))
                 return
             except Exception as e:  # deltalake's errors share no base
-                if not isinstance(e, CommitFailedError) or self.delta().version() == delta.version():
+                if (
+                    not isinstance(e, CommitFailedError)
+                    or self.delta().version() == delta.version()
+                ):
                     raise storage.refusal(e, self.uri, f"Tag {name!r} cannot be written") from None
                 if time.monotonic() > give_up:
                     raise DataError(
-                        f"Others keep writing to {self.uri}", got=f"{TAG_SECONDS} s", fix="Run again when they are done"
+                        f"Others keep writing to {self.uri}",
+                        got=f"{TAG_SECONDS} s",
+                        fix="Run again when they are done",
                     ) from None
-                time.sleep(random.uniform(0, 0.05))  # racers that lost together shall not race again together
+                time.sleep(
+                    random.uniform(0, 0.05)
+                )  # racers that lost together shall not race again together
 
     def commits(self, after: int = -1) -> tuple[DeltaTable, list[dict[str, Any]]]:
         """The newest version and what the log says of each commit after version `after`, newest first; see history.py."""
@@ -279,14 +310,23 @@ class ImageTable:
                     "version": entry["version"],
                     "timestamp_ms": entry["timestamp"],
                     "operation": entry["operation"],
-                    "who": entry.get("raypipe.by") or entry.get("userName") or entry.get("engineInfo", ""),
+                    "who": entry.get("raypipe.by")
+                    or entry.get("userName")
+                    or entry.get("engineInfo", ""),
                     "why": entry.get("raypipe", ""),
                     "from": entry.get(FROM, ""),
                     "added": _number(metrics, "num_added_rows", "numOutputRows"),
-                    "removed": _number({**metrics, **entry}, "raypipe.removed", "num_deleted_rows", "numDeletedRows"),
+                    "removed": _number(
+                        {**metrics, **entry},
+                        "raypipe.removed",
+                        "num_deleted_rows",
+                        "numDeletedRows",
+                    ),
                     "relabelled": _number(entry, "raypipe.relabelled"),
                     "changes": entry["changes"],
-                    "tags": sorted(name for name, version in tags.items() if version == entry["version"]),
+                    "tags": sorted(
+                        name for name, version in tags.items() if version == entry["version"]
+                    ),
                 }
             )
         return rows
@@ -296,8 +336,14 @@ def _tags(delta: DeltaTable) -> dict[str, int]:
     named = dict(delta.metadata().configuration)
     for column in delta.schema().fields:
         named |= column.metadata
-    found = {k.removeprefix(TAG_PREFIX): str(v) for k, v in named.items() if k.startswith(TAG_PREFIX) and v is not None}
-    return {name: int(version) for name, version in found.items() if version.isdigit()}  # a removed tag is an empty one
+    found = {
+        k.removeprefix(TAG_PREFIX): str(v)
+        for k, v in named.items()
+        if k.startswith(TAG_PREFIX) and v is not None
+    }
+    return {
+        name: int(version) for name, version in found.items() if version.isdigit()
+    }  # a removed tag is an empty one
 
 
 def _set_property(delta: DeltaTable, key: str, value: str, why: CommitProperties) -> None:
@@ -308,9 +354,13 @@ def _set_property(delta: DeltaTable, key: str, value: str, why: CommitProperties
         # readers for good. The metadata of a column travels with the table as properties do.
         columns = delta.schema().fields
         tagged = [c for c in columns if any(k.startswith(TAG_PREFIX) for k in c.metadata)]
-        delta.alter.set_column_metadata([*tagged, *columns][0].name, {key: value}, commit_properties=why)
+        delta.alter.set_column_metadata(
+            [*tagged, *columns][0].name, {key: value}, commit_properties=why
+        )
     else:
-        delta.alter.set_table_properties({key: value}, raise_if_not_exists=False, commit_properties=why)
+        delta.alter.set_table_properties(
+            {key: value}, raise_if_not_exists=False, commit_properties=why
+        )
 
 
 def _number(facts: dict[str, Any], *names: str) -> int | None:
@@ -320,7 +370,10 @@ def _number(facts: dict[str, Any], *names: str) -> int | None:
 
 
 def append(
-    uri: str, rows: pa.Table | pa.RecordBatchReader, why: str, storage_options: dict[str, str] | None = None
+    uri: str,
+    rows: pa.Table | pa.RecordBatchReader,
+    why: str,
+    storage_options: dict[str, str] | None = None,
 ) -> TableVersion:
     """Append rows in one commit: all of them or none. Creates the table on first use; `why` stands in the history."""
     path = resolve(uri)
@@ -338,8 +391,12 @@ def append(
             commit_properties=told(why),
         )
     except (OSError, TableNotFoundError) as e:  # the latter when its folder cannot be made
-        raise storage.refusal(e, path, "The table cannot be written", "Check that the folder can be written") from e
-    return TableVersion(path, DeltaTable(path, storage_options=storage_options, without_files=True).version())
+        raise storage.refusal(
+            e, path, "The table cannot be written", "Check that the folder can be written"
+        ) from e
+    return TableVersion(
+        path, DeltaTable(path, storage_options=storage_options, without_files=True).version()
+    )
 
 
 def resolve(uri: str) -> str:
@@ -348,7 +405,9 @@ def resolve(uri: str) -> str:
     A name of three parts (main.vision.photos) that is no folder here is one of Unity Catalog, as is unity://main.vision.photos.
     """
     name = uri.removeprefix("unity://").removeprefix(UNITY)
-    if name != uri or (re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*){2}", uri) and not Path(uri).exists()):
+    if name != uri or (
+        re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*){2}", uri) and not Path(uri).exists()
+    ):
         return UNITY + name
     if "://" in uri:
         return uri
@@ -370,7 +429,9 @@ def _moment(text: str) -> datetime | None:
     try:
         found = datetime.fromisoformat(text.replace("Z", "+00:00"))
     except ValueError:
-        raise DataError("This is no time", got=text, rule="ISO 8601, like 2026-11-01T12:00:00Z") from None
+        raise DataError(
+            "This is no time", got=text, rule="ISO 8601, like 2026-11-01T12:00:00Z"
+        ) from None
     return found if found.tzinfo else found.replace(tzinfo=timezone.utc)
 
 

@@ -15,14 +15,18 @@ from raypipe.tables import scan
 from raypipe.tables.commits import Moved, append_once, batch_id
 from raypipe.tables.table import ATTEMPTS, ImageTable, TableVersion, resolve, told
 
-Verdict = Literal["exact_duplicate", "near_duplicate", "broken", "dark", "bright", "blurred", "outlier"]
+Verdict = Literal[
+    "exact_duplicate", "near_duplicate", "broken", "dark", "bright", "blurred", "outlier"
+]
 Rows = list[dict[str, Any]]
 SCHEMA = pa.schema(
     [(n, pa.string()) for n in ("image_id", "verdict", "partner", "policy", "table")]
     + [("value", pa.float64()), ("limit", pa.float64()), ("dropped", pa.bool_())]
     + [("rules", pa.string()), ("sha256", pa.string()), ("file", pa.string()), ("row", pa.int64())]
 )
-JUDGED = "judged"  # says that a version was judged, so that a table without a fault is not judged again
+JUDGED = (
+    "judged"  # says that a version was judged, so that a table without a fault is not judged again
+)
 
 
 class Seen(NamedTuple):
@@ -39,10 +43,21 @@ def uri_of(images: str) -> str:
 
 
 def row(
-    seen: Seen, verdict: str, partner: str | None = None, value: float = 0.0, limit: float = 0.0, dropped: bool = False
+    seen: Seen,
+    verdict: str,
+    partner: str | None = None,
+    value: float = 0.0,
+    limit: float = 0.0,
+    dropped: bool = False,
 ) -> dict[str, Any]:
     """What was measured (`value`), against which `limit`, and for duplicates the image that stays (`partner`)."""
-    found = {"verdict": verdict, "partner": partner, "value": value, "limit": limit, "dropped": dropped}
+    found = {
+        "verdict": verdict,
+        "partner": partner,
+        "value": value,
+        "limit": limit,
+        "dropped": dropped,
+    }
     return seen._asdict() | found
 
 
@@ -57,10 +72,16 @@ def write(
 ) -> None:
     """Keep the verdicts on one version under one policy, in one commit; not again when another run has kept them."""
     whole = [*rows, row(Seen(None, "", 0, None), JUDGED, value=float(seen))]
-    told_rows = pa.Table.from_pylist([r | {"policy": policy, "rules": rules, "table": str(judged)} for r in whole], SCHEMA)
+    told_rows = pa.Table.from_pylist(
+        [r | {"policy": policy, "rules": rules, "table": str(judged)} for r in whole], SCHEMA
+    )
     uri = uri_of(images)
     for _ in range(ATTEMPTS):
-        base = ImageTable(uri, storage_options=storage_options).delta() if ImageTable.exists(uri, storage_options) else None
+        base = (
+            ImageTable(uri, storage_options=storage_options).delta()
+            if ImageTable.exists(uri, storage_options)
+            else None
+        )
         if base is not None and read(images, judged, policy, storage_options) is not None:
             return
         try:
@@ -69,16 +90,24 @@ def write(
             return
         except Moved:
             continue
-    raise DataError(f"Others keep writing to {uri}", got=f"{ATTEMPTS} attempts", fix="Run again when they are done")
+    raise DataError(
+        f"Others keep writing to {uri}",
+        got=f"{ATTEMPTS} attempts",
+        fix="Run again when they are done",
+    )
 
 
-def read(images: str, judged: TableVersion, policy: str, storage_options: dict[str, str] | None = None) -> Rows | None:
+def read(
+    images: str, judged: TableVersion, policy: str, storage_options: dict[str, str] | None = None
+) -> Rows | None:
     """The verdicts on this version under this policy, or None when it was not judged yet."""
     found = _rows(images, {"table": str(judged), "policy": policy}, storage_options)
     return [r for r in found if r["verdict"] != JUDGED] if found else None
 
 
-def dropped_ids(images: str, policies: set[str] | None, storage_options: dict[str, str] | None = None) -> set[str]:
+def dropped_ids(
+    images: str, policies: set[str] | None, storage_options: dict[str, str] | None = None
+) -> set[str]:
     """The images that cleaning dropped from this table under these policies or rules (None: under any)."""
     found = _rows(images, {}, storage_options)
     mine = [r for r in found if policies is None or {r["rules"], r["policy"]} & policies]

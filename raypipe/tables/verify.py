@@ -26,7 +26,20 @@ from raypipe.tables.sources.candidate import Candidate, Part, Read
 CHUNK_BYTES = 32 * 2**20
 AHEAD = 2  # chunks a worker
 SCHEMA = pa.schema(
-    [(n, pa.string()) for n in ("image_id", "sha256", "path", "label", "given", "format", "look", "reason", "detail")]
+    [
+        (n, pa.string())
+        for n in (
+            "image_id",
+            "sha256",
+            "path",
+            "label",
+            "given",
+            "format",
+            "look",
+            "reason",
+            "detail",
+        )
+    ]
     + [(n, pa.int32()) for n in ("width", "height")]
     + [("bytes", pa.int64()), ("image", pa.binary())]
 )
@@ -50,9 +63,13 @@ class Verifier:
         images = chunk.read([c for c in chunk.candidates if not c.shut])
         for candidate in chunk.candidates:
             row = {} if candidate.shut else self._row(next(images), candidate)
-            if candidate.reason:  # the source could not say what it is; a damaged image says that first
+            if (
+                candidate.reason
+            ):  # the source could not say what it is; a damaged image says that first
                 row = {"reason": candidate.reason, "detail": candidate.detail} | row
-            rows.append(row | {"path": candidate.path, "label": candidate.label, "given": candidate.split})
+            rows.append(
+                row | {"path": candidate.path, "label": candidate.label, "given": candidate.split}
+            )
         return pa.Table.from_pylist(rows, SCHEMA)
 
     def _row(self, data: Read, candidate: Candidate) -> dict[str, Any]:
@@ -65,7 +82,9 @@ class Verifier:
             return {"image_id": image_id}
         try:
             info, gray_HW = decode.inspect(data, self.max_pixels, self.formats)
-            kept, info = shrink.stored(data, info, self.max_side, self.quality, self.max_pixels, self.formats)
+            kept, info = shrink.stored(
+                data, info, self.max_side, self.quality, self.max_pixels, self.formats
+            )
         except decode.BadImage as bad:
             return {"image_id": image_id, "reason": bad.reason, "detail": str(bad), "image": data}
         return {
@@ -96,10 +115,16 @@ def chunks(parts: Iterable[Part]) -> Iterator[Part]:
 
 
 def stream(
-    verify: Verifier, parts: list[Part], workers: int | Literal["auto"], threads: int, cluster: ClusterConfig
+    verify: Verifier,
+    parts: list[Part],
+    workers: int | Literal["auto"],
+    threads: int,
+    cluster: ClusterConfig,
 ) -> Iterator[pa.Table]:
     """Verified chunks in the source's order: by `workers` Ray tasks at a time, or 0: by threads of this process."""
-    if workers == 0 or (workers == "auto" and not wants_ray(sum(len(p.candidates) for p in parts), cluster)):
+    if workers == 0 or (
+        workers == "auto" and not wants_ray(sum(len(p.candidates) for p in parts), cluster)
+    ):
         return by_threads(verify, parts, threads)
     cpus = int(connect(cluster).get("CPU", 1))
     return by_ray(verify, parts, max(1, cpus) if workers == "auto" else workers)
@@ -112,7 +137,9 @@ def by_threads(verify: Verifier, parts: Iterable[Part], threads: int) -> Iterato
             for future in pending:
                 yield future.result()
         finally:
-            pool.shutdown(wait=False, cancel_futures=True)  # whoever stops early does not wait for the rest
+            pool.shutdown(
+                wait=False, cancel_futures=True
+            )  # whoever stops early does not wait for the rest
 
 
 def by_ray(verify: Verifier, parts: Iterable[Part], workers: int) -> Iterator[pa.Table]:
@@ -136,7 +163,11 @@ def wants_ray(candidates: int, cluster: ClusterConfig) -> bool:
     import ray
 
     address = os.environ.get("RAY_ADDRESS", "")
-    there = ray.is_initialized() or (address and not address.startswith("http")) or cluster.address not in ("auto", "local")
+    there = (
+        ray.is_initialized()
+        or (address and not address.startswith("http"))
+        or cluster.address not in ("auto", "local")
+    )
     return candidates >= 2_000 if there else candidates >= 50_000 and cores() > 8
 
 

@@ -65,30 +65,57 @@ def diff(table: ImageTable, before: TableVersion, after: TableVersion) -> Diff:
         have = table.delta(version.version).schema().to_arrow().names
         rows = scan.rows(table, version, [c.id, *(n for n in (c.label, c.split) if n in have)])
         if rows[c.id].null_count:
-            raise DataError(f"{version} has a row without an id", rule="Images are compared by id", fix="Set table.columns.id")
+            raise DataError(
+                f"{version} has a row without an id",
+                rule="Images are compared by id",
+                fix="Set table.columns.id",
+            )
         if len(counted := pc.value_counts(rows[c.id])) < len(rows):
             twice = next(r["values"] for r in counted.to_pylist() if r["counts"] > 1)
             raise DataError(
-                f"{version} has an id twice", got=twice, rule="Images are compared by id", fix="Set table.columns.id"
+                f"{version} has an id twice",
+                got=twice,
+                rule="Images are compared by id",
+                fix="Set table.columns.id",
             )
-        values = {n: rows[n] if n in have else pa.nulls(len(rows), pa.string()) for n in (c.id, c.label, c.split)}
+        values = {
+            n: rows[n] if n in have else pa.nulls(len(rows), pa.string())
+            for n in (c.id, c.label, c.split)
+        }
         sides.append(pa.table(values).rename_columns(["id", "label", "split"]))
     old, new = sides
     both = old.join(new, "id", join_type="inner", right_suffix="_after").sort_by("id")
 
     def only(here: pa.Table, there: pa.Table) -> list[str]:
-        return sorted(here["id"].filter(pc.invert(pc.is_in(here["id"], value_set=there["id"].combine_chunks()))).to_pylist())
+        return sorted(
+            here["id"]
+            .filter(pc.invert(pc.is_in(here["id"], value_set=there["id"].combine_chunks())))
+            .to_pylist()
+        )
 
     def changed(name: str) -> Changed:
         values = (both[n].to_pylist() for n in ("id", name, f"{name}_after"))
         return [(i, a, b) for i, a, b in zip(*values, strict=True) if a != b]
 
     def counts(name: str) -> dict[str, tuple[int, int]]:
-        a, b = ({r["values"]: r["counts"] for r in pc.value_counts(side[name]).to_pylist()} for side in sides)
-        return {str(k) if k is not None else "–": (a.get(k, 0), b.get(k, 0)) for k in sorted({*a, *b}, key=str)}
+        a, b = (
+            {r["values"]: r["counts"] for r in pc.value_counts(side[name]).to_pylist()}
+            for side in sides
+        )
+        return {
+            str(k) if k is not None else "–": (a.get(k, 0), b.get(k, 0))
+            for k in sorted({*a, *b}, key=str)
+        }
 
     return Diff(
-        before, after, only(new, old), only(old, new), changed("label"), changed("split"), counts("label"), counts("split")
+        before,
+        after,
+        only(new, old),
+        only(old, new),
+        changed("label"),
+        changed("split"),
+        counts("label"),
+        counts("split"),
     )
 
 
@@ -113,8 +140,14 @@ def lineage(table: ImageTable, version: TableVersion) -> list[Step]:
             else:
                 steps.append(Step(here.uri, entry["version"], entry["version"], why, source))
             uri, _, number = source.rpartition("@v")
-            if uri not in ("", here.uri) and number.isdigit() and ImageTable.exists(uri, table.storage_options):
-                ahead.append((ImageTable(resolve(uri), storage_options=table.storage_options), int(number)))
+            if (
+                uri not in ("", here.uri)
+                and number.isdigit()
+                and ImageTable.exists(uri, table.storage_options)
+            ):
+                ahead.append(
+                    (ImageTable(resolve(uri), storage_options=table.storage_options), int(number))
+                )
     return steps
 
 
@@ -130,11 +163,17 @@ def optimize(table: ImageTable, by: Sequence[str] = (), target_mb: int = 256) ->
     how: dict[str, Any] = {
         "target_size": target_mb * 2**20,
         "writer_properties": writer(table.columns.image),
-        "commit_properties": told(f"optimize by {', '.join(by)}" if by else "optimize", f"@v{delta.version()}"),
+        "commit_properties": told(
+            f"optimize by {', '.join(by)}" if by else "optimize", f"@v{delta.version()}"
+        ),
     }
     _delta(table, "optimized", lambda: work.z_order(list(by), **how) if by else work.compact(**how))
     delta = table.delta()
-    return {"files_before": before, "files_after": len(delta.file_uris()), "version": delta.version()}
+    return {
+        "files_before": before,
+        "files_after": len(delta.file_uris()),
+        "version": delta.version(),
+    }
 
 
 def vacuum(table: ImageTable, keep_hours: int | None = None, delete: bool = False) -> Vacuum:
@@ -149,12 +188,27 @@ def vacuum(table: ImageTable, keep_hours: int | None = None, delete: bool = Fals
     full = "deletionVectors" not in (delta.protocol().reader_features or ())
 
     def run(keep: list[int], real: bool) -> list[str]:
-        how: dict[str, Any] = {"retention_hours": keep_hours, "full": full, "keep_versions": keep or None, "dry_run": not real}
-        return _delta(table, "vacuumed", lambda: delta.vacuum(**how, commit_properties=told("vacuum")))
+        how: dict[str, Any] = {
+            "retention_hours": keep_hours,
+            "full": full,
+            "keep_versions": keep or None,
+            "dry_run": not real,
+        }
+        return _delta(
+            table, "vacuumed", lambda: delta.vacuum(**how, commit_properties=told("vacuum"))
+        )
 
     doomed = set(run([], False))
-    kept = {name: len(doomed - set(run([version], False))) for name, version in sorted(tags.items())} if doomed else {}
-    return Vacuum(sorted(run(sorted(set(tags.values())), delete)), {n: k for n, k in kept.items() if k}, delete)
+    kept = (
+        {name: len(doomed - set(run([version], False))) for name, version in sorted(tags.items())}
+        if doomed
+        else {}
+    )
+    return Vacuum(
+        sorted(run(sorted(set(tags.values())), delete)),
+        {n: k for n, k in kept.items() if k},
+        delete,
+    )
 
 
 def _delta(table: ImageTable, done: str, work: Callable[[], T]) -> T:

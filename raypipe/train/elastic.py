@@ -32,21 +32,29 @@ def room(free: Mapping[str, Resources], worker: Resources, decoding: bool = Fals
     if not decoding:
         return sum(places.values())
     left = [
-        places[node] - _fits({**has, "CPU": has["CPU"] - 1}, worker) for node, has in free.items() if has.get("CPU", 0) >= 1
+        places[node] - _fits({**has, "CPU": has["CPU"] - 1}, worker)
+        for node, has in free.items()
+        if has.get("CPU", 0) >= 1
     ]
     return sum(places.values()) - min(left) if left else 0
 
 
 def _fits(has: Resources, worker: Resources) -> int:
-    return min(int(has.get(kind, 0) / amount + 1e-6) for kind, amount in worker.items() if amount > 0)
+    return min(
+        int(has.get(kind, 0) / amount + 1e-6) for kind, amount in worker.items() if amount > 0
+    )
 
 
 def free() -> dict[str, Resources]:
     """What is free on each node that stays: one that is being taken away starts no workers."""
-    from ray._private.state import state  # the public list of nodes says what they have, not what is free
+    from ray._private.state import (
+        state,
+    )  # the public list of nodes says what they have, not what is free
 
     going = state.get_draining_nodes()
-    return {node: has for node, has in state.available_resources_per_node().items() if node not in going}
+    return {
+        node: has for node, has in state.available_resources_per_node().items() if node not in going
+    }
 
 
 def settled(worker: Resources, decoding: bool, wanted: int) -> int:
@@ -72,7 +80,15 @@ class Growth:
     after_s: of work, before the group may grow.
     """
 
-    def __init__(self, workers: int, most: int, worker: Resources, decoding: bool, epochs: int, after_s: float) -> None:
+    def __init__(
+        self,
+        workers: int,
+        most: int,
+        worker: Resources,
+        decoding: bool,
+        epochs: int,
+        after_s: float,
+    ) -> None:
         self._workers, self._most, self._worker, self._decoding = workers, most, worker, decoding
         self._epochs, self._after_s = epochs, after_s
         self._running, self._ended = threading.Event(), threading.Event()
@@ -93,7 +109,9 @@ class Growth:
         if self._workers >= self._most:
             yield
             return
-        thread = threading.Thread(target=self._look, args=(more,), name="raypipe-growth", daemon=True)
+        thread = threading.Thread(
+            target=self._look, args=(more,), name="raypipe-growth", daemon=True
+        )
         thread.start()
         try:
             yield
@@ -113,6 +131,8 @@ class Growth:
                 continue
             seen, before = min(extra, before), extra
             reached = min(self._most, self._workers + seen)
-            if time.monotonic() - started >= self._after_s and pays(self._left_s, self._workers, reached):
+            if time.monotonic() - started >= self._after_s and pays(
+                self._left_s, self._workers, reached
+            ):
                 more.touch()
                 return

@@ -22,7 +22,15 @@ from raypipe.train.settings import TrainConfig
 
 # What may change under a training that has begun: neither the model's shape, nor its data, nor
 # what an optimizer's state is of.
-_OPTIMIZER = ("lr", "weight_decay", "layer_decay", "unfreeze_epochs", "clip_norm", "schedule", "warmup")
+_OPTIMIZER = (
+    "lr",
+    "weight_decay",
+    "layer_decay",
+    "unfreeze_epochs",
+    "clip_norm",
+    "schedule",
+    "warmup",
+)
 _BATCH = ("batch_size", "accumulate", "label_smoothing", "focal_gamma")
 MUTABLE = (
     "model.dropout",
@@ -70,7 +78,9 @@ class TrainJob(Section):
         known = f"{', '.join(n for n in MUTABLE if not n.startswith('augment.'))} and augment.*"
         for name, value in (field for values in by_epoch.values() for field in values.items()):
             if name not in MUTABLE:
-                raise ValueError(f"{name} cannot change under a training that has begun. It can change {known}")
+                raise ValueError(
+                    f"{name} cannot change under a training that has begun. It can change {known}"
+                )
             if value == "auto":
                 raise ValueError(f"{name}=auto is found once, before the training. Give a number")
         return dict(sorted(by_epoch.items()))
@@ -85,10 +95,14 @@ class TrainJob(Section):
                 f"model.task={task} has no {stopping.metric}. Set train.stopping.metric to one of {', '.join(known)}"
             )
         if stopping.metric not in known:  # nobody asked for one: the task's own
-            judged = train.model_copy(update={"stopping": stopping.model_copy(update={"metric": known[1]})})
+            judged = train.model_copy(
+                update={"stopping": stopping.model_copy(update={"metric": known[1]})}
+            )
             self.__dict__["train"] = judged
         if self.feed.sampling == "balanced" and task != "single_label":
-            raise ValueError(f"feed.sampling=balanced needs one class an image, and model.task={task}. Set it to weighted")
+            raise ValueError(
+                f"feed.sampling=balanced needs one class an image, and model.task={task}. Set it to weighted"
+            )
         return self
 
     @model_validator(mode="after")
@@ -98,9 +112,13 @@ class TrainJob(Section):
             return self
         last = max(self.by_epoch)
         if last >= self.train.epochs:
-            raise ValueError(f"by_epoch changes values after epoch {last}, and train.epochs={self.train.epochs}")
+            raise ValueError(
+                f"by_epoch changes values after epoch {last}, and train.epochs={self.train.epochs}"
+            )
         if self.train.strategy.startswith("zero"):
-            raise ValueError("by_epoch rebuilds the optimizer; DeepSpeed's cannot be. Set train.strategy=ddp")
+            raise ValueError(
+                "by_epoch rebuilds the optimizer; DeepSpeed's cannot be. Set train.strategy=ddp"
+            )
         for epoch in self.by_epoch:
             try:
                 self.stage(epoch)
@@ -112,15 +130,26 @@ class TrainJob(Section):
         """The job in force after `epoch` epochs, and the epoch at which it changes (None: never)."""
         if not self.by_epoch:
             return self, None
-        changes = {name: value for at, values in self.by_epoch.items() if at <= epoch for name, value in values.items()}
-        plain = {name: getattr(self, name) for name in TrainJob.model_fields}  # of a larger job, the part that trains
+        changes = {
+            name: value
+            for at, values in self.by_epoch.items()
+            if at <= epoch
+            for name, value in values.items()
+        }
+        plain = {
+            name: getattr(self, name) for name in TrainJob.model_fields
+        }  # of a larger job, the part that trains
         until = min((at for at in self.by_epoch if at > epoch), default=None)
         return replace(TrainJob.model_construct(**plain), changes | {"by_epoch": {}}), until
 
     @property
     def needs_cluster(self) -> bool:
         """Several workers do, and Ray's tasks, which embed or decode for others."""
-        return self.train.workers != 1 or self.model.mode == "frozen" or self.feed.carrier in ("cache", "offload")
+        return (
+            self.train.workers != 1
+            or self.model.mode == "frozen"
+            or self.feed.carrier in ("cache", "offload")
+        )
 
     def training_key(self, version: TableVersion) -> str:
         """Names the result: same key, same data, same settings, same seed.
@@ -130,7 +159,9 @@ class TrainJob(Section):
         """
         feed = self.feed.model_dump(mode="json", exclude=_HOW["feed"])
         train = self.train.model_dump(mode="json", exclude=_HOW["train"])
-        stages = (self.by_epoch,) if self.by_epoch else ()  # without, the key is what it was before there were any
+        stages = (
+            (self.by_epoch,) if self.by_epoch else ()
+        )  # without, the key is what it was before there were any
         return key_of(
             order.FORMAT,
             str(version),
@@ -153,7 +184,15 @@ class TrainJob(Section):
 _HOW: dict[str, set[str]] = {
     "feed": {"carrier", "cache_mb", "threads", "prefetch", "trace"},
     "train": {
-        *("workers", "gpu", "timeout_s", "max_failures", "checkpoint_steps", "checkpoint_async", "keep_best"),
+        *(
+            "workers",
+            "gpu",
+            "timeout_s",
+            "max_failures",
+            "checkpoint_steps",
+            "checkpoint_async",
+            "keep_best",
+        ),
         *("strategy", "offload", "activation_checkpointing", "compile", "channels_last"),
         *("profile", "tensorboard"),
     },

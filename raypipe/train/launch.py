@@ -36,7 +36,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("raypipe")
 STARTED = "started"  # what rank 0 says first
-ASK_RAY_EVERY = 5  # of the ranks' own questions (train/notice.py): Ray's answer takes a round trip of all ranks
+ASK_RAY_EVERY = (
+    5  # of the ranks' own questions (train/notice.py): Ray's answer takes a round trip of all ranks
+)
 
 
 def check_workers(cfg: TrainConfig, resources: dict[str, float]) -> None:
@@ -92,21 +94,37 @@ def on_workers(
         more.unlink(missing_ok=True)  # a driver that was killed may have left it
         workers = _workers(job, data, share)
         if cfg.elastic:
-            log.info("Starting %d of %d to %d workers", workers, cfg.fewest_workers, cfg.most_workers)
+            log.info(
+                "Starting %d of %d to %d workers", workers, cfg.fewest_workers, cfg.most_workers
+            )
         given = share or _whole_cluster(job, data, workers)
         # The trials of one search keep the size that they started with.
         most = cfg.most_workers if share is None else workers
-        in_vain += 0 < workers <= before  # it left to grow, and somebody else took the place: look half as often
+        in_vain += (
+            0 < workers <= before
+        )  # it left to grow, and somebody else took the place: look half as often
         after_s = elastic.GROW_AFTER_S * 2**in_vain
         growth = elastic.Growth(workers, most, given.worker, _decoding(data), cfg.epochs, after_s)
 
-        def told(metrics: dict[str, float], state: LoopState, growth: elastic.Growth = growth) -> None:
+        def told(
+            metrics: dict[str, float], state: LoopState, growth: elastic.Growth = growth
+        ) -> None:
             growth.heard(state.epoch)
             progress(metrics, state)
 
         try:
             with growth.watched(more):
-                state = _attempt(job, data, checkpoints, [leave, more], growth.started, told, steps, given, workers)
+                state = _attempt(
+                    job,
+                    data,
+                    checkpoints,
+                    [leave, more],
+                    growth.started,
+                    told,
+                    steps,
+                    given,
+                    workers,
+                )
         except TrainingFailedError as e:
             failures += not _no_failure(e)
             # Ray itself starts a group again whose size is fixed.
@@ -121,7 +139,11 @@ def on_workers(
             more.unlink(missing_ok=True)
         if state.finished(cfg.epochs) or leave.exists():
             return state
-        why = "There is room for more workers: going on" if before else "A node is being taken away: going on elsewhere"
+        why = (
+            "There is room for more workers: going on"
+            if before
+            else "A node is being taken away: going on elsewhere"
+        )
         log.info("%s from epoch %d, step %d", why, state.epoch, state.step)
 
 
@@ -158,7 +180,10 @@ def _whole_cluster(job: TrainJob, data: Data, workers: int) -> Share:
 def _no_failure(error: TrainingFailedError) -> bool:
     """Was the room gone before the group was there, or was a node taken away? No worker did wrong."""
     from ray.train import ControllerError, PreemptionError
-    from ray.train.v2._internal.exceptions import WorkerGroupStartupFailedError, WorkerGroupStartupTimeoutError
+    from ray.train.v2._internal.exceptions import (
+        WorkerGroupStartupFailedError,
+        WorkerGroupStartupTimeoutError,
+    )
 
     late = (WorkerGroupStartupFailedError, WorkerGroupStartupTimeoutError)
     if isinstance(error, ControllerError):
@@ -178,7 +203,9 @@ def _cause(error: TrainingFailedError, checkpoints: Path) -> RaypipeError:
     if ours := [c for c in causes if isinstance(c, RaypipeError)]:
         return ours[0]
     reason = " ".join(str(causes[0] if causes else error).split())[:400]
-    return RaypipeError(f"Training failed on a worker: {reason}", fix=f"Checkpoints are kept in {checkpoints}")
+    return RaypipeError(
+        f"Training failed on a worker: {reason}", fix=f"Checkpoints are kept in {checkpoints}"
+    )
 
 
 def _attempt(
@@ -217,7 +244,9 @@ def _attempt(
             "tells": steps is not None,
             "recent": share.recent,
         },
-        scaling_config=ScalingConfig(num_workers=workers, use_gpu=gpu, resources_per_worker=share.worker),
+        scaling_config=ScalingConfig(
+            num_workers=workers, use_gpu=gpu, resources_per_worker=share.worker
+        ),
         torch_config=TorchConfig(backend="nccl" if gpu else "gloo", timeout_s=int(cfg.timeout_s)),
         run_config=RayRunConfig(
             # A name of its own each time: Ray would take up the old run of that name, or refuse to start when the kill left its
@@ -232,11 +261,15 @@ def _attempt(
 
 
 @contextmanager
-def _relayed(epochs: Any, started: Callable[[], None], progress: Report, steps: Tell) -> Iterator[None]:
+def _relayed(
+    epochs: Any, started: Callable[[], None], progress: Report, steps: Tell
+) -> Iterator[None]:
     """Tell `started` when rank 0 puts STARTED into the queue, `progress` of each epoch, and `steps` of positions, while the
     block runs."""
 
-    def relay() -> None:  # waits without a timeout: asking twice a second took 2 % of a core from the workers
+    def relay() -> (
+        None
+    ):  # waits without a timeout: asking twice a second took 2 % of a core from the workers
         while (told := epochs.get()) is not None:
             told = pickle.loads(told)
             if told == STARTED:
@@ -269,11 +302,15 @@ def rank(config: dict[str, Any]) -> dict[str, Any]:
 
     def report(metrics: dict[str, float], state: LoopState) -> None:
         if first:
-            queue.put(pickle.dumps((metrics, state)))  # bytes: the queue's process would import torch to hold a class
+            queue.put(
+                pickle.dumps((metrics, state))
+            )  # bytes: the queue's process would import torch to hold a class
         ray.train.report(metrics)
 
     def tell(position: Position) -> None:
-        queue.actor.put_nowait.remote(pickle.dumps(position))  # nobody waits for the answer: a step must not
+        queue.actor.put_nowait.remote(
+            pickle.dumps(position)
+        )  # nobody waits for the answer: a step must not
 
     if first:
         queue.put(pickle.dumps(STARTED))

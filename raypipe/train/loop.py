@@ -96,7 +96,10 @@ def fit(
 ) -> LoopState:
     """Train from (state.epoch, state.step) to `cfg.epochs`, until the stopping rule says so, or until `leaving` does.
     `until`: not beyond so many epochs."""
-    rule, lr = cfg.stopping, scaled(float(cfg.lr), int(cfg.batch_size), cfg.lr_batch, cfg.lr_scaling)
+    rule, lr = (
+        cfg.stopping,
+        scaled(float(cfg.lr), int(cfg.batch_size), cfg.lr_batch, cfg.lr_scaling),
+    )
     counted = time.perf_counter()
     while not state.finished(cfg.epochs) and state.epoch != until:
         started, before = time.perf_counter(), state.seen
@@ -104,21 +107,31 @@ def fit(
         engine.train()
         for batch in engine.meter.steps(feed, state.epoch, state.step):
             done = state.epoch * feed.steps + state.step
-            engine.set_lr(lr * factor(cfg.schedule, done, cfg.epochs * feed.steps, cfg.warmup), state.epoch)
-            torch.manual_seed(_seed(seed, state.epoch, state.step, engine.rank))  # dropout: a resume draws what this run would
+            engine.set_lr(
+                lr * factor(cfg.schedule, done, cfg.epochs * feed.steps, cfg.warmup), state.epoch
+            )
+            torch.manual_seed(
+                _seed(seed, state.epoch, state.step, engine.rank)
+            )  # dropout: a resume draws what this run would
             inputs = batch.inputs
             targets = objective.task.targets(batch.labels_B)
             if inputs.ndim == 4:
                 # By position: a copy of a sample that weighted sampling draws again is changed in another way.
                 inputs = augment(inputs, augmentation, seed, state.epoch, batch.positions_B)
-                inputs, targets = mix(inputs, targets, augmentation, seed, state.epoch, batch.positions_B)
+                inputs, targets = mix(
+                    inputs, targets, augmentation, seed, state.epoch, batch.positions_B
+                )
             share = batch.share
             weighed = partial(_weighed, objective.loss, share.weight)
             losses += engine.step(inputs, targets, weighed, share.least) * share.even
             state.seen += share.images
             state.step += 1
             left = leaving()
-            if left or (cfg.checkpoint_steps and state.step % cfg.checkpoint_steps == 0 and state.step < feed.steps):
+            if left or (
+                cfg.checkpoint_steps
+                and state.step % cfg.checkpoint_steps == 0
+                and state.step < feed.steps
+            ):
                 counted = _settle(state, engine, losses, counted)
                 save(state)
             if left:
@@ -133,8 +146,12 @@ def fit(
         problem = _problem(metrics, engine)
         if problem is not None:
             state.problem = f"epoch {state.epoch + 1} is unusable: {problem} (train.lr={cfg.lr:g})"
-            metrics |= {name: math.nan for name in metrics if name.startswith("val_")}  # argmax of NaN looks like an accuracy
-        elif cfg.result == "last" or improved(metrics[rule.metric], state.best, rule.mode, rule.min_delta):
+            metrics |= {
+                name: math.nan for name in metrics if name.startswith("val_")
+            }  # argmax of NaN looks like an accuracy
+        elif cfg.result == "last" or improved(
+            metrics[rule.metric], state.best, rule.mode, rule.min_delta
+        ):
             state.best, state.best_epoch = metrics[rule.metric], state.epoch
         state.history.append(metrics)
         state.epoch, state.step, state.loss_sum, state.seen = state.epoch + 1, 0, 0.0, 0
@@ -151,7 +168,12 @@ def _settle(state: LoopState, engine: Engine, losses: Tensor, since: float) -> f
     them: all have to stop for one reason, after one epoch, and go on from one state."""
     now = time.perf_counter()
     spent = now - since
-    counts = [float(losses), state.seen, state.seconds + spent, state.worker_s + spent * engine.world]
+    counts = [
+        float(losses),
+        state.seen,
+        state.seconds + spent,
+        state.worker_s + spent * engine.world,
+    ]
     means = torch.tensor(counts, dtype=torch.float64, device=engine.device) / engine.world
     if engine.world > 1:
         dist.all_reduce(means)
@@ -183,8 +205,12 @@ def _seed(*parts: int) -> int:
 def evaluate(engine: Engine, feed: Feed, objective: Objective) -> dict[str, float]:
     """The metrics of the task over every rank's share of validation; exact, nothing padded."""
     engine.eval()
-    totals = sum(objective.totals(engine.forward(batch.inputs), batch.labels_B) for batch in feed.val())
-    assert isinstance(totals, torch.Tensor)  # order.evaluation gives each rank a batch, if an empty one
+    totals = sum(
+        objective.totals(engine.forward(batch.inputs), batch.labels_B) for batch in feed.val()
+    )
+    assert isinstance(
+        totals, torch.Tensor
+    )  # order.evaluation gives each rank a batch, if an empty one
     if engine.world > 1:
         dist.all_reduce(totals)
     return objective.metrics(totals)

@@ -26,7 +26,11 @@ ClassWeights = Literal["balanced"] | dict[str, float] | None
 
 
 def softmax_loss(
-    logits_BC: Tensor, targets_BC: Tensor, weights_C: Tensor, smoothing: float = 0.0, gamma: float = 0.0
+    logits_BC: Tensor,
+    targets_BC: Tensor,
+    weights_C: Tensor,
+    smoothing: float = 0.0,
+    gamma: float = 0.0,
 ) -> Tensor:
     """Cross-entropy over classes of which one is right; targets are shares that sum to 1."""
     log_p_BC = logits_BC.log_softmax(1)
@@ -35,7 +39,11 @@ def softmax_loss(
 
 
 def sigmoid_loss(
-    logits_BC: Tensor, targets_BC: Tensor, weights_C: Tensor, smoothing: float = 0.0, gamma: float = 0.0
+    logits_BC: Tensor,
+    targets_BC: Tensor,
+    weights_C: Tensor,
+    smoothing: float = 0.0,
+    gamma: float = 0.0,
 ) -> Tensor:
     """Binary cross-entropy, its mean over the outputs; a weight counts for the presence of its tag, 1 for its absence."""
     log_p_BC, log_not_p_BC = logsigmoid(logits_BC), logsigmoid(-logits_BC)
@@ -58,7 +66,11 @@ def class_weights(wanted: ClassWeights, classes: tuple[str, ...], labels_N: np.n
     tagged = labels_N.ndim == 2
     if wanted is None:
         return torch.ones(len(classes))
-    counts_C = labels_N.sum(0, dtype=np.float64) if tagged else np.bincount(labels_N, minlength=len(classes)).astype(np.float64)
+    counts_C = (
+        labels_N.sum(0, dtype=np.float64)
+        if tagged
+        else np.bincount(labels_N, minlength=len(classes)).astype(np.float64)
+    )
     if isinstance(wanted, Mapping):
         check_weights(wanted, classes)
         weights_C = np.array([wanted[name] for name in classes])
@@ -75,7 +87,9 @@ def check_weights(wanted: ClassWeights, classes: tuple[str, ...]) -> None:
     """Raise ConfigError for a mapping that lacks a class, names another, or weighs one by no positive number."""
     if not isinstance(wanted, Mapping):
         return
-    wrong = {name: wanted.get(name) for name in classes if not 0 < wanted.get(name, 0) < float("inf")}
+    wrong = {
+        name: wanted.get(name) for name in classes if not 0 < wanted.get(name, 0) < float("inf")
+    }
     wrong |= {name: weight for name, weight in wanted.items() if name not in classes}
     if wrong:
         raise ConfigError(
@@ -86,4 +100,6 @@ def check_weights(wanted: ClassWeights, classes: tuple[str, ...]) -> None:
 
 
 def _focal(log_p_BC: Tensor, gamma: float) -> Tensor | float:
-    return (-torch.expm1(log_p_BC)).clamp_min(1e-8) ** gamma if gamma else 1.0  # the slope of x^gamma at 0 is infinite below 1
+    return (
+        (-torch.expm1(log_p_BC)).clamp_min(1e-8) ** gamma if gamma else 1.0
+    )  # the slope of x^gamma at 0 is infinite below 1

@@ -22,7 +22,13 @@ from torch import Tensor
 from raypipe.errors import ConfigError
 from raypipe.models.finite import require_rows
 from raypipe.models.tasks import Kind, Task
-from raypipe.train.losses import ClassWeights, class_weights, sigmoid_loss, softmax_loss, squared_loss
+from raypipe.train.losses import (
+    ClassWeights,
+    class_weights,
+    sigmoid_loss,
+    softmax_loss,
+    squared_loss,
+)
 
 METRICS: dict[Kind, tuple[str, ...]] = {
     "single_label": ("val_loss", "val_accuracy", "val_balanced_accuracy"),
@@ -45,7 +51,12 @@ class Objective:
 
     @classmethod
     def of(
-        cls, task: Task, labels_N: np.ndarray, weights: ClassWeights = None, smoothing: float = 0.0, gamma: float = 0.0
+        cls,
+        task: Task,
+        labels_N: np.ndarray,
+        weights: ClassWeights = None,
+        smoothing: float = 0.0,
+        gamma: float = 0.0,
     ) -> Objective:
         """The objective of a training set: all its labels, the same on every rank."""
         check(task.kind, weights, smoothing, gamma)
@@ -61,16 +72,22 @@ class Objective:
 
     def loss(self, logits_BC: Tensor, targets_BC: Tensor) -> Tensor:
         """The mean over the batch of what is minimised."""
-        return self._losses(logits_BC, targets_BC, self.weights_C, self.smoothing, self.gamma).mean()
+        return self._losses(
+            logits_BC, targets_BC, self.weights_C, self.smoothing, self.gamma
+        ).mean()
 
     def totals(self, logits_BC: Tensor, labels_B: Tensor) -> Tensor:
         """Sums over a batch, float64: the loss, the images, and what the task counts. Zeros if it is empty."""
         targets_BC = self.task.targets(labels_B)
         losses_B = self._losses(logits_BC, targets_BC, torch.ones_like(self.weights_C), 0.0, 0.0)
-        losses_B = torch.where(logits_BC.isfinite().all(1), losses_B, torch.nan)  # whatever the loss made of such a logit
+        losses_B = torch.where(
+            logits_BC.isfinite().all(1), losses_B, torch.nan
+        )  # whatever the loss made of such a logit
         images_B = torch.ones_like(losses_B)
         counted = _COUNTED[self.task.kind](self.task.scores(logits_BC), targets_BC, self.mean)
-        return torch.cat([part.double().sum(0).reshape(-1) for part in (losses_B, images_B, *counted)])
+        return torch.cat(
+            [part.double().sum(0).reshape(-1) for part in (losses_B, images_B, *counted)]
+        )
 
     def metrics(self, totals: Tensor) -> dict[str, float]:
         """The metrics of the sums over a whole split; all NaN if a logit or a loss was not finite. What is counted would look
@@ -80,7 +97,14 @@ class Objective:
             return dict.fromkeys(METRICS[self.task.kind], math.nan) | {"val_loss": loss / images}
         return {"val_loss": loss / images, **_DIVIDED[self.task.kind](images, np.array(counted))}
 
-    def _losses(self, logits_BC: Tensor, targets_BC: Tensor, weights_C: Tensor, smoothing: float, gamma: float) -> Tensor:
+    def _losses(
+        self,
+        logits_BC: Tensor,
+        targets_BC: Tensor,
+        weights_C: Tensor,
+        smoothing: float,
+        gamma: float,
+    ) -> Tensor:
         if self.task.kind == "regression":
             return squared_loss(logits_BC, targets_BC, self.spread)
         function = softmax_loss if self.task.kind == "single_label" else sigmoid_loss
@@ -106,7 +130,11 @@ def check(kind: Kind, weights: ClassWeights, smoothing: float, gamma: float) -> 
         ("focal_gamma", gamma > 0 and squared),
     ):
         if unused:
-            raise ConfigError(f"train.{name} says nothing to model.task={kind}", rule="It has no classes", fix="Remove it")
+            raise ConfigError(
+                f"train.{name} says nothing to model.task={kind}",
+                rule="It has no classes",
+                fix="Remove it",
+            )
 
 
 def _count_classes(scores_BC: Tensor, targets_BC: Tensor, mean: float) -> tuple[Tensor, ...]:
@@ -128,12 +156,17 @@ def _count_tags(scores_BC: Tensor, targets_BC: Tensor, mean: float) -> tuple[Ten
 
 def _divide_tags(images: float, counted: np.ndarray) -> dict[str, float]:
     found_C, wrong_C = np.split(counted[1:], 2)
-    f1_C = 2 * found_C / np.maximum(2 * found_C + wrong_C, 1)  # a tag that nobody set or said counts 0
+    f1_C = (
+        2 * found_C / np.maximum(2 * found_C + wrong_C, 1)
+    )  # a tag that nobody set or said counts 0
     return {"val_accuracy": float(counted[0] / images), "val_f1": float(f1_C.mean())}
 
 
 def _count_errors(scores_B1: Tensor, targets_B1: Tensor, mean: float) -> tuple[Tensor, ...]:
-    errors_B1, away_B1 = scores_B1.double() - targets_B1, targets_B1.double() - mean  # about the mean: nothing cancels
+    errors_B1, away_B1 = (
+        scores_B1.double() - targets_B1,
+        targets_B1.double() - mean,
+    )  # about the mean: nothing cancels
     return errors_B1.abs(), errors_B1.square(), away_B1, away_B1.square()
 
 

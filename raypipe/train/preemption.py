@@ -22,7 +22,9 @@ class Notice:
     from which all of them count alike after how many steps to ask again.
     """
 
-    def __init__(self, told: Callable[[], bool], device: torch.device, world: int, every_s: float = EVERY_S) -> None:
+    def __init__(
+        self, told: Callable[[], bool], device: torch.device, world: int, every_s: float = EVERY_S
+    ) -> None:
         self._told, self._device, self._world, self._every_s = told, device, world, every_s
         self._asked_at, self._steps, self._ask_after, self._heard = time.perf_counter(), 0, 1, False
 
@@ -32,11 +34,18 @@ class Notice:
             self._heard = self._heard or self._told()
         elif self._steps >= self._ask_after and not self._heard:
             now = time.perf_counter()
-            both = torch.tensor([self._told(), (now - self._asked_at) / self._steps], dtype=torch.float64, device=self._device)
+            both = torch.tensor(
+                [self._told(), (now - self._asked_at) / self._steps],
+                dtype=torch.float64,
+                device=self._device,
+            )
             dist.all_reduce(both, dist.ReduceOp.MAX)
             heard, step_s = both.tolist()
             wanted = int(self._every_s / max(step_s, 1e-6))
-            self._heard, self._ask_after = heard > 0, min(2 * self._ask_after, max(1, wanted))  # a first step may be too short
+            self._heard, self._ask_after = (
+                heard > 0,
+                min(2 * self._ask_after, max(1, wanted)),
+            )  # a first step may be too short
             self._asked_at, self._steps = now, 0
         return self._heard
 

@@ -32,7 +32,12 @@ def step(progress: float) -> float:
     return 0.1 ** min(2, int(3 * progress))
 
 
-SCHEDULES: dict[str, Callable[[float], float]] = {"cosine": cosine, "one_cycle": cosine, "step": step, "constant": constant}
+SCHEDULES: dict[str, Callable[[float], float]] = {
+    "cosine": cosine,
+    "one_cycle": cosine,
+    "step": step,
+    "constant": constant,
+}
 WARMUP = {"one_cycle": 0.3}  # the others: 0.05
 DIVISOR = 25.0  # one_cycle starts at the peak divided by this, as torch's OneCycleLR
 
@@ -109,7 +114,9 @@ def lr_range(
     return LrRange(lrs[falls.index(max(falls))], tuple(lrs), tuple(losses))
 
 
-def find_batch_size(fits: Callable[[int], bool], start: int = 1, limit: int = 65_536, within: float = 0.05) -> int:
+def find_batch_size(
+    fits: Callable[[int], bool], start: int = 1, limit: int = 65_536, within: float = 0.05
+) -> int:
     """The largest batch that fits, to a share of `within`: by doubling from `start`, then by bisection.
 
     `fits` is asked once a size, at most 2 log2(limit) times; on a GPU let it try a training step in a process of its own
@@ -124,11 +131,16 @@ def find_batch_size(fits: Callable[[int], bool], start: int = 1, limit: int = 65
             bad = size
         size = min(2 * good, limit) if bad > limit else (good + bad) // 2
     if good == 0:
-        raise RaypipeError("Not even one image fits into memory", fix="Choose a smaller model.name or model.side_px")
+        raise RaypipeError(
+            "Not even one image fits into memory",
+            fix="Choose a smaller model.name or model.side_px",
+        )
     return good
 
 
-def fastest_batch_size(rate: Callable[[int], float], start: int = 8, limit: int = 1024, gain: float = 0.05) -> int:
+def fastest_batch_size(
+    rate: Callable[[int], float], start: int = 8, limit: int = 1024, gain: float = 0.05
+) -> int:
     """The smallest of start, 2 start, 4 start, … whose images/s are within `gain` of the best: what counts on a CPU.
 
     It ends after two sizes in a row that gained nothing, so that one noisy measurement does not end it.

@@ -81,7 +81,9 @@ class TrainConfig(ParallelConfig):
 
     @field_validator("batch_size", "lr", "workers", mode="wrap")
     @classmethod
-    def _number_or_auto(cls, value: Any, validate: Callable[[Any], Any], info: ValidationInfo) -> Any:
+    def _number_or_auto(
+        cls, value: Any, validate: Callable[[Any], Any], info: ValidationInfo
+    ) -> Any:
         """One message, where pydantic has one for each type that it might have been."""
         try:
             return validate(value)
@@ -97,5 +99,7 @@ class TrainConfig(ParallelConfig):
     @model_validator(mode="after")
     def _one_rate(self) -> TrainConfig:
         if self.lr == "auto" and self.lr_batch is not None:
-            raise ValueError("lr=auto is found with the batch that it trains. Remove lr_batch, or give lr as a number")
+            raise ValueError(
+                "lr=auto is found with the batch that it trains. Remove lr_batch, or give lr as a number"
+            )
         return self

@@ -9,5 +9,7 @@ from torch import Tensor, nn
 
 def without_values(model: nn.Module) -> nn.Module:
     """A copy whose parameters and buffers are shapes on `meta`; what it caches is its own."""
-    memo: dict[int, Tensor] = {id(p): nn.Parameter(p.detach().to("meta"), p.requires_grad) for p in model.parameters()}
+    memo: dict[int, Tensor] = {
+        id(p): nn.Parameter(p.detach().to("meta"), p.requires_grad) for p in model.parameters()
+    }
     return copy.deepcopy(model, memo | {id(b): b.to("meta") for b in model.buffers()})

@@ -36,7 +36,9 @@ class BudgetConfig(Section):
     @model_validator(mode="after")
     def _priced(self) -> BudgetConfig:
         if self.money is not None and self.price_per_hour is None:
-            raise ValueError("a budget in money needs to know what a worker costs: set price_per_hour too")
+            raise ValueError(
+                "a budget in money needs to know what a worker costs: set price_per_hour too"
+            )
         return self
 
 
@@ -49,9 +51,15 @@ class StoppingConfig(BudgetConfig):
     is never the best), `divergence` when the training loss is above so many times its lowest.
     """
 
-    metric: Literal["val_accuracy", "val_balanced_accuracy", "val_f1", "val_r2", "val_loss", "val_mae", "val_rmse"] = (
-        "val_accuracy"
-    )
+    metric: Literal[
+        "val_accuracy",
+        "val_balanced_accuracy",
+        "val_f1",
+        "val_r2",
+        "val_loss",
+        "val_mae",
+        "val_rmse",
+    ] = "val_accuracy"
     patience: int | None = Field(default=5, ge=1)
     min_delta: float = Field(default=0.0, ge=0)
     plateau: int | None = Field(default=None, ge=1)
@@ -115,7 +123,9 @@ def best_of(history: Sequence[Mapping[str, float]], cfg: StoppingConfig, last: b
     """The best usable epoch, counted from 0; -1 if there is none. `last`: the last usable one, whatever its metric."""
     best, found = None, -1
     for epoch, metrics in enumerate(history):
-        if unusable(metrics) is None and (last or improved(metrics[cfg.metric], best, cfg.mode, cfg.min_delta)):
+        if unusable(metrics) is None and (
+            last or improved(metrics[cfg.metric], best, cfg.mode, cfg.min_delta)
+        ):
             best, found = metrics[cfg.metric], epoch
     return found
 
@@ -140,7 +150,11 @@ def patience(wait: int, min_delta: float = 0.0) -> Rule:
         waited = len(p.values) - 1 - found
         if waited < wait or any(improved(value, best, p.mode, min_delta) for value in p.running):
             return None
-        shown = f"best {best:.4g} in {p.unit} {found + 1}" if best is not None else "it was never a number"
+        shown = (
+            f"best {best:.4g} in {p.unit} {found + 1}"
+            if best is not None
+            else "it was never a number"
+        )
         return f"no improvement of {p.metric} for {_count(waited, p.unit)} ({shown})"
 
     return rule
@@ -155,7 +169,10 @@ def plateau(window: int, by: str = "mean", min_delta: float = 0.0) -> Rule:
     def rule(p: Progress) -> str | None:
         if len(p.values) < 2 * window:
             return None
-        before, last = ([v for v in part if v == v] for part in (p.values[-2 * window : -window], p.values[-window:]))
+        before, last = (
+            [v for v in part if v == v]
+            for part in (p.values[-2 * window : -window], p.values[-window:])
+        )
         if not before:
             return None
         if not last:
@@ -212,7 +229,9 @@ def budget(limit: float, of: str, cost: Callable[[float, float], float]) -> Rule
 
 
 def epochs(limit: int) -> Rule:
-    return lambda p: f"the budget of {_count(limit, 'epoch')} is spent" if p.epochs >= limit else None
+    return lambda p: (
+        f"the budget of {_count(limit, 'epoch')} is spent" if p.epochs >= limit else None
+    )
 
 
 def any_of(*rules: Rule) -> Rule:
@@ -234,7 +253,9 @@ def budgets(cfg: BudgetConfig) -> Rule:
     price = (cfg.price_per_hour or 0.0) / 3600
     limits = [
         budget(cfg.seconds, "s", lambda s, worker_s: s) if cfg.seconds else None,
-        budget(cfg.gpu_hours, "GPU-hours", lambda s, worker_s: worker_s / 3600) if cfg.gpu_hours else None,
+        budget(cfg.gpu_hours, "GPU-hours", lambda s, worker_s: worker_s / 3600)
+        if cfg.gpu_hours
+        else None,
         budget(cfg.money, "in money", lambda s, worker_s: worker_s * price) if cfg.money else None,
     ]
     return any_of(*(rule for rule in limits if rule))
@@ -248,7 +269,10 @@ def of_training(cfg: StoppingConfig) -> Rule:
         plateau(cfg.plateau, cfg.plateau_by, cfg.min_delta) if cfg.plateau else None,
     ]
     quality = (all_of if cfg.when == "all" else any_of)(*(rule for rule in chosen if rule))
-    guards = [nan_guard if cfg.nan_guard else None, divergence(cfg.divergence) if cfg.divergence else None]
+    guards = [
+        nan_guard if cfg.nan_guard else None,
+        divergence(cfg.divergence) if cfg.divergence else None,
+    ]
     return any_of(*(rule for rule in guards if rule), quality, budgets(cfg))
 
 
@@ -263,7 +287,10 @@ def of_search(cfg: SearchStoppingConfig) -> Rule:
 
 
 def why_stop(
-    cfg: StoppingConfig, history: Sequence[dict[str, float]], seconds: float = 0.0, worker_s: float = 0.0
+    cfg: StoppingConfig,
+    history: Sequence[dict[str, float]],
+    seconds: float = 0.0,
+    worker_s: float = 0.0,
 ) -> str | None:
     """The reason to stop a training after these epochs, or None. An epoch to come is taken to cost their mean."""
     done = max(1, len(history))

@@ -43,7 +43,9 @@ from raypipe.train.stopping import unusable
 from raypipe.train.worker import Data, meter_of, train_stages
 
 log = logging.getLogger("raypipe")
-FORMAT = 2  # of result.json; format 1 (ba74455 and before) has the same fields, and is read as it is
+FORMAT = (
+    2  # of result.json; format 1 (ba74455 and before) has the same fields, and is read as it is
+)
 TEST = "test.json"  # beside a result: its metrics on the test split
 
 
@@ -71,15 +73,26 @@ def run(
     save(job, folder / "config.yaml")
     started = time.perf_counter()
     checkpoints = folder / "checkpoints"
-    with tensorboard.recorded(folder / "tensorboard", progress) if job.train.tensorboard else nullcontext(progress) as report:
+    with (
+        tensorboard.recorded(folder / "tensorboard", progress)
+        if job.train.tensorboard
+        else nullcontext(progress) as report
+    ):
         state = _train(job, data(), checkpoints, report, steps)
     _require_usable(job, state)
     best = checkpoints / checkpoint.name(state.best_epoch + 1)
-    outcome: dict[str, Any] = {"history": state.history, "best_epoch": state.best_epoch, "checkpoint": str(best)}
+    outcome: dict[str, Any] = {
+        "history": state.history,
+        "best_epoch": state.best_epoch,
+        "checkpoint": str(best),
+    }
     outcome |= {"stopped": state.stopped, "format": FORMAT}
     if problem := checkpoint.verify(best):
         raise RaypipeError(
-            f"The best checkpoint is not whole: {problem}", got=str(best), rule="All nodes share run.dir", fix="Set run.dir"
+            f"The best checkpoint is not whole: {problem}",
+            got=str(best),
+            rule="All nodes share run.dir",
+            fix="Set run.dir",
         )
     partial = finished.with_suffix(".partial")
     partial.write_text(to_json(outcome))
@@ -89,15 +102,29 @@ def run(
 
 def _require_usable(job: TrainJob, state: LoopState) -> None:
     """Raise RaypipeError if no epoch can be the result; say so if the newest cannot."""
-    fix = "Lower train.lr, or set train.clip_norm" + (", or train.precision=bf16" if job.train.precision == "fp16" else "")
-    if state.best_epoch < 0 and state.problem is None and all(unusable(m) is None for m in state.history):
+    fix = "Lower train.lr, or set train.clip_norm" + (
+        ", or train.precision=bf16" if job.train.precision == "fp16" else ""
+    )
+    if (
+        state.best_epoch < 0
+        and state.problem is None
+        and all(unusable(m) is None for m in state.history)
+    ):
         metric, known = job.train.stopping.metric, METRICS[job.model.task]
         rule = "val_r2 needs validation labels that differ" if metric == "val_r2" else ""
-        raise RaypipeError(f"{metric} was never a number", rule=rule, fix=f"Set train.stopping.metric={known[1]}")
+        raise RaypipeError(
+            f"{metric} was never a number", rule=rule, fix=f"Set train.stopping.metric={known[1]}"
+        )
     if state.best_epoch < 0:
-        raise RaypipeError("Training diverged: no epoch is usable", got=state.problem or f"train.lr={job.train.lr:g}", fix=fix)
+        raise RaypipeError(
+            "Training diverged: no epoch is usable",
+            got=state.problem or f"train.lr={job.train.lr:g}",
+            fix=fix,
+        )
     if state.problem is not None:
-        log.warning("%s. The result is epoch %d. %s.", _sentence(state.problem), state.best_epoch + 1, fix)
+        log.warning(
+            "%s. The result is epoch %d. %s.", _sentence(state.problem), state.best_epoch + 1, fix
+        )
 
 
 def _usable(finished: Path) -> dict[str, Any]:
@@ -126,22 +153,33 @@ def check_start(job: TrainJob) -> None:
     """Raise ConfigError when the training should start from weights that are not there."""
     where = job.train.start_from
     if where is not None and (problem := checkpoint.verify(Path(where))):
-        raise ConfigError(f"train.start_from is no whole checkpoint: {problem}", got=where, fix="Name an epoch's folder")
+        raise ConfigError(
+            f"train.start_from is no whole checkpoint: {problem}",
+            got=where,
+            fix="Name an epoch's folder",
+        )
 
 
-def _train(job: TrainJob, data: Data, checkpoints: Path, progress: Report, steps: Tell) -> LoopState:
+def _train(
+    job: TrainJob, data: Data, checkpoints: Path, progress: Report, steps: Tell
+) -> LoopState:
     leave = checkpoints.with_name("leave")  # a file, because workers may be on other nodes
     leave.unlink(missing_ok=True)
     with on_sigterm(leave.touch):
         if job.train.workers == 1:
             with Saver(checkpoints, job.train) as saver:
                 meter = meter_of(job, checkpoints.parent, steps)
-                state = train_stages(job, data, partial(newest, checkpoints), saver, progress, leave.exists, meter)
+                state = train_stages(
+                    job, data, partial(newest, checkpoints), saver, progress, leave.exists, meter
+                )
         else:
             state = on_workers(job, data, checkpoints, leave, progress, steps)
     if not state.finished(job.train.epochs):
         raise RaypipeError(
-            "Stopped on request", got="SIGTERM", rule=f"Epoch {state.epoch + 1}, step {state.step} is saved", fix="Run it again"
+            "Stopped on request",
+            got="SIGTERM",
+            rule=f"Epoch {state.epoch + 1}, step {state.step} is saved",
+            fix="Run it again",
         )
     return state
 
@@ -151,10 +189,14 @@ def prepare(job: TrainJob, pinned: Pinned, here: bool = False) -> Data:
     in this process."""
     check_weights(job.train.class_weights, pinned.classes)  # before anything is decoded
     sources = _sources(job, pinned, [job.feed.train, job.feed.val], here)
-    return Data(pinned.classes, job.model.mode == "frozen", sources[job.feed.train], sources[job.feed.val])
+    return Data(
+        pinned.classes, job.model.mode == "frozen", sources[job.feed.train], sources[job.feed.val]
+    )
 
 
-def _sources(job: TrainJob, pinned: Pinned, splits: list[str], here: bool = False) -> dict[str, Source]:
+def _sources(
+    job: TrainJob, pinned: Pinned, splits: list[str], here: bool = False
+) -> dict[str, Source]:
     if job.model.mode == "frozen":
         return feature_sources(pinned, splits, job.model, job.feed, str(job.run.path / "features"))
     return feeds.prepare(pinned, splits, job.model.pixels, job.feed, job.run.seed, here)
@@ -163,7 +205,9 @@ def _sources(job: TrainJob, pinned: Pinned, splits: list[str], here: bool = Fals
 def assemble(job: TrainJob, result: TrainResult) -> ImageModel:
     """The whole model, from pixels to logits, with the weights of the result's best epoch."""
     weights = checkpoint.read(Path(result.checkpoint)).weights
-    require_weights(weights, result.checkpoint, "Remove the run's folder and train again with a lower train.lr")
+    require_weights(
+        weights, result.checkpoint, "Remove the run's folder and train again with a lower train.lr"
+    )
     model = ImageModel(job.model, len(result.classes))
     (model.head if job.model.mode == "frozen" else model).load_state_dict(dict(weights))
     return model.eval()
@@ -187,7 +231,12 @@ def test(job: TrainJob, result: TrainResult, folder: Path) -> dict[str, float]:
     no such rows. Kept in `folder`, beside the result: looking again costs nothing."""
     kept = folder / TEST
     if not kept.exists():
-        pinned = pin(job.table.model_copy(update={"version": result.version.version}), job.feed, result.classes, job.model.task)
+        pinned = pin(
+            job.table.model_copy(update={"version": result.version.version}),
+            job.feed,
+            result.classes,
+            job.model.task,
+        )
         if not pinned.counts[job.feed.test]:
             return {}
         _keep_test(folder, pinned, *_predicted(job, assemble(job, result), pinned, job.feed.test))
@@ -199,11 +248,15 @@ def _keep_test(folder: Path, pinned: Pinned, found: Reference, labels_N: np.ndar
     metrics = judge(pinned.task, torch.from_numpy(found.scores_NC), labels)
     folder.mkdir(parents=True, exist_ok=True)
     partial = folder / f"{TEST}.partial"
-    partial.write_text(to_json({name.replace("val_", "test_"): value for name, value in metrics.items()}))
+    partial.write_text(
+        to_json({name.replace("val_", "test_"): value for name, value in metrics.items()})
+    )
     partial.replace(folder / TEST)
 
 
-def _predicted(job: TrainJob, model: ImageModel, pinned: Pinned, split: str) -> tuple[Reference, np.ndarray]:
+def _predicted(
+    job: TrainJob, model: ImageModel, pinned: Pinned, split: str
+) -> tuple[Reference, np.ndarray]:
     """Features and scores of a split, and the labels of the images they are of: where one is broken,
     those of the image in its place."""
     source = _sources(job, pinned, [split])[split]
@@ -227,4 +280,14 @@ def _predicted(job: TrainJob, model: ImageModel, pinned: Pinned, split: str) -> 
 def _result(key: str, pinned: Pinned, outcome: dict[str, Any], seconds: float) -> TrainResult:
     history, best = outcome["history"], outcome["best_epoch"]
     where, stopped = outcome["checkpoint"], outcome["stopped"]
-    return TrainResult(key, pinned.version, pinned.classes, history[best], tuple(history), best, where, seconds, stopped)
+    return TrainResult(
+        key,
+        pinned.version,
+        pinned.classes,
+        history[best],
+        tuple(history),
+        best,
+        where,
+        seconds,
+        stopped,
+    )

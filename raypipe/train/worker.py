@@ -69,7 +69,15 @@ def train_rank(
         saved = checkpoint.read(resume, verified=True)
         engine.load(saved.weights, saved.optimizer, saved.facts)
         state = saved.state.judged_again(cfg.stopping, cfg.result == "last")
-    feed = Feed(data.train, data.val, int(cfg.batch_size), job.run.seed, engine.rank, engine.world, engine.device)
+    feed = Feed(
+        data.train,
+        data.val,
+        int(cfg.batch_size),
+        job.run.seed,
+        engine.rank,
+        engine.world,
+        engine.device,
+    )
     ended = True
     try:
         state = fit(
@@ -120,7 +128,9 @@ def start_from(model: nn.Module, folder: Path) -> None:
     """Take over the weights of a checkpoint that verified. Raises ConfigError when they are another model's, DataError when
     they are not finite."""
     weights = dict(checkpoint.read(folder, verified=True).weights)
-    finite.require_weights(weights, str(folder), "Set train.start_from=null, or name another epoch's folder")
+    finite.require_weights(
+        weights, str(folder), "Set train.start_from=null, or name another epoch's folder"
+    )
     try:
         model.load_state_dict(weights)
     except RuntimeError as e:
@@ -154,7 +164,9 @@ def _objective(job: TrainJob, data: Data) -> Objective:
 def meter_of(job: TrainJob, folder: Path, tell: Tell | None) -> Meter:
     """A meter for this rank, which profiles what the job asks for into the run's folder."""
     wanted = job.train.profile
-    return Meter(tell, profiler(wanted, folder / "profile", parallel.ranks()[0]) if wanted else None)
+    return Meter(
+        tell, profiler(wanted, folder / "profile", parallel.ranks()[0]) if wanted else None
+    )
 
 
 def _example(job: TrainJob, data: Data) -> torch.Tensor:
@@ -169,8 +181,12 @@ def trainable(model: ModelConfig, data: Data, objective: Objective) -> nn.Module
     whole: ImageModel | None = None
     if data.features:
         inputs = fetch(data.train.inputs)
-        finite.require_rows(inputs, "features", "Check the weights of model.name, or take another backbone")
-        head = Head(inputs.shape[1], len(data.classes), model.dropout, scaled=model.task == "regression")
+        finite.require_rows(
+            inputs, "features", "Check the weights of model.name, or take another backbone"
+        )
+        head = Head(
+            inputs.shape[1], len(data.classes), model.dropout, scaled=model.task == "regression"
+        )
         head.standardise_by(torch.from_numpy(inputs.mean(0)), torch.from_numpy(inputs.std(0)))
     else:
         whole = ImageModel(model, len(data.classes))

@@ -18,12 +18,20 @@ from typing import Any
 
 import numpy as np
 
-DEFAULTS = {"detectors": ["mmd", "ks"], "permutations": 500, "alpha": 0.01, "seed": 0, "max_rows": 500}
+DEFAULTS = {
+    "detectors": ["mmd", "ks"],
+    "permutations": 500,
+    "alpha": 0.01,
+    "seed": 0,
+    "max_rows": 500,
+}
 COMPONENTS = 64  # at most, and at most a quarter of the rows: a component needs several rows to be more than noise
 NEIGHBOURS = 5
 
 
-def check(arrays: dict[str, np.ndarray], options: dict[str, Any]) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+def check(
+    arrays: dict[str, np.ndarray], options: dict[str, Any]
+) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """Compare `batch_embedding` (n, d) with `ref_embedding` (m, d), and `batch_scores` (n, classes) with `ref_scores`.
 
     options: `detectors` of mmd, lsdd (embedding), ks (embedding and scores); `permutations`, `max_rows` per side, `seed`.
@@ -37,11 +45,16 @@ def check(arrays: dict[str, np.ndarray], options: dict[str, Any]) -> tuple[dict[
         raise ValueError(f"unknown options {unknown}, known are {sorted(DEFAULTS)}")
     settings = {**DEFAULTS, **options}
     rng = np.random.default_rng(settings["seed"])
-    sides = [_subsample(arrays[f"{side}_embedding"], settings["max_rows"], rng) for side in ("ref", "batch")]
+    sides = [
+        _subsample(arrays[f"{side}_embedding"], settings["max_rows"], rng)
+        for side in ("ref", "batch")
+    ]
     reference, batch = _project(*sides)
     evidence = []
     for detector in settings["detectors"]:
-        torch.manual_seed(settings["seed"])  # permutations and kernel centres are drawn with torch's generator
+        torch.manual_seed(
+            settings["seed"]
+        )  # permutations and kernel centres are drawn with torch's generator
         if detector == "ks":
             evidence.append({"detector": "ks", "on": "embedding", **_ks(reference, batch)})
             scores = [_columns(arrays[f"{side}_scores"]) for side in ("ref", "batch")]
@@ -49,7 +62,11 @@ def check(arrays: dict[str, np.ndarray], options: dict[str, Any]) -> tuple[dict[
         else:
             measured = _permutation_test(detector, reference, batch, settings)
             evidence.append({"detector": detector, "on": "embedding", **measured})
-    facts = {"evidence": evidence, "components": reference.shape[1], "rows": [len(reference), len(batch)]}
+    facts = {
+        "evidence": evidence,
+        "components": reference.shape[1],
+        "rows": [len(reference), len(batch)],
+    }
     return {"unusual": _unusual(arrays["ref_embedding"], arrays["batch_embedding"])}, facts
 
 
@@ -58,7 +75,12 @@ def _alibi() -> Any:
     lent = ("pydantic", "pydantic.fields")
     if "alibi_detect.cd" not in sys.modules:
         own = {name: importlib.import_module(name) for name in lent}
-        sys.modules.update({name: importlib.import_module(name.replace("pydantic", "pydantic.v1")) for name in lent})
+        sys.modules.update(
+            {
+                name: importlib.import_module(name.replace("pydantic", "pydantic.v1"))
+                for name in lent
+            }
+        )
         try:
             importlib.import_module("alibi_detect.cd")
         finally:
@@ -66,12 +88,19 @@ def _alibi() -> Any:
     return sys.modules["alibi_detect.cd"]
 
 
-def _permutation_test(detector: str, reference: np.ndarray, batch: np.ndarray, settings: dict[str, Any]) -> dict[str, float]:
+def _permutation_test(
+    detector: str, reference: np.ndarray, batch: np.ndarray, settings: dict[str, Any]
+) -> dict[str, float]:
     kinds = {"mmd": "MMDDrift", "lsdd": "LSDDDrift"}
     if detector not in kinds:
         raise ValueError(f"unknown detector {detector!r}, known are ['ks', 'lsdd', 'mmd']")
     count = int(settings["permutations"])
-    how: dict[str, Any] = {"backend": "pytorch", "p_val": settings["alpha"], "n_permutations": count, "device": "cpu"}
+    how: dict[str, Any] = {
+        "backend": "pytorch",
+        "p_val": settings["alpha"],
+        "n_permutations": count,
+        "device": "cpu",
+    }
     if detector == "mmd":  # alibi would take the width from the reference alone
         how |= {
             "sigma": np.array([_width(np.concatenate([reference, batch]))], dtype=np.float32),
@@ -123,13 +152,20 @@ def _width(pooled: np.ndarray) -> float:
 def _unusual(reference: np.ndarray, batch: np.ndarray) -> np.ndarray:
     """Here the reference sets the scale alone: this ranks images for people to look at and is no test."""
     spread = reference.std(0)
-    spread = np.maximum(spread, max(0.1 * float(np.median(spread)), 1e-6))  # a feature dead in the reference must not rule
-    reference, batch = (((side - reference.mean(0)) / spread).astype(np.float64) for side in (reference, batch))
+    spread = np.maximum(
+        spread, max(0.1 * float(np.median(spread)), 1e-6)
+    )  # a feature dead in the reference must not rule
+    reference, batch = (
+        ((side - reference.mean(0)) / spread).astype(np.float64) for side in (reference, batch)
+    )
     nearest = min(NEIGHBOURS, len(reference) - 1)
     own = _squared_distances(reference, reference)
     np.fill_diagonal(own, np.inf)
     unit = max(float(np.median(_nearest(own, nearest))), 1e-12)
-    blocks = [_nearest(_squared_distances(batch[at : at + 1024], reference), nearest) for at in range(0, len(batch), 1024)]
+    blocks = [
+        _nearest(_squared_distances(batch[at : at + 1024], reference), nearest)
+        for at in range(0, len(batch), 1024)
+    ]
     return (np.concatenate(blocks) / unit).astype(np.float32)
 
 

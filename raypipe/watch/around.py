@@ -24,7 +24,9 @@ NEAR = 2.0  # a rate is tried from half of the champion's to twice as much
 DROPOUTS = (0.0, 0.2, 0.5)
 
 
-def challenger(job: WatchJob, champions: TrainJob, version: int, sources: Collection[str]) -> TrainJob:
+def challenger(
+    job: WatchJob, champions: TrainJob, version: int, sources: Collection[str]
+) -> TrainJob:
     """The champion's settings on this version of the job's table, whose training rows are of these `sources`.
 
     What a refit changed is put back as the job has it: trained on validation rows, no trial could be judged. `train.start_from`
@@ -39,7 +41,13 @@ def challenger(job: WatchJob, champions: TrainJob, version: int, sources: Collec
         "train.start_from": None,
     }
     if set(parts(champions.feed.val)) <= set(parts(champions.feed.train)):
-        changed = ("feed.train", "feed.val", "train.result", "train.stopping.patience", *(job.search.refit or {}))
+        changed = (
+            "feed.train",
+            "feed.val",
+            "train.result",
+            "train.stopping.patience",
+            *(job.search.refit or {}),
+        )
         changes |= {name: _value(job, name) for name in changed if name not in changes}
     return replace(champions, changes | _sampling(job, champions, sources))
 
@@ -62,7 +70,9 @@ def searched(job: WatchJob, first: TrainJob) -> SearchJob:
     the trials have its last ones.
     """
     first, _ = first.stage(first.train.epochs)
-    drawn = space(first) if job.watch.retrain_space is None else _stated(job.watch.retrain_space, first)
+    drawn = (
+        space(first) if job.watch.retrain_space is None else _stated(job.watch.retrain_space, first)
+    )
     search = job.search.model_dump() | {
         "samples": job.watch.retrain_samples,
         "space": drawn,

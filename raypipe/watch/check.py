@@ -35,11 +35,12 @@ from raypipe.tables.table import ImageTable, TableConfig, TableVersion
 from raypipe.watch.decide import GateConfig
 from raypipe.watch.detect import DriftConfig, DriftReport, Evidence, detect
 
-FORMAT = (
-    2  # of a row of evidence; a key of format 1 named fewer things, so its rows are not looked at and the check is made again
-)
+FORMAT = 2  # of a row of evidence; a key of format 1 named fewer things, so its rows are not looked at and the check is made again
 _ROW = pa.schema(
-    [(n, pa.string()) for n in ("key", "name", "model", "table", "checked_at", "evidence", "unusual")]
+    [
+        (n, pa.string())
+        for n in ("key", "name", "model", "table", "checked_at", "evidence", "unusual")
+    ]
     + [
         ("is_drift", pa.bool_()),
         ("p_value", pa.float64()),
@@ -125,11 +126,20 @@ def check(
     predicted = batch.predict(store, job.run, batch_table, job.predict, model, progress)
     key = key_of("evidence", FORMAT, predicted.key, job.drift, job.run.seed)
     package = promote.fetch(store, model)
-    mine = read_batch(predicted.table, predicted.out.uri, predicted.key, batch_table.storage_options)
+    mine = read_batch(
+        predicted.table, predicted.out.uri, predicted.key, batch_table.storage_options
+    )
     reference = package.reference()
 
     def made() -> pa.Table:
-        found = detect(reference.features_ND, mine.features_ND, reference.scores_NC, mine.scores_NC, job.drift, job.run.seed)
+        found = detect(
+            reference.features_ND,
+            mine.features_ND,
+            reference.scores_NC,
+            mine.scores_NC,
+            job.drift,
+            job.run.seed,
+        )
         return pa.Table.from_pylist([_as_row(key, name, str(model), predicted.table, found)], _ROW)
 
     stored = rows_once(str(job.run.path / "drift"), _ROW, {"key": key}, made, f"drift check {name}")
@@ -146,21 +156,32 @@ def check(
     picture = picture_of(found, name, package, mine, ImageTable.open(batch_table))
     page = report.Page(
         report.Header(
-            f"Drift check: {name}", f"{predicted.table} against the reference of {model}", key, now(), _facts(job, model)
+            f"Drift check: {name}",
+            f"{predicted.table} against the reference of {model}",
+            key,
+            now(),
+            _facts(job, model),
         ),
         checks=(picture,),
     )
     path = report.write(page, job.run.path / "reports" / f"drift-{name}-{key}.html")
-    return CheckResult(name, str(model), predicted.table, found, str(path), (predicted.out.uri, predicted.key))
+    return CheckResult(
+        name, str(model), predicted.table, found, str(path), (predicted.out.uri, predicted.key)
+    )
 
 
-def picture_of(found: DriftReport, name: str, package: Package, batch: Batch, table: ImageTable) -> report.Check:
+def picture_of(
+    found: DriftReport, name: str, package: Package, batch: Batch, table: ImageTable
+) -> report.Check:
     """The check as the report shows it: scores and a map of both sides, the batch's most unusual images and usual ones."""
     rows = [row for row, _ in found.unusual]
     ids = [batch.ids[row] for row in rows]
     hashes = [batch.sha256[row] for row in rows]
     images = _images(table, batch.version, ids, batch.features_ND[rows], package, hashes)
-    unusual = [(i, image, distance) for i, image, (_, distance) in zip(ids, images, found.unusual, strict=True)]
+    unusual = [
+        (i, image, distance)
+        for i, image, (_, distance) in zip(ids, images, found.unusual, strict=True)
+    ]
     reference = package.reference()
     binary = len(package.classes) == 2
     return report.Check(
@@ -171,14 +192,17 @@ def picture_of(found: DriftReport, name: str, package: Package, batch: Batch, ta
         reference_images=found.reference_images,
         batch_images=found.batch_images,
         evidence=tuple(
-            report.Evidence(e.detector, e.on, e.statistic, e.p_value, e.threshold, e.is_drift) for e in found.evidence
+            report.Evidence(e.detector, e.on, e.statistic, e.p_value, e.threshold, e.is_drift)
+            for e in found.evidence
         ),
         reference_scores=_one_score(package, reference.scores_NC),
         batch_scores=_one_score(package, batch.scores_NC),
         score_name=f"Score of {package.classes[0]!r}" if binary else "Highest score",
         projection=_plane(reference.features_ND, batch.features_ND),
         unusual=tuple(
-            report.Picture(image, i[:8], f"{d:.1f} x the usual distance") for i, image, d in unusual if image is not None
+            report.Picture(image, i[:8], f"{d:.1f} x the usual distance")
+            for i, image, d in unusual
+            if image is not None
         ),
         typical=_typical(package, len(unusual), table),
     )
@@ -195,7 +219,9 @@ def _plane(reference_ND: np.ndarray, batch_MD: np.ndarray) -> tuple[np.ndarray, 
     """Both sides on the first two principal components of their union."""
     both = np.concatenate([reference_ND, batch_MD]).astype(np.float64)
     both -= both.mean(axis=0)
-    if len(both) < both.shape[1]:  # the smaller of two matrices with the same components: features may be thousands
+    if (
+        len(both) < both.shape[1]
+    ):  # the smaller of two matrices with the same components: features may be thousands
         _, vectors = np.linalg.eigh(both @ both.T)
         flat = both @ (both.T @ vectors[:, -2:][:, ::-1])
         flat /= np.maximum(np.linalg.norm(both.T @ vectors[:, -2:][:, ::-1], axis=0), 1e-12)
@@ -212,14 +238,26 @@ def _typical(package: Package, count: int, batch: ImageTable) -> tuple[report.Pi
     rows = np.argsort(distance, kind="stable")[:count]
     ids = [reference.ids[i] for i in rows]
     kept = package.info["config"]["table"] | {"version": origin["version"]}
-    if kept["uri"].split("/")[:3] == batch.uri.split("/")[:3]:  # a package keeps no credentials: those of the same bucket do
+    if (
+        kept["uri"].split("/")[:3] == batch.uri.split("/")[:3]
+    ):  # a package keeps no credentials: those of the same bucket do
         kept["storage_options"] = batch.storage_options
     try:
         table = ImageTable.open(TableConfig.model_validate(kept))
-        images = _images(table, TableVersion(origin["uri"], origin["version"]), ids, reference.features_ND[rows], package)
+        images = _images(
+            table,
+            TableVersion(origin["uri"], origin["version"]),
+            ids,
+            reference.features_ND[rows],
+            package,
+        )
     except DataError:
         return ()
-    return tuple(report.Picture(image, i[:8]) for i, image in zip(ids, images, strict=True) if image is not None)
+    return tuple(
+        report.Picture(image, i[:8])
+        for i, image in zip(ids, images, strict=True)
+        if image is not None
+    )
 
 
 def now() -> datetime:
@@ -234,12 +272,16 @@ def _facts(job: WatchJob, model: ModelVersion) -> tuple[tuple[str, str], ...]:
     )
 
 
-def read_batch(version: TableVersion, uri: str, key: str, storage_options: dict[str, str] | None = None) -> Batch:
+def read_batch(
+    version: TableVersion, uri: str, key: str, storage_options: dict[str, str] | None = None
+) -> Batch:
     """The rows of one prediction (batch.predict returns its key), in the order of ids and hashes: the same whenever read."""
     rows = batch.read_rows(uri, key, ["image_id", "sha256", "embedding", "scores"], storage_options)
     rows = rows.sort_by([("image_id", "ascending"), ("sha256", "ascending")])
     features, scores = (np.stack(rows[name].to_numpy()) for name in ("embedding", "scores"))
-    return Batch(version, rows["image_id"].to_pylist(), rows["sha256"].to_pylist(), features, scores)
+    return Batch(
+        version, rows["image_id"].to_pylist(), rows["sha256"].to_pylist(), features, scores
+    )
 
 
 def _images(
@@ -256,12 +298,21 @@ def _images(
     candidates: dict[str, set[bytes]] = {i: set() for i in ids}
     if ids:
         found = scan.rows(table, version, [c.id, c.image], {c.id: ids})
-        for image_id, image in zip(found[c.id].to_pylist(), found[c.image].to_pylist(), strict=True):
+        for image_id, image in zip(
+            found[c.id].to_pylist(), found[c.image].to_pylist(), strict=True
+        ):
             candidates[image_id] |= {image} if image else set()
     if hashes is not None:
-        named = {hashlib.sha256(image).hexdigest(): image for images in candidates.values() for image in images}
+        named = {
+            hashlib.sha256(image).hexdigest(): image
+            for images in candidates.values()
+            for image in images
+        }
         return [named.get(sha256) for sha256 in hashes]
-    return [_of(features_D, candidates[i], package) for i, features_D in zip(ids, features_nD, strict=True)]
+    return [
+        _of(features_D, candidates[i], package)
+        for i, features_D in zip(ids, features_nD, strict=True)
+    ]
 
 
 def _of(features_D: np.ndarray, candidates: set[bytes], package: Package) -> bytes | None:
@@ -276,11 +327,17 @@ def _of(features_D: np.ndarray, candidates: set[bytes], package: Package) -> byt
 
 
 def _metrics(found: DriftReport) -> dict[str, float]:
-    each = {f"drift.{e.detector}.{e.on}.{what}": getattr(e, what) for e in found.evidence for what in ("p_value", "statistic")}
+    each = {
+        f"drift.{e.detector}.{e.on}.{what}": getattr(e, what)
+        for e in found.evidence
+        for what in ("p_value", "statistic")
+    }
     return each | {"drift.p_value": found.p_value, "drift.is_drift": float(found.is_drift)}
 
 
-def _as_row(key: str, name: str, model: str, version: TableVersion, found: DriftReport) -> dict[str, Any]:
+def _as_row(
+    key: str, name: str, model: str, version: TableVersion, found: DriftReport
+) -> dict[str, Any]:
     whole = asdict(found)
     evidence, unusual = to_json(whole.pop("evidence")), to_json(whole.pop("unusual"))
     return whole | {
@@ -299,5 +356,11 @@ def _report(row: dict[str, Any]) -> DriftReport:
     evidence = tuple(Evidence(**e) for e in json.loads(row["evidence"]))
     unusual = tuple((int(i), float(d)) for i, d in json.loads(row["unusual"]))
     return DriftReport(
-        evidence, row["p_value"], row["is_drift"], row["alpha"], row["reference_images"], row["batch_images"], unusual
+        evidence,
+        row["p_value"],
+        row["is_drift"],
+        row["alpha"],
+        row["reference_images"],
+        row["batch_images"],
+        unusual,
     )

@@ -111,12 +111,21 @@ class Comparison:
     def at_worst(self, level: float) -> float:
         """The lower confidence bound of the difference: the largest loss that a test at `level` does not reject."""
         if self.unit is not None:
-            return self.difference - float(stdtrit(self.images - 1, 1 - level)) * self.standard_error
+            return (
+                self.difference - float(stdtrit(self.images - 1, 1 - level)) * self.standard_error
+            )
         z = float(ndtri(1 - level))
         lowest, highest = -1 + 1e-9, self.difference - 1e-9
         if lowest >= highest:
             return -1.0
-        return float(brentq(lambda d: _tango(self.won, self.lost, self.images, d) - z, lowest, highest, xtol=1e-6))
+        return float(
+            brentq(
+                lambda d: _tango(self.won, self.lost, self.images, d) - z,
+                lowest,
+                highest,
+                xtol=1e-6,
+            )
+        )
 
     @property
     def standard_error(self) -> float:
@@ -139,7 +148,9 @@ class Decision:
 Rows = Sequence[bool] | Sequence[float]
 
 
-def compare(name: str, champion: Rows, challenger: Rows, is_new: bool, unit: float | None = None) -> Comparison:
+def compare(
+    name: str, champion: Rows, challenger: Rows, is_new: bool, unit: float | None = None
+) -> Comparison:
     """Compare paired rows: what each model has right or, where there is a `unit`, absolute errors."""
     kind = bool if unit is None else float
     first_N, second_N = np.asarray(champion, kind), np.asarray(challenger, kind)
@@ -163,7 +174,9 @@ def gate(slices: Sequence[Comparison], union: Comparison | None, cfg: GateConfig
     """
     if union is None or union.images < cfg.least_rows:
         rows = union.images if union else 0
-        return Decision(False, f"Not compared: {rows} labelled test images, the gate needs {cfg.least_rows}")
+        return Decision(
+            False, f"Not compared: {rows} labelled test images, the gate needs {cfg.least_rows}"
+        )
     for s in slices:
         if not (math.isfinite(s.champion) and math.isfinite(s.challenger)):
             return Decision(False, f"Refused: {s.change} is not a finite number")
@@ -233,7 +246,11 @@ def _merged(slices: Sequence[Comparison]) -> Comparison:
     for s in slices:
         squares += (s.images - 1) * s.spread**2 + s.images * (s.champion - s.challenger - gain) ** 2
     names = [s.slice for s in slices]
-    name = " + ".join(names) if len(names) <= 3 else f"{names[0]} + {names[1]} + {len(names) - 2} more small slices"
+    name = (
+        " + ".join(names)
+        if len(names) <= 3
+        else f"{names[0]} + {names[1]} + {len(names) - 2} more small slices"
+    )
     return Comparison(
         slice=name,
         images=rows,
@@ -354,7 +371,10 @@ def _sign_flips(gains_N: np.ndarray, flips: int = 9_999) -> float:
 
 
 def retrain(
-    is_drift: bool, labelled_by_source: Mapping[str, int], known_sources: Sequence[str], force: bool = False
+    is_drift: bool,
+    labelled_by_source: Mapping[str, int],
+    known_sources: Sequence[str],
+    force: bool = False,
 ) -> Decision:
     """Retrain when there is drift and labelled training rows of a source that the champion has not seen."""
     new = {s: n for s, n in labelled_by_source.items() if s not in known_sources}
@@ -367,7 +387,10 @@ def retrain(
             False,
             f"Drift, but no labelled images beyond {', '.join(known_sources) or 'what the champion knows'}: waiting for labels",
         )
-    return Decision(True, "Drift, and labels: " + ", ".join(f"{n} images of {s}" for s, n in sorted(new.items())))
+    return Decision(
+        True,
+        "Drift, and labels: " + ", ".join(f"{n} images of {s}" for s, n in sorted(new.items())),
+    )
 
 
 def headline(metrics: Mapping[str, float]) -> str:

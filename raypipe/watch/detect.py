@@ -22,7 +22,9 @@ from raypipe.cluster import sidecar
 from raypipe.config import Section
 from raypipe.errors import DataError
 
-LEAST_P = 1e-300  # Kolmogorov-Smirnov's p underflows to 0 on large batches, and no evidence is certain
+LEAST_P = (
+    1e-300  # Kolmogorov-Smirnov's p underflows to 0 on large batches, and no evidence is certain
+)
 LEAST_ROWS = 20  # per side: below, the smallest drift that any test finds at alpha 0.01 is larger than two standard deviations
 
 
@@ -105,17 +107,29 @@ def detect(
         ours, theirs = arrays[f"ref_{what}"].shape[1], arrays[f"batch_{what}"].shape[1]
         if ours != theirs:
             fix = "Compute both with the same model version: the reference is kept in the champion's package"
-            raise DataError(f"The batch's {what} is {theirs} wide and the reference's {ours}", fix=fix)
+            raise DataError(
+                f"The batch's {what} is {theirs} wide and the reference's {ours}", fix=fix
+            )
     for side in ("ref", "batch"):
         embedded, scored = (len(arrays[f"{side}_embedding"]), len(arrays[f"{side}_scores"]))
         if embedded != scored:
-            raise DataError(f"{side}_embedding has {embedded} rows and {side}_scores {scored}", rule="Row i of both is image i")
+            raise DataError(
+                f"{side}_embedding has {embedded} rows and {side}_scores {scored}",
+                rule="Row i of both is image i",
+            )
     options = {**cfg.model_dump(mode="json", exclude={"unusual"}), "seed": seed}
     floats = {name: np.asarray(array, dtype=np.float32) for name, array in arrays.items()}
     found, facts = sidecar.call("alibi", "raypipe.watch.alibi_sidecar:check", floats, options)
     threshold = cfg.alpha / len(facts["evidence"])
     evidence = tuple(
-        Evidence(e["detector"], e["on"], e["statistic"], max(e["p_value"], LEAST_P), threshold, e["p_value"] < threshold)
+        Evidence(
+            e["detector"],
+            e["on"],
+            e["statistic"],
+            max(e["p_value"], LEAST_P),
+            threshold,
+            e["p_value"] < threshold,
+        )
         for e in facts["evidence"]
     )
     most = np.argsort(-found["unusual"], kind="stable")[: cfg.unusual]
@@ -133,13 +147,22 @@ def detect(
 def _check(name: str, array: np.ndarray) -> None:
     side = "reference" if name.startswith("ref") else "batch"
     if array.ndim != 2 or array.shape[1] == 0:
-        raise DataError(f"{name} is not a table of numbers", got=array.shape, rule="It has the shape (images, width)")
+        raise DataError(
+            f"{name} is not a table of numbers",
+            got=array.shape,
+            rule="It has the shape (images, width)",
+        )
     if len(array) < LEAST_ROWS:
         fix = f"Wait until the {side} has {LEAST_ROWS} images, or check several batches together"
         raise DataError(
-            f"The {side} has too few images for a drift test", got=len(array), rule=f"At least {LEAST_ROWS}", fix=fix
+            f"The {side} has too few images for a drift test",
+            got=len(array),
+            rule=f"At least {LEAST_ROWS}",
+            fix=fix,
         )
     if not np.isfinite(array).all():
         bad = int((~np.isfinite(array).all(axis=1)).sum())
         fix = "Look at these images: raypipe clean marks broken ones; or the model overflows in half precision"
-        raise DataError(f"{name} holds numbers that are not finite in {bad} of {len(array)} rows", fix=fix)
+        raise DataError(
+            f"{name} holds numbers that are not finite in {bad} of {len(array)} rows", fix=fix
+        )

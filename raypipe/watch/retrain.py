@@ -38,7 +38,10 @@ from raypipe.watch.decide import Comparison, Decision
 
 log = logging.getLogger("raypipe")
 _ROW = pa.schema(
-    [(n, pa.string()) for n in ("key", "champion", "challenger", "table", "slices", "reason", "decided_at")]
+    [
+        (n, pa.string())
+        for n in ("key", "champion", "challenger", "table", "slices", "reason", "decided_at")
+    ]
     + [("promoted", pa.bool_()), ("format", pa.int32())]
 )
 FORMAT = 2  # of a row; a key of format 1 named fewer things, so its rows are not looked at and the comparison is made again
@@ -68,17 +71,31 @@ def retrain(
     pinned = pin(job.table, job.feed, kind=job.model.task)
     labelled = _labelled_by_source(job, pinned)
     wanted = decide.retrain(
-        bool(checked and checked.report.is_drift), labelled, package.info["table"]["sources"], job.watch.force
+        bool(checked and checked.report.is_drift),
+        labelled,
+        package.info["table"]["sources"],
+        job.watch.force,
     )
     say(wanted.reason)
     if not wanted.act:
         return RetrainResult(champion, None, wanted, ())
     theirs = validate(TrainJob, package.info["config"])
     first = around.challenger(job, theirs, pinned.version.version, labelled)
-    challenger = _search(store, job, first, say) if job.watch.retrain_samples > 1 else _train(store, first, say)
+    challenger = (
+        _search(store, job, first, say)
+        if job.watch.retrain_samples > 1
+        else _train(store, first, say)
+    )
     # Fields of a slice are part of the key: a row that lacks one of them could not be read.
     parts = (champion, challenger, pinned.version)
-    said = (job.gate, job.table.where, job.table.sample, job.table.columns, job.feed.test, sorted(Comparison.__annotations__))
+    said = (
+        job.gate,
+        job.table.where,
+        job.table.sample,
+        job.table.columns,
+        job.feed.test,
+        sorted(Comparison.__annotations__),
+    )
     key = key_of("decision", FORMAT, *map(str, parts), champion.seal, challenger.seal, *said)
 
     def made() -> pa.Table:
@@ -88,7 +105,9 @@ def retrain(
         slices, union = _compare(rows, package)
         return _as_rows(key, parts, slices, union, decide.gate(slices, union, job.gate))
 
-    stored = rows_once(str(job.run.path / "decisions"), _ROW, {"key": key}, made, f"gate {challenger}").to_pylist()[0]
+    stored = rows_once(
+        str(job.run.path / "decisions"), _ROW, {"key": key}, made, f"gate {challenger}"
+    ).to_pylist()[0]
     slices, union, decision = _decided(stored)
     _carry_out(store, champion, challenger, decision, slices, key)
     say(decision.reason)
@@ -102,15 +121,25 @@ def _train(store: Store, job: TrainJob, say: Callable[[str], None]) -> ModelVers
     return publish(store, job, result, "challenger")
 
 
-def _search(store: Store, job: WatchJob, first: TrainJob, say: Callable[[str], None]) -> ModelVersion:
+def _search(
+    store: Store, job: WatchJob, first: TrainJob, say: Callable[[str], None]
+) -> ModelVersion:
     """The best of some trials around the champion's settings. Killed, it goes on where it was; finished, it is read again."""
     wanted = around.searched(job, first)
-    say(f"Searching for a challenger on {_table(first)}: {wanted.search.samples} trials around the champion's settings")
+    say(
+        f"Searching for a challenger on {_table(first)}: {wanted.search.samples} trials around the champion's settings"
+    )
     if first.feed.sampling == "sources":
-        say("Sources are drawn " + ("equally often" if first.feed.mix is None else f"by {first.feed.mix}"))
+        say(
+            "Sources are drawn "
+            + ("equally often" if first.feed.mix is None else f"by {first.feed.mix}")
+        )
     found = tuner.search(wanted)
     best = found.trials[0]
-    drawn = ", ".join(f"{n} {v:.3g}" if isinstance(v, float) else f"{n} {v}" for n, v in sorted(best.changes.items()))
+    drawn = ", ".join(
+        f"{n} {v:.3g}" if isinstance(v, float) else f"{n} {v}"
+        for n, v in sorted(best.changes.items())
+    )
     say(f"Best on validation: {best.name}, {found.metric} {best.metric:.4g} ({drawn})")
     if wanted.search.refit is not None:
         again = refit.job_of(wanted, found)
@@ -133,11 +162,17 @@ def _labelled_by_source(job: WatchJob, pinned: Any) -> dict[str, int]:
     c = pinned.table.columns
     named = c.source in {f.name for f in pinned.table.delta(pinned.version.version).schema().fields}
     columns = [c.label, *([c.source] if named else [])]
-    rows = scan.rows(pinned.table, pinned.version, columns, pinned.rows_of(job.feed.train)).to_pylist()
-    return dict(Counter(str(r[c.source]) if named else "all" for r in rows if r[c.label] is not None))
+    rows = scan.rows(
+        pinned.table, pinned.version, columns, pinned.rows_of(job.feed.train)
+    ).to_pylist()
+    return dict(
+        Counter(str(r[c.source]) if named else "all" for r in rows if r[c.label] is not None)
+    )
 
 
-def _judge(store: Store, job: WatchJob, challenger: ModelVersion, package: Package, pinned: Any) -> pa.Table:
+def _judge(
+    store: Store, job: WatchJob, challenger: ModelVersion, package: Package, pinned: Any
+) -> pa.Table:
     """Which of the labelled test rows champion (model_0) and challenger (model_1) have right."""
     both = [package, promote.fetch(store, challenger)]
     return evaluate.judge(both, pinned.table, pinned.version, pinned.rows_of(job.feed.test))
@@ -151,7 +186,9 @@ def _keep(judged: pa.Table, file: Path) -> None:
     partial.replace(file)
 
 
-def _compare(judged: pa.Table, package: Package) -> tuple[tuple[Comparison, ...], Comparison | None]:
+def _compare(
+    judged: pa.Table, package: Package
+) -> tuple[tuple[Comparison, ...], Comparison | None]:
     known, unit = package.info["table"]["sources"], _unit(package)
     if not len(judged):
         return (), None
@@ -162,7 +199,9 @@ def _compare(judged: pa.Table, package: Package) -> tuple[tuple[Comparison, ...]
 
     slices = []
     for name in sorted(set(judged["group"].to_pylist())):
-        slices.append(compared(name, judged.filter(pc.equal(judged["group"], name)), name not in known))
+        slices.append(
+            compared(name, judged.filter(pc.equal(judged["group"], name)), name not in known)
+        )
     return tuple(slices), compared("all", judged, is_new=False)
 
 
@@ -174,12 +213,19 @@ def _unit(package: Package) -> float | None:
 
 
 def _carry_out(
-    store: Store, champion: ModelVersion, challenger: ModelVersion, decision: Decision, slices: tuple[Comparison, ...], key: str
+    store: Store,
+    champion: ModelVersion,
+    challenger: ModelVersion,
+    decision: Decision,
+    slices: tuple[Comparison, ...],
+    key: str,
 ) -> None:
     def log_into(run_id: str) -> None:
         for s in slices:
             values = {"champion": s.champion, "challenger": s.challenger, "p_value": s.p_value}
-            tracking.log_metrics(store, run_id, {f"gate.{s.slice}.{name}": v for name, v in values.items()})
+            tracking.log_metrics(
+                store, run_id, {f"gate.{s.slice}.{name}": v for name, v in values.items()}
+            )
         tracking.log_text(store, run_id, decision.reason, "decision.txt")
 
     params = {"champion": str(champion), "challenger": str(challenger)}
@@ -189,16 +235,35 @@ def _carry_out(
 
 
 def _as_rows(
-    key: str, parts: tuple[Any, Any, Any], slices: tuple[Comparison, ...], union: Comparison | None, decision: Decision
+    key: str,
+    parts: tuple[Any, Any, Any],
+    slices: tuple[Comparison, ...],
+    union: Comparison | None,
+    decision: Decision,
 ) -> pa.Table:
     champion, challenger, table = map(str, parts)
-    row = {"key": key, "champion": champion, "challenger": challenger, "table": table, "promoted": decision.act}
+    row = {
+        "key": key,
+        "champion": champion,
+        "challenger": challenger,
+        "table": table,
+        "promoted": decision.act,
+    }
     judged = {"slices": [asdict(s) for s in slices], "union": asdict(union) if union else None}
-    row |= {"reason": decision.reason, "slices": to_json(judged), "decided_at": now().isoformat(), "format": FORMAT}
+    row |= {
+        "reason": decision.reason,
+        "slices": to_json(judged),
+        "decided_at": now().isoformat(),
+        "format": FORMAT,
+    }
     return pa.Table.from_pylist([row], _ROW)
 
 
 def _decided(row: dict[str, Any]) -> tuple[tuple[Comparison, ...], Comparison | None, Decision]:
     judged = json.loads(row["slices"])
     union = Comparison(**judged["union"]) if judged["union"] else None
-    return tuple(Comparison(**s) for s in judged["slices"]), union, Decision(row["promoted"], row["reason"])
+    return (
+        tuple(Comparison(**s) for s in judged["slices"]),
+        union,
+        Decision(row["promoted"], row["reason"]),
+    )

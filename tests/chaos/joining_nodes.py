@@ -25,7 +25,10 @@ from raypipe.config import load  # noqa: E402
 from raypipe.train import elastic, launch, trainer  # noqa: E402
 from raypipe.train.job import TrainJob  # noqa: E402
 
-STEP_S, AFTER = 0.5, 3  # steps are slow until the second node is lost; each thing happens after so many of them
+STEP_S, AFTER = (
+    0.5,
+    3,
+)  # steps are slow until the second node is lost; each thing happens after so many of them
 SIZE = {"num_cpus": 1, "object_store_memory": 200 * 2**20}
 
 
@@ -93,12 +96,17 @@ class Nodes:
 
 
 def main(job: str, notes: str, port: str) -> int:
-    os.environ["RAY_ADDRESS"] = f"127.0.0.1:{port}"  # what the nodes start asks there, and not at another cluster on this host
+    os.environ["RAY_ADDRESS"] = (
+        f"127.0.0.1:{port}"  # what the nodes start asks there, and not at another cluster on this host
+    )
     # Ray's test cluster records itself as `ray start` does; other terminals of this host must not join it.
     os.environ["RAY_TMPDIR"] = tempfile.mkdtemp(dir="/tmp", prefix="rp")
     elastic.LOOK_S, elastic.GROW_AFTER_S, elastic.RESTART_S = 1.0, 2.0, 0.0
     launch.rank = slowed(notes)
-    cluster = Cluster(initialize_head=True, head_node_args={**SIZE, "gcs_server_port": int(port), "include_dashboard": False})
+    cluster = Cluster(
+        initialize_head=True,
+        head_node_args={**SIZE, "gcs_server_port": int(port), "include_dashboard": False},
+    )
     try:
         mine = load(TrainJob, Path(job))
         connect.connect(mine.cluster)

@@ -40,9 +40,21 @@ def job(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> TrainJob:
         "feed": {"carrier": "threads", "trace": str(folder / "alone" / "trace")},
         "model": {"name": "small_cnn", "mode": "finetune", "pretrained": False, "dropout": 0.0},
         "augment": {"flip_horizontal": True, "shift": 0.1},
-        "train": {"epochs": EPOCHS, "batch_size": 4, "lr": 0.001, "precision": "fp32", "sync_bn": True, "result": "last"},
+        "train": {
+            "epochs": EPOCHS,
+            "batch_size": 4,
+            "lr": 0.001,
+            "precision": "fp32",
+            "sync_bn": True,
+            "result": "last",
+        },
     }
-    settings["train"] |= {"checkpoint_steps": SAVED, "timeout_s": 20, "stopping": {"patience": None}, "max_failures": 1}
+    settings["train"] |= {
+        "checkpoint_steps": SAVED,
+        "timeout_s": 20,
+        "stopping": {"patience": None},
+        "max_failures": 1,
+    }
     return validate(TrainJob, settings)
 
 
@@ -63,7 +75,14 @@ def test_a_training_grows_and_shrinks_while_it_runs(job: TrainJob, tmp_path: Pat
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         port = str(bound.getsockname()[1])
-    command = [sys.executable, "-m", "tests.chaos.joining_nodes", str(tmp_path / "job.yaml"), str(notes), port]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.chaos.joining_nodes",
+        str(tmp_path / "job.yaml"),
+        str(notes),
+        port,
+    ]
     process = subprocess.run(command, capture_output=True, text=True, timeout=220, cwd=ROOT)
     assert process.returncode == 0, process.stdout + process.stderr
 
@@ -74,29 +93,46 @@ def test_a_training_grows_and_shrinks_while_it_runs(job: TrainJob, tmp_path: Pat
     grown = min(step["at"] for step in steps if step["world"] == 2)
     alone_until = max(step["at"] for step in steps if step["at"] < grown)
     shrunk = min(step["at"] for step in steps if step["world"] == 1 and step["at"] > grown)
-    print(f"\ngrew {grown - joined:.1f} s after the node joined ({grown - alone_until:.1f} s without a step)")
+    print(
+        f"\ngrew {grown - joined:.1f} s after the node joined ({grown - alone_until:.1f} s without a step)"
+    )
     print(f"went on {shrunk - lost:.1f} s after the node was killed")
 
     expected = merged(list_of_files(Path(str(job.feed.trace))))
     groups = [merged(files) for files in by_group(trace)]
     first, both, last = groups
-    assert sorted(expected) == [(e, t) for e in range(EPOCHS) for t in range(len(expected) // EPOCHS)]
-    assert all(batch == expected[at] for group in groups for at, batch in group.items()), "another sequence of samples"
+    assert sorted(expected) == [
+        (e, t) for e in range(EPOCHS) for t in range(len(expected) // EPOCHS)
+    ]
+    assert all(batch == expected[at] for group in groups for at, batch in group.items()), (
+        "another sequence of samples"
+    )
     before, after, order = sorted(first), sorted(last), sorted(expected)
     assert min(both) == order[order.index(before[-1]) + 1], "growing lost or repeated a step"
     repeated = [at for at in both if at >= after[0]]
-    assert {*before, *both, *after} == set(order) and before[0] == order[0] and after[-1] == order[-1]
+    assert (
+        {*before, *both, *after} == set(order) and before[0] == order[0] and after[-1] == order[-1]
+    )
     assert len(repeated) <= SAVED, f"steps that were trained again: {repeated}"
-    print(f"grew at {min(both)} without repeating a step, went on at {after[0]}, repeating {repeated}")
+    print(
+        f"grew at {min(both)} without repeating a step, went on at {after[0]}, repeating {repeated}"
+    )
 
-    folder = mine.run.path / "train" / mine.training_key(pin(mine.table, mine.feed).version) / "checkpoints"
+    folder = (
+        mine.run.path
+        / "train"
+        / mine.training_key(pin(mine.table, mine.feed).version)
+        / "checkpoints"
+    )
     found = checkpoint.read(folder / checkpoint.name(EPOCHS)).weights
     assert found.keys() == alone.keys()
     distance = max(float((found[n].double() - alone[n].double()).abs().max()) for n in alone)
     size = max(float(alone[n].double().abs().max()) for n in alone if n.endswith("weight"))
     print(f"largest distance of a weight {distance:.2e} (the largest weight: {size:.2e})")
     for name in alone:
-        torch.testing.assert_close(found[name], alone[name], rtol=1e-4, atol=1e-5, msg=f"{name}: {distance}")
+        torch.testing.assert_close(
+            found[name], alone[name], rtol=1e-4, atol=1e-5, msg=f"{name}: {distance}"
+        )
 
 
 def list_of_files(trace: Path) -> list[Path]:
@@ -110,7 +146,10 @@ def lines(file: Path) -> list[dict[str, Any]]:
 def by_group(trace: Path) -> list[list[Path]]:
     """The files of each group of workers, in their order: one worker, two, one."""
     files = list_of_files(trace)
-    one = sorted((f for f in files if "-of-1-" in f.name), key=lambda f: (lines(f)[0]["epoch"], lines(f)[0]["step"]))
+    one = sorted(
+        (f for f in files if "-of-1-" in f.name),
+        key=lambda f: (lines(f)[0]["epoch"], lines(f)[0]["step"]),
+    )
     two = [f for f in files if "-of-2-" in f.name]
     assert len(one) == 2 and len(two) == 2, f"groups: {[f.name for f in files]}"
     return [one[:1], two, one[1:]]
@@ -123,4 +162,7 @@ def merged(files: list[Path]) -> dict[Step, list[str]]:
         placed = list(zip(line["positions"], line["ids"], strict=True))
         batches.setdefault((line["epoch"], line["step"]), {})[line["rank"]] = placed
     whole = {at: ranks for at, ranks in batches.items() if len(ranks) == len(files)}
-    return {at: [i for _, i in sorted(itertools.chain.from_iterable(ranks.values()))] for at, ranks in whole.items()}
+    return {
+        at: [i for _, i in sorted(itertools.chain.from_iterable(ranks.values()))]
+        for at, ranks in whole.items()
+    }

@@ -32,8 +32,17 @@ def job(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Job:
         "table": table.model_dump(),
         "run": {"dir": str(folder / "undisturbed")},
         "model": {"name": "small_cnn", "mode": "finetune", "pretrained": False},
-        "train": {"epochs": EPOCHS, "batch_size": 8, "precision": "fp32", "stopping": {"metric": "val_loss", "patience": None}},
-        "search": {"samples": 1, "scheduler": "none", "space": {"train.lr": f"grid({', '.join(map(str, RATES))})"}},
+        "train": {
+            "epochs": EPOCHS,
+            "batch_size": 8,
+            "precision": "fp32",
+            "stopping": {"metric": "val_loss", "patience": None},
+        },
+        "search": {
+            "samples": 1,
+            "scheduler": "none",
+            "space": {"train.lr": f"grid({', '.join(map(str, RATES))})"},
+        },
     }
     return validate(Job, settings)
 
@@ -55,8 +64,12 @@ def ended(process: subprocess.Popen[str]) -> dict[str, Any]:
 def finished(job: Job) -> dict[str, float]:
     """Trial folder -> seconds that its epochs took, which no second training would repeat to the nanosecond."""
     found: dict[str, float] = {}
-    for manifest in job.run.path.glob(f"search/*/trials/trial-*/*/epoch-{EPOCHS:04}-*/manifest.json"):
-        found[manifest.parents[2].name] = json.loads(manifest.with_name("state.json").read_text())["seconds"]
+    for manifest in job.run.path.glob(
+        f"search/*/trials/trial-*/*/epoch-{EPOCHS:04}-*/manifest.json"
+    ):
+        found[manifest.parents[2].name] = json.loads(manifest.with_name("state.json").read_text())[
+            "seconds"
+        ]
     return found
 
 
@@ -65,14 +78,18 @@ def undisturbed(job: Job) -> dict[str, Any]:
     return ended(tune(job))
 
 
-def test_a_search_goes_on_where_its_driver_died(job: Job, undisturbed: dict[str, Any], tmp_path: Path) -> None:
+def test_a_search_goes_on_where_its_driver_died(
+    job: Job, undisturbed: dict[str, Any], tmp_path: Path
+) -> None:
     mine = replace(job, {"run.dir": str(tmp_path / "run")})
     process = tune(mine)
     deadline = time.monotonic() + 300
     while len(finished(mine)) < 3 and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.02)
     process.send_signal(signal.SIGKILL)
-    assert process.wait(10) == -signal.SIGKILL and not list(mine.run.path.glob("search/*/result.json")), "killed mid-search"
+    assert process.wait(10) == -signal.SIGKILL and not list(
+        mine.run.path.glob("search/*/result.json")
+    ), "killed mid-search"
     before = finished(mine)
     assert 3 <= len(before) < len(RATES)
 
@@ -80,7 +97,10 @@ def test_a_search_goes_on_where_its_driver_died(job: Job, undisturbed: dict[str,
     after = finished(mine)
     assert before.items() <= after.items(), "no finished trial trained again"
     assert len(after) == len(RATES) == again["trials"]
-    assert (again["best"], again["metrics"]["val_loss"]) == (undisturbed["best"], undisturbed["metrics"]["val_loss"])
+    assert (again["best"], again["metrics"]["val_loss"]) == (
+        undisturbed["best"],
+        undisturbed["metrics"]["val_loss"],
+    )
 
     mlflow.set_tracking_uri(again["mlflow_uri"])
     runs = mlflow.search_runs(search_all_experiments=True, output_format="list")

@@ -32,7 +32,10 @@ from raypipe.train import checkpoint, launch, trainer
 from raypipe.train.job import TrainJob, TrainResult
 
 pytestmark = [pytest.mark.chaos, pytest.mark.usefixtures("ray_session")]
-EPOCHS, FAULT = 4, 12  # the fault comes after this many steps, in the third epoch; a checkpoint after every step
+EPOCHS, FAULT = (
+    4,
+    12,
+)  # the fault comes after this many steps, in the third epoch; a checkpoint after every step
 
 
 @ray.remote
@@ -54,9 +57,21 @@ def job(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> TrainJob:
         "run": {"dir": str(folder / "undisturbed")},
         "model": {"name": "small_cnn", "mode": "finetune", "pretrained": False, "dropout": 0.2},
         "augment": {"flip_horizontal": True, "shift": 0.1},
-        "train": {"strategy": "fsdp", "workers": 2, "epochs": EPOCHS, "batch_size": 8, "lr": 0.01, "precision": "fp32"},
+        "train": {
+            "strategy": "fsdp",
+            "workers": 2,
+            "epochs": EPOCHS,
+            "batch_size": 8,
+            "lr": 0.01,
+            "precision": "fp32",
+        },
     }
-    settings["train"] |= {"checkpoint_steps": 1, "timeout_s": 6, "stopping": {"patience": None}, "ema": 0.9}
+    settings["train"] |= {
+        "checkpoint_steps": 1,
+        "timeout_s": 6,
+        "stopping": {"patience": None},
+        "ema": 0.9,
+    }
     return validate(TrainJob, settings)
 
 
@@ -75,7 +90,9 @@ def folder_of(job: TrainJob) -> Path:
     return job.run.path / "train" / job.training_key(pin(job.table, job.feed).version)
 
 
-def disturbed(act: Callable[[Path], None], note: Path, step_s: float = 0.0) -> Callable[[dict[str, Any]], dict[str, Any]]:
+def disturbed(
+    act: Callable[[Path], None], note: Path, step_s: float = 0.0
+) -> Callable[[dict[str, Any]], dict[str, Any]]:
     """A rank that does `act` to itself, once in all, when rank 1 has taken FAULT steps; `note` tells that it did."""
 
     def rank(config: dict[str, Any]) -> dict[str, Any]:
@@ -143,7 +160,10 @@ def interrupted(job: TrainJob, tmp_path_factory: pytest.TempPathFactory) -> Path
     folder = tmp_path_factory.mktemp("interrupted")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(launch, "rank", disturbed(raises, folder / "note"))
-        with pytest.raises(RaypipeError, match=r"Training failed on a worker: a fault of the test.*Checkpoints are kept in"):
+        with pytest.raises(
+            RaypipeError,
+            match=r"Training failed on a worker: a fault of the test.*Checkpoints are kept in",
+        ):
             trainer.run(replace(job, {"run.dir": str(folder), "train.max_failures": 0}))
     assert (folder / "note").exists()
     return folder
@@ -225,15 +245,22 @@ def driver(job: TrainJob, folder: Path) -> subprocess.Popen[str]:
         "from raypipe.train import trainer; from raypipe.train.job import TrainJob\n"
         "job = load(TrainJob, Path(sys.argv[1])); connect(job.cluster); trainer.run(job)"
     )
-    process = subprocess.Popen([sys.executable, "-c", code, str(folder / "job.yaml")], stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, str(folder / "job.yaml")], stderr=subprocess.PIPE, text=True
+    )
     deadline = time.monotonic() + 120
-    while not list(folder_of(job).glob("checkpoints/epoch-0001-*/manifest.json")) and time.monotonic() < deadline:
+    while (
+        not list(folder_of(job).glob("checkpoints/epoch-0001-*/manifest.json"))
+        and time.monotonic() < deadline
+    ):
         assert process.poll() is None, "the driver ended before anything could happen to it"
         time.sleep(0.01)
     return process
 
 
-def test_a_driver_that_is_killed_and_submitted_again(job: TrainJob, weights: dict[str, torch.Tensor], tmp_path: Path) -> None:
+def test_a_driver_that_is_killed_and_submitted_again(
+    job: TrainJob, weights: dict[str, torch.Tensor], tmp_path: Path
+) -> None:
     mine = replace(job, {"run.dir": str(tmp_path / "run")})
     process = driver(mine, tmp_path)
     process.kill()
@@ -245,20 +272,36 @@ def test_a_driver_that_is_asked_to_stop_saves_the_step(
     job: TrainJob, weights: dict[str, torch.Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without checkpoints inside epochs: the newest is of the step in which the workers heard of it."""
-    mine = replace(job, {"run.dir": str(tmp_path / "run"), "train.checkpoint_steps": None, "train.epochs": 400})
+    mine = replace(
+        job, {"run.dir": str(tmp_path / "run"), "train.checkpoint_steps": None, "train.epochs": 400}
+    )
     process = driver(mine, tmp_path)
     process.send_signal(signal.SIGTERM)
     _, said = process.communicate(timeout=60)
-    assert process.returncode == 1 and "Stopped on request (got 'SIGTERM'). Epoch" in said and "Run it again" in said
+    assert (
+        process.returncode == 1
+        and "Stopped on request (got 'SIGTERM'). Epoch" in said
+        and "Run it again" in said
+    )
     newest = max(folder_of(mine).glob("checkpoints/epoch-*"))
     assert checkpoint.verify(newest) is None and not (folder_of(mine) / "result.json").exists()
 
 
-def test_as_many_workers_train_as_there_is_room_for(job: TrainJob, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_as_many_workers_train_as_there_is_room_for(
+    job: TrainJob, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """One of the two CPUs is taken: a training of one to two workers starts with one, and does not wait for ever."""
     tenant = Tenant.options(num_cpus=1).remote()  # type: ignore[attr-defined]
     ray.get(tenant.ready.remote())
-    mine = replace(job, {"run.dir": str(tmp_path), "train.workers": [1, 2], "train.strategy": "auto", "train.epochs": 1})
+    mine = replace(
+        job,
+        {
+            "run.dir": str(tmp_path),
+            "train.workers": [1, 2],
+            "train.strategy": "auto",
+            "train.epochs": 1,
+        },
+    )
     result = trainer.run(mine)
     ray.kill(tenant)
     manifest = json.loads((Path(result.checkpoint) / "manifest.json").read_text())
@@ -271,10 +314,21 @@ def second_node(ray_session: str) -> Iterator[str]:
     tenant = Tenant.options(num_cpus=2).remote()  # type: ignore[attr-defined]
     ray.get(tenant.ready.remote())
     before = {node["NodeID"] for node in ray.nodes()}
-    command = [sys.executable, "-m", "ray.scripts.scripts", "start", f"--address={ray_session}", "--num-cpus=2", "--block"]
+    command = [
+        sys.executable,
+        "-m",
+        "ray.scripts.scripts",
+        "start",
+        f"--address={ray_session}",
+        "--num-cpus=2",
+        "--block",
+    ]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 60
-    while not (new := {n["NodeID"] for n in ray.nodes() if n["Alive"]} - before) and time.monotonic() < deadline:
+    while (
+        not (new := {n["NodeID"] for n in ray.nodes() if n["Alive"]} - before)
+        and time.monotonic() < deadline
+    ):
         time.sleep(0.2)
     yield new.pop()
     ray.kill(tenant, no_restart=True)
@@ -292,7 +346,9 @@ def test_a_node_that_is_taken_away_gives_notice(
 ) -> None:
     """The workers save the step they are in and leave; on the other node they take the next one. Nothing is repeated."""
     caplog.set_level(logging.INFO, logger="raypipe")
-    mine = replace(job, {"run.dir": str(tmp_path), "train.checkpoint_steps": None, "train.max_failures": 0})
+    mine = replace(
+        job, {"run.dir": str(tmp_path), "train.checkpoint_steps": None, "train.max_failures": 0}
+    )
     monkeypatch.setattr(launch, "rank", disturbed(lambda note: None, tmp_path / "note", step_s=1.0))
     drain = Drain(second_node, folder_of(mine))
     drain.start()
@@ -316,12 +372,28 @@ class Drain(threading.Thread):
         from ray.util.state import list_actors
 
         deadline = time.monotonic() + 120
-        while not list(self.folder.glob("checkpoints/*/manifest.json")) and time.monotonic() < deadline:
+        while (
+            not list(self.folder.glob("checkpoints/*/manifest.json"))
+            and time.monotonic() < deadline
+        ):
             time.sleep(0.1)
         done = subprocess.run(
             [
-                *(sys.executable, "-m", "ray.scripts.scripts", "drain-node", f"--address={os.environ['RAY_ADDRESS']}"),
-                *("--node-id", self.node, "--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "a test"),
+                *(
+                    sys.executable,
+                    "-m",
+                    "ray.scripts.scripts",
+                    "drain-node",
+                    f"--address={os.environ['RAY_ADDRESS']}",
+                ),
+                *(
+                    "--node-id",
+                    self.node,
+                    "--reason",
+                    "DRAIN_NODE_REASON_PREEMPTION",
+                    "--reason-message",
+                    "a test",
+                ),
                 *("--deadline-remaining-seconds", "60"),
             ],
             capture_output=True,

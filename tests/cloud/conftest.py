@@ -48,7 +48,9 @@ class Store:
 def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
     pytest.importorskip("moto.server", reason="moto is in the extra `dev`")
     command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", "0"]
-    with _served(command, r"Running on (http://127\.0\.0\.1:\d+)", tmp_path_factory.mktemp("moto")) as endpoint:
+    with _served(
+        command, r"Running on (http://127\.0\.0\.1:\d+)", tmp_path_factory.mktemp("moto")
+    ) as endpoint:
         _put(f"{endpoint}/images", {})
         options = {
             "AWS_ENDPOINT_URL": endpoint,
@@ -62,9 +64,20 @@ def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
 
 @pytest.fixture(scope="session")
 def azure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
-    command = [str(_azurite()), "--blobHost", "127.0.0.1", "--blobPort", "0", "--inMemoryPersistence", "--silent"]
+    command = [
+        str(_azurite()),
+        "--blobHost",
+        "127.0.0.1",
+        "--blobPort",
+        "0",
+        "--inMemoryPersistence",
+        "--silent",
+    ]
     command += ["--skipApiVersionCheck", "--disableTelemetry"]
-    ready, account = r"successfully listens on (http://127\.0\.0\.1:\d+)", {"AZURITE_ACCOUNTS": f"{ACCOUNT}:{ACCOUNT_KEY}"}
+    ready, account = (
+        r"successfully listens on (http://127\.0\.0\.1:\d+)",
+        {"AZURITE_ACCOUNTS": f"{ACCOUNT}:{ACCOUNT_KEY}"},
+    )
     with _served(command, ready, tmp_path_factory.mktemp("azurite"), account) as endpoint:
         _make_container(f"{endpoint}/{ACCOUNT}", "images")
         options = {
@@ -83,12 +96,19 @@ def store(request: pytest.FixtureRequest) -> Store:
 
 
 @contextmanager
-def _served(command: list[str], ready: str, folder: Path, env: dict[str, str] | None = None) -> Iterator[str]:
+def _served(
+    command: list[str], ready: str, folder: Path, env: dict[str, str] | None = None
+) -> Iterator[str]:
     """The address that a server prints once it listens; the server lives as long as the block."""
     log = folder / "server.log"
     with log.open("wb") as out:
         server = subprocess.Popen(
-            command, cwd=folder, env=os.environ | (env or {}), stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT
+            command,
+            cwd=folder,
+            env=os.environ | (env or {}),
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
         )
     try:
         deadline = time.monotonic() + STARTS_S
@@ -133,7 +153,9 @@ def _azurite() -> Path:
             "--ignore-scripts",
             f"azurite@{AZURITE}",
         ]
-        done = subprocess.run(install, capture_output=True, text=True, timeout=INSTALLS_S, check=False)
+        done = subprocess.run(
+            install, capture_output=True, text=True, timeout=INSTALLS_S, check=False
+        )
         if done.returncode:
             shutil.rmtree(partial, ignore_errors=True)
             pytest.skip(f"npm does not install azurite@{AZURITE}: {done.stderr.strip()[-300:]}")
@@ -144,12 +166,24 @@ def _azurite() -> Path:
 def _make_container(endpoint: str, name: str) -> None:
     """Signed as Azure's REST reference has it (authorize-with-shared-key); the path of an emulator starts with the account."""
     date, version = formatdate(usegmt=True), "2021-08-06"
-    signed = "PUT" + "\n" * 12 + f"x-ms-date:{date}\nx-ms-version:{version}\n/{ACCOUNT}/{ACCOUNT}/{name}\nrestype:container"
-    signature = base64.b64encode(hmac.digest(base64.b64decode(ACCOUNT_KEY), signed.encode(), hashlib.sha256)).decode()
-    headers = {"x-ms-date": date, "x-ms-version": version, "Authorization": f"SharedKey {ACCOUNT}:{signature}"}
+    signed = (
+        "PUT"
+        + "\n" * 12
+        + f"x-ms-date:{date}\nx-ms-version:{version}\n/{ACCOUNT}/{ACCOUNT}/{name}\nrestype:container"
+    )
+    signature = base64.b64encode(
+        hmac.digest(base64.b64decode(ACCOUNT_KEY), signed.encode(), hashlib.sha256)
+    ).decode()
+    headers = {
+        "x-ms-date": date,
+        "x-ms-version": version,
+        "Authorization": f"SharedKey {ACCOUNT}:{signature}",
+    }
     _put(f"{endpoint}/{name}?restype=container", headers | {"Content-Length": "0"})
 
 
 def _put(url: str, headers: dict[str, str]) -> None:
-    with urllib.request.urlopen(urllib.request.Request(url, method="PUT", headers=headers), timeout=10):
+    with urllib.request.urlopen(
+        urllib.request.Request(url, method="PUT", headers=headers), timeout=10
+    ):
         pass

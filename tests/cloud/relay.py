@@ -35,7 +35,9 @@ def forward(source: socket.socket, sink: socket.socket, counted: bool) -> None:
 class Relay(socketserver.BaseRequestHandler):
     def handle(self) -> None:
         with socket.create_connection((HOST, PORT)) as behind:
-            threading.Thread(target=forward, args=(self.request, behind, False), daemon=True).start()
+            threading.Thread(
+                target=forward, args=(self.request, behind, False), daemon=True
+            ).start()
             forward(behind, self.request, True)
 
 

@@ -72,7 +72,9 @@ def ids(uri: str, store: Store) -> list[str]:
     return scan.rows(table, table.pin(), ["image_id"])["image_id"].to_pylist()  # type: ignore[no-any-return]
 
 
-def test_ingest_versions_and_export(store: Store, folder: Path, tmp_path: Path, cli: Cli, textured: Draw) -> None:
+def test_ingest_versions_and_export(
+    store: Store, folder: Path, tmp_path: Path, cli: Cli, textured: Draw
+) -> None:
     uri = store.uri("cells")
     job = written(tmp_path / "job.yaml", store, uri, folder)
     first = said(cli, "ingest", job)
@@ -93,12 +95,17 @@ def test_ingest_versions_and_export(store: Store, folder: Path, tmp_path: Path, 
 
     said(cli, "table", "export", job, tmp_path / "golden.parquet", "--tag", "golden")
     said(cli, "table", "export", job, tmp_path / "newest.parquet")
-    golden, newest = pq.read_table(tmp_path / "golden.parquet"), pq.read_table(tmp_path / "newest.parquet")
+    golden, newest = (
+        pq.read_table(tmp_path / "golden.parquet"),
+        pq.read_table(tmp_path / "newest.parquet"),
+    )
     assert (len(golden), len(newest)) == (60, 61)
     assert set(golden["image"].to_pylist()) == {p.read_bytes() for p in folder.rglob("[0-9]*.png")}
 
 
-def test_two_ingests_at_once_lose_and_repeat_nothing(store: Store, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_ingests_at_once_lose_and_repeat_nothing(
+    store: Store, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Both make the table, one commit a class: the one that comes second looks again and goes on."""
     monkeypatch.setattr(room, "ROWS_PER_COMMIT", 30)
     table = TableConfig(uri=store.uri("raced"), storage_options=store.options)
@@ -107,7 +114,12 @@ def test_two_ingests_at_once_lose_and_repeat_nothing(store: Store, folder: Path,
     def one() -> None:
         start.wait()
         try:
-            ingest(table, validate(IngestConfig, {"from": {"images": str(folder)}, "workers": 0, "threads": 1}))
+            ingest(
+                table,
+                validate(
+                    IngestConfig, {"from": {"images": str(folder)}, "workers": 0, "threads": 1}
+                ),
+            )
         except Exception as e:
             failed.append(e)
 
@@ -136,7 +148,9 @@ def test_rows_are_relabelled_and_dropped_there(store: Store, folder: Path, tmp_p
     assert (done.relabelled, done.version.version) == (60, 1)
     assert scan.rows(opened, done.version, ["label"])["label"].to_pylist() == ["b"] * 60
     rows = rewrite.places(opened, done.version, ["image_id"]).to_pylist()
-    after = rewrite.drop(opened, done.version, [rewrite.Place(r["file"], r["place"]) for r in rows[:7]], "drop")
+    after = rewrite.drop(
+        opened, done.version, [rewrite.Place(r["file"], r["place"]) for r in rows[:7]], "drop"
+    )
     assert sorted(ids(uri, store)) == sorted(r["image_id"] for r in rows[7:])
     history = opened.history()
     assert [h["version"] for h in history] == [2, 1, 0]
@@ -145,7 +159,9 @@ def test_rows_are_relabelled_and_dropped_there(store: Store, folder: Path, tmp_p
     assert opened.untag("golden") == 1
 
 
-def test_workers_read_and_write_with_the_options_alone(store: Store, folder: Path, tmp_path: Path, ray_session: str) -> None:
+def test_workers_read_and_write_with_the_options_alone(
+    store: Store, folder: Path, tmp_path: Path, ray_session: str
+) -> None:
     table = TableConfig(uri=store.uri("spread"), storage_options=store.options)
     done = ingest(table, validate(IngestConfig, {"from": {"images": str(folder)}, "workers": 2}))
     assert done.accepted == 60
@@ -155,12 +171,20 @@ def test_workers_read_and_write_with_the_options_alone(store: Store, folder: Pat
     assert {r["image"] for r in read} == {p.read_bytes() for p in folder.rglob("[0-9]*.png")}
 
     here = {"kind": "delta", "images": table.uri, "storage_options": store.options}
-    copied = ingest(TableConfig(uri=str(tmp_path / "copy")), validate(IngestConfig, {"from": here, "workers": 2}))
+    copied = ingest(
+        TableConfig(uri=str(tmp_path / "copy")),
+        validate(IngestConfig, {"from": here, "workers": 2}),
+    )
     assert copied.accepted == 60
 
 
 def test_a_row_group_moves_little_more_than_itself(s3: Store, tmp_path: Path) -> None:
-    rows = pa.table({"image_id": [f"{i:04d}" for i in range(640)], "image": [random.randbytes(4096) for _ in range(640)]})
+    rows = pa.table(
+        {
+            "image_id": [f"{i:04d}" for i in range(640)],
+            "image": [random.randbytes(4096) for _ in range(640)],
+        }
+    )
     uri = append(s3.uri("groups"), rows, "test", s3.options).uri
     with relayed(s3.options["AWS_ENDPOINT_URL"], tmp_path) as (address, moved_bytes):
         options = s3.options | {"AWS_ENDPOINT_URL": address, "max_retries": "1"}
@@ -170,8 +194,12 @@ def test_a_row_group_moves_little_more_than_itself(s3: Store, tmp_path: Path) ->
         before = moved_bytes()
         images = fragment.binary(groups[2], "image", options)
         assert images.to_pylist() == rows["image"][256:384].to_pylist()
-        assert moved_bytes() - before < 128 * 4096 + 80_000  # this thread opens the file too: its last 64 kB hold the footer
-    with pytest.raises(DataError, match=r"cannot be read: the store cannot be reached.*got 's3://images/groups"):
+        assert (
+            moved_bytes() - before < 128 * 4096 + 80_000
+        )  # this thread opens the file too: its last 64 kB hold the footer
+    with pytest.raises(
+        DataError, match=r"cannot be read: the store cannot be reached.*got 's3://images/groups"
+    ):
         fragment.binary(groups[3], "image", options)  # the file is open, the store is gone
 
 
@@ -214,7 +242,10 @@ def test_credentials_or_all_may_come_from_the_environment(
     uri = store.uri("ambient")
     said(cli, "ingest", written(tmp_path / "job.yaml", store, uri, folder))
     keys = {name: value for name, value in store.options.items() if "key" in name.lower()}
-    public = {"storage_options": {n: v for n, v in store.options.items() if n not in keys}, "uri": uri}
+    public = {
+        "storage_options": {n: v for n, v in store.options.items() if n not in keys},
+        "uri": uri,
+    }
     job = written(tmp_path / "public.yaml", store, uri, folder, table=public)
     for name, value in keys.items():
         monkeypatch.setenv(name.upper(), value)
@@ -234,12 +265,18 @@ def refused(cli: Cli, store: Store, job: Path, *overrides: str) -> str:
     return err
 
 
-def test_what_is_wrong_is_said_once_and_soon(store: Store, folder: Path, tmp_path: Path, cli: Cli) -> None:
+def test_what_is_wrong_is_said_once_and_soon(
+    store: Store, folder: Path, tmp_path: Path, cli: Cli
+) -> None:
     job = written(tmp_path / "job.yaml", store, store.uri("wrong"), folder)
     began, endpoint = time.monotonic(), f"table.storage_options.{store.endpoint_option}="
     scheme = store.root.partition("://")[0]
-    assert "there is no such bucket or container" in refused(cli, store, job, f"table.uri={scheme}://nowhere/cells")
-    assert "the store cannot be reached" in refused(cli, store, job, f"{endpoint}http://127.0.0.1:9")
+    assert "there is no such bucket or container" in refused(
+        cli, store, job, f"table.uri={scheme}://nowhere/cells"
+    )
+    assert "the store cannot be reached" in refused(
+        cli, store, job, f"{endpoint}http://127.0.0.1:9"
+    )
     http = next(name for name in store.options if name.lower().endswith("allow_http"))
     assert "plain http" in refused(cli, store, job, f"table.storage_options.{http}=false")
     assert time.monotonic() - began < 30
@@ -247,19 +284,29 @@ def test_what_is_wrong_is_said_once_and_soon(store: Store, folder: Path, tmp_pat
     assert (code, "No Delta table here" in err) == (2, True)
 
 
-def test_a_wrong_key_is_refused_by_the_store(azure: Store, folder: Path, tmp_path: Path, cli: Cli) -> None:
+def test_a_wrong_key_is_refused_by_the_store(
+    azure: Store, folder: Path, tmp_path: Path, cli: Cli
+) -> None:
     job = written(tmp_path / "job.yaml", azure, azure.uri("wrong"), folder)
     wrong = f"table.storage_options.azure_storage_account_key={azure.secret[::-1].strip('=')}=="
     assert "the store refuses the credentials" in refused(cli, azure, job, wrong)
-    assert "the store refuses the credentials" in refused(cli, azure, job, "table.storage_options.azure_storage_account_key=x!")
+    assert "the store refuses the credentials" in refused(
+        cli, azure, job, "table.storage_options.azure_storage_account_key=x!"
+    )
 
 
 def test_a_server_that_never_answers_is_given_up(s3: Store) -> None:
     """object_store's own limits: three minutes for one that accepts and is silent, one for packets that vanish (measured)."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        options = s3.options | {"AWS_ENDPOINT_URL": endpoint, "timeout": "1s", "retry_timeout": "2s"}
+        options = s3.options | {
+            "AWS_ENDPOINT_URL": endpoint,
+            "timeout": "1s",
+            "retry_timeout": "2s",
+        }
         began = time.monotonic()
-        with pytest.raises(DataError, match=r"the store cannot be reached.*got 's3://images/x'.*retry_timeout"):
+        with pytest.raises(
+            DataError, match=r"the store cannot be reached.*got 's3://images/x'.*retry_timeout"
+        ):
             ImageTable.exists("s3://images/x", options)
         assert time.monotonic() - began < 10

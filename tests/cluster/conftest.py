@@ -34,7 +34,9 @@ def job(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         )
     )
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("raypipe.cluster.connect.close", lambda: None)  # the session's cluster is not this verb's to stop
+        patched.setattr(
+            "raypipe.cluster.connect.close", lambda: None
+        )  # the session's cluster is not this verb's to stop
         assert main(["ingest", str(path), "ingest.name=photos"]) == 0
         assert main(["train", str(path), "cluster.address=none"]) == 0
     return path

@@ -105,7 +105,9 @@ def test_what_ray_start_left_is_joined_until_it_is_dead(ray_session: str, short:
     bare = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"}
     plain = ["--include-dashboard", "false", "--disable-usage-stats"]
     try:
-        subprocess.run([*start, *size, *plain], env=bare, check=True, capture_output=True, timeout=90)
+        subprocess.run(
+            [*start, *size, *plain], env=bare, check=True, capture_output=True, timeout=90
+        )
         address = (short / "ray" / "ray_current_cluster").read_text()
         ((found, _, _), _) = joined()
         assert found == address

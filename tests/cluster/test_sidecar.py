@@ -19,7 +19,9 @@ from raypipe.errors import ClusterError, RaypipeError
 HERE = "tests.cluster.test_sidecar"
 
 
-def echo(arrays: dict[str, np.ndarray], options: dict[str, Any]) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+def echo(
+    arrays: dict[str, np.ndarray], options: dict[str, Any]
+) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     import raypipe
 
     quiet = {name: os.environ.get(name) for name in sidecar.QUIET}
@@ -32,11 +34,15 @@ def echo(arrays: dict[str, np.ndarray], options: dict[str, Any]) -> tuple[dict[s
     }
 
 
-def fail(arrays: dict[str, np.ndarray], options: dict[str, Any]) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+def fail(
+    arrays: dict[str, np.ndarray], options: dict[str, Any]
+) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     raise KeyError("no such thing as a free lunch")
 
 
-def die(arrays: dict[str, np.ndarray], options: dict[str, Any]) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+def die(
+    arrays: dict[str, np.ndarray], options: dict[str, Any]
+) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     os._exit(3)
 
 
@@ -76,7 +82,8 @@ def test_the_sidecar_has_its_own_numpy_the_cores_raypipe_and_no_telemetry(name: 
 @pytest.mark.usefixtures("ray_session")
 def test_an_error_in_the_sidecar_names_itself() -> None:
     with pytest.raises(
-        RaypipeError, match=r"(?s)test_sidecar:fail failed in the sidecar alibi.*KeyError: 'no such thing"
+        RaypipeError,
+        match=r"(?s)test_sidecar:fail failed in the sidecar alibi.*KeyError: 'no such thing",
     ) as caught:
         sidecar.call("alibi", f"{HERE}:fail", {}, {})
     assert "raise KeyError" in str(caught.value)
@@ -107,11 +114,15 @@ def builds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     monkeypatch.setenv("RAYPIPE_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(sidecar, "LISTS", lists)
     monkeypatch.setattr(
-        sidecar, "PROBES", {"tiny": "import raypipe.errors" if "site-packages" in sidecar.__file__ else "import ray"}
+        sidecar,
+        "PROBES",
+        {"tiny": "import raypipe.errors" if "site-packages" in sidecar.__file__ else "import ray"},
     )
     commands: list[list[str]] = []
     real = sidecar._shell
-    monkeypatch.setattr(sidecar, "_shell", lambda name, command: (commands.append(command), real(name, command)))
+    monkeypatch.setattr(
+        sidecar, "_shell", lambda name, command: (commands.append(command), real(name, command))
+    )
     return commands
 
 
@@ -120,7 +131,9 @@ def test_two_callers_build_once(builds: list[list[str]]) -> None:
         first, second = pool.map(sidecar.ensure, ["tiny", "tiny"])
     assert first == second == sidecar.ensure("tiny")
     assert sum("venv" in command for command in builds) == 1
-    prefix = subprocess.run([first, "-c", "import sys; print(sys.prefix)"], capture_output=True, text=True, check=True).stdout
+    prefix = subprocess.run(
+        [first, "-c", "import sys; print(sys.prefix)"], capture_output=True, text=True, check=True
+    ).stdout
     assert Path(prefix.strip()) == first.parent.parent
 
 
@@ -146,9 +159,13 @@ def test_other_pins_are_another_sidecar(builds: list[list[str]]) -> None:
     assert sidecar.ensure("tiny") != before
 
 
-def test_a_failed_pip_shows_its_last_lines_and_leaves_nothing(builds: list[list[str]], tmp_path: Path) -> None:
+def test_a_failed_pip_shows_its_last_lines_and_leaves_nothing(
+    builds: list[list[str]], tmp_path: Path
+) -> None:
     (sidecar.LISTS / "tiny.txt").write_text(f"{tmp_path}/nowhere-1.0-py3-none-any.whl\n")
-    with pytest.raises(RaypipeError, match=r"(?s)sidecar tiny cannot be built.*nowhere-1\.0.*PIP_INDEX_URL"):
+    with pytest.raises(
+        RaypipeError, match=r"(?s)sidecar tiny cannot be built.*nowhere-1\.0.*PIP_INDEX_URL"
+    ):
         sidecar.ensure("tiny")
     assert not [path for path in (tmp_path / "home" / "sidecars").iterdir() if path.is_dir()]
 

@@ -21,7 +21,11 @@ from raypipe.main import app
 from tests.conftest import encode, striped
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted(p for p in [ROOT / "README.md", *ROOT.glob("infra/**/*.md"), *ROOT.glob("docs/**/*.md")] if p.exists())
+PAGES = sorted(
+    p
+    for p in [ROOT / "README.md", *ROOT.glob("infra/**/*.md"), *ROOT.glob("docs/**/*.md")]
+    if p.exists()
+)
 
 # First line of a block -> why it is not run here.
 ELSEWHERE = {
@@ -112,7 +116,9 @@ def commands() -> list[tuple[str, list[str]]]:
 
 
 @pytest.mark.parametrize(("where", "words"), commands())
-def test_every_command_is_one_that_the_command_line_takes(where: str, words: list[str], tmp_path: Path) -> None:
+def test_every_command_is_one_that_the_command_line_takes(
+    where: str, words: list[str], tmp_path: Path
+) -> None:
     """Its verb, options and settings are parsed for real; the rest of the verb is left out."""
     heredoc = re.search(r"cat > mine.yaml <<'YAML'\n(.*?)^YAML$", block(RUN[0]), re.M | re.S)
     assert heredoc is not None
@@ -217,9 +223,15 @@ def test_your_own_images_and_the_registered_model(photos: Path, tmp_path: Path) 
 
     told = run("bash", "-euo", "pipefail", "-c", block(RUN[0]))
     assert "drift" in told
-    code = block(RUN[1]).replace("runs/solar", "runs/screws").replace("models:/solar", "models:/screws")
+    code = (
+        block(RUN[1])
+        .replace("runs/solar", "runs/screws")
+        .replace("models:/solar", "models:/screws")
+    )
     answer = run(
-        sys.executable, "-c", code + "\nprint(model.predict(pd.DataFrame({'image': [open('cell.png', 'rb').read()]})))"
+        sys.executable,
+        "-c",
+        code + "\nprint(model.predict(pd.DataFrame({'image': [open('cell.png', 'rb').read()]})))",
     )
     assert "warm" in answer or "cold" in answer
 

@@ -41,7 +41,9 @@ def picture(domain: str, label: str, seed: int) -> bytes:
     light = np.array([1, 1, 1]) if domain == "old" else np.array([0.3, 0.5, 1.0])
     grain = rng.normal(0, 12, (SIDE, SIDE, 1))
     out = io.BytesIO()
-    Image.fromarray(np.clip((128 + 60 * shape[..., None] + grain) * light, 0, 255).astype(np.uint8)).save(out, "PNG")
+    Image.fromarray(
+        np.clip((128 + 60 * shape[..., None] + grain) * light, 0, 255).astype(np.uint8)
+    ).save(out, "PNG")
     return out.getvalue()
 
 
@@ -78,12 +80,17 @@ def with_(job: Job, **sections: object) -> Job:
 
 
 def ingest(job: Job, table: str, folder: Path, name: str, labelled: bool = True) -> None:
-    source = {"images": str(folder), "labels": str(folder / "labels.csv") if labelled else None, "labelled": labelled}
+    source = {
+        "images": str(folder),
+        "labels": str(folder / "labels.csv") if labelled else None,
+        "labelled": labelled,
+    }
     if not labelled:
         (folder / "labels.csv").unlink(missing_ok=True)
     splits = {"train": 0.5, "val": 0.25, "test": 0.25}
     verbs.ingest(
-        with_(job, table={"uri": table}, ingest={"from": source, "name": name, "splits": splits}), Console(as_json=True)
+        with_(job, table={"uri": table}, ingest={"from": source, "name": name, "splits": splits}),
+        Console(as_json=True),
     )
 
 
@@ -101,7 +108,9 @@ def counts(job: Job) -> dict[str, int]:
     }
 
 
-def test_drift_leads_to_a_better_champion_and_a_rerun_adds_nothing(ray_session: str, job: Job, tmp_path: Path) -> None:
+def test_drift_leads_to_a_better_champion_and_a_rerun_adds_nothing(
+    ray_session: str, job: Job, tmp_path: Path
+) -> None:
     console = Console(as_json=True)
     images = job.table.uri
     ingest(job, images, photos(tmp_path / "old", "old", 240), "old")
@@ -113,14 +122,30 @@ def test_drift_leads_to_a_better_champion_and_a_rerun_adds_nothing(ray_session: 
     assert tuned["champion"] == tuned["model"] == "loop/1"
 
     nights = {name: {"uri": str(Path(images).parent / name)} for name in ("same", "other")}
-    ingest(job, nights["same"]["uri"], photos(tmp_path / "same", "old", 80, first_seed=1000), "same", labelled=False)
-    ingest(job, nights["other"]["uri"], photos(tmp_path / "other", "new", 80, first_seed=2000), "other", labelled=False)
+    ingest(
+        job,
+        nights["same"]["uri"],
+        photos(tmp_path / "same", "old", 80, first_seed=1000),
+        "same",
+        labelled=False,
+    )
+    ingest(
+        job,
+        nights["other"]["uri"],
+        photos(tmp_path / "other", "new", 80, first_seed=2000),
+        "other",
+        labelled=False,
+    )
     store = tracking.open_store(job.run, job.registry)
     quiet = check(store, job, validate(Job, {"table": nights["same"]}).table, "same")
     alarm = check(store, job, validate(Job, {"table": nights["other"]}).table, "other")
     assert not quiet.report.is_drift  # the negative control
     assert alarm.report.is_drift
-    assert {(e.detector, e.on) for e in alarm.report.evidence} == {("mmd", "embedding"), ("ks", "embedding"), ("ks", "scores")}
+    assert {(e.detector, e.on) for e in alarm.report.evidence} == {
+        ("mmd", "embedding"),
+        ("ks", "embedding"),
+        ("ks", "scores"),
+    }
     assert Path(alarm.page).read_text().count("data:image/") >= 12
 
     first = promote.require_champion(store)
@@ -131,7 +156,11 @@ def test_drift_leads_to_a_better_champion_and_a_rerun_adds_nothing(ray_session: 
 
     ingest(job, images, photos(tmp_path / "new", "new", 240, first_seed=3000), "new")
     version = ImageTable(images).pin().version
-    both = with_(job, table={"uri": images, "version": version}, search=job.search.model_dump() | {"refit": {}})
+    both = with_(
+        job,
+        table={"uri": images, "version": version},
+        search=job.search.model_dump() | {"refit": {}},
+    )
     done = retrain(store, both, alarm, first)
     assert_found_by_a_balanced_search(store, first, done.challenger)
     slices = {s.slice: s for s in done.slices}
@@ -143,26 +172,43 @@ def test_drift_leads_to_a_better_champion_and_a_rerun_adds_nothing(ray_session: 
     before = counts(job)
     ingest(job, images, tmp_path / "new", "new")
     assert retrain(store, both, alarm, first) == done
-    assert verbs.tune(with_(job, table={"uri": images, "version": "clean"}), console)["champion"] == "loop/2"
+    assert (
+        verbs.tune(with_(job, table={"uri": images, "version": "clean"}), console)["champion"]
+        == "loop/2"
+    )
     check(store, job, validate(Job, {"table": nights["other"]}).table, "other", first)
     assert counts(job) == before
 
 
-def assert_found_by_a_balanced_search(store: tracking.Store, first: ModelVersion, challenger: ModelVersion | None) -> None:
+def assert_found_by_a_balanced_search(
+    store: tracking.Store, first: ModelVersion, challenger: ModelVersion | None
+) -> None:
     """Trials around the champion's settings, sources drawn equally often, the best trained again on validation rows too."""
     assert challenger is not None
-    champions, theirs = (promote.fetch(store, version).info["config"] for version in (first, challenger))
+    champions, theirs = (
+        promote.fetch(store, version).info["config"] for version in (first, challenger)
+    )
     assert champions["feed"]["sampling"] == "natural" and theirs["feed"]["sampling"] == "sources"
     assert theirs["feed"]["train"] == "train+val" and theirs["train"]["workers"] == 2
     assert champions["train"]["lr"] / 2 <= theirs["train"]["lr"] <= champions["train"]["lr"] * 2
-    run = next(iter(store.client.search_model_versions(f"name = 'loop' and version_number = {challenger.version}"))).run_id
+    run = next(
+        iter(
+            store.client.search_model_versions(
+                f"name = 'loop' and version_number = {challenger.version}"
+            )
+        )
+    ).run_id
     nested = store.client.search_runs([store.experiment_id], f"tags.`mlflow.parentRunId` = '{run}'")
     assert len(nested) == 3, "one nested run a trial"
     rates = sorted(float(trial.data.params["train.lr"]) for trial in nested)
-    assert champions["train"]["lr"] in [pytest.approx(rate) for rate in rates], "the champion's own settings are one trial"
+    assert champions["train"]["lr"] in [pytest.approx(rate) for rate in rates], (
+        "the champion's own settings are one trial"
+    )
 
 
-def test_a_challenger_that_is_no_better_is_refused_with_the_reason(ray_session: str, job: Job, tmp_path: Path) -> None:
+def test_a_challenger_that_is_no_better_is_refused_with_the_reason(
+    ray_session: str, job: Job, tmp_path: Path
+) -> None:
     """Trained again on rows of its own domain alone, a model cannot be better beyond chance than one with no mistakes."""
     store = tracking.open_store(job.run, job.registry)
     first = next(v for v in promote.versions(store) if v.version == 1)
@@ -173,4 +219,7 @@ def test_a_challenger_that_is_no_better_is_refused_with_the_reason(ray_session: 
     assert not done.decision.act
     assert "Refused" in done.decision.reason
     assert promote.require_champion(store) == champion
-    assert isinstance(scan.rows(ImageTable(job.table.uri), ImageTable(job.table.uri).pin("clean"), ["image_id"]), pa.Table)
+    assert isinstance(
+        scan.rows(ImageTable(job.table.uri), ImageTable(job.table.uri).pin("clean"), ["image_id"]),
+        pa.Table,
+    )

@@ -28,7 +28,12 @@ def test_the_story_judges_on_enough_cells() -> None:
 
 def test_a_table_without_sources_can_be_retrained_on(tmp_path: Path) -> None:
     rows = [
-        {"image_id": str(i), "label": None if i == 0 else "ab"[i % 2], "split": ("train", "val")[i % 4 == 3], "image": b"x"}
+        {
+            "image_id": str(i),
+            "label": None if i == 0 else "ab"[i % 2],
+            "split": ("train", "val")[i % 4 == 3],
+            "image": b"x",
+        }
         for i in range(40)
     ]
     append(str(tmp_path / "t"), pa.Table.from_pylist(rows), "test")

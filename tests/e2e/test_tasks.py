@@ -29,17 +29,29 @@ from raypipe.tables.table import ImageTable
 SIDE = 32
 Label = Callable[[float, bool], Any]
 TASKS: dict[str, tuple[pa.DataType, Label]] = {
-    "multi_label": (pa.list_(pa.string()), lambda level, upright: ["bright"] * (level > 0.5) + ["upright"] * upright),
+    "multi_label": (
+        pa.list_(pa.string()),
+        lambda level, upright: ["bright"] * (level > 0.5) + ["upright"] * upright,
+    ),
     "probability": (pa.float64(), lambda level, upright: level),
-    "regression": (pa.string(), lambda level, upright: f"{500 + 3000 * level:.0f}"),  # lux, as some export has it
+    "regression": (
+        pa.string(),
+        lambda level, upright: f"{500 + 3000 * level:.0f}",
+    ),  # lux, as some export has it
 }
 
 
 def picture(level: float, upright: bool, night: bool, rng: np.random.Generator) -> bytes:
     waves_S = np.sin(np.arange(SIDE) * 2 * np.pi / rng.uniform(4, 8) + rng.uniform(0, 6))
-    grey_HW = 75 + 100 * ((1 - level) if night else level) + 60 * (waves_S[None] if upright else waves_S[:, None])
+    grey_HW = (
+        75
+        + 100 * ((1 - level) if night else level)
+        + 60 * (waves_S[None] if upright else waves_S[:, None])
+    )
     light = np.array([0.2, 0.2, 1.0] if night else [1.0, 1.0, 1.0])
-    pixels_HWC = np.broadcast_to(grey_HW, (SIDE, SIDE))[..., None] * light + rng.normal(0, 8, (SIDE, SIDE, 3))
+    pixels_HWC = np.broadcast_to(grey_HW, (SIDE, SIDE))[..., None] * light + rng.normal(
+        0, 8, (SIDE, SIDE, 3)
+    )
     out = io.BytesIO()
     Image.fromarray(pixels_HWC.clip(0, 255).astype(np.uint8)).save(out, "PNG")
     return out.getvalue()
@@ -54,8 +66,12 @@ def rows(task: str, source: str, count: int) -> pa.Table:
     return pa.table(
         {
             "image_id": [f"{source}-{i:03d}" for i in range(count)],
-            "image": pa.array([picture(*what, source == "night", rng) for what in seen], pa.binary()),
-            "label": pa.array([None if i % 10 == 9 else label(*what) for i, what in enumerate(seen)], held),
+            "image": pa.array(
+                [picture(*what, source == "night", rng) for what in seen], pa.binary()
+            ),
+            "label": pa.array(
+                [None if i % 10 == 9 else label(*what) for i, what in enumerate(seen)], held
+            ),
             "split": [("train", "train", "val", "test")[i % 4] for i in range(count)],
             "source": [source] * count,
         }
@@ -70,8 +86,20 @@ def job(request: pytest.FixtureRequest, tmp_path: Path) -> Job:
         {
             "run": {"name": request.param, "dir": str(tmp_path / "run")},
             "table": {"uri": str(tmp_path / "table")},
-            "model": {"name": "small_cnn", "mode": "finetune", "pretrained": False, "task": request.param, "dropout": 0.0},
-            "train": {"epochs": 20, "batch_size": 16, "lr": 0.01, "precision": "fp32", "stopping": {"patience": None}},
+            "model": {
+                "name": "small_cnn",
+                "mode": "finetune",
+                "pretrained": False,
+                "task": request.param,
+                "dropout": 0.0,
+            },
+            "train": {
+                "epochs": 20,
+                "batch_size": 16,
+                "lr": 0.01,
+                "precision": "fp32",
+                "stopping": {"patience": None},
+            },
             "gate": {"tolerance": 0.1},
             "watch": {"force": True, "retrain_samples": 1},
         },
@@ -97,18 +125,26 @@ def test_a_table_becomes_a_champion_that_predicts_and_is_beaten(ray_session: str
     table, out = ImageTable.open(job.table), ImageTable(str(job.run.path / "predictions"))
     told = scan.rows(out, out.pin(), ["image_id", "label"]).to_pylist()
     said = {r["image_id"]: r["label"] for r in told}
-    test = scan.rows(table, table.pin(), ["image_id", "label", "image"], {"split": "test"}).to_pylist()
+    test = scan.rows(
+        table, table.pin(), ["image_id", "label", "image"], {"split": "test"}
+    ).to_pylist()
     error = mean_error(task, said, {r["image_id"]: r["label"] for r in test})
     assert error < 0.15
     if task != "multi_label":
         assert list(predicted["labels"]) == ["least", "mean", "most"]
-        assert predicted["labels"]["least"] < predicted["labels"]["mean"] < predicted["labels"]["most"]
+        assert (
+            predicted["labels"]["least"] < predicted["labels"]["mean"] < predicted["labels"]["most"]
+        )
 
     store = tracking.open_store(job.run, job.registry)
-    served = mlflow.pyfunc.load_model(f"models:/{task}@champion").predict(pd.DataFrame({"image": [r["image"] for r in test]}))
+    served = mlflow.pyfunc.load_model(f"models:/{task}@champion").predict(
+        pd.DataFrame({"image": [r["image"] for r in test]})
+    )
     by_mlflow, by_us = served["label"].tolist(), [said[r["image_id"]] for r in test]
     assert (
-        by_mlflow == by_us if task == "multi_label" else np.allclose(pd.to_numeric(by_mlflow), pd.to_numeric(by_us), rtol=1e-4)
+        by_mlflow == by_us
+        if task == "multi_label"
+        else np.allclose(pd.to_numeric(by_mlflow), pd.to_numeric(by_us), rtol=1e-4)
     )
 
     write_deltalake(job.table.uri, rows(task, "night", 120), mode="append")
@@ -118,11 +154,15 @@ def test_a_table_becomes_a_champion_that_predicts_and_is_beaten(ray_session: str
     measure = "accuracy" if task == "multi_label" else "mean absolute error"
     assert {s["measure"] for s in done["slices"].values()} == {measure}
     assert {name: s["images"] for name, s in done["slices"].items()} == {"day": 48, "night": 24}
-    assert verbs.retrain(job, console)["slices"] != {}  # run again: compared once more, nothing breaks
+    assert (
+        verbs.retrain(job, console)["slices"] != {}
+    )  # run again: compared once more, nothing breaks
     assert done["reason"].startswith("Promoted: " + ("+" if task == "multi_label" else "error "))
 
 
-def test_what_is_no_better_or_hardly_tested_is_refused_with_the_reason(ray_session: str, job: Job) -> None:
+def test_what_is_no_better_or_hardly_tested_is_refused_with_the_reason(
+    ray_session: str, job: Job
+) -> None:
     """The same data, settings and seed: the challenger is the champion, and wins on no row."""
     console = Console(as_json=True)
     verbs.train(job, console)

@@ -12,7 +12,9 @@ from raypipe.tables.table import TableConfig
 
 
 @pytest.fixture(scope="session")
-def half_labelled(photos: Path, textured: object, tmp_path_factory: pytest.TempPathFactory) -> TableConfig:
+def half_labelled(
+    photos: Path, textured: object, tmp_path_factory: pytest.TempPathFactory
+) -> TableConfig:
     root = tmp_path_factory.mktemp("feed")
     table, splits = TableConfig(uri=str(root / "table")), {"train": 0.6, "val": 0.4}
     source = {"images": str(photos), "labels": str(photos / "labels.csv")}
@@ -21,5 +23,8 @@ def half_labelled(photos: Path, textured: object, tmp_path_factory: pytest.TempP
     for seed in range(5):
         (root / "more" / f"{seed}.png").write_bytes(textured(seed, side_px=32))  # type: ignore[operator]
     unlabelled = {"images": str(root / "more"), "labelled": False}
-    ingest(table, validate(IngestConfig, {"from": unlabelled, "name": "more", "splits": {"train": 1.0}}))
+    ingest(
+        table,
+        validate(IngestConfig, {"from": unlabelled, "name": "more", "splits": {"train": 1.0}}),
+    )
     return table

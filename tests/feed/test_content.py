@@ -43,7 +43,11 @@ Write = Callable[..., TableConfig]
 @pytest.fixture
 def write(tmp_path: Path) -> Write:
     def written(
-        name: str, images: Sequence[bytes], ids: Sequence[str], hashed: Sequence[bytes] = (), group: int = 8
+        name: str,
+        images: Sequence[bytes],
+        ids: Sequence[str],
+        hashed: Sequence[bytes] = (),
+        group: int = 8,
     ) -> TableConfig:
         columns: dict[str, Any] = {
             "image_id": list(ids),
@@ -54,7 +58,9 @@ def write(tmp_path: Path) -> Write:
         if hashed:
             columns["sha256"] = [hashlib.sha256(image).hexdigest() for image in hashed]
         for start in range(0, len(images), group):
-            write_deltalake(str(tmp_path / name), pa.table(columns).slice(start, group), mode="append")
+            write_deltalake(
+                str(tmp_path / name), pa.table(columns).slice(start, group), mode="append"
+            )
         return TableConfig(uri=str(tmp_path / name))
 
     return written
@@ -83,7 +89,9 @@ def test_several_photographs_under_one_id_have_their_own_features(
         mine = images[n * ROWS : (n + 1) * ROWS]
         table = write(f"t{n}", mine, products, mine if hashed else ())
         sources = made(table, tmp_path / "features")
-        np.testing.assert_allclose(held(sources), vectors[n * ROWS : (n + 1) * ROWS], rtol=1e-3, atol=1e-3)
+        np.testing.assert_allclose(
+            held(sources), vectors[n * ROWS : (n + 1) * ROWS], rtol=1e-3, atol=1e-3
+        )
         assert sum(source.decoded for source in sources.values()) == ROWS
     again = made(write("t2", images[:ROWS], [str(i) for i in range(ROWS)]), tmp_path / "features")
     assert [source.decoded for source in again.values()] == [0, 0]  # old photographs under new ids
@@ -91,7 +99,11 @@ def test_several_photographs_under_one_id_have_their_own_features(
 
 
 def test_frozen_features_are_of_readable_images_or_the_run_stops(
-    images: list[bytes], vectors: np.ndarray, write: Write, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    images: list[bytes],
+    vectors: np.ndarray,
+    write: Write,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """5 was swapped for another picture, 8 to 11 are a row group that rotted."""
     caplog.set_level(logging.WARNING, logger="raypipe")
@@ -105,7 +117,11 @@ def test_frozen_features_are_of_readable_images_or_the_run_stops(
     np.testing.assert_allclose(replaced, vectors[expected], rtol=1e-3, atol=1e-3)
     feed = Feed(sources["train"], sources["val"], 3, 0)
     for batch in (*feed.train(0), *feed.val()):
-        rows = feed._train_rows if len(batch.inputs) == 3 and batch.share.images == 3 else feed._val_rows
+        rows = (
+            feed._train_rows
+            if len(batch.inputs) == 3 and batch.share.images == 3
+            else feed._val_rows
+        )
         shown = rows.ids.take(batch.samples_B).to_pylist()
         assert not {"5", "8", "9", "10", "11"} & set(shown)
         assert batch.labels_B.tolist() == [int(i) % 2 for i in shown]
@@ -114,13 +130,21 @@ def test_frozen_features_are_of_readable_images_or_the_run_stops(
     with pytest.raises(DataError, match=r"Image \d+ is broken.*on_bad=stop"):
         made(table, tmp_path / "features", on_bad="stop")
     # Not verified, a row is what it holds; what its hash says is believed only if that is kept.
-    other = write("other", [images[20] if i == 5 else images[i] for i in range(ROWS)], ids, images[:ROWS])
+    other = write(
+        "other", [images[20] if i == 5 else images[i] for i in range(ROWS)], ids, images[:ROWS]
+    )
     told = [20 if i == 5 else i for i in range(ROWS)]
-    np.testing.assert_allclose(held(made(other, tmp_path / "new", verify=False)), vectors[told], rtol=1e-3, atol=1e-3)
+    np.testing.assert_allclose(
+        held(made(other, tmp_path / "new", verify=False)), vectors[told], rtol=1e-3, atol=1e-3
+    )
 
 
 def test_what_was_kept_under_ids_is_made_again_and_another_format_is_refused(
-    images: list[bytes], vectors: np.ndarray, write: Write, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    images: list[bytes],
+    vectors: np.ndarray,
+    write: Write,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """The first table is as ba74455 wrote it, under the name that it gave it."""
     caplog.set_level(logging.INFO, logger="raypipe")
@@ -139,12 +163,19 @@ def test_what_was_kept_under_ids_is_made_again_and_another_format_is_refused(
     write_deltalake(uri, later, mode="append")
     with pytest.raises(DataError, match=r"kept features are not of format 2.*Remove this folder"):
         made(table, store)
-    write_deltalake(uri, pa.table({"image_id": ids, "features": [wrong] * ROWS}), mode="overwrite", schema_mode="overwrite")
+    write_deltalake(
+        uri,
+        pa.table({"image_id": ids, "features": [wrong] * ROWS}),
+        mode="overwrite",
+        schema_mode="overwrite",
+    )
     with pytest.raises(DataError, match=r"kept features are not of format 2.*Remove this folder"):
         made(table, store)
 
 
-def test_a_backbones_hash_is_of_all_that_turns_bytes_into_features(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_backbones_hash_is_of_all_that_turns_bytes_into_features(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """On ba74455 it was of the weights alone: another mean or another pooling got the old features."""
     monkeypatch.syspath_prepend(tmp_path)
     code = "from torch import nn\ndef net(pretrained: bool, **options) -> nn.Module:\n    return nn.Flatten()\n"

@@ -43,31 +43,51 @@ def test_pinning_counts_labelled_rows_and_orders_classes(pinned: Pinned) -> None
 def test_every_labelled_row_is_located_once(pinned: Pinned, split: str) -> None:
     rows = locate(pinned, split, FEED)
     ids = rows.ids.to_pylist()
-    assert {i: pinned.classes[label] for i, label in zip(ids, rows.labels_N, strict=True)} == labelled(pinned, split)
-    assert len(ids) == len(set(ids)) == rows.sizes_F.sum() and len(rows.fragments) == len(rows.sizes_F)
+    assert {
+        i: pinned.classes[label] for i, label in zip(ids, rows.labels_N, strict=True)
+    } == labelled(pinned, split)
+    assert len(ids) == len(set(ids)) == rows.sizes_F.sum() and len(rows.fragments) == len(
+        rows.sizes_F
+    )
 
 
 @pytest.mark.usefixtures("ray_session")
-def test_features_are_computed_once_and_the_same_at_any_split_of_work(pinned: Pinned, tmp_path: Path) -> None:
+def test_features_are_computed_once_and_the_same_at_any_split_of_work(
+    pinned: Pinned, tmp_path: Path
+) -> None:
     def made(store: str, *splits: str) -> dict[str, Source]:
         return features.feature_sources(pinned, list(splits), FROZEN, FEED, str(tmp_path / store))
 
     together, counts = made("one", "train", "val"), pinned.counts
-    apart = {**made("two", "val"), **made("two", "train")}  # the second computes what the first left
+    apart = {
+        **made("two", "val"),
+        **made("two", "train"),
+    }  # the second computes what the first left
     again = made("two", "train", "val")
     for split in ("train", "val"):
-        assert [made[split].decoded for made in (together, apart, again)] == [counts[split], counts[split], 0]
+        assert [made[split].decoded for made in (together, apart, again)] == [
+            counts[split],
+            counts[split],
+            0,
+        ]
         inputs, rows = fetch(together[split].inputs), fetch(together[split].rows)
         assert inputs.shape == (counts[split], 1280)
         for other in (apart[split], again[split]):
-            assert rows.ids == fetch(other.rows).ids and rows.labels_N.tolist() == fetch(other.rows).labels_N.tolist()
+            assert (
+                rows.ids == fetch(other.rows).ids
+                and rows.labels_N.tolist() == fetch(other.rows).labels_N.tolist()
+            )
             np.testing.assert_allclose(inputs, fetch(other.inputs), rtol=1e-4, atol=1e-4)
     assert set(fetch(together["train"].rows).ids.to_pylist()) == labelled(pinned, "train").keys()
 
 
 @pytest.mark.usefixtures("ray_session")
-def test_a_label_outside_the_classes_is_named(half_labelled: TableConfig, pinned: Pinned, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"Labels that the model does not know.*got \['warm'\].*Classes: cold, hot"):
+def test_a_label_outside_the_classes_is_named(
+    half_labelled: TableConfig, pinned: Pinned, tmp_path: Path
+) -> None:
+    with pytest.raises(
+        DataError, match=r"Labels that the model does not know.*got \['warm'\].*Classes: cold, hot"
+    ):
         Task("single_label", ("cold", "hot")).encode(["cold", "warm"])
     with pytest.raises(DataError, match=r"Labels that the model does not know.*'warm'"):
         locate(pin(half_labelled, FEED, ("cold", "hot")), "train", FEED)
@@ -84,7 +104,12 @@ def test_what_cannot_train_a_classifier_is_refused(half_labelled: TableConfig) -
     with pytest.raises(DataError, match=r"no labelled rows in split 'valid'.*\['train', 'val'\]"):
         pin(half_labelled, FeedConfig(val="valid"))
     with pytest.raises(DataError, match=r"no column 'labl'.*Did you mean 'label'"):
-        pin(half_labelled.model_copy(update={"columns": half_labelled.columns.model_copy(update={"label": "labl"})}), FEED)
+        pin(
+            half_labelled.model_copy(
+                update={"columns": half_labelled.columns.model_copy(update={"label": "labl"})}
+            ),
+            FEED,
+        )
     with pytest.raises(DataError, match=r"has no version 99"):
         pin(half_labelled.model_copy(update={"version": 99}), FEED)
 
@@ -93,7 +118,9 @@ def test_what_cannot_train_a_classifier_is_refused(half_labelled: TableConfig) -
 def test_whole_numbers_are_labels_too(half_labelled: TableConfig, tmp_path: Path) -> None:
     """Somebody else's table says 0 and 1 where ours says cold and warm."""
     ours = ImageTable.open(half_labelled)
-    rows = scan.rows(ours, ours.pin(), ["image_id", "label", "split", "image"], {"source": "ingest"})
+    rows = scan.rows(
+        ours, ours.pin(), ["image_id", "label", "split", "image"], {"source": "ingest"}
+    )
     numbers = pc.cast(pc.equal(rows["label"], "warm"), pa.int64())
     append(str(tmp_path / "theirs"), rows.set_column(1, "label", numbers), "theirs")
     pinned = pin(TableConfig(uri=str(tmp_path / "theirs")), FEED)

@@ -25,7 +25,11 @@ pytestmark = pytest.mark.usefixtures("ray_session")
 
 
 def written(
-    folder: Path, textured: Any, rot: dict[int, bytes] | None = None, count: int = 300, each: int = 100
+    folder: Path,
+    textured: Any,
+    rot: dict[int, bytes] | None = None,
+    count: int = 300,
+    each: int = 100,
 ) -> tuple[TableConfig, list[bytes]]:
     """So many images in files of `each`, in two splits; `rot` says which bytes stand where others were hashed."""
     images = [textured(seed, side_px=32, kind=("PNG", "JPEG")[seed % 2]) for seed in range(count)]
@@ -45,11 +49,15 @@ def written(
 
 
 @pytest.fixture(scope="module")
-def table(textured: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[TableConfig, list[bytes]]:
+def table(
+    textured: Any, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[TableConfig, list[bytes]]:
     return written(tmp_path_factory.mktemp("feed"), textured)
 
 
-def opened(table: TableConfig, carrier: str, rank: int = 0, world: int = 1, **settings: Any) -> Feed:
+def opened(
+    table: TableConfig, carrier: str, rank: int = 0, world: int = 1, **settings: Any
+) -> Feed:
     cfg = FeedConfig(carrier=carrier, shards=6, **settings)
     sources = feeds.prepare(pin(table, cfg), ["train", "val"], SIDE, cfg, seed=5)
     assert sources["train"].carrier == carrier
@@ -68,17 +76,31 @@ def test_batches_are_the_images_and_labels_of_the_plan(table: Any, carrier: str)
     for epoch in (0, 1):
         seen = []
         for batch in feed.train(epoch):
-            assert batch.inputs.dtype == torch.uint8 and batch.inputs.shape == (BATCH, SIDE, SIDE, 3)
-            for pixels_HWC, label, i in zip(batch.inputs.numpy(), batch.labels_B.tolist(), ids(feed, batch), strict=True):
+            assert batch.inputs.dtype == torch.uint8 and batch.inputs.shape == (
+                BATCH,
+                SIDE,
+                SIDE,
+                3,
+            )
+            for pixels_HWC, label, i in zip(
+                batch.inputs.numpy(), batch.labels_B.tolist(), ids(feed, batch), strict=True
+            ):
                 np.testing.assert_array_equal(pixels_HWC, decode(images[int(i)], SIDE))
                 assert label == int(i) % 2
             seen += ids(feed, batch)
-        assert len(set(seen)) == len(seen) == 264 and feed.state() == (epoch + 1, 0)  # 270 rows in batches of 12
-    assert sorted(i for b in feed.val() for i in ids(feed, b, "val")) == [f"{i:03d}" for i in range(9, 300, 10)]
+        assert len(set(seen)) == len(seen) == 264 and feed.state() == (
+            epoch + 1,
+            0,
+        )  # 270 rows in batches of 12
+    assert sorted(i for b in feed.val() for i in ids(feed, b, "val")) == [
+        f"{i:03d}" for i in range(9, 300, 10)
+    ]
     feed.close()
 
 
-def test_all_carriers_and_world_sizes_deliver_identical_batches_and_resume_at_any_step(table: Any) -> None:
+def test_all_carriers_and_world_sizes_deliver_identical_batches_and_resume_at_any_step(
+    table: Any,
+) -> None:
     whole = [b.inputs for b in opened(table[0], "threads").train(3)]
     for carrier in CARRIERS:
         for world, step in ((1, 7), (2, 0), (3, 11), (5, 9)):
@@ -99,22 +121,31 @@ def test_a_rotten_image_is_replaced_by_its_neighbour_and_reported(
     feed = opened(config, carrier, drop_last=False)
     seen: list[str] = []
     for batch in feed.train(0):
-        for pixels_HWC, label, i in zip(batch.inputs.numpy(), batch.labels_B.tolist(), ids(feed, batch), strict=True):
+        for pixels_HWC, label, i in zip(
+            batch.inputs.numpy(), batch.labels_B.tolist(), ids(feed, batch), strict=True
+        ):
             np.testing.assert_array_equal(pixels_HWC, decode(images[int(i)], SIDE))
             assert label == int(i) % 2
         seen += ids(feed, batch)
     assert feed.replaced == 2 and not {"017", "040"} & set(seen)
     assert seen.count("018") >= 2 and seen.count("041") >= 2
-    assert "Image 017 is broken (" in caplog.text and "Image 040 is broken (its bytes do not match their sha256)" in caplog.text
+    assert (
+        "Image 017 is broken (" in caplog.text
+        and "Image 040 is broken (its bytes do not match their sha256)" in caplog.text
+    )
     feed.close()
     with pytest.raises(DataError, match=r"Image 0(17|40) is broken.*on_bad=stop"):
         list(opened(config, carrier, on_bad="stop", drop_last=False).train(0))
 
 
 @pytest.mark.parametrize("carrier", CARRIERS)
-def test_all_carriers_replace_a_rotten_row_group_by_the_same_images(textured: Any, tmp_path: Path, carrier: str) -> None:
+def test_all_carriers_replace_a_rotten_row_group_by_the_same_images(
+    textured: Any, tmp_path: Path, carrier: str
+) -> None:
     """Of groups of 3, the second is rotten: the third group's first image stands in for it, twice where one is due."""
-    config, images = written(tmp_path, textured, dict.fromkeys((3, 4, 5, 28), b"rot"), count=30, each=3)
+    config, images = written(
+        tmp_path, textured, dict.fromkeys((3, 4, 5, 28), b"rot"), count=30, each=3
+    )
     feed = opened(config, carrier, drop_last=False)
     seen: list[str] = []
     for batch in feed.train(0):
@@ -128,7 +159,9 @@ def test_all_carriers_replace_a_rotten_row_group_by_the_same_images(textured: An
         list(opened(config, carrier, on_bad="stop", drop_last=False).train(0))
 
 
-def test_a_bit_that_flips_in_a_later_epoch_is_noticed(textured: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_bit_that_flips_in_a_later_epoch_is_noticed(
+    textured: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """An image is hashed when it is first read, and again when anything in its row group has changed since."""
     caplog.set_level(logging.WARNING, logger="raypipe")
     config, images = written(tmp_path, textured)
@@ -146,11 +179,16 @@ def test_a_bit_that_flips_in_a_later_epoch_is_noticed(textured: Any, tmp_path: P
     assert "Image 150 is broken (its bytes do not match their sha256)" in caplog.text
 
 
-def test_a_cache_that_does_not_fit_falls_back_and_says_so(table: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_cache_that_does_not_fit_falls_back_and_says_so(
+    table: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO, logger="raypipe")
     assert feeds.choose(FeedConfig(carrier="cache", cache_mb=10), 11) == "threads"
     assert "The cache cannot hold 11 MB" in caplog.text
-    assert feeds.choose(FeedConfig(cache_mb=10), 11) == "threads" and feeds.choose(FeedConfig(cache_mb=10), 9) == "cache"
+    assert (
+        feeds.choose(FeedConfig(cache_mb=10), 11) == "threads"
+        and feeds.choose(FeedConfig(cache_mb=10), 9) == "cache"
+    )
 
 
 def test_row_groups_in_flight_are_bounded(table: Any) -> None:
@@ -200,7 +238,9 @@ def test_every_source_comes_equally_often_or_as_the_mix_says(tmp_path: Path, tex
         """(of the rare source, of all) in an epoch; each image comes as often as it should, but for rounding."""
         feed = opened(config, "threads", sampling="sources", drop_last=False, **settings)
         seen = [int(i) for b in feed.train(0) for i in ids(feed, b)][:59]
-        assert sorted(int(i) for b in feed.val() for i in ids(feed, b, "val")) == list(range(60, 80))
+        assert sorted(int(i) for b in feed.val() for i in ids(feed, b, "val")) == list(
+            range(60, 80)
+        )
         feed.close()
         return sum(i % 4 == 3 for i in seen), len(seen)
 
@@ -212,6 +252,8 @@ def test_every_source_comes_equally_often_or_as_the_mix_says(tmp_path: Path, tex
         opened(config, "threads", sampling="sources", mix={"rare": 1, "unusual": 4})
 
 
-def test_a_table_without_sources_cannot_be_drawn_by_source(table: tuple[TableConfig, list[bytes]]) -> None:
+def test_a_table_without_sources_cannot_be_drawn_by_source(
+    table: tuple[TableConfig, list[bytes]],
+) -> None:
     with pytest.raises(DataError, match="no column 'source'"):
         opened(table[0], "threads", sampling="sources")

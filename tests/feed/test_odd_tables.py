@@ -45,7 +45,9 @@ def test_a_column_may_be_called_row(role: str, tmp_path: Path) -> None:
         "id": [f"n{i}" for i in range(20)],
         "split": ["train", "train", "val", "val"] * 5,
     }
-    rows = locate(pin(config(made(tmp_path, row=values[role]), **{role: "row"}), FEED), "train", FEED)
+    rows = locate(
+        pin(config(made(tmp_path, row=values[role]), **{role: "row"}), FEED), "train", FEED
+    )
     assert len(rows) == 10 and rows.row_N is not None
     assert rows.row_N.tolist() == [i for i in range(20) if i % 4 < 2]
     expected = [f"n{i}" if role == "id" else str(i) for i in rows.row_N.tolist()]
@@ -55,14 +57,20 @@ def test_a_column_may_be_called_row(role: str, tmp_path: Path) -> None:
 def test_a_column_may_play_two_roles(tmp_path: Path) -> None:
     hashes = [f"{i:064x}" for i in range(20)]
     uri = made(tmp_path, sha256=hashes, label=["train", "val"] * 10)
-    rows = locate(pin(config(uri, id="sha256", split="label"), FEED), "val", FEED.model_copy(update={"verify": False}))
+    rows = locate(
+        pin(config(uri, id="sha256", split="label"), FEED),
+        "val",
+        FEED.model_copy(update={"verify": False}),
+    )
     assert rows.ids.to_pylist() == hashes[1::2]
 
 
 def test_rows_written_before_the_image_column_are_named(tmp_path: Path) -> None:
     uri = made(tmp_path, drop="image")
     made(tmp_path)
-    with pytest.raises(DataError, match=r"10 of the 20 labelled rows of split 'train' hold no image.*table\.where"):
+    with pytest.raises(
+        DataError, match=r"10 of the 20 labelled rows of split 'train' hold no image.*table\.where"
+    ):
         feeds.prepare(pin(config(uri), FEED), ["train"], 16, FEED, 0)
     table = ImageTable.open(config(uri))
     fragments, _ = scan.plan(table, table.pin())
@@ -70,7 +78,9 @@ def test_rows_written_before_the_image_column_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("missing", ["label", "image"])
-def test_a_column_that_the_pinned_version_lacks_is_named_with_the_version(missing: str, tmp_path: Path) -> None:
+def test_a_column_that_the_pinned_version_lacks_is_named_with_the_version(
+    missing: str, tmp_path: Path
+) -> None:
     uri = made(tmp_path, drop=missing)
     made(tmp_path)
     with pytest.raises(DataError, match=rf"@v0 has no column '{missing}'"):
@@ -80,7 +90,9 @@ def test_a_column_that_the_pinned_version_lacks_is_named_with_the_version(missin
 
 def test_a_column_that_only_the_pinned_version_has_is_read(tmp_path: Path) -> None:
     uri = made(tmp_path)
-    write_deltalake(uri, pa.table({"image_id": ["1"], "other": [1]}), mode="overwrite", schema_mode="overwrite")
+    write_deltalake(
+        uri, pa.table({"image_id": ["1"], "other": [1]}), mode="overwrite", schema_mode="overwrite"
+    )
     assert pin(config(uri, version=0), FEED).counts["train"] == 10
     with pytest.raises(DataError, match=r"@v1 has no column 'image'"):
         pin(config(uri), FEED)

@@ -13,7 +13,9 @@ from raypipe.feed.order import Order, Step, balanced_weights, deal, evaluation, 
 
 SIZES = st.lists(st.integers(1, 30), min_size=1, max_size=40).map(np.array)
 SEEDS = st.integers(0, 2**31)
-ORDERS = st.builds(Order, SIZES, st.integers(1, 24), SEEDS, st.integers(1, 12), st.integers(1, 4), st.booleans())
+ORDERS = st.builds(
+    Order, SIZES, st.integers(1, 24), SEEDS, st.integers(1, 12), st.integers(1, 4), st.booleans()
+)
 WORLDS = st.integers(1, 12)
 DIVISORS = {12: [1, 2, 3, 4, 6, 12], 6: [1, 2, 3, 6], 4: [1, 2, 4]}  # of so many shards: the worlds
 
@@ -24,7 +26,11 @@ def batches(order: Order, epoch: int, world: int = 1, step: int = 0) -> list[lis
     found = []
     for parts in zip(*ranks, strict=True):
         counted = [(p.positions_B[: p.share.images], p.samples_B[: p.share.images]) for p in parts]
-        placed = {at: i for places, samples in counted for at, i in zip(places.tolist(), samples.tolist(), strict=True)}
+        placed = {
+            at: i
+            for places, samples in counted
+            for at, i in zip(places.tolist(), samples.tolist(), strict=True)
+        }
         assert sum(len(places) for places, _ in counted) == len(placed)  # no place twice
         found.append([placed[at] for at in sorted(placed)])
     return found
@@ -41,12 +47,16 @@ def test_the_stream_of_an_epoch_is_every_sample_exactly_once(order: Order, epoch
 
 
 @given(order=ORDERS, epoch=st.integers(0, 100))
-def test_what_does_not_fill_a_batch_is_dropped_or_filled_up_as_asked(order: Order, epoch: int) -> None:
+def test_what_does_not_fill_a_batch_is_dropped_or_filled_up_as_asked(
+    order: Order, epoch: int
+) -> None:
     found = batches(order, epoch)
     seen = list(itertools.chain.from_iterable(found))
     assert len(found) == order.steps >= 1
     if not order.drop_last:
-        assert {len(b) for b in found} == {order.batch_size} and set(seen) == set(range(order.samples))
+        assert {len(b) for b in found} == {order.batch_size} and set(seen) == set(
+            range(order.samples)
+        )
     elif order.samples >= order.batch_size:
         assert {len(b) for b in found} == {order.batch_size}
         assert len(set(seen)) == len(seen) > order.samples - order.batch_size
@@ -64,8 +74,15 @@ def test_the_rest_of_an_epoch_is_the_same_at_every_world_and_batch_size_from_any
 
 
 @settings(deadline=None)
-@given(order=st.builds(Order, SIZES, st.integers(1, 70), SEEDS, st.sampled_from([4, 6, 12]), st.integers(1, 4)), data=st.data())
-def test_ranks_read_the_row_groups_that_one_alone_reads_at_any_batch_size(order: Order, data: st.DataObject) -> None:
+@given(
+    order=st.builds(
+        Order, SIZES, st.integers(1, 70), SEEDS, st.sampled_from([4, 6, 12]), st.integers(1, 4)
+    ),
+    data=st.data(),
+)
+def test_ranks_read_the_row_groups_that_one_alone_reads_at_any_batch_size(
+    order: Order, data: st.DataObject
+) -> None:
     """A group that a cut between shards goes through is read by the ranks on both sides, no other by more than one."""
     world = data.draw(st.sampled_from(DIVISORS[order.shards]))
     bounds = np.cumsum(order.sizes_F)
@@ -73,7 +90,13 @@ def test_ranks_read_the_row_groups_that_one_alone_reads_at_any_batch_size(order:
     def read(world: int) -> list[tuple[int, int]]:
         steps = [(rank, s) for rank in range(world) for s in order.rank(0, 0, rank, world)]
         held = [(rank, s.samples_B[: s.share.images]) for rank, s in steps]
-        return sorted({(r, int(g)) for r, samples in held for g in np.searchsorted(bounds, samples, side="right")})
+        return sorted(
+            {
+                (r, int(g))
+                for r, samples in held
+                for g in np.searchsorted(bounds, samples, side="right")
+            }
+        )
 
     assert {g for _, g in read(world)} == {g for _, g in read(1)}
     assert len(read(world)) - len(read(1)) < order.shards
@@ -84,7 +107,10 @@ def test_three_and_six_workers_read_240_row_groups_of_100_images_in_batches_of_6
     alone, bounds = batches(order, 0), np.cumsum(order.sizes_F)
     for world in (1, 2, 3, 4, 6, 12):
         ranks = [list(order.rank(0, 0, rank, world)) for rank in range(world)]
-        read = [len({*np.searchsorted(bounds, np.concatenate([s.samples_B for s in r]), side="right")}) for r in ranks]
+        read = [
+            len({*np.searchsorted(bounds, np.concatenate([s.samples_B for s in r]), side="right")})
+            for r in ranks
+        ]
         assert batches(order, 0, world) == alone and sum(read) == 240, world
         parts = {s.share.images for r in ranks for s in r}
         assert max(parts) - min(parts) <= 1, world
@@ -92,12 +118,18 @@ def test_three_and_six_workers_read_240_row_groups_of_100_images_in_batches_of_6
 
 @settings(deadline=None)
 @given(order=ORDERS, world=WORLDS)
-def test_parts_weighed_by_what_they_count_make_the_mean_of_the_global_batch(order: Order, world: int) -> None:
+def test_parts_weighed_by_what_they_count_make_the_mean_of_the_global_batch(
+    order: Order, world: int
+) -> None:
     values = np.random.default_rng(0).normal(size=order.samples)
-    for step, *parts in zip(order.rank(0, 0, 0, 1), *(order.rank(0, 0, r, world) for r in range(world)), strict=True):
+    for step, *parts in zip(
+        order.rank(0, 0, 0, 1), *(order.rank(0, 0, r, world) for r in range(world)), strict=True
+    ):
         weighed = [values[p.samples_B].mean() * p.share.weight for p in parts]
         assert np.mean(weighed) == pytest.approx(values[step.samples_B].mean(), abs=1e-9)
-        assert min(len(p.samples_B) for p in parts) == parts[0].share.least >= 1  # every rank takes every step
+        assert (
+            min(len(p.samples_B) for p in parts) == parts[0].share.least >= 1
+        )  # every rank takes every step
         assert sum(p.share.images for p in parts) == step.share.images == len(step.samples_B)
 
 
@@ -112,12 +144,16 @@ def test_row_groups_in_need_are_bounded_by_the_windows(order: Order, epoch: int)
             held[group] = max(held.get(group, 0), until)
         most = max(most, len(held))
         held = {g: until for g, until in held.items() if until > step.done}
-    spread = order.batch_size // order.shards + 2  # a batch may come to the next windows before it has left these
+    spread = (
+        order.batch_size // order.shards + 2
+    )  # a batch may come to the next windows before it has left these
     assert most <= order.shards * order.window * (1 + spread)
 
 
 @given(sizes=SIZES, seed=SEEDS, epoch=st.integers(0, 100))
-def test_epochs_and_seeds_differ_and_repeat_themselves(sizes: np.ndarray, seed: int, epoch: int) -> None:
+def test_epochs_and_seeds_differ_and_repeat_themselves(
+    sizes: np.ndarray, seed: int, epoch: int
+) -> None:
     sizes = np.append(sizes, [30, 30])
     order = Order(sizes, 8, seed)
     assert batches(order, epoch) == batches(Order(sizes, 8, seed), epoch)
@@ -132,14 +168,22 @@ def test_a_batch_is_spread_over_nearly_as_many_row_groups_as_a_full_shuffle_woul
 
     def distinct(order: Order) -> float:
         steps = itertools.islice(order.rank(0, 0, 0, 1), 200)
-        return float(np.mean([len(np.unique(np.searchsorted(bounds, s.samples_B, side="right"))) for s in steps]))
+        return float(
+            np.mean(
+                [len(np.unique(np.searchsorted(bounds, s.samples_B, side="right"))) for s in steps]
+            )
+        )
 
     assert 21 < distinct(Order(sizes, 64, 0)) <= 24
-    assert distinct(Order(sizes, 64, 0, shards=48, window=4)) > 0.85 * distinct(Order(sizes, 64, 0, shards=1, window=1000))
+    assert distinct(Order(sizes, 64, 0, shards=48, window=4)) > 0.85 * distinct(
+        Order(sizes, 64, 0, shards=1, window=1000)
+    )
 
 
 @given(weights=st.lists(st.floats(0.01, 100), min_size=1, max_size=200).map(np.array), seed=SEEDS)
-def test_weighted_sampling_draws_as_often_as_the_weights_say(weights: np.ndarray, seed: int) -> None:
+def test_weighted_sampling_draws_as_often_as_the_weights_say(
+    weights: np.ndarray, seed: int
+) -> None:
     copies = resample(weights, np.random.default_rng(seed))
     assert copies.sum() == len(weights)
     assert (np.abs(copies - weights / weights.sum() * len(weights)) < 1 + 1e-6).all()
@@ -157,23 +201,41 @@ def test_balanced_sampling_shows_every_class_equally_often() -> None:
 def test_each_copy_of_a_sample_has_a_place_of_its_own(order: Order, epoch: int, seed: int) -> None:
     """Weighted sampling draws a sample often, a batch may be filled up: the copies' augmentations differ by their places."""
     rare = np.where(np.random.default_rng(seed).random(order.samples) < 0.1, 50.0, 0.1)
-    weighted = Order(order.sizes_F, order.batch_size, seed, order.shards, order.window, order.drop_last, rare)
+    weighted = Order(
+        order.sizes_F, order.batch_size, seed, order.shards, order.window, order.drop_last, rare
+    )
     places = np.concatenate([s.positions_B for s in weighted.rank(epoch, 0, 0, 1)])
     assert len(np.unique(places)) == len(places)
 
 
-@given(batch=st.integers(1, 64), start=st.integers(0, 1000), samples=st.integers(1, 99), world=st.integers(1, 9))
-def test_ranks_share_a_batch_and_lose_no_row(batch: int, start: int, samples: int, world: int) -> None:
+@given(
+    batch=st.integers(1, 64),
+    start=st.integers(0, 1000),
+    samples=st.integers(1, 99),
+    world=st.integers(1, 9),
+)
+def test_ranks_share_a_batch_and_lose_no_row(
+    batch: int, start: int, samples: int, world: int
+) -> None:
     places = np.arange(start, start + batch)
     shares = [deal(places, samples, rank, world) for rank in range(world)]
-    assert sorted(p for mine, share in shares for p in mine[: share.images].tolist()) == places.tolist()
+    assert (
+        sorted(p for mine, share in shares for p in mine[: share.images].tolist())
+        == places.tolist()
+    )
     assert all(len(mine) == max(1, share.images) for mine, share in shares)
     assert sum(share.weight for _, share in shares) == pytest.approx(world)
 
 
 @given(sizes=SIZES, batch_size=st.integers(1, 40), world=st.integers(1, 9))
-def test_an_evaluation_sees_every_sample_once_in_equally_many_batches(sizes: np.ndarray, batch_size: int, world: int) -> None:
-    ranks: list[list[Step]] = [list(evaluation(sizes, batch_size, rank, world)) for rank in range(world)]
+def test_an_evaluation_sees_every_sample_once_in_equally_many_batches(
+    sizes: np.ndarray, batch_size: int, world: int
+) -> None:
+    ranks: list[list[Step]] = [
+        list(evaluation(sizes, batch_size, rank, world)) for rank in range(world)
+    ]
     assert len({len(steps) for steps in ranks}) == 1  # sharded weights gather in step
-    assert sorted(i for steps in ranks for s in steps for i in s.samples_B.tolist()) == list(range(int(sizes.sum())))
+    assert sorted(i for steps in ranks for s in steps for i in s.samples_B.tolist()) == list(
+        range(int(sizes.sum()))
+    )
     assert max(len(s.samples_B) for steps in ranks for s in steps) <= batch_size

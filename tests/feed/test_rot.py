@@ -40,7 +40,9 @@ Write = Callable[..., TableConfig]
 def write(tmp_path: Path) -> Write:
     """A table of these images (null: none), in files of `group` rows, with these hashes; `more` columns."""
 
-    def written(images: Sequence[bytes | None], hashes: Any = None, group: int = 10, **more: Any) -> TableConfig:
+    def written(
+        images: Sequence[bytes | None], hashes: Any = None, group: int = 10, **more: Any
+    ) -> TableConfig:
         rows = len(images)
         columns: dict[str, Any] = {
             "image_id": pa.array([f"{i:02d}" for i in range(rows)]),
@@ -71,7 +73,9 @@ def shown(feed: Feed, images: Sequence[bytes]) -> list[int]:
     seen: list[int] = []
     for batch in feed.train(0):
         ids = [int(i) for i in feed._train_rows.ids.take(batch.samples_B).to_pylist()]
-        for pixels, label, i in zip(batch.inputs.numpy(), batch.labels_B.tolist(), ids, strict=True):
+        for pixels, label, i in zip(
+            batch.inputs.numpy(), batch.labels_B.tolist(), ids, strict=True
+        ):
             np.testing.assert_array_equal(pixels, decode(images[i], SIDE))
             assert label == i % 2
         seen += ids
@@ -79,7 +83,9 @@ def shown(feed: Feed, images: Sequence[bytes]) -> list[int]:
     return seen
 
 
-def test_a_rotten_image_alone_in_its_row_group_is_replaced_by_the_next_groups(images: list[bytes], write: Write) -> None:
+def test_a_rotten_image_alone_in_its_row_group_is_replaced_by_the_next_groups(
+    images: list[bytes], write: Write
+) -> None:
     stored = [b"rot" if i in (4, 29) else image for i, image in enumerate(images)]
     table = write(stored, hexadecimal(images), group=1)
     feed = opened(table)
@@ -90,7 +96,9 @@ def test_a_rotten_image_alone_in_its_row_group_is_replaced_by_the_next_groups(im
         shown(opened(table, on_bad="stop"), images)
 
 
-def test_a_split_without_a_readable_image_stops_with_the_way_out(images: list[bytes], write: Write) -> None:
+def test_a_split_without_a_readable_image_stops_with_the_way_out(
+    images: list[bytes], write: Write
+) -> None:
     table = write([b"rot"] * 30 + images[30:], group=7)
     with pytest.raises(DataError, match=r"None of the 30 images of a split is readable.*Restore"):
         shown(opened(table), images)
@@ -130,7 +138,9 @@ def test_a_column_that_holds_no_hashes_is_not_taken_for_one(
     assert "30 of 30 images of split train have no sha256" in caplog.text
 
 
-def test_a_column_of_hashes_of_something_else_is_named_once_and_can_be_left_alone(images: list[bytes], write: Write) -> None:
+def test_a_column_of_hashes_of_something_else_is_named_once_and_can_be_left_alone(
+    images: list[bytes], write: Write
+) -> None:
     table = write(images, hexadecimal([image + b"original" for image in images]))
     with pytest.raises(DataError, match=r"Column 'sha256' of .* is not the sha256.*verify=false"):
         opened(table)
@@ -138,7 +148,9 @@ def test_a_column_of_hashes_of_something_else_is_named_once_and_can_be_left_alon
     assert set(shown(feed, images)) == set(range(30)) and feed.replaced == 0
 
 
-def test_a_whole_row_group_that_rotted_is_no_reason_to_doubt_the_column(images: list[bytes], write: Write) -> None:
+def test_a_whole_row_group_that_rotted_is_no_reason_to_doubt_the_column(
+    images: list[bytes], write: Write
+) -> None:
     stored = [images[-1] if i < 10 else image for i, image in enumerate(images)]
     feed = opened(write(stored, hexadecimal(images)))
     assert not set(range(10)) & set(shown(feed, images)) and feed.replaced == 10
@@ -169,7 +181,9 @@ def test_a_null_image_is_a_broken_one(
 
 
 @pytest.mark.parametrize("kind", ["dictionary", "fixed", "view"])
-def test_images_are_read_whatever_arrow_type_their_file_names(kind: str, images: list[bytes], write: Write) -> None:
+def test_images_are_read_whatever_arrow_type_their_file_names(
+    kind: str, images: list[bytes], write: Write
+) -> None:
     """Delta says binary; a file may hold a dictionary, values of one size, or views."""
     size = max(map(len, images))
     padded = [image.ljust(size, b"\0") for image in images]
@@ -182,13 +196,17 @@ def test_images_are_read_whatever_arrow_type_their_file_names(kind: str, images:
             "fixed": lambda column=column: column.cast(pa.binary(size)),
             "view": lambda column=column: column.cast(pa.binary_view()),
         }[kind]()
-        pq.write_table(held.set_column(held.schema.get_field_index("image"), "image", changed), path)
+        pq.write_table(
+            held.set_column(held.schema.get_field_index("image"), "image", changed), path
+        )
     feed = opened(table)
     assert set(shown(feed, padded)) == set(range(30)) and feed.replaced == 0
     assert locate(pin(table, FeedConfig()), "train", FeedConfig()).sha256_N32 is not None
 
 
-def test_what_is_predicted_of_a_stand_in_is_judged_by_its_own_label(images: list[bytes], write: Write) -> None:
+def test_what_is_predicted_of_a_stand_in_is_judged_by_its_own_label(
+    images: list[bytes], write: Write
+) -> None:
     """On ba74455 it was judged by the label of the broken image."""
     stored = [b"rot" if i == 34 else image for i, image in enumerate(images)]
     tree = {

@@ -25,7 +25,13 @@ CASES: list[tuple[Kind, pa.DataType, list[Any], tuple[str, ...], list[Any]]] = [
         ("crack", "dent"),
         [[1, 1], [0, 0], [0, 1]],
     ),
-    ("multi_label", pa.string(), ["dent|crack", "", None, "dent"], ("crack", "dent"), [[1, 1], [0, 0], [0, 1]]),
+    (
+        "multi_label",
+        pa.string(),
+        ["dent|crack", "", None, "dent"],
+        ("crack", "dent"),
+        [[1, 1], [0, 0], [0, 1]],
+    ),
     ("probability", pa.float64(), [0.0, 1.0, None, 0.25], ("value",), [[0], [1], [0.25]]),
     ("regression", pa.string(), ["-12", "1e3", None, "0.5"], ("value",), [[-12], [1000], [0.5]]),
 ]
@@ -45,7 +51,12 @@ def table(folder: Path, kind: pa.DataType, labels: list[Any]) -> TableConfig:
 
 @pytest.mark.parametrize(("kind", "held", "labels", "classes", "encoded"), CASES)
 def test_labels_come_out_as_targets_and_unlabelled_rows_stay_behind(
-    kind: Kind, held: pa.DataType, labels: list[Any], classes: tuple[str, ...], encoded: list[Any], tmp_path: Path
+    kind: Kind,
+    held: pa.DataType,
+    labels: list[Any],
+    classes: tuple[str, ...],
+    encoded: list[Any],
+    tmp_path: Path,
 ) -> None:
     pinned = pin(table(tmp_path / "t", held, labels), FEED, kind=kind)
     assert pinned.classes == classes and pinned.counts == {"train": 3, "val": 3, "test": 0}
@@ -57,19 +68,64 @@ def test_labels_come_out_as_targets_and_unlabelled_rows_stay_behind(
 @pytest.mark.parametrize(
     ("kind", "held", "labels", "says"),
     [
-        ("probability", pa.string(), ["functional", "defective"], r"model\.task=probability needs numbers.*'functional'"),
+        (
+            "probability",
+            pa.string(),
+            ["functional", "defective"],
+            r"model\.task=probability needs numbers.*'functional'",
+        ),
         ("probability", pa.float32(), [0.5, 7.0], r"got \[7\.0.*from 0 to 1"),
-        ("multi_label", pa.float32(), [0.5, 7.0], r"holds one label a row.*got 'float'.*a list or a text like a\|b"),
+        (
+            "multi_label",
+            pa.float32(),
+            [0.5, 7.0],
+            r"holds one label a row.*got 'float'.*a list or a text like a\|b",
+        ),
         ("multi_label", pa.string(), ["", ""], r"no tag on any image"),
-        ("multi_label", pa.list_(pa.string()), [["a"], ["b", None]], r"'label' cannot be read as tags.*null in a list"),
-        ("multi_label", pa.list_(pa.string()), [["a"], ["b|c"]], r"'label' cannot be read as tags.*'b\|c'"),
-        ("multi_label", pa.list_(pa.float64()), [[1.0], [float("nan")]], r"'label' cannot be read as tags.*'nan'"),
-        ("multi_label", pa.list_(pa.int8()), [[0, 1, 0], [1, 0, 0]], r"'label' holds one number a class.*\[1\], and not"),
-        ("multi_label", pa.string(), ["a", "['a', 'b']"], r"looks like a list that was written as text"),
-        ("single_label", pa.float64(), [1.0, 2.0, float("nan")], r"no class: nan is how a number that is none is written"),
+        (
+            "multi_label",
+            pa.list_(pa.string()),
+            [["a"], ["b", None]],
+            r"'label' cannot be read as tags.*null in a list",
+        ),
+        (
+            "multi_label",
+            pa.list_(pa.string()),
+            [["a"], ["b|c"]],
+            r"'label' cannot be read as tags.*'b\|c'",
+        ),
+        (
+            "multi_label",
+            pa.list_(pa.float64()),
+            [[1.0], [float("nan")]],
+            r"'label' cannot be read as tags.*'nan'",
+        ),
+        (
+            "multi_label",
+            pa.list_(pa.int8()),
+            [[0, 1, 0], [1, 0, 0]],
+            r"'label' holds one number a class.*\[1\], and not",
+        ),
+        (
+            "multi_label",
+            pa.string(),
+            ["a", "['a', 'b']"],
+            r"looks like a list that was written as text",
+        ),
+        (
+            "single_label",
+            pa.float64(),
+            [1.0, 2.0, float("nan")],
+            r"no class: nan is how a number that is none is written",
+        ),
         ("single_label", pa.string(), ["a", "b", " "], r"no class: it is blank.*hold null"),
         ("regression", pa.float64(), [1.0, 1e300], r"got \[1e\+300.*finite"),
-        ("single_label", pa.list_(pa.string()), [["a"], ["b"]], r"several labels a row.*list.*model\.task=multi_label"),
+        (
+            "single_label",
+            pa.list_(pa.string()),
+            [["a"], ["b"]],
+            r"several labels a row.*list.*model\.task=multi_label",
+        ),
     ],
 )
 def test_a_table_of_another_task_is_refused_before_anything_is_decoded(

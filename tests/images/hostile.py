@@ -44,9 +44,23 @@ def pillows_own(cache: Path = CACHE) -> Path:
 
 
 def _source_package(scratch: Path) -> Path:
-    command = ["-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", ":all:", f"pillow=={PIL.__version__}"]
+    command = [
+        "-m",
+        "pip",
+        "download",
+        "--quiet",
+        "--no-deps",
+        "--no-binary",
+        ":all:",
+        f"pillow=={PIL.__version__}",
+    ]
     try:
-        subprocess.run([sys.executable, *command, "--dest", scratch], check=True, capture_output=True, timeout=300)
+        subprocess.run(
+            [sys.executable, *command, "--dest", scratch],
+            check=True,
+            capture_output=True,
+            timeout=300,
+        )
         return next(scratch.glob("pillow-*.tar.gz"))
     except (subprocess.SubprocessError, StopIteration) as e:
         raise OSError(f"pip cannot fetch Pillow's source: {e}") from None
@@ -71,10 +85,14 @@ def generate(folder: Path) -> int:
 
 def _files() -> Iterator[tuple[str, bytes]]:
     rng = np.random.default_rng(0)
-    picture = Image.fromarray(rng.integers(0, 256, (9, 12, 3), dtype=np.uint8)).resize((96, 72), Image.Resampling.BICUBIC)
+    picture = Image.fromarray(rng.integers(0, 256, (9, 12, 3), dtype=np.uint8)).resize(
+        (96, 72), Image.Resampling.BICUBIC
+    )
     for kind in get_args(Format):
         data = encode(picture, kind)
-        for keep in np.linspace(1, len(data) - 32, 40).astype(int):  # the last bytes of a PNG hold no pixel
+        for keep in np.linspace(1, len(data) - 32, 40).astype(
+            int
+        ):  # the last bytes of a PNG hold no pixel
             yield f"cut-{keep}.{kind.lower()}", data[:keep]
         for i in range(60):
             flipped = bytearray(data)
@@ -108,14 +126,22 @@ def png_bomb(side_px: int, text: bytes = b"") -> bytes:
     """A PNG of side_px x side_px one-bit pixels in a few kilobytes, with compressed text in front of them."""
 
     def chunk(name: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+        return (
+            struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+        )
 
     deflate = zlib.compressobj(9)
     row = bytes(1 + side_px // 8)
     pixels = b"".join(deflate.compress(row) for _ in range(side_px)) + deflate.flush()
     header = struct.pack(">IIBBBBB", side_px, side_px, 1, 0, 0, 0, 0)
     words = chunk(b"zTXt", b"words\0\0" + text) if text else b""
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + words + chunk(b"IDAT", pixels) + chunk(b"IEND", b"")
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", header)
+        + words
+        + chunk(b"IDAT", pixels)
+        + chunk(b"IEND", b"")
+    )
 
 
 def scan_bomb(side_px: int, scans: int) -> bytes:
@@ -142,8 +168,14 @@ def main(folder: Path) -> None:
             "small": _verdict(lambda: decode(data, 32)),  # noqa: B023
             "any": _verdict(lambda: decode(data, 32, formats=get_args(Format))),  # noqa: B023
         }
-        line = {"name": str(path.relative_to(folder)), "seconds": time.perf_counter() - started, "verdicts": verdicts}
-        print(json.dumps(line), flush=True)  # a line at a time: after a crash the last one says how far it came
+        line = {
+            "name": str(path.relative_to(folder)),
+            "seconds": time.perf_counter() - started,
+            "verdicts": verdicts,
+        }
+        print(
+            json.dumps(line), flush=True
+        )  # a line at a time: after a crash the last one says how far it came
 
 
 if __name__ == "__main__":

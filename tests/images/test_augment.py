@@ -32,7 +32,13 @@ ALL = AugmentConfig(
 
 
 def pictures(count: int = 16, height: int = 12, width: int = 12, seed: int = 0) -> Tensor:
-    return torch.randint(0, 256, (count, height, width, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
+    return torch.randint(
+        0,
+        256,
+        (count, height, width, 3),
+        dtype=torch.uint8,
+        generator=torch.Generator().manual_seed(seed),
+    )
 
 
 def after(pixels: Tensor, cfg: AugmentConfig, seed: int = 1, epoch: int = 0) -> Tensor:
@@ -63,16 +69,27 @@ def test_equal_seeds_give_equal_pixels_and_each_part_of_a_seed_counts() -> None:
     first = augment(pixels, ALL, 7, 3, samples)
     torch.manual_seed(2)  # the process's own generator must not matter
     assert torch.equal(augment(pixels, ALL, 7, 3, torch.from_numpy(samples)), first)
-    for seed, epoch, others in ((8, 3, samples), (7, 4, samples), (3, 7, samples), (7, 3, samples + 16)):
+    for seed, epoch, others in (
+        (8, 3, samples),
+        (7, 4, samples),
+        (3, 7, samples),
+        (7, 3, samples + 16),
+    ):
         assert not torch.equal(augment(pixels, ALL, seed, epoch, others), first), (seed, epoch)
 
 
 @pytest.mark.parametrize("policy", ["none", "randaugment", "trivial"])
 def test_a_sample_looks_the_same_whatever_batch_it_is_in(policy: str) -> None:
-    cfg, pixels, samples = ALL.model_copy(update={"policy": policy}), pictures(24, seed=1), np.arange(100, 124)
+    cfg, pixels, samples = (
+        ALL.model_copy(update={"policy": policy}),
+        pictures(24, seed=1),
+        np.arange(100, 124),
+    )
     whole = augment(pixels, cfg, 7, 3, samples)
     order = np.random.default_rng(0).permutation(24)
-    parts = [augment(pixels[part], cfg, 7, 3, samples[part]) for part in np.split(order, [1, 6, 16])]
+    parts = [
+        augment(pixels[part], cfg, 7, 3, samples[part]) for part in np.split(order, [1, 6, 16])
+    ]
     assert torch.allclose(torch.cat(parts), whole[order], atol=1e-3)
 
 
@@ -81,7 +98,9 @@ def test_a_sample_looks_the_same_whatever_batch_it_is_in(policy: str) -> None:
 def test_pixels_are_the_same_on_a_gpu() -> None:
     pixels = pictures(64, 32, 32)
     apart = (after(pixels.cuda(), ALL).cpu() - after(pixels, ALL)).abs()
-    assert (apart < 0.5).float().mean() > 0.999  # a change with steps (posterize) may round the other way
+    assert (
+        apart < 0.5
+    ).float().mean() > 0.999  # a change with steps (posterize) may round the other way
 
 
 def test_drawing_leaves_the_processs_own_generator_alone() -> None:
@@ -116,7 +135,9 @@ def test_drawing_leaves_the_processs_own_generator_alone() -> None:
     st.integers(0, 2**40),
     st.sampled_from([(8, 8), (5, 9)]),
 )
-def test_pixels_stay_finite_and_between_0_and_255(cfg: AugmentConfig, seed: int, size: tuple[int, int]) -> None:
+def test_pixels_stay_finite_and_between_0_and_255(
+    cfg: AugmentConfig, seed: int, size: tuple[int, int]
+) -> None:
     pixels = pictures(4, *size)
     changed = after(pixels, cfg, seed)
     assert changed.shape == pixels.shape
@@ -137,13 +158,18 @@ def test_a_flip_mirrors_some_images_exactly_and_leaves_the_others(field: str, ax
 def test_quarter_turns_are_exact_and_all_four_happen() -> None:
     pixels = pictures(64)
     changed = after(pixels, AugmentConfig(quarter_turns=True), 3)
-    turns = [[same(new, torch.rot90(old, k)) for k in range(4)] for new, old in zip(changed, pixels, strict=True)]
+    turns = [
+        [same(new, torch.rot90(old, k)) for k in range(4)]
+        for new, old in zip(changed, pixels, strict=True)
+    ]
     assert all(sum(t) == 1 for t in turns)
     assert {t.index(True) for t in turns} == {0, 1, 2, 3}
 
 
 def test_turning_by_degrees_changes_every_image_a_little() -> None:
-    smooth = torch.nn.functional.interpolate(pictures(8, 3, 3).permute(0, 3, 1, 2).float(), size=(32, 32), mode="bilinear")
+    smooth = torch.nn.functional.interpolate(
+        pictures(8, 3, 3).permute(0, 3, 1, 2).float(), size=(32, 32), mode="bilinear"
+    )
     pixels = smooth.permute(0, 2, 3, 1).round().to(torch.uint8)
     apart = (after(pixels, AugmentConfig(degrees=5), 1) - pixels.float()).abs().mean(dim=(1, 2, 3))
     assert bool((apart > 0).all())
@@ -166,14 +192,19 @@ def test_brightness_scales_and_contrast_keeps_the_mean() -> None:
 def test_a_crop_keeps_at_least_its_area_and_stays_inside() -> None:
     """Pixels that hold their own place tell where they came from."""
     at = torch.arange(64, dtype=torch.uint8) * 3
-    pixels = torch.stack(torch.broadcast_tensors(at[None, :], at[:, None], torch.zeros((), dtype=torch.uint8)), dim=-1)
+    pixels = torch.stack(
+        torch.broadcast_tensors(at[None, :], at[:, None], torch.zeros((), dtype=torch.uint8)),
+        dim=-1,
+    )
     cropped = after(pixels.repeat(200, 1, 1, 1), AugmentConfig(crop_area=0.25, crop_aspect=2))
     width, height = ((cropped[:, -1, -1, i] - cropped[:, 0, 0, i]) / (63 * 3) for i in (0, 1))
     area, aspect = width * height, width / height
     assert area.min() > 0.2 and area.max() <= 1.001 and area.std() > 0.1
     assert aspect.min() >= 0.49 and aspect.max() <= 2.04 and aspect.log().std() > 0.2
     assert cropped.min() >= 0 and cropped.max() <= 63 * 3
-    assert cropped[:, 0, 0, 0].min() < 6 and cropped[:, -1, -1, 0].max() > 61 * 3  # both edges are reached
+    assert (
+        cropped[:, 0, 0, 0].min() < 6 and cropped[:, -1, -1, 0].max() > 61 * 3
+    )  # both edges are reached
 
 
 def test_a_shift_moves_by_at_most_its_share_of_the_side() -> None:
@@ -206,7 +237,11 @@ def test_the_order_of_brightness_contrast_and_colour_is_that_of_pillow_applied_o
     expected = mean + (expected - mean) * contrast
     gray = (expected @ luma).unsqueeze(-1)
     expected = gray + (expected - gray) * saturation
-    assert torch.allclose(after(pixels, AugmentConfig(brightness=0.3, contrast=0.3, saturation=0.3)), expected, atol=0.01)
+    assert torch.allclose(
+        after(pixels, AugmentConfig(brightness=0.3, contrast=0.3, saturation=0.3)),
+        expected,
+        atol=0.01,
+    )
 
 
 def test_erasing_takes_one_rectangle_of_the_area_asked_for_from_the_share_asked_for() -> None:

@@ -14,7 +14,16 @@ import pytest
 import torch
 from PIL import Image
 
-from raypipe.images.decode import BadImage, Format, decode, decode_batch, decode_into, encode_png, inspect, open_image
+from raypipe.images.decode import (
+    BadImage,
+    Format,
+    decode,
+    decode_batch,
+    decode_into,
+    encode_png,
+    inspect,
+    open_image,
+)
 from raypipe.images.shrink import stored
 from tests.images.hostile import encode, png_bomb
 
@@ -60,12 +69,16 @@ def test_what_alpha_hides_is_white_whatever_colour_lies_under_it() -> None:
 
 def test_gray_with_alpha_and_palettes_with_transparency_are_laid_on_white() -> None:
     gray_alpha = np.array([[[10, 255], [10, 0]]], np.uint8)
-    np.testing.assert_array_equal(decode(encode(Image.fromarray(gray_alpha, "LA"))), [[[10] * 3, [255] * 3]])
+    np.testing.assert_array_equal(
+        decode(encode(Image.fromarray(gray_alpha, "LA"))), [[[10] * 3, [255] * 3]]
+    )
     palette = Image.new("P", (2, 1))
     palette.putpalette([255, 0, 0, 0, 0, 255])
     palette.putdata([0, 1])
     np.testing.assert_array_equal(decode(encode(palette)), [[[255, 0, 0], [0, 0, 255]]])
-    np.testing.assert_array_equal(decode(encode(palette, transparency=1)), [[[255, 0, 0], [255, 255, 255]]])
+    np.testing.assert_array_equal(
+        decode(encode(palette, transparency=1)), [[[255, 0, 0], [255, 255, 255]]]
+    )
 
 
 def test_a_cmyk_jpeg_keeps_its_colours() -> None:
@@ -84,7 +97,9 @@ def test_sixteen_bit_colour_keeps_the_high_byte_too() -> None:
     row = np.array([[0x12FF, 0xFF00, 0x00FF]], ">u2").tobytes()
     header = struct.pack(">IIBBBBB", 1, 1, 16, 2, 0, 0, 0)
     chunks = [(b"IHDR", header), (b"IDAT", zlib.compress(b"\0" + row)), (b"IEND", b"")]
-    body = b"".join(struct.pack(">I", len(d)) + n + d + struct.pack(">I", zlib.crc32(n + d)) for n, d in chunks)
+    body = b"".join(
+        struct.pack(">I", len(d)) + n + d + struct.pack(">I", zlib.crc32(n + d)) for n, d in chunks
+    )
     np.testing.assert_array_equal(decode(b"\x89PNG\r\n\x1a\n" + body), [[[0x12, 0xFF, 0x00]]])
 
 
@@ -119,7 +134,9 @@ def test_one_bit_images_are_black_and_white() -> None:
 
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("kind", ["JPEG", "PNG"])
-def test_exif_orientation_is_applied_so_that_the_eye_and_the_model_see_the_same(kind: str, orientation: int) -> None:
+def test_exif_orientation_is_applied_so_that_the_eye_and_the_model_see_the_same(
+    kind: str, orientation: int
+) -> None:
     exif = Image.Exif()
     exif[0x0112] = orientation
     undo = {
@@ -131,20 +148,29 @@ def test_exif_orientation_is_applied_so_that_the_eye_and_the_model_see_the_same(
         7: Image.Transpose.TRANSVERSE,
         8: Image.Transpose.ROTATE_270,
     }
-    stored = corners(96, 64).transpose(undo[orientation]) if orientation in undo else corners(96, 64)
+    stored = (
+        corners(96, 64).transpose(undo[orientation]) if orientation in undo else corners(96, 64)
+    )
     assert close(decode(encode(stored, kind, exif=exif)), np.asarray(corners(96, 64)))
 
 
 def test_orientation_in_xmp_counts_too_and_metadata_that_cannot_be_read_do_not() -> None:
     turned = b'<x:xmpmeta xmlns:x="adobe:ns:meta/"><rdf tiff:Orientation="3"/></x:xmpmeta>'
-    assert close(decode(encode(corners(96, 64), "JPEG", xmp=turned)), np.asarray(corners(96, 64))[::-1, ::-1])
-    assert close(decode(encode(corners(96, 64), "JPEG", exif=b"Exif\0\0MM\0*\xff\xff\xff\xff")), np.asarray(corners(96, 64)))
+    assert close(
+        decode(encode(corners(96, 64), "JPEG", xmp=turned)), np.asarray(corners(96, 64))[::-1, ::-1]
+    )
+    assert close(
+        decode(encode(corners(96, 64), "JPEG", exif=b"Exif\0\0MM\0*\xff\xff\xff\xff")),
+        np.asarray(corners(96, 64)),
+    )
 
 
 @pytest.mark.parametrize("size", [(1, 40), (40, 1), (1, 1), (1, 300)], ids=str)
 @pytest.mark.parametrize("orientation", range(0, 10))
 @pytest.mark.parametrize("kind", ["JPEG", "PNG"])
-def test_a_picture_of_one_row_or_column_can_be_turned(kind: str, orientation: int, size: tuple[int, int]) -> None:
+def test_a_picture_of_one_row_or_column_can_be_turned(
+    kind: str, orientation: int, size: tuple[int, int]
+) -> None:
     """Strides that torch refuses are left behind on an axis of one pixel, if one asks only for contiguous memory."""
     exif = Image.Exif()
     exif[0x0112] = orientation
@@ -159,8 +185,13 @@ def test_a_picture_of_one_row_or_column_can_be_turned(kind: str, orientation: in
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
-@pytest.mark.parametrize("exif", [b"Exif\0\0MM\0*\xff\xff\xff\xff", b"Exif\0\0II", b"Exif\0\0" + b"\xff" * 40, b"nonsense"])
-def test_metadata_that_cannot_be_read_do_not_stop_a_picture_from_being_made_smaller(kind: str, exif: bytes) -> None:
+@pytest.mark.parametrize(
+    "exif",
+    [b"Exif\0\0MM\0*\xff\xff\xff\xff", b"Exif\0\0II", b"Exif\0\0" + b"\xff" * 40, b"nonsense"],
+)
+def test_metadata_that_cannot_be_read_do_not_stop_a_picture_from_being_made_smaller(
+    kind: str, exif: bytes
+) -> None:
     data = encode(corners(96, 64), kind, exif=exif)
     info, _ = inspect(data)
     kept, small = stored(data, info, 48, 90)
@@ -172,14 +203,18 @@ def test_metadata_that_cannot_be_read_do_not_stop_a_picture_from_being_made_smal
 def test_the_hash_sees_a_picture_upright(kind: str) -> None:
     exif = Image.Exif()
     exif[0x0112] = 6
-    info, gray_HW = inspect(encode(corners(96, 64).transpose(Image.Transpose.ROTATE_90), kind, exif=exif))
+    info, gray_HW = inspect(
+        encode(corners(96, 64).transpose(Image.Transpose.ROTATE_90), kind, exif=exif)
+    )
     assert (info.width, info.height) == (64, 96)  # as stored
     assert close(gray_HW, np.asarray(corners(96, 64).convert("L")))
 
 
 @pytest.mark.parametrize("keep", [0.3, 0.6, 0.95])
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
-def test_a_truncated_image_is_broken_even_where_only_its_last_rows_are_missing(kind: str, keep: float, textured: Draw) -> None:
+def test_a_truncated_image_is_broken_even_where_only_its_last_rows_are_missing(
+    kind: str, keep: float, textured: Draw
+) -> None:
     data = textured(3, kind=kind)
     assert inspect(data)[0].format == kind
     for read in (inspect, decode):
@@ -202,11 +237,24 @@ def test_a_truncated_jpeg_keeps_its_header_and_is_called_broken(textured: Draw) 
         (encode(corners(), "GIF"), "not_an_image", "no JPEG/PNG/WEBP header"),
         (encode(corners(), "TIFF"), "not_an_image", "no JPEG/PNG/WEBP header"),
         (encode(corners(), "BMP"), "not_an_image", "no JPEG/PNG/WEBP header"),
-        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "not_an_image", "no JPEG/PNG/WEBP header"),
+        (
+            b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n",
+            "not_an_image",
+            "no JPEG/PNG/WEBP header",
+        ),
         (b"\xff\xd8\xff\xe0", "not_an_image", "4 bytes"),
         (b"\x89PNG\r\n\x1a\n", "not_an_image", "8 bytes"),
     ],
-    ids=["empty", "text renamed .jpg", "gif", "tiff", "bmp", "postscript", "jpeg marker alone", "png signature alone"],
+    ids=[
+        "empty",
+        "text renamed .jpg",
+        "gif",
+        "tiff",
+        "bmp",
+        "postscript",
+        "jpeg marker alone",
+        "png signature alone",
+    ],
 )
 def test_bytes_that_are_no_accepted_image_say_why(data: bytes, reason: str, says: str) -> None:
     with pytest.raises(BadImage, match=says) as caught:
@@ -214,7 +262,9 @@ def test_bytes_that_are_no_accepted_image_say_why(data: bytes, reason: str, says
     assert caught.value.reason == reason
 
 
-@pytest.mark.parametrize("side_px", [8_192, 16_384], ids=["over our limit", "over Pillow's limit too"])
+@pytest.mark.parametrize(
+    "side_px", [8_192, 16_384], ids=["over our limit", "over Pillow's limit too"]
+)
 def test_a_small_file_of_many_pixels_is_refused_before_anything_is_allocated(side_px: int) -> None:
     data = png_bomb(side_px)
     assert len(data) < 64_000
@@ -251,7 +301,11 @@ def test_opening_decodes_nothing_yet() -> None:
     assert open_image(data[:60]).size == (24, 16)
 
 
-@pytest.mark.parametrize("wrap", [bytes, bytearray, memoryview, pa.py_buffer], ids=["bytes", "bytearray", "view", "arrow"])
+@pytest.mark.parametrize(
+    "wrap",
+    [bytes, bytearray, memoryview, pa.py_buffer],
+    ids=["bytes", "bytearray", "view", "arrow"],
+)
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
 def test_any_buffer_decodes_into_its_slot_and_no_further(
     kind: str, wrap: Callable[[bytes], memoryview], textured: Draw
@@ -271,7 +325,9 @@ def test_a_bad_image_leaves_its_slot_as_it_was(textured: Draw) -> None:
     assert (slot_HWC == 7).all()
 
 
-@pytest.mark.parametrize(("width", "height"), [(500, 375), (223, 91), (31, 700), (2000, 3), (1, 1), (224, 224)])
+@pytest.mark.parametrize(
+    ("width", "height"), [(500, 375), (223, 91), (31, 700), (2000, 3), (1, 1), (224, 224)]
+)
 def test_sizes_change_as_pillows_antialiased_bilinear_changes_them(width: int, height: int) -> None:
     pixels_HWC = np.random.default_rng(width).integers(0, 256, (height, width, 3), dtype=np.uint8)
     by_pillow = Image.fromarray(pixels_HWC).resize((224, 224), Image.Resampling.BILINEAR)

@@ -12,7 +12,15 @@ import pytest
 
 from tests.images import hostile
 
-REASONS = {"accepted", "empty", "not_an_image", "too_large", "too_many_scans", "unsupported", "broken"}
+REASONS = {
+    "accepted",
+    "empty",
+    "not_an_image",
+    "too_large",
+    "too_many_scans",
+    "unsupported",
+    "broken",
+}
 SECONDS = 10.0  # for four decodes of one file; the slowest takes 0.3 s on a quiet machine
 MEGABYTES = 1_500  # of address space beyond what an idle decoder has mapped; 64 megapixels of RGB take 256 and a copy
 
@@ -47,7 +55,9 @@ def check(lines: list[dict[str, Any]]) -> None:
         assert set(line["verdicts"].values()) <= REASONS, line
         assert line["seconds"] < SECONDS, line
         said = line["verdicts"]
-        assert said["inspect"] == said["decode"] == said["small"], f"ingest and training disagree: {line}"
+        assert said["inspect"] == said["decode"] == said["small"], (
+            f"ingest and training disagree: {line}"
+        )
         assert said["inspect"] != "accepted" or said["any"] == "accepted", line
 
 
@@ -68,8 +78,14 @@ def test_cut_flipped_exploding_and_renamed_files(tmp_path: Path) -> None:
     assert said["renamed-JPEG.png"] == said["renamed-WEBP.png"] == said["pixel.png"] == "accepted"
     assert said["renamed-TIFF.png"] == said["renamed-BMP.png"] == "not_an_image"
     for kind in ("jpeg", "png", "webp"):
-        cuts = [verdict for name, verdict in said.items() if name.startswith("cut-") and name.endswith(kind)]
-        assert len(cuts) >= 39 and set(cuts) <= {"broken", "not_an_image"}, "a cut image was accepted"
+        cuts = [
+            verdict
+            for name, verdict in said.items()
+            if name.startswith("cut-") and name.endswith(kind)
+        ]
+        assert len(cuts) >= 39 and set(cuts) <= {"broken", "not_an_image"}, (
+            "a cut image was accepted"
+        )
     assert "broken" in said.values()
 
 

@@ -62,8 +62,12 @@ def test_whatever_is_damaged_is_declined_or_is_what_pillow_sees(how: dict[str, o
     assert taken > 20  # most flips are in coded pixels, and decode
 
 
-@pytest.mark.parametrize(("least", "scale"), [(None, 1), (91, 1), (90, 2), (46, 2), (45, 4), (22, 8), (1, 8)])
-def test_the_scale_is_the_smallest_that_leaves_enough_and_pillow_agrees(least: int | None, scale: int) -> None:
+@pytest.mark.parametrize(
+    ("least", "scale"), [(None, 1), (91, 1), (90, 2), (46, 2), (45, 4), (22, 8), (1, 8)]
+)
+def test_the_scale_is_the_smallest_that_leaves_enough_and_pillow_agrees(
+    least: int | None, scale: int
+) -> None:
     data = encode(photo(width=241, height=181), "JPEG", quality=95)
     plain = jpeg.decode(data, 10**6, least)
     assert plain is not None and plain.pixels.shape == (-(-181 // scale), -(-241 // scale), 3)
@@ -77,7 +81,14 @@ def test_what_is_not_plain_is_declined() -> None:
     assert jpeg.decode(encode(photo("CMYK"), "JPEG"), 10**6) is None
     assert jpeg.decode(encode(photo(), "JPEG", keep_rgb=True), 10**6) is None
     assert jpeg.decode(encode(photo(), "JPEG"), 161 * 122 - 1) is None
-    for data in (b"", b"\xff\xd8", b"\xff\xd8\xff", bytes(10**6), b"\xff\xd8" + b"\xff" * 10**6, encode(photo(), "PNG")):
+    for data in (
+        b"",
+        b"\xff\xd8",
+        b"\xff\xd8\xff",
+        bytes(10**6),
+        b"\xff\xd8" + b"\xff" * 10**6,
+        encode(photo(), "PNG"),
+    ):
         assert jpeg.decode(data, 10**6) is None
 
 

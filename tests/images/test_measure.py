@@ -24,7 +24,9 @@ def look(data: bytes) -> np.ndarray:
 
 def saved(data: bytes, side_px: int, kind: str, **how: object) -> bytes:
     out = io.BytesIO()
-    Image.open(io.BytesIO(data)).resize((side_px, side_px), Image.Resampling.LANCZOS).save(out, kind, **how)
+    Image.open(io.BytesIO(data)).resize((side_px, side_px), Image.Resampling.LANCZOS).save(
+        out, kind, **how
+    )
     return out.getvalue()
 
 
@@ -58,7 +60,9 @@ def test_re_saving_flips_few_bits_and_another_picture_flips_many(seed: int, text
 def test_hamming_is_a_distance(many: list[bytes], one: bytes) -> None:
     a, rest = np.frombuffer(one, np.uint8), np.stack([np.frombuffer(m, np.uint8) for m in many])
     apart = hamming(a, rest)
-    assert apart.tolist() == [(int.from_bytes(one, "big") ^ int.from_bytes(m, "big")).bit_count() for m in many]
+    assert apart.tolist() == [
+        (int.from_bytes(one, "big") ^ int.from_bytes(m, "big")).bit_count() for m in many
+    ]
     assert hamming(a, a) == 0
     assert hamming(a, ~a) == BITS
     assert all(hamming(r, a) == d for r, d in zip(rest, apart, strict=True))

@@ -29,7 +29,9 @@ def same(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> bool:
 def test_targets_are_the_shares_of_the_pixels(how: dict[str, float]) -> None:
     images, targets = mix(*flat(), AugmentConfig(**how), 1, 0, SAMPLES)
     assert torch.allclose(targets.sum(dim=1), torch.ones(BATCH), atol=1e-5)
-    assert torch.allclose(images.mean(dim=(1, 2, 3)), targets @ torch.arange(BATCH, dtype=torch.float32), atol=1e-3)
+    assert torch.allclose(
+        images.mean(dim=(1, 2, 3)), targets @ torch.arange(BATCH, dtype=torch.float32), atol=1e-3
+    )
     assert bool(((targets > 0).sum(dim=1) <= 2).all())
     assert int((targets.amax(dim=1) < 0.999).sum()) > BATCH // 2
 
@@ -50,7 +52,9 @@ def test_every_picture_is_partner_once_and_never_its_own() -> None:
 
 
 @pytest.mark.parametrize("how", KINDS, ids=str)
-def test_the_same_batch_mixes_the_same_way_and_another_epoch_otherwise(how: dict[str, float]) -> None:
+def test_the_same_batch_mixes_the_same_way_and_another_epoch_otherwise(
+    how: dict[str, float],
+) -> None:
     cfg = AugmentConfig(**how)
     first = mix(*flat(), cfg, 1, 0, SAMPLES)
     assert same(first, mix(*flat(), cfg, 1, 0, torch.from_numpy(SAMPLES)))

@@ -42,7 +42,9 @@ def one(name: str, magnitude: float, sign: float = 1.0) -> Step:
         ("equalize", 0.5, 1, ImageOps.equalize),
     ],
 )
-def test_colours_change_as_pillow_changes_them(name: str, magnitude: float, sign: float, by_pillow: Enhance) -> None:
+def test_colours_change_as_pillow_changes_them(
+    name: str, magnitude: float, sign: float, by_pillow: Enhance
+) -> None:
     pixels_BHWC = torch.from_numpy(np.array(photo()))[None].float()
     changed = one(name, magnitude, sign).colour(pixels_BHWC)
     apart = (changed[0] - torch.from_numpy(np.array(by_pillow(photo())))).abs()
@@ -74,7 +76,9 @@ def test_a_step_changes_each_picture_as_if_it_were_alone() -> None:
     many = Step(np.arange(len(NAMES)), np.full(len(NAMES), 0.7), np.ones(len(NAMES)), RANDAUGMENT)
     together = many.colour(pixels_BHWC)
     for i, name in enumerate(NAMES):
-        assert torch.allclose(together[i], one(name, 0.7).colour(pixels_BHWC[:1])[0], atol=1e-3), name
+        assert torch.allclose(together[i], one(name, 0.7).colour(pixels_BHWC[:1])[0], atol=1e-3), (
+            name
+        )
     assert torch.equal(together[: len(policy.GEOMETRY)], pixels_BHWC[: len(policy.GEOMETRY)])
 
 
@@ -82,9 +86,13 @@ def test_every_change_is_drawn_equally_often_and_trivial_at_any_strength() -> No
     draws = Draws(0, 0, np.arange(14_000))
     (step,) = policy.choose("trivial", 2, 0.3, draws)
     assert np.bincount(step.change_B, minlength=14).min() > 850
-    assert step.ranges == TRIVIAL and step.magnitude_B.min() < 0.01 and step.magnitude_B.max() > 0.99
+    assert (
+        step.ranges == TRIVIAL and step.magnitude_B.min() < 0.01 and step.magnitude_B.max() > 0.99
+    )
     steps = policy.choose("randaugment", 3, 0.3, draws)
-    assert len(steps) == 3 and all((s.magnitude_B == 0.3).all() and s.ranges == RANDAUGMENT for s in steps)
+    assert len(steps) == 3 and all(
+        (s.magnitude_B == 0.3).all() and s.ranges == RANDAUGMENT for s in steps
+    )
     assert abs(np.mean(steps[0].change_B == steps[1].change_B) - 1 / 14) < 0.02
     assert policy.choose("none", 2, 0.3, draws) == []
 

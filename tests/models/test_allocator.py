@@ -23,7 +23,11 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 
 def faults(*arguments: str) -> int:
-    return int(subprocess.run([sys.executable, "-c", FAULTS, *arguments], capture_output=True, text=True, check=True).stdout)
+    return int(
+        subprocess.run(
+            [sys.executable, "-c", FAULTS, *arguments], capture_output=True, text=True, check=True
+        ).stdout
+    )
 
 
 def test_tensors_of_64_mb_cost_page_faults_once_and_not_each_time() -> None:

@@ -32,7 +32,11 @@ def test_the_embedded_backbone_is_a_stem_and_sixteen_blocks() -> None:
     assert max(found.values()) == 17
     assert found["backbone.net._conv_stem.weight"] == found["backbone.net._bn0.bias"] == 0
     assert found["backbone.net._blocks.7._depthwise_conv.weight"] == 8
-    assert found["backbone.net._conv_head.weight"] == found["backbone.net._blocks.15._bn2.weight"] == 16
+    assert (
+        found["backbone.net._conv_head.weight"]
+        == found["backbone.net._blocks.15._bn2.weight"]
+        == 16
+    )
 
 
 def test_a_head_alone_has_one_depth() -> None:
@@ -42,7 +46,9 @@ def test_a_head_alone_has_one_depth() -> None:
 def test_rates_fall_towards_the_image_and_open_from_the_head_down() -> None:
     assert depth.scales(4, epoch=0) == [1, 1, 1, 1]
     assert depth.scales(4, epoch=9, decay=0.5) == [0.125, 0.25, 0.5, 1]
-    opened = [sum(s > 0 for s in depth.scales(9, epoch, 0.8, unfreeze_epochs=4)) for epoch in range(6)]
+    opened = [
+        sum(s > 0 for s in depth.scales(9, epoch, 0.8, unfreeze_epochs=4)) for epoch in range(6)
+    ]
     assert opened == [1, 3, 5, 7, 9, 9]
     assert all(s == sorted(s) for s in (depth.scales(9, epoch, 0.8, 4) for epoch in range(6)))
     assert depth.scales(1, epoch=0, decay=0.5, unfreeze_epochs=3) == [1]
@@ -64,7 +70,12 @@ def test_a_frozen_depth_does_not_move_and_an_open_one_moves_by_its_rate() -> Non
     optimizer = torch.optim.AdamW(depth.parameter_groups(model, 0.1))
     found = depth.depths(model)
     by_depth = depth.scales(max(found.values()) + 1, epoch=1, decay=0.5, unfreeze_epochs=2)
-    set_rates(optimizer.param_groups, 1e-2, epoch=1, cfg=ParallelConfig(layer_decay=0.5, unfreeze_epochs=2))
+    set_rates(
+        optimizer.param_groups,
+        1e-2,
+        epoch=1,
+        cfg=ParallelConfig(layer_decay=0.5, unfreeze_epochs=2),
+    )
     model(torch.randint(0, 256, (8, 32, 32, 3), dtype=torch.uint8))[:, 0].square().sum().backward()
     optimizer.step()
     frozen = [name for name, d in found.items() if by_depth[d] == 0]
@@ -86,13 +97,21 @@ def test_frozen_blocks_do_not_change_in_training_and_the_rest_does() -> None:
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
     for _ in range(2):  # a head of zeros passes no gradient down
-        (model(torch.randint(0, 256, (4, 32, 32, 3), dtype=torch.uint8)) - 1).square().sum().backward()
+        (
+            model(torch.randint(0, 256, (4, 32, 32, 3), dtype=torch.uint8)) - 1
+        ).square().sum().backward()
         optimizer.step()
-    moved = {name for name, tensor in model.state_dict().items() if not torch.equal(tensor, before[name])}
+    moved = {
+        name for name, tensor in model.state_dict().items() if not torch.equal(tensor, before[name])
+    }
     below = ("_conv_stem", "_bn0", "_blocks.0.", "_blocks.1.", "_blocks.2.")
     frozen = {name for name in before if name.removeprefix("backbone.net.").startswith(below)}
     assert frozen and not moved & frozen
-    assert {"backbone.net._blocks.3._bn0.running_mean", "backbone.net._conv_head.weight", "head.linear.weight"} <= moved
+    assert {
+        "backbone.net._blocks.3._bn0.running_mean",
+        "backbone.net._conv_head.weight",
+        "head.linear.weight",
+    } <= moved
 
 
 def test_frozen_blocks_need_no_gradient_and_stay_in_eval_mode_through_train_and_copy() -> None:
@@ -100,12 +119,16 @@ def test_frozen_blocks_need_no_gradient_and_stay_in_eval_mode_through_train_and_
     by_depth = depth.depths(model)
     assert all(p.requires_grad == (by_depth[name] > 3) for name, p in model.named_parameters())
     training = {name for name, m in model.named_modules() if m.training}
-    assert not any(name.startswith(("backbone.net._bn0", "backbone.net._blocks.2")) for name in training)
+    assert not any(
+        name.startswith(("backbone.net._bn0", "backbone.net._blocks.2")) for name in training
+    )
     assert "backbone.net._blocks.3._bn2" in training
     assert model.state_dict().keys() == ImageModel(LITE0, classes=2).state_dict().keys()
     assert not model.for_inference().training
 
 
 def test_more_frozen_blocks_than_there_are_is_an_error() -> None:
-    with pytest.raises(ConfigError, match=r"frozen_blocks is more than the backbone has.*17.*16 blocks"):
+    with pytest.raises(
+        ConfigError, match=r"frozen_blocks is more than the backbone has.*17.*16 blocks"
+    ):
         ImageModel(FROZEN.model_copy(update={"frozen_blocks": 17}), classes=2)

@@ -14,13 +14,21 @@ from raypipe.models.labels import NUMERIC, Kind, name, read
 from raypipe.models.tasks import Task
 
 SAME: list[tuple[Kind, list[Any], str | None]] = [
-    ("single_label", [1, 1.0, "1", "1.0", " 1 ", np.int64(1), np.float32(1), Decimal("1.0"), b"1"], "1"),
+    (
+        "single_label",
+        [1, 1.0, "1", "1.0", " 1 ", np.int64(1), np.float32(1), Decimal("1.0"), b"1"],
+        "1",
+    ),
     ("single_label", [True, "True", "true", "TRUE", np.bool_(True)], "true"),
     ("single_label", [0.1, np.float32(0.1), np.float16(0.1), "0.1", Decimal("0.10")], "0.1"),
     ("single_label", [-0.0, 0.0, 0, "-0.0", "0"], "0"),
     ("single_label", ["caf\u00e9", "cafe\u0301", "caf\u00e9".encode()], "caf\u00e9"),
     ("single_label", [None, "", "  "], None),
-    ("multi_label", [["b", "a"], ("a", "b"), "b|a", "a|b|a", " a || b ", np.array(["a", "b"]), ["a", "", "b"]], "a|b"),
+    (
+        "multi_label",
+        [["b", "a"], ("a", "b"), "b|a", "a|b|a", " a || b ", np.array(["a", "b"]), ["a", "", "b"]],
+        "a|b",
+    ),
     ("multi_label", [[], "", "|", [""]], ""),
     ("multi_label", [[1.0], ["1"], "1.0", 1], "1"),
     ("multi_label", [None], None),
@@ -32,7 +40,9 @@ SAME: list[tuple[Kind, list[Any], str | None]] = [
 
 
 @pytest.mark.parametrize(("kind", "values", "text"), SAME)
-def test_the_same_value_reads_the_same_however_it_was_written(kind: Kind, values: list[Any], text: str | None) -> None:
+def test_the_same_value_reads_the_same_however_it_was_written(
+    kind: Kind, values: list[Any], text: str | None
+) -> None:
     assert {read(kind, value) for value in values} == {(text, "")}
 
 
@@ -79,19 +89,33 @@ def test_what_cannot_be_told_has_a_reason_and_no_label(kind: Kind, value: Any, w
 
 
 VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary(max_size=8) | st.decimals(),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text()
+    | st.binary(max_size=8)
+    | st.decimals(),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner, max_size=2)
+    ),
     max_leaves=8,
 )
 
 
-@given(kind=st.sampled_from(["single_label", "multi_label", "probability", "regression"]), value=VALUES)
-def test_any_value_is_a_label_that_arrow_can_keep_or_unlabelled_or_has_a_reason(kind: Kind, value: Any) -> None:
+@given(
+    kind=st.sampled_from(["single_label", "multi_label", "probability", "regression"]), value=VALUES
+)
+def test_any_value_is_a_label_that_arrow_can_keep_or_unlabelled_or_has_a_reason(
+    kind: Kind, value: Any
+) -> None:
     said = read(kind, value)
     assert not (said.why and said.text is not None)
     if said.text is not None:
         assert said.text.encode().decode() == said.text
-        assert read(kind, said.text) == said  # a label read again, as from our own table, is the same
+        assert (
+            read(kind, said.text) == said
+        )  # a label read again, as from our own table, is the same
         task = Task.of(kind, [said.text])
         if kind in NUMERIC or task.classes:
             assert np.isfinite(task.encode([said.text])).all()

@@ -40,9 +40,13 @@ def importable(module: str) -> bool:
     return True
 
 
-needs_hf = pytest.mark.skipif(not importlib.util.find_spec("transformers"), reason="transformers is not installed")
+needs_hf = pytest.mark.skipif(
+    not importlib.util.find_spec("transformers"), reason="transformers is not installed"
+)
 needs_timm = pytest.mark.skipif(not importable("timm"), reason="timm does not import")
-needs_torchvision = pytest.mark.skipif(not importable("torchvision"), reason="torchvision does not import")
+needs_torchvision = pytest.mark.skipif(
+    not importable("torchvision"), reason="torchvision does not import"
+)
 
 
 @pytest.fixture(autouse=True)
@@ -52,7 +56,10 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def cfg(name: str, **settings: Any) -> ModelConfig:
-    return validate(ModelConfig, {"name": name, "mode": "finetune", "pretrained": False, "side_px": 40} | settings)
+    return validate(
+        ModelConfig,
+        {"name": name, "mode": "finetune", "pretrained": False, "side_px": 40} | settings,
+    )
 
 
 def packed(model: ImageModel, made_by: ModelConfig, folder: Path) -> Package:
@@ -70,18 +77,24 @@ CASES = [
 
 
 @pytest.mark.parametrize(("name", "options"), CASES)
-def test_a_package_is_the_model_by_name_and_config_alone(name: str, options: dict[str, Any], tmp_path: Path) -> None:
+def test_a_package_is_the_model_by_name_and_config_alone(
+    name: str, options: dict[str, Any], tmp_path: Path
+) -> None:
     made_by = cfg(name, options=options)
     model = ImageModel(made_by, classes=2).eval()
     torch.nn.init.normal_(model.head.linear.weight)
     again = packed(model, made_by, tmp_path / "package").model
     for ours, theirs in zip(model.predict(PIXELS), again.predict(PIXELS), strict=True):
         np.testing.assert_allclose(theirs, ours, atol=1e-6)
-    assert not any(path.suffix in (".pt", ".pkl", ".bin") for path in (tmp_path / "package").iterdir())
+    assert not any(
+        path.suffix in (".pt", ".pkl", ".bin") for path in (tmp_path / "package").iterdir()
+    )
 
 
 @pytest.mark.parametrize(("name", "options"), CASES)
-def test_it_trains_and_its_depths_go_from_the_image_to_the_head(name: str, options: dict[str, Any]) -> None:
+def test_it_trains_and_its_depths_go_from_the_image_to_the_head(
+    name: str, options: dict[str, Any]
+) -> None:
     model = ImageModel(cfg(name, options=options), classes=2)
     torch.nn.init.normal_(model.head.linear.weight)
     model(torch.from_numpy(PIXELS)).square().sum().backward()
@@ -97,14 +110,18 @@ def test_a_folder_gives_weights_and_normalisation_and_is_not_needed_again(tmp_pa
     folder = tmp_path / "downloaded"
     theirs = ViTForImageClassification(ViTConfig(**VIT)).eval()
     theirs.save_pretrained(folder)
-    (folder / "preprocessor_config.json").write_text(json.dumps({"image_mean": [0.1, 0.2, 0.3], "image_std": [0.5, 0.6, 0.7]}))
+    (folder / "preprocessor_config.json").write_text(
+        json.dumps({"image_mean": [0.1, 0.2, 0.3], "image_std": [0.5, 0.6, 0.7]})
+    )
     made_by = cfg(f"hf:{folder}", pretrained=True, mode="frozen", side_px=None)
     assert made_by.pixels == 32
     model = ImageModel(made_by, classes=2).eval()
     torch.nn.init.normal_(model.head.linear.weight)
     features_ND, scores_NC = model.predict(PIXELS[:, :32, :32])
     images = torch.from_numpy(PIXELS[:, :32, :32]).permute(0, 3, 1, 2) / 255
-    images = (images - torch.tensor([0.1, 0.2, 0.3]).view(3, 1, 1)) / torch.tensor([0.5, 0.6, 0.7]).view(3, 1, 1)
+    images = (images - torch.tensor([0.1, 0.2, 0.3]).view(3, 1, 1)) / torch.tensor(
+        [0.5, 0.6, 0.7]
+    ).view(3, 1, 1)
     with torch.no_grad():
         expected = theirs.vit(images).last_hidden_state[:, 0]
     np.testing.assert_allclose(features_ND, expected.numpy(), atol=1e-5)
@@ -112,7 +129,9 @@ def test_a_folder_gives_weights_and_normalisation_and_is_not_needed_again(tmp_pa
     kept = packed(model, made_by, tmp_path / "package")
     folder.rename(tmp_path / "gone")
     providers.resolve.cache_clear()
-    np.testing.assert_allclose(Package(kept.folder).model.predict(PIXELS[:, :32, :32])[1], scores_NC, atol=1e-6)
+    np.testing.assert_allclose(
+        Package(kept.folder).model.predict(PIXELS[:, :32, :32])[1], scores_NC, atol=1e-6
+    )
 
 
 @needs_hf
@@ -127,7 +146,9 @@ def test_a_masked_autoencoder_hides_nothing_when_it_embeds(tmp_path: Path) -> No
     kept = packed(model, made_by, tmp_path / "package")
     assert kept.info["model"]["options"]["mask_ratio"] == 0.0
     np.testing.assert_allclose(kept.model.predict(PIXELS)[1], first[1], atol=1e-6)
-    old = made_by.model_copy(update={"options": VIT | {"mask_ratio": 0.75}})  # as ba74455 settled it
+    old = made_by.model_copy(
+        update={"options": VIT | {"mask_ratio": 0.75}}
+    )  # as ba74455 settled it
     again = ImageModel(old, classes=2)
     again.load_state_dict(model.state_dict())
     np.testing.assert_allclose(again.eval().predict(PIXELS)[0], first[0], atol=1e-6)
@@ -141,7 +162,11 @@ def test_a_folder_that_lacks_a_matrix_is_refused(tmp_path: Path) -> None:
     ViTModel(ViTConfig(**VIT)).save_pretrained(tmp_path)
     weights = load_file(tmp_path / "model.safetensors")
     lost = next(name for name, t in weights.items() if t.ndim == 2 and "pooler" not in name)
-    save_file({n: t for n, t in weights.items() if n != lost}, tmp_path / "model.safetensors", {"format": "pt"})
+    save_file(
+        {n: t for n, t in weights.items() if n != lost},
+        tmp_path / "model.safetensors",
+        {"format": "pt"},
+    )
     with pytest.raises(ConfigError, match=r"lack a part of the model, which would stay random"):
         ImageModel(cfg(f"hf:{tmp_path}", pretrained=True), classes=2)
 
@@ -149,24 +174,36 @@ def test_a_folder_that_lacks_a_matrix_is_refused(tmp_path: Path) -> None:
 @needs_hf
 @pytest.mark.parametrize("name", ["clip", "bert"])
 def test_a_model_that_takes_more_than_images_is_refused(name: str) -> None:
-    small = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
+    small = {
+        "hidden_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 64,
+    }
     with pytest.raises(ConfigError, match=r"does not take images alone.*pixel_values"):
         ImageModel(cfg(f"hf:{name}", options=small if name == "bert" else {}), classes=2)
 
 
 @needs_hf
 def test_a_hub_that_is_not_reached_says_how_else(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"no such Hugging Face model.*someone/something.*set model\.name=hf:/its/folder"):
+    with pytest.raises(
+        ConfigError,
+        match=r"no such Hugging Face model.*someone/something.*set model\.name=hf:/its/folder",
+    ):
         ImageModel(cfg("hf:someone/something", pretrained=True), classes=2)
 
 
 @pytest.mark.parametrize("name", ["hf:vit", "timm:resnet10t", "torchvision:resnet18"])
-def test_a_missing_library_is_named_with_what_installs_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_library_is_named_with_what_installs_it(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     module = {"hf": "transformers"}.get(name.split(":")[0], name.split(":")[0])
     monkeypatch.setitem(sys.modules, module, None)
     monkeypatch.delitem(sys.modules, "torchvision.models", raising=False)
     providers.resolve.cache_clear()
-    with pytest.raises(ConfigError, match=rf"needs {module}.*pip install 'raypipe\[{name.split(':')[0]}\]'"):
+    with pytest.raises(
+        ConfigError, match=rf"needs {module}.*pip install 'raypipe\[{name.split(':')[0]}\]'"
+    ):
         ImageModel(cfg(name), classes=2)
 
 
@@ -189,5 +226,7 @@ def test_what_is_no_backbone_is_refused_before_it_is_called(name: str, says: str
 
 
 def test_names_that_cannot_have_weights_are_refused_without_an_import() -> None:
-    with pytest.raises(ConfigError, match=r"hf:vit has no pretrained weights.*Set model\.pretrained=false"):
+    with pytest.raises(
+        ConfigError, match=r"hf:vit has no pretrained weights.*Set model\.pretrained=false"
+    ):
         cfg("hf:vit", pretrained=True)

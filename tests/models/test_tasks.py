@@ -29,7 +29,9 @@ def test_a_perfect_prediction_reads_as_its_label(kind: Kind) -> None:
     if kind in ("single_label", "multi_label"):
         assert said == [task.text(label) for label in LABELS[kind]]
     else:
-        assert [float(s) for s in said] == pytest.approx([float(label) for label in LABELS[kind]], rel=1e-5)
+        assert [float(s) for s in said] == pytest.approx(
+            [float(label) for label in LABELS[kind]], rel=1e-5
+        )
 
 
 def test_classes_are_sorted_and_the_numeric_tasks_have_one_output() -> None:
@@ -45,7 +47,9 @@ def test_tags_come_as_a_list_or_between_bars(label: Any) -> None:
 
 def test_scores_are_what_the_task_says() -> None:
     logits = torch.tensor([[2.0, -1.0, 0.0]])
-    single, multi = (Task(kind, ("a", "b", "c")).scores(logits) for kind in ("single_label", "multi_label"))
+    single, multi = (
+        Task(kind, ("a", "b", "c")).scores(logits) for kind in ("single_label", "multi_label")
+    )
     assert float(single.sum()) == pytest.approx(1) and torch.equal(multi, logits.sigmoid())
     assert torch.equal(Task("regression", ("value",)).scores(logits[:, :1]), logits[:, :1])
 
@@ -55,7 +59,11 @@ def test_scores_are_what_the_task_says() -> None:
     [
         ("single_label", "z", r"does not know.*'z'.*Classes: a, b"),
         ("multi_label", "a|z", r"does not know.*'z'.*Classes: a, b"),
-        ("multi_label", 3.5, r"list of tags or a text like a\|b.*got 3\.5.*model\.task=single_label"),
+        (
+            "multi_label",
+            3.5,
+            r"list of tags or a text like a\|b.*got 3\.5.*model\.task=single_label",
+        ),
         ("probability", "high", r"needs numbers.*got 'high'.*model\.task=single_label"),
         ("probability", 1.5, r"got \[1\.5\].*from 0 to 1.*model\.task=regression"),
         ("regression", float("nan"), r"got \[nan\].*finite"),

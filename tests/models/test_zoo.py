@@ -28,16 +28,24 @@ def lite0() -> ImageModel:
 
 
 def pixels(images: int, side_px: int = SIDE) -> np.ndarray:
-    return np.random.default_rng(images).integers(0, 256, (images, side_px, side_px, 3), dtype=np.uint8)
+    return np.random.default_rng(images).integers(
+        0, 256, (images, side_px, side_px, 3), dtype=np.uint8
+    )
 
 
 def test_efficientnet_lite0_knows_what_imagenet_taught_it() -> None:
     """Two plain pictures of one colour lie closer together than to noise; with random weights nothing is certain."""
     trained = ImageModel(ModelConfig(side_px=SIDE), classes=2).eval()
-    fresh = ImageModel(ModelConfig(side_px=SIDE, pretrained=False, mode="finetune"), classes=2).eval()
-    assert fingerprint(trained.backbone) == fingerprint(ImageModel(ModelConfig(), classes=5).backbone)
+    fresh = ImageModel(
+        ModelConfig(side_px=SIDE, pretrained=False, mode="finetune"), classes=2
+    ).eval()
+    assert fingerprint(trained.backbone) == fingerprint(
+        ImageModel(ModelConfig(), classes=5).backbone
+    )
     assert fingerprint(trained.backbone) != fingerprint(fresh.backbone)
-    features, _ = trained.predict(np.stack([np.full((SIDE, SIDE, 3), 200, np.uint8), np.full((SIDE, SIDE, 3), 180, np.uint8)]))
+    features, _ = trained.predict(
+        np.stack([np.full((SIDE, SIDE, 3), 200, np.uint8), np.full((SIDE, SIDE, 3), 180, np.uint8)])
+    )
     noise, _ = trained.predict(pixels(1))
     assert features.shape == (2, 1280) and features.dtype == np.float32
     assert np.linalg.norm(features[0] - features[1]) < 0.5 * np.linalg.norm(features[0] - noise[0])
@@ -54,19 +62,28 @@ def test_folding_batch_norms_changes_nothing(lite0: ImageModel) -> None:
 
 def test_a_networks_stages_are_features_beside_its_last_layer(lite0: ImageModel) -> None:
     """The last layer's means are among them as they were; folded they are the same; and they are kept apart."""
-    staged = ImageModel(ModelConfig(name="efficientnet_lite0_stages", side_px=SIDE), classes=3).eval()
+    staged = ImageModel(
+        ModelConfig(name="efficientnet_lite0_stages", side_px=SIDE), classes=3
+    ).eval()
     images = pixels(5)
     (features, _), (last, _) = staged.predict(images), lite0.predict(images)
     assert features.shape == (5, 2816) == (5, staged.head.linear.in_features)
     np.testing.assert_allclose(features[:, -1280:], last, rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(staged.for_inference().predict(images)[0], features, rtol=1e-3, atol=1e-3)
+    np.testing.assert_allclose(
+        staged.for_inference().predict(images)[0], features, rtol=1e-3, atol=1e-3
+    )
     assert fingerprint(staged.backbone) != fingerprint(lite0.backbone)
     flat = staged.predict(np.full((1, SIDE, SIDE, 3), 128, np.uint8))[0]
     assert np.isfinite(flat).all() and not np.allclose(flat, features[:1])
 
 
 def test_stages_can_be_fine_tuned() -> None:
-    model = ImageModel(ModelConfig(name="efficientnet_lite0_stages", mode="finetune", side_px=SIDE, frozen_blocks=3), classes=2)
+    model = ImageModel(
+        ModelConfig(
+            name="efficientnet_lite0_stages", mode="finetune", side_px=SIDE, frozen_blocks=3
+        ),
+        classes=2,
+    )
     torch.nn.init.normal_(model.head.linear.weight, std=0.02)
     model.train()(torch.from_numpy(np.full((2, SIDE, SIDE, 3), 128, np.uint8))).sum().backward()
     learned = [p.grad for p in model.parameters() if p.requires_grad]
@@ -74,11 +91,15 @@ def test_stages_can_be_fine_tuned() -> None:
 
 
 @pytest.mark.parametrize("split", [(1, 22), (7, 9, 7), (16, 7)])
-def test_predictions_do_not_depend_on_the_batch_they_came_in(lite0: ImageModel, split: tuple[int, ...]) -> None:
+def test_predictions_do_not_depend_on_the_batch_they_came_in(
+    lite0: ImageModel, split: tuple[int, ...]
+) -> None:
     images = pixels(23)
     whole_features, whole_scores = lite0.predict(images)
     parts = [lite0.predict(part) for part in np.split(images, np.cumsum(split)[:-1])]
-    np.testing.assert_allclose(np.concatenate([p[0] for p in parts]), whole_features, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(
+        np.concatenate([p[0] for p in parts]), whole_features, rtol=1e-4, atol=1e-4
+    )
     np.testing.assert_allclose(np.concatenate([p[1] for p in parts]), whole_scores, atol=1e-6)
     np.testing.assert_allclose(whole_scores.sum(1), 1, atol=1e-5)
 
@@ -89,7 +110,9 @@ def test_no_images_give_no_rows(lite0: ImageModel) -> None:
 
 
 @pytest.mark.parametrize("mode", ["L", "LA", "P", "RGBA", "I;16", "CMYK"])
-def test_gray_and_transparent_images_are_seen_as_what_they_look_like(lite0: ImageModel, mode: str) -> None:
+def test_gray_and_transparent_images_are_seen_as_what_they_look_like(
+    lite0: ImageModel, mode: str
+) -> None:
     gray = np.tile(np.arange(SIDE, dtype=np.uint8) * 4, (SIDE, 1))
     plain = Image.fromarray(gray)
     image = Image.fromarray(gray.astype(np.uint16) * 257) if mode == "I;16" else plain.convert(mode)
@@ -106,11 +129,23 @@ def test_gray_and_transparent_images_are_seen_as_what_they_look_like(lite0: Imag
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"name": "small_cnn", "mode": "finetune"}, r"small_cnn has no pretrained weights.*Set model\.pretrained=false"),
-        ({"name": "small_cnn"}, r"frozen needs pretrained weights, and small_cnn.*Set model\.mode=finetune"),
-        ({"mode": "finetune", "pretrained": False, "frozen_blocks": 2}, r"frozen_blocks is for pretrained weights"),
+        (
+            {"name": "small_cnn", "mode": "finetune"},
+            r"small_cnn has no pretrained weights.*Set model\.pretrained=false",
+        ),
+        (
+            {"name": "small_cnn"},
+            r"frozen needs pretrained weights, and small_cnn.*Set model\.mode=finetune",
+        ),
+        (
+            {"mode": "finetune", "pretrained": False, "frozen_blocks": 2},
+            r"frozen_blocks is for pretrained weights",
+        ),
         ({"views": 4}, r"frozen features are of the image as it is.*Set model\.views=1"),
-        ({"pretrained": False}, r"frozen needs pretrained weights, and efficientnet_lite0.*Set model\.mode=finetune"),
+        (
+            {"pretrained": False},
+            r"frozen needs pretrained weights, and efficientnet_lite0.*Set model\.mode=finetune",
+        ),
     ],
 )
 def test_weights_that_do_not_exist_are_refused(settings: dict[str, object], says: str) -> None:
@@ -134,7 +169,11 @@ def test_the_fingerprint_changes_with_one_weight_and_with_nothing_else() -> None
     model = ImageModel(SMALL, classes=2)
     before = fingerprint(model.backbone)
     torch.nn.init.ones_(model.head.linear.weight)
-    assert fingerprint(model.backbone) == fingerprint(model.backbone.to(memory_format=torch.contiguous_format)) == before
+    assert (
+        fingerprint(model.backbone)
+        == fingerprint(model.backbone.to(memory_format=torch.contiguous_format))
+        == before
+    )
     with torch.no_grad():
         model.backbone[0].weight[0, 0, 0, 0] += 1e-3
     assert fingerprint(model.backbone) != before
@@ -156,9 +195,9 @@ def test_views_are_distinct_and_a_flipped_image_has_the_same_ones(count: int) ->
     pixels_BHWC = torch.arange(2 * 5 * 5 * 3, dtype=torch.uint8).view(2, 5, 5, 3)
     seen = {tuple(v.flatten().tolist()) for v in views(pixels_BHWC, count)}
     assert len(seen) == count and tuple(pixels_BHWC.flatten().tolist()) in seen
-    same = [pixels_BHWC.flip(dims) for dims in ((2,), (1,), (1, 2))[: count - 1]] + [pixels_BHWC.rot90(1, (1, 2))] * (
-        count == 8
-    )
+    same = [pixels_BHWC.flip(dims) for dims in ((2,), (1,), (1, 2))[: count - 1]] + [
+        pixels_BHWC.rot90(1, (1, 2))
+    ] * (count == 8)
     for changed in same:
         assert {tuple(v.flatten().tolist()) for v in views(changed, count)} == seen
 

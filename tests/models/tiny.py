@@ -7,7 +7,9 @@ from torch import nn
 
 
 def net(pretrained: bool, width: int = 8) -> nn.Module:
-    made = nn.Sequential(nn.Conv2d(3, width, 3, stride=4), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    made = nn.Sequential(
+        nn.Conv2d(3, width, 3, stride=4), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+    )
     if pretrained:
         nn.init.constant_(made[0].weight, 0.1)
     return made

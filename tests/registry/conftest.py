@@ -22,7 +22,9 @@ def model() -> ImageModel:
     torch.manual_seed(4)
     made = ImageModel(CFG, classes=3).eval()
     with torch.no_grad():
-        seen = made.embed(torch.randint(0, 256, (1, 1, 1, 3)).expand(40, 32, 32, 3) * torch.rand(40, 1, 1, 1))
+        seen = made.embed(
+            torch.randint(0, 256, (1, 1, 1, 3)).expand(40, 32, 32, 3) * torch.rand(40, 1, 1, 1)
+        )
         made.head.standardise_by(seen.mean(0), seen.std(0))
     torch.nn.init.normal_(made.head.linear.weight, std=0.3)
     return made
@@ -34,10 +36,14 @@ def built(model: ImageModel, tmp_path: Path) -> Package:
     features, scores = rng.normal(size=(30, 64)), rng.dirichlet(np.ones(3), 30)
     reference = Reference(features, scores, tuple(f"image {i}" for i in range(30)))
     facts = {"table": {"uri": "/somewhere", "version": 3}, "metrics": {"val_accuracy": 0.9}}
-    return Package(package.build(tmp_path / "package", model, CFG, ("a", "b", "c"), reference, facts))
+    return Package(
+        package.build(tmp_path / "package", model, CFG, ("a", "b", "c"), reference, facts)
+    )
 
 
 @pytest.fixture(scope="session")
 def shared_store(tmp_path_factory: pytest.TempPathFactory) -> Store:
     """One database for the session: making its tables takes seconds. Tests take a model name of their own."""
-    return tracking.open_store(RunConfig(dir=str(tmp_path_factory.mktemp("mlflow"))), RegistryConfig(experiment="tests"))
+    return tracking.open_store(
+        RunConfig(dir=str(tmp_path_factory.mktemp("mlflow"))), RegistryConfig(experiment="tests")
+    )

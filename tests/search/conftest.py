@@ -22,9 +22,15 @@ def searches(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable
     ingest(table, validate(IngestConfig, {"from": source, "splits": {"train": 0.6, "val": 0.4}}))
     small: dict[str, Any] = {
         "model": {"name": "small_cnn", "mode": "finetune", "pretrained": False},
-        "train": {"epochs": 4, "batch_size": 16, "precision": "fp32", "stopping": {"metric": "val_loss"}},
+        "train": {
+            "epochs": 4,
+            "batch_size": 16,
+            "precision": "fp32",
+            "stopping": {"metric": "val_loss"},
+        },
         "search": {"samples": 2, "grace": 1, "space": {"train.lr": "grid(1e-6, 1e-2)"}},
     }
     return lambda folder, **changes: replace(
-        validate(SearchJob, {"table": table.model_dump(), "run": {"dir": str(folder)}, **small}), changes
+        validate(SearchJob, {"table": table.model_dump(), "run": {"dir": str(folder)}, **small}),
+        changes,
     )

@@ -14,7 +14,10 @@ from raypipe.search.settings import SearchJob
 @pytest.mark.parametrize("name", ["asha", "pasha"])
 def test_the_simulated_rule_is_the_one_that_a_search_runs_by_default(name: str) -> None:
     """Grace 1 needs a third fewer epochs on the same table than the 3 that a search has."""
-    job = validate(SearchJob, {"table": {"uri": "unused"}, "train": {"epochs": 27}, "search": {"scheduler": name}})
+    job = validate(
+        SearchJob,
+        {"table": {"uri": "unused"}, "train": {"epochs": 27}, "search": {"scheduler": name}},
+    )
     real, simulated = tune_schedulers.scheduler(job, 128), halving.rules()[name](27, 128, "max")
     assert isinstance(real, tune_schedulers.HalvingScheduler) and simulated is not None
     assert vars(simulated) == vars(real.rule)

@@ -33,7 +33,9 @@ def written(searches: Searches, folder: Path) -> str:
 def told_by(process: subprocess.CompletedProcess[str]) -> dict[str, Any]:
     """The verb's JSON: the last line that is one."""
     assert process.returncode == 0, process.stdout + process.stderr
-    return dict(json.loads([line for line in process.stdout.splitlines() if line.startswith("{")][-1]))
+    return dict(
+        json.loads([line for line in process.stdout.splitlines() if line.startswith("{")][-1])
+    )
 
 
 def test_a_search_runs_on_two_nodes(searches: Searches, tmp_path: Path) -> None:
@@ -41,7 +43,14 @@ def test_a_search_runs_on_two_nodes(searches: Searches, tmp_path: Path) -> None:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     notes = tmp_path / "notes"
-    command = [sys.executable, "-m", "tests.search.two_nodes", written(searches, tmp_path), str(notes), port]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.search.two_nodes",
+        written(searches, tmp_path),
+        str(notes),
+        port,
+    ]
     told = told_by(subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=ROOT))
     assert told["trials"] == 4 and told["best"]["train.lr"] >= 1e-2
     ran = {node.name: len(list(node.iterdir())) for node in notes.iterdir()}
@@ -55,8 +64,17 @@ def test_a_search_is_submitted(ray_session: str, searches: Searches, tmp_path: P
     job = [sys.executable, "jobs/tune.py", written(searches, tmp_path), "--json"]
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
     for _ in range(6):
-        done = subprocess.run([*ray, *how, *job], capture_output=True, text=True, timeout=300, cwd=ROOT, env=environment)
-        if "No available agent" not in done.stderr:  # on a busy machine Ray's agent comes up after the dashboard
+        done = subprocess.run(
+            [*ray, *how, *job],
+            capture_output=True,
+            text=True,
+            timeout=300,
+            cwd=ROOT,
+            env=environment,
+        )
+        if (
+            "No available agent" not in done.stderr
+        ):  # on a busy machine Ray's agent comes up after the dashboard
             break
         time.sleep(10)
     told = told_by(done)

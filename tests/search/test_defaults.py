@@ -42,19 +42,32 @@ def test_what_the_issue_names_is_searched_for_every_task(task: Kind, gpu: bool) 
     assert ("train.label_smoothing" in drawn) == (task == "single_label")
     scratch = [t for t in found if t["model.name"] == "small_cnn"]
     assert 0.05 < len(scratch) / len(found) < 0.3
-    assert all(t["model.mode"] == "finetune" and t["model.side_px"] <= 64 and not t["model.pretrained"] for t in scratch)
+    assert all(
+        t["model.mode"] == "finetune" and t["model.side_px"] <= 64 and not t["model.pretrained"]
+        for t in scratch
+    )
 
 
 def test_without_a_gpu_it_is_light_and_of_many_images_only_the_head_is_trained() -> None:
-    light = [t for t in trials(job(), 2000, gpu=False) if t["model.mode"] == "finetune" and t["model.name"] != "small_cnn"]
+    light = [
+        t
+        for t in trials(job(), 2000, gpu=False)
+        if t["model.mode"] == "finetune" and t["model.name"] != "small_cnn"
+    ]
     assert light and all(t["model.side_px"] <= 128 and t["model.frozen_blocks"] >= 3 for t in light)
-    assert all("model.mode" not in t and "augment.policy" not in t for t in trials(job(), 20_000, gpu=False))
+    assert all(
+        "model.mode" not in t and "augment.policy" not in t
+        for t in trials(job(), 20_000, gpu=False)
+    )
     assert any(t["model.mode"] == "finetune" for t in trials(job(), 20_000, gpu=True))
 
 
 def test_resolutions_that_do_not_fit_the_cache_are_not_searched() -> None:
     assert all("model.side_px" not in t for t in trials(job(), 200_000, gpu=True, times=20))
-    assert any("model.side_px" in t for t in trials(job(feed={"cache_mb": 60_000}), 200_000, gpu=True, times=20))
+    assert any(
+        "model.side_px" in t
+        for t in trials(job(feed={"cache_mb": 60_000}), 200_000, gpu=True, times=20)
+    )
 
 
 @pytest.mark.parametrize(
@@ -65,12 +78,17 @@ def test_resolutions_that_do_not_fit_the_cache_are_not_searched() -> None:
         {"model": {"mode": "finetune", "frozen_blocks": 3, "views": 8}},
         {"model": {"mode": "finetune", "pretrained": False}},
         {"model": {"name": "small_cnn", "pretrained": False, "mode": "finetune"}},
-        {"model": {"name": "efficientnet_lite0", "side_px": 64}, "augment": {"flip_horizontal": True}},
+        {
+            "model": {"name": "efficientnet_lite0", "side_px": 64},
+            "augment": {"flip_horizontal": True},
+        },
         {"model": {"pretrained": True}, "train": {"batch_size": 8, "schedule": "step"}},
     ],
 )
 @pytest.mark.parametrize("gpu", [False, True])
-def test_what_the_job_sets_stays_as_it_is_set(sections: dict[str, dict[str, Any]], gpu: bool) -> None:
+def test_what_the_job_sets_stays_as_it_is_set(
+    sections: dict[str, dict[str, Any]], gpu: bool
+) -> None:
     found = trials(job(**sections), 100, gpu, times=40)
     given = {f"{section}.{name}" for section, fields in sections.items() for name in fields}
     assert found and not given & {name for t in found for name in t}
@@ -81,11 +99,18 @@ def test_a_space_that_is_given_is_taken_and_a_job_that_sets_everything_searches_
     given = job(search={"space": {"train.lr": "choice(1)"}})
     assert defaults.settle(given, {"train": 10}, gpu=False) is given
     assert defaults.settle(job(search={"space": {}}), {}, gpu=False).search.space == {}
-    assert defaults.settle(replace(job(), {"run.seed": 1}), {}, gpu=False).search.space == defaults.RATE
+    assert (
+        defaults.settle(replace(job(), {"run.seed": 1}), {}, gpu=False).search.space
+        == defaults.RATE
+    )
 
 
 def test_the_command_line_may_name_single_fields_of_the_space() -> None:
-    overrides = ["table.uri=x", "search.space.train.lr=loguniform(1e-4, 1e-2)", "search.space.model.dropout=choice(0, 0.2)"]
+    overrides = [
+        "table.uri=x",
+        "search.space.train.lr=loguniform(1e-4, 1e-2)",
+        "search.space.model.dropout=choice(0, 0.2)",
+    ]
     found = load(SearchJob, None, overrides).search.space
     assert found == {"train.lr": "loguniform(1e-4, 1e-2)", "model.dropout": "choice(0, 0.2)"}
 
@@ -98,10 +123,17 @@ def test_the_first_trial_is_what_was_set_by_hand(gpu: bool, mode: str | None) ->
     parsed = parse.parse(settled.search.space or {}, settled)
     first, second = plan(settled, parsed, [])[:2]
     assert (first["train.weight_decay"], first["train.schedule"]) == (0.02, "one_cycle")
-    assert first["train.lr"] == (3e-3 if mode == "frozen" else 1e-3) and second["train.lr"] != first["train.lr"]
+    assert (
+        first["train.lr"] == (3e-3 if mode == "frozen" else 1e-3)
+        and second["train.lr"] != first["train.lr"]
+    )
     if mode != "frozen":
         assert first["model.name"] == "efficientnet_lite0"
         assert first["model.side_px"] == (224 if gpu else 128) and first["model.frozen_blocks"] == 3
     own = {"train.weight_decay": 0.1, "train.epochs": 3}
-    settled = defaults.settle(job(model={"mode": mode} if mode else {}, search={"start": own}), {"train": 2000}, gpu)
-    assert plan(settled, parsed, [])[0] == first | {"train.weight_decay": 0.1}, "what is not drawn is no start"
+    settled = defaults.settle(
+        job(model={"mode": mode} if mode else {}, search={"start": own}), {"train": 2000}, gpu
+    )
+    assert plan(settled, parsed, [])[0] == first | {"train.weight_decay": 0.1}, (
+        "what is not drawn is no start"
+    )

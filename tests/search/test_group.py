@@ -30,20 +30,28 @@ Searches = Callable[..., SearchJob]
 
 
 @pytest.fixture(scope="module")
-def searched(ray_session: str, searches: Searches, tmp_path_factory: pytest.TempPathFactory) -> tuple[SearchJob, SearchResult]:
-    job = population(tmp_path_factory.mktemp("groups"), searches, **{"train.workers": 2, "train.epochs": 4})
+def searched(
+    ray_session: str, searches: Searches, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[SearchJob, SearchResult]:
+    job = population(
+        tmp_path_factory.mktemp("groups"), searches, **{"train.workers": 2, "train.epochs": 4}
+    )
     return job, search(job)
 
 
 @pytest.mark.slow
-def test_a_group_takes_over_weights_and_trains_on_with_the_new_value(searched: tuple[SearchJob, SearchResult]) -> None:
+def test_a_group_takes_over_weights_and_trains_on_with_the_new_value(
+    searched: tuple[SearchJob, SearchResult],
+) -> None:
     job, result = searched
     told = moved(job, result)
     found = clone_of(job, result, told)
     begun, first = (found / checkpoint.name(told["epoch"] + i) for i in range(2))
     assert checkpoint.verify(begun) is None and told["donor_values"] != told["values"]
     trials = job.run.path / "search" / result.key / "trials"
-    donors = [p for p in (trials / told["donor"]).glob(f"*/{begun.name}") if checkpoint.verify(p) is None]
+    donors = [
+        p for p in (trials / told["donor"]).glob(f"*/{begun.name}") if checkpoint.verify(p) is None
+    ]
     assert donors and equal(tensors(donors[0]), tensors(begun))
 
     folder = job.run.path / "again" / "checkpoints"
@@ -54,17 +62,25 @@ def test_a_group_takes_over_weights_and_trains_on_with_the_new_value(searched: t
     mine = replace(plain, {**told["values"], "feed.carrier": "cache"})
     data = prepare(mine, pin(mine.table, mine.feed))
     share = launch.Share({"CPU": 0.5}, recent=mine.train.epochs)
-    launch.on_workers(mine, data, folder, folder.with_name("leave"), lambda metrics, state: None, share=share)
+    launch.on_workers(
+        mine, data, folder, folder.with_name("leave"), lambda metrics, state: None, share=share
+    )
     assert equal(tensors(folder / first.name), tensors(first))
 
 
 @pytest.mark.slow
-def test_every_group_told_all_its_epochs_and_left_none_behind(searched: tuple[SearchJob, SearchResult]) -> None:
+def test_every_group_told_all_its_epochs_and_left_none_behind(
+    searched: tuple[SearchJob, SearchResult],
+) -> None:
     job, result = searched
     assert len(result.trials) == 2 and all(t.epochs == job.train.epochs for t in result.trials)
-    assert pbt.mutations(job.run.path / "search" / result.key) and not list(job.run.path.rglob("leave-*"))
+    assert pbt.mutations(job.run.path / "search" / result.key) and not list(
+        job.run.path.rglob("leave-*")
+    )
     assert checkpoint.verify(Path(result.best.checkpoint)) is None
-    assert json.loads((Path(result.best.checkpoint) / checkpoint.MANIFEST).read_text())["world"] == 2
+    assert (
+        json.loads((Path(result.best.checkpoint) / checkpoint.MANIFEST).read_text())["world"] == 2
+    )
 
 
 def dies(note: Path) -> Callable[..., None]:
@@ -89,7 +105,12 @@ def test_a_trial_that_crashes_neither_stops_nor_wins_the_search(
     note = tmp_path / "note"
     monkeypatch.setattr(tuner, "run_trial", dies(note))
     space = {"train.lr": "grid(1e-9, 1e-2, 2.0)"}
-    result = search(searches(tmp_path / "run", **{"search.space": space, "search.samples": 1, "search.scheduler": "none"}))
+    result = search(
+        searches(
+            tmp_path / "run",
+            **{"search.space": space, "search.samples": 1, "search.scheduler": "none"},
+        )
+    )
     assert note.exists(), "the fault did not fire"
     best, killed, failed = result.trials
     assert (best.changes["train.lr"], best.failures) == (1e-2, 0)

@@ -14,7 +14,15 @@ from raypipe.search.leaderboard import Trial
 def trial(i: int, changes: dict[str, Any], *values: float) -> Trial:
     """One with these values, an epoch each."""
     history = tuple({"val_accuracy": value} for value in values)
-    return Trial(f"trial-{i}", changes, max(values, default=float("nan")), len(values), False, history, "checkpoint")
+    return Trial(
+        f"trial-{i}",
+        changes,
+        max(values, default=float("nan")),
+        len(values),
+        False,
+        history,
+        "checkpoint",
+    )
 
 
 def shares(trials: list[Trial]) -> dict[str, float]:
@@ -27,7 +35,11 @@ def trials(count: int, metric: str = "lr") -> list[Trial]:
     rng = np.random.default_rng(0)
     made = []
     for i in range(count):
-        changes = {"lr": float(10 ** rng.uniform(-4, -1)), "mode": ("frozen", "finetune")[i % 2], "seed": int(rng.integers(9))}
+        changes = {
+            "lr": float(10 ** rng.uniform(-4, -1)),
+            "mode": ("frozen", "finetune")[i % 2],
+            "seed": int(rng.integers(9)),
+        }
         if metric == "lr" and changes["mode"] == "finetune":
             changes["frozen_blocks"] = int(rng.integers(6))
         value = -abs(np.log10(changes["lr"]) + 2) if metric == "lr" else float(i % 2)
@@ -57,6 +69,14 @@ def test_more_epochs_are_no_hyperparameter() -> None:
     made = []
     for i in range(40):
         lr, lucky = (i % 4) / 10, i % 8 >= 4
-        made.append(trial(i, {"lr": lr, "mode": str(lucky)}, lr, lr + 0.01, *([0.9 + lr / 100] if lucky else [])))
+        made.append(
+            trial(
+                i,
+                {"lr": lr, "mode": str(lucky)},
+                lr,
+                lr + 0.01,
+                *([0.9 + lr / 100] if lucky else []),
+            )
+        )
     found = shares(made)
     assert next(iter(found)) == "lr" and found["lr"] > 0.9

@@ -41,19 +41,29 @@ def kept(trials: Path, name: str, *epochs: tuple[float, float, float]) -> Simple
     for i, (accuracy, loss, weight) in enumerate(epochs, 1):
         history.append({"val_accuracy": accuracy, "val_loss": loss, "train_loss": 0.5})
         weights = {"w": Piece.whole(torch.tensor([weight]))}
-        checkpoint.write(folder / checkpoint.name(i), Snapshot(weights), LoopState(epoch=i, history=list(history)))
+        checkpoint.write(
+            folder / checkpoint.name(i),
+            Snapshot(weights),
+            LoopState(epoch=i, history=list(history)),
+        )
     tune = trials.parent / "tune" / name
     tune.mkdir(parents=True)
     trial_checkpoints.point(tune, folder / checkpoint.name(len(epochs)), len(epochs))
-    return SimpleNamespace(path=str(tune), checkpoint=SimpleNamespace(path=str(tune)), config={}, error=None)
+    return SimpleNamespace(
+        path=str(tune), checkpoint=SimpleNamespace(path=str(tune)), config={}, error=None
+    )
 
 
 def read(tmp_path: Path, *epochs: tuple[float, float, float]) -> Trial:
     trials = tmp_path / "trials"
-    return trial_of(kept(trials, "a", *epochs), "val_accuracy", "max", TrainConfig(epochs=len(epochs)), trials)
+    return trial_of(
+        kept(trials, "a", *epochs), "val_accuracy", "max", TrainConfig(epochs=len(epochs)), trials
+    )
 
 
-def test_equal_accuracies_are_told_apart_by_the_loss_of_the_epoch_that_is_kept_and_then_by_name() -> None:
+def test_equal_accuracies_are_told_apart_by_the_loss_of_the_epoch_that_is_kept_and_then_by_name() -> (
+    None
+):
     trials = [
         trial("a", 0.9, 0.5, 0.1),  # the first of equal epochs is the one whose weights were kept
         trial("b", 0.9, 0.3),
@@ -65,13 +75,24 @@ def test_equal_accuracies_are_told_apart_by_the_loss_of_the_epoch_that_is_kept_a
     ]
     order = [t.name for t in ranked(reversed(trials), "val_accuracy", "max")]
     assert order == ["d", "b", "c", "a", "g", "e", "f"]
-    assert [t.name for t in ranked(trials, "val_accuracy", "min")] == ["g", "b", "c", "a", "d", "e", "f"]
+    assert [t.name for t in ranked(trials, "val_accuracy", "min")] == [
+        "g",
+        "b",
+        "c",
+        "a",
+        "d",
+        "e",
+        "f",
+    ]
 
 
 @pytest.mark.parametrize(
-    "lost", [(0.8, NAN, 1.0), (0.8, math.inf, 1.0), (0.8, 0.1, NAN), (0.8, 0.1, math.inf), (NAN, 0.1, 1.0)]
+    "lost",
+    [(0.8, NAN, 1.0), (0.8, math.inf, 1.0), (0.8, 0.1, NAN), (0.8, 0.1, math.inf), (NAN, 0.1, 1.0)],
 )
-def test_an_epoch_whose_loss_or_weights_are_lost_is_never_the_best(tmp_path: Path, lost: tuple[float, float, float]) -> None:
+def test_an_epoch_whose_loss_or_weights_are_lost_is_never_the_best(
+    tmp_path: Path, lost: tuple[float, float, float]
+) -> None:
     """NaN logits have an argmax: the accuracy of such a model is the share of class 0, and looks like one."""
     found = read(tmp_path / "one", (0.6, 0.5, 1.0), lost)
     assert found.metric == 0.6 and checkpoint.name(1) in str(found.checkpoint)
@@ -89,13 +110,20 @@ def test_a_result_file_is_json_for_every_reader_and_reads_back(tmp_path: Path) -
 
     json.loads((tmp_path / "result.json").read_text(), parse_constant=refuse)
     back, stopped, decoded = leaderboard.read(tmp_path / "result.json")
-    assert back[0] == trials[0] and math.isnan(back[1].metric) and math.isnan(back[1].history[0]["val_loss"])
+    assert (
+        back[0] == trials[0]
+        and math.isnan(back[1].metric)
+        and math.isnan(back[1].history[0]["val_loss"])
+    )
     assert stopped is None and decoded == 3
 
 
 def test_a_result_of_an_older_version_is_judged_again(tmp_path: Path) -> None:
     """It took the accuracy of weights that were NaN for one, and ranked that trial first."""
-    older = {"trials": [asdict(trial("nan", 0.8, NAN)), asdict(trial("good", 0.7, 0.5))], "stopped": None}
+    older = {
+        "trials": [asdict(trial("nan", 0.8, NAN)), asdict(trial("good", 0.7, 0.5))],
+        "stopped": None,
+    }
     (tmp_path / "result.json").write_text(json.dumps(older))  # with a bare NaN, as it wrote
     found, _, _ = leaderboard.read(tmp_path / "result.json")
     assert [t.name for t in found] == ["good", "nan"]
@@ -106,7 +134,11 @@ def test_trials_with_unequal_epochs_are_compared_after_as_many() -> None:
     long, short, poor = curve("long", 0.5, 0.6, 0.8), curve("short", 0.7), curve("poor", 0.1, 0.2)
     trials = ranked([poor, short, long], "val_accuracy", "max")
     assert [t.name for t in trials] == ["long", "short", "poor"]
-    assert compared(trials, "val_accuracy", "max") == {"long": (1, 0.5), "short": (1, 0.7), "poor": (1, 0.1)}
+    assert compared(trials, "val_accuracy", "max") == {
+        "long": (1, 0.5),
+        "short": (1, 0.7),
+        "poor": (1, 0.1),
+    }
     (leads,) = ahead(trials, "val_accuracy", "max")
     assert (leads.trial, leads.epochs, leads.metric, leads.first) == ("short", 1, 0.7, 0.5)
     ended = curve("short", 0.7, stopped="its own rule")  # it would have had no more epochs
@@ -116,4 +148,6 @@ def test_trials_with_unequal_epochs_are_compared_after_as_many() -> None:
 
 def test_where_all_had_as_many_epochs_nothing_is_added() -> None:
     trials = [curve("a", 0.5, 0.6), curve("b", 0.4, 0.5), replace(curve("c", 0.1), checkpoint=None)]
-    assert compared(trials, "val_accuracy", "max") == {} and ahead(trials, "val_accuracy", "max") == []
+    assert (
+        compared(trials, "val_accuracy", "max") == {} and ahead(trials, "val_accuracy", "max") == []
+    )

@@ -81,12 +81,16 @@ def equal(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
 
 
 @pytest.fixture(scope="module")
-def searched(ray_session: str, searches: Searches, tmp_path_factory: pytest.TempPathFactory) -> tuple[SearchJob, SearchResult]:
+def searched(
+    ray_session: str, searches: Searches, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[SearchJob, SearchResult]:
     job = population(tmp_path_factory.mktemp("pbt"), searches)
     return job, search(job)
 
 
-def test_a_trial_takes_over_weights_and_trains_on_with_the_new_value(searched: tuple[SearchJob, SearchResult]) -> None:
+def test_a_trial_takes_over_weights_and_trains_on_with_the_new_value(
+    searched: tuple[SearchJob, SearchResult],
+) -> None:
     """Trained again from the donor's checkpoint with the values that the log names, the clone's next epoch is the same to the
     bit, optimizer and all; with the donor's values it is another."""
     job, result = searched
@@ -100,41 +104,65 @@ def test_a_trial_takes_over_weights_and_trains_on_with_the_new_value(searched: t
         mine = replace(plain, {**values, "feed.carrier": "cache"})
         torch.set_num_threads(1)
         with Saver(folder, mine.train, recent=job.train.epochs) as saver:
-            train_rank(mine, prepare(mine, pin(mine.table, mine.feed)), begun, saver, lambda metrics, state: None)
+            train_rank(
+                mine,
+                prepare(mine, pin(mine.table, mine.feed)),
+                begun,
+                saver,
+                lambda metrics, state: None,
+            )
         return tensors(folder / first.name)
 
     assert equal(trained(told["values"], job.run.path / "again"), tensors(first))
     assert not equal(trained(told["donor_values"], job.run.path / "other"), tensors(first))
 
 
-def test_the_clone_begins_with_the_donors_checkpoint_and_history(searched: tuple[SearchJob, SearchResult]) -> None:
+def test_the_clone_begins_with_the_donors_checkpoint_and_history(
+    searched: tuple[SearchJob, SearchResult],
+) -> None:
     job, result = searched
     told = moved(job, result)
     folder = job.run.path / "search" / result.key / "trials"
     begun = clone_of(job, result, told) / checkpoint.name(told["epoch"])
-    donors = [p for p in (folder / told["donor"]).glob(f"*/{begun.name}") if checkpoint.verify(p) is None]
+    donors = [
+        p for p in (folder / told["donor"]).glob(f"*/{begun.name}") if checkpoint.verify(p) is None
+    ]
     assert checkpoint.verify(begun) is None
-    assert not donors or equal(tensors(donors[0]), tensors(begun))  # the donor may have dropped its own since
+    assert not donors or equal(
+        tensors(donors[0]), tensors(begun)
+    )  # the donor may have dropped its own since
     clone = next(t for t in result.trials if told["trial"] == t.name)
     assert list(clone.history[: told["epoch"]]) == trial_checkpoints.state_of(begun).history
 
 
-def test_the_schedule_says_what_the_weights_were_trained_with(searched: tuple[SearchJob, SearchResult]) -> None:
+def test_the_schedule_says_what_the_weights_were_trained_with(
+    searched: tuple[SearchJob, SearchResult],
+) -> None:
     job, result = searched
     told = moved(job, result)
     clone = next(t for t in result.trials if told["trial"] == t.name)
-    assert clone.schedule[0] == {"epoch": 0, "train.lr": GOOD}  # the donor's, whose weights these are
-    assert clone.schedule[-1] == {"epoch": told["epoch"], **told["values"]} and clone.changes == told["values"]
+    assert clone.schedule[0] == {
+        "epoch": 0,
+        "train.lr": GOOD,
+    }  # the donor's, whose weights these are
+    assert (
+        clone.schedule[-1] == {"epoch": told["epoch"], **told["values"]}
+        and clone.changes == told["values"]
+    )
     written = job.run.path / "search" / result.key / "schedule.yaml"
     best = result.trials[0].schedule
     assert yaml.safe_load(written.read_text()) == list(best) if best else not written.exists()
-    assert [line["epoch"] for line in clone.schedule] == sorted({line["epoch"] for line in clone.schedule})
+    assert [line["epoch"] for line in clone.schedule] == sorted(
+        {line["epoch"] for line in clone.schedule}
+    )
 
 
 def test_a_search_read_again_is_the_same(searched: tuple[SearchJob, SearchResult]) -> None:
     job, result = searched
     assert search(job).trials == result.trials
-    assert all(t.metric < 0.7 and t.epochs == job.train.epochs for t in result.trials)  # none stood still to the end
+    assert all(
+        t.metric < 0.7 and t.epochs == job.train.epochs for t in result.trials
+    )  # none stood still to the end
 
 
 def test_the_winners_file_trains_the_same_weights_again(
@@ -148,13 +176,18 @@ def test_the_winners_file_trains_the_same_weights_again(
     assert any(len(t.schedule) > 1 for t in result.trials), "nobody took over anything"
     torch.set_num_threads(1)
     for trial in result.trials:
-        again = replace(pbt.job_of(plain, trial.changes, trial.schedule), {"run.dir": str(job.run.path / trial.name)})
+        again = replace(
+            pbt.job_of(plain, trial.changes, trial.schedule),
+            {"run.dir": str(job.run.path / trial.name)},
+        )
         file = save(again, job.run.path / f"{trial.name}.yaml")
         assert load(TrainJob, file) == again
         found = trainer.run(load(TrainJob, file))
         theirs, ours = Path(str(trial.checkpoint)), Path(found.checkpoint)
         assert ours.name == theirs.name and equal(tensors(ours), tensors(theirs))
-        assert [line["val_loss"] for line in found.history] == [line["val_loss"] for line in trial.history]
+        assert [line["val_loss"] for line in found.history] == [
+            line["val_loss"] for line in trial.history
+        ]
 
 
 def slowly(changes: dict[str, Any], **given: Any) -> None:
@@ -196,8 +229,14 @@ def test_a_clone_that_was_still_saving_trains_to_its_end(
     resample=st.sampled_from([0.0, 0.5, 1.0]),
     seed=st.integers(0, 999),
 )
-def test_what_is_tried_stays_in_the_space(rate: float, size: int, word: str, resample: float, seed: int) -> None:
-    draws: dict[str, pbt.Draw] = {"lr": (1e-4, 1e-1, True), "size": [8, 16, 32], "word": ["cosine", "constant"]}
+def test_what_is_tried_stays_in_the_space(
+    rate: float, size: int, word: str, resample: float, seed: int
+) -> None:
+    draws: dict[str, pbt.Draw] = {
+        "lr": (1e-4, 1e-1, True),
+        "size": [8, 16, 32],
+        "word": ["cosine", "constant"],
+    }
     values = {"lr": rate, "size": size, "word": word, "other": 1}
     tried = pbt.explore(values, draws, resample, random.Random(seed))
     assert tried == pbt.explore(values, draws, resample, random.Random(seed))
@@ -238,14 +277,20 @@ def turn(scheduler: Any, member: Member, epoch: int, loss: float) -> None:
 
 def scheduler_of(name: str, folder: Path, searches: Searches, **more: Any) -> Any:
     texts = {"train.lr": "uniform(1e-3, 1e-1)"}
-    job = population(folder, searches, **{"search.scheduler": name, "search.space": texts, "search.samples": 4, **more})
+    job = population(
+        folder,
+        searches,
+        **{"search.scheduler": name, "search.space": texts, "search.samples": 4, **more},
+    )
     made = pbt.population(job, parse.parse(texts, job), folder)
     made.set_search_properties("val_loss", "min")
     return made
 
 
 @pytest.mark.parametrize("name", ["pbt", "pb2"])
-def test_every_exploit_changes_a_value_from_the_first_turn_on(name: str, searches: Searches, tmp_path: Path) -> None:
+def test_every_exploit_changes_a_value_from_the_first_turn_on(
+    name: str, searches: Searches, tmp_path: Path
+) -> None:
     """At both ends of the range too, where a value that is moved outside is clipped back."""
     made = scheduler_of(name, tmp_path, searches)
     rates = [1e-3, 1e-1, 0.02, 0.05]
@@ -254,7 +299,10 @@ def test_every_exploit_changes_a_value_from_the_first_turn_on(name: str, searche
         for donor in trials[:2]:
             for weak in trials[2:]:
                 values, _ = made._get_new_config(weak, donor)
-                assert values["train.lr"] != donor.config["train.lr"] and 1e-3 <= values["train.lr"] <= 1e-1
+                assert (
+                    values["train.lr"] != donor.config["train.lr"]
+                    and 1e-3 <= values["train.lr"] <= 1e-1
+                )
         weak.config = values  # what it tries from here on, and what came of it
         for i, member in enumerate(trials):
             turn(made, member, epoch + 2, 0.1 * i - 0.01 * epoch)
@@ -272,7 +320,9 @@ def test_draws_of_pb2_repeat(searches: Searches, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["pbt", "pb2"])
-def test_lost_weights_are_cloned_by_nobody_and_replaced_first(name: str, searches: Searches, tmp_path: Path) -> None:
+def test_lost_weights_are_cloned_by_nobody_and_replaced_first(
+    name: str, searches: Searches, tmp_path: Path
+) -> None:
     made = scheduler_of(name, tmp_path, searches)
     trials = members(made, 2, 0.01, 0.02, 0.05, 0.06)
     for lost in trials[1:]:
@@ -288,9 +338,21 @@ def test_lost_weights_are_cloned_by_nobody_and_replaced_first(name: str, searche
 
 def test_schedules_follow_the_weights_through_several_donors(tmp_path: Path) -> None:
     """c takes b's weights, a takes c's; then b takes a's. What b had tried meanwhile is gone with its weights."""
-    lines = [("c", "b", 2, 2.0, 2.4), ("b", "d", 4, 9.0, 8.0), ("a", "c", 4, 2.4, 3.0), ("b", "a", 6, 3.0, 3.6)]
+    lines = [
+        ("c", "b", 2, 2.0, 2.4),
+        ("b", "d", 4, 9.0, 8.0),
+        ("a", "c", 4, 2.4, 3.0),
+        ("b", "a", 6, 3.0, 3.6),
+    ]
     told = [
-        {"trial": t, "donor": d, "epoch": e, "before": {}, "donor_values": {"x": old}, "values": {"x": new}}
+        {
+            "trial": t,
+            "donor": d,
+            "epoch": e,
+            "before": {},
+            "donor_values": {"x": old},
+            "values": {"x": new},
+        }
         for t, d, e, old, new in lines
     ]
     (tmp_path / pbt.LOG).write_text("\n".join(map(json.dumps, told)))
@@ -303,9 +365,18 @@ def test_schedules_follow_the_weights_through_several_donors(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"search.space": {"model.name": "grid(small_cnn, efficientnet_lite0)"}}, r"got 'model\.name'.*train\.lr.*augment"),
-        ({"search.space": {"train.lr": "uniform(1e-3, 1e-2)"}, "search.samples": 1}, r"at least two.*search\.samples=1"),
-        ({"search.space": {"train.lr": "uniform(1e-3, 1e-2) if train.epochs == 6"}}, r"without conditions.*got 'train\.lr'"),
+        (
+            {"search.space": {"model.name": "grid(small_cnn, efficientnet_lite0)"}},
+            r"got 'model\.name'.*train\.lr.*augment",
+        ),
+        (
+            {"search.space": {"train.lr": "uniform(1e-3, 1e-2)"}, "search.samples": 1},
+            r"at least two.*search\.samples=1",
+        ),
+        (
+            {"search.space": {"train.lr": "uniform(1e-3, 1e-2) if train.epochs == 6"}},
+            r"without conditions.*got 'train\.lr'",
+        ),
         ({"search.searcher": "tpe"}, r"finds its values itself.*search\.searcher=tpe"),
         ({"search.concurrent": 2}, r"alive as a whole.*search\.concurrent=2"),
         ({"search.scheduler": "pb2"}, r"pb2 chooses within ranges.*got 'train\.lr'.*pbt"),
@@ -320,12 +391,15 @@ def test_what_a_population_cannot_do_is_one_message(
 
 
 def test_a_trial_whose_donors_weights_are_gone_begins_anew(tmp_path: Path) -> None:
-    folder = trial_checkpoints.settle(tmp_path, "a", {"x": 1}, tmp_path / "b" / "k" / checkpoint.name(3))
+    folder = trial_checkpoints.settle(
+        tmp_path, "a", {"x": 1}, tmp_path / "b" / "k" / checkpoint.name(3)
+    )
     assert folder.is_dir() and newest(folder) is None
 
 
 def test_epochs_that_were_saved_and_not_told_are_told() -> None:
     state = LoopState(epoch=3, history=[{"m": 1.0}, {"m": 2.0}, {"m": 3.0}])
-    assert list(trial_checkpoints.untold(state, 1)) == [(2, {"m": 2.0}), (3, {"m": 3.0})] and not list(
-        trial_checkpoints.untold(state, 3)
-    )
+    assert list(trial_checkpoints.untold(state, 1)) == [
+        (2, {"m": 2.0}),
+        (3, {"m": 3.0}),
+    ] and not list(trial_checkpoints.untold(state, 3))

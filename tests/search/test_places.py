@@ -24,8 +24,12 @@ def test_trials_have_no_environment_of_their_own_unless_the_user_sets_what_tune_
         classes = tune_controller._ActorClassCache()
         plain = classes.get(Trainable)
         assert "runtime_env" not in plain._default_options and classes.get(Trainable) is plain
-        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "1")  # Ray shows an actor's environment on the dashboard
-        assert "runtime_env" not in tune_controller._ActorClassCache().get(Trainable)._default_options
+        monkeypatch.setenv(
+            "AWS_SECRET_ACCESS_KEY", "1"
+        )  # Ray shows an actor's environment on the dashboard
+        assert (
+            "runtime_env" not in tune_controller._ActorClassCache().get(Trainable)._default_options
+        )
         name = min(tune_patches.HANDED_ON - set(ENV))
         monkeypatch.setenv(name, "1")
         own = tune_controller._ActorClassCache().get(Trainable)

@@ -34,7 +34,10 @@ def cells(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> TableConfig
     """60 photos: half of them to train, the others to validate and test."""
     table = TableConfig(uri=str(tmp_path_factory.mktemp("refit") / "photos"))
     source = {"images": str(photos), "labels": str(photos / "labels.csv")}
-    ingest(table, validate(IngestConfig, {"from": source, "splits": {"train": 0.5, "val": 0.3, "test": 0.2}}))
+    ingest(
+        table,
+        validate(IngestConfig, {"from": source, "splits": {"train": 0.5, "val": 0.3, "test": 0.2}}),
+    )
     return table
 
 
@@ -47,23 +50,44 @@ def test_it_trains_on_both_splits_and_keeps_the_third_for_its_reference(
     again = refit.job_of(job, found)
     assert (again.feed.train, again.model.pixels, again.train.epochs) == ("train+val", 48, 3)
     assert again.train.lr == found.job.train.lr
-    assert again.table.version == found.best.version.version and again.train.start_from == found.best.checkpoint
+    assert (
+        again.table.version == found.best.version.version
+        and again.train.start_from == found.best.checkpoint
+    )
     epochs: list[int] = []
-    done = refit.refit(again, found, lambda metrics, state: epochs.append(state.epoch), lambda position: None)
-    assert epochs == [1, 2, 3] and done.refitted and done.job == again and done.trials == found.trials
+    done = refit.refit(
+        again, found, lambda metrics, state: epochs.append(state.epoch), lambda position: None
+    )
+    assert (
+        epochs == [1, 2, 3] and done.refitted and done.job == again and done.trials == found.trials
+    )
     assert done.key == found.key and done.full_epochs == found.full_epochs == 8
-    assert done.best.key == again.training_key(done.best.version), "what raypipe train would call it"
-    assert done.best.best_epoch == 2 and not any(name.startswith("val_") for line in done.best.history for name in line)
+    assert done.best.key == again.training_key(done.best.version), (
+        "what raypipe train would call it"
+    )
+    assert done.best.best_epoch == 2 and not any(
+        name.startswith("val_") for line in done.best.history for name in line
+    )
     pinned = pin(again.table, again.feed)
     assert pinned.counts["train+val"] + pinned.counts["test"] == 60
     model = trainer.assemble(done.job, done.best)
-    assert len(trainer.reference(done.job, model, pinned, tmp_path / "both").ids) == pinned.counts["test"]
+    assert (
+        len(trainer.reference(done.job, model, pinned, tmp_path / "both").ids)
+        == pinned.counts["test"]
+    )
     once = json.loads((tmp_path / "both" / "test.json").read_text())
-    assert trainer.test(done.job, done.best, done.kept) == once, "and what it found of the test split is what test() says"
+    assert trainer.test(done.job, done.best, done.kept) == once, (
+        "and what it found of the test split is what test() says"
+    )
     apart = replace(done.job, {"feed.train": "train"})
-    assert len(trainer.reference(apart, model, pin(apart.table, apart.feed), tmp_path).ids) == pinned.counts["val"]
+    assert (
+        len(trainer.reference(apart, model, pin(apart.table, apart.feed), tmp_path).ids)
+        == pinned.counts["val"]
+    )
     epochs.clear()
-    assert refit.refit(again, found, lambda metrics, state: epochs.append(1), lambda position: None).best.checkpoint
+    assert refit.refit(
+        again, found, lambda metrics, state: epochs.append(1), lambda position: None
+    ).best.checkpoint
     assert not epochs, "trained before, it is read again"
 
 
@@ -78,24 +102,40 @@ def test_the_command_registers_the_refit_and_its_file_gives_the_same_model(
     code, out, err = cli("tune", str(where), "--json")
     assert code == 0, err
     told = json.loads(out.splitlines()[-1])
-    assert told["refitted"] and told["test"]["test_accuracy"] >= 0 and "on train+val" in err and "trained again" in err
+    assert (
+        told["refitted"]
+        and told["test"]["test_accuracy"] >= 0
+        and "on train+val" in err
+        and "trained again" in err
+    )
     assert not any(name.startswith("val_") for name in told["metrics"])
     best = load(Job, Path(told["best_config"]))
     assert best.feed.train == "train+val" and best.train.epochs == 3
     code, out, err = cli("train", told["best_config"], "--json")
-    assert code == 0 and json.loads(out.splitlines()[-1])["model"] == told["model"], "the version that is there"
+    assert code == 0 and json.loads(out.splitlines()[-1])["model"] == told["model"], (
+        "the version that is there"
+    )
     code, _, err = cli("train", told["best_config"], f"run.dir={tmp_path / 'again'}", "--json")
     assert code == 0, err
     ours, theirs = (
-        checkpoint.read(max(folder.glob("train/*/checkpoints/epoch-*"))).weights for folder in (tmp_path, tmp_path / "again")
+        checkpoint.read(max(folder.glob("train/*/checkpoints/epoch-*"))).weights
+        for folder in (tmp_path, tmp_path / "again")
     )
-    assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert ours.keys() == theirs.keys() and all(
+        torch.equal(ours[name], theirs[name]) for name in ours
+    )
     code, out, err = cli("tune", str(where), "search.refit.train.epochs=2", "--json")
     other = json.loads(out.splitlines()[-1])
-    assert code == 0 and other["model"] != told["model"] and other["report"] == told["report"], "the search is not repeated"
+    assert code == 0 and other["model"] != told["model"] and other["report"] == told["report"], (
+        "the search is not repeated"
+    )
     shutil.rmtree(tmp_path / "search")
-    code, out, err = cli("retrain", str(where), "watch.force=true", "watch.retrain_workers=1", "--json")
-    assert code == 0 and json.loads(out.splitlines()[-1])["challenger"], "which needs no checkpoint of a search long gone"
+    code, out, err = cli(
+        "retrain", str(where), "watch.force=true", "watch.retrain_workers=1", "--json"
+    )
+    assert code == 0 and json.loads(out.splitlines()[-1])["challenger"], (
+        "which needs no checkpoint of a search long gone"
+    )
 
 
 def test_a_trial_whose_weights_are_lost_is_not_refitted(searches: Searches, tmp_path: Path) -> None:
@@ -103,9 +143,16 @@ def test_a_trial_whose_weights_are_lost_is_not_refitted(searches: Searches, tmp_
     job = searches(tmp_path, **{"search.refit": {}})
     weights = {"w": Piece.whole(torch.tensor([float("nan")]))}
     history = [{"val_loss": 0.5, "val_accuracy": 0.8}]
-    at = checkpoint.write(tmp_path / "epoch", Snapshot(weights), LoopState(epoch=1, history=history))
-    best = TrainResult("key", TableVersion("table", 0), ("a", "b"), history[0], tuple(history), 0, str(at), 0.0)
-    for metric, says in ((0.5, r"Weights are not finite: w holds NaN"), (float("nan"), r"has no usable epoch")):
+    at = checkpoint.write(
+        tmp_path / "epoch", Snapshot(weights), LoopState(epoch=1, history=history)
+    )
+    best = TrainResult(
+        "key", TableVersion("table", 0), ("a", "b"), history[0], tuple(history), 0, str(at), 0.0
+    )
+    for metric, says in (
+        (0.5, r"Weights are not finite: w holds NaN"),
+        (float("nan"), r"has no usable epoch"),
+    ):
         trial = Trial("t", {}, metric, 1, False, tuple(history), str(at))
         plain = TrainJob.model_validate(job.model_dump(include=set(TrainJob.model_fields)))
         with pytest.raises(DataError, match=says):
@@ -115,15 +162,27 @@ def test_a_trial_whose_weights_are_lost_is_not_refitted(searches: Searches, tmp_
 @pytest.mark.parametrize("mode", ["finetune", "frozen"])
 def test_a_refit_of_values_by_epoch(searches: Searches, tmp_path: Path, mode: str) -> None:
     """From the trial's weights on it has the last values; anew, those of the epochs that it comes to."""
-    more = {"search.refit": {"train.epochs": 3}, "model.mode": mode, "model.name": "efficientnet_lite0"}
+    more = {
+        "search.refit": {"train.epochs": 3},
+        "model.mode": mode,
+        "model.name": "efficientnet_lite0",
+    }
     job = searches(tmp_path, **more, **{"model.pretrained": True, "train.epochs": 9})
-    schedule = ({"epoch": 0, "train.lr": 0.1}, {"epoch": 2, "train.lr": 0.2}, {"epoch": 4, "train.lr": 0.3})
+    schedule = (
+        {"epoch": 0, "train.lr": 0.1},
+        {"epoch": 2, "train.lr": 0.2},
+        {"epoch": 4, "train.lr": 0.3},
+    )
     plain = TrainJob.model_validate(job.model_dump(include=set(TrainJob.model_fields)))
     won = pbt.job_of(plain, {"train.lr": 0.3}, schedule)
     history = [{"val_loss": 0.5}]
     weights = {"w": Piece.whole(torch.tensor([1.0]))}
-    at = checkpoint.write(tmp_path / "epoch", Snapshot(weights), LoopState(epoch=1, history=history))
-    best = TrainResult("key", TableVersion("table", 0), ("a", "b"), history[0], tuple(history), 0, str(at), 0.0)
+    at = checkpoint.write(
+        tmp_path / "epoch", Snapshot(weights), LoopState(epoch=1, history=history)
+    )
+    best = TrainResult(
+        "key", TableVersion("table", 0), ("a", "b"), history[0], tuple(history), 0, str(at), 0.0
+    )
     trial = Trial("t", {"train.lr": 0.3}, 0.5, 1, False, tuple(history), str(at), schedule=schedule)
     again = refit.job_of(job, SearchResult("key", won, best, (trial,), "val_loss", 0.0))
     expected = (0.3, {}) if mode == "finetune" else (0.1, {2: {"train.lr": 0.2}})
@@ -144,6 +203,14 @@ def test_what_the_job_refuses_is_said_before_the_search(searches: Searches, tmp_
 
 
 def test_on_the_command_line_it_is_nested_or_dotted_and_null_is_a_value() -> None:
-    nested = load(Job, None, ["table.uri=x", "search.refit.train.epochs=3", "search.refit.train.clip_norm=null"])
-    dotted = load(Job, None, ["table.uri=x", "search.refit={train.epochs: 3, train.clip_norm: null}"])
-    assert nested.search.refit == dotted.search.refit == {"train.epochs": 3, "train.clip_norm": None}
+    nested = load(
+        Job,
+        None,
+        ["table.uri=x", "search.refit.train.epochs=3", "search.refit.train.clip_norm=null"],
+    )
+    dotted = load(
+        Job, None, ["table.uri=x", "search.refit={train.epochs: 3, train.clip_norm: null}"]
+    )
+    assert (
+        nested.search.refit == dotted.search.refit == {"train.epochs": 3, "train.clip_norm": None}
+    )

@@ -34,7 +34,9 @@ def train(config: dict[str, Any]) -> None:
     patient()
     found = tune.get_checkpoint()
     done = json.loads((Path(found.path) / "epoch").read_text()) if found else 0
-    values = [worth + 0.001 * epoch for worth in [config["worth"]] for epoch in range(config["epochs"])]
+    values = [
+        worth + 0.001 * epoch for worth in [config["worth"]] for epoch in range(config["epochs"])
+    ]
     for epoch in range(done, config["epochs"]):
         with tempfile.TemporaryDirectory() as folder:
             (Path(folder) / "epoch").write_text(json.dumps(epoch + 1))
@@ -45,7 +47,9 @@ def train(config: dict[str, Any]) -> None:
 def job(**search: Any) -> SearchJob:
     space = {"train.lr": f"grid({', '.join(str(worth) for worth in WORTH)})"}
     changes = {"samples": 1, "grace": 1, "space": space, **search}
-    return validate(SearchJob, {"table": {"uri": "unused"}, "train": {"epochs": EPOCHS}, "search": changes})
+    return validate(
+        SearchJob, {"table": {"uri": "unused"}, "train": {"epochs": EPOCHS}, "search": changes}
+    )
 
 
 def epochs_under(search: SearchJob, folder: Path, at_once: int) -> dict[float, int]:
@@ -58,10 +62,17 @@ def epochs_under(search: SearchJob, folder: Path, at_once: int) -> dict[float, i
             metric="val_accuracy",
             mode="max",
             scheduler=chosen,
-            search_alg=tune.search.BasicVariantGenerator(max_concurrent=tune_schedulers.drawn_ahead(search, TRIALS, at_once)),
+            search_alg=tune.search.BasicVariantGenerator(
+                max_concurrent=tune_schedulers.drawn_ahead(search, TRIALS, at_once)
+            ),
             reuse_actors=True,
         ),
-        run_config=tune.RunConfig(name="tune", storage_path=str(folder), callbacks=tune_schedulers.memory(chosen), verbose=0),
+        run_config=tune.RunConfig(
+            name="tune",
+            storage_path=str(folder),
+            callbacks=tune_schedulers.memory(chosen),
+            verbose=0,
+        ),
     )
     with tune_patches.plain():
         results = tuner.fit()
@@ -81,8 +92,12 @@ def test_a_search_spends_what_the_rule_on_a_table_does(name: str, tmp_path: Path
 
 
 @pytest.mark.usefixtures("ray_session")
-@pytest.mark.parametrize("search", [{"scheduler": "hyperband"}, {"scheduler": "median"}, {"pauses": False}, {}], ids=str)
-def test_every_trial_ends_and_the_best_is_trained_in_full(search: dict[str, Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "search", [{"scheduler": "hyperband"}, {"scheduler": "median"}, {"pauses": False}, {}], ids=str
+)
+def test_every_trial_ends_and_the_best_is_trained_in_full(
+    search: dict[str, Any], tmp_path: Path
+) -> None:
     spent = epochs_under(job(**search), tmp_path, at_once=2)
     assert len(spent) == TRIALS and spent[0.9] == EPOCHS and sum(spent.values()) < TRIALS * EPOCHS
 
@@ -118,7 +133,10 @@ def test_a_restored_search_remembers_its_rungs_and_leaves_paused_trials_paused()
 
 
 def test_none_is_tunes_own_order() -> None:
-    assert tune_schedulers.scheduler(job(scheduler="none"), TRIALS) is None and tune_schedulers.memory(None) == []
+    assert (
+        tune_schedulers.scheduler(job(scheduler="none"), TRIALS) is None
+        and tune_schedulers.memory(None) == []
+    )
 
 
 def test_names_are_those_of_the_settings() -> None:

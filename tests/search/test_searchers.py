@@ -30,7 +30,9 @@ TEXTS = {
 JOB = validate(SearchJob, {"table": {"uri": "cells"}, "search": {"samples": 12, "space": TEXTS}})
 
 
-def make(folder: Path, job: SearchJob = JOB, concurrent: int = 2, hints: list[Earlier] | None = None) -> Any:
+def make(
+    folder: Path, job: SearchJob = JOB, concurrent: int = 2, hints: list[Earlier] | None = None
+) -> Any:
     parsed = parse.parse(job.search.space or {}, job)
     return searcher(job, parsed, plan(job, parsed, hints or []), hints or [], folder, concurrent)
 
@@ -57,7 +59,9 @@ def run(made: Any, start: int, stop: int) -> list[dict[str, Any]]:
         found.append(made.suggest(f"id{i}"))
         value = good(found[-1])
         made.on_trial_result(f"id{i}", {"val_accuracy": value, "epoch": JOB.search.grace})
-        made.on_trial_complete(f"id{i}", {"val_accuracy": value - 1})  # its last epoch is not its best
+        made.on_trial_complete(
+            f"id{i}", {"val_accuracy": value - 1}
+        )  # its last epoch is not its best
     return found
 
 
@@ -107,11 +111,15 @@ def test_optuna_knows_values_and_failures(name: str, tmp_path: Path) -> None:
     made.on_trial_result("died", {"val_accuracy": 0.9})
     made.on_trial_complete("died", error=True)
     made.on_trial_complete("died", {"val_accuracy": 0.9})  # Tune ran it again after a restore
-    journal = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(tmp_path / "optuna.journal")))
+    journal = optuna.storages.JournalStorage(
+        optuna.storages.journal.JournalFileBackend(str(tmp_path / "optuna.journal"))
+    )
     study = optuna.load_study(study_name="search", storage=journal)
     assert [t.state.name for t in study.trials] == ["COMPLETE", "COMPLETE", "FAIL", "FAIL"]
     assert [t.value for t in study.trials[:2]] == [good(c) for c in changes]
-    assert [("model.frozen_blocks" in t.params) for t in study.trials[:2]] == ["model.frozen_blocks" in c for c in changes]
+    assert [("model.frozen_blocks" in t.params) for t in study.trials[:2]] == [
+        "model.frozen_blocks" in c for c in changes
+    ]
 
 
 def test_tpe_comes_closer_than_random_draws(tmp_path: Path) -> None:
@@ -128,7 +136,11 @@ def test_tpe_comes_closer_than_random_draws(tmp_path: Path) -> None:
 def test_bohb_learns_from_the_largest_budget_that_enough_trials_reached(tmp_path: Path) -> None:
     """Values after one epoch and after nine do not compare: what is good early is poor late here."""
     pytest.importorskip("optuna")
-    made = make(tmp_path, of("bohb", tmp_path, **{"search.samples": 99, "search.grace": 1, "train.epochs": 9}), concurrent=99)
+    made = make(
+        tmp_path,
+        of("bohb", tmp_path, **{"search.samples": 99, "search.grace": 1, "train.epochs": 9}),
+        concurrent=99,
+    )
     chooser = made.searcher
     assert chooser.budget() is None
     trials = {f"id{i}": made.suggest(f"id{i}") for i in range(20)}
@@ -148,7 +160,11 @@ def test_bohb_learns_from_the_largest_budget_that_enough_trials_reached(tmp_path
 def test_grids_are_crossed_whatever_the_searcher(name: str, tmp_path: Path) -> None:
     if name != "random":
         pytest.importorskip("optuna")
-    texts = {"train.schedule": "grid(cosine, constant)", "model.dropout": "grid(0.0, 0.2)", "train.lr": "uniform(0.1, 0.2)"}
+    texts = {
+        "train.schedule": "grid(cosine, constant)",
+        "model.dropout": "grid(0.0, 0.2)",
+        "train.lr": "uniform(0.1, 0.2)",
+    }
     job = replace(of(name, tmp_path, **{"search.samples": 2}), {"search.space": texts})
     made = make(tmp_path, job, concurrent=99)
     found = [made.suggest(str(i)) for i in range(8)]
@@ -157,12 +173,15 @@ def test_grids_are_crossed_whatever_the_searcher(name: str, tmp_path: Path) -> N
     assert len({f["train.lr"] for f in found}) == 8 and made.suggest("9") == Searcher.FINISHED
 
 
-def test_a_searcher_that_is_not_installed_is_one_message(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_searcher_that_is_not_installed_is_one_message(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     from raypipe.search.searchers import optuna_search
 
     monkeypatch.setitem(__import__("sys").modules, "optuna", None)
     with pytest.raises(
-        ConfigError, match=r"tpe, gp and bohb need Optuna.*pip install 'raypipe\[optuna\]'.*search\.searcher=random"
+        ConfigError,
+        match=r"tpe, gp and bohb need Optuna.*pip install 'raypipe\[optuna\]'.*search\.searcher=random",
     ):
         optuna_search.require()
 
@@ -171,7 +190,10 @@ def finished(job: SearchJob, key: str, *trials: tuple[dict[str, Any], float]) ->
     """What a search leaves."""
     folder = job.run.path / "search" / key
     save(job, folder / "config.yaml")
-    made = [Trial(f"t{i}", changes, value, 1, False, (), "x") for i, (changes, value) in enumerate(trials)]
+    made = [
+        Trial(f"t{i}", changes, value, 1, False, (), "x")
+        for i, (changes, value) in enumerate(trials)
+    ]
     leaderboard.write(folder / "result.json", made, None, 0)
 
 
@@ -180,17 +202,28 @@ def test_a_warm_start_reads_other_searches_on_the_same_table_and_metric(tmp_path
     parsed, here = parse.parse(TEXTS, job), tmp_path / "search" / "here"
     here.mkdir(parents=True)
     tuned = {"model.mode": "finetune", "model.frozen_blocks": 2}
-    finished(job, "a", ({"train.lr": 0.02, "model.mode": "frozen"}, 0.8), ({"train.lr": 0.5, **tuned}, 0.9), ({}, NAN))
+    finished(
+        job,
+        "a",
+        ({"train.lr": 0.02, "model.mode": "frozen"}, 0.8),
+        ({"train.lr": 0.5, **tuned}, 0.9),
+        ({}, NAN),
+    )
     finished(replace(job, {"table.uri": "others"}), "b", ({"train.lr": 0.01}, 0.99))
     finished(replace(job, {"train.stopping.metric": "val_loss"}), "c", ({"train.lr": 0.01}, 0.99))
-    finished(replace(job, {"train.lr": 0.003, "table.version": 3}), "d", ({"model.dropout": 0.5}, 0.7))
+    finished(
+        replace(job, {"train.lr": 0.003, "table.version": 3}), "d", ({"model.dropout": 0.5}, 0.7)
+    )
     (tmp_path / "search" / "torn").mkdir()
     (tmp_path / "search" / "torn" / "result.json").write_text("{")
     found = earlier(job, parsed, here)
     assert [t.metric for t in found] == [0.9, 0.8, 0.7]
     assert found[0].keyed == tuned  # 0.5 lies outside the present space
     assert found[1].keyed == {"train.lr": 0.02, "model.mode": "frozen"}
-    assert found[2].keyed == {"train.lr": 0.003, "model.mode": "frozen"}  # as that search's job had it
+    assert found[2].keyed == {
+        "train.lr": 0.003,
+        "model.mode": "frozen",
+    }  # as that search's job had it
     first = plan(job, parsed, found)[0]
     assert tuned.items() <= first.items() and 1e-4 <= first["train.lr"] <= 1e-1
     assert plan(job, parsed, found)[1:] == plan(job, parsed, [])[1:]
@@ -202,17 +235,37 @@ def test_a_warm_start_reads_other_searches_on_the_same_table_and_metric(tmp_path
 @pytest.mark.parametrize("name", ["tpe", "gp"])
 def test_optuna_starts_from_earlier_trials(name: str, tmp_path: Path) -> None:
     optuna = pytest.importorskip("optuna")
-    hints = [Earlier({"train.lr": 0.01, "model.mode": "finetune", "model.frozen_blocks": 1}, 0.9 - i / 100) for i in range(3)]
+    hints = [
+        Earlier(
+            {"train.lr": 0.01, "model.mode": "finetune", "model.frozen_blocks": 1}, 0.9 - i / 100
+        )
+        for i in range(3)
+    ]
     made = make(tmp_path, of(name, tmp_path), hints=hints)
     run(made, 0, 1)
-    journal = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(tmp_path / "optuna.journal")))
+    journal = optuna.storages.JournalStorage(
+        optuna.storages.journal.JournalFileBackend(str(tmp_path / "optuna.journal"))
+    )
     study = optuna.load_study(study_name="search", storage=journal)
-    assert sorted(t.value for t in study.trials if t.value is not None)[-3:] != [] and len(study.trials) == 4
-    assert {"train.lr": 0.01, "model.mode": 1, "model.frozen_blocks": 0} in [t.params for t in study.trials]
+    assert (
+        sorted(t.value for t in study.trials if t.value is not None)[-3:] != []
+        and len(study.trials) == 4
+    )
+    assert {"train.lr": 0.01, "model.mode": 1, "model.frozen_blocks": 0} in [
+        t.params for t in study.trials
+    ]
 
 
 def test_a_hint_that_the_job_refuses_is_left_out() -> None:
-    job = replace(JOB, {"search.space": {"model.mode": "choice(frozen, finetune)", "model.frozen_blocks": "choice(0, 3)"}})
+    job = replace(
+        JOB,
+        {
+            "search.space": {
+                "model.mode": "choice(frozen, finetune)",
+                "model.frozen_blocks": "choice(0, 3)",
+            }
+        },
+    )
     parsed = parse.parse(job.search.space or {}, job)
     hint = Earlier({"model.mode": "frozen", "model.frozen_blocks": 3}, 0.9)
     assert plan(job, parsed, [hint]) == plan(job, parsed, [])

@@ -30,7 +30,11 @@ def fitted(resources: dict[str, float], trials: int = 16, **changes: Any) -> Slo
 def test_all_groups_that_are_started_have_places(
     cpus: int, gpus: int, workers: int, concurrent: int | None, populated: bool
 ) -> None:
-    changes = {"train.workers": workers, "search.scheduler": "pbt" if populated else "asha", "search.concurrent": concurrent}
+    changes = {
+        "train.workers": workers,
+        "search.scheduler": "pbt" if populated else "asha",
+        "search.concurrent": concurrent,
+    }
     try:
         found = fitted({"CPU": cpus, "GPU": gpus}, 4, **changes)
     except ClusterError as e:
@@ -46,20 +50,33 @@ def test_all_groups_that_are_started_have_places(
 def test_the_number_follows_the_cluster() -> None:
     assert fitted({"CPU": 8}).concurrent == 8
     assert fitted({"CPU": 8}, **{"search.concurrent": 3}).concurrent == 3
-    assert fitted({"CPU": 8, "GPU": 2}, **{"search.gpus_per_trial": 0.25}) == Slots({"CPU": 1.0, "GPU": 0.25}, None, 8)
-    assert fitted({"CPU": 32, "GPU": 8}, **{"train.workers": 2}) == Slots({"CPU": 0.1}, {"CPU": 1.0, "GPU": 1.0}, 4)
-    assert fitted({"CPU": 32, "GPU": 8}, **{"train.workers": (2, 4)}).concurrent == 2  # any of them may grow
+    assert fitted({"CPU": 8, "GPU": 2}, **{"search.gpus_per_trial": 0.25}) == Slots(
+        {"CPU": 1.0, "GPU": 0.25}, None, 8
+    )
+    assert fitted({"CPU": 32, "GPU": 8}, **{"train.workers": 2}) == Slots(
+        {"CPU": 0.1}, {"CPU": 1.0, "GPU": 1.0}, 4
+    )
+    assert (
+        fitted({"CPU": 32, "GPU": 8}, **{"train.workers": (2, 4)}).concurrent == 2
+    )  # any of them may grow
     assert fitted({"CPU": 9}, **{"train.workers": 2}).concurrent == 4
     assert fitted({"CPU": 2}, **{"train.workers": 2}) == Slots({"CPU": 0.1}, {"CPU": 0.95}, 1)
 
 
 def test_what_cannot_fit_is_refused_with_a_number_that_does() -> None:
     changes: dict[str, Any] = {"train.workers": 2, "search.scheduler": "pbt"}
-    with pytest.raises(ClusterError, match=r"16 trials of 2 workers do not fit.*got '8 GPUs'.*all at once.*search\.samples=4"):
+    with pytest.raises(
+        ClusterError,
+        match=r"16 trials of 2 workers do not fit.*got '8 GPUs'.*all at once.*search\.samples=4",
+    ):
         fitted({"CPU": 64, "GPU": 8}, **changes)
-    with pytest.raises(ClusterError, match=r"8 trials of 2 workers do not fit.*Set search\.concurrent=4"):
+    with pytest.raises(
+        ClusterError, match=r"8 trials of 2 workers do not fit.*Set search\.concurrent=4"
+    ):
         fitted({"CPU": 64, "GPU": 8}, **{"train.workers": 2, "search.concurrent": 8})
-    with pytest.raises(ConfigError, match=r"cannot share a GPU.*gpus_per_trial=0\.5, train\.workers=2.*NCCL"):
+    with pytest.raises(
+        ConfigError, match=r"cannot share a GPU.*gpus_per_trial=0\.5, train\.workers=2.*NCCL"
+    ):
         fitted({"CPU": 64, "GPU": 8}, **{"train.workers": 2, "search.gpus_per_trial": 0.5})
 
 

@@ -34,30 +34,49 @@ def loss(weights: Mapping[str, Tensor]) -> dict[str, float]:
 def test_a_trial_joins_where_the_mean_is_as_good(tmp_path: Path) -> None:
     """Best at 1: of 0.8, 1.4 and 9 the mean of the first two is nearer than either; one that failed has no weights."""
     failed = Trial("failed", {}, float("nan"), 0, False, (), None)
-    trials = [trial(tmp_path, name, w) for name, w in (("a", 0.8), ("b", 1.4), ("c", 9.0), ("d", 0.8))]
+    trials = [
+        trial(tmp_path, name, w) for name, w in (("a", 0.8), ("b", 1.4), ("c", 9.0), ("d", 0.8))
+    ]
     found = soup.cook([*trials, failed], loss, "val_loss", "min", tmp_path)
     assert found is not None and found.members == ("a", "b", "d")
     assert found == soup.read(tmp_path) and checkpoint.verify(Path(found.checkpoint)) is None
     weights = checkpoint.read(Path(found.checkpoint)).weights
-    assert torch.allclose(weights["w"], torch.full((2,), (0.8 + 1.4 + 0.8) / 3)) and weights["steps"].tolist() == [7]
+    assert torch.allclose(weights["w"], torch.full((2,), (0.8 + 1.4 + 0.8) / 3)) and weights[
+        "steps"
+    ].tolist() == [7]
     assert found.metrics == loss(weights)
 
 
 def test_the_best_alone_is_no_soup(tmp_path: Path) -> None:
     trials = [trial(tmp_path, name, w) for name, w in (("a", 1.1), ("b", 9.0))]
-    assert soup.cook(trials, loss, "val_loss", "min", tmp_path) is None and soup.read(tmp_path) is None
+    assert (
+        soup.cook(trials, loss, "val_loss", "min", tmp_path) is None and soup.read(tmp_path) is None
+    )
 
 
 @pytest.mark.usefixtures("ray_session")
-def test_a_search_registers_the_mean_when_it_is_better(searches: Callable[..., SearchJob], tmp_path: Path) -> None:
+def test_a_search_registers_the_mean_when_it_is_better(
+    searches: Callable[..., SearchJob], tmp_path: Path
+) -> None:
     """From the same start at nearly the same rate: close enough to be averaged."""
     space = {"train.lr": "grid(0.01, 0.0101, 1e-6)", "model.side_px": "choice(32)"}
-    job = searches(tmp_path, **{"search.samples": 1, "search.scheduler": "none", "search.soup": 2, "search.space": space})
+    job = searches(
+        tmp_path,
+        **{
+            "search.samples": 1,
+            "search.scheduler": "none",
+            "search.soup": 2,
+            "search.space": space,
+        },
+    )
     found = search(job)
     best = found.trials[0]
     assert set(found.members) <= {t.name for t in found.trials[:2]} and len(found.members) in (0, 2)
     if found.members:
-        assert found.best.metrics["val_loss"] <= best.metric and found.best.checkpoint != best.checkpoint
+        assert (
+            found.best.metrics["val_loss"] <= best.metric
+            and found.best.checkpoint != best.checkpoint
+        )
     data = prepare(found.job, pin(job.table, job.feed))
     again = validate(found.job, data, assemble(found.job, found.best).state_dict())
     assert again["val_loss"] == pytest.approx(found.best.metrics["val_loss"], rel=1e-4)

@@ -34,10 +34,15 @@ def test_a_choice_draws_its_members_and_keeps_their_types() -> None:
     assert set(drawn("train.batch_size", "choice(16, 32)")) == {16, 32}
     assert set(drawn("augment.flip_vertical", "choice(True, False)")) == {True, False}
     assert set(drawn("train.clip_norm", "choice(None, 1.0)")) == {None, 1.0}
-    assert 120 < Counter(drawn("train.batch_size", "choice(16, 16, 16, 32)"))[16] < 180  # said thrice, three times as often
+    assert (
+        120 < Counter(drawn("train.batch_size", "choice(16, 16, 16, 32)"))[16] < 180
+    )  # said thrice, three times as often
 
 
-@pytest.mark.parametrize("text", ["choice(cosine, constant)", "choice('cosine', \"constant\")", " choice( cosine ,constant ) "])
+@pytest.mark.parametrize(
+    "text",
+    ["choice(cosine, constant)", "choice('cosine', \"constant\")", " choice( cosine ,constant ) "],
+)
 def test_words_need_no_quotes(text: str) -> None:
     assert set(drawn("train.schedule", text)) == {"cosine", "constant"}
 
@@ -61,8 +66,13 @@ def test_a_trial_is_a_function_of_seed_and_number_whatever_else_is_searched() ->
     lr = {"train.lr": "loguniform(1e-4, 1e-1)"}
     alone = trials(lr, 20)
     assert alone == trials(lr, 20)
-    assert [t["train.lr"] for t in trials({"model.dropout": "uniform(0, 0.5)", **lr}, 20)] == [t["train.lr"] for t in alone]
-    assert alone != trials(lr, 20, replace(JOB, {"run.seed": 8})) and len({t["train.lr"] for t in alone}) == 20
+    assert [t["train.lr"] for t in trials({"model.dropout": "uniform(0, 0.5)", **lr}, 20)] == [
+        t["train.lr"] for t in alone
+    ]
+    assert (
+        alone != trials(lr, 20, replace(JOB, {"run.seed": 8}))
+        and len({t["train.lr"] for t in alone}) == 20
+    )
 
 
 @given(st.integers(), st.integers(0, 10**6))
@@ -71,15 +81,19 @@ def test_uniform_stays_below_one(seed: int, i: int) -> None:
 
 
 def test_a_grid_is_run_whole_and_each_time_with_other_draws() -> None:
-    text = {"train.lr": "grid(1e-3, 1e-2)", "train.schedule": "grid(cosine, constant)", "model.dropout": "uniform(0, 0.5)"}
+    text = {
+        "train.lr": "grid(1e-3, 1e-2)",
+        "train.schedule": "grid(cosine, constant)",
+        "model.dropout": "uniform(0, 0.5)",
+    }
     job = replace(JOB, {"search.samples": 3})
     parsed = parse.parse(text, job)
     planned = tune_searchers.plan(job, parsed, [])
     assert len(parsed.cells) == 4 and len(planned) == 12
     for repeat in range(3):
-        assert {(t["train.lr"], t["train.schedule"]) for t in planned[4 * repeat : 4 * repeat + 4]} == {
-            (lr, schedule) for lr in (1e-3, 1e-2) for schedule in ("cosine", "constant")
-        }
+        assert {
+            (t["train.lr"], t["train.schedule"]) for t in planned[4 * repeat : 4 * repeat + 4]
+        } == {(lr, schedule) for lr in (1e-3, 1e-2) for schedule in ("cosine", "constant")}
     assert len({t["model.dropout"] for t in planned}) == 12
 
 
@@ -99,27 +113,48 @@ def test_a_field_is_set_only_where_its_condition_holds() -> None:
         assert ("model.frozen_blocks" in t) == tuned
         assert ("train.layer_decay" in t) == (tuned and t["model.frozen_blocks"] < 4)
         high = tuned and t["model.frozen_blocks"] > 3
-        assert (0.3 <= t["train.lr"] <= 0.4) if high else t["train.lr"] == 1 if tuned else (0.1 <= t["train.lr"] <= 0.2)
+        assert (
+            (0.3 <= t["train.lr"] <= 0.4)
+            if high
+            else t["train.lr"] == 1
+            if tuned
+            else (0.1 <= t["train.lr"] <= 0.2)
+        )
 
 
 def test_conditions_ask_the_job_for_what_is_not_searched() -> None:
-    text = {"model.frozen_blocks": "choice(2) if model.mode == 'finetune' and model.side_px != None"}
+    text = {
+        "model.frozen_blocks": "choice(2) if model.mode == 'finetune' and model.side_px != None"
+    }
     assert trials(text, 3) == [{}] * 3
-    assert trials(text, 3, replace(JOB, {"model.mode": "finetune", "model.side_px": 64})) == [{"model.frozen_blocks": 2}] * 3
+    assert (
+        trials(text, 3, replace(JOB, {"model.mode": "finetune", "model.side_px": 64}))
+        == [{"model.frozen_blocks": 2}] * 3
+    )
 
 
 def test_what_the_job_refuses_together_is_drawn_again() -> None:
-    found = trials({"model.mode": "choice(frozen, finetune)", "model.frozen_blocks": "choice(0, 3)"}, 100)
-    assert {(t["model.mode"], t["model.frozen_blocks"]) for t in found} == {("frozen", 0), ("finetune", 0), ("finetune", 3)}
+    found = trials(
+        {"model.mode": "choice(frozen, finetune)", "model.frozen_blocks": "choice(0, 3)"}, 100
+    )
+    assert {(t["model.mode"], t["model.frozen_blocks"]) for t in found} == {
+        ("frozen", 0),
+        ("finetune", 0),
+        ("finetune", 3),
+    }
 
 
 def test_a_combination_of_grids_that_the_job_refuses_is_refused() -> None:
     text = {"model.mode": "grid(frozen, finetune)", "model.frozen_blocks": "grid(0, 3)"}
     with pytest.raises(
-        ConfigError, match=r"draws what the job refuses, 64 times in a row.*frozen_blocks is for.*Put a condition"
+        ConfigError,
+        match=r"draws what the job refuses, 64 times in a row.*frozen_blocks is for.*Put a condition",
     ):
         tune_searchers.plan(JOB, parse.parse(text, JOB), [])
-    nested = {"model.mode": "grid(frozen, finetune)", "model.frozen_blocks": "grid(0, 3, 5) if model.mode == 'finetune'"}
+    nested = {
+        "model.mode": "grid(frozen, finetune)",
+        "model.frozen_blocks": "grid(0, 3, 5) if model.mode == 'finetune'",
+    }
     assert len(parse.parse(nested, JOB).cells) == 4
 
 
@@ -139,16 +174,22 @@ def test_finite_values_and_the_variants_of_arrays_are_known_before_a_search() ->
 
 
 def test_a_space_may_be_nested_and_null_takes_a_field_out() -> None:
-    nested = SearchConfig(space={"train.lr": "choice(1)", "model.dropout": "choice(0)", "train": {"lr": "choice(2)"}})
+    nested = SearchConfig(
+        space={"train.lr": "choice(1)", "model.dropout": "choice(0)", "train": {"lr": "choice(2)"}}
+    )
     assert nested.space == {"train.lr": "choice(2)", "model.dropout": "choice(0)"}
-    assert SearchConfig(space={"train.lr": "choice(1)", "train": {"lr": None, "ema": "choice(0.9)"}}).space == {
+    assert SearchConfig(
+        space={"train.lr": "choice(1)", "train": {"lr": None, "ema": "choice(0.9)"}}
+    ).space == {
         "train.lr": "choice(1)",
         "train.ema": "choice(0.9)",
     }
 
 
 @given(low=st.floats(1e-6, 1), span=st.floats(1e-6, 1))
-def test_any_range_that_rises_is_taken_and_any_that_falls_is_refused(low: float, span: float) -> None:
+def test_any_range_that_rises_is_taken_and_any_that_falls_is_refused(
+    low: float, span: float
+) -> None:
     trial = parse.parse({"train.lr": f"loguniform({low}, {low + span})"}, JOB).trial(1, 0)
     assert low <= trial["train.lr"] <= low + span
     with pytest.raises(ConfigError, match=r"train\.lr is not a range.*low < high, low > 0"):
@@ -158,22 +199,46 @@ def test_any_range_that_rises_is_taken_and_any_that_falls_is_refused(low: float,
 @pytest.mark.parametrize(
     ("field", "text", "says"),
     [
-        ("train.lerning_rate", "uniform(0, 1)", r"unknown field train\.lerning_rate.*(Did you mean|Known)"),
-        ("train.epoch", "choice(1, 2)", r"unknown field train\.epoch\b.*Did you mean 'train\.epochs'"),
+        (
+            "train.lerning_rate",
+            "uniform(0, 1)",
+            r"unknown field train\.lerning_rate.*(Did you mean|Known)",
+        ),
+        (
+            "train.epoch",
+            "choice(1, 2)",
+            r"unknown field train\.epoch\b.*Did you mean 'train\.epochs'",
+        ),
         ("lr", "uniform(0, 1)", r"unknown field lr\b"),
-        ("train.lr", "logunifrom(1e-4, 1e-1)", r"train\.lr is not a draw.*grid\(…\), choice\(…\), uniform\(…\), loguniform"),
+        (
+            "train.lr",
+            "logunifrom(1e-4, 1e-1)",
+            r"train\.lr is not a draw.*grid\(…\), choice\(…\), uniform\(…\), loguniform",
+        ),
         ("train.lr", "0.1", r"train\.lr is not a draw.*got '0\.1'"),
         ("train.lr", "__import__('os')", r"train\.lr is not a draw"),
         ("train.lr", "uniform(0.1)", r"train\.lr is not a range"),
-        ("train.lr", "loguniform(0, 1)", r"train\.lr draws a value the field refuses.*got 0|not a range"),
+        (
+            "train.lr",
+            "loguniform(0, 1)",
+            r"train\.lr draws a value the field refuses.*got 0|not a range",
+        ),
         ("train.lr", "uniform(a, b)", r"train\.lr is not a range"),
         ("train.lr", "uniform(True, 2)", r"train\.lr is not a range"),
         ("train.lr", "uniform(1, 1e999)", r"train\.lr is not a range"),
         ("train.lr", "quniform(0, 1, 0)", r"train\.lr is not a range.*q > 0"),
-        ("train.batch_size", "randint(8, 8)", r"train\.batch_size is not a range.*high itself is never drawn"),
+        (
+            "train.batch_size",
+            "randint(8, 8)",
+            r"train\.batch_size is not a range.*high itself is never drawn",
+        ),
         ("train.batch_size", "randint(8, 9.5)", r"train\.batch_size is not a range.*whole numbers"),
         ("train.lr", "choice()", r"train\.lr has nothing to choose from"),
-        ("train.lr", "choice(0.1, -3)", r"train\.lr draws a value the field refuses.*got -3.*a number above 0"),
+        (
+            "train.lr",
+            "choice(0.1, -3)",
+            r"train\.lr draws a value the field refuses.*got -3.*a number above 0",
+        ),
         (
             "model.name",
             "choice(efficientnet_lite)",
@@ -184,10 +249,22 @@ def test_any_range_that_rises_is_taken_and_any_that_falls_is_refused(low: float,
             "choice(16, many)",
             r"train\.batch_size draws a value the field refuses.*got 'many'.*a whole number from 1 up",
         ),
-        ("model.dropout", "uniform(0, 1.5)", r"model\.dropout draws a value the field refuses.*got 1\.5.*less than 1"),
+        (
+            "model.dropout",
+            "uniform(0, 1.5)",
+            r"model\.dropout draws a value the field refuses.*got 1\.5.*less than 1",
+        ),
         ("train.batch_size", "uniform(16, 64)", r"train\.batch_size .*(whole|integer|choice)"),
-        ("model.side_px", "randint(64, 128)", r"model\.side_px draws too many values.*choice\(…\) of a few"),
-        ("model.frozen_blocks", "choice(0, 3)", r"frozen_blocks draws a value the job refuses.*got 3.*mode finetune"),
+        (
+            "model.side_px",
+            "randint(64, 128)",
+            r"model\.side_px draws too many values.*choice\(…\) of a few",
+        ),
+        (
+            "model.frozen_blocks",
+            "choice(0, 3)",
+            r"frozen_blocks draws a value the job refuses.*got 3.*mode finetune",
+        ),
         ("run.seed", "choice(1, 2)", r"cannot vary run\.seed.*share table"),
         ("table.version", "choice(1, 2)", r"cannot vary table\.version"),
         ("feed.sampling", "choice(natural, balanced)", r"cannot vary feed\.sampling"),
@@ -195,13 +272,41 @@ def test_any_range_that_rises_is_taken_and_any_that_falls_is_refused(low: float,
         ("search.samples", "choice(1, 2)", r"unknown field search\.samples"),
         ("train.workers", "choice(1, 2)", r"cannot vary train\.workers"),
         ("train.lr", "choice(1) if", r"train\.lr is not a draw"),
-        ("train.lr", "choice(1) if model.mode = 'frozen'", r"condition that cannot be read.*got \"model\.mode = 'frozen'\""),
-        ("train.lr", "choice(1) if open('x') == 1", r"condition that cannot be read.*compared with constants"),
-        ("train.lr", "choice(1) if model.mode.__class__ == 1", r"condition on an unknown field model\.mode\.__class__"),
-        ("train.lr", "choice(1) if model.modus == 'frozen'", r"unknown field model\.modus.*Did you mean 'model\.mode'"),
-        ("train.lr", "choice(1) if model.mode == frozen", r"unknown field frozen .*Words are quoted"),
-        ("train.lr", "choice(1) if model.mode == 'fozen'", r"cannot hold: model\.mode is never that.*got 'fozen'.*'frozen'"),
-        ("train.lr", "choice(1) if model.side_px > 64", r"compares what cannot be compared.*'model\.side_px': None"),
+        (
+            "train.lr",
+            "choice(1) if model.mode = 'frozen'",
+            r"condition that cannot be read.*got \"model\.mode = 'frozen'\"",
+        ),
+        (
+            "train.lr",
+            "choice(1) if open('x') == 1",
+            r"condition that cannot be read.*compared with constants",
+        ),
+        (
+            "train.lr",
+            "choice(1) if model.mode.__class__ == 1",
+            r"condition on an unknown field model\.mode\.__class__",
+        ),
+        (
+            "train.lr",
+            "choice(1) if model.modus == 'frozen'",
+            r"unknown field model\.modus.*Did you mean 'model\.mode'",
+        ),
+        (
+            "train.lr",
+            "choice(1) if model.mode == frozen",
+            r"unknown field frozen .*Words are quoted",
+        ),
+        (
+            "train.lr",
+            "choice(1) if model.mode == 'fozen'",
+            r"cannot hold: model\.mode is never that.*got 'fozen'.*'frozen'",
+        ),
+        (
+            "train.lr",
+            "choice(1) if model.side_px > 64",
+            r"compares what cannot be compared.*'model\.side_px': None",
+        ),
         ("train.lr", "choice(1) if train.lr > 64", r"go in a circle.*train\.lr -> train\.lr"),
     ],
 )
@@ -215,11 +320,17 @@ def test_a_slip_is_one_message(field: str, text: str, says: str) -> None:
     ("texts", "says"),
     [
         (
-            {"train.lr": "choice(1) if train.ema == 0.9", "train.ema": "choice(0.9) if train.lr < 2"},
+            {
+                "train.lr": "choice(1) if train.ema == 0.9",
+                "train.ema": "choice(0.9) if train.lr < 2",
+            },
             r"go in a circle.*train\.(lr|ema) -> train\.(lr|ema) -> ",
         ),
         (
-            {"train.lr": "grid(1, 2) if model.mode == 'frozen'", "model.mode": "choice(frozen, finetune)"},
+            {
+                "train.lr": "grid(1, 2) if model.mode == 'frozen'",
+                "model.mode": "choice(frozen, finetune)",
+            },
             r"grid search\.space\.train\.lr depends on model\.mode, which is drawn.*Make model\.mode a grid too",
         ),
     ],

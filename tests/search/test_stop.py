@@ -81,7 +81,10 @@ def test_the_best_stands_still() -> None:
     seen.on_trial_error(0, [], Told("e", done=True))  # a trial without a result improved nothing
     assert not Stop().stop_all()
     trial(seen, "f", 0.5)
-    assert Stop().stop_all() and seen.stopped == "no improvement of val_accuracy for 2 trials (best 0.95 in trial 4)"
+    assert (
+        Stop().stop_all()
+        and seen.stopped == "no improvement of val_accuracy for 2 trials (best 0.95 in trial 4)"
+    )
 
 
 def test_a_trial_that_ends_again_after_a_restore_counts_once() -> None:
@@ -100,7 +103,9 @@ def test_a_trial_that_ends_again_after_a_restore_counts_once() -> None:
         ({"money": 2, "price_per_hour": 2.0}, "the budget of 2 in money is spent (2)"),
     ],
 )
-def test_targets_and_budgets_count_running_trials_and_shares_of_a_gpu(stopping: dict[str, Any], says: str) -> None:
+def test_targets_and_budgets_count_running_trials_and_shares_of_a_gpu(
+    stopping: dict[str, Any], says: str
+) -> None:
     seen = watch(workers=0.5, **stopping)
     epoch(seen, "a", 0.5, 2, 3600.0)
     epoch(seen, "b", 0.7, 2, 3000.0)
@@ -123,7 +128,9 @@ def test_what_was_spent_and_seen_goes_on_after_a_restore() -> None:
     assert Stop().stop_all() and "for 3 trials (best 0.9 in trial 1)" in str(after.stopped)
     again = watch(seconds=100)
     again.set_state(after.get_state())
-    assert again.stopped == after.stopped  # killed before its result was written, it stops again for the same reason
+    assert (
+        again.stopped == after.stopped
+    )  # killed before its result was written, it stops again for the same reason
 
 
 def test_time_stops_a_search_without_any_result() -> None:
@@ -136,10 +143,24 @@ def test_who_listens_hears_how_trials_stand(monkeypatch: pytest.MonkeyPatch) -> 
     told: list[tuple[int, int, list[Standing]]] = []
     monkeypatch.setattr(Monitor, "listener", staticmethod(lambda *args: told.append(args)))
     seen, one, two = watch(), Told("a"), Told("b", status=Trial.PAUSED)
-    for trial, value, epochs in ((one, float("nan"), 1), (one, 0.4, 1), (one, 0.3, 2), (two, 0.5, 1)):
-        seen.on_trial_result(0, [one, two], trial, {"val_accuracy": value, "training_iteration": epochs, "time_total_s": 1.0})
+    for trial, value, epochs in (
+        (one, float("nan"), 1),
+        (one, 0.4, 1),
+        (one, 0.3, 2),
+        (two, 0.5, 1),
+    ):
+        seen.on_trial_result(
+            0,
+            [one, two],
+            trial,
+            {"val_accuracy": value, "training_iteration": epochs, "time_total_s": 1.0},
+        )
     one.done, one.last_result = True, {"ended": True}
     seen.on_trial_complete(0, [one, two], one)
     lr = {"train.lr": 0.1}
     assert told[0] == (0, 16, []) and told[2] == (0, 16, [Standing("a", lr, 0.4, 2, "running")])
-    assert told[-1] == (1, 16, [Standing("b", lr, 0.5, 1, "waiting"), Standing("a", lr, 0.4, 2, "full")])
+    assert told[-1] == (
+        1,
+        16,
+        [Standing("b", lr, 0.5, 1, "waiting"), Standing("a", lr, 0.4, 2, "full")],
+    )

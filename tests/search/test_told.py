@@ -16,13 +16,22 @@ GOOD = {"val_accuracy": 0.6, "val_loss": 0.5, "train_loss": 0.4}
 @pytest.mark.parametrize("name", ["val_loss", "train_loss", "val_accuracy"])
 def test_a_lost_epoch_is_worse_than_any_other(name: str, lost: float) -> None:
     said = told(GOOD | {name: lost}, 3, True, "val_accuracy", "max")
-    assert said["val_accuracy"] < -1e30 and math.isnan(metric_in(said, "val_accuracy")) and said[UNUSABLE]
-    assert told(GOOD | {name: lost}, 3, True, "val_loss", "min")["val_loss"] > 1e30 or name == "val_accuracy"
+    assert (
+        said["val_accuracy"] < -1e30
+        and math.isnan(metric_in(said, "val_accuracy"))
+        and said[UNUSABLE]
+    )
+    assert (
+        told(GOOD | {name: lost}, 3, True, "val_loss", "min")["val_loss"] > 1e30
+        or name == "val_accuracy"
+    )
     json.loads(json.dumps(said), parse_constant=lambda constant: pytest.fail(constant))
 
 
 def test_a_usable_epoch_is_told_as_it_is() -> None:
     said = told(GOOD, 2, False, "val_accuracy", "max")
     assert said == GOOD | {"epoch": 2, "ended": False} and metric_in(said, "val_accuracy") == 0.6
-    beside = told(GOOD | {"val_r2": math.nan}, 2, False, "val_accuracy", "max")  # labels that do not vary have no R2
+    beside = told(
+        GOOD | {"val_r2": math.nan}, 2, False, "val_accuracy", "max"
+    )  # labels that do not vary have no R2
     assert beside == said

@@ -15,15 +15,26 @@ from raypipe.tables.table import TableConfig
 
 from ..conftest import Cli
 
-TINY = ["model.name=small_cnn", "model.pretrained=false", "model.mode=finetune", "train.epochs=2", "train.precision=fp32"]
+TINY = [
+    "model.name=small_cnn",
+    "model.pretrained=false",
+    "model.mode=finetune",
+    "train.epochs=2",
+    "train.precision=fp32",
+]
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("ray_session")
-def test_a_table_and_a_label_are_enough(photos: Path, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_table_and_a_label_are_enough(
+    photos: Path, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     source = {"images": str(photos), "labels": str(photos / "labels.csv")}
-    ingest(TableConfig(uri="ours"), validate(IngestConfig, {"from": source, "splits": {"train": 0.6, "val": 0.4}}))
+    ingest(
+        TableConfig(uri="ours"),
+        validate(IngestConfig, {"from": source, "splits": {"train": 0.6, "val": 0.4}}),
+    )
     theirs = DeltaTable("ours").to_pyarrow_table(columns=["image_id", "image", "label", "split"])
     write_deltalake("tables/cells", theirs.rename_columns(["image_id", "photo", "kind", "split"]))
     flags = ["--table", "tables/cells", "--label", "kind", "--image", "photo", "--json"]
@@ -32,11 +43,17 @@ def test_a_table_and_a_label_are_enough(photos: Path, cli: Cli, tmp_path: Path, 
     told = json.loads(out.splitlines()[-1])
     assert told["trials"] == 2 and told["model"] == told["champion"] == "cells/1"
     saved = load(Job, next((tmp_path / "runs" / "cells" / "search").glob("*/config.yaml")))
-    assert saved.search.space and "train.lr" in saved.search.space and "model.name" not in saved.search.space
+    assert (
+        saved.search.space
+        and "train.lr" in saved.search.space
+        and "model.name" not in saved.search.space
+    )
     assert set(told["best"]) <= set(saved.search.space)
 
 
-def test_neither_file_nor_table_is_one_line(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_neither_file_nor_table_is_one_line(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     for arguments in ([], ["train.epochs=2"], ["--label", "kind"]):
         code, _, err = cli("tune", *arguments)

@@ -33,15 +33,23 @@ Searched = tuple[SearchJob, SearchResult]
 
 
 @pytest.fixture(scope="module")
-def searched(ray_session: str, searches: Searches, tmp_path_factory: pytest.TempPathFactory) -> Searched:
+def searched(
+    ray_session: str, searches: Searches, tmp_path_factory: pytest.TempPathFactory
+) -> Searched:
     """Two good rates and two hopeless ones."""
     job = searches(
         tmp_path_factory.mktemp("searched"),
-        **{"search.samples": 1, "search.space": {"train.lr": "grid(1e-2, 1e-6, 2e-2, 2e-6)"}, "search.reduction": 2},
+        **{
+            "search.samples": 1,
+            "search.space": {"train.lr": "grid(1e-2, 1e-6, 2e-2, 2e-6)"},
+            "search.reduction": 2,
+        },
     )
     before = placement_group_table()
     result = search(job)
-    assert placement_group_table().keys() == before.keys(), "Ray loses the CPUs of groups that come and go (places.py)"
+    assert placement_group_table().keys() == before.keys(), (
+        "Ray loses the CPUs of groups that come and go (places.py)"
+    )
     return job, result
 
 
@@ -60,7 +68,8 @@ def test_every_trial_is_on_the_leaderboard_and_the_best_is_first(searched: Searc
     assert metrics == sorted(metrics)
     assert result.trials[0].changes["train.lr"] >= 1e-2
     assert result.job == replace(
-        TrainJob.model_validate(job.model_dump(include=set(TrainJob.model_fields))), result.trials[0].changes
+        TrainJob.model_validate(job.model_dump(include=set(TrainJob.model_fields))),
+        result.trials[0].changes,
     )
 
 
@@ -68,14 +77,20 @@ def test_asha_stops_the_hopeless_and_not_the_best(searched: Searched) -> None:
     job, result = searched
     assert result.trials[0].epochs == job.train.epochs and not result.trials[0].stopped_early
     stopped = [t for t in result.trials if t.stopped_early]
-    assert stopped and all(t.epochs < job.train.epochs and t.metric > result.trials[0].metric for t in stopped)
+    assert stopped and all(
+        t.epochs < job.train.epochs and t.metric > result.trials[0].metric for t in stopped
+    )
     for trial in result.trials:
         assert len(trial.history) == trial.epochs >= job.search.grace
 
 
 def test_the_best_trials_checkpoint_reproduces_its_metric(searched: Searched) -> None:
     job, result = searched
-    assert result.best.metrics[result.metric] == result.trials[0].metric == min(m[result.metric] for m in result.best.history)
+    assert (
+        result.best.metrics[result.metric]
+        == result.trials[0].metric
+        == min(m[result.metric] for m in result.best.history)
+    )
     assert checkpoint.verify(Path(result.best.checkpoint)) is None
     model = trainer.assemble(result.job, result.best)
     pixels_NHWC, labels_N, _ = decoded(job)
@@ -84,15 +99,21 @@ def test_the_best_trials_checkpoint_reproduces_its_metric(searched: Searched) ->
     assert float(loss) == pytest.approx(result.trials[0].metric, rel=1e-4)
 
 
-def test_running_again_adds_no_trials_and_returns_the_same(searched: Searched, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_running_again_adds_no_trials_and_returns_the_same(
+    searched: Searched, monkeypatch: pytest.MonkeyPatch
+) -> None:
     job, result = searched
     before = run_dirs(job)
     told: list[tuple[int, int]] = []
     with monkeypatch.context() as patched:
         patched.setattr(tuner, "_run", lambda *args: pytest.fail("searched again"))
         assert same(search(job)) == same(result)
-    (job.run.path / "search" / result.key / "result.json").unlink()  # as if killed after the last trial: Tune restores
-    assert same(search(job, lambda done, total, standings: told.append((done, total)))) == same(result)
+    (
+        job.run.path / "search" / result.key / "result.json"
+    ).unlink()  # as if killed after the last trial: Tune restores
+    assert same(search(job, lambda done, total, standings: told.append((done, total)))) == same(
+        result
+    )
     assert run_dirs(job) == before and len(before) == 4
 
 
@@ -108,8 +129,12 @@ def test_a_torn_state_is_put_aside_and_the_search_runs(searched: Searched) -> No
 
 
 @pytest.mark.usefixtures("ray_session")
-def test_when_every_trial_fails_the_message_says_where_to_look(searches: Searches, tmp_path: Path) -> None:
-    job = searches(tmp_path, **{"search.space": {"train.strategy": "grid(zero3)"}, "search.samples": 1})
+def test_when_every_trial_fails_the_message_says_where_to_look(
+    searches: Searches, tmp_path: Path
+) -> None:
+    job = searches(
+        tmp_path, **{"search.space": {"train.strategy": "grid(zero3)"}, "search.samples": 1}
+    )
     with pytest.raises(RaypipeError, match=r"Every one of 1 trials failed or diverged.*error\.txt"):
         search(job)
     errors = [p.read_text() for p in tmp_path.rglob("error.txt")]
@@ -118,7 +143,9 @@ def test_when_every_trial_fails_the_message_says_where_to_look(searches: Searche
 
 @pytest.mark.usefixtures("ray_session")
 def test_a_trial_that_diverges_loses(searches: Searches, tmp_path: Path) -> None:
-    job = searches(tmp_path, **{"search.space": {"train.lr": "grid(1e30, 1e-2)"}, "search.samples": 1})
+    job = searches(
+        tmp_path, **{"search.space": {"train.lr": "grid(1e30, 1e-2)"}, "search.samples": 1}
+    )
     result = search(job)
     assert result.trials[0].changes["train.lr"] == 1e-2 and result.trials[0].metric < 0.7
     assert result.trials[1].checkpoint is None or result.trials[1].metric != result.trials[1].metric
@@ -130,7 +157,9 @@ def test_automatic_sizes_are_found_for_the_share_of_a_gpu_that_a_trial_has(
 ) -> None:
     asked: list[float] = []
 
-    def settle(job: SearchJob, pinned: Pinned, data: object, drawn: tuple[str, ...], share: float) -> None:
+    def settle(
+        job: SearchJob, pinned: Pinned, data: object, drawn: tuple[str, ...], share: float
+    ) -> None:
         asked.append(share)
         raise KeyboardInterrupt
 
@@ -154,15 +183,29 @@ def test_progress_counts_trials_to_the_end(searches: Searches, tmp_path: Path) -
 
 
 @pytest.mark.usefixtures("ray_session")
-def test_a_space_that_cannot_be_is_refused_before_anything_is_written(searches: Searches, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"search\.space names an unknown field train\.lrr.*Did you mean 'train\.lr'"):
+def test_a_space_that_cannot_be_is_refused_before_anything_is_written(
+    searches: Searches, tmp_path: Path
+) -> None:
+    with pytest.raises(
+        ConfigError,
+        match=r"search\.space names an unknown field train\.lrr.*Did you mean 'train\.lr'",
+    ):
         search(searches(tmp_path / "run", **{"search.space": {"train.lrr": "uniform(0, 1)"}}))
-    with pytest.raises(ConfigError, match=r"cannot draw train\.batch_size=auto.*found once, before the search"):
-        search(searches(tmp_path / "run", **{"search.space": {"train.batch_size": "choice(8, auto)"}}))
+    with pytest.raises(
+        ConfigError, match=r"cannot draw train\.batch_size=auto.*found once, before the search"
+    ):
+        search(
+            searches(tmp_path / "run", **{"search.space": {"train.batch_size": "choice(8, auto)"}})
+        )
     with pytest.raises(ConfigError, match=r"by_epoch would set them again"):
         search(searches(tmp_path / "run", **{"by_epoch": {1: {"train.lr": 0.1}}}))
     with pytest.raises(ConfigError, match=r"changes values under a training.*got 'model\.side_px'"):
-        search(searches(tmp_path / "run", **{"search.scheduler": "pbt", "search.space": {"model.side_px": "choice(32, 64)"}}))
+        search(
+            searches(
+                tmp_path / "run",
+                **{"search.scheduler": "pbt", "search.space": {"model.side_px": "choice(32, 64)"}},
+            )
+        )
     assert not (tmp_path / "run").exists()
 
 
@@ -182,14 +225,19 @@ def test_trials_start_when_their_images_are_decoded(
 
     def fit(self: tune.Tuner) -> None:
         blocks = [pixels for source in prepared for pixels, _ in source.blocks]
-        ready.append(bool(blocks) and len(ray.wait(blocks, num_returns=len(blocks), timeout=0)[0]) == len(blocks))
+        ready.append(
+            bool(blocks)
+            and len(ray.wait(blocks, num_returns=len(blocks), timeout=0)[0]) == len(blocks)
+        )
         raise KeyboardInterrupt
 
     prepared: list[Source] = []
     plain = tuner.prepare
 
     def noted(job: TrainJob, pinned: Pinned, here: bool) -> Data:
-        assert here == alone, "one node decodes in this process, for tasks would use up the processes that trials may start in"
+        assert here == alone, (
+            "one node decodes in this process, for tasks would use up the processes that trials may start in"
+        )
         data = plain(job, pinned, here)
         prepared.extend((data.train, data.val))
         return data
@@ -199,5 +247,10 @@ def test_trials_start_when_their_images_are_decoded(
     monkeypatch.setattr(tuner, "prepare", noted)
     monkeypatch.setattr(tune.Tuner, "fit", fit)
     with pytest.raises(KeyboardInterrupt):
-        search(searches(tmp_path, **{"search.samples": 1, "search.space": {"model.side_px": "grid(32, 48, 64, 96)"}}))
+        search(
+            searches(
+                tmp_path,
+                **{"search.samples": 1, "search.space": {"model.side_px": "grid(32, 48, 64, 96)"}},
+            )
+        )
     assert ready == [True] and len({source.side_px for source in prepared}) == 4

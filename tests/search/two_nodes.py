@@ -31,11 +31,16 @@ def noted(changes: dict[str, Any], notes: str, **given: Any) -> None:
 
 
 def main(job: str, notes: str, port: str) -> int:
-    os.environ["RAY_ADDRESS"] = f"127.0.0.1:{port}"  # what the nodes start asks there, and not at another cluster on this host
+    os.environ["RAY_ADDRESS"] = (
+        f"127.0.0.1:{port}"  # what the nodes start asks there, and not at another cluster on this host
+    )
     # Ray's test cluster records itself as `ray start` does; other terminals of this host must not join it.
     os.environ["RAY_TMPDIR"] = tempfile.mkdtemp(dir="/tmp", prefix="rp")
     size = {"num_cpus": 1, "object_store_memory": 200 * 2**20}
-    cluster = Cluster(initialize_head=True, head_node_args={**size, "gcs_server_port": int(port), "include_dashboard": False})
+    cluster = Cluster(
+        initialize_head=True,
+        head_node_args={**size, "gcs_server_port": int(port), "include_dashboard": False},
+    )
     try:
         cluster.add_node(**size)
         cluster.wait_for_nodes()

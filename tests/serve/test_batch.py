@@ -55,7 +55,9 @@ def store(job: TrainJob) -> Store:
 
 @pytest.fixture(scope="module")
 def champion(store: Store, job: TrainJob, trained: TrainResult) -> ModelVersion:
-    made = publish(store, job, trained, "train", children=[("trial 1", {"train.lr": 0.01}, trained.history)])
+    made = publish(
+        store, job, trained, "train", children=[("trial 1", {"train.lr": 0.01}, trained.history)]
+    )
     promote.promote(store, made, expected=None)
     return made
 
@@ -65,7 +67,12 @@ def test_a_result_is_published_once_with_its_lineage(
 ) -> None:
     assert publish(store, job, trained, "train") == champion and len(promote.versions(store)) == 1
     package = promote.fetch(store, champion)
-    assert package.info["table"] == {"uri": trained.version.uri, "version": 0, "where": {}, "sources": ["photos"]}
+    assert package.info["table"] == {
+        "uri": trained.version.uri,
+        "version": 0,
+        "where": {},
+        "sources": ["photos"],
+    }
     assert package.info["metrics"] == trained.metrics and package.classes == ("cold", "warm")
     assert validate(TrainJob, package.info["config"]) == job
     val = scan.rows(ImageTable.open(job.table), trained.version, ["image_id"], {"split": "val"})
@@ -77,27 +84,42 @@ def test_a_result_is_published_once_with_its_lineage(
     assert sorted(r.info.run_name for r in runs) == ["train", "trial 1"]
 
 
-def test_a_larger_job_is_published_as_the_part_that_trained(store: Store, job: TrainJob, trained: TrainResult) -> None:
+def test_a_larger_job_is_published_as_the_part_that_trained(
+    store: Store, job: TrainJob, trained: TrainResult
+) -> None:
     """`raypipe train` passes its whole configuration; a retrain must be able to read the champion's own part of it."""
     from raypipe.job import Job
 
     other = dataclasses.replace(store, model="whole job")
-    made = publish(other, Job.model_validate(job.model_dump()), dataclasses.replace(trained, key="whole job"), "train")
+    made = publish(
+        other,
+        Job.model_validate(job.model_dump()),
+        dataclasses.replace(trained, key="whole job"),
+        "train",
+    )
     assert validate(TrainJob, promote.fetch(other, made).info["config"]) == job
 
 
-def test_every_image_gets_one_row_and_asking_twice_adds_none(store: Store, job: TrainJob, champion: ModelVersion) -> None:
+def test_every_image_gets_one_row_and_asking_twice_adds_none(
+    store: Store, job: TrainJob, champion: ModelVersion
+) -> None:
     told: list[tuple[int, int]] = []
-    done = batch.predict(store, job.run, job.table, PredictConfig(batch_size=16), progress=lambda *n: told.append(n))
+    done = batch.predict(
+        store, job.run, job.table, PredictConfig(batch_size=16), progress=lambda *n: told.append(n)
+    )
     assert done.images == 60 and told[-1] == (60, 60) and sum(done.labels.values()) == 60
     rows = scan.rows(
-        ImageTable(done.out.uri), done.out, ["image_id", "label", "scores", "embedding", "classes", "model", "table"]
+        ImageTable(done.out.uri),
+        done.out,
+        ["image_id", "label", "scores", "embedding", "classes", "model", "table"],
     ).to_pylist()
     table = ImageTable.open(job.table)
     known = scan.rows(table, table.pin(), ["image_id", "image"]).to_pylist()
     images = {r["image_id"]: r["image"] for r in known}
     assert sorted(r["image_id"] for r in rows) == sorted(images)
-    assert {(r["model"], r["table"], tuple(r["classes"])) for r in rows} == {("photos/1", str(done.table), ("cold", "warm"))}
+    assert {(r["model"], r["table"], tuple(r["classes"])) for r in rows} == {
+        ("photos/1", str(done.table), ("cold", "warm"))
+    }
     expected = promote.fetch(store, champion).predict([images[r["image_id"]] for r in rows])
     assert [r["label"] for r in rows] == expected.labels
     np.testing.assert_allclose([r["scores"] for r in rows], expected.scores_NC, atol=1e-5)
@@ -107,15 +129,22 @@ def test_every_image_gets_one_row_and_asking_twice_adds_none(store: Store, job: 
     assert again == done  # the same version of the predictions table: nothing was appended
 
 
-def test_another_version_of_the_table_is_another_prediction(store: Store, job: TrainJob, champion: ModelVersion) -> None:
+def test_another_version_of_the_table_is_another_prediction(
+    store: Store, job: TrainJob, champion: ModelVersion
+) -> None:
     before = batch.predict(store, job.run, job.table, PredictConfig())
     ImageTable.open(job.table).tag("named")
     after = batch.predict(store, job.run, job.table, PredictConfig())
-    assert after.table.version == before.table.version + 1 and after.out.version == before.out.version + 1
+    assert (
+        after.table.version == before.table.version + 1
+        and after.out.version == before.out.version + 1
+    )
     assert len(batch.read_rows(after.out.uri, before.key, ["label"])) == 60
 
 
-def test_a_prediction_of_some_rows_is_not_one_of_all(store: Store, job: TrainJob, champion: ModelVersion) -> None:
+def test_a_prediction_of_some_rows_is_not_one_of_all(
+    store: Store, job: TrainJob, champion: ModelVersion
+) -> None:
     """`where`, `sample` and `columns` are part of what was asked."""
 
     def of(**changes: object) -> batch.PredictResult:
@@ -127,47 +156,77 @@ def test_a_prediction_of_some_rows_is_not_one_of_all(store: Store, job: TrainJob
     whole = of()
     assert 0 < some.images < 60 and 0 < half.images < 60 and whole.images == 60
     assert len({some.key, half.key, whole.key, of(columns=Columns(id="sha256")).key}) == 4
-    assert of(where={"split": "test"}) == dataclasses.replace(some, out=of().out)  # found again, nothing appended
+    assert of(where={"split": "test"}) == dataclasses.replace(
+        some, out=of().out
+    )  # found again, nothing appended
     mine = read_batch(some.table, some.out.uri, some.key)
     assert len(mine.ids) == some.images  # what a drift check of the subset looks at
 
 
-def test_a_row_of_a_prediction_names_its_bytes(store: Store, job: TrainJob, champion: ModelVersion) -> None:
+def test_a_row_of_a_prediction_names_its_bytes(
+    store: Store, job: TrainJob, champion: ModelVersion
+) -> None:
     done = batch.predict(store, job.run, job.table, PredictConfig())
     rows = batch.read_rows(done.out.uri, done.key, ["image_id", "sha256", "format"]).to_pylist()
     table = ImageTable.open(job.table)
     images = scan.rows(table, done.table, ["image_id", "image"]).to_pylist()
-    assert {r["image_id"]: r["sha256"] for r in rows} == {r["image_id"]: sha256(r["image"]).hexdigest() for r in images}
+    assert {r["image_id"]: r["sha256"] for r in rows} == {
+        r["image_id"]: sha256(r["image"]).hexdigest() for r in images
+    }
     assert {r["format"] for r in rows} == {batch.FORMAT}
 
 
-def test_another_package_under_the_same_name_is_another_prediction(job: TrainJob, champion: ModelVersion) -> None:
+def test_another_package_under_the_same_name_is_another_prediction(
+    job: TrainJob, champion: ModelVersion
+) -> None:
     other = dataclasses.replace(champion, tags=champion.tags | {promote.SEAL: "0" * 64})
     version = ImageTable.open(job.table).pin()
-    assert batch.key_of_prediction(job.table, version, champion) != batch.key_of_prediction(job.table, version, other)
+    assert batch.key_of_prediction(job.table, version, champion) != batch.key_of_prediction(
+        job.table, version, other
+    )
 
 
-def test_predictions_are_not_put_into_a_table_of_something_else(store: Store, job: TrainJob, champion: ModelVersion) -> None:
+def test_predictions_are_not_put_into_a_table_of_something_else(
+    store: Store, job: TrainJob, champion: ModelVersion
+) -> None:
     before = ImageTable.open(job.table).pin()
-    with pytest.raises(DataError, match=r"is a table of something else.*got 'bytes, family.*Name another place"):
+    with pytest.raises(
+        DataError, match=r"is a table of something else.*got 'bytes, family.*Name another place"
+    ):
         batch.predict(store, job.run, job.table, PredictConfig(out=job.table.uri))
     assert ImageTable.open(job.table).pin() == before
     with pytest.raises(DataError, match=r"has no images to predict.*got \{'split': 'nowhere'\}"):
-        batch.predict(store, job.run, job.table.model_copy(update={"where": {"split": "nowhere"}}), PredictConfig())
+        batch.predict(
+            store,
+            job.run,
+            job.table.model_copy(update={"where": {"split": "nowhere"}}),
+            PredictConfig(),
+        )
 
 
 def test_without_a_champion_there_is_nothing_to_predict_with(store: Store, job: TrainJob) -> None:
     with pytest.raises(DataError, match=r"There is no challenger of 'photos'.*raypipe tune"):
-        batch.predict(dataclasses.replace(store, alias="challenger"), job.run, job.table, PredictConfig())
+        batch.predict(
+            dataclasses.replace(store, alias="challenger"), job.run, job.table, PredictConfig()
+        )
 
 
-def test_two_models_are_judged_on_the_same_rows(store: Store, job: TrainJob, champion: ModelVersion) -> None:
+def test_two_models_are_judged_on_the_same_rows(
+    store: Store, job: TrainJob, champion: ModelVersion
+) -> None:
     package = promote.fetch(store, champion)
     table = ImageTable.open(job.table)
     judged = evaluate.judge([package, package], table, table.pin(), {"split": "test"})
-    labels = scan.rows(table, table.pin(), ["image_id", "label", "image"], {"split": "test"}).sort_by("image_id").to_pylist()
+    labels = (
+        scan.rows(table, table.pin(), ["image_id", "label", "image"], {"split": "test"})
+        .sort_by("image_id")
+        .to_pylist()
+    )
     assert judged["id"].to_pylist() == [r["image_id"] for r in labels]
-    right = [a == r["label"] for a, r in zip(package.predict([r["image"] for r in labels]).labels, labels, strict=True)]
+    right = [
+        a == r["label"]
+        for a, r in zip(package.predict([r["image"] for r in labels]).labels, labels, strict=True)
+    ]
     assert judged["model_0"].to_pylist() == judged["model_1"].to_pylist() == right
     assert set(judged["group"].to_pylist()) == {"photos"}
     assert len(evaluate.judge([package], table, table.pin(), {"split": "nowhere"})) == 0

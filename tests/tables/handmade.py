@@ -30,7 +30,9 @@ def commit(table: Path, *actions: Action) -> int:
     log = table / "_delta_log"
     log.mkdir(parents=True, exist_ok=True)
     version = len(list(log.glob("*.json")))
-    (log / f"{version:020d}.json").write_text("\n".join(json.dumps(a) for a in actions) + "\n", encoding="utf-8")
+    (log / f"{version:020d}.json").write_text(
+        "\n".join(json.dumps(a) for a in actions) + "\n", encoding="utf-8"
+    )
     return version
 
 
@@ -43,11 +45,15 @@ def drop(table: ImageTable, pinned: TableVersion, ids: Sequence[str], why: str) 
 
 def protocol(*features: str, reader: int = 3, writer: int = 7) -> Action:
     """`features` when the protocol lists them, else the old reader and writer versions alone."""
-    listed = {"readerFeatures": list(features), "writerFeatures": list(features)} if features else {}
+    listed = (
+        {"readerFeatures": list(features), "writerFeatures": list(features)} if features else {}
+    )
     return {"protocol": {"minReaderVersion": reader, "minWriterVersion": writer, **listed}}
 
 
-def metadata(fields: Sequence[Action], partition: Sequence[str] = (), **configuration: str) -> Action:
+def metadata(
+    fields: Sequence[Action], partition: Sequence[str] = (), **configuration: str
+) -> Action:
     return {
         "metaData": {
             "id": "by-hand",
@@ -60,14 +66,26 @@ def metadata(fields: Sequence[Action], partition: Sequence[str] = (), **configur
     }
 
 
-def column(name: str, kind: Any = "long", id: int | None = None, physical: str | None = None) -> Action:
+def column(
+    name: str, kind: Any = "long", id: int | None = None, physical: str | None = None
+) -> Action:
     """A field of the schema; `id` and `physical` are its column mapping."""
-    mapped = {} if id is None else {"delta.columnMapping.id": id, "delta.columnMapping.physicalName": physical or name}
+    mapped = (
+        {}
+        if id is None
+        else {"delta.columnMapping.id": id, "delta.columnMapping.physicalName": physical or name}
+    )
     return {"name": name, "type": kind, "nullable": True, "metadata": mapped}
 
 
 def add(
-    table: Path, rows: pa.Table, path: str, group: int = 1_000_000, dv: Action | None = None, logged: str = "", **partition: Any
+    table: Path,
+    rows: pa.Table,
+    path: str,
+    group: int = 1_000_000,
+    dv: Action | None = None,
+    logged: str = "",
+    **partition: Any,
 ) -> Action:
     """Write a Parquet file and return the action that adds it. `logged` is its path in the log, where that differs."""
     (table / path).parent.mkdir(parents=True, exist_ok=True)
@@ -88,14 +106,21 @@ def add(
 def inline(rows: Sequence[int]) -> Action:
     """A deletion vector inside the log."""
     data = _bitmap(rows)
-    return {"storageType": "i", "pathOrInlineDv": _base85(data), "sizeInBytes": len(data), "cardinality": len(rows)}
+    return {
+        "storageType": "i",
+        "pathOrInlineDv": _base85(data),
+        "sizeInBytes": len(data),
+        "cardinality": len(rows),
+    }
 
 
 def on_disk(table: Path, rows: Sequence[int], absolute: bool = False) -> Action:
     """A deletion vector in a file of its own, named relative to the table or absolutely."""
     data, name = _bitmap(rows), uuid.uuid4()
     file = table / f"deletion_vector_{name}.bin"
-    file.write_bytes(b"\x01" + struct.pack(">I", len(data)) + data + struct.pack(">I", zlib.crc32(data)))
+    file.write_bytes(
+        b"\x01" + struct.pack(">I", len(data)) + data + struct.pack(">I", zlib.crc32(data))
+    )
     where = {"storageType": "p", "pathOrInlineDv": file.as_uri()} if absolute else None
     where = where or {"storageType": "u", "pathOrInlineDv": _base85(name.bytes)}
     return {**where, "offset": 1, "sizeInBytes": len(data), "cardinality": len(rows)}
@@ -108,11 +133,19 @@ def _bitmap(rows: Sequence[int]) -> bytes:
     out = struct.pack("<IQ", 1681511377, len(highs))
     for high in highs:
         mine = (rows_N[rows_N >> np.uint64(32) == high] & np.uint64(0xFFFFFFFF)).astype(np.uint32)
-        parts = {key: (mine[mine >> 16 == key] & 0xFFFF).astype(np.uint16) for key in np.unique(mine >> 16)}
+        parts = {
+            key: (mine[mine >> 16 == key] & 0xFFFF).astype(np.uint16)
+            for key in np.unique(mine >> 16)
+        }
         bodies = [_container(values) for values in parts.values()]
         head = b"".join(struct.pack("<HH", key, len(values) - 1) for key, values in parts.items())
         starts = np.cumsum([8 + 8 * len(parts)] + [len(b) for b in bodies])[:-1]
-        out += struct.pack("<III", int(high), 12346, len(parts)) + head + starts.astype("<u4").tobytes() + b"".join(bodies)
+        out += (
+            struct.pack("<III", int(high), 12346, len(parts))
+            + head
+            + starts.astype("<u4").tobytes()
+            + b"".join(bodies)
+        )
     return out
 
 

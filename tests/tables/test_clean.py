@@ -60,7 +60,11 @@ def cleaned(
 ) -> tuple[TableConfig, CleanResult, dict[str, str]]:
     images = [textured(seed, 160) for seed in range(1, DISTINCT)] + list(planted.values())
     source = make(tmp_path_factory.mktemp("clean") / "cells", images)
-    return source, clean(source, CleanConfig()), {name: named(data) for name, data in planted.items()}
+    return (
+        source,
+        clean(source, CleanConfig()),
+        {name: named(data) for name, data in planted.items()},
+    )
 
 
 Cleaned = tuple[TableConfig, CleanResult, dict[str, str]]
@@ -81,7 +85,12 @@ def test_what_is_planted_is_dropped_and_no_distinct_image_is(cleaned: Cleaned) -
     before, after = ids(source.uri, done.raw.version), ids(source.uri, done.clean.version)
     assert len(before) == done.images == DISTINCT + 4
     twins = {planted["original"], planted["copy"]}
-    assert before - after == {max(twins), planted["black"], planted["white"], planted["broken"]}  # the first of twins stays
+    assert before - after == {
+        max(twins),
+        planted["black"],
+        planted["white"],
+        planted["broken"],
+    }  # the first of twins stays
     assert done.dropped == 4
 
 
@@ -90,15 +99,31 @@ def test_a_verdict_names_value_limit_and_the_image_that_stays(cleaned: Cleaned) 
     found = {(r["verdict"], r["image_id"]): r for r in rows_of(source.uri)}
     twins = sorted({planted["original"], planted["copy"]})
     duplicate = found["exact_duplicate", twins[1]]
-    assert (duplicate["partner"], duplicate["dropped"], duplicate["limit"]) == (twins[0], True, EXACT)
+    assert (duplicate["partner"], duplicate["dropped"], duplicate["limit"]) == (
+        twins[0],
+        True,
+        EXACT,
+    )
     assert EXACT <= duplicate["value"] <= 1.001
-    assert found["dark", planted["black"]]["value"] < found["dark", planted["black"]]["limit"] == 8.0
-    assert found["bright", planted["white"]]["value"] > found["bright", planted["white"]]["limit"] == 247.0
-    assert found["blurred", planted["black"]]["value"] < found["blurred", planted["black"]]["limit"] == 10.0
+    assert (
+        found["dark", planted["black"]]["value"] < found["dark", planted["black"]]["limit"] == 8.0
+    )
+    assert (
+        found["bright", planted["white"]]["value"]
+        > found["bright", planted["white"]]["limit"]
+        == 247.0
+    )
+    assert (
+        found["blurred", planted["black"]]["value"]
+        < found["blurred", planted["black"]]["limit"]
+        == 10.0
+    )
     assert found["broken", planted["broken"]]["dropped"]
     assert not any(r["dropped"] for (kind, _), r in found.items() if kind in ("blurred", "outlier"))
     assert all(r["table"] == str(done.raw) and r["policy"] for r in found.values())
-    assert done.counts == {k: sum(kind == k for kind, _ in found) for k in {kind for kind, _ in found} - {"judged"}}
+    assert done.counts == {
+        k: sum(kind == k for kind, _ in found) for k in {kind for kind, _ in found} - {"judged"}
+    }
 
 
 def test_the_new_version_is_tagged_and_says_why(cleaned: Cleaned) -> None:
@@ -122,10 +147,15 @@ def test_a_rerun_gives_the_same_version_and_no_new_rows(cleaned: Cleaned) -> Non
 def test_dropped_images_are_remembered_for_the_next_ingest(cleaned: Cleaned) -> None:
     source, _, planted = cleaned
     twins = {planted["original"], planted["copy"]}
-    assert verdicts.dropped_ids(source.uri, None) == {max(twins), *(planted[n] for n in ("black", "white", "broken"))}
+    assert verdicts.dropped_ids(source.uri, None) == {
+        max(twins),
+        *(planted[n] for n in ("black", "white", "broken")),
+    }
 
 
-def test_verdicts_on_some_rows_are_not_taken_for_verdicts_on_all(tmp_path: Path, textured: Draw) -> None:
+def test_verdicts_on_some_rows_are_not_taken_for_verdicts_on_all(
+    tmp_path: Path, textured: Draw
+) -> None:
     source = make(tmp_path / "cells", [textured(seed) for seed in range(3)] + [b"no image"])
     nobody = source.model_copy(update={"where": {"split": "test"}})
     with pytest.raises(DataError, match=r"has no images to look at \(got \{'split': 'test'\}\)"):
@@ -136,7 +166,13 @@ def test_verdicts_on_some_rows_are_not_taken_for_verdicts_on_all(tmp_path: Path,
 def test_a_table_that_gained_rows_since_is_refused(tmp_path: Path, textured: Draw) -> None:
     """Few images: fastdup is not asked below ten, and what does not decode is still found. A null is one of them."""
     source = make(tmp_path / "cells", [textured(1), textured(2), b"no image"])
-    append(source.uri, pa.table({"image_id": ["later", "null"], "split": ["train"] * 2, "image": [textured(3), None]}), "later")
+    append(
+        source.uri,
+        pa.table(
+            {"image_id": ["later", "null"], "split": ["train"] * 2, "image": [textured(3), None]}
+        ),
+        "later",
+    )
     with pytest.raises(DataError, match=r"has changed since version 0 .*Pin the newest"):
         clean(source, CleanConfig())
     done = clean(source.model_copy(update={"version": None}), CleanConfig())
@@ -146,7 +182,9 @@ def test_a_table_that_gained_rows_since_is_refused(tmp_path: Path, textured: Dra
 
 def test_a_policy_that_would_leave_nothing_is_refused_and_drops_nothing(tmp_path: Path) -> None:
     source = make(tmp_path / "cells", [b"no image", b"nor this"])
-    with pytest.raises(DataError, match=r"would drop all 2 images .*\(got \{'broken': 2\}\).*clean\.drop"):
+    with pytest.raises(
+        DataError, match=r"would drop all 2 images .*\(got \{'broken': 2\}\).*clean\.drop"
+    ):
         clean(source, CleanConfig())
     assert len(ids(source.uri)) == 2
     assert ImageTable(source.uri).tags() == {}
@@ -169,7 +207,16 @@ def test_rows_are_dropped_and_not_ids(tmp_path: Path, textured: Draw) -> None:
     content = {
         "n": list(range(8)),
         "image id": ["p 1", "p 1", "p 1", "it's", 'say "x"', None, None, "p 1"],
-        'the "image"': [good[0], b"no image", good[1], b"nor this", good[2], b"broken too", good[3], good[4]],
+        'the "image"': [
+            good[0],
+            b"no image",
+            good[1],
+            b"nor this",
+            good[2],
+            b"broken too",
+            good[3],
+            good[4],
+        ],
     }
     uri = str(tmp_path / "t")
     append(uri, pa.table(content), "add")
@@ -178,17 +225,28 @@ def test_rows_are_dropped_and_not_ids(tmp_path: Path, textured: Draw) -> None:
     table = ImageTable(uri, ODD)
     left = scan.rows(table, table.pin("clean"), ["n", "image id", 'the "image"']).to_pylist()
     assert left == [row for row in pa.table(content).to_pylist() if row["n"] not in (1, 3, 5)]
-    found = {r["row"]: (r["image_id"], r["sha256"]) for r in rows_of(uri) if r["verdict"] == "broken"}
-    assert found == {1: ("p 1", named(b"no image")), 3: ("it's", named(b"nor this")), 5: (None, named(b"broken too"))}
+    found = {
+        r["row"]: (r["image_id"], r["sha256"]) for r in rows_of(uri) if r["verdict"] == "broken"
+    }
+    assert found == {
+        1: ("p 1", named(b"no image")),
+        3: ("it's", named(b"nor this")),
+        5: (None, named(b"broken too")),
+    }
 
 
-def test_two_copies_of_one_row_that_both_break_both_go_and_one_of_other_bytes_stays(tmp_path: Path, textured: Draw) -> None:
+def test_two_copies_of_one_row_that_both_break_both_go_and_one_of_other_bytes_stays(
+    tmp_path: Path, textured: Draw
+) -> None:
     uri = str(tmp_path / "t")
     for _ in range(2):
         append(uri, pa.table({"image_id": ["a", "a"], "image": [b"no image", textured(1)]}), "add")
     done = clean(TableConfig(uri=uri), CleanConfig())
     table = ImageTable(uri)
-    assert (done.dropped, scan.rows(table, done.clean, ["image"])["image"].to_pylist()) == (2, [textured(1)] * 2)
+    assert (done.dropped, scan.rows(table, done.clean, ["image"])["image"].to_pylist()) == (
+        2,
+        [textured(1)] * 2,
+    )
 
 
 def test_what_was_judged_is_part_of_the_policy(tmp_path: Path, textured: Draw) -> None:
@@ -204,7 +262,9 @@ def test_what_was_judged_is_part_of_the_policy(tmp_path: Path, textured: Draw) -
     assert clean(again, CleanConfig(drop=())).counts == {"broken": 1}
 
 
-def test_two_tags_of_one_policy_are_one_judgement_and_one_version(tmp_path: Path, textured: Draw) -> None:
+def test_two_tags_of_one_policy_are_one_judgement_and_one_version(
+    tmp_path: Path, textured: Draw
+) -> None:
     source = make(tmp_path / "cells", [textured(1), b"no image"])
     first, second = (clean(source, CleanConfig(tag=tag)) for tag in ("clean", "golden"))
     assert first == second
@@ -221,7 +281,11 @@ def test_a_row_that_comes_between_reading_and_dropping_is_never_under_the_tag(
     def commits(table: ImageTable, after: int = -1) -> Any:
         found = looked(table, after)
         if table.uri == source.uri and (image := next(late, None)):
-            append(source.uri, pa.table({"image_id": ["late"], "split": ["train"], "image": [image]}), "late")
+            append(
+                source.uri,
+                pa.table({"image_id": ["late"], "split": ["train"], "image": [image]}),
+                "late",
+            )
         return found
 
     monkeypatch.setattr(ImageTable, "commits", commits)
@@ -234,7 +298,9 @@ def test_a_row_that_comes_between_reading_and_dropping_is_never_under_the_tag(
     assert (done.counts, ids(source.uri)) == ({"broken": 2}, {named(textured(1))})
 
 
-def test_a_tag_that_comes_in_between_stops_nothing(tmp_path: Path, textured: Draw, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tag_that_comes_in_between_stops_nothing(
+    tmp_path: Path, textured: Draw, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source = make(tmp_path / "cells", [textured(1), b"no image"])
     looked, late = ImageTable.commits, iter(["theirs"])
 

@@ -37,13 +37,17 @@ def rows(key: str, *values: int) -> pa.Table:
 
 
 @pytest.mark.parametrize("exists", [False, True], ids=["first write", "table exists"])
-def test_two_processes_that_look_before_either_writes_leave_one_set_of_rows(exists: bool, tmp_path: Path) -> None:
+def test_two_processes_that_look_before_either_writes_leave_one_set_of_rows(
+    exists: bool, tmp_path: Path
+) -> None:
     uri, gate = str(tmp_path / "evidence"), tmp_path / "gate"
     gate.mkdir()
     if exists:
         rows_once(uri, SCHEMA, {"key": "b"}, lambda: rows("b", 7), "evidence")
     command = [sys.executable, "-c", RACER, uri, str(gate)]
-    both = [subprocess.Popen([*command, me], stdout=subprocess.PIPE, text=True) for me in ("1", "2")]
+    both = [
+        subprocess.Popen([*command, me], stdout=subprocess.PIPE, text=True) for me in ("1", "2")
+    ]
     said = [racer.communicate(timeout=120)[0] for racer in both]
     assert [racer.returncode for racer in both] == [0, 0]
     kept = rows_named(uri, {"key": "a"})["value"].to_pylist()
@@ -59,18 +63,27 @@ def test_what_is_there_is_not_made_again(tmp_path: Path) -> None:
         made.append(1)
         return rows("a", 1, 2)
 
-    assert rows_once(uri, SCHEMA, {"key": "a"}, make, "x").equals(rows_once(uri, SCHEMA, {"key": "a"}, make, "x"))
+    assert rows_once(uri, SCHEMA, {"key": "a"}, make, "x").equals(
+        rows_once(uri, SCHEMA, {"key": "a"}, make, "x")
+    )
     assert len(made) == 1
 
 
 def test_a_table_of_something_else_is_left_alone(tmp_path: Path) -> None:
-    uri = append(str(tmp_path / "images"), pa.table({"image_id": ["1"], "image": [b"x"]}), "ingest").uri
-    with pytest.raises(DataError, match=r"table of something else: drift keeps its rows.*got 'image, image_id'.*another place"):
+    uri = append(
+        str(tmp_path / "images"), pa.table({"image_id": ["1"], "image": [b"x"]}), "ingest"
+    ).uri
+    with pytest.raises(
+        DataError,
+        match=r"table of something else: drift keeps its rows.*got 'image, image_id'.*another place",
+    ):
         rows_once(uri, SCHEMA, {"key": "a"}, lambda: rows("a", 1), "drift check")
 
 
 def test_an_earlier_format_without_these_columns_has_no_such_rows(tmp_path: Path) -> None:
     uri = append(str(tmp_path / "old"), pa.table({"value": [1]}), "old").uri
     assert not len(rows_named(uri, {"key": "a"}))
-    assert rows_once(uri, SCHEMA, {"key": "a"}, lambda: rows("a", 5), "new")["value"].to_pylist() == [5]
+    assert rows_once(uri, SCHEMA, {"key": "a"}, lambda: rows("a", 5), "new")[
+        "value"
+    ].to_pylist() == [5]
     assert rows_named(uri, {"key": "a"})["value"].to_pylist() == [5]

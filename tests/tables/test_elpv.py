@@ -16,13 +16,21 @@ def test_labels_are_classes_or_the_probabilities_they_follow_from() -> None:
     (classes,), (probabilities,) = elpv.cells("all", "label"), elpv.cells("all", "probability")
     assert [c.path for c in classes.candidates] == [c.path for c in probabilities.candidates]
     pairs = Counter(
-        (c.label, round(3 * float(p.label or "nan"))) for c, p in zip(classes.candidates, probabilities.candidates, strict=True)
+        (c.label, round(3 * float(p.label or "nan")))
+        for c, p in zip(classes.candidates, probabilities.candidates, strict=True)
     )
-    assert pairs == {("functional", 0): 1508, ("functional", 1): 295, ("defective", 2): 106, ("defective", 3): 715}
+    assert pairs == {
+        ("functional", 0): 1508,
+        ("functional", 1): 295,
+        ("defective", 2): 106,
+        ("defective", 3): 715,
+    }
 
 
 def test_each_type_is_a_run_of_the_whole() -> None:
-    whole, mono, poly = (elpv.cells(kind, "label")[0].candidates for kind in ("all", "mono", "poly"))
+    whole, mono, poly = (
+        elpv.cells(kind, "label")[0].candidates for kind in ("all", "mono", "poly")
+    )
     assert (len(mono), len(poly)) == (1074, 1550) and whole == mono + poly
     assert {c.label for c in elpv.cells("all", None)[0].candidates} == {None}
 

@@ -55,11 +55,16 @@ def read(path: Path) -> list[dict[str, Any]]:
         (["--version", "0"], lambda r: r["image_id"] < "0300"),
         (["--tag", "first"], lambda r: r["image_id"] < "0300"),
         (["--where", "label=a"], lambda r: r["label"] == "a"),
-        (["--where", "label=a", "--where", "label=b", "--where", "split=test"], lambda r: r["label"] and r["split"] == "test"),
+        (
+            ["--where", "label=a", "--where", "label=b", "--where", "split=test"],
+            lambda r: r["label"] and r["split"] == "test",
+        ),
         (["--where", "label=nobody"], lambda r: False),
     ],
 )
-def test_the_rows_asked_for_and_no_others(arguments: list[str], expected: Any, table: Path, tmp_path: Path, cli: Cli) -> None:
+def test_the_rows_asked_for_and_no_others(
+    arguments: list[str], expected: Any, table: Path, tmp_path: Path, cli: Cli
+) -> None:
     code, out, err = cli("table", "export", table, tmp_path / "o.parquet", "--json", *arguments)
     assert code == 0, err
     wanted = [r for r in rows(0, 400).to_pylist() if expected(r)]
@@ -67,26 +72,44 @@ def test_the_rows_asked_for_and_no_others(arguments: list[str], expected: Any, t
     assert json.loads(out)["rows"] == len(wanted)
 
 
-def test_columns_come_in_their_order_and_a_limit_cuts(table: Path, tmp_path: Path, cli: Cli) -> None:
+def test_columns_come_in_their_order_and_a_limit_cuts(
+    table: Path, tmp_path: Path, cli: Cli
+) -> None:
     arguments = ["--columns", "split, image_id", "--limit", 130, "--where", "split=train"]
     assert cli("table", "export", table, tmp_path / "o.parquet", *arguments)[0] == 0
     found = pq.read_table(tmp_path / "o.parquet")
-    assert (found.schema.names, len(found), set(found["split"].to_pylist())) == (["split", "image_id"], 130, {"train"})
+    assert (found.schema.names, len(found), set(found["split"].to_pylist())) == (
+        ["split", "image_id"],
+        130,
+        {"train"},
+    )
 
 
-def test_a_sample_is_a_share_and_the_same_rows_each_time(table: Path, tmp_path: Path, cli: Cli) -> None:
+def test_a_sample_is_a_share_and_the_same_rows_each_time(
+    table: Path, tmp_path: Path, cli: Cli
+) -> None:
     for name in "ab":
-        assert cli("table", "export", table, tmp_path / f"{name}.parquet", "--sample", "0.25")[0] == 0
+        assert (
+            cli("table", "export", table, tmp_path / f"{name}.parquet", "--sample", "0.25")[0] == 0
+        )
     assert read(tmp_path / "a.parquet") == read(tmp_path / "b.parquet")
-    assert 60 < len(read(tmp_path / "a.parquet")) < 140  # 100, within four and a half standard deviations
+    assert (
+        60 < len(read(tmp_path / "a.parquet")) < 140
+    )  # 100, within four and a half standard deviations
 
 
 def test_times_name_the_newest_version_at_or_before(table: Path, tmp_path: Path, cli: Cli) -> None:
     log = sorted((table / "_delta_log").glob("*.json"))
     for file, when in zip(log, (1_700_000_000, 1_800_000_000, 1_900_000_000), strict=True):
         os.utime(file, (when, when))
-    for at, count in (("2023-11-14T22:13:20Z", 300), ("2026-01-01", 300), ("2028-01-01T00:00:00+01:00", 400)):
-        assert cli("table", "export", table, tmp_path / "o.parquet", "--at", at, "--overwrite")[0] == 0
+    for at, count in (
+        ("2023-11-14T22:13:20Z", 300),
+        ("2026-01-01", 300),
+        ("2028-01-01T00:00:00+01:00", 400),
+    ):
+        assert (
+            cli("table", "export", table, tmp_path / "o.parquet", "--at", at, "--overwrite")[0] == 0
+        )
         assert len(read(tmp_path / "o.parquet")) == count
     code, _, err = cli("table", "export", table, tmp_path / "p.parquet", "--at", "2020-01-01")
     assert (code, "has no version as old as that" in err) == (2, True)
@@ -114,7 +137,10 @@ def test_a_mistake_is_named_and_nothing_is_written(
 
 
 def test_a_target_is_replaced_only_when_asked(table: Path, tmp_path: Path, cli: Cli) -> None:
-    for out, count in ((tmp_path / "o.parquet", lambda o: len(read(o))), (tmp_path / "o", lambda o: len(list(o.glob("*/*"))))):
+    for out, count in (
+        (tmp_path / "o.parquet", lambda o: len(read(o))),
+        (tmp_path / "o", lambda o: len(list(o.glob("*/*")))),
+    ):
         assert cli("table", "export", table, out, "--limit", 9)[0] == 0
         code, _, err = cli("table", "export", table, out)
         assert (code, count(out), "--overwrite" in err) == (2, 9, True)
@@ -128,7 +154,9 @@ def everything(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("target", ["t", "t/inside", "t/_delta_log", ".", "link", "t.parquet/../t"])
-def test_an_export_never_touches_a_table(target: str, table: Path, tmp_path: Path, cli: Cli) -> None:
+def test_an_export_never_touches_a_table(
+    target: str, table: Path, tmp_path: Path, cli: Cli
+) -> None:
     (tmp_path / "link").symlink_to(table)
     (tmp_path / "t.parquet").mkdir()
     before = everything(tmp_path)
@@ -137,7 +165,9 @@ def test_an_export_never_touches_a_table(target: str, table: Path, tmp_path: Pat
     assert everything(tmp_path) == before
 
 
-def test_overwriting_removes_what_an_export_made_and_nothing_else(table: Path, tmp_path: Path, cli: Cli) -> None:
+def test_overwriting_removes_what_an_export_made_and_nothing_else(
+    table: Path, tmp_path: Path, cli: Cli
+) -> None:
     """Another table, a folder of photographs with its labels.csv, an export to which somebody added a file, a Parquet file."""
     append(str(tmp_path / "other"), rows(0, 3), "theirs")
     (tmp_path / "photos").mkdir()
@@ -157,14 +187,33 @@ def test_overwriting_removes_what_an_export_made_and_nothing_else(table: Path, t
 
 
 def test_long_labels_in_any_script_become_folders_and_two_labels_never_one(tmp_path: Path) -> None:
-    long = ["漢" * 120, "漢" * 121, "Ä" * 300, "a" * 250, "a" * 251, "x/y", "x_y", "Case", "case", "=", "unlabelled", None]
+    long = [
+        "漢" * 120,
+        "漢" * 121,
+        "Ä" * 300,
+        "a" * 250,
+        "a" * 251,
+        "x/y",
+        "x_y",
+        "Case",
+        "case",
+        "=",
+        "unlabelled",
+        None,
+    ]
     ids = ["同" * 100 + str(i) for i in range(len(long))]
-    append(str(tmp_path / "t"), pa.table({"image_id": ids, "label": long, "image": [b"%d" % i for i in range(12)]}), "add")
+    append(
+        str(tmp_path / "t"),
+        pa.table({"image_id": ids, "label": long, "image": [b"%d" % i for i in range(12)]}),
+        "add",
+    )
     opened = ImageTable(str(tmp_path / "t"))
     assert export(opened, opened.pin(), tmp_path / "out") == len(long)
     lines = list(csv.DictReader((tmp_path / "out" / "labels.csv").open(encoding="utf-8")))
     assert [line["label"] for line in lines] == [label or "" for label in long]
-    assert [(tmp_path / "out" / line["file"]).read_bytes() for line in lines] == [b"%d" % i for i in range(12)]
+    assert [(tmp_path / "out" / line["file"]).read_bytes() for line in lines] == [
+        b"%d" % i for i in range(12)
+    ]
     assert len({line["file"].partition("/")[0].casefold() for line in lines}) == len(long)
 
 
@@ -183,16 +232,25 @@ def test_an_export_that_fails_half_way_leaves_what_was_there(table: Path, tmp_pa
     assert sorted(p.name for p in tmp_path.iterdir()) == ["o.parquet", "t"]
 
 
-def test_a_folder_gets_the_images_and_a_list_that_ingest_reads(table: Path, tmp_path: Path, cli: Cli) -> None:
+def test_a_folder_gets_the_images_and_a_list_that_ingest_reads(
+    table: Path, tmp_path: Path, cli: Cli
+) -> None:
     assert cli("table", "export", table, f"{tmp_path}/photos/", "--limit", 12)[0] == 0
     listed = list(csv.DictReader((tmp_path / "photos" / "labels.csv").open()))
     for line, row in zip(listed, rows(0, 12).to_pylist(), strict=True):
-        assert line == {"file": f"{row['label'] or 'unlabelled'}/{row['image_id']}.png", "label": row["label"] or ""}
+        assert line == {
+            "file": f"{row['label'] or 'unlabelled'}/{row['image_id']}.png",
+            "label": row["label"] or "",
+        }
         assert (tmp_path / "photos" / line["file"]).read_bytes() == row["image"]
 
 
 def test_labels_and_ids_cannot_lead_out_of_the_folder_or_hide_each_other(tmp_path: Path) -> None:
-    odd = {"image_id": ["../x", "..", "same", "same"], "label": ["..", ".", "a/b", "a/b"], "image": [b"1", b"2", b"3", b"4"]}
+    odd = {
+        "image_id": ["../x", "..", "same", "same"],
+        "label": ["..", ".", "a/b", "a/b"],
+        "image": [b"1", b"2", b"3", b"4"],
+    }
     append(str(tmp_path / "t"), pa.table(odd), "add")
     opened = ImageTable(str(tmp_path / "t"))
     assert export(opened, opened.pin(), tmp_path / "out" / "photos") == 4
@@ -219,7 +277,9 @@ def test_exporting_here_starts_no_cluster(table: Path, tmp_path: Path) -> None:
 
 def test_an_export_holds_one_row_group_at_a_time(tmp_path: Path) -> None:
     """80 MB of images in 20 row groups: the peak above the baseline stays below a quarter of them."""
-    noise = pa.table({"image": pa.array([bytes([i % 251]) * 32_000 for i in range(128 * 20)], pa.binary())})
+    noise = pa.table(
+        {"image": pa.array([bytes([i % 251]) * 32_000 for i in range(128 * 20)], pa.binary())}
+    )
     append(str(tmp_path / "t"), noise, "add")
     script = (
         "from pathlib import Path; from raypipe.tables.table import ImageTable; from raypipe.tables.export import export\n"
@@ -228,12 +288,16 @@ def test_an_export_holds_one_row_group_at_a_time(tmp_path: Path) -> None:
         "export(t, t.pin(), out / 'warm.parquet', limit=1); base = status('VmRSS')\n"
         "Path('/proc/self/clear_refs').write_text('5'); export(t, t.pin(), out / 'o.parquet'); print(status('VmHWM') - base)"
     )
-    done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script], check=True, capture_output=True, text=True
+    )
     assert float(done.stdout) < 20 + 15, "MB: four row groups and the allocator's own"
 
 
 @pytest.mark.usefixtures("ray_session")
-def test_workers_write_the_same_rows_in_the_same_order(table: Path, tmp_path: Path, cli: Cli) -> None:
+def test_workers_write_the_same_rows_in_the_same_order(
+    table: Path, tmp_path: Path, cli: Cli
+) -> None:
     for where in ([], ["--where", "split=test"]):
         for name, more in (("here", []), ("there", ["--workers", 2])):
             arguments = [tmp_path / f"{name}.parquet", "--overwrite", *where, *more]
@@ -246,8 +310,17 @@ def test_workers_see_deletion_vectors_and_mapped_columns(tmp_path: Path, cli: Cl
     (tmp_path / "t").mkdir()
     fields = [by_hand.column("image_id", "long", 1, "col-1")]
     content = pa.table({"col-1": pa.array(range(1000), pa.int64())})
-    names = by_hand.metadata(fields, **{"delta.columnMapping.mode": "name", "delta.columnMapping.maxColumnId": "1"})
-    added = by_hand.add(tmp_path / "t", content, "a.parquet", 90, by_hand.inline(list(range(50, 950))))
-    by_hand.commit(tmp_path / "t", by_hand.protocol("columnMapping", "deletionVectors"), names, added)
+    names = by_hand.metadata(
+        fields, **{"delta.columnMapping.mode": "name", "delta.columnMapping.maxColumnId": "1"}
+    )
+    added = by_hand.add(
+        tmp_path / "t", content, "a.parquet", 90, by_hand.inline(list(range(50, 950)))
+    )
+    by_hand.commit(
+        tmp_path / "t", by_hand.protocol("columnMapping", "deletionVectors"), names, added
+    )
     assert cli("table", "export", tmp_path / "t", tmp_path / "o.parquet", "--workers", 2)[0] == 0
-    assert [r["image_id"] for r in pq.read_table(tmp_path / "o.parquet").to_pylist()] == [*range(50), *range(950, 1000)]
+    assert [r["image_id"] for r in pq.read_table(tmp_path / "o.parquet").to_pylist()] == [
+        *range(50),
+        *range(950, 1000),
+    ]

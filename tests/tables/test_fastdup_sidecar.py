@@ -22,11 +22,17 @@ FIND = "raypipe.tables.fastdup_sidecar:find"
 def texture(seed: int) -> Image.Image:
     """Shapes, bands and colours drawn at random over a gradient and grain: no two seeds look alike to a network."""
     rng = np.random.default_rng(seed)
-    ramp = rng.integers(0, 256, (int(rng.integers(1, 4)), int(rng.integers(1, 4)), 3), dtype=np.uint8)
+    ramp = rng.integers(
+        0, 256, (int(rng.integers(1, 4)), int(rng.integers(1, 4)), 3), dtype=np.uint8
+    )
     image = Image.fromarray(ramp).resize((160, 160), Image.Resampling.BICUBIC)
     draw = ImageDraw.Draw(image)
     for _ in range(int(rng.integers(1, 12))):
-        colour, corner, side = (tuple(rng.integers(0, 256, 3).tolist()), rng.integers(-20, 140, 2), rng.integers(8, 110, 2))
+        colour, corner, side = (
+            tuple(rng.integers(0, 256, 3).tolist()),
+            rng.integers(-20, 140, 2),
+            rng.integers(8, 110, 2),
+        )
         box = [*corner.tolist(), *(corner + side).tolist()]
         kind = seed % 5
         if kind == 0:
@@ -36,9 +42,13 @@ def texture(seed: int) -> Image.Image:
         elif kind == 2:
             draw.line(box, fill=colour, width=int(rng.integers(1, 14)))
         elif kind == 3:
-            draw.polygon([tuple(point) for point in rng.integers(0, 160, (3, 2)).tolist()], fill=colour)
+            draw.polygon(
+                [tuple(point) for point in rng.integers(0, 160, (3, 2)).tolist()], fill=colour
+            )
         else:
-            draw.arc(box, 0, int(rng.integers(90, 360)), fill=colour, width=int(rng.integers(2, 12)))
+            draw.arc(
+                box, 0, int(rng.integers(90, 360)), fill=colour, width=int(rng.integers(2, 12))
+            )
     grain = Image.fromarray(rng.integers(0, 256, (160, 160, 3), dtype=np.uint8))
     return Image.blend(image, grain, float(rng.uniform(0.02, 0.12)))
 
@@ -62,7 +72,9 @@ def planted() -> tuple[dict[str, np.ndarray], dict[str, int]]:
     extra = {
         "copy": encode(distinct[0]),
         "jpeg": encode(distinct[1], "JPEG", quality=85),
-        "resized": encode(distinct[2].resize((128, 128), Image.Resampling.LANCZOS), "JPEG", quality=90),
+        "resized": encode(
+            distinct[2].resize((128, 128), Image.Resampling.LANCZOS), "JPEG", quality=90
+        ),
         "black": encode(Image.new("RGB", (160, 160), (0, 0, 0))),
         "white": encode(Image.new("RGB", (160, 160), (255, 255, 255))),
         "blurred": encode(distinct[3].filter(ImageFilter.GaussianBlur(12))),
@@ -74,10 +86,13 @@ def planted() -> tuple[dict[str, np.ndarray], dict[str, int]]:
     return found, {name: DISTINCT + i for i, name in enumerate(extra)}
 
 
-def test_copies_are_found_and_distinct_images_are_not(planted: tuple[dict[str, np.ndarray], dict[str, int]]) -> None:
+def test_copies_are_found_and_distinct_images_are_not(
+    planted: tuple[dict[str, np.ndarray], dict[str, int]],
+) -> None:
     found, at = planted
     pairs = {
-        (int(a), int(b)): float(s) for a, b, s in zip(found["pair_a"], found["pair_b"], found["pair_similarity"], strict=True)
+        (int(a), int(b)): float(s)
+        for a, b, s in zip(found["pair_a"], found["pair_b"], found["pair_similarity"], strict=True)
     }
     assert pairs[(0, at["copy"])] == pytest.approx(1, abs=1e-4)
     assert pairs[(1, at["jpeg"])] > 0.96
@@ -100,14 +115,21 @@ def test_dark_bright_blurred_and_broken_images_show_in_the_statistics(
     assert not np.isnan(found["stat_mean"][:DISTINCT]).any()
 
 
-def test_flat_images_are_unlike_all_others(planted: tuple[dict[str, np.ndarray], dict[str, int]]) -> None:
+def test_flat_images_are_unlike_all_others(
+    planted: tuple[dict[str, np.ndarray], dict[str, int]],
+) -> None:
     found, at = planted
     assert set(found["outlier"].tolist()) & {at["black"], at["white"], at["blurred"]}
     assert (np.diff(found["outlier_similarity"]) >= 0).all()
 
 
 def test_distinct_images_alone_give_no_duplicates() -> None:
-    found, _ = sidecar.call("fastdup", FIND, pack([encode(texture(seed)) for seed in range(100, 130)]), {"threshold": 0.96})
+    found, _ = sidecar.call(
+        "fastdup",
+        FIND,
+        pack([encode(texture(seed)) for seed in range(100, 130)]),
+        {"threshold": 0.96},
+    )
     assert len(found["pair_a"]) == 0
     assert (found["component"] == -1).all()
     assert found["pair_a"].dtype == np.int64
@@ -123,7 +145,9 @@ def test_too_few_images_and_unknown_options_are_named() -> None:
     with pytest.raises(RaypipeError, match=r"needs 10 images, got 3"):
         sidecar.call("fastdup", FIND, pack([encode(texture(seed)) for seed in range(3)]), {})
     with pytest.raises(RaypipeError, match=r"unknown options \['treshold'\]"):
-        sidecar.call("fastdup", FIND, pack([encode(texture(seed)) for seed in range(10)]), {"treshold": 0.9})
+        sidecar.call(
+            "fastdup", FIND, pack([encode(texture(seed)) for seed in range(10)]), {"treshold": 0.9}
+        )
 
 
 # Every name look-up and connection of the process is written down and refused.
@@ -150,7 +174,9 @@ seen.write("DONE\\n")
 @pytest.mark.parametrize("quiet", [True, False])
 def test_no_network(quiet: bool, tmp_path: Path) -> None:
     """With our settings nothing is looked up; without them fastdup asks the package index on import, so the spy can see."""
-    environment = {k: v for k, v in os.environ.items() if k not in sidecar.QUIET} | {"PYTHONPATH": str(Path.cwd())}
+    environment = {k: v for k, v in os.environ.items() if k not in sidecar.QUIET} | {
+        "PYTHONPATH": str(Path.cwd())
+    }
     environment |= sidecar.QUIET if quiet else {"SENTRY_OPT_OUT": "1"}
     seen = tmp_path / "seen"
     command = [sidecar.ensure("fastdup"), "-c", SPY, seen]

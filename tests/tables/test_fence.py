@@ -34,7 +34,16 @@ def outside(tmp_path: Path) -> Path:
 
 
 def ways_out(outside: Path) -> list[str]:
-    return ["../secret", str(outside), "x/../../secret", "/proc/self/environ", "link", "linked/secret", "/dev/zero", "pipe"]
+    return [
+        "../secret",
+        str(outside),
+        "x/../../secret",
+        "/proc/self/environ",
+        "link",
+        "linked/secret",
+        "/dev/zero",
+        "pipe",
+    ]
 
 
 def prepared(root: Path, outside: Path, good: bytes) -> None:
@@ -52,7 +61,12 @@ def in_parquet(root: Path, names: list[str]) -> dict[str, Any]:
 
 
 def in_hugging_face(root: Path, names: list[str]) -> dict[str, Any]:
-    table = pa.table({"image": pa.array([{"bytes": None, "path": n} for n in names], STRUCT), "label": ["a"] * len(names)})
+    table = pa.table(
+        {
+            "image": pa.array([{"bytes": None, "path": n} for n in names], STRUCT),
+            "label": ["a"] * len(names),
+        }
+    )
     with pa.ipc.new_stream(str(root / "d.arrow"), table.schema) as out:
         out.write_table(table)
     (root / "state.json").write_text('{"_data_files": [{"filename": "d.arrow"}]}')
@@ -62,7 +76,13 @@ def in_hugging_face(root: Path, names: list[str]) -> dict[str, Any]:
 
 def everything(*tables: str) -> bytes:
     """Every byte below the tables' folders, and every value in them."""
-    found = b"".join(p.read_bytes() for t in tables if Path(t).exists() for p in Path(t).rglob("*") if p.is_file())
+    found = b"".join(
+        p.read_bytes()
+        for t in tables
+        if Path(t).exists()
+        for p in Path(t).rglob("*")
+        if p.is_file()
+    )
     for uri in tables:
         if ImageTable.exists(uri):
             table = ImageTable(uri)
@@ -110,7 +130,10 @@ def test_links_that_leave_a_folder_are_listed_and_not_opened_unless_their_place_
         ([str(tmp_path / "archive")], 2, {"outside": 2}),
     ):
         table = TableConfig(uri=str(tmp_path / f"out{accepted}"))
-        done = ingest(table, validate(IngestConfig, {"from": {"images": str(root), "roots": roots}, "workers": 0}))
+        done = ingest(
+            table,
+            validate(IngestConfig, {"from": {"images": str(root), "roots": roots}, "workers": 0}),
+        )
         assert (done.accepted, done.reasons) == (accepted, reasons)
         assert b"canary" not in everything(table.uri, quarantine_uri(table.uri))
 
@@ -124,14 +147,20 @@ def test_a_labels_table_that_names_files_elsewhere_is_refused_with_the_way_out(
     for name in ways_out(outside)[:5]:
         (root / "labels.csv").write_text(f"file,label\ngood.png,a\n{name},b\n")
         kept = {"kind": kind, "images": str(root), "labels": str(root / "labels.csv")}
-        if kind == "folder" and name == "link":  # the folder lists it itself: quarantined, like any link
+        if (
+            kind == "folder" and name == "link"
+        ):  # the folder lists it itself: quarantined, like any link
             continue
-        with pytest.raises(DataError, match=r"outside of .*data.*nothing was written.*ingest\.from\.roots"):
+        with pytest.raises(
+            DataError, match=r"outside of .*data.*nothing was written.*ingest\.from\.roots"
+        ):
             ingest(table, validate(IngestConfig, {"from": kept, "workers": 0}))
     assert not (tmp_path / "out").exists()
 
 
-def test_a_list_of_paths_reads_from_the_roots_that_the_user_names(tmp_path: Path, textured: Draw) -> None:
+def test_a_list_of_paths_reads_from_the_roots_that_the_user_names(
+    tmp_path: Path, textured: Draw
+) -> None:
     (tmp_path / "store").mkdir()
     (tmp_path / "store" / "1.png").write_bytes(textured(1))
     labels = tmp_path / "lists" / "labels.csv"
@@ -141,11 +170,16 @@ def test_a_list_of_paths_reads_from_the_roots_that_the_user_names(tmp_path: Path
     table = TableConfig(uri=str(tmp_path / "out"))
     with pytest.raises(DataError, match=r"ingest\.from\.roots"):
         ingest(table, validate(IngestConfig, {"from": kept, "workers": 0}))
-    done = ingest(table, validate(IngestConfig, {"from": kept | {"roots": [str(tmp_path / "store")]}, "workers": 0}))
+    done = ingest(
+        table,
+        validate(IngestConfig, {"from": kept | {"roots": [str(tmp_path / "store")]}, "workers": 0}),
+    )
     assert done.accepted == 1
 
 
-def test_a_labels_file_that_came_with_the_images_may_not_be_a_link_elsewhere(outside: Path, tmp_path: Path) -> None:
+def test_a_labels_file_that_came_with_the_images_may_not_be_a_link_elsewhere(
+    outside: Path, tmp_path: Path
+) -> None:
     (tmp_path / "data" / "labels.csv").symlink_to(outside)
     kept = {"images": str(tmp_path / "data"), "labels": str(tmp_path / "data" / "labels.csv")}
     with pytest.raises(DataError, match=r"labels file leads out of its folder") as e:
@@ -167,7 +201,9 @@ def parquet_elsewhere(root: Path, other: Path) -> str:
 def arrow_elsewhere(root: Path, other: Path) -> str:
     in_hugging_face(root, ["x"])
     (root / "d.arrow").rename(other / "d.arrow")
-    (root / "state.json").write_text(json.dumps({"_data_files": [{"filename": "../other/d.arrow"}]}))
+    (root / "state.json").write_text(
+        json.dumps({"_data_files": [{"filename": "../other/d.arrow"}]})
+    )
     return "huggingface"
 
 
@@ -188,22 +224,32 @@ def log_elsewhere(root: Path, other: Path) -> str:
     return "delta"
 
 
-@pytest.mark.parametrize("make", [shard_elsewhere, parquet_elsewhere, arrow_elsewhere, split_elsewhere, log_elsewhere])
-def test_the_files_of_a_container_lie_in_its_folder(make: Callable[[Path, Path], str], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "make", [shard_elsewhere, parquet_elsewhere, arrow_elsewhere, split_elsewhere, log_elsewhere]
+)
+def test_the_files_of_a_container_lie_in_its_folder(
+    make: Callable[[Path, Path], str], tmp_path: Path
+) -> None:
     root, other = tmp_path / "data", tmp_path / "other"
     root.mkdir()
     other.mkdir()
     kind = make(root, other)
     kept = {"kind": kind, "images": str(root)}
     with pytest.raises(DataError, match=r"leads out of its folder .*roots"):
-        ingest(TableConfig(uri=str(tmp_path / "out")), validate(IngestConfig, {"from": kept, "workers": 0}))
+        ingest(
+            TableConfig(uri=str(tmp_path / "out")),
+            validate(IngestConfig, {"from": kept, "workers": 0}),
+        )
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(("kind", "name"), [("tar", "0.tar"), ("parquet", "0.parquet"), ("huggingface", "state.json")])
+@pytest.mark.parametrize(
+    ("kind", "name"), [("tar", "0.tar"), ("parquet", "0.parquet"), ("huggingface", "state.json")]
+)
 def test_a_pipe_is_not_waited_for(kind: str, name: str, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / name)
     with pytest.raises(DataError, match=r"is no regular file"):
         ingest(
-            TableConfig(uri=str(tmp_path / "out")), validate(IngestConfig, {"from": {"kind": kind, "images": str(tmp_path)}})
+            TableConfig(uri=str(tmp_path / "out")),
+            validate(IngestConfig, {"from": {"kind": kind, "images": str(tmp_path)}}),
         )

@@ -40,7 +40,12 @@ REFUSED = {
 # The log says "2021-09-08 11:11:11" without a zone, and the expected rows were read in California's. The project they are from
 # skips this table: "Golden data needs to have 2021-09-08T11:11:11+00:00 as expected value for as_timestamp col"
 # (delta-kernel-rs, kernel/tests/golden_tables.rs). So this is expected here.
-CORRECTED = {"data-reader-partition-values": ("as_timestamp", datetime(2021, 9, 8, 11, 11, 11, tzinfo=timezone.utc))}
+CORRECTED = {
+    "data-reader-partition-values": (
+        "as_timestamp",
+        datetime(2021, 9, 8, 11, 11, 11, tzinfo=timezone.utc),
+    )
+}
 
 
 def unpacked(name: str, target: Path) -> Path:
@@ -78,7 +83,10 @@ def bag(table: pa.Table) -> Counter[Any]:
 
 def kinds(table: pa.Table) -> dict[str, str]:
     plain = {f.name: str(f.type) for f in table.schema}
-    return {n: "timestamp" + ("z" if "tz" in t else "") if t.startswith("timestamp") else t for n, t in plain.items()}
+    return {
+        n: "timestamp" + ("z" if "tz" in t else "") if t.startswith("timestamp") else t
+        for n, t in plain.items()
+    }
 
 
 def check(name: str, tmp_path: Path, export: Callable[..., tuple[int, str, str]]) -> None:
@@ -91,16 +99,24 @@ def check(name: str, tmp_path: Path, export: Callable[..., tuple[int, str, str]]
     got = pq.read_table(out)
     if not (table / "expected").is_dir():
         return
-    expected = pa.concat_tables([pq.read_table(f) for f in sorted((table / "expected").rglob("*.parquet"))])
+    expected = pa.concat_tables(
+        [pq.read_table(f) for f in sorted((table / "expected").rglob("*.parquet"))]
+    )
     assert set(got.schema.names) == set(expected.schema.names)
     if name in CORRECTED:
         column, value = CORRECTED[name]
-        right = pa.array([value if old else None for old in expected[column].to_pylist()], pa.timestamp("us", "UTC"))
+        right = pa.array(
+            [value if old else None for old in expected[column].to_pylist()],
+            pa.timestamp("us", "UTC"),
+        )
         expected = expected.set_column(expected.schema.get_field_index(column), column, right)
     assert bag(got) == bag(expected)
     ours, theirs = kinds(got), kinds(expected)
     for column in ours:  # the oracle's files know neither a zone nor, for all-null columns, a type
-        assert ours[column].removesuffix("z") == theirs[column].removesuffix("z") or "null" in theirs[column], column
+        assert (
+            ours[column].removesuffix("z") == theirs[column].removesuffix("z")
+            or "null" in theirs[column]
+        ), column
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -109,5 +125,7 @@ def test_a_golden_table_comes_out_as_expected(name: str, tmp_path: Path, cli: An
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_it_does_through_two_worker_processes_too(name: str, tmp_path: Path, cli: Any, ray_session: str) -> None:
+def test_it_does_through_two_worker_processes_too(
+    name: str, tmp_path: Path, cli: Any, ray_session: str
+) -> None:
     check(name, tmp_path, lambda *arguments: cli(*arguments, "--workers", 2))

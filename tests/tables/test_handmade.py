@@ -50,11 +50,17 @@ def table(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("kind", ["inline", "relative", "absolute"])
 @pytest.mark.parametrize("group", [100, 333, N])
-def test_a_deletion_vector_takes_its_rows_out_of_every_row_group(kind: str, group: int, table: Path) -> None:
+def test_a_deletion_vector_takes_its_rows_out_of_every_row_group(
+    kind: str, group: int, table: Path
+) -> None:
     gone = [0, 1, 99, 100, 332, 333, 500, *range(600, 800), 999]
-    added = by_hand.add(table, numbered(0, N), "a b.parquet", group, vector(kind, table, gone), "a%20b.parquet")
+    added = by_hand.add(
+        table, numbered(0, N), "a b.parquet", group, vector(kind, table, gone), "a%20b.parquet"
+    )
     whole = by_hand.add(table, numbered(N, N + 50), "c.parquet")
-    by_hand.commit(table, by_hand.protocol("deletionVectors"), by_hand.metadata(FIELDS), added, whole)
+    by_hand.commit(
+        table, by_hand.protocol("deletionVectors"), by_hand.metadata(FIELDS), added, whole
+    )
     expected = sorted(set(range(N + 50)) - set(gone))
     found = read(table, "x", "blob")
     assert sorted(found["x"].to_pylist()) == expected
@@ -64,7 +70,9 @@ def test_a_deletion_vector_takes_its_rows_out_of_every_row_group(kind: str, grou
 
 @settings(max_examples=25, deadline=None)
 @given(st.sets(st.integers(0, 299)), st.integers(1, 300))
-def test_any_vector_over_any_row_groups(tmp_path_factory: pytest.TempPathFactory, gone: set[int], group: int) -> None:
+def test_any_vector_over_any_row_groups(
+    tmp_path_factory: pytest.TempPathFactory, gone: set[int], group: int
+) -> None:
     table = tmp_path_factory.mktemp("t")
     added = by_hand.add(table, numbered(0, 300), "a.parquet", group, by_hand.inline(sorted(gone)))
     by_hand.commit(table, by_hand.protocol("deletionVectors"), by_hand.metadata(FIELDS), added)
@@ -90,7 +98,17 @@ def test_located_rows_are_found_again_in_their_row_group(table: Path) -> None:
     by_hand.commit(table, by_hand.protocol("deletionVectors"), by_hand.metadata(FIELDS), added)
     opened = ImageTable(str(table))
     found = scan.located(opened, opened.pin(), ["x"])
-    assert [part.row_group for part, _ in found] == [0, 1, 3, 4, 5, 6, 7, 8, 9]  # the third has no row left
+    assert [part.row_group for part, _ in found] == [
+        0,
+        1,
+        3,
+        4,
+        5,
+        6,
+        7,
+        8,
+        9,
+    ]  # the third has no row left
     seen = []
     for part, rows in found:
         blobs = scan.binary(part, "blob", None)
@@ -120,7 +138,12 @@ PARTITIONS = {
     "integer": [None, "0", "-7"],
     "decimal(12,5)": [None, "-2342342.23423", "0.00004", "1.00000"],
     "date": [None, "1969-12-31", "2026-11-01", "0001-01-01"],
-    "timestamp": [None, "2026-11-01 12:00:00", "2026-11-01 12:00:00.123456", "2026-11-01T12:00:00.000000Z"],
+    "timestamp": [
+        None,
+        "2026-11-01 12:00:00",
+        "2026-11-01 12:00:00.123456",
+        "2026-11-01T12:00:00.000000Z",
+    ],
     "timestamp_ntz": [None, "1969-11-01 12:00:00.5"],
     "boolean": [None, "true", "false"],
     "double": [None, "1.5", "-1.0E-5", "NaN", "Infinity"],
@@ -131,7 +154,9 @@ TYPED: dict[str, Any] = {
     "integer": int,
     "decimal(12,5)": Decimal,
     "date": dt.date.fromisoformat,
-    "timestamp": lambda v: dt.datetime.fromisoformat(v.removesuffix("Z")).replace(tzinfo=dt.timezone.utc),
+    "timestamp": lambda v: dt.datetime.fromisoformat(v.removesuffix("Z")).replace(
+        tzinfo=dt.timezone.utc
+    ),
     "timestamp_ntz": lambda v: dt.datetime.fromisoformat(v.ljust(26, "0")),
     "boolean": "true".__eq__,
     "double": float,
@@ -142,20 +167,31 @@ TYPED: dict[str, Any] = {
 @pytest.mark.parametrize("kind", PARTITIONS)
 def test_partition_values_come_typed_from_the_strings_of_the_log(kind: str, table: Path) -> None:
     values = PARTITIONS[kind]
-    rows = [by_hand.add(table, numbered(i, i + 1).select(["x"]), f"{i}.parquet", p=v) for i, v in enumerate(values)]
-    listed = by_hand.protocol("timestampNtz") if kind == "timestamp_ntz" else by_hand.protocol(reader=1, writer=2)
+    rows = [
+        by_hand.add(table, numbered(i, i + 1).select(["x"]), f"{i}.parquet", p=v)
+        for i, v in enumerate(values)
+    ]
+    listed = (
+        by_hand.protocol("timestampNtz")
+        if kind == "timestamp_ntz"
+        else by_hand.protocol(reader=1, writer=2)
+    )
     fields = [by_hand.column("x"), by_hand.column("p", kind)]
     by_hand.commit(table, listed, by_hand.metadata(fields, ["p"]), *rows)
     found = read(table, "x", "p").sort_by("x")["p"].to_pylist()
     expected = [None if v is None else TYPED[kind](v) for v in values]
-    assert list(map(repr, found)) == list(map(repr, expected)) or [str(a) for a in found] == [str(b) for b in expected]
+    assert list(map(repr, found)) == list(map(repr, expected)) or [str(a) for a in found] == [
+        str(b) for b in expected
+    ]
     assert len(read(table, "x", where={"p": []})) == 0
 
 
 def test_an_empty_partition_value_is_a_null(table: Path) -> None:
     added = by_hand.add(table, numbered(0, 2).select(["x"]), "a.parquet", p="")
     fields = [by_hand.column("x"), by_hand.column("p", "string")]
-    by_hand.commit(table, by_hand.protocol(reader=1, writer=2), by_hand.metadata(fields, ["p"]), added)
+    by_hand.commit(
+        table, by_hand.protocol(reader=1, writer=2), by_hand.metadata(fields, ["p"]), added
+    )
     assert read(table, "p")["p"].to_pylist() == [None, None]
 
 
@@ -209,7 +245,11 @@ def physical(mode: str) -> pa.Table:
     swap = {"pa": "pb", "pb": "pa", "px": "ps", "ps": "px"} if mode == "id" else {}
 
     def field(name: str, kind: pa.DataType, id: int) -> pa.Field:
-        return pa.field(swap.get(name, name), kind, metadata={"PARQUET:field_id": str(id)} if mode == "id" else None)
+        return pa.field(
+            swap.get(name, name),
+            kind,
+            metadata={"PARQUET:field_id": str(id)} if mode == "id" else None,
+        )
 
     struct = pa.struct([field("pb", pa.string(), 4), field("pa", pa.int64(), 3)])
     many, named = pa.struct([field("pc", pa.int64(), 6)]), pa.struct([field("pd", pa.int64(), 8)])
@@ -231,19 +271,29 @@ def physical(mode: str) -> pa.Table:
 
     logical = ["blob", "s", "x", "many", "named"]
     return pa.table(
-        [pa.array([renamed(r[n]) for r in ROWS], f.type) for n, f in zip(logical, fields, strict=True)], pa.schema(fields)
+        [
+            pa.array([renamed(r[n]) for r in ROWS], f.type)
+            for n, f in zip(logical, fields, strict=True)
+        ],
+        pa.schema(fields),
     )
 
 
 @pytest.mark.parametrize("legacy", [True, False], ids=["reader 2", "feature"])
 @pytest.mark.parametrize("mode", ["name", "id"])
 def test_mapped_columns_are_found_at_every_depth(mode: str, legacy: bool, table: Path) -> None:
-    listed = by_hand.protocol(reader=2, writer=5) if legacy else by_hand.protocol("columnMapping", "deletionVectors")
+    listed = (
+        by_hand.protocol(reader=2, writer=5)
+        if legacy
+        else by_hand.protocol("columnMapping", "deletionVectors")
+    )
     vector = None if legacy else by_hand.inline([4, 5])
     by_hand.commit(
         table,
         listed,
-        by_hand.metadata(MAPPED, **{"delta.columnMapping.mode": mode, "delta.columnMapping.maxColumnId": "10"}),
+        by_hand.metadata(
+            MAPPED, **{"delta.columnMapping.mode": mode, "delta.columnMapping.maxColumnId": "10"}
+        ),
         by_hand.add(table, physical(mode), "a.parquet", 4, vector),
     )
     expected = ROWS if legacy else ROWS[:4] + ROWS[6:]
@@ -263,10 +313,16 @@ def test_partitioned_mapped_and_deleted_at_once(table: Path) -> None:
     fields = [inner("x", "long", 1, "col-1"), inner("p", "date", 2, "col-2")]
     rows = numbered(0, 10).select(["x"]).rename_columns(["col-1"])
     adds = [
-        by_hand.add(table, rows, f"col-2={day}/a.parquet", 3, by_hand.on_disk(table, [i]), **{"col-2": day})
+        by_hand.add(
+            table, rows, f"col-2={day}/a.parquet", 3, by_hand.on_disk(table, [i]), **{"col-2": day}
+        )
         for i, day in enumerate(["2026-01-01", "2026-01-02", None])
     ]
-    names = by_hand.metadata(fields, ["p"], **{"delta.columnMapping.mode": "name", "delta.columnMapping.maxColumnId": "2"})
+    names = by_hand.metadata(
+        fields,
+        ["p"],
+        **{"delta.columnMapping.mode": "name", "delta.columnMapping.maxColumnId": "2"},
+    )
     by_hand.commit(table, by_hand.protocol("columnMapping", "deletionVectors"), names, *adds)
     found = read(table, "x", "p").to_pylist()
     for i, day in enumerate([dt.date(2026, 1, 1), dt.date(2026, 1, 2), None]):
@@ -286,10 +342,15 @@ def test_statistics_rule_files_out_and_never_a_row(table: Path) -> None:
     """The file that is ruled out is not even there: opening it would fail."""
     adds = [by_hand.add(table, numbered(i * 100, i * 100 + 100), f"{i}.parquet") for i in range(3)]
     for i, a in enumerate(adds[:2]):
-        a["add"]["stats"] = json.dumps({"numRecords": 100, "minValues": {"x": i * 100}, "maxValues": {"x": i * 100 + 99}})
+        a["add"]["stats"] = json.dumps(
+            {"numRecords": 100, "minValues": {"x": i * 100}, "maxValues": {"x": i * 100 + 99}}
+        )
     by_hand.commit(table, by_hand.protocol(reader=1, writer=2), by_hand.metadata(FIELDS), *adds)
     (table / "0.parquet").unlink()
-    assert read(table, "x", where={"x": ["150", "250"]})["x"].to_pylist() == [150, 250]  # the third has no statistics
+    assert read(table, "x", where={"x": ["150", "250"]})["x"].to_pylist() == [
+        150,
+        250,
+    ]  # the third has no statistics
     with pytest.raises(DataError, match=r"lacks a file that its log names.*0\.parquet"):
         read(table, "x", where={"x": "50"})
 
@@ -301,7 +362,9 @@ def test_a_sample_is_the_same_rows_however_they_are_read(table: Path) -> None:
     taken = scan.rows(opened, opened.pin(), ["x"])["x"].to_pylist()
     assert min(taken) >= 500
     assert 110 < len(taken) < 190  # 150, within four standard deviations
-    assert [x for _, rows in scan.located(opened, opened.pin(), ["x"]) for x in rows["x"].to_pylist()] == taken
+    assert [
+        x for _, rows in scan.located(opened, opened.pin(), ["x"]) for x in rows["x"].to_pylist()
+    ] == taken
     assert scan.rows(opened, opened.pin(), ["blob", "x"])["x"].to_pylist() == taken
 
 
@@ -317,11 +380,22 @@ def test_the_order_of_a_version_does_not_change_with_a_checkpoint(table: Path) -
 
 
 def test_years_beyond_nanoseconds_survive_int96(table: Path) -> None:
-    moments = [dt.datetime(1, 1, 1), dt.datetime(1600, 2, 29, 1, 2, 3, 4), dt.datetime(9999, 12, 31, 23, 59, 59, 999999)]
+    moments = [
+        dt.datetime(1, 1, 1),
+        dt.datetime(1600, 2, 29, 1, 2, 3, 4),
+        dt.datetime(9999, 12, 31, 23, 59, 59, 999999),
+    ]
     rows = pa.table({"at": pa.array(moments, pa.timestamp("us"))})
     added = by_hand.add(table, rows, "a.parquet")
-    pq.write_table(rows, table / "a.parquet", use_deprecated_int96_timestamps=True, store_schema=False)
-    by_hand.commit(table, by_hand.protocol(reader=1, writer=2), by_hand.metadata([by_hand.column("at", "timestamp")]), added)
+    pq.write_table(
+        rows, table / "a.parquet", use_deprecated_int96_timestamps=True, store_schema=False
+    )
+    by_hand.commit(
+        table,
+        by_hand.protocol(reader=1, writer=2),
+        by_hand.metadata([by_hand.column("at", "timestamp")]),
+        added,
+    )
     assert [v.replace(tzinfo=None) for v in read(table, "at")["at"].to_pylist()] == moments
 
 
@@ -348,11 +422,18 @@ WIDENED = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "old", "values"), WIDENED, ids=lambda v: str(v) if not isinstance(v, list) else "")
-def test_a_widened_column_keeps_its_old_values(kind: str, old: pa.DataType, values: list[Any], table: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "old", "values"), WIDENED, ids=lambda v: str(v) if not isinstance(v, list) else ""
+)
+def test_a_widened_column_keeps_its_old_values(
+    kind: str, old: pa.DataType, values: list[Any], table: Path
+) -> None:
     adds = [by_hand.add(table, pa.table({"x": pa.array(values, old)}), "old.parquet")]
     by_hand.commit(
-        table, by_hand.protocol("typeWidening", "timestampNtz"), by_hand.metadata([by_hand.column("x", kind)]), *adds
+        table,
+        by_hand.protocol("typeWidening", "timestampNtz"),
+        by_hand.metadata([by_hand.column("x", kind)]),
+        *adds,
     )
     found = read(table, "x")["x"].to_pylist()
     assert [str(v)[:10] if isinstance(v, dt.datetime) else v for v in found] == [
@@ -369,12 +450,17 @@ def test_tagging_adds_no_feature_to_a_table_that_others_read(table: Path) -> Non
     opened.tag("clean", 0)
     opened.tag("clean", 1, move=True)
     delta = opened.delta()
-    assert (opened.tags(), delta.protocol().reader_features) == ({"raw": 0, "clean": 1}, ["deletionVectors"])
+    assert (opened.tags(), delta.protocol().reader_features) == (
+        {"raw": 0, "clean": 1},
+        ["deletionVectors"],
+    )
     delta.create_checkpoint()
     assert opened.tags() == {"raw": 0, "clean": 1}
     assert len(scan.rows(opened, opened.pin("raw"), ["x"])) == 9
     opened.delta().alter.set_table_properties({"delta.appendOnly": "false"})
-    assert "variantType" in opened.delta().protocol().reader_features, "mended in deltalake: tags may be properties everywhere"
+    assert "variantType" in opened.delta().protocol().reader_features, (
+        "mended in deltalake: tags may be properties everywhere"
+    )
     assert len(read(table, "x")) == 9  # such a table still reads
 
 
@@ -391,8 +477,15 @@ def test_files_named_absolutely_are_found_wherever_they_are(table: Path, tmp_pat
     elsewhere = tmp_path / "else where"
     elsewhere.mkdir()
     adds = [
-        by_hand.add(elsewhere, numbered(0, 5), "a.parquet", logged=(elsewhere / "a.parquet").as_uri()),
-        by_hand.add(elsewhere, numbered(5, 9), "b.parquet", logged=str(elsewhere / "b.parquet").replace(" ", "%20")),
+        by_hand.add(
+            elsewhere, numbered(0, 5), "a.parquet", logged=(elsewhere / "a.parquet").as_uri()
+        ),
+        by_hand.add(
+            elsewhere,
+            numbered(5, 9),
+            "b.parquet",
+            logged=str(elsewhere / "b.parquet").replace(" ", "%20"),
+        ),
     ]
     by_hand.commit(table, by_hand.protocol(reader=1, writer=2), by_hand.metadata(FIELDS), *adds)
     assert sorted(read(table, "x")["x"].to_pylist()) == list(range(9))

@@ -17,12 +17,25 @@ from tests.images import hostile
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # Pillow's, about what is odd
 
 
-def check_that_all_is_accounted_for(folder: Path, tmp_path: Path, **settings: object) -> IngestResult:
+def check_that_all_is_accounted_for(
+    folder: Path, tmp_path: Path, **settings: object
+) -> IngestResult:
     table = TableConfig(uri=str(tmp_path / "table"))
-    wanted = {"from": {"images": str(folder), "labelled": False}, "workers": 0, "threads": 2, **settings}
+    wanted = {
+        "from": {"images": str(folder), "labelled": False},
+        "workers": 0,
+        "threads": 2,
+        **settings,
+    }
     done = ingest(table, validate(IngestConfig, wanted))
-    files = {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file() and not p.name.startswith(".")}
-    assert done.seen == len(files) == done.accepted + done.present + done.duplicates + done.quarantined
+    files = {
+        p.relative_to(folder).as_posix()
+        for p in folder.rglob("*")
+        if p.is_file() and not p.name.startswith(".")
+    }
+    assert (
+        done.seen == len(files) == done.accepted + done.present + done.duplicates + done.quarantined
+    )
     quarantine = ImageTable(quarantine_uri(table.uri))
     rejected = scan.rows(quarantine, quarantine.pin(), ["path", "reason", "detail"]).to_pylist()
     assert len(rejected) == done.quarantined
@@ -45,7 +58,9 @@ def test_cut_flipped_exploding_and_renamed_files(tmp_path: Path) -> None:
     assert {"broken", "empty", "not_an_image", "too_large", "too_many_scans"} <= done.reasons.keys()
 
 
-@pytest.mark.parametrize("formats", [decode.FORMATS, get_args(decode.Format)], ids=["default formats", "all formats"])
+@pytest.mark.parametrize(
+    "formats", [decode.FORMATS, get_args(decode.Format)], ids=["default formats", "all formats"]
+)
 def test_the_images_that_pillow_tests_itself_with(tmp_path: Path, formats: tuple[str, ...]) -> None:
     try:
         folder = hostile.pillows_own()

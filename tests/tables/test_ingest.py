@@ -63,7 +63,10 @@ def mixed(tmp_path: Path, textured: Draw) -> Path:
 
 def source(folder: Path, **more: Any) -> IngestConfig:
     settings = {k: more.pop(k) for k in list(more) if k not in IngestConfig.model_fields}
-    return validate(IngestConfig, {"from": {"images": str(folder), "labels": str(folder / "labels.csv"), **settings}, **more})
+    return validate(
+        IngestConfig,
+        {"from": {"images": str(folder), "labels": str(folder / "labels.csv"), **settings}, **more},
+    )
 
 
 def everything(uri: str, columns: list[str]) -> list[dict[str, Any]]:
@@ -75,7 +78,9 @@ def adds_up(done: IngestResult) -> bool:
     return done.seen == done.accepted + done.present + done.duplicates + done.quarantined
 
 
-def test_a_folder_and_its_csv_become_rows_that_say_what_they_are(photos: Path, table: TableConfig) -> None:
+def test_a_folder_and_its_csv_become_rows_that_say_what_they_are(
+    photos: Path, table: TableConfig
+) -> None:
     ticks: list[tuple[int, int]] = []
     done = ingest(table, source(photos, name="line 3"), lambda *tick: ticks.append(tick))
     assert (done.seen, done.accepted, done.unlabelled, done.quarantined) == (60, 60, 0, 0)
@@ -86,7 +91,11 @@ def test_a_folder_and_its_csv_become_rows_that_say_what_they_are(photos: Path, t
     assert {r["path"]: r["label"] for r in rows} == labels
     for r in rows:
         data = (photos / r["path"]).read_bytes()
-        assert (r["image"], r["image_id"], r["bytes"]) == (data, hashlib.sha256(data).hexdigest(), len(data))
+        assert (r["image"], r["image_id"], r["bytes"]) == (
+            data,
+            hashlib.sha256(data).hexdigest(),
+            len(data),
+        )
         assert r["sha256"] == r["image_id"]
         assert (r["format"], r["width"], r["height"], r["source"]) == ("PNG", 32, 32, "line 3")
         assert r["split"] in ("train", "val", "test")
@@ -96,7 +105,13 @@ def test_a_folder_and_its_csv_become_rows_that_say_what_they_are(photos: Path, t
 
 def test_every_candidate_is_counted_once(mixed: Path, table: TableConfig) -> None:
     done = ingest(table, source(mixed))
-    assert (done.seen, done.accepted, done.present, done.duplicates, done.quarantined) == (17, 12, 0, 1, 4)
+    assert (done.seen, done.accepted, done.present, done.duplicates, done.quarantined) == (
+        17,
+        12,
+        0,
+        1,
+        4,
+    )
     assert adds_up(done)
     assert done.reasons == {"broken": 1, "empty": 1, "not_an_image": 2}
     assert len(everything(table.uri, ["image_id"])) == 12
@@ -124,12 +139,19 @@ def test_a_second_run_adds_nothing_to_either_table(mixed: Path, table: TableConf
     quarantine = ImageTable(quarantine_uri(table.uri))
     before = quarantine.pin()
     again = ingest(table, source(mixed))
-    assert (again.version, again.accepted, again.present, again.quarantined) == (first.version, 0, 13, 4)
+    assert (again.version, again.accepted, again.present, again.quarantined) == (
+        first.version,
+        0,
+        13,
+        4,
+    )
     assert adds_up(again)
     assert quarantine.pin() == before
 
 
-def test_new_images_are_added_and_old_ones_keep_their_row(mixed: Path, table: TableConfig, textured: Draw) -> None:
+def test_new_images_are_added_and_old_ones_keep_their_row(
+    mixed: Path, table: TableConfig, textured: Draw
+) -> None:
     ingest(table, source(mixed))
     before = {r["image_id"]: r for r in everything(table.uri, SCHEMA.names)}
     (mixed / "new.png").write_bytes(textured(99))
@@ -202,10 +224,14 @@ def test_a_batch_is_decided_again_when_others_committed_in_between(
     assert len(ids) == len(set(ids)) == 60
 
 
-def test_the_rows_do_not_depend_on_who_verified_them(mixed: Path, tmp_path: Path, ray_session: str, textured: Draw) -> None:
+def test_the_rows_do_not_depend_on_who_verified_them(
+    mixed: Path, tmp_path: Path, ray_session: str, textured: Draw
+) -> None:
     """Threads, one Ray worker and two: the same rows in the same order, families and splits with them, and the same rejects."""
     for seed in range(100):  # twins among them, so that families depend on the order
-        (mixed / f"twin {seed % 50} {seed // 50}.png").write_bytes(textured(200 + seed % 50, compress_level=1 + seed // 50))
+        (mixed / f"twin {seed % 50} {seed // 50}.png").write_bytes(
+            textured(200 + seed % 50, compress_level=1 + seed // 50)
+        )
     found = []
     for workers, threads in ((0, 1), (0, 3), (1, 1), (2, 1)):
         table = TableConfig(uri=str(tmp_path / f"{workers} {threads}"))
@@ -236,12 +262,16 @@ def many(tmp_path: Path, textured: Draw) -> Path:
     for seed in range(400):
         data = textured(seed - 1 if seed % 50 == 49 else seed)
         (folder / f"{seed:03d}.png").write_bytes(data[:700] if seed % 20 == 0 else data)
-    (folder / "labels.csv").write_text("file,label\n" + "".join(f"{s:03d}.png,{'ab'[s % 2]}\n" for s in range(400)))
+    (folder / "labels.csv").write_text(
+        "file,label\n" + "".join(f"{s:03d}.png,{'ab'[s % 2]}\n" for s in range(400))
+    )
     return folder
 
 
 def start(table: str, folder: Path) -> subprocess.Popen[bytes]:
-    return subprocess.Popen([sys.executable, "-c", KILLED, table, str(folder)], stdout=subprocess.DEVNULL)
+    return subprocess.Popen(
+        [sys.executable, "-c", KILLED, table, str(folder)], stdout=subprocess.DEVNULL
+    )
 
 
 def commits_in(*tables: str) -> int:
@@ -253,7 +283,9 @@ def whole_content(uri: str, columns: list[str]) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.chaos
-def test_a_killed_ingest_that_is_run_again_ends_as_if_undisturbed(many: Path, tmp_path: Path) -> None:
+def test_a_killed_ingest_that_is_run_again_ends_as_if_undisturbed(
+    many: Path, tmp_path: Path
+) -> None:
     calm, shot = str(tmp_path / "calm"), str(tmp_path / "shot")
     assert start(calm, many).wait() == 0
     random, kills = np.random.default_rng(3), 0
@@ -273,7 +305,9 @@ def test_a_killed_ingest_that_is_run_again_ends_as_if_undisturbed(many: Path, tm
     columns = [n for n in SCHEMA.names if n != "image"]
     assert whole_content(shot, columns) == whole_content(calm, columns)
     columns = ["path", "image_id", "reason", "label"]
-    assert whole_content(quarantine_uri(shot), columns) == whole_content(quarantine_uri(calm), columns)
+    assert whole_content(quarantine_uri(shot), columns) == whole_content(
+        quarantine_uri(calm), columns
+    )
 
 
 @pytest.mark.chaos
@@ -288,7 +322,9 @@ def test_two_ingests_at_once_make_no_duplicates(many: Path, tmp_path: Path) -> N
     assert len(rejects) == len(everything(quarantine_uri(calm), ["path"])) == 20
 
 
-def test_larger_images_are_stored_smaller_in_their_own_format(tmp_path: Path, table: TableConfig) -> None:
+def test_larger_images_are_stored_smaller_in_their_own_format(
+    tmp_path: Path, table: TableConfig
+) -> None:
     """JPEG lies on its side by EXIF, PNG is gray, WebP is wide, the last is small already and stays byte for byte."""
     folder = tmp_path / "large"
     folder.mkdir()
@@ -300,7 +336,10 @@ def test_larger_images_are_stored_smaller_in_their_own_format(tmp_path: Path, ta
     ramp.save(folder / "b.png")
     colour.transpose(Image.Transpose.ROTATE_180).resize((200, 50)).save(folder / "c.webp")
     colour.resize((64, 32)).save(folder / "d.jpg", exif=exif)
-    cfg = validate(IngestConfig, {"from": {"images": str(folder), "labelled": False}, "max_side": 64, "near_bits": 0})
+    cfg = validate(
+        IngestConfig,
+        {"from": {"images": str(folder), "labelled": False}, "max_side": 64, "near_bits": 0},
+    )
     assert ingest(table, cfg).accepted == 4
     rows = {r["path"]: r for r in everything(table.uri, SCHEMA.names)}
     assert {p: (r["format"], r["width"], r["height"]) for p, r in rows.items()} == {
@@ -315,25 +354,35 @@ def test_larger_images_are_stored_smaller_in_their_own_format(tmp_path: Path, ta
         assert r["sha256"] == hashlib.sha256(r["image"]).hexdigest()
         assert r["bytes"] == len(r["image"])
         assert (r["image"] == source_bytes) == (path == "d.jpg")
-        small = np.asarray(Image.fromarray(decode(source_bytes)).resize((8, 8), Image.Resampling.BOX), np.int16)
-        again = np.asarray(Image.fromarray(decode(r["image"])).resize((8, 8), Image.Resampling.BOX), np.int16)
+        small = np.asarray(
+            Image.fromarray(decode(source_bytes)).resize((8, 8), Image.Resampling.BOX), np.int16
+        )
+        again = np.asarray(
+            Image.fromarray(decode(r["image"])).resize((8, 8), Image.Resampling.BOX), np.int16
+        )
         assert np.abs(small - again).max() <= 6
     assert Image.open(io.BytesIO(rows["b.png"]["image"])).mode == "L"
     assert ingest(table, cfg).present == 4
 
 
-def test_a_large_image_that_is_cut_off_is_not_made_small_and_whole(tmp_path: Path, table: TableConfig, textured: Draw) -> None:
+def test_a_large_image_that_is_cut_off_is_not_made_small_and_whole(
+    tmp_path: Path, table: TableConfig, textured: Draw
+) -> None:
     (tmp_path / "cut").mkdir()
     whole = textured(1, side_px=400, kind="JPEG")
     for i, share in enumerate((0.3, 0.7, 0.95)):
         (tmp_path / "cut" / f"{i}.jpg").write_bytes(whole[: int(len(whole) * share)])
     (tmp_path / "cut" / "whole.jpg").write_bytes(whole)
-    cfg = validate(IngestConfig, {"from": {"images": str(tmp_path / "cut"), "labelled": False}, "max_side": 64})
+    cfg = validate(
+        IngestConfig, {"from": {"images": str(tmp_path / "cut"), "labelled": False}, "max_side": 64}
+    )
     done = ingest(table, cfg)
     assert (done.accepted, done.reasons) == (1, {"broken": 3})
 
 
-def test_tiff_and_bmp_come_on_request_and_are_stored_as_png(tmp_path: Path, table: TableConfig, textured: Draw) -> None:
+def test_tiff_and_bmp_come_on_request_and_are_stored_as_png(
+    tmp_path: Path, table: TableConfig, textured: Draw
+) -> None:
     (tmp_path / "odd").mkdir()
     for seed, kind in enumerate(("TIFF", "BMP", "PNG")):
         (tmp_path / "odd" / f"{seed}.img").write_bytes(textured(seed, kind=kind))
@@ -343,11 +392,18 @@ def test_tiff_and_bmp_come_on_request_and_are_stored_as_png(tmp_path: Path, tabl
     assert (done.accepted, done.present) == (2, 1)
     for r in everything(table.uri, ["path", "image", "format"]):
         assert r["format"] == Image.open(io.BytesIO(r["image"])).format == "PNG"
-        assert np.array_equal(decode(r["image"]), decode((tmp_path / "odd" / r["path"]).read_bytes(), None, 10**6, FIVE))
-    assert ingest(table, validate(IngestConfig, settings | {"formats": ["PNG"]})).present == 3  # known by their bytes
+        assert np.array_equal(
+            decode(r["image"]),
+            decode((tmp_path / "odd" / r["path"]).read_bytes(), None, 10**6, FIVE),
+        )
+    assert (
+        ingest(table, validate(IngestConfig, settings | {"formats": ["PNG"]})).present == 3
+    )  # known by their bytes
 
 
-def test_a_table_without_the_newest_column_gets_it_with_the_next_ingest(photos: Path, table: TableConfig) -> None:
+def test_a_table_without_the_newest_column_gets_it_with_the_next_ingest(
+    photos: Path, table: TableConfig
+) -> None:
     scratch = TableConfig(uri=table.uri + "_scratch")
     ingest(scratch, source(photos, share=[0.0, 0.5]))
     old = pa.Table.from_pylist(everything(scratch.uri, [n for n in SCHEMA.names if n != "sha256"]))
@@ -363,7 +419,12 @@ def test_images_that_cleaning_dropped_do_not_come_back(photos: Path, table: Tabl
     first = ingest(table, source(photos)).version
     opened = ImageTable.open(table)
     gone = sorted(r["image_id"] for r in everything(table.uri, ["image_id"]))[:3]
-    found = [verdicts.row(verdicts.Seen(i, "f", 0, i), "dark", value=1.0, limit=8.0, dropped=i != gone[2]) for i in gone]
+    found = [
+        verdicts.row(
+            verdicts.Seen(i, "f", 0, i), "dark", value=1.0, limit=8.0, dropped=i != gone[2]
+        )
+        for i in gone
+    ]
     verdicts.write(table.uri, first, "policy", "rules", found, 60, None)
     drop(opened, first, gone[:2], "clean")
     done = ingest(table, source(photos))
@@ -377,16 +438,25 @@ def test_splits_can_come_from_a_column_of_the_csv(mixed: Path, table: TableConfi
     done = ingest(table, source(mixed, split_column="part"))
     assert done.splits == {"first": 4, "second": 8}
     rows = everything(table.uri, ["path", "split"])
-    assert {r["path"] for r in rows if r["split"] == "first"} == {"00.png", "more/01.jpeg", "02.webp", "more/03.png"}
+    assert {r["path"] for r in rows if r["split"] == "first"} == {
+        "00.png",
+        "more/01.jpeg",
+        "02.webp",
+        "more/03.png",
+    }
 
 
-def test_near_duplicates_share_family_and_split_even_across_runs(tmp_path: Path, table: TableConfig, textured: Draw) -> None:
+def test_near_duplicates_share_family_and_split_even_across_runs(
+    tmp_path: Path, table: TableConfig, textured: Draw
+) -> None:
     folders = [tmp_path / "one", tmp_path / "two"]
     for folder, kind in zip(folders, ({"compress_level": 1}, {"compress_level": 9}), strict=True):
         folder.mkdir()
         for seed in range(20):
             (folder / f"{seed}.png").write_bytes(textured(seed, **kind))
-        (folder / "labels.csv").write_text("file,label\n" + "".join(f"{s}.png,a\n" for s in range(20)))
+        (folder / "labels.csv").write_text(
+            "file,label\n" + "".join(f"{s}.png,a\n" for s in range(20))
+        )
     for folder in folders:
         assert ingest(table, source(folder)).accepted == 20
     rows = everything(table.uri, ["image_id", "path", "family", "split"])
@@ -410,13 +480,18 @@ def test_images_without_labels_are_taken_when_asked_for(photos: Path, table: Tab
     cfg = validate(IngestConfig, {"from": {"images": str(photos), "labelled": False}})
     done = ingest(table, cfg)
     assert (done.accepted, done.unlabelled) == (60, 60)
-    assert done.reasons == {"not_an_image": 1}  # labels.csv was not named, so it is a file like any other
+    assert done.reasons == {
+        "not_an_image": 1
+    }  # labels.csv was not named, so it is a file like any other
 
 
 def test_a_csv_that_names_missing_files_writes_nothing(mixed: Path, table: TableConfig) -> None:
     with (mixed / "labels.csv").open("a") as f:
         f.write("nowhere.png,a,first\nneither.png,b,first\n")
-    with pytest.raises(DataError, match=r"labels\.csv names 2 of 15 files .*\(got 'neither\.png'\).*nothing was written"):
+    with pytest.raises(
+        DataError,
+        match=r"labels\.csv names 2 of 15 files .*\(got 'neither\.png'\).*nothing was written",
+    ):
         ingest(table, source(mixed))
     assert not Path(table.uri).parent.exists()
 
@@ -427,12 +502,23 @@ def test_a_csv_that_names_missing_files_writes_nothing(mixed: Path, table: Table
         ("file;label\n00.png;a\n", r"no column 'file'.*file;label"),
         ("file,lable\n00.png,a\n", r"no column 'label'\. Did you mean 'lable'"),
         ("", r"no column 'file'"),
-        ("file,label\n00.png,a\n00.png,b\n", r"gives 00\.png two labels \(got 'a, b'\)\. One label a file"),
+        (
+            "file,label\n00.png,a\n00.png,b\n",
+            r"gives 00\.png two labels \(got 'a, b'\)\. One label a file",
+        ),
         ("label,file\na,00.png\nb\n", r"Line 3 of .* has 1 fields and the header has 2"),
         ("file,label\n00.png,\n02.webp, \n", "There are no labels .*ingest.from.labelled=false"),
         ("file,label\n", "There are no labels"),
     ],
-    ids=["semicolons", "misspelt", "empty", "two labels", "short line", "blank labels", "header only"],
+    ids=[
+        "semicolons",
+        "misspelt",
+        "empty",
+        "two labels",
+        "short line",
+        "blank labels",
+        "header only",
+    ],
 )
 def test_a_labels_file_that_cannot_be_right_is_named_before_anything_is_written(
     text: str, says: str, mixed: Path, table: TableConfig
@@ -443,15 +529,23 @@ def test_a_labels_file_that_cannot_be_right_is_named_before_anything_is_written(
     assert not Path(table.uri).parent.exists()
 
 
-def test_files_that_are_not_there_or_not_text_are_named(mixed: Path, table: TableConfig, tmp_path: Path) -> None:
+def test_files_that_are_not_there_or_not_text_are_named(
+    mixed: Path, table: TableConfig, tmp_path: Path
+) -> None:
     (tmp_path / "empty").mkdir()
     for settings, says in (
         ({"images": "nowhere"}, "image folder does not exist .*'nowhere'.*ingest.from.images"),
         ({}, "image folder does not exist"),
         ({"images": str(tmp_path / "empty")}, "image folder is empty .*empty"),
-        ({"images": str(mixed), "labels": "nowhere.csv"}, r"labels file does not exist .*nowhere\.csv"),
+        (
+            {"images": str(mixed), "labels": "nowhere.csv"},
+            r"labels file does not exist .*nowhere\.csv",
+        ),
         ({"images": str(mixed), "labels": str(mixed)}, r"labels file cannot be read"),
-        ({"images": str(mixed), "labels": str(mixed / "00.png")}, r"labels file cannot be read as a UTF-8 CSV"),
+        (
+            {"images": str(mixed), "labels": str(mixed / "00.png")},
+            r"labels file cannot be read as a UTF-8 CSV",
+        ),
         ({"images": str(mixed)}, r"two ways: images lie beside the folders.*ingest\.from\.labels"),
     ):
         with pytest.raises(DataError, match=says):
@@ -459,7 +553,9 @@ def test_files_that_are_not_there_or_not_text_are_named(mixed: Path, table: Tabl
     assert not Path(table.uri).parent.exists()
 
 
-def test_a_folder_of_nothing_but_text_is_quarantined_whole_and_makes_no_table(tmp_path: Path, table: TableConfig) -> None:
+def test_a_folder_of_nothing_but_text_is_quarantined_whole_and_makes_no_table(
+    tmp_path: Path, table: TableConfig
+) -> None:
     folder = tmp_path / "texts"
     folder.mkdir()
     for i in range(5):
@@ -467,7 +563,8 @@ def test_a_folder_of_nothing_but_text_is_quarantined_whole_and_makes_no_table(tm
     (folder / "labels.csv").write_text("file,label\n" + "".join(f"{i}.jpg,a\n" for i in range(5)))
     for _ in range(2):  # and again: no second copies
         with pytest.raises(
-            DataError, match=r"None of 5 files is a readable image \(got \{'not_an_image': 5\}\).*_quarantine"
+            DataError,
+            match=r"None of 5 files is a readable image \(got \{'not_an_image': 5\}\).*_quarantine",
         ) as e:
             ingest(table, source(folder))
         assert e.value.exit_code == 2
@@ -503,11 +600,17 @@ def test_wrong_settings_are_named(settings: dict[str, Any], says: str) -> None:
         validate(IngestConfig, settings)
 
 
-def test_stratified_splits_hold_in_every_label_over_ingests_and_are_drawn_anew_by_a_seed(photos: Path, tmp_path: Path) -> None:
+def test_stratified_splits_hold_in_every_label_over_ingests_and_are_drawn_anew_by_a_seed(
+    photos: Path, tmp_path: Path
+) -> None:
     drawn = []
     for seed in (1, 1, 2):
         table = TableConfig(uri=str(tmp_path / f"{len(drawn)}"))
-        stratified: dict[str, Any] = {"splits": {"train": 0.75, "test": 0.25}, "stratify": True, "seed": seed}
+        stratified: dict[str, Any] = {
+            "splits": {"train": 0.75, "test": 0.25},
+            "stratify": True,
+            "seed": seed,
+        }
         ingest(table, source(photos, share=[0.0, 0.5], **stratified))
         ingest(table, source(photos, **stratified))  # goes on from what the table holds
         rows = everything(table.uri, ["image_id", "label", "split"])
@@ -535,13 +638,17 @@ def surfaces(tmp_path: Path) -> Path:
     return tmp_path / "surfaces"
 
 
-def test_smooth_surfaces_do_not_become_one_family_in_one_split(surfaces: Path, table: TableConfig) -> None:
+def test_smooth_surfaces_do_not_become_one_family_in_one_split(
+    surfaces: Path, table: TableConfig
+) -> None:
     cfg = validate(IngestConfig, {"from": {"images": str(surfaces)}, "workers": 0})
     done = ingest(table, cfg)
     rows = everything(table.uri, ["label", "split", "family"])
     assert max(Counter(r["family"] for r in rows).values()) <= 300 * 0.15 / 2
     seen = Counter((r["label"], r["split"]) for r in rows)
-    assert all(seen[label, name] >= 8 for label in ("good", "flawed") for name in ("train", "val", "test")), seen
+    assert all(
+        seen[label, name] >= 8 for label in ("good", "flawed") for name in ("train", "val", "test")
+    ), seen
     assert done.splits["train"] > 150
     assert ingest(table, cfg).version == done.version
 
@@ -553,13 +660,16 @@ def test_a_split_that_would_stay_empty_is_an_error_before_anything_is_written(
     monkeypatch.setattr(split, "most_in_family", lambda images, fractions: None)
     cfg = {"from": {"images": str(surfaces)}, "workers": 0}
     with pytest.raises(
-        DataError, match=r"A split would stay empty or lack a class: .*of 300.*ingest\.stratify=true.*near_bits=0"
+        DataError,
+        match=r"A split would stay empty or lack a class: .*of 300.*ingest\.stratify=true.*near_bits=0",
     ):
         ingest(table, validate(IngestConfig, cfg))
     assert not ImageTable.exists(table.uri)
     monkeypatch.undo()
     for more in ({"near_bits": 0}, {"stratify": True}):
-        done = ingest(TableConfig(uri=f"{table.uri}-{next(iter(more))}"), validate(IngestConfig, cfg | more))
+        done = ingest(
+            TableConfig(uri=f"{table.uri}-{next(iter(more))}"), validate(IngestConfig, cfg | more)
+        )
         assert (done.accepted, len(done.splits)) == (300, 3)
 
 
@@ -572,4 +682,10 @@ def test_few_images_and_one_class_at_a_time_are_no_error(
         folder.mkdir(parents=True)
         for seed in range(images):
             (folder / f"{seed}.png").write_bytes(textured(seed + 100 * (label == "b"), 32))
-        assert ingest(table, validate(IngestConfig, {"from": {"images": str(folder.parent)}, "workers": 0})).accepted == images
+        assert (
+            ingest(
+                table,
+                validate(IngestConfig, {"from": {"images": str(folder.parent)}, "workers": 0}),
+            ).accepted
+            == images
+        )

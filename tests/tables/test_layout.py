@@ -14,7 +14,12 @@ from raypipe.tables.table import ImageTable
 
 Draw = Callable[..., bytes]
 Cli = Callable[..., tuple[int, str, str]]
-SPLIT = [f"{split}/{label}/{i}.png" for split in ("train", "val", "test") for label in ("cat", "dog") for i in range(2)]
+SPLIT = [
+    f"{split}/{label}/{i}.png"
+    for split in ("train", "val", "test")
+    for label in ("cat", "dog")
+    for i in range(2)
+]
 CLASSES = [f"{label}/{i}.png" for label in ("cat", "dog") for i in range(2)]
 
 
@@ -30,16 +35,31 @@ def read(cfg: SourceConfig) -> dict[str, tuple[str | None, str | None]]:
 
 
 @pytest.mark.parametrize(
-    "stray", ["train/Thumbs.db", "train/README.txt", "README.md", "notes/a/notes.txt", "train/cat/list.csv", "other/.DS_Store"]
+    "stray",
+    [
+        "train/Thumbs.db",
+        "train/README.txt",
+        "README.md",
+        "notes/a/notes.txt",
+        "train/cat/list.csv",
+        "other/.DS_Store",
+    ],
 )
 @pytest.mark.parametrize("names", [SPLIT, CLASSES], ids=["splits", "classes"])
-def test_a_file_that_is_no_image_changes_no_label_and_no_split(stray: str, names: list[str], tmp_path: Path) -> None:
+def test_a_file_that_is_no_image_changes_no_label_and_no_split(
+    stray: str, names: list[str], tmp_path: Path
+) -> None:
     alone = read(made(tmp_path / "clean", names))
     with_it = read(made(tmp_path / "stray", [*names, stray]))
     assert {name: with_it[name] for name in names} == alone
     assert {label for label, _ in alone.values()} == {"cat", "dog"}
-    assert {split for _, split in alone.values()} == ({"train", "val", "test"} if names is SPLIT else {None})
-    assert with_it.get(stray, (None, None)) == (None, None)  # still listed: the quarantine says what it is
+    assert {split for _, split in alone.values()} == (
+        {"train", "val", "test"} if names is SPLIT else {None}
+    )
+    assert with_it.get(stray, (None, None)) == (
+        None,
+        None,
+    )  # still listed: the quarantine says what it is
 
 
 def test_images_without_an_ending_decide_too(tmp_path: Path, textured: Draw) -> None:
@@ -53,13 +73,24 @@ def test_images_without_an_ending_decide_too(tmp_path: Path, textured: Draw) -> 
 @pytest.mark.parametrize(
     ("names", "says"),
     [
-        ([*SPLIT, "train/loose.png"], r"two ways: images lie beside class folders \(got 'train/loose\.png'\)"),
-        ([*SPLIT, "extra/cat/1.png"], r"two ways: test, train, val would be splits, and others are not \(got 'extra'\)"),
+        (
+            [*SPLIT, "train/loose.png"],
+            r"two ways: images lie beside class folders \(got 'train/loose\.png'\)",
+        ),
+        (
+            [*SPLIT, "extra/cat/1.png"],
+            r"two ways: test, train, val would be splits, and others are not \(got 'extra'\)",
+        ),
         ([*CLASSES, "loose.png"], r"two ways: images lie beside the folders \(got 'loose\.png'\)"),
-        (["train/1.png", "val/2.png"], r"the folders are splits and hold no class folders .*labelled=false"),
+        (
+            ["train/1.png", "val/2.png"],
+            r"the folders are splits and hold no class folders .*labelled=false",
+        ),
     ],
 )
-def test_folders_that_can_be_read_in_two_ways_are_refused_by_name(names: list[str], says: str, tmp_path: Path) -> None:
+def test_folders_that_can_be_read_in_two_ways_are_refused_by_name(
+    names: list[str], says: str, tmp_path: Path
+) -> None:
     with pytest.raises(DataError, match=says):
         candidates(made(tmp_path, names))
 
@@ -75,7 +106,9 @@ def test_splits_of_folders_hold_without_labels_too(tmp_path: Path) -> None:
     assert found == {name: (None, name.split("/")[0]) for name in SPLIT}
 
 
-def test_a_dry_run_says_what_was_understood_and_writes_nothing(cli: Cli, tmp_path: Path, textured: Draw) -> None:
+def test_a_dry_run_says_what_was_understood_and_writes_nothing(
+    cli: Cli, tmp_path: Path, textured: Draw
+) -> None:
     for i, name in enumerate(SPLIT):
         made(tmp_path / "photos", [name], textured(i))
     made(tmp_path / "photos", ["train/Thumbs.db"])

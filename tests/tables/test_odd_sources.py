@@ -29,7 +29,9 @@ Member = tuple[str, bytes]
 PIXEL = b"a picture"
 
 
-def tar(path: Path, members: list[Member], links: dict[str, tuple[bytes, str]] | None = None, **how: Any) -> Path:
+def tar(
+    path: Path, members: list[Member], links: dict[str, tuple[bytes, str]] | None = None, **how: Any
+) -> Path:
     with tarfile.open(path, "w", **how) as out:
         for name, data in members:
             member = tarfile.TarInfo(name)
@@ -47,7 +49,10 @@ def listed(**kept: Any) -> list[Candidate]:
 
 
 def of_tar(path: Path, **more: Any) -> dict[str, tuple[str | None, str]]:
-    return {c.path.partition("/")[2]: (c.label, c.reason) for c in listed(kind="tar", images=str(path), **more)}
+    return {
+        c.path.partition("/")[2]: (c.label, c.reason)
+        for c in listed(kind="tar", images=str(path), **more)
+    }
 
 
 def sample(key: str, label: str) -> list[Member]:
@@ -59,22 +64,40 @@ def test_joined_shards_keep_each_image_with_its_own_label(how: str, tmp_path: Pa
     first, second = [*sample("0", "a"), *sample("1", "b")], [*sample("0", "c"), *sample("1", "d")]
     joined = tar(tmp_path / "joined.tar", first + second)
     if how.startswith("one"):
-        shards = (tar(tmp_path / f"{i}.x", members).read_bytes() for i, members in enumerate((first, second)))
+        shards = (
+            tar(tmp_path / f"{i}.x", members).read_bytes()
+            for i, members in enumerate((first, second))
+        )
         joined.write_bytes(b"".join(shards))
     found = listed(kind="tar", images=str(joined))
     (part,) = candidates(SourceConfig(kind="tar", images=str(joined))).parts
-    assert [bytes(data)[-1:].decode() for data in part.read(found)] == [c.label for c in found] == ["a", "b", "c", "d"]
+    assert (
+        [bytes(data)[-1:].decode() for data in part.read(found)]
+        == [c.label for c in found]
+        == ["a", "b", "c", "d"]
+    )
 
 
-def test_one_sample_that_is_joined_to_another_of_its_key_is_not_mixed_up_with_it(tmp_path: Path) -> None:
-    found = listed(kind="tar", images=str(tar(tmp_path / "x.tar", [*sample("0", "a"), *sample("0", "b")])))
+def test_one_sample_that_is_joined_to_another_of_its_key_is_not_mixed_up_with_it(
+    tmp_path: Path,
+) -> None:
+    found = listed(
+        kind="tar", images=str(tar(tmp_path / "x.tar", [*sample("0", "a"), *sample("0", "b")]))
+    )
     assert [c.label for c in found] == ["a", "b"]
 
 
-def test_labels_that_come_after_all_images_are_found_once_and_quarantined_when_there_are_two(tmp_path: Path) -> None:
+def test_labels_that_come_after_all_images_are_found_once_and_quarantined_when_there_are_two(
+    tmp_path: Path,
+) -> None:
     images, labels = [("0.jpg", b"x"), ("1.jpg", b"y")], [("0.cls", b"a"), ("1.cls", b"b")]
-    assert of_tar(tar(tmp_path / "x.tar", images + labels)) == {"0.jpg": ("a", ""), "1.jpg": ("b", "")}
-    found = listed(kind="tar", images=str(tar(tmp_path / "x.tar", [*(images + labels) * 2, *sample("2", "c")])))
+    assert of_tar(tar(tmp_path / "x.tar", images + labels)) == {
+        "0.jpg": ("a", ""),
+        "1.jpg": ("b", ""),
+    }
+    found = listed(
+        kind="tar", images=str(tar(tmp_path / "x.tar", [*(images + labels) * 2, *sample("2", "c")]))
+    )
     assert [c.reason for c in found] == ["label"] * 4 + [""]
     assert "which label is whose" in found[0].detail
 
@@ -115,7 +138,14 @@ def test_a_field_of_a_sample_is_no_image_and_a_label_must_be_text(tmp_path: Path
         "i.jpg": (None, "label"),
     }
     details = " ".join(c.detail for c in found)
-    for says in ("first dot", "not UTF-8", "stands twice", "nested too deeply", "cls says 'cat' and its JSON 'dog'", "bytes"):
+    for says in (
+        "first dot",
+        "not UTF-8",
+        "stands twice",
+        "nested too deeply",
+        "cls says 'cat' and its JSON 'dog'",
+        "bytes",
+    ):
         assert says in details
 
 
@@ -154,8 +184,12 @@ def test_members_with_other_names_and_links_are_all_counted(tmp_path: Path, text
 
 
 @pytest.mark.parametrize("damage", ["header", "end", "half"])
-def test_a_shard_that_is_damaged_in_the_middle_does_not_just_end_there(damage: str, tmp_path: Path) -> None:
-    path = tar(tmp_path / "x.tar", [member for i in range(4) for member in sample(str(i), "ab"[i % 2])])
+def test_a_shard_that_is_damaged_in_the_middle_does_not_just_end_there(
+    damage: str, tmp_path: Path
+) -> None:
+    path = tar(
+        tmp_path / "x.tar", [member for i in range(4) for member in sample(str(i), "ab"[i % 2])]
+    )
     data = bytearray(path.read_bytes())
     if damage == "header":
         data[4 * 512 : 4 * 512 + 200] = b"\xff" * 200
@@ -167,12 +201,21 @@ def test_a_shard_that_is_damaged_in_the_middle_does_not_just_end_there(damage: s
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("file,label\n1.png,a,b\n", r"Line 2 of .*labels\.csv has 3 fields and the header has 2 \(got '1\.png,a,b'\).*quotes"),
+        (
+            "file,label\n1.png,a,b\n",
+            r"Line 2 of .*labels\.csv has 3 fields and the header has 2 \(got '1\.png,a,b'\).*quotes",
+        ),
         ("file,label\n1.png\n", r"Line 2 of .* has 1 fields"),
         ("file,label,label\n1.png,a,b\n", r"has 2 columns 'label'.*Rename"),
         ("file,label\n1.png,a\nfile,label\n2.png,b\n", r"Line 3 of .* is the header again"),
-        ("file,label,part\n1.png,a,train\n./1.png,a,test\n", r"gives 1\.png two splits \(got 'train, test'\)"),
-        ('file,label\n1.png,"a\n2.png,b\n', r"cannot be read as a UTF-8 CSV: unexpected end of data"),
+        (
+            "file,label,part\n1.png,a,train\n./1.png,a,test\n",
+            r"gives 1\.png two splits \(got 'train, test'\)",
+        ),
+        (
+            'file,label\n1.png,"a\n2.png,b\n',
+            r"cannot be read as a UTF-8 CSV: unexpected end of data",
+        ),
     ],
 )
 def test_a_csv_that_says_two_things_is_refused(text: str, says: str, tmp_path: Path) -> None:
@@ -217,7 +260,9 @@ FEATURES: list[tuple[Any, str]] = [
 
 @pytest.mark.parametrize(("features", "says"), FEATURES)
 @pytest.mark.parametrize("kind", ["parquet", "huggingface"])
-def test_features_that_cannot_name_the_classes_are_refused(kind: str, features: Any, says: str | None, tmp_path: Path) -> None:
+def test_features_that_cannot_name_the_classes_are_refused(
+    kind: str, features: Any, says: str | None, tmp_path: Path
+) -> None:
     table = pa.table({"image": [PIXEL, PIXEL], "label": [0, 1]})
     text = features if isinstance(features, str) else json.dumps(features)
     if kind == "parquet":
@@ -247,19 +292,32 @@ def test_features_that_cannot_name_the_classes_are_refused(kind: str, features: 
         ("dataset_dict.json", '{"splits": "train"}'),
     ],
 )
-def test_a_data_set_whose_lists_are_malformed_is_refused(name: str, text: str, tmp_path: Path) -> None:
+def test_a_data_set_whose_lists_are_malformed_is_refused(
+    name: str, text: str, tmp_path: Path
+) -> None:
     (tmp_path / "dataset_info.json").write_text("{}")
     (tmp_path / name).write_text(text)
     with pytest.raises(DataError, match=r"no data set that save_to_disk wrote|list"):
         listed(kind="huggingface", images=str(tmp_path))
 
 
-def test_a_class_number_without_a_name_is_a_reason_and_minus_one_is_unlabelled(tmp_path: Path) -> None:
-    features = json.dumps({"info": {"features": {"label": {"names": ["a", "b"], "_type": "ClassLabel"}}}})
-    table = pa.table({"image": [PIXEL] * 4, "label": [0, 1, -1, 7]}).replace_schema_metadata({"huggingface": features})
+def test_a_class_number_without_a_name_is_a_reason_and_minus_one_is_unlabelled(
+    tmp_path: Path,
+) -> None:
+    features = json.dumps(
+        {"info": {"features": {"label": {"names": ["a", "b"], "_type": "ClassLabel"}}}}
+    )
+    table = pa.table({"image": [PIXEL] * 4, "label": [0, 1, -1, 7]}).replace_schema_metadata(
+        {"huggingface": features}
+    )
     pq.write_table(table, tmp_path / "0.parquet")
     found = listed(kind="parquet", images=str(tmp_path))
-    assert [(c.label, c.reason) for c in found] == [("a", ""), ("b", ""), (None, ""), (None, "label")]
+    assert [(c.label, c.reason) for c in found] == [
+        ("a", ""),
+        ("b", ""),
+        (None, ""),
+        (None, "label"),
+    ]
     assert "class number 7 has no name: there are 2" in found[3].detail
 
 
@@ -283,7 +341,9 @@ def huge_member(root: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("make", [huge_file, huge_member])
-def test_a_file_of_three_gigabytes_is_refused_before_it_is_read(make: Callable[[Path], dict[str, Any]], tmp_path: Path) -> None:
+def test_a_file_of_three_gigabytes_is_refused_before_it_is_read(
+    make: Callable[[Path], dict[str, Any]], tmp_path: Path
+) -> None:
     (part,) = candidates(validate(SourceConfig, make(tmp_path))).parts
     tracemalloc.start()
     (data,) = part.read(part.candidates)
@@ -294,7 +354,10 @@ def test_a_file_of_three_gigabytes_is_refused_before_it_is_read(make: Callable[[
 
 
 def test_folders_nested_deeper_than_the_stack_are_walked() -> None:
-    root, here = Path(tempfile.mkdtemp()), Path.cwd()  # not pytest's folder: its cleaning up recurses
+    root, here = (
+        Path(tempfile.mkdtemp()),
+        Path.cwd(),
+    )  # not pytest's folder: its cleaning up recurses
     try:
         os.chdir(root)
         for _ in range(1500):
@@ -355,7 +418,15 @@ def hostile_header(size: bytes, kind: bytes = tarfile.REGTYPE) -> bytes:
         b"",
         b"\0" * 10240,
     ],
-    ids=["negative", "back to the start", "huge", "names of names", "headers of headers", "empty", "nothing but zeros"],
+    ids=[
+        "negative",
+        "back to the start",
+        "huge",
+        "names of names",
+        "headers of headers",
+        "empty",
+        "nothing but zeros",
+    ],
 )
 def test_a_hostile_shard_is_one_message_and_ends(data: bytes, tmp_path: Path) -> None:
     (tmp_path / "x.tar").write_bytes(data)
@@ -376,7 +447,10 @@ def test_an_image_column_is_no_label(kind: str, tmp_path: Path) -> None:
 
 def test_text_beside_images_that_nobody_asks_for_is_not_judged(tmp_path: Path) -> None:
     members = [("a.jpg", PIXEL), ("a.json", b"not json"), ("b.jpg", PIXEL), ("b.cls", b"\xe9")]
-    assert of_tar(tar(tmp_path / "x.tar", members), labelled=False) == {"a.jpg": (None, ""), "b.jpg": (None, "")}
+    assert of_tar(tar(tmp_path / "x.tar", members), labelled=False) == {
+        "a.jpg": (None, ""),
+        "b.jpg": (None, ""),
+    }
 
 
 def test_a_vector_of_numbers_is_no_list_of_tags(tmp_path: Path) -> None:

@@ -22,9 +22,15 @@ PLAIN: dict[str, Any] = {"compression": "NONE", "use_dictionary": False}
 
 
 def parquet(values: list[bytes | None], nullable: bool = True, **options: Any) -> bytes:
-    schema = pa.schema([pa.field("id", pa.int64()), pa.field("image", pa.binary(), nullable=nullable)])
+    schema = pa.schema(
+        [pa.field("id", pa.int64()), pa.field("image", pa.binary(), nullable=nullable)]
+    )
     out = io.BytesIO()
-    pq.write_table(pa.table([pa.array(range(len(values))), pa.array(values, pa.binary())], schema), out, **options)
+    pq.write_table(
+        pa.table([pa.array(range(len(values))), pa.array(values, pa.binary())], schema),
+        out,
+        **options,
+    )
     return out.getvalue()
 
 
@@ -45,7 +51,13 @@ def walked(source: bytes) -> list[bytes] | None:
 
 @pytest.mark.parametrize("nullable", [True, False])
 @pytest.mark.parametrize(
-    "options", [{}, {"row_group_size": 30}, {"data_page_size": 500, "write_batch_size": 5}, {"write_page_checksum": True}]
+    "options",
+    [
+        {},
+        {"row_group_size": 30},
+        {"data_page_size": 500, "write_batch_size": 5},
+        {"write_page_checksum": True},
+    ],
 )
 def test_plain_pages_hold_what_pyarrow_reads(options: dict[str, Any], nullable: bool) -> None:
     assert walked(parquet(list(VALUES), nullable, **PLAIN, **options)) == VALUES
@@ -72,14 +84,22 @@ def test_nulls_and_names_that_are_not_there_are_left_to_pyarrow() -> None:
 def test_what_we_write_ourselves_is_plain(tmp_path: Path) -> None:
     """If deltalake's pages change, reading gets slow without a word; this fails then."""
     append(
-        str(tmp_path / "t"), pa.table({"image_id": [str(i) for i in range(200)], "image": pa.array(VALUES, pa.binary())}), "x"
+        str(tmp_path / "t"),
+        pa.table(
+            {"image_id": [str(i) for i in range(200)], "image": pa.array(VALUES, pa.binary())}
+        ),
+        "x",
     )
     (path,) = DeltaTable(str(tmp_path / "t")).file_uris()
     assert walked(Path(path).read_bytes()) == VALUES
 
 
 def test_a_file_whose_pages_are_damaged_is_named(tmp_path: Path) -> None:
-    append(str(tmp_path / "t"), pa.table({"image_id": ["a"], "image": pa.array([b"x" * 999], pa.binary())}), "test")
+    append(
+        str(tmp_path / "t"),
+        pa.table({"image_id": ["a"], "image": pa.array([b"x" * 999], pa.binary())}),
+        "test",
+    )
     table = ImageTable(str(tmp_path / "t"))
     (path,) = map(Path, table.delta().file_uris())
     chunk = pages.chunk(pq.ParquetFile(path), 0, "image")
@@ -104,4 +124,6 @@ def test_damaged_pages_are_declined_or_walked_within_their_bounds(data: st.DataO
         damaged[at] = data.draw(st.integers(0, 255))
     cut = data.draw(st.integers(0, len(damaged)))
     spans = pages.spans(memoryview(damaged)[:cut], chunk.rows, chunk.nullable)
-    assert spans is None or (len(spans) == 40 and all(0 <= start <= end <= cut for start, end in spans))
+    assert spans is None or (
+        len(spans) == 40 and all(0 <= start <= end <= cut for start, end in spans)
+    )

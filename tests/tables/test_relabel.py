@@ -35,14 +35,20 @@ def folder(tmp_path: Path, textured: Draw) -> Path:
     return tmp_path / "photos"
 
 
-def take(table: TableConfig, folder: Path, labels: Labels | None, name: str = "line", **more: Any) -> IngestResult:
+def take(
+    table: TableConfig, folder: Path, labels: Labels | None, name: str = "line", **more: Any
+) -> IngestResult:
     """Ingest the folder with these labels; None: without."""
     source: dict[str, Any] = {"images": str(folder), "labelled": False}
     if labels is not None:
         file = folder.parent / f"{name}.csv"
-        file.write_text("file,label\n" + "".join(f"{f},{label or ''}\n" for f, label in labels.items()))
+        file.write_text(
+            "file,label\n" + "".join(f"{f},{label or ''}\n" for f, label in labels.items())
+        )
         source = {"images": str(folder), "labels": str(file)}
-    return ingest(table, validate(IngestConfig, {"from": source, "name": name, "workers": 0} | more))
+    return ingest(
+        table, validate(IngestConfig, {"from": source, "name": name, "workers": 0} | more)
+    )
 
 
 def named(labels: list[str | None]) -> Labels:
@@ -55,7 +61,9 @@ def held(table: TableConfig, *columns: str) -> dict[str, Any]:
     return {r.pop("path"): next(iter(r.values())) if len(columns) == 1 else r for r in rows}
 
 
-def test_labels_that_arrive_later_are_a_new_version_that_says_who_and_why(table: TableConfig, folder: Path) -> None:
+def test_labels_that_arrive_later_are_a_new_version_that_says_who_and_why(
+    table: TableConfig, folder: Path
+) -> None:
     first = take(table, folder, None)
     assert (first.accepted, first.unlabelled) == (12, 12)
     before = held(table, "image_id", "split", "family", "image")
@@ -66,13 +74,21 @@ def test_labels_that_arrive_later_are_a_new_version_that_says_who_and_why(table:
     assert held(table, "image_id", "split", "family", "image") == before
     opened = ImageTable(table.uri)
     entry = opened.history()[0]
-    assert (entry["why"], entry["relabelled"], bool(entry["who"])) == ("relabel by ingest labelling desk", 12, True)
+    assert (entry["why"], entry["relabelled"], bool(entry["who"])) == (
+        "relabel by ingest labelling desk",
+        12,
+        True,
+    )
     changed = versions.diff(opened, first.version, done.version)
     assert (changed.added, changed.removed, changed.moved) == ([], [], [])
-    assert changed.relabelled == sorted((before[path]["image_id"], None, label) for path, label in labels.items())
+    assert changed.relabelled == sorted(
+        (before[path]["image_id"], None, label) for path, label in labels.items()
+    )
 
 
-def test_a_label_that_changes_changes_and_again_is_nothing(table: TableConfig, folder: Path) -> None:
+def test_a_label_that_changes_changes_and_again_is_nothing(
+    table: TableConfig, folder: Path
+) -> None:
     take(table, folder, named(["a"] * 12))
     corrected = named(["a"] * 10 + ["b", "c"])
     done = take(table, folder, corrected)
@@ -91,7 +107,9 @@ def test_without_a_label_a_known_image_keeps_its_own(table: TableConfig, folder:
 
 
 @pytest.mark.parametrize("rows_a_commit", [20_000, 4], ids=["one commit", "several"])
-@pytest.mark.parametrize("before", [None, "line", "other"], ids=["new", "own label", "label of another source"])
+@pytest.mark.parametrize(
+    "before", [None, "line", "other"], ids=["new", "own label", "label of another source"]
+)
 def test_two_labels_in_one_ingest_are_quarantined_and_neither_is_believed(
     before: str | None,
     rows_a_commit: int,
@@ -113,8 +131,12 @@ def test_two_labels_in_one_ingest_are_quarantined_and_neither_is_believed(
     kept = {None: None, "line": None, "other": "before"}[before]
     assert held(table, "label") == named(["a"] * 12) | {"00.png": kept}
     quarantine = ImageTable(quarantine_uri(table.uri))
-    rejects = scan.rows(quarantine, quarantine.pin(), ["path", "label", "reason", "detail"]).to_pylist()
-    assert [(r["path"], r["label"], r["reason"]) for r in rejects] == [("99.png", "b", relabel.REASON)]
+    rejects = scan.rows(
+        quarantine, quarantine.pin(), ["path", "label", "reason", "detail"]
+    ).to_pylist()
+    assert [(r["path"], r["label"], r["reason"]) for r in rejects] == [
+        ("99.png", "b", relabel.REASON)
+    ]
     assert "00.png, the same image, says 'a'" in rejects[0]["detail"]
     newest, rejected = ImageTable(table.uri).pin(), quarantine.pin()
     again = take(table, folder, labels)
@@ -126,7 +148,9 @@ def test_two_labels_in_one_ingest_are_quarantined_and_neither_is_believed(
     assert held(table, "label")["00.png"] == "a"
 
 
-def test_a_label_is_found_wherever_in_the_source_it_stands(table: TableConfig, folder: Path) -> None:
+def test_a_label_is_found_wherever_in_the_source_it_stands(
+    table: TableConfig, folder: Path
+) -> None:
     (folder / "99.png").write_bytes((folder / "00.png").read_bytes())
     done = take(table, folder, named([None] + ["a"] * 11) | {"99.png": "b"})
     assert (done.accepted, done.duplicates, done.quarantined, done.relabelled) == (12, 1, 0, 0)
@@ -142,7 +166,11 @@ def test_relabels_at_once_lose_nothing(table: TableConfig, folder: Path) -> None
         for path in half:
             (folder.parent / str(i) / path).write_bytes((folder / path).read_bytes())
     with ThreadPoolExecutor(3) as pool:
-        done = list(pool.map(lambda i: take(table, folder.parent / str(i), halves[i], f"desk {i}"), range(3)))
+        done = list(
+            pool.map(
+                lambda i: take(table, folder.parent / str(i), halves[i], f"desk {i}"), range(3)
+            )
+        )
     assert [d.relabelled for d in done] == [4, 4, 4]
     assert held(table, "label") == named(["b"] * 12)
     assert len(held(table, "image_id")) == 12
@@ -158,7 +186,9 @@ def test_a_tag_keeps_the_labels_that_it_was_given_for(table: TableConfig, folder
         assert rows["label"].to_pylist() == [label] * 12
 
 
-def test_what_one_policy_dropped_comes_in_again_under_another(table: TableConfig, folder: Path) -> None:
+def test_what_one_policy_dropped_comes_in_again_under_another(
+    table: TableConfig, folder: Path
+) -> None:
     first = take(table, folder, named(["a"] * 12)).version
     gone = sorted(held(table, "image_id").values())[:2]
     strict, lax = CleanConfig(dark=60), CleanConfig(dark=1)
@@ -167,6 +197,11 @@ def test_what_one_policy_dropped_comes_in_again_under_another(table: TableConfig
     drop(ImageTable(table.uri), first, gone, "clean")
     cfg = validate(IngestConfig, {"from": {"images": str(folder), "labelled": False}, "workers": 0})
     assert ingest(table, cfg, policies=known_as(strict)).accepted == 0
-    assert ingest(table, cfg, policies=known_as(strict.model_copy(update={"tag": "golden"}))).accepted == 0
-    assert ingest(table, cfg).accepted == 0  # whoever names no policy gets none of what any has dropped
+    assert (
+        ingest(table, cfg, policies=known_as(strict.model_copy(update={"tag": "golden"}))).accepted
+        == 0
+    )
+    assert (
+        ingest(table, cfg).accepted == 0
+    )  # whoever names no policy gets none of what any has dropped
     assert ingest(table, cfg, policies=known_as(lax)).accepted == 2

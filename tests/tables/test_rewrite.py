@@ -23,7 +23,15 @@ from tests.tables import handmade as by_hand
 def rows(start: int, stop: int, **more: Any) -> pa.Table:
     n = range(start, stop)
     image = pa.array([b"%d" % i * 9 for i in n], pa.binary())
-    return pa.table({"image_id": ["same"] * len(n), "label": ["a"] * len(n), "n": list(n), "image": image, **more})
+    return pa.table(
+        {
+            "image_id": ["same"] * len(n),
+            "label": ["a"] * len(n),
+            "n": list(n),
+            "image": image,
+            **more,
+        }
+    )
 
 
 def content(table: ImageTable, version: int | None = None) -> list[int]:
@@ -37,7 +45,9 @@ def places_of(table: ImageTable, wanted: set[int], name: str = "n") -> list[Plac
 
 @settings(max_examples=15, deadline=None)
 @given(st.sets(st.integers(0, 299)))
-def test_exactly_the_rows_named_go(tmp_path_factory: pytest.TempPathFactory, gone: set[int]) -> None:
+def test_exactly_the_rows_named_go(
+    tmp_path_factory: pytest.TempPathFactory, gone: set[int]
+) -> None:
     uri = str(tmp_path_factory.mktemp("t") / "t")
     append(uri, rows(0, 200), "add")
     append(uri, rows(200, 300), "add")
@@ -46,7 +56,9 @@ def test_exactly_the_rows_named_go(tmp_path_factory: pytest.TempPathFactory, gon
     assert content(table, done.version) == sorted(set(range(300)) - gone)
     assert content(table, 1) == list(range(300))
     assert done.version == (2 if gone else 1)
-    assert len(DeltaTable(uri).file_uris()) == 2 - (gone >= set(range(200))) - (gone >= set(range(200, 300)))
+    assert len(DeltaTable(uri).file_uris()) == 2 - (gone >= set(range(200))) - (
+        gone >= set(range(200, 300))
+    )
 
 
 def test_files_stay_as_they_were_written_and_the_log_keeps_its_bounds(tmp_path: Path) -> None:
@@ -63,20 +75,33 @@ def test_files_stay_as_they_were_written_and_the_log_keeps_its_bounds(tmp_path: 
         for fact in ("compression", "has_dictionary_page", "is_stats_set", "physical_type"):
             assert getattr(old, fact) == getattr(new, fact), (old.path_in_schema, fact)
     (action,) = pa.table(DeltaTable(uri).get_add_actions(flatten=True)).to_pylist()
-    assert (action["num_records"], action["min.label"], action["max.image_id"]) == (298, "a", "same")
-    assert sorted(scan.rows(table, table.pin(), ["n"], {"n": ["0", "1", "298", "299"]})["n"].to_pylist()) == [1, 298]
+    assert (action["num_records"], action["min.label"], action["max.image_id"]) == (
+        298,
+        "a",
+        "same",
+    )
+    assert sorted(
+        scan.rows(table, table.pin(), ["n"], {"n": ["0", "1", "298", "299"]})["n"].to_pylist()
+    ) == [1, 298]
     assert table.history()[0]["removed"] == 2
 
 
 @pytest.mark.parametrize("odd", ["a b%c/ü=1", "it's", "A-1_b"])
-def test_partitioned_rows_go_and_the_others_stay_in_their_partition(odd: str, tmp_path: Path) -> None:
+def test_partitioned_rows_go_and_the_others_stay_in_their_partition(
+    odd: str, tmp_path: Path
+) -> None:
     uri, parts = str(tmp_path / "t"), [odd, None, "plain"]
     write_deltalake(uri, rows(0, 9, p=[parts[i % 3] for i in range(9)]), partition_by=["p"])
     table = ImageTable(uri)
     rewrite.drop(table, table.pin(), places_of(table, {0, 1, 2, 5, 8}), "drop")
     found = scan.rows(table, table.pin(), ["n", "p"]).sort_by("n").to_pylist()
     assert [(r["n"], r["p"]) for r in found] == [(3, parts[0]), (4, None), (6, parts[0]), (7, None)]
-    assert sorted(DeltaTable(uri).to_pyarrow_table()["n"].to_pylist()) == [3, 4, 6, 7]  # another reader's view
+    assert sorted(DeltaTable(uri).to_pyarrow_table()["n"].to_pylist()) == [
+        3,
+        4,
+        6,
+        7,
+    ]  # another reader's view
 
 
 @pytest.mark.parametrize("mode", ["vector", "mapped"])
@@ -85,11 +110,17 @@ def test_deleted_rows_stay_deleted_and_mapped_columns_mapped(mode: str, tmp_path
     vector = by_hand.on_disk(tmp_path, [1, 2]) if mode == "vector" else None
     content_ = pa.table({physical: pa.array(range(10), pa.int64())})
     other = pa.table({physical: pa.array(range(10, 20), pa.int64())})
-    mapping = {"delta.columnMapping.mode": "name", "delta.columnMapping.maxColumnId": "1"} if mode == "mapped" else {}
+    mapping = (
+        {"delta.columnMapping.mode": "name", "delta.columnMapping.maxColumnId": "1"}
+        if mode == "mapped"
+        else {}
+    )
     by_hand.commit(
         tmp_path,
         by_hand.protocol("columnMapping" if mode == "mapped" else "deletionVectors"),
-        by_hand.metadata([by_hand.column("n", "long", *((1, physical) if mode == "mapped" else ()))], **mapping),
+        by_hand.metadata(
+            [by_hand.column("n", "long", *((1, physical) if mode == "mapped" else ()))], **mapping
+        ),
         by_hand.add(tmp_path, content_, "a.parquet", 3, vector),
         by_hand.add(tmp_path, other, "b.parquet", 3),
     )
@@ -100,10 +131,14 @@ def test_deleted_rows_stay_deleted_and_mapped_columns_mapped(mode: str, tmp_path
     assert content(table, 0) == sorted(before)
 
 
-def test_rows_are_found_again_after_a_compaction_and_of_equal_ones_as_many_go_as_were_named(tmp_path: Path) -> None:
+def test_rows_are_found_again_after_a_compaction_and_of_equal_ones_as_many_go_as_were_named(
+    tmp_path: Path,
+) -> None:
     uri = str(tmp_path / "t")
     for start in (0, 2, 0, 4):
-        append(uri, rows(start, start + 2), "add")  # 0 and 1 stand there twice, equal in every column
+        append(
+            uri, rows(start, start + 2), "add"
+        )  # 0 and 1 stand there twice, equal in every column
     table = ImageTable(uri)
     pinned, gone = table.pin(), [*places_of(table, {0})[:1], *places_of(table, {3})]
     versions.optimize(table)
@@ -139,5 +174,7 @@ def test_values_change_in_their_rows_alone_and_a_rival_is_noticed(tmp_path: Path
     found = {r["n"]: r["label"] for r in scan.rows(table, table.pin(), ["n", "label"]).to_pylist()}
     assert found == dict.fromkeys(range(300), "a") | {5: "b", 6: None, 299: "it's"}
     last = sorted((tmp_path / "t" / "_delta_log").glob("*.json"))[-1].read_text()
-    info = next(json.loads(line)["commitInfo"] for line in last.splitlines() if "commitInfo" in line)
+    info = next(
+        json.loads(line)["commitInfo"] for line in last.splitlines() if "commitInfo" in line
+    )
     assert (info["raypipe"], info["raypipe.relabelled"]) == ("relabel", "3")

@@ -45,7 +45,12 @@ def names(task: Kind, rows: list[Row]) -> pa.DataType:
     held = [label for label, _ in rows if label is not None]
     if task == "multi_label":
         return pa.list_(pa.string())
-    kinds: dict[type, pa.DataType] = {str: pa.string(), bool: pa.bool_(), int: pa.int64(), float: pa.float64()}
+    kinds: dict[type, pa.DataType] = {
+        str: pa.string(),
+        bool: pa.bool_(),
+        int: pa.int64(),
+        float: pa.float64(),
+    }
     return kinds[type(held[0])] if held else pa.string()
 
 
@@ -79,7 +84,10 @@ def by_csv(root: Path, task: Kind, rows: list[Row]) -> dict[str, Any]:
 
 def by_json_lines(root: Path, task: Kind, rows: list[Row]) -> dict[str, Any]:
     files(root, rows)
-    lines = [json.dumps({"file": f"{i}.png", "label": label, "split": split}) for i, (label, split) in enumerate(rows)]
+    lines = [
+        json.dumps({"file": f"{i}.png", "label": label, "split": split})
+        for i, (label, split) in enumerate(rows)
+    ]
     (root / "labels.jsonl").write_text("\n".join(lines))
     return {"images": str(root), "labels": str(root / "labels.jsonl"), "split_column": "split"}
 
@@ -89,7 +97,11 @@ def by_tar(root: Path, task: Kind, rows: list[Row]) -> dict[str, Any]:
     root.mkdir()
     with tarfile.open(root / "0.tar", "w") as tar:
         for i, (label, split) in enumerate(rows):
-            told = {"split": split} if i % 2 and label is not None else {"label": label, "split": split}
+            told = (
+                {"split": split}
+                if i % 2 and label is not None
+                else {"label": label, "split": split}
+            )
             members = {"json": json.dumps(told).encode(), "png": PICTURES[i]}
             if "label" not in told:
                 members["cls"] = as_text(label).encode()
@@ -102,7 +114,11 @@ def by_tar(root: Path, task: Kind, rows: list[Row]) -> dict[str, Any]:
 
 def columns(task: Kind, rows: list[Row]) -> dict[str, pa.Array]:
     labels = pa.array([label for label, _ in rows], names(task, rows))
-    return {"image": pa.array(PICTURES[: len(rows)], pa.binary()), "label": labels, "split": pa.array([s for _, s in rows])}
+    return {
+        "image": pa.array(PICTURES[: len(rows)], pa.binary()),
+        "label": labels,
+        "split": pa.array([s for _, s in rows]),
+    }
 
 
 def by_parquet(root: Path, task: Kind, rows: list[Row]) -> dict[str, Any]:
@@ -121,20 +137,36 @@ def by_hugging_face(root: Path, task: Kind, rows: list[Row]) -> dict[str, Any]:
     root.mkdir()
     held = columns(task, rows)
     features: dict[str, Any] = {}
-    texts = [t for label, _ in rows for t in (label if isinstance(label, list) else [label]) if isinstance(t, str)]
+    texts = [
+        t
+        for label, _ in rows
+        for t in (label if isinstance(label, list) else [label])
+        if isinstance(t, str)
+    ]
     if texts:
         classes = list(dict.fromkeys(texts))
         number = {name: i for i, name in enumerate(classes)}
         coded = [
-            [number.get(t) for t in label] if isinstance(label, list) else -1 if label is None else number[label]
+            [number.get(t) for t in label]
+            if isinstance(label, list)
+            else -1
+            if label is None
+            else number[label]
             for label, _ in rows
         ]
         if task == "multi_label":
-            coded = [None if label is None else code for (label, _), code in zip(rows, coded, strict=True)]
+            coded = [
+                None if label is None else code
+                for (label, _), code in zip(rows, coded, strict=True)
+            ]
         held["label"] = pa.array(coded)
         named = {"names": classes, "_type": "ClassLabel"}
-        features["label"] = {"feature": named, "_type": "Sequence"} if task == "multi_label" else named
-    held["image"] = pa.array([{"bytes": data, "path": None} for data in PICTURES[: len(rows)]], STRUCT)
+        features["label"] = (
+            {"feature": named, "_type": "Sequence"} if task == "multi_label" else named
+        )
+    held["image"] = pa.array(
+        [{"bytes": data, "path": None} for data in PICTURES[: len(rows)]], STRUCT
+    )
     table = pa.table(held)
     (root / "state.json").write_text(json.dumps({"_data_files": [{"filename": "data.arrow"}]}))
     (root / "dataset_info.json").write_text(json.dumps({"features": features}))
@@ -154,7 +186,22 @@ WAYS: dict[str, Callable[[Path, Kind, list[Row]], dict[str, Any]]] = {
 }
 
 COMPOSED, DECOMPOSED = "caf\u00e9", "cafe\u0301"
-WORDS = st.sampled_from(["cat", "Dog", " two words ", COMPOSED, DECOMPOSED, "1", "1.0", "01", "2.10", "true", "True", "None"])
+WORDS = st.sampled_from(
+    [
+        "cat",
+        "Dog",
+        " two words ",
+        COMPOSED,
+        DECOMPOSED,
+        "1",
+        "1.0",
+        "01",
+        "2.10",
+        "true",
+        "True",
+        "None",
+    ]
+)
 BROKEN = st.sampled_from(["nan", "['a', 'b']", "[]"])
 LABELS: dict[Kind, list[st.SearchStrategy[Any]]] = {
     "single_label": [
@@ -163,8 +210,15 @@ LABELS: dict[Kind, list[st.SearchStrategy[Any]]] = {
         st.sampled_from([0.0, -1.0, 1.0, 2.5, 1e-7, 3.0, float("nan")]),
         st.booleans(),
     ],
-    "multi_label": [st.lists(st.one_of(WORDS, WORDS, BROKEN, st.none()), max_size=3), st.lists(WORDS, max_size=3)],
-    "probability": [st.floats(0, 1), st.integers(0, 2), st.sampled_from([0.0, 1 / 3, 1.0, 1.5, float("nan")])],
+    "multi_label": [
+        st.lists(st.one_of(WORDS, WORDS, BROKEN, st.none()), max_size=3),
+        st.lists(WORDS, max_size=3),
+    ],
+    "probability": [
+        st.floats(0, 1),
+        st.integers(0, 2),
+        st.sampled_from([0.0, 1 / 3, 1.0, 1.5, float("nan")]),
+    ],
     "regression": [st.floats(width=32, allow_nan=True), st.integers(-(10**18), 10**18)],
 }
 
@@ -182,7 +236,9 @@ def can_be_kept(way: str, task: Kind, rows: list[Row]) -> bool:
     inside a list cannot be written as text."""
     unlabelled = any(label is None for label, _ in rows)
     if way == "folder" or (way == "CSV" and task == "multi_label"):
-        return not unlabelled and not any(isinstance(label, list) and None in label for label, _ in rows)
+        return not unlabelled and not any(
+            isinstance(label, list) and None in label for label, _ in rows
+        )
     return way != "tar" or not any(isinstance(label, list) and None in label for label, _ in rows)
 
 
@@ -216,7 +272,9 @@ def test_a_data_set_means_the_same_from_every_source(task: Kind, data: st.DataOb
     expected = found["Parquet"]
     assert all(other == expected for other in found.values()), (rows, found)
     if isinstance(expected, dict):
-        assert expected.keys() == {hashlib.sha256(data).hexdigest() for data in PICTURES[: len(rows)]}
+        assert expected.keys() == {
+            hashlib.sha256(data).hexdigest() for data in PICTURES[: len(rows)]
+        }
         for i, (label, split) in enumerate(rows):
             read, part, reason = expected[hashlib.sha256(PICTURES[i]).hexdigest()]
             assert reason or part == split
@@ -224,42 +282,94 @@ def test_a_data_set_means_the_same_from_every_source(task: Kind, data: st.DataOb
 
 
 SHOWN: dict[Kind, list[tuple[Any, str | None]]] = {
-    "single_label": [("cat", "cat"), (DECOMPOSED, COMPOSED), ("1.0", "1"), ("01", "01"), ("nan", None), ("True", "true")],
-    "multi_label": [(["b", "a"], "a|b"), ([], ""), (["a"], "a"), (["1.0"], "1"), (["a", "a"], "a"), (["nan"], None)],
-    "probability": [(1.0, "1"), (0.0, "0"), (1 / 3, "0.3333333333333333"), (1.5, None), (float("nan"), None), (0.25, "0.25")],
-    "regression": [(1.0, "1"), (-12.5, "-12.5"), (1e300, None), (1e20, "1e+20"), (float("inf"), None), (0.1, "0.1")],
+    "single_label": [
+        ("cat", "cat"),
+        (DECOMPOSED, COMPOSED),
+        ("1.0", "1"),
+        ("01", "01"),
+        ("nan", None),
+        ("True", "true"),
+    ],
+    "multi_label": [
+        (["b", "a"], "a|b"),
+        ([], ""),
+        (["a"], "a"),
+        (["1.0"], "1"),
+        (["a", "a"], "a"),
+        (["nan"], None),
+    ],
+    "probability": [
+        (1.0, "1"),
+        (0.0, "0"),
+        (1 / 3, "0.3333333333333333"),
+        (1.5, None),
+        (float("nan"), None),
+        (0.25, "0.25"),
+    ],
+    "regression": [
+        (1.0, "1"),
+        (-12.5, "-12.5"),
+        (1e300, None),
+        (1e20, "1e+20"),
+        (float("inf"), None),
+        (0.1, "0.1"),
+    ],
 }
 
 
 @pytest.mark.parametrize("task", SHOWN)
 @pytest.mark.parametrize("way", WAYS)
-def test_the_table_and_its_quarantine_hold_what_the_labels_say(task: Kind, way: str, tmp_path: Path) -> None:
+def test_the_table_and_its_quarantine_hold_what_the_labels_say(
+    task: Kind, way: str, tmp_path: Path
+) -> None:
     rows = [(label, SPLITS[i % 3]) for i, (label, _) in enumerate(SHOWN[task])]
     kept = WAYS[way](tmp_path / "source", task, rows)
     table = TableConfig(uri=str(tmp_path / "out"))
-    done = ingest(table, validate(IngestConfig, {"from": kept | {"task": task}, "near_bits": 0, "workers": 0, "threads": 1}))
+    done = ingest(
+        table,
+        validate(
+            IngestConfig,
+            {"from": kept | {"task": task}, "near_bits": 0, "workers": 0, "threads": 1},
+        ),
+    )
     opened = ImageTable.open(table)
     found = {
-        r["image"]: (r["label"], r["split"]) for r in scan.rows(opened, opened.pin(), ["image", "label", "split"]).to_pylist()
+        r["image"]: (r["label"], r["split"])
+        for r in scan.rows(opened, opened.pin(), ["image", "label", "split"]).to_pylist()
     }
     wanted = {i: label for i, (_, label) in enumerate(SHOWN[task]) if label is not None}
     assert found == {PICTURES[i]: (label, SPLITS[i % 3]) for i, label in wanted.items()}
-    assert (done.accepted, done.unlabelled, done.reasons["label"]) == (len(wanted), 0, 6 - len(wanted))
+    assert (done.accepted, done.unlabelled, done.reasons["label"]) == (
+        len(wanted),
+        0,
+        6 - len(wanted),
+    )
     quarantine = ImageTable(quarantine_uri(table.uri))
     kept_aside = scan.rows(quarantine, quarantine.pin(), ["image", "reason", "detail"]).to_pylist()
-    assert {r["image"] for r in kept_aside if r["reason"] == "label"} == {PICTURES[i] for i in range(6) if i not in wanted}
+    assert {r["image"] for r in kept_aside if r["reason"] == "label"} == {
+        PICTURES[i] for i in range(6) if i not in wanted
+    }
 
 
-def test_images_without_tags_are_labelled_and_learned_from(cli: Callable[..., Any], tmp_path: Path) -> None:
+def test_images_without_tags_are_labelled_and_learned_from(
+    cli: Callable[..., Any], tmp_path: Path
+) -> None:
     """The model's task says what a label is, and an image that nobody tagged shows what has no tag."""
     files(tmp_path / "photos", [(None, "train")] * 6)
     cells = ["a|b", "", "b", "", "a", ""]
     lines = [f"{i}.png,{cell},{SPLITS[i % 2]}" for i, cell in enumerate(cells)]
     (tmp_path / "photos" / "labels.csv").write_text("\n".join(["file,label,split", *lines]) + "\n")
-    source = {"images": str(tmp_path / "photos"), "labels": str(tmp_path / "photos" / "labels.csv"), "split_column": "split"}
+    source = {
+        "images": str(tmp_path / "photos"),
+        "labels": str(tmp_path / "photos" / "labels.csv"),
+        "split_column": "split",
+    }
     config = tmp_path / "mine.yaml"
     made = {"table": {"uri": str(tmp_path / "out")}, "model": {"task": "multi_label"}}
-    made |= {"run": {"dir": str(tmp_path / "run")}, "ingest": {"from": source, "near_bits": 0, "workers": 0}}
+    made |= {
+        "run": {"dir": str(tmp_path / "run")},
+        "ingest": {"from": source, "near_bits": 0, "workers": 0},
+    }
     config.write_text(json.dumps(made))
     code, out, err = cli("ingest", config, "--json")
     assert code == 0, err

@@ -46,8 +46,13 @@ def as_rows(found: pa.Table) -> list[dict[str, object]]:
     return sorted(found.to_pylist(), key=lambda r: str(r["image_id"]))
 
 
-def ids(table: ImageTable, version: TableVersion | None = None, where: scan.Where | None = None) -> list[str]:
-    return [str(r["image_id"]) for r in as_rows(scan.rows(table, version or table.pin(), ["image_id"], where))]
+def ids(
+    table: ImageTable, version: TableVersion | None = None, where: scan.Where | None = None
+) -> list[str]:
+    return [
+        str(r["image_id"])
+        for r in as_rows(scan.rows(table, version or table.pin(), ["image_id"], where))
+    ]
 
 
 def test_every_row_comes_once_with_the_columns_asked_for_in_their_order(table: ImageTable) -> None:
@@ -75,12 +80,16 @@ def test_a_plan_has_every_row_group_once_and_their_rows_add_up(table: ImageTable
         ({}, lambda r: True),
     ],
 )
-def test_where_keeps_what_matches_and_never_a_null(where: scan.Where, keeps: object, table: ImageTable) -> None:
+def test_where_keeps_what_matches_and_never_a_null(
+    where: scan.Where, keeps: object, table: ImageTable
+) -> None:
     expected = [r["image_id"] for r in cells(0, 400).to_pylist() if keeps(r)]  # type: ignore[operator]
     assert ids(table, where=where) == expected
 
 
-def test_where_may_use_a_column_that_is_not_returned_and_compares_numbers_as_text(tmp_path: Path) -> None:
+def test_where_may_use_a_column_that_is_not_returned_and_compares_numbers_as_text(
+    tmp_path: Path,
+) -> None:
     uri = str(tmp_path / "t")
     append(uri, cells(0, 10, size=list(range(10)), good=[True, False] * 5), "add")
     table = ImageTable(uri)
@@ -102,15 +111,24 @@ def test_files_rewritten_by_a_delete_filter_and_read_as_before(table: ImageTable
     drop(table, table.pin(), ["0003", "0350"], "clean")
     expected = [r for r in cells(0, 400).to_pylist() if r["image_id"] not in ("0003", "0350")]
     assert as_rows(scan.rows(table, table.pin(), COLUMNS)) == expected
-    assert ids(table, where={"split": ["test"]}) == [r["image_id"] for r in expected if r["split"] == "test"]
+    assert ids(table, where={"split": ["test"]}) == [
+        r["image_id"] for r in expected if r["split"] == "test"
+    ]
 
 
 def test_a_column_added_later_is_null_in_older_files_whatever_its_type(table: ImageTable) -> None:
     later = cells(400, 410, note=["n"] * 10, size=list(range(10)), scores=[[0.5]] * 10)
     write_deltalake(table.uri, later, mode="append", schema_mode="merge")
     found = scan.rows(table, table.pin(), ["image_id", "note", "size", "scores"])
-    assert (found.schema.field("size").type, found.schema.field("note").type) == (pa.int64(), pa.string())
-    assert (found["note"].null_count, found["size"].null_count, found["scores"].null_count) == (400, 400, 400)
+    assert (found.schema.field("size").type, found.schema.field("note").type) == (
+        pa.int64(),
+        pa.string(),
+    )
+    assert (found["note"].null_count, found["size"].null_count, found["scores"].null_count) == (
+        400,
+        400,
+        400,
+    )
     assert ids(table, where={"note": "n"}) == [f"{i:04d}" for i in range(400, 410)]
     assert ids(table, where={"size": "3"}) == ["0403"]
     with pytest.raises(DataError, match=r"no column 'note'"):
@@ -126,7 +144,11 @@ def test_partition_columns_come_back_in_their_types_and_filter(tmp_path: Path) -
     assert found.schema.field("day").type == pa.date32()
     assert found.schema.field("shift").type == pa.int32()
     assert as_rows(found) == rows.to_pylist()
-    expected = [r["image_id"] for r in rows.to_pylist() if r["label"] == "a" and r["day"] == days[0] and r["shift"] == 0]
+    expected = [
+        r["image_id"]
+        for r in rows.to_pylist()
+        if r["label"] == "a" and r["day"] == days[0] and r["shift"] == 0
+    ]
     assert ids(table, where={"label": "a", "day": "2026-01-01", "shift": "0"}) == expected
 
 
@@ -140,28 +162,48 @@ def test_a_partition_value_may_hold_any_character(value: str, tmp_path: Path) ->
 
 
 def test_ids_labels_and_splits_are_names_whatever_their_type(tmp_path: Path) -> None:
-    numbers = {"image_id": [10, 11, 12], "label": [0, 1, None], "split": [True, False, True], "image": [b"a", b"b", b"c"]}
+    numbers = {
+        "image_id": [10, 11, 12],
+        "label": [0, 1, None],
+        "split": [True, False, True],
+        "image": [b"a", b"b", b"c"],
+    }
     append(str(tmp_path / "t"), pa.table(numbers), "add")
     table = ImageTable(str(tmp_path / "t"))
     found = scan.rows(table, table.pin(), ["image_id", "label", "split"])
-    assert found.to_pydict() == {"image_id": ["10", "11", "12"], "label": ["0", "1", None], "split": ["true", "false", "true"]}
+    assert found.to_pydict() == {
+        "image_id": ["10", "11", "12"],
+        "label": ["0", "1", None],
+        "split": ["true", "false", "true"],
+    }
     assert ids(table, where={"label": "1"}) == ["11"]
     drop(table, table.pin(), ["11"], "clean")
     assert ids(table) == ["10", "12"]
 
 
-def test_a_label_of_several_tags_is_read_as_text_with_bars_and_an_id_has_one_value(tmp_path: Path) -> None:
-    rows = {"image_id": ["a", "b", "c"], "label": [["x", "y"], [], None], "image": [b"a"] * 3, "split": [["x"]] * 3}
+def test_a_label_of_several_tags_is_read_as_text_with_bars_and_an_id_has_one_value(
+    tmp_path: Path,
+) -> None:
+    rows = {
+        "image_id": ["a", "b", "c"],
+        "label": [["x", "y"], [], None],
+        "image": [b"a"] * 3,
+        "split": [["x"]] * 3,
+    }
     append(str(tmp_path / "t"), pa.table(rows), "add")
     table = ImageTable(str(tmp_path / "t"))
     assert scan.rows(table, table.pin(), ["label"])["label"].to_pylist() == ["x|y", "", None]
     assert ids(table, where={"label": "x|y"}) == ["a"]
-    with pytest.raises(DataError, match=r"Column 'split' .*cannot name anything .*list.*One value a row"):
+    with pytest.raises(
+        DataError, match=r"Column 'split' .*cannot name anything .*list.*One value a row"
+    ):
         scan.rows(table, table.pin(), ["split"])
 
 
 def test_a_missing_column_is_named_with_the_nearest(table: ImageTable) -> None:
-    with pytest.raises(DataError, match=r"no column 'lable'\. Did you mean 'label'\?.*table\.columns"):
+    with pytest.raises(
+        DataError, match=r"no column 'lable'\. Did you mean 'label'\?.*table\.columns"
+    ):
         scan.rows(table, table.pin(), ["lable"])
     with pytest.raises(DataError, match=r"no column 'spilt'\. Did you mean 'split'"):
         scan.dataset(table, table.pin(), ["label"], {"spilt": "train"})
@@ -173,7 +215,9 @@ def test_an_old_version_whose_files_were_vacuumed_is_refused(table: ImageTable) 
     drop(table, table.pin(), ["0003"], "clean")
     DeltaTable(table.uri).vacuum(retention_hours=0, enforce_retention_duration=False, dry_run=False)
     assert len(ids(table)) == 399
-    with pytest.raises(DataError, match=r"lacks a file that its log names.*VACUUM.*Pin a newer version"):
+    with pytest.raises(
+        DataError, match=r"lacks a file that its log names.*VACUUM.*Pin a newer version"
+    ):
         ids(table, table.pin(1))
 
 
@@ -190,7 +234,9 @@ def test_ray_reads_the_same_rows(table: ImageTable) -> None:
     append(table.uri, cells(400, 450), "later")
     for where in ({}, {"label": "a", "split": ["train", "test"]}, {"label": "nobody"}):
         stream = scan.dataset(table, table.pin(3), COLUMNS, where)
-        assert sorted(stream.take_all(), key=lambda r: r["image_id"]) == as_rows(scan.rows(table, table.pin(3), COLUMNS, where))
+        assert sorted(stream.take_all(), key=lambda r: r["image_id"]) == as_rows(
+            scan.rows(table, table.pin(3), COLUMNS, where)
+        )
 
 
 @pytest.mark.usefixtures("ray_session")
@@ -199,21 +245,44 @@ def test_ray_reads_partitioned_and_empty_tables_too(tmp_path: Path) -> None:
     write_deltalake(str(tmp_path / "t"), rows, partition_by=["label"])
     append(str(tmp_path / "none"), cells(0, 0), "make")
     table, none = ImageTable(str(tmp_path / "t")), ImageTable(str(tmp_path / "none"))
-    assert sorted(scan.dataset(table, table.pin(), COLUMNS).take_all(), key=lambda r: r["image_id"]) == rows.to_pylist()
+    assert (
+        sorted(scan.dataset(table, table.pin(), COLUMNS).take_all(), key=lambda r: r["image_id"])
+        == rows.to_pylist()
+    )
     assert scan.dataset(none, none.pin(), COLUMNS).take_all() == []
 
 
 MANY: dict[str, tuple[Any, list[Any], dict[str, list[int]]]] = {
-    "int": (pa.int64(), [1, 10, None], {"1": [0], "01": [0], "1.0": [0], "+1": [0], " 1": [0], "1e1": [1]}),
-    "float": (pa.float64(), [1.0, 0.1, None], {"1": [0], "1.0": [0], "1e0": [0], ".1": [1], "0.10": [1]}),
+    "int": (
+        pa.int64(),
+        [1, 10, None],
+        {"1": [0], "01": [0], "1.0": [0], "+1": [0], " 1": [0], "1e1": [1]},
+    ),
+    "float": (
+        pa.float64(),
+        [1.0, 0.1, None],
+        {"1": [0], "1.0": [0], "1e0": [0], ".1": [1], "0.10": [1]},
+    ),
     "narrow": (pa.float32(), [1.5, 0.1, None], {"0.1": [1], "1.50": [0]}),
     "decimal": (pa.decimal128(6, 2), [Decimal("1.50"), None], {"1.5": [0], "01.500": [0]}),
     "truth": (pa.bool_(), [True, False, None], {"true": [0], "True": [0], "1": [0], "FALSE": [1]}),
-    "day": (pa.date32(), [date(2026, 11, 1), None], {"2026-11-01": [0], "2026-11-01T00:00:00Z": [0]}),
+    "day": (
+        pa.date32(),
+        [date(2026, 11, 1), None],
+        {"2026-11-01": [0], "2026-11-01T00:00:00Z": [0]},
+    ),
     "time": (
         pa.timestamp("us", "UTC"),
-        [datetime(2026, 11, 1, tzinfo=timezone.utc), datetime(2026, 11, 1, 12, 30, tzinfo=timezone.utc)],
-        {"2026-11-01": [0], "2026-11-01T13:30:00+01:00": [1], "2026-11-01 12:30": [1], "2026-11-01 12:30:00.000000Z": [1]},
+        [
+            datetime(2026, 11, 1, tzinfo=timezone.utc),
+            datetime(2026, 11, 1, 12, 30, tzinfo=timezone.utc),
+        ],
+        {
+            "2026-11-01": [0],
+            "2026-11-01T13:30:00+01:00": [1],
+            "2026-11-01 12:30": [1],
+            "2026-11-01 12:30:00.000000Z": [1],
+        },
     ),
     "text": (pa.string(), ["01", "1.0", " 1", None], {"01": [0], "1.0": [1], " 1": [2], "1": []}),
     "tags": (pa.list_(pa.string()), [["a", "b"], [], None, ["a"]], {"a|b": [0], "": [1], "a": [3]}),
@@ -223,23 +292,35 @@ MANY: dict[str, tuple[Any, list[Any], dict[str, list[int]]]] = {
 
 @pytest.mark.parametrize("partitioned", [False, True], ids=["", "partitioned"])
 @pytest.mark.parametrize("kind", MANY)
-def test_a_condition_means_what_the_column_reads_it_as(kind: str, partitioned: bool, tmp_path: Path) -> None:
+def test_a_condition_means_what_the_column_reads_it_as(
+    kind: str, partitioned: bool, tmp_path: Path
+) -> None:
     held, values, wanted = MANY[kind]
     if partitioned and kind in ("tags", "numbers", "narrow"):
         pytest.skip("no partition column has this type, or deltalake writes other digits")
     rows = pa.table({"x": pa.array(values, held), "n": list(range(len(values)))})
     write_deltalake(str(tmp_path / "t"), rows, partition_by=["x"] if partitioned else None)
     table = ImageTable(str(tmp_path / "t"))
-    as_label = ImageTable(table.uri, Columns(label="x"))  # labels are read as text: the condition means the same
+    as_label = ImageTable(
+        table.uri, Columns(label="x")
+    )  # labels are read as text: the condition means the same
     for text, expected in wanted.items():
         for opened in (table, as_label):
-            assert sorted(scan.rows(opened, opened.pin(), ["n"], {"x": text})["n"].to_pylist()) == expected, text
+            assert (
+                sorted(scan.rows(opened, opened.pin(), ["n"], {"x": text})["n"].to_pylist())
+                == expected
+            ), text
 
 
 @pytest.mark.parametrize(
     ("held", "value", "text", "says"),
     [
-        (pa.int64(), 1, "abc", r"No value of column 'x' can be this \(got 'abc'\)\. Its type is int64"),
+        (
+            pa.int64(),
+            1,
+            "abc",
+            r"No value of column 'x' can be this \(got 'abc'\)\. Its type is int64",
+        ),
         (pa.int64(), 1, "1.5", r"can be this \(got '1.5'\)"),
         (pa.int64(), 1, "nan", r"can be this \(got 'nan'\)"),
         (pa.int64(), 1, "1e999999999", r"can be this"),
@@ -248,7 +329,12 @@ def test_a_condition_means_what_the_column_reads_it_as(kind: str, partitioned: b
         (pa.decimal128(6, 2), Decimal(1), "1.005", r"can be this"),
         (pa.bool_(), True, "yes", r"can be this"),
         (pa.date32(), date(2026, 1, 1), "2026-01-01T12:00", r"can be this"),
-        (pa.timestamp("us", "UTC"), datetime(2026, 1, 1, tzinfo=timezone.utc), "January", r"can be this"),
+        (
+            pa.timestamp("us", "UTC"),
+            datetime(2026, 1, 1, tzinfo=timezone.utc),
+            "January",
+            r"can be this",
+        ),
         (
             pa.struct([("a", pa.int64())]),
             {"a": 1},
@@ -261,7 +347,12 @@ def test_a_condition_means_what_the_column_reads_it_as(kind: str, partitioned: b
     ],
 )
 def test_a_condition_that_no_row_can_meet_is_refused(
-    held: pa.DataType, value: Any, text: str, says: str, tmp_path: Path, cli: Callable[..., tuple[int, str, str]]
+    held: pa.DataType,
+    value: Any,
+    text: str,
+    says: str,
+    tmp_path: Path,
+    cli: Callable[..., tuple[int, str, str]],
 ) -> None:
     append(str(tmp_path / "t"), pa.table({"x": pa.array([value], held), "n": [0]}), "add")
     table = ImageTable(str(tmp_path / "t"))

@@ -33,7 +33,13 @@ STRUCT = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 @pytest.fixture(scope="session")
 def pictures(textured: Draw) -> list[Picture]:
     return [
-        (f"{'ab'[i % 2]}/{i:02d}.PNG", textured(i), ("cat", "dog")[i % 2], ("train", "test")[i % 3 == 0]) for i in range(40)
+        (
+            f"{'ab'[i % 2]}/{i:02d}.PNG",
+            textured(i),
+            ("cat", "dog")[i % 2],
+            ("train", "test")[i % 3 == 0],
+        )
+        for i in range(40)
     ]
 
 
@@ -45,19 +51,37 @@ def folder(root: Path, pictures: list[Picture]) -> None:
 
 def by_csv(root: Path, pictures: list[Picture]) -> dict[str, Any]:
     folder(root, pictures)
-    (root / "labels.csv").write_text("file,label,split\n" + "".join(f"./{p},{label},{s}\n" for p, _, label, s in pictures))
-    return {"kind": "folder", "images": str(root), "labels": str(root / "labels.csv"), "split_column": "split"}
+    (root / "labels.csv").write_text(
+        "file,label,split\n" + "".join(f"./{p},{label},{s}\n" for p, _, label, s in pictures)
+    )
+    return {
+        "kind": "folder",
+        "images": str(root),
+        "labels": str(root / "labels.csv"),
+        "split_column": "split",
+    }
 
 
 def by_json_lines(root: Path, pictures: list[Picture]) -> dict[str, Any]:
     folder(root, pictures)
-    lines = [json.dumps({"file": p.replace("/", "\\"), "label": label, "split": s}) for p, _, label, s in pictures]
+    lines = [
+        json.dumps({"file": p.replace("/", "\\"), "label": label, "split": s})
+        for p, _, label, s in pictures
+    ]
     (root / "labels.jsonl").write_text("\n\n".join(lines))
-    return {"kind": "folder", "images": str(root), "labels": str(root / "labels.jsonl"), "split_column": "split"}
+    return {
+        "kind": "folder",
+        "images": str(root),
+        "labels": str(root / "labels.jsonl"),
+        "split_column": "split",
+    }
 
 
 def by_folders(root: Path, pictures: list[Picture]) -> dict[str, Any]:
-    folder(root, [(f"{split}/{label}/{path}", data, label, split) for path, data, label, split in pictures])
+    folder(
+        root,
+        [(f"{split}/{label}/{path}", data, label, split) for path, data, label, split in pictures],
+    )
     return {"images": str(root)}
 
 
@@ -67,7 +91,10 @@ def by_tar(root: Path, pictures: list[Picture]) -> dict[str, Any]:
         with tarfile.open(root / f"{shard}.tar", "w") as tar:
             for path, data, label, split in pictures[shard::2]:
                 key = path.removesuffix(".PNG")
-                for ending, content in (("JSON", json.dumps({"label": label, "split": split}).encode()), ("PNG", data)):
+                for ending, content in (
+                    ("JSON", json.dumps({"label": label, "split": split}).encode()),
+                    ("PNG", data),
+                ):
                     member = tarfile.TarInfo(f"./{key}.{ending}")
                     member.size = len(content)
                     tar.addfile(member, io.BytesIO(content))
@@ -93,7 +120,14 @@ def by_parquet(root: Path, pictures: list[Picture]) -> dict[str, Any]:
     root.mkdir()
     for part in range(2):
         path, data, label, split = zip(*pictures[20 * part : 20 * part + 20], strict=True)
-        table = pa.table({"file": path, "image": pa.array(data, pa.large_binary()), "label": label, "split": split})
+        table = pa.table(
+            {
+                "file": path,
+                "image": pa.array(data, pa.large_binary()),
+                "label": label,
+                "split": split,
+            }
+        )
         pq.write_table(table, root / f"{part}.parquet", row_group_size=7)
     return {"kind": "parquet", "images": str(root), "split_column": "split"}
 
@@ -103,9 +137,16 @@ def by_hugging_face_parquet(root: Path, pictures: list[Picture]) -> dict[str, An
     root.mkdir()
     path, data, label, split = zip(*pictures, strict=True)
     images = [{"bytes": d, "path": Path(p).name} for p, d in zip(path, data, strict=True)]
-    features = {"image": {"_type": "Image"}, "kind": {"names": ["cat", "dog"], "_type": "ClassLabel"}}
+    features = {
+        "image": {"_type": "Image"},
+        "kind": {"names": ["cat", "dog"], "_type": "ClassLabel"},
+    }
     table = pa.table(
-        {"image": pa.array(images, STRUCT), "kind": [("cat", "dog").index(name) for name in label], "split": split}
+        {
+            "image": pa.array(images, STRUCT),
+            "kind": [("cat", "dog").index(name) for name in label],
+            "split": split,
+        }
     ).replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
     pq.write_table(table, root / "train.parquet")
     return {
@@ -117,12 +158,17 @@ def by_hugging_face(root: Path, pictures: list[Picture]) -> dict[str, Any]:
     """The layout of save_to_disk (compared with what datasets 5.2 writes); every other image is a file beside."""
     root.mkdir()
     (root / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
-    features = {"image": {"_type": "Image"}, "label": {"names": ["cat", "dog"], "_type": "ClassLabel"}}
+    features = {
+        "image": {"_type": "Image"},
+        "label": {"names": ["cat", "dog"], "_type": "ClassLabel"},
+    }
     for split in ("train", "test"):
         own = [p for p in pictures if p[3] == split]
         (root / split).mkdir()
         (root / split / "dataset_info.json").write_text(json.dumps({"features": features}))
-        (root / split / "state.json").write_text(json.dumps({"_data_files": [{"filename": "data-00000-of-00001.arrow"}]}))
+        (root / split / "state.json").write_text(
+            json.dumps({"_data_files": [{"filename": "data-00000-of-00001.arrow"}]})
+        )
         images = []
         for i, (path, data, _, _) in enumerate(own):
             file = root / "files" / path
@@ -131,23 +177,50 @@ def by_hugging_face(root: Path, pictures: list[Picture]) -> dict[str, Any]:
             images.append({"bytes": data if i % 2 else None, "path": str(file)})
         labels = [("cat", "dog").index(label) for _, _, label, _ in own]
         table = pa.table({"image": pa.array(images, STRUCT), "label": pa.array(labels, pa.int64())})
-        with pa.ipc.new_stream(str(root / split / "data-00000-of-00001.arrow"), table.schema) as out:
+        with pa.ipc.new_stream(
+            str(root / split / "data-00000-of-00001.arrow"), table.schema
+        ) as out:
             out.write_table(table, max_chunksize=5)
     return {"kind": "huggingface", "images": str(root)}
 
 
 def by_delta(root: Path, pictures: list[Picture]) -> dict[str, Any]:
     path, data, label, split = zip(*pictures, strict=True)
-    append(str(root), pa.table({"path": path, "photo": pa.array(data, pa.binary()), "label": label, "split": split}), "theirs")
-    more = pa.table({"path": ["x"], "photo": pa.array([b"not wanted"], pa.binary()), "label": ["x"], "split": ["x"]})
+    append(
+        str(root),
+        pa.table(
+            {"path": path, "photo": pa.array(data, pa.binary()), "label": label, "split": split}
+        ),
+        "theirs",
+    )
+    more = pa.table(
+        {
+            "path": ["x"],
+            "photo": pa.array([b"not wanted"], pa.binary()),
+            "label": ["x"],
+            "split": ["x"],
+        }
+    )
     append(str(root), more, "later")
     DeltaTable(str(root)).delete("label = 'dog' and split = 'test'")
-    return {"kind": "delta", "images": str(root), "version": 0, "image_column": "photo", "split_column": "split"}
+    return {
+        "kind": "delta",
+        "images": str(root),
+        "version": 0,
+        "image_column": "photo",
+        "split_column": "split",
+    }
 
 
 def by_paths(root: Path, pictures: list[Picture], form: str) -> dict[str, Any]:
     folder(root / "files", [*pictures, ("not named.png", b"x", "", "")])
-    table = pa.table({"where": [p[0] for p in pictures], "label": [p[2] for p in pictures], "split": [p[3] for p in pictures]})
+    table = pa.table(
+        {
+            "where": [p[0] for p in pictures],
+            "label": [p[2] for p in pictures],
+            "split": [p[3] for p in pictures],
+        }
+    )
     target = root / f"list{form}"
     if form == ".parquet":
         pq.write_table(table, target)
@@ -185,13 +258,19 @@ def test_every_source_gives_the_same_images_labels_and_splits(
     assert (done.seen, done.accepted, done.unlabelled) == (40, 40, 0)
     opened = ImageTable.open(table)
     rows = scan.rows(opened, opened.pin(), ["image", "label", "split", "path"]).to_pylist()
-    assert {(r["image"], r["label"], r["split"]) for r in rows} == {(d, label, split) for _, d, label, split in pictures}
+    assert {(r["image"], r["label"], r["split"]) for r in rows} == {
+        (d, label, split) for _, d, label, split in pictures
+    }
     assert len({r["path"] for r in rows}) == 40
     entry = opened.delta().history()[0]
-    assert entry.get("raypipe.from") == (f"{kept['images']}@v0" if kept.get("kind") == "delta" else None)
+    assert entry.get("raypipe.from") == (
+        f"{kept['images']}@v0" if kept.get("kind") == "delta" else None
+    )
 
 
-def test_every_source_lists_in_one_order_and_reads_any_part_of_itself(kept: dict[str, Any], pictures: list[Picture]) -> None:
+def test_every_source_lists_in_one_order_and_reads_any_part_of_itself(
+    kept: dict[str, Any], pictures: list[Picture]
+) -> None:
     """Chunks travel to workers by pickle, and a chunk starts anywhere."""
     cfg = validate(SourceConfig, kept)
     listed = candidates(cfg).parts
@@ -205,20 +284,30 @@ def test_every_source_lists_in_one_order_and_reads_any_part_of_itself(kept: dict
         for data in pickle.loads(pickle.dumps(part.read))(part.candidates[at : at + 3])
     ]
     assert in_pieces == whole
-    assert [c for chunk in chunks(listed) for c in chunk.candidates] == [c for p in listed for c in p.candidates]
+    assert [c for chunk in chunks(listed) for c in chunk.candidates] == [
+        c for p in listed for c in p.candidates
+    ]
 
 
 def test_labels_are_left_out_when_they_are_not_wanted(kept: dict[str, Any]) -> None:
     if kept.get("kind") in (None, "folder"):
         pytest.skip("a folder's labels are a table that is given or not")
-    listed = candidates(validate(SourceConfig, kept | {"labelled": False, "label_column": "nowhere"})).parts
+    listed = candidates(
+        validate(SourceConfig, kept | {"labelled": False, "label_column": "nowhere"})
+    ).parts
     assert {c.label for p in listed for c in p.candidates} == {None}
 
 
 def test_a_folder_is_walked_with_sense(tmp_path: Path) -> None:
     """Loops end, hidden files stay out, a pipe is no file; what leads out of the folder is listed and never opened."""
     root = tmp_path / "root"
-    folder(root, [(p, b"x", "", "") for p in ("b/one.JPG", "a/one.JPG", "a/.hidden.jpg", ".git/two.jpg", "a/deep/x.jpeg")])
+    folder(
+        root,
+        [
+            (p, b"x", "", "")
+            for p in ("b/one.JPG", "a/one.JPG", "a/.hidden.jpg", ".git/two.jpg", "a/deep/x.jpeg")
+        ],
+    )
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "far.png").write_bytes(b"x")
     (root / "a" / "loop").symlink_to(root)
@@ -234,20 +323,28 @@ def test_a_folder_is_walked_with_sense(tmp_path: Path) -> None:
         ("b/one.JPG", "b", "", False),
         ("c", None, "outside", True),
     ]
-    read = {c.path: data for c, data in zip(part.candidates, part.read(part.candidates), strict=True)}
+    read = {
+        c.path: data for c, data in zip(part.candidates, part.read(part.candidates), strict=True)
+    }
     assert isinstance(read.pop("b/gone.png"), BadImage) and isinstance(read.pop("c"), BadImage)
     assert set(read.values()) == {b"x"}
-    (part,) = candidates(SourceConfig(images=str(root), roots=[str(tmp_path)])).parts  # whoever trusts the other folder
+    (part,) = candidates(
+        SourceConfig(images=str(root), roots=[str(tmp_path)])
+    ).parts  # whoever trusts the other folder
     assert [(c.path, c.label, c.reason) for c in part.candidates][2:] == [
         ("b/gone.png", "b", ""),
         ("b/one.JPG", "b", ""),
         ("c/far.png", "c", ""),
     ]
-    read = {c.path: data for c, data in zip(part.candidates, part.read(part.candidates), strict=True)}
+    read = {
+        c.path: data for c, data in zip(part.candidates, part.read(part.candidates), strict=True)
+    }
     assert isinstance(read.pop("b/gone.png"), BadImage) and set(read.values()) == {b"x"}
 
 
-def test_a_worker_that_does_not_see_the_source_stops_instead_of_rejecting_everything(tmp_path: Path) -> None:
+def test_a_worker_that_does_not_see_the_source_stops_instead_of_rejecting_everything(
+    tmp_path: Path,
+) -> None:
     folder(tmp_path / "root", [("a/x.jpg", b"x", "", "")])
     (part,) = candidates(SourceConfig(images=str(tmp_path / "root"))).parts
     (tmp_path / "root").rename(tmp_path / "moved")
@@ -288,7 +385,9 @@ def without_labels(path: Path, pictures: list[Picture]) -> str:
 
 def indexed(path: Path, pictures: list[Picture]) -> str:
     images = Path(by_hugging_face(path, pictures)["images"])
-    (images / "test" / "state.json").write_text('{"_data_files": [], "_indices_data_files": [{"filename": "i.arrow"}]}')
+    (images / "test" / "state.json").write_text(
+        '{"_data_files": [], "_indices_data_files": [{"filename": "i.arrow"}]}'
+    )
     return str(images)
 
 
@@ -309,9 +408,16 @@ def indexed(path: Path, pictures: list[Picture]) -> str:
     ],
 )
 def test_a_source_that_cannot_be_right_is_named_before_anything_is_written(
-    kind: str, make: Callable[[Path, list[Picture]], str], says: str, pictures: list[Picture], tmp_path: Path
+    kind: str,
+    make: Callable[[Path, list[Picture]], str],
+    says: str,
+    pictures: list[Picture],
+    tmp_path: Path,
 ) -> None:
     images = make(tmp_path / "source", pictures)
     with pytest.raises(DataError, match=says):
-        ingest(TableConfig(uri=str(tmp_path / "out")), validate(IngestConfig, {"from": {"kind": kind, "images": images}}))
+        ingest(
+            TableConfig(uri=str(tmp_path / "out")),
+            validate(IngestConfig, {"from": {"kind": kind, "images": images}}),
+        )
     assert not (tmp_path / "out").exists()

@@ -10,7 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raypipe.tables.split import CERTAIN, Families, Placed, Strata, draw, missing, most_in_family, position
+from raypipe.tables.split import (
+    CERTAIN,
+    Families,
+    Placed,
+    Strata,
+    draw,
+    missing,
+    most_in_family,
+    position,
+)
 
 FRACTIONS = {"train": 0.7, "val": 0.15, "test": 0.15}
 LOOKS = st.lists(st.binary(min_size=32, max_size=32), min_size=1, max_size=12, unique=True)
@@ -32,13 +41,19 @@ def name_of(look: bytes) -> str:
 
 
 @given(st.text(), st.text())
-def test_a_position_lies_in_0_to_1_and_depends_on_nothing_but_its_arguments(family: str, salt: str) -> None:
+def test_a_position_lies_in_0_to_1_and_depends_on_nothing_but_its_arguments(
+    family: str, salt: str
+) -> None:
     assert 0 <= position(family, salt) < 1
     assert position(family, salt) == position(family, salt)
 
 
-@given(st.text(), st.dictionaries(st.text(min_size=1), st.floats(1e-3, 1e3), min_size=1, max_size=5))
-def test_every_family_gets_one_of_the_splits_at_any_scale_of_the_shares(family: str, fractions: dict[str, float]) -> None:
+@given(
+    st.text(), st.dictionaries(st.text(min_size=1), st.floats(1e-3, 1e3), min_size=1, max_size=5)
+)
+def test_every_family_gets_one_of_the_splits_at_any_scale_of_the_shares(
+    family: str, fractions: dict[str, float]
+) -> None:
     drawn = draw(family, fractions)
     assert drawn in fractions
     assert draw(family, {name: share * 4 for name, share in fractions.items()}) == drawn
@@ -48,11 +63,15 @@ def test_shares_hold_on_average_in_every_class() -> None:
     drawn = Counter((i % 2, draw(f"family {i}", FRACTIONS)) for i in range(20_000))
     for label in (0, 1):
         for name, share in FRACTIONS.items():
-            assert drawn[label, name] / 10_000 == pytest.approx(share, abs=0.02)  # four standard deviations
+            assert drawn[label, name] / 10_000 == pytest.approx(
+                share, abs=0.02
+            )  # four standard deviations
 
 
 def test_a_salt_draws_independently() -> None:
-    both = Counter((draw(f"{i}", FRACTIONS), draw(f"{i}", FRACTIONS, "share")) for i in range(20_000))
+    both = Counter(
+        (draw(f"{i}", FRACTIONS), draw(f"{i}", FRACTIONS, "share")) for i in range(20_000)
+    )
     assert both["train", "train"] / 20_000 == pytest.approx(0.49, abs=0.02)
 
 
@@ -60,7 +79,9 @@ def test_a_salt_draws_independently() -> None:
 def test_a_draw_depends_on_neither_order_nor_company(families: list[str], random: object) -> None:
     alone = {f: draw(f, FRACTIONS) for f in families}
     random.shuffle(families)  # type: ignore[attr-defined]
-    assert {f: draw(f, FRACTIONS) for f in families[: len(families) // 2 + 1]}.items() <= alone.items()
+    assert {
+        f: draw(f, FRACTIONS) for f in families[: len(families) // 2 + 1]
+    }.items() <= alone.items()
 
 
 @settings(deadline=None)
@@ -78,8 +99,14 @@ def test_nothing_moves_when_rows_are_added(before: list[bytes], after: list[byte
 
 
 @settings(deadline=None)
-@given(st.binary(min_size=32, max_size=32), st.sets(st.integers(0, 255), max_size=6), st.integers(0, 2**32))
-def test_a_near_duplicate_shares_the_split_whatever_bits_differ(look: bytes, bits: set[int], seed: int) -> None:
+@given(
+    st.binary(min_size=32, max_size=32),
+    st.sets(st.integers(0, 255), max_size=6),
+    st.integers(0, 2**32),
+)
+def test_a_near_duplicate_shares_the_split_whatever_bits_differ(
+    look: bytes, bits: set[int], seed: int
+) -> None:
     families = Families(max_bits=6)
     for i in range(20):
         families.join(f"other {i}", random_look(seed + i))
@@ -110,7 +137,9 @@ def test_every_pair_within_the_limit_is_found(max_bits: int) -> None:
 def test_a_family_grows_by_its_nearest_member() -> None:
     look = random_look(1)
     families = Families(max_bits=6)
-    assert [families.join(n, flipped(look, list(range(k)))) for n, k in (("a", 0), ("b", 5), ("c", 10))] == ["a"] * 3
+    assert [
+        families.join(n, flipped(look, list(range(k)))) for n, k in (("a", 0), ("b", 5), ("c", 10))
+    ] == ["a"] * 3
     assert families.join("of another run", random_look(2), "known") == "known"
     assert families.join("d", random_look(2)) == "known"
 
@@ -122,7 +151,9 @@ def test_a_limit_that_the_index_cannot_keep_is_refused() -> None:
 
 @settings(deadline=None, max_examples=30)
 @given(st.lists(st.sampled_from(["a", "b", None]), min_size=1, max_size=300), st.text(max_size=3))
-def test_strata_keep_the_shares_of_every_label_at_every_point(labels: list[str | None], salt: str) -> None:
+def test_strata_keep_the_shares_of_every_label_at_every_point(
+    labels: list[str | None], salt: str
+) -> None:
     strata, seen = Strata(), Counter[tuple[str | None, str]]()
     for i, label in enumerate(labels):
         drawn = strata.draw(f"family {i}", label, FRACTIONS, salt)
@@ -142,7 +173,9 @@ def test_strata_are_drawn_anew_by_each_salt_and_twins_stay_together() -> None:
 
     first, second = drawn("1"), drawn("2")
     assert first == drawn("1")
-    assert sum(a == b for a, b in zip(first, second, strict=True)) < 210  # 0.7 ** 2 + 2 * 0.15 ** 2 of 300 by chance: 160
+    assert (
+        sum(a == b for a, b in zip(first, second, strict=True)) < 210
+    )  # 0.7 ** 2 + 2 * 0.15 ** 2 of 300 by chance: 160
 
 
 def test_a_family_takes_at_most_its_share_and_what_comes_then_stands_for_itself() -> None:
@@ -156,17 +189,26 @@ def test_a_family_takes_at_most_its_share_and_what_comes_then_stands_for_itself(
     half = Families(max_bits=6, most=20)
     for i in range(50):
         half.join(f"{i}", looks[i], found[i])
-    assert [half.join(f"{i}", looks[i]) for i in range(50, 100)] == found[50:]  # a later ingest, or one that was killed
+    assert [half.join(f"{i}", looks[i]) for i in range(50, 100)] == found[
+        50:
+    ]  # a later ingest, or one that was killed
 
 
-@pytest.mark.parametrize(("images", "fractions", "most"), [(1000, FRACTIONS, 75), (20, FRACTIONS, 16), (9, {"test": 1}, None)])
-def test_the_largest_family_is_half_of_the_smallest_split(images: int, fractions: dict[str, float], most: int | None) -> None:
+@pytest.mark.parametrize(
+    ("images", "fractions", "most"),
+    [(1000, FRACTIONS, 75), (20, FRACTIONS, 16), (9, {"test": 1}, None)],
+)
+def test_the_largest_family_is_half_of_the_smallest_split(
+    images: int, fractions: dict[str, float], most: int | None
+) -> None:
     assert most_in_family(images, fractions) == most
 
 
 def test_a_gap_is_certain_when_luck_cannot_be_it() -> None:
     def gaps(drawn: Placed, have: Placed) -> list[tuple[str, str | None, bool]]:
-        return [(m.split, m.label, m.chance < CERTAIN) for m in missing(drawn, drawn + have, FRACTIONS)]
+        return [
+            (m.split, m.label, m.chance < CERTAIN) for m in missing(drawn, drawn + have, FRACTIONS)
+        ]
 
     every = Counter({(label, name): 100 for label in "ab" for name in FRACTIONS})
     assert gaps(every, Counter()) == []
@@ -176,9 +218,18 @@ def test_a_gap_is_certain_when_luck_cannot_be_it() -> None:
         ("val", "a", True),
         ("val", "b", True),
     ]
-    assert gaps(Counter({(None, "test"): 500, (None, "train"): 1, (None, "val"): 1}), Counter()) == []  # nothing is labelled
-    assert gaps(Counter({("a", "train"): 9}), Counter()) == []  # few rows: val and test may well be empty
-    assert gaps(Counter({("a", "train"): 30}), Counter()) == [("val", None, False), ("test", None, False)]
-    one_each: Placed = Counter({(f"{i / 7}", ("train", "val", "test")[i % 3]): 1 for i in range(1000)})
+    assert (
+        gaps(Counter({(None, "test"): 500, (None, "train"): 1, (None, "val"): 1}), Counter()) == []
+    )  # nothing is labelled
+    assert (
+        gaps(Counter({("a", "train"): 9}), Counter()) == []
+    )  # few rows: val and test may well be empty
+    assert gaps(Counter({("a", "train"): 30}), Counter()) == [
+        ("val", None, False),
+        ("test", None, False),
+    ]
+    one_each: Placed = Counter(
+        {(f"{i / 7}", ("train", "val", "test")[i % 3]): 1 for i in range(1000)}
+    )
     assert gaps(one_each, Counter()) == []  # numbers: each its own class
     assert gaps(Counter(), Counter({("a", "train"): 1000})) == []  # nothing was drawn

@@ -15,8 +15,18 @@ from raypipe.tables import storage
 from raypipe.tables.table import ImageTable, TableConfig
 
 SECRET = "not-to-be-seen"
-S3 = {"AWS_REGION": "eu-west-1", "AWS_ACCESS_KEY_ID": SECRET, "AWS_SECRET_ACCESS_KEY": SECRET, "AWS_SESSION_TOKEN": SECRET}
-AZURE = {"account_name": "plant", "azure_storage_account_key": SECRET, "sas_token": SECRET, "azure_client_secret": SECRET}
+S3 = {
+    "AWS_REGION": "eu-west-1",
+    "AWS_ACCESS_KEY_ID": SECRET,
+    "AWS_SECRET_ACCESS_KEY": SECRET,
+    "AWS_SESSION_TOKEN": SECRET,
+}
+AZURE = {
+    "account_name": "plant",
+    "azure_storage_account_key": SECRET,
+    "sas_token": SECRET,
+    "azure_client_secret": SECRET,
+}
 
 
 @pytest.mark.parametrize(
@@ -34,10 +44,14 @@ def test_what_is_written_holds_no_secret_and_loads_again(
 ) -> None:
     job = validate(Job, {"table": {"uri": uri, "storage_options": options}})
     assert job.table.storage_options == options
-    assert SECRET not in dump(job) + repr(job) + str(job) + repr(ImageTable(uri, storage_options=options))
+    assert SECRET not in dump(job) + repr(job) + str(job) + repr(
+        ImageTable(uri, storage_options=options)
+    )
     again = validate(Job, yaml.safe_load(dump(job)))
     assert again.table.storage_options == kept
-    assert again == job.model_copy(update={"table": job.table.model_copy(update={"storage_options": kept})})
+    assert again == job.model_copy(
+        update={"table": job.table.model_copy(update={"storage_options": kept})}
+    )
 
 
 def test_a_copy_with_other_settings_keeps_the_secret() -> None:
@@ -59,7 +73,11 @@ def test_values_of_yaml_are_texts_to_the_store() -> None:
     [
         ("s3://b/t", "AWS_ENDPOINT_ULR", "AWS_ENDPOINT_URL"),
         ("s3a://b/t", "aws_secret_acces_key", "aws_secret_access_key"),
-        ("az://c/t", "azure_account_key", "azure_storage_account_key"),  # object_store does not know the short one
+        (
+            "az://c/t",
+            "azure_account_key",
+            "azure_storage_account_key",
+        ),  # object_store does not know the short one
         ("gs://b/t", "GOOGLE_SERVICE_ACOUNT", "GOOGLE_SERVICE_ACCOUNT"),
         ("az://c/t", "AWS_REGION", ""),
     ],
@@ -95,7 +113,9 @@ def test_a_mistake_beside_a_secret_does_not_show_it(text: str, tmp_path: Path) -
     assert SECRET not in str(refused.value)
 
 
-@pytest.mark.parametrize("override", ["table.storage_options.AWS_TOKEN=x", "ingest.from.storage_options={AWS_TOKEN: x}"])
+@pytest.mark.parametrize(
+    "override", ["table.storage_options.AWS_TOKEN=x", "ingest.from.storage_options={AWS_TOKEN: x}"]
+)
 def test_a_credential_is_not_submitted_on_a_command_line(override: str) -> None:
     with pytest.raises(ConfigError, match=r"stand on the cluster's dashboard.*environment"):
         storage.refuse_credentials(["train.lr=0.1", override])

@@ -20,7 +20,13 @@ from tests.tables.handmade import drop
 
 
 def rows(*ids: str) -> pa.Table:
-    return pa.table({"image_id": list(ids), "label": ["a"] * len(ids), "image": pa.array([b"x"] * len(ids), pa.binary())})
+    return pa.table(
+        {
+            "image_id": list(ids),
+            "label": ["a"] * len(ids),
+            "image": pa.array([b"x"] * len(ids), pa.binary()),
+        }
+    )
 
 
 @pytest.fixture
@@ -63,7 +69,9 @@ def test_versions_and_tags_that_are_not_there_are_named(table: ImageTable) -> No
         table.pin("row")
 
 
-def test_tags_survive_new_versions_checkpoints_and_a_copy_of_the_table(table: ImageTable, tmp_path: Path) -> None:
+def test_tags_survive_new_versions_checkpoints_and_a_copy_of_the_table(
+    table: ImageTable, tmp_path: Path
+) -> None:
     table.tag("raw", 0)
     table.tag("golden", 2)
     append(table.uri, rows("e"), "later")
@@ -92,7 +100,9 @@ def test_a_tag_moves_only_when_asked_to(table: ImageTable) -> None:
 
 
 @pytest.mark.parametrize("name", ["12", ""])
-def test_a_tag_that_could_not_be_told_from_a_number_is_refused(name: str, table: ImageTable) -> None:
+def test_a_tag_that_could_not_be_told_from_a_number_is_refused(
+    name: str, table: ImageTable
+) -> None:
     with pytest.raises(DataError, match=r"This cannot be a tag .*A number means a version"):
         table.tag(name, 1)
 
@@ -103,7 +113,9 @@ def test_a_tag_that_nobody_could_type_again_is_refused(name: str, table: ImageTa
         table.tag(name, 1)
 
 
-def test_dropping_leaves_the_pinned_version_and_makes_one_without_the_rows(table: ImageTable) -> None:
+def test_dropping_leaves_the_pinned_version_and_makes_one_without_the_rows(
+    table: ImageTable,
+) -> None:
     pinned = table.pin()
     dropped = drop(table, pinned, ["b", "d"], "clean")
     assert ids(table, dropped.version) == ["a", "c"]
@@ -124,7 +136,9 @@ def test_dropping_is_refused_when_the_table_changed_since(table: ImageTable) -> 
     pinned = table.pin()
     table.tag("raw", pinned.version)  # a tag is no change
     append(table.uri, rows("e"), "later")
-    with pytest.raises(DataError, match=r"has changed since version 2 \(got 'WRITE in version 4'\).*Pin the newest"):
+    with pytest.raises(
+        DataError, match=r"has changed since version 2 \(got 'WRITE in version 4'\).*Pin the newest"
+    ):
         drop(table, pinned, ["b"], "clean")
     assert ids(table) == ["a", "b", "c", "d", "e"]
 
@@ -149,7 +163,9 @@ def test_history_says_what_why_and_how_many_newest_first(table: ImageTable) -> N
     assert all(h["timestamp_ms"] > 1.6e12 for h in history)
 
 
-def test_images_are_written_plain_without_dictionary_or_statistics_in_small_groups(tmp_path: Path) -> None:
+def test_images_are_written_plain_without_dictionary_or_statistics_in_small_groups(
+    tmp_path: Path,
+) -> None:
     import pyarrow.parquet as pq
 
     append(str(tmp_path / "t"), rows(*[f"{i}" for i in range(300)]), "add")
@@ -157,7 +173,11 @@ def test_images_are_written_plain_without_dictionary_or_statistics_in_small_grou
     footer = pq.ParquetFile(file).metadata
     assert [footer.row_group(g).num_rows for g in range(footer.num_row_groups)] == [128, 128, 44]
     image = footer.row_group(0).column(2)
-    assert (image.compression, image.is_stats_set, image.has_dictionary_page) == ("UNCOMPRESSED", False, False)
+    assert (image.compression, image.is_stats_set, image.has_dictionary_page) == (
+        "UNCOMPRESSED",
+        False,
+        False,
+    )
 
 
 def test_what_is_no_readable_image_table_is_named(tmp_path: Path) -> None:
@@ -168,15 +188,22 @@ def test_what_is_no_readable_image_table_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"(No Delta table here|cannot be opened).*cells\.csv"):
         ImageTable.open(TableConfig(uri=str(file)))
     append(str(tmp_path / "paths"), pa.table({"image": ["/mnt/a.png"]}), "add")
-    with pytest.raises(DataError, match=r"Column 'image' of .*paths holds no images .*bytes of the image files, not paths"):
+    with pytest.raises(
+        DataError,
+        match=r"Column 'image' of .*paths holds no images .*bytes of the image files, not paths",
+    ):
         ImageTable.open(TableConfig(uri=str(tmp_path / "paths")))
     append(str(tmp_path / "photos"), pa.table({"picture": pa.array([b"x"])}), "add")
     with pytest.raises(DataError, match=r"has no column 'image'.*picture.*table.columns"):
         ImageTable.open(TableConfig(uri=str(tmp_path / "photos")))
-    assert ImageTable.open(TableConfig(uri=str(tmp_path / "photos"), columns=Columns(image="picture")))
+    assert ImageTable.open(
+        TableConfig(uri=str(tmp_path / "photos"), columns=Columns(image="picture"))
+    )
 
 
-def test_local_paths_become_absolute_and_addresses_stay(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_local_paths_become_absolute_and_addresses_stay(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert resolve("tables/cells") == str(tmp_path / "tables" / "cells")
     assert resolve("s3://bucket/cells") == "s3://bucket/cells"
@@ -197,7 +224,9 @@ def test_an_append_is_whole_or_not_at_all(tmp_path: Path) -> None:
     assert ImageTable(uri).pin().version == 0
 
 
-def test_commits_keep_their_numbers_while_others_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commits_keep_their_numbers_while_others_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """deltalake counts down from the version that was loaded: one commit later and all its numbers are off by one."""
     uri = str(tmp_path / "t")
     for n in range(3):
@@ -215,7 +244,9 @@ def test_commits_keep_their_numbers_while_others_write(tmp_path: Path, monkeypat
     for newest, numbers in ((2, [2, 1]), (3, [3, 2, 1]), (4, [4, 3, 2, 1])):
         seen, entries = ImageTable(uri).commits(after=0)
         assert seen.version() == newest
-        assert [(e["version"], e["raypipe"]) for e in entries] == [(n, f"commit {n}") for n in numbers]
+        assert [(e["version"], e["raypipe"]) for e in entries] == [
+            (n, f"commit {n}") for n in numbers
+        ]
     assert ImageTable(uri).commits(after=4)[1] == []
 
 
@@ -229,8 +260,16 @@ def test_a_commit_that_says_nothing_about_itself_gives_no_other_its_number(tmp_p
         lines = [line for line in file.read_text().splitlines() if "commitInfo" not in line]
         file.write_text("\n".join(lines))
     table = ImageTable(str(uri))
-    assert [(h["version"], h["why"]) for h in table.history()] == [(3, ""), (2, "commit 2"), (1, ""), (0, "commit 0")]
-    with pytest.raises(DataError, match=r"has changed since version 2 \(got 'a commit in version 3'\).*Pin the newest"):
+    assert [(h["version"], h["why"]) for h in table.history()] == [
+        (3, ""),
+        (2, "commit 2"),
+        (1, ""),
+        (0, "commit 0"),
+    ]
+    with pytest.raises(
+        DataError,
+        match=r"has changed since version 2 \(got 'a commit in version 3'\).*Pin the newest",
+    ):
         rewrite.drop(table, table.pin(2), rewrite_places(table, 2)[:1], "clean")
 
 
@@ -259,18 +298,38 @@ def test_a_time_means_the_files_of_the_log_and_not_the_writers_clock(tmp_path: P
     for line in ahead:
         line.get("commitInfo", {})["timestamp"] = (start + 3700) * 1000
     first.write_text("\n".join(map(json.dumps, ahead)))
-    second.write_text("\n".join(line for line in second.read_text().splitlines() if "commitInfo" not in line))
+    second.write_text(
+        "\n".join(line for line in second.read_text().splitlines() if "commitInfo" not in line)
+    )
     set_times(uri, [start, start + 100, start + 200, start + 150])
     table = ImageTable(str(uri))
-    for seconds, version in ((0, 0), (99, 0), (100, 1), (199.999, 1), (200, 2), (200.001, 3), (1e6, 3)):
+    for seconds, version in (
+        (0, 0),
+        (99, 0),
+        (100, 1),
+        (199.999, 1),
+        (200, 2),
+        (200.001, 3),
+        (1e6, 3),
+    ):
         assert table.pin(moment(start + seconds)).version == version, seconds
-    assert [h["timestamp_ms"] - start * 1000 for h in table.history()] == [200_001, 200_000, 100_000, 0]
-    with pytest.raises(DataError, match=r"has no version as old as that.*The oldest that its log names is 0 of 2023-11-14"):
+    assert [h["timestamp_ms"] - start * 1000 for h in table.history()] == [
+        200_001,
+        200_000,
+        100_000,
+        0,
+    ]
+    with pytest.raises(
+        DataError,
+        match=r"has no version as old as that.*The oldest that its log names is 0 of 2023-11-14",
+    ):
         table.pin(moment(start - 1))
 
 
 @pytest.mark.parametrize("enabled", [0, 2])
-def test_in_commit_timestamps_count_from_the_version_that_turned_them_on(enabled: int, tmp_path: Path) -> None:
+def test_in_commit_timestamps_count_from_the_version_that_turned_them_on(
+    enabled: int, tmp_path: Path
+) -> None:
     """A copy of a table has new file times and the same in-commit timestamps."""
     uri, start = tmp_path / "t", 1_700_000_000
     uri.mkdir()
@@ -280,11 +339,18 @@ def test_in_commit_timestamps_count_from_the_version_that_turned_them_on(enabled
         "delta.inCommitTimestampEnablementTimestamp": str((start + 100 * enabled) * 1000),
     }
     for n in range(4):
-        info = {"commitInfo": {"inCommitTimestamp": (start + 100 * n) * 1000}} if n >= enabled else {}
+        info = (
+            {"commitInfo": {"inCommitTimestamp": (start + 100 * n) * 1000}} if n >= enabled else {}
+        )
         add = by_hand.add(uri, pa.table({"x": pa.array([n], pa.int64())}), f"{n}.parquet")
         more = [by_hand.protocol(reader=1, writer=2)] if n == 0 else []
         if n in (0, enabled):
-            more.append(by_hand.metadata([by_hand.column("x")], **((on | (since if enabled else {})) if n == enabled else {})))
+            more.append(
+                by_hand.metadata(
+                    [by_hand.column("x")],
+                    **((on | (since if enabled else {})) if n == enabled else {}),
+                )
+            )
         by_hand.commit(uri, *([info] if info else []), *more, add)
     if enabled == 0:
         set_times(uri, [start + 5000] * 4)
@@ -342,16 +408,29 @@ def test_a_table_that_may_not_be_changed_is_a_sentence(tmp_path: Path) -> None:
     assert ids(table) == ["a", "b"]
     assert len(list(Path(uri).glob("*.parquet"))) == 1  # what was written for nothing is gone again
     log = Path(uri, "_delta_log")
-    first = json.loads(next(line for line in (log / f"{0:020d}.json").read_text().splitlines() if "protocol" in line))
-    first["protocol"] = {"minReaderVersion": 3, "minWriterVersion": 7, "readerFeatures": [], "writerFeatures": ["rowTracking"]}
+    first = json.loads(
+        next(
+            line for line in (log / f"{0:020d}.json").read_text().splitlines() if "protocol" in line
+        )
+    )
+    first["protocol"] = {
+        "minReaderVersion": 3,
+        "minWriterVersion": 7,
+        "readerFeatures": [],
+        "writerFeatures": ["rowTracking"],
+    }
     (log / f"{1:020d}.json").write_text(json.dumps(first))
     with pytest.raises(DataError, match=r"Tag 'raw' cannot be written: .*"):
         table.tag("raw")
 
 
 @pytest.mark.parametrize("name", ["a%25b", "a%2Fb"])
-def test_a_folder_name_that_deltalake_reads_as_another_is_refused_before_anything_is_written(name: str, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"No table can be in a folder of this name .*%2.*Rename the folder"):
+def test_a_folder_name_that_deltalake_reads_as_another_is_refused_before_anything_is_written(
+    name: str, tmp_path: Path
+) -> None:
+    with pytest.raises(
+        DataError, match=r"No table can be in a folder of this name .*%2.*Rename the folder"
+    ):
         append(str(tmp_path / name / "t"), rows("a"), "add")
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(DataError, match=r"Rename the folder"):

@@ -25,7 +25,9 @@ COLUMNS = ["image_id", "label", "split", "image"]
 def rows(*images: tuple[str, str | None, str]) -> pa.Table:
     ids, labels, splits = (list(v) for v in zip(*images, strict=True))
     image = pa.array([i.encode() * 500 for i in ids], pa.binary())
-    return pa.table({"image_id": ids, "label": pa.array(labels, pa.string()), "split": splits, "image": image})
+    return pa.table(
+        {"image_id": ids, "label": pa.array(labels, pa.string()), "split": splits, "image": image}
+    )
 
 
 def many(start: int, stop: int) -> pa.Table:
@@ -41,14 +43,26 @@ def table(tmp_path: Path) -> ImageTable:
 
 
 def content(table: ImageTable, version: int | str | None = None) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = scan.rows(table, table.pin(version), COLUMNS).sort_by("image_id").to_pylist()
+    found: list[dict[str, Any]] = (
+        scan.rows(table, table.pin(version), COLUMNS).sort_by("image_id").to_pylist()
+    )
     return found
 
 
 def test_a_diff_names_what_came_went_and_changed(tmp_path: Path) -> None:
     uri = str(tmp_path / "t")
-    append(uri, rows(("a", "x", "train"), ("b", "x", "train"), ("c", "y", "test"), ("d", None, "test")), "add")
-    after = rows(("a", "x", "train"), ("b", "y", "train"), ("c", "y", "train"), ("d", "z", "test"), ("e", "z", "val"))
+    append(
+        uri,
+        rows(("a", "x", "train"), ("b", "x", "train"), ("c", "y", "test"), ("d", None, "test")),
+        "add",
+    )
+    after = rows(
+        ("a", "x", "train"),
+        ("b", "y", "train"),
+        ("c", "y", "train"),
+        ("d", "z", "test"),
+        ("e", "z", "val"),
+    )
     write_deltalake(uri, after.slice(0, 5), mode="overwrite")
     DeltaTable(uri).delete("image_id = 'a'")
     table = ImageTable(uri)
@@ -68,7 +82,9 @@ def test_a_diff_backwards_is_the_diff_turned_round(table: ImageTable) -> None:
     assert not (same.added or same.removed or same.relabelled or same.moved)
 
 
-def test_a_table_without_labels_still_has_a_diff_and_one_with_an_id_twice_has_none(tmp_path: Path) -> None:
+def test_a_table_without_labels_still_has_a_diff_and_one_with_an_id_twice_has_none(
+    tmp_path: Path,
+) -> None:
     for ids in (["a", "b"], ["c"]):
         append(str(tmp_path / "t"), pa.table({"image_id": ids}), "add")
     table = ImageTable(str(tmp_path / "t"))
@@ -79,7 +95,9 @@ def test_a_table_without_labels_still_has_a_diff_and_one_with_an_id_twice_has_no
         versions.diff(table, table.pin(0), table.pin(2))
 
 
-def test_lineage_leads_from_a_cleaned_version_back_to_the_table_it_was_made_from(table: ImageTable, tmp_path: Path) -> None:
+def test_lineage_leads_from_a_cleaned_version_back_to_the_table_it_was_made_from(
+    table: ImageTable, tmp_path: Path
+) -> None:
     small = str(tmp_path / "small")
     for start in (0, 50):  # as ingest from Delta commits it, in batches
         why = told("ingest small", f"{table.uri}@v3")
@@ -104,7 +122,9 @@ def test_lineage_of_a_source_that_is_gone_still_names_it(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("by", [[], ["label"]], ids=["compact", "z-order"])
-def test_optimizing_changes_files_and_no_row_and_old_versions_stay(by: list[str], table: ImageTable) -> None:
+def test_optimizing_changes_files_and_no_row_and_old_versions_stay(
+    by: list[str], table: ImageTable
+) -> None:
     table.tag("raw", 2)
     before, raw = content(table), content(table, "raw")
     done = versions.optimize(table, by)
@@ -114,34 +134,55 @@ def test_optimizing_changes_files_and_no_row_and_old_versions_stay(by: list[str]
     footer = pq.ParquetFile(path).metadata
     assert [footer.row_group(g).num_rows for g in range(footer.num_row_groups)] == [128, 128, 44]
     image = footer.row_group(0).column(3)
-    assert (image.compression, image.is_stats_set, image.has_dictionary_page) == ("UNCOMPRESSED", False, False)
+    assert (image.compression, image.is_stats_set, image.has_dictionary_page) == (
+        "UNCOMPRESSED",
+        False,
+        False,
+    )
 
 
 def test_an_image_column_of_another_name_is_written_plain_too(tmp_path: Path) -> None:
     for i in range(2):
-        write_deltalake(str(tmp_path / "t"), many(i, i + 1).rename_columns([*COLUMNS[:3], "photo"]), mode="append")
+        write_deltalake(
+            str(tmp_path / "t"),
+            many(i, i + 1).rename_columns([*COLUMNS[:3], "photo"]),
+            mode="append",
+        )
     table = ImageTable.open(TableConfig(uri=str(tmp_path / "t"), columns=Columns(image="photo")))
     versions.optimize(table)
     (path,) = (u.removeprefix("file://") for u in DeltaTable(table.uri).file_uris())
     image = pq.ParquetFile(path).metadata.row_group(0).column(3)
-    assert (image.compression, image.is_stats_set, image.has_dictionary_page) == ("UNCOMPRESSED", False, False)
+    assert (image.compression, image.is_stats_set, image.has_dictionary_page) == (
+        "UNCOMPRESSED",
+        False,
+        False,
+    )
 
 
 def test_optimizing_leaves_deleted_rows_deleted(tmp_path: Path) -> None:
     folder = tmp_path / "t"
     folder.mkdir()
     content = pa.table({"x": pa.array(range(100), pa.int64())})
-    adds = [by_hand.add(folder, content, f"{n}.parquet", dv=by_hand.on_disk(folder, [1, 2])) for n in "ab"]
-    by_hand.commit(folder, by_hand.protocol("deletionVectors"), by_hand.metadata([by_hand.column("x")]), *adds)
+    adds = [
+        by_hand.add(folder, content, f"{n}.parquet", dv=by_hand.on_disk(folder, [1, 2]))
+        for n in "ab"
+    ]
+    by_hand.commit(
+        folder, by_hand.protocol("deletionVectors"), by_hand.metadata([by_hand.column("x")]), *adds
+    )
     table = ImageTable(str(folder))
     versions.optimize(table)
-    assert sorted(scan.rows(table, table.pin(), ["x"])["x"].to_pylist()) == sorted([0, *range(3, 100)] * 2)
+    assert sorted(scan.rows(table, table.pin(), ["x"])["x"].to_pylist()) == sorted(
+        [0, *range(3, 100)] * 2
+    )
 
 
 def test_what_deltalake_cannot_write_right_is_refused(tmp_path: Path) -> None:
     fields = [by_hand.column("x", "long", 1, "col-1")]
     content = pa.table({"col-1": pa.array(range(3), pa.int64())})
-    names = by_hand.metadata(fields, **{"delta.columnMapping.mode": "name", "delta.columnMapping.maxColumnId": "1"})
+    names = by_hand.metadata(
+        fields, **{"delta.columnMapping.mode": "name", "delta.columnMapping.maxColumnId": "1"}
+    )
     adds = [by_hand.add(tmp_path, content, f"{n}.parquet") for n in "ab"]
     by_hand.commit(tmp_path, by_hand.protocol("columnMapping"), names, *adds)
     with pytest.raises(DataError, match=r"cannot be optimized: Column mapping is not supported"):
@@ -150,10 +191,14 @@ def test_what_deltalake_cannot_write_right_is_refused(tmp_path: Path) -> None:
 
 def unprotected(table: ImageTable) -> None:
     """Without the week of grace that Delta gives old files."""
-    DeltaTable(table.uri).alter.set_table_properties({"delta.deletedFileRetentionDuration": "interval 0 hours"})
+    DeltaTable(table.uri).alter.set_table_properties(
+        {"delta.deletedFileRetentionDuration": "interval 0 hours"}
+    )
 
 
-def test_vacuum_keeps_the_files_of_tagged_versions_and_says_for_which_tag(table: ImageTable) -> None:
+def test_vacuum_keeps_the_files_of_tagged_versions_and_says_for_which_tag(
+    table: ImageTable,
+) -> None:
     unprotected(table)
     for name, version in (("raw", 1), ("clean", 3)):
         table.tag(name, version)
@@ -182,11 +227,20 @@ def test_vacuum_never_takes_a_live_deletion_vector(tmp_path: Path) -> None:
     """A full vacuum of deltalake 1.6 would: it does not count them among the files of the table."""
     folder = tmp_path / "t"
     folder.mkdir()
-    added = by_hand.add(folder, pa.table({"x": pa.array(range(10), pa.int64())}), "a.parquet", dv=by_hand.on_disk(folder, [1]))
-    by_hand.commit(folder, by_hand.protocol("deletionVectors"), by_hand.metadata([by_hand.column("x")]), added)
+    added = by_hand.add(
+        folder,
+        pa.table({"x": pa.array(range(10), pa.int64())}),
+        "a.parquet",
+        dv=by_hand.on_disk(folder, [1]),
+    )
+    by_hand.commit(
+        folder, by_hand.protocol("deletionVectors"), by_hand.metadata([by_hand.column("x")]), added
+    )
     table = ImageTable(str(folder))
     live = list(folder.glob("deletion_vector_*.bin"))
-    would = DeltaTable(str(folder)).vacuum(retention_hours=0, enforce_retention_duration=False, full=True)
+    would = DeltaTable(str(folder)).vacuum(
+        retention_hours=0, enforce_retention_duration=False, full=True
+    )
     assert would == [live[0].name], "the danger is gone: full vacuum may be used again"
     unprotected(table)
     assert versions.vacuum(table, delete=True).files == []
@@ -201,7 +255,9 @@ def test_dropping_goes_on_after_a_compaction(table: ImageTable) -> None:
     assert len(content(table, drop(table, pinned, ["0007"], "clean").version)) == 299
 
 
-def test_the_commands_take_a_table_or_a_configuration(table: ImageTable, tmp_path: Path, cli: Cli) -> None:
+def test_the_commands_take_a_table_or_a_configuration(
+    table: ImageTable, tmp_path: Path, cli: Cli
+) -> None:
     config = tmp_path / "job.yaml"
     config.write_text(f"table: {{uri: {table.uri}}}\n", encoding="utf-8")
 
@@ -212,7 +268,14 @@ def test_the_commands_take_a_table_or_a_configuration(table: ImageTable, tmp_pat
 
     for target in (table.uri, config):
         assert said("tag", target, f"t{Path(str(target)).suffix}", "--version", 2)["tags"]
-        assert [v["version"] for v in said("history", target)["versions"]][-6:] == [5, 4, 3, 2, 1, 0]
+        assert [v["version"] for v in said("history", target)["versions"]][-6:] == [
+            5,
+            4,
+            3,
+            2,
+            1,
+            0,
+        ]
         assert said("list", target)["versions"][0]["who"]
         assert len(said("diff", target, "2", "4")["added"]) == 100
         assert said("lineage", target, "--version", "t")["steps"][0]["why"] == "add 2"
@@ -225,9 +288,16 @@ def test_the_commands_take_a_table_or_a_configuration(table: ImageTable, tmp_pat
     assert (code, "Overrides need a configuration" in err) == (2, True)
 
 
-def test_a_name_of_unity_catalog_says_what_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cli: Cli) -> None:
+def test_a_name_of_unity_catalog_says_what_is_missing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cli: Cli
+) -> None:
     monkeypatch.chdir(tmp_path)
-    for name in ("DATABRICKS_HOST", "DATABRICKS_TOKEN", "DATABRICKS_WORKSPACE_URL", "UNITY_CATALOG_URL"):
+    for name in (
+        "DATABRICKS_HOST",
+        "DATABRICKS_TOKEN",
+        "DATABRICKS_WORKSPACE_URL",
+        "UNITY_CATALOG_URL",
+    ):
         monkeypatch.delenv(name, raising=False)
     for name in ("main.vision.photos", "unity://main.vision.photos"):
         code, _, err = cli("table", "export", name, "o.parquet")
@@ -242,7 +312,9 @@ def test_a_tag_on_a_version_that_is_gone_has_a_way_out(table: ImageTable) -> Non
     table.delta().create_checkpoint()
     Path(table.uri, "_delta_log", f"{0:020d}.json").unlink()
     for work in (lambda: table.pin("old"), lambda: versions.vacuum(table)):
-        with pytest.raises(DataError, match=r"has no version 0 any more.*log was cleaned up.*--remove"):
+        with pytest.raises(
+            DataError, match=r"has no version 0 any more.*log was cleaned up.*--remove"
+        ):
             work()
     assert [h["version"] for h in table.history()][-1] == 1
     table.untag("old")

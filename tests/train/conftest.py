@@ -29,7 +29,16 @@ def jobs(trained_table: TableConfig, tmp_path: Path) -> Jobs:
     """`jobs(**{"train.epochs": 3})` -> full fine-tuning of small_cnn on the photos, in fp32, without early stopping."""
     small: dict[str, Any] = {
         "model": {"name": "small_cnn", "mode": "finetune", "pretrained": False},
-        "train": {"epochs": 4, "batch_size": 16, "lr": 0.01, "precision": "fp32", "stopping": {"patience": None}},
+        "train": {
+            "epochs": 4,
+            "batch_size": 16,
+            "lr": 0.01,
+            "precision": "fp32",
+            "stopping": {"patience": None},
+        },
     }
-    job = validate(TrainJob, {"table": trained_table.model_dump(), "run": {"dir": str(tmp_path / "run")}, **small})
+    job = validate(
+        TrainJob,
+        {"table": trained_table.model_dump(), "run": {"dir": str(tmp_path / "run")}, **small},
+    )
     return lambda **changes: replace(job, changes)

@@ -19,7 +19,12 @@ from raypipe.train.parallel import native
 from . import ranks
 
 BATCH, CLASSES = 16, 5
-SCALER = {"growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 2000, "_growth_tracker": 0}
+SCALER = {
+    "growth_factor": 2.0,
+    "backoff_factor": 0.5,
+    "growth_interval": 2000,
+    "_growth_tracker": 0,
+}
 
 
 class Block(nn.Module):
@@ -82,7 +87,13 @@ def tiny(batch_norm: bool = False) -> Tiny:
 def train(scenario: Scenario, folder: Path) -> dict[str, Any]:
     """One scenario on this rank: losses (global means), weights, state, predictions."""
     cfg = parallel.ParallelConfig(
-        **{"strategy": scenario.strategy, "batch_size": BATCH, "lr": 0.01, "weight_decay": 0.01, "precision": "fp32"}
+        **{
+            "strategy": scenario.strategy,
+            "batch_size": BATCH,
+            "lr": 0.01,
+            "weight_decay": 0.01,
+            "precision": "fp32",
+        }
         | scenario.settings
     )
     engine = parallel.build(tiny(scenario.batch_norm), cfg)
@@ -112,23 +123,36 @@ def train(scenario: Scenario, folder: Path) -> dict[str, Any]:
     held = sum(t.numel() for t in engine._stored())  # type: ignore[attr-defined]
     checkpoint.write_part(folder / scenario.name, engine.snapshot(), engine.rank, "here")
     if engine.rank == 0:
-        checkpoint.publish(folder / scenario.name, LoopState(step=start + scenario.steps), engine.world, "here", 30)
+        checkpoint.publish(
+            folder / scenario.name, LoopState(step=start + scenario.steps), engine.world, "here", 30
+        )
     whole = engine.not_finite()
     if engine.rank == engine.world - 1:  # one rank's share of one weight
         share = engine._stored()[0]  # type: ignore[attr-defined]
         share[(0,) * share.ndim] = torch.nan
-    told = {"losses": losses, "logits": logits, "held": held, "not_finite": [whole, engine.not_finite()]}
+    told = {
+        "losses": losses,
+        "logits": logits,
+        "held": held,
+        "not_finite": [whole, engine.not_finite()],
+    }
     return told | {"all_held": sum(p.numel() for p in tiny().parameters())}
 
 
-def _scaled(engine: parallel.Engine, scale: float) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Any]]:
+def _scaled(
+    engine: parallel.Engine, scale: float
+) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Any]]:
     """What to load for nothing but another loss scale."""
     return tiny().state_dict(), {}, {"scaler": SCALER | {"scale": scale}, "averaged": 0}
 
 
 def _rank(rank: int, world: int, scenarios: list[Scenario], folder: Path) -> None:
     native.SMALLEST_UNIT = 1  # each block apart, tiny as it is
-    os.environ |= {"LOCAL_RANK": str(rank), "RANK": str(rank), "WORLD_SIZE": str(world)}  # DeepSpeed asks
+    os.environ |= {
+        "LOCAL_RANK": str(rank),
+        "RANK": str(rank),
+        "WORLD_SIZE": str(world),
+    }  # DeepSpeed asks
     for scenario in scenarios:
         try:
             told = train(scenario, folder)
@@ -137,7 +161,9 @@ def _rank(rank: int, world: int, scenarios: list[Scenario], folder: Path) -> Non
         if rank == 0:
             torch.save(told, folder / f"{scenario.name}.pt")
         dist.barrier()  # a later scenario may go on from this one
-    os._exit(0)  # DeepSpeed's threads outlive the interpreter: once in five times it aborts on the way out
+    os._exit(
+        0
+    )  # DeepSpeed's threads outlive the interpreter: once in five times it aborts on the way out
 
 
 def run(world: int, scenarios: list[Scenario], folder: Path) -> None:
@@ -155,4 +181,8 @@ def result(folder: Path, name: str) -> dict[str, Any]:
     """What the scenario told, and what its checkpoint holds: losses, logits, weights, optimizer, facts."""
     saved = checkpoint.read(folder / name)
     told = torch.load(folder / f"{name}.pt", weights_only=True)
-    return told | {"weights": dict(saved.weights), "optimizer": dict(saved.optimizer), "facts": saved.facts}
+    return told | {
+        "weights": dict(saved.weights),
+        "optimizer": dict(saved.optimizer),
+        "facts": saved.facts,
+    }

@@ -23,7 +23,9 @@ import torch.multiprocessing as mp
 MEETING_S = 60.0
 
 
-def start(work: Callable[..., None], arguments: tuple[Any, ...], world: int, limit_s: float = 300.0) -> None:
+def start(
+    work: Callable[..., None], arguments: tuple[Any, ...], world: int, limit_s: float = 300.0
+) -> None:
     """Run `work(rank, *arguments)` in each of `world` processes of a gloo group.
 
     Raises what a rank raised. Raises TimeoutError, with every rank's stack on stderr, when they take longer than `limit_s`.
@@ -33,7 +35,9 @@ def start(work: Callable[..., None], arguments: tuple[Any, ...], world: int, lim
     for last in (False, False, True):
         with tempfile.TemporaryDirectory() as folder:
             all_told = (work, arguments, world, limit_s, folder, dict(os.environ))
-            ranks = mp.start_processes(_rank, all_told, world, join=False, start_method="forkserver")  # type: ignore[no-untyped-call]
+            ranks = mp.start_processes(
+                _rank, all_told, world, join=False, start_method="forkserver"
+            )  # type: ignore[no-untyped-call]
             started = time.monotonic()
             while not ranks.join(timeout=1):
                 waited_s = time.monotonic() - started
@@ -42,7 +46,9 @@ def start(work: Callable[..., None], arguments: tuple[Any, ...], world: int, lim
                     continue
                 _stop(ranks.processes)
                 if met or last:
-                    raise TimeoutError(f"{world} ranks {'worked' if met else 'did not meet'} for {waited_s:.0f} s")
+                    raise TimeoutError(
+                        f"{world} ranks {'worked' if met else 'did not meet'} for {waited_s:.0f} s"
+                    )
                 break
             else:
                 return
@@ -62,7 +68,9 @@ def _rank(
     os.environ.update(environment)
     torch.set_num_threads(1)
     timeout = timedelta(seconds=limit_s)
-    dist.init_process_group("gloo", f"file://{folder}/meeting", rank=rank, world_size=world, timeout=timeout)
+    dist.init_process_group(
+        "gloo", f"file://{folder}/meeting", rank=rank, world_size=world, timeout=timeout
+    )
     Path(folder, f"met-{rank}").touch()
     work(rank, *arguments)
     dist.destroy_process_group()

@@ -26,7 +26,10 @@ def state(epoch: int) -> LoopState:
 
 
 def snapshot(epoch: int) -> Snapshot:
-    weights = {"a": Piece.whole(torch.full((3, 4), float(epoch))), "b": Piece.whole(torch.arange(5))}
+    weights = {
+        "a": Piece.whole(torch.full((3, 4), float(epoch))),
+        "b": Piece.whole(torch.arange(5)),
+    }
     return Snapshot(weights, {"exp_avg/a": Piece.whole(torch.ones(3, 4))}, {"averaged": epoch})
 
 
@@ -42,7 +45,10 @@ def three(tmp_path: Path) -> list[Path]:
 def test_what_was_written_comes_back(tmp_path: Path) -> None:
     found = checkpoint.read(write(tmp_path / "one", 7))
     assert found.state == state(7) and found.facts == {"averaged": 7}
-    assert {name: t.tolist() for name, t in found.weights.items()} == {"a": [[7.0] * 4] * 3, "b": [0, 1, 2, 3, 4]}
+    assert {name: t.tolist() for name, t in found.weights.items()} == {
+        "a": [[7.0] * 4] * 3,
+        "b": [0, 1, 2, 3, 4],
+    }
     assert list(found.optimizer) == ["exp_avg/a"] and "exp_avg/b" not in found.optimizer
 
 
@@ -52,8 +58,12 @@ def test_what_one_rank_saved_any_reader_of_safetensors_reads(tmp_path: Path) -> 
 
 
 @settings(deadline=None, max_examples=30)
-@given(shape=st.lists(st.integers(1, 5), max_size=3), world=st.integers(1, 4), seed=st.integers(0, 99))
-def test_the_pieces_of_any_number_of_ranks_make_the_whole(shape: list[int], world: int, seed: int) -> None:
+@given(
+    shape=st.lists(st.integers(1, 5), max_size=3), world=st.integers(1, 4), seed=st.integers(0, 99)
+)
+def test_the_pieces_of_any_number_of_ranks_make_the_whole(
+    shape: list[int], world: int, seed: int
+) -> None:
     whole = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
     size = -(-whole.numel() // world)  # equal shares, the last ones padded or empty
     with tempfile.TemporaryDirectory() as scratch:
@@ -87,11 +97,18 @@ def test_the_newest_is_the_one_with_most_epochs(three: list[Path]) -> None:
     [
         (lambda path: path.write_bytes(path.read_bytes()[:-3]), "is missing or cut short"),
         (lambda path: path.unlink(), "is missing or cut short"),
-        (lambda path: path.write_bytes(bytes([path.read_bytes()[0] ^ 1]) + path.read_bytes()[1:]), "does not match its sha256"),
+        (
+            lambda path: path.write_bytes(
+                bytes([path.read_bytes()[0] ^ 1]) + path.read_bytes()[1:]
+            ),
+            "does not match its sha256",
+        ),
     ],
     ids=["truncated", "gone", "one bit flipped"],
 )
-def test_a_damaged_one_is_skipped_and_named(three: list[Path], name: str, damage: object, says: str) -> None:
+def test_a_damaged_one_is_skipped_and_named(
+    three: list[Path], name: str, damage: object, says: str
+) -> None:
     damage(three[-1] / name)  # type: ignore[operator]
     found, skipped = checkpoint.newest(three)
     assert found == three[1]
@@ -122,7 +139,10 @@ def test_a_kill_between_files_leaves_no_checkpoint_and_the_next_write_mends_it(
         with pytest.raises(KeyboardInterrupt, match="killed"):
             write(folder, 4)
     assert fired
-    assert checkpoint.newest([*three, folder]) == (three[-1], ["epoch-0003: no readable manifest (FileNotFoundError)"])
+    assert checkpoint.newest([*three, folder]) == (
+        three[-1],
+        ["epoch-0003: no readable manifest (FileNotFoundError)"],
+    )
     assert checkpoint.newest([*three, write(folder, 4)]) == (folder, [])
 
 
@@ -144,7 +164,9 @@ def test_a_kill_while_the_manifest_is_written_does_not_spoil_the_next_one(
     assert checkpoint.newest([*three, write(folder, 4)]) == (folder, [])
 
 
-def test_writing_over_an_old_one_never_mixes_the_two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_writing_over_an_old_one_never_mixes_the_two(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = write(tmp_path / "epoch-0000", 1)
     monkeypatch.setattr(checkpoint, "_sha256", lambda path: 1 / 0)
     with pytest.raises(ZeroDivisionError, match="division"):
@@ -172,13 +194,16 @@ def test_what_changes_after_it_was_verified_is_not_loaded(tmp_path: Path) -> Non
     opened = checkpoint.read(folder)
     altered(folder / "weights-00000.safetensors")
     with pytest.raises(
-        DataError, match=r"not what its manifest says: .*sha256.*Nothing altered is loaded.*checkpoint before it"
+        DataError,
+        match=r"not what its manifest says: .*sha256.*Nothing altered is loaded.*checkpoint before it",
     ):
         dict(opened.weights)
     whole = checkpoint.read(write(tmp_path / "epoch-0001", 1), verified=True)
     kept = dict(whole.weights)
     altered(tmp_path / "epoch-0001" / "weights-00000.safetensors")
-    assert kept.keys() == before.keys() and all(torch.equal(kept[name], before[name]) for name in kept)
+    assert kept.keys() == before.keys() and all(
+        torch.equal(kept[name], before[name]) for name in kept
+    )
 
 
 @pytest.mark.parametrize("file", ["weights-00000.safetensors", "state.json"])

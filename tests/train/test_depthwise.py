@@ -24,7 +24,11 @@ def seen_by(model: nn.Sequential) -> list[torch.dtype]:
     class Spy(torch.overrides.TorchFunctionMode):
         def __torch_function__(self, function, types, args=(), kwargs=None):
             if function is torch.conv2d:
-                found.append(torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else args[0].dtype)
+                found.append(
+                    torch.get_autocast_dtype("cpu")
+                    if torch.is_autocast_enabled("cpu")
+                    else args[0].dtype
+                )
             return function(*args, **(kwargs or {}))
 
     with autocast(torch.device("cpu"), torch.bfloat16), Spy():
@@ -43,7 +47,10 @@ def test_only_the_depthwise_convolution_computes_in_float32():
 @pytest.mark.parametrize("k", [3, 5])
 def test_gradients_are_those_of_torch_to_the_edge_of_the_image(k: int, size: tuple[int, int]):
     torch.manual_seed(0)
-    exact = torch.randn(4, 8, *size, dtype=torch.float64), torch.randn(8, 1, k, k, dtype=torch.float64)
+    exact = (
+        torch.randn(4, 8, *size, dtype=torch.float64),
+        torch.randn(8, 1, k, k, dtype=torch.float64),
+    )
     grad = torch.randn(4, 8, *size, dtype=torch.float64)
 
     def found(dtype: torch.dtype, conv) -> list[torch.Tensor]:
@@ -52,7 +59,9 @@ def test_gradients_are_those_of_torch_to_the_edge_of_the_image(k: int, size: tup
         outputs.backward(grad.to(dtype))
         return [outputs.detach().double(), inputs.grad.double(), weight.grad.double()]
 
-    wanted = found(torch.float64, lambda inputs, weight: conv2d(inputs, weight, padding=k // 2, groups=8))
+    wanted = found(
+        torch.float64, lambda inputs, weight: conv2d(inputs, weight, padding=k // 2, groups=8)
+    )
     for ours, theirs in zip(found(torch.float32, _Same.apply), wanted, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
 
@@ -61,7 +70,9 @@ def test_the_default_backbone_is_quick_where_the_size_stays():
     model = ImageModel(ModelConfig(mode="finetune", side_px=64), 2)
     quicken(model)
     depthwise = [m for m in model.modules() if isinstance(m, nn.Conv2d) and m.groups > 1]
-    assert len(depthwise) == 16 and all(isinstance(m, _Quick) == (m.stride[0] == 1) for m in depthwise)
+    assert len(depthwise) == 16 and all(
+        isinstance(m, _Quick) == (m.stride[0] == 1) for m in depthwise
+    )
     assert sum(isinstance(m, _Quick) for m in depthwise) == 12
     with autocast(torch.device("cpu"), torch.bfloat16):
         outputs = depthwise[0](torch.rand(1, 32, 8, 8, requires_grad=True))
@@ -107,11 +118,15 @@ def test_bf16_gradients_of_the_default_backbone_are_near_float32s():
         model = ImageModel(ModelConfig(mode="finetune", side_px=64, dropout=0.0), 2).eval()
         nn.init.normal_(model.head.linear.weight, generator=torch.Generator().manual_seed(0))
         quicken(model)
-        images = torch.randint(0, 256, (4, 64, 64, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+        images = torch.randint(
+            0, 256, (4, 64, 64, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(1)
+        )
         with autocast(torch.device("cpu"), dtype):
             loss = model(images).float().logsumexp(1).sum()
         loss.backward()
-        return torch.cat([p.grad.flatten() for p in model.backbone.parameters() if p.grad is not None])
+        return torch.cat(
+            [p.grad.flatten() for p in model.backbone.parameters() if p.grad is not None]
+        )
 
     exact, rounded = gradient(torch.float32), gradient(torch.bfloat16)
     assert torch.cosine_similarity(exact, rounded, dim=0) > 0.98

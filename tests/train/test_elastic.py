@@ -11,7 +11,9 @@ from raypipe.train.elastic import RESTART_S, pays, room
 def test_room_is_counted_node_by_node_in_whole_places() -> None:
     assert room({}, {"CPU": 1.0}) == 0
     assert room({"a": {"CPU": 1.5}, "b": {"CPU": 1.5}}, {"CPU": 1.0}) == 2
-    assert room({"a": {"CPU": 0.9999999}}, {"CPU": 1.0}) == 1, "Ray's arithmetic of free CPUs is inexact"
+    assert room({"a": {"CPU": 0.9999999}}, {"CPU": 1.0}) == 1, (
+        "Ray's arithmetic of free CPUs is inexact"
+    )
     assert room({"a": {"CPU": 1.0}}, {"CPU": 0.25}) == 4
     assert room({"a": {"CPU": 16.0, "GPU": 4.0}, "b": {"CPU": 16.0}}, {"CPU": 1.0, "GPU": 1.0}) == 4
     assert room({"a": {"CPU": 2.0, "GPU": 4.0}}, {"CPU": 1.0, "GPU": 1.0}) == 2
@@ -24,7 +26,9 @@ def test_a_cpu_for_decode_tasks_stays_free_on_one_node() -> None:
     assert room({"a": {"CPU": 1.5}, "b": {"CPU": 1.0}}, cpu, decoding=True) == 1
     assert room({"a": {"CPU": 0.5}}, cpu, decoding=True) == 0
     gpus = {"a": {"CPU": 16.0, "GPU": 4.0}}
-    assert room(gpus, {"CPU": 1.0, "GPU": 1.0}, decoding=True) == 4, "there are CPUs to spare beside the GPUs"
+    assert room(gpus, {"CPU": 1.0, "GPU": 1.0}, decoding=True) == 4, (
+        "there are CPUs to spare beside the GPUs"
+    )
 
 
 def test_a_group_grows_only_if_what_is_left_gets_shorter_by_more_than_a_start_takes() -> None:

@@ -33,7 +33,9 @@ AUTO = {"train.batch_size": "auto", "train.lr": "auto"}
 
 
 @pytest.mark.usefixtures("ray_session")
-def test_auto_is_found_once_and_trains(jobs: Jobs, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_auto_is_found_once_and_trains(
+    jobs: Jobs, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO, logger="raypipe")
     job = jobs(**AUTO, **{"train.epochs": 8})
     result = trainer.run(job)
@@ -46,7 +48,10 @@ def test_auto_is_found_once_and_trains(jobs: Jobs, monkeypatch: pytest.MonkeyPat
     assert result.metrics["val_accuracy"] >= 0.9
     store = tracking.open_store(job.run, job.registry)
     packaged = promote.fetch(store, publish(store, job, result, "train")).info["config"]["train"]
-    assert (packaged["batch_size"], packaged["lr"]) == (4, saved.train.lr)  # what a challenger will be trained with
+    assert (packaged["batch_size"], packaged["lr"]) == (
+        4,
+        saved.train.lr,
+    )  # what a challenger will be trained with
 
     monkeypatch.setattr(finders, "find", lambda *args: pytest.fail("searched again"))
     monkeypatch.setattr(trainer, "prepare", lambda *args: pytest.fail("read the table again"))
@@ -55,7 +60,12 @@ def test_auto_is_found_once_and_trains(jobs: Jobs, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.usefixtures("ray_session")
 def test_a_frozen_backbone_needs_no_trying(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
-    frozen = {"model.name": "efficientnet_lite0", "model.mode": "frozen", "model.pretrained": True, "model.side_px": 32}
+    frozen = {
+        "model.name": "efficientnet_lite0",
+        "model.mode": "frozen",
+        "model.pretrained": True,
+        "model.side_px": 32,
+    }
     job = jobs(**frozen, **AUTO)
     monkeypatch.setattr(finders, "_images_per_s", lambda *args: pytest.fail("tried"))
     found = finders.find(job, trainer.prepare(job, pin(job.table, job.feed)), ("batch_size", "lr"))
@@ -64,32 +74,50 @@ def test_a_frozen_backbone_needs_no_trying(jobs: Jobs, monkeypatch: pytest.Monke
 
 
 @pytest.mark.usefixtures("ray_session")
-def test_where_no_rate_teaches_the_usual_one_is_taken_and_said(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_no_rate_teaches_the_usual_one_is_taken_and_said(
+    jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
     job = jobs(**{"train.lr": "auto", "train.batch_size": 2})
     monkeypatch.setattr(finders, "lr_range", partial(lr_range, low=1e-30, high=1e-20))
     found = finders.find(job, trainer.prepare(job, pin(job.table, job.feed)), ("lr",))
-    assert found["batch_size"] == finders.Found(2, "given") and found["lr"].value == finders.FALLBACK_LR
-    assert found["lr"].reason.startswith("No learning rate made the loss fall") and found["lr"].reason.endswith("the usual one")
+    assert (
+        found["batch_size"] == finders.Found(2, "given")
+        and found["lr"].value == finders.FALLBACK_LR
+    )
+    assert found["lr"].reason.startswith("No learning rate made the loss fall") and found[
+        "lr"
+    ].reason.endswith("the usual one")
 
 
 @pytest.mark.usefixtures("ray_session")
-def test_what_a_search_draws_is_not_found_first(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_search_draws_is_not_found_first(
+    jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
     job = jobs(**AUTO)
     pinned = pin(job.table, job.feed)
     monkeypatch.setattr(finders, "_images_per_s", lambda step, n: 1.0)
     monkeypatch.setattr(finders, "_lr", lambda *args: pytest.fail("tried rates"))
     settled = finders.settle(job, pinned, lambda: trainer.prepare(job, pinned), drawn=("train.lr",))
     assert settled.train.batch_size == 4 and settled.train.lr == "auto"
-    assert finders.settle(job, pinned, lambda: pytest.fail("read"), drawn=("train.lr", "train.batch_size")) == job
+    assert (
+        finders.settle(
+            job, pinned, lambda: pytest.fail("read"), drawn=("train.lr", "train.batch_size")
+        )
+        == job
+    )
 
 
 @pytest.mark.usefixtures("ray_session")
-def test_what_was_found_for_a_part_of_a_gpu_is_not_taken_for_the_whole(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_found_for_a_part_of_a_gpu_is_not_taken_for_the_whole(
+    jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Two trials on one GPU have half of its memory each; a training that has all of it may fill it."""
     job = jobs(**{"train.batch_size": "auto"})
     pinned, shares = pin(job.table, job.feed), []
 
-    def find(job: TrainJob, data: None, wanted: tuple[str, ...], share: float) -> dict[str, finders.Found]:
+    def find(
+        job: TrainJob, data: None, wanted: tuple[str, ...], share: float
+    ) -> dict[str, finders.Found]:
         shares.append(share)
         return {"batch_size": finders.Found(int(64 * share), "tried")}
 
@@ -110,10 +138,19 @@ def test_a_worker_of_the_cluster_can_try_in_a_process_of_its_own() -> None:
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"batch_size": "atuo"}, r"batch_size is wrong \(got 'atuo'\)\. It is a whole number from 1 up, or auto\.$"),
-        ({"batch_size": 0}, r"batch_size is wrong \(got 0\)\. It is a whole number from 1 up, or auto"),
+        (
+            {"batch_size": "atuo"},
+            r"batch_size is wrong \(got 'atuo'\)\. It is a whole number from 1 up, or auto\.$",
+        ),
+        (
+            {"batch_size": 0},
+            r"batch_size is wrong \(got 0\)\. It is a whole number from 1 up, or auto",
+        ),
         ({"lr": -1}, r"lr is wrong \(got -1\)\. It is a number above 0, or auto"),
-        ({"lr": "auto", "lr_batch": 64}, r"lr=auto is found with the batch that it trains\. Remove lr_batch"),
+        (
+            {"lr": "auto", "lr_batch": 64},
+            r"lr=auto is found with the batch that it trains\. Remove lr_batch",
+        ),
     ],
 )
 def test_what_is_neither_auto_nor_a_number_is_refused(settings: dict[str, Any], says: str) -> None:
@@ -123,9 +160,15 @@ def test_what_is_neither_auto_nor_a_number_is_refused(settings: dict[str, Any], 
 
 def trying(name: str, side_px: int, gpu_share: float = 1.0) -> Callable[[int], bool]:
     model = {"name": name, "mode": "finetune", "pretrained": False, "side_px": side_px}
-    job = validate(TrainJob, {"table": {"uri": "nowhere"}, "model": model, "augment": {"crop_area": 0.5}})
+    job = validate(
+        TrainJob, {"table": {"uri": "nowhere"}, "model": model, "augment": {"crop_area": 0.5}}
+    )
     objective = Objective.of(Task("single_label", ("a", "b")), np.array([0, 1]))
-    return in_process(partial(finders._try, job=job, objective=objective, label=np.array([0]), gpu_share=gpu_share))
+    return in_process(
+        partial(
+            finders._try, job=job, objective=objective, label=np.array([0]), gpu_share=gpu_share
+        )
+    )
 
 
 def test_a_step_is_tried_in_a_process_of_its_own() -> None:
@@ -144,6 +187,9 @@ def test_on_a_gpu_the_largest_batch_is_found() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 def test_on_half_a_gpu_half_of_it_fits() -> None:
     whole, half = (
-        find_batch_size(trying("efficientnet_lite0", 512, share), start=256, limit=65_536, within=0.2) for share in (1.0, 0.5)
+        find_batch_size(
+            trying("efficientnet_lite0", 512, share), start=256, limit=65_536, within=0.2
+        )
+        for share in (1.0, 0.5)
     )
     assert 0.3 * whole <= half <= 0.7 * whole

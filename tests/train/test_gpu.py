@@ -34,7 +34,9 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees
 
 
 def test_the_loop_and_what_it_stands_on_import_neither_ray_nor_deltalake_nor_mlflow() -> None:
-    done = subprocess.run([sys.executable, "-c", KNOWS_NONE], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", KNOWS_NONE], capture_output=True, text=True, check=True
+    )
     assert done.stdout.strip() == "[]"
 
 
@@ -43,7 +45,9 @@ def test_the_loop_trains_from_a_folder_of_files(tmp_path: Path) -> None:
     model = ModelConfig(name="small_cnn", mode="finetune", pretrained=False, side_px=32)
     engine, objective = gpu.trained(model, cpu, strategy="single", precision="fp32")
     batch = next(gpu.from_folder(files, 4, 32, cpu)())
-    assert batch.inputs.shape == (4, 32, 32, 3) and batch.inputs.float().std() > 10  # pictures, not what the memory held
+    assert (
+        batch.inputs.shape == (4, 32, 32, 3) and batch.inputs.float().std() > 10
+    )  # pictures, not what the memory held
     assert gpu.rate(engine, objective, gpu.from_folder(files, 4, 32, cpu), 4, gpu.WARM_UP + 2) > 0
 
 
@@ -55,7 +59,9 @@ def test_gpu_check_says_in_a_line_that_there_is_no_gpu() -> None:
 
 def _rank(rank: int, scenarios: list[Scenario], folder: Path) -> None:
     torch.cuda.set_device(0)
-    dist.init_process_group("cpu:gloo,cuda:nccl", f"file://{folder / 'meeting'}", rank=rank, world_size=1)
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl", f"file://{folder / 'meeting'}", rank=rank, world_size=1
+    )
     for scenario in scenarios:
         torch.save(train(scenario, folder), folder / f"{scenario.name}.pt")
     dist.destroy_process_group()
@@ -90,7 +96,9 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
         ("fp16", "clipped", 0.02),
     ],
 )
-def test_every_way_learns_on_a_gpu_what_fp32_does(told: dict[str, dict[str, Any]], name: str, like: str, rel: float) -> None:
+def test_every_way_learns_on_a_gpu_what_fp32_does(
+    told: dict[str, dict[str, Any]], name: str, like: str, rel: float
+) -> None:
     assert told[name]["losses"] == pytest.approx(told[like]["losses"], rel=rel)
 
 
@@ -100,9 +108,14 @@ def test_fp16_skips_an_overflowing_step_and_halves_its_scale() -> None:
     cfg = parallel.ParallelConfig(strategy="single", precision="fp16", batch_size=16)
     engine = parallel.build(tiny(), cfg)
     engine.train()
-    images, labels_B = torch.ones(16, 8, 8, 3, device=engine.device), torch.zeros(16, dtype=torch.int64, device=engine.device)
+    images, labels_B = (
+        torch.ones(16, 8, 8, 3, device=engine.device),
+        torch.zeros(16, dtype=torch.int64, device=engine.device),
+    )
     before = engine.snapshot().weights
     engine.step(images, labels_B, lambda logits, targets: logits.sum() * torch.inf)
     after = engine.snapshot()
-    assert all(torch.equal(before[name].values, piece.values) for name, piece in after.weights.items())
+    assert all(
+        torch.equal(before[name].values, piece.values) for name, piece in after.weights.items()
+    )
     assert after.facts["scaler"]["scale"] == 2.0**15

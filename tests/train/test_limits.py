@@ -24,13 +24,18 @@ NEVER = {"patience": None}
 
 def run(folder: Path, resume: Path | None = None, **train: Any) -> tuple[LoopState, Recorder]:
     told = Recorder(folder)
-    return train_rank(job(**{"stopping": NEVER} | train), DATA, resume, told.save, told.report), told
+    return train_rank(
+        job(**{"stopping": NEVER} | train), DATA, resume, told.save, told.report
+    ), told
 
 
 def test_the_reason_is_kept_with_the_run_and_a_resume_goes_no_further(tmp_path: Path) -> None:
     state, told = run(tmp_path, epochs=60, stopping={"patience": None, "target": 0.9})
     reached = state.history[-1]["val_accuracy"]
-    assert state.stopped == f"val_accuracy {reached:.4g} reached the target 0.9" and state.epoch == len(told.epochs) < 60
+    assert (
+        state.stopped == f"val_accuracy {reached:.4g} reached the target 0.9"
+        and state.epoch == len(told.epochs) < 60
+    )
     last = tmp_path / checkpoint.name(state.epoch)
     assert checkpoint.read(last).state == state
     again, told = run(tmp_path, last, epochs=60, stopping={"patience": None, "target": 0.9})
@@ -38,9 +43,17 @@ def test_the_reason_is_kept_with_the_run_and_a_resume_goes_no_further(tmp_path: 
 
 
 @pytest.mark.parametrize(("patience", "stopped"), [(1, True), (2, False), (None, False)])
-def test_a_run_that_trains_to_its_end_was_not_stopped(tmp_path: Path, patience: int | None, stopped: bool) -> None:
-    state, _ = run(tmp_path, epochs=3, stopping={"patience": patience, "min_delta": 2.0})  # only the first epoch improves
-    assert bool(state.stopped) == stopped and state.epoch == 3 - stopped and 0 < state.seconds == state.worker_s
+def test_a_run_that_trains_to_its_end_was_not_stopped(
+    tmp_path: Path, patience: int | None, stopped: bool
+) -> None:
+    state, _ = run(
+        tmp_path, epochs=3, stopping={"patience": patience, "min_delta": 2.0}
+    )  # only the first epoch improves
+    assert (
+        bool(state.stopped) == stopped
+        and state.epoch == 3 - stopped
+        and 0 < state.seconds == state.worker_s
+    )
 
 
 def test_time_goes_on_counting_over_a_resume(tmp_path: Path) -> None:
@@ -60,7 +73,9 @@ def test_time_inside_an_epoch_is_saved_too(tmp_path: Path) -> None:
 
 def test_a_loss_that_is_no_number_stops_the_run(tmp_path: Path) -> None:
     state, _ = run(tmp_path, epochs=60, lr=1e30)
-    assert state.epoch < 5 and f"epoch {state.epoch} is unusable: train_loss is " in str(state.stopped)
+    assert state.epoch < 5 and f"epoch {state.epoch} is unusable: train_loss is " in str(
+        state.stopped
+    )
     state, _ = run(tmp_path, epochs=6, lr=1e30, stopping=NEVER | {"nan_guard": False})
     assert state.epoch == 6 and state.stopped is None
 
@@ -68,7 +83,10 @@ def test_a_loss_that_is_no_number_stops_the_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize("schedule", ["cosine", "one_cycle", "step", "constant"])
 def test_the_only_step_of_a_run_trains(tmp_path: Path, schedule: str) -> None:
     """A cosine's factor was 0 in the first step."""
-    weights = [run(tmp_path, epochs=1, batch_size=60, lr=lr, schedule=schedule)[1].weights for lr in (1e-2, 2e-2)]
+    weights = [
+        run(tmp_path, epochs=1, batch_size=60, lr=lr, schedule=schedule)[1].weights
+        for lr in (1e-2, 2e-2)
+    ]
     first, second = (found["linear.weight"].abs().mean() for found in weights)
     assert second > 1.5 * first > 0  # a head starts at 0
 
@@ -92,7 +110,9 @@ def rank(me: int, folder: str, limit_s: float) -> None:
     Path(folder, f"rank-{me}.json").write_text(json.dumps(told))
 
 
-def test_ranks_with_other_clocks_and_losses_stop_for_one_reason_after_one_epoch(tmp_path: Path) -> None:
+def test_ranks_with_other_clocks_and_losses_stop_for_one_reason_after_one_epoch(
+    tmp_path: Path,
+) -> None:
     limit_s = 1.5
     ranks.start(rank, (str(tmp_path), limit_s), 2)
     slow, fast = (json.loads((tmp_path / f"rank-{me}.json").read_text()) for me in range(2))

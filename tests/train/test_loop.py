@@ -32,7 +32,9 @@ def toy(images: int, seed: int, shuffled: bool = False) -> Source:
     """32 px noise around 90 or 160: a child could tell them apart, unless the labels are shuffled."""
     rng = np.random.default_rng(seed)
     labels = np.arange(images) % 2
-    pixels = rng.normal(np.array([90, 160])[labels][:, None, None, None], 40, (images, 32, 32, 3)).clip(0, 255)
+    pixels = rng.normal(
+        np.array([90, 160])[labels][:, None, None, None], 40, (images, 32, 32, 3)
+    ).clip(0, 255)
     shown = rng.permutation(labels) if shuffled else labels
     return memory(pixels.astype(np.uint8), shown)
 
@@ -54,7 +56,13 @@ def features() -> Data:
 
 
 def job(**train: object) -> TrainJob:
-    settings = {"epochs": 6, "batch_size": 16, "lr": 0.01, "precision": "fp32", "stopping": {"patience": None}} | train
+    settings = {
+        "epochs": 6,
+        "batch_size": 16,
+        "lr": 0.01,
+        "precision": "fp32",
+        "stopping": {"patience": None},
+    } | train
     return validate(
         TrainJob,
         {
@@ -82,7 +90,9 @@ class Recorder:
     def save(self, state: LoopState, engine: Engine) -> None:
         self.snapshot = engine.snapshot()
         self.weights = {name: piece.values for name, piece in self.snapshot.weights.items()}
-        checkpoint.write(self.folder / checkpoint.name(state.epoch, state.step), self.snapshot, state)
+        checkpoint.write(
+            self.folder / checkpoint.name(state.epoch, state.step), self.snapshot, state
+        )
         if (state.epoch, state.step) == self.dies_after:
             raise KeyboardInterrupt("power cut")
 
@@ -94,14 +104,20 @@ def test_it_learns_what_can_be_learnt_and_reports_once_an_epoch(data: Data, tmp_
     assert told.epochs == [1, 2, 3, 4, 5, 6] and state.history == told.metrics
     assert state.history[-1]["val_accuracy"] >= 0.95
     assert state.history[-1]["train_loss"] < 0.5 * state.history[0]["train_loss"]
-    assert state.best == max(m["val_accuracy"] for m in state.history) == state.history[state.best_epoch]["val_accuracy"]
+    assert (
+        state.best
+        == max(m["val_accuracy"] for m in state.history)
+        == state.history[state.best_epoch]["val_accuracy"]
+    )
 
 
 def test_it_learns_in_bf16_too(tmp_path: Path) -> None:
     told = Recorder(tmp_path)
     state = train_rank(job(precision="bf16"), pixels(), None, told.save, told.report)
     assert state.history[-1]["val_accuracy"] >= 0.95
-    assert {w.dtype for name, w in told.weights.items() if "num_batches" not in name} == {torch.float32}
+    assert {w.dtype for name, w in told.weights.items() if "num_batches" not in name} == {
+        torch.float32
+    }
 
 
 @pytest.mark.parametrize(("epochs_done", "steps_done"), [(1, 0), (4, 0), (0, 1), (3, 2)])
@@ -124,7 +140,10 @@ def test_a_resumed_run_ends_bit_for_bit_where_an_uninterrupted_one_does(
     assert resumed.epochs == list(range(epochs_done + 1, 7)) and len(state.history) == 6
     assert whole.weights.keys() == resumed.weights.keys()
     assert all(torch.equal(whole.weights[name], resumed.weights[name]) for name in whole.weights)
-    same = [[{k: v for k, v in m.items() if k.startswith(("val_", "train_"))} for m in run.metrics] for run in (whole, resumed)]
+    same = [
+        [{k: v for k, v in m.items() if k.startswith(("val_", "train_"))} for m in run.metrics]
+        for run in (whole, resumed)
+    ]
     assert same[0][epochs_done:] == same[1]
 
 
@@ -132,14 +151,18 @@ def test_a_finished_run_does_not_train_again(tmp_path: Path) -> None:
     first = Recorder(tmp_path)
     train_rank(job(epochs=2), pixels(), None, first.save, first.report)
     again = Recorder(tmp_path)
-    state = train_rank(job(epochs=2), pixels(), tmp_path / checkpoint.name(2), again.save, again.report)
+    state = train_rank(
+        job(epochs=2), pixels(), tmp_path / checkpoint.name(2), again.save, again.report
+    )
     assert again.epochs == [] and state.epoch == 2
 
 
 def test_early_stopping_stops(tmp_path: Path) -> None:
     told = Recorder(tmp_path)
     rule = {"metric": "val_loss", "patience": 3, "min_delta": 0.05}
-    state = train_rank(job(epochs=60, lr=1e-7, stopping=rule), pixels(shuffled=True), None, told.save, told.report)
+    state = train_rank(
+        job(epochs=60, lr=1e-7, stopping=rule), pixels(shuffled=True), None, told.save, told.report
+    )
     assert told.epochs[-1] == state.epoch == state.best_epoch + 4 < 60
 
 
@@ -148,7 +171,11 @@ def test_equal_seeds_give_equal_weights_and_other_seeds_others(tmp_path: Path) -
     for told, seed in zip(runs, (1, 1, 2), strict=True):
         one = job(epochs=1)
         train_rank(
-            one.model_copy(update={"run": one.run.model_copy(update={"seed": seed})}), pixels(), None, told.save, told.report
+            one.model_copy(update={"run": one.run.model_copy(update={"seed": seed})}),
+            pixels(),
+            None,
+            told.save,
+            told.report,
         )
     first, again, other = (run.weights["head.linear.weight"] for run in runs)
     assert torch.equal(first, again) and not torch.equal(first, other)
@@ -159,7 +186,9 @@ def test_clipping_bounds_the_first_step(tmp_path: Path) -> None:
     norms = []
     for clip in (None, 1e-3):
         told = Recorder(tmp_path / str(clip))
-        train_rank(job(epochs=1, batch_size=48, clip_norm=clip), pixels(), None, told.save, told.report)
+        train_rank(
+            job(epochs=1, batch_size=48, clip_norm=clip), pixels(), None, told.save, told.report
+        )
         optimizer = checkpoint.read(tmp_path / str(clip) / checkpoint.name(1)).optimizer
         moments = [optimizer[key].sum() for key in optimizer if key.startswith("exp_avg_sq/")]
         norms.append(float(sum(moments) / (1 - 0.999)) ** 0.5)

@@ -18,7 +18,9 @@ ONES = torch.ones(3)
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-@pytest.mark.parametrize("weights", [ONES, torch.tensor([0.5, 1.0, 4.0])], ids=["plain", "weighted"])
+@pytest.mark.parametrize(
+    "weights", [ONES, torch.tensor([0.5, 1.0, 4.0])], ids=["plain", "weighted"]
+)
 def test_softmax_loss_is_pytorchs_cross_entropy(smoothing: float, weights: torch.Tensor) -> None:
     theirs = cross_entropy(LOGITS, TARGETS, weights, label_smoothing=smoothing, reduction="none")
     torch.testing.assert_close(softmax_loss(LOGITS, TARGETS, weights, smoothing), theirs)
@@ -26,13 +28,20 @@ def test_softmax_loss_is_pytorchs_cross_entropy(smoothing: float, weights: torch
 
 def test_sigmoid_loss_is_pytorchs_binary_cross_entropy() -> None:
     weights, soft = torch.tensor([0.5, 1.0, 4.0]), torch.rand(10, 3)
-    theirs = binary_cross_entropy_with_logits(LOGITS, soft, pos_weight=weights, reduction="none").mean(1)
+    theirs = binary_cross_entropy_with_logits(
+        LOGITS, soft, pos_weight=weights, reduction="none"
+    ).mean(1)
     torch.testing.assert_close(sigmoid_loss(LOGITS, soft, weights), theirs)
 
 
 def test_the_focal_factor_is_one_minus_p_to_the_gamma() -> None:
     p = LOGITS.softmax(1)[torch.arange(10), torch.from_numpy(LABELS_N)]
-    torch.testing.assert_close(softmax_loss(LOGITS, TARGETS, ONES, gamma=2.0), (1 - p) ** 2 * -p.log(), rtol=1e-4, atol=1e-7)
+    torch.testing.assert_close(
+        softmax_loss(LOGITS, TARGETS, ONES, gamma=2.0),
+        (1 - p) ** 2 * -p.log(),
+        rtol=1e-4,
+        atol=1e-7,
+    )
 
 
 @pytest.mark.parametrize("loss", [softmax_loss, sigmoid_loss])
@@ -55,7 +64,9 @@ def test_soft_targets_pull_to_their_mean() -> None:
 def test_squared_loss_is_one_for_predicting_the_mean() -> None:
     labels = torch.tensor([[100.0], [200.0], [600.0]])
     guess = labels.mean().expand(3, 1)
-    assert float(squared_loss(guess, labels, float(labels.std(unbiased=False))).mean()) == pytest.approx(1)
+    assert float(
+        squared_loss(guess, labels, float(labels.std(unbiased=False))).mean()
+    ) == pytest.approx(1)
 
 
 @pytest.mark.parametrize("wanted", [None, "balanced", {"a": 1, "b": 10, "c": 3}])
@@ -69,7 +80,8 @@ def test_balanced_classes_weigh_alike_and_balanced_tags_as_much_as_their_absence
     torch.testing.assert_close(weights * torch.tensor([6.0, 3.0, 1.0]), torch.full((3,), 10 / 3))
     tagged = TARGETS.numpy()
     torch.testing.assert_close(
-        class_weights("balanced", CLASSES, tagged) * tagged.sum(0), torch.from_numpy((1 - tagged).sum(0))
+        class_weights("balanced", CLASSES, tagged) * tagged.sum(0),
+        torch.from_numpy((1 - tagged).sum(0)),
     )
 
 
@@ -84,6 +96,8 @@ def test_balanced_classes_weigh_alike_and_balanced_tags_as_much_as_their_absence
         ),
     ],
 )
-def test_a_mapping_gives_every_class_a_positive_number_and_no_other_one(wanted: dict[str, float], says: str) -> None:
+def test_a_mapping_gives_every_class_a_positive_number_and_no_other_one(
+    wanted: dict[str, float], says: str
+) -> None:
     with pytest.raises(ConfigError, match=says):
         class_weights(wanted, CLASSES, LABELS_N)

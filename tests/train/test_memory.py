@@ -34,7 +34,9 @@ def test_auto_shards_only_what_does_not_fit(
 ) -> None:
     choice = choose(Need(trained, frozen, activations, ema), devices, memory)
     state = trained * (4 + ema) + frozen
-    assert (choice.strategy in ("single", "ddp")) == (state + activations <= ROOM * memory or devices == 1)
+    assert (choice.strategy in ("single", "ddp")) == (
+        state + activations <= ROOM * memory or devices == 1
+    )
     assert (choice.strategy == "single") == (devices == 1)
     if choice.strategy == "fsdp":
         assert choice.bytes_a_device == pytest.approx(state / devices + activations)
@@ -57,7 +59,9 @@ def test_auto_says_why() -> None:
     [({"ema": True}, 2**30), ({"frozen": 2**30}, 2**30), ({"activations": 2**30}, 2**30)],
     ids=["ema", "frozen", "activations"],
 )
-def test_what_an_estimate_of_trained_parameters_forgets_changes_the_choice(more: dict[str, int], bytes_more: int) -> None:
+def test_what_an_estimate_of_trained_parameters_forgets_changes_the_choice(
+    more: dict[str, int], bytes_more: int
+) -> None:
     """ba74455 counted four times all parameters, and nothing else."""
     memory = int((4 * 2**30 + bytes_more / 2) / ROOM)
     assert choose(Need(2**30), 2, memory).strategy == "ddp"
@@ -70,21 +74,35 @@ def test_frozen_parameters_cost_themselves_alone() -> None:
     model = ImageModel(cfg, 2)
     need = need_of(model, None, 8, torch.float32, ema=False, checkpointing=False)
     still = sum(p.numel() for p in model.parameters() if not p.requires_grad)
-    assert 0 < need.frozen == 4 * still and need.trained + need.frozen == 4 * sum(p.numel() for p in model.parameters())
+    assert 0 < need.frozen == 4 * still and need.trained + need.frozen == 4 * sum(
+        p.numel() for p in model.parameters()
+    )
     assert need.state == 4 * need.trained + need.frozen
 
 
 def test_activations_are_what_the_backward_pass_keeps() -> None:
     """Three layers of 1,000 by hand: the inputs of each, and the signs of ReLU, whose outputs are the next inputs."""
-    layers = nn.Sequential(nn.Linear(1000, 1000), nn.ReLU(), nn.Linear(1000, 1000), nn.ReLU(), nn.Linear(1000, 10))
+    layers = nn.Sequential(
+        nn.Linear(1000, 1000), nn.ReLU(), nn.Linear(1000, 1000), nn.ReLU(), nn.Linear(1000, 10)
+    )
     found = activation_bytes(layers, torch.empty(1, 1000))
-    assert found == 4 * 3000 and activation_bytes(layers, torch.empty(1, 1000)) == found  # the input, and two outputs
+    assert (
+        found == 4 * 3000 and activation_bytes(layers, torch.empty(1, 1000)) == found
+    )  # the input, and two outputs
     assert all(p.device.type == "cpu" and p.grad is None for p in layers.parameters())
-    small, large = (activation_bytes(ImageModel(ModelConfig(mode="finetune", side_px=px), 2), _image(px)) for px in (64, 128))
+    small, large = (
+        activation_bytes(ImageModel(ModelConfig(mode="finetune", side_px=px), 2), _image(px))
+        for px in (64, 128)
+    )
     assert 3 < large / small < 5
-    plain, half = (need_of(tiny(), _image(8), 16, dtype, False, False) for dtype in (torch.float32, torch.bfloat16))
+    plain, half = (
+        need_of(tiny(), _image(8), 16, dtype, False, False)
+        for dtype in (torch.float32, torch.bfloat16)
+    )
     assert 0 < half.activations == plain.activations // 2
-    assert need_of(tiny(), _image(8), 16, torch.float32, False, True).activations < plain.activations
+    assert (
+        need_of(tiny(), _image(8), 16, torch.float32, False, True).activations < plain.activations
+    )
 
 
 def _image(px: int) -> torch.Tensor:
@@ -95,15 +113,33 @@ def _image(px: int) -> torch.Tensor:
     ("membership", "files", "limit"),
     [
         ("0::/", {"memory.max": "1073741824"}, 2**30),  # v2, in its own namespace
-        ("0::/a/b", {"memory.max": "max", "a/memory.max": "2048", "a/b/memory.max": "4096"}, 2048),  # the least above it
+        (
+            "0::/a/b",
+            {"memory.max": "max", "a/memory.max": "2048", "a/b/memory.max": "4096"},
+            2048,
+        ),  # the least above it
         ("0::/a", {"a/memory.max": "max"}, None),
-        ("5:cpu:/\n4:memory:/docker/x\n0::/", {"memory/memory.limit_in_bytes": "4096"}, 4096),  # v1: the host's path
-        ("4:memory:/x", {"memory/x/memory.limit_in_bytes": "9223372036854771712"}, None),  # v1: nothing set
-        ("4:cpu,memory:/x", {"memory/memory.limit_in_bytes": "8192", "memory/x/memory.limit_in_bytes": "512"}, 512),
+        (
+            "5:cpu:/\n4:memory:/docker/x\n0::/",
+            {"memory/memory.limit_in_bytes": "4096"},
+            4096,
+        ),  # v1: the host's path
+        (
+            "4:memory:/x",
+            {"memory/x/memory.limit_in_bytes": "9223372036854771712"},
+            None,
+        ),  # v1: nothing set
+        (
+            "4:cpu,memory:/x",
+            {"memory/memory.limit_in_bytes": "8192", "memory/x/memory.limit_in_bytes": "512"},
+            512,
+        ),
         ("nonsense", {}, None),
     ],
 )
-def test_a_containers_limit_is_read(tmp_path: Path, membership: str, files: dict[str, str], limit: int | None) -> None:
+def test_a_containers_limit_is_read(
+    tmp_path: Path, membership: str, files: dict[str, str], limit: int | None
+) -> None:
     (tmp_path / "cgroup").write_text(membership + "\n")
     for name, text in files.items():
         file = tmp_path / "fs" / name
@@ -120,7 +156,11 @@ def test_without_cgroups_there_is_no_limit(tmp_path: Path) -> None:
 def test_frozen_norms_stay_as_they_were_under_sync_bn(device: str) -> None:
     """PyTorch's conversion made new modules of the stem's, which followed the batches; those in training are converted."""
     model = ImageModel(ModelConfig(mode="finetune", frozen_blocks=3, side_px=64), 2)
-    norms = {name for name, m in model.train().named_modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)}
+    norms = {
+        name
+        for name, m in model.train().named_modules()
+        if isinstance(m, nn.modules.batchnorm._BatchNorm)
+    }
     still = {name for name in norms if not model.get_submodule(name).training}
     model = synchronise(model, torch.device(device), world=2).train()
     assert still and {name for name in norms if not model.get_submodule(name).training} == still
@@ -134,10 +174,16 @@ def test_reentrant_checkpointing_counts_a_batch_once_and_trains_above_frozen_lay
     checkpoint_activations(models[1], reentrant=True)
     for frozen in (False, True):
         for model in models:
-            for p in (*model.stem.parameters(), *model.norm.parameters(), *model.pointwise.parameters()):
+            for p in (
+                *model.stem.parameters(),
+                *model.norm.parameters(),
+                *model.pointwise.parameters(),
+            ):
                 p.requires_grad_(not frozen)
             model.zero_grad(set_to_none=True)
-            model(torch.arange(4 * 8 * 8 * 3).view(4, 8, 8, 3).float() % 7).square().sum().backward()
+            model(
+                torch.arange(4 * 8 * 8 * 3).view(4, 8, 8, 3).float() % 7
+            ).square().sum().backward()
         for (name, a), b in zip(models[0].named_parameters(), models[1].parameters(), strict=True):
             assert (a.grad is None) == (b.grad is None), name
             assert a.grad is None or torch.allclose(a.grad, b.grad, atol=1e-5)

@@ -91,7 +91,9 @@ def test_a_step_is_the_sum_of_its_phases_and_each_gets_its_own(clock: FakeTime) 
         clock.sleep(3)  # evaluation, between epochs: no step's time
 
 
-def test_positions_come_at_once_at_the_end_of_an_epoch_and_about_every_second(clock: FakeTime) -> None:
+def test_positions_come_at_once_at_the_end_of_an_epoch_and_about_every_second(
+    clock: FakeTime,
+) -> None:
     told: list[Position] = []
     meter = Meter(told.append)
     through(meter, Slow(clock, 0.001), epoch=3, step=1)
@@ -142,7 +144,9 @@ def test_on_cuda_laps_are_read_when_they_have_long_happened_and_events_are_used_
 
 def test_flops_are_those_of_the_formula(tmp_path: Path) -> None:
     layer = nn.Linear(10, 7)
-    assert flops_per_image(layer, torch.zeros(1, 10)) == 2 * 10 * 7 * 2  # forward, and the gradient of the weights
+    assert (
+        flops_per_image(layer, torch.zeros(1, 10)) == 2 * 10 * 7 * 2
+    )  # forward, and the gradient of the weights
     two = nn.Sequential(nn.Linear(10, 20), nn.ReLU(), nn.Linear(20, 7))
     assert flops_per_image(two, torch.zeros(1, 10)) == 2 * (10 * 20 * 2 + 20 * 7 * 3)
     two[0].requires_grad_(False)
@@ -153,7 +157,9 @@ def test_flops_are_those_of_the_formula(tmp_path: Path) -> None:
 
 
 def test_counting_flops_changes_nothing_and_fails_softly() -> None:
-    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Dropout(0.5), nn.AdaptiveAvgPool2d(1))
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Dropout(0.5), nn.AdaptiveAvgPool2d(1)
+    )
     before, drawn = {k: v.clone() for k, v in model.state_dict().items()}, torch.get_rng_state()
     assert flops_per_image(model, torch.zeros(1, 3, 8, 8)) > 0
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
@@ -193,7 +199,9 @@ def test_a_run_tells_each_epoch_what_its_steps_took(tmp_path: Path) -> None:
     train_rank(job(epochs=2), pixels(), None, told.save, told.report, meter=meter)
     for metrics in told.metrics:
         assert metrics.keys() >= PHASES | {"step_s", "gflops_per_s", "cpu_memory_mb"}
-        assert metrics["gflops_per_s"] == pytest.approx(meter.flops * 48 / 3 / metrics["step_s"] / 1e9)
+        assert metrics["gflops_per_s"] == pytest.approx(
+            meter.flops * 48 / 3 / metrics["step_s"] / 1e9
+        )
         assert metrics["forward_s"] > 0 and metrics["backward_s"] > 0
     trial = Recorder(tmp_path)
     train_rank(job(epochs=1), pixels(), None, trial.save, trial.report)
@@ -207,7 +215,10 @@ def test_on_a_gpu_phases_are_the_streams_time_and_fit_into_the_epoch(tmp_path: P
     train_rank(job(epochs=3), pixels(), None, told.save, told.report, meter=Meter())
     last = told.metrics[-1]
     epoch_s = 48 / last["images_per_s"]  # with evaluation
-    assert last["step_s"] == pytest.approx(sum(last[p] for p in PHASES)) and 0 < 3 * last["step_s"] < epoch_s
+    assert (
+        last["step_s"] == pytest.approx(sum(last[p] for p in PHASES))
+        and 0 < 3 * last["step_s"] < epoch_s
+    )
     assert last["gpu_memory_mb"] > 0 and 0 <= last.get("mfu", 0.0) < 1
 
 
@@ -215,7 +226,9 @@ def rank(rank: int, folder: Path) -> None:
     """Rank 1 comes 200 ms late to each backward pass: rank 0 waits for it, and that is what communication costs it."""
     for strategy, accumulate in (("ddp", 1), ("ddp", 2), ("fsdp", 1)):
         meter = Meter()
-        cfg = ParallelConfig.model_validate({"strategy": strategy, "precision": "fp32", "accumulate": accumulate})
+        cfg = ParallelConfig.model_validate(
+            {"strategy": strategy, "precision": "fp32", "accumulate": accumulate}
+        )
         engine = parallel.build(tiny(), cfg, meter)
 
         def criterion(logits_BC: Tensor, labels_B: Tensor) -> Tensor:
@@ -234,7 +247,9 @@ def test_communication_is_what_ddp_waited_for_after_its_last_gradient(tmp_path: 
     told = {f.stem: json.loads(f.read_text()) for f in tmp_path.glob("*.json")}
     assert len(told) == 6 and BATCH % 2 == 0
     waiting, late = told["ddp-1-0"], told["ddp-1-1"]
-    assert 0.1 < waiting["communication_s"] <= 1.5 * waiting["backward_s"]  # means of four steps, and of five
+    assert (
+        0.1 < waiting["communication_s"] <= 1.5 * waiting["backward_s"]
+    )  # means of four steps, and of five
     assert late["communication_s"] < 0.5 * waiting["communication_s"] and late["forward_s"] > 0.2
     assert 0 <= told["ddp-2-1"]["communication_s"] < 0.5 * told["ddp-2-0"]["communication_s"]
     assert "communication_s" not in told["fsdp-1-0"], "nothing measures it: it must not be made up"
@@ -249,16 +264,29 @@ def steps_in(trace: Path) -> list[str]:
 @pytest.mark.parametrize(
     ("asked", "found"),
     [
-        ("step:4-5", ["ProfilerStep#4", "ProfilerStep#5"]),  # the second epoch's: an epoch has three
+        (
+            "step:4-5",
+            ["ProfilerStep#4", "ProfilerStep#5"],
+        ),  # the second epoch's: an epoch has three
         ("step:0-0", ["ProfilerStep#0"]),
-        ("step:5-90", ["ProfilerStep#5", "ProfilerStep#6"]),  # the run ends earlier: 6 never had a batch
+        (
+            "step:5-90",
+            ["ProfilerStep#5", "ProfilerStep#6"],
+        ),  # the run ends earlier: 6 never had a batch
         ("step:50-90", None),
     ],
 )
-def test_a_profile_holds_the_steps_that_were_asked_for(asked: str, found: list[str] | None, tmp_path: Path) -> None:
+def test_a_profile_holds_the_steps_that_were_asked_for(
+    asked: str, found: list[str] | None, tmp_path: Path
+) -> None:
     told = Recorder(tmp_path)
     train_rank(
-        job(epochs=2), pixels(), None, told.save, told.report, meter=Meter(profiler=profiler(asked, tmp_path / "profile", 0))
+        job(epochs=2),
+        pixels(),
+        None,
+        told.save,
+        told.report,
+        meter=Meter(profiler=profiler(asked, tmp_path / "profile", 0)),
     )
     traces = list((tmp_path / "profile").glob("*.json"))
     assert [steps_in(t) for t in traces] == ([found] if found else [])
@@ -291,14 +319,26 @@ def test_two_ray_workers_tell_steps_and_write_traces_and_event_files(jobs: Jobs)
     small = jobs(**{"train.workers": 2, "train.epochs": 3})
     asked = replace(small, {"train.profile": "step:2-3", "train.tensorboard": True})
     key = small.training_key(pin(small.table, small.feed).version)
-    assert asked.training_key(pin(asked.table, asked.feed).version) == key  # looking changes nothing
+    assert (
+        asked.training_key(pin(asked.table, asked.feed).version) == key
+    )  # looking changes nothing
     told: list[Position] = []
     result = trainer.run(asked, steps=told.append)
     folder = asked.folder(result.key)
     assert {p.epoch for p in told} == {0, 1, 2} and told[-1].step == told[-1].steps
-    assert [p.name for p in sorted((folder / "profile").iterdir())] == ["steps-2-3-rank-0.json", "steps-2-3-rank-1.json"]
-    assert all(steps_in(p) == ["ProfilerStep#2", "ProfilerStep#3"] for p in (folder / "profile").iterdir())
+    assert [p.name for p in sorted((folder / "profile").iterdir())] == [
+        "steps-2-3-rank-0.json",
+        "steps-2-3-rank-1.json",
+    ]
+    assert all(
+        steps_in(p) == ["ProfilerStep#2", "ProfilerStep#3"] for p in (folder / "profile").iterdir()
+    )
     written = scalars(folder / "tensorboard")
-    for tag, name in (("quality/val_accuracy", "val_accuracy"), ("cost/communication_s", "communication_s")):
+    for tag, name in (
+        ("quality/val_accuracy", "val_accuracy"),
+        ("cost/communication_s", "communication_s"),
+    ):
         assert [step for step, _ in written[tag]] == [1, 2, 3]
-        assert [v for _, v in written[tag]] == pytest.approx(np.float32([m[name] for m in result.history]).tolist())
+        assert [v for _, v in written[tag]] == pytest.approx(
+            np.float32([m[name] for m in result.history]).tolist()
+        )

@@ -40,7 +40,9 @@ def two(rank: int, folder: Path) -> None:
 
 def test_all_ranks_hear_in_the_same_step(tmp_path: Path) -> None:
     ranks.start(two, (tmp_path,), 2)
-    (step, asked), other = (json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in (0, 1))
+    (step, asked), other = (
+        json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in (0, 1)
+    )
     assert [step, asked] == other
     assert 26 <= step <= 31, "told after its 25th step of 0.02 s, and asked again within 0.1 s"
     assert len(asked) < step / 3, "asked about every 0.1 s of the slower rank, not after each step"
@@ -57,4 +59,6 @@ def test_a_run_that_is_told_saves_its_step_and_goes_on_bit_for_bit(tmp_path: Pat
     found = tmp_path / "cut" / checkpoint.name(state.epoch, state.step)
     assert checkpoint.verify(found) is None
     state = train_rank(job(epochs=3), pixels(), found, second.save, second.report)
-    assert state.finished(3) and all(torch.equal(whole.weights[name], second.weights[name]) for name in whole.weights)
+    assert state.finished(3) and all(
+        torch.equal(whole.weights[name], second.weights[name]) for name in whole.weights
+    )

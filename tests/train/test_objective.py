@@ -46,7 +46,9 @@ def judged(kind: Kind, cut: int) -> tuple[dict[str, float], np.ndarray, np.ndarr
     _, labels_N = labels_of(kind)
     objective = Objective.of(task_of(kind), labels_N)
     rng = np.random.default_rng(1)
-    logits_NC = torch.from_numpy(rng.normal(size=(90, len(objective.task.classes))).astype(np.float32))
+    logits_NC = torch.from_numpy(
+        rng.normal(size=(90, len(objective.task.classes))).astype(np.float32)
+    )
     if kind == "regression":
         logits_NC = logits_NC * 500 + 5100
     batches = [slice(0, 0), *(slice(i, i + cut) for i in range(0, 90, cut))]
@@ -63,29 +65,55 @@ def test_the_cut_does_not_matter(kind: Kind) -> None:
 
 def test_they_are_what_scikit_learn_says() -> None:
     found, scores, labels = judged("single_label", 20)
-    assert found["val_accuracy"] == pytest.approx(reference.accuracy_score(labels, scores.argmax(1)))
-    assert found["val_balanced_accuracy"] == pytest.approx(reference.balanced_accuracy_score(labels, scores.argmax(1)))
+    assert found["val_accuracy"] == pytest.approx(
+        reference.accuracy_score(labels, scores.argmax(1))
+    )
+    assert found["val_balanced_accuracy"] == pytest.approx(
+        reference.balanced_accuracy_score(labels, scores.argmax(1))
+    )
     assert found["val_loss"] == pytest.approx(reference.log_loss(labels, scores), rel=1e-5)
     found, scores, labels = judged("multi_label", 20)
     assert found["val_accuracy"] == pytest.approx(reference.accuracy_score(labels, scores >= 0.5))
-    assert found["val_f1"] == pytest.approx(reference.f1_score(labels, scores >= 0.5, average="macro"))
+    assert found["val_f1"] == pytest.approx(
+        reference.f1_score(labels, scores >= 0.5, average="macro")
+    )
     for kind in ("probability", "regression"):
         found, scores, labels = judged(kind, 20)  # type: ignore[arg-type]
-        assert found["val_mae"] == pytest.approx(reference.mean_absolute_error(labels, scores), rel=1e-5)
-        assert found["val_rmse"] == pytest.approx(reference.root_mean_squared_error(labels, scores), rel=1e-5)
+        assert found["val_mae"] == pytest.approx(
+            reference.mean_absolute_error(labels, scores), rel=1e-5
+        )
+        assert found["val_rmse"] == pytest.approx(
+            reference.root_mean_squared_error(labels, scores), rel=1e-5
+        )
         assert found["val_r2"] == pytest.approx(reference.r2_score(labels, scores), rel=1e-4)
 
 
 def job(kind: Kind, **train: Any) -> TrainJob:
     rule = {"metric": "val_loss", "patience": None}
-    settings = {"epochs": 25, "batch_size": 30, "lr": 0.05, "precision": "fp32", "stopping": rule} | train
-    return validate(TrainJob, {"table": {"uri": "unused"}, "model": {"task": kind, "dropout": 0.0}, "train": settings})
+    settings = {
+        "epochs": 25,
+        "batch_size": 30,
+        "lr": 0.05,
+        "precision": "fp32",
+        "stopping": rule,
+    } | train
+    return validate(
+        TrainJob,
+        {"table": {"uri": "unused"}, "model": {"task": kind, "dropout": 0.0}, "train": settings},
+    )
 
 
 def trained(kind: Kind, **train: Any) -> dict[str, float]:
     inputs_ND, labels = labels_of(kind, 300)
-    data = Data(task_of(kind).classes, True, memory(inputs_ND[:200], labels[:200]), memory(inputs_ND[200:], labels[200:]))
-    state = train_rank(job(kind, **train), data, None, lambda state, engine: None, lambda metrics, state: None)
+    data = Data(
+        task_of(kind).classes,
+        True,
+        memory(inputs_ND[:200], labels[:200]),
+        memory(inputs_ND[200:], labels[200:]),
+    )
+    state = train_rank(
+        job(kind, **train), data, None, lambda state, engine: None, lambda metrics, state: None
+    )
     return state.history[-1]
 
 
@@ -103,7 +131,10 @@ def test_the_loop_learns_every_task(kind: Kind, metric: str, at_least: float) ->
 
 
 def test_weights_and_focus_change_what_is_learned_and_not_how_it_is_judged() -> None:
-    plain, other = trained("single_label", epochs=1), trained("single_label", epochs=1, class_weights="balanced", focal_gamma=2)
+    plain, other = (
+        trained("single_label", epochs=1),
+        trained("single_label", epochs=1, class_weights="balanced", focal_gamma=2),
+    )
     assert other["train_loss"] < plain["train_loss"] and other["val_loss"] != plain["val_loss"]
     assert other["val_loss"] == pytest.approx(plain["val_loss"], rel=0.3)
 
@@ -114,7 +145,9 @@ def test_two_ranks_judge_as_one_does(kind: Kind, tmp_path: Path) -> None:
     first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2))
     same = {k: v for k, v in first.items() if k.startswith("val")}
     assert same == {k: second[k] for k in same}
-    assert same == pytest.approx({k: v for k, v in trained(kind, epochs=2).items() if k in same}, rel=1e-3)
+    assert same == pytest.approx(
+        {k: v for k, v in trained(kind, epochs=2).items() if k in same}, rel=1e-3
+    )
 
 
 def _rank(rank: int, kind: Kind, out: str) -> None:
@@ -124,8 +157,16 @@ def _rank(rank: int, kind: Kind, out: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "settings", "says"),
     [
-        ("regression", {"class_weights": "balanced"}, r"train\.class_weights says nothing to model\.task=regression"),
-        ("probability", {"label_smoothing": 0.1}, r"train\.label_smoothing says nothing to model\.task=probability"),
+        (
+            "regression",
+            {"class_weights": "balanced"},
+            r"train\.class_weights says nothing to model\.task=regression",
+        ),
+        (
+            "probability",
+            {"label_smoothing": 0.1},
+            r"train\.label_smoothing says nothing to model\.task=probability",
+        ),
         ("regression", {"focal_gamma": 2.0}, r"train\.focal_gamma says nothing"),
         (
             "regression",
@@ -134,7 +175,9 @@ def _rank(rank: int, kind: Kind, out: str) -> None:
         ),
     ],
 )
-def test_settings_of_another_task_are_refused(kind: Kind, settings: dict[str, Any], says: str) -> None:
+def test_settings_of_another_task_are_refused(
+    kind: Kind, settings: dict[str, Any], says: str
+) -> None:
     with pytest.raises(ConfigError, match=says):
         job(kind, **settings)
 
@@ -143,7 +186,9 @@ def test_settings_of_another_task_are_refused(kind: Kind, settings: dict[str, An
 def test_finished_predictions_are_judged_as_logits_are(kind: Kind) -> None:
     metrics, scores, labels_N = judged(kind, 20)
     found = judge(task_of(kind), torch.from_numpy(scores), torch.from_numpy(labels_N))
-    assert found == pytest.approx({name: value for name, value in metrics.items() if name != "val_loss"}, rel=1e-5)
+    assert found == pytest.approx(
+        {name: value for name, value in metrics.items() if name != "val_loss"}, rel=1e-5
+    )
 
 
 def test_a_probability_is_right_on_its_side_of_one_half() -> None:
@@ -151,7 +196,9 @@ def test_a_probability_is_right_on_its_side_of_one_half() -> None:
         torch.tensor([0.0, 1 / 3, 0.5, 2 / 3, 1.0])[:, None],
         torch.tensor([0.4, 0.5, 0.5, 0.4, 0.9])[:, None],
     )
-    assert judge(task_of("probability"), scores_N1, labels_N1)["val_accuracy"] == pytest.approx(3 / 5)
+    assert judge(task_of("probability"), scores_N1, labels_N1)["val_accuracy"] == pytest.approx(
+        3 / 5
+    )
 
 
 def test_the_last_epoch_can_be_the_result_whatever_validation_says() -> None:
@@ -161,7 +208,9 @@ def test_the_last_epoch_can_be_the_result_whatever_validation_says() -> None:
     data = Data(task_of("single_label").classes, True, memory(inputs_ND[:60], labels[:60]), wrong)
     for result in ("last", "best"):
         wanted = job("single_label", epochs=5, result=result)
-        state = train_rank(wanted, data, None, lambda state, engine: None, lambda metrics, state: None)
+        state = train_rank(
+            wanted, data, None, lambda state, engine: None, lambda metrics, state: None
+        )
         losses = [epoch["val_loss"] for epoch in state.history]
         assert losses.index(min(losses)) < 4
         assert state.best_epoch == (4 if result == "last" else losses.index(min(losses)))

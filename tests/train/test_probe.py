@@ -51,7 +51,10 @@ def test_a_probe_that_the_kernel_kills_did_not_fit() -> None:
 
 @pytest.mark.parametrize(
     ("work", "says"),
-    [(broken, r"The probe failed: ValueError: no such layer \(got 'batch of 8'\)"), (gone, "The probe failed: exit code 7")],
+    [
+        (broken, r"The probe failed: ValueError: no such layer \(got 'batch of 8'\)"),
+        (gone, "The probe failed: exit code 7"),
+    ],
 )
 def test_another_failure_is_said(work: object, says: str) -> None:
     with pytest.raises(RaypipeError, match=says):

@@ -41,7 +41,9 @@ def names(folder: Path) -> list[str]:
     return sorted(p.name for p in folder.glob("epoch-*"))
 
 
-def test_written_behind_it_holds_the_step_it_was_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_written_behind_it_holds_the_step_it_was_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The writer is held until the weights have changed: what is written is the copy."""
     go_on, write_part = threading.Event(), checkpoint.write_part
 
@@ -62,7 +64,9 @@ def test_written_behind_it_holds_the_step_it_was_asked_for(tmp_path: Path, monke
     assert checkpoint.read(tmp_path / checkpoint.name(0, 2)).weights["weight"] == 1
 
 
-def test_what_the_writer_raised_is_raised_by_the_next_save_or_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_writer_raised_is_raised_by_the_next_save_or_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fails(*args: Any) -> None:
         raise OSError("no")
 
@@ -91,21 +95,26 @@ def test_a_run_ends_with_the_same_weights_however_it_saves(tmp_path: Path, behin
 
 
 @pytest.mark.parametrize(
-    ("metric", "count", "epochs"), [("val_accuracy", 1, {2}), ("val_accuracy", 2, {2, 4}), ("val_loss", 2, {1, 3, 2})]
+    ("metric", "count", "epochs"),
+    [("val_accuracy", 1, {2}), ("val_accuracy", 2, {2, 4}), ("val_loss", 2, {1, 3, 2})],
 )
 def test_the_best_are_kept(metric: Any, count: int, epochs: set[int]) -> None:
     """Of equals the earlier; NaN never; and always the one that the run calls best."""
     accuracies, losses = [0.5, 0.9, float("nan"), 0.9], [0.1, 0.6, 0.2, 0.7]
     history = [{"val_accuracy": a, "val_loss": b} for a, b in zip(accuracies, losses, strict=True)]
     state = LoopState(epoch=4, best=0.9, best_epoch=1, history=history)
-    assert saver.kept(state, StoppingConfig(metric=metric), count) == {checkpoint.name(epoch) for epoch in epochs}
+    assert saver.kept(state, StoppingConfig(metric=metric), count) == {
+        checkpoint.name(epoch) for epoch in epochs
+    }
 
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     folder = tmp_path / "disk"
     folder.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)], check=False).returncode:
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)], check=False
+    ).returncode:
         pytest.skip("only root may mount a small disk")
     yield folder
     subprocess.run(["umount", str(folder)], check=True)
@@ -123,8 +132,12 @@ def test_a_full_disk_stops_the_run_and_keeps_what_was_saved(small_disk: Path, be
     says = r"could not be written.*[Ss]pace.*Earlier ones are kept. Make room"
     with pytest.raises(RaypipeError, match=says) as raised, Saver(small_disk, cfg) as save:
         save(LoopState(step=2), small)
-    assert "os error 28" in str(raised.value) or "Errno 28" in str(raised.value)  # ENOSPC: the fault fired
-    assert saver.newest(small_disk) == small_disk / checkpoint.name(0, 1) and names(small_disk) == [checkpoint.name(0, 1)]
+    assert "os error 28" in str(raised.value) or "Errno 28" in str(
+        raised.value
+    )  # ENOSPC: the fault fired
+    assert saver.newest(small_disk) == small_disk / checkpoint.name(0, 1) and names(small_disk) == [
+        checkpoint.name(0, 1)
+    ]
     filler.unlink()
     with Saver(small_disk, cfg) as save:
         save(LoopState(step=2), small)

@@ -33,7 +33,9 @@ def factors(name: str, steps: int, warmup: float | None = None) -> list[float]:
 @settings(deadline=None)
 @given(steps=STEPS, warmup=WARMUP, at=st.floats(0, 1))
 @pytest.mark.parametrize("name", NAMES)
-def test_every_step_trains_and_none_above_the_peak(name: str, steps: int, warmup: float | None, at: float) -> None:
+def test_every_step_trains_and_none_above_the_peak(
+    name: str, steps: int, warmup: float | None, at: float
+) -> None:
     for done in (0, steps - 1, min(steps - 1, int(at * steps))):
         assert 0 < factor(name, done, steps, warmup) <= 1
 
@@ -41,11 +43,15 @@ def test_every_step_trains_and_none_above_the_peak(name: str, steps: int, warmup
 @settings(deadline=None)
 @given(steps=st.integers(2, 300), warmup=WARMUP)
 @pytest.mark.parametrize("name", NAMES)
-def test_the_rate_rises_in_the_warm_up_and_never_after_it(name: str, steps: int, warmup: float | None) -> None:
+def test_the_rate_rises_in_the_warm_up_and_never_after_it(
+    name: str, steps: int, warmup: float | None
+) -> None:
     found = factors(name, steps, warmup)
     rise = {"one_cycle": 0.3}.get(name, 0.05) if warmup is None else warmup
     first = sum((i + 0.5) / steps < rise for i in range(steps))
-    assert found[:first] == sorted(found[:first]) and found[first:] == sorted(found[first:], reverse=True)
+    assert found[:first] == sorted(found[:first]) and found[first:] == sorted(
+        found[first:], reverse=True
+    )
 
 
 @settings(deadline=None)
@@ -54,16 +60,27 @@ def test_the_rate_rises_in_the_warm_up_and_never_after_it(name: str, steps: int,
 def test_more_steps_draw_the_same_curve_more_finely(name: str, steps: int, done: int) -> None:
     """The middle of one step in n is the middle of the second of three in 3n."""
     done = min(done, steps - 1)
-    assert factor(name, done, steps) == pytest.approx(factor(name, 3 * done + 1, 3 * steps), rel=1e-6, abs=1e-9)
+    assert factor(name, done, steps) == pytest.approx(
+        factor(name, 3 * done + 1, 3 * steps), rel=1e-6, abs=1e-9
+    )
 
 
 def test_curves_at_their_landmarks() -> None:
     at = {name: factors(name, 1000) for name in NAMES}
-    assert at["constant"][25:28] == pytest.approx([0.51, 0.53, 0.55]) and set(at["constant"][50:]) == {1.0}
-    assert at["cosine"][50] == pytest.approx(1, abs=1e-4) and at["cosine"][524] == pytest.approx(0.5, abs=1e-3)
+    assert at["constant"][25:28] == pytest.approx([0.51, 0.53, 0.55]) and set(
+        at["constant"][50:]
+    ) == {1.0}
+    assert at["cosine"][50] == pytest.approx(1, abs=1e-4) and at["cosine"][524] == pytest.approx(
+        0.5, abs=1e-3
+    )
     assert at["cosine"][-1] < 1e-5
-    assert at["one_cycle"][0] == pytest.approx(1 / 25, abs=2e-3) and at["one_cycle"].index(max(at["one_cycle"])) == 300
-    assert [at["step"][i] for i in (60, 360, 370, 680, 690, 999)] == pytest.approx([1, 1, 0.1, 0.1, 0.01, 0.01])
+    assert (
+        at["one_cycle"][0] == pytest.approx(1 / 25, abs=2e-3)
+        and at["one_cycle"].index(max(at["one_cycle"])) == 300
+    )
+    assert [at["step"][i] for i in (60, 360, 370, 680, 690, 999)] == pytest.approx(
+        [1, 1, 0.1, 0.1, 0.01, 0.01]
+    )
 
 
 def test_one_step_alone_trains_at_half_a_cosine() -> None:
@@ -81,8 +98,15 @@ def test_rates_grow_with_the_batch(lr: float, batch: int, n: int) -> None:
 
 
 @settings(deadline=None)
-@given(room=st.integers(0, 5000), start=st.integers(1, 300), limit=st.integers(1, 4096), within=st.floats(0, 0.5))
-def test_the_batch_found_fits_and_one_a_little_larger_does_not(room: int, start: int, limit: int, within: float) -> None:
+@given(
+    room=st.integers(0, 5000),
+    start=st.integers(1, 300),
+    limit=st.integers(1, 4096),
+    within=st.floats(0, 0.5),
+)
+def test_the_batch_found_fits_and_one_a_little_larger_does_not(
+    room: int, start: int, limit: int, within: float
+) -> None:
     asked: list[int] = []
 
     def fits(size: int) -> bool:
@@ -101,7 +125,9 @@ def test_the_batch_found_fits_and_one_a_little_larger_does_not(room: int, start:
 
 @settings(deadline=None)
 @given(knee=st.integers(3, 10), overhead=st.floats(0.5, 50))
-def test_the_fastest_batch_is_the_smallest_that_is_nearly_fastest(knee: int, overhead: float) -> None:
+def test_the_fastest_batch_is_the_smallest_that_is_nearly_fastest(
+    knee: int, overhead: float
+) -> None:
     """Time a batch = overhead + size up to the knee, where the cache ends: then every image costs a third more. A second
     climb beyond the knee, two sizes away, is not looked for."""
     tried: dict[int, float] = {}
@@ -112,7 +138,9 @@ def test_the_fastest_batch_is_the_smallest_that_is_nearly_fastest(knee: int, ove
 
     found = fastest_batch_size(rate, 8, 1024)
     assert {8 * 2**i for i in range(len(tried))} == tried.keys()
-    assert tried[found] >= max(tried.values()) / 1.05 and all(tried[size] < tried[found] for size in tried if size < found)
+    assert tried[found] >= max(tried.values()) / 1.05 and all(
+        tried[size] < tried[found] for size in tried if size < found
+    )
 
 
 def test_one_noisy_measurement_does_not_end_the_climb() -> None:
@@ -136,7 +164,9 @@ def test_the_range_test_suggests_a_rate_below_the_edge(edge: float) -> None:
 
     found = lr_range(train, 1e-6, 1.0, steps=120)
     assert edge / 30 <= found.lr <= edge
-    assert found.lrs == tuple(tried) == tuple(sorted(tried)) and len(found.losses) == len(tried) < 120  # it ended early
+    assert (
+        found.lrs == tuple(tried) == tuple(sorted(tried)) and len(found.losses) == len(tried) < 120
+    )  # it ended early
 
 
 @pytest.mark.parametrize("loss", [2.3, float("nan"), float("inf")])
@@ -151,9 +181,13 @@ class Learner:
     def __init__(self) -> None:
         self.draws = torch.Generator().manual_seed(0)
         self.inputs_ND = torch.randn(512, 20, generator=self.draws)
-        self.labels_N = (self.inputs_ND[:, :3] + 0.3 * torch.randn(512, 3, generator=self.draws)).argmax(1)
+        self.labels_N = (
+            self.inputs_ND[:, :3] + 0.3 * torch.randn(512, 3, generator=self.draws)
+        ).argmax(1)
         torch.manual_seed(0)
-        self.model = torch.nn.Sequential(torch.nn.Linear(20, 32), torch.nn.ReLU(), torch.nn.Linear(32, 3))
+        self.model = torch.nn.Sequential(
+            torch.nn.Linear(20, 32), torch.nn.ReLU(), torch.nn.Linear(32, 3)
+        )
         self.optimizer = torch.optim.AdamW(self.model.parameters())
 
     def train(self, lr: float) -> float:
@@ -171,4 +205,6 @@ class Learner:
 
 def test_a_real_model_learns_better_at_the_suggested_rate_than_far_from_it() -> None:
     found = lr_range(Learner().train, 1e-6, 10.0).lr
-    assert Learner().after(found) < 0.5 * min(Learner().after(found / 100), Learner().after(found * 100))
+    assert Learner().after(found) < 0.5 * min(
+        Learner().after(found / 100), Learner().after(found * 100)
+    )

@@ -15,7 +15,9 @@ from raypipe.train import parallel
 from .parallel_ranks import data, tiny
 
 
-def test_fsdp_takes_one_tensor_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fsdp_takes_one_tensor_after_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """ba74455 moved the whole model to each device and cut it there: what had to be sharded could not be built."""
     model = tiny()
     whole = sum(t.numel() for t in model.state_dict().values())
@@ -41,6 +43,8 @@ def test_fsdp_takes_one_tensor_after_the_other(tmp_path: Path, monkeypatch: pyte
         engine.train()
         images, labels_B = data(0)
         loss = engine.step(images, labels_B, cross_entropy)
-        assert float(loss) == pytest.approx(cross_entropy(expected(images), labels_B).item(), rel=1e-5)
+        assert float(loss) == pytest.approx(
+            cross_entropy(expected(images), labels_B).item(), rel=1e-5
+        )
     finally:
         dist.destroy_process_group()

@@ -64,23 +64,34 @@ def should_stop(values: list[float], cfg: StoppingConfig) -> bool:
         ([NAN, 0.1], 2, 0.0, False),
     ],
 )
-def test_patience_and_min_delta(history: list[float], patience: int, min_delta: float, stops: bool) -> None:
+def test_patience_and_min_delta(
+    history: list[float], patience: int, min_delta: float, stops: bool
+) -> None:
     assert should_stop(history, StoppingConfig(patience=patience, min_delta=min_delta)) is stops
 
 
 @settings(deadline=None)
 @given(history=VALUES, patience=st.integers(1, 6), delta=st.floats(0, 1))
-def test_a_loss_stops_where_its_negative_would(history: list[float], patience: int, delta: float) -> None:
+def test_a_loss_stops_where_its_negative_would(
+    history: list[float], patience: int, delta: float
+) -> None:
     up = StoppingConfig(metric="val_accuracy", patience=patience, min_delta=delta)
     down = StoppingConfig(metric="val_loss", patience=patience, min_delta=delta)
     assert should_stop(history, up) == should_stop([-value for value in history], down)
 
 
 @settings(deadline=None)
-@given(history=VALUES, window=st.integers(1, 6), by=st.sampled_from(["mean", "median"]), goal=st.floats(-10, 10))
+@given(
+    history=VALUES,
+    window=st.integers(1, 6),
+    by=st.sampled_from(["mean", "median"]),
+    goal=st.floats(-10, 10),
+)
 def test_so_do_plateau_and_target(history: list[float], window: int, by: str, goal: float) -> None:
     negative = progress([-value for value in history], "min")
-    assert bool(stopping.plateau(window, by)(progress(history))) == bool(stopping.plateau(window, by)(negative))
+    assert bool(stopping.plateau(window, by)(progress(history))) == bool(
+        stopping.plateau(window, by)(negative)
+    )
     assert bool(stopping.target(goal)(progress(history))) == bool(stopping.target(-goal)(negative))
 
 
@@ -104,7 +115,11 @@ def test_nan_never_improves() -> None:
             progress([0.5, 0.91, 0.9, 0.7]),
             "no improvement of val_accuracy for 2 epochs (best 0.91 in epoch 2)",
         ),
-        (stopping.patience(1), progress([NAN]), "no improvement of val_accuracy for 1 epoch (it was never a number)"),
+        (
+            stopping.patience(1),
+            progress([NAN]),
+            "no improvement of val_accuracy for 1 epoch (it was never a number)",
+        ),
         (
             stopping.patience(2),
             progress([0.9, 0.8, NAN], unit="trial"),
@@ -115,11 +130,19 @@ def test_nan_never_improves() -> None:
             progress([0.5, 0.7, 0.7, 0.5]),
             "val_accuracy is on a plateau: median 0.6 over 2 epochs, 0.6 over those before",
         ),
-        (stopping.plateau(2), progress([0.5, 0.7, NAN, NAN]), "val_accuracy was no number for 2 epochs"),
+        (
+            stopping.plateau(2),
+            progress([0.5, 0.7, NAN, NAN]),
+            "val_accuracy was no number for 2 epochs",
+        ),
         (stopping.target(0.9), progress([0.95, 0.2]), "val_accuracy 0.95 reached the target 0.9"),
         (stopping.nan_guard, progress([], losses=[0.5, NAN]), "train_loss was nan in epoch 2"),
         (stopping.nan_guard, progress([], losses=[INF]), "train_loss was inf in epoch 1"),
-        (stopping.divergence(3), progress([], losses=[1, 0.5, 1.6]), "train_loss 1.6 is above 3 times its lowest (0.5)"),
+        (
+            stopping.divergence(3),
+            progress([], losses=[1, 0.5, 1.6]),
+            "train_loss 1.6 is above 3 times its lowest (0.5)",
+        ),
         (
             stopping.budgets(BudgetConfig(seconds=5400)),
             progress([0.1], seconds=5400),
@@ -143,8 +166,15 @@ def test_what_the_user_reads(rule: stopping.Rule, seen: Progress, says: str) -> 
 
 
 @settings(deadline=None)
-@given(start=st.floats(-5, 5), slope=st.floats(0.01, 1), window=st.integers(1, 8), steps=st.integers(0, 40))
-def test_steady_progress_is_no_plateau_and_none_is_one(start: float, slope: float, window: int, steps: int) -> None:
+@given(
+    start=st.floats(-5, 5),
+    slope=st.floats(0.01, 1),
+    window=st.integers(1, 8),
+    steps=st.integers(0, 40),
+)
+def test_steady_progress_is_no_plateau_and_none_is_one(
+    start: float, slope: float, window: int, steps: int
+) -> None:
     rule = stopping.plateau(window, "mean", min_delta=slope * window * 0.9)
     assert rule(progress([start + slope * i for i in range(steps)])) is None
     assert bool(rule(progress([start] * steps))) == (steps >= 2 * window)
@@ -157,10 +187,14 @@ def test_a_jumping_metric_that_rises_is_no_plateau_where_patience_would_give_up(
 
 @settings(deadline=None)
 @given(losses=st.lists(st.floats(0.01, 10), min_size=1, max_size=20), factor=st.floats(1.1, 10))
-def test_divergence_is_relative_and_never_in_a_falling_loss(losses: list[float], factor: float) -> None:
+def test_divergence_is_relative_and_never_in_a_falling_loss(
+    losses: list[float], factor: float
+) -> None:
     rule = stopping.divergence(factor)
     assert rule(progress([], losses=sorted(losses, reverse=True))) is None
-    assert bool(rule(progress([], losses=losses))) == bool(rule(progress([], losses=[4 * loss for loss in losses])))
+    assert bool(rule(progress([], losses=losses))) == bool(
+        rule(progress([], losses=[4 * loss for loss in losses]))
+    )
 
 
 @settings(deadline=None)
@@ -173,7 +207,9 @@ def test_a_budget_is_kept_when_epochs_take_equally_long_and_only_the_first_may_p
     while why_stop(cfg, epochs([0.5] * done), done * even, workers * done * even) is None:
         done += 1
     assert done == 1 or done * even * workers <= limit * (1 + 1e-9)
-    assert (done + 1) * even * workers > limit * (1 - 1e-9)  # and no epoch that would have fitted was left out
+    assert (done + 1) * even * workers > limit * (
+        1 - 1e-9
+    )  # and no epoch that would have fitted was left out
 
 
 @settings(deadline=None)
@@ -185,15 +221,21 @@ def test_what_is_spent_stays_spent(spent: float, more: float) -> None:
 
 @settings(deadline=None)
 @given(
-    values=VALUES, losses=st.lists(st.floats(0, 10) | st.just(NAN), max_size=9), names=st.lists(st.sampled_from(sorted(RULES)))
+    values=VALUES,
+    losses=st.lists(st.floats(0, 10) | st.just(NAN), max_size=9),
+    names=st.lists(st.sampled_from(sorted(RULES))),
 )
-def test_any_stops_with_the_first_and_all_with_the_last(values: list[float], losses: list[float], names: list[str]) -> None:
+def test_any_stops_with_the_first_and_all_with_the_last(
+    values: list[float], losses: list[float], names: list[str]
+) -> None:
     seen = progress(values, losses=losses, seconds=float(len(values)))
     rules = [RULES[name]() for name in names]
     reasons = [rule(seen) for rule in rules]
     fired = [reason for reason in reasons if reason]
     assert any_of(*rules)(seen) == (fired[0] if fired else None)
-    assert all_of(*rules)(seen) == ("; ".join(fired) if rules and len(fired) == len(rules) else None)
+    assert all_of(*rules)(seen) == (
+        "; ".join(fired) if rules and len(fired) == len(rules) else None
+    )
     assert any_of(any_of(*rules), all_of())(seen) == any_of(*rules)(seen)
 
 
@@ -209,11 +251,17 @@ def test_all_in_the_config_joins_quality_and_neither_guards_nor_budgets() -> Non
 
 
 def test_guards_can_be_chosen() -> None:
-    history = [{"val_accuracy": 0.5 + i / 10, "train_loss": loss} for i, loss in enumerate([1.0, 0.2, 0.9])]
-    assert why_stop(StoppingConfig(), history) is None  # a loss that rises is no reason unless asked for
+    history = [
+        {"val_accuracy": 0.5 + i / 10, "train_loss": loss} for i, loss in enumerate([1.0, 0.2, 0.9])
+    ]
+    assert (
+        why_stop(StoppingConfig(), history) is None
+    )  # a loss that rises is no reason unless asked for
     assert "above 3 times" in str(why_stop(StoppingConfig(divergence=3), history))
     history[-1]["train_loss"] = NAN
-    assert why_stop(StoppingConfig(nan_guard=False), history) is None and why_stop(StoppingConfig(), history)
+    assert why_stop(StoppingConfig(nan_guard=False), history) is None and why_stop(
+        StoppingConfig(), history
+    )
 
 
 def test_a_search_stops_when_its_best_stands_still_but_not_while_a_running_trial_leads() -> None:
@@ -224,8 +272,15 @@ def test_a_search_stops_when_its_best_stands_still_but_not_while_a_running_trial
     assert rule(progress(ended, unit="trial", running=[0.89])) == (
         "no improvement of val_accuracy for 3 trials (best 0.9 in trial 2)"
     )
-    assert "reached the target" in str(of_search(SearchStoppingConfig(target=0.9))(progress([], running=[0.92])))
-    assert of_search(SearchStoppingConfig())(progress(ended * 9, seconds=1e9, worker_s=1e9, epochs=10**6)) is None
+    assert "reached the target" in str(
+        of_search(SearchStoppingConfig(target=0.9))(progress([], running=[0.92]))
+    )
+    assert (
+        of_search(SearchStoppingConfig())(
+            progress(ended * 9, seconds=1e9, worker_s=1e9, epochs=10**6)
+        )
+        is None
+    )
 
 
 @pytest.mark.parametrize(

@@ -39,12 +39,17 @@ def judged(job: TrainJob, result: TrainResult) -> tuple[float, float]:
     pixels_NHWC, labels, _ = decoded(job)
     with torch.no_grad():
         logits_NC, labels_N = model(torch.from_numpy(pixels_NHWC)), torch.from_numpy(labels)
-    return float(cross_entropy(logits_NC, labels_N)), float((logits_NC.argmax(1) == labels_N).float().mean())
+    return float(cross_entropy(logits_NC, labels_N)), float(
+        (logits_NC.argmax(1) == labels_N).float().mean()
+    )
 
 
 def check_result(job: TrainJob, result: TrainResult) -> None:
     """The named checkpoint is whole, is of the best epoch, and its model scores what the run said."""
-    assert len(result.history) == job.train.epochs and result.metrics == result.history[result.best_epoch]
+    assert (
+        len(result.history) == job.train.epochs
+        and result.metrics == result.history[result.best_epoch]
+    )
     assert result.metrics["val_accuracy"] == max(m["val_accuracy"] for m in result.history)
     assert checkpoint.verify(Path(result.checkpoint)) is None
     loss, accuracy = judged(job, result)
@@ -52,7 +57,9 @@ def check_result(job: TrainJob, result: TrainResult) -> None:
     assert loss == pytest.approx(result.metrics["val_loss"], rel=1e-3)
 
 
-def test_one_worker_trains_in_this_process_and_is_not_asked_twice(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_worker_trains_in_this_process_and_is_not_asked_twice(
+    jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
     job, told = jobs(**{"train.epochs": 6}), []
 
     def progress(metrics: dict[str, float], state: LoopState) -> None:
@@ -72,7 +79,9 @@ def replace_seconds(result: TrainResult) -> dict[str, object]:
     return vars(result) | {"seconds": 0}
 
 
-def test_an_interrupted_run_goes_on_from_its_newest_whole_checkpoint(jobs: Jobs, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_interrupted_run_goes_on_from_its_newest_whole_checkpoint(
+    jobs: Jobs, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.WARNING, logger="raypipe")
     job, told = jobs(**{"train.epochs": 5}), []
 
@@ -91,16 +100,28 @@ def test_an_interrupted_run_goes_on_from_its_newest_whole_checkpoint(jobs: Jobs,
         [1, 2, 3, 3, 4, 5],
         [1, 2, 3, 2, 3, 4, 5],
     )  # the best epoch and the last are kept: 3 is torn, 2 or 1 is whole
-    assert "epoch-0003-step-0000000: weights-00000.safetensors is missing or cut short" in caplog.text
+    assert (
+        "epoch-0003-step-0000000: weights-00000.safetensors is missing or cut short" in caplog.text
+    )
     assert len(result.history) == 5
 
 
-def test_a_run_killed_mid_epoch_on_two_workers_goes_on_with_one_at_the_next_sample(jobs: Jobs, tmp_path: Path) -> None:
+def test_a_run_killed_mid_epoch_on_two_workers_goes_on_with_one_at_the_next_sample(
+    jobs: Jobs, tmp_path: Path
+) -> None:
     """Ids as the workers logged them, as sequences: what came before the checkpoint and what came after it are one epoch."""
-    settings = {"train.epochs": 3, "train.batch_size": 4, "train.checkpoint_steps": 2, "train.max_failures": 0}
+    settings = {
+        "train.epochs": 3,
+        "train.batch_size": 4,
+        "train.checkpoint_steps": 2,
+        "train.max_failures": 0,
+    }
     whole = jobs(**settings, **{"feed.trace": str(tmp_path / "whole")})
     trainer.run(whole)
-    job = jobs(**settings, **{"feed.trace": str(tmp_path / "two"), "train.workers": 2, "train.timeout_s": 15})
+    job = jobs(
+        **settings,
+        **{"feed.trace": str(tmp_path / "two"), "train.workers": 2, "train.timeout_s": 15},
+    )
     job = replace(job, {"run.dir": str(tmp_path / "killed")})
     folder = job.run.path / "train" / job.training_key(pin(job.table, job.feed).version)
     killer = Killer(folder, steps=1)
@@ -121,7 +142,9 @@ def test_a_run_killed_mid_epoch_on_two_workers_goes_on_with_one_at_the_next_samp
 
 def traced(folder: Path) -> dict[tuple[int, int], list[str]]:
     """Global batches by (epoch, step): the ranks' samples put back together by their places in the stream."""
-    lines = [json.loads(line) for f in folder.glob("*.jsonl") for line in f.read_text().splitlines()]
+    lines = [
+        json.loads(line) for f in folder.glob("*.jsonl") for line in f.read_text().splitlines()
+    ]
     batches: dict[tuple[int, int], dict[int, list[tuple[int, str]]]] = {}
     for line in lines:
         placed = list(zip(line["positions"], line["ids"], strict=True))
@@ -136,7 +159,15 @@ def traced(folder: Path) -> dict[tuple[int, int], list[str]]:
 
 def test_two_workers_train_from_a_stream(jobs: Jobs) -> None:
     """The batch is larger than a rank's share of the rows: it must train on what there is, not drop it all."""
-    job = jobs(**{"train.workers": 2, "feed.carrier": "offload", "train.batch_size": 64, "train.epochs": 3, "train.lr": 0.02})
+    job = jobs(
+        **{
+            "train.workers": 2,
+            "feed.carrier": "offload",
+            "train.batch_size": 64,
+            "train.epochs": 3,
+            "train.lr": 0.02,
+        }
+    )
     result = trainer.run(job)
     assert result.metrics["images_per_s"] > 0
     assert result.history[-1]["train_loss"] < result.history[0]["train_loss"]
@@ -145,7 +176,12 @@ def test_two_workers_train_from_a_stream(jobs: Jobs) -> None:
 
 
 def test_frozen_training_is_the_same_with_one_worker_and_with_two(jobs: Jobs) -> None:
-    frozen = {"model.name": "efficientnet_lite0", "model.mode": "frozen", "model.pretrained": True, "model.side_px": 32}
+    frozen = {
+        "model.name": "efficientnet_lite0",
+        "model.mode": "frozen",
+        "model.pretrained": True,
+        "model.side_px": 32,
+    }
     job = jobs(**frozen, **{"model.dropout": 0.0, "train.epochs": 5, "train.batch_size": 12})
     alone = trainer.run(job)
     together = trainer.run(replace(job, {"train.workers": 2, "run.dir": job.run.dir + "-2"}))
@@ -169,11 +205,17 @@ def test_two_workers_train_one_model_and_a_kill_does_not_start_them_over(jobs: J
     killer.start()
     result = trainer.run(job)
     killer.join()
-    assert killer.killed and 4 <= len(killer.before) < 12, "the fault did not fire while the run was going on"
+    assert killer.killed and 4 <= len(killer.before) < 12, (
+        "the fault did not fire while the run was going on"
+    )
     check_result(job, result)
     assert result.metrics["val_accuracy"] >= 0.9
-    kept = len(killer.before) - 2  # Ray counts a checkpoint an interval or two after its files are there
-    assert list(result.history[:kept]) == killer.before[:kept] != [], "these epochs were trained again"
+    kept = (
+        len(killer.before) - 2
+    )  # Ray counts a checkpoint an interval or two after its files are there
+    assert list(result.history[:kept]) == killer.before[:kept] != [], (
+        "these epochs were trained again"
+    )
 
 
 class Killer(threading.Thread):
@@ -198,7 +240,11 @@ class Killer(threading.Thread):
         while time.monotonic() < deadline and not self.killed:
             if len(pids) < 2:
                 alive = list_actors(filters=[("state", "=", "ALIVE")], detail=True)
-                pids = [actor.pid for actor in alive if "RayTrainWorker" in actor.class_name and actor.pid]
+                pids = [
+                    actor.pid
+                    for actor in alive
+                    if "RayTrainWorker" in actor.class_name and actor.pid
+                ]
             for path in self.states():
                 with contextlib.suppress(OSError, ValueError):  # half written, or removed meanwhile
                     state = json.loads(path.read_text())
@@ -211,7 +257,10 @@ class Killer(threading.Thread):
 
 
 def test_more_workers_than_cpus_are_refused_at_once(jobs: Jobs) -> None:
-    with pytest.raises(ClusterError, match=r"More workers.*got 'train\.workers=64'.*It has 2 CPUs.*Set train\.workers=2"):
+    with pytest.raises(
+        ClusterError,
+        match=r"More workers.*got 'train\.workers=64'.*It has 2 CPUs.*Set train\.workers=2",
+    ):
         trainer.run(jobs(**{"train.workers": 64}))
 
 
@@ -226,13 +275,18 @@ def test_zero3_on_one_worker_is_refused(jobs: Jobs) -> None:
         trainer.run(jobs(**{"train.strategy": "zero3"}))
 
 
-def test_the_reference_is_the_validation_split_as_the_model_sees_it(jobs: Jobs, tmp_path: Path) -> None:
+def test_the_reference_is_the_validation_split_as_the_model_sees_it(
+    jobs: Jobs, tmp_path: Path
+) -> None:
     job = jobs(**{"train.epochs": 1})
     result = trainer.run(job)
     pinned = pin(job.table, job.feed)
     for carrier in ("cache", "offload", "threads"):
         found = trainer.reference(
-            replace(job, {"feed.carrier": carrier}), trainer.assemble(job, result), pinned, tmp_path / "kept"
+            replace(job, {"feed.carrier": carrier}),
+            trainer.assemble(job, result),
+            pinned,
+            tmp_path / "kept",
         )
         inputs, _, ids = decoded(job)
         assert found.ids == ids
@@ -242,7 +296,9 @@ def test_the_reference_is_the_validation_split_as_the_model_sees_it(jobs: Jobs, 
     assert not (tmp_path / "kept").exists(), "of the test split it says nothing"
 
 
-def test_the_test_split_is_judged_as_the_package_predicts_and_a_table_without_one_has_no_such_metrics(jobs: Jobs) -> None:
+def test_the_test_split_is_judged_as_the_package_predicts_and_a_table_without_one_has_no_such_metrics(
+    jobs: Jobs,
+) -> None:
     job = jobs(**{"train.epochs": 2, "model.views": 4})
     result = trainer.run(job)
     assert trainer.test(job, result, job.folder(result.key)) == {}
@@ -256,17 +312,30 @@ def test_the_test_split_is_judged_as_the_package_predicts_and_a_table_without_on
     assert trainer.test(job, result, job.folder(result.key)) == found
 
 
-def test_a_training_starts_from_given_weights_and_refuses_another_models(jobs: Jobs, tmp_path: Path) -> None:
+def test_a_training_starts_from_given_weights_and_refuses_another_models(
+    jobs: Jobs, tmp_path: Path
+) -> None:
     first = trainer.run(jobs(**{"train.epochs": 3}))
     given = {"train.epochs": 1, "train.start_from": first.checkpoint}
-    second = trainer.run(jobs(**given, **{"train.lr": 1e-9, "train.weight_decay": 0.0, "model.side_px": 48}))
+    second = trainer.run(
+        jobs(**given, **{"train.lr": 1e-9, "train.weight_decay": 0.0, "model.side_px": 48})
+    )
     assert second.key != first.key
     ours, theirs = (trainer.assemble(jobs(), result).state_dict() for result in (second, first))
-    learned = [name for name in ours if not name.endswith(("running_mean", "running_var", "num_batches_tracked"))]
+    learned = [
+        name
+        for name in ours
+        if not name.endswith(("running_mean", "running_var", "num_batches_tracked"))
+    ]
     assert all(torch.allclose(ours[name], theirs[name], atol=1e-6) for name in learned)
     fresh = ImageModel(jobs().model, 2).state_dict()
     assert not torch.allclose(ours["head.linear.weight"], fresh["head.linear.weight"], atol=1e-3)
-    with pytest.raises(ConfigError, match=r"train\.start_from holds the weights of another model.*size mismatch|Missing key"):
+    with pytest.raises(
+        ConfigError,
+        match=r"train\.start_from holds the weights of another model.*size mismatch|Missing key",
+    ):
         trainer.run(jobs(**given, **{"model.name": "efficientnet_lite0", "model.side_px": 32}))
-    with pytest.raises(ConfigError, match=r"train\.start_from is no whole checkpoint: no readable manifest"):
+    with pytest.raises(
+        ConfigError, match=r"train\.start_from is no whole checkpoint: no readable manifest"
+    ):
         trainer.run(jobs(**given | {"train.start_from": str(tmp_path)}))

@@ -18,7 +18,9 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_parts_of_different_sizes_make_the_gradient_of_the_whole_batch(case: str, three: Path) -> None:
+def test_parts_of_different_sizes_make_the_gradient_of_the_whole_batch(
+    case: str, three: Path
+) -> None:
     alone, together = trained(case), torch.load(three / f"{case}.pt", weights_only=True)
     assert alone.keys() == together.keys()
     for name, values in alone.items():

@@ -29,8 +29,13 @@ print(len(result.history), trainer.test(job, result, job.folder(result.key))["te
 
 
 def test_a_single_worker_needs_no_cluster(jobs: Jobs, tmp_path: Path) -> None:
-    save(jobs(**{"train.epochs": 2, "cluster.address": "none", "feed.test": "val"}), tmp_path / "job.yaml")
-    done = subprocess.run([sys.executable, "-c", RUN, str(tmp_path / "job.yaml")], capture_output=True, text=True)
+    save(
+        jobs(**{"train.epochs": 2, "cluster.address": "none", "feed.test": "val"}),
+        tmp_path / "job.yaml",
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", RUN, str(tmp_path / "job.yaml")], capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     epochs, tested, validated = done.stdout.split()
     assert epochs == "2" and float(tested) == pytest.approx(float(validated))
@@ -44,5 +49,7 @@ def test_what_needs_a_cluster_says_so(jobs: Jobs) -> None:
         and jobs(**{"train.workers": 2}).needs_cluster
         and jobs(**{"feed.carrier": "cache"}).needs_cluster
     )
-    with pytest.raises(ClusterError, match=r"More workers than the cluster has.*Set train\.workers=1"):
+    with pytest.raises(
+        ClusterError, match=r"More workers than the cluster has.*Set train\.workers=1"
+    ):
         check_workers(jobs(**{"train.workers": 2}).train, {"CPU": 1.0, "GPU": 0.0})

@@ -16,7 +16,9 @@ from raypipe.train import launch, trainer
 from ..pixels import decoded
 from .conftest import Jobs
 
-needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="DeepSpeed compiles its CPU operator with g++")
+needs_compiler = pytest.mark.skipif(
+    shutil.which("g++") is None, reason="DeepSpeed compiles its CPU operator with g++"
+)
 
 
 @needs_compiler
@@ -24,7 +26,9 @@ needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="DeepSpe
 def test_two_workers_hold_half_each_and_save_what_a_plain_model_loads(
     jobs: Jobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job = jobs(**{"train.strategy": "zero3", "train.workers": 2, "train.epochs": 5, "train.clip_norm": 1.0})
+    job = jobs(
+        **{"train.strategy": "zero3", "train.workers": 2, "train.epochs": 5, "train.clip_norm": 1.0}
+    )
     notes = tmp_path
 
     def rank_that_tells(config: dict[str, object]) -> dict[str, object]:

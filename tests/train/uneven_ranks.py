@@ -35,12 +35,20 @@ def features(rows: int, seed: int) -> Source:
 
 def trained(case: str) -> dict[str, Tensor]:
     """The weights, and each epoch's training loss, of this rank's run."""
-    settings = {"epochs": 2, "lr": 0.05, "precision": "fp32", "clip_norm": 0.1, "stopping": {"patience": None}}
+    settings = {
+        "epochs": 2,
+        "lr": 0.05,
+        "precision": "fp32",
+        "clip_norm": 0.1,
+        "stopping": {"patience": None},
+    }
     tree = {"table": {"uri": "unused"}, "model": {"dropout": 0.0}, "train": settings | CASES[case]}
     kept: dict[str, Tensor] = {}
 
     def save(state: LoopState, engine: Engine) -> None:
-        kept.update({name: piece.values.clone() for name, piece in engine.snapshot().weights.items()})
+        kept.update(
+            {name: piece.values.clone() for name, piece in engine.snapshot().weights.items()}
+        )
 
     data = Data(("a", "b"), True, features(59, 0), features(20, 1))
     state = train_rank(validate(TrainJob, tree), data, None, save, lambda *_: None)

@@ -19,7 +19,13 @@ CHAMPION = validate(
     {
         "table": {"uri": "/t", "version": 3},
         "model": {"name": "small_cnn", "mode": "finetune", "pretrained": False, "dropout": 0.3},
-        "train": {"lr": 0.002, "weight_decay": 0.0, "epochs": 7, "workers": 4, "start_from": "/gone"},
+        "train": {
+            "lr": 0.002,
+            "weight_decay": 0.0,
+            "epochs": 7,
+            "workers": 4,
+            "start_from": "/gone",
+        },
     },
 )
 
@@ -39,7 +45,10 @@ def test_the_first_trial_has_the_champions_settings_and_the_others_lie_near_them
     trials = plan(wanted, space, [])
     assert len(trials) == wanted.search.samples == 8
     assert trials[0]["train.lr"] == 0.002 and trials[0]["model.dropout"] == 0.3
-    assert all(0.001 <= t["train.lr"] <= 0.004 and t["model.dropout"] in (0.0, 0.2, 0.3, 0.5) for t in trials)
+    assert all(
+        0.001 <= t["train.lr"] <= 0.004 and t["model.dropout"] in (0.0, 0.2, 0.3, 0.5)
+        for t in trials
+    )
     assert len({t["train.lr"] for t in trials}) == 8
     assert trials == plan(wanted, space, []), "drawn again after a kill, they are the same"
     assert wanted.table.version == 9 and wanted.run.seed == 5
@@ -49,15 +58,25 @@ def test_the_first_trial_has_the_champions_settings_and_the_others_lie_near_them
 
 def test_a_champion_that_was_trained_on_validation_rows_is_judged_on_them_no_more() -> None:
     """A refit changes more than the data: what it changed is the job's again, for a trial must be judged and afforded."""
-    refitted = changed(feed__train="train+val", train__result="last", train__epochs=40, train__stopping__patience=None)
+    refitted = changed(
+        feed__train="train+val",
+        train__result="last",
+        train__epochs=40,
+        train__stopping__patience=None,
+    )
     mine = job(
-        train={"epochs": 4, "stopping": {"patience": 2}}, search={"refit": {"train.epochs": 40}}, watch={"retrain_workers": 2}
+        train={"epochs": 4, "stopping": {"patience": 2}},
+        search={"refit": {"train.epochs": 40}},
+        watch={"retrain_workers": 2},
     )
     first = around.challenger(mine, refitted, 9, ["old"])
     assert (first.feed.train, first.feed.val, first.train.result) == ("train", "val", "best")
     assert first.train.epochs == 4 and first.train.stopping.patience == 2
     wanted = around.searched(mine, first)
-    assert wanted.train.workers == 1 and wanted.search.refit == {"train.workers": 2, "train.epochs": 40}
+    assert wanted.train.workers == 1 and wanted.search.refit == {
+        "train.workers": 2,
+        "train.epochs": 40,
+    }
 
 
 @pytest.mark.parametrize(
@@ -75,7 +94,12 @@ def test_old_and_new_sources_count_equally_unless_something_else_was_said(
     champions: str, asked: str, sources: list[str], is_: str
 ) -> None:
     champion = changed(feed__sampling=champions)
-    assert around.challenger(job(watch={"retrain_sampling": asked}), champion, 9, sources).feed.sampling == is_
+    assert (
+        around.challenger(
+            job(watch={"retrain_sampling": asked}), champion, 9, sources
+        ).feed.sampling
+        == is_
+    )
 
 
 def test_a_stated_mix_and_a_stated_space_hold() -> None:
@@ -91,19 +115,27 @@ def test_a_stated_mix_and_a_stated_space_hold() -> None:
 
 def test_a_mix_that_does_not_know_a_new_source_is_not_taken_over() -> None:
     champion = changed(feed__sampling="sources", feed__mix={"old": 3, "older": 1})
-    assert around.challenger(job(), champion, 9, ["old", "older"]).feed.mix == {"old": 3, "older": 1}
+    assert around.challenger(job(), champion, 9, ["old", "older"]).feed.mix == {
+        "old": 3,
+        "older": 1,
+    }
     assert around.challenger(job(), champion, 9, ["old", "older", "new"]).feed.mix is None
 
 
 def test_a_space_that_cannot_be_drawn_is_refused_by_its_own_name() -> None:
     mine = job(watch={"retrain_space": {"train.rate": "choice(0.1)"}})
-    with pytest.raises(ConfigError, match=r"watch\.retrain_space names an unknown field train\.rate"):
+    with pytest.raises(
+        ConfigError, match=r"watch\.retrain_space names an unknown field train\.rate"
+    ):
         around.searched(mine, around.challenger(mine, CHAMPION, 9, []))
 
 
 def test_a_population_is_no_small_search() -> None:
     populated = job(search={"scheduler": "pbt"})
-    assert around.searched(populated, around.challenger(populated, CHAMPION, 9, [])).search.scheduler == "asha"
+    assert (
+        around.searched(populated, around.challenger(populated, CHAMPION, 9, [])).search.scheduler
+        == "asha"
+    )
 
 
 def test_a_mix_without_sampling_by_source_is_refused() -> None:

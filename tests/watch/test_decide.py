@@ -14,7 +14,17 @@ from scipy.stats import multinomial
 from benchmarks.gate import promoted
 from raypipe.config import validate
 from raypipe.errors import ConfigError
-from raypipe.watch.decide import LOOSEST, Comparison, Decision, GateConfig, _level, _merged, compare, gate, retrain
+from raypipe.watch.decide import (
+    LOOSEST,
+    Comparison,
+    Decision,
+    GateConfig,
+    _level,
+    _merged,
+    compare,
+    gate,
+    retrain,
+)
 
 GATE = GateConfig()
 
@@ -32,7 +42,9 @@ def judged(name: str, won: int, lost: int, images: int = 1000, is_new: bool = Fa
     return compare(name, *hits(both, lost, won, images - won - lost - both), is_new)
 
 
-def errors(name: str, champion: float, challenger: float, noise: float = 1.0, is_new: bool = False) -> Comparison:
+def errors(
+    name: str, champion: float, challenger: float, noise: float = 1.0, is_new: bool = False
+) -> Comparison:
     """400 absolute errors with these means; labels have a standard deviation of 10, so the tolerance is 0.5."""
     wave = np.tile([noise, -noise], 200)
     return compare(name, np.full(400, champion), challenger + wave, is_new, unit=10.0)
@@ -67,7 +79,12 @@ def test_mcnemar_gives_the_known_values(lost: int, won: int, two_sided: float) -
     assert mirrored.p_value > 0.9
 
 
-@given(both=st.integers(0, 30), lost=st.integers(0, 30), won=st.integers(0, 30), neither=st.integers(1, 30))
+@given(
+    both=st.integers(0, 30),
+    lost=st.integers(0, 30),
+    won=st.integers(0, 30),
+    neither=st.integers(1, 30),
+)
 def test_mcnemar_is_the_exact_binomial_and_looks_only_where_the_two_differ(
     both: int, lost: int, won: int, neither: int
 ) -> None:
@@ -90,31 +107,47 @@ def test_the_bound_and_the_test_of_safety_are_one_thing(lost: int, won: int, row
     assert judged("s", won, lost + 1, rows).p_worse(0.05) >= found.p_worse(0.05)
 
 
-@pytest.mark.parametrize(("won", "lost", "rows"), [(0, 0, 54), (1, 0, 54), (9, 1, 54), (1, 9, 54), (7, 12, 160)])
-def test_the_statistic_is_the_score_at_the_most_likely_shares(won: int, lost: int, rows: int) -> None:
+@pytest.mark.parametrize(
+    ("won", "lost", "rows"), [(0, 0, 54), (1, 0, 54), (9, 1, 54), (1, 9, 54), (7, 12, 160)]
+)
+def test_the_statistic_is_the_score_at_the_most_likely_shares(
+    won: int, lost: int, rows: int
+) -> None:
     """Tango's closed form against a search over a fine grid of shares that differ by the tolerance."""
     lost_G = np.linspace(0.05 + 1e-9, 0.52, 200_001)
     won_G = lost_G - 0.05
-    likelihood_G = xlogy(won, won_G) + xlogy(lost, lost_G) + xlogy(rows - won - lost, 1 - won_G - lost_G)
+    likelihood_G = (
+        xlogy(won, won_G) + xlogy(lost, lost_G) + xlogy(rows - won - lost, 1 - won_G - lost_G)
+    )
     best = int(likelihood_G.argmax())
     variance = rows * (won_G[best] + lost_G[best] - 0.05**2)
     score = (won - lost + rows * 0.05) / np.sqrt(variance)
-    assert judged("s", won, lost, rows).p_worse(0.05) == pytest.approx(float(ndtr(-score)), rel=1e-3)
+    assert judged("s", won, lost, rows).p_worse(0.05) == pytest.approx(
+        float(ndtr(-score)), rel=1e-3
+    )
 
 
 @pytest.mark.parametrize("rows", [50, 160, 320])
 @pytest.mark.parametrize("differing", [0.05, 0.07, 0.2])
-def test_a_slice_that_is_worse_by_the_tolerance_passes_in_five_per_cent_at_most(rows: int, differing: float) -> None:
+def test_a_slice_that_is_worse_by_the_tolerance_passes_in_five_per_cent_at_most(
+    rows: int, differing: float
+) -> None:
     """Exact: every result is weighted by its probability. An equal challenger passes more easily the more rows there are."""
-    counts = [(won, lost) for won in range(rows // 3) for lost in range(rows // 2) if won + lost <= rows]
+    counts = [
+        (won, lost) for won in range(rows // 3) for lost in range(rows // 2) if won + lost <= rows
+    ]
     won_K, lost_K = np.array(counts).T
     lost_share = (differing + 0.05) / 2
     shares = [differing - lost_share, lost_share, 1 - differing]
     weights_K = multinomial.pmf(np.stack([won_K, lost_K, rows - won_K - lost_K], 1), rows, shares)
     likely_K = weights_K > 1e-7
     passed = 0.0
-    for won, lost, weight in zip(won_K[likely_K], lost_K[likely_K], weights_K[likely_K], strict=True):
-        passed += weight * (Comparison("s", rows, 0.0, 0.0, int(won), int(lost), 1.0, False).p_worse(0.05) < 0.05)
+    for won, lost, weight in zip(
+        won_K[likely_K], lost_K[likely_K], weights_K[likely_K], strict=True
+    ):
+        passed += weight * (
+            Comparison("s", rows, 0.0, 0.0, int(won), int(lost), 1.0, False).p_worse(0.05) < 0.05
+        )
     assert weights_K.sum() == pytest.approx(1, abs=1e-6)
     assert passed <= 0.05
 
@@ -134,7 +167,9 @@ def test_chance_promotes_numbers_as_rarely_as_alpha_says_and_a_gain_is_seen() ->
     rng, promoted = np.random.default_rng(1), 0
     for _ in range(100):
         first, second = np.abs(rng.standard_t(3, (2, 60)))
-        promoted += decide(compare("s", first, second, is_new=True, unit=1.0), cfg=GateConfig(tolerance=1.0)).act
+        promoted += decide(
+            compare("s", first, second, is_new=True, unit=1.0), cfg=GateConfig(tolerance=1.0)
+        ).act
     assert promoted <= 11  # expected 5
     better = compare("s", first, 0.6 * first, is_new=True, unit=1.0)
     assert better.p_value < 0.001
@@ -184,7 +219,9 @@ NEW_BETTER = judged("new", won=200, lost=50, is_new=True)
         ([errors("new", float("nan"), 3.0, is_new=True)], False, "error nan to 3 on new is not a finite number"),
     ],
 )  # fmt: skip
-def test_the_gate_says_what_it_did_and_why(slices: list[Comparison], promotes: bool, says: str) -> None:
+def test_the_gate_says_what_it_did_and_why(
+    slices: list[Comparison], promotes: bool, says: str
+) -> None:
     decision = decide(*slices)
     assert says in decision.reason
     assert decision.act is promotes
@@ -221,7 +258,9 @@ def test_with_many_slices_each_test_is_less_strict_and_never_looser_than_said() 
     assert _level(equal[:1], GATE) == pytest.approx(GATE.safety_alpha)
     assert _level(equal, GATE) > 1.5 * GATE.safety_alpha
     assert _level(equal, GATE) <= LOOSEST * GATE.safety_alpha
-    assert _level(better, GATE) == pytest.approx(GATE.safety_alpha, rel=0.01)  # nothing is given where the others pass anyway
+    assert _level(better, GATE) == pytest.approx(
+        GATE.safety_alpha, rel=0.01
+    )  # nothing is given where the others pass anyway
 
 
 def test_simulated_challengers_are_promoted_as_often_as_said() -> None:
@@ -248,8 +287,22 @@ def test_pooled_slices_are_what_their_rows_together_are(parts: list[list[float]]
 @pytest.mark.parametrize(
     ("drift", "labelled", "known", "force", "acts", "says"),
     [
-        (True, {"mono": 500, "poly": 200}, ["mono"], False, True, "Drift, and labels: 200 images of poly"),
-        (True, {"mono": 500}, ["mono"], False, False, "no labelled images beyond mono: waiting for labels"),
+        (
+            True,
+            {"mono": 500, "poly": 200},
+            ["mono"],
+            False,
+            True,
+            "Drift, and labels: 200 images of poly",
+        ),
+        (
+            True,
+            {"mono": 500},
+            ["mono"],
+            False,
+            False,
+            "no labelled images beyond mono: waiting for labels",
+        ),
         (True, {}, [], False, False, "beyond what the champion knows: waiting for labels"),
         (True, {"mono": 500, "poly": 200}, ["mono", "poly"], False, False, "waiting for labels"),
         (False, {"mono": 500, "poly": 200}, ["mono"], False, False, "No drift: the champion stays"),
@@ -265,7 +318,10 @@ def test_a_retrain_needs_drift_and_labels_or_an_order(
     assert says in decision.reason
 
 
-@pytest.mark.parametrize("bad", [{"alpha": 0}, {"alpha": 1}, {"tolerance": -0.1}, {"safety_alpha": 0.7}, {"least_rows": 0}])
+@pytest.mark.parametrize(
+    "bad",
+    [{"alpha": 0}, {"alpha": 1}, {"tolerance": -0.1}, {"safety_alpha": 0.7}, {"least_rows": 0}],
+)
 def test_a_gate_that_judges_nothing_is_refused(bad: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match=f"{next(iter(bad))} is wrong"):
         validate(GateConfig, bad)

@@ -13,17 +13,25 @@ WIDTH, CLASSES = 96, 3
 QUICK = DriftConfig(permutations=400, max_rows=200)
 
 
-def sample(seed: int, rows: int, shift: float = 0.0, lean: float = 0.0) -> tuple[np.ndarray, np.ndarray]:
+def sample(
+    seed: int, rows: int, shift: float = 0.0, lean: float = 0.0
+) -> tuple[np.ndarray, np.ndarray]:
     """Correlated, skewed features like those of a network behind a ReLU, and softmax scores that lean to class 0."""
     rng = np.random.default_rng(seed)
     mix = np.random.default_rng(0).normal(size=(12, WIDTH))
-    features = np.maximum((rng.normal(size=(rows, 12)) + shift) @ mix + rng.normal(size=(rows, WIDTH)), 0).astype(np.float32)
+    features = np.maximum(
+        (rng.normal(size=(rows, 12)) + shift) @ mix + rng.normal(size=(rows, WIDTH)), 0
+    ).astype(np.float32)
     logits = rng.normal(size=(rows, CLASSES)) + np.array([lean, 0, 0])
     scores = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
     return features, scores.astype(np.float32)
 
 
-def check(ref: tuple[np.ndarray, np.ndarray], batch: tuple[np.ndarray, np.ndarray], cfg: DriftConfig = QUICK) -> DriftReport:
+def check(
+    ref: tuple[np.ndarray, np.ndarray],
+    batch: tuple[np.ndarray, np.ndarray],
+    cfg: DriftConfig = QUICK,
+) -> DriftReport:
     return detect(ref[0], batch[0], ref[1], batch[1], cfg, seed=3)
 
 
@@ -55,7 +63,9 @@ def test_no_alarm_where_nothing_moved(ref_rows: int, batch_rows: int) -> None:
     reports = [check(sample(100 + i, ref_rows), sample(200 + i, batch_rows)) for i in range(10)]
     assert sum(report.is_drift for report in reports) <= 1
     for key in pieces(reports[0]):
-        assert 0.15 < np.mean([pieces(report)[key] for report in reports]) <= 1, f"{key} is not calibrated"
+        assert 0.15 < np.mean([pieces(report)[key] for report in reports]) <= 1, (
+            f"{key} is not calibrated"
+        )
 
 
 @pytest.mark.usefixtures("ray_session")
@@ -68,11 +78,17 @@ def test_equal_input_gives_an_equal_report_and_another_seed_another_p() -> None:
 
 @pytest.mark.usefixtures("ray_session")
 def test_evidence_adds_up_to_the_verdict() -> None:
-    report = check(sample(1, 60), sample(2, 60), DriftConfig(detectors=("mmd", "lsdd", "ks"), permutations=500))
+    report = check(
+        sample(1, 60), sample(2, 60), DriftConfig(detectors=("mmd", "lsdd", "ks"), permutations=500)
+    )
     assert [e.detector for e in report.evidence] == ["mmd", "lsdd", "ks", "ks"]
     assert {e.threshold for e in report.evidence} == {report.alpha / 4}
     assert report.p_value == min(1.0, 4 * min(e.p_value for e in report.evidence))
-    assert report.is_drift == any(e.p_value < e.threshold for e in report.evidence) == (report.p_value < report.alpha)
+    assert (
+        report.is_drift
+        == any(e.p_value < e.threshold for e in report.evidence)
+        == (report.p_value < report.alpha)
+    )
 
 
 @pytest.mark.usefixtures("ray_session")
@@ -98,16 +114,22 @@ def test_dead_features_and_two_classes_are_no_trouble() -> None:
 
 def test_what_cannot_be_compared_is_refused() -> None:
     ref, batch = sample(1, 50), sample(2, 50)
-    with pytest.raises(DataError, match=f"batch has too few images.*got 19.*At least {LEAST_ROWS}.*several batches"):
+    with pytest.raises(
+        DataError, match=f"batch has too few images.*got 19.*At least {LEAST_ROWS}.*several batches"
+    ):
         check(ref, (batch[0][:19], batch[1][:19]))
-    with pytest.raises(DataError, match=r"batch's embedding is 90 wide and the reference's 96.*same model version"):
+    with pytest.raises(
+        DataError, match=r"batch's embedding is 90 wide and the reference's 96.*same model version"
+    ):
         check(ref, (batch[0][:, :90], batch[1]))
     with pytest.raises(DataError, match=r"batch_embedding has 50 rows and batch_scores 49"):
         check(ref, (batch[0], batch[1][:49]))
     with pytest.raises(DataError, match=r"ref_scores is not a table.*\(50,\)"):
         check((ref[0], ref[1][:, 0]), batch)
     batch[0][3, 5] = np.nan
-    with pytest.raises(DataError, match=r"batch_embedding holds numbers that are not finite in 1 of 50 rows"):
+    with pytest.raises(
+        DataError, match=r"batch_embedding holds numbers that are not finite in 1 of 50 rows"
+    ):
         check(ref, batch)
 
 

@@ -13,7 +13,15 @@ from raypipe.watch import check, decide, retrain
 from raypipe.watch.decide import Decision
 from raypipe.watch.detect import DriftReport, Evidence
 
-FOUND = DriftReport((Evidence("mmd", "embedding", 0.5, 0.01, 0.05, True),), 0.01, True, 0.05, 30, 40, ((3, 2.5), (1, 2.0)))
+FOUND = DriftReport(
+    (Evidence("mmd", "embedding", 0.5, 0.01, 0.05, True),),
+    0.01,
+    True,
+    0.05,
+    30,
+    40,
+    ((3, 2.5), (1, 2.0)),
+)
 
 
 def test_evidence_comes_back_as_it_was_and_is_there_once(tmp_path: Path) -> None:
@@ -21,7 +29,13 @@ def test_evidence_comes_back_as_it_was_and_is_there_once(tmp_path: Path) -> None
 
     def keep(key: str) -> DriftReport:
         row = check._as_row(key, "night", "cells/3", version, FOUND)
-        rows = rows_once(uri, check._ROW, {"key": key}, lambda: pa.Table.from_pylist([row], check._ROW), "drift check night")
+        rows = rows_once(
+            uri,
+            check._ROW,
+            {"key": key},
+            lambda: pa.Table.from_pylist([row], check._ROW),
+            "drift check night",
+        )
         return check._report(rows.to_pylist()[0])
 
     assert keep("a") == keep("a") == keep("b") == FOUND
@@ -35,7 +49,9 @@ def test_a_decision_comes_back_as_it_was(tmp_path: Path) -> None:
     union = decide.compare("all", *rows, is_new=False)
     decision = Decision(True, "Promoted")
     made = retrain._as_rows("k", ("cells/1", "cells/2", "/t@v3"), slices, union, decision)
-    kept = rows_once(str(tmp_path / "decisions"), retrain._ROW, {"key": "k"}, lambda: made, "gate cells/2").to_pylist()
+    kept = rows_once(
+        str(tmp_path / "decisions"), retrain._ROW, {"key": "k"}, lambda: made, "gate cells/2"
+    ).to_pylist()
     assert len(kept) == 1 and kept[0]["format"] == retrain.FORMAT
     assert retrain._decided(kept[0]) == (slices, union, decision)
     assert "NaN" not in kept[0]["slices"]
@@ -45,9 +61,19 @@ def test_evidence_of_format_1_stays_and_is_not_taken_for_an_answer(tmp_path: Pat
     names = [n for n in check._ROW.names if n != "format"]
     old = check._as_row("other key", "night", "cells/3", TableVersion("/night", 4), FOUND)
     schema = pa.schema([check._ROW.field(n) for n in names])
-    uri = append(str(tmp_path / "drift"), pa.Table.from_pylist([{n: old[n] for n in names}], schema), "drift check").uri
+    uri = append(
+        str(tmp_path / "drift"),
+        pa.Table.from_pylist([{n: old[n] for n in names}], schema),
+        "drift check",
+    ).uri
     row = check._as_row("key", "night", "cells/3", TableVersion("/night", 4), FOUND)
-    rows_once(uri, check._ROW, {"key": "key"}, lambda: pa.Table.from_pylist([row], check._ROW), "drift check night")
+    rows_once(
+        uri,
+        check._ROW,
+        {"key": "key"},
+        lambda: pa.Table.from_pylist([row], check._ROW),
+        "drift check night",
+    )
     kept = rows_named(uri, {"name": "night"}).to_pylist()
     assert sorted((r["key"], r["format"]) for r in kept) == [("key", 2), ("other key", None)]
     assert json.loads(kept[0]["evidence"]) == json.loads(old["evidence"])

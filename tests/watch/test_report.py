@@ -35,7 +35,12 @@ from raypipe.report import (
 )
 
 HOSTILE = "<script>alert('x')</script>\"'><img src=https://evil.example/x.png onerror=alert(1)>"
-SECTIONS = {"timeline": "What happened", "gate": "Champion against challenger", "search": "Search", "cleaning": "Cleaning"}
+SECTIONS = {
+    "timeline": "What happened",
+    "gate": "Champion against challenger",
+    "search": "Search",
+    "cleaning": "Cleaning",
+}
 SECTIONS |= {"lineage": "Lineage", "checks": "Drift check: poly"}
 LOADS = {"src", "href", "srcset", "data", "poster", "action", "background", "xlink:href"}
 
@@ -59,7 +64,9 @@ class Outline(HTMLParser):
 
 def photograph(seed: int, side_px: int = 80, kind: str = "png", mode: str = "L") -> bytes:
     rng = np.random.default_rng(seed)
-    pixels = rng.integers(0, 256, (side_px, side_px) if mode == "L" else (side_px, side_px, 3), dtype=np.uint8)
+    pixels = rng.integers(
+        0, 256, (side_px, side_px) if mode == "L" else (side_px, side_px, 3), dtype=np.uint8
+    )
     Image.fromarray(pixels).save(buffer := io.BytesIO(), kind)
     return buffer.getvalue()
 
@@ -80,8 +87,13 @@ def check(name: str = "poly", is_drift: bool = True, pictures: int = 2, side_px:
         reference_scores=rng.beta(1, 5, 300),
         batch_scores=rng.beta(2, 3, 200),
         projection=(rng.normal(size=(300, 2)), rng.normal(2, 1, size=(200, 2))),
-        unusual=tuple(Picture(photograph(i, side_px), f"new{i}.png", "distance 9.4") for i in range(pictures)),
-        typical=tuple(Picture(photograph(100 + i, side_px), f"old{i}.png", "score 0.1") for i in range(pictures)),
+        unusual=tuple(
+            Picture(photograph(i, side_px), f"new{i}.png", "distance 9.4") for i in range(pictures)
+        ),
+        typical=tuple(
+            Picture(photograph(100 + i, side_px), f"old{i}.png", "score 0.1")
+            for i in range(pictures)
+        ),
     )
 
 
@@ -114,20 +126,34 @@ def page() -> Page:
             "better on poly",
             1,
             2,
-            (Slice("mono", 210, 0.905, 0.901, -0.004, 0.83), Slice("poly", 302, 0.735, 0.877, 0.142, 0.0)),
+            (
+                Slice("mono", 210, 0.905, 0.901, -0.004, 0.83),
+                Slice("poly", 302, 0.735, 0.877, 0.142, 0.0),
+            ),
         ),
         search=Search("val accuracy", trials),
-        cleaning=Cleaning(90, 10, {"duplicate": 6, "broken": 4}, (Dropped(picture, "duplicate", picture),)),
-        timeline=Timeline((Step("Ingest", "1,074 images", 3.2), Step("Upload", "no workspace", None, "skipped"))),
+        cleaning=Cleaning(
+            90, 10, {"duplicate": 6, "broken": 4}, (Dropped(picture, "duplicate", picture),)
+        ),
+        timeline=Timeline(
+            (Step("Ingest", "1,074 images", 3.2), Step("Upload", "no workspace", None, "skipped"))
+        ),
         lineage=Lineage((("Table", "cells@v7"),), "run:\n  seed: 7\n"),
     )
 
 
 def test_the_summary_says_the_verdicts_in_words(page: Page) -> None:
     html = report.render(page)
-    for words in ("Drift found: poly", "No drift: control", "Champion 1 → 2, +14.2 points on poly", "Kept 90 of 100 images"):
+    for words in (
+        "Drift found: poly",
+        "No drift: control",
+        "Champion 1 → 2, +14.2 points on poly",
+        "Kept 90 of 100 images",
+    ):
         assert words in html
-    assert "\N{MINUS SIGN}0.4 points on mono" in html, "a slice that got worse must show at the top too"
+    assert "\N{MINUS SIGN}0.4 points on mono" in html, (
+        "a slice that got worse must show at the top too"
+    )
     stays = report.render(replace(page, gate=Gate(False, "no slice is better", 1, 2)))
     assert "Champion 1 stays" in stays and "Not promoted" in stays
 
@@ -139,14 +165,18 @@ def test_a_section_appears_exactly_when_its_data_is_given(page: Page, name: str)
     absent: dict[str, Any] = {name: next(f for f in fields(Page) if f.name == name).default}
     assert heading in report.render(page)
     alone = replace(Page(page.header), **given)
-    assert [other for other in SECTIONS if f"<h2>{SECTIONS[other]}</h2>" in report.render(alone)] == [name]
+    assert [
+        other for other in SECTIONS if f"<h2>{SECTIONS[other]}</h2>" in report.render(alone)
+    ] == [name]
     assert heading not in report.render(replace(page, **absent))
 
 
 def test_every_link_inside_the_page_has_its_target_and_every_picture_its_words(page: Page) -> None:
     seen = Outline(report.render(page))
     ids = [value for name, value in seen.attributes if name == "id"]
-    targets = [value[1:] for name, value in seen.attributes if name == "href" and value.startswith("#")]
+    targets = [
+        value[1:] for name, value in seen.attributes if name == "href" and value.startswith("#")
+    ]
     assert len(ids) == len(set(ids)) and targets and set(targets) <= set(ids)
     assert len(seen.images) == 10 and all(image["alt"] for image in seen.images)
     assert "Dropped, cell.png" in {image["alt"] for image in seen.images}
@@ -156,7 +186,13 @@ def test_hostile_strings_are_text_and_nothing_is_loaded(page: Page) -> None:
     hostile = Picture(b"no picture", HOSTILE, HOSTILE)
     full = replace(
         page,
-        header=replace(page.header, title=HOSTILE, subtitle=HOSTILE, run_id=HOSTILE, facts=((HOSTILE, HOSTILE),)),
+        header=replace(
+            page.header,
+            title=HOSTILE,
+            subtitle=HOSTILE,
+            run_id=HOSTILE,
+            facts=((HOSTILE, HOSTILE),),
+        ),
         checks=(
             replace(
                 check(HOSTILE),
@@ -172,16 +208,22 @@ def test_hostile_strings_are_text_and_nothing_is_loaded(page: Page) -> None:
         lineage=Lineage(((HOSTILE, HOSTILE),), HOSTILE),
     )
     html = report.render(full)
-    assert html.count("&lt;script&gt;") >= 30, "the hostile text must have reached the page for this test to mean anything"
+    assert html.count("&lt;script&gt;") >= 30, (
+        "the hostile text must have reached the page for this test to mean anything"
+    )
     seen, honest = Outline(html), Outline(report.render(page))
-    assert "script" not in seen.tags and not [name for name, _ in seen.attributes if name.startswith("on")]
+    assert "script" not in seen.tags and not [
+        name for name, _ in seen.attributes if name.startswith("on")
+    ]
     assert set(seen.tags) <= set(honest.tags) | {"wbr"}
     for outline in (seen, honest):
         loads = [value for name, value in outline.attributes if name in LOADS]
         assert loads and all(value.startswith(("data:", "#")) for value in loads)
     style = html[html.index("<style>") : html.index("</style>")]
     assert "url(" not in style and "@import" not in style
-    assert "default-src 'none'" in html and "http" not in report.render(page).replace("http-equiv", "")
+    assert "default-src 'none'" in html and "http" not in report.render(page).replace(
+        "http-equiv", ""
+    )
 
 
 def test_the_template_never_turns_escaping_off() -> None:
@@ -190,10 +232,21 @@ def test_the_template_never_turns_escaping_off() -> None:
 
 
 @pytest.mark.parametrize(
-    "broken", [b"", b"\x89PNG\r\n\x1a\n", b"GIF89a" + bytes(40), photograph(1)[:2000], b"<svg onload=alert(1)>"]
+    "broken",
+    [
+        b"",
+        b"\x89PNG\r\n\x1a\n",
+        b"GIF89a" + bytes(40),
+        photograph(1)[:2000],
+        b"<svg onload=alert(1)>",
+    ],
 )
 def test_a_broken_picture_becomes_a_labelled_placeholder(page: Page, broken: bytes) -> None:
-    html = report.render(replace(page, cleaning=Cleaning(1, 1, {}, (Dropped(Picture(broken, "cell7.png"), "broken"),))))
+    html = report.render(
+        replace(
+            page, cleaning=Cleaning(1, 1, {}, (Dropped(Picture(broken, "cell7.png"), "broken"),))
+        )
+    )
     assert 'aria-label="Dropped, cell7.png, cannot be decoded"' in html
 
 
@@ -204,12 +257,18 @@ def test_a_thumbnail_is_small_keeps_its_shape_and_may_be_png_or_jpeg(kind: str, 
     uri = report.thumbnail(buffer.getvalue())
     assert uri and uri.startswith("data:image/jpeg;base64,"), "noise is smaller as JPEG"
     assert decode(uri).size == (160, 40)
-    Image.new(mode, (300, 300), 200 if mode == "L" else (200, 20, 20)).save(buffer := io.BytesIO(), kind)
-    assert (report.thumbnail(buffer.getvalue()) or "").startswith("data:image/png"), "a flat area is smaller as PNG"
+    Image.new(mode, (300, 300), 200 if mode == "L" else (200, 20, 20)).save(
+        buffer := io.BytesIO(), kind
+    )
+    assert (report.thumbnail(buffer.getvalue()) or "").startswith("data:image/png"), (
+        "a flat area is smaller as PNG"
+    )
 
 
 def test_sixteen_bit_gray_is_scaled_and_not_clipped_to_white() -> None:
-    Image.fromarray(np.linspace(0, 60000, 100 * 100).reshape(100, 100).astype(np.uint16)).save(buffer := io.BytesIO(), "png")
+    Image.fromarray(np.linspace(0, 60000, 100 * 100).reshape(100, 100).astype(np.uint16)).save(
+        buffer := io.BytesIO(), "png"
+    )
     pixels = np.asarray(decode(report.thumbnail(buffer.getvalue()) or ""))
     assert 100 < pixels.mean() < 155
 
@@ -218,7 +277,9 @@ def decode(uri: str) -> Image.Image:
     return Image.open(io.BytesIO(base64.b64decode(uri.partition(",")[2])))
 
 
-def test_equal_input_gives_equal_bytes_and_write_leaves_only_the_page(page: Page, tmp_path: Path) -> None:
+def test_equal_input_gives_equal_bytes_and_write_leaves_only_the_page(
+    page: Page, tmp_path: Path
+) -> None:
     path = tmp_path / "new" / "report.html"
     assert report.write(page, path) == path
     first = path.read_bytes()
@@ -228,7 +289,9 @@ def test_equal_input_gives_equal_bytes_and_write_leaves_only_the_page(page: Page
 
 
 def test_a_page_with_48_photographs_stays_below_3_mb(page: Page) -> None:
-    html = report.render(replace(page, checks=(check(pictures=24, side_px=300),)))  # of noise, the worst case for both encoders
+    html = report.render(
+        replace(page, checks=(check(pictures=24, side_px=300),))
+    )  # of noise, the worst case for both encoders
     assert html.count("data:image/") == 2 * 24 + 2
     assert len(html.encode()) < 3_000_000
 
@@ -236,11 +299,18 @@ def test_a_page_with_48_photographs_stays_below_3_mb(page: Page) -> None:
 def test_charts_stay_inside_their_square_and_survive_odd_numbers() -> None:
     nan = float("nan")
     odd = replace(
-        check(), reference_scores=[0.0, 1.0, nan, 7.0], batch_scores=[0.5], projection=(np.zeros((3, 2)), np.zeros((1, 2)))
+        check(),
+        reference_scores=[0.0, 1.0, nan, 7.0],
+        batch_scores=[0.5],
+        projection=(np.zeros((3, 2)), np.zeros((1, 2))),
     )
     search = Search(
         "loss",
-        (Trial(1, "a", {}, 0.5, 1, curve=[0.5]), Trial(2, "b", {}, None, 0), Trial(3, "c", {}, 0.4, 3, curve=[nan, 0.5, 0.4])),
+        (
+            Trial(1, "a", {}, 0.5, 1, curve=[0.5]),
+            Trial(2, "b", {}, None, 0),
+            Trial(3, "c", {}, 0.4, 3, curve=[nan, 0.5, 0.4]),
+        ),
     )
     for drawing in (
         charts.histogram(odd),
@@ -255,7 +325,10 @@ def test_charts_stay_inside_their_square_and_survive_odd_numbers() -> None:
             assert "nan" not in path
             assert all(0 <= int(n) <= 1000 for n in re.findall(r"-?\d+", path))
         assert all(-0.01 <= at <= 100.01 for at, _ in [*drawing["x_ticks"], *drawing["y_ticks"]])
-    assert charts.histogram(replace(odd, batch_scores=[nan])) is None and charts.scatter(replace(odd, projection=None)) is None
+    assert (
+        charts.histogram(replace(odd, batch_scores=[nan])) is None
+        and charts.scatter(replace(odd, projection=None)) is None
+    )
     assert charts.curves(Search("loss", (Trial(1, "a", {}, None, 0),))) is None
 
 
@@ -264,18 +337,38 @@ def tried(metric: str = "val_accuracy", sign: int = 1) -> Search:
     settings: list[dict[str, Any]] = [
         {"train.lr": 0.1, "model.mode": "finetune", "model.frozen_blocks": 3, "model.dropout": 0.2},
         {"train.lr": 0.01, "model.mode": "frozen", "model.dropout": 0.2},
-        {"train.lr": 0.0001, "model.mode": "finetune", "model.frozen_blocks": 0, "model.dropout": 0.2},
+        {
+            "train.lr": 0.0001,
+            "model.mode": "finetune",
+            "model.frozen_blocks": 0,
+            "model.dropout": 0.2,
+        },
     ]
-    rows = [Trial(i, f"trial {i}", changes, sign * (0.9 - i / 10), 5) for i, changes in enumerate(settings, 1)]
-    return Search(metric, (*rows, Trial(4, "trial 4", settings[0], None, 0)), 20, {"train.lr": 0.9, "model.mode": 0.1})
+    rows = [
+        Trial(i, f"trial {i}", changes, sign * (0.9 - i / 10), 5)
+        for i, changes in enumerate(settings, 1)
+    ]
+    return Search(
+        metric,
+        (*rows, Trial(4, "trial 4", settings[0], None, 0)),
+        20,
+        {"train.lr": 0.9, "model.mode": 0.1},
+    )
 
 
 @pytest.mark.parametrize("sign", [1, -1])
 def test_parallel_coordinates_show_what_was_tried_and_the_best_on_top(sign: int) -> None:
     drawing = charts.parallel(tried(sign=sign))
     assert drawing is not None
-    assert [label for _, label in drawing["x_ticks"]] == ["lr", "mode", "frozen_blocks", "val_accuracy"], "dropout never varied"
-    assert [look for look, _, _ in drawing["lines"]] == ["third", "second", "best"], "the best is drawn last; a failure is not"
+    assert [label for _, label in drawing["x_ticks"]] == [
+        "lr",
+        "mode",
+        "frozen_blocks",
+        "val_accuracy",
+    ], "dropout never varied"
+    assert [look for look, _, _ in drawing["lines"]] == ["third", "second", "best"], (
+        "the best is drawn last; a failure is not"
+    )
     spots = [re.findall(r"(\d+),(\d+)", path) for _, _, path in drawing["lines"]]
     assert spots[2] == [("0", "0"), ("333", "1000"), ("667", "0"), ("1000", "0")]
     assert len(spots[1]) == 3, "a field that was not set is left out of its line"
@@ -289,15 +382,23 @@ def test_parallel_coordinates_show_what_was_tried_and_the_best_on_top(sign: int)
 
 def test_a_search_says_what_it_saved_and_what_decided(page: Page) -> None:
     html = report.render(Page(page.header, search=tried()))
-    assert "15 of 20 epochs (75.0&nbsp;%)" in html and "What decided" in html and "What was tried, and how it did" in html
-    assert "What decided" not in report.render(Page(page.header, search=Search("loss", (Trial(1, "a", {}, 0.5, 1),))))
+    assert (
+        "15 of 20 epochs (75.0&nbsp;%)" in html
+        and "What decided" in html
+        and "What was tried, and how it did" in html
+    )
+    assert "What decided" not in report.render(
+        Page(page.header, search=Search("loss", (Trial(1, "a", {}, 0.5, 1),)))
+    )
 
 
 def test_a_histogram_holds_every_image_once() -> None:
     scores = np.random.default_rng(0).uniform(size=1000)
     drawing = charts.histogram(replace(check(), reference_scores=scores, batch_scores=scores[:10]))
     assert drawing is not None
-    heights = [[1000 - int(y) for y in re.findall(r"V(\d+)h", path)] for _, _, path in drawing["lines"]]
+    heights = [
+        [1000 - int(y) for y in re.findall(r"V(\d+)h", path)] for _, _, path in drawing["lines"]
+    ]
     top = max(np.histogram(s, charts.BINS, (0, 1))[0].max() / s.size for s in (scores, scores[:10]))
     for bars in heights:
         assert len(bars) == charts.BINS and sum(bars) / 1000 * top == pytest.approx(1, abs=0.02)
@@ -327,7 +428,15 @@ def test_numbers_read_well(text: str, shown: str) -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "shown"),
-    [(3.21, "3.2&nbsp;s"), (42.4, "42&nbsp;s"), (59.9, "1 min 00 s"), (372, "6 min 12 s"), (7500, "2 h 05 min")],
+    [
+        (3.21, "3.2&nbsp;s"),
+        (42.4, "42&nbsp;s"),
+        (59.9, "1 min 00 s"),
+        (372, "6 min 12 s"),
+        (7500, "2 h 05 min"),
+    ],
 )
 def test_durations_read_well(page: Page, seconds: float, shown: str) -> None:
-    assert f"1 step in {shown}." in report.render(Page(page.header, timeline=Timeline((Step("x", "y", seconds),))))
+    assert f"1 step in {shown}." in report.render(
+        Page(page.header, timeline=Timeline((Step("x", "y", seconds),)))
+    )

@@ -52,14 +52,23 @@ class Halving:
         capped: bool = False,
         total: int | None = None,
     ) -> None:
-        self.rungs, self._reduction, self._total = rungs(max_epochs, grace, reduction), reduction, total
+        self.rungs, self._reduction, self._total = (
+            rungs(max_epochs, grace, reduction),
+            reduction,
+            total,
+        )
         self._sign, self._pauses, self._capped = (1 if mode == "max" else -1), pauses, capped
-        self._at: list[dict[str, float]] = [{} for _ in self.rungs]  # by rung: trial -> value, in order of arrival
+        self._at: list[dict[str, float]] = [
+            {} for _ in self.rungs
+        ]  # by rung: trial -> value, in order of arrival
         self._until: dict[str, int] = {}  # the rung a trial may run to
         self._paused: dict[str, int] = {}  # at which rung
         self._ended: dict[str, bool] = {}  # for good
         self._curves: dict[str, dict[int, float]] = {}  # trial -> epoch -> value, for the noise
-        self._cap, self._epsilon = (min(1, len(self.rungs) - 1) if capped else len(self.rungs) - 1), 0.0
+        self._cap, self._epsilon = (
+            (min(1, len(self.rungs) - 1) if capped else len(self.rungs) - 1),
+            0.0,
+        )
 
     @property
     def max_epochs(self) -> int:
@@ -106,7 +115,12 @@ class Halving:
         if self._total is None:
             return []
         places = max(1, self._total // self._reduction)
-        return [t for rung in range(len(self.rungs)) for t in self._ranked(rung)[places:] if self._paused.get(t) == rung]
+        return [
+            t
+            for rung in range(len(self.rungs))
+            for t in self._ranked(rung)[places:]
+            if self._paused.get(t) == rung
+        ]
 
     def last(self) -> str | None:
         """The trial to train in full when nothing else is left to run: None when one was, or there is none."""
@@ -174,10 +188,18 @@ class Halving:
     def _disagree(self) -> bool:
         """Does the cap's rung rank its trials otherwise than the rung below, by more than the noise?"""
         here, below = self._at[self._cap], self._at[self._cap - 1]
-        now = [trial for trial in self._ranked(self._cap) if trial in below and here[trial] > -math.inf]
+        now = [
+            trial for trial in self._ranked(self._cap) if trial in below and here[trial] > -math.inf
+        ]
         before = sorted(now, key=lambda trial: -below[trial])
-        self._epsilon = noise([self._curves[trial] for trial in here if trial in self._curves], self._epsilon)
-        return any(abs(below[a] - below[b]) > self._epsilon for a, b in zip(now, before, strict=True) if a != b)
+        self._epsilon = noise(
+            [self._curves[trial] for trial in here if trial in self._curves], self._epsilon
+        )
+        return any(
+            abs(below[a] - below[b]) > self._epsilon
+            for a, b in zip(now, before, strict=True)
+            if a != b
+        )
 
 
 def noise(curves: Iterable[dict[int, float]], otherwise: float = 0.0) -> float:

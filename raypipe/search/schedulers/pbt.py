@@ -62,15 +62,25 @@ def check(job: SearchJob, space: Space) -> None:
             rule=f"It can change {', '.join(n for n in MUTABLE if not n.startswith('augment.'))} and augment.*",
             fix="Search the others with search.scheduler=asha first",
         )
-    if drawn := [field.name for field in space.fields if any(branch.condition for branch in field.branches)]:
-        raise ConfigError("A population draws its values without conditions", got=", ".join(drawn), fix="Remove the conditions")
+    if drawn := [
+        field.name for field in space.fields if any(branch.condition for branch in field.branches)
+    ]:
+        raise ConfigError(
+            "A population draws its values without conditions",
+            got=", ".join(drawn),
+            fix="Remove the conditions",
+        )
     if cfg.searcher != "random":
         raise ConfigError(
-            "A population finds its values itself", got=f"search.searcher={cfg.searcher}", fix="Set search.searcher=random"
+            "A population finds its values itself",
+            got=f"search.searcher={cfg.searcher}",
+            fix="Set search.searcher=random",
         )
     if cfg.samples * len(space.cells) < 2:
         raise ConfigError(
-            "A population has at least two trials", got=f"search.samples={cfg.samples}", fix="Set search.samples=8"
+            "A population has at least two trials",
+            got=f"search.samples={cfg.samples}",
+            fix="Set search.samples=8",
         )
     if cfg.concurrent is not None:
         raise ConfigError(
@@ -78,13 +88,22 @@ def check(job: SearchJob, space: Space) -> None:
             got=f"search.concurrent={cfg.concurrent}",
             fix="Remove it, or set search.samples",
         )
-    if cfg.scheduler == "pb2" and (chosen := [f.name for f in space.fields if space.values(f.name)]):
-        raise ConfigError("search.scheduler=pb2 chooses within ranges", got=", ".join(chosen), fix="Set search.scheduler=pbt")
+    if cfg.scheduler == "pb2" and (
+        chosen := [f.name for f in space.fields if space.values(f.name)]
+    ):
+        raise ConfigError(
+            "search.scheduler=pb2 chooses within ranges",
+            got=", ".join(chosen),
+            fix="Set search.scheduler=pbt",
+        )
 
 
 def population(job: SearchJob, space: Space, folder: Path) -> Any:
     """Tune's scheduler for `search.scheduler: pbt` or `pb2`, which writes into the search's folder."""
-    cfg, draws = job.search, {field.name: _draw(field.branches[0].sampler) for field in space.fields}
+    cfg, draws = (
+        job.search,
+        {field.name: _draw(field.branches[0].sampler) for field in space.fields},
+    )
     common: dict[str, Any] = {
         "time_attr": "epoch",
         "perturbation_interval": cfg.pbt.every,
@@ -93,14 +112,18 @@ def population(job: SearchJob, space: Space, folder: Path) -> Any:
         "synch": True,
     }
     if cfg.scheduler == "pb2":
-        made = _pb2()(hyperparam_bounds={name: list(draw[:2]) for name, draw in draws.items()}, **common)
+        made = _pb2()(
+            hyperparam_bounds={name: list(draw[:2]) for name, draw in draws.items()}, **common
+        )
     else:
         made = Pbt(hyperparam_mutations={name: lambda: None for name in draws}, **common)
     made.job, made.draws, made.folder = job, draws, folder
     return made
 
 
-def explore(values: Mapping[str, Any], draws: Mapping[str, Draw], resample: float, dice: random.Random) -> dict[str, Any]:
+def explore(
+    values: Mapping[str, Any], draws: Mapping[str, Draw], resample: float, dice: random.Random
+) -> dict[str, Any]:
     """The donor's values, each drawn anew with probability `resample`, else moved: numbers of a list to a neighbour, a number
     of a range by one of FACTORS, within the range. Words and flags have no neighbours and stay."""
     moved = dict(values)
@@ -109,12 +132,16 @@ def explore(values: Mapping[str, Any], draws: Mapping[str, Draw], resample: floa
             continue
         again = dice.random() < resample
         if isinstance(draw, list):
-            ordered = sorted(v for v in draw if isinstance(v, (int, float)) and not isinstance(v, bool))
+            ordered = sorted(
+                v for v in draw if isinstance(v, (int, float)) and not isinstance(v, bool)
+            )
             if again or values[name] not in draw:
                 moved[name] = dice.choice(draw)
             elif len(ordered) == len(draw):
                 at = ordered.index(values[name])
-                moved[name] = dice.choice(ordered[max(0, at - 1) : at] + ordered[at + 1 : at + 2] or ordered)
+                moved[name] = dice.choice(
+                    ordered[max(0, at - 1) : at] + ordered[at + 1 : at + 2] or ordered
+                )
         else:
             low, high, logarithmic = draw
             if again and logarithmic:
@@ -128,13 +155,21 @@ def explore(values: Mapping[str, Any], draws: Mapping[str, Draw], resample: floa
     return moved
 
 
-def job_of(job: TrainJob, changes: Mapping[str, Any], schedule: trial_checkpoints.Schedule) -> TrainJob:
+def job_of(
+    job: TrainJob, changes: Mapping[str, Any], schedule: trial_checkpoints.Schedule
+) -> TrainJob:
     """The job of a trial. One that took over weights has values by epoch, and `changes` are only its last ones."""
     if len(schedule) < 2:
         return replace(job, dict(changes))
     first, *later = schedule
-    by_epoch = {line["epoch"]: {name: value for name, value in line.items() if name != "epoch"} for line in later}
-    return replace(job, {name: value for name, value in first.items() if name != "epoch"} | {"by_epoch": by_epoch})
+    by_epoch = {
+        line["epoch"]: {name: value for name, value in line.items() if name != "epoch"}
+        for line in later
+    }
+    return replace(
+        job,
+        {name: value for name, value in first.items() if name != "epoch"} | {"by_epoch": by_epoch},
+    )
 
 
 def schedules(folder: Path) -> dict[str, trial_checkpoints.Schedule]:
@@ -150,7 +185,9 @@ def schedules(folder: Path) -> dict[str, trial_checkpoints.Schedule]:
 def write(file: Path, schedule: Sequence[Mapping[str, Any]]) -> None:
     """The best trial's schedule, for a reader; no file where it took over nobody's weights."""
     if schedule:
-        file.write_text(yaml.safe_dump([dict(line) for line in schedule], sort_keys=False), encoding="utf-8")
+        file.write_text(
+            yaml.safe_dump([dict(line) for line in schedule], sort_keys=False), encoding="utf-8"
+        )
 
 
 def mutations(folder: Path) -> list[dict[str, Any]]:
@@ -171,7 +208,9 @@ class _Weights:
         super().on_trial_add(SimpleNamespace(search_alg=None), trial)  # type: ignore[misc]
 
     def on_trial_result(self, controller: Any, trial: Any, result: dict[str, Any]) -> Any:
-        if result.get(ENDED):  # it has nothing left to train, nor to hand on that its last turn did not
+        if result.get(
+            ENDED
+        ):  # it has nothing left to train, nor to hand on that its last turn did not
             return PopulationBasedTraining.CONTINUE
         before = random.getstate()
         random.seed(f"{self.job.run.seed} {result[EPOCH]}")  # Tune draws the donor
@@ -225,9 +264,18 @@ class _Weights:
         """Secure the donor's weights for the trial and note it, where Tune hands over a name and hopes that they stay."""
         pointed = trial_checkpoints.follow(self._trial_state[donor].last_checkpoint.path)  # type: ignore[attr-defined]
         if pointed is None or (problem := checkpoint.verify(pointed)):
-            log.warning("Trial %s keeps its weights: those of %s are gone (%s)", trial.trial_id, donor.trial_id, problem)
+            log.warning(
+                "Trial %s keeps its weights: those of %s are gone (%s)",
+                trial.trial_id,
+                donor.trial_id,
+                problem,
+            )
             return
-        told = {"trial": _name(trial), "donor": _name(donor), "epoch": trial_checkpoints.state_of(pointed).epoch}
+        told = {
+            "trial": _name(trial),
+            "donor": _name(donor),
+            "epoch": trial_checkpoints.state_of(pointed).epoch,
+        }
         told |= {"before": dict(trial.config), "donor_values": dict(donor.config)}
         super()._exploit(controller, trial, donor)  # type: ignore[misc]
         # Of a trial that it pauses in the middle of a save, Tune 2.60 notes that it be stopped, and stops the clone after its
@@ -253,18 +301,29 @@ class _Gains(_Weights):
         if attempt:
             return super()._tried(trial, donor, attempt)
         before = np.random.get_state()
-        np.random.seed(random.Random(f"{self.job.run.seed} {_name(trial)} {_name(donor)} {len(self.data)}").getrandbits(32))
+        np.random.seed(
+            random.Random(
+                f"{self.job.run.seed} {_name(trial)} {_name(donor)} {len(self.data)}"
+            ).getrandbits(32)
+        )
         try:
             values, _ = super(_Weights, self)._get_new_config(trial, donor)  # type: ignore[misc]
         finally:
             np.random.set_state(before)
-        return {n: min(max(v, self.draws[n][0]), self.draws[n][1]) if n in self.draws else v for n, v in values.items()}
+        return {
+            n: min(max(v, self.draws[n][0]), self.draws[n][1]) if n in self.draws else v
+            for n, v in values.items()
+        }
 
     def _get_new_config(self, trial: Any, donor: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         """PB2 measures the next gain from the line that it adds here, so that line holds what the trial really tries."""
         known = self.data
         values, operations = super()._get_new_config(trial, donor)
-        line = known[known["Trial"] == str(donor)].iloc[[-1]].assign(Trial=str(trial), **{n: values[n] for n in self.draws})
+        line = (
+            known[known["Trial"] == str(donor)]
+            .iloc[[-1]]
+            .assign(Trial=str(trial), **{n: values[n] for n in self.draws})
+        )
         self.data = pandas.concat([known, line], ignore_index=True)
         self.current[-1] = [values[name] for name in self.draws]
         return values, operations
@@ -280,7 +339,9 @@ def _pb2() -> type:
     try:
         from ray.tune.schedulers.pb2 import PB2, UCB  # noqa: F401  # the second is there when scikit-learn is
     except ImportError as e:
-        raise ConfigError(f"search.scheduler=pb2 needs scikit-learn: {e}", fix="pip install scikit-learn") from None
+        raise ConfigError(
+            f"search.scheduler=pb2 needs scikit-learn: {e}", fix="pip install scikit-learn"
+        ) from None
     return type("Pb2", (_Gains, PB2), {})
 
 

@@ -19,7 +19,12 @@ from typing import Any
 
 from ray import tune
 from ray.tune.experiment import Trial
-from ray.tune.schedulers import FIFOScheduler, HyperBandScheduler, MedianStoppingRule, TrialScheduler
+from ray.tune.schedulers import (
+    FIFOScheduler,
+    HyperBandScheduler,
+    MedianStoppingRule,
+    TrialScheduler,
+)
 
 from raypipe.search.schedulers.halving import Halving, Verdict
 from raypipe.search.settings import SearchJob
@@ -43,13 +48,19 @@ class HalvingScheduler(FIFOScheduler):
         return True  # it knows both
 
     def on_trial_add(self, tune_controller: Any, trial: Trial) -> None:
-        if self.rule.is_paused(trial.trial_id):  # Tune would start all trials of a restored search again
+        if self.rule.is_paused(
+            trial.trial_id
+        ):  # Tune would start all trials of a restored search again
             trial.set_status(Trial.PAUSED)
-        elif self.rule.is_ended(trial.trial_id):  # its record of a trial that was stopped while it waited still says waiting
+        elif self.rule.is_ended(
+            trial.trial_id
+        ):  # its record of a trial that was stopped while it waited still says waiting
             trial.set_status(Trial.TERMINATED)
 
     def on_trial_result(self, tune_controller: Any, trial: Trial, result: dict[str, Any]) -> str:
-        verdict = self.rule.report(trial.trial_id, int(result[EPOCH]), metric_in(result, self._metric))
+        verdict = self.rule.report(
+            trial.trial_id, int(result[EPOCH]), metric_in(result, self._metric)
+        )
         if verdict == "pause":
             _yield_place(tune_controller, trial, result)
         return _DECISIONS[verdict]
@@ -79,7 +90,9 @@ class HalvingScheduler(FIFOScheduler):
             return self._end(tune_controller, trials, paused)
         return None
 
-    def _end(self, tune_controller: Any, trials: dict[str, Trial], paused: set[str]) -> Trial | None:
+    def _end(
+        self, tune_controller: Any, trials: dict[str, Trial], paused: set[str]
+    ) -> Trial | None:
         if not tune_controller.search_alg.is_finished():
             return None
         last = self.rule.last()
@@ -115,7 +128,9 @@ def _yield_place(tune_controller: Any, trial: Trial, result: dict[str, Any]) -> 
 def _halving(job: SearchJob, total: int, capped: bool) -> HalvingScheduler:
     cfg, train = job.search, job.train
     grace = min(cfg.grace, train.epochs)
-    rule = Halving(train.epochs, grace, cfg.reduction, train.stopping.mode, cfg.pauses, capped, total)
+    rule = Halving(
+        train.epochs, grace, cfg.reduction, train.stopping.mode, cfg.pauses, capped, total
+    )
     return HalvingScheduler(rule, train.stopping.metric)
 
 
@@ -129,7 +144,9 @@ def pasha(job: SearchJob, total: int) -> TrialScheduler:
 
 def hyperband(job: SearchJob, total: int) -> TrialScheduler:
     """Brackets of its own: `search.grace` says nothing to it."""
-    return HyperBandScheduler(time_attr=EPOCH, max_t=job.train.epochs, reduction_factor=job.search.reduction)
+    return HyperBandScheduler(
+        time_attr=EPOCH, max_t=job.train.epochs, reduction_factor=job.search.reduction
+    )
 
 
 def median(job: SearchJob, total: int) -> TrialScheduler:

@@ -26,12 +26,24 @@ AT_RANDOM = 1 / 3
 class Bohb(Suggested):
     """Suggestions from what trials were worth at one budget. Its state is with Tune's: it needs no journal."""
 
-    def __init__(self, job: SearchJob, trials: list[Changes], space: Space, earlier: list[Earlier], folder: Path) -> None:
+    def __init__(
+        self,
+        job: SearchJob,
+        trials: list[Changes],
+        space: Space,
+        earlier: list[Earlier],
+        folder: Path,
+    ) -> None:
         super().__init__(job, trials, space, earlier, folder)
         self._least = len(self._samplers()) + 3
         self._drawn: dict[str, dict[str, Any]] = {}  # trial -> its values as Optuna knows them
-        self._seen: dict[str, dict[str, float]] = {  # epochs (a string: it travels as JSON) -> trial -> value
-            str(epochs): {} for epochs in rungs(job.train.epochs, min(job.search.grace, job.train.epochs), job.search.reduction)
+        self._seen: dict[
+            str, dict[str, float]
+        ] = {  # epochs (a string: it travels as JSON) -> trial -> value
+            str(epochs): {}
+            for epochs in rungs(
+                job.train.epochs, min(job.search.grace, job.train.epochs), job.search.reduction
+            )
         }
 
     def get_state(self) -> dict[str, Any]:

@@ -31,7 +31,8 @@ def require() -> Any:
         import optuna
     except ImportError:
         raise ConfigError(
-            "Searchers tpe, gp and bohb need Optuna", fix="pip install 'raypipe[optuna]', or set search.searcher=random"
+            "Searchers tpe, gp and bohb need Optuna",
+            fix="pip install 'raypipe[optuna]', or set search.searcher=random",
         ) from None
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     return optuna
@@ -40,9 +41,21 @@ def require() -> Any:
 class Suggested(Draws):
     """Optuna's suggestions; the planned trials say what a grid pins, and what to try when the job refuses them."""
 
-    def __init__(self, job: SearchJob, trials: list[Changes], space: Space, earlier: list[Earlier], folder: Path) -> None:
+    def __init__(
+        self,
+        job: SearchJob,
+        trials: list[Changes],
+        space: Space,
+        earlier: list[Earlier],
+        folder: Path,
+    ) -> None:
         super().__init__(job, trials)
-        self._kind, self._seed, self._space, self._earlier = job.search.searcher, job.run.seed, space, earlier
+        self._kind, self._seed, self._space, self._earlier = (
+            job.search.searcher,
+            job.run.seed,
+            space,
+            earlier,
+        )
         self._journal = folder / JOURNAL
         self._asked: dict[str, int] = {}  # Tune's id -> Optuna's number, of trials that run
         self._opened: Any = None
@@ -75,7 +88,9 @@ class Suggested(Draws):
     def _planned(self, i: int) -> Changes:
         """The random search's trial, by key."""
         keyed: Changes = {}
-        self._space.draw(lambda key, how: keyed.setdefault(key, self._trials[i][key.partition("#")[0]]))
+        self._space.draw(
+            lambda key, how: keyed.setdefault(key, self._trials[i][key.partition("#")[0]])
+        )
         return keyed
 
     def _tell(self, trial_id: str, value: float | None) -> None:
@@ -91,12 +106,19 @@ class Suggested(Draws):
             return self._parzen(seed, random)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # an experimental class
-            return optuna.samplers.GPSampler(seed=seed, n_startup_trials=random, warn_independent_sampling=False)
+            return optuna.samplers.GPSampler(
+                seed=seed, n_startup_trials=random, warn_independent_sampling=False
+            )
 
     def _parzen(self, seed: int, random: int) -> Any:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # experimental arguments
-            shared = {"multivariate": True, "group": True, "constant_liar": True, "warn_independent_sampling": False}
+            shared = {
+                "multivariate": True,
+                "group": True,
+                "constant_liar": True,
+                "warn_independent_sampling": False,
+            }
             return require().samplers.TPESampler(seed=seed, n_startup_trials=random, **shared)
 
     def _study(self) -> Any:
@@ -109,9 +131,13 @@ class Suggested(Draws):
         optuna = require()
         new = not self._journal.exists()
         _mend(self._journal)
-        journal = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(self._journal)))
+        journal = optuna.storages.JournalStorage(
+            optuna.storages.journal.JournalFileBackend(str(self._journal))
+        )
         direction = "maximize" if self._better == "max" else "minimize"
-        study = optuna.create_study(storage=journal, study_name="search", direction=direction, load_if_exists=True)
+        study = optuna.create_study(
+            storage=journal, study_name="search", direction=direction, load_if_exists=True
+        )
         states = optuna.trial.TrialState
         for _ in study.get_trials(deepcopy=False, states=(states.WAITING,)):
             study.ask()  # pinned values that a kill left behind: they are another trial's

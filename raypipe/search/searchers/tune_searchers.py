@@ -41,7 +41,14 @@ def candidates(job: SearchJob, space: Space, trials: list[Changes]) -> list[Chan
     return trials if job.search.searcher == "random" else [*trials, *space.variants(DATA)]
 
 
-def searcher(job: SearchJob, space: Space, trials: list[Changes], earlier: list[Earlier], folder: Path, concurrent: int) -> Any:
+def searcher(
+    job: SearchJob,
+    space: Space,
+    trials: list[Changes],
+    earlier: list[Earlier],
+    folder: Path,
+    concurrent: int,
+) -> Any:
     """Inside the limiter because Tune asks it how many trials may wait; Draws itself does the limiting."""
     if job.search.searcher == "random":
         return ConcurrencyLimiter(Draws(job, trials), concurrent)
@@ -85,7 +92,9 @@ class Draws(Searcher):  # type: ignore[misc]
         if improved(value, self._best.get(trial_id), self._better):
             self._best[trial_id] = value
 
-    def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
+    def on_trial_complete(
+        self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
+    ) -> None:
         """Of a trial that failed, and of one that never gave a number, `_tell` hears None."""
         self.on_trial_result(trial_id, result or {})
         if trial_id in self._live:

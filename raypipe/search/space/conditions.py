@@ -61,12 +61,17 @@ class Condition:
     def equated(self) -> Iterator[tuple[str, Any]]:
         """(field, constant) of every comparison that asks whether a field is some value."""
         for node in ast.walk(self.tree):
-            if isinstance(node, ast.Compare) and isinstance(node.ops[0], (ast.Eq, ast.NotEq, ast.In, ast.NotIn)):
+            if isinstance(node, ast.Compare) and isinstance(
+                node.ops[0], (ast.Eq, ast.NotEq, ast.In, ast.NotIn)
+            ):
                 sides = [(_dotted(side), side) for side in (node.left, node.comparators[0])]
                 for (name, _), (_, constant) in (sides, sides[::-1]):
                     if name and isinstance(constant, (ast.Constant, ast.Tuple, ast.List)):
                         found = _value(constant, lambda name: None)
-                        yield from ((name, value) for value in (found if isinstance(found, tuple) else (found,)))
+                        yield from (
+                            (name, value)
+                            for value in (found if isinstance(found, tuple) else (found,))
+                        )
 
     def holds(self, value_of: ValueOf) -> bool:
         try:
@@ -74,7 +79,9 @@ class Condition:
         except TypeError:  # None < 64
             shown = {name: value_of(name) for name in self.names}
             raise ConfigError(
-                f"search.space.{self.owner} has a condition that compares what cannot be compared", got=shown, rule=self.text
+                f"search.space.{self.owner} has a condition that compares what cannot be compared",
+                got=shown,
+                rule=self.text,
             ) from None
 
 
@@ -83,7 +90,18 @@ def _names(node: ast.AST) -> Iterator[str]:
     if name := _dotted(node):
         yield name
         return
-    known = (ast.BoolOp, ast.boolop, ast.UnaryOp, ast.Not, ast.USub, ast.Compare, ast.Constant, ast.Tuple, ast.List, ast.Load)
+    known = (
+        ast.BoolOp,
+        ast.boolop,
+        ast.UnaryOp,
+        ast.Not,
+        ast.USub,
+        ast.Compare,
+        ast.Constant,
+        ast.Tuple,
+        ast.List,
+        ast.Load,
+    )
     if not isinstance(node, known) and type(node) not in _COMPARE:
         raise ValueError(type(node).__name__)
     for below in ast.iter_child_nodes(node):
@@ -110,10 +128,14 @@ def _value(node: ast.expr, value_of: ValueOf) -> Any:
 
 def _holds(node: ast.expr, value_of: ValueOf) -> bool:
     if isinstance(node, ast.BoolOp):
-        return (all if isinstance(node.op, ast.And) else any)(_holds(part, value_of) for part in node.values)
+        return (all if isinstance(node.op, ast.And) else any)(
+            _holds(part, value_of) for part in node.values
+        )
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
         return not _holds(node.operand, value_of)
     if isinstance(node, ast.Compare):
         values = [_value(part, value_of) for part in (node.left, *node.comparators)]
-        return all(_COMPARE[type(op)](a, b) for op, a, b in zip(node.ops, values, values[1:], strict=False))
+        return all(
+            _COMPARE[type(op)](a, b) for op, a, b in zip(node.ops, values, values[1:], strict=False)
+        )
     return bool(_value(node, value_of))

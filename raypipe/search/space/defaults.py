@@ -45,7 +45,10 @@ def settle(job: SearchJob, counts: Mapping[str, int], gpu: bool) -> SearchJob:
     if job.search.space is not None:
         return job
     drawn = space(job, sum(counts.values()), gpu)
-    return replace(job, {"search.space": drawn, "search.start": start(job, drawn, gpu) | (job.search.start or {})})
+    return replace(
+        job,
+        {"search.space": drawn, "search.start": start(job, drawn, gpu) | (job.search.start or {})},
+    )
 
 
 def start(job: TrainJob, drawn: Mapping[str, str], gpu: bool) -> dict[str, Any]:
@@ -58,24 +61,46 @@ def start(job: TrainJob, drawn: Mapping[str, str], gpu: bool) -> dict[str, Any]:
 
 def space(job: TrainJob, images: int, gpu: bool) -> dict[str, str]:
     """What is searched for a table of so many labelled images; the rate alone where the job sets everything else."""
-    given = {f"{s}.{name}" for s in ("model", "augment", "train") for name in getattr(job, s).model_fields_set}
+    given = {
+        f"{s}.{name}"
+        for s in ("model", "augment", "train")
+        for name in getattr(job, s).model_fields_set
+    }
     tuned = "model.mode" in given or gpu or images * job.train.epochs <= MOST_PASSES
-    drawn = _backbone(job, images, gpu, given, tuned) | _head(job, images) | (_image(gpu) if tuned else {})
+    drawn = (
+        _backbone(job, images, gpu, given, tuned)
+        | _head(job, images)
+        | (_image(gpu) if tuned else {})
+    )
     return {name: text for name, text in drawn.items() if name not in given} or RATE
 
 
-def _backbone(job: TrainJob, images: int, gpu: bool, given: set[str], tuned: bool) -> dict[str, str]:
+def _backbone(
+    job: TrainJob, images: int, gpu: bool, given: set[str], tuned: bool
+) -> dict[str, str]:
     """Which one, how it is transferred, at which resolution."""
     scratch = tuned and job.model.pretrained and not given & {"model.name", "model.pretrained"}
-    scratch = scratch and not ("model.mode" in given and job.model.mode == "frozen") and not job.model.frozen_blocks
+    scratch = (
+        scratch
+        and not ("model.mode" in given and job.model.mode == "frozen")
+        and not job.model.frozen_blocks
+    )
     drawn = {"model.mode": "choice(frozen, finetune)"} if tuned else {}
     if scratch:
-        drawn["model.name"] = f"choice({job.model.name}, {job.model.name}, {job.model.name}, {SCRATCH})"
+        drawn["model.name"] = (
+            f"choice({job.model.name}, {job.model.name}, {job.model.name}, {SCRATCH})"
+        )
         drawn["model.pretrained"] = f"choice(False) if model.name == '{SCRATCH}'"
-    sides = {"model.name != 'small_cnn'": (160, 224)} if gpu else {_and_tuned("model.name != 'small_cnn'"): (96, 128)}
+    sides = (
+        {"model.name != 'small_cnn'": (160, 224)}
+        if gpu
+        else {_and_tuned("model.name != 'small_cnn'"): (96, 128)}
+    )
     sides |= {f"model.name == '{SCRATCH}'": (32, 64)}
     if tuned and _megabytes(images, sides) <= job.feed.cache_mb:
-        drawn["model.side_px"] = " else ".join(f"choice{some} if {condition}" for condition, some in sides.items())
+        drawn["model.side_px"] = " else ".join(
+            f"choice{some} if {condition}" for condition, some in sides.items()
+        )
     return drawn
 
 
@@ -89,14 +114,20 @@ def _head(job: TrainJob, images: int) -> dict[str, str]:
         "train.schedule": "choice(cosine, one_cycle)",
         "model.dropout": "choice(0.0, 0.2, 0.5)",
     }
-    return drawn | ({"train.label_smoothing": "choice(0.0, 0.1)"} if job.model.task == "single_label" else {})
+    return drawn | (
+        {"train.label_smoothing": "choice(0.0, 0.1)"} if job.model.task == "single_label" else {}
+    )
 
 
 def _image(gpu: bool) -> dict[str, str]:
     """What there is to say when pixels are trained on."""
     return {
-        "model.frozen_blocks": _if_tuned("randint(0, 8)" if gpu else "randint(3, 12)", "model.pretrained"),
-        "model.norm_momentum": _if_tuned("choice(0.1)", "model.pretrained"),  # a search's trainings are short
+        "model.frozen_blocks": _if_tuned(
+            "randint(0, 8)" if gpu else "randint(3, 12)", "model.pretrained"
+        ),
+        "model.norm_momentum": _if_tuned(
+            "choice(0.1)", "model.pretrained"
+        ),  # a search's trainings are short
         "train.layer_decay": _if_tuned("choice(1.0, 0.9, 0.8)", "model.pretrained"),
         "augment.flip_horizontal": _if_tuned("choice(True, False)"),
         "augment.flip_vertical": _if_tuned("choice(True, False)"),

@@ -22,9 +22,16 @@ from raypipe.train.job import TrainJob
 
 MOST_ARRAYS = 16  # values of a field in DATA
 _FIXED = {
-    **dict.fromkeys(("table", "run", "cluster", "registry", "feed"), "Trials of one search share table, run folder and data"),
-    **dict.fromkeys(("model.task", "train.stopping.metric"), "Trials of one search are ranked by one metric"),
-    **dict.fromkeys(("model.options", "model.mean", "model.std"), "Trials of one search share features"),
+    **dict.fromkeys(
+        ("table", "run", "cluster", "registry", "feed"),
+        "Trials of one search share table, run folder and data",
+    ),
+    **dict.fromkeys(
+        ("model.task", "train.stopping.metric"), "Trials of one search are ranked by one metric"
+    ),
+    **dict.fromkeys(
+        ("model.options", "model.mean", "model.std"), "Trials of one search share features"
+    ),
     "train.workers": "Trials of one search are of one size",
     "by_epoch": "Population based training (search.scheduler=pbt) finds values by epoch",
 }
@@ -62,7 +69,11 @@ def _check_values(name: str, sampler: Sampler, job: TrainJob) -> None:
     """Both ends of a range and every member of a choice, as far as the field itself can tell."""
     for value in sampler.ends:
         if e := _own_refusal(name, value, job):
-            raise ConfigError(f"search.space.{name} draws a value the field refuses", got=value, rule=e.rule or str(e))
+            raise ConfigError(
+                f"search.space.{name} draws a value the field refuses",
+                got=value,
+                rule=e.rule or str(e),
+            )
     if name in DATA and (sampler.finite is None or len(sampler.finite) > MOST_ARRAYS):
         raise ConfigError(
             f"search.space.{name} draws too many values",
@@ -80,7 +91,9 @@ def _own_refusal(name: str, value: Any, job: TrainJob) -> ConfigError | None:
     return None
 
 
-def _check_condition(field: Field, condition: Condition, fields: Mapping[str, Field], job: TrainJob) -> None:
+def _check_condition(
+    field: Field, condition: Condition, fields: Mapping[str, Field], job: TrainJob
+) -> None:
     known = field_names(TrainJob)
     for name in condition.names:
         if name not in known:
@@ -98,7 +111,9 @@ def _check_condition(field: Field, condition: Condition, fields: Mapping[str, Fi
     for name, value in condition.equated:
         if e := _own_refusal(name, value, job):
             raise ConfigError(
-                f"search.space.{field.name} has a condition that cannot hold: {name} is never that", got=value, rule=e.rule
+                f"search.space.{field.name} has a condition that cannot hold: {name} is never that",
+                got=value,
+                rule=e.rule,
             )
 
 
@@ -109,7 +124,9 @@ def _order(fields: Mapping[str, Field]) -> list[str]:
         return list(TopologicalSorter(graph).static_order())
     except CycleError as e:
         circle = " -> ".join(reversed(e.args[1]))
-        raise ConfigError("Conditions in search.space go in a circle", got=circle, fix="Leave one of them out") from None
+        raise ConfigError(
+            "Conditions in search.space go in a circle", got=circle, fix="Leave one of them out"
+        ) from None
 
 
 def _check_together(space: Space, field: Field, branch: Branch, value: Any) -> None:

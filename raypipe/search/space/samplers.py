@@ -45,7 +45,11 @@ class Choice:
 
     def code(self, value: Any) -> int | None:
         """Its number, by which searchers know it; None when the value is not one of these."""
-        alike = [i for i, v in enumerate(self.values) if v == value and isinstance(v, bool) == isinstance(value, bool)]
+        alike = [
+            i
+            for i, v in enumerate(self.values)
+            if v == value and isinstance(v, bool) == isinstance(value, bool)
+        ]
         return alike[0] if alike else None
 
 
@@ -63,14 +67,22 @@ class Range:
 
     @property
     def ends(self) -> tuple[Any, ...]:
-        return self.low, self.high, self.low + 0.618 * (self.high - self.low)  # a whole number's field refuses the last
+        return (
+            self.low,
+            self.high,
+            self.low + 0.618 * (self.high - self.low),
+        )  # a whole number's field refuses the last
 
     @property
     def finite(self) -> tuple[Any, ...] | None:
         return None
 
     def code(self, value: Any) -> float | None:
-        inside = isinstance(value, (int, float)) and not isinstance(value, bool) and self.low <= value <= self.high
+        inside = (
+            isinstance(value, (int, float))
+            and not isinstance(value, bool)
+            and self.low <= value <= self.high
+        )
         return float(value) if inside else None
 
 
@@ -87,7 +99,9 @@ class Steps:
 
     def value(self, i: int) -> float:
         found = self.low + i * self.step
-        return found if isinstance(found, int) else float(f"{found:.12g}")  # not 0.30000000000000004
+        return (
+            found if isinstance(found, int) else float(f"{found:.12g}")
+        )  # not 0.30000000000000004
 
     @property
     def ends(self) -> tuple[Any, ...]:
@@ -101,7 +115,9 @@ class Steps:
         if not isinstance(value, (int, float)) or isinstance(value, bool):
             return None
         i = round((value - self.low) / self.step)
-        return i if 0 <= i < self.count and math.isclose(self.value(i), value, abs_tol=1e-12) else None
+        return (
+            i if 0 <= i < self.count and math.isclose(self.value(i), value, abs_tol=1e-12) else None
+        )
 
 
 Sampler = Choice | Range | Steps
@@ -124,7 +140,11 @@ def read(field: str, text: str) -> tuple[Branch, ...]:
         found = _DRAW.match(rest)
         if not found or found[1] not in SAMPLERS:
             kinds = ", ".join(s + "(…)" for s in SAMPLERS)
-            raise ConfigError(f"search.space.{field} is not a draw", got=text, rule=f"One of {kinds}, if you like with `if …`")
+            raise ConfigError(
+                f"search.space.{field} is not a draw",
+                got=text,
+                rule=f"One of {kinds}, if you like with `if …`",
+            )
         condition = Condition.read(field, found[3]) if found[3] else None
         key = field if not branches else f"{field}#{len(branches) + 1}"
         branches.append(Branch(key, _sampler(field, found[1], found[2], text), condition))
@@ -153,7 +173,11 @@ def _sampler(field: str, kind: str, inside: str, text: str) -> Sampler:
 
 def _broken_rule(kind: str, arguments: list[Any]) -> str:
     """What a range's arguments should be, or nothing when they are."""
-    numbers = [a for a in arguments if isinstance(a, (int, float)) and not isinstance(a, bool) and math.isfinite(a)]
+    numbers = [
+        a
+        for a in arguments
+        if isinstance(a, (int, float)) and not isinstance(a, bool) and math.isfinite(a)
+    ]
     right = len(numbers) == len(arguments) == (3 if kind == "quniform" else 2)
     right = right and (kind != "randint" or all(isinstance(a, int) for a in numbers))
     rules = {
@@ -163,7 +187,11 @@ def _broken_rule(kind: str, arguments: list[Any]) -> str:
         "randint": "randint(low, high) with whole numbers low < high; high itself is never drawn",
     }
     positive = {"loguniform": 0, "quniform": 2}  # the argument that must be
-    right = right and arguments[0] < arguments[1] and (kind not in positive or arguments[positive[kind]] > 0)
+    right = (
+        right
+        and arguments[0] < arguments[1]
+        and (kind not in positive or arguments[positive[kind]] > 0)
+    )
     return "" if right else rules[kind]
 
 

@@ -23,7 +23,11 @@ Changes = dict[str, Any]  # a trial's fields
 Suggest = Callable[[str, Sampler], Any]  # (the branch's key, how it is drawn) -> a value
 
 TRIES = 64
-DATA = ("model.name", "model.mode", "model.side_px")  # with other values of these, trials read other arrays
+DATA = (
+    "model.name",
+    "model.mode",
+    "model.side_px",
+)  # with other values of these, trials read other arrays
 
 
 @dataclass(frozen=True)
@@ -43,7 +47,9 @@ class Field:
         return any(isinstance(b.sampler, Choice) and b.sampler.grid for b in self.branches)
 
     def branch(self, value_of: Callable[[str], Any]) -> Branch | None:
-        return next((b for b in self.branches if b.condition is None or b.condition.holds(value_of)), None)
+        return next(
+            (b for b in self.branches if b.condition is None or b.condition.holds(value_of)), None
+        )
 
 
 @dataclass(frozen=True)
@@ -121,15 +127,26 @@ class Space:
             cells = [cell for named, keyed in cells for cell in self._crossed(field, named, keyed)]
         return [keyed for _, keyed in cells]
 
-    def _crossed(self, field: Field, named: Changes, keyed: Changes) -> list[tuple[Changes, Changes]]:
+    def _crossed(
+        self, field: Field, named: Changes, keyed: Changes
+    ) -> list[tuple[Changes, Changes]]:
         branch = field.branch(self.known(named))
         if branch is None:
             return [(named, keyed)]
-        return [(named | {field.name: value}, keyed | {branch.key: value}) for value in branch.sampler.finite or ()]
+        return [
+            (named | {field.name: value}, keyed | {branch.key: value})
+            for value in branch.sampler.finite or ()
+        ]
 
     def values(self, name: str) -> list[Any]:
         """The finite values a field can be drawn as; empty when it is not searched, or continuous."""
-        return [value for f in self.fields if f.name == name for b in f.branches for value in b.sampler.finite or ()]
+        return [
+            value
+            for f in self.fields
+            if f.name == name
+            for b in f.branches
+            for value in b.sampler.finite or ()
+        ]
 
     @property
     def always(self) -> tuple[str, ...]:
@@ -139,18 +156,27 @@ class Space:
     def variants(self, names: Iterable[str] = DATA) -> list[Changes]:
         """One trial for every combination of these fields, drawn or not, that a trial can have."""
         among = [f for f in self.fields if f.name in set(names)]
-        options = [[{}, *({f.name: value} for value in dict.fromkeys(self.values(f.name)))] for f in among]
-        wanted = [{name: value for part in parts for name, value in part.items()} for parts in itertools.product(*options)]
+        options = [
+            [{}, *({f.name: value} for value in dict.fromkeys(self.values(f.name)))] for f in among
+        ]
+        wanted = [
+            {name: value for part in parts for name, value in part.items()}
+            for parts in itertools.product(*options)
+        ]
         found = [self._like(values, [f.name for f in among]) for values in wanted]
         return [changes for changes in found if changes is not None]
 
     def _like(self, wanted: Changes, among: list[str]) -> Changes | None:
         """A trial that draws, of the fields `among`, just the `wanted` ones as these values."""
         drawn = [(b, wanted[f.name]) for f in self.fields if f.name in wanted for b in f.branches]
-        pins = {branch.key: value for branch, value in drawn if branch.sampler.code(value) is not None}
+        pins = {
+            branch.key: value for branch, value in drawn if branch.sampler.code(value) is not None
+        }
         for i in range(TRIES):
             changes = self.draw(partial(at_random, (0, i, 0), pins))
-            if {n: v for n, v in changes.items() if n in among} == wanted and self.refusal(changes) is None:
+            if {n: v for n, v in changes.items() if n in among} == wanted and self.refusal(
+                changes
+            ) is None:
                 return changes
         return None
 

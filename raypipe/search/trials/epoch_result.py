@@ -25,7 +25,9 @@ def metric_of(line: Mapping[str, float], metric: str) -> float:
     return value if unusable(line) is None and math.isfinite(value) else math.nan
 
 
-def told(line: Mapping[str, float], epoch: int, ended: bool, metric: str, mode: Mode) -> dict[str, Any]:
+def told(
+    line: Mapping[str, float], epoch: int, ended: bool, metric: str, mode: Mode
+) -> dict[str, Any]:
     """What Tune hears of an epoch: finite numbers only."""
     said: dict[str, Any] = {name: value for name, value in line.items() if math.isfinite(value)}
     said |= {EPOCH: epoch, ENDED: ended}

@@ -13,7 +13,9 @@ from raypipe.search.trials import trial_checkpoints
 from raypipe.search.trials.epoch_result import ENDED, metric_in
 from raypipe.train.stopping import Mode, Progress, SearchStoppingConfig, improved, of_search
 
-Listener = Callable[[int, int, list[Standing]], None]  # trials ended, trials in all, those that reported from best to worst
+Listener = Callable[
+    [int, int, list[Standing]], None
+]  # trials ended, trials in all, those that reported from best to worst
 
 
 class Monitor(tune.Callback):  # type: ignore[misc]
@@ -26,8 +28,16 @@ class Monitor(tune.Callback):  # type: ignore[misc]
     listener: Listener = staticmethod(lambda done, total, standings: None)
     current: Monitor | None = None  # the one that Tune uses
 
-    def __init__(self, total: int, metric: str, mode: Mode, stopping: SearchStoppingConfig, workers: float) -> None:
-        self._total, self._metric, self._mode, self._stopping, self._workers = total, metric, mode, stopping, workers
+    def __init__(
+        self, total: int, metric: str, mode: Mode, stopping: SearchStoppingConfig, workers: float
+    ) -> None:
+        self._total, self._metric, self._mode, self._stopping, self._workers = (
+            total,
+            metric,
+            mode,
+            stopping,
+            workers,
+        )
         self._best: dict[str, float] = {}  # by trial, as the next two
         self._epochs: dict[str, int] = {}
         self._seconds: dict[str, float] = {}
@@ -56,15 +66,22 @@ class Monitor(tune.Callback):  # type: ignore[misc]
         self.stopped = self.stopped or of_search(self._stopping)(self.progress())
         return self.stopped is not None
 
-    def on_trial_result(self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any) -> None:
+    def on_trial_result(
+        self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
+    ) -> None:
         name, value = trial.trial_id, metric_in(result, self._metric)
         if improved(value, self._best.get(name), self._mode):
             self._best[name] = value
-        self._epochs[name], self._seconds[name] = result["training_iteration"], result["time_total_s"]
+        self._epochs[name], self._seconds[name] = (
+            result["training_iteration"],
+            result["time_total_s"],
+        )
         self._tell(trials)
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        if trial.trial_id not in self._ended:  # one that failed may run and end again after a restore
+        if (
+            trial.trial_id not in self._ended
+        ):  # one that failed may run and end again after a restore
             self._ended.append(trial.trial_id)
         self._tell(trials)
 
@@ -78,7 +95,10 @@ class Monitor(tune.Callback):  # type: ignore[misc]
         self.failures[name] = self.failures.get(name, 0) + 1
 
     def get_state(self) -> dict[str, Any]:
-        told = {name: getattr(self, name) for name in ("_best", "_epochs", "_seconds", "_ended", "failures", "stopped")}
+        told = {
+            name: getattr(self, name)
+            for name in ("_best", "_epochs", "_seconds", "_ended", "failures", "stopped")
+        }
         return told | {"_before": self._before + time.perf_counter() - self._started}
 
     def set_state(self, state: dict[str, Any]) -> None:
@@ -92,11 +112,23 @@ class Monitor(tune.Callback):  # type: ignore[misc]
 
     def _standing(self, trial: Any) -> Standing:
         if trial.is_finished():
-            state = "failed" if trial.status == trial.ERROR else "full" if trial.last_result.get(ENDED) else "stopped"
+            state = (
+                "failed"
+                if trial.status == trial.ERROR
+                else "full"
+                if trial.last_result.get(ENDED)
+                else "stopped"
+            )
         else:
             state = "running" if trial.status == trial.RUNNING else "waiting"
         name = trial.trial_id
-        return Standing(trial_checkpoints.name_of(trial.path), trial.config, self._best[name], self._epochs[name], state)
+        return Standing(
+            trial_checkpoints.name_of(trial.path),
+            trial.config,
+            self._best[name],
+            self._epochs[name],
+            state,
+        )
 
 
 class Stop(tune.Stopper):  # type: ignore[misc]

@@ -60,7 +60,10 @@ class GroupTrial(tune.Trainable):  # type: ignore[misc]
         return True
 
     def load_checkpoint(self, folder: str) -> None:  # type: ignore[override]
-        self._pointed, self._heard = trial_checkpoints.follow(folder), trial_checkpoints.heard(folder)
+        self._pointed, self._heard = (
+            trial_checkpoints.follow(folder),
+            trial_checkpoints.heard(folder),
+        )
 
     def save_checkpoint(self, folder: str) -> None:
         trial_checkpoints.point(Path(folder), self._last, self._said)
@@ -90,7 +93,10 @@ class GroupTrial(tune.Trainable):  # type: ignore[misc]
 
     def _start(self) -> None:
         self._folder = trial_checkpoints.settle(
-            self._trials, trial_checkpoints.name_of(self._storage.trial_fs_path), self._values, self._pointed
+            self._trials,
+            trial_checkpoints.name_of(self._storage.trial_fs_path),
+            self._values,
+            self._pointed,
         )
         self._leave = self._folder.with_name(f"leave-{uuid.uuid4().hex[:8]}")
         self._left = False
@@ -110,7 +116,12 @@ class GroupTrial(tune.Trainable):  # type: ignore[misc]
             self._tell({}, state)
             if not state.finished(mine.train.epochs) and not self._left:
                 data = self._data[data_key(mine)]
-                self._tell({}, launch.on_workers(mine, data, self._folder, self._leave, self._tell, share=self._share))
+                self._tell(
+                    {},
+                    launch.on_workers(
+                        mine, data, self._folder, self._leave, self._tell, share=self._share
+                    ),
+                )
         except BaseException as e:
             self._told.put(e)
 

@@ -40,7 +40,9 @@ def job_of(job: dict[str, Any], changes: dict[str, Any]) -> TrainJob:
     return replace(TrainJob.model_validate(job), {**changes, "train.checkpoint_async": False})
 
 
-def run_trial(changes: dict[str, Any], job: dict[str, Any], data: dict[str, Data], trials: str) -> None:
+def run_trial(
+    changes: dict[str, Any], job: dict[str, Any], data: dict[str, Data], trials: str
+) -> None:
     """The function Ray Tune calls. `trials` is the folder of all trials' checkpoints."""
     import torch
 
@@ -49,7 +51,10 @@ def run_trial(changes: dict[str, Any], job: dict[str, Any], data: dict[str, Data
     mine, given = job_of(job, changes), tune.get_checkpoint()
     known = given.path if given else None
     folder = trial_checkpoints.settle(
-        Path(trials), trial_checkpoints.name_of(tune.get_context().get_trial_dir()), changes, trial_checkpoints.follow(known)
+        Path(trials),
+        trial_checkpoints.name_of(tune.get_context().get_trial_dir()),
+        changes,
+        trial_checkpoints.follow(known),
     )
     heard, rule = trial_checkpoints.heard(known), mine.train.stopping
 

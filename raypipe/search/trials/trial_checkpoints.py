@@ -116,7 +116,9 @@ def whole_epochs(folder: Path) -> dict[int, tuple[LoopState, Path]]:
 def _seed(folder: Path, pointed: Path, values: dict[str, Any]) -> bool:
     """All or nothing, by a rename. False where the weights are gone."""
     if problem := checkpoint.verify(pointed):
-        log.warning("The weights to begin from are gone (%s: %s): the trial begins anew", pointed, problem)
+        log.warning(
+            "The weights to begin from are gone (%s: %s): the trial begins anew", pointed, problem
+        )
         return False
     state = state_of(pointed)
     best = checkpoint.name(state.best_epoch + 1)
@@ -125,7 +127,9 @@ def _seed(folder: Path, pointed: Path, values: dict[str, Any]) -> bool:
     for source in {pointed, pointed.with_name(best)}:
         if source.exists():
             shutil.copytree(source, partial / source.name, copy_function=_link)
-    if donor := schedule_of(pointed.parent):  # none: an older version's, which mutations.jsonl tells
+    if donor := schedule_of(
+        pointed.parent
+    ):  # none: an older version's, which mutations.jsonl tells
         _write_schedule(partial, _continued(donor, state.epoch, values))
     partial.rename(folder)
     return True

@@ -60,7 +60,11 @@ def slots(job: SearchJob, resources: Mapping[str, float], trials: int) -> Slots:
         raise ClusterError(
             f"{wanted} trials of {workers} workers do not fit side by side",
             got=f"{gpus if gpu else cpus:g} {'GPUs' if gpu else 'CPUs'}",
-            rule="A population is trained all at once" if cfg.populated else "Every trial that is started needs its workers",
+            rule="A population is trained all at once"
+            if cfg.populated
+            else "Every trial that is started needs its workers",
             fix=f"Set search.{'samples' if cfg.populated else 'concurrent'}={max(1, fits)}, or fewer train.workers",
         )
-    return Slots({"CPU": WAITS}, {"CPU": int(share * 1000) / 1000} | ({"GPU": 1.0} if gpu else {}), wanted)
+    return Slots(
+        {"CPU": WAITS}, {"CPU": int(share * 1000) / 1000} | ({"GPU": 1.0} if gpu else {}), wanted
+    )

@@ -60,7 +60,9 @@ class SourceConfig(Section):
 
     @model_validator(mode="after")
     def _storage(self) -> SourceConfig:
-        storage.check(self.images if self.kind == "delta" else self.labels or "", self.storage_options)
+        storage.check(
+            self.images if self.kind == "delta" else self.labels or "", self.storage_options
+        )
         return self
 
 
@@ -79,7 +81,11 @@ def candidates(cfg: SourceConfig) -> Listed:
     listed = _list(cfg)
     found = [c for part in listed.parts for c in part.candidates]
     if not found:
-        raise DataError("There is nothing to ingest", got=cfg.images or cfg.kind, rule="A source has at least one image")
+        raise DataError(
+            "There is nothing to ingest",
+            got=cfg.images or cfg.kind,
+            rule="A source has at least one image",
+        )
     if cfg.labelled and not any(c.label is not None for c in found):
         refused = [c.detail for c in found if c.reason == "label"]
         if refused:
@@ -104,7 +110,10 @@ def understood(cfg: SourceConfig, layout: str, parts: list[Part]) -> dict[str, A
     """What the source was taken for: how many images, which labels and splits, what will be quarantined. For people."""
     found = [c for part in parts for c in part.candidates]
     held = [c for c in found if not c.reason]
-    facts: dict[str, Any] = {"from": f"{cfg.kind} {cfg.images or cfg.labels or ''}".strip(), "files": len(found)}
+    facts: dict[str, Any] = {
+        "from": f"{cfg.kind} {cfg.images or cfg.labels or ''}".strip(),
+        "files": len(found),
+    }
     facts |= {"understood as": layout} if layout else {}
     named = [c.label for c in held if c.label is not None]
     if cfg.labelled:
@@ -120,7 +129,9 @@ def understood(cfg: SourceConfig, layout: str, parts: list[Part]) -> dict[str, A
     if strays:
         facts["not images by name"] = dict(strays.most_common(5))
     for reason, many in Counter(c.reason for c in found if c.reason).items():
-        facts[f"refused: {reason}"] = f"{many}, like {next(c.detail for c in found if c.reason == reason)}"
+        facts[f"refused: {reason}"] = (
+            f"{many}, like {next(c.detail for c in found if c.reason == reason)}"
+        )
     return facts
 
 
@@ -130,7 +141,9 @@ def _labels(task: Task, named: list[str]) -> Any:
         return f"{len(numbers)} numbers from {min(numbers):g} to {max(numbers):g}"
     many = Counter(tag for n in named for tag in (n.split("|") if task == "multi_label" else [n]))
     shown = {name[:40] or "(no tag)": count for name, count in many.most_common(CLASSES_SHOWN)}
-    return shown | ({"others": f"{len(many) - CLASSES_SHOWN} more"} if len(many) > CLASSES_SHOWN else {})
+    return shown | (
+        {"others": f"{len(many) - CLASSES_SHOWN} more"} if len(many) > CLASSES_SHOWN else {}
+    )
 
 
 def _task(cfg: SourceConfig) -> Task:
@@ -146,14 +159,22 @@ def _list(cfg: SourceConfig) -> Listed:
     around = fence(images, cfg.roots, cfg.max_bytes)
     if cfg.kind == "delta":
         _require(bool(cfg.images), cfg)
-        parts, pinned = delta.row_groups(cfg.images, cfg.version, cfg.where, wanted, around, cfg.storage_options)
+        parts, pinned = delta.row_groups(
+            cfg.images, cfg.version, cfg.where, wanted, around, cfg.storage_options
+        )
         return Listed(parts, str(pinned))
     if cfg.kind in ("folder", "paths"):
         return _files(cfg)
-    _require(bool(cfg.images) and (images.is_dir() or images.is_file()), cfg)  # a pipe would be waited for
+    _require(
+        bool(cfg.images) and (images.is_dir() or images.is_file()), cfg
+    )  # a pipe would be waited for
     if cfg.kind == "tar":
         return Listed(shards.shards(images, label, cfg.split_column, _task(cfg), around))
-    return Listed({"parquet": parquet.row_groups, "huggingface": huggingface.saved}[cfg.kind](images, wanted, around))
+    return Listed(
+        {"parquet": parquet.row_groups, "huggingface": huggingface.saved}[cfg.kind](
+            images, wanted, around
+        )
+    )
 
 
 def _files(cfg: SourceConfig) -> Listed:
@@ -161,7 +182,9 @@ def _files(cfg: SourceConfig) -> Listed:
     if cfg.kind == "paths":
         if table is None:
             raise DataError(
-                "No table names the images", rule="kind: paths reads them", fix="Set ingest.from.labels to the table"
+                "No table names the images",
+                rule="kind: paths reads them",
+                fix="Set ingest.from.labels to the table",
             )
         root = Path(cfg.images).expanduser() if cfg.images else table.parent
     else:

@@ -54,7 +54,11 @@ class Wanted:
                 fix="Write the tags' names, or a|b",
             )
         held = schema.field(self.image).type
-        inner = held.field("bytes").type if pa.types.is_struct(held) and held.get_field_index("bytes") >= 0 else held
+        inner = (
+            held.field("bytes").type
+            if pa.types.is_struct(held) and held.get_field_index("bytes") >= 0
+            else held
+        )
         if not (pa.types.is_binary(inner) or pa.types.is_large_binary(inner)):
             raise DataError(
                 f"Column {self.image!r} of {table} holds no images",
@@ -66,7 +70,11 @@ class Wanted:
     def rows(self, table: pa.Table | pa.RecordBatch) -> list[dict[str, Any]]:
         """The small columns, as they are."""
         held = [python(table.column(c)) for c in self.small]
-        return [dict(zip(self.small, row, strict=True)) for row in zip(*held, strict=True)] if held else [{}] * len(table)
+        return (
+            [dict(zip(self.small, row, strict=True)) for row in zip(*held, strict=True)]
+            if held
+            else [{}] * len(table)
+        )
 
 
 def candidates(
@@ -89,10 +97,14 @@ def candidates(
             yield candidate.refused("label", f"{candidate.path}: {e.args[0]}")
 
 
-def class_names(info: bytes | str | None, label: str | None, held: pa.DataType | None, where: object) -> list[str] | None:
+def class_names(
+    info: bytes | str | None, label: str | None, held: pa.DataType | None, where: object
+) -> list[str] | None:
     """The names of a Hugging Face ClassLabel column (or of a list of them), from the features in `dataset_info.json` or in a
     Parquet footer. None when the column holds no numbers. Raises DataError for features that cannot be read."""
-    while held is not None and (pa.types.is_list(held) or pa.types.is_large_list(held) or pa.types.is_fixed_size_list(held)):
+    while held is not None and (
+        pa.types.is_list(held) or pa.types.is_large_list(held) or pa.types.is_fixed_size_list(held)
+    ):
         held = held.value_type
     if not label or not info or held is None or not pa.types.is_integer(held):
         return None  # text says itself what it is
@@ -100,14 +112,20 @@ def class_names(info: bytes | str | None, label: str | None, held: pa.DataType |
         features = json_of(info)
         features = features.get("info", features).get("features") or {}
         feature = features.get(label) or {}
-        for _ in range(3):  # Sequence(ClassLabel) is {"feature": …}, and in older files a list of one
+        for _ in range(
+            3
+        ):  # Sequence(ClassLabel) is {"feature": …}, and in older files a list of one
             feature = feature[0] if isinstance(feature, list) else feature.get("feature", feature)
         names = feature.get("names")
     except (ValueError, AttributeError, IndexError, TypeError) as e:
         raise _malformed(where, str(e)) from None
     if names is None:
         return None
-    if not isinstance(names, list) or not all(isinstance(n, str) for n in names) or len(set(names)) < len(names):
+    if (
+        not isinstance(names, list)
+        or not all(isinstance(n, str) for n in names)
+        or len(set(names)) < len(names)
+    ):
         raise _malformed(where, f"the names of {label!r} are no list of different names")
     return names
 
@@ -116,7 +134,11 @@ def value(scalar: pa.Scalar, candidate: Candidate, fence: Fence) -> Read:
     """The bytes of one cell; of a struct without bytes those of the file it names, if that lies within the fence."""
     if pa.types.is_struct(scalar.type):
         inner = scalar["bytes"]
-        named = scalar["path"].as_py() if not inner.is_valid and scalar.type.get_field_index("path") >= 0 else None
+        named = (
+            scalar["path"].as_py()
+            if not inner.is_valid and scalar.type.get_field_index("path") >= 0
+            else None
+        )
         if named:
             return fence.read(named)
         scalar = inner

@@ -36,7 +36,12 @@ class Rows:
 
 
 def row_groups(
-    uri: str, version: int | str | None, where: Where, wanted: Wanted, fence: Fence, storage_options: Options
+    uri: str,
+    version: int | str | None,
+    where: Where,
+    wanted: Wanted,
+    fence: Fence,
+    storage_options: Options,
 ) -> tuple[list[Part], TableVersion]:
     """The rows of one version, and which version it is: where the new rows come from."""
     # Without a label and a split of its own the table gives both columns as they are, not as the text of a name.
@@ -47,15 +52,22 @@ def row_groups(
     wanted.check(pinned, schema)
     require(pinned, schema.names, *where)
     inside.require(table, pinned, fence)
-    named = ["path"] if "path" in schema.names and pa.types.is_string(schema.field("path").type) else []
+    named = (
+        ["path"] if "path" in schema.names and pa.types.is_string(schema.field("path").type) else []
+    )
     others = [f.name for f in schema if f.name != wanted.image]
     small = [*wanted.small, *named] or others[:1]  # any column tells which rows there are
     parts = []
-    for number, (group, rows) in enumerate(scan.located(table, pinned, list(dict.fromkeys(small)), where)):
+    for number, (group, rows) in enumerate(
+        scan.located(table, pinned, list(dict.fromkeys(small)), where)
+    ):
         at: list[tuple[int, ...]] = [(row,) for row in rows[scan.ROW].to_pylist()]
         size = group.bytes // max(1, group.rows)
         found = list(candidates(wanted.rows(rows), str(number), wanted, size, at))
         if named:  # the whole path, as that table has it
-            found = [c._replace(path=path or c.path) for c, path in zip(found, rows["path"].to_pylist(), strict=True)]
+            found = [
+                c._replace(path=path or c.path)
+                for c, path in zip(found, rows["path"].to_pylist(), strict=True)
+            ]
         parts.append(Part(Rows(group, wanted.image, fence, storage_options), found, ROWS_A_CALL))
     return parts, pinned

@@ -18,10 +18,14 @@ from pathlib import Path
 from raypipe.errors import DataError
 from raypipe.images.decode import BadImage
 
-MAX_BYTES = 2**29  # Arrow holds less than 2 GiB a value, and the 64 megapixels we accept take 192 MB
+MAX_BYTES = (
+    2**29
+)  # Arrow holds less than 2 GiB a value, and the 64 megapixels we accept take 192 MB
 Read = bytes | memoryview | BadImage
 ROOTS = "Copy it there, or set ingest.from.roots to the folders that paths and links may lead to"
-_WITHOUT_WAITING = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0)  # a pipe would be waited for
+_WITHOUT_WAITING = getattr(os, "O_NONBLOCK", 0) | getattr(
+    os, "O_NOFOLLOW", 0
+)  # a pipe would be waited for
 
 
 @dataclass(frozen=True)
@@ -52,12 +56,19 @@ class Fence:
             with open(os.open(real, os.O_RDONLY | _WITHOUT_WAITING), "rb") as file:  # noqa: PTH123
                 size = os.fstat(file.fileno()).st_size
                 data = file.read(self.max_bytes + 1) if size <= self.max_bytes else b""
-            return data if max(size, len(data)) <= self.max_bytes else self.too_large(name, max(size, len(data)))
+            return (
+                data
+                if max(size, len(data)) <= self.max_bytes
+                else self.too_large(name, max(size, len(data)))
+            )
         except BadImage as bad:
             return bad
         except (OSError, ValueError) as e:
             require_here(Path(self.base))
-            return BadImage("unreadable", f"{name}: {e.strerror if isinstance(e, OSError) and e.strerror else e}")
+            return BadImage(
+                "unreadable",
+                f"{name}: {e.strerror if isinstance(e, OSError) and e.strerror else e}",
+            )
 
     def bounded(self, data: bytes | memoryview, name: str) -> Read:
         """Bytes that a container already gave out."""
@@ -65,18 +76,27 @@ class Fence:
 
     def too_large(self, name: str, size: int) -> BadImage:
         most = f"at most {self.max_bytes:,} are read"
-        return BadImage("too_large", f"{name}: {size:,} bytes, {most}", "Set ingest.from.max_bytes, or make it smaller")
+        return BadImage(
+            "too_large",
+            f"{name}: {size:,} bytes, {most}",
+            "Set ingest.from.max_bytes, or make it smaller",
+        )
 
     def require(self, name: str, what: str) -> str:
         """The real path of a file the source consists of. Raises DataError when it lies outside, or would be waited for."""
         try:
             real = self.place(name)
             if os.path.exists(real) and not os.path.isdir(real) and not os.path.isfile(real):  # noqa: PTH110, PTH112, PTH113
-                raise DataError(f"{what} is no regular file", got=name, rule="A pipe or a device is not opened")
+                raise DataError(
+                    f"{what} is no regular file", got=name, rule="A pipe or a device is not opened"
+                )
             return real
         except BadImage:
             raise DataError(
-                f"{what} leads out of its folder", got=name, rule=f"Nothing outside of {self.base} is opened", fix=ROOTS
+                f"{what} leads out of its folder",
+                got=name,
+                rule=f"Nothing outside of {self.base} is opened",
+                fix=ROOTS,
             ) from None
 
 
@@ -98,7 +118,9 @@ def require_here(path: Path) -> None:
         )
 
 
-@lru_cache(maxsize=64)  # 40 us a file. A root that is made to lead elsewhere meanwhile refuses what it holds, loudly
+@lru_cache(
+    maxsize=64
+)  # 40 us a file. A root that is made to lead elsewhere meanwhile refuses what it holds, loudly
 def _real(folder: str) -> str:
     return os.path.realpath(folder)
 

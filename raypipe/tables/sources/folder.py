@@ -19,8 +19,22 @@ from raypipe.tables.sources.fence import ROOTS, Fence
 from raypipe.tables.sources.labels import Labels
 
 IMAGES = {".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".tif", ".tiff", ".bmp"}
-SPLITS = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
-_STARTS = (b"\xff\xd8\xff", b"\x89PNG", b"RIFF", b"II*\0", b"MM\0*", b"BM")  # JPEG, PNG, WebP, TIFF, BMP
+SPLITS = {
+    "train": "train",
+    "training": "train",
+    "val": "val",
+    "valid": "val",
+    "validation": "val",
+    "test": "test",
+}
+_STARTS = (
+    b"\xff\xd8\xff",
+    b"\x89PNG",
+    b"RIFF",
+    b"II*\0",
+    b"MM\0*",
+    b"BM",
+)  # JPEG, PNG, WebP, TIFF, BMP
 _NOT_UTF8 = "the file's name is not UTF-8; rename it"
 _MOVE = (
     "Move the images, set ingest.from.labels to a table with columns file,label, "
@@ -51,14 +65,19 @@ def whole(
         files.pop(table.resolve().relative_to(root.resolve()).as_posix(), None)
     if not files:
         raise DataError(
-            "The image folder is empty", got=str(root), rule="It holds at least one file", fix="Check ingest.from.images"
+            "The image folder is empty",
+            got=str(root),
+            rule="It holds at least one file",
+            fix="Check ingest.from.images",
         )
     if labels is not None:
         _require_all(sorted(set(labels) - set(files)), len(labels), fence, str(table))
         found, layout = labels, f"the labels of {table}"
     else:
         found, layout = _layout([name for name, file in files.items() if file.image], labelled)
-    return [Part(Files(fence), [_candidate(name, file, found, task) for name, file in files.items()])], layout
+    return [
+        Part(Files(fence), [_candidate(name, file, found, task) for name, file in files.items()])
+    ], layout
 
 
 def named(labels: Labels, table: str, task: Kind, fence: Fence) -> list[Part]:
@@ -107,9 +126,13 @@ class _Walk:
             self._been[_identity(folder)] = below
             with os.scandir(folder) as opened:  # 5 times pathlib's pace
                 entries = list(opened)
-            if any(entry.name == "_delta_log" for entry in entries):  # maybe the one that is written
+            if any(
+                entry.name == "_delta_log" for entry in entries
+            ):  # maybe the one that is written
                 name = below.rstrip("/") or "."
-                self.found[name] = File(0, False, "table", f"{name} is a Delta table: not searched for images")
+                self.found[name] = File(
+                    0, False, "table", f"{name} is a Delta table: not searched for images"
+                )
                 continue
             for entry in entries:
                 name = below + entry.name
@@ -132,8 +155,12 @@ class _Walk:
             already = self._been.get(_identity(str(real)))
             if already is None:
                 self.into(str(real), name + "/")
-            elif not f"{name}/".startswith(already):  # a link back up says nothing new, one to another folder another class
-                self.found[name] = File(0, False, "link", f"{name} links to {already}, whose images are read there")
+            elif not f"{name}/".startswith(
+                already
+            ):  # a link back up says nothing new, one to another folder another class
+                self.found[name] = File(
+                    0, False, "link", f"{name} links to {already}, whose images are read there"
+                )
         elif real.is_file():
             self.found[name] = File(real.stat().st_size, _is_image(str(real), name))
         elif not real.exists():  # broken: kept, so that the quarantine names it
@@ -157,10 +184,15 @@ def _layout(images: list[str], labelled: bool) -> tuple[Labels, str]:
         return {}, "images without folders: no labels"
     if splits and splits == tops and not loose:
         if deep.issuperset(below):
-            given = {name: (path[1] if labelled else None, SPLITS[path[0].lower()]) for name, path in parts.items()}
+            given = {
+                name: (path[1] if labelled else None, SPLITS[path[0].lower()])
+                for name, path in parts.items()
+            }
             return given, f"a class a folder, below the splits {', '.join(sorted(tops))}"
         if not labelled:
-            return {name: (None, SPLITS[path[0].lower()]) for name, path in parts.items()}, "a split a folder: no labels"
+            return {
+                name: (None, SPLITS[path[0].lower()]) for name, path in parts.items()
+            }, "a split a folder: no labels"
         if deep.isdisjoint(below):
             raise DataError(
                 "There are no labels: the folders are splits and hold no class folders",
@@ -173,8 +205,13 @@ def _layout(images: list[str], labelled: bool) -> tuple[Labels, str]:
         return {}, "labels are not asked for"
     if loose:
         raise _two_ways("images lie beside the folders", loose[0])
-    if splits and (len(splits) > 1 or not deep.isdisjoint(below)):  # a single flat folder `train` may be a class: cars, trains
-        raise _two_ways(f"{', '.join(sorted(splits))} would be splits, and others are not", sorted(tops - splits)[0])
+    if splits and (
+        len(splits) > 1 or not deep.isdisjoint(below)
+    ):  # a single flat folder `train` may be a class: cars, trains
+        raise _two_ways(
+            f"{', '.join(sorted(splits))} would be splits, and others are not",
+            sorted(tops - splits)[0],
+        )
     return {name: (path[0], None) for name, path in parts.items()}, "a class a folder"
 
 
@@ -235,4 +272,9 @@ def _size(fence: Fence, name: str) -> int | None:
 
 def strays(parts: list[Part]) -> Counter[str]:
     """Files whose ending says that they are no images, by ending."""
-    return Counter(PurePosixPath(c.path).suffix.lower() or c.path for p in parts for c in p.candidates if not _named(c.path))
+    return Counter(
+        PurePosixPath(c.path).suffix.lower() or c.path
+        for p in parts
+        for c in p.candidates
+        if not _named(c.path)
+    )

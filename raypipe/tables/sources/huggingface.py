@@ -56,10 +56,14 @@ def _parts(folder: Path, wanted: Wanted, split: str | None, fence: Fence) -> Ite
     state = _json(folder / "state.json", fence)
     if state.get("_indices_files") or state.get("_indices_data_files"):
         raise DataError(
-            "The data set keeps its rows behind a list of indices", got=str(folder), fix="flatten_indices(), then save"
+            "The data set keeps its rows behind a list of indices",
+            got=str(folder),
+            fix="flatten_indices(), then save",
         )
     listed = state.get("_data_files")
-    if not isinstance(listed, list) or not all(isinstance(e, dict) and isinstance(e.get("filename"), str) for e in listed):
+    if not isinstance(listed, list) or not all(
+        isinstance(e, dict) and isinstance(e.get("filename"), str) for e in listed
+    ):
         raise _no_data_set(folder, "state.json does not list the data files")
     features = json.dumps(_json(folder / "dataset_info.json", fence))
     for entry in listed:
@@ -75,7 +79,9 @@ def _parts(folder: Path, wanted: Wanted, split: str | None, fence: Fence) -> Ite
                 for number, batch in enumerate(stream):
                     at: list[tuple[int, ...]] = [(number, row) for row in range(len(batch))]
                     size = batch.column(wanted.image).nbytes // max(1, len(batch))
-                    found += candidates(wanted.rows(batch), name, wanted, size, at, classes, _paths(batch, wanted))
+                    found += candidates(
+                        wanted.rows(batch), name, wanted, size, at, classes, _paths(batch, wanted)
+                    )
         except (pa.ArrowException, OSError) as e:
             raise _unreadable(e, path) from None
         if split and not wanted.split:

@@ -21,7 +21,12 @@ def require(table: ImageTable, pinned: TableVersion, fence: Fence) -> None:
         return
     for file in files:
         address = f"{file.uri.rstrip('/')}/{file.path}"
-        if file.uri != table.uri and not any(address.startswith(root.rstrip("/") + "/") for root in fence.roots):
+        if file.uri != table.uri and not any(
+            address.startswith(root.rstrip("/") + "/") for root in fence.roots
+        ):
             raise DataError(
-                f"A file of {pinned} leads out of the table", got=address, rule="A table's files lie below it", fix=ROOTS
+                f"A file of {pinned} leads out of the table",
+                got=address,
+                rule="A table's files lie below it",
+                fix=ROOTS,
             )

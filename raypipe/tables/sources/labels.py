@@ -27,7 +27,9 @@ from raypipe.tables.sources.values import python
 from raypipe.tables.table import Columns, ImageTable
 
 Labels = dict[str, tuple[Any, Any]]
-RAW = Columns(id="", label="", split="")  # a label column of a Delta table as it is, not as the text of a name
+RAW = Columns(
+    id="", label="", split=""
+)  # a label column of a Delta table as it is, not as the text of a name
 
 
 def read(
@@ -55,12 +57,21 @@ def read(
     return found
 
 
-def _require_same(table: str, name: str, task: Kind, old: tuple[Any, Any], new: tuple[Any, Any]) -> None:
+def _require_same(
+    table: str, name: str, task: Kind, old: tuple[Any, Any], new: tuple[Any, Any]
+) -> None:
     """A file may be named twice, as long as both rows mean the same."""
-    mean = (meaning.read(task, old[0]), meaning.name(old[1])), (meaning.read(task, new[0]), meaning.name(new[1]))
+    mean = (
+        (meaning.read(task, old[0]), meaning.name(old[1])),
+        (meaning.read(task, new[0]), meaning.name(new[1])),
+    )
     for what, i in (("labels", 0), ("splits", 1)):
         if mean[0][i] != mean[1][i]:
-            raise DataError(f"{table} gives {name} two {what}", got=f"{old[i]}, {new[i]}", rule=f"One {what[:-1]} a file")
+            raise DataError(
+                f"{table} gives {name} two {what}",
+                got=f"{old[i]}, {new[i]}",
+                rule=f"One {what[:-1]} a file",
+            )
 
 
 def require(table: object, have: list[str], *columns: str | None) -> None:
@@ -70,11 +81,15 @@ def require(table: object, have: list[str], *columns: str | None) -> None:
             raise DataError(f"{table} has no column {column!r}", fix=nearest(column, have))
         if column and have.count(column) > 1:
             raise DataError(
-                f"{table} has {have.count(column)} columns {column!r}", rule="A name means one column", fix="Rename the others"
+                f"{table} has {have.count(column)} columns {column!r}",
+                rule="A name means one column",
+                fix="Rename the others",
             )
 
 
-def _rows(table: str, columns: list[str], fence: Fence, storage_options: dict[str, str] | None) -> Iterator[dict[str, Any]]:
+def _rows(
+    table: str, columns: list[str], fence: Fence, storage_options: dict[str, str] | None
+) -> Iterator[dict[str, Any]]:
     path = Path(table).expanduser()
     if "://" in table or (path / "_delta_log").is_dir():
         opened = ImageTable(table if "://" in table else str(path.absolute()), RAW, storage_options)
@@ -83,7 +98,9 @@ def _rows(table: str, columns: list[str], fence: Fence, storage_options: dict[st
         found = scan.rows(opened, pinned, columns)
         yield from _zipped(found, columns)
         return
-    if path.absolute().is_relative_to(fence.base):  # it came with the images: a link in it may lead anywhere
+    if path.absolute().is_relative_to(
+        fence.base
+    ):  # it came with the images: a link in it may lead anywhere
         fence.require(str(path.absolute()), "The labels file")
     if not path.exists():
         raise DataError("The labels file does not exist", got=table, fix="Check ingest.from.labels")
@@ -100,8 +117,15 @@ def _rows(table: str, columns: list[str], fence: Fence, storage_options: dict[st
         else:
             yield from _csv(path, columns)
     except (OSError, UnicodeDecodeError, csv.Error, pa.ArrowException) as e:
-        wanted = {".parquet": "Parquet", ".pq": "Parquet", ".jsonl": "JSON lines", ".ndjson": "JSON lines"}.get(kind, "CSV")
-        raise DataError(f"The labels file cannot be read as a UTF-8 {wanted}: {e}", got=table) from None
+        wanted = {
+            ".parquet": "Parquet",
+            ".pq": "Parquet",
+            ".jsonl": "JSON lines",
+            ".ndjson": "JSON lines",
+        }.get(kind, "CSV")
+        raise DataError(
+            f"The labels file cannot be read as a UTF-8 {wanted}: {e}", got=table
+        ) from None
 
 
 def _zipped(table: pa.Table, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
@@ -111,7 +135,9 @@ def _zipped(table: pa.Table, columns: Sequence[str]) -> Iterator[dict[str, Any]]
 
 def _csv(path: Path, columns: list[str]) -> Iterator[dict[str, Any]]:
     with path.open(newline="", encoding="utf-8-sig") as lines:
-        reader = csv.reader(lines, strict=True)  # strict: a quote that is never closed would swallow the rest of the file
+        reader = csv.reader(
+            lines, strict=True
+        )  # strict: a quote that is never closed would swallow the rest of the file
         header = next(reader, [])
         require(path, header, *columns)
         for row in reader:
@@ -126,7 +152,8 @@ def _csv(path: Path, columns: list[str]) -> Iterator[dict[str, Any]]:
                 )
             if row == header:
                 raise DataError(
-                    f"Line {reader.line_num} of {path} is the header again", fix="Join tables without their header lines"
+                    f"Line {reader.line_num} of {path} is the header again",
+                    fix="Join tables without their header lines",
                 )
             yield dict(zip(header, row, strict=True))
 
@@ -142,7 +169,9 @@ def _json_lines(path: Path, columns: list[str]) -> Iterator[dict[str, Any]]:
             except ValueError as e:
                 raise DataError(f"Line {number} of {path} is not JSON: {e}") from None
             if not isinstance(row, dict) or columns[0] not in row:
-                raise DataError(f"Line {number} of {path} has no {columns[0]!r}", got=line.strip()[:80])
+                raise DataError(
+                    f"Line {number} of {path} has no {columns[0]!r}", got=line.strip()[:80]
+                )
             seen |= row.keys()
             yield row
     require(path, sorted(seen), *columns)  # a label may be missing in some lines, not in all

@@ -59,31 +59,54 @@ class _Sample:
 
     key: str
     beside: dict[str, Place] = field(default_factory=dict)
-    pictures: list[tuple[str, Place, str]] = field(default_factory=list)  # name, place, and why it is not one
+    pictures: list[tuple[str, Place, str]] = field(
+        default_factory=list
+    )  # name, place, and why it is not one
     why: str = ""
 
 
-def shards(images: Path, label: str | None, split: str | None, task: Kind, fence: Fence) -> list[Part]:
+def shards(
+    images: Path, label: str | None, split: str | None, task: Kind, fence: Fence
+) -> list[Part]:
     """One part a shard; `label` and `split` are keys of `key.json`. Raises DataError for a shard that is not whole."""
-    files = sorted(p for p in images.rglob("*") if p.name.endswith(".tar")) if images.is_dir() else [images]
-    compressed = sorted(images.glob("*.tar.*")) + sorted(images.glob("*.tgz")) if images.is_dir() else []
+    files = (
+        sorted(p for p in images.rglob("*") if p.name.endswith(".tar"))
+        if images.is_dir()
+        else [images]
+    )
+    compressed = (
+        sorted(images.glob("*.tar.*")) + sorted(images.glob("*.tgz")) if images.is_dir() else []
+    )
     if compressed:
         files = [compressed[0]]  # refused below, by name
     if not files:
-        raise DataError("There are no tar shards", got=str(images), rule="They end in .tar", fix="Check ingest.from.images")
+        raise DataError(
+            "There are no tar shards",
+            got=str(images),
+            rule="They end in .tar",
+            fix="Check ingest.from.images",
+        )
     root = images if images.is_dir() else images.parent
     if images.is_dir():
         for file in files:
             fence.require(str(file.absolute()), "A shard")
-    return [_shard(file, file.relative_to(root).as_posix(), label, split, task, fence) for file in files]
+    return [
+        _shard(file, file.relative_to(root).as_posix(), label, split, task, fence) for file in files
+    ]
 
 
-def _shard(file: Path, name: str, label: str | None, split: str | None, task: Kind, fence: Fence) -> Part:
+def _shard(
+    file: Path, name: str, label: str | None, split: str | None, task: Kind, fence: Fence
+) -> Part:
     found = []
     with file.open("rb") as opened:
         samples, others = _samples(opened, file)
         if split and not any("json" in s.beside for s in samples):
-            raise DataError(f"{file} has no JSON beside its images", rule=f"It names the split {split!r}", fix=_NO_SPLIT)
+            raise DataError(
+                f"{file} has no JSON beside its images",
+                rule=f"It names the split {split!r}",
+                fix=_NO_SPLIT,
+            )
         for sample in samples:
             said = _said(opened, sample, label, split, task, str(file))
             for member, place, why in sample.pictures:
@@ -96,7 +119,11 @@ def _shard(file: Path, name: str, label: str | None, split: str | None, task: Ki
                     candidate = told(candidate, task, *said)
                 found.append(candidate)
     for member, why in others:
-        found.append(Candidate(_path(name, member), None).refused("link", f"{_path(name, member)}: {why}", shut=True))
+        found.append(
+            Candidate(_path(name, member), None).refused(
+                "link", f"{_path(name, member)}: {why}", shut=True
+            )
+        )
     return Part(Slices(str(file.absolute()), fence), found)
 
 
@@ -114,12 +141,20 @@ def _samples(opened: BinaryIO, file: Path) -> tuple[list[_Sample], list[tuple[st
         elif member.isreg() and not member.issparse():
             place = member.offset_data, member.size
         else:
-            kind = "a link" if member.islnk() or member.issym() else "a sparse file" if member.issparse() else "no file"
+            kind = (
+                "a link"
+                if member.islnk() or member.issym()
+                else "a sparse file"
+                if member.issparse()
+                else "no file"
+            )
             others.append((member.name, f"it is {kind} and was not opened"))
             continue
         places[member.name.removeprefix("./")] = place
         sample = samples[-1] if samples and samples[-1].key == key else None
-        again = sample and (ending in sample.beside or any(n == member.name for n, _, _ in sample.pictures))
+        again = sample and (
+            ending in sample.beside or any(n == member.name for n, _, _ in sample.pictures)
+        )
         if sample is None or again:  # the next shard's sample, where two were joined
             sample = _Sample(key)
             samples.append(sample)
@@ -159,7 +194,9 @@ def _together(samples: list[_Sample]) -> list[_Sample]:
         elif len(set(names)) == len(names):  # images first, labels later: each part is there once
             if sample is same[0]:
                 pictures = [picture for s in same for picture in s.pictures]
-                merged.append(_Sample(sample.key, {e: p for s in same for e, p in s.beside.items()}, pictures))
+                merged.append(
+                    _Sample(sample.key, {e: p for s in same for e, p in s.beside.items()}, pictures)
+                )
         else:
             whole = all(s.pictures and s.beside.keys() == same[0].beside.keys() for s in same)
             why = f"the shard holds the key {sample.key!r} {len(same)} times, and which label is whose cannot be told"
@@ -186,7 +223,9 @@ def _members(opened: BinaryIO, file: Path) -> Iterator[tarfile.TarInfo]:
             ended, start = False, at
             with tarfile.open(fileobj=opened, mode="r:") as tar:
                 for member in tar:
-                    if member.offset < at or member.size < 0:  # a negative size would lead back to the start, for ever
+                    if (
+                        member.offset < at or member.size < 0
+                    ):  # a negative size would lead back to the start, for ever
                         raise tarfile.ReadError(f"{printable(member.name)} has a negative size")
                     at = member.offset_data
                     if member.isreg() and member.offset_data + member.size > size:

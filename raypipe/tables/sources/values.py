@@ -20,7 +20,13 @@ def _digits(kind: pa.DataType) -> type[np.floating] | None:
         return _digits(kind.value_type)
     if pa.types.is_fixed_size_list(kind):
         return _digits(kind.value_type)
-    return np.float16 if pa.types.is_float16(kind) else np.float32 if pa.types.is_float32(kind) else None
+    return (
+        np.float16
+        if pa.types.is_float16(kind)
+        else np.float32
+        if pa.types.is_float32(kind)
+        else None
+    )
 
 
 def _narrow(value: Any, own: type[np.floating]) -> Any:

@@ -68,11 +68,20 @@ def settle(
     if not wanted:
         return job
     part = f"-{gpu_share:g}-of-a-gpu" if gpu_share < 1 else ""
-    path = job.run.path / "found" / f"{job.training_key(pinned.version)}-{'-'.join(wanted)}{part}.json"
+    path = (
+        job.run.path / "found" / f"{job.training_key(pinned.version)}-{'-'.join(wanted)}{part}.json"
+    )
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         written = path.with_suffix(".partial")
-        written.write_text(to_json({name: asdict(found) for name, found in _find(job, data(), wanted, gpu_share).items()}))
+        written.write_text(
+            to_json(
+                {
+                    name: asdict(found)
+                    for name, found in _find(job, data(), wanted, gpu_share).items()
+                }
+            )
+        )
         written.replace(path)
     found = {name: Found(**told) for name, told in json.loads(path.read_text()).items()}
     for name in wanted:
@@ -85,14 +94,22 @@ def _find(job: TrainJob, data: Data, wanted: tuple[str, ...], gpu_share: float) 
     if job.train.workers == 1 or not wants_gpu(job.train, ray.cluster_resources()):
         return find(job, data, wanted, gpu_share)
     told = job.model_dump(mode="json", include=set(TrainJob.model_fields))
-    elsewhere = ray.remote(num_gpus=1, max_retries=0)(lambda told, *rest: find(TrainJob.model_validate(told), *rest))
+    elsewhere = ray.remote(num_gpus=1, max_retries=0)(
+        lambda told, *rest: find(TrainJob.model_validate(told), *rest)
+    )
     return ray.get(elsewhere.remote(told, data, wanted, gpu_share))  # type: ignore[no-any-return]
 
 
-def find(job: TrainJob, data: Data, wanted: tuple[str, ...], gpu_share: float = 1.0) -> dict[str, Found]:
+def find(
+    job: TrainJob, data: Data, wanted: tuple[str, ...], gpu_share: float = 1.0
+) -> dict[str, Found]:
     """The batch size, which the rate depends on, and the rate if it is wanted."""
     given = job.train.batch_size
-    found = {"batch_size": _batch_size(job, data, gpu_share) if given == "auto" else Found(given, "given")}
+    found = {
+        "batch_size": _batch_size(job, data, gpu_share)
+        if given == "auto"
+        else Found(given, "given")
+    }
     if "lr" in wanted:
         found["lr"] = _lr(job, data, int(found["batch_size"].value))
     return found
@@ -104,7 +121,8 @@ def _batch_size(job: TrainJob, data: Data, gpu_share: float) -> Found:
     if data.features:
         size = min(most, max(16, min(256, 2 ** int(np.log2(max(1, len(labels_N) / 40))))))
         return Found(
-            size, f"features of a frozen backbone fit at any size; {len(labels_N)} images make {len(labels_N) // size} steps"
+            size,
+            f"features of a frozen backbone fit at any size; {len(labels_N)} images make {len(labels_N) // size} steps",
         )
     objective = _objective(job, data)
     if torch.cuda.is_available():
@@ -117,8 +135,14 @@ def _batch_size(job: TrainJob, data: Data, gpu_share: float) -> Found:
         return Found(size, f"a step of {each} fits {where}; a tenth less, times {workers} workers")
     rates: dict[int, float] = {}
     step = _random_steps(job, objective, labels_N[:1])
-    size = fastest_batch_size(lambda n: rates.setdefault(n, _images_per_s(step, n)), min(8, most), min(256, most))
-    return Found(size, "the smallest that is nearly fastest; images/s: " + ", ".join(f"{n}: {r:.0f}" for n, r in rates.items()))
+    size = fastest_batch_size(
+        lambda n: rates.setdefault(n, _images_per_s(step, n)), min(8, most), min(256, most)
+    )
+    return Found(
+        size,
+        "the smallest that is nearly fastest; images/s: "
+        + ", ".join(f"{n}: {r:.0f}" for n, r in rates.items()),
+    )
 
 
 def _lr(job: TrainJob, data: Data, batch_size: int) -> Found:
@@ -145,7 +169,10 @@ def _lr(job: TrainJob, data: Data, batch_size: int) -> Found:
     finally:
         feed.close()
     rate = float(f"{found.lr:.2g}")
-    return Found(rate, f"the loss falls fastest there, of {found.lrs[0]:g} to {found.lrs[-1]:g} in {len(found.lrs)} steps")
+    return Found(
+        rate,
+        f"the loss falls fastest there, of {found.lrs[0]:g} to {found.lrs[-1]:g} in {len(found.lrs)} steps",
+    )
 
 
 def _endless(feed: Feed) -> Iterator[tuple[int, Batch]]:
@@ -156,12 +183,24 @@ def _endless(feed: Feed) -> Iterator[tuple[int, Batch]]:
 
 def _objective(job: TrainJob, data: Data) -> Objective:
     cfg, labels_N = job.train, fetch(data.train.rows).labels_N
-    return Objective.of(Task(job.model.task, data.classes), labels_N, cfg.class_weights, cfg.label_smoothing, cfg.focal_gamma)
+    return Objective.of(
+        Task(job.model.task, data.classes),
+        labels_N,
+        cfg.class_weights,
+        cfg.label_smoothing,
+        cfg.focal_gamma,
+    )
 
 
 def _engine(job: TrainJob, model: torch.nn.Module, batch_size: int) -> parallel.Engine:
     """One device, whatever the strategy: who shards has more room than this finds, and learns at the same rate."""
-    plain = {"strategy": "single", "offload": "none", "compile": False, "batch_size": batch_size, "lr": FALLBACK_LR}
+    plain = {
+        "strategy": "single",
+        "offload": "none",
+        "compile": False,
+        "batch_size": batch_size,
+        "lr": FALLBACK_LR,
+    }
     torch.manual_seed(job.run.seed)
     engine = parallel.build(model, job.train.model_copy(update=plain))
     engine.train()
@@ -174,14 +213,18 @@ def _random_steps(job: TrainJob, objective: Objective, label: np.ndarray) -> Cal
     objective, side_px = objective.to(engine.device), job.model.pixels
 
     def step(n: int) -> None:
-        images_BHWC = torch.randint(0, 256, (n, side_px, side_px, 3), dtype=torch.uint8, device=engine.device)
+        images_BHWC = torch.randint(
+            0, 256, (n, side_px, side_px, 3), dtype=torch.uint8, device=engine.device
+        )
         targets = objective.task.targets(torch.from_numpy(label.repeat(n, 0)).to(engine.device))
         engine.step(augment(images_BHWC, job.augment, 0, 0, np.arange(n)), targets, objective.loss)
 
     return step
 
 
-def _try(batch_size: int, job: TrainJob, objective: Objective, label: np.ndarray, gpu_share: float = 1.0) -> None:
+def _try(
+    batch_size: int, job: TrainJob, objective: Objective, label: np.ndarray, gpu_share: float = 1.0
+) -> None:
     """Two steps, in a process of their own: the optimizer's state is there from the second on."""
     if gpu_share < 1 and torch.cuda.is_available():
         torch.cuda.set_per_process_memory_fraction(gpu_share)  # beyond it, torch says out of memory

@@ -25,7 +25,9 @@ def in_process(work: Callable[[int], None], timeout_s: float = 120.0) -> Callabl
     """
 
     def fits(batch_size: int) -> bool:
-        context = multiprocessing.get_context("spawn")  # a fork would share the parent's CUDA context
+        context = multiprocessing.get_context(
+            "spawn"
+        )  # a fork would share the parent's CUDA context
         receive, send = context.Pipe(duplex=False)
         process = context.Process(target=_run, args=(work, batch_size, send), daemon=True)
         process.start()
@@ -34,12 +36,20 @@ def in_process(work: Callable[[int], None], timeout_s: float = 120.0) -> Callabl
         if process.is_alive():
             process.kill()
             process.join()
-            raise RaypipeError("The probe did not end", got=f"batch of {batch_size}", rule=f"It has {timeout_s:g} s")
+            raise RaypipeError(
+                "The probe did not end",
+                got=f"batch of {batch_size}",
+                rule=f"It has {timeout_s:g} s",
+            )
         if process.exitcode == _FITS:
             return True
         if process.exitcode in (_TOO_LARGE, -signal.SIGKILL):
             return False
-        said = receive.recv() if process.exitcode == _FAILED and receive.poll() else f"exit code {process.exitcode}"
+        said = (
+            receive.recv()
+            if process.exitcode == _FAILED and receive.poll()
+            else f"exit code {process.exitcode}"
+        )
         raise RaypipeError(f"The probe failed: {said}", got=f"batch of {batch_size}")
 
     return fits
@@ -57,4 +67,6 @@ def _run(work: Callable[[int], None], batch_size: int, send: object) -> None:
 
 def ran_out(error: BaseException) -> bool:
     """Did memory run out? On a CPU torch says so in a RuntimeError."""
-    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in str(error)
+    return isinstance(
+        error, (torch.OutOfMemoryError, MemoryError)
+    ) or "can't allocate memory" in str(error)

@@ -50,9 +50,22 @@ def write_part(folder: Path, snapshot: Snapshot, rank: int, attempt: str) -> Non
     if rank == 0:
         (folder / MANIFEST).unlink(missing_ok=True)
     named = {"weights": snapshot.weights, "optimizer": snapshot.optimizer}
-    paths = [_save(folder / f"{kind}-{rank:05d}.safetensors", pieces) for kind, pieces in named.items() if pieces]
-    hashes = {f"{kind}-{rank:05d}.safetensors": _hashes(pieces) for kind, pieces in named.items() if pieces}
-    part = {"attempt": attempt, "files": {path.name: _seal(path) for path in paths}, "tensors": hashes, "facts": snapshot.facts}
+    paths = [
+        _save(folder / f"{kind}-{rank:05d}.safetensors", pieces)
+        for kind, pieces in named.items()
+        if pieces
+    ]
+    hashes = {
+        f"{kind}-{rank:05d}.safetensors": _hashes(pieces)
+        for kind, pieces in named.items()
+        if pieces
+    }
+    part = {
+        "attempt": attempt,
+        "files": {path.name: _seal(path) for path in paths},
+        "tensors": hashes,
+        "facts": snapshot.facts,
+    }
     _replace(folder / f"part-{rank:05d}.json", part)
 
 
@@ -60,9 +73,20 @@ def publish(folder: Path, state: LoopState, world: int, attempt: str, timeout_s:
     """Rank 0: wait for every rank's part of this attempt and make them a checkpoint. Raises TimeoutError."""
     (folder / "state.json").write_text(to_json(state.to_dict()))
     parts = [_part(folder, rank, attempt, time.monotonic() + timeout_s) for rank in range(world)]
-    files = {"state.json": _seal(folder / "state.json")} | {k: v for part in parts for k, v in part["files"].items()}
-    manifest = {"format": FORMAT, "files": files, "facts": parts[0]["facts"], "epoch": state.epoch, "step": state.step}
-    manifest |= {"world": world, "tensors": {k: v for part in parts for k, v in part["tensors"].items()}}
+    files = {"state.json": _seal(folder / "state.json")} | {
+        k: v for part in parts for k, v in part["files"].items()
+    }
+    manifest = {
+        "format": FORMAT,
+        "files": files,
+        "facts": parts[0]["facts"],
+        "epoch": state.epoch,
+        "step": state.step,
+    }
+    manifest |= {
+        "world": world,
+        "tensors": {k: v for part in parts for k, v in part["tensors"].items()},
+    }
     _replace(folder / MANIFEST, manifest)
     return folder
 
@@ -110,7 +134,11 @@ class Whole(Mapping[str, Tensor]):
     """The tensors that the files of one kind hold pieces of, by name."""
 
     def __init__(self, folder: Path, manifest: dict[str, Any], kind: str) -> None:
-        self._files = {folder / n: seal["sha256"] for n, seal in manifest["files"].items() if n.startswith(kind)}
+        self._files = {
+            folder / n: seal["sha256"]
+            for n, seal in manifest["files"].items()
+            if n.startswith(kind)
+        }
         self._hashes: dict[str, dict[str, str]] = manifest.get("tensors", {})
 
     @cached_property
@@ -124,7 +152,9 @@ class Whole(Mapping[str, Tensor]):
         return found
 
     def __getitem__(self, name: str) -> Tensor:
-        pieces = [(opened.tensor(name), start, shape) for opened, start, shape in self._pieces[name]]
+        pieces = [
+            (opened.tensor(name), start, shape) for opened, start, shape in self._pieces[name]
+        ]
         shape = pieces[0][2]
         if len(pieces) == 1 and pieces[0][0].shape == shape:
             return pieces[0][0]
@@ -132,7 +162,9 @@ class Whole(Mapping[str, Tensor]):
         for values, start, _ in pieces:
             flat[start : start + values.numel()] = values.flatten()
         if sum(values.numel() for values, _, _ in pieces) != prod(shape):
-            raise ValueError(f"The pieces of {name} do not make it whole: some rank's file is missing")
+            raise ValueError(
+                f"The pieces of {name} do not make it whole: some rank's file is missing"
+            )
         return flat.view(shape)
 
     def __contains__(self, name: object) -> bool:
@@ -194,12 +226,17 @@ def keep(folder: Path, names: set[str]) -> None:
 
 def _save(path: Path, pieces: Mapping[str, Piece]) -> Path:
     places = {name: (piece.start, piece.shape) for name, piece in pieces.items()}
-    save_file({name: piece.values for name, piece in pieces.items()}, path, {"pieces": json.dumps(places)})
+    save_file(
+        {name: piece.values for name, piece in pieces.items()}, path, {"pieces": json.dumps(places)}
+    )
     return path
 
 
 def _hashes(pieces: Mapping[str, Piece]) -> dict[str, str]:
-    return {name: _tensor_sha256(piece.values, (piece.start, piece.shape)) for name, piece in pieces.items()}
+    return {
+        name: _tensor_sha256(piece.values, (piece.start, piece.shape))
+        for name, piece in pieces.items()
+    }
 
 
 def _tensor_sha256(values: Tensor, place: Sequence[Any]) -> str:

@@ -37,7 +37,12 @@ class Saver:
     """
 
     def __init__(self, folder: Path, cfg: TrainConfig, recent: int = 0) -> None:
-        self._folder, self._cfg, self._recent, self._attempt = folder, cfg, recent, _agreed(uuid.uuid4().hex)
+        self._folder, self._cfg, self._recent, self._attempt = (
+            folder,
+            cfg,
+            recent,
+            _agreed(uuid.uuid4().hex),
+        )
         self._behind = ThreadPoolExecutor(1, "checkpoint") if cfg.checkpoint_async else None
         self._pending: Future[None] | None = None
 
@@ -47,7 +52,9 @@ class Saver:
         if self._behind is None:
             self._write(engine.snapshot(), written, engine.rank, engine.world)
         else:
-            self._pending = self._behind.submit(self._write, engine.snapshot(), written, engine.rank, engine.world)
+            self._pending = self._behind.submit(
+                self._write, engine.snapshot(), written, engine.rank, engine.world
+            )
 
     def wait(self) -> None:
         """Until what was begun is published. Raises what its writing raised."""
@@ -58,7 +65,12 @@ class Saver:
     def __enter__(self) -> Saver:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         try:
             if kind is None:
                 self.wait()
@@ -71,11 +83,18 @@ class Saver:
         try:
             checkpoint.write_part(self._folder / name, snapshot, rank, self._attempt)
             if rank == 0:
-                checkpoint.publish(self._folder / name, state, world, self._attempt, self._cfg.timeout_s)
+                checkpoint.publish(
+                    self._folder / name, state, world, self._attempt, self._cfg.timeout_s
+                )
                 recent = {checkpoint.name(state.epoch - i) for i in range(self._recent)}
-                checkpoint.keep(self._folder, kept(state, self._cfg.stopping, self._cfg.keep_best) | recent | {name})
+                checkpoint.keep(
+                    self._folder,
+                    kept(state, self._cfg.stopping, self._cfg.keep_best) | recent | {name},
+                )
         except (OSError, SafetensorError) as e:
-            shutil.rmtree(self._folder / name, ignore_errors=True)  # what was written of it would only fill the disk
+            shutil.rmtree(
+                self._folder / name, ignore_errors=True
+            )  # what was written of it would only fill the disk
             raise RaypipeError(
                 f"A checkpoint could not be written: {e}",
                 got=str(self._folder / name),
@@ -86,15 +105,25 @@ class Saver:
 
 def kept(state: LoopState, rule: StoppingConfig, count: int) -> set[str]:
     """The checkpoints of the `count` best epochs so far, and of the one the run calls best (min_delta may make it another)."""
-    usable = [(metrics, epoch) for epoch, metrics in enumerate(state.history) if unusable(metrics) is None]
+    usable = [
+        (metrics, epoch) for epoch, metrics in enumerate(state.history) if unusable(metrics) is None
+    ]
     values = [(metrics[rule.metric], epoch) for metrics, epoch in usable]
-    ranked = sorted((v for v in values if v[0] == v[0]), key=lambda v: (v[0] if rule.mode == "min" else -v[0], v[1]))
-    return {checkpoint.name(epoch + 1) for epoch in (state.best_epoch, *(epoch for _, epoch in ranked[:count]))}
+    ranked = sorted(
+        (v for v in values if v[0] == v[0]),
+        key=lambda v: (v[0] if rule.mode == "min" else -v[0], v[1]),
+    )
+    return {
+        checkpoint.name(epoch + 1)
+        for epoch in (state.best_epoch, *(epoch for _, epoch in ranked[:count]))
+    }
 
 
 def newest(checkpoints: Path) -> Path | None:
     """Where to resume: the furthest checkpoint that verifies. What is torn is named and left alone."""
-    found, skipped = checkpoint.newest(checkpoints.glob("epoch-*")) if checkpoints.exists() else (None, [])
+    found, skipped = (
+        checkpoint.newest(checkpoints.glob("epoch-*")) if checkpoints.exists() else (None, [])
+    )
     for problem in skipped:
         log.warning("Skipped checkpoint %s", problem)
     return found

@@ -39,7 +39,9 @@ def flops_per_image(model: nn.Module, inputs: Tensor) -> float:
     from torch.utils.flop_counter import FlopCounterMode
 
     rules = {torch.ops.aten.convolution_backward: _convolution_backward}
-    two = inputs.to("meta").expand(2, *inputs.shape[1:])  # batch norms refuse to learn from one value
+    two = inputs.to("meta").expand(
+        2, *inputs.shape[1:]
+    )  # batch norms refuse to learn from one value
     try:
         with FlopCounterMode(display=False, custom_mapping=rules) as count:
             out = without_values(model)(two)
@@ -51,7 +53,9 @@ def flops_per_image(model: nn.Module, inputs: Tensor) -> float:
     return count.get_total_flops() / 2
 
 
-def _convolution_backward(out: list[int], x: list[int], w: list[int], *how: Any, **result: Any) -> int:
+def _convolution_backward(
+    out: list[int], x: list[int], w: list[int], *how: Any, **result: Any
+) -> int:
     """As many as forward for each wanted gradient, of inputs and of weights. torch's own rule takes grouped convolutions for
     dense ones, and counts 14 times too many for EfficientNet-Lite0."""
     from torch.utils.flop_counter import conv_flop_count
@@ -67,4 +71,6 @@ def peak_flops(name: str, dtype: torch.dtype) -> float:
         return 0.0
     precise = 2 if torch.backends.cuda.matmul.allow_tf32 else 3
     column = {torch.bfloat16: 0, torch.float16: 1}.get(dtype, precise)
-    return 1e12 * next((row[column] for known, row in PEAKS if words.issuperset(known.split())), 0.0)
+    return 1e12 * next(
+        (row[column] for known, row in PEAKS if words.issuperset(known.split())), 0.0
+    )

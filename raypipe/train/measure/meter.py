@@ -68,7 +68,9 @@ class Meter:
         """Say where the steps run, before the first."""
         self._device, self._world = device, world
         self._clock: Clock = StreamClock() if device.type == "cuda" else WallClock()
-        self._peak = peak_flops(torch.cuda.get_device_name(device), dtype) if device.type == "cuda" else 0.0
+        self._peak = (
+            peak_flops(torch.cuda.get_device_name(device), dtype) if device.type == "cuda" else 0.0
+        )
 
     def lap(self, phase: str) -> None:
         """The time since the last lap was `phase`."""
@@ -84,7 +86,11 @@ class Meter:
             self.lap("data")
             yield batch
             step, seen = step + 1, seen + len(batch.labels_B)
-            self._steps, self._done, self._images = self._steps + 1, self._done + 1, self._images + len(batch.labels_B)
+            self._steps, self._done, self._images = (
+                self._steps + 1,
+                self._done + 1,
+                self._images + len(batch.labels_B),
+            )
             now = time.perf_counter()
             if self._tell is not None and (now - self._told > TELL_EVERY_S or step == feed.steps):
                 self._told = now
@@ -180,7 +186,9 @@ def memory_mb(device: torch.device) -> dict[str, float]:
     told = {}
     resident = Path("/proc/self/statm")
     if resident.exists():
-        told["cpu_memory_mb"] = int(resident.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+        told["cpu_memory_mb"] = (
+            int(resident.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+        )
     if device.type == "cuda":
         told["gpu_memory_mb"] = torch.cuda.max_memory_allocated(device) / 2**20
     return told

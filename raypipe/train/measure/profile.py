@@ -18,7 +18,9 @@ def steps_of(text: str) -> tuple[int, int]:
     """The first and the last step, both included, that `step:FIRST-LAST` says. ValueError for anything else."""
     found = re.fullmatch(r"step:(\d+)-(\d+)", text)
     if found is None or int(found[1]) > int(found[2]):
-        raise ValueError("a profile is step:FIRST-LAST, as in step:10-13. The first step this process trains is 0")
+        raise ValueError(
+            "a profile is step:FIRST-LAST, as in step:10-13. The first step this process trains is 0"
+        )
     return int(found[1]), int(found[2])
 
 

@@ -29,19 +29,35 @@ from raypipe.train.parallel.reach import freeze_unreached
 from raypipe.train.parallel.settings import ParallelConfig
 from raypipe.train.parallel.snapshot import Snapshot
 
-__all__ = ["Choice", "Criterion", "Engine", "Need", "ParallelConfig", "Snapshot", "build", "choose", "ranks"]
+__all__ = [
+    "Choice",
+    "Criterion",
+    "Engine",
+    "Need",
+    "ParallelConfig",
+    "Snapshot",
+    "build",
+    "choose",
+    "ranks",
+]
 
 log = logging.getLogger("raypipe")
 
 
-def build(model: nn.Module, cfg: ParallelConfig, meter: Meter | None = None, example: Tensor | None = None) -> Engine:
+def build(
+    model: nn.Module, cfg: ParallelConfig, meter: Meter | None = None, example: Tensor | None = None
+) -> Engine:
     """The engine for this rank, timed by `meter`. `auto` chooses by memory, and rank 0 says why.
 
     `example` has the shape of one input, on any device: several ranks need it to find parameters that no step reaches.
     """
     from raypipe.train.parallel.native import Ddp, Fsdp, Single
 
-    device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+    device = (
+        torch.device("cuda", torch.cuda.current_device())
+        if torch.cuda.is_available()
+        else torch.device("cpu")
+    )
     dtype = compute_dtype(cfg.precision, device)
     world = ranks()[1]
     meter = meter or Meter()
@@ -64,7 +80,11 @@ def build(model: nn.Module, cfg: ParallelConfig, meter: Meter | None = None, exa
 
         return Zero(int(cfg.strategy[-1]), model, cfg, device, dtype, meter)
     if cfg.strategy == "single" and world > 1:
-        raise ConfigError("single trains on one worker", got=f"train.workers={world}", fix="Set train.strategy=ddp")
+        raise ConfigError(
+            "single trains on one worker",
+            got=f"train.workers={world}",
+            fix="Set train.strategy=ddp",
+        )
     if cfg.strategy == "fsdp":
         return Fsdp(model, cfg, device, dtype, meter)
     if device.type == "cpu":
@@ -75,12 +95,20 @@ def build(model: nn.Module, cfg: ParallelConfig, meter: Meter | None = None, exa
 
 
 def _decided(
-    model: nn.Module, cfg: ParallelConfig, device: torch.device, dtype: torch.dtype, example: Tensor | None
+    model: nn.Module,
+    cfg: ParallelConfig,
+    device: torch.device,
+    dtype: torch.dtype,
+    example: Tensor | None,
 ) -> ParallelConfig:
     rank, world = ranks()
     micro_batch = -(-int(cfg.batch_size) // (world * cfg.accumulate))
-    need = need_of(model, example, micro_batch, dtype, cfg.ema is not None, cfg.activation_checkpointing)
-    choice = choose(need, world, device_memory(device, int(os.environ.get("LOCAL_WORLD_SIZE", world))))
+    need = need_of(
+        model, example, micro_batch, dtype, cfg.ema is not None, cfg.activation_checkpointing
+    )
+    choice = choose(
+        need, world, device_memory(device, int(os.environ.get("LOCAL_WORLD_SIZE", world)))
+    )
     if rank == 0:
         log.info("Strategy: %s", choice.reason)
     offload = choice.offload if cfg.offload == "none" and device.type == "cuda" else cfg.offload

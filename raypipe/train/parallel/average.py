@@ -17,7 +17,9 @@ class Average:
 
     def __init__(self, decay: float | None, stored: Callable[[], list[Tensor]]) -> None:
         self.decay, self.steps, self._stored, self._shown = decay, 0, stored, False
-        self._other = [t.clone() for t in stored()] if decay else []  # whichever of mean and weights is not in the model
+        self._other = (
+            [t.clone() for t in stored()] if decay else []
+        )  # whichever of mean and weights is not in the model
 
     @torch.no_grad()
     def update(self) -> None:

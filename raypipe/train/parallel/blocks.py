@@ -22,7 +22,11 @@ def blocks(model: nn.Module) -> list[nn.Module]:
     """The innermost modules of more than one layer that a container of the model repeats; none where nothing repeats."""
     found: list[nn.Module] = []
     for container in (m for m in model.modules() if isinstance(m, CONTAINERS)):
-        layered = [m for m in container.children() if not isinstance(m, CONTAINERS) and any(True for _ in m.children())]
+        layered = [
+            m
+            for m in container.children()
+            if not isinstance(m, CONTAINERS) and any(True for _ in m.children())
+        ]
         times = Counter(type(m) for m in layered)
         found += [m for m in layered if times[type(m)] > 1]
     outer = {id(m) for m in found if any(inner in found for inner in list(m.modules())[1:])}
@@ -36,7 +40,9 @@ def checkpoint_activations(model: nn.Module, reentrant: bool = False) -> None:
             block.forward = partial(_reentrant, block, block.forward)  # type: ignore[method-assign]
         else:
             again = partial(_contexts, block)
-            block.forward = partial(checkpoint, block.forward, use_reentrant=False, context_fn=again)  # type: ignore[method-assign]
+            block.forward = partial(
+                checkpoint, block.forward, use_reentrant=False, context_fn=again
+            )  # type: ignore[method-assign]
 
 
 def _reentrant(block: nn.Module, forward: Callable[..., Any], *inputs: Any, **named: Any) -> Any:
@@ -44,7 +50,9 @@ def _reentrant(block: nn.Module, forward: Callable[..., Any], *inputs: Any, **na
 
     Of inputs that need no gradient (above frozen blocks) it would give the block's own parameters none: there it is left out.
     """
-    if not torch.is_grad_enabled() or not any(isinstance(x, Tensor) and x.requires_grad for x in inputs):
+    if not torch.is_grad_enabled() or not any(
+        isinstance(x, Tensor) and x.requires_grad for x in inputs
+    ):
         return forward(*inputs, **named)
 
     def run(*inputs: Any) -> Any:
@@ -54,7 +62,9 @@ def _reentrant(block: nn.Module, forward: Callable[..., Any], *inputs: Any, **na
     return checkpoint(run, *inputs, use_reentrant=True)
 
 
-def _contexts(block: nn.Module) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+def _contexts(
+    block: nn.Module,
+) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
     return nullcontext(), _statistics_kept(block)
 
 

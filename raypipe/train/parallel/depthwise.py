@@ -35,8 +35,16 @@ def quicken(model: nn.Module) -> None:
 
 def _keeps_size(conv: nn.Conv2d) -> bool:
     k = conv.kernel_size[0]
-    same = conv.kernel_size == (k, k) and tuple(conv.padding) == (k // 2, k // 2) and conv.padding_mode == "zeros"
-    plain = type(conv).forward is nn.Conv2d.forward and conv.bias is None and conv.out_channels == conv.in_channels
+    same = (
+        conv.kernel_size == (k, k)
+        and tuple(conv.padding) == (k // 2, k // 2)
+        and conv.padding_mode == "zeros"
+    )
+    plain = (
+        type(conv).forward is nn.Conv2d.forward
+        and conv.bias is None
+        and conv.out_channels == conv.in_channels
+    )
     return same and plain and k in (3, 5) and tuple(conv.stride) == tuple(conv.dilation) == (1, 1)
 
 
@@ -80,7 +88,9 @@ class _Same(torch.autograd.Function):
 def _same(inputs_BCHW: Tensor, weight: Tensor) -> Tensor:
     k, c = weight.shape[-1], len(weight)
     kernel = weight.to(inputs_BCHW.dtype)
-    return convolution(inputs_BCHW, kernel, None, [1, 1], [k // 2, k // 2], [1, 1], False, [0, 0], c)  # type: ignore[no-any-return]
+    return convolution(
+        inputs_BCHW, kernel, None, [1, 1], [k // 2, k // 2], [1, 1], False, [0, 0], c
+    )  # type: ignore[no-any-return]
 
 
 def _weight_grad(inputs_BCHW: Tensor, grad_BCHW: Tensor, k: int) -> Tensor:
@@ -102,4 +112,6 @@ def _columns(inputs: Tensor, grad: Tensor, rows: int, columns: int) -> Tensor:
     c = inputs.shape[1]
     shape, padding = inputs.new_empty(c, 1, rows, columns), [rows // 2, columns // 2]
     wanted = [False, True, False]
-    return convolution_backward(grad, inputs, shape, None, [1, 1], padding, [1, 1], False, [0, 0], c, wanted)[1]  # type: ignore[no-any-return]
+    return convolution_backward(
+        grad, inputs, shape, None, [1, 1], padding, [1, 1], False, [0, 0], c, wanted
+    )[1]  # type: ignore[no-any-return]

@@ -36,11 +36,15 @@ class Engine(Protocol):
     def train(self) -> None: ...
     def eval(self) -> None: ...
     def forward(self, inputs: Tensor) -> Tensor: ...
-    def step(self, inputs: Tensor, targets: Tensor, criterion: Criterion, least: int | None = None) -> Tensor: ...
+    def step(
+        self, inputs: Tensor, targets: Tensor, criterion: Criterion, least: int | None = None
+    ) -> Tensor: ...
     def set_lr(self, lr: float, epoch: int) -> None: ...
     def not_finite(self) -> str | None: ...
     def snapshot(self) -> Snapshot: ...
-    def load(self, weights: Mapping[str, Tensor], optimizer: Mapping[str, Tensor], facts: dict[str, Any]) -> None: ...
+    def load(
+        self, weights: Mapping[str, Tensor], optimizer: Mapping[str, Tensor], facts: dict[str, Any]
+    ) -> None: ...
 
 
 def ranks() -> tuple[int, int]:
@@ -54,7 +58,9 @@ def micro_batches(
     """(inputs, targets, share of the batch, is it the last). Where the ranks' smallest batch (`least`; null: this one) is
     smaller than `parts`, it makes fewer, on all ranks alike."""
     parts = min(parts, len(inputs) if least is None else least)
-    for i, (x, y) in enumerate(zip(inputs.tensor_split(parts), targets.tensor_split(parts), strict=True)):
+    for i, (x, y) in enumerate(
+        zip(inputs.tensor_split(parts), targets.tensor_split(parts), strict=True)
+    ):
         yield x, y, len(x) / len(inputs), i + 1 == parts
 
 
@@ -81,11 +87,15 @@ def parameter_groups(model: nn.Module, cfg: ParallelConfig) -> list[dict[str, An
     """Optimizer groups, by depth only where depths learn at different rates: each group costs kernels and messages."""
     if cfg.layer_decay < 1 or cfg.unfreeze_epochs:
         return depth.parameter_groups(model, cfg.weight_decay)
-    return depth.parameter_groups(model, cfg.weight_decay, {name: 0 for name, _ in model.named_parameters()})
+    return depth.parameter_groups(
+        model, cfg.weight_decay, {name: 0 for name, _ in model.named_parameters()}
+    )
 
 
 def set_rates(groups: Sequence[dict[str, Any]], lr: float, epoch: int, cfg: ParallelConfig) -> None:
     """Each group's learning rate in an epoch (from 0), `lr` being the head's."""
-    by_depth = depth.scales(1 + max(g["depth"] for g in groups), epoch, cfg.layer_decay, cfg.unfreeze_epochs)
+    by_depth = depth.scales(
+        1 + max(g["depth"] for g in groups), epoch, cfg.layer_decay, cfg.unfreeze_epochs
+    )
     for group in groups:
         group["lr"] = lr * by_depth[group["depth"]]

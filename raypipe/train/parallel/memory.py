@@ -58,25 +58,40 @@ def choose(need: Need, devices: int, memory_bytes: int) -> Choice:
         f"device has room for {_size(room)}"
     )
     if total <= room:
-        how = ("single", "one device") if devices == 1 else ("ddp", f"a copy on each of {devices} devices")
+        how = (
+            ("single", "one device")
+            if devices == 1
+            else ("ddp", f"a copy on each of {devices} devices")
+        )
         return Choice(how[0], "none", total, f"{words}: {how[0]}, {how[1]}")
     smaller = "" if own <= room else "; its activations alone do not fit: raise train.accumulate"
     if devices == 1:
         alone = "it does not fit, and one device has nobody to shard with; add workers"
         return Choice("single", "none", total, f"{words}: {alone}{smaller}")
     if share <= room:
-        return Choice("fsdp", "none", share, f"{words}: fsdp, sharded over {devices} devices to {_size(share)} each")
+        return Choice(
+            "fsdp",
+            "none",
+            share,
+            f"{words}: fsdp, sharded over {devices} devices to {_size(share)} each",
+        )
     # Offloaded, a device holds the layers in use only; what it computes with travels over the bus at each use.
     last = f"{_size(share)} sharded over {devices}: zero3, kept in CPU memory{smaller}"
     return Choice("zero3", "parameters", own, f"{words}, and {last}")
 
 
 def need_of(
-    model: nn.Module, example: Tensor | None, micro_batch: int, dtype: torch.dtype, ema: bool, checkpointing: bool
+    model: nn.Module,
+    example: Tensor | None,
+    micro_batch: int,
+    dtype: torch.dtype,
+    ema: bool,
+    checkpointing: bool,
 ) -> Need:
     """What training this model by micro batches of so many images keeps; without an `example` no activations."""
     trained, frozen = (
-        sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad == wanted) for wanted in (True, False)
+        sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad == wanted)
+        for wanted in (True, False)
     )
     kept = 0.0
     if example is not None:
@@ -101,7 +116,10 @@ def activation_bytes(model: nn.Module, example: Tensor) -> float:
     own = {t.untyped_storage()._cdata for t in (*shapes.parameters(), *shapes.buffers())}
     two = torch.zeros(2, *example.shape[1:], dtype=example.dtype, device="meta")
     try:
-        with torch.random.fork_rng(devices=[]), torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
+        with (
+            torch.random.fork_rng(devices=[]),
+            torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t),
+        ):
             shapes(two)
     except Exception as e:  # a model of the user's own may branch on values
         log.debug("Activations are unknown: %s", e)
@@ -117,7 +135,9 @@ def device_memory(device: torch.device, ranks_here: int) -> int:
     return min(host, container_limit() or host) // ranks_here
 
 
-def container_limit(membership: Path = Path("/proc/self/cgroup"), mount: Path = Path("/sys/fs/cgroup")) -> int | None:
+def container_limit(
+    membership: Path = Path("/proc/self/cgroup"), mount: Path = Path("/sys/fs/cgroup")
+) -> int | None:
     """The least memory limit of this process's cgroup and of those above it, cgroup v2 and v1; None where there is none.
 
     A container sees its host's memory, and is killed when it takes more than its own.

@@ -39,7 +39,14 @@ SMALLEST_UNIT = 100_000  # parameters that fsdp gathers apart; fewer cost more i
 class Single:
     """single: one rank holds the whole model. What the other native strategies do otherwise is in the methods below `load`."""
 
-    def __init__(self, model: nn.Module, cfg: ParallelConfig, device: torch.device, dtype: torch.dtype, meter: Meter) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        cfg: ParallelConfig,
+        device: torch.device,
+        dtype: torch.dtype,
+        meter: Meter,
+    ) -> None:
         self.rank, self.world = ranks()
         self.device, self.meter, self._cfg, self._dtype = device, meter, cfg, dtype
         self._model = model = self._begin(model)
@@ -61,18 +68,26 @@ class Single:
         if self._scaler.is_enabled():
             require_scale(self._scaler.get_scale())
         self._average.show(mean=True)
-        broadcast(self._model.buffers(), self.world)  # batch statistics differ by rank: judge with those that are saved
+        broadcast(
+            self._model.buffers(), self.world
+        )  # batch statistics differ by rank: judge with those that are saved
         self._model.eval()
 
     def forward(self, inputs: Tensor) -> Tensor:
-        with autocast(self.device, self._dtype):  # evaluation goes past DDP: eval() made the buffers equal already
+        with autocast(
+            self.device, self._dtype
+        ):  # evaluation goes past DDP: eval() made the buffers equal already
             return (self._entry if self._model.training else self._model)(inputs).float()
 
-    def step(self, inputs: Tensor, targets: Tensor, criterion: Criterion, least: int | None = None) -> Tensor:
+    def step(
+        self, inputs: Tensor, targets: Tensor, criterion: Criterion, least: int | None = None
+    ) -> Tensor:
         self.meter.lap("augment")
         self._optimizer.zero_grad(set_to_none=True)
         total = torch.zeros((), device=self.device)
-        for part, wanted, share, last in micro_batches(inputs, targets, self._cfg.accumulate, least):
+        for part, wanted, share, last in micro_batches(
+            inputs, targets, self._cfg.accumulate, least
+        ):
             with self._syncing(last):
                 loss = criterion(self.forward(part), wanted) * share
                 self.meter.lap("forward")
@@ -105,20 +120,32 @@ class Single:
             with self._average.showing(mean=False):
                 optimizer |= self._pieces("trained/", self._model.state_dict())
         for name, p in self._trained():
-            optimizer |= self._pieces("", {f"{key}/{name}": t for key, t in self._optimizer.state.get(p, {}).items()})
-        return Snapshot(weights, optimizer, {"scaler": self._scaler.state_dict(), "averaged": self._average.steps})
+            optimizer |= self._pieces(
+                "", {f"{key}/{name}": t for key, t in self._optimizer.state.get(p, {}).items()}
+            )
+        return Snapshot(
+            weights,
+            optimizer,
+            {"scaler": self._scaler.state_dict(), "averaged": self._average.steps},
+        )
 
-    def load(self, weights: Mapping[str, Tensor], optimizer: Mapping[str, Tensor], facts: dict[str, Any]) -> None:
+    def load(
+        self, weights: Mapping[str, Tensor], optimizer: Mapping[str, Tensor], facts: dict[str, Any]
+    ) -> None:
         self._fill("", weights)
         self._average.restart()
         self._average.steps = facts["averaged"]
         if any(key.startswith("trained/") for key in optimizer):
             self._fill("trained/", optimizer)
         for name, p in self._trained():
-            saved = {key: optimizer[f"{key}/{name}"] for key in MOMENTS if f"{key}/{name}" in optimizer}
+            saved = {
+                key: optimizer[f"{key}/{name}"] for key in MOMENTS if f"{key}/{name}" in optimizer
+            }
             if saved:
                 moments = {key: self._like(t, p) for key, t in saved.items()}
-                self._optimizer.state[p] = moments | {"step": optimizer[f"step/{name}"].to(p.device)}
+                self._optimizer.state[p] = moments | {
+                    "step": optimizer[f"step/{name}"].to(p.device)
+                }
         if self._scaler.is_enabled() and facts["scaler"]:  # older versions' zero kept none
             self._scaler.load_state_dict(facts["scaler"])
 
@@ -155,7 +182,10 @@ class Single:
 
     def _stored(self) -> list[Tensor]:
         """What this rank keeps of the weights, and the running statistics."""
-        averaged = [*(p for _, p in self._trained()), *(b for b in self._model.buffers() if b.is_floating_point())]
+        averaged = [
+            *(p for _, p in self._trained()),
+            *(b for b in self._model.buffers() if b.is_floating_point()),
+        ]
         return [t.detach() for t in averaged]
 
     def _piece(self, stored: Tensor) -> Piece | None:
@@ -183,7 +213,9 @@ class Ddp(Single):
         self._searching = searching
         super().__init__(model, cfg, device, dtype, meter)
 
-    def step(self, inputs: Tensor, targets: Tensor, criterion: Criterion, least: int | None = None) -> Tensor:
+    def step(
+        self, inputs: Tensor, targets: Tensor, criterion: Criterion, least: int | None = None
+    ) -> Tensor:
         try:
             return super().step(inputs, targets, criterion, least)
         except RuntimeError as e:
@@ -197,7 +229,9 @@ class Ddp(Single):
 
     def _place(self, model: nn.Module) -> nn.Module:
         on = [self.device] if self.device.type == "cuda" else None
-        placed = DistributedDataParallel(super()._place(model), device_ids=on, find_unused_parameters=self._searching)
+        placed = DistributedDataParallel(
+            super()._place(model), device_ids=on, find_unused_parameters=self._searching
+        )
         self.meter.communication = partial(_exposed_s, placed)
         return placed
 
@@ -208,7 +242,14 @@ class Ddp(Single):
 def _exposed_s(placed: DistributedDataParallel) -> float:
     """Seconds from the last gradient to the last sum: the mean of the steps that DDP times, the first 10 and each 100th."""
     timed = placed._get_ddp_logging_data()  # type: ignore[no-untyped-call]
-    return max(0.0, timed.get("avg_backward_comm_time", 0) - timed.get("avg_backward_compute_comm_overlap_time", 0)) / 1e9
+    return (
+        max(
+            0.0,
+            timed.get("avg_backward_comm_time", 0)
+            - timed.get("avg_backward_compute_comm_overlap_time", 0),
+        )
+        / 1e9
+    )
 
 
 class Fsdp(Single):
@@ -227,7 +268,11 @@ class Fsdp(Single):
 
     def _place(self, model: nn.Module) -> nn.Module:
         if not dist.is_initialized():
-            raise ConfigError("fsdp shards a model over several workers", got="train.workers=1", fix="Set train.workers=2")
+            raise ConfigError(
+                "fsdp shards a model over several workers",
+                got="train.workers=1",
+                fix="Set train.workers=2",
+            )
         for p in model.parameters():
             p.data = p.data.contiguous()  # FSDP2 does not cut channels_last ones
         offloads = self._cfg.offload != "none" and self.device.type != "cpu"
@@ -271,7 +316,13 @@ class Fsdp(Single):
             return super()._like(whole, stored)
         mine = stored.to_local()
         values = cut(whole, self._start(stored), mine.numel()).view_as(mine).to(mine.device)
-        return DTensor.from_local(values, stored.device_mesh, stored.placements, shape=stored.shape, stride=stored.stride())
+        return DTensor.from_local(
+            values,
+            stored.device_mesh,
+            stored.placements,
+            shape=stored.shape,
+            stride=stored.stride(),
+        )
 
     def _start(self, stored: Tensor) -> int:
         """The first element of this rank's rows. FSDP2 cuts along the first dimension, as torch.chunk does."""

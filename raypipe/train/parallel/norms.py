@@ -19,7 +19,12 @@ def synchronise(model: nn.Module, device: torch.device, world: int) -> nn.Module
     if world == 1:
         return model
     mode = model.training
-    owners = [(o, n, m) for o in model.train().modules() for n, m in o.named_children() if isinstance(m, _BatchNorm)]
+    owners = [
+        (o, n, m)
+        for o in model.train().modules()
+        for n, m in o.named_children()
+        if isinstance(m, _BatchNorm)
+    ]
     for owner, name, norm in ((o, n, m) for o, n, m in owners if m.training):
         if device.type == "cpu":
             norm.__class__ = _OnCpu
@@ -44,10 +49,18 @@ class _OnCpu(_BatchNorm):
         mean_C = all_reduce(x.float().sum(dims)) / count  # type: ignore[no-untyped-call]
         centred = x.float() - mean_C.view(shape)
         variance_C = all_reduce(centred.square().sum(dims)) / count  # type: ignore[no-untyped-call]
-        if self.track_running_stats and self.running_mean is not None and self.running_var is not None:
+        if (
+            self.track_running_stats
+            and self.running_mean is not None
+            and self.running_var is not None
+        ):
             self.num_batches_tracked.add_(1)  # type: ignore[union-attr, operator]
             with torch.no_grad():
-                factor = self.momentum if self.momentum is not None else 1 / float(self.num_batches_tracked)  # type: ignore[arg-type]
+                factor = (
+                    self.momentum
+                    if self.momentum is not None
+                    else 1 / float(self.num_batches_tracked)
+                )  # type: ignore[arg-type]
                 self.running_mean.lerp_(mean_C, factor)
                 self.running_var.lerp_(variance_C * count / max(1.0, count - 1), factor)
         normed = centred * torch.rsqrt(variance_C + self.eps).view(shape)

@@ -9,7 +9,10 @@ import torch
 
 from raypipe.errors import RaypipeError
 
-FIRST_SCALE, GROWS_AFTER = 2.0**16, 2000  # fp16's loss scale and its steps without overflow, as torch's GradScaler
+FIRST_SCALE, GROWS_AFTER = (
+    2.0**16,
+    2000,
+)  # fp16's loss scale and its steps without overflow, as torch's GradScaler
 LOWEST_SCALE = 2.0**-10  # 26 steps in a row overflowed
 
 
@@ -25,7 +28,9 @@ def compute_dtype(precision: str, device: torch.device) -> torch.dtype:
     if precision == "auto":
         precision = "bf16" if bf16_is_fast(device) else "fp32"
     if device.type == "cuda":
-        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision != "fp32"
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = (
+            precision != "fp32"
+        )
     return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision, torch.float32)
 
 
@@ -41,4 +46,6 @@ def require_scale(scale: float) -> None:
 
 
 def autocast(device: torch.device, dtype: torch.dtype) -> contextlib.AbstractContextManager[Any]:
-    return contextlib.nullcontext() if dtype is torch.float32 else torch.autocast(device.type, dtype)
+    return (
+        contextlib.nullcontext() if dtype is torch.float32 else torch.autocast(device.type, dtype)
+    )

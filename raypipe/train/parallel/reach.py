@@ -56,7 +56,9 @@ def _passes(model: nn.Module, inputs: Tensor) -> list[set[str]]:
 def _reached(model: nn.Module, inputs: Tensor) -> set[str]:
     wanted = {name: p for name, p in model.named_parameters() if p.requires_grad}
     with torch.enable_grad():
-        grads = torch.autograd.grad(model(inputs).float().sum(), list(wanted.values()), allow_unused=True)
+        grads = torch.autograd.grad(
+            model(inputs).float().sum(), list(wanted.values()), allow_unused=True
+        )
     return {name for name, grad in zip(wanted, grads, strict=True) if grad is not None}
 
 

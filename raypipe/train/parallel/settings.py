@@ -42,9 +42,17 @@ class ParallelConfig(Section):
     @model_validator(mode="after")
     def _possible(self) -> ParallelConfig:
         if self.offload != "none" and self.strategy in ("single", "ddp"):
-            raise ValueError(f"{self.strategy} keeps everything on its device. Set strategy=fsdp or zero3 to offload")
+            raise ValueError(
+                f"{self.strategy} keeps everything on its device. Set strategy=fsdp or zero3 to offload"
+            )
         if self.offload == "parameters" and self.strategy in ("zero1", "zero2"):
-            raise ValueError(f"{self.strategy} shards no parameters. Set offload=optimizer, or strategy=zero3")
-        if isinstance(self.batch_size, int) and self.accumulate > self.batch_size:  # a training may say auto
-            raise ValueError(f"accumulate={self.accumulate} cuts a batch of {self.batch_size} into parts smaller than an image")
+            raise ValueError(
+                f"{self.strategy} shards no parameters. Set offload=optimizer, or strategy=zero3"
+            )
+        if (
+            isinstance(self.batch_size, int) and self.accumulate > self.batch_size
+        ):  # a training may say auto
+            raise ValueError(
+                f"accumulate={self.accumulate} cuts a batch of {self.batch_size} into parts smaller than an image"
+            )
         return self

@@ -46,17 +46,27 @@ class Zero:
     """One of DeepSpeed's stages. Under zero3 every forward gathers layer by layer: all ranks call it equally often."""
 
     def __init__(
-        self, stage: int, model: nn.Module, cfg: ParallelConfig, device: torch.device, dtype: torch.dtype, meter: Meter
+        self,
+        stage: int,
+        model: nn.Module,
+        cfg: ParallelConfig,
+        device: torch.device,
+        dtype: torch.dtype,
+        meter: Meter,
     ) -> None:
         if not dist.is_initialized():
             raise ConfigError(
-                f"zero{stage} shards a model over several workers", got="train.workers=1", fix="Set train.workers=2"
+                f"zero{stage} shards a model over several workers",
+                got="train.workers=1",
+                fix="Set train.workers=2",
             )
         deepspeed = _deepspeed(device)
         self.rank, self.world = ranks()
         self.device, self.meter, self._cfg, self._stage = device, meter, cfg, stage
         for p in model.parameters():  # DeepSpeed sends parameters as flat bytes: channels_last ones have no such view, not even
-            p.data = p.data.flatten().view(p.shape)  # those of 1 x 1 kernels, which pass for contiguous
+            p.data = p.data.flatten().view(
+                p.shape
+            )  # those of 1 x 1 kernels, which pass for contiguous
         if stage < 3:
             model = model.to(device)
             broadcast(model.parameters(), self.world)
@@ -64,8 +74,12 @@ class Zero:
         if cfg.activation_checkpointing:
             checkpoint_activations(model, reentrant=stage == 3)
         optimizer = torch.optim.AdamW(parameter_groups(model, cfg), lr=cfg.lr, fused=True)
-        config = _config(stage, cfg, self.world, dtype, device, [p.numel() for p in model.parameters()])
-        if stage == 3:  # parameter by parameter, from rank 0: the whole model never lies on a device
+        config = _config(
+            stage, cfg, self.world, dtype, device, [p.numel() for p in model.parameters()]
+        )
+        if (
+            stage == 3
+        ):  # parameter by parameter, from rank 0: the whole model never lies on a device
             deepspeed.zero.Init(module=model, config_dict_or_path=config, dtype=torch.float32)
         for buffer in model.buffers():
             buffer.data = buffer.data.to(device)
@@ -94,10 +108,14 @@ class Zero:
     def forward(self, inputs: Tensor) -> Tensor:
         return self._engine(inputs).float()  # type: ignore[no-any-return]
 
-    def step(self, inputs: Tensor, targets: Tensor, criterion: Criterion, least: int | None = None) -> Tensor:
+    def step(
+        self, inputs: Tensor, targets: Tensor, criterion: Criterion, least: int | None = None
+    ) -> Tensor:
         self.meter.lap("augment")
         total = torch.zeros((), device=self.device)
-        for part, wanted, share, last in micro_batches(inputs, targets, self._cfg.accumulate, least):
+        for part, wanted, share, last in micro_batches(
+            inputs, targets, self._cfg.accumulate, least
+        ):
             self._engine.set_gradient_accumulation_boundary(last)
             loss = criterion(self.forward(part), wanted) * share
             self.meter.lap("forward")
@@ -115,7 +133,9 @@ class Zero:
 
     def not_finite(self) -> str | None:
         module = self._engine.module
-        shares = {n: self._local(p) for n, p in module.named_parameters()} | dict(module.named_buffers())
+        shares = {n: self._local(p) for n, p in module.named_parameters()} | dict(
+            module.named_buffers()
+        )
         return first_not_finite({n: shares[n] for n in self._saved}, self.world, self.device)
 
     def snapshot(self) -> Snapshot:
@@ -127,16 +147,23 @@ class Zero:
             with self._average.showing(mean=False):
                 optimizer |= self._pieces("trained/")
         optimizer |= self._moments()
-        return Snapshot(weights, optimizer, {"scaler": self._scale(), "averaged": self._average.steps})
+        return Snapshot(
+            weights, optimizer, {"scaler": self._scale(), "averaged": self._average.steps}
+        )
 
-    def load(self, weights: Mapping[str, Tensor], optimizer: Mapping[str, Tensor], facts: dict[str, Any]) -> None:
+    def load(
+        self, weights: Mapping[str, Tensor], optimizer: Mapping[str, Tensor], facts: dict[str, Any]
+    ) -> None:
         self._release()
         self._fill("", weights)
         self._average.restart()
         self._average.steps = facts["averaged"]
         if self._scaler is not None and facts["scaler"]:  # older versions kept none
             self._scaler.cur_scale = facts["scaler"]["scale"]
-            self._scaler.cur_iter, self._scaler.last_overflow_iter = facts["scaler"]["_growth_tracker"], -1
+            self._scaler.cur_iter, self._scaler.last_overflow_iter = (
+                facts["scaler"]["_growth_tracker"],
+                -1,
+            )
         trained = f"trained/{self._saved[0]}" in optimizer
         if trained:
             self._fill("trained/", optimizer)
@@ -183,7 +210,11 @@ class Zero:
     def _flat(self) -> list[Tensor]:
         """This rank's share of the float32 weights, in a few flat tensors: what the optimizer updates."""
         zero = self._zero
-        return zero.fp32_partitioned_groups_flat if self._stage == 3 else zero.single_partition_of_fp32_groups
+        return (
+            zero.fp32_partitioned_groups_flat
+            if self._stage == 3
+            else zero.single_partition_of_fp32_groups
+        )
 
     def _link(self) -> None:
         """DeepSpeed links parameters to optimizer state after the first group's first step, and misses the later groups'."""
@@ -196,7 +227,9 @@ class Zero:
         if self._stage < 3:
             p.set_full_hp_param(whole.to(self.device), key)  # type: ignore[attr-defined]
             return
-        size = self._local(p).numel()  # the last share is padded; DeepSpeed's own setter of whole values overruns there
+        size = self._local(
+            p
+        ).numel()  # the last share is padded; DeepSpeed's own setter of whole values overruns there
         self._zero.set_local_hp_param(cut(whole, self.rank * size, size).to(self.device), p, key)
 
     def _moments(self) -> dict[str, Piece]:
@@ -205,7 +238,11 @@ class Zero:
         steps = [float(s["step"]) for s in self._zero.optimizer.state.values() if "step" in s]
         pieces: dict[str, Piece] = {}
         for name, p in self._trained() if steps else []:
-            pieces |= {f"{key}/{name}": piece for key in MOMENTS if (piece := self._moment(p, key)) is not None}
+            pieces |= {
+                f"{key}/{name}": piece
+                for key in MOMENTS
+                if (piece := self._moment(p, key)) is not None
+            }
             if self.rank == 0:
                 pieces[f"step/{name}"] = Piece.whole(torch.tensor(max(steps)))
         return pieces
@@ -224,7 +261,9 @@ class Zero:
         module = self._engine.module
         tensors = dict(module.named_parameters()) | dict(module.named_buffers())
         if self._stage < 3:
-            return {prefix + name: Piece.whole(tensors[name]) for name in self._saved if self.rank == 0}
+            return {
+                prefix + name: Piece.whole(tensors[name]) for name in self._saved if self.rank == 0
+            }
         pieces = {prefix + name: self._piece(tensors[name]) for name in self._saved}
         return {name: piece for name, piece in pieces.items() if piece is not None}
 
@@ -239,14 +278,21 @@ class Zero:
         module = self._engine.module
         for name, p in module.named_parameters():
             mine, whole = self._local(p), saved[prefix + name]
-            mine.copy_(whole if self._stage < 3 else cut(whole, self.rank * mine.numel(), mine.numel()))
+            mine.copy_(
+                whole if self._stage < 3 else cut(whole, self.rank * mine.numel(), mine.numel())
+            )
         for name, b in module.named_buffers():
             if name in self._saved:
                 b.copy_(saved[prefix + name])
 
 
 def _config(
-    stage: int, cfg: ParallelConfig, world: int, dtype: torch.dtype, device: torch.device, sizes: list[int]
+    stage: int,
+    cfg: ParallelConfig,
+    world: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    sizes: list[int],
 ) -> dict[str, Any]:
     # DeepSpeed's own sizes suit billions of parameters: a buffer of 2 GB, and below 1 billion everything stays gathered.
     bucket = max(SMALLEST_BUCKET, *sizes, sum(sizes) // 16)
@@ -254,7 +300,9 @@ def _config(
     if stage == 3:
         zero["stage3_param_persistence_threshold"] = 0
         zero["stage3_max_reuse_distance"] = zero["sub_group_size"] = bucket
-        zero["stage3_prefetch_bucket_size"] = bucket if device.type == "cuda" else 0  # on a CPU it takes two layers' memory
+        zero["stage3_prefetch_bucket_size"] = (
+            bucket if device.type == "cuda" else 0
+        )  # on a CPU it takes two layers' memory
         zero["stage3_max_live_parameters"] = 2 * bucket
     if cfg.offload != "none":
         zero["offload_optimizer"] = {"device": "cpu"}
@@ -266,7 +314,10 @@ def _config(
         "zero_optimization": zero,
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
-        "torch_autocast": {"enabled": dtype is not torch.float32, "dtype": str(dtype).removeprefix("torch.")},
+        "torch_autocast": {
+            "enabled": dtype is not torch.float32,
+            "dtype": str(dtype).removeprefix("torch."),
+        },
         "gradient_clipping": cfg.clip_norm or 0.0,
     }
 
@@ -303,7 +354,9 @@ def _deepspeed(device: torch.device) -> Any:
     try:
         import deepspeed  # type: ignore[import-untyped]
     except ImportError as e:
-        raise ConfigError(f"zero needs DeepSpeed: {e}", fix="pip install 'raypipe[deepspeed]'") from None
+        raise ConfigError(
+            f"zero needs DeepSpeed: {e}", fix="pip install 'raypipe[deepspeed]'"
+        ) from None
     return deepspeed
 
 
@@ -311,7 +364,9 @@ def _remove_dead_locks() -> None:
     """A process killed while it compiled leaves its lock, and all later ones would wait for it for ever, in silence."""
     from torch.utils.cpp_extension import get_default_build_root
 
-    for lock in Path(os.environ.get("TORCH_EXTENSIONS_DIR", get_default_build_root())).glob("**/lock"):
+    for lock in Path(os.environ.get("TORCH_EXTENSIONS_DIR", get_default_build_root())).glob(
+        "**/lock"
+    ):
         with contextlib.suppress(OSError):  # another rank was faster
             if time.time() - lock.stat().st_mtime > COMPILES_WITHIN_S:
                 log.warning("Removed the lock of a compilation that died: %s", lock)
