@@ -30,6 +30,7 @@ from raypipe.errors import (
     keep_secrets_of,
     nearest,
 )
+from raypipe.files import write_atomic
 
 
 class Section(BaseModel):
@@ -208,11 +209,7 @@ def dump(cfg: Section) -> str:
 
 def save(cfg: Section, path: Path) -> Path:
     """Write the resolved config, whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(dump(cfg), encoding="utf-8")
-    partial.replace(path)
-    return path
+    return write_atomic(path, dump(cfg))
 
 
 def key_of(*parts: Any) -> str:
