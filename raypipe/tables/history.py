@@ -1,12 +1,16 @@
-"""What each commit of a Delta log says, and when it was made.
+"""The commits of a Delta log: what each says, and when it was made.
 
-deltalake's `history()` counts down from the newest version over the commits that have a `commitInfo`. That action is optional,
-so one commit without it gives every older entry a wrong number. Here a commit's number is its file's name.
+deltalake's `history()` is not used: it counts down from the newest version over the commits that
+have a `commitInfo`. That action is optional, so a single commit without it gives every older entry
+a wrong number. Here the number of a commit is the name of its file.
 
-When a commit was made: its in-commit timestamp where the table has those (`delta.enableInCommitTimestamps`), else the time of
-its file, moved forward by a millisecond where it is not later than the one before, as the protocol says. `commitInfo.timestamp`
-is the writer's own clock and proves nothing. A copy of a table has new file times; in-commit timestamps travel with it.
-Source: the Delta protocol, sections "In-Commit Timestamps", "Commit Provenance Information"; Spark's DeltaHistoryManager.
+Time of a commit: its in-commit timestamp where the table has those
+(`delta.enableInCommitTimestamps`). Otherwise the time of its file; where that is not later than the
+commit before, one millisecond after it, as the protocol says. `commitInfo.timestamp` is the
+writer's own clock and proves nothing. A copied table has new file times; in-commit timestamps are
+copied with it.
+Source: the Delta protocol, sections "In-Commit Timestamps", "Commit Provenance Information";
+Spark's DeltaHistoryManager.
 """
 
 from __future__ import annotations
@@ -26,111 +30,178 @@ from raypipe.tables import storage
 from raypipe.tables.fragment import Options, local, remote
 
 READERS = 8  # a commit is a small file: reading waits more than it computes
-_COMMIT = re.compile(r"(\d{20})\.json")
+_COMMIT_FILE = re.compile(r"(\d{20})\.json")
 
 
 def commits(
     delta: DeltaTable, uri: str, storage_options: Options, after: int = -1
 ) -> list[dict[str, Any]]:
-    """One entry a commit after version `after` and up to this one, newest first: what its commitInfo says, and
+    """The commits after version `after` and up to this version, newest first.
 
-    version, timestamp (ms), operation ("" when the writer did not say), changes (did rows come, go or change).
+    Each entry has the fields of its commitInfo and: version; timestamp (ms); operation ("" when the
+    writer gave none); changes (True when rows were added, removed or changed). Raises DataError.
     """
     log = _Log(uri, storage_options)
-    times = _monotonic({v: ms for v, ms in log.times().items() if v <= delta.version()})
-    wanted = [v for v in times if v > after]
+    file_times = {}
+    for version, ms in log.times().items():
+        if version <= delta.version():
+            file_times[version] = ms
+    times = _strictly_rising(file_times)
+
+    # `times` needs every earlier file; only the requested commits are read.
+    versions = [version for version in times if version > after]
     with ThreadPoolExecutor(READERS) as pool:
-        found = dict(zip(wanted, pool.map(log.commit, wanted), strict=True))
+        contents = dict(zip(versions, pool.map(log.commit, versions), strict=True))
+
     entries = []
-    for version in sorted(found, reverse=True):
-        info, changes = found[version]
-        own = {"version": version, "timestamp": times[version], "changes": changes}
-        if _has_own_time(delta, version) and isinstance(ms := info.get("inCommitTimestamp"), int):
-            own["timestamp"] = ms
-        entries.append({"operation": "", **info, **own})
+    for version in sorted(contents, reverse=True):
+        info, changes = contents[version]
+        timestamp = times[version]
+        own_time = info.get("inCommitTimestamp")
+        if _has_own_time(delta, version) and isinstance(own_time, int):
+            timestamp = own_time
+        # Computed values come last: the writer's own fields of these names prove nothing.
+        computed = {
+            "version": version,
+            "timestamp": timestamp,
+            "changes": changes,
+        }
+        entries.append({"operation": "", **info, **computed})
     return entries
 
 
 def at(delta: DeltaTable, uri: str, storage_options: Options, moment: datetime) -> int:
-    """The newest version that was made at `moment` or before. Raises DataError when the log names none."""
-    entries = commits(delta, uri, storage_options)
-    made = {e["version"]: e["timestamp"] for e in entries}
-    told = delta.metadata().configuration
-    first, since = (
-        told.get(f"delta.inCommitTimestampEnablement{what}") for what in ("Version", "Timestamp")
-    )
+    """The newest version made at `moment` or earlier. Raises DataError when there is none."""
+    times = {}
+    for entry in commits(delta, uri, storage_options):
+        times[entry["version"]] = entry["timestamp"]
+
     ms = moment.timestamp() * 1000
-    if (
-        first is not None and since is not None
-    ):  # two clocks: each is asked for its own part of the log
-        made = {v: t for v, t in made.items() if (v >= int(first)) == (ms >= int(since))}
-    before = [version for version, when in made.items() if when <= ms]
-    if not before:
-        oldest = min(made, default=None)
-        raise DataError(
-            f"{uri} has no version as old as that",
-            got=moment.isoformat(),
-            rule=""
-            if oldest is None
-            else f"The oldest that its log names is {oldest} of {shown(made[oldest])}",
-            fix="raypipe table list shows versions and their times",
-        )
-    return max(before)
+    times = _on_one_clock(delta, times, ms)
+    earlier = [version for version, made in times.items() if made <= ms]
+    if earlier:
+        return max(earlier)
+
+    rule = ""
+    if times:
+        oldest = min(times)
+        rule = f"The oldest that its log names is {oldest} of {shown(times[oldest])}"
+    raise DataError(
+        f"{uri} has no version as old as that",
+        got=moment.isoformat(),
+        rule=rule,
+        fix="raypipe table list shows versions and their times",
+    )
+
+
+def _on_one_clock(delta: DeltaTable, times: dict[int, int], ms: float) -> dict[int, int]:
+    """The commits whose times may be compared with `ms`.
+
+    When in-commit timestamps were enabled later than the first commit, the log has two clocks: file
+    times before that commit, in-commit timestamps from it on. Only the part on the side of `ms`
+    counts.
+    """
+    properties = delta.metadata().configuration
+    first = properties.get("delta.inCommitTimestampEnablementVersion")
+    since = properties.get("delta.inCommitTimestampEnablementTimestamp")
+    if first is None or since is None:
+        return times
+
+    wants_own_times = ms >= int(since)
+    same_side = {}
+    for version, made in times.items():
+        if (version >= int(first)) == wants_own_times:
+            same_side[version] = made
+    return same_side
 
 
 def shown(ms: int) -> str:
+    """A time in milliseconds as 2026-11-01T00:00:00Z."""
     return f"{datetime.fromtimestamp(ms / 1000, timezone.utc):%Y-%m-%dT%H:%M:%SZ}"
 
 
 def _has_own_time(delta: DeltaTable, version: int) -> bool:
-    told = delta.metadata().configuration
-    if (told.get("delta.enableInCommitTimestamps") or "").lower() != "true":
+    """Whether the table had in-commit timestamps when it wrote this version."""
+    properties = delta.metadata().configuration
+    enabled = properties.get("delta.enableInCommitTimestamps") or ""
+    if enabled.lower() != "true":
         return False
-    return version >= int(told.get("delta.inCommitTimestampEnablementVersion") or 0)
+    first = properties.get("delta.inCommitTimestampEnablementVersion") or 0
+    return version >= int(first)
 
 
-def _monotonic(times: dict[int, int]) -> dict[int, int]:
-    found: dict[int, int] = {}
+def _strictly_rising(times: dict[int, int]) -> dict[int, int]:
+    """Each version's time, at least one millisecond after the version before."""
+    rising: dict[int, int] = {}
     last = -1
     for version in sorted(times):
-        last = found[version] = max(times[version], last + 1)
-    return found
+        last = max(times[version], last + 1)
+        rising[version] = last
+    return rising
 
 
 class _Log:
-    """The commit files of a table: their times (ms), and what one says."""
+    """The commit files of a table, local or in an object store."""
 
     def __init__(self, uri: str, storage_options: Options) -> None:
         self.uri = uri
         self.store: Any = remote(uri, tuple(sorted((storage_options or {}).items())))
-        self.folder = Path(local(uri), "_delta_log") if self.store is None else "_delta_log"
+        if self.store is None:
+            self.folder: Path | str = Path(local(uri), "_delta_log")
+        else:
+            self.folder = "_delta_log"
 
     def times(self) -> dict[int, int]:
+        """The modification time (ms) of each commit file, by version. Raises DataError."""
         try:
-            if isinstance(self.folder, Path):
-                listed = [(p.name, p.stat().st_mtime_ns) for p in self.folder.iterdir()]
-            else:
-                infos = self.store.get_file_info(FileSelector(self.folder))
-                listed = [(i.base_name, i.mtime_ns or 0) for i in infos]
+            listed = self._listed()
         except OSError as e:
             raise storage.refusal(e, self.uri, "The table's log cannot be listed") from None
-        named = [(_COMMIT.fullmatch(name), ns) for name, ns in listed]
-        return {int(match[1]): ns // 1_000_000 for match, ns in named if match}
+
+        # The folder also holds checkpoints and checksums.
+        times = {}
+        for name, ns in listed:
+            match = _COMMIT_FILE.fullmatch(name)
+            if match:
+                times[int(match[1])] = ns // 1_000_000
+        return times
+
+    def _listed(self) -> list[tuple[str, int]]:
+        """Name and modification time (ns) of every file in the log's folder."""
+        if isinstance(self.folder, Path):
+            return [(path.name, path.stat().st_mtime_ns) for path in self.folder.iterdir()]
+
+        entries = self.store.get_file_info(FileSelector(self.folder))
+        # Not every store gives a time.
+        return [(entry.base_name, entry.mtime_ns or 0) for entry in entries]
 
     def commit(self, version: int) -> tuple[dict[str, Any], bool]:
-        """Its commitInfo, and whether rows came, went or changed: a compaction moves rows and changes none."""
-        name = f"{version:020d}.json"
+        """The commitInfo of a version, and whether rows were added, removed or changed.
+
+        A compaction moves rows and changes none. Raises DataError.
+        """
         try:
-            if isinstance(self.folder, Path):
-                text = (self.folder / name).read_text(encoding="utf-8")
-            else:
-                with self.store.open_input_stream(f"{self.folder}/{name}") as stream:
-                    text = stream.read().decode()
+            text = self._text(f"{version:020d}.json")
             actions = [json.loads(line) for line in text.splitlines() if line.strip()]
         except (OSError, ValueError) as e:
-            raise storage.refusal(
-                e, self.uri, f"Version {version} of the table's log cannot be read"
-            ) from None
-        info: dict[str, Any] = next((a["commitInfo"] for a in actions if a.get("commitInfo")), {})
-        files = [a[kind] for a in actions for kind in ("add", "remove") if a.get(kind)]
-        return info, any(f.get("dataChange", True) for f in files)
+            what = f"Version {version} of the table's log cannot be read"
+            raise storage.refusal(e, self.uri, what) from None
+
+        # One action a line: the first commitInfo counts, and every added or removed file.
+        info: dict[str, Any] = {}
+        changes = False
+        for action in actions:
+            if not info and action.get("commitInfo"):
+                info = action["commitInfo"]
+            for kind in ("add", "remove"):
+                file = action.get(kind)
+                if file and file.get("dataChange", True):
+                    changes = True
+        return info, changes
+
+    def _text(self, name: str) -> str:
+        if isinstance(self.folder, Path):
+            return (self.folder / name).read_text(encoding="utf-8")
+        with self.store.open_input_stream(f"{self.folder}/{name}") as stream:
+            text: str = stream.read().decode()
+        return text

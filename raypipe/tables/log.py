@@ -1,7 +1,11 @@
-"""What the Delta log says about one version: its files, their partition values, deleted rows, statistics, column names.
+"""The data files of one table version, as the Delta log lists them.
 
-The log is replayed by deltalake; here its answers become the fragments that a reader needs. Partition values come typed from
-the strings of the log, never from folder names. Statistics only ever rule a file out when no row of it can match.
+deltalake replays the log. This module turns its answers into the fragments that a reader needs:
+files, partition values, deleted rows, statistics and column names. Partition values get their types
+from the strings of the log, never from folder names. Statistics skip a file only when none of its
+rows can match.
+
+Names: arrays with the suffix _N have one entry a row of a file (or a file of the log).
 """
 
 from __future__ import annotations
@@ -17,22 +21,24 @@ from deltalake import DeltaTable
 
 from raypipe.errors import DataError, nearest
 from raypipe.tables import conditions, protocol
+from raypipe.tables.casting import FIELD_ID, PARQUET_FIELD_ID, PHYSICAL_NAME, position
 from raypipe.tables.conditions import Where
 from raypipe.tables.fragment import (
-    FIELD_ID,
-    PHYSICAL_NAME,
     Fragment,
     Options,
     matches,
     open_file,
-    position,
     with_fields,
 )
 
 
 @dataclass(frozen=True)
 class File:
-    """One data file of a version; `keep_N` says which rows are not deleted (None: all), and may be shorter than the file."""
+    """One data file of a version.
+
+    `keep_N` says which rows are not deleted; None keeps all. It may be shorter than the file: rows
+    behind its end are kept.
+    """
 
     uri: str
     path: str
@@ -41,172 +47,224 @@ class File:
 
 
 def files(delta: DeltaTable, uri: str, where: Where) -> tuple[list[File], pa.Schema]:
-    """The files that may hold a match, oldest first, and the schema; its fields carry the names a file has for them, if mapped.
+    """The files that may hold a match, oldest first, and the table's schema.
 
-    Raises DataError when the version uses a feature that we would read wrong.
+    With column mapping, the schema's fields carry the ids or names under which files store them.
+    Raises DataError when the version uses a feature that raypipe would read wrong.
     """
-    protocol.preflight(delta)  # the pinned version may use a feature that the newest no longer does
+    # The pinned version may use a feature that the newest version no longer uses.
+    protocol.preflight(delta)
     schema = _schema(delta)
-    for name, wanted in where.items():
-        if name not in schema.names:
-            raise DataError(
-                f"{delta.table_uri} has no column {name!r}", fix=nearest(name, schema.names)
-            )
-        conditions.values(
-            [wanted] if isinstance(wanted, str) else wanted, schema.field(name).type, name
-        )
-    actions = pa.table(delta.get_add_actions(flatten=True)).sort_by(
-        [("modification_time", "ascending"), ("path", "ascending")]
-    )
-    actions = actions.filter(pa.array(_may_match(actions, schema, where)))
-    names = delta.metadata().partition_columns
-    masks = _masks(delta)
-    found = []
-    for i, path in enumerate(actions["path"].to_pylist()):
-        root, path = place(delta.table_uri, path)
-        partition = tuple((n, actions[f"partition.{n}"][i]) for n in names)
-        keep_N = masks.pop(_identity(root, path), None)
-        # A catalog's table is opened by its name again, for credentials of its own.
-        found.append(
-            File(uri if root == delta.table_uri.rstrip("/") else root, path, partition, keep_N)
-        )
+    _check_conditions(delta, schema, where)
+
+    # One add action a file, oldest first, without the files that cannot match.
+    order = [
+        ("modification_time", "ascending"),
+        ("path", "ascending"),
+    ]
+    actions = pa.table(delta.get_add_actions(flatten=True)).sort_by(order)
+    keep_N = _may_match(actions, schema, where)
+    actions = actions.filter(pa.array(keep_N))
+
+    partition_columns = delta.metadata().partition_columns
+    masks = _deletion_masks(delta)
+    table_root = delta.table_uri.rstrip("/")
+    selected = []
+    for i, logged_path in enumerate(actions["path"].to_pylist()):
+        root, path = place(delta.table_uri, logged_path)
+        partition = tuple((name, actions[f"partition.{name}"][i]) for name in partition_columns)
+        mask = masks.pop(_mask_key(root, path), None)
+        # A catalog's table is opened by its own name again: its credentials belong to that name.
+        opened_under = uri if root == table_root else root
+        selected.append(File(opened_under, path, partition, mask))
+
+    # With conditions, masks of skipped files are left over. Without, each mask must have its file.
     if masks and not where:
         raise DataError(
             f"{delta.table_uri} has deletion vectors for files that its log does not name",
             got=sorted(masks)[0],
         )
-    return found, schema
+    return selected, schema
+
+
+def _check_conditions(delta: DeltaTable, schema: pa.Schema, where: Where) -> None:
+    """Raise DataError for a condition on a missing column, or with a value of the wrong type."""
+    for name, wanted in where.items():
+        if name not in schema.names:
+            raise DataError(
+                f"{delta.table_uri} has no column {name!r}",
+                fix=nearest(name, schema.names),
+            )
+        texts = [wanted] if isinstance(wanted, str) else wanted
+        # The values are not used here: this call raises for a text that the type cannot hold.
+        conditions.values(texts, schema.field(name).type, name)
 
 
 def row_groups(
     file: File, schema: pa.Schema, sample: float, storage_options: Options
 ) -> list[Fragment]:
-    """The file's row groups, from its footer; a `sample` of 0.1 leaves about every tenth row, the same ones each time."""
+    """The row groups of a file, from its footer.
+
+    A `sample` of 0.1 keeps about every tenth row, the same rows each time. Raises DataError.
+    """
     opened = open_file(file.uri, file.path, storage_options)
-    footer, names = opened.metadata, _names(opened.schema_arrow, schema, file)
-    gone_N = np.zeros(footer.num_rows, bool)
-    if file.keep_N is not None:
-        if len(file.keep_N) > footer.num_rows:
-            raise DataError(
-                "A deletion vector names rows that its file does not have", got=file.path
-            )
-        gone_N[: len(file.keep_N)] = ~file.keep_N
-    if sample < 1:
-        seed = np.frombuffer(
-            file.path.rpartition("/")[2].encode(), np.uint8
-        )  # a copy of the table has the same sample
-        gone_N |= np.random.default_rng(seed).random(footer.num_rows) >= sample
-    found, start = [], 0
-    for g in range(footer.num_row_groups):
-        group = footer.row_group(g)
-        mine_N = gone_N[start : start + group.num_rows]
-        deleted = np.packbits(mine_N).tobytes() if mine_N.any() else b""
-        found.append(
+    footer = opened.metadata
+    names = _stored_names(opened.schema_arrow, schema, file)
+    deleted_N = _deleted_rows(file, footer.num_rows, sample)
+    fragments, start = [], 0
+    for number in range(footer.num_row_groups):
+        group = footer.row_group(number)
+        deleted = deleted_N[start : start + group.num_rows]
+        fragments.append(
             Fragment(
-                file.uri,
-                file.path,
-                g,
-                len(mine_N),
-                group.total_byte_size,
-                file.partition,
-                names,
-                deleted,
+                uri=file.uri,
+                path=file.path,
+                row_group=number,
+                rows=len(deleted),
+                bytes=group.total_byte_size,
+                partition=file.partition,
+                names=names,
+                deleted=np.packbits(deleted).tobytes() if deleted.any() else b"",
             )
         )
         start += group.num_rows
-    return found
+
+    return fragments
+
+
+def _deleted_rows(file: File, rows: int, sample: float) -> np.ndarray:
+    """One bool a row: deleted by a deletion vector, or outside of the sample."""
+    deleted_N = np.zeros(rows, bool)
+
+    if file.keep_N is not None:
+        if len(file.keep_N) > rows:
+            raise DataError(
+                "A deletion vector names rows that its file does not have", got=file.path
+            )
+        deleted_N[: len(file.keep_N)] = ~file.keep_N
+
+    if sample < 1:
+        # The seed is the file's own name, so a copy of the table has the same sample.
+        file_name = file.path.rpartition("/")[2]
+        seed = np.frombuffer(file_name.encode(), np.uint8)
+        deleted_N |= np.random.default_rng(seed).random(rows) >= sample
+    return deleted_N
 
 
 def _schema(delta: DeltaTable) -> pa.Schema:
-    """The table's schema with exactly the metadata that finds a field in a file: its id, its physical name, or none."""
-    told = delta.protocol()
-    able = told.min_reader_version == 2 or "columnMapping" in (told.reader_features or ())
-    mode = delta.metadata().configuration.get("delta.columnMapping.mode") if able else None
-    key = {"name": PHYSICAL_NAME, "id": FIELD_ID}.get(mode or "none")
+    """The table's Arrow schema.
 
-    def kept(field: pa.Field) -> pa.Field:
-        told = (field.metadata or {}).get(key) if key else None
-        return field.with_metadata({key: told} if told else None)
+    The only metadata that a field keeps is what finds it in a file: its id or physical name with
+    column mapping, nothing without.
+    """
+    mode = protocol.mapping(delta)
+    key = {"name": PHYSICAL_NAME, "id": FIELD_ID}.get(mode)
 
-    return pa.schema(
-        [kept(f.with_type(with_fields(f.type, kept))) for f in pa.schema(delta.schema().to_arrow())]
-    )
+    def keep_key(field: pa.Field) -> pa.Field:
+        value = (field.metadata or {}).get(key) if key else None
+        return field.with_metadata({key: value} if value else None)
+
+    fields = []
+    for field in pa.schema(delta.schema().to_arrow()):
+        fields.append(keep_key(field.with_type(with_fields(field.type, keep_key))))
+    return pa.schema(fields)
 
 
-def _names(stored: pa.Schema, schema: pa.Schema, file: File) -> tuple[tuple[str, str], ...]:
-    mapped = [f for f in schema if f.metadata and f.name not in dict(file.partition)]
-    if any(FIELD_ID in f.metadata for f in mapped) and not any(
-        b"PARQUET:field_id" in (f.metadata or {}) for f in stored
-    ):
+def _stored_names(stored: pa.Schema, schema: pa.Schema, file: File) -> tuple[tuple[str, str], ...]:
+    """(name in the table, name in the file) where they differ; "" when the file lacks it."""
+    partition = dict(file.partition)
+    fields = [field for field in schema if field.name not in partition]
+    mapped_by_id = any(FIELD_ID in (field.metadata or {}) for field in fields)
+    file_has_ids = any(PARQUET_FIELD_ID in (field.metadata or {}) for field in stored)
+    if mapped_by_id and not file_has_ids:
         raise DataError(
             "Columns are mapped by id and a file has no ids",
             got=file.path,
             rule="A table is read in full or refused",
             fix="Rewrite the table with the engine that made it",
         )
-    fields = [f for f in schema if f.name not in dict(file.partition)]
-    found = ((f.name, stored.names[i] if (i := position(stored, f)) >= 0 else "") for f in fields)
-    return tuple((ours, theirs) for ours, theirs in found if ours != theirs)
+
+    names = []
+    for field in fields:
+        # A column that was added after the file was written has no place in it.
+        index = position(stored, field)
+        stored_name = stored.names[index] if index >= 0 else ""
+        if stored_name != field.name:
+            names.append((field.name, stored_name))
+    return tuple(names)
 
 
 def _may_match(actions: pa.Table, schema: pa.Schema, where: Where) -> np.ndarray:
+    """One bool a file: partition values and statistics do not rule out a match."""
     keep_N = np.ones(len(actions), bool)
     for name, wanted in where.items():
-        values = [wanted] if isinstance(wanted, str) else wanted
-        if f"partition.{name}" in actions.column_names:
-            keep_N &= matches(
-                actions[f"partition.{name}"].cast(schema.field(name).type), values, name
-            )
-            continue
+        texts = [wanted] if isinstance(wanted, str) else wanted
         field = schema.field(name)
-        physical = (field.metadata or {}).get(PHYSICAL_NAME, name.encode()).decode()
-        low, high = (
-            actions[f"{end}.{physical}"] if f"{end}.{physical}" in actions.column_names else None
-            for end in ("min", "max")
-        )
-        if FIELD_ID in (field.metadata or {}) or low is None or high is None:
+        partition = f"partition.{name}"
+        if partition in actions.column_names:
+            # The log holds partition values as text; the schema says their type.
+            values = actions[partition].cast(field.type)
+            keep_N &= matches(values, texts, name)
             continue
-        keep_N &= _overlaps(low, high, values, field.type)
+
+        metadata = field.metadata or {}
+        physical = metadata.get(PHYSICAL_NAME, name.encode()).decode()
+        low, high = f"min.{physical}", f"max.{physical}"
+        has_statistics = low in actions.column_names and high in actions.column_names
+        # Mapped by id, the statistics are not under the column's name.
+        if has_statistics and FIELD_ID not in metadata:
+            keep_N &= _overlaps(actions[low], actions[high], texts, field.type)
     return keep_N
 
 
 def _overlaps(
-    low: pa.ChunkedArray, high: pa.ChunkedArray, values: list[str], kind: pa.DataType
+    low: pa.ChunkedArray, high: pa.ChunkedArray, texts: list[str], kind: pa.DataType
 ) -> np.ndarray:
-    """Files whose range of a column may hold one of the values. Only for types whose text and order leave no doubt."""
-    everything: np.ndarray = np.ones(len(low), bool)
-    if (
-        not (pa.types.is_string(kind) or pa.types.is_integer(kind) or pa.types.is_date(kind))
-        or low.type != kind
-    ):
-        return everything
-    points = conditions.values(values, kind, "")
-    hit = np.zeros(len(low), bool)
-    for point in points:
-        inside = pc.and_(pc.less_equal(low, point), pc.greater_equal(high, point))
-        hit |= pc.fill_null(inside, True).to_numpy()  # no statistics: it may
-    return hit
+    """One bool a file: one of the values may lie between its minimum and maximum.
+
+    Only strings, whole numbers and dates are compared: their order in the statistics is certain.
+    """
+    is_ordered = pa.types.is_string(kind) or pa.types.is_integer(kind) or pa.types.is_date(kind)
+    if not is_ordered or low.type != kind:
+        return np.ones(len(low), bool)
+
+    overlap_N = np.zeros(len(low), bool)
+    for value in conditions.values(texts, kind, ""):
+        inside = pc.and_(
+            pc.less_equal(low, value),
+            pc.greater_equal(high, value),
+        )
+        # A file without statistics may hold any value.
+        overlap_N |= pc.fill_null(inside, True).to_numpy()
+    return overlap_N
 
 
-def _masks(delta: DeltaTable) -> dict[str, np.ndarray]:
+def _deletion_masks(delta: DeltaTable) -> dict[str, np.ndarray]:
+    """The rows to keep of each file with a deletion vector, by `_mask_key`. Raises DataError."""
     if "deletionVectors" not in (delta.protocol().reader_features or ()):
         return {}
     try:
-        found = pa.table(delta.deletion_vectors())
-    except Exception as e:  # deltalake raises its own, OSError or plain Exception for a missing, short or damaged vector
+        vectors = pa.table(delta.deletion_vectors())
+    except Exception as e:
+        # For a missing, short or damaged vector deltalake raises its own error, OSError or
+        # a bare Exception.
         raise DataError(
             f"A deletion vector of {delta.table_uri} cannot be read: {' '.join(str(e).split())}",
             rule="Without it deleted rows would come back",
         ) from None
-    files, keeps = (
-        found["filepath"].to_pylist(),
-        (k.values for chunk in found["selection_vector"].chunks for k in chunk),
-    )
-    return {unquote(f): k.to_numpy(zero_copy_only=False) for f, k in zip(files, keeps, strict=True)}
+    masks = {}
+    paths, selections = vectors["filepath"].to_pylist(), vectors["selection_vector"]
+    for path, selection in zip(paths, selections, strict=True):
+        masks[unquote(path)] = selection.values.to_numpy(zero_copy_only=False)
+    return masks
 
 
 def place(table_uri: str, path: str) -> tuple[str, str]:
-    """Under which address to open a file, and its path there. The log holds paths percent-encoded, relative or absolute."""
+    """The address to open a file under, and its path there.
+
+    `path` is as the log has it: percent-encoded, relative or absolute. Raises DataError when a
+    local table names a file in a store.
+    """
     root, parts = table_uri.rstrip("/"), urlsplit(path)
     if root.startswith("file://") or "://" not in root:
         root = unquote(root.removeprefix("file://"))
@@ -216,11 +274,15 @@ def place(table_uri: str, path: str) -> tuple[str, str]:
                 got=path,
                 rule="A local table has local files",
             )
-        return root, str(PurePosixPath(root, unquote(parts.path)))  # an absolute path stays
+        # PurePosixPath ignores the root when the second path is absolute.
+        return root, str(PurePosixPath(root, unquote(parts.path)))
     if not parts.scheme:
         return root, unquote(path)
-    return f"{parts.scheme}://{parts.netloc}", unquote(parts.path).lstrip("/")  # a shallow clone
+
+    # A shallow clone names the files of another table by their full address.
+    return f"{parts.scheme}://{parts.netloc}", unquote(parts.path).lstrip("/")
 
 
-def _identity(uri: str, path: str) -> str:
+def _mask_key(uri: str, path: str) -> str:
+    """The file's full address, as deltalake's deletion vectors name it."""
     return f"file://{path}" if path.startswith("/") else f"{uri}/{path}"

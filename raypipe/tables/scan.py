@@ -1,8 +1,14 @@
-"""Read of one pinned table version: planned from the log and the footers, then row group by row group, here or on a cluster.
+"""Read one pinned table version, here or on a Ray cluster, one row group at a time.
 
-The driver reads the log and the Parquet footers, never the images. Files that partition values or the log's statistics rule out
-are not opened at all. A task opens one file and reads one row group of the columns asked for (`fragment.read`), so it holds one
-row group and no more. Ray Data's own Delta reader is not used: see protocol.py.
+How a read goes:
+1. Plan, on the driver: read the log and the Parquet footers, never images. Files that partition
+   values or the log's statistics rule out are not opened.
+2. Read: `fragment.read` opens one file and reads the requested columns of one row group. A task
+   therefore holds one row group in memory and no more.
+3. Small columns of a whole file are read together, by threads of this process.
+
+Ray Data's own Delta reader is not used; protocol.py says why.
+Names: arrays with the suffix _N have one entry a row.
 """
 
 from __future__ import annotations
@@ -11,6 +17,7 @@ import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -36,88 +43,125 @@ __all__ = [
     "rows",
     "starts",
 ]
-FILE, ROW = (
-    "raypipe.file",
-    "raypipe.row",
-)  # columns of `placed` and `located`: a table may have its own `row`
+# Columns of `placed` and `located`. The prefix keeps them apart from a table's own `row`.
+FILE = "raypipe.file"
+ROW = "raypipe.row"
 THREADS = 8  # reading small columns waits for storage more than it computes
+
+
+@dataclass(frozen=True)
+class _Read:
+    """What to read: row groups, columns in the types of `schema`, rows that match `where`."""
+
+    fragments: list[Fragment]
+    schema: pa.Schema
+    columns: list[str]
+    where: Where
+    storage_options: Options
+
+    def read(self, run: Sequence[Fragment]) -> tuple[pa.Table, np.ndarray]:
+        """The matching rows of neighbouring row groups, and their physical numbers."""
+        return fragment.read(run, self.schema, self.columns, self.where, self.storage_options)
 
 
 def plan(
     table: ImageTable, pinned: TableVersion, where: Where | None = None
 ) -> tuple[list[Fragment], pa.Schema]:
-    """Every row group of the version that may hold a match for `where`, and the table's Arrow schema.
+    """Every row group of the version that may hold a match for `where`, and the table's schema.
 
-    Files come in the order they were written, then by name: the same whenever this version is read. With `table.sample` below
-    1 all but that share of the rows count as deleted. Raises DataError for a table that cannot be read right.
+    Files come in the order they were written, then by name: the same order at every read. With
+    `table.sample` below 1, the rows outside of the sample count as deleted. Raises DataError for a
+    table that raypipe cannot read right.
     """
     files, schema = log.files(table.delta(pinned.version), table.uri, where or {})
+
+    def row_groups(file: log.File) -> list[Fragment]:
+        return log.row_groups(file, schema, table.sample, table.storage_options)
+
+    # Each file costs one read of its footer. `map` keeps the order of the files.
+    fragments = []
     with ThreadPoolExecutor(THREADS) as pool:
-        per_file = pool.map(
-            lambda file: log.row_groups(file, schema, table.sample, table.storage_options), files
-        )
-        return [f for fragments in per_file for f in fragments], schema
+        for groups in pool.map(row_groups, files):
+            fragments += groups
+    return fragments, schema
 
 
 def rows(
     table: ImageTable, pinned: TableVersion, columns: list[str], where: Where | None = None
 ) -> pa.Table:
-    """Small columns (ids, labels, splits) of a version, read here. Raises DataError for a column that is not there."""
-    columns = list(dict.fromkeys(columns))  # one column may play two roles
-    fragments, schema, asked = _planned(table, pinned, columns, where or {})
-    found = [
-        part for _, part, _ in _read_here(fragments, schema, columns, asked, table.storage_options)
-    ]
-    return pa.concat_tables([fragment.shown(schema, columns).empty_table(), *found])
+    """Read small columns (ids, labels, splits) of a version into this process.
+
+    Raises DataError for a column that is not there.
+    """
+    planned = _plan_read(table, pinned, columns, where)
+
+    # The empty table gives the types when no row matches.
+    schema = fragment.shown(planned.schema, planned.columns)
+    parts = [schema.empty_table()]
+    for _, part, _ in _read_here(planned):
+        parts.append(part)
+    return pa.concat_tables(parts)
 
 
 def located(
     table: ImageTable, pinned: TableVersion, columns: list[str], where: Where | None = None
 ) -> list[tuple[Fragment, pa.Table]]:
-    """Where each row that a reader sees is kept: for every row group with one, the columns and ROW (int32), its place there.
+    """Read small columns together with the place of each row.
 
-    A fragment and a row name an image for as long as its file exists: `binary(fragment, column, storage_options)[row]`.
+    Returns each row group that has a matching row, with the columns and ROW (int32): the row's
+    number in its row group. Fragment and number name an image as long as its file exists:
+    `binary(fragment, column, storage_options)[row]`.
     """
-    columns = list(dict.fromkeys(columns))  # one column may play two roles
-    fragments, schema, asked = _planned(table, pinned, columns, where or {})
-    out = []
-    for run, found, rows_N in _read_here(fragments, schema, columns, asked, table.storage_options):
-        starts = np.cumsum([0] + [f.rows for f in run])
-        cuts = np.searchsorted(rows_N, starts).tolist()
-        for part, start, (a, b) in zip(run, starts[:-1], itertools.pairwise(cuts), strict=True):
-            if a < b:
-                place = pa.array((rows_N[a:b] - start).astype(np.int32))
-                out.append((part, found.slice(a, b - a).append_column(ROW, place)))
-    return out
+    planned = _plan_read(table, pinned, columns, where)
+
+    located_rows = []
+    for run, part, rows_N in _read_here(planned):
+        # Cut the rows of the run at the borders of its row groups.
+        borders = np.cumsum([0] + [group.rows for group in run])
+        cuts = np.searchsorted(rows_N, borders).tolist()
+        for i, group in enumerate(run):
+            first, last = cuts[i], cuts[i + 1]
+            if first == last:
+                continue
+            values = part.slice(first, last - first)
+
+            # Numbers within the run become numbers within the row group.
+            numbers = rows_N[first:last] - borders[i]
+            values = values.append_column(ROW, pa.array(numbers.astype(np.int32)))
+            located_rows.append((group, values))
+    return located_rows
 
 
 def dataset(
     table: ImageTable, pinned: TableVersion, columns: list[str], where: Where | None = None
 ) -> ray.data.Dataset:
     """The version as a lazy Ray Data set of Arrow blocks, read by tasks anywhere on the cluster."""
-    columns = list(dict.fromkeys(columns))  # one column may play two roles
-    fragments, schema, asked = _planned(table, pinned, columns, where or {})
-    return distributed(fragments, schema, columns, asked, table.storage_options)
+    return _ray_dataset(_plan_read(table, pinned, columns, where))
 
 
 def placed(
     table: ImageTable, pinned: TableVersion, columns: list[str], where: Where | None = None
 ) -> tuple[ray.data.Dataset, list[Fragment]]:
-    """As `dataset`, with where each row is kept: column FILE numbers the row group in the list, ROW is its place there."""
-    columns = list(dict.fromkeys(columns))  # one column may play two roles
-    fragments, schema, asked = _planned(table, pinned, columns, where or {})
-    source = _Scan(fragments, schema, columns, asked, table.storage_options, placed=True)
-    return ray.data.read_datasource(source, override_num_blocks=len(fragments) or 1), fragments
+    """Like `dataset`, with the place of each row.
+
+    Column FILE is the number of its row group in the returned list. Column ROW is its number in
+    the row group.
+    """
+    planned = _plan_read(table, pinned, columns, where)
+    return _ray_dataset(planned, with_places=True), planned.fragments
 
 
 def starts(fragments: Sequence[Fragment]) -> list[int]:
-    """The number in its file of each row group's first row. A plan has every row group of its files, in order."""
-    ends: Counter[str] = Counter()
-    found = []
-    for part in fragments:
-        found.append(ends[part.path])
-        ends[part.path] += part.rows
-    return found
+    """The number in its file of each row group's first row.
+
+    `fragments` has every row group of its files, in order, as `plan` returns them.
+    """
+    rows_so_far: Counter[str] = Counter()
+    first_rows = []
+    for group in fragments:
+        first_rows.append(rows_so_far[group.path])
+        rows_so_far[group.path] += group.rows
+    return first_rows
 
 
 def distributed(
@@ -128,110 +172,136 @@ def distributed(
     storage_options: Options,
 ) -> ray.data.Dataset:
     """The rows of planned fragments as a lazy Ray Data set, one read task a row group."""
-    source = _Scan(fragments, schema, columns, where, storage_options)
-    return ray.data.read_datasource(source, override_num_blocks=len(fragments) or 1)
+    return _ray_dataset(_Read(fragments, schema, list(columns), where, storage_options))
+
+
+def _ray_dataset(planned: _Read, with_places: bool = False) -> ray.data.Dataset:
+    # At least one block, also for a table without rows.
+    blocks = max(1, len(planned.fragments))
+    return ray.data.read_datasource(
+        _Scan(planned, with_places),
+        override_num_blocks=blocks,
+    )
 
 
 class _Scan(Datasource):
-    """A Ray Data source: one read task a fragment."""
+    """A Ray Data source with one read task a fragment."""
 
-    def __init__(
-        self,
-        fragments: list[Fragment],
-        schema: pa.Schema,
-        columns: Sequence[str],
-        where: Where,
-        storage_options: Options,
-        placed: bool = False,
-    ) -> None:
+    def __init__(self, planned: _Read, with_places: bool) -> None:
         super().__init__()
-        self._fragments, self._args, self._placed = (
-            fragments,
-            (schema, columns, where, storage_options),
-            placed,
-        )
+        self._plan = planned
+        self._with_places = with_places
 
     def get_name(self) -> str:
         return "DeltaImages"
 
     def estimate_inmemory_data_size(self) -> int | None:
-        return sum(f.bytes for f in self._fragments)
+        return sum(group.bytes for group in self._plan.fragments)
 
     def get_read_tasks(
         self, parallelism: int, per_task_row_limit: int | None = None, data_context: object = None
     ) -> list[ReadTask]:
-        schema, columns, where, options = self._args
-        shown, placed = fragment.shown(schema, columns), self._placed
-        if placed:
-            shown = shown.append(pa.field(FILE, pa.int32())).append(pa.field(ROW, pa.int32()))
+        schema = fragment.shown(self._plan.schema, self._plan.columns)
+        if self._with_places:
+            for name in (FILE, ROW):
+                schema = schema.append(pa.field(name, pa.int32()))
 
-        def task(number: int, part: Fragment) -> ReadTask:
-            def read() -> Iterable[pa.Table]:
-                found, rows_N = fragment.read([part], schema, columns, where, options)
-                if placed:
-                    found = found.append_column(
-                        FILE, pa.array(np.full(len(rows_N), number, np.int32))
-                    )
-                    found = found.append_column(ROW, pa.array(rows_N.astype(np.int32)))
-                yield found
-
-            known = part.rows if not where and not part.deleted else None
-            return ReadTask(
-                read,
-                BlockMetadata(num_rows=known, size_bytes=part.bytes, exec_stats=None),
-                schema=shown,
-            )
-
-        return [task(number, part) for number, part in enumerate(self._fragments)]
+        tasks = []
+        for number, group in enumerate(self._plan.fragments):
+            task = _read_task(self._plan, group, number, schema, self._with_places)
+            tasks.append(task)
+        return tasks
 
 
-def _read_here(
-    fragments: list[Fragment],
-    schema: pa.Schema,
-    columns: Sequence[str],
-    where: Where,
-    storage_options: Options,
-) -> Iterator[tuple[list[Fragment], pa.Table, np.ndarray]]:
-    # Small columns of a whole file at once; images stay one row group at a time.
-    large = any(pa.types.is_binary(schema.field(c).type) for c in columns)
-    runs = (
-        [[f] for f in fragments]
-        if large
-        else [list(g) for _, g in itertools.groupby(fragments, key=lambda f: f.path)]
+def _read_task(
+    planned: _Read, group: Fragment, number: int, schema: pa.Schema, with_places: bool
+) -> ReadTask:
+    """The task that reads one row group. `number` is its place in the plan."""
+    # The task travels to a worker: it carries its own fragment, not the list of all fragments.
+    alone = replace(planned, fragments=[group])
+
+    def read() -> Iterable[pa.Table]:
+        part, rows_N = alone.read([group])
+        if with_places:
+            files_N = np.full(len(rows_N), number, np.int32)
+            part = part.append_column(FILE, pa.array(files_N))
+            part = part.append_column(ROW, pa.array(rows_N.astype(np.int32)))
+        yield part
+
+    # With conditions or deleted rows the number of rows is unknown before the read.
+    num_rows = None if planned.where or group.deleted else group.rows
+    metadata = BlockMetadata(
+        num_rows=num_rows,
+        size_bytes=group.bytes,
+        exec_stats=None,
     )
+    return ReadTask(read, metadata, schema=schema)
+
+
+def _read_here(planned: _Read) -> Iterator[tuple[list[Fragment], pa.Table, np.ndarray]]:
+    """Read with threads of this process, in order: row groups, their rows, the rows' numbers."""
+    types = [planned.schema.field(name).type for name in planned.columns]
+    has_images = any(pa.types.is_binary(kind) for kind in types)
+
+    # Small columns of a whole file are read at once, images one row group at a time.
+    runs = []
+    if has_images:
+        runs = [[group] for group in planned.fragments]
+    else:
+        for _, groups in itertools.groupby(planned.fragments, key=lambda group: group.path):
+            runs.append(list(groups))
 
     def read(run: list[Fragment]) -> tuple[list[Fragment], pa.Table, np.ndarray]:
-        return run, *fragment.read(run, schema, columns, where, storage_options)
+        part, rows_N = planned.read(run)
+        return run, part, rows_N
 
     with ThreadPoolExecutor(THREADS) as pool:
         yield from pool.map(read, runs)
 
 
-def _planned(
-    table: ImageTable, pinned: TableVersion, columns: list[str], where: Where
-) -> tuple[list[Fragment], pa.Schema, Where]:
-    """The row groups, the schema with names as text, and the conditions as that schema's columns are to be asked."""
+def _plan_read(
+    table: ImageTable, pinned: TableVersion, columns: list[str], where: Where | None
+) -> _Read:
+    """Plan a read of some columns. Raises DataError for columns that cannot be read.
+
+    Ids, labels and splits are names: their type in the plan is text, whatever type the table keeps.
+    Label 3 is the class "3", labels [a, b] are a|b. Conditions on them become texts as well.
+    """
+    where = where or {}
+    columns = list(dict.fromkeys(columns))  # one column may play two roles
     table.require(table.delta(pinned.version), *columns, *where)
-    if taken := {FILE, ROW} & set(columns):
-        rule = "These names are for where a row is kept"
+
+    reserved = {FILE, ROW} & set(columns)
+    if reserved:
         raise DataError(
-            f"Column {min(taken)!r} of {table.uri} cannot be read", rule=rule, fix="Rename it"
+            f"Column {min(reserved)!r} of {table.uri} cannot be read",
+            rule="These names are for where a row is kept",
+            fix="Rename it",
         )
+
+    # A name is one value a row; only a label may also be a list of tags.
     fragments, schema = plan(table, pinned, where)
-    c = table.columns
-    for name in {c.id, c.label, c.split} & {*columns, *where}:
+    roles = table.columns
+    names = {roles.id, roles.label, roles.split}
+    for name in names & {*columns, *where}:
         kind = schema.field(name).type
-        if pa.types.is_nested(kind) and not (name == c.label and conditions.is_listed(kind)):
+        is_tag_list = name == roles.label and conditions.is_listed(kind)
+        if pa.types.is_nested(kind) and not is_tag_list:
             raise DataError(
                 f"Column {name!r} of {table.uri} cannot name anything",
                 got=str(kind),
                 rule="One value a row",
             )
-    # Ids, labels and splits are names, whatever type a table keeps them in: label 3 is the class "3", labels [a, b] are a|b.
-    named = {c.id, c.label, c.split}
-    where = conditions.as_text(where, schema, named)
-    return (
-        fragments,
-        pa.schema([f.with_type(pa.string()) if f.name in named else f for f in schema]),
-        where,
+
+    # From here on names are text, in the schema as in the conditions.
+    fields = []
+    for field in schema:
+        is_name = field.name in names
+        fields.append(field.with_type(pa.string()) if is_name else field)
+    return _Read(
+        fragments=fragments,
+        schema=pa.schema(fields),
+        columns=columns,
+        where=conditions.as_text(where, schema, names),
+        storage_options=table.storage_options,
     )

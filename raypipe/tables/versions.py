@@ -1,16 +1,18 @@
-"""What changed between two versions, where a version came from, and keeping a table small without losing a tagged one.
+"""Work on table versions: compare two, trace where one came from, compact files, delete old ones.
 
-Images are compared by id, never by bytes: an id is the hash of its image in what `raypipe ingest` writes. A commit whose rows
-are from another version says so (`raypipe.from`, written by clean and by ingest from Delta); lineage reads those back.
+Two versions are compared by image id, never by bytes. In tables that `raypipe ingest` writes, an id
+is the hash of its image. A commit made from another version records it (`raypipe.from`, written by
+clean and by ingest from Delta). `lineage` reads these records back.
 
-Compaction goes through deltalake with our writer, because its default of 1,048,576 rows a row group is 40 GB of images in one.
-It rewrites bytes and changes no row; column mapping it refuses. Vacuum keeps the files of tagged versions: a tag is a promise.
+Compaction goes through deltalake, with our writer settings: deltalake's default of 1,048,576 rows a
+row group would be 40 GB of images in one. It rewrites files and changes no row. deltalake refuses
+to compact tables with column mapping. Vacuum keeps the files of every tagged version.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import pyarrow as pa
@@ -22,25 +24,29 @@ from raypipe.tables.table import ImageTable, TableVersion, resolve, told, writer
 
 T = TypeVar("T")
 Changed = list[tuple[str, "str | None", "str | None"]]  # id, value before, value after
+Counts = dict[str, tuple[int, int]]  # class or split: images before, images after
 
 
 @dataclass(frozen=True)
 class Diff:
-    """From one version to another: ids that came, went, got another label or split; images a class and a split in both."""
+    """What changed between two versions."""
 
     before: TableVersion
     after: TableVersion
     added: list[str]
+    """Ids that only `after` has."""
     removed: list[str]
+    """Ids that only `before` has."""
     relabelled: Changed
     moved: Changed
-    classes: dict[str, tuple[int, int]]
-    splits: dict[str, tuple[int, int]]
+    """Ids with another split."""
+    classes: Counts
+    splits: Counts
 
 
 @dataclass(frozen=True)
 class Step:
-    """Commits in a row with one reason and one origin: versions `first` to `last` of the table at `uri`."""
+    """Consecutive commits with one reason and one origin: versions `first` to `last` of `uri`."""
 
     uri: str
     first: int
@@ -51,7 +57,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Vacuum:
-    """Files that no kept version needs, and for each tag how many files stay only because of it."""
+    """Files that no kept version needs. `kept`: per tag, the files that stay only because of it."""
 
     files: list[str]
     kept: dict[str, int]
@@ -59,160 +65,233 @@ class Vacuum:
 
 
 def diff(table: ImageTable, before: TableVersion, after: TableVersion) -> Diff:
-    """Compare the images of two versions. Raises DataError for a table without ids, or with an id twice in one version."""
-    c, sides = table.columns, []
-    for version in (before, after):
-        have = table.delta(version.version).schema().to_arrow().names
-        rows = scan.rows(table, version, [c.id, *(n for n in (c.label, c.split) if n in have)])
-        if rows[c.id].null_count:
-            raise DataError(
-                f"{version} has a row without an id",
-                rule="Images are compared by id",
-                fix="Set table.columns.id",
-            )
-        if len(counted := pc.value_counts(rows[c.id])) < len(rows):
-            twice = next(r["values"] for r in counted.to_pylist() if r["counts"] > 1)
-            raise DataError(
-                f"{version} has an id twice",
-                got=twice,
-                rule="Images are compared by id",
-                fix="Set table.columns.id",
-            )
-        values = {
-            n: rows[n] if n in have else pa.nulls(len(rows), pa.string())
-            for n in (c.id, c.label, c.split)
-        }
-        sides.append(pa.table(values).rename_columns(["id", "label", "split"]))
-    old, new = sides
+    """Compare the images of two versions by id.
+
+    Raises DataError when the table has no ids, or when a version has one id twice.
+    """
+    old = _labels_by_id(table, before)
+    new = _labels_by_id(table, after)
     both = old.join(new, "id", join_type="inner", right_suffix="_after").sort_by("id")
-
-    def only(here: pa.Table, there: pa.Table) -> list[str]:
-        return sorted(
-            here["id"]
-            .filter(pc.invert(pc.is_in(here["id"], value_set=there["id"].combine_chunks())))
-            .to_pylist()
-        )
-
-    def changed(name: str) -> Changed:
-        values = (both[n].to_pylist() for n in ("id", name, f"{name}_after"))
-        return [(i, a, b) for i, a, b in zip(*values, strict=True) if a != b]
-
-    def counts(name: str) -> dict[str, tuple[int, int]]:
-        a, b = (
-            {r["values"]: r["counts"] for r in pc.value_counts(side[name]).to_pylist()}
-            for side in sides
-        )
-        return {
-            str(k) if k is not None else "–": (a.get(k, 0), b.get(k, 0))
-            for k in sorted({*a, *b}, key=str)
-        }
-
     return Diff(
-        before,
-        after,
-        only(new, old),
-        only(old, new),
-        changed("label"),
-        changed("split"),
-        counts("label"),
-        counts("split"),
+        before=before,
+        after=after,
+        added=_ids_only_in(new, old),
+        removed=_ids_only_in(old, new),
+        relabelled=_changes(both, "label"),
+        moved=_changes(both, "split"),
+        classes=_count_pairs(old, new, "label"),
+        splits=_count_pairs(old, new, "split"),
     )
 
 
+def _labels_by_id(table: ImageTable, version: TableVersion) -> pa.Table:
+    """Columns id, label and split of a version. A column that the version lacks is all null."""
+    columns = table.columns
+    stored = table.delta(version.version).schema().to_arrow().names
+    optional = [name for name in (columns.label, columns.split) if name in stored]
+
+    # An id column that is missing is an error, which `scan.rows` raises.
+    rows = scan.rows(table, version, [columns.id, *optional])
+    _require_unique_ids(rows[columns.id], version)
+
+    roles = {
+        "id": columns.id,
+        "label": columns.label,
+        "split": columns.split,
+    }
+    by_role = {}
+    for role, name in roles.items():
+        if name in stored:
+            by_role[role] = rows[name]
+        else:
+            by_role[role] = pa.nulls(len(rows), pa.string())
+    return pa.table(by_role)
+
+
+def _require_unique_ids(ids: pa.ChunkedArray, version: TableVersion) -> None:
+    """Raise DataError for an id that is null or not unique."""
+    rule = "Images are compared by id"
+    fix = "Set table.columns.id"
+    if ids.null_count:
+        raise DataError(f"{version} has a row without an id", rule=rule, fix=fix)
+    counts = pc.value_counts(ids)
+    if len(counts) == len(ids):
+        return
+    for entry in counts.to_pylist():
+        if entry["counts"] > 1:
+            raise DataError(
+                f"{version} has an id twice",
+                got=entry["values"],
+                rule=rule,
+                fix=fix,
+            )
+
+
+def _ids_only_in(here: pa.Table, there: pa.Table) -> list[str]:
+    """Sorted ids of `here` that `there` lacks."""
+    known = set(there["id"].to_pylist())
+    return sorted(image for image in here["id"].to_pylist() if image not in known)
+
+
+def _changes(both: pa.Table, role: str) -> Changed:
+    """Images of both versions whose label or split differs."""
+    ids = both["id"].to_pylist()
+    before = both[role].to_pylist()
+    after = both[f"{role}_after"].to_pylist()
+    changed = []
+    for image, old, new in zip(ids, before, after, strict=True):
+        if old != new:
+            changed.append((image, old, new))
+    return changed
+
+
+def _count_pairs(old: pa.Table, new: pa.Table, role: str) -> Counts:
+    """Images per class or split in both versions. "–" counts the images without one."""
+    before = _value_counts(old[role])
+    after = _value_counts(new[role])
+    pairs = {}
+    for value in sorted({*before, *after}, key=str):
+        name = "–" if value is None else str(value)
+        pairs[name] = (before.get(value, 0), after.get(value, 0))
+    return pairs
+
+
+def _value_counts(values: pa.ChunkedArray) -> dict[str | None, int]:
+    return {entry["values"]: entry["counts"] for entry in pc.value_counts(values).to_pylist()}
+
+
 def lineage(table: ImageTable, version: TableVersion) -> list[Step]:
-    """How the version came to be, newest first, through the tables it was made from as far as they can still be read."""
+    """The commits that led to a version, newest first.
+
+    Follows every table that a commit was made from, as far as its log can still be read.
+    """
     steps: list[Step] = []
-    seen: set[tuple[str, int]] = set()
-    ahead = [(table, version.version)]
-    while ahead:
-        here, newest = ahead.pop(0)
-        if (here.uri, newest) in seen:
+    visited: set[tuple[str, int]] = set()
+    queue = [(table, version.version)]
+    while queue:
+        current, newest = queue.pop(0)
+        if (current.uri, newest) in visited:
             continue
-        seen.add((here.uri, newest))
-        for entry in here.history():
-            if entry["version"] > newest or not (entry["changes"] or entry["version"] == 0):
+        visited.add((current.uri, newest))
+
+        # A table's commits form steps; each may point to a version of another table.
+        for entry in current.history():
+            is_older = entry["version"] <= newest
+            is_relevant = entry["changes"] or entry["version"] == 0
+            if not (is_older and is_relevant):
                 continue
-            source = here.uri + entry["from"] if entry["from"].startswith("@") else entry["from"]
-            why = entry["why"] or entry["operation"]
-            last = steps[-1] if steps else None
-            if last and (last.uri, last.why, last.source) == (here.uri, why, source):
-                steps[-1] = Step(here.uri, entry["version"], last.last, why, source)
-            else:
-                steps.append(Step(here.uri, entry["version"], entry["version"], why, source))
-            uri, _, number = source.rpartition("@v")
-            if (
-                uri not in ("", here.uri)
-                and number.isdigit()
-                and ImageTable.exists(uri, table.storage_options)
-            ):
-                ahead.append(
-                    (ImageTable(resolve(uri), storage_options=table.storage_options), int(number))
-                )
+
+            source = entry["from"]
+            if source.startswith("@"):  # a version of the same table
+                source = current.uri + source
+            _add_commit(steps, current.uri, entry, source)
+            origin = _origin_table(source, current)
+            if origin is not None:
+                queue.append(origin)
     return steps
 
 
-def optimize(table: ImageTable, by: Sequence[str] = (), target_mb: int = 256) -> dict[str, int]:
-    """Compact small files into ones of about `target_mb`; with `by`, cluster all rows along a z-order of these columns.
+def _add_commit(steps: list[Step], uri: str, entry: dict[str, Any], source: str) -> None:
+    """Append a commit, or extend the last step when reason and origin are the same."""
+    number = entry["version"]
+    why = entry["why"] or entry["operation"]
+    if steps:
+        last = steps[-1]
+        if (last.uri, last.why, last.source) == (uri, why, source):
+            # Commits arrive newest first, so the step grows at its old end.
+            steps[-1] = replace(last, first=number)
+            return
+    steps.append(Step(uri, number, number, why, source))
 
-    The rows stay the same, row groups stay small. Returns files before and after, and the version. Raises DataError.
+
+def _origin_table(source: str, current: ImageTable) -> tuple[ImageTable, int] | None:
+    """The other table and version that `source` (uri@vN) names; None when there is none to read."""
+    uri, _, number = source.rpartition("@v")
+    if not uri or uri == current.uri or not number.isdigit():
+        return None
+
+    # The origin may be gone by now; the lineage then ends here.
+    options = current.storage_options
+    if not ImageTable.exists(uri, options):
+        return None
+    return ImageTable(resolve(uri), storage_options=options), int(number)
+
+
+def optimize(table: ImageTable, by: Sequence[str] = (), target_mb: int = 256) -> dict[str, int]:
+    """Compact small files into files of about `target_mb` MB.
+
+    With `by`, cluster all rows along a z-order of these columns. The rows and the size of row
+    groups stay the same. Returns the number of files before and after, and the version.
+    Raises DataError.
     """
     delta = table.delta()
     protocol.preflight(delta)
     table.require(delta, *by)
-    before, work = len(delta.file_uris()), delta.optimize
-    how: dict[str, Any] = {
+    files_before = len(delta.file_uris())
+
+    reason = f"optimize by {', '.join(by)}" if by else "optimize"
+    settings: dict[str, Any] = {
         "target_size": target_mb * 2**20,
         "writer_properties": writer(table.columns.image),
-        "commit_properties": told(
-            f"optimize by {', '.join(by)}" if by else "optimize", f"@v{delta.version()}"
-        ),
+        "commit_properties": told(reason, f"@v{delta.version()}"),
     }
-    _delta(table, "optimized", lambda: work.z_order(list(by), **how) if by else work.compact(**how))
+
+    def rewrite() -> object:
+        if by:
+            return delta.optimize.z_order(list(by), **settings)
+        return delta.optimize.compact(**settings)
+
+    _call_deltalake(table, "optimized", rewrite)
+
+    # The rewrite made a new version: load it to count its files.
     delta = table.delta()
     return {
-        "files_before": before,
+        "files_before": files_before,
         "files_after": len(delta.file_uris()),
         "version": delta.version(),
     }
 
 
 def vacuum(table: ImageTable, keep_hours: int | None = None, delete: bool = False) -> Vacuum:
-    """Find, and with `delete` remove, files that only versions older than `keep_hours` need (null: the table's own, or a week).
+    """List the files that only versions older than `keep_hours` need; with `delete`, remove them.
 
-    Files of tagged versions stay. Raises DataError for fewer hours than the table's properties allow.
+    `keep_hours` of None means the table's own retention, or a week. Files of tagged versions stay.
+    Raises DataError for fewer hours than the table's properties allow.
     """
     delta, tags = table.delta(), table.tags()
-    for version in set(tags.values()):
-        table.delta(version)  # a tag on a version that is gone has its own message
-    # A full vacuum also takes what no log names, and deltalake 1.6 counts the live files of deletion vectors among that.
+    tagged = sorted(set(tags.values()))
+    for version in tagged:
+        table.delta(version)  # raises its own message when a tagged version is gone
+    # A full vacuum also removes files that no log entry names. deltalake 1.6 counts the live files
+    # of deletion vectors among these, so tables with deletion vectors get the other mode.
     full = "deletionVectors" not in (delta.protocol().reader_features or ())
 
-    def run(keep: list[int], real: bool) -> list[str]:
-        how: dict[str, Any] = {
+    def run(keep_versions: list[int], dry_run: bool) -> list[str]:
+        settings: dict[str, Any] = {
             "retention_hours": keep_hours,
             "full": full,
-            "keep_versions": keep or None,
-            "dry_run": not real,
+            "keep_versions": keep_versions or None,
+            "dry_run": dry_run,
+            "commit_properties": told("vacuum"),
         }
-        return _delta(
-            table, "vacuumed", lambda: delta.vacuum(**how, commit_properties=told("vacuum"))
-        )
+        return _call_deltalake(table, "vacuumed", lambda: delta.vacuum(**settings))
 
-    doomed = set(run([], False))
-    kept = (
-        {name: len(doomed - set(run([version], False))) for name, version in sorted(tags.items())}
-        if doomed
-        else {}
-    )
-    return Vacuum(
-        sorted(run(sorted(set(tags.values())), delete)),
-        {n: k for n, k in kept.items() if k},
-        delete,
-    )
+    # A dry run per tag tells how many files this tag alone would keep.
+    unprotected = set(run([], dry_run=True))
+    kept = {}
+    if unprotected:
+        for name, version in sorted(tags.items()):
+            saved = unprotected - set(run([version], dry_run=True))
+            if saved:
+                kept[name] = len(saved)
+
+    files = run(tagged, dry_run=not delete)
+    return Vacuum(sorted(files), kept, delete)
 
 
-def _delta(table: ImageTable, done: str, work: Callable[[], T]) -> T:
+def _call_deltalake(table: ImageTable, done: str, work: Callable[[], T]) -> T:
+    """Run `work`; turn an error of deltalake into a DataError."""
     try:
         return work()
-    except Exception as e:  # deltalake's errors share no base
+    except Exception as e:  # deltalake's errors share no base class
         raise storage.refusal(e, table.uri, f"The table cannot be {done}") from None
