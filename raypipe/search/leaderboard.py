@@ -229,13 +229,16 @@ def trial_of(result: Any, metric: str, mode: str, train: TrainConfig, trials: Pa
     """The line of one of Tune's results, with the checkpoint of its best epoch. `trials`: where their checkpoints lie."""
     name, pointed = (
         trial_checkpoints.name_of(result.path),
-        trial_checkpoints.follow(result.checkpoint.path if result.checkpoint else None),
+        trial_checkpoints.pointed_checkpoint(result.checkpoint.path if result.checkpoint else None),
     )
     sign = -1 if mode == "max" else 1
     # A trial keeps its best checkpoints and the last; the last one's state holds the history of all epochs.
     values = dict(result.config or {})
-    home = trial_checkpoints.home(trials, name, values, pointed)
-    kept, schedule = trial_checkpoints.whole_epochs(home), trial_checkpoints.schedule_of(home)
+    home = trial_checkpoints.folder_of(trials, name, values, pointed)
+    kept, schedule = (
+        trial_checkpoints.epoch_checkpoints(home),
+        trial_checkpoints.read_schedule(home),
+    )
     schedule = schedule if len(schedule) > 1 else ()  # the trial trained with its own values alone
     history = kept[max(kept)][0].history if kept else []
     usable = {epoch: metric_of(history[epoch - 1], metric) for epoch in kept}

@@ -22,7 +22,7 @@ from raypipe.feed.dataset import pin
 from raypipe.feed.feed import Source, await_decoded
 from raypipe.search import leaderboard, refit, soup
 from raypipe.search.leaderboard import SearchResult, Trial
-from raypipe.search.schedulers import pbt
+from raypipe.search.schedulers import mutations, pbt
 from raypipe.search.schedulers.tune_schedulers import drawn_ahead, memory, scheduler
 from raypipe.search.searchers import optuna_search
 from raypipe.search.searchers.tune_searchers import candidates, plan, searcher
@@ -34,7 +34,7 @@ from raypipe.search.trials import tune_patches
 from raypipe.search.trials.monitor import Listener, Monitor, Stop
 from raypipe.search.trials.multi_worker_trial import GroupTrial
 from raypipe.search.trials.trial import data_key, folder_name, run_trial
-from raypipe.search.trials.trial_resources import gpu_share, slots
+from raypipe.search.trials.trial_resources import gpu_share, plan_resources
 from raypipe.search.warm_start import earlier
 from raypipe.train.auto import finders
 from raypipe.train.job import TrainJob
@@ -70,7 +70,7 @@ def check(job: SearchJob, counts: Mapping[str, int] | None = None) -> tuple[Sear
         pbt.check(job, space)
     refit.check(job)
     check_start(job)
-    slots(job, ray.cluster_resources(), job.search.samples * len(space.cells))
+    plan_resources(job, ray.cluster_resources(), job.search.samples * len(space.cells))
     return job, space
 
 
@@ -100,7 +100,7 @@ def search(
             else scheduler(job, len(planned))
         )
         trials, stopped = _run(job, draws, chosen, len(planned), data, folder, progress)
-        pbt.write(folder / "schedule.yaml", trials[0].schedule)
+        mutations.write_schedule(folder / "schedule.yaml", trials[0].schedule)
         _cook(job, trials, data, folder)
         leaderboard.write(finished, trials, stopped, _decoded(data))
     ranked, stopped, decoded = leaderboard.read(finished)
@@ -112,7 +112,7 @@ def search(
         trained = with_(trained, metrics=mixed.metrics, checkpoint=mixed.checkpoint)
     return SearchResult(
         key,
-        pbt.job_of(space.job, best.changes, best.schedule),
+        mutations.job_of(space.job, best.changes, best.schedule),
         trained,
         ranked,
         job.train.stopping.metric,
@@ -183,7 +183,7 @@ def _run(
     progress: Listener,
 ) -> tuple[list[Trial], str | None]:
     cfg, rule = job.search, job.train.stopping
-    room = slots(job, ray.cluster_resources(), total)
+    room = plan_resources(job, ray.cluster_resources(), total)
     given = {
         "job": job.model_dump(mode="json", include=set(TrainJob.model_fields)),
         "data": data,
@@ -226,7 +226,7 @@ def _run(
         ),
         run_config=run_config,
     )
-    with tune_patches.plain(groups=room.worker is not None):
+    with tune_patches.applied(multi_worker=room.worker is not None):
         results = tuner.fit()
     trials = [_line(result, job, folder) for result in _begun(results)]
     stopped = Monitor.current.stopped if Monitor.current else None
@@ -257,7 +257,7 @@ def _line(result: Any, job: SearchJob, folder: Path) -> Trial:
         result, job.train.stopping.metric, job.train.stopping.mode, job.train, folder / "trials"
     )
     failed = Monitor.current.failures.get(line.name, 0) if Monitor.current else 0
-    schedule = line.schedule or pbt.schedules(folder).get(line.name, ())
+    schedule = line.schedule or mutations.schedules(folder).get(line.name, ())
     return with_(line, failures=failed, schedule=schedule)
 
 

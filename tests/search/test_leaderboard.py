@@ -48,7 +48,7 @@ def kept(trials: Path, name: str, *epochs: tuple[float, float, float]) -> Simple
         )
     tune = trials.parent / "tune" / name
     tune.mkdir(parents=True)
-    trial_checkpoints.point(tune, folder / checkpoint.name(len(epochs)), len(epochs))
+    trial_checkpoints.write_pointer(tune, folder / checkpoint.name(len(epochs)), len(epochs))
     return SimpleNamespace(
         path=str(tune), checkpoint=SimpleNamespace(path=str(tune)), config={}, error=None
     )

@@ -24,11 +24,11 @@ from raypipe.errors import ConfigError
 from raypipe.feed.dataset import pin
 from raypipe.search import tuner
 from raypipe.search.leaderboard import SearchResult
-from raypipe.search.schedulers import pbt
+from raypipe.search.schedulers import explore, mutations, pbt
 from raypipe.search.settings import SearchJob
 from raypipe.search.space import parse
 from raypipe.search.trials import trial_checkpoints
-from raypipe.search.trials.epoch_result import told
+from raypipe.search.trials.epoch_result import result_of
 from raypipe.search.trials.trial import run_trial
 from raypipe.search.tuner import search
 from raypipe.train import checkpoint, trainer
@@ -62,7 +62,7 @@ def population(folder: Path, searches: Searches, **more: Any) -> SearchJob:
 
 def moved(job: SearchJob, result: SearchResult) -> dict[str, Any]:
     """The last exploit, which is the one that the clone's folder began with."""
-    return pbt.mutations(job.run.path / "search" / result.key)[-1]
+    return mutations.read(job.run.path / "search" / result.key)[-1]
 
 
 def clone_of(job: SearchJob, result: SearchResult, told: dict[str, Any]) -> Path:
@@ -172,12 +172,14 @@ def test_the_winners_file_trains_the_same_weights_again(
     the population. float32, one worker and one thread, as trials have."""
     job, result = searched
     plain = TrainJob.model_validate(job.model_dump(include=set(TrainJob.model_fields)))
-    assert result.job == pbt.job_of(plain, result.trials[0].changes, result.trials[0].schedule)
+    assert result.job == mutations.job_of(
+        plain, result.trials[0].changes, result.trials[0].schedule
+    )
     assert any(len(t.schedule) > 1 for t in result.trials), "nobody took over anything"
     torch.set_num_threads(1)
     for trial in result.trials:
         again = replace(
-            pbt.job_of(plain, trial.changes, trial.schedule),
+            mutations.job_of(plain, trial.changes, trial.schedule),
             {"run.dir": str(job.run.path / trial.name)},
         )
         file = save(again, job.run.path / f"{trial.name}.yaml")
@@ -218,7 +220,7 @@ def test_a_clone_that_was_still_saving_trains_to_its_end(
     monkeypatch.setattr(tuner, "run_trial", slowly)
     job = population(tmp_path, searches, **{"train.epochs": 4})
     result = search(job)
-    assert len(pbt.mutations(job.run.path / "search" / result.key)) == 1
+    assert len(mutations.read(job.run.path / "search" / result.key)) == 1
     assert [t.epochs for t in result.trials] == [4, 4]
 
 
@@ -232,14 +234,14 @@ def test_a_clone_that_was_still_saving_trains_to_its_end(
 def test_what_is_tried_stays_in_the_space(
     rate: float, size: int, word: str, resample: float, seed: int
 ) -> None:
-    draws: dict[str, pbt.Draw] = {
+    draws: dict[str, explore.Draw] = {
         "lr": (1e-4, 1e-1, True),
         "size": [8, 16, 32],
         "word": ["cosine", "constant"],
     }
     values = {"lr": rate, "size": size, "word": word, "other": 1}
-    tried = pbt.explore(values, draws, resample, random.Random(seed))
-    assert tried == pbt.explore(values, draws, resample, random.Random(seed))
+    tried = explore.explore(values, draws, resample, random.Random(seed))
+    assert tried == explore.explore(values, draws, resample, random.Random(seed))
     assert 1e-4 <= tried["lr"] <= 1e-1 and tried["size"] in (8, 16, 32) and tried["other"] == 1
     if resample == 0:
         assert tried["word"] == word and max(tried["size"], size) <= 2 * min(tried["size"], size)
@@ -270,9 +272,9 @@ def members(scheduler: Any, epoch: int, *rates: float) -> list[Member]:
 
 
 def turn(scheduler: Any, member: Member, epoch: int, loss: float) -> None:
-    said = told({"val_loss": loss, "train_loss": 0.5}, epoch, False, "val_loss", "min")
+    result = result_of({"val_loss": loss, "train_loss": 0.5}, epoch, False, "val_loss", "min")
     state = scheduler._trial_state.setdefault(member, SimpleNamespace(last_score=None))
-    scheduler._save_trial_state(state, epoch, said, member)
+    scheduler._save_trial_state(state, epoch, result, member)
 
 
 def scheduler_of(name: str, folder: Path, searches: Searches, **more: Any) -> Any:
@@ -355,11 +357,11 @@ def test_schedules_follow_the_weights_through_several_donors(tmp_path: Path) -> 
         }
         for t, d, e, old, new in lines
     ]
-    (tmp_path / pbt.LOG).write_text("\n".join(map(json.dumps, told)))
-    found = pbt.schedules(tmp_path)
+    (tmp_path / mutations.LOG).write_text("\n".join(map(json.dumps, told)))
+    found = mutations.schedules(tmp_path)
     assert found["a"] == ({"epoch": 0, "x": 2.0}, {"epoch": 2, "x": 2.4}, {"epoch": 4, "x": 3.0})
     assert found["b"] == (*found["a"], {"epoch": 6, "x": 3.6})
-    assert "d" not in found and pbt.schedules(tmp_path / "none") == {}
+    assert "d" not in found and mutations.schedules(tmp_path / "none") == {}
 
 
 @pytest.mark.parametrize(
@@ -377,8 +379,8 @@ def test_schedules_follow_the_weights_through_several_donors(tmp_path: Path) -> 
             {"search.space": {"train.lr": "uniform(1e-3, 1e-2) if train.epochs == 6"}},
             r"without conditions.*got 'train\.lr'",
         ),
-        ({"search.searcher": "tpe"}, r"finds its values itself.*search\.searcher=tpe"),
-        ({"search.concurrent": 2}, r"alive as a whole.*search\.concurrent=2"),
+        ({"search.searcher": "tpe"}, r"chooses its values itself.*search\.searcher=tpe"),
+        ({"search.concurrent": 2}, r"started at once.*search\.concurrent=2"),
         ({"search.scheduler": "pb2"}, r"pb2 chooses within ranges.*got 'train\.lr'.*pbt"),
     ],
 )
@@ -391,7 +393,7 @@ def test_what_a_population_cannot_do_is_one_message(
 
 
 def test_a_trial_whose_donors_weights_are_gone_begins_anew(tmp_path: Path) -> None:
-    folder = trial_checkpoints.settle(
+    folder = trial_checkpoints.prepare_folder(
         tmp_path, "a", {"x": 1}, tmp_path / "b" / "k" / checkpoint.name(3)
     )
     assert folder.is_dir() and newest(folder) is None
@@ -399,7 +401,7 @@ def test_a_trial_whose_donors_weights_are_gone_begins_anew(tmp_path: Path) -> No
 
 def test_epochs_that_were_saved_and_not_told_are_told() -> None:
     state = LoopState(epoch=3, history=[{"m": 1.0}, {"m": 2.0}, {"m": 3.0}])
-    assert list(trial_checkpoints.untold(state, 1)) == [
+    assert list(trial_checkpoints.unreported(state, 1)) == [
         (2, {"m": 2.0}),
         (3, {"m": 3.0}),
-    ] and not list(trial_checkpoints.untold(state, 3))
+    ] and not list(trial_checkpoints.unreported(state, 3))

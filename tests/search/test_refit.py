@@ -15,7 +15,7 @@ from raypipe.feed.dataset import pin
 from raypipe.job import Job
 from raypipe.search import refit, tuner
 from raypipe.search.leaderboard import SearchResult, Trial
-from raypipe.search.schedulers import pbt
+from raypipe.search.schedulers import mutations
 from raypipe.tables.ingest import IngestConfig, ingest
 from raypipe.tables.table import TableConfig, TableVersion
 from raypipe.train import checkpoint, trainer
@@ -174,7 +174,7 @@ def test_a_refit_of_values_by_epoch(searches: Searches, tmp_path: Path, mode: st
         {"epoch": 4, "train.lr": 0.3},
     )
     plain = TrainJob.model_validate(job.model_dump(include=set(TrainJob.model_fields)))
-    won = pbt.job_of(plain, {"train.lr": 0.3}, schedule)
+    won = mutations.job_of(plain, {"train.lr": 0.3}, schedule)
     history = [{"val_loss": 0.5}]
     weights = {"w": Piece.whole(torch.tensor([1.0]))}
     at = checkpoint.write(

@@ -19,7 +19,7 @@ from raypipe.search.schedulers import tune_schedulers
 from raypipe.search.schedulers.halving import Halving
 from raypipe.search.settings import SearchJob
 from raypipe.search.trials import tune_patches
-from raypipe.search.trials.trial import patient
+from raypipe.search.trials.trial import allow_slow_handover
 
 TRIALS, EPOCHS = 9, 9
 WORTH = [0.3, 0.8, 0.1, 0.6, 0.2, 0.9, 0.4, 0.7, 0.5]
@@ -31,7 +31,7 @@ def curve(trial: int) -> list[float]:
 
 def train(config: dict[str, Any]) -> None:
     """Reports a curve, and goes on from its checkpoint."""
-    patient()
+    allow_slow_handover()
     found = tune.get_checkpoint()
     done = json.loads((Path(found.path) / "epoch").read_text()) if found else 0
     values = [
@@ -74,7 +74,7 @@ def epochs_under(search: SearchJob, folder: Path, at_once: int) -> dict[float, i
             verbose=0,
         ),
     )
-    with tune_patches.plain():
+    with tune_patches.applied():
         results = tuner.fit()
     assert not results.errors and all(result.metrics for result in results)
     return {result.config["worth"]: result.metrics["epoch"] for result in results}

@@ -199,7 +199,9 @@ def test_a_space_that_cannot_be_is_refused_before_anything_is_written(
         )
     with pytest.raises(ConfigError, match=r"by_epoch would set them again"):
         search(searches(tmp_path / "run", **{"by_epoch": {1: {"train.lr": 0.1}}}))
-    with pytest.raises(ConfigError, match=r"changes values under a training.*got 'model\.side_px'"):
+    with pytest.raises(
+        ConfigError, match=r"changes values while a trial trains.*got 'model\.side_px'"
+    ):
         search(
             searches(
                 tmp_path / "run",

@@ -291,7 +291,7 @@ def test_a_trial_of_nan_ranks_last_and_is_never_best(tmp_path: Path) -> None:
     lines = []
     for name, lr in (("trial-000-a", 0.2), ("trial-001-b", 1e30)):
         with Saver(
-            trial_checkpoints.settle(trials, name, {"train.lr": lr}, None), job().train
+            trial_checkpoints.prepare_folder(trials, name, {"train.lr": lr}, None), job().train
         ) as saver:
             train_rank(job(lr=lr, epochs=3), uneven(), None, saver, lambda *told: None)
         result = SimpleNamespace(

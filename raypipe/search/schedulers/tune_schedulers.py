@@ -28,7 +28,7 @@ from ray.tune.schedulers import (
 
 from raypipe.search.schedulers.halving import Halving, Verdict
 from raypipe.search.settings import SearchJob
-from raypipe.search.trials.epoch_result import EPOCH, metric_in
+from raypipe.search.trials.epoch_result import EPOCH, metric_of_result
 
 _DECISIONS: dict[Verdict, str] = {
     "go on": TrialScheduler.CONTINUE,
@@ -59,7 +59,7 @@ class HalvingScheduler(FIFOScheduler):
 
     def on_trial_result(self, tune_controller: Any, trial: Trial, result: dict[str, Any]) -> str:
         verdict = self.rule.report(
-            trial.trial_id, int(result[EPOCH]), metric_in(result, self._metric)
+            trial.trial_id, int(result[EPOCH]), metric_of_result(result, self._metric)
         )
         if verdict == "pause":
             _yield_place(tune_controller, trial, result)

@@ -17,7 +17,7 @@ from raypipe.search.schedulers.halving import rungs
 from raypipe.search.searchers.optuna_search import Suggested, distribution, require
 from raypipe.search.settings import SearchJob
 from raypipe.search.space.space import Changes, Space, uniform
-from raypipe.search.trials.epoch_result import EPOCH, metric_in
+from raypipe.search.trials.epoch_result import EPOCH, metric_of_result
 from raypipe.search.warm_start import Earlier
 
 AT_RANDOM = 1 / 3
@@ -55,7 +55,10 @@ class Bohb(Suggested):
 
     def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
         super().on_trial_result(trial_id, result)
-        rung, value = self._seen.get(str(result.get(EPOCH))), metric_in(result, self._metric_name)
+        rung, value = (
+            self._seen.get(str(result.get(EPOCH))),
+            metric_of_result(result, self._metric_name),
+        )
         if rung is not None and trial_id in self._drawn and not math.isnan(value):
             rung[trial_id] = value
 

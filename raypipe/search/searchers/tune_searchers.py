@@ -16,7 +16,7 @@ from ray.tune.search import ConcurrencyLimiter, Searcher
 from raypipe.errors import ConfigError
 from raypipe.search.settings import SearchJob
 from raypipe.search.space.space import DATA, Changes, Space
-from raypipe.search.trials.epoch_result import metric_in
+from raypipe.search.trials.epoch_result import metric_of_result
 from raypipe.search.warm_start import Earlier
 from raypipe.train.stopping import improved
 
@@ -88,7 +88,7 @@ class Draws(Searcher):  # type: ignore[misc]
         return changes
 
     def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
-        value = metric_in(result, self._metric_name)
+        value = metric_of_result(result, self._metric_name)
         if improved(value, self._best.get(trial_id), self._better):
             self._best[trial_id] = value
 

@@ -46,6 +46,10 @@ class Field:
     def grid(self) -> bool:
         return any(isinstance(b.sampler, Choice) and b.sampler.grid for b in self.branches)
 
+    @property
+    def conditional(self) -> bool:
+        return any(branch.condition for branch in self.branches)
+
     def branch(self, value_of: Callable[[str], Any]) -> Branch | None:
         return next(
             (b for b in self.branches if b.condition is None or b.condition.holds(value_of)), None

@@ -1,8 +1,11 @@
-"""What a trial tells Ray Tune of an epoch, and how our own code reads it back.
+"""What a trial reports to Ray Tune after an epoch, and how our own code reads it back.
 
-Tune's schedulers sort by the metric. NaN has no place in an order: HyperBand would rank at random, the median rule would stop
-nobody, and PB2's Gaussian process would raise. Ray would also write NaN into its JSON files. So an epoch whose weights are lost
-is told with the worst number there is and with a mark. Tune ranks it last; our code reads the mark and sees NaN.
+Tune's schedulers sort trials by the metric, and NaN has no place in an order: HyperBand would rank
+at random, the median rule would stop no trial, and PB2's Gaussian process would raise. Ray would
+also write NaN into its JSON files.
+
+So an epoch that is unusable is reported with the worst finite number and with a mark. Tune ranks
+such a trial last. Our code reads the mark and sees NaN.
 """
 
 from __future__ import annotations
@@ -13,29 +16,40 @@ from typing import Any
 
 from raypipe.train.stopping import Mode, unusable
 
-EPOCH = "epoch"  # Tune's own count of reports starts again with every restart
-ENDED = "ended"  # this was the trial's last epoch
-UNUSABLE = "unusable"  # a loss or the metric is not finite: the weights are lost
-WORST = 1e300  # finite, so that means of it are
+# Keys of a result, beside the epoch's metrics.
+EPOCH = "epoch"  # finished epochs; Tune's own count starts again with every restart
+ENDED = "ended"  # True for the trial's last epoch
+UNUSABLE = "unusable"  # True when a loss or the metric is not finite: the weights are lost
+
+WORST = 1e300  # still finite, so a mean of such values is finite too
 
 
-def metric_of(line: Mapping[str, float], metric: str) -> float:
-    """The metric of one epoch of a history; NaN if the epoch is unusable."""
-    value = line.get(metric, math.nan)
-    return value if unusable(line) is None and math.isfinite(value) else math.nan
+def metric_of(metrics: Mapping[str, float], metric: str) -> float:
+    """The value of `metric` in one epoch's metrics; NaN if the epoch is unusable."""
+    value = metrics.get(metric, math.nan)
+    if unusable(metrics) is not None or not math.isfinite(value):
+        return math.nan
+    return value
 
 
-def told(
-    line: Mapping[str, float], epoch: int, ended: bool, metric: str, mode: Mode
+def result_of(
+    metrics: Mapping[str, float], epoch: int, ended: bool, metric: str, mode: Mode
 ) -> dict[str, Any]:
-    """What Tune hears of an epoch: finite numbers only."""
-    said: dict[str, Any] = {name: value for name, value in line.items() if math.isfinite(value)}
-    said |= {EPOCH: epoch, ENDED: ended}
-    if math.isnan(metric_of(line, metric)):
-        said |= {metric: -WORST if mode == "max" else WORST, UNUSABLE: True}
-    return said
+    """The result to report to Tune for one epoch: finite numbers only."""
+    result: dict[str, Any] = {}
+    for name, value in metrics.items():
+        if math.isfinite(value):
+            result[name] = value
+    result[EPOCH] = epoch
+    result[ENDED] = ended
+    if math.isnan(metric_of(metrics, metric)):
+        result[metric] = -WORST if mode == "max" else WORST
+        result[UNUSABLE] = True
+    return result
 
 
-def metric_in(result: Mapping[str, Any], metric: str) -> float:
-    """The metric of what Tune heard; NaN if that epoch was unusable."""
-    return math.nan if result.get(UNUSABLE) else float(result.get(metric, math.nan))
+def metric_of_result(result: Mapping[str, Any], metric: str) -> float:
+    """The value of `metric` in a result that Tune received; NaN if its epoch was unusable."""
+    if result.get(UNUSABLE):
+        return math.nan
+    return float(result.get(metric, math.nan))

@@ -1,12 +1,22 @@
-"""A trial of several workers: a process that waits, and a Ray Train group that trains as `raypipe train` would.
+"""A trial of several workers: a waiting process, and a Ray Train group that trains in its place.
 
-Ray Train and Tune know nothing of each other any more: a callback that reports a trainer's metrics to Tune brings no checkpoint
-with it, and whatever moves weights between trials then moves none. So the group tells its epochs to this process, which hands
-Tune one at a time with a pointer to the checkpoint that the group's Saver published (lineage.py). The group is at most AHEAD
-epochs ahead of Tune's verdict. Tune's class interface is used because it waits for `cleanup`: a trial that is stopped, paused
-or cloned over tells its group to leave, and the group has saved and freed its places before the next one asks for them.
+Ray Train cannot report a checkpoint to Tune any more, and without one Tune moves no weights between
+trials. So the trial's process stands between the two:
 
-Starting a group costs 10 to 20 s on two cores, at each start of a trial and each exploit.
+1. Tune calls `step` in the trial's process. The first `step` starts a thread, and the thread starts
+   the group (`launch.on_workers`). That takes 10 to 20 s on two cores, at each start and exploit.
+2. After an epoch the group's Saver publishes a checkpoint, and the group reports to the thread.
+3. The thread puts (checkpoint, result) into the queue `_results`, then waits for the semaphore
+   `_next_step`. A lock keeps two reports from being in progress at once.
+4. `step` takes one epoch from the queue and returns it. Tune calls `save_checkpoint`, which writes
+   a pointer to that checkpoint (trial_checkpoints.py), and decides whether the trial continues.
+5. If it does, Tune calls `step` again, which releases the semaphore. So the group is at most AHEAD
+   epochs ahead of Tune's decision.
+6. If it does not, Tune calls `cleanup`, which creates the leave-file `_leave_file`. The group sees
+   the file, saves and ends; `cleanup` joins the thread. Only then may the next trial start.
+7. An error of the group ends the thread: the error goes through the queue, and `step` raises it.
+
+Tune's class interface (`tune.Trainable`) is used because Tune waits for its `cleanup`.
 """
 
 from __future__ import annotations
@@ -23,7 +33,7 @@ import ray
 from ray import tune
 
 from raypipe.search.trials import trial_checkpoints
-from raypipe.search.trials.epoch_result import ENDED, EPOCH, told
+from raypipe.search.trials.epoch_result import ENDED, EPOCH, result_of
 from raypipe.search.trials.trial import data_key, job_of
 from raypipe.train import checkpoint, launch
 from raypipe.train.checkpoint.saver import newest
@@ -31,12 +41,16 @@ from raypipe.train.loop import LoopState
 from raypipe.train.worker import Data
 
 log = logging.getLogger("raypipe")
-AHEAD = 2  # one epoch waits in the queue, one more is trained before its report waits for room
-Told = dict[str, Any]
+# One epoch waits in the queue between the group and this process (Share.ahead), and one more is
+# trained before its report has to wait.
+AHEAD = 2
+Result = dict[str, Any]
 
 
 class GroupTrial(tune.Trainable):  # type: ignore[misc]
-    """What Ray Tune makes for a trial: `step` returns one epoch's metrics."""
+    """A trial as Ray Tune's class interface wants it: `step` returns the result of one epoch."""
+
+    # `setup` is called once per process, `reset_config` for every trial that the process runs.
 
     def setup(
         self,
@@ -46,94 +60,112 @@ class GroupTrial(tune.Trainable):  # type: ignore[misc]
         trials: str,
         worker: dict[str, float],
     ) -> None:
-        # A second cluster on this host would confuse what Ray Train asks in passing.
-        os.environ.setdefault("RAY_ADDRESS", ray.get_runtime_context().gcs_address)
-        self._job, self._data, self._trials = job, data, Path(trials)
+        # Ray Train looks for a cluster by itself. With a second cluster on this host it could take
+        # the wrong one.
+        address = ray.get_runtime_context().gcs_address
+        os.environ.setdefault("RAY_ADDRESS", address)
+        self._job = job
+        self._data = data
+        self._trials = Path(trials)
         self._share = launch.Share(worker, ahead=1, recent=1 + AHEAD)
         self.reset_config(config)
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
+        """Prepare for a trial with these values; the process may have run another one before."""
         self.cleanup()
         self._values = dict(new_config)
         self._pointed: Path | None = None
-        self._heard = 0
+        self._reported = 0
         return True
 
     def load_checkpoint(self, folder: str) -> None:  # type: ignore[override]
-        self._pointed, self._heard = (
-            trial_checkpoints.follow(folder),
-            trial_checkpoints.heard(folder),
-        )
+        """Continue from the checkpoint that Tune's `folder` names: the trial's or a donor's."""
+        self._pointed = trial_checkpoints.pointed_checkpoint(folder)
+        self._reported = trial_checkpoints.reported_epoch(folder)
 
     def save_checkpoint(self, folder: str) -> None:
-        trial_checkpoints.point(Path(folder), self._last, self._said)
+        """Write a pointer to the checkpoint of the epoch that the last `step` returned."""
+        trial_checkpoints.write_pointer(Path(folder), self._last_checkpoint, self._last_epoch)
 
-    def step(self) -> Told:
+    def step(self) -> Result:
+        """The result of the next epoch; waits until it is trained. Raises the group's error."""
         if self._thread is None:
             self._start()
         else:
-            self._verdict.release()
-        told = self._told.get()
-        if isinstance(told, BaseException):
-            raise told
-        self._last, metrics = told
-        self._said = int(metrics[EPOCH])
-        return metrics | {"done": metrics[ENDED]}
+            self._next_step.release()
+        item = self._results.get()
+        if isinstance(item, BaseException):
+            raise item
+        self._last_checkpoint, result = item
+        self._last_epoch = int(result[EPOCH])
+        return result | {"done": result[ENDED]}
 
     def cleanup(self) -> None:
-        """Tell the group to leave, and wait until it has."""
+        """End the group, and wait until it has saved and freed its resources."""
+        # Tune may clean up a trial that it never set up: then the attribute is missing.
         thread = getattr(self, "_thread", None)
         if thread is not None and thread.is_alive():
-            self._left = True
-            self._leave.touch()
-            self._verdict.release()
+            self._leaving = True
+            self._leave_file.touch()
+            self._next_step.release()
             thread.join()
-            self._leave.unlink(missing_ok=True)
+            self._leave_file.unlink(missing_ok=True)
         self._thread: threading.Thread | None = None
 
     def _start(self) -> None:
-        self._folder = trial_checkpoints.settle(
+        """Start the thread that trains, with a new queue, semaphore and leave-file."""
+        self._folder = trial_checkpoints.prepare_folder(
             self._trials,
             trial_checkpoints.name_of(self._storage.trial_fs_path),
             self._values,
             self._pointed,
         )
-        self._leave = self._folder.with_name(f"leave-{uuid.uuid4().hex[:8]}")
-        self._left = False
-        self._told: queue.Queue[tuple[Path, Told] | BaseException] = queue.Queue()
-        self._verdict, self._telling = threading.Semaphore(0), threading.Lock()
+        name = f"leave-{uuid.uuid4().hex[:8]}"
+        self._leave_file = self._folder.with_name(name)
+        self._leaving = False
+        self._results: queue.Queue[tuple[Path, Result] | BaseException] = queue.Queue()
+        self._next_step = threading.Semaphore(0)
+        self._reporting = threading.Lock()
         self._thread = threading.Thread(target=self._train, daemon=True)
         self._thread.start()
 
     def _train(self) -> None:
-        """In a thread. Its last word is the epoch that ended the trial, or an error."""
+        """Train to the end, in the thread. The last queue item is the last epoch or an error."""
         try:
-            mine = self._mine = job_of(self._job, self._values)
-            found = newest(self._folder)
-            state = trial_checkpoints.state_of(found) if found else LoopState()
-            if state.finished(mine.train.epochs):  # Tune may have heard and forgotten it
-                self._heard = state.epoch - 1
-            self._tell({}, state)
-            if not state.finished(mine.train.epochs) and not self._left:
-                data = self._data[data_key(mine)]
-                self._tell(
-                    {},
-                    launch.on_workers(
-                        mine, data, self._folder, self._leave, self._tell, share=self._share
-                    ),
-                )
+            job = job_of(self._job, self._values)
+            self._trial_job = job
+            resume = newest(self._folder)
+            state = trial_checkpoints.state_of(resume) if resume else LoopState()
+            ended = state.finished(job.train.epochs)
+            if ended:
+                # `step` needs a result. Tune had this one before a kill, and may have lost it.
+                self._reported = state.epoch - 1
+            # Epochs that were trained before a kill and not reported.
+            self._report({}, state)
+            if ended or self._leaving:
+                return
+            state = launch.on_workers(
+                job,
+                self._data[data_key(job)],
+                self._folder,
+                self._leave_file,
+                self._report,
+                share=self._share,
+            )
+            self._report({}, state)
         except BaseException as e:
-            self._told.put(e)
+            self._results.put(e)
 
-    def _tell(self, metrics: dict[str, float], state: LoopState) -> None:
-        """Hand over the epochs that Tune has not heard of, and wait for its verdict on each."""
-        with self._telling:
-            for epoch, line in trial_checkpoints.untold(state, self._heard):
-                if self._left:
+    def _report(self, _: dict[str, float], state: LoopState) -> None:
+        """Queue each epoch that Tune does not know yet; wait after each for the next `step`."""
+        train = self._trial_job.train
+        rule = train.stopping
+        with self._reporting:
+            for epoch, metrics in trial_checkpoints.unreported(state, self._reported):
+                if self._leaving:
                     return
-                ended = epoch == state.epoch and state.finished(self._mine.train.epochs)
-                self._heard = epoch
-                rule = self._mine.train.stopping
-                said = told(line, epoch, ended, rule.metric, rule.mode)
-                self._told.put((self._folder / checkpoint.name(state.epoch), said))
-                self._verdict.acquire()
+                ended = epoch == state.epoch and state.finished(train.epochs)
+                result = result_of(metrics, epoch, ended, rule.metric, rule.mode)
+                self._reported = epoch
+                self._results.put((self._folder / checkpoint.name(state.epoch), result))
+                self._next_step.acquire()

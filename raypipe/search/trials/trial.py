@@ -1,7 +1,8 @@
-"""One trial: the search's job with some fields changed, trained in the trial's own process.
+"""A trial of one worker: the search's job with some fields changed, trained in the trial's process.
 
-Data come from the object store, where the search put them once, so a trial costs its epochs and not a decode. Actors are
-reused between trials: 16 trials of 1 s took 11 s instead of 33 s. Trials of several workers are group.py's.
+The search puts the images into Ray's object store once, so a trial pays for its epochs and not for
+decoding. Tune reuses a trial's process for the next trial: 16 trials of 1 s each took 11 s instead
+of 33 s. Trials of several workers are in multi_worker_trial.py.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from ray import tune
 
 from raypipe.config import key_of, replace
 from raypipe.search.trials import trial_checkpoints
-from raypipe.search.trials.epoch_result import told
+from raypipe.search.trials.epoch_result import result_of
 from raypipe.train import checkpoint
 from raypipe.train.checkpoint.saver import Saver, newest
 from raypipe.train.job import TrainJob
@@ -25,57 +26,81 @@ from raypipe.train.worker import Data, train_rank
 
 def data_key(job: TrainJob) -> str:
     """Trials with equal keys train on the same arrays."""
-    return key_of(job.model.name, job.model.mode, job.model.pixels)
+    model = job.model
+    return key_of(model.name, model.mode, model.pixels)
 
 
 def folder_name(trial: Any) -> str:
-    """Of one of Tune's trials: its number and what it tries. A search that was killed before Tune noted a trial draws the same
-    one anew, and it finds what it had done. Of equally good trials the first wins: numbers sort."""
-    number = int(str(trial.experiment_tag).partition("_")[0])
-    return f"trial-{number:03}-{key_of(trial.config)[:6]}"
+    """The folder of a Tune trial: its number, and a hash of its values.
+
+    A search that was killed before Tune recorded a trial draws the same trial again. Its folder has
+    the same name, so the trial continues from its checkpoints. The number comes first because the
+    leaderboard sorts equally good trials by name: the earlier one wins.
+    """
+    number, _, _ = str(trial.experiment_tag).partition("_")
+    values = key_of(trial.config)[:6]
+    return f"trial-{int(number):03}-{values}"
 
 
 def job_of(job: dict[str, Any], changes: dict[str, Any]) -> TrainJob:
-    """The trial's job: `changes` are dotted fields. Its checkpoints are there when it says so, so none is written behind."""
-    return replace(TrainJob.model_validate(job), {**changes, "train.checkpoint_async": False})
+    """The job of a trial whose dotted fields `changes` differ from `job`.
+
+    Checkpoints are written synchronously: an epoch is reported with a pointer to its checkpoint,
+    which must exist by then.
+    """
+    base = TrainJob.model_validate(job)
+    return replace(base, {**changes, "train.checkpoint_async": False})
 
 
 def run_trial(
     changes: dict[str, Any], job: dict[str, Any], data: dict[str, Data], trials: str
 ) -> None:
-    """The function Ray Tune calls. `trials` is the folder of all trials' checkpoints."""
+    """Train one trial; Ray Tune calls this in the trial's process.
+
+    data: the images by `data_key`. trials: the folder of all trials' checkpoints.
+    """
     import torch
 
-    patient()
+    allow_slow_handover()
     torch.set_num_threads(1)  # trials run side by side, one CPU each
-    mine, given = job_of(job, changes), tune.get_checkpoint()
-    known = given.path if given else None
-    folder = trial_checkpoints.settle(
+    trial_job = job_of(job, changes)
+    rule = trial_job.train.stopping
+
+    # Tune's checkpoint is a pointer to ours. After an exploit it names the donor's.
+    given = tune.get_checkpoint()
+    pointer = given.path if given else None
+    reported = trial_checkpoints.reported_epoch(pointer)
+    folder = trial_checkpoints.prepare_folder(
         Path(trials),
         trial_checkpoints.name_of(tune.get_context().get_trial_dir()),
         changes,
-        trial_checkpoints.follow(known),
+        trial_checkpoints.pointed_checkpoint(pointer),
     )
-    heard, rule = trial_checkpoints.heard(known), mine.train.stopping
 
-    def report(metrics: dict[str, float], state: LoopState) -> None:
-        nonlocal heard
-        for epoch, line in trial_checkpoints.untold(state, heard):
+    def report(_: dict[str, float], state: LoopState) -> None:
+        """Report to Tune each epoch of `state` that it does not know yet."""
+        nonlocal reported
+        finished = state.finished(trial_job.train.epochs)
+        target = folder / checkpoint.name(state.epoch)
+        for epoch, metrics in trial_checkpoints.unreported(state, reported):
+            ended = finished and epoch == state.epoch
+            result = result_of(metrics, epoch, ended, rule.metric, rule.mode)
             with tempfile.TemporaryDirectory() as scratch:
-                trial_checkpoints.point(Path(scratch), folder / checkpoint.name(state.epoch), epoch)
-                ended = epoch == state.epoch and state.finished(mine.train.epochs)
-                heard = epoch
-                said = told(line, epoch, ended, rule.metric, rule.mode)
-                tune.report(said, checkpoint=tune.Checkpoint.from_directory(scratch))
+                trial_checkpoints.write_pointer(Path(scratch), target, epoch)
+                reported = epoch
+                tune.report(result, checkpoint=tune.Checkpoint.from_directory(scratch))
 
-    with Saver(folder, mine.train, recent=1) as saver:
+    with Saver(folder, trial_job.train, recent=1) as saver:
         resume = newest(folder)
         if resume is not None:
+            # Epochs that were trained before a kill and not reported.
             report({}, trial_checkpoints.state_of(resume))
-        train_rank(mine, data[data_key(mine)], resume, saver, report)
+        train_rank(trial_job, data[data_key(trial_job)], resume, saver, report)
 
 
-def patient() -> None:
-    """Tune gives a trial that it pauses or stops 2 s to leave its actor to the next one, and else fails the next one. On a busy
-    machine it did."""
+def allow_slow_handover() -> None:
+    """Give a trial 60 s to leave its process to the next trial, when Tune pauses or stops it.
+
+    Tune's default is 2 s; later it fails the next trial. On a busy machine that happened.
+    """
     os.environ.setdefault("TUNE_FUNCTION_THREAD_TIMEOUT_S", "60")

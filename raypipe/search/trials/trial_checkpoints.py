@@ -1,15 +1,20 @@
-"""Where a trial's checkpoints lie, and how a clone takes another trial's: weights move by name, and no byte is copied.
+"""Where a trial's checkpoints are, and how a clone takes over those of another trial.
 
-What Tune stores with a result is a pointer, a file of 100 bytes that names a checkpoint which the trial's own Saver published.
-So Tune's copies cost nothing, a trial of several workers can hand over what it wrote itself, and population based training has
-a checkpoint to exploit: without one it does nothing, in silence. Trials write into TRIALS/ID/KEY/epoch-…; the key names what a
-trial trains with and whose weights it began from, so each exploit has a folder of its own and a restarted trial finds its own.
+Layout, below the search's folder:
 
-A clone's folder begins with hard links to the donor's checkpoint and the donor's best so far (copies, where the file system has
-no links). They are made when the exploit is decided: the donor may drop its own at the next epoch.
+    trials/TRIAL/KEY/epoch-…        checkpoints, written by the trial's Saver
+    trials/TRIAL/KEY/schedule.json  the values by epoch that these weights were trained with
 
-Each folder also keeps SCHEDULE, the values by epoch that its weights are trained with: the donor's up to the exploit, then the
-trial's own. It lies beside the weights and is written with them, so it is true whatever a killed search repeats or forgets.
+1. The checkpoint that Tune stores with a result is a pointer: a file of 100 bytes that names one of
+   the trial's own checkpoints. So Tune copies no weights. Population based training (PBT) needs the
+   pointer: without a checkpoint Tune clones nothing and reports no error.
+2. KEY is a hash of the trial's values and of the checkpoint it began from. So each exploit of PBT
+   gets a folder of its own, and a restarted trial finds its own folder again.
+3. A clone's folder begins with hard links to the donor's checkpoint and to the donor's best one so
+   far (with copies where the file system has no links). The links are made when the exploit is
+   decided, because the donor may delete its own files at the next epoch.
+4. The clone's schedule is the donor's up to the exploit, then the clone's own values. It is stored
+   beside the weights, so it stays true whatever a killed search repeats or forgets.
 """
 
 from __future__ import annotations
@@ -29,61 +34,83 @@ from raypipe.train.loop import LoopState
 log = logging.getLogger("raypipe")
 POINTER = "pointer.json"
 SCHEDULE = "schedule.json"
-Schedule = tuple[
-    dict[str, Any], ...
-]  # {"epoch": from, field: value, …}; epochs are counted as finished ones, so the first is 0
+
+# Lines {"epoch": N, field: value, …}: the values from epoch N on. N counts finished epochs, so the
+# first line has N = 0.
+Schedule = tuple[dict[str, Any], ...]
 
 
 def name_of(folder: str | Path) -> str:
-    """The trial's name, of the folder that Tune gave it. Where a run of the trial that a kill made Tune forget has left its
-    folder, Tune appends `_` and letters; the trial is the same, and goes on from what it had done."""
+    """The name of the trial to which Tune gave this folder.
+
+    Tune appends `_` and letters when the folder exists already. That happens when a kill made Tune
+    forget the trial. It is the same trial, and it continues from its own checkpoints.
+    """
     return Path(folder).name.partition("_")[0]
 
 
-def point(folder: Path, target: Path, epoch: int) -> None:
-    """Make `folder` a checkpoint of Tune's that names one of ours. `epoch`: the last that Tune has heard of."""
-    (folder / POINTER).write_text(json.dumps({"checkpoint": str(target), "epoch": epoch}))
+def write_pointer(folder: Path, target: Path, epoch: int) -> None:
+    """Make `folder` a Tune checkpoint that names our checkpoint `target`.
+
+    epoch: the last epoch that was reported to Tune.
+    """
+    pointer = {"checkpoint": str(target), "epoch": epoch}
+    (folder / POINTER).write_text(json.dumps(pointer))
 
 
-def follow(folder: str | Path | None) -> Path | None:
-    """The checkpoint that a checkpoint of Tune's names."""
-    return Path(_read(folder)["checkpoint"]) if folder else None
+def pointed_checkpoint(folder: str | Path | None) -> Path | None:
+    """Our checkpoint that a Tune checkpoint names; None without a Tune checkpoint."""
+    if not folder:
+        return None
+    return Path(_read_pointer(folder)["checkpoint"])
 
 
-def heard(folder: str | Path | None) -> int:
-    """The last epoch that Tune had heard of then. The checkpoint may be further: what a trial did before it was killed and
-    Tune forgot is told it epoch by epoch."""
-    return int(_read(folder)["epoch"]) if folder else 0
+def reported_epoch(folder: str | Path | None) -> int:
+    """The last epoch that was reported to Tune when it stored this checkpoint.
+
+    Our checkpoint may contain later epochs, which the trial had no time to report before a kill.
+    """
+    if not folder:
+        return 0
+    return int(_read_pointer(folder)["epoch"])
 
 
-def _read(folder: str | Path) -> dict[str, Any]:
+def _read_pointer(folder: str | Path) -> dict[str, Any]:
     return dict(json.loads((Path(folder) / POINTER).read_text()))
 
 
-def home(trials: Path, trial: str, values: dict[str, Any], pointed: Path | None) -> Path:
-    """The checkpoints of the trial that goes on from `pointed` with `values`: its own, or a folder yet to be seeded."""
-    mine = trials / trial
-    if pointed is not None and pointed.parent.parent == mine:
+def folder_of(trials: Path, trial: str, values: dict[str, Any], pointed: Path | None) -> Path:
+    """The folder of a trial that continues from the checkpoint `pointed` with `values`.
+
+    It does not exist yet for a new trial, nor right after an exploit.
+    """
+    own = trials / trial
+    if pointed is not None and pointed.parent.parent == own:
         return pointed.parent
-    return mine / key_of(values, str(pointed))
+    return own / key_of(values, str(pointed))
 
 
-def settle(trials: Path, trial: str, values: dict[str, Any], pointed: Path | None) -> Path:
-    """`home`, and in it, when it is new, what a clone of `pointed` begins with. Doing it again changes nothing."""
-    folder = home(trials, trial, values, pointed)
-    if not folder.exists():
-        _drop_old(folder.parent)
-        seeded = pointed is not None and _seed(folder, pointed, values)
-        if not seeded:
-            folder.mkdir(parents=True, exist_ok=True)
-            _write_schedule(folder, ({"epoch": 0, **values},))
+def prepare_folder(trials: Path, trial: str, values: dict[str, Any], pointed: Path | None) -> Path:
+    """The trial's folder (see `folder_of`), created with what a clone of `pointed` begins with.
+
+    A folder that exists is left as it is.
+    """
+    folder = folder_of(trials, trial, values, pointed)
+    if folder.exists():
+        return folder
+    _delete_old_folders(folder.parent)
+    if pointed is None or not _copy_donor(folder, pointed, values):
+        folder.mkdir(parents=True, exist_ok=True)
+        _write_schedule(folder, ({"epoch": 0, **values},))
     return folder
 
 
-def schedule_of(folder: Path) -> Schedule:
-    """What the weights in a trial's folder are trained with; () where an older version made the folder."""
+def read_schedule(folder: Path) -> Schedule:
+    """The values by epoch of a trial's folder; () if an older version made the folder."""
     file = folder / SCHEDULE
-    return tuple(json.loads(file.read_text())) if file.exists() else ()
+    if not file.exists():
+        return ()
+    return tuple(json.loads(file.read_text()))
 
 
 def _write_schedule(folder: Path, lines: Schedule) -> None:
@@ -92,45 +119,62 @@ def _write_schedule(folder: Path, lines: Schedule) -> None:
     partial.replace(folder / SCHEDULE)
 
 
-def _continued(donor: Schedule, epoch: int, values: dict[str, Any]) -> Schedule:
+def _schedule_of_clone(donor: Schedule, epoch: int, values: dict[str, Any]) -> Schedule:
     """The donor's values up to the exploit at `epoch`, and `values` from there on."""
-    return (*(line for line in donor if line["epoch"] < epoch), {"epoch": epoch, **values})
+    before = [line for line in donor if line["epoch"] < epoch]
+    return (*before, {"epoch": epoch, **values})
 
 
-def untold(state: LoopState, heard: int) -> Iterator[tuple[int, dict[str, float]]]:
-    """(epoch, metrics) of the epochs after `heard`: what a trial saved and was killed before it told."""
-    return ((epoch, state.history[epoch - 1]) for epoch in range(heard + 1, state.epoch + 1))
+def unreported(state: LoopState, reported: int) -> Iterator[tuple[int, dict[str, float]]]:
+    """(epoch, metrics) of every epoch after `reported`.
+
+    These epochs were trained and saved, and the trial was killed before it reported them.
+    """
+    for epoch in range(reported + 1, state.epoch + 1):
+        yield epoch, state.history[epoch - 1]
 
 
 def state_of(verified: Path) -> LoopState:
+    """The loop's state in a checkpoint that `checkpoint.verify` accepted."""
     return checkpoint.read(verified, verified=True).state
 
 
-def whole_epochs(folder: Path) -> dict[int, tuple[LoopState, Path]]:
-    """The verified checkpoints at the end of an epoch, by epoch."""
-    found = sorted(folder.glob("epoch-*")) if folder.exists() else []
-    read = [(state_of(p), p) for p in found if checkpoint.verify(p) is None]
-    return {state.epoch: (state, path) for state, path in read if state.step == 0}
+def epoch_checkpoints(folder: Path) -> dict[int, tuple[LoopState, Path]]:
+    """By epoch: state and path of each complete checkpoint that was saved at an epoch's end."""
+    checkpoints = {}
+    for path in sorted(folder.glob("epoch-*")) if folder.exists() else []:
+        if checkpoint.verify(path) is not None:
+            continue
+        state = state_of(path)
+        if state.step == 0:
+            checkpoints[state.epoch] = (state, path)
+    return checkpoints
 
 
-def _seed(folder: Path, pointed: Path, values: dict[str, Any]) -> bool:
-    """All or nothing, by a rename. False where the weights are gone."""
-    if problem := checkpoint.verify(pointed):
+def _copy_donor(folder: Path, pointed: Path, values: dict[str, Any]) -> bool:
+    """Create `folder` with the donor's checkpoints and schedule; False if its weights are gone.
+
+    A rename at the end makes it all or nothing.
+    """
+    problem = checkpoint.verify(pointed)
+    if problem is not None:
         log.warning(
-            "The weights to begin from are gone (%s: %s): the trial begins anew", pointed, problem
+            "The donor's weights are gone (%s: %s): the trial starts from the beginning",
+            pointed,
+            problem,
         )
         return False
     state = state_of(pointed)
-    best = checkpoint.name(state.best_epoch + 1)
+    best = pointed.with_name(checkpoint.name(state.best_epoch + 1))
     partial = folder.with_name(folder.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
-    for source in {pointed, pointed.with_name(best)}:
+    for source in {pointed, best}:
         if source.exists():
             shutil.copytree(source, partial / source.name, copy_function=_link)
-    if donor := schedule_of(
-        pointed.parent
-    ):  # none: an older version's, which mutations.jsonl tells
-        _write_schedule(partial, _continued(donor, state.epoch, values))
+    schedule = read_schedule(pointed.parent)
+    # A donor of an older version has none. mutations.jsonl then tells the values (pbt.schedules).
+    if schedule:
+        _write_schedule(partial, _schedule_of_clone(schedule, state.epoch, values))
     partial.rename(folder)
     return True
 
@@ -142,8 +186,12 @@ def _link(source: str, target: str) -> None:
         shutil.copy2(source, target)
 
 
-def _drop_old(mine: Path) -> None:
-    """Delete what the trial wrote before its last exploit but one: Tune may restore the state before the last."""
-    homes = sorted((p for p in mine.glob("*") if p.is_dir()), key=lambda p: p.stat().st_mtime)
-    for folder in homes[:-1]:
+def _delete_old_folders(own: Path) -> None:
+    """Delete all of a trial's folders but the newest.
+
+    The newest is kept because a restored Tune may continue from the state before the last exploit.
+    """
+    folders = [path for path in own.glob("*") if path.is_dir()]
+    folders.sort(key=lambda path: path.stat().st_mtime)
+    for folder in folders[:-1]:
         shutil.rmtree(folder, ignore_errors=True)

@@ -1,8 +1,14 @@
-"""How many trials run side by side and what each takes, from the cluster's resources: pure, so that it is known before a start.
+"""How many trials run side by side, and what each takes of the cluster's CPUs and GPUs.
 
-A trial of one worker takes a CPU, and `search.gpus_per_trial` of a GPU. A trial of several is a process that waits (WAITS of a
-CPU) and a group of workers, a GPU each, which Ray Train places apart from Tune: Tune would start more trials than groups fit,
-and they would hold each other's places for ever. So the number is bound here, and a worker's share of CPUs made to suit it.
+A trial of one worker takes one CPU, and `search.gpus_per_trial` GPUs where the cluster has any.
+
+A trial of several workers is a waiting process (WAITING_CPU) and a group of workers, with a GPU
+each where the cluster has any. Ray Train reserves the group's resources, and Tune does not know of
+them: Tune would start more trials than there is room for, each would hold some of the workers that
+another one needs, and all would wait for ever. So the number of trials is limited here, and so is
+each worker's share of the CPUs.
+
+The functions are pure: the numbers are known before a search starts.
 """
 
 from __future__ import annotations
@@ -14,35 +20,68 @@ from raypipe.errors import ClusterError, ConfigError
 from raypipe.search.settings import SearchJob
 from raypipe.train.launch import wants_gpu
 
-WAITS = 0.1
-LEAST = 0.01  # of a CPU, for a worker: Ray counts in 1/10000
+WAITING_CPU = 0.1  # CPUs of a process that waits for its group
+LEAST_CPU = 0.01  # CPUs of a worker, at least: Ray counts in 1/10000
 
 
 @dataclass(frozen=True)
-class Slots:
-    """What Tune reserves for a trial, what each worker of its group takes (None: it has none), and how many run at a time."""
+class TrialResources:
+    """What one trial takes, and how many trials run at a time."""
 
     trial: dict[str, float]
+    """What Tune reserves for a trial."""
+
     worker: dict[str, float] | None
+    """What each worker of its group takes; None for a trial of one worker."""
+
     concurrent: int
+    """How many trials run at a time."""
 
 
 def gpu_share(job: SearchJob) -> float:
-    """Of a GPU's memory, what a trial of one worker may fill; it trains on one GPU, however many it holds."""
-    return min(1.0, job.search.gpus_per_trial) if job.train.workers == 1 else 1.0
+    """The part of one GPU's memory that a worker may fill, 1.0 at most.
 
-
-def slots(job: SearchJob, resources: Mapping[str, float], trials: int) -> Slots:
-    """`trials`: in all.
-
-    A population (PBT) is alive as a whole, so all its trials are started. Those of one worker Tune pauses in turn where they do
-    not fit; groups have to fit all at once, because to start one again takes 20 s. Raises ClusterError when they do not.
+    A trial of one worker trains on one GPU, even if `search.gpus_per_trial` is more.
     """
-    cfg, gpu = job.search, wants_gpu(job.train, dict(resources))
     if job.train.workers == 1:
-        each = {"CPU": 1.0} | ({"GPU": cfg.gpus_per_trial} if gpu else {})
-        fits = max(1, int(min(resources.get(kind, 0) / amount for kind, amount in each.items())))
-        return Slots(each, None, trials if cfg.populated else cfg.concurrent or fits)
+        return min(1.0, job.search.gpus_per_trial)
+    return 1.0
+
+
+def plan_resources(job: SearchJob, resources: Mapping[str, float], trials: int) -> TrialResources:
+    """What each trial of the search takes, and how many run at a time.
+
+    resources: the cluster's, by kind ("CPU", "GPU"). trials: of the search, in total.
+
+    A population (PBT) starts all its trials. Trials of one worker need not fit all at once: Tune
+    pauses them in turn. Trials of several workers must fit all at once, because to start such a
+    group again takes 20 s.
+
+    Raises ClusterError when they do not fit, ConfigError when workers of a group share a GPU.
+    """
+    gpu = wants_gpu(job.train, dict(resources))
+    if job.train.workers == 1:
+        return _one_worker(job, resources, trials, gpu)
+    return _several_workers(job, resources, trials, gpu)
+
+
+def _one_worker(
+    job: SearchJob, resources: Mapping[str, float], trials: int, gpu: bool
+) -> TrialResources:
+    cfg = job.search
+    trial = {"CPU": 1.0}
+    if gpu:
+        trial["GPU"] = cfg.gpus_per_trial
+    room = min(resources.get(kind, 0) / amount for kind, amount in trial.items())
+    fitting = max(1, int(room))
+    concurrent = trials if cfg.populated else cfg.concurrent or fitting
+    return TrialResources(trial, None, concurrent)
+
+
+def _several_workers(
+    job: SearchJob, resources: Mapping[str, float], trials: int, gpu: bool
+) -> TrialResources:
+    cfg = job.search
     if gpu and cfg.gpus_per_trial != 1:
         raise ConfigError(
             "Workers of one trial cannot share a GPU",
@@ -50,21 +89,37 @@ def slots(job: SearchJob, resources: Mapping[str, float], trials: int) -> Slots:
             rule="NCCL wants a GPU for each rank",
             fix="Set train.workers=1, or remove search.gpus_per_trial",
         )
-    workers, gpus, cpus = job.train.most_workers, resources.get("GPU", 0), resources.get("CPU", 0)
-    fits = int(gpus // workers if gpu else cpus / (workers + WAITS))
-    if not gpu or gpus >= job.train.fewest_workers:  # one alone takes smaller shares, or grows less
-        fits = max(1, fits)
-    wanted = trials if cfg.populated else min(trials, cfg.concurrent or max(1, fits))
-    share = min(1.0, (cpus / wanted - WAITS) / workers)
-    if share < LEAST or (gpu and wanted > fits):
-        raise ClusterError(
-            f"{wanted} trials of {workers} workers do not fit side by side",
-            got=f"{gpus if gpu else cpus:g} {'GPUs' if gpu else 'CPUs'}",
-            rule="A population is trained all at once"
-            if cfg.populated
-            else "Every trial that is started needs its workers",
-            fix=f"Set search.{'samples' if cfg.populated else 'concurrent'}={max(1, fits)}, or fewer train.workers",
-        )
-    return Slots(
-        {"CPU": WAITS}, {"CPU": int(share * 1000) / 1000} | ({"GPU": 1.0} if gpu else {}), wanted
+    # An elastic trial may grow, so each is counted with its most workers.
+    workers = job.train.most_workers
+    gpus = resources.get("GPU", 0)
+    cpus = resources.get("CPU", 0)
+    fitting = int(gpus // workers if gpu else cpus / (workers + WAITING_CPU))
+    if not gpu or gpus >= job.train.fewest_workers:
+        # A trial that is alone can run: its workers take less of a CPU, or it grows less.
+        fitting = max(1, fitting)
+
+    limit = cfg.concurrent or max(1, fitting)
+    wanted = trials if cfg.populated else min(trials, limit)
+    cpu_share = min(1.0, (cpus / wanted - WAITING_CPU) / workers)
+    if cpu_share < LEAST_CPU or (gpu and wanted > fitting):
+        raise _no_room(job, f"{gpus:g} GPUs" if gpu else f"{cpus:g} CPUs", wanted, fitting)
+
+    worker = {"CPU": int(cpu_share * 1000) / 1000}  # rounded down, so that the sum fits
+    if gpu:
+        worker["GPU"] = 1.0
+    return TrialResources({"CPU": WAITING_CPU}, worker, wanted)
+
+
+def _no_room(job: SearchJob, have: str, wanted: int, fitting: int) -> ClusterError:
+    if job.search.populated:
+        rule = "A population is trained all at once"
+        setting = "search.samples"
+    else:
+        rule = "Every trial that is started needs its workers"
+        setting = "search.concurrent"
+    return ClusterError(
+        f"{wanted} trials of {job.train.most_workers} workers do not fit side by side",
+        got=have,
+        rule=rule,
+        fix=f"Set {setting}={max(1, fitting)}, or fewer train.workers",
     )

@@ -15,7 +15,7 @@ from raypipe.config import replace
 from raypipe.feed.dataset import pin
 from raypipe.search import tuner
 from raypipe.search.leaderboard import SearchResult
-from raypipe.search.schedulers import pbt
+from raypipe.search.schedulers import mutations
 from raypipe.search.settings import SearchJob
 from raypipe.search.trials.multi_worker_trial import GroupTrial
 from raypipe.search.trials.trial import run_trial
@@ -74,7 +74,7 @@ def test_every_group_told_all_its_epochs_and_left_none_behind(
 ) -> None:
     job, result = searched
     assert len(result.trials) == 2 and all(t.epochs == job.train.epochs for t in result.trials)
-    assert pbt.mutations(job.run.path / "search" / result.key) and not list(
+    assert mutations.read(job.run.path / "search" / result.key) and not list(
         job.run.path.rglob("leave-*")
     )
     assert checkpoint.verify(Path(result.best.checkpoint)) is None

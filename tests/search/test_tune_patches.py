@@ -20,7 +20,7 @@ def test_trials_have_no_environment_of_their_own_unless_the_user_sets_what_tune_
         monkeypatch.delenv(name, raising=False)
     prepare_environment()  # ours are on every node that we start
     before = tune_controller._ActorClassCache
-    with tune_patches.plain():
+    with tune_patches.applied():
         classes = tune_controller._ActorClassCache()
         plain = classes.get(Trainable)
         assert "runtime_env" not in plain._default_options and classes.get(Trainable) is plain
@@ -30,11 +30,11 @@ def test_trials_have_no_environment_of_their_own_unless_the_user_sets_what_tune_
         assert (
             "runtime_env" not in tune_controller._ActorClassCache().get(Trainable)._default_options
         )
-        name = min(tune_patches.HANDED_ON - set(ENV))
+        name = min(tune_patches.PROPAGATED - set(ENV))
         monkeypatch.setenv(name, "1")
         own = tune_controller._ActorClassCache().get(Trainable)
         handed_on = own._default_options["runtime_env"]["env_vars"]
         assert handed_on[name] == "1" and "AWS_SECRET_ACCESS_KEY" not in handed_on
-    with tune_patches.plain(groups=True):
+    with tune_patches.applied(multi_worker=True):
         assert tune_controller._ActorClassCache is before
     assert tune_controller._ActorClassCache is before

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from raypipe.config import replace, validate
 from raypipe.errors import ClusterError, ConfigError
 from raypipe.search.settings import SearchJob
-from raypipe.search.trials.trial_resources import Slots, gpu_share, slots
+from raypipe.search.trials.trial_resources import TrialResources, gpu_share, plan_resources
 
 JOB = validate(SearchJob, {"table": {"uri": "unused"}})
 
 
-def fitted(resources: dict[str, float], trials: int = 16, **changes: Any) -> Slots:
-    return slots(replace(JOB, changes), resources, trials)
+def fitted(resources: dict[str, float], trials: int = 16, **changes: Any) -> TrialResources:
+    return plan_resources(replace(JOB, changes), resources, trials)
 
 
 @given(
@@ -50,17 +50,19 @@ def test_all_groups_that_are_started_have_places(
 def test_the_number_follows_the_cluster() -> None:
     assert fitted({"CPU": 8}).concurrent == 8
     assert fitted({"CPU": 8}, **{"search.concurrent": 3}).concurrent == 3
-    assert fitted({"CPU": 8, "GPU": 2}, **{"search.gpus_per_trial": 0.25}) == Slots(
+    assert fitted({"CPU": 8, "GPU": 2}, **{"search.gpus_per_trial": 0.25}) == TrialResources(
         {"CPU": 1.0, "GPU": 0.25}, None, 8
     )
-    assert fitted({"CPU": 32, "GPU": 8}, **{"train.workers": 2}) == Slots(
+    assert fitted({"CPU": 32, "GPU": 8}, **{"train.workers": 2}) == TrialResources(
         {"CPU": 0.1}, {"CPU": 1.0, "GPU": 1.0}, 4
     )
     assert (
         fitted({"CPU": 32, "GPU": 8}, **{"train.workers": (2, 4)}).concurrent == 2
     )  # any of them may grow
     assert fitted({"CPU": 9}, **{"train.workers": 2}).concurrent == 4
-    assert fitted({"CPU": 2}, **{"train.workers": 2}) == Slots({"CPU": 0.1}, {"CPU": 0.95}, 1)
+    assert fitted({"CPU": 2}, **{"train.workers": 2}) == TrialResources(
+        {"CPU": 0.1}, {"CPU": 0.95}, 1
+    )
 
 
 def test_what_cannot_fit_is_refused_with_a_number_that_does() -> None:
