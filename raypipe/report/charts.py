@@ -1,161 +1,275 @@
-"""The report's charts: bare SVG paths on a 1000 x 1000 square stretched to its box, and their text is HTML.
+"""The charts of a page: SVG paths on a square of 1000 x 1000, which the page stretches to its box.
 
-Labels keep their size on a phone, colours follow light and dark, equal input gives equal bytes. Matplotlib would freeze colours
-and fonts. A chart that has nothing to show is None.
+All text of a chart is HTML, so labels keep their size on a phone. Colours come from the page's
+style and follow light and dark mode; Matplotlib would freeze colours and fonts. Equal input gives
+equal bytes. A chart that has nothing to show is None.
+
+Two systems of coordinates:
+
+  square        0 to 1000, x to the right, y DOWN, as in SVG: paths
+  per cent      0 to 100 from the left or from the bottom: ticks and uprights
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from raypipe.report import Check, Search
+from raypipe.report.parts import Check, Search, Trial
 
 BINS = 25
-MAX_DOTS = 1500  # per group in a scatter; more only hide each other, at 12 bytes each
-LOOKS = {1: "best", 2: "second", 3: "third"}  # of trials by rank; the others are "rest"
-# lines: (look, label, path), y down; ticks: (per cent of the axis, label); uprights: per cent of it; note: what the eye sees
-Chart = dict[str, Any]
-Axis = tuple[dict[str, float], str]  # height from 0 to 1 by value; what it spans
+MAX_DOTS = 1500  # per group in a scatter: more dots hide each other, and each costs 12 bytes
+LOOKS = {1: "best", 2: "second", 3: "third"}  # the style of a trial's line, by rank
+OTHER_LOOK = "rest"
+LOG_FACTOR = 30  # an axis whose values span a larger factor is logarithmic
+
+Line = tuple[str, str, str]  # (style, label, path)
+Tick = tuple[float, str]  # (position in per cent, label)
+
+
+@dataclass(frozen=True)
+class Chart:
+    """What the template draws. `note` says in words what the eye sees."""
+
+    lines: Sequence[Line]
+    x_ticks: Sequence[Tick] = ()
+    y_ticks: Sequence[Tick] = ()
+    note: str = ""
+    uprights: Sequence[float] = ()  # vertical axes, in per cent of the width
+
+
+@dataclass(frozen=True)
+class Axis:
+    """The scale of one column in `parallel`."""
+
+    heights: Mapping[str, float]  # from 0 (bottom) to 1 (top), by `_key` of the value
+    span: str  # the values from bottom to top, in words
 
 
 def histogram(check: Check) -> Chart | None:
-    """Shares of images per score, so that groups of different size compare; None if a group has no scores."""
-    scores = [np.asarray(s, float) for s in (check.reference_scores, check.batch_scores)]
-    scores = [s[np.isfinite(s)].clip(0, 1) for s in scores]
-    if not all(s.size for s in scores):
+    """The distribution of scores in reference and batch. None if a group has no finite score.
+
+    Heights are shares of the group's images, so groups of different size can be compared.
+    """
+    reference, batch = _scores(check.reference_scores), _scores(check.batch_scores)
+    if not reference.size or not batch.size:
         return None
-    shares = [np.histogram(s, BINS, (0, 1))[0] / s.size for s in scores]
-    top = float(np.max(shares))
-    old, new = (
-        "".join(f"V{1000 - 1000 * y / top:.0f}h{1000 // BINS}" for y in share) + "V1000"
-        for share in shares
+    reference_shares = np.histogram(reference, BINS, (0, 1))[0] / reference.size
+    batch_shares = np.histogram(batch, BINS, (0, 1))[0] / batch.size
+    top = float(np.max([reference_shares, batch_shares]))
+
+    # The reference is a filled area, the batch an outline above it.
+    area = f"M0,1000{_bars(reference_shares, top)}Z"
+    outline = f"M0,1000{_bars(batch_shares, top)}"
+    medians = np.median(reference), np.median(batch)
+    return Chart(
+        lines=(("area", "Reference", area), ("step", "New images", outline)),
+        x_ticks=_ticks(0, 1),
+        y_ticks=_ticks(0, top, "%"),
+        note=f"Median of the reference {medians[0]:.2f}, of the new images {medians[1]:.2f}.",
     )
-    lines = (("area", "Reference", f"M0,1000{old}Z"), ("step", "New images", f"M0,1000{new}"))
-    note = f"Median of the reference {np.median(scores[0]):.2f}, of the new images {np.median(scores[1]):.2f}."
-    return {"lines": lines, "x_ticks": _ticks(0, 1), "y_ticks": _ticks(0, top, "%"), "note": note}
+
+
+def _scores(scores: np.ndarray | Sequence[float]) -> np.ndarray:
+    """The finite scores, clipped to 0..1."""
+    values = np.asarray(scores, float)
+    return values[np.isfinite(values)].clip(0, 1)
+
+
+def _bars(shares: np.ndarray, top: float) -> str:
+    """A staircase of BINS steps that ends on the ground. `top` is the share at full height."""
+    width = 1000 // BINS
+    steps = [f"V{1000 - 1000 * share / top:.0f}h{width}" for share in shares]
+    return "".join(steps) + "V1000"
 
 
 def scatter(check: Check) -> Chart | None:
-    """Each group a cloud of dots of its own shape; the axes of a projection have no unit, so there are no ticks."""
+    """Reference and batch as two clouds of dots. None without a projection, or if a group is empty.
+
+    The axes of a projection have no unit, so there are no ticks.
+    """
     if check.projection is None or not all(len(group) for group in check.projection):
         return None
-    groups = [np.asarray(group, float)[:: -(-len(group) // MAX_DOTS)] for group in check.projection]
-    low, high = np.min(np.concatenate(groups), 0), np.max(np.concatenate(groups), 0)
-    groups = [25 + 950 * (group - low) / np.maximum(high - low, 1e-12) for group in groups]
-    old, new = (
-        "".join(f"M{x:.0f},{1000 - y:.0f}h1" for x, y in group) for group in groups
-    )  # h0 loses squares in print
-    lines = (("round", "Reference", old), ("square", "New images", new))
-    return {"lines": lines, "x_ticks": (), "y_ticks": (), "note": "Near means similar."}
+    groups = []
+    for group in check.projection:
+        stride = math.ceil(len(group) / MAX_DOTS)
+        groups.append(np.asarray(group, float)[::stride])
+
+    # Both groups get one scale, with a margin of 25 on each side.
+    together = np.concatenate(groups)
+    low, high = np.min(together, 0), np.max(together, 0)
+    width = np.maximum(high - low, 1e-12)
+    reference, batch = (_dots(25 + 950 * (group - low) / width) for group in groups)
+    return Chart(
+        lines=(("round", "Reference", reference), ("square", "New images", batch)),
+        note="Near means similar.",
+    )
+
+
+def _dots(spots_N2: np.ndarray) -> str:
+    # A dot is a stroke of length 1: with length 0, square dots disappear in print.
+    return "".join(f"M{x:.0f},{1000 - y:.0f}h1" for x, y in spots_N2)
 
 
 def curves(search: Search) -> Chart | None:
-    """The metric after each epoch: a stroke of its own for each of the three best trials, drawn last, the rest behind them."""
-    rows = [
-        row
-        for row in sorted(search.rows, key=lambda row: -row.rank)
-        if np.isfinite(row.curve).any()
-    ]
+    """The metric of each trial after each epoch. None if no trial has a finite value.
+
+    The three best trials have styles of their own and are drawn last, in front of the others.
+    """
+    rows = [row for row in _worst_first(search) if np.isfinite(row.curve).any()]
     if not rows:
         return None
-    values = [v for row in rows for v in row.curve if math.isfinite(v)]
+    values: list[float] = []
+    for row in rows:
+        values += [value for value in row.curve if math.isfinite(value)]
     low, high = min(values), max(values)
-    low, high = low - 0.04 * (high - low or 1), high + 0.04 * (high - low or 1)
-    last = max(2, *(len(row.curve) for row in rows))
+    margin = 0.04 * (high - low or 1)
+    low, high = low - margin, high + margin
+    last_epoch = max(2, *(len(row.curve) for row in rows))
+
     lines = []
     for row in rows:
-        look = LOOKS.get(row.rank, "rest")
-        spots = [
-            (1000 * i / (last - 1), 1000 * (high - v) / (high - low))
-            for i, v in enumerate(row.curve)
-            if math.isfinite(v)
-        ]
-        lines.append((look, row.trial, "M" + "L".join(f"{x:.0f},{y:.0f}" for x, y in spots) + "h0"))
-    epochs = [(100 * (t - 1) / (last - 1), f"{t}") for t in range(1, last + 1, -(-last // 10))]
-    heights = _ticks(low, high, "%" if "acc" in search.metric.lower() else "")
-    return {"lines": lines, "x_ticks": epochs, "y_ticks": heights, "note": ""}
+        spots = []
+        for i, value in enumerate(row.curve):
+            if math.isfinite(value):
+                spots.append((1000 * i / (last_epoch - 1), 1000 * (high - value) / (high - low)))
+        # "h0" makes a curve of one point visible.
+        lines.append((_look(row), row.trial, _path(spots) + "h0"))
 
-
-def _ticks(low: float, high: float, unit: str = "") -> list[tuple[float, str]]:
-    """About five round numbers inside [low, high]."""
-    size = 10 ** math.floor(math.log10((high - low) / 6))
-    step = next(size * k for k in (1, 2, 2.5, 5, 10) if size * k * 6 >= (high - low) * 0.999)
-    marks = [
-        k * step for k in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)
-    ]
-    return [(100 * (m - low) / (high - low), f"{100 * m:g} %" if unit else f"{m:g}") for m in marks]
+    stride = math.ceil(last_epoch / 10)  # at most ten labels
+    epochs = []
+    for epoch in range(1, last_epoch + 1, stride):
+        epochs.append((100 * (epoch - 1) / (last_epoch - 1), f"{epoch}"))
+    unit = "%" if "acc" in search.metric.lower() else ""
+    return Chart(lines=lines, x_ticks=epochs, y_ticks=_ticks(low, high, unit))
 
 
 def parallel(search: Search) -> Chart | None:
-    """One upright axis for each hyperparameter that took several values, and the metric's last, where up is better; a line for
-    each trial (Inselberg 1985). The three best are drawn last. Ranges over a factor of 30 are logarithmic."""
-    ranked = sorted(search.rows, key=lambda row: -row.rank)
-    rows = [
-        (row, row.metric) for row in ranked if row.metric is not None and math.isfinite(row.metric)
-    ]
-    drawn = _columns([row.hyperparameters for row, _ in rows])
-    metric = _axis([value for _, value in rows])
-    if not drawn or metric is None:
+    """Parallel coordinates (Inselberg 1985): what was tried, and how well it did.
+
+    Each hyperparameter that took several values has an upright axis. The last axis is the metric,
+    with the best on top. Each trial with a finite metric is a line from axis to axis. The three
+    best are drawn last. None if nothing varied.
+    """
+    trials: list[tuple[Trial, float]] = []
+    for row in _worst_first(search):
+        if row.metric is not None and math.isfinite(row.metric):
+            trials.append((row, row.metric))
+    axes = _axes([row.hyperparameters for row, _ in trials])
+    metric_axis = _axis([metric for _, metric in trials])
+    if not axes or metric_axis is None:
         return None
-    heights, span = metric
-    if rows[-1][1] < rows[0][1]:  # the lowest is the best
-        heights, span = (
-            {value: 1 - at for value, at in heights.items()},
-            " to ".join(reversed(span.split(" to "))),
-        )
-    across = np.linspace(0, 100, len(drawn) + 1).tolist()
+    worst, best = trials[0][1], trials[-1][1]
+    if best < worst:
+        metric_axis = _upside_down(metric_axis)
+
+    across = np.linspace(0, 100, len(axes) + 1).tolist()
     lines = []
-    for row, value in rows:
-        mine = row.hyperparameters
-        at = [axis[_key(mine[name])] if name in mine else None for name, (axis, _) in drawn.items()]
-        spots = [
-            (x, y)
-            for x, y in zip(across, [*at, heights[_key(value)]], strict=True)
-            if y is not None
-        ]
-        path = "M" + "L".join(f"{10 * x:.0f},{1000 - 1000 * y:.0f}" for x, y in spots)
-        lines.append((LOOKS.get(row.rank, "rest"), row.trial, path))
-    names = [*(name.rpartition(".")[2] for name in drawn), search.metric]
-    spans = [
-        f"{name} {values}"
-        for name, values in zip(names, [*(v for _, v in drawn.values()), span], strict=True)
-    ]
-    ticks = list(zip(across, names, strict=True))
-    return {
-        "lines": lines,
-        "x_ticks": ticks,
-        "y_ticks": (),
-        "uprights": across,
-        "note": f"From bottom to top: {'; '.join(spans)}.",
-    }
+    for row, metric in trials:
+        heights = [*_heights(row, axes), metric_axis.heights[_key(metric)]]
+        spots = []
+        for x, height in zip(across, heights, strict=True):
+            # A hyperparameter that this trial did not have: the line passes its axis.
+            if height is not None:
+                spots.append((10 * x, 1000 - 1000 * height))
+        lines.append((_look(row), row.trial, _path(spots)))
+
+    names = [name.rpartition(".")[2] for name in axes] + [search.metric]
+    spans = [axis.span for axis in axes.values()] + [metric_axis.span]
+    in_words = [f"{name} {span}" for name, span in zip(names, spans, strict=True)]
+    return Chart(
+        lines=lines,
+        x_ticks=list(zip(across, names, strict=True)),
+        uprights=across,
+        note=f"From bottom to top: {'; '.join(in_words)}.",
+    )
 
 
-def _columns(settings: Sequence[Mapping[str, Any]]) -> dict[str, Axis]:
-    """The axis of each name that took several values, in the order in which they come up."""
-    found = {
-        name: _axis([s[name] for s in settings if name in s]) for one in settings for name in one
-    }
-    return {name: axis for name, axis in found.items() if axis is not None}
+def _axes(settings: Sequence[Mapping[str, Any]]) -> dict[str, Axis]:
+    """One axis for each name that took several values, in the order in which names appear."""
+    values: dict[str, list[Any]] = {}
+    for setting in settings:
+        for name, value in setting.items():
+            values.setdefault(name, []).append(value)
+    axes = {}
+    for name, column in values.items():
+        axis = _axis(column)
+        if axis is not None:
+            axes[name] = axis
+    return axes
 
 
 def _axis(values: Sequence[Any]) -> Axis | None:
-    """None where there is nothing to compare."""
-    different = list({_key(v): v for v in values}.values())
+    """The axis of these values: by size for numbers, else by name. None if all are equal."""
+    different = list({_key(value): value for value in values}.values())
     if len(different) < 2:
         return None
-    if any(isinstance(v, bool) or not isinstance(v, (int, float)) for v in different):
-        names = sorted(map(_key, different))
-        return {name: i / (len(names) - 1) for i, name in enumerate(names)}, ", ".join(names)
+    if not all(_is_number(value) for value in different):
+        names = sorted(_key(value) for value in different)
+        heights = {name: i / (len(names) - 1) for i, name in enumerate(names)}
+        return Axis(heights, ", ".join(names))
     low, high = min(different), max(different)
-    scale = math.log if low > 0 and high / low > 30 else float
-    at = {_key(v): (scale(v) - scale(low)) / (scale(high) - scale(low)) for v in different}
-    return at, f"{low:.3g} to {high:.3g}"
+    scale = math.log if low > 0 and high / low > LOG_FACTOR else float
+    length = scale(high) - scale(low)
+    heights = {_key(value): (scale(value) - scale(low)) / length for value in different}
+    return Axis(heights, f"{low:.3g} to {high:.3g}")
+
+
+def _upside_down(axis: Axis) -> Axis:
+    """The axis of a metric whose lowest value is the best."""
+    low, high = axis.span.split(" to ")
+    heights = {value: 1 - height for value, height in axis.heights.items()}
+    return Axis(heights, f"{high} to {low}")
+
+
+def _heights(row: Trial, axes: Mapping[str, Axis]) -> list[float | None]:
+    """Where the line of a trial meets each axis. None where the trial has no value."""
+    heights: list[float | None] = []
+    for name, axis in axes.items():
+        if name in row.hyperparameters:
+            heights.append(axis.heights[_key(row.hyperparameters[name])])
+        else:
+            heights.append(None)
+    return heights
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _key(value: Any) -> str:
     return repr(value) if isinstance(value, float) else str(value)
+
+
+def _worst_first(search: Search) -> list[Trial]:
+    """The trials in drawing order: the best is drawn last, in front of the others."""
+    return sorted(search.rows, key=lambda row: -row.rank)
+
+
+def _look(row: Trial) -> str:
+    return LOOKS.get(row.rank, OTHER_LOOK)
+
+
+def _path(spots: Sequence[tuple[float, float]]) -> str:
+    """An SVG line through these points of the square."""
+    return "M" + "L".join(f"{x:.0f},{y:.0f}" for x, y in spots)
+
+
+def _ticks(low: float, high: float, unit: str = "") -> list[Tick]:
+    """About five round numbers inside [low, high]. With a unit they are shown in per cent."""
+    size = 10 ** math.floor(math.log10((high - low) / 6))
+    # The smallest round step that needs at most six intervals.
+    enough = (high - low) * 0.999
+    step = next(size * factor for factor in (1, 2, 2.5, 5, 10) if size * factor * 6 >= enough)
+    first = math.ceil(low / step - 1e-9)
+    last = math.floor(high / step + 1e-9)
+    ticks = []
+    for k in range(first, last + 1):
+        mark = k * step
+        label = f"{100 * mark:g} %" if unit else f"{mark:g}"
+        ticks.append((100 * (mark - low) / (high - low), label))
+    return ticks

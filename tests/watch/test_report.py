@@ -1,4 +1,4 @@
-"""The report page: what is given is shown, what is not is absent, nothing hostile gets through and nothing is loaded."""
+"""The report page shows the parts it is given and no others, escapes all text and loads nothing."""
 
 from __future__ import annotations
 
@@ -321,10 +321,10 @@ def test_charts_stay_inside_their_square_and_survive_odd_numbers() -> None:
         charts.scatter(check()),
     ):
         assert drawing is not None
-        for _, _, path in drawing["lines"]:
+        for _, _, path in drawing.lines:
             assert "nan" not in path
             assert all(0 <= int(n) <= 1000 for n in re.findall(r"-?\d+", path))
-        assert all(-0.01 <= at <= 100.01 for at, _ in [*drawing["x_ticks"], *drawing["y_ticks"]])
+        assert all(-0.01 <= at <= 100.01 for at, _ in [*drawing.x_ticks, *drawing.y_ticks])
     assert (
         charts.histogram(replace(odd, batch_scores=[nan])) is None
         and charts.scatter(replace(odd, projection=None)) is None
@@ -333,7 +333,7 @@ def test_charts_stay_inside_their_square_and_survive_odd_numbers() -> None:
 
 
 def tried(metric: str = "val_accuracy", sign: int = 1) -> Search:
-    """The best has the highest rate; one failed, one has no frozen_blocks, and all have the same dropout."""
+    """The best has the highest rate. One failed, one has no frozen_blocks. All share a dropout."""
     settings: list[dict[str, Any]] = [
         {"train.lr": 0.1, "model.mode": "finetune", "model.frozen_blocks": 3, "model.dropout": 0.2},
         {"train.lr": 0.01, "model.mode": "frozen", "model.dropout": 0.2},
@@ -360,21 +360,21 @@ def tried(metric: str = "val_accuracy", sign: int = 1) -> Search:
 def test_parallel_coordinates_show_what_was_tried_and_the_best_on_top(sign: int) -> None:
     drawing = charts.parallel(tried(sign=sign))
     assert drawing is not None
-    assert [label for _, label in drawing["x_ticks"]] == [
+    assert [label for _, label in drawing.x_ticks] == [
         "lr",
         "mode",
         "frozen_blocks",
         "val_accuracy",
     ], "dropout never varied"
-    assert [look for look, _, _ in drawing["lines"]] == ["third", "second", "best"], (
+    assert [look for look, _, _ in drawing.lines] == ["third", "second", "best"], (
         "the best is drawn last; a failure is not"
     )
-    spots = [re.findall(r"(\d+),(\d+)", path) for _, _, path in drawing["lines"]]
+    spots = [re.findall(r"(\d+),(\d+)", path) for _, _, path in drawing.lines]
     assert spots[2] == [("0", "0"), ("333", "1000"), ("667", "0"), ("1000", "0")]
     assert len(spots[1]) == 3, "a field that was not set is left out of its line"
     assert spots[1][0] == ("0", "333"), "three decades of rates are logarithmic"
-    assert "lr 0.0001 to 0.1; mode finetune, frozen" in drawing["note"]
-    assert f"val_accuracy {sign * 0.6:.3g} to {sign * 0.8:.3g}" in drawing["note"], (
+    assert "lr 0.0001 to 0.1; mode finetune, frozen" in drawing.note
+    assert f"val_accuracy {sign * 0.6:.3g} to {sign * 0.8:.3g}" in drawing.note, (
         "the best is on top, which may be the lowest"
     )
     assert charts.parallel(Search("loss", (Trial(1, "a", {"train.lr": 0.1}, 0.5, 1),))) is None
@@ -397,7 +397,7 @@ def test_a_histogram_holds_every_image_once() -> None:
     drawing = charts.histogram(replace(check(), reference_scores=scores, batch_scores=scores[:10]))
     assert drawing is not None
     heights = [
-        [1000 - int(y) for y in re.findall(r"V(\d+)h", path)] for _, _, path in drawing["lines"]
+        [1000 - int(y) for y in re.findall(r"V(\d+)h", path)] for _, _, path in drawing.lines
     ]
     top = max(np.histogram(s, charts.BINS, (0, 1))[0].max() / s.size for s in (scores, scores[:10]))
     for bars in heights:

@@ -1,0 +1,82 @@
+"""Numbers and pictures as a page shows them. The template calls these functions as filters."""
+
+from __future__ import annotations
+
+import base64
+import io
+import math
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+THUMBNAIL_PX = 160
+MINUS = "\N{MINUS SIGN}"
+
+
+def number(value: Any) -> str:
+    """Format a number: 1234567 -> 1,234,567; 0.000123456 -> 0.0001235; 1e-07 -> 1e-7.
+
+    Any other value is returned as `str(value)`.
+    """
+    if isinstance(value, bool):
+        return str(value)
+    if isinstance(value, int):
+        return f"{value:,}"
+    if not isinstance(value, float):
+        return str(value)
+    if 1e4 <= abs(value) < 1e9:
+        text = f"{value:,.0f}"
+    else:
+        text = f"{value:.4g}".replace("e-0", "e-")
+    # The sign becomes a minus sign. An exponent keeps its hyphen, because people copy it.
+    return text.replace("-", MINUS, 1) if value < 0 else text
+
+
+def chance(p: float) -> str:
+    """Format a p-value without an exponent, to two significant digits.
+
+    0 is shown as "≈ 0": no permutation of the test was as extreme. That is not "< 0.000001".
+    """
+    if p >= 1e-6:
+        decimals = max(2, 1 - math.floor(math.log10(p)))
+        return f"{p:.{decimals}f}"
+    return "≈ 0" if p == 0 else "< 0.000001"
+
+
+def points(difference: float) -> str:
+    """Format a difference of two shares in percentage points, with its sign and without "-0.0"."""
+    rounded = round(100 * difference, 1) or 0.0
+    return f"{rounded:+.1f}".replace("-", MINUS)
+
+
+def thumbnail(image: bytes) -> str | None:
+    """Shrink an encoded image to 160 px and return it as a data URI.
+
+    PNG and JPEG are tried, and the smaller one is used. None if the bytes cannot be decoded.
+    """
+    # A decoder may raise anything on hostile bytes. One bad picture must not cost the whole report.
+    try:
+        picture = _shrunk(image)
+        jpeg, png = io.BytesIO(), io.BytesIO()
+        picture.save(jpeg, "jpeg", quality=85)
+        picture.save(png, "png", optimize=True)
+    except Exception:
+        return None
+    kind, data = "jpeg", jpeg.getvalue()
+    if len(png.getvalue()) < len(data):
+        kind, data = "png", png.getvalue()
+    return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
+
+
+def _shrunk(image: bytes) -> Image.Image:
+    """Decode an image to 8-bit gray or RGB of at most THUMBNAIL_PX a side."""
+    picture: Image.Image = Image.open(io.BytesIO(image), formats=("JPEG", "PNG", "WEBP"))
+    if picture.mode.startswith("I"):
+        # 16-bit gray of industrial cameras: convert() would clip it to white, so scale it.
+        gray = np.asarray(picture, np.float32)
+        scale = 255 / max(1.0, gray.max())
+        picture = Image.fromarray((gray * scale).astype(np.uint8))
+    picture = picture.convert("L" if picture.mode == "L" else "RGB")
+    picture.thumbnail((THUMBNAIL_PX, THUMBNAIL_PX))
+    return picture

@@ -1,0 +1,172 @@
+"""The parts of a report page, as dataclasses. A room fills them in; `render` makes the HTML.
+
+A part holds numbers, strings and encoded pictures. It holds no markup. Shares, scores and
+accuracies lie between 0 and 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+import numpy as np
+
+Facts = tuple[tuple[str, str], ...]  # (name, value) pairs, in the order in which they are shown
+
+
+@dataclass(frozen=True)
+class Header:
+    """The top of the page."""
+
+    title: str
+    subtitle: str
+    run_id: str
+    generated_at: datetime
+    facts: Facts = ()
+
+
+@dataclass(frozen=True)
+class Picture:
+    """One image with its caption."""
+
+    image: bytes  # encoded JPEG, PNG or WebP
+    caption: str  # what it is
+    note: str = ""  # why it is shown
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """The result of one drift test."""
+
+    detector: str
+    on: str  # the input of the test: embeddings, predictions, brightness ...
+    statistic: float
+    p_value: float | None
+    threshold: float | None
+    is_drift: bool
+
+
+@dataclass(frozen=True)
+class Check:
+    """One drift check: a batch of new images against the reference of a model."""
+
+    name: str
+    is_drift: bool
+    p_value: float
+    alpha: float
+    reference_images: int
+    batch_images: int
+    evidence: tuple[Evidence, ...] = ()
+    reference_scores: np.ndarray | Sequence[float] = ()  # 0..1
+    batch_scores: np.ndarray | Sequence[float] = ()  # 0..1
+    score_name: str = "Model score"
+    # reference_N2 and batch_M2: points in a plane, where near means similar
+    projection: tuple[np.ndarray, np.ndarray] | None = None
+    unusual: tuple[Picture, ...] = ()  # images of the batch
+    typical: tuple[Picture, ...] = ()  # images of the reference
+
+
+@dataclass(frozen=True)
+class Dropped:
+    """One image that cleaning dropped or flagged."""
+
+    picture: Picture
+    reason: str
+    partner: Picture | None = None  # of a duplicate: the image that stays in the table
+    kept: bool = False  # True: only flagged, because the policy does not drop for this reason
+
+
+@dataclass(frozen=True)
+class Cleaning:
+    """The result of `raypipe clean`."""
+
+    kept: int  # images
+    dropped: int  # images
+    verdict_counts: Mapping[str, int] = field(default_factory=dict)
+    pictures: tuple[Dropped, ...] = ()
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One trial of a search."""
+
+    rank: int  # 1 is best
+    trial: str
+    hyperparameters: Mapping[str, Any]
+    metric: float | None  # None: the trial failed
+    epochs: int
+    stopped_early: bool = False
+    curve: Sequence[float] = ()  # the metric after each epoch
+
+
+@dataclass(frozen=True)
+class Search:
+    """A hyperparameter search and its trials."""
+
+    metric: str
+    rows: tuple[Trial, ...]
+    full_epochs: int | None = None  # the epochs of all trials, if none had stopped early
+    importance: Mapping[str, float] = field(default_factory=dict)  # shares by hyperparameter
+
+
+@dataclass(frozen=True)
+class Slice:
+    """Champion and challenger on the pinned test images of one slice."""
+
+    name: str
+    images: int
+    champion: float  # accuracy
+    challenger: float  # accuracy, on the same images
+    difference: float
+    p_value: float | None  # of the paired test
+
+
+@dataclass(frozen=True)
+class Gate:
+    """The decision whether the challenger replaces the champion."""
+
+    promoted: bool
+    reason: str
+    champion: str | int
+    challenger: str | int
+    rows: tuple[Slice, ...] = ()
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of a run."""
+
+    name: str
+    what: str
+    seconds: float | None = None
+    status: str = "done"  # done, failed, skipped, or any other word
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """The steps of a run, in order."""
+
+    steps: tuple[Step, ...]
+
+
+@dataclass(frozen=True)
+class Lineage:
+    """Where the results come from: table versions, code, configuration."""
+
+    facts: Facts
+    config_yaml: str = ""
+
+
+@dataclass(frozen=True)
+class Page:
+    """A whole page. A part that is left out does not appear on it."""
+
+    header: Header
+    checks: tuple[Check, ...] = ()
+    gate: Gate | None = None
+    search: Search | None = None
+    cleaning: Cleaning | None = None
+    timeline: Timeline | None = None
+    lineage: Lineage | None = None
