@@ -1,8 +1,9 @@
-"""`--where COLUMN=VALUE` and `where:`: a text means what the column's type reads it as, or it is refused.
+"""Conditions `--where COLUMN=VALUE` and `where:`: the text becomes a value of the column's type.
 
-Compared as text, `x=01`, `x=1.0` or a time in another form than Arrow's found no row and said nothing. So the text becomes
-a value of the column's type: 1, 01 and 1.0 are one number, 2026-11-01, 2026-11-01T00:00:00Z and 2026-11-01 01:00+01:00 one
-time. What a column cannot hold (`x=abc` of a number) and columns that hold no single value are refused by name.
+Compared as text, `x=01`, `x=1.0` or a time in another format than Arrow's matched no row and gave
+no error. As values, 1, 01 and 1.0 are one number; 2026-11-01, 2026-11-01T00:00:00Z and
+2026-11-01 01:00+01:00 are one time. raypipe refuses a text that the column's type cannot hold
+(`x=abc` for a number) and columns that do not hold single values.
 """
 
 from __future__ import annotations
@@ -22,26 +23,32 @@ _TRUTH = {"true": True, "1": True, "false": False, "0": False}
 
 
 def is_listed(kind: pa.DataType) -> bool:
-    """A list of single values, like the tags of an image."""
-    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind)) and not pa.types.is_nested(
-        kind.value_type
+    """Whether a column holds lists of single values, like the tags of an image."""
+    if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
+        return False
+    return not pa.types.is_nested(kind.value_type)
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(
+        pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
     )
 
 
 def values(texts: list[str], kind: pa.DataType, name: str) -> pa.Array:
-    """The texts as values that a column of this type is compared with. Raises DataError for one that it cannot hold."""
+    """The texts as values of the type `kind`, to compare a column with.
+
+    For a list column these are its tags joined by bars: a|b. `name` is the column, for messages.
+    Raises DataError for a text that the type cannot hold, and for types that hold no single value.
+    """
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
-    if (
-        is_listed(kind)
-        or pa.types.is_string(kind)
-        or pa.types.is_large_string(kind)
-        or pa.types.is_string_view(kind)
-    ):
-        return pa.array(texts, pa.string())  # of a list: its tags with bars between them, a|b
+    if is_listed(kind) or _is_text(kind):
+        return pa.array(texts, pa.string())
     if not texts:
         return pa.array([], pa.string() if pa.types.is_nested(kind) else kind)
-    read = next((reader for fits, reader in _READERS if fits(kind)), None)
+
+    read = _reader_of(kind)
     if read is None:
         raise DataError(
             f"Column {name!r} cannot be compared with a text",
@@ -49,10 +56,10 @@ def values(texts: list[str], kind: pa.DataType, name: str) -> pa.Array:
             rule="A condition compares names, numbers, dates, times, or tags like a|b",
             fix="Take another column",
         )
-    found = []
+    parsed = []
     for text in texts:
         try:
-            found.append(pa.scalar(read(text.strip(), kind), kind))
+            parsed.append(pa.scalar(read(text.strip(), kind), kind))
         except (ValueError, KeyError, ArithmeticError, pa.ArrowException):
             raise DataError(
                 f"No value of column {name!r} can be this",
@@ -60,33 +67,40 @@ def values(texts: list[str], kind: pa.DataType, name: str) -> pa.Array:
                 rule=f"Its type is {kind}",
                 fix="Write it like the column does",
             ) from None
-    return pa.array([f.as_py() for f in found], kind)
+    return pa.array([value.as_py() for value in parsed], kind)
 
 
 def as_text(where: Where, schema: pa.Schema, columns: set[str]) -> Where:
-    """Conditions on columns that are read as text (ids, labels, splits), written as Arrow writes the column's own type."""
-    out = dict(where)
+    """`where` with the values of `columns` rewritten as Arrow writes their type.
+
+    These columns (ids, labels, splits) are read as text: for a number column, 01 becomes 1.
+    """
+    rewritten = dict(where)
     for name in columns & set(where):
-        kind, wanted = schema.field(name).type, where[name]
-        read = values([wanted] if isinstance(wanted, str) else wanted, kind, name)
-        out[name] = read.cast(pa.string()).to_pylist()
-    return out
+        wanted = where[name]
+        texts = [wanted] if isinstance(wanted, str) else wanted
+        parsed = values(texts, schema.field(name).type, name)
+        rewritten[name] = parsed.cast(pa.string()).to_pylist()
+    return rewritten
+
+
+# Readers: text -> value of a type. They raise ValueError, KeyError or ArithmeticError.
 
 
 def _whole(text: str, kind: pa.DataType) -> int:
-    found = Decimal(text)
-    if (
-        found.adjusted() > LONGEST or found != found.to_integral_value()
-    ):  # int() of 1e999999999 would not end
+    number = Decimal(text)
+    # int() of 1e999999999 would not end, so the digits are counted first.
+    if number.adjusted() > LONGEST or number != number.to_integral_value():
         raise ValueError("not whole")
-    return int(found)
+    return int(number)
 
 
 def _decimal(text: str, kind: pa.DataType) -> Decimal:
-    found = Decimal(text).quantize(Decimal(1).scaleb(-kind.scale))
-    if found != Decimal(text):
+    exact = Decimal(text)
+    rounded = exact.quantize(Decimal(1).scaleb(-kind.scale))
+    if rounded != exact:
         raise InvalidOperation
-    return found
+    return rounded
 
 
 def _truth(text: str, kind: pa.DataType) -> bool:
@@ -98,16 +112,20 @@ def _moment(text: str) -> datetime:
 
 
 def _date(text: str, kind: pa.DataType) -> date:
-    found = _moment(text)
-    if found != datetime.combine(found.date(), datetime.min.time(), found.tzinfo):
+    moment = _moment(text)
+    midnight = datetime.combine(moment.date(), datetime.min.time(), moment.tzinfo)
+    if moment != midnight:
         raise ValueError("not a day")
-    return found.date()
+    return moment.date()
 
 
 def _time(text: str, kind: pa.DataType) -> datetime:
-    found = _moment(text)
-    utc = found.astimezone(timezone.utc) if found.tzinfo else found.replace(tzinfo=timezone.utc)
-    return utc if kind.tz else utc.replace(tzinfo=None)
+    """A time without a zone counts as UTC."""
+    moment = _moment(text)
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=timezone.utc)
+    moment = moment.astimezone(timezone.utc)
+    return moment if kind.tz else moment.replace(tzinfo=None)
 
 
 _READERS: list[tuple[Callable[[pa.DataType], bool], Callable[[str, Any], Any]]] = [
@@ -118,3 +136,11 @@ _READERS: list[tuple[Callable[[pa.DataType], bool], Callable[[str, Any], Any]]] 
     (pa.types.is_date, _date),
     (pa.types.is_timestamp, _time),
 ]
+
+
+def _reader_of(kind: pa.DataType) -> Callable[[str, Any], Any] | None:
+    """The reader for a type; None for a type that has no single values."""
+    for is_of_type, reader in _READERS:
+        if is_of_type(kind):
+            return reader
+    return None

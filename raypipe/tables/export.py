@@ -1,8 +1,9 @@
-"""A version of any Delta table -> one Parquet file of the rows a reader sees, or a folder of image files.
+"""A version of any Delta table -> one Parquet file of its visible rows, or a folder of image files.
 
-Streamed row group by row group, so memory is bounded by one of them. Written beside the target and renamed at the end: what
-stands there is whole, or not there. What an export makes says so (a key in a Parquet file's metadata, a list of files in
-a folder), and only that is ever replaced: never a table, never photographs of somebody.
+Rows are streamed one row group at a time, which bounds the memory. The output is written beside the
+target and renamed at the end, so the target is never incomplete. An export marks what it writes: a
+key in the metadata of a Parquet file, a list of files in a folder. Only marked files are ever
+replaced, so no table and no foreign photograph is lost.
 """
 
 from __future__ import annotations
@@ -25,9 +26,10 @@ from raypipe.tables.conditions import Where
 from raypipe.tables.fragment import Fragment
 from raypipe.tables.table import Columns, ImageTable, TableVersion
 
-MADE = "raypipe.export"  # in the metadata of a Parquet file
-MARK = ".raypipe-export.json"  # in a folder: the files that an export put there
-NAME_BYTES = 200  # file systems take 255, and a number and a suffix come behind
+MADE = "raypipe.export"  # key in the metadata of a Parquet file
+MARK = ".raypipe-export.json"  # in a folder: the list of files that an export wrote
+LABELS = "labels.csv"
+NAME_BYTES = 200  # file systems allow 255; a number and a suffix are added to the name
 SUFFIXES = {
     b"\xff\xd8": "jpg",
     b"\x89P": "png",
@@ -50,65 +52,70 @@ def export(
     overwrite: bool = False,
     progress: Progress = lambda done, total: None,
 ) -> int:
-    """Write the version's rows to `out`: a Parquet file when it is named so, else a folder of images and a labels.csv.
+    """Write the version's rows to `out` and return how many were written.
 
-    Returns how many were written. `progress` is told the rows read and the physical rows of all planned row groups. With
-    `distributed` Ray tasks read (connect first), in the same order. Raises DataError for a table that cannot be read right, a
-    column that is not there, and a target that exists.
+    A name that ends in .parquet becomes a Parquet file, any other a folder of images with a
+    labels.csv. `progress` is called with the rows read and the physical rows of all planned row
+    groups. With `distributed` Ray tasks read (connect first), in the same order. Raises DataError
+    for a table that raypipe cannot read right, a missing column, and a target that exists.
     """
     fragments, schema = scan.plan(table, pinned, where)
-    as_file, c = out.suffix == ".parquet" and not out.is_dir(), table.columns
-    wanted = (
-        list(dict.fromkeys(columns or schema.names))
-        if as_file
-        else [c.image, *{c.id, c.label} & set(schema.names)]
-    )
-    for name in wanted:
-        if name not in schema.names:
-            raise DataError(f"{pinned} has no column {name!r}", fix=nearest(name, schema.names))
-    if not as_file and not fragment.is_bytes(schema.field(c.image).type):
-        raise DataError(
-            f"Column {c.image!r} of {pinned} holds no images",
-            fix="Name OUT with .parquet, or a configuration",
-        )
-    _replaceable(table, out, overwrite)
+    as_file = out.suffix == ".parquet" and not out.is_dir()
+    if as_file:
+        wanted = list(dict.fromkeys(columns or schema.names))
+    else:
+        named = {table.columns.id, table.columns.label} & set(schema.names)
+        wanted = [table.columns.image, *named]
+    _check_columns(table, pinned, schema, wanted, as_file)
+    _check_target(table, out, overwrite)
+
     parts = _parts(table, fragments, schema, wanted, where or {}, distributed)
-    parts = _limited(_counted(parts, sum(f.rows for f in fragments), progress), limit)
+    total = sum(group.rows for group in fragments)
+    parts = _limited(_counted(parts, total, progress), limit)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(
-            prefix=f".{out.name[:50]}.", suffix=".partial", dir=out.parent
-        ) as scratch:
+        prefix = f".{out.name[:50]}."
+        with tempfile.TemporaryDirectory(".partial", prefix, out.parent) as scratch:
             partial = Path(scratch, out.name)
-            shown = fragment.shown(schema, wanted)
-            rows = _to_parquet(parts, shown, partial) if as_file else _to_images(parts, c, partial)
-            _replaceable(
-                table, out, overwrite
-            )  # again: somebody may have put something there meanwhile
-            if out.is_dir() and not out.is_symlink():
-                out.rename(Path(scratch, "before"))  # gone with the scratch folder
-            partial.replace(out)
+            if as_file:
+                rows = _to_parquet(parts, fragment.shown(schema, wanted), partial)
+            else:
+                rows = _to_images(parts, table.columns, partial)
+            # Check again: another process may have written the target meanwhile.
+            _check_target(table, out, overwrite)
+            _replace(out, partial, Path(scratch, "before"))
     except OSError as e:
         raise DataError(f"The target cannot be written: {e}", got=str(out)) from None
     return rows
 
 
-def _replaceable(table: ImageTable, out: Path, overwrite: bool) -> None:
-    """Raise DataError unless `out` is free, an empty folder, or with `overwrite` nothing but what an export made."""
-    whole, here = Path(os.path.realpath(out)), Path(os.path.realpath(fragment.local(table.uri)))
-    if "://" not in fragment.local(table.uri) and (
-        whole == here or whole in here.parents or here in whole.parents
-    ):
+def _check_columns(
+    table: ImageTable, pinned: TableVersion, schema: pa.Schema, wanted: list[str], as_file: bool
+) -> None:
+    for name in wanted:
+        if name not in schema.names:
+            raise DataError(f"{pinned} has no column {name!r}", fix=nearest(name, schema.names))
+    image = table.columns.image
+    if not as_file and not fragment.is_bytes(schema.field(image).type):
         raise DataError(
-            "The target is the table, or lies in it, or around it",
-            got=str(out),
-            rule="An export never touches a table",
-            fix="Name another place",
+            f"Column {image!r} of {pinned} holds no images",
+            fix="Name OUT with .parquet, or a configuration",
         )
-    if not os.path.lexists(out) or (
-        out.is_dir() and not out.is_symlink() and not any(out.iterdir())
-    ):
+
+
+def _check_target(table: ImageTable, out: Path, overwrite: bool) -> None:
+    """Raise DataError unless an export may write to `out`.
+
+    It may when `out` does not exist, is an empty folder, or, with `overwrite`, holds only what an
+    earlier export wrote.
+    """
+    _refuse_table(table, out)
+    if not os.path.lexists(out):
         return
+    is_folder = out.is_dir() and not out.is_symlink()
+    if is_folder and not any(out.iterdir()):
+        return
+
     if not overwrite:
         raise DataError(
             "The target exists",
@@ -116,7 +123,8 @@ def _replaceable(table: ImageTable, out: Path, overwrite: bool) -> None:
             rule="Nothing is overwritten unasked",
             fix="Pass --overwrite",
         )
-    if foreign := _foreign(out):
+    foreign = _foreign(out)
+    if foreign:
         raise DataError(
             "The target holds something that no export made",
             got=foreign,
@@ -125,28 +133,59 @@ def _replaceable(table: ImageTable, out: Path, overwrite: bool) -> None:
         )
 
 
+def _refuse_table(table: ImageTable, out: Path) -> None:
+    """Raise DataError when `out` is the table's folder, lies in it, or contains it."""
+    folder = fragment.local(table.uri)
+    if "://" in folder:
+        return
+    target = Path(os.path.realpath(out))
+    source = Path(os.path.realpath(folder))
+    if target.is_relative_to(source) or source.is_relative_to(target):
+        raise DataError(
+            "The target is the table, or lies in it, or around it",
+            got=str(out),
+            rule="An export never touches a table",
+            fix="Name another place",
+        )
+
+
+def _replace(out: Path, partial: Path, before: Path) -> None:
+    """Put `partial` in the place of `out`. An old folder is moved to `before` first."""
+    if out.is_dir() and not out.is_symlink():
+        out.rename(before)  # deleted with the temporary folder
+    partial.replace(out)
+
+
 def _foreign(out: Path) -> str | None:
-    """The first thing in `out` that an export did not make; None when there is none."""
+    """The first path at or below `out` that no export wrote; None when there is none."""
     if out.is_symlink():
         return str(out)
     if out.is_file():
-        try:
-            with pq.ParquetFile(out) as file:
-                made = MADE.encode() in (file.schema_arrow.metadata or {})
-        except (pa.ArrowException, OSError):
-            made = False
-        return None if made else str(out)
+        return None if _is_own_parquet(out) else str(out)
+
     try:
-        files = set(json.loads((out / MARK).read_text(encoding="utf-8"))["files"])
+        mark = json.loads((out / MARK).read_text(encoding="utf-8"))
+        files = set(mark["files"])
     except (OSError, ValueError, KeyError, TypeError):
-        return str(out)
-    known = files | {MARK, "labels.csv"}
-    folders = {str(parent) for file in files for parent in PurePosixPath(file).parents}
-    for found in sorted(out.rglob("*")):
-        name = found.relative_to(out).as_posix()
-        if name not in (folders if found.is_dir() and not found.is_symlink() else known):
-            return str(found)
+        return str(out)  # no readable mark: nothing here is ours
+
+    folders = set()
+    for file in files:
+        folders |= {str(parent) for parent in PurePosixPath(file).parents}
+    for path in sorted(out.rglob("*")):
+        is_folder = path.is_dir() and not path.is_symlink()
+        expected = folders if is_folder else files | {MARK, LABELS}
+        if path.relative_to(out).as_posix() not in expected:
+            return str(path)
     return None
+
+
+def _is_own_parquet(path: Path) -> bool:
+    try:
+        with pq.ParquetFile(path) as file:
+            return MADE.encode() in (file.schema_arrow.metadata or {})
+    except (pa.ArrowException, OSError):
+        return False
 
 
 def _parts(
@@ -157,16 +196,21 @@ def _parts(
     where: Where,
     distributed: bool,
 ) -> Iterator[pa.Table]:
+    """The rows in order, one table a row group, read here or by Ray tasks."""
+    options = table.storage_options
     if not fragments or not distributed:
-        for f in fragments:
-            yield fragment.read([f], schema, columns, where, table.storage_options)[0]
+        for group in fragments:
+            part, _ = fragment.read([group], schema, columns, where, options)
+            yield part
         return
-    stream = scan.distributed(fragments, schema, columns, where, table.storage_options)
+
+    stream = scan.distributed(fragments, schema, columns, where, options)
     stream.context.execution_options.preserve_order = True
     yield from stream.iter_batches(batch_size=None, batch_format="pyarrow")
 
 
 def _counted(parts: Iterator[pa.Table], total: int, progress: Progress) -> Iterator[pa.Table]:
+    """The same parts; calls `progress` for each."""
     done = 0
     for part in parts:
         done += len(part)
@@ -175,23 +219,33 @@ def _counted(parts: Iterator[pa.Table], total: int, progress: Progress) -> Itera
 
 
 def _limited(parts: Iterator[pa.Table], limit: int | None) -> Iterator[pa.Table]:
+    """The first `limit` rows; all rows when it is None."""
+    if limit is None:
+        yield from parts
+        return
     left = limit
     for part in parts:
-        yield part if left is None else part.slice(0, left)
-        if left is not None:
-            left -= min(left, len(part))
-            if not left:
-                return
+        yield part.slice(0, left)
+        left -= min(left, len(part))
+        if not left:
+            return
 
 
 def _to_parquet(parts: Iterator[pa.Table], schema: pa.Schema, out: Path) -> int:
-    # Encoded images do not compress, and a dictionary or the statistics of them are the images once more.
-    small = [f.name for f in schema if not fragment.is_bytes(f.type)]
-    packed = {n: "ZSTD" if n in small else "NONE" for n in schema.names}
+    """Write one Parquet file and return the number of rows."""
+    # Encoded images do not compress. A dictionary or statistics would store each image again.
+    small = [field.name for field in schema if not fragment.is_bytes(field.type)]
+    compression = {name: "ZSTD" if name in small else "NONE" for name in schema.names}
+
+    metadata = {**(schema.metadata or {}), MADE: "1"}
+    schema = schema.with_metadata(metadata)
     rows = 0
-    schema = schema.with_metadata({**(schema.metadata or {}), MADE: "1"})
     with pq.ParquetWriter(
-        out, schema, use_dictionary=small, write_statistics=small, compression=packed
+        out,
+        schema,
+        use_dictionary=small,
+        write_statistics=small,
+        compression=compression,
     ) as writer:
         for part in parts:
             writer.write_table(part.cast(schema))
@@ -200,57 +254,89 @@ def _to_parquet(parts: Iterator[pa.Table], schema: pa.Schema, out: Path) -> int:
 
 
 def _to_images(parts: Iterator[pa.Table], columns: Columns, out: Path) -> int:
-    """LABEL/ID.EXT for each row with an image, labels.csv of what went where, and a list of all files, which is MARK."""
+    """Write LABEL/ID.EXT for each row with an image, and return the number of images.
+
+    labels.csv lists the label of each file; MARK lists all files.
+    """
     out.mkdir()
+    names = _ImageNames(out)
     written: list[str] = []
-    taken: set[str] = set()
-    folders: dict[str, str] = {}  # by label: two labels never share one
-    with (out / "labels.csv").open("w", newline="", encoding="utf-8") as listed:
-        lines = csv.writer(listed)
+    with (out / LABELS).open("w", newline="", encoding="utf-8") as opened:
+        lines = csv.writer(opened)
         lines.writerow(["file", "label"])
         for part in parts:
             for row in part.to_pylist():
-                data, label, name = row[columns.image], row.get(columns.label), row.get(columns.id)
+                data = row[columns.image]
                 if data is None:
                     continue
-                key = "" if label is None else f"={label}"
-                if key not in folders:
-                    folders[key] = _unique(
-                        "unlabelled" if label is None else _file_name(label), set(folders.values())
-                    )
-                    (out / folders[key]).mkdir()
-                stem, suffix = (
-                    f"{len(written):08d}" if name is None else _file_name(name),
-                    SUFFIXES.get(data[:2], "bin"),
-                )
-                file = f"{folders[key]}/{stem}.{suffix}"
-                if file.casefold() in taken:  # an id seen before gets a number
-                    file = f"{folders[key]}/{stem}-{len(written):08d}.{suffix}"
-                taken.add(file.casefold())
+                label = row.get(columns.label)
+                file = names.place(data, label, row.get(columns.id), len(written))
                 (out / file).write_bytes(data)
                 lines.writerow([file, label])
                 written.append(file)
+
     (out / MARK).write_text(json.dumps({"files": written}), encoding="utf-8")
     return len(written)
 
 
-def _file_name(value: object) -> str:
-    """A label or id as the name of a file: it stays in its folder whatever the table says, and a file system takes it.
+class _ImageNames:
+    """File names of an export: one folder a label, no name twice.
 
-    What had to be cut ends in a hash, so that two long names stay two.
+    Names differ by more than capitals, because some file systems ignore them.
+    """
+
+    def __init__(self, out: Path) -> None:
+        self._out = out
+        self._taken: set[str] = set()
+        # By label, with "=" before it and "" for none: two labels never share a folder.
+        self._folders: dict[str, str] = {}
+
+    def place(self, data: bytes, label: object, image_id: object, number: int) -> str:
+        """LABEL/ID.EXT of one image; `number` replaces a missing id and tells equal ids apart."""
+        folder = self._folder(label)
+        stem = f"{number:08d}" if image_id is None else _file_name(image_id)
+        suffix = SUFFIXES.get(data[:2], "bin")
+        file = f"{folder}/{stem}.{suffix}"
+        if file.casefold() in self._taken:
+            file = f"{folder}/{stem}-{number:08d}.{suffix}"
+        self._taken.add(file.casefold())
+        return file
+
+    def _folder(self, label: object) -> str:
+        """The label's folder; made at its first image."""
+        key = "" if label is None else f"={label}"
+        if key not in self._folders:
+            wanted = "unlabelled" if label is None else _file_name(label)
+            self._folders[key] = _unique(wanted, set(self._folders.values()))
+            (self._out / self._folders[key]).mkdir()
+        return self._folders[key]
+
+
+def _file_name(value: object) -> str:
+    """A label or id as a file name that stays in its folder and that a file system accepts.
+
+    A name that is too long is cut and ends in a hash, so that two long names stay different.
     """
     text = str(value)
-    name = re.sub(r"[/\0]", "_", text).encode("utf-8", "replace").decode()
+    name = re.sub(r"[/\0]", "_", text)
+    name = name.encode("utf-8", "replace").decode()
+
     if len(name.encode()) > NAME_BYTES:
+        digest = hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:8]
+        # Cutting bytes may split the last character: "ignore" drops its rest.
         short = name.encode()[: NAME_BYTES - 9].decode("utf-8", "ignore")
-        name = f"{short}-{hashlib.sha256(text.encode('utf-8', 'replace')).hexdigest()[:8]}"
-    return name if name.strip(". ") and name not in ("labels.csv", MARK) else f"_{name}"
+        name = f"{short}-{digest}"
+
+    # Names of dots and blanks lead elsewhere; two names belong to the export itself.
+    is_usable = name.strip(". ") and name not in (LABELS, MARK)
+    return name if is_usable else f"_{name}"
 
 
 def _unique(name: str, taken: set[str]) -> str:
-    """`name`, or with a number: also where a file system tells no capitals apart."""
-    low, found, n = {t.casefold() for t in taken}, name, 1
-    while found.casefold() in low:
+    """`name`, or `name` with a number when it is taken; capitals do not count as a difference."""
+    lower = {other.casefold() for other in taken}
+    candidate, n = name, 1
+    while candidate.casefold() in lower:
         n += 1
-        found = f"{name}-{n}"
-    return found
+        candidate = f"{name}-{n}"
+    return candidate

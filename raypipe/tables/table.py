@@ -34,7 +34,7 @@ from pydantic import Field, model_validator
 from raypipe.config import Section
 from raypipe.errors import DataError, nearest
 from raypipe.tables import history, protocol, storage
-from raypipe.tables.storage import StorageOptions, plain
+from raypipe.tables.storage import StorageOptions, message_of
 
 ROWS_PER_GROUP = 128
 ATTEMPTS = 20  # at one commit, while others write
@@ -183,7 +183,7 @@ class ImageTable:
                 raise protocol.refusal(self.uri, unreadable) from None
             if self.uri.startswith(UNITY):
                 raise DataError(
-                    f"Unity Catalog does not give out this table: {plain(e)}",
+                    f"Unity Catalog does not give out this table: {message_of(e)}",
                     got=self.uri.removeprefix(UNITY),
                     rule="The catalog is asked at DATABRICKS_HOST with DATABRICKS_TOKEN, on the driver and on every worker",
                     fix="Set both, and grant EXTERNAL USE SCHEMA; or name a folder with a slash",
@@ -191,7 +191,7 @@ class ImageTable:
             if version is None or storage.cause(e, self.uri):
                 raise storage.refusal(e, self.uri, "The Delta table cannot be opened") from e
             raise DataError(
-                f"{self.uri} has no version {version}: {plain(e)}",
+                f"{self.uri} has no version {version}: {message_of(e)}",
                 fix="raypipe table list shows versions and tags",
             ) from None
 
