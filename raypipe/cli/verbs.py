@@ -154,7 +154,7 @@ def tune(job: Job, console: Console) -> Result:
         if result.members
         else {}
     )
-    ended |= refit.told(result)
+    ended |= refit.summary(result)
     ended["images decoded"] = f"{result.decoded}, for {len(result.trials)} trials together"
     ended["epochs"] = (
         f"{result.epochs} of the {result.full_epochs} that all trials would take to their ends"

@@ -1,8 +1,12 @@
-"""How much each hyperparameter decided: permutation importance in a random forest (Breiman 2001) over the trials.
+"""How much each hyperparameter mattered: permutation importance in a random forest over the trials.
 
-A forest needs no assumption on how values act together, and scikit-learn has it. Few trials say little: below `FEWEST` nothing
-is said. More epochs alone make a trial better, so trials are compared at equal budgets: by their best of the first N epochs, N
-being what three quarters of them had. A conditional field that was not set is a value of its own.
+A forest (Breiman 2001) needs no assumption on how values act together, and scikit-learn has it. Few
+trials say little: with fewer than LEAST_TRIALS there is no answer.
+
+More epochs alone make a trial better, so trials are compared after equally many epochs: by their
+best of the first N, where three quarters of them had N epochs or more.
+
+A conditional field that was not set counts as a value of its own.
 """
 
 from __future__ import annotations
@@ -16,52 +20,82 @@ import numpy as np
 from raypipe.search.leaderboard import Trial, best_within
 from raypipe.train.stopping import Mode
 
-FEWEST = 8
-TREES, REPEATS = 64, 16
+LEAST_TRIALS = 8
+TREES = 64
+REPEATS = 16
 
 
 def importance(trials: Sequence[Trial], metric: str, mode: Mode) -> dict[str, float]:
-    """Shares that sum to one, from the most important down; {} where too few trials ended, or nothing made a difference."""
-    values = _compared([t for t in trials if math.isfinite(t.metric)], metric, mode)
-    told = [t for t in trials if t.name in values]
-    names = [
-        n
-        for n in {n: None for t in told for n in t.changes}
-        if len({repr(t.changes.get(n)) for t in told}) > 1
-    ]
-    if len(told) < FEWEST or not names:
+    """Each field's share of the importance, from the largest down; the shares sum to one.
+
+    {} if too few trials ended, or if no field made a difference.
+    """
+    usable = [trial for trial in trials if math.isfinite(trial.metric)]
+    values = _compared(usable, metric, mode)
+    compared = [trial for trial in usable if trial.name in values]
+    names = _varied(compared)
+    if len(compared) < LEAST_TRIALS or not names:
         return {}
     from sklearn.ensemble import RandomForestRegressor
     from sklearn.inspection import permutation_importance
 
-    inputs = np.column_stack([_column([t.changes.get(n) for t in told]) for n in names])
-    metrics = np.array([values[t.name] for t in told])
+    columns = []
+    for name in names:
+        columns.append(_column([trial.changes.get(name) for trial in compared]))
+    inputs = np.column_stack(columns)
+    metrics = np.array([values[trial.name] for trial in compared])
     forest = RandomForestRegressor(TREES, random_state=0).fit(inputs, metrics)
-    found = permutation_importance(
-        forest, inputs, metrics, n_repeats=REPEATS, random_state=0
-    ).importances_mean.clip(0)
-    if not found.sum() > 0:
+    permuted = permutation_importance(forest, inputs, metrics, n_repeats=REPEATS, random_state=0)
+    drops = permuted.importances_mean.clip(0)  # below 0 is noise
+    if not drops.sum() > 0:
         return {}
-    shares = zip(names, (found / found.sum()).tolist(), strict=True)
+    shares = zip(names, (drops / drops.sum()).tolist(), strict=True)
     return dict(sorted(shares, key=lambda pair: (-pair[1], pair[0])))
 
 
+def _varied(trials: Sequence[Trial]) -> list[str]:
+    """The fields that have several values among the trials, in the order of their first use."""
+    values: dict[str, set[str]] = {}
+    for trial in trials:
+        for name in trial.changes:
+            values.setdefault(name, set())
+    for name, seen in values.items():
+        for trial in trials:
+            seen.add(repr(trial.changes.get(name)))
+    return [name for name, seen in values.items() if len(seen) > 1]
+
+
 def _compared(trials: Sequence[Trial], metric: str, mode: Mode) -> dict[str, float]:
-    """By trial: its best of the first N epochs. A trial with fewer is left out, unless its own rule ended it."""
-    lengths = sorted((t.epochs for t in trials), reverse=True)
-    even = lengths[math.ceil(0.75 * len(lengths)) - 1] if lengths else 0
-    found = {
-        t.name: best_within(t, even, metric, mode)
-        for t in trials
-        if t.epochs >= even or t.stopped is not None
-    }
-    return {name: value for name, value in found.items() if math.isfinite(value)}
+    """By trial: its best of the first N epochs, as the module's head says.
+
+    A trial with fewer epochs is left out, unless its own rule ended it.
+    """
+    if not trials:
+        return {}
+    lengths = sorted((trial.epochs for trial in trials), reverse=True)
+    common = lengths[math.ceil(0.75 * len(lengths)) - 1]
+    values = {}
+    for trial in trials:
+        if trial.epochs >= common or trial.stopped is not None:
+            value = best_within(trial, common, metric, mode)
+            if math.isfinite(value):
+                values[trial.name] = value
+    return values
 
 
 def _column(values: Sequence[Any]) -> np.ndarray:
-    """Numbers as they are (a forest only looks at their order), everything else by its name; not set comes before both."""
-    if all(v is None or (isinstance(v, (int, float)) and not isinstance(v, bool)) for v in values):
-        lowest = min(v for v in values if v is not None)
-        return np.array([lowest - 1 if v is None else v for v in values], float)
-    known = {name: i for i, name in enumerate(sorted({str(v) for v in values if v is not None}))}
-    return np.array([-1 if v is None else known[str(v)] for v in values], float)
+    """A field's values as numbers for the forest, which looks only at their order.
+
+    Numbers stay; other values are numbered in the order of their names. "Not set" comes first.
+    """
+    given = [value for value in values if value is not None]
+    if all(map(_is_number, given)):
+        missing = min(given) - 1
+        return np.array([missing if value is None else value for value in values], float)
+    names = sorted({str(value) for value in given})
+    numbers = {name: number for number, name in enumerate(names)}
+    return np.array([-1 if value is None else numbers[str(value)] for value in values], float)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)

@@ -1,13 +1,15 @@
-"""What a search leaves: its trials from best to worst, and the best one's model.
+"""The result of a search: its trials from best to worst, and the best one's model.
 
-A trial is worth its best usable epoch, because that epoch's weights are the model it offers. An
-epoch is unusable if a loss, the metric or a weight is not finite. A trial without a usable epoch
+The value of a trial is its best usable epoch, because that epoch's weights are the model it offers.
+An epoch is unusable if a loss, the metric or a weight is not finite. A trial without a usable epoch
 failed and ranks last.
 
 A scheduler or a budget ends some trials early, and more epochs alone make a trial better. So the
-order says whose model is better, and not whose settings are. `compared` tells that: each trial's
-best after as many epochs as all had. `ahead` names the trials that were better than the first one
-after as many epochs as they got. Both are shown wherever the order is.
+order says whose model is better, and not whose settings are. Two more figures compare settings, and
+both are shown wherever the order is:
+
+- `compared`: each trial's best after as many epochs as all trials had.
+- `ahead`: the trials that were better than the first one after as many epochs as they got.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from raypipe.config import metrics_of, require_format, to_json
+from raypipe.files import write_atomic
 from raypipe.models import finite
 from raypipe.search.trials import trial_checkpoints
 from raypipe.search.trials.epoch_result import metric_of
@@ -35,65 +38,111 @@ FORMAT = 2  # of result.json; format 1 (ba74455 and before) has fewer fields, wh
 
 @dataclass(frozen=True)
 class Trial:
-    """One finished trial. `metric` is its best usable epoch's; NaN when it failed. `stopped_early` is
-    the scheduler's doing, or the end of the search's; `stopped` is why its own rule (train.stopping)
-    ended it. `seconds` it spent in the training loop.
-    `failures` counts how often it failed, also where a retry went on. `schedule`, of a trial that took over another's weights:
-    the values of `changes` by epoch, as {"epoch": from, field: value, …}; the history is that of the weights."""
+    """One trial that ended."""
 
     name: str
+
     changes: dict[str, Any]
+    """The values it tried, by dotted field; after an exploit, the last ones."""
+
     metric: float
+    """The metric of its best usable epoch; NaN if it failed."""
+
     epochs: int
+
     stopped_early: bool
+    """Ended by the scheduler, or by the end of the search."""
+
     history: tuple[dict[str, float], ...]
+    """The metrics of each epoch that its weights were trained for."""
+
     checkpoint: str | None
+    """The path of its best usable epoch's checkpoint; None if it failed."""
+
     stopped: str | None = None
+    """Why its own rule (train.stopping) ended it."""
+
     seconds: float = 0.0
+    """Time in its training loop."""
+
     failures: int = 0
+    """How often it failed, also if a retry succeeded."""
+
     schedule: tuple[dict[str, Any], ...] = ()
+    """For a trial that took over weights: values by epoch (trial_checkpoints.Schedule)."""
 
 
 @dataclass(frozen=True)
 class Standing:
-    """A trial as it stands: its best so far; running, waiting, full (it ran all its epochs), stopped or failed. `compared`:
-    (N, its best of the first N epochs), where trials ended after different numbers of epochs."""
+    """A trial as it stands while the search runs, or after it."""
 
     name: str
+
     changes: dict[str, Any]
+
     best: float
+    """The best value of the metric so far."""
+
     epochs: int
+
     state: str
+    """running, waiting, full (it ran all its epochs), stopped or failed."""
+
     compared: tuple[int, float] | None = None
+    """(N, its best of the first N epochs), if trials ended after different numbers of epochs."""
 
 
 @dataclass(frozen=True)
 class Ahead:
-    """A trial that was better than the first one after as many epochs as it got: its best, and the first one's by then."""
+    """A trial that was better than the first one after as many epochs as it got."""
 
     trial: str
+
     epochs: int
+
     metric: float
+    """The trial's best."""
+
     first: float
+    """The first one's best after as many epochs."""
 
 
 @dataclass(frozen=True)
 class SearchResult:
-    """Trials from best to worst, the best one's job and its training result. `stopped`: why it ended before its last trial.
-    `decoded` images were decoded for all trials together, `full_epochs` is what all trials would have taken to their ends.
-    `members`: the trials whose weights the best model is the mean of, where it is one. After a refit, `job` and `best` are the
-    refit's, `refitted` says so, and of metrics there is nothing that validation said, for it was trained on."""
+    """What a search, or a search and its refit, came to."""
 
     key: str
+    """The name of the search's folder."""
+
     job: TrainJob
+    """The best trial's job; after a refit, the refit's."""
+
     best: TrainResult
+    """The best trial's training; after a refit, the refit's.
+
+    A refit's has no validation metrics, because it was trained on validation images too.
+    """
+
     trials: tuple[Trial, ...]
+    """From best to worst."""
+
     metric: str
+
     seconds: float
+    """Duration of this call: short if the search was finished before."""
+
     stopped: str | None = None
+    """Why the search ended before its last trial."""
+
     decoded: int = 0
+    """How many images were decoded, for all trials together."""
+
     full_epochs: int = 0
+    """How many epochs all trials would have run to their ends."""
+
     members: tuple[str, ...] = ()
+    """The trials whose weights were averaged, if the model is such an average (soup.py)."""
+
     refitted: bool = False
 
     @property
@@ -102,13 +151,18 @@ class SearchResult:
 
     @property
     def kept(self) -> Path:
-        """Where the registered model's metrics on the test split are kept: of one search, any number of refits may be made."""
-        return self.job.folder(self.best.key) if self.refitted else self.folder
+        """The folder for the registered model's metrics on the test split.
+
+        Each refit has its own: one search may have any number of refits.
+        """
+        if self.refitted:
+            return self.job.folder(self.best.key)
+        return self.folder
 
     @property
     def epochs(self) -> int:
-        """Run by all trials together."""
-        return sum(t.epochs for t in self.trials)
+        """How many epochs all trials ran together."""
+        return sum(trial.epochs for trial in self.trials)
 
     @property
     def mode(self) -> Mode:
@@ -124,157 +178,186 @@ class SearchResult:
 
 
 def standings(trials: Sequence[Trial], metric: str, mode: Mode) -> list[Standing]:
-    """Of finished trials, in their order."""
-    ends, found = {True: "stopped", False: "full"}, compared(trials, metric, mode)
-    return [
-        Standing(
-            t.name,
-            t.changes,
-            t.metric,
-            t.epochs,
-            ends[t.stopped_early] if t.checkpoint else "failed",
-            found.get(t.name),
+    """The standings of trials that ended, in their order."""
+    equal_epochs = compared(trials, metric, mode)
+    rows = []
+    for trial in trials:
+        if trial.checkpoint is None:
+            state = "failed"
+        elif trial.stopped_early:
+            state = "stopped"
+        else:
+            state = "full"
+        row = Standing(
+            trial.name,
+            trial.changes,
+            trial.metric,
+            trial.epochs,
+            state,
+            equal_epochs.get(trial.name),
         )
-        for t in trials
-    ]
+        rows.append(row)
+    return rows
 
 
 def best_within(trial: Trial, epochs: int, metric: str, mode: Mode) -> float:
     """The best of the trial's first `epochs` epochs; NaN if none of them is usable."""
     values = [metric_of(line, metric) for line in trial.history[:epochs]]
-    return (max if mode == "max" else min)(
-        (v for v in values if not math.isnan(v)), default=math.nan
-    )
+    usable = [value for value in values if not math.isnan(value)]
+    better = max if mode == "max" else min
+    return better(usable, default=math.nan)
 
 
 def compared(trials: Sequence[Trial], metric: str, mode: Mode) -> dict[str, tuple[int, float]]:
-    """By trial: (N, its best of the first N epochs), N being what every usable trial had; {} where all had equally many. A
-    trial that its own rule ended would have had no more, and sets no N."""
-    usable = [t for t in trials if t.checkpoint is not None and t.history]
-    even = min((t.epochs for t in usable if t.stopped is None), default=0)
-    if not even or all(t.epochs == even for t in usable):
+    """By trial: (N, its best of the first N epochs). Every usable trial had N epochs.
+
+    {} if all had equally many. A trial that its own rule ended may have had fewer than N: it would
+    have had no more epochs in any search.
+    """
+    usable = [trial for trial in trials if trial.checkpoint is not None and trial.history]
+    lengths = [trial.epochs for trial in usable if trial.stopped is None]
+    common = min(lengths, default=0)
+    if not common or all(trial.epochs == common for trial in usable):
         return {}
-    return {t.name: (even, best_within(t, even, metric, mode)) for t in usable}
+    best = {}
+    for trial in usable:
+        best[trial.name] = (common, best_within(trial, common, metric, mode))
+    return best
 
 
 def ahead(trials: Sequence[Trial], metric: str, mode: Mode) -> list[Ahead]:
-    """The trials that had fewer epochs than the first one and were better than it by then."""
-    first, found = trials[0], []
-    for t in trials[1:]:
-        if t.checkpoint is None or t.stopped is not None or t.epochs >= first.epochs:
+    """The trials that had fewer epochs than the first one and were better than it by then.
+
+    `trials` are in the leaderboard's order.
+    """
+    first = trials[0]
+    leading = []
+    for trial in trials[1:]:
+        if trial.checkpoint is None or trial.stopped is not None or trial.epochs >= first.epochs:
             continue
-        then = best_within(first, t.epochs, metric, mode)
-        if improved(t.metric, None if math.isnan(then) else then, mode):
-            found.append(Ahead(t.name, t.epochs, t.metric, then))
-    return found
+        then = best_within(first, trial.epochs, metric, mode)
+        if improved(trial.metric, None if math.isnan(then) else then, mode):
+            leading.append(Ahead(trial.name, trial.epochs, trial.metric, then))
+    return leading
 
 
 def ranked(trials: Iterable[Trial], metric: str, mode: Mode) -> list[Trial]:
-    """From best to worst; those without a usable epoch come last. Accuracies on few images are often
-    equal: then the lower loss wins, for a rate that is too high shows there first."""
+    """From best to worst; those without a usable epoch come last.
+
+    Accuracies on few images are often equal. Then the lower loss wins, because a learning rate that
+    is too high shows there first.
+    """
     sign = -1 if mode == "max" else 1
 
-    def place(t: Trial) -> tuple[bool, float, float, str]:
-        if t.checkpoint is None or not math.isfinite(t.metric) or not _usable(t):
-            return True, 0.0, 0.0, t.name
-        losses = [line["val_loss"] for line in t.history if metric_of(line, metric) == t.metric]
-        return False, sign * t.metric, losses[0] if losses else math.inf, t.name
+    def place(trial: Trial) -> tuple[bool, float, float, str]:
+        failed = trial.checkpoint is None or not math.isfinite(trial.metric)
+        if failed or not _usable(trial):
+            return True, 0.0, 0.0, trial.name
+        loss = math.inf
+        for line in trial.history:
+            if metric_of(line, metric) == trial.metric:
+                loss = line["val_loss"]
+                break
+        return False, sign * trial.metric, loss, trial.name
 
     return sorted(trials, key=place)
 
 
 def write(file: Path, trials: Iterable[Trial], stopped: str | None, decoded: int) -> None:
-    """All or nothing."""
-    partial = file.with_suffix(".partial")
-    found = {
+    """Write result.json; see `read`."""
+    outcome = {
         "format": FORMAT,
-        "trials": [asdict(t) for t in trials],
+        "trials": [asdict(trial) for trial in trials],
         "stopped": stopped,
         "decoded": decoded,
     }
-    partial.write_text(to_json(found))
-    partial.replace(file)
+    write_atomic(file, to_json(outcome))
 
 
 def read(file: Path) -> tuple[tuple[Trial, ...], str | None, int]:
-    """(trials, why the search ended before its last, images decoded)."""
+    """(trials from best to worst, why the search ended before its last, images decoded)."""
     outcome = json.loads(file.read_text())
     require_format(outcome, FORMAT, file)
-    trials = [_read_trial(t) for t in outcome["trials"]]
-    trials.sort(
-        key=lambda t: t.checkpoint is None
-    )  # only trials that an older version ranked by NaN move
+    trials = [_read_trial(fields) for fields in outcome["trials"]]
+    # Only trials that an older version ranked by NaN move.
+    trials.sort(key=lambda trial: trial.checkpoint is None)
     return tuple(trials), outcome["stopped"], outcome.get("decoded", 0)
 
 
-def _read_trial(read: dict[str, Any]) -> Trial:
-    """One of a search's trials. Older versions ranked a trial by the accuracy of an epoch of NaN: it counts as failed."""
-    history = tuple(metrics_of(line) for line in read["history"])
-    metric = math.nan if read["metric"] is None else read["metric"]
-    trial = Trial(
-        **read | {"metric": metric, "history": history, "schedule": tuple(read.get("schedule", ()))}
-    )
-    return trial if _usable(trial) else with_(trial, metric=math.nan, checkpoint=None)
+def _read_trial(fields: dict[str, Any]) -> Trial:
+    """A trial of result.json.
+
+    Older versions ranked a trial by the accuracy of an epoch of NaN: such a trial counts as failed.
+    """
+    metric = math.nan if fields["metric"] is None else fields["metric"]
+    history = tuple(metrics_of(line) for line in fields["history"])
+    schedule = tuple(fields.get("schedule", ()))
+    trial = Trial(**{**fields, "metric": metric, "history": history, "schedule": schedule})
+    if _usable(trial):
+        return trial
+    return with_(trial, metric=math.nan, checkpoint=None)
 
 
 def _usable(trial: Trial) -> bool:
     """Has a usable epoch the value that the trial is ranked by?"""
-    history = trial.history
-    return not history or any(
-        trial.metric in line.values() and unusable(line) is None for line in history
-    )
+    if not trial.history:
+        return True
+    having = [metrics for metrics in trial.history if trial.metric in metrics.values()]
+    return any(unusable(metrics) is None for metrics in having)
 
 
 def trial_of(result: Any, metric: str, mode: str, train: TrainConfig, trials: Path) -> Trial:
-    """The line of one of Tune's results, with the checkpoint of its best epoch. `trials`: where their checkpoints lie."""
-    name, pointed = (
-        trial_checkpoints.name_of(result.path),
-        trial_checkpoints.pointed_checkpoint(result.checkpoint.path if result.checkpoint else None),
-    )
+    """The trial of one of Tune's results, with the checkpoint of its best usable epoch.
+
+    trials: the folder of all trials' checkpoints.
+    """
+    name = trial_checkpoints.name_of(result.path)
+    changes = dict(result.config or {})
+    pointer = result.checkpoint.path if result.checkpoint else None
+    pointed = trial_checkpoints.pointed_checkpoint(pointer)
+    folder = trial_checkpoints.folder_of(trials, name, changes, pointed)
+
+    # A trial keeps its best checkpoints and the last one, whose state has the whole history.
+    kept = trial_checkpoints.epoch_checkpoints(folder)
+    last = kept[max(kept)][0] if kept else None
+    history = tuple(last.history) if last else ()
+    values = {epoch: metric_of(history[epoch - 1], metric) for epoch in kept}
+    usable = [epoch for epoch in values if not math.isnan(values[epoch])]
     sign = -1 if mode == "max" else 1
-    # A trial keeps its best checkpoints and the last; the last one's state holds the history of all epochs.
-    values = dict(result.config or {})
-    home = trial_checkpoints.folder_of(trials, name, values, pointed)
-    kept, schedule = (
-        trial_checkpoints.epoch_checkpoints(home),
-        trial_checkpoints.read_schedule(home),
-    )
-    schedule = schedule if len(schedule) > 1 else ()  # the trial trained with its own values alone
-    history = kept[max(kept)][0].history if kept else []
-    usable = {epoch: metric_of(history[epoch - 1], metric) for epoch in kept}
-    ranked = sorted(
-        (e for e in usable if not math.isnan(usable[e])), key=lambda e: (sign * usable[e], e)
-    )
-    epoch = next((e for e in ranked if _finite(kept[e][1])), None)
-    if result.error is not None or epoch is None:
-        return Trial(name, values, math.nan, len(history), False, tuple(history), None)
-    last = kept[max(kept)][0]
-    cut = len(history) < train.epochs and last.stopped is None
+    usable.sort(key=lambda epoch: (sign * values[epoch], epoch))
+    best = next((epoch for epoch in usable if _has_finite_weights(kept[epoch][1])), None)
+    if result.error is not None or last is None or best is None:
+        return Trial(name, changes, math.nan, len(history), False, history, None)
+
+    schedule = trial_checkpoints.read_schedule(folder)
+    if len(schedule) < 2:
+        schedule = ()  # it was trained with its own values alone
     return Trial(
         name=name,
-        changes=values,
-        metric=usable[epoch],
+        changes=changes,
+        metric=values[best],
         epochs=len(history),
-        stopped_early=cut,
-        history=tuple(history),
-        checkpoint=str(kept[epoch][1]),
+        stopped_early=len(history) < train.epochs and last.stopped is None,
+        history=history,
+        checkpoint=str(kept[best][1]),
         stopped=last.stopped,
         seconds=last.seconds,
         schedule=schedule,
     )
 
 
-def _finite(folder: Path) -> bool:
-    return finite.first_bad(checkpoint.read(folder, verified=True).weights) is None
+def _has_finite_weights(folder: Path) -> bool:
+    weights = checkpoint.read(folder, verified=True).weights
+    return finite.first_bad(weights) is None
 
 
-def as_training(
+def training_result(
     key: str, version: TableVersion, classes: tuple[str, ...], trial: Trial
 ) -> TrainResult:
     """What a training with the trial's job would have returned."""
-    state = checkpoint.read(Path(str(trial.checkpoint))).state
-    last = state.epoch - 1  # the checkpoint kept is of the trial's best epoch
-    where = str(trial.checkpoint)
+    folder = str(trial.checkpoint)
+    state = checkpoint.read(Path(folder)).state
+    best = state.epoch - 1  # the checkpoint is that of the best epoch; epochs count from 0 here
     return TrainResult(
-        key, version, classes, trial.history[last], trial.history, last, where, 0.0, trial.stopped
+        key, version, classes, trial.history[best], trial.history, best, folder, 0.0, trial.stopped
     )

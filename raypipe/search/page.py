@@ -1,4 +1,4 @@
-"""A search in the report's terms: its section of a page, and the page of `raypipe tune`."""
+"""A search as part of a report page, and the page of `raypipe tune`."""
 
 from __future__ import annotations
 
@@ -17,65 +17,73 @@ from raypipe.search.leaderboard import SearchResult, Trial
 from raypipe.search.trials.epoch_result import metric_of
 
 
-def section(found: SearchResult) -> report.Search:
-    trials = tuple(_trial(rank, trial, found.metric) for rank, trial in enumerate(found.trials, 1))
-    return report.Search(
-        found.metric, trials, found.full_epochs, importance(found.trials, found.metric, found.mode)
-    )
+def section(result: SearchResult) -> report.Search:
+    """The part of a page that shows all trials and how much each field mattered."""
+    trials = []
+    for rank, trial in enumerate(result.trials, 1):
+        trials.append(_trial(rank, trial, result.metric))
+    shares = importance(result.trials, result.metric, result.mode)
+    return report.Search(result.metric, tuple(trials), result.full_epochs, shares)
 
 
 def _trial(rank: int, trial: Trial, metric: str) -> report.Trial:
+    value = trial.metric if math.isfinite(trial.metric) else None
     curve = tuple(metric_of(line, metric) for line in trial.history)
-    worth = trial.metric if math.isfinite(trial.metric) else None
     return report.Trial(
-        rank, f"trial {rank}", trial.changes, worth, trial.epochs, trial.stopped_early, curve
+        rank, f"trial {rank}", trial.changes, value, trial.epochs, trial.stopped_early, curve
     )
 
 
-def ranking(found: SearchResult) -> dict[str, str]:
-    """What to say of the order: nothing where all trials had equally many epochs."""
-    lengths = {t.epochs for t in found.trials if t.checkpoint is not None}
+def ranking(result: SearchResult) -> dict[str, str]:
+    """A line about the order of the trials; {} if all had equally many epochs."""
+    lengths = {trial.epochs for trial in result.trials if trial.checkpoint is not None}
     if len(lengths) < 2:
         return {}
-    said = f"by each trial's best epoch; trials had {min(lengths)} to {max(lengths)} epochs"
-    leads = [
-        f"{a.trial} after {a.epochs} ({a.metric:.4g}, the first one {a.first:.4g})"
-        for a in found.ahead
-    ]
-    return {
-        "order": said + (f". Ahead of the first one by then: {', '.join(leads)}" if leads else "")
-    }
+    order = f"by each trial's best epoch; trials had {min(lengths)} to {max(lengths)} epochs"
+    ahead = []
+    for one in result.ahead:
+        values = f"{one.metric:.4g}, the first one {one.first:.4g}"
+        ahead.append(f"{one.trial} after {one.epochs} ({values})")
+    if ahead:
+        order += f". Ahead of the first one by then: {', '.join(ahead)}"
+    return {"order": order}
 
 
 def write(
-    found: SearchResult, version: ModelVersion, store: tracking.Store, tested: Mapping[str, float]
+    result: SearchResult, version: ModelVersion, store: tracking.Store, tested: Mapping[str, float]
 ) -> Path:
-    """The page of one search, in its folder; returns its path. `tested`: what the test split says of the registered model."""
-    decoded = f"{found.decoded:,} images, for {len(found.trials)} trials together"
-    again = tuple((name.capitalize(), how) for name, how in refit.told(found).items())
-    judged = ", ".join(
-        f"{name.removeprefix('test_')} {value:.4g}" for name, value in tested.items()
+    """Write the page of one search into its folder; returns its path.
+
+    version: the registered model's. tested: its metrics on the test split.
+    """
+    header = report.Header(
+        f"Search over {result.job.model.name}",
+        result.stopped or "",
+        result.key,
+        datetime.now(timezone.utc),
+        _facts(result, version, tested),
     )
-    again += (("On the test split", judged),) if judged else ()
-    again += tuple((name.capitalize(), said) for name, said in ranking(found).items())
-    facts = (
+    sources = (("Code", tracking.code_commit() or "no checkout"), ("MLflow", store.uri))
+    lineage = report.Lineage(sources, dump(result.job))
+    page = report.Page(header, search=section(result), lineage=lineage)
+    return report.write(page, result.folder / "report.html")
+
+
+def _facts(
+    result: SearchResult, version: ModelVersion, tested: Mapping[str, float]
+) -> tuple[tuple[str, str], ...]:
+    """(name, text) of the lines at the page's head."""
+    trials = len(result.trials)
+    facts = [
         ("Model", str(version)),
-        ("Table", str(found.best.version)),
-        ("Decoded", decoded),
-        *again,
-    )
-    page = report.Page(
-        report.Header(
-            f"Search over {found.job.model.name}",
-            found.stopped or "",
-            found.key,
-            datetime.now(timezone.utc),
-            facts,
-        ),
-        search=section(found),
-        lineage=report.Lineage(
-            (("Code", tracking.code_commit() or "no checkout"), ("MLflow", store.uri)),
-            dump(found.job),
-        ),
-    )
-    return report.write(page, found.folder / "report.html")
+        ("Table", str(result.best.version)),
+        ("Decoded", f"{result.decoded:,} images, for {trials} trials together"),
+    ]
+    for name, text in refit.summary(result).items():
+        facts.append((name.capitalize(), text))
+    if tested:
+        metrics = [f"{name.removeprefix('test_')} {value:.4g}" for name, value in tested.items()]
+        facts.append(("On the test split", ", ".join(metrics)))
+    for name, text in ranking(result).items():
+        facts.append((name.capitalize(), text))
+    return tuple(facts)

@@ -1,7 +1,8 @@
-"""The best trial's job, trained once more for the model that is registered: on validation images too, larger, longer.
+"""Train the best trial's job once more: on validation images too, and larger or longer if wanted.
 
-A search needs validation to choose; what it chose needs it no more. So a refit trains on both, to its last epoch, and nothing
-is chosen by it: how good the model is, only the test split says. Trials may be small (96 px, a few epochs) and the model large.
+A search needs validation images to choose between trials. Once it has chosen, they may be trained
+on. So a refit trains on both splits to its last epoch, and nothing is chosen by it: only the test
+split says how good the model is. So trials can be small (96 px, a few epochs) and the model large.
 """
 
 from __future__ import annotations
@@ -21,80 +22,106 @@ from raypipe.train.job import TrainJob
 from raypipe.train.loop import Report
 from raypipe.train.measure.meter import Tell
 
+_SHAPE = {"model.name", "model.mode", "model.options"}  # with others, weights do not fit
+
 
 def check(job: SearchJob) -> None:
     """Raise ConfigError, before a search starts, for a refit that its job refuses."""
     if job.search.refit is not None:
-        _changed(job, _changes(job))
+        _replaced(job, _changes(job))
 
 
-def job_of(job: SearchJob, found: SearchResult) -> TrainJob:
-    """What to train once more, on the table as it was searched on, from the best trial's weights: what a trial learned at 96 px
-    need not be learned again at 224. A head on frozen features starts anew, for it is fitted to what features are like."""
-    _require_usable(found)
-    changes = {"table.version": found.best.version.version} | _changes(job)
-    if (
-        found.job.model.mode == "finetune"
-        and not {"model.name", "model.mode", "model.options"} & changes.keys()
-    ):
-        changes = {"train.start_from": found.best.checkpoint} | changes
-    return _changed(found.job, _at_the_end(found, changes) | changes)
+def job_of(job: SearchJob, result: SearchResult) -> TrainJob:
+    """The refit's job, on the version of the table that was searched on.
+
+    A fine-tuned model starts from the best trial's weights: what a trial learned at 96 px need not
+    be learned again at 224 px. A head on frozen features starts anew, because it is fitted to the
+    features of one resolution.
+
+    Raises DataError if the best trial's weights are not finite, ConfigError if its job refuses the
+    changes.
+    """
+    _require_usable(result)
+    changes = {"table.version": result.best.version.version} | _changes(job)
+    if result.job.model.mode == "finetune" and not _SHAPE & changes.keys():
+        # A start_from of the user's own wins.
+        changes = {"train.start_from": result.best.checkpoint} | changes
+    return _replaced(result.job, _last_values(result, changes) | changes)
 
 
-def _at_the_end(found: SearchResult, changes: dict[str, Any]) -> dict[str, Any]:
-    """Of a trial with values by epoch: its last ones where its weights go on, else the part of them that the refit comes to."""
+def _last_values(result: SearchResult, changes: dict[str, Any]) -> dict[str, Any]:
+    """Changes for a best trial whose values differ by epoch (PBT).
+
+    A refit from its weights takes its last values. A refit from the beginning repeats its schedule,
+    as far as it trains.
+    """
     if changes.get("train.start_from") is not None:
-        return found.trials[0].changes | {"by_epoch": {}}
-    epochs = int(changes.get("train.epochs", found.job.train.epochs))
-    return {"by_epoch": {at: values for at, values in found.job.by_epoch.items() if at < epochs}}
+        return result.trials[0].changes | {"by_epoch": {}}
+    epochs = int(changes.get("train.epochs", result.job.train.epochs))
+    schedule = result.job.by_epoch
+    return {"by_epoch": {epoch: schedule[epoch] for epoch in schedule if epoch < epochs}}
 
 
-def _require_usable(found: SearchResult) -> None:
-    """Raise DataError for a best trial whose weights are lost: a refit would go on from them, or repeat what lost them."""
-    metric = found.trials[0].metric
+def _require_usable(result: SearchResult) -> None:
+    """Raise DataError if the best trial's metric or weights are not finite.
+
+    A refit would start from these weights, or repeat the training that lost them.
+    """
+    metric = result.trials[0].metric
     if not math.isfinite(metric):
         raise DataError(
             "The search's best trial has no usable epoch",
-            got=f"{found.metric} {metric}",
+            got=f"{result.metric} {metric}",
             rule="A refit trains settings again that trained once",
             fix="Lower train.lr in search.space, and search again",
         )
-    weights = checkpoint.read(Path(found.best.checkpoint)).weights
-    finite.require_weights(
-        weights, found.best.checkpoint, "Lower train.lr in search.space, and search again"
-    )
+    path = result.best.checkpoint
+    weights = checkpoint.read(Path(path)).weights
+    finite.require_weights(weights, path, "Lower train.lr in search.space, and search again")
 
 
-def refit(job: TrainJob, found: SearchResult, progress: Report, steps: Tell) -> SearchResult:
-    """`found` with the model of `job`, which comes from job_of. Trained before, it is read again; interrupted, it goes on. The
-    search's key stays, and the model has its training's: another refit of the same search is another model.
+def refit(job: TrainJob, result: SearchResult, progress: Report, steps: Tell) -> SearchResult:
+    """`result` with the model that `job` (from `job_of`) trains.
+
+    A finished refit is read again, and an interrupted one continues. The search's key stays; the
+    model has the key of its training, so another refit of the same search is another model.
     """
-    trained = trainer.run(job, found.best.classes, progress, steps)
-    history = tuple(
-        {name: value for name, value in line.items() if not name.startswith("val_")}
-        for line in trained.history
-    )
+    trained = trainer.run(job, result.best.classes, progress, steps)
+    # Validation images were trained on, so their metrics say nothing any more.
+    history = tuple(_without_validation(metrics) for metrics in trained.history)
     best = with_(trained, metrics=history[trained.best_epoch], history=history)
-    return with_(found, job=job, best=best, members=(), refitted=True)
+    return with_(result, job=job, best=best, members=(), refitted=True)
 
 
-def told(found: SearchResult) -> dict[str, str]:
-    """What to say of a refit; nothing where there was none."""
-    job = found.job
-    how = f"on {job.feed.train}, {len(found.best.history)} epochs at {job.model.pixels} px"
-    return {"trained again": how} if found.refitted else {}
+def _without_validation(metrics: dict[str, float]) -> dict[str, float]:
+    return {name: value for name, value in metrics.items() if not name.startswith("val_")}
 
 
-def _changed(job: TrainJob, changes: dict[str, Any]) -> TrainJob:
+def summary(result: SearchResult) -> dict[str, str]:
+    """A line about the refit for the user; {} if there was none."""
+    if not result.refitted:
+        return {}
+    job = result.job
+    epochs = len(result.best.history)
+    return {"trained again": f"on {job.feed.train}, {epochs} epochs at {job.model.pixels} px"}
+
+
+def _replaced(job: TrainJob, changes: dict[str, Any]) -> TrainJob:
+    """The job with these changes. Raises ConfigError that names search.refit.
+
+    After the search the best trial may refuse what the job did not. Then nothing is lost: the next
+    run reads the finished search.
+    """
     try:
         return replace(job, changes)
-    except ConfigError as e:  # the best trial may refuse what the job did not: nothing is lost, the search is not repeated
+    except ConfigError as e:
         raise ConfigError(f"search.refit: {e.what}", got=e.got, rule=e.rule, fix=e.fix) from None
 
 
 def _changes(job: SearchJob) -> dict[str, Any]:
+    """What every refit changes, and then what the user wants changed."""
     train, val = job.feed.train, job.feed.val
-    both = train if val == train or train.endswith(f"+{val}") else f"{train}+{val}"
-    return {"feed.train": both, "train.result": "last", "train.stopping.patience": None} | (
-        job.search.refit or {}
-    )
+    included = val == train or train.endswith(f"+{val}")
+    both = train if included else f"{train}+{val}"
+    changes = {"feed.train": both, "train.result": "last", "train.stopping.patience": None}
+    return changes | (job.search.refit or {})

@@ -1,4 +1,4 @@
-"""What a user says about a search. The fields are read as `search.samples`, `search.space`, …"""
+"""The settings of a search: `search.samples`, `search.space`, …"""
 
 from __future__ import annotations
 
@@ -12,63 +12,115 @@ from raypipe.train.stopping import SearchStoppingConfig
 
 
 class PbtConfig(Section):
-    """Population based training. Every `every` epochs a trial among the worst `quantile` takes the weights of one among the
-    best and goes on with that one's values, each drawn anew with `resample_probability`, else moved. PB2 chooses them."""
+    """Population based training (schedulers/pbt.py)."""
 
     every: int = Field(default=2, ge=1)
+    """Epochs between two turns. At a turn, weak trials take over the weights of strong ones."""
+
     quantile: float = Field(default=0.25, gt=0, le=0.5)
+    """Share of the trials that are weak, and share that are strong, at a turn."""
+
     resample_probability: float = Field(default=0.25, ge=0, le=1)
+    """Probability that a weak trial draws a value again; else it moves the strong trial's value.
+
+    PB2 chooses all values itself, and needs this only where it has no choice.
+    """
 
 
 class SearchConfig(Section):
-    """How many trials over which space. A grid is run `samples` times, as in Ray Tune.
-
-    space: dotted fields -> grid(a, b), choice(a, b), uniform(low, high), loguniform(low, high), quniform(low, high, q),
-    randint(low, high) without high, each with `if CONDITION` if you like (samplers.py); null: a default for the task
-    (defaults.py), which leaves fields alone that the job sets. searcher: random, or from what earlier trials came to, tpe, gp,
-    or bohb, which goes with a scheduler that halves (they need raypipe[optuna]). warm_start: begin from what earlier searches
-    on the same table, in the same run.dir, found. scheduler: asha and pasha pause trials at `grace` epochs, at `reduction`
-    times as many, …, and let the best 1/`reduction` of them go on; pasha goes only as far as rankings still disagree.
-    `pauses: false` stops trials instead, where they take long to start again. hyperband (which draws all trials at the start),
-    median: Ray Tune's. pbt, pb2: trials of a population take over each other's weights (pbt.py). none: every trial runs to its
-    end. gpus_per_trial: of a trial of one worker, where the cluster has GPUs; several take one each. soup: register the mean of
-    the weights of up to so many of the best trials, where validation says that it is better than the best (soup.py). start:
-    fields and values of the first trial, as far as the space has them; the rest is drawn. refit: train the best trial's job
-    once more, on training and validation images, and register that; {} as it was, {model.side_px: 224, train.epochs: 20}
-    larger and longer than trials could afford (refit.py).
-    """
+    """How many trials over which space, and which of them continue."""
 
     samples: int = Field(default=16, ge=1)
+    """Number of trials. A space with a grid runs the whole grid so many times, as in Ray Tune."""
+
     space: dict[str, str] | None = None
+    """What is searched: dotted fields, each with how it is drawn (space/samplers.py).
+
+    grid(a, b), choice(a, b), uniform(low, high), loguniform(low, high), quniform(low, high, step)
+    or randint(low, high) without high. Each may have `if CONDITION`. null: a default space for the
+    task, without the fields that the job sets (space/defaults.py).
+    """
+
     searcher: Literal["random", "tpe", "gp", "bohb"] = "random"
+    """What chooses a trial's values: chance, or a model of earlier trials' results.
+
+    tpe: a tree-structured Parzen estimator. gp: a Gaussian process. bohb: TPE on results of equally
+    many epochs, for the schedulers asha and pasha. These three need raypipe[optuna].
+    """
+
     warm_start: bool = False
+    """Start from the results of earlier searches on the same table in the same run.dir."""
+
     scheduler: Literal["asha", "pasha", "hyperband", "median", "pbt", "pb2", "none"] = "asha"
+    """Which trials continue, and for how long.
+
+    asha: at each rung (`grace` epochs, `grace` * `reduction`, …) trials pause, and the best
+    1/`reduction` continue. pasha: the same, with later rungs only while rankings still change.
+    hyperband, median: Ray Tune's; hyperband draws all trials at the start. pbt, pb2: trials take
+    over each other's weights. none: every trial trains to its end.
+    """
+
     grace: int = Field(default=3, ge=1)
+    """Epochs that every trial may train before asha, pasha or median can end it."""
+
     reduction: int = Field(default=3, ge=2)
+    """One trial in so many continues at each rung."""
+
     pauses: bool = True
+    """True: asha and pasha pause trials, and may continue them later.
+
+    False: they stop them for good. Useful where a trial takes long to start again.
+    """
+
     concurrent: int | None = Field(default=None, ge=1)
+    """How many trials run at a time; null: as many as the cluster has room for."""
+
     gpus_per_trial: float = Field(default=1.0, gt=0)
+    """GPUs for a trial of one worker, where the cluster has any; 0.5 lets two trials share one.
+
+    A trial of several workers takes one GPU for each worker.
+    """
+
     soup: int = Field(default=1, ge=1)
+    """Average the weights of up to so many of the best trials; 1: no average.
+
+    The mean is registered if validation says that it is better than the best trial (soup.py).
+    """
+
     start: dict[str, Any] | None = None
+    """Values of the first trial, by dotted field. Fields that are left out are drawn."""
+
     refit: dict[str, Any] | None = None
+    """Train the best trial's job again on training and validation images, and register that model.
+
+    null: no refit. {}: with the same settings. {model.side_px: 224, train.epochs: 20}: larger and
+    longer than trials could afford (refit.py).
+    """
+
     stopping: SearchStoppingConfig = SearchStoppingConfig()
+    """When the whole search ends before its last trial."""
+
     pbt: PbtConfig = PbtConfig()
+    """Settings of the schedulers pbt and pb2."""
 
     @property
     def populated(self) -> bool:
-        """Do trials learn from each other, so that all must be alive at once?"""
+        """Do trials learn from each other, so that all must be started at once?"""
         return self.scheduler in ("pbt", "pb2")
 
     @field_validator("space", mode="before")
     @classmethod
-    def _dotted(cls, space: Any) -> Any:
-        """Nested names become dotted ones: `search.space.train.lr=…` on the command line is one. null takes a field out."""
+    def _dotted_space(cls, space: Any) -> Any:
+        """Nested names become dotted ones; a field that is null is removed.
+
+        `search.space.train.lr=…` on the command line is a nested name.
+        """
         return dotted(space) if isinstance(space, dict) else space
 
     @field_validator("start", "refit", mode="before")
     @classmethod
-    def _dotted_too(cls, changes: Any) -> Any:
-        """null is a value here."""
+    def _dotted_changes(cls, changes: Any) -> Any:
+        """Nested names become dotted ones; null is a value here."""
         return dict(leaves(changes)) if isinstance(changes, dict) else changes
 
     @model_validator(mode="after")
@@ -81,11 +133,16 @@ class SearchConfig(Section):
 
 
 def dotted(space: dict[str, Any]) -> dict[str, Any]:
-    """A space whose nested names have become dotted ones, without the fields that are null."""
-    return {name: text for name, text in leaves(space) if text is not None}
+    """A space with dotted names for its nested ones, without the fields that are null."""
+    names = {}
+    for name, text in leaves(space):
+        if text is not None:
+            names[name] = text
+    return names
 
 
 class SearchJob(TrainJob):
-    """A training job and the space around it."""
+    """A training job and the search around it."""
 
     search: SearchConfig = SearchConfig()
+    """The search."""

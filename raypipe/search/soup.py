@@ -1,10 +1,13 @@
-"""The best trials' weights, averaged: one model, often better than each of them, that predicts as fast as one.
+"""A model soup: the mean of the best trials' weights, if it is better than the best trial alone.
 
-Greedy soup (Wortsman et al. 2022, "Model soups: averaging weights of multiple fine-tuned models improves accuracy without
-increasing inference time"): from the best trial down, one joins the mean when the mean with it is at least as good on
-validation. Trials of another backbone, mode or resolution are left out, and so, by that rule, are those whose weights lie in
-another basin. Statistics of batch norms are averaged as weights are; where that does not fit, the mean is worse and not taken.
-A trial whose weights are not finite never joins, and neither does one that makes the mean's loss or metric not finite.
+Greedy soup (Wortsman et al. 2022, "Model soups: averaging weights of multiple fine-tuned models
+improves accuracy without increasing inference time"). Start with the best trial's weights. Take the
+others from best to worst, and keep each one in the mean if validation is at least as good with it.
+
+- Trials of another backbone, mode or resolution are left out by the caller. Weights that lie in
+  another basin make the mean worse, so the rule leaves them out.
+- Statistics of batch norms are averaged as weights are. Where that does not fit, the mean is worse.
+- A trial never joins if its weights are not finite, or if the mean's loss or metric with it is not.
 """
 
 from __future__ import annotations
@@ -27,68 +30,86 @@ from raypipe.train.stopping import Mode, unusable
 
 FILE = "soup.json"
 Weights = Mapping[str, Tensor]
-Judge = Callable[[Weights], dict[str, float]]
+Validate = Callable[[Weights], dict[str, float]]
 
 
 @dataclass(frozen=True)
 class Soup:
-    """`members` by name, the best trial first; validation metrics of their mean; where it lies, as a checkpoint."""
+    """A mean of several trials' weights."""
 
     members: tuple[str, ...]
+    """The trials by name, the best one first."""
+
     metrics: dict[str, float]
+    """Validation metrics of the mean."""
+
     checkpoint: str
+    """The path of the mean's checkpoint."""
 
 
-def cook(
-    trials: Sequence[Trial], judge: Judge, metric: str, mode: Mode, folder: Path
+def make(
+    trials: Sequence[Trial], validate: Validate, metric: str, mode: Mode, folder: Path
 ) -> Soup | None:
-    """Of `trials`, from best to worst; None where the best alone is best. Written into the search's `folder`."""
+    """Average the weights of `trials` (from best to worst), and write the mean into `folder`.
+
+    validate: validation metrics of weights. Returns None if no other trial improves on the best.
+    """
     best, *others = (trial for trial in trials if trial.checkpoint is not None)
-    sign = 1 if mode == "max" else -1
     mean = _weights(best)
-    members, metrics = [best.name], judge(mean)
+    metrics = validate(mean)
     if unusable(metrics) is not None:
         return None
+    members = [best.name]
+    sign = 1 if mode == "max" else -1
     for trial in others:
-        tried = _mean(mean, _weights(trial), len(members))
-        if finite.first_bad(tried) is not None:
+        candidate = _mean(mean, _weights(trial), len(members))
+        if finite.first_bad(candidate) is not None:
             continue
-        found = judge(tried)
-        if sign * metric_of(found, metric) >= sign * metric_of(
-            metrics, metric
-        ):  # False if either is NaN
-            mean, metrics = tried, found
+        candidate_metrics = validate(candidate)
+        before = sign * metric_of(metrics, metric)
+        # False if either value is NaN.
+        if sign * metric_of(candidate_metrics, metric) >= before:
+            mean = candidate
+            metrics = candidate_metrics
             members.append(trial.name)
     if len(members) == 1:
         return None
+
     state = checkpoint.read(Path(str(best.checkpoint))).state
     pieces = {name: Piece.whole(tensor) for name, tensor in mean.items()}
-    at = checkpoint.write(folder / "soup", Snapshot(pieces), state)
-    soup = Soup(tuple(members), metrics, str(at))
+    path = checkpoint.write(folder / "soup", Snapshot(pieces), state)
+    soup = Soup(tuple(members), metrics, str(path))
     (folder / FILE).write_text(to_json(asdict(soup)))
     return soup
 
 
 def read(folder: Path) -> Soup | None:
-    """What `cook` wrote there."""
-    if not (folder / FILE).exists():
+    """The soup that `make` wrote into `folder`; None if it wrote none."""
+    file = folder / FILE
+    if not file.exists():
         return None
-    found = json.loads((folder / FILE).read_text())
-    metrics = metrics_of(found["metrics"])
-    if unusable(metrics) is not None:  # an older version's
-        return None
-    return Soup(tuple(found["members"]), metrics, found["checkpoint"])
+    fields = json.loads(file.read_text())
+    metrics = metrics_of(fields["metrics"])
+    if unusable(metrics) is not None:
+        return None  # an older version accepted such a mean
+    return Soup(tuple(fields["members"]), metrics, fields["checkpoint"])
 
 
 def _weights(trial: Trial) -> dict[str, Tensor]:
-    return dict(checkpoint.read(Path(str(trial.checkpoint))).weights)
+    path = Path(str(trial.checkpoint))
+    return dict(checkpoint.read(path).weights)
 
 
-def _mean(mean: Weights, more: Weights, of: int) -> dict[str, Tensor]:
-    """Of `of` + 1 models, `mean` being that of the first `of`. Counters are not averaged."""
-    return {
-        name: torch.lerp(tensor, more[name].to(tensor.dtype), 1 / (of + 1))
-        if tensor.is_floating_point()
-        else tensor
-        for name, tensor in mean.items()
-    }
+def _mean(mean: Weights, added: Weights, count: int) -> dict[str, Tensor]:
+    """The mean of `count` + 1 models, given that of `count` models and one more.
+
+    Integer tensors (counters) are not averaged; those of the best trial stay.
+    """
+    averaged = {}
+    for name, tensor in mean.items():
+        if tensor.is_floating_point():
+            more = added[name].to(tensor.dtype)
+            averaged[name] = torch.lerp(tensor, more, 1 / (count + 1))
+        else:
+            averaged[name] = tensor
+    return averaged

@@ -1,13 +1,20 @@
-"""search(job) -> leaderboard: Ray Tune with ASHA over any config field; the best trial's model is kept.
+"""search(job) -> SearchResult: Ray Tune over any config field; the best trial's model is kept.
 
-The search's folder is named by what determines it: after a kill the same command restores finished trials and runs the rest.
+A hash of everything that determines a search is the name of its folder. So after a kill the same
+command finds the folder, restores the finished trials and runs the rest:
+
+    search/KEY/config.yaml      the job
+    search/KEY/tune/            Ray Tune's own state
+    search/KEY/trials/          the trials' checkpoints (trial_checkpoints.py)
+    search/KEY/result.json      the ranked trials; written last, so the search is finished
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from dataclasses import replace as with_
 from functools import partial
 from pathlib import Path
@@ -18,8 +25,7 @@ from ray import tune
 
 from raypipe.config import key_of, replace, save
 from raypipe.errors import ConfigError, RaypipeError
-from raypipe.feed.dataset import pin
-from raypipe.feed.feed import Source, await_decoded
+from raypipe.feed.dataset import Pinned, pin
 from raypipe.search import leaderboard, refit, soup
 from raypipe.search.leaderboard import SearchResult, Trial
 from raypipe.search.schedulers import mutations, pbt
@@ -29,12 +35,13 @@ from raypipe.search.searchers.tune_searchers import candidates, plan, searcher
 from raypipe.search.settings import SearchJob
 from raypipe.search.space import defaults
 from raypipe.search.space import parse as spaces
-from raypipe.search.space.space import Changes, Space
+from raypipe.search.space.space import Space
 from raypipe.search.trials import tune_patches
 from raypipe.search.trials.monitor import Listener, Monitor, Stop
 from raypipe.search.trials.multi_worker_trial import GroupTrial
 from raypipe.search.trials.trial import data_key, folder_name, run_trial
-from raypipe.search.trials.trial_resources import gpu_share, plan_resources
+from raypipe.search.trials.trial_data import decoded_images, prepare_data
+from raypipe.search.trials.trial_resources import TrialResources, gpu_share, plan_resources
 from raypipe.search.warm_start import earlier
 from raypipe.train.auto import finders
 from raypipe.train.job import TrainJob
@@ -46,9 +53,14 @@ log = logging.getLogger("raypipe")
 
 
 def check(job: SearchJob, counts: Mapping[str, int] | None = None) -> tuple[SearchJob, Space]:
-    """The job with its space, parsed, when the search can run. Raises ConfigError or ClusterError before anything is written.
-    A default space depends on `counts`, the labelled images of each split."""
-    check_workers(job.train, ray.cluster_resources())
+    """The job with its search space filled in, and that space, parsed.
+
+    counts: labelled images of each split; a default space depends on them.
+
+    Raises ConfigError or ClusterError if the search cannot run. Nothing is written before.
+    """
+    resources = ray.cluster_resources()
+    check_workers(job.train, resources)
     if job.search.searcher != "random":
         optuna_search.require()
     if job.by_epoch:
@@ -57,7 +69,7 @@ def check(job: SearchJob, counts: Mapping[str, int] | None = None) -> tuple[Sear
             got=f"by_epoch={job.by_epoch}",
             fix="Set by_epoch={}; search.scheduler=pbt finds values by epoch",
         )
-    job = defaults.settle(job, counts or {}, wants_gpu(job.train, ray.cluster_resources()))
+    job = defaults.with_default_space(job, counts or {}, wants_gpu(job.train, resources))
     space = spaces.parse(job.search.space or {}, job)
     for name in ("train.batch_size", "train.lr"):
         if "auto" in space.values(name):
@@ -70,211 +82,201 @@ def check(job: SearchJob, counts: Mapping[str, int] | None = None) -> tuple[Sear
         pbt.check(job, space)
     refit.check(job)
     check_start(job)
-    plan_resources(job, ray.cluster_resources(), job.search.samples * len(space.cells))
+    plan_resources(job, resources, job.search.samples * len(space.cells))
     return job, space
 
 
 def search(
     job: SearchJob, progress: Listener = lambda done, total, standings: None
 ) -> SearchResult:
-    """Search, or pick up where an interrupted search stopped. `progress` hears how the trials stand, whenever one reports."""
+    """Run a search, continue an interrupted one, or return the result of a finished one.
+
+    progress: called with the standings of the trials whenever one reports.
+
+    Raises ConfigError or ClusterError if the search cannot run, RaypipeError if no trial is usable.
+    """
     pinned = pin(job.table, job.feed, kind=job.model.task)
     job, space = check(job, pinned.counts)
     job = finders.settle(job, pinned, lambda: prepare(job, pinned), space.always, gpu_share(job))
     space = space.of(job)
-    key = key_of(
-        job.training_key(pinned.version), job.search.model_copy(update={"refit": None})
-    )  # it comes after the search
+
+    # A refit comes after the search and does not change it.
+    settings = job.search.model_copy(update={"refit": None})
+    key = key_of(job.training_key(pinned.version), settings)
     folder = job.run.path / "search" / key
-    finished = folder / "result.json"
     started = time.perf_counter()
-    if not finished.exists():
-        save(job, folder / "config.yaml")
-        hints = earlier(job, space, folder)
-        planned = plan(job, space, hints)
-        data = _data(job, pinned, candidates(job, space, planned))
-        draws = partial(searcher, job, space, planned, hints, folder)
-        chosen = (
-            pbt.population(job, space, folder)
-            if job.search.populated
-            else scheduler(job, len(planned))
-        )
-        trials, stopped = _run(job, draws, chosen, len(planned), data, folder, progress)
-        mutations.write_schedule(folder / "schedule.yaml", trials[0].schedule)
-        _cook(job, trials, data, folder)
-        leaderboard.write(finished, trials, stopped, _decoded(data))
-    ranked, stopped, decoded = leaderboard.read(finished)
-    best, mixed = ranked[0], soup.read(folder)
-    if best.checkpoint is None:  # as an older version may have kept it
-        raise _nothing_usable(len(ranked), folder)
-    trained = leaderboard.as_training(key, pinned.version, pinned.classes, best)
-    if mixed is not None:
-        trained = with_(trained, metrics=mixed.metrics, checkpoint=mixed.checkpoint)
+    if not (folder / "result.json").exists():
+        _search_into(folder, job, space, pinned, progress)
+    seconds = time.perf_counter() - started
+    return _result(folder, key, job, space, pinned, seconds)
+
+
+def _search_into(
+    folder: Path, job: SearchJob, space: Space, pinned: Pinned, progress: Listener
+) -> None:
+    """Run or continue the search, and write result.json into its folder."""
+    save(job, folder / "config.yaml")
+    hints = earlier(job, space, folder)
+    planned = plan(job, space, hints)
+    total = len(planned)
+    data = prepare_data(job, pinned, candidates(job, space, planned))
+
+    make_searcher = partial(searcher, job, space, planned, hints, folder)
+    if job.search.populated:
+        tune_scheduler = pbt.population(job, space, folder)
+    else:
+        tune_scheduler = scheduler(job, total)
+    strategy = _Strategy(total, make_searcher, tune_scheduler)
+    trials, stopped = _run(job, strategy, data, folder, progress)
+
+    mutations.write_schedule(folder / "schedule.yaml", trials[0].schedule)
+    _average_best(job, trials, data, folder)
+    leaderboard.write(folder / "result.json", trials, stopped, decoded_images(data))
+
+
+def _result(
+    folder: Path, key: str, job: SearchJob, space: Space, pinned: Pinned, seconds: float
+) -> SearchResult:
+    """The result of a finished search, read from its folder."""
+    trials, stopped, decoded = leaderboard.read(folder / "result.json")
+    best = trials[0]
+    if best.checkpoint is None:  # an older version may have kept such a search
+        raise _nothing_usable(len(trials), folder)
+    trained = leaderboard.training_result(key, pinned.version, pinned.classes, best)
+    average = soup.read(folder)
+    if average is not None:
+        trained = with_(trained, metrics=average.metrics, checkpoint=average.checkpoint)
     return SearchResult(
-        key,
-        mutations.job_of(space.job, best.changes, best.schedule),
-        trained,
-        ranked,
-        job.train.stopping.metric,
-        time.perf_counter() - started,
-        stopped,
-        decoded,
-        job.train.epochs * len(ranked),
-        mixed.members if mixed else (),
+        key=key,
+        job=mutations.job_of(space.job, best.changes, best.schedule),
+        best=trained,
+        trials=trials,
+        metric=job.train.stopping.metric,
+        seconds=seconds,
+        stopped=stopped,
+        decoded=decoded,
+        full_epochs=job.train.epochs * len(trials),
+        members=average.members if average else (),
     )
 
 
-def _data(job: TrainJob, pinned: Any, trials: Iterable[Changes]) -> dict[str, Data]:
-    """The arrays of every backbone and resolution that a trial may draw, each read once."""
-    data: dict[str, Data] = {}
-    here = _alone()
-    for changes in trials:
-        one = replace(
-            job, {**changes, "feed.carrier": "cache"}
-        )  # a stream per trial would decode the table once per trial
-        if data_key(one) not in data:
-            data[data_key(one)] = prepare(
-                one, pinned, here
-            )  # processes that wait for work are left to the trials
-    await_decoded(_sources(data))
-    return data
+def _average_best(job: SearchJob, trials: list[Trial], data: dict[str, Data], folder: Path) -> None:
+    """Average the best trials' weights, if `search.soup` asks for it.
 
-
-def _alone() -> bool:
-    """Is this the cluster's only node?"""
-    return len([node for node in ray.nodes() if node["Alive"]]) == 1
-
-
-def _sources(data: dict[str, Data]) -> list[Source]:
-    """Each once: a split may be both training and validation."""
-    return list({id(s): s for d in data.values() for s in (d.train, d.val)}.values())
-
-
-def _cook(job: SearchJob, trials: list[Trial], data: dict[str, Data], folder: Path) -> None:
-    """The soup of the best trials that train on the best one's arrays, if the search wants one."""
+    Only trials that train on the same arrays as the best one take part.
+    """
     if job.search.soup == 1:
         return
-    first = replace(job, trials[0].changes)
-    alike = [t for t in trials if data_key(replace(job, t.changes)) == data_key(first)][
-        : job.search.soup
-    ]
+    best_job = replace(job, trials[0].changes)
+    key = data_key(best_job)
+    alike = [trial for trial in trials if data_key(replace(job, trial.changes)) == key]
     rule = job.train.stopping
-    soup.cook(
-        alike,
-        lambda weights: validate(first, data[data_key(first)], weights),
+    soup.make(
+        alike[: job.search.soup],
+        lambda weights: validate(best_job, data[key], weights),
         rule.metric,
         rule.mode,
         folder,
     )
 
 
-def _decoded(data: dict[str, Data]) -> int:
-    """Images decoded for all trials together."""
-    return sum(source.decoded for source in _sources(data))
+@dataclass(frozen=True)
+class _Strategy:
+    """Which trials the search runs."""
+
+    total: int
+    """How many trials."""
+
+    searcher: Callable[[int], Any]
+    """Makes Tune's searcher, given how many trials it may draw before the first one ends."""
+
+    scheduler: Any
+    """Tune's scheduler; None: every trial runs to its end."""
 
 
 def _run(
     job: SearchJob,
-    draws: Callable[[int], Any],
-    chosen: Any,
-    total: int,
-    data: dict[str, Any],
+    strategy: _Strategy,
+    data: dict[str, Data],
     folder: Path,
     progress: Listener,
 ) -> tuple[list[Trial], str | None]:
-    cfg, rule = job.search, job.train.stopping
-    room = plan_resources(job, ray.cluster_resources(), total)
+    """Run all trials in Tune, or the rest of an interrupted search.
+
+    Returns (trials from best to worst, why the search stopped before its last trial). Raises
+    RaypipeError if no trial has a usable epoch.
+    """
+    resources = plan_resources(job, ray.cluster_resources(), strategy.total)
+    trainable = _trainable(job, data, folder, resources)
+    run_config = _run_config(job, strategy, folder, resources, progress)
+    tuner = _restored(folder / "tune", trainable)
+    if tuner is None:
+        # The searcher is made here, because a restored search brings its own.
+        ahead = drawn_ahead(job, strategy.total, resources.concurrent)
+        tune_config = tune.TuneConfig(
+            metric=job.train.stopping.metric,
+            mode=job.train.stopping.mode,
+            num_samples=strategy.total,
+            scheduler=strategy.scheduler,
+            search_alg=strategy.searcher(ahead),
+            trial_dirname_creator=folder_name,
+            reuse_actors=True,
+        )
+        tuner = tune.Tuner(trainable, tune_config=tune_config, run_config=run_config)
+    with tune_patches.applied(multi_worker=resources.worker is not None):
+        results = tuner.fit()
+    return _ranked(results, job, strategy.total, folder, progress)
+
+
+def _trainable(
+    job: SearchJob, data: dict[str, Data], folder: Path, resources: TrialResources
+) -> Any:
+    """What Tune runs for each trial: a function, or a class for trials of several workers."""
     given = {
         "job": job.model_dump(mode="json", include=set(TrainJob.model_fields)),
         "data": data,
         "trials": str(folder / "trials"),
     }
-    if room.worker is None:
+    if resources.worker is None:
         trainable = tune.with_parameters(run_trial, **given)
     else:
-        trainable = tune.with_parameters(GroupTrial, **given, worker=room.worker)
-    trainable = tune.with_resources(trainable, room.trial)
-    Monitor.listener, Monitor.current = staticmethod(progress), None
-    watch = Monitor(
-        total,
-        rule.metric,
-        rule.mode,
-        cfg.stopping,
-        room.trial.get("GPU", float(job.train.most_workers)),
-    )
-    run_config = tune.RunConfig(
+        trainable = tune.with_parameters(GroupTrial, **given, worker=resources.worker)
+    return tune.with_resources(trainable, resources.trial)
+
+
+def _run_config(
+    job: SearchJob,
+    strategy: _Strategy,
+    folder: Path,
+    resources: TrialResources,
+    progress: Listener,
+) -> tune.RunConfig:
+    """Where Tune writes, what it calls back, and when it stops. `progress` becomes the listener."""
+    Monitor.listener = staticmethod(progress)
+    Monitor.current = None
+    workers = resources.trial.get("GPU", float(job.train.most_workers))
+    rule = job.train.stopping
+    monitor = Monitor(strategy.total, rule.metric, rule.mode, job.search.stopping, workers)
+    # Checkpoints are pointers of 100 bytes, so Tune keeps them all. A function saves one with each
+    # report by itself; a class has to be told.
+    checkpoints = tune.CheckpointConfig(checkpoint_frequency=1 if resources.worker else 0)
+    return tune.RunConfig(
         name="tune",
         storage_path=str(folder),
-        callbacks=[watch, *memory(chosen)],
+        callbacks=[monitor, *memory(strategy.scheduler)],
         stop=Stop(),
-        checkpoint_config=tune.CheckpointConfig(
-            checkpoint_frequency=1 if room.worker else 0
-        ),  # pointers: all are kept
+        checkpoint_config=checkpoints,
         failure_config=tune.FailureConfig(max_failures=1),
         verbose=0,
     )
-    tuner = _restored(folder / "tune", trainable) or tune.Tuner(
-        trainable,
-        tune_config=tune.TuneConfig(
-            metric=rule.metric,
-            mode=rule.mode,
-            num_samples=total,
-            scheduler=chosen,
-            search_alg=draws(drawn_ahead(job, total, room.concurrent)),
-            trial_dirname_creator=folder_name,
-            reuse_actors=True,
-        ),
-        run_config=run_config,
-    )
-    with tune_patches.applied(multi_worker=room.worker is not None):
-        results = tuner.fit()
-    trials = [_line(result, job, folder) for result in _begun(results)]
-    stopped = Monitor.current.stopped if Monitor.current else None
-    if stopped and not trials:
-        raise RaypipeError(
-            "The search stopped before its first result",
-            got=stopped,
-            fix="Raise the limit in search.stopping",
-        )
-    if all(t.checkpoint is None for t in trials):  # none has a usable epoch
-        raise _nothing_usable(len(trials), folder)
-    ranked = leaderboard.ranked(trials, rule.metric, rule.mode)
-    standings = leaderboard.standings(ranked, rule.metric, rule.mode)
-    progress(total, total, standings)  # Tune tells of a trial's end before it counts as ended
-    return ranked, stopped
-
-
-def _nothing_usable(trials: int, folder: Path) -> RaypipeError:
-    return RaypipeError(
-        f"Every one of {trials} trials failed or diverged",
-        got=str(folder),
-        fix="The trials' error.txt files there say why; without one, lower train.lr",
-    )
-
-
-def _line(result: Any, job: SearchJob, folder: Path) -> Trial:
-    line = leaderboard.trial_of(
-        result, job.train.stopping.metric, job.train.stopping.mode, job.train, folder / "trials"
-    )
-    failed = Monitor.current.failures.get(line.name, 0) if Monitor.current else 0
-    schedule = line.schedule or mutations.schedules(folder).get(line.name, ())
-    return with_(line, failures=failed, schedule=schedule)
-
-
-def _begun(results: Any) -> Iterator[Any]:
-    """The results of trials that trained: of one that was still to start when the search stopped, Tune knows no folder."""
-    for i in range(len(results)):
-        try:
-            result = results[i]
-        except ValueError:
-            continue
-        if result.checkpoint is not None or result.error is not None:
-            yield result
 
 
 def _restored(folder: Path, trainable: Any) -> Any | None:
-    """The interrupted search in `folder`, or None. A search killed while Tune wrote its state cannot be restored: it is put
-    aside, and the trials run again."""
+    """The tuner of the interrupted search in `folder`; None if there is none.
+
+    A search that was killed while Tune wrote its state cannot be restored. Its folder is renamed,
+    and the trials run again.
+    """
     if not tune.Tuner.can_restore(str(folder)):
         return None
     try:
@@ -290,5 +292,57 @@ def _restored(folder: Path, trainable: Any) -> Any | None:
             aside,
         )
         return None
-    log.info("Going on with the interrupted search in %s", folder)
+    log.info("Continuing the interrupted search in %s", folder)
     return tuner
+
+
+def _ranked(
+    results: Any, job: SearchJob, total: int, folder: Path, progress: Listener
+) -> tuple[list[Trial], str | None]:
+    """(trials from best to worst, why the search stopped early), from Tune's results."""
+    trials = [_trial_of(result, job, folder) for result in _started(results)]
+    stopped = Monitor.current.stopped if Monitor.current else None
+    if stopped and not trials:
+        raise RaypipeError(
+            "The search stopped before its first result",
+            got=stopped,
+            fix="Raise the limit in search.stopping",
+        )
+    if all(trial.checkpoint is None for trial in trials):
+        raise _nothing_usable(len(trials), folder)
+    rule = job.train.stopping
+    ranked = leaderboard.ranked(trials, rule.metric, rule.mode)
+    # Tune calls back for a trial's end before it counts the trial as ended, so the listener has not
+    # yet seen the last one.
+    progress(total, total, leaderboard.standings(ranked, rule.metric, rule.mode))
+    return ranked, stopped
+
+
+def _started(results: Any) -> Iterator[Any]:
+    """The results of trials that trained or failed."""
+    for i in range(len(results)):
+        try:
+            result = results[i]
+        except ValueError:
+            # Tune has no folder of a trial that had not started when the search stopped.
+            continue
+        if result.checkpoint is not None or result.error is not None:
+            yield result
+
+
+def _trial_of(result: Any, job: SearchJob, folder: Path) -> Trial:
+    """The leaderboard's trial of one of Tune's results."""
+    rule = job.train.stopping
+    trial = leaderboard.trial_of(result, rule.metric, rule.mode, job.train, folder / "trials")
+    failures = Monitor.current.failures.get(trial.name, 0) if Monitor.current else 0
+    # Older versions kept no schedule beside the weights.
+    schedule = trial.schedule or mutations.schedules(folder).get(trial.name, ())
+    return with_(trial, failures=failures, schedule=schedule)
+
+
+def _nothing_usable(trials: int, folder: Path) -> RaypipeError:
+    return RaypipeError(
+        f"Every one of {trials} trials failed or diverged",
+        got=str(folder),
+        fix="The trials' error.txt files there say why; without one, lower train.lr",
+    )

@@ -1,9 +1,11 @@
-"""What earlier searches on the same table found, for a search that starts from there (`search.warm_start`).
+"""The trials of earlier searches on the same table, as hints for a new search (search.warm_start).
 
-Read are finished searches in the run's folder whose table and metric are the same, at any version of the table: a value is a
-hint and not a result. Of a trial, only fields of the present space count, where their value lies inside it; a field that the
-earlier search did not draw counts as that search's job had it. Read once and kept beside the search, so that a killed search
-goes on from the same hints although others have finished since.
+1. Finished searches in the run's folder are read if their table and metric are the same. The
+   table's version may differ: a value is a hint and not a result.
+2. From a trial, only fields of the present space count, and only if their value lies inside it. A
+   field that the earlier search did not draw has the value of that search's job.
+3. The hints are stored beside the search, so a killed search continues with the same hints even if
+   others have finished since.
 """
 
 from __future__ import annotations
@@ -19,63 +21,76 @@ import yaml
 
 from raypipe.config import to_json
 from raypipe.errors import DataError
+from raypipe.files import write_atomic
 from raypipe.search import leaderboard
 from raypipe.search.settings import SearchJob
 from raypipe.search.space.space import Changes, Space
 from raypipe.tables.table import resolve
 
-KEPT = "warm_start.json"
+HINTS = "warm_start.json"
 
 
 @dataclass(frozen=True)
 class Earlier:
-    """A finished trial of another search: its values in the present space, by branch, and the best of its metric."""
+    """A finished trial of another search."""
 
     keyed: Changes
+    """Its values in the present space, by the key of a field's branch (samplers.Branch)."""
+
     metric: float
+    """The best value of its metric."""
 
 
 def earlier(job: SearchJob, space: Space, folder: Path) -> list[Earlier]:
-    """From best to worst; empty unless the search wants a warm start."""
+    """The hints for the search in `folder`, from best to worst; [] without search.warm_start."""
     if not job.search.warm_start:
         return []
-    kept = folder / KEPT
-    if not kept.exists():
-        others = sorted(p.parent for p in folder.parent.glob("*/result.json") if p.parent != folder)
-        found = [trial for other in others for trial in _of(other, job, space)]
+    file = folder / HINTS
+    if not file.exists():
+        hints: list[Earlier] = []
+        for result in sorted(folder.parent.glob("*/result.json")):
+            if result.parent != folder:
+                hints.extend(_hints_of(result.parent, job, space))
         sign = -1 if job.train.stopping.mode == "max" else 1
-        found.sort(key=lambda trial: sign * trial.metric)
-        partial = kept.with_suffix(".partial")
-        partial.write_text(to_json([asdict(trial) for trial in found]))
-        partial.replace(kept)
-    return [Earlier(**trial) for trial in json.loads(kept.read_text())]
+        hints.sort(key=lambda hint: sign * hint.metric)
+        write_atomic(file, to_json([asdict(hint) for hint in hints]))
+    return [Earlier(**fields) for fields in json.loads(file.read_text())]
 
 
-def _of(other: Path, job: SearchJob, space: Space) -> Iterator[Earlier]:
+def _hints_of(other: Path, job: SearchJob, space: Space) -> Iterator[Earlier]:
+    """The usable trials of the search in `other`; none if it is of another table or metric.
+
+    A folder that another version wrote, or that is half removed, has no hints either.
+    """
     try:
-        before = yaml.safe_load((other / "config.yaml").read_text(encoding="utf-8"))
-        same = (
-            resolve(before["table"]["uri"]) == resolve(job.table.uri)
-            and before["model"]["task"] == job.model.task
-            and before["train"]["stopping"]["metric"] == job.train.stopping.metric
-        )
+        config = yaml.safe_load((other / "config.yaml").read_text(encoding="utf-8"))
+        same = _same_question(config, job)
         trials, _, _ = leaderboard.read(other / "result.json")
-    except (
-        OSError,
-        ValueError,
-        KeyError,
-        TypeError,
-        DataError,
-        yaml.YAMLError,
-    ):  # another version's, or half removed: no hint
+    except (OSError, ValueError, KeyError, TypeError, DataError, yaml.YAMLError):
         return
-    for trial in trials if same else ():
-        if trial.checkpoint is not None and math.isfinite(trial.metric):
-            values = {field.name: _at(before, field.name) for field in space.fields} | trial.changes
-            yield Earlier(space.keyed(values), trial.metric)
+    if not same:
+        return
+    for trial in trials:
+        if trial.checkpoint is None or not math.isfinite(trial.metric):
+            continue
+        values = {field.name: _value_at(config, field.name) for field in space.fields}
+        yield Earlier(space.keyed(values | trial.changes), trial.metric)
 
 
-def _at(tree: Any, name: str) -> Any:
+def _same_question(config: dict[str, Any], job: SearchJob) -> bool:
+    """Is the other search's config about the same table, task and metric as the job?"""
+    table = resolve(config["table"]["uri"])
+    task = config["model"]["task"]
+    metric = config["train"]["stopping"]["metric"]
+    return (
+        table == resolve(job.table.uri)
+        and task == job.model.task
+        and metric == job.train.stopping.metric
+    )
+
+
+def _value_at(config: Any, name: str) -> Any:
+    """The value of a dotted field in a config; None if it has none."""
     for part in name.split("."):
-        tree = tree.get(part) if isinstance(tree, dict) else None
-    return tree
+        config = config.get(part) if isinstance(config, dict) else None
+    return config

@@ -19,7 +19,7 @@ def job(**sections: Any) -> SearchJob:
 
 
 def trials(of: SearchJob, images: int, gpu: bool, times: int = 150) -> list[Changes]:
-    settled = defaults.settle(of, {"train": images}, gpu)
+    settled = defaults.with_default_space(of, {"train": images}, gpu)
     parsed = parse.parse(settled.search.space or {}, settled)
     return [parsed.trial(1, i) for i in range(times)]
 
@@ -97,10 +97,10 @@ def test_what_the_job_sets_stays_as_it_is_set(
 
 def test_a_space_that_is_given_is_taken_and_a_job_that_sets_everything_searches_its_rate() -> None:
     given = job(search={"space": {"train.lr": "choice(1)"}})
-    assert defaults.settle(given, {"train": 10}, gpu=False) is given
-    assert defaults.settle(job(search={"space": {}}), {}, gpu=False).search.space == {}
+    assert defaults.with_default_space(given, {"train": 10}, gpu=False) is given
+    assert defaults.with_default_space(job(search={"space": {}}), {}, gpu=False).search.space == {}
     assert (
-        defaults.settle(replace(job(), {"run.seed": 1}), {}, gpu=False).search.space
+        defaults.with_default_space(replace(job(), {"run.seed": 1}), {}, gpu=False).search.space
         == defaults.RATE
     )
 
@@ -119,7 +119,7 @@ def test_the_command_line_may_name_single_fields_of_the_space() -> None:
 @pytest.mark.parametrize("mode", [None, "frozen", "finetune"])
 def test_the_first_trial_is_what_was_set_by_hand(gpu: bool, mode: str | None) -> None:
     given = job(model={"mode": mode} if mode else {})
-    settled = defaults.settle(given, {"train": 2000}, gpu)
+    settled = defaults.with_default_space(given, {"train": 2000}, gpu)
     parsed = parse.parse(settled.search.space or {}, settled)
     first, second = plan(settled, parsed, [])[:2]
     assert (first["train.weight_decay"], first["train.schedule"]) == (0.02, "one_cycle")
@@ -131,7 +131,7 @@ def test_the_first_trial_is_what_was_set_by_hand(gpu: bool, mode: str | None) ->
         assert first["model.name"] == "efficientnet_lite0"
         assert first["model.side_px"] == (224 if gpu else 128) and first["model.frozen_blocks"] == 3
     own = {"train.weight_decay": 0.1, "train.epochs": 3}
-    settled = defaults.settle(
+    settled = defaults.with_default_space(
         job(model={"mode": mode} if mode else {}, search={"start": own}), {"train": 2000}, gpu
     )
     assert plan(settled, parsed, [])[0] == first | {"train.weight_decay": 0.1}, (

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from raypipe.search.importance import FEWEST, importance
+from raypipe.search.importance import LEAST_TRIALS, importance
 from raypipe.search.leaderboard import Trial
 
 
@@ -57,7 +57,7 @@ def test_what_decided_comes_first_and_shares_sum_to_one(decides: str) -> None:
 
 
 def test_few_trials_or_no_difference_say_nothing() -> None:
-    assert shares(trials(FEWEST - 1)) == {}
+    assert shares(trials(LEAST_TRIALS - 1)) == {}
     alike = [trial(i, {"lr": 0.1}, 0.5) for i in range(20)]
     assert shares(alike) == {}
     failed = [trial(i, {"lr": float(i)}) for i in range(20)]

@@ -37,7 +37,7 @@ def test_a_trial_joins_where_the_mean_is_as_good(tmp_path: Path) -> None:
     trials = [
         trial(tmp_path, name, w) for name, w in (("a", 0.8), ("b", 1.4), ("c", 9.0), ("d", 0.8))
     ]
-    found = soup.cook([*trials, failed], loss, "val_loss", "min", tmp_path)
+    found = soup.make([*trials, failed], loss, "val_loss", "min", tmp_path)
     assert found is not None and found.members == ("a", "b", "d")
     assert found == soup.read(tmp_path) and checkpoint.verify(Path(found.checkpoint)) is None
     weights = checkpoint.read(Path(found.checkpoint)).weights
@@ -50,7 +50,7 @@ def test_a_trial_joins_where_the_mean_is_as_good(tmp_path: Path) -> None:
 def test_the_best_alone_is_no_soup(tmp_path: Path) -> None:
     trials = [trial(tmp_path, name, w) for name, w in (("a", 1.1), ("b", 9.0))]
     assert (
-        soup.cook(trials, loss, "val_loss", "min", tmp_path) is None and soup.read(tmp_path) is None
+        soup.make(trials, loss, "val_loss", "min", tmp_path) is None and soup.read(tmp_path) is None
     )
 
 

@@ -21,6 +21,7 @@ from raypipe.feed.feed import Source
 from raypipe.search import tuner
 from raypipe.search.leaderboard import SearchResult, Standing
 from raypipe.search.settings import SearchJob
+from raypipe.search.trials import trial_data
 from raypipe.search.tuner import search
 from raypipe.train import checkpoint, trainer
 from raypipe.train.job import TrainJob
@@ -234,7 +235,7 @@ def test_trials_start_when_their_images_are_decoded(
         raise KeyboardInterrupt
 
     prepared: list[Source] = []
-    plain = tuner.prepare
+    plain = trial_data.prepare
 
     def noted(job: TrainJob, pinned: Pinned, here: bool) -> Data:
         assert here == alone, (
@@ -244,9 +245,9 @@ def test_trials_start_when_their_images_are_decoded(
         prepared.extend((data.train, data.val))
         return data
 
-    assert tuner._alone()
-    monkeypatch.setattr(tuner, "_alone", lambda: alone)
-    monkeypatch.setattr(tuner, "prepare", noted)
+    assert trial_data._single_node()
+    monkeypatch.setattr(trial_data, "_single_node", lambda: alone)
+    monkeypatch.setattr(trial_data, "prepare", noted)
     monkeypatch.setattr(tune.Tuner, "fit", fit)
     with pytest.raises(KeyboardInterrupt):
         search(

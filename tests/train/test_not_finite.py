@@ -345,11 +345,11 @@ def test_no_soup_is_cooked_with_nan(tmp_path: Path) -> None:
     def accuracy(weights: Any) -> dict[str, float]:
         return {"val_accuracy": 0.8, "val_loss": float(weights["w"].sum())}
 
-    found = soup.cook(
+    found = soup.make(
         [of("a", 1.0), of("b", NAN), of("c", 2.0)], accuracy, "val_accuracy", "max", tmp_path
     )
     assert found is not None and found.members == ("a", "c")
     shutil.rmtree(tmp_path / "a")
     assert (
-        soup.cook([of("a", NAN), of("c", 2.0)], accuracy, "val_accuracy", "max", tmp_path) is None
+        soup.make([of("a", NAN), of("c", 2.0)], accuracy, "val_accuracy", "max", tmp_path) is None
     )

@@ -40,7 +40,7 @@ START: dict[str, Any] = {
 RATE = {"train.lr": "loguniform(1e-4, 3e-2)"}
 
 
-def settle(job: SearchJob, counts: Mapping[str, int], gpu: bool) -> SearchJob:
+def with_default_space(job: SearchJob, counts: Mapping[str, int], gpu: bool) -> SearchJob:
     """The job with a space and a start. `counts`: labelled images of each split."""
     if job.search.space is not None:
         return job
