@@ -27,10 +27,9 @@ AT_ONCE = 128  # pictures drawn ahead
 
 def table(folder: Path, images: int) -> str:
     """The uri of a table of so many images, all in split `train`; written on first use, whole or not at all."""
-    from raypipe.tables.table import (
-        SCHEMA,
-        append,
-    )  # here: folders of JPEGs are made without deltalake, too
+    # Imported here: folders of JPEGs are made without deltalake, too.
+    from raypipe.tables.schema import SCHEMA
+    from raypipe.tables.table import append
 
     uri = folder / f"images-{images}"
     if not uri.exists():
@@ -65,7 +64,7 @@ def photos(numbers: Sequence[int]) -> Iterator[bytes]:
 
 
 def _rows(images: int) -> Iterator[pa.RecordBatch]:
-    from raypipe.tables.table import ROWS_PER_GROUP, SCHEMA
+    from raypipe.tables.schema import ROWS_PER_GROUP, SCHEMA
 
     drawn = enumerate(photos(range(images)))
     while group := [_row(i, data) for i, data in itertools.islice(drawn, ROWS_PER_GROUP)]:

@@ -19,7 +19,9 @@ from deltalake.exceptions import CommitFailedError, TableNotFoundError
 
 from raypipe.errors import DataError
 from raypipe.tables import scan, storage
-from raypipe.tables.table import WRITER, ImageTable, resolve, told
+from raypipe.tables.provenance import commit_properties
+from raypipe.tables.schema import writer_properties
+from raypipe.tables.table import ImageTable, resolve
 
 BATCH = "raypipe.batch"
 TRIES = 50  # at being first; each lost one means that somebody else's commit went through
@@ -62,7 +64,7 @@ def append_once(
             else "error",  # append would join a table that somebody made since
             schema_mode="merge" if merge else None,
             configuration=configuration if base is None else None,
-            writer_properties=WRITER,
+            writer_properties=writer_properties(),
             storage_options=storage_options,
             commit_properties=properties,
         )
@@ -117,7 +119,9 @@ def rows_once(
             return found
         made = make() if made is None else made
         try:
-            append_once(path, made, mine, base, told(why), storage_options=storage_options)
+            append_once(
+                path, made, mine, base, commit_properties(why), storage_options=storage_options
+            )
             return made.select(columns) if columns else made
         except Moved:
             time.sleep(random.uniform(0, 0.02 * min(tried + 1, 10)))

@@ -30,17 +30,12 @@ from raypipe.images import decode
 from raypipe.tables import relabel, scan, split, verdicts, verify
 from raypipe.tables.commits import Moved, append_once, batch_id
 from raypipe.tables.fragment import Options
+from raypipe.tables.provenance import commit_properties
+from raypipe.tables.retries import ATTEMPTS
+from raypipe.tables.schema import SCHEMA
 from raypipe.tables.sources import Listed, Part, SourceConfig, candidates, understood
 from raypipe.tables.sources.fence import ROOTS
-from raypipe.tables.table import (
-    ATTEMPTS,
-    SCHEMA,
-    ImageTable,
-    TableConfig,
-    TableVersion,
-    resolve,
-    told,
-)
+from raypipe.tables.table import ImageTable, TableConfig, TableVersion, resolve
 
 log = logging.getLogger("raypipe")
 ROWS_PER_COMMIT = 20_000
@@ -173,7 +168,7 @@ def ingest(
     say(facts)
     total = sum(len(p.candidates) for p in parts)
     uri, options = resolve(table.uri), table.storage_options
-    why = told(f"ingest {cfg.name}", listed.lineage)
+    why = commit_properties(f"ingest {cfg.name}", listed.lineage)
     look = partial(_look, uri, cfg, options, policies, total)
     held, counts, heard = look(), _Counts(), relabel.Heard()
     verifier = verify.Verifier(
@@ -209,7 +204,10 @@ def ingest(
     ):  # else every image has the label it came with
         opened = ImageTable(uri, storage_options=options)
         after, relabelled = relabel.apply(
-            opened, heard, cfg.name, told(f"relabel by ingest {cfg.name}", listed.lineage)
+            opened,
+            heard,
+            cfg.name,
+            commit_properties(f"relabel by ingest {cfg.name}", listed.lineage),
         )
         version = after if relabelled else version
     _warn(cfg, held)
@@ -450,7 +448,15 @@ def _quarantine(uri: str, batch: list[pa.Table], name: str, options: Options) ->
         try:
             if new:
                 rows = pa.Table.from_pylist(list(new.values()), QUARANTINE)
-                append_once(target, rows, batch_id(new), base, told("quarantine"), None, options)
+                append_once(
+                    target,
+                    rows,
+                    batch_id(new),
+                    base,
+                    commit_properties("quarantine"),
+                    None,
+                    options,
+                )
             return
         except Moved:
             continue

@@ -20,8 +20,9 @@ from deltalake import CommitProperties
 from raypipe.errors import DataError
 from raypipe.tables import rewrite
 from raypipe.tables.commits import Moved
+from raypipe.tables.retries import ATTEMPTS
 from raypipe.tables.rewrite import Change
-from raypipe.tables.table import ATTEMPTS, ImageTable, TableVersion
+from raypipe.tables.table import ImageTable, TableVersion
 
 REASON = "two_labels"
 

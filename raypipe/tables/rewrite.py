@@ -1,14 +1,16 @@
-"""Drop or relabel single rows of a pinned version: each row is named by its file and its place in it, never by its id.
+"""Drop or relabel single rows of a pinned version: each row is named by its file and its place in
+it, never by its id.
 
-An id may stand in a table twice, may be null, and may need quotes that differ from engine to engine. A file never changes once
-it is written, so (file, place) names exactly one row for as long as the version exists. The files that hold such rows are
-written again without them (or with other values), and one commit swaps old files for new ones. The commit may not be rebased:
-it lands directly on the version that was looked at, or `Moved` is raised and nothing has changed.
+An id may stand in a table twice, may be null, and may need quotes that differ from engine to
+engine. A file never changes once it is written, so (file, place) names exactly one row for as long
+as the version exists. The files that hold such rows are written again without them (or with other
+values), and one commit swaps old files for new ones. The commit may not be rebased: it lands
+directly on the version that was looked at, or `Moved` is raised and nothing has changed.
 
-Cost: a touched file is copied once, row group by row group. Row groups, compression and encodings stay those of the old file.
-Through deltalake a removed file's deletion vector cannot be named, nor a path that is percent-encoded: where a touched file has
-one of these, the whole table is written anew.
-Source: the Delta protocol, sections "Add File and Remove File" and "Column Mapping".
+Cost: a touched file is copied once, row group by row group. Row groups, compression and encodings
+stay those of the old file. Through deltalake a removed file's deletion vector cannot be named, nor
+a path that is percent-encoded: where a touched file has one of these, the whole table is written
+anew. Source: the Delta protocol, sections "Add File and Remove File" and "Column Mapping".
 """
 
 from __future__ import annotations
@@ -35,7 +37,10 @@ from deltalake.transaction import AddAction, RemoveAction
 from raypipe.errors import DataError
 from raypipe.tables import fragment, log, scan, storage
 from raypipe.tables.commits import BATCH, Moved
-from raypipe.tables.table import ATTEMPTS, ImageTable, TableVersion, told, writer
+from raypipe.tables.provenance import commit_properties
+from raypipe.tables.retries import ATTEMPTS
+from raypipe.tables.schema import writer_properties
+from raypipe.tables.table import ImageTable, TableVersion
 
 _SAFE = re.compile(
     r"[A-Za-z0-9._=/-]+"
@@ -44,7 +49,9 @@ LONGEST = 64  # characters of a text that a file's statistics name: an id is a h
 
 
 class Place(NamedTuple):
-    """One row of one version: the file, as `Fragment.path` names it, and the row's number in that file."""
+    """One row of one version: the file, as `Fragment.path` names it, and the row's number in that
+    file.
+    """
 
     file: str
     row: int
@@ -85,9 +92,11 @@ def places(
 
 
 def drop(table: ImageTable, pinned: TableVersion, rows: Iterable[Place], why: str) -> TableVersion:
-    """The pinned version without these rows, as the table's newest. Doing it again under the same `why` does nothing.
+    """The pinned version without these rows, as the table's newest. Doing it again under the same
+    `why` does nothing.
 
-    Raises DataError when other rows came or went since `pinned`: the result would not be the pinned version less `rows`.
+    Raises DataError when other rows came or went since `pinned`: the result would not be the pinned
+    version less `rows`.
     """
     wanted = sorted(set(rows))
     for _ in range(ATTEMPTS):
@@ -108,7 +117,7 @@ def drop(table: ImageTable, pinned: TableVersion, rows: Iterable[Place], why: st
         for place in _moved(table, pinned, delta, wanted):
             changes[place.file].gone.add(place.row)
         try:
-            after = commit(table, delta, changes, told(why, f"@v{pinned.version}"))
+            after = commit(table, delta, changes, commit_properties(why, f"@v{pinned.version}"))
             return TableVersion(table.uri, after)
         except Moved:
             continue  # a tag, perhaps: look again at what it was
@@ -175,7 +184,9 @@ def commit(table: ImageTable, base: DeltaTable, changes: Changes, why: CommitPro
 
 
 def _holds(table: ImageTable, file: log.File, change: Change, mapped: bool) -> bool:
-    """Has the file, under the table's names, every column that is to change? A partition's value it has not."""
+    """Has the file, under the table's names, every column that is to change? A partition's value it
+    has not.
+    """
     stored = fragment.open_file(file.uri, file.path, table.storage_options).schema_arrow.names
     return not change.values or (not mapped and set(change.values) <= set(stored))
 
@@ -224,7 +235,9 @@ def _actions(
 
 
 class _Out:
-    """A new file at the table's root: partition values come from the log, so no folder has to say them."""
+    """A new file at the table's root: partition values come from the log, so no folder has to say
+    them.
+    """
 
     def __init__(self, table: ImageTable, name: str) -> None:
         self.remote = fragment.remote(
@@ -274,7 +287,9 @@ class _Counts:
                 self.high[name] = max(found["max"], self.high.get(name, found["max"]))
 
     def stats(self, schema: pa.Schema | None) -> str:
-        """As the log has them; without bounds where a column's name in the file is not its name in the log."""
+        """As the log has them; without bounds where a column's name in the file is not its name in
+        the log.
+        """
         told: dict[str, Any] = {"numRecords": self.rows}
         if schema is not None:
             short = [
@@ -342,7 +357,9 @@ def _set(rows: pa.Table, name: str, values: dict[int, str | None]) -> pa.Table:
 
 
 def _filterable(schema: pa.Schema) -> pa.Schema:
-    """The schema without views, for which Arrow has no filter kernel; deltalake's rewrites store them."""
+    """The schema without views, for which Arrow has no filter kernel; deltalake's rewrites store
+    them.
+    """
 
     def inner(kind: pa.DataType) -> pa.DataType:
         kind = (
@@ -389,7 +406,7 @@ def _whole(
         base,
         pa.RecordBatchReader.from_batches(shown, batches()),
         mode="overwrite",
-        writer_properties=writer(table.columns.image),
+        writer_properties=writer_properties(table.columns.image),
         commit_properties=properties,
     )
 
@@ -401,7 +418,8 @@ def _all(table: ImageTable) -> ImageTable:
 def _moved(
     table: ImageTable, pinned: TableVersion, newest: DeltaTable, rows: list[Place]
 ) -> list[Place]:
-    """Where rows of the pinned version are now: a compaction since then has moved them to other files and changed none.
+    """Where rows of the pinned version are now: a compaction since then has moved them to other
+    files and changed none.
 
     Rows that are equal in every column, image included, are as good as each other.
     """

@@ -1,109 +1,81 @@
 """ImageTable: any Delta table with an image column, its versions and its tags.
 
-A version is resolved once and pinned, so that train, validation, search, drift and prediction read the same rows while others
-append. Tags are table properties (`raypipe.tag.NAME = version`): they travel with the table and need no second store.
-
-Images are written uncompressed and PLAIN, without dictionary or statistics, in small row groups: encoded images do not
-compress, and a reader holds one row group at a time (139 MB instead of 854 MB RSS on a 690 MB table).
+A version is resolved once and pinned. Training, validation, search, drift check and prediction then
+read the same rows, while others append to the table. `tags.py` has the names of versions,
+`schema.py` the layout of the files.
 """
 
 from __future__ import annotations
 
-import getpass
-import random
 import re
-import time
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from deltalake import (
-    ColumnProperties,
-    CommitProperties,
-    DeltaTable,
-    WriterProperties,
-    write_deltalake,
-)
-from deltalake.exceptions import CommitFailedError, TableNotFoundError
+from deltalake import DeltaTable, write_deltalake
+from deltalake.exceptions import TableNotFoundError
 from pydantic import Field, model_validator
 
 from raypipe.config import Section
 from raypipe.errors import DataError, nearest
-from raypipe.tables import history, protocol, storage
+from raypipe.tables import history, protocol, storage, tags
+from raypipe.tables.provenance import SOURCE, commit_properties
+from raypipe.tables.schema import writer_properties
 from raypipe.tables.storage import StorageOptions, message_of
+from raypipe.tables.tags import Tags
 
-ROWS_PER_GROUP = 128
-ATTEMPTS = 20  # at one commit, while others write
-TAG_SECONDS = 60  # how long a tag waits for its turn: 32 at once take 2 s
-TAG_PREFIX = "raypipe.tag."
-UNITY = "uc://"  # deltalake asks the catalog for the place and for short-lived credentials, on every worker anew
-FROM = "raypipe.from"  # commit property: the version that this commit's rows are from, uri@vN, or @vN of the same table
-
-
-def writer(image: str = "image") -> WriterProperties:
-    """How tables with this image column are written, by whatever writes them."""
-    plain = ColumnProperties(dictionary_enabled=False, statistics_enabled="NONE", encoding="PLAIN")
-    return WriterProperties(
-        compression="UNCOMPRESSED",
-        max_row_group_size=ROWS_PER_GROUP,
-        column_properties={image: plain},
-    )
-
-
-WRITER = writer()
-SCHEMA = pa.schema(
-    [
-        ("image_id", pa.string()),  # sha256 of the bytes as the source had them
-        ("label", pa.string()),
-        ("split", pa.string()),
-        ("source", pa.string()),
-        ("path", pa.string()),
-        ("format", pa.string()),
-        ("width", pa.int32()),
-        ("height", pa.int32()),
-        ("bytes", pa.int64()),
-        ("look", pa.string()),  # 256-bit perceptual hash, hex
-        (
-            "family",
-            pa.string(),
-        ),  # image_id of the first near-duplicate seen: what the split is drawn from
-        (
-            "sha256",
-            pa.string(),
-        ),  # of the bytes stored here, which may be smaller: what a reader checks for bit rot
-        ("image", pa.binary()),
-    ]
-)
+# deltalake asks the catalog for the table's address and for short-lived credentials, on every
+# worker anew.
+UNITY = "uc://"
 
 
 class Columns(Section):
-    """Which columns of a table mean what; the defaults are what `raypipe ingest` writes."""
+    """The names of the columns that raypipe uses; the defaults are what `raypipe ingest` writes."""
 
     image: str = "image"
+    """Column with the bytes of the image files (binary)."""
+
     label: str = "label"
+    """Column with the label: a name, several names, or a number, as `model.task` says."""
+
     id: str = "image_id"
+    """Column that names an image. `raypipe ingest` writes the sha256 of its bytes."""
+
     split: str = "split"
+    """Column with the split: train, val or test."""
+
     source: str = "source"
+    """Column with the name of the ingest that added the row."""
 
 
 class TableConfig(Section):
-    """A Delta table of images.
-
-    `version` is a number, a tag, a time (2026-11-01T12:00:00Z: the newest version then), or null for the newest when the job
-    starts. `sample` is a share of the rows, always the same ones: for trying things out. `storage_options` are object_store's;
-    credentials among them are never written, and may stand in the environment instead (see storage.py).
-    """
+    """A Delta table of images: where it is, and which of its rows are read."""
 
     uri: str
+    """Address: a folder, an object store (s3://, abfss://, gs://), or a name of Unity Catalog."""
+
     version: int | str | None = None
+    """A number, a tag, or a time (2026-11-01T12:00:00Z: the newest version then).
+
+    Null: the newest version when the job starts."""
+
     sample: float = Field(default=1.0, gt=0, le=1)
+    """Share of the rows to read, always the same rows: for trying things out. 1 reads all rows."""
+
     where: dict[str, str | list[str]] = Field(default={})
+    """Read only rows whose columns have these values: one value, or a list of allowed ones.
+
+    Empty: all rows."""
+
     columns: Columns = Columns()
+    """Names of the columns, for a table that `raypipe ingest` did not write."""
+
     storage_options: StorageOptions = Field(default=None, repr=False)
+    """Options of object_store, the library that reads object stores (see storage.py).
+
+    Credentials among them are never written; they may be in the environment instead."""
 
     @model_validator(mode="after")
     def _storage(self) -> TableConfig:
@@ -133,28 +105,26 @@ class ImageTable:
 
     @classmethod
     def open(cls, cfg: TableConfig) -> ImageTable:
-        """Check that the table exists, can be read right, and has an image column. Raises DataError."""
+        """The table at `cfg.uri`, checked.
+
+        Raises DataError when there is none, when it uses a feature that we would read wrong, or
+        when it has no image column.
+        """
         table = cls(resolve(cfg.uri), cfg.columns, cfg.storage_options, cfg.sample)
         delta = table.delta()
         protocol.preflight(delta)
-        if cfg.version is not None:  # its columns may be others than the newest version's
-            with suppress(
-                DataError
-            ):  # a verb that pins it says what is wrong, others need no such version
+        if cfg.version is not None:
+            # This version may have other columns than the newest. If it does not exist, the verb
+            # that pins it reports that; other verbs do not need it.
+            with suppress(DataError):
                 delta = table.delta(table.pin(cfg.version).version)
         table.require(delta, cfg.columns.image, *cfg.where)
-        held = pa.schema(delta.schema().to_arrow()).field(cfg.columns.image).type
-        if not (pa.types.is_binary(held) or pa.types.is_large_binary(held)):
-            raise DataError(
-                f"Column {cfg.columns.image!r} of {table.uri} holds no images",
-                got=str(held),
-                rule="An image column is binary: the bytes of the image files, not paths to them",
-                fix="Set table.columns.image, or let raypipe ingest read the files",
-            )
+        table._require_binary(delta, cfg.columns.image)
         return table
 
     @staticmethod
     def exists(uri: str, storage_options: dict[str, str] | None = None) -> bool:
+        """Is there a Delta table? Raises DataError for an address that cannot hold one."""
         try:
             return DeltaTable.is_deltatable(resolve(uri), storage_options)
         except OSError as e:
@@ -163,40 +133,20 @@ class ImageTable:
             ) from None
 
     def delta(self, version: int | None = None) -> DeltaTable:
+        """This version of the table (None: the newest), opened by deltalake. Raises DataError when
+        that fails.
+        """
         try:
             return DeltaTable(self.uri, version=version, storage_options=self.storage_options)
         except TableNotFoundError:
-            if version is not None and self.exists(self.uri, self.storage_options):
-                raise DataError(
-                    f"{self.uri} has no version {version} any more",
-                    rule="Its log was cleaned up, and files with it",
-                    fix="raypipe table list shows the versions that are left; table tag NAME --remove takes a tag away",
-                ) from None
-            raise DataError(
-                "No Delta table here",
-                got=self.uri,
-                rule="A table has a _delta_log folder",
-                fix="Check table.uri, or run raypipe ingest",
-            ) from None
-        except Exception as e:
-            if unreadable := protocol.named_by_delta(e):
-                raise protocol.refusal(self.uri, unreadable) from None
-            if self.uri.startswith(UNITY):
-                raise DataError(
-                    f"Unity Catalog does not give out this table: {message_of(e)}",
-                    got=self.uri.removeprefix(UNITY),
-                    rule="The catalog is asked at DATABRICKS_HOST with DATABRICKS_TOKEN, on the driver and on every worker",
-                    fix="Set both, and grant EXTERNAL USE SCHEMA; or name a folder with a slash",
-                ) from None
-            if version is None or storage.cause(e, self.uri):
-                raise storage.refusal(e, self.uri, "The Delta table cannot be opened") from e
-            raise DataError(
-                f"{self.uri} has no version {version}: {message_of(e)}",
-                fix="raypipe table list shows versions and tags",
-            ) from None
+            raise self._not_there(version) from None
+        except Exception as e:  # deltalake's errors share no base class
+            raise self._not_opened(e, version) from None
 
     def require(self, delta: DeltaTable, *names: str) -> None:
-        """Raise DataError for the first column the table lacks, naming the nearest it has."""
+        """Raise DataError for the first column that the table lacks, with the nearest name that it
+        has.
+        """
         have = [f.name for f in delta.schema().fields]
         for name in names:
             if name not in have:
@@ -206,167 +156,144 @@ class ImageTable:
                 )
 
     def pin(self, version: int | str | None = None) -> TableVersion:
-        """The version meant by a number, a tag, a time, or None (newest). Raises DataError when there is none."""
-        if isinstance(version, str) and (moment := _moment(version)) is not None:
-            version = history.at(self.delta(), self.uri, self.storage_options, moment)
-        elif isinstance(version, str) and not version.isdigit():
-            tags = self.tags()
-            if version not in tags:
-                raise DataError(
-                    f"{self.uri} has no tag {version!r}",
-                    fix=nearest(version, list(tags)) if tags else "It has no tags yet",
-                )
-            version = tags[version]
-        return TableVersion(
-            self.uri, self.delta(None if version is None else int(version)).version()
-        )
+        """The version for a number, a tag, a time, or None (the newest). Raises DataError when
+        there is none.
+        """
+        number = version if isinstance(version, int) or version is None else self._number(version)
+        return TableVersion(self.uri, self.delta(number).version())
 
-    def tags(self) -> dict[str, int]:
-        return _tags(self.delta())
+    def tags(self) -> Tags:
+        """The tags of the newest version: name -> version."""
+        return tags.read(self.delta())
 
     def tag(self, name: str, version: int | None = None, move: bool = False) -> TableVersion:
-        """Name a version. Naming the same one again does nothing; moving a tag must be asked for."""
-        odd = name != name.strip() or not name.isprintable()
-        if not name or odd or name.isdigit() or _moment(name) is not None:
-            raise DataError(
-                "This cannot be a tag",
-                got=name,
-                rule="A tag has no blanks around it and no control characters"
-                if odd
-                else "A number means a version, a date a time",
-                fix="Take a word, like golden",
-            )
+        """Name a version (None: the newest). Naming the same version again does nothing.
+
+        Raises DataError for a name that cannot be a tag, and for a tag of another version unless
+        `move`.
+        """
+        tags.check_name(name)
         pinned = self.pin(version)
 
-        def change(tags: dict[str, int]) -> str | None:
-            at = tags.get(name)
-            if at is not None and at != pinned.version and not move:
+        def new_value(current: Tags) -> str | None:
+            tagged = current.get(name)
+            if tagged == pinned.version:
+                return None
+            if tagged is not None and not move:
                 raise DataError(
-                    f"Tag {name!r} already names v{at} of {self.uri}",
+                    f"Tag {name!r} already names v{tagged} of {self.uri}",
                     got=f"v{pinned.version}",
                     rule="Tags are promises to whoever reads them",
                     fix="Pass --move to move it",
                 )
-            return None if at == pinned.version else str(pinned.version)
+            return str(pinned.version)
 
-        self._set_tag(name, change, f"tag {name}")
+        tags.change(self.delta, self.uri, name, new_value, f"tag {name}")
         return pinned
 
     def untag(self, name: str) -> int:
-        """Remove a tag; the version that it named stays. Returns that version. Raises DataError when there is no such tag."""
-        named: list[int] = []
+        """Remove a tag; its version stays. Returns that version. Raises DataError when there is no
+        such tag.
+        """
+        removed: list[int] = []  # the tag's version at each attempt
 
-        def change(tags: dict[str, int]) -> str | None:
-            if name not in tags and not named:
-                fix = nearest(name, list(tags)) if tags else "It has no tags"
-                raise DataError(f"{self.uri} has no tag {name!r}", fix=fix)
-            named.extend(tags[n] for n in (name,) if n in tags)
-            return "" if name in tags else None
+        def new_value(current: Tags) -> str | None:
+            if name in current:
+                removed.append(current[name])
+                return tags.REMOVED
+            if removed:  # somebody else removed it between two attempts
+                return None
+            fix = nearest(name, list(current)) if current else "It has no tags"
+            raise DataError(f"{self.uri} has no tag {name!r}", fix=fix)
 
-        self._set_tag(name, change, f"remove tag {name}")
-        return named[-1]
-
-    def _set_tag(self, name: str, change: Callable[[dict[str, int]], str | None], why: str) -> None:
-        """Write what `change` says of the tags as they are now (None: nothing), again until nobody came in between."""
-        give_up = time.monotonic() + TAG_SECONDS
-        while True:
-            delta = self.delta()
-            value = change(_tags(delta))
-            if value is None:
-                return
-            try:
-                _set_property(delta, TAG_PREFIX + name, value, told(why))
-                return
-            except Exception as e:  # deltalake's errors share no base
-                if (
-                    not isinstance(e, CommitFailedError)
-                    or self.delta().version() == delta.version()
-                ):
-                    raise storage.refusal(e, self.uri, f"Tag {name!r} cannot be written") from None
-                if time.monotonic() > give_up:
-                    raise DataError(
-                        f"Others keep writing to {self.uri}",
-                        got=f"{TAG_SECONDS} s",
-                        fix="Run again when they are done",
-                    ) from None
-                time.sleep(
-                    random.uniform(0, 0.05)
-                )  # racers that lost together shall not race again together
+        tags.change(self.delta, self.uri, name, new_value, f"remove tag {name}")
+        return removed[-1]
 
     def commits(self, after: int = -1) -> tuple[DeltaTable, list[dict[str, Any]]]:
-        """The newest version and what the log says of each commit after version `after`, newest first; see history.py."""
+        """The newest version, and the log's entry for each commit after version `after`, newest
+        first; see history.py.
+        """
         delta = self.delta()
         return delta, history.commits(delta, self.uri, self.storage_options, after)
 
     def history(self) -> list[dict[str, Any]]:
-        """One row a version, newest first: version, when (ms), operation, who, why, from what, rows added and removed, tags."""
+        """One row for each version, newest first.
+
+        Columns: version, timestamp_ms, operation, who, why, from (the version that the rows come
+        from), added, removed and relabelled (numbers of rows, None if unknown), changes (did any
+        row change), tags.
+        """
         delta, entries = self.commits()
-        tags = _tags(delta)
-        rows = []
-        for entry in entries:
-            metrics = entry.get("operationMetrics") or {}
-            rows.append(
-                {
-                    "version": entry["version"],
-                    "timestamp_ms": entry["timestamp"],
-                    "operation": entry["operation"],
-                    "who": entry.get("raypipe.by")
-                    or entry.get("userName")
-                    or entry.get("engineInfo", ""),
-                    "why": entry.get("raypipe", ""),
-                    "from": entry.get(FROM, ""),
-                    "added": _number(metrics, "num_added_rows", "numOutputRows"),
-                    "removed": _number(
-                        {**metrics, **entry},
-                        "raypipe.removed",
-                        "num_deleted_rows",
-                        "numDeletedRows",
-                    ),
-                    "relabelled": _number(entry, "raypipe.relabelled"),
-                    "changes": entry["changes"],
-                    "tags": sorted(
-                        name for name, version in tags.items() if version == entry["version"]
-                    ),
-                }
+        names: dict[int, list[str]] = {}
+        for name, version in tags.read(delta).items():
+            names.setdefault(version, []).append(name)
+        return [_history_row(e, sorted(names.get(e["version"], []))) for e in entries]
+
+    def _number(self, text: str) -> int:
+        """The version for a time, a number in digits, or a tag. Raises DataError when there is
+        none.
+        """
+        time = tags.time_of(text)
+        if time is not None:
+            return history.at(self.delta(), self.uri, self.storage_options, time)
+        if text.isdigit():
+            return int(text)
+        current = self.tags()
+        if text not in current:
+            raise DataError(
+                f"{self.uri} has no tag {text!r}",
+                fix=nearest(text, list(current)) if current else "It has no tags yet",
             )
-        return rows
+        return current[text]
 
+    def _require_binary(self, delta: DeltaTable, name: str) -> None:
+        """Raise DataError unless column `name` holds bytes."""
+        kind = pa.schema(delta.schema().to_arrow()).field(name).type
+        if not (pa.types.is_binary(kind) or pa.types.is_large_binary(kind)):
+            raise DataError(
+                f"Column {name!r} of {self.uri} holds no images",
+                got=str(kind),
+                rule="An image column is binary: the bytes of the image files, not paths to them",
+                fix="Set table.columns.image, or let raypipe ingest read the files",
+            )
 
-def _tags(delta: DeltaTable) -> dict[str, int]:
-    named = dict(delta.metadata().configuration)
-    for column in delta.schema().fields:
-        named |= column.metadata
-    found = {
-        k.removeprefix(TAG_PREFIX): str(v)
-        for k, v in named.items()
-        if k.startswith(TAG_PREFIX) and v is not None
-    }
-    return {
-        name: int(version) for name, version in found.items() if version.isdigit()
-    }  # a removed tag is an empty one
-
-
-def _set_property(delta: DeltaTable, key: str, value: str, why: CommitProperties) -> None:
-    """A property that travels with the table, in one commit directly after this version."""
-    why = CommitProperties(custom_metadata=why.custom_metadata, max_commit_retries=0)
-    if delta.protocol().reader_features:
-        # deltalake 1.6 adds `variantType` to the protocol of such a table with any property it sets, which shuts out older
-        # readers for good. The metadata of a column travels with the table as properties do.
-        columns = delta.schema().fields
-        tagged = [c for c in columns if any(k.startswith(TAG_PREFIX) for k in c.metadata)]
-        delta.alter.set_column_metadata(
-            [*tagged, *columns][0].name, {key: value}, commit_properties=why
-        )
-    else:
-        delta.alter.set_table_properties(
-            {key: value}, raise_if_not_exists=False, commit_properties=why
+    def _not_there(self, version: int | None) -> DataError:
+        """The error for a table, or a version of it, that does not exist."""
+        if version is not None and self.exists(self.uri, self.storage_options):
+            return DataError(
+                f"{self.uri} has no version {version} any more",
+                rule="Its log was cleaned up, and files with it",
+                fix="raypipe table list shows the versions that are left; "
+                "table tag NAME --remove removes a tag",
+            )
+        return DataError(
+            "No Delta table here",
+            got=self.uri,
+            rule="A table has a _delta_log folder",
+            fix="Check table.uri, or run raypipe ingest",
         )
 
-
-def _number(facts: dict[str, Any], *names: str) -> int | None:
-    """The first of these facts that is there; engines write numbers as text too."""
-    found = str(next((facts[n] for n in names if facts.get(n) is not None), ""))
-    return int(found) if found.isdigit() else None
+    def _not_opened(self, error: Exception, version: int | None) -> DataError:
+        """The error for a table that deltalake does not open: an unknown feature, the catalog, the
+        store, the version.
+        """
+        unreadable = protocol.named_by_delta(error)
+        if unreadable:
+            return protocol.refusal(self.uri, unreadable)
+        if self.uri.startswith(UNITY):
+            return DataError(
+                f"Unity Catalog does not give out this table: {message_of(error)}",
+                got=self.uri.removeprefix(UNITY),
+                rule="The catalog is at DATABRICKS_HOST and takes DATABRICKS_TOKEN, "
+                "on the driver and on every worker",
+                fix="Set both, and grant EXTERNAL USE SCHEMA; or name a folder with a slash",
+            )
+        if version is None or storage.cause(error, self.uri):
+            return storage.refusal(error, self.uri, "The Delta table cannot be opened")
+        return DataError(
+            f"{self.uri} has no version {version}: {message_of(error)}",
+            fix="raypipe table list shows versions and tags",
+        )
 
 
 def append(
@@ -375,44 +302,50 @@ def append(
     why: str,
     storage_options: dict[str, str] | None = None,
 ) -> TableVersion:
-    """Append rows in one commit: all of them or none. Creates the table on first use; `why` stands in the history."""
+    """Append rows in one commit: all of them or none. Creates the table on first use.
+
+    `why` is the reason that the history shows. Raises DataError when the table cannot be written.
+    """
     path = resolve(uri)
-    has_ids = "image_id" in rows.schema.names
+    configuration = None
+    if {"image_id", "image"} <= set(rows.schema.names):
+        configuration = {"delta.dataSkippingStatsColumns": "image_id,label,split,source"}
     try:
         write_deltalake(
             path,
             rows,
             mode="append",
-            writer_properties=WRITER,
+            writer_properties=writer_properties(),
             storage_options=storage_options,
-            configuration={"delta.dataSkippingStatsColumns": "image_id,label,split,source"}
-            if has_ids and "image" in rows.schema.names
-            else None,
-            commit_properties=told(why),
+            configuration=configuration,
+            commit_properties=commit_properties(why),
         )
-    except (OSError, TableNotFoundError) as e:  # the latter when its folder cannot be made
+    # TableNotFoundError: the table's folder cannot be made.
+    except (OSError, TableNotFoundError) as e:
         raise storage.refusal(
             e, path, "The table cannot be written", "Check that the folder can be written"
         ) from e
-    return TableVersion(
-        path, DeltaTable(path, storage_options=storage_options, without_files=True).version()
-    )
+    written = DeltaTable(path, storage_options=storage_options, without_files=True)
+    return TableVersion(path, written.version())
 
 
 def resolve(uri: str) -> str:
-    """Local paths become absolute, so that a worker with another working directory finds them; URLs stay.
+    """The address as every worker understands it: local paths become absolute, URLs stay.
 
-    A name of three parts (main.vision.photos) that is no folder here is one of Unity Catalog, as is unity://main.vision.photos.
+    A name of three parts (main.vision.photos) that is no folder here is a name of Unity Catalog, as
+    is unity://main.vision.photos. Raises DataError for a folder that deltalake would take for
+    another one.
     """
     name = uri.removeprefix("unity://").removeprefix(UNITY)
-    if name != uri or (
-        re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*){2}", uri) and not Path(uri).exists()
-    ):
+    if name != uri:
         return UNITY + name
+    if re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*){2}", uri) and not Path(uri).exists():
+        return UNITY + uri
     if "://" in uri:
         return uri
     folder = str(Path(uri).expanduser().absolute())
-    if escaped := re.search(r"%[0-9A-Fa-f]{2}", folder):
+    escaped = re.search(r"%[0-9A-Fa-f]{2}", folder)
+    if escaped:
         raise DataError(
             "No table can be in a folder of this name",
             got=folder,
@@ -422,24 +355,33 @@ def resolve(uri: str) -> str:
     return folder
 
 
-def _moment(text: str) -> datetime | None:
-    """The time that an ISO 8601 text names, in UTC when it names no zone; None when it is none."""
-    if not re.match(r"\d{4}-\d{2}-\d{2}", text):
-        return None
-    try:
-        found = datetime.fromisoformat(text.replace("Z", "+00:00"))
-    except ValueError:
-        raise DataError(
-            "This is no time", got=text, rule="ISO 8601, like 2026-11-01T12:00:00Z"
-        ) from None
-    return found if found.tzinfo else found.replace(tzinfo=timezone.utc)
+def _history_row(entry: dict[str, Any], names: list[str]) -> dict[str, Any]:
+    """One row of `ImageTable.history`, from a log entry and the version's tags.
+
+    Each engine has its own names for the numbers of rows.
+    """
+    metrics = entry.get("operationMetrics") or {}
+    who = entry.get("raypipe.by") or entry.get("userName") or entry.get("engineInfo", "")
+    removed = ("raypipe.removed", "num_deleted_rows", "numDeletedRows")
+    return {
+        "version": entry["version"],
+        "timestamp_ms": entry["timestamp"],
+        "operation": entry["operation"],
+        "who": who,
+        "why": entry.get("raypipe", ""),
+        "from": entry.get(SOURCE, ""),
+        "added": _first_number(metrics, "num_added_rows", "numOutputRows"),
+        "removed": _first_number({**metrics, **entry}, *removed),
+        "relabelled": _first_number(entry, "raypipe.relabelled"),
+        "changes": entry["changes"],
+        "tags": names,
+    }
 
 
-def told(why: str, source: str = "") -> CommitProperties:
-    """What the history says about a commit: who, why and, for rows derived from others, from which version."""
-    try:
-        by = getpass.getuser()
-    except (OSError, KeyError):  # a container's user without a name
-        by = ""
-    facts = {"raypipe": why, "raypipe.by": by, FROM: source}
-    return CommitProperties(custom_metadata={k: v for k, v in facts.items() if v})
+def _first_number(entry: dict[str, Any], *names: str) -> int | None:
+    """The first of these values that is present; engines write numbers as text too."""
+    for name in names:
+        if entry.get(name) is not None:
+            text = str(entry[name])
+            return int(text) if text.isdigit() else None
+    return None

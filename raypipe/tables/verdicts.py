@@ -13,7 +13,9 @@ import pyarrow as pa
 from raypipe.errors import DataError
 from raypipe.tables import scan
 from raypipe.tables.commits import Moved, append_once, batch_id
-from raypipe.tables.table import ATTEMPTS, ImageTable, TableVersion, resolve, told
+from raypipe.tables.provenance import commit_properties
+from raypipe.tables.retries import ATTEMPTS
+from raypipe.tables.table import ImageTable, TableVersion, resolve
 
 Verdict = Literal[
     "exact_duplicate", "near_duplicate", "broken", "dark", "bright", "blurred", "outlier"
@@ -86,7 +88,15 @@ def write(
             return
         try:
             batch = batch_id([str(judged), policy])
-            append_once(uri, told_rows, batch, base, told(f"clean {judged}"), None, storage_options)
+            append_once(
+                uri,
+                told_rows,
+                batch,
+                base,
+                commit_properties(f"clean {judged}"),
+                None,
+                storage_options,
+            )
             return
         except Moved:
             continue

@@ -20,7 +20,9 @@ import pyarrow.compute as pc
 
 from raypipe.errors import DataError
 from raypipe.tables import protocol, scan, storage
-from raypipe.tables.table import ImageTable, TableVersion, resolve, told, writer
+from raypipe.tables.provenance import commit_properties
+from raypipe.tables.schema import writer_properties
+from raypipe.tables.table import ImageTable, TableVersion, resolve
 
 T = TypeVar("T")
 Changed = list[tuple[str, "str | None", "str | None"]]  # id, value before, value after
@@ -232,8 +234,8 @@ def optimize(table: ImageTable, by: Sequence[str] = (), target_mb: int = 256) ->
     reason = f"optimize by {', '.join(by)}" if by else "optimize"
     settings: dict[str, Any] = {
         "target_size": target_mb * 2**20,
-        "writer_properties": writer(table.columns.image),
-        "commit_properties": told(reason, f"@v{delta.version()}"),
+        "writer_properties": writer_properties(table.columns.image),
+        "commit_properties": commit_properties(reason, f"@v{delta.version()}"),
     }
 
     def rewrite() -> object:
@@ -272,7 +274,7 @@ def vacuum(table: ImageTable, keep_hours: int | None = None, delete: bool = Fals
             "full": full,
             "keep_versions": keep_versions or None,
             "dry_run": dry_run,
-            "commit_properties": told("vacuum"),
+            "commit_properties": commit_properties("vacuum"),
         }
         return _call_deltalake(table, "vacuumed", lambda: delta.vacuum(**settings))
 

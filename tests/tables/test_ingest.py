@@ -26,7 +26,8 @@ from raypipe.tables import commits, scan, split, verdicts
 from raypipe.tables import ingest as room
 from raypipe.tables.commits import append_once
 from raypipe.tables.ingest import IngestConfig, IngestResult, ingest, quarantine_uri
-from raypipe.tables.table import SCHEMA, ImageTable, TableConfig, append
+from raypipe.tables.schema import SCHEMA
+from raypipe.tables.table import ImageTable, TableConfig, append
 from tests.tables.handmade import drop
 
 Draw = Callable[..., bytes]

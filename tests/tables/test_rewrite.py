@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from raypipe.tables import rewrite, scan, versions
 from raypipe.tables.commits import Moved
+from raypipe.tables.provenance import commit_properties
 from raypipe.tables.rewrite import Change, Place
-from raypipe.tables.table import ImageTable, append, told
+from raypipe.tables.table import ImageTable, append
 from tests.tables import handmade as by_hand
 
 
@@ -168,9 +169,9 @@ def test_values_change_in_their_rows_alone_and_a_rival_is_noticed(tmp_path: Path
         changes.setdefault(place.file, Change()).values.setdefault("label", {})[place.row] = value
     table.tag("theirs")
     with pytest.raises(Moved):
-        rewrite.commit(table, base, changes, told("relabel"))
+        rewrite.commit(table, base, changes, commit_properties("relabel"))
     assert len(list((tmp_path / "t").glob("*.parquet"))) == 1
-    rewrite.commit(table, table.delta(), changes, told("relabel"))
+    rewrite.commit(table, table.delta(), changes, commit_properties("relabel"))
     found = {r["n"]: r["label"] for r in scan.rows(table, table.pin(), ["n", "label"]).to_pylist()}
     assert found == dict.fromkeys(range(300), "a") | {5: "b", 6: None, 299: "it's"}
     last = sorted((tmp_path / "t" / "_delta_log").glob("*.json"))[-1].read_text()

@@ -14,7 +14,8 @@ from deltalake import DeltaTable, write_deltalake
 
 from raypipe.errors import DataError
 from raypipe.tables import scan, versions
-from raypipe.tables.table import Columns, ImageTable, TableConfig, append, told
+from raypipe.tables.provenance import commit_properties
+from raypipe.tables.table import Columns, ImageTable, TableConfig, append
 from tests.tables import handmade as by_hand
 from tests.tables.handmade import drop
 
@@ -100,7 +101,7 @@ def test_lineage_leads_from_a_cleaned_version_back_to_the_table_it_was_made_from
 ) -> None:
     small = str(tmp_path / "small")
     for start in (0, 50):  # as ingest from Delta commits it, in batches
-        why = told("ingest small", f"{table.uri}@v3")
+        why = commit_properties("ingest small", f"{table.uri}@v3")
         write_deltalake(small, many(start, start + 50), mode="append", commit_properties=why)
     derived = ImageTable(small)
     derived.tag("raw", 1)
@@ -115,7 +116,7 @@ def test_lineage_leads_from_a_cleaned_version_back_to_the_table_it_was_made_from
 
 
 def test_lineage_of_a_source_that_is_gone_still_names_it(tmp_path: Path) -> None:
-    why = told("ingest", "/not/here@v7")
+    why = commit_properties("ingest", "/not/here@v7")
     write_deltalake(str(tmp_path / "t"), many(0, 2), commit_properties=why)
     table = ImageTable(str(tmp_path / "t"))
     assert [s.source for s in versions.lineage(table, table.pin())] == ["/not/here@v7"]

@@ -1,0 +1,76 @@
+"""Where rows of an older version are in a newer one, when only compactions lie between them.
+
+A compaction moves rows to other files and changes none. Rows are recognised by a hash of all their
+columns, image included. Rows that are equal in every column can stand for each other.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+
+from deltalake import DeltaTable
+
+from raypipe.errors import DataError
+from raypipe.tables import fragment, log, scan
+from raypipe.tables.changes import Place
+from raypipe.tables.table import ImageTable, TableVersion
+
+
+def moved(
+    table: ImageTable, pinned: TableVersion, newest: DeltaTable, rows: Sequence[Place]
+) -> list[Place]:
+    """The places in version `newest` of these rows of version `pinned`. Raises DataError when a row
+    is not there.
+    """
+    paths = _paths(table, newest)
+    places = [place for place in rows if place.file in paths]
+    # Rows whose file is gone: file -> row numbers.
+    missing = defaultdict[str, set[int]](set)
+    for place in rows:
+        if place.file not in paths:
+            missing[place.file].add(place.row)
+    if not missing:
+        return places
+
+    # First the hashes of these rows in the old version, then the same hashes in the files that are
+    # new since.
+    wanted: Counter[bytes] = Counter()
+    for place, digest in _hashes(table, pinned, lambda path: path in missing):
+        if place.row in missing[place.file]:
+            wanted[digest] += 1
+    before = _paths(table, table.delta(pinned.version))
+    now = TableVersion(table.uri, newest.version())
+    for place, digest in _hashes(table, now, lambda path: path not in before):
+        if wanted[digest] > 0:
+            wanted[digest] -= 1
+            places.append(place)
+    if +wanted:
+        raise DataError(
+            f"{wanted.total()} rows of {pinned} are not in {now} any more",
+            fix="Pin the newest version and run again",
+        )
+    return places
+
+
+def _paths(table: ImageTable, delta: DeltaTable) -> set[str]:
+    files, _ = log.files(delta, table.uri, {})
+    return {file.path for file in files}
+
+
+def _hashes(
+    table: ImageTable, version: TableVersion, of: Callable[[str], bool]
+) -> Iterator[tuple[Place, bytes]]:
+    """Place of each row in the files that `of` selects by path, and a hash of all its columns."""
+    fragments, schema = scan.plan(table.without_sample(), version)
+    options = table.storage_options
+    for part, start in zip(fragments, scan.starts(fragments), strict=True):
+        if not of(part.path):
+            continue
+        rows, rows_N = fragment.read([part], schema, schema.names, {}, options)
+        # `rows_N` counts within the row group, a place counts within the file.
+        numbers = (rows_N + start).tolist()
+        for row, number in zip(rows.to_pylist(), numbers, strict=True):
+            content = repr(row).encode()
+            yield Place(part.path, number), hashlib.sha256(content).digest()

@@ -1,0 +1,16 @@
+"""How often a commit is attempted while others write to the same table, and the error when that is
+not enough.
+"""
+
+from __future__ import annotations
+
+from raypipe.errors import DataError
+
+ATTEMPTS = 20
+
+
+def busy(uri: str, got: str = f"{ATTEMPTS} attempts") -> DataError:
+    """The error for a commit that other writers overtook each time; `got` says how long it was
+    attempted.
+    """
+    return DataError(f"Others keep writing to {uri}", got=got, fix="Run again when they are done")
