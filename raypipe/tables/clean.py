@@ -1,13 +1,17 @@
-"""fastdup over a pinned version -> verdict rows, and a new tagged version without what the policy drops.
+"""fastdup over a pinned version -> verdict rows, and a new tagged version without what the policy
+drops.
 
-Rows are judged and dropped, not ids: of three rows with one id only the broken one goes. The new version is the one that was
-judged less what was dropped; a row that another writer adds meanwhile stops the cleaning and is never in it.
+Rows are judged and dropped, not ids: of three rows with one id only the broken one goes. The new
+version is the one that was judged less what was dropped; a row that another writer adds meanwhile
+stops the cleaning and is never in it.
 
-Verdicts are facts with their numbers (what was measured, against which limit, which partner) and stay in a Delta table beside
-the images; the policy `drop` only decides which of them cost an image its place. Of a group of duplicates the first in id
-order stays. Outliers and blurred images are reported and kept by default: a rare defect looks like an outlier.
+Verdicts are facts with their numbers (what was measured, against which limit, which partner) and
+stay in a Delta table beside the images; the policy `drop` only decides which of them cost an image
+its place. Of a group of duplicates the first in id order stays. Outliers and blurred images are
+reported and kept by default: a rare defect looks like an outlier.
 
-The images go to fastdup decoded, checked, at most `side_px` wide and encoded again by us: its own decoders are old.
+The images go to fastdup decoded, checked, at most `side_px` wide and encoded again by us: its own
+decoders are old.
 """
 
 from __future__ import annotations
@@ -27,8 +31,8 @@ from raypipe.config import Section, key_of
 from raypipe.errors import DataError
 from raypipe.images.decode import BadImage, decode, encode_png
 from raypipe.tables import rewrite, scan, verdicts
+from raypipe.tables.changes import Place
 from raypipe.tables.fastdup_sidecar import LEAST
-from raypipe.tables.rewrite import Place
 from raypipe.tables.table import ImageTable, TableConfig, TableVersion
 from raypipe.tables.verdicts import Seen
 
@@ -37,7 +41,9 @@ EXACT = 0.99995  # same pixels in another file; a JPEG re-saved at quality 85 re
 
 
 class CleanConfig(Section):
-    """Limits of the verdicts (similarity 0-1, brightness and blur on 0-255 pixels) and which verdicts drop an image."""
+    """Limits of the verdicts (similarity 0-1, brightness and blur on 0-255 pixels) and which
+    verdicts drop an image.
+    """
 
     near_duplicate: float = Field(default=0.998, gt=0.5, le=1)
     dark: float = Field(default=8.0, ge=0, le=255)
@@ -57,7 +63,9 @@ class CleanConfig(Section):
 
 @dataclass(frozen=True)
 class CleanResult:
-    """The version looked at, the one without the dropped rows, and what was found; `policy` finds the verdict rows."""
+    """The version looked at, the one without the dropped rows, and what was found; `policy` finds
+    the verdict rows.
+    """
 
     raw: TableVersion
     clean: TableVersion
@@ -70,7 +78,8 @@ class CleanResult:
 def clean(source: TableConfig, cfg: CleanConfig) -> CleanResult:
     """Judge every image of the pinned version, keep the verdicts, and tag the cleaned version.
 
-    Raises DataError when the table gained other rows since the pinned version: they would come in unjudged.
+    Raises DataError when the table gained other rows since the pinned version: they would come in
+    unjudged.
     """
     table = ImageTable.open(source)
     raw = table.pin(source.version)
@@ -105,13 +114,18 @@ def rules(cfg: CleanConfig) -> str:
 
 
 def known_as(cfg: CleanConfig) -> set[str]:
-    """Under which keys a table may hold what these rules dropped: today's, and the one that raypipe 0.1 gave them."""
+    """Under which keys a table may hold what these rules dropped: today's, and the one that raypipe
+    0.1 gave them.
+    """
     return {rules(cfg), key_of(cfg, {})}
 
 
 def _policy(table: ImageTable, raw: TableVersion, source: TableConfig, cfg: CleanConfig) -> str:
-    """The key of everything that verdicts depend on, beside the version: verdicts on some rows are not verdicts on all."""
-    # A table that was deleted and made again under the same address starts at version 0 again, with another id.
+    """The key of everything that verdicts depend on, beside the version: verdicts on some rows are
+    not verdicts on all.
+    """
+    # A table that was deleted and made again under the same address starts at version 0 again, with
+    # another id.
     made = str(table.delta(raw.version).metadata().id)
     return key_of(rules(cfg), source.where, source.sample, source.columns, made)
 

@@ -1,12 +1,15 @@
-"""Labels that arrive later, or change: what an ingest says about images that the table holds already.
+"""Labels that arrive later, or change: what an ingest says about images that the table holds
+already.
 
-An image is known by its bytes. Ingesting it again with a label where there was none, or with another one, changes the label
-in a new version that says who, why and how many; `raypipe table diff` names each of them. The row keeps its id and its
-split: a test image stays a test image whatever it is called. Without a label, a known image keeps the one it has.
+An image is known by its bytes. Ingesting it again with a label where there was none, or with
+another one, changes the label in a new version that says who, why and how many; `raypipe table
+diff` names each of them. The row keeps its id and its split: a test image stays a test image
+whatever it is called. Without a label, a known image keeps the one it has.
 
-One ingest that gives an image two labels contradicts itself, and neither is believed: files that disagree with the first one go
-to the quarantine, and the image is unlabelled, unless the label that it has is from another source. When the source
-agrees with itself again, the next ingest labels the image.
+One ingest that gives an image two labels contradicts itself, and neither is believed: files that
+disagree with the first one go to the quarantine, and the image is unlabelled, unless the label that
+it has is from another source. When the source agrees with itself again, the next ingest labels the
+image.
 """
 
 from __future__ import annotations
@@ -19,9 +22,9 @@ from deltalake import CommitProperties
 
 from raypipe.errors import DataError
 from raypipe.tables import rewrite
+from raypipe.tables.changes import Change
 from raypipe.tables.commits import Moved
 from raypipe.tables.retries import ATTEMPTS
-from raypipe.tables.rewrite import Change
 from raypipe.tables.table import ImageTable, TableVersion
 
 REASON = "two_labels"
@@ -35,7 +38,8 @@ class Heard:
         self._contested: set[str] = set()
 
     def listen(self, batch: list[pa.Table]) -> list[pa.Table]:
-        """The batch with each image's label, wherever in it the label stands; files that disagree have a `reason`.
+        """The batch with each image's label, wherever in it the label stands; files that disagree
+        have a `reason`.
 
         Listening twice to a batch changes nothing.
         """
@@ -90,7 +94,8 @@ class Heard:
 def apply(
     table: ImageTable, heard: Heard, source: str, why: CommitProperties
 ) -> tuple[TableVersion, int]:
-    """Give the table's rows the labels that were heard, in one commit; the version then, and how many rows changed.
+    """Give the table's rows the labels that were heard, in one commit; the version then, and how
+    many rows changed.
 
     Raises DataError when the table cannot be written.
     """

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -192,9 +192,7 @@ class ImageTable:
         return pinned
 
     def untag(self, name: str) -> int:
-        """Remove a tag; its version stays. Returns that version. Raises DataError when there is no
-        such tag.
-        """
+        """Remove a tag and return its version, which stays. Raises DataError if there is no tag."""
         removed: list[int] = []  # the tag's version at each attempt
 
         def new_value(current: Tags) -> str | None:
@@ -210,11 +208,13 @@ class ImageTable:
         return removed[-1]
 
     def commits(self, after: int = -1) -> tuple[DeltaTable, list[dict[str, Any]]]:
-        """The newest version, and the log's entry for each commit after version `after`, newest
-        first; see history.py.
-        """
+        """The newest version, and the log entries after version `after`, newest first (history.py)."""
         delta = self.delta()
         return delta, history.commits(delta, self.uri, self.storage_options, after)
+
+    def without_sample(self) -> ImageTable:
+        """The same table with all its rows."""
+        return replace(self, sample=1.0)
 
     def history(self) -> list[dict[str, Any]]:
         """One row for each version, newest first.
@@ -224,15 +224,16 @@ class ImageTable:
         row change), tags.
         """
         delta, entries = self.commits()
-        names: dict[int, list[str]] = {}
-        for name, version in tags.read(delta).items():
-            names.setdefault(version, []).append(name)
-        return [_history_row(e, sorted(names.get(e["version"], []))) for e in entries]
+        current = tags.read(delta)
+        rows = []
+        for entry in entries:
+            version = entry["version"]
+            names = sorted(name for name, tagged in current.items() if tagged == version)
+            rows.append(_history_row(entry, names))
+        return rows
 
     def _number(self, text: str) -> int:
-        """The version for a time, a number in digits, or a tag. Raises DataError when there is
-        none.
-        """
+        """The version for a time, a number in digits, or a tag. Raises DataError without one."""
         time = tags.time_of(text)
         if time is not None:
             return history.at(self.delta(), self.uri, self.storage_options, time)
@@ -274,8 +275,8 @@ class ImageTable:
         )
 
     def _not_opened(self, error: Exception, version: int | None) -> DataError:
-        """The error for a table that deltalake does not open: an unknown feature, the catalog, the
-        store, the version.
+        """The error for a table that deltalake cannot open: a feature, the catalog, the store, the
+        version.
         """
         unreadable = protocol.named_by_delta(error)
         if unreadable:
