@@ -208,7 +208,7 @@ class ImageTable:
         return removed[-1]
 
     def commits(self, after: int = -1) -> tuple[DeltaTable, list[dict[str, Any]]]:
-        """The newest version, and the log entries after version `after`, newest first (history.py)."""
+        """The newest version, and the log entries after version `after`, newest first."""
         delta = self.delta()
         return delta, history.commits(delta, self.uri, self.storage_options, after)
 
