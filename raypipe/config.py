@@ -1,8 +1,9 @@
-"""One YAML + `section.key=value` overrides -> a frozen, validated model.
+"""One YAML and `section.key=value` overrides become a frozen, validated model.
 
-Each room owns the `Section` that configures it; a job composes them. defaults < YAML < overrides. An unknown key fails and
-names the nearest known one, because a silently ignored `lerning_rate` costs a night of training. The resolved config is
-saved with each run and loads again to the same run.
+Each room owns the `Section` that configures it; a job composes them. Defaults are replaced by the
+YAML, the YAML by overrides. An unknown key fails and names the nearest known one, because an
+ignored `lerning_rate` costs a night of training. The resolved config is saved with each run, and
+loads again to the same run.
 """
 
 from __future__ import annotations
@@ -49,7 +50,10 @@ class Section(BaseModel):
 
     @model_validator(mode="after")
     def _no_credential(self) -> Self:
-        """A configuration is written down: in the run's folder, MLflow, packages, reports. storage_options see to their own."""
+        """Refuse credentials: the config is written to the run's folder, MLflow and reports.
+
+        `storage_options` have checks of their own.
+        """
         section = type(self).__name__.removesuffix("Config").lower()
         for name, value in self.__dict__.items():
             if name != "storage_options":
@@ -58,28 +62,28 @@ class Section(BaseModel):
 
 
 def _refuse_credentials(name: str, value: Any) -> None:
+    """Raise ConfigError if the value of setting `name`, or a value inside it, is a credential."""
     if isinstance(value, str) and holds_secret(value):
         keep_secrets_of(value)
         raise ConfigError(
             f"{name} holds a credential",
             got=hidden(value),
-            rule="The configuration is written down with the run, in MLflow and in the model package",
-            fix="Leave it out of the address and put it into the environment: AWS_*, AZURE_*, GOOGLE_* for tables, "
-            "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or PGPASSWORD, for MLflow; registry.uri=env:NAME takes a "
-            "whole address from the variable NAME",
+            rule="The configuration is written down with the run, in MLflow "
+            "and in the model package",
+            fix="Leave it out of the address and put it into the environment: "
+            "AWS_*, AZURE_*, GOOGLE_* for tables, MLFLOW_TRACKING_USERNAME and "
+            "MLFLOW_TRACKING_PASSWORD, or PGPASSWORD, for MLflow; "
+            "registry.uri=env:NAME takes a whole address from the variable NAME",
         )
     if isinstance(value, Mapping):
         for key, inner in value.items():
-            if (
-                name.endswith(".options")
-                and isinstance(inner, str)
-                and inner
-                and is_secret_name(str(key))
-            ):
+            is_filled = isinstance(inner, str) and inner != ""
+            if name.endswith(".options") and is_filled and is_secret_name(str(key)):
                 raise ConfigError(
                     f"{name}.{key} holds a credential",
                     rule="The configuration is kept with the run and in the model package",
-                    fix="Put it into the environment, as its library reads it there (HF_TOKEN for Hugging Face)",
+                    fix="Put it into the environment, as its library reads it there "
+                    "(HF_TOKEN for Hugging Face)",
                 )
             _refuse_credentials(f"{name}.{key}", inner)
     elif isinstance(value, (list, tuple)):
@@ -91,23 +95,28 @@ S = TypeVar("S", bound=Section)
 
 
 class RunConfig(Section):
-    """Where a run keeps what it makes, and the seed of every random choice in it."""
+    """Where a run keeps its files, and its seed."""
 
     name: str = "run"
+    """Name of the run in MLflow and reports, and of its registered model."""
+
     dir: str = "runs/default"
-    seed: int = Field(default=7, ge=0, lt=2**32)  # what every generator of random numbers takes
+    """Folder of everything that the run makes. On several nodes it must be shared."""
+
+    seed: int = Field(default=7, ge=0, lt=2**32)
+    """Seed of every random choice. The range is what all random generators accept."""
 
     @field_validator("dir")
     @classmethod
     def _folder(cls, dir: str) -> str:
         if "://" in dir:
             raise ValueError(
-                "a run keeps its files in a folder of this machine or one that all nodes share, not behind a URL"
+                "a run keeps its files in a folder of this machine or one that all nodes share, "
+                "not behind a URL"
             )
         folder = Path(dir).expanduser().absolute()
-        with suppress(
-            PermissionError
-        ):  # what we may not look at is for whoever writes there to find out
+        # Without permission to look, the error comes from whoever writes there.
+        with suppress(PermissionError):
             if any(p.is_file() for p in (folder, *folder.parents)):
                 raise ValueError(
                     "a run keeps its files in a folder, and this is a file or lies below one"
@@ -122,37 +131,43 @@ class RunConfig(Section):
 def load(kind: type[S], path: str | Path | None, overrides: Sequence[str] = ()) -> S:
     """Read `path`, apply `section.key=value` overrides (values are YAML), validate as `kind`.
 
-    Raises ConfigError for a missing file, YAML that does not parse, unknown keys, and values of the wrong type or range.
+    Raises ConfigError for a missing file, YAML that does not parse, unknown keys, and values of
+    the wrong type or range.
     """
     tree: dict[str, Any] = {}
     if path is not None:
         tree = _read_yaml(Path(path))
     for override in overrides:
-        key, equals, text = override.partition("=")
-        if not equals or not key:
-            raise ConfigError(
-                "An override is not section.key=value",
-                got=override,
-                fix="Write it like train.lr=0.001",
-            )
-        try:
-            value = yaml_scalars.read(text) if text else None
-        except yaml.YAMLError as e:
-            raise ConfigError(
-                f"The value of {key} is not YAML", got=_unless_secret(key, text), fix="Quote it"
-            ) from e
-        set_field(tree, key.strip(), value)
+        _override(tree, override)
     try:
-        settled = yaml_scalars.settle(kind, tree)
+        resolved = yaml_scalars.resolve(kind, tree)
     except RecursionError:
         raise ConfigError(
             "The configuration holds itself", rule="An anchor may not lie within itself"
         ) from None
-    return validate(kind, settled)
+    return validate(kind, resolved)
+
+
+def _override(tree: dict[str, Any], override: str) -> None:
+    """Apply one `section.key=value`, in place."""
+    key, equals, text = override.partition("=")
+    if not equals or not key:
+        raise ConfigError(
+            "An override is not section.key=value",
+            got=override,
+            fix="Write it like train.lr=0.001",
+        )
+    try:
+        value = yaml_scalars.read(text) if text else None
+    except yaml.YAMLError as e:
+        raise ConfigError(
+            f"The value of {key} is not YAML", got=_unless_secret(key, text), fix="Quote it"
+        ) from e
+    set_field(tree, key.strip(), value)
 
 
 def validate(kind: type[S], tree: dict[str, Any]) -> S:
-    """A validated `kind` from a nested dict; the first few problems in one ConfigError."""
+    """A `kind` from a nested dict. Raises one ConfigError that names the first few problems."""
     try:
         return kind.model_validate(tree)
     except ValidationError as e:
@@ -160,7 +175,10 @@ def validate(kind: type[S], tree: dict[str, Any]) -> S:
 
 
 def replace(cfg: S, changes: dict[str, Any]) -> S:
-    """A copy of `cfg` with dotted fields changed and validated again: how a search sets hyperparameters."""
+    """A copy of `cfg` with dotted fields changed, validated again.
+
+    A search sets hyperparameters this way.
+    """
     tree = cfg.model_dump()
     for key, value in changes.items():
         set_field(tree, key, value)
@@ -168,7 +186,7 @@ def replace(cfg: S, changes: dict[str, Any]) -> S:
 
 
 def field_names(kind: type[BaseModel], prefix: str = "") -> list[str]:
-    """Every dotted name below `kind`, sections and leaves."""
+    """Every dotted name in `kind`: sections and single settings."""
     names: list[str] = []
     for attribute, field in kind.model_fields.items():
         name = field.alias or attribute
@@ -190,16 +208,16 @@ def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
 
 def set_field(tree: dict[str, Any], key: str, value: Any) -> None:
     """`set_field({}, "train.lr", 0.1)` -> {"train": {"lr": 0.1}}, in place."""
-    *sections, leaf = key.split(".")
+    *sections, last = key.split(".")
     for section in sections:
-        below = tree.setdefault(section, {})
-        if not isinstance(below, dict):
+        inner = tree.setdefault(section, {})
+        if not isinstance(inner, dict):
             raise ConfigError(
                 f"{key} goes through {section}, which is a value and not a section",
-                got=_unless_secret(key, below),
+                got=_unless_secret(key, inner),
             )
-        tree = below
-    tree[leaf] = value
+        tree = inner
+    tree[last] = value
 
 
 def dump(cfg: Section) -> str:
@@ -208,44 +226,46 @@ def dump(cfg: Section) -> str:
 
 
 def save(cfg: Section, path: Path) -> Path:
-    """Write the resolved config, whole or not at all."""
+    """Write the resolved config; a reader never sees half of it."""
     return write_atomic(path, dump(cfg))
 
 
 def key_of(*parts: Any) -> str:
-    """12 hex digits that name a piece of work by its inputs, so that a rerun finds what an earlier one finished."""
-    text = json.dumps(
-        [p.model_dump(mode="json") if isinstance(p, BaseModel) else p for p in parts],
-        sort_keys=True,
-        default=str,
-    )
+    """12 hex digits that name a piece of work by its inputs.
+
+    A rerun with the same inputs gets the same key, and reuses what is stored under it.
+    """
+    values = [p.model_dump(mode="json") if isinstance(p, BaseModel) else p for p in parts]
+    text = json.dumps(values, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def to_json(value: Any, indent: int | None = None, default: Callable[[Any], Any] = str) -> str:
-    """JSON that every reader understands: NaN and infinities, which the standard lacks, become null."""
-    written = json.dumps(value, default=default)  # Python's dialect
-    return json.dumps(
-        json.loads(written, parse_constant=lambda name: None), indent=indent, allow_nan=False
-    )
+    """Standard JSON: NaN and infinities, which the standard lacks, become null."""
+    # Python writes NaN and Infinity. Reading that back calls parse_constant for each of them.
+    text = json.dumps(value, default=default)
+    standard = json.loads(text, parse_constant=lambda name: None)
+    return json.dumps(standard, indent=indent, allow_nan=False)
 
 
 def require_format(read: Mapping[str, Any], newest: int, where: object) -> int:
-    """The format version of something kept: 1 where it names none, as before there were numbers. Raises DataError for one
-    that a newer raypipe wrote: half understood, it would be misread."""
-    found = read.get("format", 1)
-    if not isinstance(found, int) or not 1 <= found <= newest:
+    """The format version of a stored file; 1 if it names none.
+
+    Raises DataError for a version above `newest`, because this raypipe could misread the file.
+    """
+    version = read.get("format", 1)
+    if not isinstance(version, int) or not 1 <= version <= newest:
         raise DataError(
             f"{where} is of a format that this raypipe does not know",
-            got=found,
+            got=version,
             rule=f"It reads formats 1 to {newest}",
             fix="Install the raypipe that made it, or a newer one",
         )
-    return found
+    return version
 
 
 def metrics_of(read: Mapping[str, Any]) -> dict[str, float]:
-    """Metrics as `to_json` wrote them: null is NaN again."""
+    """Metrics from JSON that `to_json` wrote: null becomes NaN again."""
     return {name: math.nan if value is None else value for name, value in read.items()}
 
 
@@ -261,35 +281,36 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError) as e:
         raise ConfigError(f"The config file cannot be read: {e}", got=str(path)) from None
     except yaml.YAMLError as e:
-        for mark in (getattr(e, name, None) for name in ("context_mark", "problem_mark")):
+        # Without its buffer, a mark does not quote the line, which may hold a credential.
+        for name in ("context_mark", "problem_mark"):
+            mark = getattr(e, name, None)
             if mark:
-                mark.buffer = None  # else the message quotes the line, which may hold a credential
+                mark.buffer = None
         raise ConfigError(
             "The config file is not YAML: " + " ".join(str(e).split()), got=str(path)
         ) from None
     if not isinstance(tree or {}, dict):
         raise ConfigError(
             "The config file is not a mapping of sections",
-            got=type(yaml_scalars.settle(Any, tree)).__name__,
+            got=type(yaml_scalars.resolve(Any, tree)).__name__,
             rule="Its top level is `section:` lines",
         )
     return tree or {}
 
 
 def _explain(kind: type[BaseModel], error: ValidationError) -> ConfigError:
-    problems = [_explain_one(kind, p) for p in error.errors()]
-    more = (
-        f" ({len(problems) - 1} more: {'; '.join(str(p) for p in problems[1:4])})"
-        if len(problems) > 1
-        else ""
-    )
+    """The first problem, with up to three more in brackets."""
+    problems = [_explain_one(kind, problem) for problem in error.errors()]
     first = problems[0]
-    return ConfigError(
-        first.what + more if more else first.what, got=first.got, rule=first.rule, fix=first.fix
-    )
+    if len(problems) == 1:
+        return first
+    others = "; ".join(str(problem) for problem in problems[1:4])
+    what = f"{first.what} ({len(problems) - 1} more: {others})"
+    return ConfigError(what, got=first.got, rule=first.rule, fix=first.fix)
 
 
 def _explain_one(kind: type[BaseModel], problem: Any) -> ConfigError:
+    """One problem of pydantic's, in our words."""
     name = ".".join(str(part) for part in problem["loc"])
     got = _unless_secret(name, problem["input"])
     if problem["type"] == "extra_forbidden":
@@ -303,15 +324,19 @@ def _explain_one(kind: type[BaseModel], problem: Any) -> ConfigError:
             fix=f"Add {name}=… to the command or the YAML",
         )
     rule = problem["msg"].removeprefix("Value error, ")
-    if not name:  # of several sections together
+    if not name:
+        # A rule about several sections together.
         return ConfigError("The configuration contradicts itself", rule=rule)
     return ConfigError(f"Config key {name} is wrong", got=got, rule=rule)
 
 
 def _unless_secret(name: str, value: Any) -> Any:
-    """What an error may show of a value: of a section its keys, of what may be a credential nothing."""
+    """The part of a value that an error may show.
+
+    It is the keys of a section, nothing of a possible credential, else the value.
+    """
     if isinstance(value, dict):
         return sorted(map(str, value))
-    return (
-        None if re.search("key|secret|token|password|storage_opt", name, re.IGNORECASE) else value
-    )
+    if re.search("key|secret|token|password|storage_opt", name, re.IGNORECASE):
+        return None
+    return value

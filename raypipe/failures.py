@@ -1,4 +1,4 @@
-"""What an exception that nobody caught means to the user: one message, whatever it was."""
+"""Turns any exception that ends a verb into one message for the user and an exit code."""
 
 from __future__ import annotations
 
@@ -15,44 +15,47 @@ AGAIN = "Run the same command again: what was finished is kept"
 
 
 def report(error: BaseException) -> int:
-    """Print why a verb ends, in one message on stderr; returns the exit code."""
-    code, text = said(error)
+    """Print on stderr why a verb ends; returns the exit code."""
+    code, text = explain(error)
     with suppress(OSError, ValueError):
         print(f"raypipe: {hidden(text)}", file=sys.stderr, flush=True)
     return code
 
 
-def said(error: BaseException) -> tuple[int, str]:
-    """The exit code and the message. Our own mistakes keep their traceback, above the message."""
+def explain(error: BaseException) -> tuple[int, str]:
+    """The exit code and the message.
+
+    An exception that is none of the known cases is a mistake of raypipe's. Its traceback is
+    printed on stderr, above the message.
+    """
     known = find_own(error) or _of_machine(error) or _of_ray(error)
     if known is not None:
         return known.exit_code, str(known)
+    # click.Abort is Ctrl-C at a prompt.
     if any(isinstance(e, KeyboardInterrupt) or type(e).__name__ == "Abort" for e in chain(error)):
         return 1, "Interrupted. Run the same command again to go on."
+    # A wrong command line, in click's words.
     if hasattr(error, "format_message") and type(error).__module__.startswith(("click", "typer")):
         return 2, f"{error.format_message()} See raypipe --help."
-    # What a library says may be an address with a password.
+    # A library's message may quote an address with a password.
     print(hidden("".join(traceback.format_exception(error))), file=sys.stderr, end="")
-    kind, words = type(error).__name__, " ".join(str(error).split())[:300]
-    return (
-        1,
-        f"{kind}: {words} This is a mistake of raypipe's: please report it with the lines above.",
-    )
+    kind = type(error).__name__
+    advice = "This is a mistake of raypipe's: please report it with the lines above."
+    return 1, f"{kind}: {_one_line(error)} {advice}"
 
 
 def find_own(error: BaseException | None) -> RaypipeError | None:
     """The RaypipeError inside what Ray wrapped around it on its way from a worker."""
     for e in chain(error):
         if isinstance(e, RaypipeError):
-            own = getattr(
-                e, "cause", e
-            )  # Ray's dual exceptions carry the original, without the worker's traceback
+            # Ray's dual exceptions carry the original, without the worker's traceback.
+            own = getattr(e, "cause", e)
             return own if isinstance(own, RaypipeError) else e
     return None
 
 
 def chain(error: BaseException | None) -> Iterator[BaseException]:
-    """An exception and those that it came from, in this process or a worker."""
+    """An exception, its cause, the cause's cause and so on, in this process or a worker."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
@@ -61,44 +64,56 @@ def chain(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _of_machine(error: BaseException) -> RaypipeError | None:
-    """A full disk, a closed pipe, a forbidden file, no memory: the machine's, and the user can help."""
+    """An error of the machine that the user can mend: a full disk, a closed pipe, no memory."""
     for e in chain(error):
-        got = getattr(e, "filename", None)
         if isinstance(e, BrokenPipeError):
-            _mute()
-            return RaypipeError("Whoever read this command's output has gone", fix=AGAIN)
-        if isinstance(e, OSError) and e.errno in (errno.ENOSPC, errno.EDQUOT):
-            return RaypipeError("The disk is full", got=got, fix=f"Make room. {AGAIN}")
-        if isinstance(e, OSError) and e.errno == errno.EROFS:
-            return RaypipeError(
-                "The disk may not be written", got=got, fix="Set run.dir and table.uri elsewhere"
-            )
-        if isinstance(e, PermissionError):
-            return RaypipeError("A file may not be opened", got=got, rule=e.strerror or "")
-        if isinstance(e, OSError) and e.errno in (errno.EMFILE, errno.ENFILE):
-            return RaypipeError("Too many files are open", fix="Raise `ulimit -n`")
+            _mute_stdout()
+            return RaypipeError("The reader of this command's output has gone", fix=AGAIN)
         if isinstance(e, MemoryError):
-            return RaypipeError(
-                "The memory is full", rule=str(e), fix="Take smaller batches or fewer workers"
-            )
+            fix = "Take smaller batches or fewer workers"
+            return RaypipeError("The memory is full", rule=str(e), fix=fix)
+        if isinstance(e, OSError):
+            known = _of_os(e)
+            if known is not None:
+                return known
+    return None
+
+
+def _of_os(error: OSError) -> RaypipeError | None:
+    file = error.filename
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return RaypipeError("The disk is full", got=file, fix=f"Make room. {AGAIN}")
+    if error.errno == errno.EROFS:
+        fix = "Set run.dir and table.uri elsewhere"
+        return RaypipeError("The disk may not be written", got=file, fix=fix)
+    if isinstance(error, PermissionError):
+        return RaypipeError("A file may not be opened", got=file, rule=error.strerror or "")
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return RaypipeError("Too many files are open", fix="Raise `ulimit -n`")
     return None
 
 
 def _of_ray(error: BaseException) -> RaypipeError | None:
-    """A worker, an actor, a node or the cluster that was lost, and not by a mistake in the work itself."""
+    """A worker, an actor, a node or the cluster was lost, not by a mistake in the work itself."""
+    # Without Ray in this process, no exception is Ray's: do not import it for this.
     exceptions = sys.modules.get("ray.exceptions")
     if exceptions is None:
         return None
     for e in chain(error):
         if isinstance(e, exceptions.RayError) and not isinstance(e, exceptions.RayTaskError):
-            words = " ".join(str(e).split())[:300]
-            return RaypipeError(
-                f"The Ray cluster lost what this needs: {type(e).__name__}: {words}", fix=AGAIN
-            )
+            lost = f"{type(e).__name__}: {_one_line(e)}"
+            return RaypipeError(f"The Ray cluster lost what this needs: {lost}", fix=AGAIN)
     return None
 
 
-def _mute() -> None:
-    """What is still in stdout's buffer has no reader: Python would complain once more when it ends."""
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:300]
+
+
+def _mute_stdout() -> None:
+    """Send stdout to /dev/null.
+
+    Its buffer holds text that nobody can read. Python would complain about it once more at exit.
+    """
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,12 +1,23 @@
-"""No verb ends without a word: the work runs in a child process, and its parent says what the child could not.
+"""Runs a verb in a child process, so that its parent can report every way in which it may end.
 
-Ray ends a process that has lost its Ray cluster from C++, the kernel ends one that takes too much
-memory, and SIGTERM ends one that does not listen: no `except` sees any of that. The parent does
-nothing but wait, hand signals on and keep the exit code, so it outlives all of them. It costs a
-fork before anything heavy is imported (2 ms) and no memory of its own.
+No `except` sees some endings: Ray ends a process that has lost its cluster from C++, the kernel
+kills one that takes too much memory, and SIGTERM ends one that has no handler. The parent only
+waits, forwards signals and keeps the exit code, so it survives all of them.
 
-A process that has threads already (a notebook, Databricks' runner) is not forked: verbs run there
-as they are. So they do where signals cannot be waited for (macOS).
+The protocol:
+
+1. The parent blocks the signals in FORWARDED and SIGCHLD, makes a pipe and forks.
+2. The child restores the signal mask, asks the kernel to be killed with its parent, and works.
+3. The parent sleeps in sigwaitinfo. It forwards each signal to the child, but not one from the
+   terminal, which the kernel sends to both. SIGCHLD: look whether the child has ended.
+4. The child writes one line of JSON into the pipe before it ends: {"code": N} by `report_code`
+   once its message is out, or {"lost": TEXT} by `abort`. The first line counts.
+5. With a code, the parent returns it. Otherwise it prints TEXT, or the reason that it reads from
+   the child's status, and ends by the same signal as the child, as shells expect.
+
+It costs a fork before anything heavy is imported (2 ms) and no memory of its own. A process that
+has threads already (a notebook, Databricks' runner) is not forked: verbs run there directly. So
+they do where signals cannot be waited for (macOS).
 """
 
 from __future__ import annotations
@@ -21,96 +32,111 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-HANDED_ON = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
-FROM_KERNEL = 128  # si_code: a key on the terminal, which the child has heard as well
+FORWARDED = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
+FROM_KERNEL = 128  # si_code of a key on the terminal; the kernel signals the child as well
 AGAIN = "Run the same command again to go on."
 PR_SET_PDEATHSIG = 1
 
-_pipe: int | None = None  # the child's way to its parent
+_pipe: int | None = None  # in the child: the end of the pipe that it writes to
 
 
 def guarded(work: Callable[[], int]) -> int:
-    """Run `work` in a child process and return its exit code; when it ends without one, say why.
+    """Run `work` in a child process and return its exit code; print why if it ends without one.
 
-    A child that a signal ended takes this process along by the same signal, as shells expect.
+    If a signal ended the child, it ends this process as well.
     """
     if not _can_fork():
         return work()
     read, write = os.pipe()
-    numbers = {getattr(signal, name) for name in HANDED_ON} | {signal.SIGCHLD}
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    signals = {getattr(signal, name) for name in FORWARDED} | {signal.SIGCHLD}
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     parent = os.getpid()
     child = os.fork()
     if child == 0:
         os.close(read)
-        _begin(write, before, parent)
+        _begin_child(write, mask, parent)
         return work()
+
     os.close(write)
-    status = _wait(child, numbers)
-    told = _told(read)
-    signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    if "code" in told:  # what breaks while Python and Ray take themselves down is nobody's result
-        return int(told["code"])
-    number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
-    _say(told.get("lost") or _reason(status))
-    if number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGKILL):
-        signal.signal(number, signal.SIG_DFL) if number != signal.SIGKILL else None
-        os.kill(os.getpid(), number)
+    status = _wait(child, signals)
+    report = _read_report(read)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    if "code" in report:
+        # A crash after that, while Python and Ray shut down, does not change the result.
+        return int(report["code"])
+    _print(report.get("lost") or _reason(status))
+    if os.WIFSIGNALED(status):
+        _end_by(os.WTERMSIG(status))
     return 1
 
 
-def ended(code: int) -> int:
-    """The child's last word: whatever there was to say has been said. Returns the code."""
-    _tell({"code": code})
+def report_code(code: int) -> int:
+    """In the child: all messages are out, and this is the exit code. Returns the code."""
+    _send({"code": code})
     return code
 
 
-def lost(what: str) -> None:
-    """End this process at once, because what it needs is gone and the main thread may wait for it for ever."""
+def abort(reason: str) -> None:
+    """End this process at once, because what it needs is gone.
+
+    It may be called from any thread: the main thread may wait without end for what is gone.
+    """
     if _pipe is None:
-        _say(what)
-    _tell({"lost": what})
+        _print(reason)
+    _send({"lost": reason})
     os._exit(1)
 
 
 def _can_fork() -> bool:
-    here = threading.current_thread() is threading.main_thread() and threading.active_count() == 1
-    return (
-        here and hasattr(signal, "sigwaitinfo") and "DATABRICKS_RUNTIME_VERSION" not in os.environ
-    )
+    if threading.current_thread() is not threading.main_thread() or threading.active_count() > 1:
+        return False
+    return hasattr(signal, "sigwaitinfo") and "DATABRICKS_RUNTIME_VERSION" not in os.environ
 
 
-def _begin(write: int, mask: Any, parent: int) -> None:
-    """In the child: it ends with its parent, and has the signal mask that its parent had."""
+def _begin_child(write: int, mask: Any, parent: int) -> None:
+    """Tie the child's life to its parent's, and restore the signal mask."""
     global _pipe
     _pipe = write
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    # The parent may have died before prctl.
     if os.getppid() != parent:
         os._exit(1)
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
-def _wait(child: int, numbers: set[signal.Signals]) -> int:
-    """Hand signals on until the child has ended; returns its status."""
+def _wait(child: int, signals: set[signal.Signals]) -> int:
+    """Forward signals until the child has ended; returns its status."""
     while True:
-        done, status = os.waitpid(child, os.WNOHANG)
-        if done:
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
             return status
-        heard = signal.sigwaitinfo(numbers)
-        if heard.si_signo != signal.SIGCHLD and heard.si_code != FROM_KERNEL:
+        received = signal.sigwaitinfo(signals)
+        if received.si_signo != signal.SIGCHLD and received.si_code != FROM_KERNEL:
             with suppress(ProcessLookupError):
-                os.kill(child, heard.si_signo)
+                os.kill(child, received.si_signo)
 
 
-def _tell(what: dict[str, Any]) -> None:
+def _end_by(number: int) -> None:
+    """End this process by the signal that ended the child, if it is one that people send."""
+    if number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+    elif number == signal.SIGKILL:
+        os.kill(os.getpid(), number)
+
+
+def _send(report: dict[str, Any]) -> None:
     if _pipe is not None:
         with suppress(OSError):
-            os.write(_pipe, json.dumps(what).encode() + b"\n")
+            os.write(_pipe, json.dumps(report).encode() + b"\n")
 
 
-def _told(read: int) -> dict[str, Any]:
-    """The child's first word. Ray's processes may hold the pipe open, so nobody waits for its end."""
+def _read_report(read: int) -> dict[str, Any]:
+    """The child's first line, or {}.
+
+    It does not wait for the end of the pipe: Ray's processes may hold it open.
+    """
     os.set_blocking(read, False)
     with suppress(BlockingIOError):
         lines = os.read(read, 65536).decode().splitlines()
@@ -119,6 +145,7 @@ def _told(read: int) -> dict[str, Any]:
 
 
 def _reason(status: int) -> str:
+    """The message for a child that ended without a report."""
     if not os.WIFSIGNALED(status):
         code = os.WEXITSTATUS(status)
         why = "Ray ends a process that has lost its Ray cluster"
@@ -133,8 +160,8 @@ def _reason(status: int) -> str:
     return f"The process was ended by {number.name}{why}. {AGAIN}"
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     with suppress(OSError, ValueError):
         if sys.stderr.isatty():
-            sys.stderr.write("\x1b[?25h")  # a moving bar had hidden the cursor
+            sys.stderr.write("\x1b[?25h")  # show the cursor, which a progress bar had hidden
         print(f"raypipe: {text}", file=sys.stderr, flush=True)

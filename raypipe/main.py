@@ -49,6 +49,6 @@ def entry(arguments: list[str] | None = None) -> None:
 
     Only a failure calls sys.exit: job runners treat any SystemExit as one.
     """
-    code = guard.guarded(lambda: guard.ended(main(arguments)))
+    code = guard.guarded(lambda: guard.report_code(main(arguments)))
     if code:
         sys.exit(code)

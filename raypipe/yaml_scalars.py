@@ -1,8 +1,8 @@
-"""YAML as it was written: whether `12`, `yes` or `2026-11-01` is text depends on who reads it.
+"""YAML scalars that keep their characters until the config's types decide what they are.
 
 YAML turns `version: 2026-11-01` into a date, `flag: yes` into a boolean, `site: 01` into 1 and
-`batch: 12:30` into 750. A field that holds text wants the characters. So plain scalars keep both,
-and the types of the configuration decide: text where a field admits text and not the other.
+`batch: 12:30` into 750. A field that holds text needs the characters. So `read` keeps both, and
+`resolve` picks one by the type of the field: text if the field allows text and not the other.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ NUMBERS = "tag:yaml.org,2002:int", "tag:yaml.org,2002:float", "tag:yaml.org,2002
 
 
 @dataclass(frozen=True)
-class Written:
-    """A scalar that YAML takes for a number, a boolean or a date, and its characters."""
+class Scalar:
+    """A value that YAML reads as a number or a boolean, and its characters in the file."""
 
     value: Any
     text: str
@@ -33,13 +33,16 @@ class _Loader(yaml.SafeLoader):
 
 def _number(loader: _Loader, node: yaml.ScalarNode) -> Any:
     text = str(node.value)
-    if ":" in text:  # 12:30 is no number of base 60
+    # YAML 1.1 reads 12:30 as a number of base 60.
+    if ":" in text:
         return text
-    if re.fullmatch(r"[-+]?0[0-9_]+", text):  # 010 is ten to everybody but YAML 1.1
-        return Written(int(text.replace("_", "")), text)
+    # YAML 1.1 reads 010 as octal; people mean ten.
+    if re.fullmatch(r"[-+]?0[0-9_]+", text):
+        return Scalar(int(text.replace("_", "")), text)
     try:
-        return Written(yaml.SafeLoader.yaml_constructors[node.tag](loader, node), text)
-    except (ValueError, KeyError):  # !!int x
+        return Scalar(yaml.SafeLoader.yaml_constructors[node.tag](loader, node), text)
+    except (ValueError, KeyError):
+        # For example `!!int x`.
         kind = node.tag.rpartition(":")[2]
         raise ConstructorError(None, None, f"{text!r} is no {kind}", node.start_mark) from None
 
@@ -54,59 +57,86 @@ _Loader.add_constructor("tag:yaml.org,2002:timestamp", _date)
 
 
 def read(text: str) -> Any:
-    """YAML whose plain scalars are `Written`. Raises yaml.YAMLError."""
+    """YAML with numbers and booleans as `Scalar`. Raises yaml.YAMLError."""
     return yaml.load(text, Loader=_Loader)
 
 
-def settle(kind: Any, node: Any) -> Any:
-    """`node` with every `Written` decided by the type annotation `kind` that it is read for."""
-    kinds = _options(kind)
-    if isinstance(node, Written):
+def resolve(annotation: Any, node: Any) -> Any:
+    """`node` with every `Scalar` replaced by its value or its text, as `annotation` asks."""
+    kinds = _options(annotation)
+    if isinstance(node, Scalar):
         return node.text if _wants_text(kinds, node.value) else node.value
     if isinstance(node, dict):
-        return {_key(kinds, k): settle(_below(kinds, k), v) for k, v in node.items()}
+        resolved = {}
+        for key, below in node.items():
+            resolved[_key(kinds, key)] = resolve(_value_annotation(kinds, key), below)
+        return resolved
     if isinstance(node, list):
-        return [settle(_item(kinds, at), below) for at, below in enumerate(node)]
+        return [resolve(_item_annotation(kinds, i), item) for i, item in enumerate(node)]
     return node
 
 
-def _options(kind: Any) -> list[Any]:
-    """`Annotated[int | str | None, …]` -> int, str."""
-    origin = get_origin(kind)
+def _options(annotation: Any) -> list[Any]:
+    """The types that an annotation allows: `Annotated[int | str | None, …]` -> int, str."""
+    origin = get_origin(annotation)
     if origin is Annotated:
-        return _options(get_args(kind)[0])
+        return _options(get_args(annotation)[0])
     if origin in (Union, UnionType):
-        return [o for k in get_args(kind) for o in _options(k)]
-    return [] if kind in (None, NoneType) else [kind]
+        options: list[Any] = []
+        for member in get_args(annotation):
+            options += _options(member)
+        return options
+    return [] if annotation in (None, NoneType) else [annotation]
 
 
 def _wants_text(kinds: list[Any], value: Any) -> bool:
+    """Should a field of these types get the characters instead of the value?"""
     if Any in kinds or not kinds:
         return False
-    fitting = {bool: (bool,), int: (int, float), float: (float,)}[type(value)]
-    literals = [a for k in kinds if get_origin(k) is Literal for a in get_args(k)]
-    if any(k in fitting for k in kinds) or any(a is value or a == value for a in literals):
+    # The value, if a type or a literal accepts it.
+    accepting = {bool: (bool,), int: (int, float), float: (float,)}[type(value)]
+    if any(kind in accepting for kind in kinds):
         return False
-    # pydantic would take `seed: yes` for 1; the characters make it say what it wants
-    return (
-        value is True or value is False or str in kinds or any(isinstance(a, str) for a in literals)
-    )
+    literals = _literals(kinds)
+    if any(literal is value or literal == value for literal in literals):
+        return False
+    # The text of a boolean in any case: pydantic would take `seed: yes` for 1. Given the
+    # characters, it names the type that the field needs.
+    if value is True or value is False:
+        return True
+    return str in kinds or any(isinstance(literal, str) for literal in literals)
+
+
+def _literals(kinds: list[Any]) -> list[Any]:
+    """The values of all `Literal` types."""
+    values: list[Any] = []
+    for kind in kinds:
+        if get_origin(kind) is Literal:
+            values += get_args(kind)
+    return values
+
+
+def _is_model(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, BaseModel)
 
 
 def _key(kinds: list[Any], key: Any) -> Any:
-    """A key as its mapping wants it; a section's keys are names."""
-    if not isinstance(key, Written):
+    """A mapping's key: text in a section, else by the type of the dict's keys."""
+    if not isinstance(key, Scalar):
         return key
-    if any(isinstance(k, type) and issubclass(k, BaseModel) for k in kinds):
+    if any(_is_model(kind) for kind in kinds):
         return key.text
-    held = [get_args(k)[0] for k in kinds if get_origin(k) is dict]
-    return settle(held[0], key) if held else key.value
-
-
-def _below(kinds: list[Any], key: Any) -> Any:
-    name = key.text if isinstance(key, Written) else key
     for kind in kinds:
-        if isinstance(kind, type) and issubclass(kind, BaseModel):
+        if get_origin(kind) is dict:
+            return resolve(get_args(kind)[0], key)
+    return key.value
+
+
+def _value_annotation(kinds: list[Any], key: Any) -> Any:
+    """The annotation of the value below `key` in a section or dict; Any if unknown."""
+    name = key.text if isinstance(key, Scalar) else key
+    for kind in kinds:
+        if _is_model(kind):
             for attribute, field in kind.model_fields.items():
                 if name in (attribute, field.alias):
                     return field.annotation
@@ -115,11 +145,16 @@ def _below(kinds: list[Any], key: Any) -> Any:
     return Any
 
 
-def _item(kinds: list[Any], at: int) -> Any:
+def _item_annotation(kinds: list[Any], i: int) -> Any:
+    """The annotation of item `i` of a list, set or tuple; Any if unknown."""
     for kind in kinds:
-        inside = get_args(kind)
-        if get_origin(kind) in (list, set, frozenset) and inside:
-            return inside[0]
-        if get_origin(kind) is tuple and inside:
-            return inside[0] if inside[-1] is Ellipsis else inside[min(at, len(inside) - 1)]
+        members = get_args(kind)
+        if not members:
+            continue
+        if get_origin(kind) in (list, set, frozenset):
+            return members[0]
+        if get_origin(kind) is tuple:
+            if members[-1] is Ellipsis:
+                return members[0]
+            return members[min(i, len(members) - 1)]
     return Any

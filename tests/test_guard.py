@@ -11,10 +11,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from raypipe.failures import said
+from raypipe.failures import explain
 
 BEGIN = "import os, signal, sys, time\nfrom raypipe import guard\n"
-RUN = "\nsys.exit(guard.guarded(lambda: guard.ended(work())))"
+RUN = "\nsys.exit(guard.guarded(lambda: guard.report_code(work())))"
 
 
 def begun(work: str) -> subprocess.Popen[str]:
@@ -32,7 +32,7 @@ def begun(work: str) -> subprocess.Popen[str]:
         ("os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL, "SIGKILL"),
         ("os.kill(os.getpid(), signal.SIGTERM)", -signal.SIGTERM, "SIGTERM"),
         ("os.abort()", 1, "SIGABRT"),
-        ("guard.lost('The head is gone.')", 1, "The head is gone."),
+        ("guard.abort('The head is gone.')", 1, "The head is gone."),
     ],
 )
 def test_a_process_that_could_not_speak_is_spoken_for(how: str, code: int, words: str) -> None:
@@ -59,7 +59,7 @@ def test_a_crash_after_the_last_word_changes_nothing() -> None:
 def test_signals_reach_the_work(name: str) -> None:
     work = f"""
 def work():
-    signal.signal(signal.{name}, lambda *_: sys.exit(guard.ended(5)))
+    signal.signal(signal.{name}, lambda *_: sys.exit(guard.report_code(5)))
     print("ready", flush=True)
     time.sleep(30)
 """
@@ -118,7 +118,7 @@ def test_what_the_machine_refuses_is_one_sentence(
     try:
         raise RuntimeError("while doing something") from error
     except RuntimeError as e:
-        code, text = said(e)
+        code, text = explain(e)
     assert (code, words in text) == (1, True), text
     assert capfd.readouterr().err == ""
 
@@ -127,7 +127,7 @@ def test_our_own_mistake_shows_its_lines_and_one_message(capfd: pytest.CaptureFi
     try:
         raise KeyError("no such thing")
     except KeyError as e:
-        code, text = said(e)
+        code, text = explain(e)
     assert code == 1 and "mistake of raypipe's" in text and "no such thing" in text
     assert "Traceback" in capfd.readouterr().err
 
@@ -135,7 +135,7 @@ def test_our_own_mistake_shows_its_lines_and_one_message(capfd: pytest.CaptureFi
 def test_a_ray_cluster_that_lost_something_is_no_mistake_of_ours() -> None:
     from ray.exceptions import NodeDiedError, RayTaskError
 
-    code, text = said(NodeDiedError("node 12 is gone"))
+    code, text = explain(NodeDiedError("node 12 is gone"))
     assert code == 1 and "NodeDiedError" in text and "node 12 is gone" in text
     inside = RayTaskError("f", "a traceback", OSError(errno.ENOSPC, "full"))
-    assert "disk is full" in said(inside)[1]
+    assert "disk is full" in explain(inside)[1]

@@ -1,10 +1,18 @@
-"""Join the cluster that is there, or start one on this machine; safe by default.
+"""Joins a Ray cluster that runs, or starts one on this machine; the defaults are safe.
 
-`address: auto` takes RAY_ADDRESS (set inside a submitted job), else a cluster that `ray start` left running on this host for
-everybody, else starts a local one. Never another program's private cluster: it ends with that program (`shared.py`).
-Two clusters on one host break Ray Train's placement-group cleaner (measured: later trials starve 60 s) unless RAY_ADDRESS
-says which is meant, so every process of a cluster that we start has it (`worker.py`).
-Token authentication is on at both ends, the dashboard listens on loopback only, usage statistics are off.
+`address: auto` takes the first of these:
+
+1. RAY_ADDRESS, which is set inside a submitted job;
+2. a cluster that `ray start` left running on this host for everybody (`shared.py`);
+3. a local cluster, which is started here and ends with this process.
+
+It never joins another program's private cluster, because that ends with its program. Two clusters
+on one host break Ray Train's placement-group cleaner (measured: later trials starve 60 s) unless
+RAY_ADDRESS says which one is meant. So every process of a cluster that raypipe starts has
+RAY_ADDRESS (`worker.py`).
+
+Token authentication is on at both ends, the dashboard listens on loopback only, usage statistics
+are off.
 """
 
 from __future__ import annotations
@@ -27,15 +35,18 @@ log = logging.getLogger("raypipe")
 PRELOAD = "RAY_preload_python_modules"
 WORKER = "raypipe.cluster.worker"
 _own: list[str] = []  # the address of the cluster that this process started
-_watches: list[Callable[[], None]] = []  # how to stop watching it
+_stop_watches: list[Callable[[], None]] = []  # functions that stop watching it
 
 ENV = {
     "RAY_AUTH_MODE": "token",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_TRAIN_ENABLE_V2_MIGRATION_WARNINGS": "0",
-    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.25",  # a report waits for a poll: 2 s each by default
-    "RAY_AIR_NEW_OUTPUT": "0",  # with verbose=0 the old reporter is silent, the new one prints tables
-    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # results go to MLflow; three more copies of them cost time on every report
+    # A report waits for a poll: 2 s each by default.
+    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.25",
+    # With verbose=0 the old reporter is silent; the new one prints tables.
+    "RAY_AIR_NEW_OUTPUT": "0",
+    # Results go to MLflow. Three more copies of them would cost time on every report.
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
@@ -46,30 +57,35 @@ ENV = {
 
 
 class ClusterConfig(Section):
-    """Which cluster. `address` is auto, local, host:port, spark (Ray on the Spark cluster this process drives, as on
-    Databricks), or none: a fine-tuning by one worker needs no cluster.
-
-    The rest is about a local one: its size (null: Ray's own choice), and whether Ray's dashboard runs, on loopback; it and its
-    metrics take time from trainings that fill the CPUs.
-    """
+    """Which Ray cluster to use. All but `address` is about a local cluster."""
 
     address: str = "auto"
+    """auto; local; host:port; spark (Ray on the Spark cluster that this process drives, as on
+    Databricks); or none: fine-tuning by one worker needs no cluster."""
+
     dashboard: bool = False
+    """Run Ray's dashboard, on loopback. It and its metrics take time from trainings that use all
+    CPUs, so it is off."""
+
     cpus: int | None = Field(default=None, ge=1)
+    """CPUs of the local cluster. null: Ray's own choice, which is all."""
+
     object_store_mb: int | None = Field(default=None, ge=80)
+    """Size of Ray's object store in MiB. null: Ray's own choice."""
 
 
 def prepare_environment() -> None:
-    """Set authentication and telemetry switches that Ray and MLflow read at import; the user's own settings win."""
+    """Set the switches in ENV, which Ray and MLflow read at import; the user's own values win."""
     for name, value in ENV.items():
         os.environ.setdefault(name, value)
 
 
 def connect(cfg: ClusterConfig, needed: bool = True, preload: str = "") -> dict[str, float]:
-    """Connect once per process; returns the cluster's resources, or this process's where cluster.address is none.
+    """Connect once per process; returns the cluster's resources by name.
 
-    On a local cluster that is started here, every worker process imports the modules `preload` (a,b) when it starts.
-    Raises ClusterError naming the address and the way out, also when a cluster is `needed` and there is to be none.
+    With cluster.address=none it returns the resources of this process. On a local cluster that is
+    started here, every worker process imports the modules `preload` (a,b) when it starts.
+    Raises ClusterError with the address and a fix; also if a cluster is `needed` but none is to be.
     """
     prepare_environment()
     import ray
@@ -81,72 +97,89 @@ def connect(cfg: ClusterConfig, needed: bool = True, preload: str = "") -> dict[
     if cfg.address != "none" and not ray.is_initialized():
         _init(cfg, preload)
         _quiet_data()
-        _watches.append(watch.start(guard.lost))
+        _stop_watches.append(watch.start(guard.abort))
     if ray.is_initialized():
         return {name: float(value) for name, value in ray.cluster_resources().items()}
     import torch
 
-    return {"CPU": 1.0, "GPU": float(torch.cuda.is_available())}  # of one worker in this process
+    # One worker trains in this process.
+    return {"CPU": 1.0, "GPU": float(torch.cuda.is_available())}
 
 
 def close() -> None:
-    """Leave the cluster; a local one that we started stops with us."""
+    """Leave the cluster; a local one that this process started stops."""
     import ray
 
-    while _watches:
-        _watches.pop()()
+    while _stop_watches:
+        stop = _stop_watches.pop()
+        stop()
     if ray.is_initialized():
         ray.shutdown()
-    while _own:  # what connects next in this process must not look for a cluster that is gone
-        if os.environ.get("RAY_ADDRESS") == (gone := _own.pop()):
+    while _own:
+        # A later `connect` in this process must not look for a cluster that is gone.
+        address = _own.pop()
+        if os.environ.get("RAY_ADDRESS") == address:
             del os.environ["RAY_ADDRESS"]
-            log.debug("Stopped the Ray cluster at %s", gone)
+            log.debug("Stopped the Ray cluster at %s", address)
 
 
 def _init(cfg: ClusterConfig, preload: str) -> None:
+    """Join or start the cluster of `cfg.address`. Raises ClusterError."""
     import ray
 
     options = {"log_to_driver": False, "logging_level": logging.ERROR}
     address = cfg.address
     if address == "auto":
-        address = _given() or shared_cluster() or "local"
+        address = _ray_address() or shared_cluster() or "local"
     try:
         if address == "spark":
             ray.init(address=_start_on_spark(), **options)
         elif address == "local":
-            # what we start from here joins this cluster, not a second one
+            # Processes that are started from here join this cluster, not a second one.
             os.environ["RAY_ADDRESS"] = _start_here(cfg, preload, options)
             _own.append(os.environ["RAY_ADDRESS"])
         else:
             ray.init(address=address, **options)
     except Exception as e:
-        if address == "local":
-            raise ClusterError(
-                f"Ray cannot be started here: {' '.join(str(e).split())[:300]}",
-                rule="It needs memory, room in /tmp and free ports; its logs are in /tmp/ray/session_latest/logs",
-                fix="Run the same command again, or set RAY_ADDRESS to a cluster that runs",
-            ) from e
-        raise ClusterError(
-            f"Cannot join a Ray cluster: {' '.join(str(e).split())[:300]}",
-            got=address,
-            rule="RAY_AUTH_MODE=token must be set where the cluster was started and here, with the same ~/.ray/auth_token",
-            fix="Set cluster.address=local to start one here",
-        ) from e
+        raise _connection_error(address, e) from e
     token = Path.home() / ".ray" / "auth_token"
     if token.exists():
-        token.chmod(0o600)  # Ray leaves it readable by everyone
+        # Ray leaves its token readable by everyone.
+        token.chmod(0o600)
     log.info("Ray cluster at %s with %g CPUs", address, ray.cluster_resources().get("CPU", 0))
 
 
+def _connection_error(address: str, error: Exception) -> ClusterError:
+    reason = " ".join(str(error).split())[:300]
+    if address == "local":
+        return ClusterError(
+            f"Ray cannot be started here: {reason}",
+            rule="It needs memory, room in /tmp and free ports; "
+            "its logs are in /tmp/ray/session_latest/logs",
+            fix="Run the same command again, or set RAY_ADDRESS to a cluster that runs",
+        )
+    return ClusterError(
+        f"Cannot join a Ray cluster: {reason}",
+        got=address,
+        rule="RAY_AUTH_MODE=token must be set where the cluster was started and here, "
+        "with the same ~/.ray/auth_token",
+        fix="Set cluster.address=local to start one here",
+    )
+
+
 def _start_here(cfg: ClusterConfig, preload: str, options: dict[str, Any]) -> str:
-    """Start Ray on this machine for this process alone; returns its address."""
+    """Start Ray on this machine for this process alone; returns its address.
+
+    If Ray times out while it starts, one more attempt is made.
+    """
     import ray
 
     os.environ.pop("RAY_ADDRESS", None)
     modules = [*os.environ.get(PRELOAD, "").split(","), WORKER, *preload.split(",")]
     os.environ[PRELOAD] = ",".join(dict.fromkeys(filter(None, modules)))
     if not cfg.dashboard:
-        os.environ.setdefault("RAY_enable_metrics_collection", "0")  # nobody would see them
+        # Only the dashboard shows metrics.
+        os.environ.setdefault("RAY_enable_metrics_collection", "0")
     size = {
         "num_cpus": cfg.cpus,
         "object_store_memory": cfg.object_store_mb * 2**20 if cfg.object_store_mb else None,
@@ -157,9 +190,11 @@ def _start_here(cfg: ClusterConfig, preload: str, options: dict[str, Any]) -> st
     try:
         return str(ray.init(address="local", **size, **options).address_info["address"])
     except Exception as e:
-        for process in set(_children()) - before:  # Ray leaves what it had started
+        # Ray leaves the processes that it had started.
+        for process in set(_children()) - before:
             process.kill()
-        if "timed out during startup" not in str(e):  # 30 s, which Ray has no setting for
+        # Ray waits 30 s and has no setting for it.
+        if "timed out during startup" not in str(e):
             raise
         log.info("Ray did not start within 30 s, as happens on a busy machine; trying once more")
     return str(ray.init(address="local", **size, **options).address_info["address"])
@@ -172,7 +207,7 @@ def _children() -> list[Any]:
 
 
 def _start_on_spark() -> str:
-    """Start Ray on every Spark worker and return its address. Stopped with the Spark application."""
+    """Start Ray on every Spark worker; returns its address. It ends with the Spark application."""
     from ray.util.spark import MAX_NUM_WORKER_NODES, setup_ray_cluster
 
     address, _ = setup_ray_cluster(max_worker_nodes=MAX_NUM_WORKER_NODES)
@@ -180,26 +215,28 @@ def _start_on_spark() -> str:
     return str(address)
 
 
-def _given() -> str:
-    """RAY_ADDRESS where it names one cluster: `auto` is Ray's word for any, private ones too, and http://… is the
-    dashboard's address, which `ray job submit` wants in the same variable."""
-    given = os.environ.get("RAY_ADDRESS", "")
-    return "" if given == "auto" or given.startswith("http") else given
+def _ray_address() -> str:
+    """RAY_ADDRESS if it names one cluster, else "".
+
+    `auto` is Ray's word for any cluster, private ones too. http://… is the dashboard's address,
+    which `ray job submit` wants in the same variable.
+    """
+    address = os.environ.get("RAY_ADDRESS", "")
+    return "" if address == "auto" or address.startswith("http") else address
 
 
 def _quiet_data() -> None:
+    """Silence Ray Data, Train and Tune. Callers get their errors as exceptions."""
     import ray.data
 
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
     context.print_on_execution_start = False
-    context.raise_original_map_exception = (
-        True  # a DataError of ours arrives as itself; wrapped, it loses its class
-    )
+    # A wrapped DataError would lose its class.
+    context.raise_original_map_exception = True
+    # Not on the screen; Ray's log file still gets the stack of an error.
     for handler in logging.getLogger("ray.data").handlers:
         if isinstance(handler, logging.StreamHandler):
-            handler.setLevel(
-                logging.CRITICAL
-            )  # whoever called gets the error itself; Ray's log file keeps its stack
+            handler.setLevel(logging.CRITICAL)
     for name in ("ray.data", "ray.train", "ray.tune"):
         logging.getLogger(name).setLevel(logging.ERROR)

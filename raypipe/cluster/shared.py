@@ -1,10 +1,11 @@
-"""The cluster that `ray start` left running on this host for everybody, if it may be joined.
+"""Looks for a cluster that `ray start` left running on this host for everybody.
 
-`ray start` records its address in `ray_current_cluster` below Ray's temporary folder; `ray.init` of
-a program does not, and says in the cluster's own metadata that the cluster is private. Who joins a
-private cluster dies with the program that owns it, so all three must hold: the address is recorded,
-a raylet of this user runs here for it, and its metadata says that no program owns it.
-Ray's own `auto` takes any raylet it finds on the host.
+`ray start` records its address in `ray_current_cluster` below Ray's temporary folder. `ray.init` of
+a program records nothing, and marks its cluster as private in the cluster's own metadata. A process
+in a private cluster ends with the program that owns it. So all three conditions must hold: the
+address is recorded, a raylet of this user runs here for it, and its metadata names no owner.
+
+Ray's own `auto` joins any raylet on the host.
 """
 
 from __future__ import annotations
@@ -15,24 +16,23 @@ import socket
 from pathlib import Path
 
 log = logging.getLogger("raypipe")
-PROBE_S = (
-    3  # a GCS on this host answers in milliseconds; Ray's client would wait 40 s for a dead one
-)
+# A GCS on this host answers in milliseconds. Ray's client would wait 40 s for a dead one.
+PROBE_S = 3
 
 
 def shared_cluster() -> str | None:
-    """The address of a live cluster of this user that `ray start` began, or None."""
+    """The address of a running cluster that this user began with `ray start`, or None."""
     address = _recorded()
     if address is None or not _raylet_here(address) or not _listens(address):
         return None
     try:
         return None if _is_private(address) else address
-    except (
-        Exception
-    ) as e:  # an old Ray, another token: a cluster that cannot be asked is not joined
+    except Exception as e:
+        # For example an old Ray or another token. Without its metadata, it is not joined.
         reason = " ".join(f"{type(e).__name__}: {e}".split())[:200]
         log.warning(
-            "The Ray cluster at %s cannot be joined (%s). Another one is started; RAY_ADDRESS=%s insists",
+            "The Ray cluster at %s cannot be joined (%s). Another one is started; "
+            "set RAY_ADDRESS=%s to insist",
             address,
             reason,
             address,
@@ -41,7 +41,7 @@ def shared_cluster() -> str | None:
 
 
 def _recorded() -> str | None:
-    """What the last `ray start` wrote; None where there was none or it was another user's."""
+    """The address that this user's last `ray start` wrote, or None."""
     from ray._common.utils import get_ray_address_file
 
     record = Path(get_ray_address_file(None))
@@ -54,19 +54,23 @@ def _recorded() -> str | None:
 
 
 def _raylet_here(address: str) -> bool:
-    """A killed cluster leaves its record behind; a living one has a raylet of ours here."""
+    """Does a raylet of this user run here for the cluster?
+
+    A killed cluster leaves only its record.
+    """
     import psutil  # type: ignore[import-untyped]
 
     for process in psutil.process_iter(["cmdline", "uids"]):
         command, uids = process.info["cmdline"], process.info["uids"]
-        ours = uids is not None and uids.real == os.getuid()
-        raylet = command and Path(command[0]).name == "raylet"
-        if ours and raylet and f"--gcs-address={address}" in command:
+        is_own = uids is not None and uids.real == os.getuid()
+        is_raylet = command and Path(command[0]).name == "raylet"
+        if is_own and is_raylet and f"--gcs-address={address}" in command:
             return True
     return False
 
 
 def _listens(address: str) -> bool:
+    """Does the cluster's GCS accept a connection?"""
     host, _, port = address.rpartition(":")
     try:
         with socket.create_connection((host.strip("[]"), int(port)), timeout=PROBE_S):
@@ -76,7 +80,7 @@ def _listens(address: str) -> bool:
 
 
 def _is_private(address: str) -> bool:
-    """Whether `ray.init` of some program started the cluster, by the cluster's own metadata."""
+    """Did `ray.init` of some program start the cluster? Its own metadata says so."""
     from ray._common.usage.usage_lib import is_ray_init_cluster
     from ray._raylet import GcsClient  # type: ignore[attr-defined]
 

@@ -1,4 +1,8 @@
-"""The same verb as a Ray job: this folder travels as the working directory, output streams back, the exit code is the job's."""
+"""Runs a verb as a Ray job.
+
+The current folder is uploaded as the job's working directory. The job's output is printed here,
+and a failed job fails this command.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import asyncio
 import shlex
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -16,13 +21,17 @@ RUNTIME_ENV = Path("infra/ray/runtime_env.yaml")
 
 
 def submit_job(address: str, arguments: list[str], say: Callable[[str], None]) -> None:
-    """Run `raypipe ARGUMENTS` on the cluster whose dashboard is at `address`. Raises RaypipeError when the job fails."""
+    """Run `raypipe ARGUMENTS` on the cluster whose dashboard is at `address`.
+
+    `say` prints one line. Raises ConfigError for credentials in the job's environment, ClusterError
+    if the job cannot be submitted, RaypipeError if it fails.
+    """
     prepare_environment()
     from ray.job_submission import JobStatus, JobSubmissionClient
 
-    environment = (
-        yaml.safe_load(RUNTIME_ENV.read_text()) if RUNTIME_ENV.exists() else {"env_vars": ENV}
-    )
+    environment: dict[str, Any] = {"env_vars": ENV}
+    if RUNTIME_ENV.exists():
+        environment = yaml.safe_load(RUNTIME_ENV.read_text())
     refuse_secrets(address, environment.get("env_vars") or {})
     try:
         client = JobSubmissionClient(address)
@@ -34,7 +43,8 @@ def submit_job(address: str, arguments: list[str], say: Callable[[str], None]) -
         raise ClusterError(
             f"The job cannot be submitted: {' '.join(str(e).split())[:300]}",
             got=address,
-            rule="The address is the dashboard's, and RAY_AUTH_MODE=token needs the cluster's token in ~/.ray/auth_token",
+            rule="The address is the dashboard's, and RAY_AUTH_MODE=token needs "
+            "the cluster's token in ~/.ray/auth_token",
         ) from e
     say(f"Submitted as {job}")
 
@@ -53,7 +63,7 @@ def submit_job(address: str, arguments: list[str], say: Callable[[str], None]) -
 
 
 def refuse_secrets(address: str, variables: dict[str, str]) -> None:
-    """Raise ConfigError for credentials that the dashboard would show: a job's environment stands there in plain text."""
+    """Raise ConfigError for credentials: the dashboard shows a job's environment in plain text."""
     if holds_secret(address):
         raise ConfigError(
             "The cluster's address holds a credential",

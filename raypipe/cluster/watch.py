@@ -1,8 +1,14 @@
-"""Notice within a second that the cluster's head or this machine's raylet is gone, and say so.
+"""Reports within a second that the cluster's head or this machine's raylet has ended.
 
-Ray notices too, and ends the process from C++ with exit code 1: at once when the raylet dies,
-after 60 s when the head (GCS) dies, and until then `ray.get` waits. Nothing in Python can catch
-that. A thread that looks at the processes five times a second can speak before.
+Ray notices too, and ends the process from C++ with exit code 1: at once if the raylet dies, after
+60 s if the head (GCS) dies; until then `ray.get` waits. No Python code can catch that. So a daemon
+thread looks at the processes five times a second, and reports before Ray acts:
+
+1. If a process has ended, the thread waits one more round. Meanwhile `close` may stop the watch,
+   or Ray may disconnect because this process itself stops the cluster; then nothing is lost.
+2. Otherwise the thread calls `lost` with a message, once, and ends. `guard.abort`, which `connect`
+   passes, ends the process.
+3. At exit, the watch stops before Ray's own exit handler stops the processes it looks at.
 """
 
 from __future__ import annotations
@@ -13,48 +19,58 @@ from collections.abc import Callable
 
 EVERY_S = 0.2
 NAMES = {"gcs_server": "head (gcs_server)", "raylet": "raylet"}
-Ended = Callable[[], str]  # what has ended, or nothing
+# Returns the name of a process that has ended, or "".
+FindEnded = Callable[[], str]
 
 
 def start(lost: Callable[[str], None]) -> Callable[[], None]:
-    """Watch the cluster that this process is connected to; returns how to stop. Calls `lost` once, from a thread."""
+    """Watch the cluster that this process is connected to; returns a function that stops it.
+
+    `lost` is called at most once, from a thread.
+    """
     import ray
 
-    ended, stopped = _of_own() or _of_node(), threading.Event()
-    if ended is None:
+    find_ended = _of_own_cluster() or _of_node()
+    stopped = threading.Event()
+    if find_ended is None:
         return stopped.set
 
     def look() -> None:
         while not stopped.wait(EVERY_S):
-            what = ended()
-            # A cluster that this process stops itself is not lost: Ray disconnects before it does.
-            if what and not stopped.wait(EVERY_S) and ray.is_initialized():
+            ended = find_ended()
+            if ended and not stopped.wait(EVERY_S) and ray.is_initialized():
                 lost(
-                    f"The Ray cluster of this command is gone: its {what} has ended. What was finished is kept. "
-                    "Run the same command again to go on."
+                    f"The Ray cluster of this command is gone: its {ended} has ended. "
+                    "What was finished is kept. Run the same command again to go on."
                 )
                 return
 
-    atexit.register(stopped.set)  # runs before Ray's own, which stops what is watched here
+    # Handlers run in reverse order, so this one runs before Ray's.
+    atexit.register(stopped.set)
     threading.Thread(target=look, name="raypipe-cluster-watch", daemon=True).start()
     return stopped.set
 
 
-def _of_own() -> Ended | None:
-    """Of a cluster that this process started: its own children."""
+def _of_own_cluster() -> FindEnded | None:
+    """For a cluster that this process started: its head and raylet are child processes."""
     from ray._private import worker
 
     node = worker._global_node
     if node is None or not node.is_head() or not getattr(node, "ray_init_cluster", False):
         return None
-    children = {n: [i.process for i in node.all_processes.get(n, [])] for n in NAMES}
-    return lambda: next(
-        (NAMES[n] for n, ps in children.items() if any(p.poll() is not None for p in ps)), ""
-    )
+    children = {name: [i.process for i in node.all_processes.get(name, [])] for name in NAMES}
+
+    def find_ended() -> str:
+        for name, processes in children.items():
+            if any(process.poll() is not None for process in processes):
+                return NAMES[name]
+        return ""
+
+    return find_ended
 
 
-def _of_node() -> Ended | None:
-    """Of a cluster that was joined: the raylet of the node that this process runs on, if it runs here."""
+def _of_node() -> FindEnded | None:
+    """For a cluster that was joined: the raylet of this process's node, if it runs here."""
     import psutil  # type: ignore[import-untyped]
     import ray
 

@@ -1,8 +1,8 @@
-"""Imported by every worker process of a cluster that raypipe started: names that cluster.
+"""Sets RAY_ADDRESS in every worker process of a cluster that raypipe started.
 
-Ray Train and the state API ask for "the" cluster of this host, and find another terminal's too
-unless RAY_ADDRESS says which. The workers' environment is fixed before the address is known, so
-each process sets it when it starts (RAY_preload_python_modules).
+Ray Train and the state API ask for "the" cluster of this host. Without RAY_ADDRESS they also see
+the cluster of another terminal. The workers' environment is fixed before the address is known, so
+each process imports this module when it starts (RAY_preload_python_modules).
 """
 
 from __future__ import annotations

@@ -1,13 +1,16 @@
-"""The model package: encoded image bytes in, label and scores out; everything it needs is in one folder.
+"""The model package: encoded image bytes in, labels and scores out. It is one folder:
 
 package.json          backbone, resolution, classes, lineage, metrics
-weights.safetensors   the whole model (nothing is unpickled to load it)
-reference.npz         features and scores of unseen images of the training domain: what drift is measured against
+weights.safetensors   the whole model (loading it unpickles nothing)
+reference.npz         features and scores of unseen images of the training domain; drift is
+                      measured against them
 manifest.json         format version, and the sha256 of each file
 
-The manifest's own sha256 is the package's *seal*. The registry keeps it in a tag of the registered version, outside of the
-folder: whoever swaps weights and manifest together does not have the seal. Every file is read once; the bytes that were hashed
-are the bytes that are loaded.
+The manifest's own sha256 is the package's *seal*. The registry keeps the seal in a tag of the
+registered version, outside the folder. So weights and manifest cannot be swapped together
+unnoticed. Every file is read once, and the hashed bytes are the bytes that are loaded.
+
+Letters in names: N images, C classes, D features.
 """
 
 from __future__ import annotations
@@ -30,7 +33,8 @@ from raypipe.models.finite import require_rows, require_weights
 from raypipe.models.tasks import Task
 from raypipe.models.zoo import ImageModel, ModelConfig
 
-FORMAT = 2  # of the folder; 1 (ba74455 and before) had no such number and is read as it is
+# Format of the folder. Format 1 (ba74455 and before) has no such number, and is still read.
+FORMAT = 2
 MANIFEST = "manifest.json"
 AGAIN = "Train and register again, with a lower train.lr"
 _FILES = ("package.json", "weights.safetensors", "reference.npz")
@@ -38,8 +42,12 @@ _FILES = ("package.json", "weights.safetensors", "reference.npz")
 
 @dataclass(frozen=True)
 class Predictions:
-    """labels are text: a class, tags joined by |, or a number. scores_NC are in the order of Package.classes, and sum to 1 for
-    single labels; features_ND are the backbone's."""
+    """Labels and scores of N images.
+
+    labels: text: a class, tags joined by |, or a number.
+    scores_NC: in the order of Package.classes; a row sums to 1 for single labels.
+    features_ND: the backbone's.
+    """
 
     labels: list[str]
     scores_NC: np.ndarray
@@ -56,9 +64,11 @@ class Reference:
 
 
 class Package:
-    """A model package whose files match its manifest. With a `seal` (the registry's), the manifest must match that.
+    """A model package whose files match its manifest.
 
-    Raises DataError, before anything is loaded, for a package that is not whole, was altered, or is of a newer format.
+    With a `seal` (the registry's), the manifest must match the seal. Raises DataError, before
+    anything is loaded, for a package that is incomplete, altered, or of a newer format. `name` is
+    the registered version's, for messages.
     """
 
     def __init__(self, folder: Path, seal: str | None = None, name: str = "") -> None:
@@ -67,7 +77,7 @@ class Package:
 
     @classmethod
     def of(cls, files: Mapping[str, bytes], seal: str) -> Package:
-        """From the bytes of its files, manifest included, as `files` gave them elsewhere."""
+        """From the bytes of its files and manifest: the `files` of a package in another process."""
         package = cls.__new__(cls)
         package._open(files, "bytes from another process", seal, "")
         package.folder = None
@@ -76,8 +86,9 @@ class Package:
     def _open(self, files: Mapping[str, bytes], where: str, seal: str | None, name: str) -> None:
         self.seal = _sha256(files[MANIFEST])
         if seal is not None and self.seal != seal:
+            as_name = f" as {name}" if name else ""
             raise DataError(
-                f"The model package is not the one that was registered{f' as {name}' if name else ''}",
+                f"The model package is not the one that was registered{as_name}",
                 got=f"{where}, manifest sha256 {self.seal[:12]}…",
                 rule=f"Its registered version says {seal[:12]}…, and nothing altered is loaded",
                 fix="Restore the package, or train and register again",
@@ -92,9 +103,11 @@ class Package:
 
     @property
     def model(self) -> ImageModel:
+        """The model, ready for inference; loaded at the first use."""
         if self._model is None:
-            untrained = {"pretrained": False, "mode": "finetune", "frozen_blocks": 0}
-            cfg = ModelConfig.model_validate(self.info["model"] | untrained)
+            # The package holds all weights, so nothing is downloaded and nothing frozen.
+            architecture = {"pretrained": False, "mode": "finetune", "frozen_blocks": 0}
+            cfg = ModelConfig.model_validate(self.info["model"] | architecture)
             model = ImageModel(cfg, len(self.classes))
             weights = load(self.files["weights.safetensors"])
             require_weights(
@@ -109,9 +122,13 @@ class Package:
             return Reference(arrays["features"], arrays["scores"], tuple(arrays["ids"].tolist()))
 
     def predict(self, images: Sequence[bytes], threads: int = 2) -> Predictions:
-        """Labels and scores of encoded images. Raises decode.BadImage for one that does not decode, DataError for a model
-        whose scores are not finite."""
-        features_ND, scores_NC = self.model.predict(decode_batch(images, self.side_px, threads))
+        """Labels and scores of encoded images.
+
+        Raises decode.BadImage for an image that does not decode, and DataError for a model whose
+        scores are not finite.
+        """
+        pixels_NHWC = decode_batch(images, self.side_px, threads)
+        features_ND, scores_NC = self.model.predict(pixels_NHWC)
         require_rows(scores_NC, "scores", AGAIN)
         require_rows(features_ND, "features", AGAIN)
         return Predictions(self.task.predictions(scores_NC), scores_NC, features_ND)
@@ -125,53 +142,59 @@ def build(
     reference: Reference,
     facts: dict[str, Any],
 ) -> Path:
-    """Write a package; `facts` (lineage, metrics) go into package.json as they are. Raises DataError for weights or
-    reference arrays that are not finite."""
-    state = {k: v.detach().cpu().contiguous() for k, v in model.state_dict().items()}
-    features, scores = (
-        reference.features_ND.astype(np.float32),
-        reference.scores_NC.astype(np.float32),
-    )
-    require_weights(state, str(folder), AGAIN)
-    require_rows(features, "features", AGAIN)
-    require_rows(scores, "scores", AGAIN)
+    """Write a package into `folder`; `facts` (lineage, metrics) become part of package.json.
+
+    Raises DataError for weights or reference arrays that are not finite.
+    """
+    weights = {k: v.detach().cpu().contiguous() for k, v in model.state_dict().items()}
+    features_ND = reference.features_ND.astype(np.float32)
+    scores_NC = reference.scores_NC.astype(np.float32)
+    require_weights(weights, str(folder), AGAIN)
+    require_rows(features_ND, "features", AGAIN)
+    require_rows(scores_NC, "scores", AGAIN)
+
+    ids = np.array(reference.ids, dtype=np.str_)
     arrays = io.BytesIO()
-    np.savez(arrays, features=features, scores=scores, ids=np.array(reference.ids, dtype=np.str_))
+    np.savez(arrays, features=features_ND, scores=scores_NC, ids=ids)
     info = {
         "model": cfg.settled().model_dump(mode="json"),
         "side_px": cfg.pixels,
         "classes": list(classes),
-    } | facts
+    }
     files = {
-        "package.json": to_json(info, indent=2).encode(),
-        "weights.safetensors": save(state),
+        "package.json": to_json(info | facts, indent=2).encode(),
+        "weights.safetensors": save(weights),
         "reference.npz": arrays.getvalue(),
     }
     manifest = {"format": FORMAT} | {name: _sha256(data) for name, data in files.items()}
     folder.mkdir(parents=True, exist_ok=True)
-    for name, data in (files | {MANIFEST: json.dumps(manifest).encode()}).items():
+    for name, data in files.items():
         (folder / name).write_bytes(data)
+    # The manifest comes last: without it, the package counts as incomplete.
+    (folder / MANIFEST).write_bytes(json.dumps(manifest).encode())
     return folder
 
 
 def _read(folder: Path) -> dict[str, bytes]:
+    """The bytes of all files. Raises DataError if one is missing."""
     try:
         return {name: (folder / name).read_bytes() for name in (MANIFEST, *_FILES)}
     except OSError as e:
-        raise DataError(f"This is not a whole model package: {e}", got=str(folder)) from None
+        raise DataError(f"The model package is incomplete: {e}", got=str(folder)) from None
 
 
 def _check(files: Mapping[str, bytes], where: str) -> None:
+    """Raise DataError if the files do not match the manifest among them."""
     try:
         manifest = dict(json.loads(files[MANIFEST]))
     except (ValueError, TypeError) as e:
-        raise DataError(f"This is not a whole model package: {MANIFEST}: {e}", got=where) from None
+        raise DataError(f"The model package is incomplete: {MANIFEST}: {e}", got=where) from None
     require_format(manifest, FORMAT, f"The model package {where}")
-    wrong = [name for name in _FILES if _sha256(files[name]) != manifest.get(name)]
-    if wrong:
+    altered = [name for name in _FILES if _sha256(files[name]) != manifest.get(name)]
+    if altered:
         raise DataError(
             "The model package does not match its sha256",
-            got=", ".join(wrong),
+            got=", ".join(altered),
             rule="Nothing altered is loaded",
         )
 

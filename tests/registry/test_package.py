@@ -69,7 +69,7 @@ def test_one_altered_byte_is_refused(built: Package, name: str) -> None:
 @pytest.mark.parametrize("name", [*FILES, "manifest.json"])
 def test_a_missing_file_is_refused(built: Package, name: str) -> None:
     (built.folder / name).unlink()
-    with pytest.raises(DataError, match=rf"not a whole model package.*{name}"):
+    with pytest.raises(DataError, match=rf"model package is incomplete.*{name}"):
         Package(built.folder)
 
 

@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 
 from raypipe.train import checkpoint, parallel
 from raypipe.train.loop import LoopState
-from raypipe.train.parallel import native
+from raypipe.train.parallel import fsdp
 
 from . import ranks
 
@@ -147,7 +147,7 @@ def _scaled(
 
 
 def _rank(rank: int, world: int, scenarios: list[Scenario], folder: Path) -> None:
-    native.SMALLEST_UNIT = 1  # each block apart, tiny as it is
+    fsdp.SMALLEST_UNIT = 1  # each block apart, tiny as it is
     os.environ |= {
         "LOCAL_RANK": str(rank),
         "RANK": str(rank),

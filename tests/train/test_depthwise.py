@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.functional import conv2d
 
 from raypipe.models.zoo import ImageModel, ModelConfig
-from raypipe.train.parallel.depthwise import _Quick, _Same, quicken
+from raypipe.train.parallel.depthwise import _Quick, _Same, speed_up_depthwise
 from raypipe.train.parallel.precision import autocast
 
 
@@ -39,7 +39,7 @@ def seen_by(model: nn.Sequential) -> list[torch.dtype]:
 def test_only_the_depthwise_convolution_computes_in_float32():
     model = net()
     assert seen_by(model) == [torch.bfloat16] * 3, "as autocast has it"
-    quicken(model)
+    speed_up_depthwise(model)
     assert seen_by(model) == [torch.bfloat16, torch.float32, torch.bfloat16]
 
 
@@ -68,7 +68,7 @@ def test_gradients_are_those_of_torch_to_the_edge_of_the_image(k: int, size: tup
 
 def test_the_default_backbone_is_quick_where_the_size_stays():
     model = ImageModel(ModelConfig(mode="finetune", side_px=64), 2)
-    quicken(model)
+    speed_up_depthwise(model)
     depthwise = [m for m in model.modules() if isinstance(m, nn.Conv2d) and m.groups > 1]
     assert len(depthwise) == 16 and all(
         isinstance(m, _Quick) == (m.stride[0] == 1) for m in depthwise
@@ -86,7 +86,7 @@ def test_the_default_backbone_is_quick_where_the_size_stays():
 
 def test_what_follows_gets_the_type_that_came_in():
     model = net()
-    quicken(model)
+    speed_up_depthwise(model)
     with autocast(torch.device("cpu"), torch.bfloat16):
         assert model[:2](torch.rand(1, 4, 8, 8)).dtype is torch.bfloat16
     assert model(torch.rand(1, 4, 8, 8)).dtype is torch.float32
@@ -95,8 +95,8 @@ def test_what_follows_gets_the_type_that_came_in():
 def test_names_weights_and_float32_outputs_stay():
     model, images = net(), torch.rand(2, 4, 8, 8)
     before, names = model(images), list(model.state_dict())
-    quicken(model)
-    quicken(model)  # twice is once
+    speed_up_depthwise(model)
+    speed_up_depthwise(model)  # twice is once
     assert list(model.state_dict()) == names
     assert torch.equal(model(images), before)
     assert [type(m).__mro__.count(nn.Conv2d) for m in model] == [1, 1, 1]
@@ -104,7 +104,7 @@ def test_names_weights_and_float32_outputs_stay():
 
 def test_a_copy_uses_its_own_weights():
     model = net()
-    quicken(model)
+    speed_up_depthwise(model)
     copy = deepcopy(model)
     with torch.no_grad():
         copy[1].weight.zero_()
@@ -117,7 +117,7 @@ def test_bf16_gradients_of_the_default_backbone_are_near_float32s():
         torch.manual_seed(0)
         model = ImageModel(ModelConfig(mode="finetune", side_px=64, dropout=0.0), 2).eval()
         nn.init.normal_(model.head.linear.weight, generator=torch.Generator().manual_seed(0))
-        quicken(model)
+        speed_up_depthwise(model)
         images = torch.randint(
             0, 256, (4, 64, 64, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(1)
         )

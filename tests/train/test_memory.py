@@ -13,7 +13,7 @@ from torch import nn
 from raypipe.models.zoo import ImageModel, ModelConfig
 from raypipe.train.parallel.blocks import checkpoint_activations
 from raypipe.train.parallel.memory import Need, activation_bytes, choose, container_limit, need_of
-from raypipe.train.parallel.norms import synchronise
+from raypipe.train.parallel.norms import sync_batch_norms
 
 from .parallel_ranks import tiny
 
@@ -162,7 +162,7 @@ def test_frozen_norms_stay_as_they_were_under_sync_bn(device: str) -> None:
         if isinstance(m, nn.modules.batchnorm._BatchNorm)
     }
     still = {name for name in norms if not model.get_submodule(name).training}
-    model = synchronise(model, torch.device(device), world=2).train()
+    model = sync_batch_norms(model, torch.device(device), world=2).train()
     assert still and {name for name in norms if not model.get_submodule(name).training} == still
     changed = {name for name in norms if type(model.get_submodule(name)) is not nn.BatchNorm2d}
     assert changed == norms - still

@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 from raypipe.config import validate
 from raypipe.errors import ConfigError
 from raypipe.train import parallel
-from raypipe.train.parallel import ParallelConfig
-from raypipe.train.parallel import zero as zero_settings
+from raypipe.train.parallel import ParallelConfig, deepspeed_setup
 from raypipe.train.parallel.blocks import blocks
 from raypipe.train.parallel.engine import micro_batches
 
@@ -172,7 +171,9 @@ def test_zero_lends_for_messages_what_a_layer_needs_and_little_of_the_model(
 ) -> None:
     sizes = [elements] * layers
     settings, gpu = ParallelConfig(strategy="zero3"), torch.device("cuda")
-    cfg = zero_settings._config(3, settings, 2, torch.float32, gpu, sizes)["zero_optimization"]
+    cfg = deepspeed_setup.engine_config(3, settings, 2, torch.float32, gpu, sizes)[
+        "zero_optimization"
+    ]
     assert elements <= cfg["reduce_bucket_size"] <= max(elements, sum(sizes) / 16, 7_000_000)
     assert (
         cfg["stage3_max_reuse_distance"]

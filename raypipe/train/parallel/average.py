@@ -1,6 +1,7 @@
-"""EMA of the weights (Polyak and Juditsky 1992): steadier than the last step's, for one copy more of this rank's share.
+"""EMA: an exponential moving average of the weights (Polyak and Juditsky 1992).
 
-It works on what a rank stores, whole or a shard, so it costs no communication under any strategy.
+The average is steadier than the last step's weights. It costs one more copy of this rank's share.
+It works on what a rank stores, a whole tensor or a shard, so it needs no communication.
 """
 
 from __future__ import annotations
@@ -13,17 +14,26 @@ from torch import Tensor
 
 
 class Average:
-    """The exponential mean of `stored()`, and which of the two the model shows. Without a `decay` it does nothing."""
+    """The mean of `stored()` over the steps. The model holds either the weights or their mean.
+
+    `show` swaps the two. Without a `decay` all methods do nothing.
+    """
 
     def __init__(self, decay: float | None, stored: Callable[[], list[Tensor]]) -> None:
-        self.decay, self.steps, self._stored, self._shown = decay, 0, stored, False
-        self._other = (
-            [t.clone() for t in stored()] if decay else []
-        )  # whichever of mean and weights is not in the model
+        self.decay = decay
+        self.steps = 0
+        self._stored = stored
+        self._shows_mean = False
+        # The one of the two that is not in the model: the mean, or the weights while `_shows_mean`.
+        self._other = [t.clone() for t in stored()] if decay else []
 
     @torch.no_grad()
     def update(self) -> None:
-        """After each step. Early means forget faster, or the random start would weigh in for 1 / (1 - decay) steps."""
+        """Add the weights after a step to the mean.
+
+        The mean forgets faster at first. Otherwise the random start would count for
+        1 / (1 - decay) steps.
+        """
         if self.decay:
             self.steps += 1
             decay = min(self.decay, (1 + self.steps) / (10 + self.steps))
@@ -31,23 +41,24 @@ class Average:
 
     @torch.no_grad()
     def restart(self) -> None:
-        """Take the model's weights of now for the mean."""
+        """Set the mean to the model's current weights."""
         if self.decay:
             torch._foreach_copy_(self._other, self._stored())
 
     @torch.no_grad()
     def show(self, mean: bool) -> None:
         """Put the mean, or the trained weights, into the model."""
-        if self.decay and mean != self._shown:
-            here = self._stored()
-            kept = [t.clone() for t in here]
-            torch._foreach_copy_(here, self._other)
-            torch._foreach_copy_(self._other, kept)
-            self._shown = mean
+        if self.decay and mean != self._shows_mean:
+            in_model = self._stored()
+            before = [t.clone() for t in in_model]
+            torch._foreach_copy_(in_model, self._other)
+            torch._foreach_copy_(self._other, before)
+            self._shows_mean = mean
 
     @contextmanager
     def showing(self, mean: bool) -> Iterator[None]:
-        before = self._shown
+        """`show(mean)` for the length of a block."""
+        before = self._shows_mean
         self.show(mean)
         yield
         self.show(before)

@@ -1,6 +1,9 @@
-"""Where a model is cut: the blocks it repeats (transformer layers, bottlenecks). FSDP gathers one at a time, activation
-checkpointing keeps the input of each and computes the rest again in the backward pass (Chen et al. 2016): about a third more
-compute for the memory of one block."""
+"""The blocks that a model repeats: transformer layers, bottlenecks.
+
+FSDP gathers one block at a time. Activation checkpointing keeps the input of each block and
+computes its inside again in the backward pass (Chen et al. 2016): about a third more compute, for
+activations of one block instead of all.
+"""
 
 from __future__ import annotations
 
@@ -19,44 +22,60 @@ CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 
 def blocks(model: nn.Module) -> list[nn.Module]:
-    """The innermost modules of more than one layer that a container of the model repeats; none where nothing repeats."""
-    found: list[nn.Module] = []
-    for container in (m for m in model.modules() if isinstance(m, CONTAINERS)):
-        layered = [
-            m
-            for m in container.children()
-            if not isinstance(m, CONTAINERS) and any(True for _ in m.children())
-        ]
-        times = Counter(type(m) for m in layered)
-        found += [m for m in layered if times[type(m)] > 1]
-    outer = {id(m) for m in found if any(inner in found for inner in list(m.modules())[1:])}
-    return [m for m in found if id(m) not in outer]
+    """The innermost composite modules that a container repeats; empty if nothing repeats.
+
+    A container repeats a module if it holds several of the same class.
+    """
+    repeated: list[nn.Module] = []
+    for container in model.modules():
+        if not isinstance(container, CONTAINERS):
+            continue
+        composite = [m for m in container.children() if _is_composite(m)]
+        counts = Counter(type(m) for m in composite)
+        repeated += [m for m in composite if counts[type(m)] > 1]
+    return [m for m in repeated if not _holds_any(m, repeated)]
+
+
+def _is_composite(module: nn.Module) -> bool:
+    return not isinstance(module, CONTAINERS) and next(module.children(), None) is not None
+
+
+def _holds_any(module: nn.Module, others: list[nn.Module]) -> bool:
+    """Does one of `others` lie inside `module`?"""
+    inside = list(module.modules())[1:]
+    return any(m in others for m in inside)
 
 
 def checkpoint_activations(model: nn.Module, reentrant: bool = False) -> None:
-    """Let each block, or the whole model where nothing repeats, forget its activations. Names in the state dict stay."""
+    """Let each block recompute its activations, in place; the whole model if nothing repeats.
+
+    Names in the state dict stay.
+    """
     for block in blocks(model) or [model]:
         if reentrant:
             block.forward = partial(_reentrant, block, block.forward)  # type: ignore[method-assign]
         else:
-            again = partial(_contexts, block)
-            block.forward = partial(
-                checkpoint, block.forward, use_reentrant=False, context_fn=again
-            )  # type: ignore[method-assign]
+            block.forward = partial(  # type: ignore[method-assign]
+                checkpoint,
+                block.forward,
+                use_reentrant=False,
+                context_fn=partial(_contexts, block),
+            )
 
 
 def _reentrant(block: nn.Module, forward: Callable[..., Any], *inputs: Any, **named: Any) -> Any:
-    """Checkpointing that runs the block without gradients, and again with them in the backward pass.
+    """Run the block without gradients now, and again with gradients in the backward pass.
 
-    Of inputs that need no gradient (above frozen blocks) it would give the block's own parameters none: there it is left out.
+    Reentrant checkpointing gives a block's parameters no gradients if no input needs one, as above
+    frozen blocks. Such a block is run without checkpointing.
     """
-    if not torch.is_grad_enabled() or not any(
-        isinstance(x, Tensor) and x.requires_grad for x in inputs
-    ):
+    needs_grad = any(isinstance(x, Tensor) and x.requires_grad for x in inputs)
+    if not torch.is_grad_enabled() or not needs_grad:
         return forward(*inputs, **named)
 
     def run(*inputs: Any) -> Any:
-        with _statistics_kept(block) if torch.is_grad_enabled() else nullcontext():
+        # Gradients are enabled in the second run only.
+        with _fixed_statistics(block) if torch.is_grad_enabled() else nullcontext():
             return forward(*inputs, **named)
 
     return checkpoint(run, *inputs, use_reentrant=True)
@@ -65,15 +84,17 @@ def _reentrant(block: nn.Module, forward: Callable[..., Any], *inputs: Any, **na
 def _contexts(
     block: nn.Module,
 ) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    return nullcontext(), _statistics_kept(block)
+    """Contexts of the first run and of the second."""
+    return nullcontext(), _fixed_statistics(block)
 
 
 @contextmanager
-def _statistics_kept(block: nn.Module) -> Iterator[None]:
-    """The second forward pass must not count its batch into the running statistics again."""
+def _fixed_statistics(block: nn.Module) -> Iterator[None]:
+    """Keep running statistics as they are: the second run must not count its batch again."""
     norms = [m for m in block.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
     for norm in norms:
-        norm.track_running_stats = False  # in training: normalise by the batch, update nothing
+        # While training, such a norm normalises by the batch and updates nothing.
+        norm.track_running_stats = False
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""What the loop sees of a strategy, and what every strategy does alike."""
+"""The interface between the training loop and a strategy, and the parts that strategies share."""
 
 from __future__ import annotations
 
@@ -15,36 +15,52 @@ from raypipe.train.measure.meter import Meter
 from raypipe.train.parallel.settings import ParallelConfig
 from raypipe.train.parallel.snapshot import Snapshot
 
-Criterion = Callable[[Tensor, Tensor], Tensor]  # (logits_BC, targets) -> the batch's mean loss
+# (logits_BC, targets) -> the batch's mean loss
+Criterion = Callable[[Tensor, Tensor], Tensor]
 
 
 class Engine(Protocol):
-    """A model, its optimizer and the ranks they span. Every rank calls everything.
-
-    step: forward, backward and one update by this rank's part of a global batch; returns the part's loss. Gradients are the
-    mean over the ranks: where parts differ in size, the criterion weighs. `least` is the smallest part of any rank. Tells the
-    meter where each of them ends.
-    not_finite: the name of the first weight or statistic that holds NaN or infinity, or None; the same on every rank.
-    snapshot, load: this rank's share of everything, and the way back from whole tensors. Neither asks the other ranks.
-    """
+    """A model, its optimizer and the ranks they span. Every rank calls every method."""
 
     rank: int
     world: int
     device: torch.device
     meter: Meter
 
-    def train(self) -> None: ...
-    def eval(self) -> None: ...
-    def forward(self, inputs: Tensor) -> Tensor: ...
+    def train(self) -> None:
+        """Prepare for training steps; the model holds the trained weights."""
+
+    def eval(self) -> None:
+        """Prepare for evaluation; under EMA the model holds the mean of the weights."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Logits in float32."""
+        ...
+
     def step(
         self, inputs: Tensor, targets: Tensor, criterion: Criterion, least: int | None = None
-    ) -> Tensor: ...
-    def set_lr(self, lr: float, epoch: int) -> None: ...
-    def not_finite(self) -> str | None: ...
-    def snapshot(self) -> Snapshot: ...
+    ) -> Tensor:
+        """One update by this rank's part of a global batch; returns the loss of the part.
+
+        Gradients are the mean over the ranks. Where parts differ in size, the criterion weights
+        them. `least` is the smallest part of any rank. The meter gets a lap after each phase.
+        """
+        ...
+
+    def set_lr(self, lr: float, epoch: int) -> None:
+        """Set the head's learning rate, and from it those of all parameter groups."""
+
+    def not_finite(self) -> str | None:
+        """The first weight or statistic with NaN or infinity, or None; the same on every rank."""
+
+    def snapshot(self) -> Snapshot:
+        """This rank's share of model and optimizer. It does not wait for other ranks."""
+        ...
+
     def load(
         self, weights: Mapping[str, Tensor], optimizer: Mapping[str, Tensor], facts: dict[str, Any]
-    ) -> None: ...
+    ) -> None:
+        """Restore from whole tensors. It does not wait for other ranks."""
 
 
 def ranks() -> tuple[int, int]:
@@ -55,17 +71,22 @@ def ranks() -> tuple[int, int]:
 def micro_batches(
     inputs: Tensor, targets: Tensor, parts: int, least: int | None = None
 ) -> Iterator[tuple[Tensor, Tensor, float, bool]]:
-    """(inputs, targets, share of the batch, is it the last). Where the ranks' smallest batch (`least`; null: this one) is
-    smaller than `parts`, it makes fewer, on all ranks alike."""
+    """Yields (inputs, targets, share of the batch, is it the last?) for each micro batch.
+
+    There are `parts` of them, but not more than images in the smallest batch of any rank (`least`;
+    None: this batch), so that all ranks make equally many.
+    """
     parts = min(parts, len(inputs) if least is None else least)
-    for i, (x, y) in enumerate(
-        zip(inputs.tensor_split(parts), targets.tensor_split(parts), strict=True)
-    ):
-        yield x, y, len(x) / len(inputs), i + 1 == parts
+    pairs = zip(inputs.tensor_split(parts), targets.tensor_split(parts), strict=True)
+    for i, (x, y) in enumerate(pairs, start=1):
+        yield x, y, len(x) / len(inputs), i == parts
 
 
 def first_not_finite(tensors: Mapping[str, Tensor], world: int, device: torch.device) -> str | None:
-    """The first tensor of which some rank's share is not finite. Ranks list the same names in the same order."""
+    """The first tensor that is not finite on some rank.
+
+    All ranks must list the same names in the same order.
+    """
     names = list(tensors)
     bad = first_bad(tensors)
     first = torch.tensor(len(names) if bad is None else names.index(bad), device=device)
@@ -75,27 +96,30 @@ def first_not_finite(tensors: Mapping[str, Tensor], world: int, device: torch.de
 
 
 def broadcast(tensors: Iterable[Tensor], world: int) -> None:
-    """Rank 0's values for all."""
+    """Copy rank 0's values to all ranks, in place."""
     if world > 1:
         for tensor in tensors:
-            sent = tensor.detach().contiguous()  # channels_last ones cannot be sent as they lie
+            # A channels_last tensor cannot be sent in its own memory layout.
+            sent = tensor.detach().contiguous()
             dist.broadcast(sent, 0)
             tensor.detach().copy_(sent)
 
 
 def parameter_groups(model: nn.Module, cfg: ParallelConfig) -> list[dict[str, Any]]:
-    """Optimizer groups, by depth only where depths learn at different rates: each group costs kernels and messages."""
+    """Groups for the optimizer.
+
+    Groups are split by depth only if depths learn at different rates: each group costs kernels
+    and messages.
+    """
     if cfg.layer_decay < 1 or cfg.unfreeze_epochs:
         return depth.parameter_groups(model, cfg.weight_decay)
-    return depth.parameter_groups(
-        model, cfg.weight_decay, {name: 0 for name, _ in model.named_parameters()}
-    )
+    one_depth = {name: 0 for name, _ in model.named_parameters()}
+    return depth.parameter_groups(model, cfg.weight_decay, one_depth)
 
 
 def set_rates(groups: Sequence[dict[str, Any]], lr: float, epoch: int, cfg: ParallelConfig) -> None:
-    """Each group's learning rate in an epoch (from 0), `lr` being the head's."""
-    by_depth = depth.scales(
-        1 + max(g["depth"] for g in groups), epoch, cfg.layer_decay, cfg.unfreeze_epochs
-    )
+    """Set each group's learning rate in an epoch (from 0); `lr` is the head's."""
+    depths = 1 + max(group["depth"] for group in groups)
+    scales = depth.scales(depths, epoch, cfg.layer_decay, cfg.unfreeze_epochs)
     for group in groups:
-        group["lr"] = lr * by_depth[group["depth"]]
+        group["lr"] = lr * scales[group["depth"]]

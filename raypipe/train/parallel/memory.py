@@ -1,8 +1,11 @@
-"""`auto`: which strategy a model needs, by arithmetic alone. Fits one device: single or ddp. Does not fit: shard it.
+"""`train.strategy=auto`: the strategy that a model's memory needs, by arithmetic alone.
 
-What training keeps (Rajbhandari et al. 2020, section 3): each parameter; of a trained one also its gradient, AdamW's two
-moments and, under EMA, one copy more; and what the forward pass keeps for the backward pass, which grows with a rank's micro
-batch and which no strategy shards. That last part is counted on shapes alone (`activation_bytes`).
+If a model fits one device, it trains by single or ddp; if not, it is sharded. Training keeps in
+memory (Rajbhandari et al. 2020, section 3):
+
+- each parameter; for a trained one also its gradient, AdamW's two moments and, under EMA, a copy;
+- activations: tensors that the forward pass keeps for the backward pass. They grow with a rank's
+  micro batch, and no strategy shards them. `activation_bytes` counts them on shapes alone.
 """
 
 from __future__ import annotations
@@ -19,13 +22,18 @@ from raypipe.train.parallel.blocks import blocks
 from raypipe.train.shapes import without_values
 
 log = logging.getLogger("raypipe")
-RESERVE = 0.2  # of a device's memory, for gathered layers, messages, the allocator and the context
-ADAMW = 2.0  # optimizer state, in units of the trained parameters
+# Share of a device's memory for gathered layers, messages, the allocator and the context.
+RESERVE = 0.2
+# Optimizer state, in units of the trained parameters.
+ADAMW = 2.0
 
 
 @dataclass(frozen=True)
 class Need:
-    """Bytes of trained and of frozen parameters, of what is kept of a micro batch; and is there an EMA?"""
+    """Bytes of trained parameters, of frozen ones, and of a micro batch's activations.
+
+    `ema`: is an average of the weights kept?
+    """
 
     trained: int
     frozen: int = 0
@@ -34,13 +42,13 @@ class Need:
 
     @property
     def state(self) -> float:
-        """What sharding divides."""
+        """Bytes that sharding divides: parameters, gradients, optimizer state, EMA."""
         return self.trained * (2 + ADAMW + self.ema) + self.frozen
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A strategy, whether to offload, the bytes a device then keeps, and why in one sentence."""
+    """A strategy, what to offload, the bytes that a device then keeps, and why in one sentence."""
 
     strategy: str
     offload: str
@@ -50,34 +58,40 @@ class Choice:
 
 def choose(need: Need, devices: int, memory_bytes: int) -> Choice:
     """The least sharding that fits `devices` of `memory_bytes` each."""
-    room, own = memory_bytes * (1 - RESERVE), float(need.activations)
-    total, share = need.state + own, need.state / devices + own
+    room = memory_bytes * (1 - RESERVE)
+    activations = float(need.activations)
+    whole = need.state + activations
+    sharded = need.state / devices + activations
     ema = ", mean of the weights" if need.ema else ""
-    words = (
-        f"Parameters, gradients, optimizer{ema} take {_size(need.state)}, the activations of a micro batch {_size(own)}; a "
-        f"device has room for {_size(room)}"
+    facts = (
+        f"Parameters, gradients, optimizer{ema} take {_size(need.state)}, "
+        f"the activations of a micro batch {_size(activations)}; "
+        f"a device has room for {_size(room)}"
     )
-    if total <= room:
-        how = (
-            ("single", "one device")
-            if devices == 1
-            else ("ddp", f"a copy on each of {devices} devices")
-        )
-        return Choice(how[0], "none", total, f"{words}: {how[0]}, {how[1]}")
-    smaller = "" if own <= room else "; its activations alone do not fit: raise train.accumulate"
+
+    # The whole model fits one device.
+    if whole <= room:
+        if devices == 1:
+            return Choice("single", "none", whole, f"{facts}: single, one device")
+        reason = f"{facts}: ddp, a copy on each of {devices} devices"
+        return Choice("ddp", "none", whole, reason)
+
+    # It does not fit; sharding helps if there are several devices.
+    hint = ""
+    if activations > room:
+        hint = "; its activations alone do not fit: raise train.accumulate"
     if devices == 1:
-        alone = "it does not fit, and one device has nobody to shard with; add workers"
-        return Choice("single", "none", total, f"{words}: {alone}{smaller}")
-    if share <= room:
-        return Choice(
-            "fsdp",
-            "none",
-            share,
-            f"{words}: fsdp, sharded over {devices} devices to {_size(share)} each",
-        )
-    # Offloaded, a device holds the layers in use only; what it computes with travels over the bus at each use.
-    last = f"{_size(share)} sharded over {devices}: zero3, kept in CPU memory{smaller}"
-    return Choice("zero3", "parameters", own, f"{words}, and {last}")
+        alone = "it does not fit, and one device cannot shard; add workers"
+        return Choice("single", "none", whole, f"{facts}: {alone}{hint}")
+    if sharded <= room:
+        reason = f"{facts}: fsdp, sharded over {devices} devices to {_size(sharded)} each"
+        return Choice("fsdp", "none", sharded, reason)
+
+    # Offloaded, a device holds only the layers in use. They travel over the bus at each use.
+    reason = (
+        f"{facts}, and {_size(sharded)} sharded over {devices}: zero3, kept in CPU memory{hint}"
+    )
+    return Choice("zero3", "parameters", activations, reason)
 
 
 def need_of(
@@ -88,47 +102,61 @@ def need_of(
     ema: bool,
     checkpointing: bool,
 ) -> Need:
-    """What training this model by micro batches of so many images keeps; without an `example` no activations."""
-    trained, frozen = (
-        sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad == wanted)
-        for wanted in (True, False)
-    )
-    kept = 0.0
+    """The bytes that training keeps; `micro_batch` is in images.
+
+    Without an `example` (one input), activations are not counted. `checkpointing`: blocks compute
+    their activations again.
+    """
+    trained, frozen = 0, 0
+    for p in model.parameters():
+        size = p.numel() * p.element_size()
+        if p.requires_grad:
+            trained += size
+        else:
+            frozen += size
+    activations = 0.0
     if example is not None:
-        kept = activation_bytes(model, example) * micro_batch * dtype.itemsize / 4
-        if checkpointing:  # the input of each block, and the inside of one
-            kept *= min(1.0, 2 / max(1, len(blocks(model))))
-    return Need(trained, frozen, int(kept), ema)
+        activations = activation_bytes(model, example) * micro_batch * dtype.itemsize / 4
+        if checkpointing:
+            # Kept are the input of each block and the inside of one.
+            activations *= min(1.0, 2 / max(1, len(blocks(model))))
+    return Need(trained, frozen, int(activations), ema)
 
 
 def activation_bytes(model: nn.Module, example: Tensor) -> float:
-    """What the backward pass needs of one image in float32, counted on shapes alone; 0 for a model that needs values."""
-    seen: dict[int, int] = {}
-    kept: list[Tensor] = []  # alive, so that no two have one id
+    """Bytes of one image's activations in float32, counted on shapes alone.
 
-    def keep(t: Tensor) -> Tensor:
-        if t.untyped_storage()._cdata not in own:
-            seen[t.untyped_storage()._cdata] = t.untyped_storage().nbytes()
-            kept.append(t)
+    It is 0 for a model that cannot run without values.
+    """
+    sizes: dict[int, int] = {}  # bytes by id of the storage
+    alive: list[Tensor] = []  # tensors stay alive, so that no two storages get the same id
+
+    def count(t: Tensor) -> Tensor:
+        storage = t.untyped_storage()
+        if storage._cdata not in own:
+            sizes[storage._cdata] = storage.nbytes()
+            alive.append(t)
         return t
 
     shapes = without_values(model).train()
+    # The model's own tensors are saved for the backward pass too, and are no activations.
     own = {t.untyped_storage()._cdata for t in (*shapes.parameters(), *shapes.buffers())}
     two = torch.zeros(2, *example.shape[1:], dtype=example.dtype, device="meta")
     try:
         with (
             torch.random.fork_rng(devices=[]),
-            torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t),
+            torch.autograd.graph.saved_tensors_hooks(count, lambda t: t),
         ):
             shapes(two)
-    except Exception as e:  # a model of the user's own may branch on values
+    except Exception as e:
+        # A user's model may branch on values, which `meta` does not have.
         log.debug("Activations are unknown: %s", e)
         return 0.0
-    return sum(seen.values()) / 2
+    return sum(sizes.values()) / 2
 
 
 def device_memory(device: torch.device, ranks_here: int) -> int:
-    """Bytes that one of so many ranks of this machine may use."""
+    """Bytes that one rank may use, if `ranks_here` share this machine."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
     host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -138,36 +166,44 @@ def device_memory(device: torch.device, ranks_here: int) -> int:
 def container_limit(
     membership: Path = Path("/proc/self/cgroup"), mount: Path = Path("/sys/fs/cgroup")
 ) -> int | None:
-    """The least memory limit of this process's cgroup and of those above it, cgroup v2 and v1; None where there is none.
+    """The smallest memory limit in bytes of this process's cgroup and its parents, or None.
 
-    A container sees its host's memory, and is killed when it takes more than its own.
+    It reads cgroup v2 and v1. A container sees its host's memory, but the kernel kills it when it
+    takes more than its own limit.
     """
     try:
-        lines = [line.split(":", 2) for line in membership.read_text().splitlines()]
+        lines = membership.read_text().splitlines()
     except OSError:
         return None
     limits: list[int] = []
-    for _, controllers, path in (line for line in lines if len(line) == 3):
+    for line in lines:
+        # A line is HIERARCHY:CONTROLLERS:PATH; version 2 has no controllers.
+        fields = line.split(":", 2)
+        if len(fields) != 3:
+            continue
+        _, controllers, path = fields
         if controllers == "":
             root, name = mount, "memory.max"
         elif "memory" in controllers.split(","):
             root, name = mount / "memory", "memory.limit_in_bytes"
         else:
             continue
-        # Inside a container the path may be the host's, of which only the mount's root is shown.
+        # Inside a container the path may be the host's. Only a part of it exists there.
         parts = [p for p in path.split("/") if p not in ("", "..")]
         for count in range(len(parts) + 1):
-            limits += _limit(root.joinpath(*parts[:count]) / name)
+            limit = _limit(root.joinpath(*parts[:count]) / name)
+            if limit is not None:
+                limits.append(limit)
     return min(limits, default=None)
 
 
-def _limit(file: Path) -> list[int]:
-    """v2 says `max` where nothing is set, v1 a number near 2^63."""
+def _limit(file: Path) -> int | None:
+    """The limit in a cgroup's file. Unlimited is `max` in version 2, a number near 2^63 in 1."""
     try:
         text = file.read_text().strip()
     except OSError:
-        return []
-    return [int(text)] if text.isdigit() and int(text) < 2**60 else []
+        return None
+    return int(text) if text.isdigit() and int(text) < 2**60 else None
 
 
 def _size(n: float) -> str:

@@ -1,9 +1,12 @@
-"""Which parameters a training step reaches, found before a model is wrapped.
+"""Which parameters a training step reaches; computed before a model is wrapped.
 
-DDP waits in every step for the gradient of every parameter that asks for one. DINOv2's and DINOv3's mask_token never gets
-one, and the second step dies. So a model is tried on shapes alone (`meta`: no memory, no values): what no pass reaches is
-frozen, which changes nothing that is learned. What some passes reach and others do not (blocks that are skipped at random)
-is no reason to freeze: DDP then looks for them in every step, and who shards whole blocks refuses.
+DDP waits in every step for the gradient of every parameter with requires_grad. The mask_token of
+DINOv2 and DINOv3 never gets one, so the second step fails. Therefore a few passes are tried on
+shapes alone (device `meta`: no memory, no values).
+
+- A parameter that no pass reaches is frozen. That changes nothing that is learned.
+- A parameter that only some passes reach (in blocks that are skipped at random) stays. DDP then
+  looks for such parameters in every step; strategies that shard whole blocks refuse the model.
 """
 
 from __future__ import annotations
@@ -20,50 +23,57 @@ from torch import Tensor, nn
 from raypipe.train.shapes import without_values
 
 log = logging.getLogger("raypipe")
-TRAINING_PASSES = 3  # beside one in eval mode, where nothing is skipped
+# Besides one pass in eval mode, where nothing is skipped.
+TRAINING_PASSES = 3
 
 
 def freeze_unreached(model: nn.Module, inputs: Tensor) -> list[str]:
-    """Freeze parameters that no pass reaches; returns those that only some passes reach. `inputs` has one image's shape."""
-    wanted = {name for name, p in model.named_parameters() if p.requires_grad}
+    """Freeze parameters that no pass reaches; returns the names that only some passes reach.
+
+    `inputs` has one image's shape.
+    """
+    trained = {name for name, p in model.named_parameters() if p.requires_grad}
     passes = _passes(model, inputs)
-    ever: set[str] = set().union(*passes)
-    never = wanted - ever
+    reached: set[str] = set().union(*passes)
+    never = trained - reached
     for name in sorted(never):
         model.get_parameter(name).requires_grad_(False)
     if never:
         log.info("No output depends on %s: frozen", ", ".join(sorted(never)))
     always = passes[1].intersection(*passes[2:])  # in training mode
-    return sorted(ever - always)
+    return sorted(reached - always)
 
 
 def _passes(model: nn.Module, inputs: Tensor) -> list[set[str]]:
     """The names that each pass reaches: one in eval mode, then TRAINING_PASSES in training mode."""
     modes = [False] + [True] * TRAINING_PASSES
-    with _generators_kept():
+    with _same_random_state():
         try:
             shapes = without_values(model)
             two = torch.zeros(2, *inputs.shape[1:], dtype=inputs.dtype, device="meta")
             return [_reached(shapes.train(mode), two) for mode in modes]
-        except Exception as e:  # a model of the user's own may branch on values
+        except Exception as e:
+            # A user's model may branch on values, which `meta` does not have.
             log.debug("Tried with values, for on shapes alone it fails: %s", e)
-        values = copy.deepcopy(model)  # statistics and caches of the model itself stay
+        # A copy, so that the model's own statistics and caches stay.
+        values = copy.deepcopy(model)
         device = next(model.parameters()).device
         two = torch.zeros(2, *inputs.shape[1:], dtype=inputs.dtype, device=device)
         return [_reached(values.train(mode), two) for mode in modes]
 
 
 def _reached(model: nn.Module, inputs: Tensor) -> set[str]:
-    wanted = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    """The names of parameters that get a gradient in one pass."""
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     with torch.enable_grad():
-        grads = torch.autograd.grad(
-            model(inputs).float().sum(), list(wanted.values()), allow_unused=True
-        )
-    return {name for name, grad in zip(wanted, grads, strict=True) if grad is not None}
+        loss = model(inputs).float().sum()
+        grads = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
+    return {name for name, grad in zip(trained, grads, strict=True) if grad is not None}
 
 
 @contextmanager
-def _generators_kept() -> Iterator[None]:
+def _same_random_state() -> Iterator[None]:
+    """Restore Python's and torch's random generators at the end of the block."""
     before = random.getstate()
     with torch.random.fork_rng(devices=[]):
         try:

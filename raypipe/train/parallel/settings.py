@@ -1,4 +1,4 @@
-"""What a user says about strategy, precision and memory. The fields are read as `train.strategy`, `train.accumulate`, …"""
+"""Settings of strategy, precision and memory. They are part of `train`: `train.strategy`, …"""
 
 from __future__ import annotations
 
@@ -12,47 +12,76 @@ Strategy = Literal["auto", "single", "ddp", "fsdp", "zero1", "zero2", "zero3"]
 
 
 class ParallelConfig(Section):
-    """How one model and its optimizer live on the devices. `batch_size` is global: ranks and micro batches share it.
-
-    layer_decay: each block of the backbone learns so many times as fast as the one above it; `lr` is the head's.
-    unfreeze_epochs: the head learns first, the blocks join from the top down over so many epochs.
-    accumulate: micro batches a step; the gradient is the same, the activations take 1/accumulate of the memory.
-    precision: fp32 is IEEE, tf32 rounds inside matrix products, bf16 and fp16 are autocast over fp32 weights.
-    offload (fsdp, zero): keep the optimizer, or the parameters too, in CPU memory.
-    ema: decay of an exponential mean of the weights; evaluation and the saved weights are the mean's.
-    sync_bn: batch norms see the global batch instead of each rank's.
-    """
+    """How one model and its optimizer live on the devices."""
 
     strategy: Strategy = "auto"
+    """How ranks share a model. `auto` takes the least sharding that fits the devices' memory:
+    single or ddp if the whole model fits, else fsdp, else zero3 with offloading."""
+
     batch_size: int = Field(default=64, ge=1)
+    """Images in the global batch of one step. Ranks and micro batches share it."""
+
     lr: float = Field(default=1e-3, gt=0)
+    """Learning rate of the head; AdamW's usual 0.001 by default."""
+
     weight_decay: float = Field(default=1e-4, ge=0)
+    """AdamW's decoupled weight decay."""
+
     layer_decay: float = Field(default=1.0, gt=0, le=1)
+    """Factor between the learning rates of one block of the backbone and of the block above it;
+    `lr` is the head's. 1: all learn at the same rate."""
+
     unfreeze_epochs: int = Field(default=0, ge=0)
+    """Epochs over which the blocks join, from the top down; the head learns first. 0: all learn
+    from the start."""
+
     clip_norm: float | None = Field(default=None, gt=0)
+    """Largest norm of a step's gradient; larger ones are scaled down to it. null: no clipping."""
+
     accumulate: int = Field(default=1, ge=1)
+    """Micro batches in one step. The gradient stays the same; activations take 1/accumulate of the
+    memory."""
+
     precision: Literal["auto", "bf16", "fp16", "tf32", "fp32"] = "auto"
+    """Format of matrix products: fp32 is IEEE, tf32 rounds inside them, bf16 and fp16 are autocast
+    over fp32 weights. `auto` is bf16 where the device computes it fast, else fp32."""
+
     activation_checkpointing: bool = False
+    """Compute the inside of each block again in the backward pass: about a third more compute, for
+    less memory."""
+
     offload: Literal["none", "optimizer", "parameters"] = "none"
+    """Keep the optimizer, or the parameters too, in CPU memory (fsdp and zero1 to zero3). It saves
+    memory of the device and costs time."""
+
     compile: bool = False
+    """Compile the model with torch.compile. The first steps take longer, the later ones less."""
+
     channels_last: bool = True
+    """Keep images as batch, height, width, channels in memory; convolutions run faster on that."""
+
     ema: float | None = Field(default=None, gt=0, lt=1)
+    """Decay of an exponential moving average of the weights. Evaluation and the saved weights are
+    the average's. null: no average."""
+
     sync_bn: bool = False
+    """Let batch norms use the global batch, not each rank's own. It costs messages at each norm."""
 
     @model_validator(mode="after")
     def _possible(self) -> ParallelConfig:
         if self.offload != "none" and self.strategy in ("single", "ddp"):
             raise ValueError(
-                f"{self.strategy} keeps everything on its device. Set strategy=fsdp or zero3 to offload"
+                f"{self.strategy} keeps everything on its device. "
+                "Set strategy=fsdp or zero3 to offload"
             )
         if self.offload == "parameters" and self.strategy in ("zero1", "zero2"):
             raise ValueError(
                 f"{self.strategy} shards no parameters. Set offload=optimizer, or strategy=zero3"
             )
-        if (
-            isinstance(self.batch_size, int) and self.accumulate > self.batch_size
-        ):  # a training may say auto
+        # In a training's config batch_size may be `auto`.
+        if isinstance(self.batch_size, int) and self.accumulate > self.batch_size:
             raise ValueError(
-                f"accumulate={self.accumulate} cuts a batch of {self.batch_size} into parts smaller than an image"
+                f"accumulate={self.accumulate} cuts a batch of {self.batch_size} "
+                "into parts smaller than an image"
             )
         return self

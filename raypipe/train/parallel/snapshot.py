@@ -1,8 +1,9 @@
-"""What a rank keeps of model and optimizer, as pieces of whole tensors: how every strategy saves, and what each can load.
+"""A rank's share of model and optimizer, as pieces of whole tensors.
 
-A piece says where its elements belong in the flattened whole, so pieces of any number of ranks make one tensor again, and what
-one strategy saved another takes up at any world size. Taking a snapshot asks no other rank for anything: a rank that died or
-hangs cannot keep the others from saving.
+Every strategy saves this way, and loads what any other has saved. A piece says where its elements
+belong in the flattened whole, so the pieces of any number of ranks make one tensor again, at any
+world size. A snapshot needs no other rank: a rank that died or hangs cannot stop the others from
+saving.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ MOMENTS = ("exp_avg", "exp_avg_sq")  # AdamW's
 
 @dataclass(frozen=True)
 class Piece:
-    """`values`, a copy on the CPU, are the elements from `start` on of a tensor of this `shape`, flattened.
+    """A part of a tensor of `shape`: its flattened elements from `start` on.
 
-    A piece that is all of its tensor keeps its shape.
+    `values` is a copy on the CPU. It is flat, but a piece that is all of its tensor has its shape.
     """
 
     values: Tensor
@@ -34,15 +35,20 @@ class Piece:
 
     @classmethod
     def part(cls, flat: Tensor, start: int, shape: tuple[int, ...]) -> Piece:
-        """Of a flat share; what lies beyond the tensor's end is padding and left out."""
-        values = _copy(flat[: max(0, prod(shape) - start)])
-        return cls(values.view(shape) if len(values) == prod(shape) else values, start, shape)
+        """From a rank's flat share. Elements beyond the tensor's end are padding and left out."""
+        size = prod(shape)
+        values = _copy(flat[: max(0, size - start)])
+        return cls(values.view(shape) if len(values) == size else values, start, shape)
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """One rank's share. `weights` are what predicts (the mean, under EMA), by the names of the state dict; `optimizer` holds
-    exp_avg/NAME, exp_avg_sq/NAME, step/NAME and, under EMA, trained/NAME; `facts` the few numbers beside (JSON)."""
+    """One rank's share.
+
+    weights: used for prediction (the mean, under EMA), by names of the state dict.
+    optimizer: exp_avg/NAME, exp_avg_sq/NAME, step/NAME and, under EMA, trained/NAME.
+    facts: a few numbers, as JSON.
+    """
 
     weights: dict[str, Piece] = field(default_factory=dict)
     optimizer: dict[str, Piece] = field(default_factory=dict)
@@ -50,11 +56,11 @@ class Snapshot:
 
 
 def cut(whole: Tensor, start: int, size: int) -> Tensor:
-    """The `size` elements from `start` on, flat; zeros beyond the end."""
-    mine = torch.zeros(size, dtype=whole.dtype)
+    """`size` elements of the flattened tensor from `start` on, with zeros beyond its end."""
+    share = torch.zeros(size, dtype=whole.dtype)
     part = whole.flatten()[start : start + size]
-    mine[: len(part)] = part
-    return mine
+    share[: len(part)] = part
+    return share
 
 
 def _copy(tensor: Tensor) -> Tensor:

@@ -1,19 +1,15 @@
-"""zero1, zero2, zero3: DeepSpeed shards optimizer state, gradients too, parameters too (Rajbhandari et al. 2020).
+"""zero1, zero2, zero3: DeepSpeed's stages (Rajbhandari et al. 2020).
 
-DeepSpeed's own checkpoints are tied to the world size and pickled. Here each rank saves its share of every tensor by name, so
-a run goes on at any world size, and under any other strategy. The first use compiles an operator (30 s).
+zero1 shards the optimizer state, zero2 gradients too, zero3 parameters too. DeepSpeed's own
+checkpoints are pickled and tied to the world size. Here each rank saves its share of every tensor
+by name instead, so a run resumes at any world size and under any other strategy.
+
+The first use compiles an operator, which takes about 30 s.
 """
 
 from __future__ import annotations
 
-import contextlib
-import logging
-import os
-import sysconfig
-import time
-import warnings
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,6 +20,11 @@ from raypipe.errors import ConfigError
 from raypipe.train.measure.meter import Meter
 from raypipe.train.parallel.average import Average
 from raypipe.train.parallel.blocks import checkpoint_activations
+from raypipe.train.parallel.deepspeed_setup import (
+    engine_config,
+    import_deepspeed,
+    use_dynamic_loss_scaler,
+)
 from raypipe.train.parallel.engine import (
     Criterion,
     broadcast,
@@ -33,17 +34,19 @@ from raypipe.train.parallel.engine import (
     ranks,
     set_rates,
 )
-from raypipe.train.parallel.precision import FIRST_SCALE, GROWS_AFTER, LOWEST_SCALE, require_scale
+from raypipe.train.parallel.precision import GROWS_AFTER, require_scale
 from raypipe.train.parallel.settings import ParallelConfig
 from raypipe.train.parallel.snapshot import MOMENTS, Piece, Snapshot, cut
 
-log = logging.getLogger("raypipe")
-COMPILES_WITHIN_S = 600.0  # 30 to 100 s, seen on two busy cores
-SMALLEST_BUCKET = 6_500_000  # elements: 25 MB in float32, as DDP's
-
 
 class Zero:
-    """One of DeepSpeed's stages. Under zero3 every forward gathers layer by layer: all ranks call it equally often."""
+    """One stage of DeepSpeed.
+
+    Under zero3 every forward pass gathers layer by layer, so all ranks must call it equally often.
+
+    Three places hold weights: the model's parameters (`_local` is this rank's share of one), the
+    flat float32 tensors that the optimizer updates (`_flat`), and its moments. `load` fills all.
+    """
 
     def __init__(
         self,
@@ -60,13 +63,16 @@ class Zero:
                 got="train.workers=1",
                 fix="Set train.workers=2",
             )
-        deepspeed = _deepspeed(device)
+        deepspeed = import_deepspeed(device)
         self.rank, self.world = ranks()
-        self.device, self.meter, self._cfg, self._stage = device, meter, cfg, stage
-        for p in model.parameters():  # DeepSpeed sends parameters as flat bytes: channels_last ones have no such view, not even
-            p.data = p.data.flatten().view(
-                p.shape
-            )  # those of 1 x 1 kernels, which pass for contiguous
+        self.device = device
+        self.meter = meter
+        self._cfg = cfg
+        self._stage = stage
+        # DeepSpeed sends parameters as flat bytes. channels_last tensors have no such view,
+        # not even 1 x 1 kernels, although those count as contiguous.
+        for p in model.parameters():
+            p.data = p.data.flatten().view(p.shape)
         if stage < 3:
             model = model.to(device)
             broadcast(model.parameters(), self.world)
@@ -74,12 +80,10 @@ class Zero:
         if cfg.activation_checkpointing:
             checkpoint_activations(model, reentrant=stage == 3)
         optimizer = torch.optim.AdamW(parameter_groups(model, cfg), lr=cfg.lr, fused=True)
-        config = _config(
-            stage, cfg, self.world, dtype, device, [p.numel() for p in model.parameters()]
-        )
-        if (
-            stage == 3
-        ):  # parameter by parameter, from rank 0: the whole model never lies on a device
+        sizes = [p.numel() for p in model.parameters()]
+        config = engine_config(stage, cfg, self.world, dtype, device, sizes)
+        if stage == 3:
+            # Shards parameter by parameter, from rank 0. The whole model never lies on a device.
             deepspeed.zero.Init(module=model, config_dict_or_path=config, dtype=torch.float32)
         for buffer in model.buffers():
             buffer.data = buffer.data.to(device)
@@ -87,7 +91,7 @@ class Zero:
         self._engine, self._zero, _, _ = deepspeed.initialize(
             model=model, optimizer=optimizer, dist_init_required=False, config=config
         )
-        self._scaler = _scale_loss(self._zero) if dtype is torch.float16 else None
+        self._scaler = use_dynamic_loss_scaler(self._zero) if dtype is torch.float16 else None
         if cfg.compile:
             self._engine.compile()
         self._average = Average(cfg.ema, self._stored)
@@ -102,6 +106,7 @@ class Zero:
             require_scale(self._scaler.cur_scale)
         self._release()
         self._average.show(mean=True)
+        # Batch statistics differ by rank. Rank 0's are saved, so all ranks evaluate with those.
         broadcast(self._engine.module.buffers(), self.world)
         self._engine.eval()
 
@@ -113,13 +118,13 @@ class Zero:
     ) -> Tensor:
         self.meter.lap("augment")
         total = torch.zeros((), device=self.device)
-        for part, wanted, share, last in micro_batches(
-            inputs, targets, self._cfg.accumulate, least
-        ):
+        parts = micro_batches(inputs, targets, self._cfg.accumulate, least)
+        for part, part_targets, share, last in parts:
             self._engine.set_gradient_accumulation_boundary(last)
-            loss = criterion(self.forward(part), wanted) * share
+            loss = criterion(self.forward(part), part_targets) * share
             self.meter.lap("forward")
-            self._engine.backward(loss, scale_wrt_gas=False)  # the share is in the loss already
+            # `loss` holds the micro batch's share already; DeepSpeed must not divide once more.
+            self._engine.backward(loss, scale_wrt_gas=False)
             self.meter.lap("backward")
             self._engine.step()
             self.meter.lap("optimizer")
@@ -133,10 +138,10 @@ class Zero:
 
     def not_finite(self) -> str | None:
         module = self._engine.module
-        shares = {n: self._local(p) for n, p in module.named_parameters()} | dict(
-            module.named_buffers()
-        )
-        return first_not_finite({n: shares[n] for n in self._saved}, self.world, self.device)
+        shares = {name: self._local(p) for name, p in module.named_parameters()}
+        shares |= dict(module.named_buffers())
+        saved = {name: shares[name] for name in self._saved}
+        return first_not_finite(saved, self.world, self.device)
 
     def snapshot(self) -> Snapshot:
         self._release()
@@ -144,12 +149,12 @@ class Zero:
             weights = self._pieces("")
         optimizer: dict[str, Piece] = {}
         if self._cfg.ema:
+            # Under EMA `weights` are the mean; the trained weights are saved beside them.
             with self._average.showing(mean=False):
                 optimizer |= self._pieces("trained/")
         optimizer |= self._moments()
-        return Snapshot(
-            weights, optimizer, {"scaler": self._scale(), "averaged": self._average.steps}
-        )
+        facts = {"scaler": self._scale(), "averaged": self._average.steps}
+        return Snapshot(weights, optimizer, facts)
 
     def load(
         self, weights: Mapping[str, Tensor], optimizer: Mapping[str, Tensor], facts: dict[str, Any]
@@ -158,216 +163,156 @@ class Zero:
         self._fill("", weights)
         self._average.restart()
         self._average.steps = facts["averaged"]
-        if self._scaler is not None and facts["scaler"]:  # older versions kept none
+        # Checkpoints of older versions hold no loss scale.
+        if self._scaler is not None and facts["scaler"]:
             self._scaler.cur_scale = facts["scaler"]["scale"]
-            self._scaler.cur_iter, self._scaler.last_overflow_iter = (
-                facts["scaler"]["_growth_tracker"],
-                -1,
-            )
-        trained = f"trained/{self._saved[0]}" in optimizer
-        if trained:
+            self._scaler.cur_iter = facts["scaler"]["_growth_tracker"]
+            self._scaler.last_overflow_iter = -1
+        has_trained = f"trained/{self._saved[0]}" in optimizer
+        if has_trained:
             self._fill("trained/", optimizer)
-        if step := next((optimizer[key] for key in optimizer if key.startswith("step/")), None):
-            for flat in self._flat():
-                held = {k: torch.zeros_like(flat) for k in MOMENTS}
-                self._zero.optimizer.state[flat] = held | {"step": step.to(flat.device, copy=True)}
-            self._link()
+
+        # The optimizer has no state before its first step: make it, then fill it.
+        step_key = next((key for key in optimizer if key.startswith("step/")), None)
+        if step_key is not None:
+            self._make_state(optimizer[step_key])
         for name, p in self._trained():
-            self._master(p, optimizer[f"trained/{name}"] if trained else weights[name])
-            for key in MOMENTS if f"exp_avg/{name}" in optimizer else ():
-                self._master(p, optimizer[f"{key}/{name}"], key)
+            self._set_share(p, optimizer[f"trained/{name}"] if has_trained else weights[name])
+            if f"exp_avg/{name}" in optimizer:
+                for key in MOMENTS:
+                    self._set_share(p, optimizer[f"{key}/{name}"], key)
+
+    def _make_state(self, step: Tensor) -> None:
+        """Give the optimizer moments of zero, after so many steps."""
+        for flat in self._flat():
+            moments = {key: torch.zeros_like(flat) for key in MOMENTS}
+            state = moments | {"step": step.to(flat.device, copy=True)}
+            self._zero.optimizer.state[flat] = state
+        self._link()
 
     def _scale(self) -> dict[str, Any]:
-        """The loss scale in the words of torch's GradScaler, which the native strategies load."""
+        """The loss scale under the keys of torch's GradScaler, which the native strategies load."""
         if self._scaler is None:
             return {}
         steps = self._scaler.cur_iter - self._scaler.last_overflow_iter - 1
-        steady = {"growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": GROWS_AFTER}
-        return {"scale": self._scaler.cur_scale, "_growth_tracker": steps % GROWS_AFTER, **steady}
+        return {
+            "scale": self._scaler.cur_scale,
+            "_growth_tracker": steps % GROWS_AFTER,
+            "growth_factor": 2.0,
+            "backoff_factor": 0.5,
+            "growth_interval": GROWS_AFTER,
+        }
 
     def _release(self) -> None:
-        """DeepSpeed keeps layers gathered that it will use again soon: they would not see weights put in their place.
+        """Free the layers that DeepSpeed keeps gathered because it will use them again soon.
 
-        The optimizer's method: the engine's collects garbage as well, which takes 0.3 s and frees nothing of ours.
+        Otherwise the next forward pass would not see weights that were replaced meanwhile. This
+        calls the optimizer's method: the engine's also collects garbage, which takes 0.3 s and
+        frees none of raypipe's objects.
         """
         if self._stage == 3:
             self._zero.empty_partition_cache()
 
     def parameters_held(self) -> int:
-        """Elements of parameters that this rank keeps between steps: what sharding is for."""
+        """Elements of parameters that this rank keeps between steps; sharding reduces them."""
         return sum(self._local(p).numel() for p in self._engine.module.parameters())
 
     def _trained(self) -> list[tuple[str, nn.Parameter]]:
+        """The parameters that are not frozen, with their names."""
         return [(name, p) for name, p in self._engine.module.named_parameters() if p.requires_grad]
 
     def _local(self, p: Tensor) -> Tensor:
+        """This rank's share of a parameter: a flat shard under zero3, else all of it."""
         return p.ds_tensor.data if self._stage == 3 else p.data  # type: ignore[attr-defined]
 
     def _stored(self) -> list[Tensor]:
+        """This rank's share of the trained weights and of the running statistics."""
         buffers = [b for b in self._engine.module.buffers() if b.is_floating_point()]
         return [self._local(p) for _, p in self._trained()] + buffers
 
     def _flat(self) -> list[Tensor]:
-        """This rank's share of the float32 weights, in a few flat tensors: what the optimizer updates."""
-        zero = self._zero
-        return (
-            zero.fp32_partitioned_groups_flat
-            if self._stage == 3
-            else zero.single_partition_of_fp32_groups
-        )
+        """This rank's float32 weights in a few flat tensors, which the optimizer updates."""
+        if self._stage == 3:
+            return self._zero.fp32_partitioned_groups_flat  # type: ignore[no-any-return]
+        return self._zero.single_partition_of_fp32_groups  # type: ignore[no-any-return]
 
     def _link(self) -> None:
-        """DeepSpeed links parameters to optimizer state after the first group's first step, and misses the later groups'."""
+        """Let zero1 and zero2 link all parameters to the optimizer's state.
+
+        DeepSpeed does it after the first step of the first group, and misses the later groups.
+        """
         if self._stage < 3 and all(self._zero.optimizer.state.get(flat) for flat in self._flat()):
             self._zero._hp_optimizer_states_linked = False
             self._zero._lazy_init_hp_params_optimizer_state()
 
-    def _master(self, p: nn.Parameter, whole: Tensor, key: str | None = None) -> None:
-        """Put this rank's share of `whole` where the optimizer keeps it: the float32 weight, or a moment (`key`)."""
+    def _set_share(self, p: nn.Parameter, whole: Tensor, key: str | None = None) -> None:
+        """Give the optimizer this rank's share of `whole`.
+
+        It is the float32 weight of `p`, or with a `key` that moment of it.
+        """
         if self._stage < 3:
             p.set_full_hp_param(whole.to(self.device), key)  # type: ignore[attr-defined]
             return
-        size = self._local(
-            p
-        ).numel()  # the last share is padded; DeepSpeed's own setter of whole values overruns there
-        self._zero.set_local_hp_param(cut(whole, self.rank * size, size).to(self.device), p, key)
+        # The last share is padded. DeepSpeed's own setter of whole values overruns there.
+        size = self._local(p).numel()
+        share = cut(whole, self.rank * size, size).to(self.device)
+        self._zero.set_local_hp_param(share, p, key)
 
     def _moments(self) -> dict[str, Piece]:
-        """This rank's share of the optimizer's state; none before the first step."""
+        """This rank's share of the optimizer's state; empty before the first step."""
         self._link()
         steps = [float(s["step"]) for s in self._zero.optimizer.state.values() if "step" in s]
+        if not steps:
+            return {}
         pieces: dict[str, Piece] = {}
-        for name, p in self._trained() if steps else []:
-            pieces |= {
-                f"{key}/{name}": piece
-                for key in MOMENTS
-                if (piece := self._moment(p, key)) is not None
-            }
+        for name, p in self._trained():
+            for key in MOMENTS:
+                piece = self._moment(p, key)
+                if piece is not None:
+                    pieces[f"{key}/{name}"] = piece
             if self.rank == 0:
                 pieces[f"step/{name}"] = Piece.whole(torch.tensor(max(steps)))
         return pieces
 
     def _moment(self, p: nn.Parameter, key: str) -> Piece | None:
+        """This rank's piece of one moment; None if other ranks hold all of it."""
         if self._stage == 3:
-            mine = self._zero.get_local_fp32_param(p, key).flatten()
-            return Piece.part(mine, self.rank * len(mine), tuple(p.ds_shape))  # type: ignore[attr-defined]
-        found = p._hp_mapping  # type: ignore[attr-defined]
-        if found is None:  # all of it lies with other ranks
+            share = self._zero.get_local_fp32_param(p, key).flatten()
+            return Piece.part(share, self.rank * len(share), tuple(p.ds_shape))  # type: ignore[attr-defined]
+        mapping = p._hp_mapping  # type: ignore[attr-defined]
+        if mapping is None:
             return None
-        start = found.lp_fragment_address.start
-        return Piece.part(found.get_optim_state_fragment(key).flatten(), start, tuple(p.shape))
+        share = mapping.get_optim_state_fragment(key).flatten()
+        return Piece.part(share, mapping.lp_fragment_address.start, tuple(p.shape))
 
     def _pieces(self, prefix: str) -> dict[str, Piece]:
+        """This rank's piece of each weight and buffer that it saves, by `prefix` + name."""
         module = self._engine.module
         tensors = dict(module.named_parameters()) | dict(module.named_buffers())
-        if self._stage < 3:
-            return {
-                prefix + name: Piece.whole(tensors[name]) for name in self._saved if self.rank == 0
-            }
-        pieces = {prefix + name: self._piece(tensors[name]) for name in self._saved}
-        return {name: piece for name, piece in pieces.items() if piece is not None}
+        pieces = {}
+        for name in self._saved:
+            piece = self._piece(tensors[name])
+            if piece is not None:
+                pieces[prefix + name] = piece
+        return pieces
 
-    def _piece(self, t: Tensor) -> Piece | None:
-        if not isinstance(t, nn.Parameter):
-            return Piece.whole(t) if self.rank == 0 else None
-        mine = self._local(t)
-        return Piece.part(mine, self.rank * mine.numel(), tuple(t.ds_shape))  # type: ignore[attr-defined]
+    def _piece(self, tensor: Tensor) -> Piece | None:
+        """The piece of a tensor that this rank saves; None if another rank saves it."""
+        if self._stage < 3 or not isinstance(tensor, nn.Parameter):
+            return Piece.whole(tensor) if self.rank == 0 else None
+        share = self._local(tensor)
+        return Piece.part(share, self.rank * share.numel(), tuple(tensor.ds_shape))  # type: ignore[attr-defined]
 
     @torch.no_grad()
     def _fill(self, prefix: str, saved: Mapping[str, Tensor]) -> None:
+        """Copy saved whole tensors into the model."""
         module = self._engine.module
         for name, p in module.named_parameters():
-            mine, whole = self._local(p), saved[prefix + name]
-            mine.copy_(
-                whole if self._stage < 3 else cut(whole, self.rank * mine.numel(), mine.numel())
-            )
-        for name, b in module.named_buffers():
+            share = self._local(p)
+            whole = saved[prefix + name]
+            if self._stage == 3:
+                whole = cut(whole, self.rank * share.numel(), share.numel())
+            share.copy_(whole)
+        for name, buffer in module.named_buffers():
             if name in self._saved:
-                b.copy_(saved[prefix + name])
-
-
-def _config(
-    stage: int,
-    cfg: ParallelConfig,
-    world: int,
-    dtype: torch.dtype,
-    device: torch.device,
-    sizes: list[int],
-) -> dict[str, Any]:
-    # DeepSpeed's own sizes suit billions of parameters: a buffer of 2 GB, and below 1 billion everything stays gathered.
-    bucket = max(SMALLEST_BUCKET, *sizes, sum(sizes) // 16)
-    zero: dict[str, Any] = {"stage": stage, "reduce_bucket_size": bucket}
-    if stage == 3:
-        zero["stage3_param_persistence_threshold"] = 0
-        zero["stage3_max_reuse_distance"] = zero["sub_group_size"] = bucket
-        zero["stage3_prefetch_bucket_size"] = (
-            bucket if device.type == "cuda" else 0
-        )  # on a CPU it takes two layers' memory
-        zero["stage3_max_live_parameters"] = 2 * bucket
-    if cfg.offload != "none":
-        zero["offload_optimizer"] = {"device": "cpu"}
-    if cfg.offload == "parameters":
-        zero["offload_param"] = {"device": "cpu"}
-    return {
-        "train_micro_batch_size_per_gpu": max(1, cfg.batch_size // (world * cfg.accumulate)),
-        "gradient_accumulation_steps": cfg.accumulate,
-        "zero_optimization": zero,
-        "zero_allow_untested_optimizer": True,
-        "zero_force_ds_cpu_optimizer": False,
-        "torch_autocast": {
-            "enabled": dtype is not torch.float32,
-            "dtype": str(dtype).removeprefix("torch."),
-        },
-        "gradient_clipping": cfg.clip_norm or 0.0,
-    }
-
-
-def _scale_loss(zero: Any) -> Any:
-    """fp16's loss scale, by DeepSpeed's own DynamicLossScaler; returns it.
-
-    Under autocast DeepSpeed (0.19) takes torch's GradScaler instead, and never asks it to unscale: an overflow never lowers
-    the scale, so no step is made any more, and what is clipped is the norm times the scale.
-    """
-    from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler
-
-    scaler = DynamicLossScaler(
-        init_scale=FIRST_SCALE,
-        scale_window=GROWS_AFTER,
-        min_scale=LOWEST_SCALE / 2,
-        delayed_shift=1,
-        consecutive_hysteresis=False,
-        raise_error_at_min_scale=False,
-    )
-    zero.torch_autocast_gradscaler, zero.loss_scaler, zero.dynamic_loss_scale = None, scaler, True
-    return scaler
-
-
-def _deepspeed(device: torch.device) -> Any:
-    """DeepSpeed, set up to compile its operators with the ninja that was installed beside this Python."""
-    os.environ.setdefault("DS_ACCELERATOR", device.type)
-    scripts = sysconfig.get_path("scripts")
-    if scripts not in os.environ.get("PATH", "").split(os.pathsep):
-        os.environ["PATH"] = os.pathsep.join([scripts, os.environ.get("PATH", "")])
-    _remove_dead_locks()
-    # DeepSpeed 0.19 calls torch 2.13 by deprecated names, and every layer of every step would say so.
-    warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)
-    try:
-        import deepspeed  # type: ignore[import-untyped]
-    except ImportError as e:
-        raise ConfigError(
-            f"zero needs DeepSpeed: {e}", fix="pip install 'raypipe[deepspeed]'"
-        ) from None
-    return deepspeed
-
-
-def _remove_dead_locks() -> None:
-    """A process killed while it compiled leaves its lock, and all later ones would wait for it for ever, in silence."""
-    from torch.utils.cpp_extension import get_default_build_root
-
-    for lock in Path(os.environ.get("TORCH_EXTENSIONS_DIR", get_default_build_root())).glob(
-        "**/lock"
-    ):
-        with contextlib.suppress(OSError):  # another rank was faster
-            if time.time() - lock.stat().st_mtime > COMPILES_WITHIN_S:
-                log.warning("Removed the lock of a compilation that died: %s", lock)
-                lock.unlink()
+                buffer.copy_(saved[prefix + name])
