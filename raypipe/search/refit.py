@@ -20,7 +20,7 @@ from raypipe.search.settings import SearchJob
 from raypipe.train import checkpoint, trainer
 from raypipe.train.job import TrainJob
 from raypipe.train.loop import Report
-from raypipe.train.measure.meter import Tell
+from raypipe.train.measure.meter import ReportPosition
 
 _SHAPE = {"model.name", "model.mode", "model.options"}  # with others, weights do not fit
 
@@ -80,7 +80,7 @@ def _require_usable(result: SearchResult) -> None:
     finite.require_weights(weights, path, "Lower train.lr in search.space, and search again")
 
 
-def refit(job: TrainJob, result: SearchResult, progress: Report, steps: Tell) -> SearchResult:
+def refit(job: TrainJob, result: SearchResult, progress: Report, steps: ReportPosition) -> SearchResult:
     """`result` with the model that `job` (from `job_of`) trains.
 
     A finished refit is read again, and an interrupted one continues. The search's key stays; the

@@ -97,7 +97,7 @@ def search(
     """
     pinned = pin(job.table, job.feed, kind=job.model.task)
     job, space = check(job, pinned.counts)
-    job = finders.settle(job, pinned, lambda: prepare(job, pinned), space.always, gpu_share(job))
+    job = finders.resolve(job, pinned, lambda: prepare(job, pinned), space.always, gpu_share(job))
     space = space.of(job)
 
     # A refit comes after the search and does not change it.

@@ -1,12 +1,23 @@
-"""How many workers a training with `train.workers=[fewest, most]` gets: at each start, and while it runs.
+"""How many workers an elastic training (`train.workers=[fewest, most]`) gets: at each start, and
+while it runs.
 
-raypipe counts the places that are free. Ray Train's own elastic groups count what the nodes have: where somebody else holds
-some of it, they ask for places that do not exist. They also stop the workers without notice when they resize, which costs
-the steps since the newest checkpoint. Here the workers are told to leave, as by a preempted node: they save the step they
-are in, and the next group takes the next one.
+raypipe counts the places that are free. Ray Train's own elastic groups count what the nodes have:
+where another job holds part of a node, they ask for places that do not exist. They also stop the
+workers without notice when they resize, which costs the steps since the newest checkpoint. Here the
+workers leave as they do on a preempted node: they save the step they are in, and the next group
+takes the next step.
 
-To start a group again costs RESTART_S, in which nothing is trained. So a group grows only after GROW_AFTER_S of work, and
-only if what is left to train gets shorter by more than that.
+A restart of the group costs RESTART_S without training. So a group grows only after GROW_AFTER_S of
+work, and only if the rest of the training gets shorter by more than a restart.
+
+The protocol while a group trains:
+
+1. `Growth.watched(file)` starts a thread, which waits until the group has started. Before that, the
+   group's own places may still look free, and the group would restart again and again to take them.
+2. launch.py calls `started()` with the first message of rank 0, and `epoch_ended()` after each
+   epoch. The time of the last epoch gives the time that is left.
+3. Every LOOK_S the thread counts the free places. Room counts when two looks in a row see it.
+4. When growth pays, the thread makes the file and ends. The workers see the file, save and leave.
 """
 
 from __future__ import annotations
@@ -20,64 +31,75 @@ from pathlib import Path
 
 log = logging.getLogger("raypipe")
 Resources = Mapping[str, float]
-LOOK_S = 5.0  # between two looks at the cluster; room counts when two looks in a row see it
+
+LOOK_S = 5.0  # between two looks at the cluster
 GROW_AFTER_S = 60.0
 RESTART_S = 30.0  # 18 to 26 s were measured on two cores (processes, imports, process group)
-SETTLE_S = 10.0  # a group that ended gives its places back within a second or two
+STEADY_S = 10.0  # a group that ended gives its places back within a second or two
 
 
 def room(free: Mapping[str, Resources], worker: Resources, decoding: bool = False) -> int:
-    """How many workers fit into what is free on each node. `decoding`: one CPU of one node stays free for decode tasks."""
-    places = {node: _fits(has, worker) for node, has in free.items()}
+    """How many workers fit into the resources that are free on each node.
+
+    decoding: one CPU of one node stays free for decode tasks.
+    """
+    places = {node: _fits(resources, worker) for node, resources in free.items()}
     if not decoding:
         return sum(places.values())
-    left = [
-        places[node] - _fits({**has, "CPU": has["CPU"] - 1}, worker)
-        for node, has in free.items()
-        if has.get("CPU", 0) >= 1
-    ]
-    return sum(places.values()) - min(left) if left else 0
+    # Keep the CPU free on the node where that costs the fewest places.
+    costs = []
+    for node, resources in free.items():
+        cpus = resources.get("CPU", 0)
+        if cpus >= 1:
+            without_cpu = {**resources, "CPU": cpus - 1}
+            costs.append(places[node] - _fits(without_cpu, worker))
+    return sum(places.values()) - min(costs) if costs else 0
 
 
-def _fits(has: Resources, worker: Resources) -> int:
-    return min(
-        int(has.get(kind, 0) / amount + 1e-6) for kind, amount in worker.items() if amount > 0
-    )
+def _fits(free: Resources, worker: Resources) -> int:
+    """Workers that fit on one node. 1e-6: Ray's arithmetic of fractions is inexact."""
+    return min(int(free.get(kind, 0) / need + 1e-6) for kind, need in worker.items() if need > 0)
 
 
 def free() -> dict[str, Resources]:
-    """What is free on each node that stays: one that is being taken away starts no workers."""
-    from ray._private.state import (
-        state,
-    )  # the public list of nodes says what they have, not what is free
+    """The free resources of each node that stays: a node that is being taken away starts no
+    workers."""
+    # The public list of nodes says what they have, not what is free.
+    from ray._private.state import state
 
-    going = state.get_draining_nodes()
-    return {
-        node: has for node, has in state.available_resources_per_node().items() if node not in going
-    }
+    draining = state.get_draining_nodes()
+    available = state.available_resources_per_node()
+    return {node: resources for node, resources in available.items() if node not in draining}
 
 
-def settled(worker: Resources, decoding: bool, wanted: int) -> int:
-    """`room`, once it is enough or no longer changes."""
-    deadline, before = time.monotonic() + SETTLE_S, -1
-    while (found := room(free(), worker, decoding)) < wanted and time.monotonic() < deadline:
-        if found == before and found > 0:
-            break
-        before = found
+def steady_room(worker: Resources, decoding: bool, wanted: int) -> int:
+    """`room`, as soon as it is `wanted` or no longer changes; after STEADY_S in any case."""
+    deadline = time.monotonic() + STEADY_S
+    before = -1
+    while True:
+        now = room(free(), worker, decoding)
+        steady = now == before and now > 0
+        if now >= wanted or steady or time.monotonic() >= deadline:
+            return now
+        before = now
         time.sleep(1.0)
-    return found
 
 
 def pays(left_s: float | None, workers: int, most: int) -> bool:
-    """Does it pay to start again with `most` workers? left_s: what `workers` still need (None: not known, long)."""
-    return most > workers and (left_s is None or left_s * (1 - workers / most) > RESTART_S)
+    """Is a restart with `most` workers worth its cost?
+
+    left_s: the time that `workers` workers still need. None means unknown, and counts as long.
+    """
+    if most <= workers:
+        return False
+    return left_s is None or left_s * (1 - workers / most) > RESTART_S
 
 
 class Growth:
-    """Looks for room for more workers while a group trains. It is told when the group `started`: before that its own places
-    may still look free, and the group would start again and again to take them. `heard` is told of finished epochs.
+    """Looks for room for more workers while one group trains; see the protocol at the top of this
+    file.
 
-    after_s: of work, before the group may grow.
+    workers: size of the group. most: size it may reach. after_s: of work, before it may grow.
     """
 
     def __init__(
@@ -89,50 +111,62 @@ class Growth:
         epochs: int,
         after_s: float,
     ) -> None:
-        self._workers, self._most, self._worker, self._decoding = workers, most, worker, decoding
-        self._epochs, self._after_s = epochs, after_s
-        self._running, self._ended = threading.Event(), threading.Event()
-        self._since = 0.0
+        self._workers = workers
+        self._most = most
+        self._worker = worker
+        self._decoding = decoding
+        self._epochs = epochs
+        self._after_s = after_s
+        self._running = threading.Event()
+        self._ended = threading.Event()
+        self._last_report = 0.0
         self._left_s: float | None = None
 
     def started(self) -> None:
-        self._since = time.monotonic()
+        """The group runs."""
+        self._last_report = time.monotonic()
         self._running.set()
 
-    def heard(self, epoch: int) -> None:
+    def epoch_ended(self, epoch: int) -> None:
+        """`epoch` epochs are finished. The time of the last one gives the time that is left."""
         now = time.monotonic()
-        self._left_s, self._since = (self._epochs - epoch) * (now - self._since), now
+        epoch_s = now - self._last_report
+        self._left_s = (self._epochs - epoch) * epoch_s
+        self._last_report = now
 
     @contextmanager
-    def watched(self, more: Path) -> Iterator[None]:
-        """While the block runs: make the file `more` as soon as it pays to start again with more workers."""
+    def watched(self, file: Path) -> Iterator[None]:
+        """While the block runs: make `file` as soon as a restart with more workers pays."""
         if self._workers >= self._most:
             yield
             return
         thread = threading.Thread(
-            target=self._look, args=(more,), name="raypipe-growth", daemon=True
+            target=self._look, args=(file,), name="raypipe-growth", daemon=True
         )
         thread.start()
         try:
             yield
         finally:
             self._ended.set()
+            # Wake the thread if the group never started.
             self._running.set()
             thread.join(timeout=10)
 
-    def _look(self, more: Path) -> None:
+    def _look(self, file: Path) -> None:
         self._running.wait()
-        started, before = time.monotonic(), 0
+        started = time.monotonic()
+        room_before = 0
         while not self._ended.wait(LOOK_S):
             try:
-                extra = room(free(), self._worker, self._decoding)
-            except Exception as e:  # a look that fails must not end a training
+                room_now = room(free(), self._worker, self._decoding)
+            except Exception as e:
+                # A look that fails must not end a training.
                 log.debug("Could not look for room: %s", e)
                 continue
-            seen, before = min(extra, before), extra
-            reached = min(self._most, self._workers + seen)
-            if time.monotonic() - started >= self._after_s and pays(
-                self._left_s, self._workers, reached
-            ):
-                more.touch()
+            seen_twice = min(room_now, room_before)
+            room_before = room_now
+            reached = min(self._most, self._workers + seen_twice)
+            worked_s = time.monotonic() - started
+            if worked_s >= self._after_s and pays(self._left_s, self._workers, reached):
+                file.touch()
                 return

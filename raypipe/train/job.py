@@ -1,4 +1,4 @@
-"""What one training depends on, and what comes of it."""
+"""The configuration of one training, the key that names it, and its result."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from raypipe.tables.table import TableConfig, TableVersion
 from raypipe.train import objective as objectives
 from raypipe.train.settings import TrainConfig
 
-# What may change under a training that has begun: neither the model's shape, nor its data, nor
-# what an optimizer's state is of.
+# Settings that may change while a training runs. The model's shape, the data and what the
+# optimizer's state describes may not.
 _OPTIMIZER = (
     "lr",
     "weight_decay",
@@ -38,76 +38,110 @@ MUTABLE = (
     *(f"augment.{n}" for n in field_names(AugmentConfig)),
 )
 
+# Settings that change how a training runs, but not what it learns: not part of its key.
+_NOT_IN_KEY: dict[str, set[str]] = {
+    "feed": {"carrier", "cache_mb", "threads", "prefetch", "trace"},
+    "train": {
+        "workers",
+        "gpu",
+        "timeout_s",
+        "max_failures",
+        "checkpoint_steps",
+        "checkpoint_async",
+        "keep_best",
+        "strategy",
+        "offload",
+        "activation_checkpointing",
+        "compile",
+        "channels_last",
+        "profile",
+        "tensorboard",
+    },
+}
+
 
 class TrainJob(Section):
-    """Everything one training run depends on.
-
-    `by_epoch: {4: {train.lr: 0.001}}` gives fields other values after 4 epochs; fields that it does
-    not name keep theirs. Weights and optimizer state go on, as they do in a resumed run. This is
-    how population based training writes down what its winner was trained with.
-    """
+    """Everything that one training depends on."""
 
     table: TableConfig
+    """The table of images and labels."""
     run: RunConfig = RunConfig()
+    """Where results are stored, and the seed."""
     cluster: ClusterConfig = ClusterConfig()
+    """The Ray cluster."""
     feed: FeedConfig = FeedConfig()
+    """How images are split, sampled and read."""
     model: ModelConfig = ModelConfig()
+    """The network and its input."""
     augment: AugmentConfig = AugmentConfig()
+    """Random changes of training images."""
     train: TrainConfig = TrainConfig()
+    """How the model is trained."""
     registry: RegistryConfig = RegistryConfig()
+    """Where runs and models are registered."""
     by_epoch: dict[Annotated[int, Field(ge=1)], dict[str, Any]] = Field(default_factory=dict)
+    """Other values for some fields from an epoch on: `{4: {train.lr: 0.001}}` sets them after 4
+    epochs. Other fields keep their values. Weights and optimizer state are kept, as in a resumed
+    run. Population based training writes down here what its winner was trained with."""
 
     @field_validator("by_epoch", mode="before")
     @classmethod
     def _dotted(cls, given: Any) -> Any:
-        """Nested names become dotted ones, and texts numbers: the command line gives
-        `by_epoch.4.train.lr=…` as both."""
+        """Nested names become dotted ones, and texts numbers.
+
+        The command line gives `by_epoch.4.train.lr=…` as nested names and texts.
+        """
         if not isinstance(given, dict):
             return given
-        found: dict[Any, Any] = {}
+        stages: dict[Any, Any] = {}
         for epoch, values in given.items():
             key = int(epoch) if isinstance(epoch, str) and epoch.isdecimal() else epoch
             if not isinstance(values, dict) or isinstance(epoch, bool):
                 raise ValueError("it gives fields by epoch, as in {4: {train.lr: 0.001}}")
-            found[key] = found.get(key, {}) | dict(leaves(values))
-        return found
+            stages[key] = stages.get(key, {}) | dict(leaves(values))
+        return stages
 
     @field_validator("by_epoch")
     @classmethod
     def _mutable(cls, by_epoch: dict[int, dict[str, Any]]) -> dict[int, dict[str, Any]]:
-        known = f"{', '.join(n for n in MUTABLE if not n.startswith('augment.'))} and augment.*"
-        for name, value in (field for values in by_epoch.values() for field in values.items()):
-            if name not in MUTABLE:
-                raise ValueError(
-                    f"{name} cannot change under a training that has begun. It can change {known}"
-                )
-            if value == "auto":
-                raise ValueError(f"{name}=auto is found once, before the training. Give a number")
+        for values in by_epoch.values():
+            for name, value in values.items():
+                if name not in MUTABLE:
+                    known = ", ".join(n for n in MUTABLE if not n.startswith("augment."))
+                    raise ValueError(
+                        f"{name} cannot change under a training that has begun. "
+                        f"It can change {known} and augment.*"
+                    )
+                if value == "auto":
+                    raise ValueError(
+                        f"{name}=auto is found once, before the training. Give a number"
+                    )
         return dict(sorted(by_epoch.items()))
 
     @model_validator(mode="after")
-    def _one_task(self) -> TrainJob:
+    def _fits_task(self) -> TrainJob:
+        """Loss, metric and sampling must fit the task; an unset metric becomes the task's own."""
         task, train = self.model.task, self.train
         objectives.check(task, train.class_weights, train.label_smoothing, train.focal_gamma)
         known, stopping = objectives.METRICS[task], train.stopping
-        if stopping.metric not in known and "metric" in stopping.model_fields_set:
-            raise ValueError(
-                f"model.task={task} has no {stopping.metric}. Set train.stopping.metric to one of {', '.join(known)}"
-            )
-        if stopping.metric not in known:  # nobody asked for one: the task's own
-            judged = train.model_copy(
-                update={"stopping": stopping.model_copy(update={"metric": known[1]})}
-            )
-            self.__dict__["train"] = judged
+        if stopping.metric not in known:
+            if "metric" in stopping.model_fields_set:
+                raise ValueError(
+                    f"model.task={task} has no {stopping.metric}. "
+                    f"Set train.stopping.metric to one of {', '.join(known)}"
+                )
+            of_task = stopping.model_copy(update={"metric": known[1]})
+            self.__dict__["train"] = train.model_copy(update={"stopping": of_task})
         if self.feed.sampling == "balanced" and task != "single_label":
             raise ValueError(
-                f"feed.sampling=balanced needs one class an image, and model.task={task}. Set it to weighted"
+                f"feed.sampling=balanced needs one class an image, and model.task={task}. "
+                "Set it to weighted"
             )
         return self
 
     @model_validator(mode="after")
     def _every_stage(self) -> TrainJob:
-        """Each stage is a job that would be accepted by itself."""
+        """Each stage must be a valid job by itself."""
         if not self.by_epoch:
             return self
         last = max(self.by_epoch)
@@ -127,24 +161,25 @@ class TrainJob(Section):
         return self
 
     def stage(self, epoch: int) -> tuple[TrainJob, int | None]:
-        """The job in force after `epoch` epochs, and the epoch at which it changes (None: never)."""
+        """The job in force after `epoch` epochs, and the epoch at which it changes (None:
+        never)."""
         if not self.by_epoch:
             return self, None
-        changes = {
-            name: value
-            for at, values in self.by_epoch.items()
-            if at <= epoch
-            for name, value in values.items()
-        }
-        plain = {
-            name: getattr(self, name) for name in TrainJob.model_fields
-        }  # of a larger job, the part that trains
-        until = min((at for at in self.by_epoch if at > epoch), default=None)
-        return replace(TrainJob.model_construct(**plain), changes | {"by_epoch": {}}), until
+        changes: dict[str, Any] = {}
+        until = None
+        for start, values in self.by_epoch.items():  # sorted by epoch
+            if start <= epoch:
+                changes |= values
+            elif until is None:
+                until = start
+        # Of a larger job, only the part that trains.
+        fields = {name: getattr(self, name) for name in TrainJob.model_fields}
+        job = replace(TrainJob.model_construct(**fields), changes | {"by_epoch": {}})
+        return job, until
 
     @property
     def needs_cluster(self) -> bool:
-        """Several workers do, and Ray's tasks, which embed or decode for others."""
+        """Several workers need one, and so do Ray's tasks, which embed or decode images."""
         return (
             self.train.workers != 1
             or self.model.mode == "frozen"
@@ -152,16 +187,15 @@ class TrainJob(Section):
         )
 
     def training_key(self, version: TableVersion) -> str:
-        """Names the result: same key, same data, same settings, same seed.
+        """Names the result: the same key means the same data, settings and seed.
 
-        How many workers, which carrier and how often a checkpoint is written do not change what is learned, so a run may
-        be taken up with others. What an earlier raypipe began under another order is begun anew.
+        The number of workers, the loader and how often checkpoints are written are not part of it:
+        a run may be resumed with others. order.FORMAT is: another order of samples is another run.
         """
-        feed = self.feed.model_dump(mode="json", exclude=_HOW["feed"])
-        train = self.train.model_dump(mode="json", exclude=_HOW["train"])
-        stages = (
-            (self.by_epoch,) if self.by_epoch else ()
-        )  # without, the key is what it was before there were any
+        feed = self.feed.model_dump(mode="json", exclude=_NOT_IN_KEY["feed"])
+        train = self.train.model_dump(mode="json", exclude=_NOT_IN_KEY["train"])
+        # Without stages, the key is the same as before jobs could have any.
+        stages = (self.by_epoch,) if self.by_epoch else ()
         return key_of(
             order.FORMAT,
             str(version),
@@ -177,38 +211,29 @@ class TrainJob(Section):
         )
 
     def folder(self, key: str) -> Path:
-        """What the run of that key keeps: config.yaml, checkpoints/, result.json; profile/ and tensorboard/ if asked for."""
+        """The folder of the run with that key.
+
+        It holds config.yaml, checkpoints/ and result.json, and if asked for profile/ and
+        tensorboard/.
+        """
         return self.run.path / "train" / key
-
-
-_HOW: dict[str, set[str]] = {
-    "feed": {"carrier", "cache_mb", "threads", "prefetch", "trace"},
-    "train": {
-        *(
-            "workers",
-            "gpu",
-            "timeout_s",
-            "max_failures",
-            "checkpoint_steps",
-            "checkpoint_async",
-            "keep_best",
-        ),
-        *("strategy", "offload", "activation_checkpointing", "compile", "channels_last"),
-        *("profile", "tensorboard"),
-    },
-}
 
 
 @dataclass(frozen=True)
 class TrainResult:
-    """A finished run: the metrics of its best epoch (of its last, if train.result says so) and where its checkpoint lies."""
+    """A finished run. Its epoch is the best one, or the last if `train.result=last`."""
 
     key: str
     version: TableVersion
     classes: tuple[str, ...]
     metrics: dict[str, float]
+    """Of the run's epoch."""
     history: tuple[dict[str, float], ...]
+    """Metrics of all epochs."""
     best_epoch: int
+    """The run's epoch, counted from 0."""
     checkpoint: str
+    """Its checkpoint folder."""
     seconds: float
-    stopped: str | None = None  # why, when before its last epoch
+    stopped: str | None = None
+    """Why it stopped before its last epoch, if it did."""

@@ -1,10 +1,12 @@
 """The training loop: plain torch. It knows neither Ray nor MLflow nor Delta, and fits one screen.
 
-`fit` runs epochs of `feed`, evaluates, and hands (metrics, state) to `report` after each, and the state alone to `save`
-whenever a resume should be possible from there; whoever calls decides what these are. Everything that a resume needs is in
-`LoopState` and the engine's own state: (epoch, step) is the feed's token too.
+`fit` trains epochs of `feed` and validates after each. After each epoch it calls `report` with the
+metrics and the state. It calls `save` whenever a resume should be possible from there. The caller
+decides what both do. Everything that a resume needs is in `LoopState` and in the engine's own
+state; (epoch, step) is the feed's position too.
 
-Shapes: inputs are pixels_BHWC uint8 or features_BD float32, labels_B as the task encodes them, logits_BC float32.
+Shapes: inputs are pixels_BHWC uint8 or features_BD float32, labels_B as the task encodes them,
+logits_BC float32.
 """
 
 from __future__ import annotations
@@ -31,37 +33,38 @@ from raypipe.train.schedule import factor, scaled
 from raypipe.train.settings import TrainConfig
 from raypipe.train.stopping import StoppingConfig, best_of, improved, unusable, why_stop
 
-if TYPE_CHECKING:  # it brings Ray and deltalake, which a loop over other batches does without
-    from raypipe.feed.feed import Feed
+if TYPE_CHECKING:  # the feed imports Ray and deltalake; a loop over other batches needs neither
+    from raypipe.feed.feed import Batch, Feed
 
 
 @dataclass
 class LoopState:
-    """What a resume continues from: finished epochs and steps of the next, their metrics, which epoch was best, the time and
-    the workers' time in the loop so far (what was repeated after a kill not counted), and why it stopped before its end.
-    `problem` says why the newest unusable epoch is unusable."""
+    """What a resume continues from. `loss_sum` and `seen` are means over the ranks when saved."""
 
-    epoch: int = 0
-    step: int = 0
-    loss_sum: float = 0.0
-    seen: float = 0
-    best: float | None = None
-    best_epoch: int = -1
-    history: list[dict[str, float]] = field(default_factory=list)
-    seconds: float = 0.0
-    worker_s: float = 0.0
-    stopped: str | None = None
-    problem: str | None = None
+    epoch: int = 0  # finished epochs
+    step: int = 0  # finished steps of the next epoch
+    loss_sum: float = 0.0  # over the images of that epoch so far
+    seen: float = 0  # images of that epoch so far
+    best: float | None = None  # stopping.metric of the best epoch
+    best_epoch: int = -1  # counted from 0; -1: no usable epoch yet
+    history: list[dict[str, float]] = field(default_factory=list)  # metrics of finished epochs
+    seconds: float = 0.0  # in the loop; what was repeated after a kill does not count
+    worker_s: float = 0.0  # the same, times workers
+    stopped: str | None = None  # why training ended before its last epoch
+    problem: str | None = None  # why the newest unusable epoch is unusable
 
     @classmethod
-    def of(cls, read: dict[str, Any]) -> LoopState:
-        """From `to_dict`, through JSON or not."""
-        history = [metrics_of(line) for line in read["history"]]
+    def from_dict(cls, read: dict[str, Any]) -> LoopState:
+        """The inverse of `to_dict`, also after JSON, which has no NaN and writes null."""
+        history = [metrics_of(epoch) for epoch in read["history"]]
         loss_sum = math.nan if read["loss_sum"] is None else read["loss_sum"]
         return cls(**read | {"history": history, "loss_sum": loss_sum})
 
-    def judged_again(self, rule: StoppingConfig, last: bool) -> LoopState:
-        """The same state if its best epoch is usable. Older versions called an epoch of NaN the best: then the best usable."""
+    def with_usable_best(self, rule: StoppingConfig, last: bool) -> LoopState:
+        """The same state, with a usable epoch as its best.
+
+        Older versions could call an epoch of NaN the best. `last`: the last usable epoch counts.
+        """
         if self.best_epoch < 0 or unusable(self.history[self.best_epoch]) is None:
             return self
         best = best_of(self.history, rule, last)
@@ -69,7 +72,7 @@ class LoopState:
         return dataclasses.replace(self, best=value, best_epoch=best)
 
     def finished(self, epochs: int) -> bool:
-        """Did the training end, by its epochs or its rule?"""
+        """Did the training end, by its number of epochs or by its stopping rule?"""
         return self.epoch >= epochs or self.stopped is not None
 
     def to_dict(self) -> dict[str, Any]:
@@ -78,7 +81,7 @@ class LoopState:
 
 Report = Callable[[dict[str, float], LoopState], None]
 Save = Callable[[LoopState], None]
-Leaving = Callable[[], bool]  # asked by every rank after each step; all hear the same
+Leaving = Callable[[], bool]  # every rank calls it after each step; all get the same answer
 
 
 def fit(
@@ -94,85 +97,77 @@ def fit(
     leaving: Leaving = lambda: False,
     until: int | None = None,
 ) -> LoopState:
-    """Train from (state.epoch, state.step) to `cfg.epochs`, until the stopping rule says so, or until `leaving` does.
-    `until`: not beyond so many epochs."""
-    rule, lr = (
-        cfg.stopping,
-        scaled(float(cfg.lr), int(cfg.batch_size), cfg.lr_batch, cfg.lr_scaling),
-    )
-    counted = time.perf_counter()
+    """Train from (state.epoch, state.step) until the state is `finished`; returns that state.
+
+    It returns earlier, unfinished, when `leaving` returns True or after `until` epochs.
+    """
+    peak_lr = scaled(float(cfg.lr), int(cfg.batch_size), cfg.lr_batch, cfg.lr_scaling)
+    counted_at = time.perf_counter()
     while not state.finished(cfg.epochs) and state.epoch != until:
-        started, before = time.perf_counter(), state.seen
+        started, seen_before = time.perf_counter(), state.seen
         losses = torch.tensor(state.loss_sum, dtype=torch.float64, device=engine.device)
         engine.train()
         for batch in engine.meter.steps(feed, state.epoch, state.step):
             done = state.epoch * feed.steps + state.step
-            engine.set_lr(
-                lr * factor(cfg.schedule, done, cfg.epochs * feed.steps, cfg.warmup), state.epoch
-            )
-            torch.manual_seed(
-                _seed(seed, state.epoch, state.step, engine.rank)
-            )  # dropout: a resume draws what this run would
-            inputs = batch.inputs
-            targets = objective.task.targets(batch.labels_B)
-            if inputs.ndim == 4:
-                # By position: a copy of a sample that weighted sampling draws again is changed in another way.
-                inputs = augment(inputs, augmentation, seed, state.epoch, batch.positions_B)
-                inputs, targets = mix(
-                    inputs, targets, augmentation, seed, state.epoch, batch.positions_B
-                )
+            lr = peak_lr * factor(cfg.schedule, done, cfg.epochs * feed.steps, cfg.warmup)
+            engine.set_lr(lr, state.epoch)
+            # Dropout: a resumed run draws what an uninterrupted one would.
+            torch.manual_seed(_mixed_seed(seed, state.epoch, state.step, engine.rank))
+            inputs, targets = augmented(batch, objective, augmentation, seed, state.epoch)
             share = batch.share
-            weighed = partial(_weighed, objective.loss, share.weight)
-            losses += engine.step(inputs, targets, weighed, share.least) * share.even
+            criterion = partial(_weighted_loss, objective.loss, share.weight)
+            losses += engine.step(inputs, targets, criterion, share.least) * share.even
             state.seen += share.images
             state.step += 1
             left = leaving()
-            if left or (
-                cfg.checkpoint_steps
-                and state.step % cfg.checkpoint_steps == 0
-                and state.step < feed.steps
-            ):
-                counted = _settle(state, engine, losses, counted)
+            if left or _checkpoint_due(state.step, feed.steps, cfg.checkpoint_steps):
+                counted_at = _average_counts(state, engine, losses, counted_at)
                 save(state)
             if left:
                 return state
         metrics = evaluate(engine, feed, objective)
-        counted = _settle(state, engine, losses, counted)
-        metrics |= {
-            "train_loss": state.loss_sum / max(1, state.seen),
-            "images_per_s": (state.seen - before) * engine.world / (time.perf_counter() - started),
-            **engine.meter.epoch(),
-        }
-        problem = _problem(metrics, engine)
-        if problem is not None:
-            state.problem = f"epoch {state.epoch + 1} is unusable: {problem} (train.lr={cfg.lr:g})"
-            metrics |= {
-                name: math.nan for name in metrics if name.startswith("val_")
-            }  # argmax of NaN looks like an accuracy
-        elif cfg.result == "last" or improved(
-            metrics[rule.metric], state.best, rule.mode, rule.min_delta
-        ):
-            state.best, state.best_epoch = metrics[rule.metric], state.epoch
-        state.history.append(metrics)
-        state.epoch, state.step, state.loss_sum, state.seen = state.epoch + 1, 0, 0.0, 0
-        if state.epoch < cfg.epochs:
-            lost = state.problem if problem and rule.nan_guard else None
-            state.stopped = lost or why_stop(rule, state.history, state.seconds, state.worker_s)
+        counted_at = _average_counts(state, engine, losses, counted_at)
+        metrics["train_loss"] = state.loss_sum / max(1, state.seen)
+        epoch_s = time.perf_counter() - started
+        metrics["images_per_s"] = (state.seen - seen_before) * engine.world / epoch_s
+        _end_epoch(state, metrics | engine.meter.epoch(), engine, cfg)
         save(state)
-        report(metrics, state)
+        report(state.history[-1], state)
     return state
 
 
-def _settle(state: LoopState, engine: Engine, losses: Tensor, since: float) -> float:
-    """Count the time since `since`; returns now. What ranks count apart (losses, images, clocks) becomes their mean on all of
-    them: all have to stop for one reason, after one epoch, and go on from one state."""
+def augmented(
+    batch: Batch, objective: Objective, augmentation: AugmentConfig, seed: int, epoch: int
+) -> tuple[Tensor, Tensor]:
+    """(inputs, targets) of a batch as the model sees them. Features are not augmented."""
+    inputs = batch.inputs
+    targets = objective.task.targets(batch.labels_B)
+    if inputs.ndim == 4:
+        # Draws depend on the position, not on the sample: weighted sampling may draw a sample
+        # twice, and the copies are then augmented in different ways.
+        inputs = augment(inputs, augmentation, seed, epoch, batch.positions_B)
+        inputs, targets = mix(inputs, targets, augmentation, seed, epoch, batch.positions_B)
+    return inputs, targets
+
+
+def _checkpoint_due(step: int, steps: int, every: int | None) -> bool:
+    """Is this a checkpoint inside an epoch? Its last step is saved with the epoch."""
+    return every is not None and step % every == 0 and step < steps
+
+
+def _average_counts(state: LoopState, engine: Engine, losses: Tensor, since: float) -> float:
+    """Add the time since `since`, and average losses, images and clocks over the ranks; returns
+    now.
+
+    All ranks must stop for one reason after one epoch, and resume from one state.
+    """
     now = time.perf_counter()
-    spent = now - since
+    spent_s = now - since
     counts = [
         float(losses),
         state.seen,
-        state.seconds + spent,
-        state.worker_s + spent * engine.world,
+        state.seconds + spent_s,
+        state.worker_s + spent_s * engine.world,
     ]
     means = torch.tensor(counts, dtype=torch.float64, device=engine.device) / engine.world
     if engine.world > 1:
@@ -182,19 +177,52 @@ def _settle(state: LoopState, engine: Engine, losses: Tensor, since: float) -> f
     return now
 
 
+def _end_epoch(
+    state: LoopState, metrics: dict[str, float], engine: Engine, cfg: TrainConfig
+) -> None:
+    """Append the epoch's metrics, update the best epoch, and decide whether training stops."""
+    rule = cfg.stopping
+    problem = _problem(metrics, engine)
+    if problem is not None:
+        state.problem = f"epoch {state.epoch + 1} is unusable: {problem} (train.lr={cfg.lr:g})"
+        # argmax of NaN is class 0, so val_accuracy would look like an accuracy.
+        metrics |= {name: math.nan for name in metrics if name.startswith("val_")}
+    elif cfg.result == "last" or improved(
+        metrics[rule.metric], state.best, rule.mode, rule.min_delta
+    ):
+        state.best = metrics[rule.metric]
+        state.best_epoch = state.epoch
+    state.history.append(metrics)
+    state.epoch += 1
+    state.step, state.loss_sum, state.seen = 0, 0.0, 0
+    if state.epoch < cfg.epochs:
+        if problem is not None and rule.nan_guard:
+            state.stopped = state.problem
+        else:
+            state.stopped = why_stop(rule, state.history, state.seconds, state.worker_s)
+
+
 def _problem(metrics: dict[str, float], engine: Engine) -> str | None:
-    """What is not finite: a loss, a logit (then val_loss is not), a weight. The same words on every rank."""
-    weight = engine.not_finite()
-    found = [unusable(metrics), f"the weights {weight} hold NaN or infinity" if weight else None]
-    return ", ".join(words for words in found if words) or None
+    """Which loss or weight is not finite, in the same words on every rank; None: all are finite.
+
+    A logit that is not finite makes val_loss not finite.
+    """
+    problems = []
+    if (loss := unusable(metrics)) is not None:
+        problems.append(loss)
+    if (weight := engine.not_finite()) is not None:
+        problems.append(f"the weights {weight} hold NaN or infinity")
+    return ", ".join(problems) or None
 
 
-def _weighed(criterion: Criterion, weight: float, logits_BC: Tensor, targets: Tensor) -> Tensor:
-    """This rank's mean loss by what its part of the batch counts: engines take the mean over the ranks."""
+def _weighted_loss(
+    criterion: Criterion, weight: float, logits_BC: Tensor, targets: Tensor
+) -> Tensor:
+    """This rank's mean loss times the weight of its part; engines average it over the ranks."""
     return criterion(logits_BC, targets) * weight
 
 
-def _seed(*parts: int) -> int:
+def _mixed_seed(*parts: int) -> int:
     mixed = 0
     for part in parts:
         mixed = (mixed * 1_000_003 + part + 1) % 2**63
@@ -203,14 +231,13 @@ def _seed(*parts: int) -> int:
 
 @torch.no_grad()
 def evaluate(engine: Engine, feed: Feed, objective: Objective) -> dict[str, float]:
-    """The metrics of the task over every rank's share of validation; exact, nothing padded."""
+    """The task's metrics over every rank's share of validation; exact, nothing is padded."""
     engine.eval()
-    totals = sum(
-        objective.totals(engine.forward(batch.inputs), batch.labels_B) for batch in feed.val()
-    )
-    assert isinstance(
-        totals, torch.Tensor
-    )  # order.evaluation gives each rank a batch, if an empty one
+    totals: Tensor | int = 0
+    for batch in feed.val():
+        totals = totals + objective.totals(engine.forward(batch.inputs), batch.labels_B)
+    # order.evaluation gives each rank at least one batch, perhaps an empty one.
+    assert isinstance(totals, Tensor)
     if engine.world > 1:
         dist.all_reduce(totals)
     return objective.metrics(totals)

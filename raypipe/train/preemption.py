@@ -1,4 +1,14 @@
-"""Notice to leave: a pre-empted node, a job that is stopped. All ranks must hear it in the same step, to save the same step."""
+"""Notice to leave, from a preempted node or a user who stops the job. All ranks must act on it in
+the same step.
+
+A rank that left alone would leave the others waiting in their next all-reduce, and all ranks have
+to save the same step. So the ranks agree, by one all-reduce (maximum) of two numbers about once a
+second:
+
+1. Was any rank told to leave? If so, every rank leaves after this step.
+2. How long does the slowest rank's step take? From this number all ranks compute the same count of
+   steps until the next all-reduce. Clocks are never compared, because they differ between ranks.
+"""
 
 from __future__ import annotations
 
@@ -16,49 +26,65 @@ EVERY_S = 1.0
 
 
 class Notice:
-    """Called by every rank after each step: has any of them been told to leave? Once it says so, it goes on saying so.
+    """Call it on every rank after each step: must all ranks leave now? Once True, it stays True.
 
-    Ranks ask each other about once a second, by one message of two numbers: whether they were told, and how long a step takes,
-    from which all of them count alike after how many steps to ask again.
+    must_leave: was this rank told to leave? every_s: about how often the ranks ask each other.
     """
 
     def __init__(
-        self, told: Callable[[], bool], device: torch.device, world: int, every_s: float = EVERY_S
+        self,
+        must_leave: Callable[[], bool],
+        device: torch.device,
+        world: int,
+        every_s: float = EVERY_S,
     ) -> None:
-        self._told, self._device, self._world, self._every_s = told, device, world, every_s
-        self._asked_at, self._steps, self._ask_after, self._heard = time.perf_counter(), 0, 1, False
+        self._must_leave = must_leave
+        self._device = device
+        self._world = world
+        self._every_s = every_s
+        self._leaving = False
+        self._asked_at = time.perf_counter()
+        self._steps_since = 0
+        self._ask_after = 1
 
     def __call__(self) -> bool:
-        self._steps += 1
-        if self._world == 1:  # to ask oneself costs nothing
-            self._heard = self._heard or self._told()
-        elif self._steps >= self._ask_after and not self._heard:
-            now = time.perf_counter()
-            both = torch.tensor(
-                [self._told(), (now - self._asked_at) / self._steps],
-                dtype=torch.float64,
-                device=self._device,
-            )
-            dist.all_reduce(both, dist.ReduceOp.MAX)
-            heard, step_s = both.tolist()
-            wanted = int(self._every_s / max(step_s, 1e-6))
-            self._heard, self._ask_after = (
-                heard > 0,
-                min(2 * self._ask_after, max(1, wanted)),
-            )  # a first step may be too short
-            self._asked_at, self._steps = now, 0
-        return self._heard
+        self._steps_since += 1
+        if self._leaving:
+            return True
+        if self._world == 1:
+            self._leaving = self._must_leave()
+        elif self._steps_since >= self._ask_after:
+            self._ask_all_ranks()
+        return self._leaving
+
+    def _ask_all_ranks(self) -> None:
+        now = time.perf_counter()
+        my_step_s = (now - self._asked_at) / self._steps_since
+        answers = torch.tensor(
+            [self._must_leave(), my_step_s], dtype=torch.float64, device=self._device
+        )
+        dist.all_reduce(answers, dist.ReduceOp.MAX)
+        anyone, step_s = answers.tolist()
+        self._leaving = anyone > 0
+        # At most twice as many steps as before: the first step may be unusually short.
+        steps = max(1, int(self._every_s / max(step_s, 1e-6)))
+        self._ask_after = min(2 * self._ask_after, steps)
+        self._asked_at = now
+        self._steps_since = 0
 
 
 @contextmanager
-def on_sigterm(tell: Callable[[], None]) -> Iterator[None]:
-    """Instead of dying of SIGTERM, call `tell`, while the block runs. Only a main thread can; elsewhere nothing changes."""
+def on_sigterm(act: Callable[[], None]) -> Iterator[None]:
+    """While the block runs, SIGTERM calls `act` and does not end the process.
+
+    Python sets signal handlers in the main thread only; in other threads nothing changes.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def handler(number: int, frame: Any) -> None:
-        tell()
+        act()
 
     before = signal.signal(signal.SIGTERM, handler)
     try:

@@ -1,4 +1,7 @@
-"""A finished training result -> an MLflow run, a model package and a registered version; the same result is published once."""
+"""Publish a finished training: an MLflow run, a model package and a registered version.
+
+The same result is published once.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from typing import Any
 from filelock import FileLock
 
 from raypipe.config import dump, to_json
-from raypipe.feed.dataset import pin
+from raypipe.feed.dataset import Pinned, pin
 from raypipe.registry import package, promote, tracking
 from raypipe.registry.promote import ModelVersion
 from raypipe.registry.tracking import Store
@@ -19,6 +22,7 @@ from raypipe.train.auto import finders
 from raypipe.train.job import TrainJob, TrainResult
 from raypipe.train.trainer import assemble, prepare, reference
 
+# A trial: its name, its parameters and the metrics of its epochs.
 Child = tuple[str, dict[str, Any], Sequence[dict[str, float]]]
 
 
@@ -30,12 +34,15 @@ def publish(
     children: Sequence[Child] = (),
     kept: Path | None = None,
 ) -> ModelVersion:
-    """Register `result`, which keeps its files in `kept` (default: its training's folder); `children` are (name, params,
-    history) of trials, logged as nested runs."""
-    with FileLock(
-        store.folder / f"publish-{result.key}.lock"
-    ):  # of two at once, the second finds what the first registered
-        return promote.find(store, result.key) or _publish(store, job, result, name, children, kept)
+    """Register `result`, or return the version that was registered for it before.
+
+    children: trials, logged as nested runs. kept: the folder of the result's files, by default its
+    training's.
+    """
+    # Of two processes that publish the same result, the second waits and finds the first's version.
+    with FileLock(store.folder / f"publish-{result.key}.lock"):
+        registered = promote.find(store, result.key)
+        return registered or _publish(store, job, result, name, children, kept)
 
 
 def _publish(
@@ -46,27 +53,14 @@ def _publish(
     children: Sequence[Child],
     kept: Path | None,
 ) -> ModelVersion:
-    pinned = pin(
-        job.table.model_copy(update={"version": result.version.version}),
-        job.feed,
-        result.classes,
-        job.model.task,
-    )
-    job = finders.settle(
-        job, pinned, lambda: prepare(job, pinned)
-    )  # numbers, as the training found them
+    table = job.table.model_copy(update={"version": result.version.version})
+    pinned = pin(table, job.feed, result.classes, job.model.task)
+    # The numbers that the training found for `auto`.
+    job = finders.resolve(job, pinned, lambda: prepare(job, pinned))
     model = assemble(job, result)
-    config = job.model_dump(
-        mode="json", include=set(TrainJob.model_fields)
-    )  # of a larger job, the part that trained it
-    c = pinned.table.columns
-    columns = {f.name for f in pinned.table.delta(pinned.version.version).schema().fields}
-    sources: list[str] = []
-    if c.source in columns:
-        trained = scan.rows(
-            pinned.table, pinned.version, [c.source], pinned.rows_of(job.feed.train)
-        )
-        sources = sorted({str(s) for s in trained[c.source].to_pylist()})
+    # Of a larger job, only the part that trained the model.
+    config = job.model_dump(mode="json", include=set(TrainJob.model_fields))
+    sources = _sources(job, pinned)
     facts = {
         "table": {
             "uri": result.version.uri,
@@ -94,6 +88,17 @@ def _publish(
     return promote.register(store, run_id, Path(folder), result.key, tags)
 
 
+def _sources(job: TrainJob, pinned: Pinned) -> list[str]:
+    """The sources of the training images, by name; none if the table has no such column."""
+    column = pinned.table.columns.source
+    schema = pinned.table.delta(pinned.version.version).schema()
+    if column not in {field.name for field in schema.fields}:
+        return []
+    rows = pinned.rows_of(job.feed.train)
+    trained = scan.rows(pinned.table, pinned.version, [column], rows)
+    return sorted({str(source) for source in trained[column].to_pylist()})
+
+
 def _log(
     store: Store,
     job: TrainJob,
@@ -102,6 +107,8 @@ def _log(
     config: dict[str, Any],
     children: Sequence[Child],
 ) -> str:
+    """Log the run and the trials to MLflow; the run's id."""
+
     def log_into(run_id: str) -> None:
         tracking.log_history(store, run_id, result.history)
         tracking.log_text(store, run_id, dump(job), "config.yaml")

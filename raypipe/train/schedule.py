@@ -1,7 +1,8 @@
-"""Learning-rate and batch-size rules: pure functions, and drivers that know nothing but the probe they are handed.
+"""Learning-rate and batch-size rules: pure functions, and searches that only call a given function.
 
-A schedule is a factor of the peak rate as a function of progress. `factor` takes the middle of a step: at its start the first
-step of a warm-up would train at a rate of 0, and at its end the last step of a cosine would.
+A schedule gives a factor of the peak rate as a function of progress. `factor` takes the middle of a
+step: with the start, the first step of a warm-up would have a rate of 0; with the end, the last
+step of a cosine would.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ def cosine(progress: float) -> float:
 
 
 def step(progress: float) -> float:
-    """A tenth after each third, as in residual networks' 30 of 90 epochs (He et al. 2016)."""
+    """Divided by 10 after each third; residual networks did so after 30 of 90 epochs (He et al.
+    2016)."""
     return 0.1 ** min(2, int(3 * progress))
 
 
@@ -38,18 +40,20 @@ SCHEDULES: dict[str, Callable[[float], float]] = {
     "step": step,
     "constant": constant,
 }
-WARMUP = {"one_cycle": 0.3}  # the others: 0.05
+WARMUP = {"one_cycle": 0.3}
+USUAL_WARMUP = 0.05
 DIVISOR = 25.0  # one_cycle starts at the peak divided by this, as torch's OneCycleLR
 
 
 def factor(schedule: str, done: int, steps: int, warmup: float | None = None) -> float:
-    """What the peak rate is multiplied by in the step after `done` of `steps`; above 0 in every one of them.
+    """The factor of the peak rate in the step after `done` of `steps`; above 0 in every step.
 
-    The rate rises over the first `warmup` of the training (linearly; Goyal et al. 2017), then follows the schedule. one_cycle
-    rises longer and from 1/25 (Smith and Topin 2018); it leaves AdamW's betas alone.
+    The rate rises over the first `warmup` of the training (linearly; Goyal et al. 2017), then
+    follows the schedule. one_cycle rises longer and from 1/25 (Smith and Topin 2018); it leaves
+    AdamW's betas alone.
     """
     progress = (done + 0.5) / steps
-    rise = WARMUP.get(schedule, 0.05) if warmup is None else warmup
+    rise = WARMUP.get(schedule, USUAL_WARMUP) if warmup is None else warmup
     if progress >= rise:
         return SCHEDULES[schedule]((progress - rise) / (1 - rise))
     low = 1 / DIVISOR if schedule == "one_cycle" else 0.0
@@ -57,9 +61,10 @@ def factor(schedule: str, done: int, steps: int, warmup: float | None = None) ->
 
 
 def scaled(lr: float, batch_size: int, meant_for: int | None, scaling: Scaling = "sqrt") -> float:
-    """The rate for this batch when `lr` was found with another: times sqrt(n) when it grew n times, or times n.
+    """The rate for this batch size, if `lr` is meant for another one.
 
-    sqrt keeps the size of AdamW's noise (Malladi et al. 2022), linear that of SGD's (Goyal et al. 2017).
+    For a batch n times as large, the rate grows sqrt(n) times or n times. sqrt keeps the size of
+    AdamW's noise (Malladi et al. 2022), linear that of SGD's (Goyal et al. 2017).
     """
     if meant_for is None:
         return lr
@@ -69,11 +74,14 @@ def scaled(lr: float, batch_size: int, meant_for: int | None, scaling: Scaling =
 
 @dataclass(frozen=True)
 class LrRange:
-    """A learning-rate range test: the rate to train with, and the smoothed loss at each rate that was tried."""
+    """The result of a learning-rate range test."""
 
     lr: float
+    """The rate to train with."""
     lrs: tuple[float, ...]
+    """The rates that were tried."""
     losses: tuple[float, ...]
+    """The smoothed loss at each of them."""
 
 
 def lr_range(
@@ -84,12 +92,16 @@ def lr_range(
     smoothing: float = 0.9,
     blow_up: float = 4.0,
 ) -> LrRange:
-    """Learning-rate range test (Smith 2017, "Cyclical learning rates"): let the rate grow from step to step, watch the loss.
+    """Learning-rate range test (Smith 2017, "Cyclical learning rates"): increase the rate from step
+    to step, and watch the loss.
 
-    `train(lr)` takes one step at that rate and returns its loss. The rate grows by a constant factor, the loss is a running
-    mean (without its bias to the start), and the test ends when it is `blow_up` times its lowest, or no number. Suggested is
-    the rate at which the loss falls fastest: a tenth of the rate with the lowest loss, the other custom, was 20 times too
-    high where a small model learnt its data by heart (0.72 against 0.05). Raises RaypipeError when no rate made it fall by 5 %.
+    train(lr): takes one step at that rate and returns its loss. The rate grows by a constant
+    factor. The loss is a running mean, corrected for its start at 0. The test ends when the mean is
+    `blow_up` times its lowest, or when a loss is not finite.
+
+    It suggests the rate at which the loss falls fastest. Another custom, a tenth of the rate with
+    the lowest loss, was 20 times too high where a small model learnt its data by heart (0.72
+    against 0.05). Raises RaypipeError when the loss fell by less than 5 % at every rate.
     """
     lrs: list[float] = []
     losses: list[float] = []
@@ -110,17 +122,21 @@ def lr_range(
             got=f"{low:g} to {high:g} in {steps} steps",
             fix="Try a wider range, more steps",
         )
-    falls = [before - after for before, after in pairwise(losses[: losses.index(min(losses)) + 1])]
-    return LrRange(lrs[falls.index(max(falls))], tuple(lrs), tuple(losses))
+    # Only falls on the way to the lowest loss count.
+    lowest = losses.index(min(losses))
+    falls = [before - after for before, after in pairwise(losses[: lowest + 1])]
+    steepest = falls.index(max(falls))
+    return LrRange(lrs[steepest], tuple(lrs), tuple(losses))
 
 
 def find_batch_size(
     fits: Callable[[int], bool], start: int = 1, limit: int = 65_536, within: float = 0.05
 ) -> int:
-    """The largest batch that fits, to a share of `within`: by doubling from `start`, then by bisection.
+    """The largest batch that fits, exact to a share of `within`: by doubling, then by bisection.
 
-    `fits` is asked once a size, at most 2 log2(limit) times; on a GPU let it try a training step in a process of its own
-    (raypipe.train.probe), because memory that ran out stays in pieces. Raises RaypipeError when not even 1 fits.
+    `fits` is called once per size, at most 2 log2(limit) times. On a GPU it should try a training
+    step in a process of its own (auto/probe.py), because memory that ran out stays fragmented.
+    Raises RaypipeError when not even 1 fits.
     """
     good, bad = 0, limit + 1
     size = min(start, limit)
@@ -129,6 +145,7 @@ def find_batch_size(
             good = size
         else:
             bad = size
+        # Double until a size fails, then bisect.
         size = min(2 * good, limit) if bad > limit else (good + bad) // 2
     if good == 0:
         raise RaypipeError(
@@ -141,16 +158,18 @@ def find_batch_size(
 def fastest_batch_size(
     rate: Callable[[int], float], start: int = 8, limit: int = 1024, gain: float = 0.05
 ) -> int:
-    """The smallest of start, 2 start, 4 start, … whose images/s are within `gain` of the best: what counts on a CPU.
+    """The smallest of start, 2 start, 4 start, … whose images/s are within `gain` of the best.
 
-    It ends after two sizes in a row that gained nothing, so that one noisy measurement does not end it.
+    For CPUs, where time counts and not memory. It ends after two sizes in a row without a gain: so
+    one noisy measurement does not end it.
     """
     rates: dict[int, float] = {}
-    size, waited = min(start, limit), 0
-    while size <= limit and waited < 2:
+    size = min(start, limit)
+    without_gain = 0
+    while size <= limit and without_gain < 2:
         best = max(rates.values(), default=0.0)
         rates[size] = rate(size)
-        waited = 0 if rates[size] > best * (1 + gain) else waited + 1
+        without_gain = 0 if rates[size] > best * (1 + gain) else without_gain + 1
         size *= 2
     best = max(rates.values())
     return next(size for size in rates if rates[size] >= best / (1 + gain))

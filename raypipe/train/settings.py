@@ -1,4 +1,4 @@
-"""What a user says about a training: the `train` section."""
+"""The `train` section of a configuration."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from raypipe.train.parallel import ParallelConfig
 from raypipe.train.schedule import Scaling, ScheduleName
 from raypipe.train.stopping import StoppingConfig
 
-_EITHER = {
+_RULES = {
     "batch_size": "a whole number from 1 up, or auto",
     "lr": "a number above 0, or auto",
     "workers": "a whole number from 1 up, or the fewest and the most, as in [2, 8]",
@@ -21,43 +21,63 @@ _EITHER = {
 
 
 class TrainConfig(ParallelConfig):
-    """One training run. `batch_size` is global: ranks share it. `workers: 1` trains in the calling process, `[2, 8]` with as
-    many of these as there is room for: when it starts, when workers were lost, and when room for more appears and pays.
-
-    A checkpoint is written after every epoch, and every `checkpoint_steps` steps where that is set, beside the training if
-    `checkpoint_async`; those of the newest and of the `keep_best` best epochs are kept. Workers that wait `timeout_s` for
-    another have failed; up to `max_failures` failures the training goes on from the newest checkpoint.
-
-    `warmup` is a share of the training (null: 0.05, for one_cycle 0.3). `lr_batch` is the batch size that `lr` is meant for:
-    with another one the rate is scaled by `lr_scaling` (null: it is not). `batch_size` and `lr` may be `auto`: finders.py
-    makes numbers of them before anything else sees them. `profile: step:10-13` traces these steps, `tensorboard: true` writes
-    event files, both into the run's folder. `result`: the epoch whose weights are the run's, the best by stopping.metric or
-    the last, whatever validation says. `start_from`: the folder of a checkpoint of the same model, perhaps at another
-    resolution, whose weights the training starts from; every worker must see it.
-    """
+    """How one model is trained."""
 
     batch_size: Annotated[int, Field(ge=1)] | Literal["auto"] = 64  # type: ignore[assignment]  # the engines see numbers
+    """Images in a step, of all workers together. `auto`: found before the training; on a GPU the
+    largest that fits into memory."""
     lr: Annotated[float, Field(gt=0)] | Literal["auto"] = 1e-3  # type: ignore[assignment]
+    """Peak learning rate, of the head; 0.001 is AdamW's usual one. `auto`: found by a range test on
+    the training data."""
     workers: Annotated[int, Field(ge=1)] | tuple[Annotated[int, Field(ge=1)], int] = 1
+    """Processes that train. 1: the calling process. `[2, 8]`: as many of these as there is room
+    for, at the start, after workers were lost, and when room for more appears and a restart
+    pays."""
     epochs: int = Field(default=20, ge=1)
+    """The most epochs; `stopping` may end the training earlier."""
     lr_batch: int | None = Field(default=None, ge=1)
+    """The batch size that `lr` is meant for: with another one, the rate is scaled by `lr_scaling`.
+    null: it is not scaled."""
     lr_scaling: Scaling = "sqrt"
+    """How the rate grows with the batch: sqrt keeps the size of AdamW's noise, linear that of
+    SGD's."""
     schedule: ScheduleName = "cosine"
+    """How the rate falls after the warm-up: to zero (cosine, one_cycle), by steps, or not at
+    all."""
     warmup: float | None = Field(default=None, ge=0, lt=1)
+    """The share of the training in which the rate rises. null: 0.05, and 0.3 for one_cycle."""
     class_weights: ClassWeights = None
+    """Weights of the classes in the loss: `balanced`, or one positive number per class."""
     label_smoothing: float = Field(default=0.0, ge=0, lt=1)
+    """The part of each target that is spread over all classes. 0: none."""
     focal_gamma: float = Field(default=0.0, ge=0, le=10)
+    """Exponent of the focal loss: easy images count less. 0: cross-entropy."""
     stopping: StoppingConfig = StoppingConfig()
+    """When the training ends before its last epoch."""
     result: Literal["best", "last"] = "best"
+    """The epoch whose weights are the result: the best by `stopping.metric`, or the last, whatever
+    validation says."""
     start_from: str | None = None
+    """Folder of a checkpoint of the same model, whose weights the training starts from. Its
+    resolution may differ. Every worker must see the folder."""
     checkpoint_steps: int | None = Field(default=None, ge=1)
+    """Steps between checkpoints inside an epoch. null: one checkpoint after each epoch."""
     checkpoint_async: bool = False
+    """Write checkpoints in a thread while training goes on. A kill may then cost one interval
+    more."""
     keep_best: int = Field(default=1, ge=1)
+    """Checkpoints of so many best epochs are kept, beside the newest one."""
     timeout_s: float = Field(default=120.0, gt=0)
+    """Seconds that a worker waits for another; then the group has failed."""
     max_failures: int = Field(default=1, ge=0)
+    """Failures after which the training resumes from the newest checkpoint; one more ends it."""
     gpu: bool | Literal["auto"] = "auto"
+    """Does each worker take a GPU? auto: yes, if the cluster has one."""
     profile: str | None = None
+    """Steps to trace with torch's profiler, as in `step:10-13`; the traces go to the run's
+    folder."""
     tensorboard: bool = False
+    """Write TensorBoard event files into the run's folder."""
 
     @field_validator("profile")
     @classmethod
@@ -84,11 +104,11 @@ class TrainConfig(ParallelConfig):
     def _number_or_auto(
         cls, value: Any, validate: Callable[[Any], Any], info: ValidationInfo
     ) -> Any:
-        """One message, where pydantic has one for each type that it might have been."""
+        """Give one message, where pydantic gives one for each type of the union."""
         try:
             return validate(value)
         except ValidationError:
-            raise ValueError(f"It is {_EITHER[str(info.field_name)]}") from None
+            raise ValueError(f"It is {_RULES[str(info.field_name)]}") from None
 
     @model_validator(mode="after")
     def _fewest_first(self) -> TrainConfig:
@@ -100,6 +120,7 @@ class TrainConfig(ParallelConfig):
     def _one_rate(self) -> TrainConfig:
         if self.lr == "auto" and self.lr_batch is not None:
             raise ValueError(
-                "lr=auto is found with the batch that it trains. Remove lr_batch, or give lr as a number"
+                "lr=auto is found with the batch that it trains. "
+                "Remove lr_batch, or give lr as a number"
             )
         return self

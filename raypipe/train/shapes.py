@@ -1,4 +1,7 @@
-"""A model as shapes alone, on torch's `meta` device: it can be run forward and backward, and has no values and no memory."""
+"""A model as shapes alone, on torch's `meta` device.
+
+It runs forward and backward, but has no values and takes no memory.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,11 @@ from torch import Tensor, nn
 
 def without_values(model: nn.Module) -> nn.Module:
     """A copy whose parameters and buffers are shapes on `meta`; what it caches is its own."""
-    memo: dict[int, Tensor] = {
-        id(p): nn.Parameter(p.detach().to("meta"), p.requires_grad) for p in model.parameters()
-    }
-    return copy.deepcopy(model, memo | {id(b): b.to("meta") for b in model.buffers()})
+    # deepcopy takes these in place of the tensors with these ids.
+    memo: dict[int, Tensor] = {}
+    for parameter in model.parameters():
+        on_meta = nn.Parameter(parameter.detach().to("meta"), parameter.requires_grad)
+        memo[id(parameter)] = on_meta
+    for buffer in model.buffers():
+        memo[id(buffer)] = buffer.to("meta")
+    return copy.deepcopy(model, memo)

@@ -1,8 +1,10 @@
-"""When to stop, and why: pure rules over a small record of what happened so far, inside a trial and across a search.
+"""When to stop, and why: pure rules over a record of what happened, for a training and for a
+search.
 
-A rule takes a Progress and returns None or a reason in words, which the user reads. `any_of` and `all_of` make a rule of
-several. Rules look at whole epochs (in a search: at whole trials), so a run ends where an epoch ends. On several ranks all of
-them must be given the same Progress, else one would leave and the others wait for it.
+A rule takes a Progress and returns None, or a reason that the user reads. `any_of` and `all_of`
+combine rules. Rules see whole epochs (in a search: whole trials), so a run ends where an epoch
+ends. All ranks must be given the same Progress: a rank that stopped alone would leave the others
+waiting.
 """
 
 from __future__ import annotations
@@ -23,15 +25,17 @@ SMOOTHED: dict[str, Callable[[Iterable[float]], float]] = {"mean": fmean, "media
 
 
 class BudgetConfig(Section):
-    """What may be spent: whichever limit is met first stops. `price_per_hour` is one worker's, in any currency.
-
-    A worker is one GPU where there are GPUs; without them `gpu_hours` counts the workers' hours all the same.
-    """
+    """What may be spent. The first limit that is reached stops the run."""
 
     seconds: float | None = Field(default=None, gt=0)
+    """Time in seconds. null: unlimited."""
     gpu_hours: float | None = Field(default=None, gt=0)
+    """Hours times workers; a worker has one GPU. Without GPUs, the workers' hours count all the
+    same. null: unlimited."""
     money: float | None = Field(default=None, gt=0)
+    """Price of the workers' time, in the currency of `price_per_hour`. null: unlimited."""
     price_per_hour: float | None = Field(default=None, gt=0)
+    """Price of one worker for an hour, in any currency. `money` needs it."""
 
     @model_validator(mode="after")
     def _priced(self) -> BudgetConfig:
@@ -43,12 +47,10 @@ class BudgetConfig(Section):
 
 
 class StoppingConfig(BudgetConfig):
-    """Stop a training after `patience` epochs without an improvement of at least `min_delta`; `patience: null` never stops.
+    """When a training stops before its last epoch.
 
-    plateau: the mean (or median) of so many epochs is not better than that of as many before. target: the metric is as good
-    as this. `when: all` waits until those of the three that are set agree. Budgets and guards stop alone: `nan_guard` when
-    an epoch is unusable (a loss, a logit or a weight is not finite; without the guard the training goes on, and such an epoch
-    is never the best), `divergence` when the training loss is above so many times its lowest.
+    `patience`, `plateau` and `target` judge quality; `when` combines them. Budgets and guards stop
+    alone.
     """
 
     metric: Literal[
@@ -60,49 +62,66 @@ class StoppingConfig(BudgetConfig):
         "val_mae",
         "val_rmse",
     ] = "val_accuracy"
+    """The metric that decides which epoch is best. If unset, it follows from model.task."""
     patience: int | None = Field(default=5, ge=1)
+    """Stop after so many epochs without an improvement. null: never."""
     min_delta: float = Field(default=0.0, ge=0)
+    """An epoch must improve the best metric by more than this."""
     plateau: int | None = Field(default=None, ge=1)
+    """Stop when the mean of so many epochs is not better than that of as many before. null:
+    never."""
     plateau_by: Literal["mean", "median"] = "mean"
+    """How `plateau` smooths."""
     target: float | None = None
+    """Stop when the metric is as good as this. null: never."""
     when: Literal["any", "all"] = "any"
+    """any: the first of patience, plateau and target stops. all: those that are set must agree."""
     nan_guard: bool = True
+    """Stop after an unusable epoch: a loss, a logit or a weight is not finite. Without the guard
+    the training goes on, and such an epoch is never the best."""
     divergence: float | None = Field(default=None, gt=1)
+    """Stop when the training loss is above so many times its lowest. null: never."""
 
     @property
     def mode(self) -> Mode:
-        """Which way the metric is better."""
+        """Is a higher or a lower metric better?"""
         return "min" if self.metric in LOWER_IS_BETTER else "max"
 
 
 class SearchStoppingConfig(BudgetConfig):
-    """Stop a search after `patience` trials that did not improve the best by at least `min_delta`, when a trial reaches
-    `target`, after so many epochs of all trials together, or when a budget is spent. The metric is that of train.stopping."""
+    """When a search stops. Its metric is that of train.stopping."""
 
     patience: int | None = Field(default=None, ge=1)
+    """Stop after so many trials that did not improve the best. null: never."""
     min_delta: float = Field(default=0.0, ge=0)
+    """A trial must improve the best metric by more than this."""
     target: float | None = None
+    """Stop when a trial is as good as this. null: never."""
     epochs: int | None = Field(default=None, ge=1)
+    """Epochs of all trials together. null: unlimited."""
 
 
 @dataclass(frozen=True)
 class Progress:
-    """What happened so far. `values` of `metric` and train `losses` are per epoch; in a search, per ended trial its best.
-
-    `running` are the best values of trials that have not ended: one of them may reach the target, and none is given up while
-    it leads. `worker_s` is seconds times workers. `ahead_s` and `ahead_worker_s` are what the next step will take.
-    """
+    """What happened so far."""
 
     metric: str
     mode: Mode
     values: Sequence[float]
+    """The metric, per epoch; in a search, the best of each ended trial."""
     losses: Sequence[float] = ()
+    """Training loss, per epoch."""
     seconds: float = 0.0
     worker_s: float = 0.0
+    """Seconds times workers."""
     ahead_s: float = 0.0
+    """Seconds that the next step is expected to take."""
     ahead_worker_s: float = 0.0
     unit: str = "epoch"
+    """What a step is: an epoch or a trial."""
     running: Sequence[float] = ()
+    """Best values of trials that still run. One of them may reach the target, and patience does not
+    stop a search while one of them leads."""
     epochs: int = 0
 
 
@@ -110,69 +129,85 @@ Rule = Callable[[Progress], str | None]
 
 
 def unusable(metrics: Mapping[str, float]) -> str | None:
-    """What of an epoch's metrics says that its weights are lost: a loss that is NaN or infinite. None: the epoch is usable.
+    """Which loss of an epoch is NaN or infinite: its weights are lost. None: the epoch is usable.
 
-    The metric that is compared says nothing here. argmax of NaN is class 0, so accuracy stays a number. The loop sets all
-    validation metrics of an unusable epoch to NaN; this function also recognises epochs that older versions recorded.
+    The compared metric shows nothing here: argmax of NaN is class 0, so accuracy stays a number.
+    The loop sets all validation metrics of an unusable epoch to NaN. This function also recognises
+    epochs that older versions recorded.
     """
-    lost = [n for n in ("train_loss", "val_loss") if n in metrics and not math.isfinite(metrics[n])]
-    return ", ".join(f"{name} is {metrics[name]}" for name in lost) or None
+    problems = []
+    for name in ("train_loss", "val_loss"):
+        if name in metrics and not math.isfinite(metrics[name]):
+            problems.append(f"{name} is {metrics[name]}")
+    return ", ".join(problems) or None
 
 
 def best_of(history: Sequence[Mapping[str, float]], cfg: StoppingConfig, last: bool = False) -> int:
-    """The best usable epoch, counted from 0; -1 if there is none. `last`: the last usable one, whatever its metric."""
-    best, found = None, -1
+    """The best usable epoch, counted from 0; -1 if there is none.
+
+    last: the last usable epoch, whatever its metric.
+    """
+    best = None
+    best_epoch = -1
     for epoch, metrics in enumerate(history):
-        if unusable(metrics) is None and (
-            last or improved(metrics[cfg.metric], best, cfg.mode, cfg.min_delta)
-        ):
-            best, found = metrics[cfg.metric], epoch
-    return found
+        if unusable(metrics) is not None:
+            continue
+        value = metrics[cfg.metric]
+        if last or improved(value, best, cfg.mode, cfg.min_delta):
+            best = value
+            best_epoch = epoch
+    return best_epoch
 
 
 def improved(value: float, best: float | None, mode: Mode, min_delta: float = 0.0) -> bool:
     """Is `value` better than `best` by more than min_delta? NaN and infinities never are."""
     if not math.isfinite(value):
         return False
-    gain = value - best if best is not None else float("inf")
-    return (gain if mode == "max" or best is None else -gain) > min_delta
+    if best is None:
+        return True
+    gain = value - best if mode == "max" else best - value
+    return gain > min_delta
 
 
 def patience(wait: int, min_delta: float = 0.0) -> Rule:
-    """`wait` steps in a row that did not improve the best by more than min_delta; crumbs add up against that best."""
+    """The last `wait` steps did not improve the best by more than min_delta.
+
+    Small gains add up: each step is compared with the best that counted.
+    """
 
     def rule(p: Progress) -> str | None:
         best: float | None = None
-        found = -1
-        for i, value in enumerate(p.values):
+        best_step = -1
+        for step, value in enumerate(p.values):
             if improved(value, best, p.mode, min_delta):
-                best, found = value, i
-        waited = len(p.values) - 1 - found
-        if waited < wait or any(improved(value, best, p.mode, min_delta) for value in p.running):
+                best = value
+                best_step = step
+        waited = len(p.values) - 1 - best_step
+        if waited < wait:
             return None
-        shown = (
-            f"best {best:.4g} in {p.unit} {found + 1}"
-            if best is not None
-            else "it was never a number"
-        )
+        if any(improved(value, best, p.mode, min_delta) for value in p.running):
+            return None
+        if best is None:
+            shown = "it was never a number"
+        else:
+            shown = f"best {best:.4g} in {p.unit} {best_step + 1}"
         return f"no improvement of {p.metric} for {_count(waited, p.unit)} ({shown})"
 
     return rule
 
 
 def plateau(window: int, by: str = "mean", min_delta: float = 0.0) -> Rule:
-    """The smoothed last `window` values are no better than as many before them, by more than min_delta.
+    """The smoothed last `window` values are not better than as many before, by more than min_delta.
 
-    A metric that jumps from epoch to epoch beats its best by luck, so patience waits too long; smoothing sees the trend.
+    A metric that jumps from epoch to epoch beats its best by chance, so patience waits too long.
+    Smoothing shows the trend.
     """
 
     def rule(p: Progress) -> str | None:
         if len(p.values) < 2 * window:
             return None
-        before, last = (
-            [v for v in part if v == v]
-            for part in (p.values[-2 * window : -window], p.values[-window:])
-        )
+        before = [v for v in p.values[-2 * window : -window] if not math.isnan(v)]
+        last = [v for v in p.values[-window:] if not math.isnan(v)]
         if not before:
             return None
         if not last:
@@ -180,23 +215,30 @@ def plateau(window: int, by: str = "mean", min_delta: float = 0.0) -> Rule:
         was, now = SMOOTHED[by](before), SMOOTHED[by](last)
         if improved(now, was, p.mode, min_delta):
             return None
-        return f"{p.metric} is on a plateau: {by} {now:.4g} over {_count(window, p.unit)}, {was:.4g} over those before"
+        return (
+            f"{p.metric} is on a plateau: "
+            f"{by} {now:.4g} over {_count(window, p.unit)}, {was:.4g} over those before"
+        )
 
     return rule
 
 
 def target(goal: float) -> Rule:
-    """Some value was as good as `goal`, of a running trial too."""
+    """Some value is as good as `goal`; values of running trials count too."""
 
     def rule(p: Progress) -> str | None:
-        hits = [v for v in (*p.values, *p.running) if (v >= goal if p.mode == "max" else v <= goal)]
-        return f"{p.metric} {hits[0]:.4g} reached the target {goal:.4g}" if hits else None
+        for value in (*p.values, *p.running):
+            reached = value >= goal if p.mode == "max" else value <= goal
+            if reached:
+                return f"{p.metric} {value:.4g} reached the target {goal:.4g}"
+        return None
 
     return rule
 
 
 def nan_guard(p: Progress) -> str | None:
-    """The newest training loss is not a number: the weights are lost, and no later epoch will mend them."""
+    """The newest training loss is not finite: the weights are lost, and later epochs stay
+    unusable."""
     if not p.losses or math.isfinite(p.losses[-1]):
         return None
     return f"train_loss was {p.losses[-1]} in {p.unit} {len(p.losses)}"
@@ -206,84 +248,108 @@ def divergence(factor: float) -> Rule:
     """The newest training loss is above `factor` times its lowest."""
 
     def rule(p: Progress) -> str | None:
-        numbers = [loss for loss in p.losses if loss == loss]
-        if not numbers or not p.losses[-1] > factor * min(numbers):
+        numbers = [loss for loss in p.losses if not math.isnan(loss)]
+        if not numbers:
             return None
-        return f"train_loss {p.losses[-1]:.4g} is above {factor:g} times its lowest ({min(numbers):.4g})"
+        newest, lowest = p.losses[-1], min(numbers)
+        if newest > factor * lowest:
+            return f"train_loss {newest:.4g} is above {factor:g} times its lowest ({lowest:.4g})"
+        return None
 
     return rule
 
 
 def budget(limit: float, of: str, cost: Callable[[float, float], float]) -> Rule:
-    """`cost(seconds, worker_s)` has met the limit, or would pass it with the next step."""
+    """`cost(seconds, worker_s)` has reached the limit, or would pass it with the next step."""
 
     def rule(p: Progress) -> str | None:
-        spent, ahead = cost(p.seconds, p.worker_s), cost(p.ahead_s, p.ahead_worker_s)
+        spent = cost(p.seconds, p.worker_s)
+        ahead = cost(p.ahead_s, p.ahead_worker_s)
+        limit_of = f"the budget of {_amount(limit)} {of}"
         if spent >= limit:
-            return f"the budget of {_amount(limit)} {of} is spent ({_amount(spent)})"
+            return f"{limit_of} is spent ({_amount(spent)})"
         if ahead and spent + ahead > limit:
-            return f"one more {p.unit} would pass the budget of {_amount(limit)} {of} ({_amount(spent)} spent)"
+            return f"one more {p.unit} would pass {limit_of} ({_amount(spent)} spent)"
         return None
 
     return rule
 
 
 def epochs(limit: int) -> Rule:
-    return lambda p: (
-        f"the budget of {_count(limit, 'epoch')} is spent" if p.epochs >= limit else None
-    )
+    """All epochs together have reached the limit."""
+
+    def rule(p: Progress) -> str | None:
+        return f"the budget of {_count(limit, 'epoch')} is spent" if p.epochs >= limit else None
+
+    return rule
 
 
 def any_of(*rules: Rule) -> Rule:
-    """Stops when a rule does, for the first one's reason. Of no rules it never stops."""
-    return lambda p: next((why for rule in rules if (why := rule(p)) is not None), None)
+    """Stops when a rule does, with the first one's reason. Without rules it never stops."""
+
+    def rule(p: Progress) -> str | None:
+        for one in rules:
+            reason = one(p)
+            if reason is not None:
+                return reason
+        return None
+
+    return rule
 
 
 def all_of(*rules: Rule) -> Rule:
-    """Stops when every rule does, for all their reasons. Of no rules it never stops."""
+    """Stops when every rule does, with all their reasons. Without rules it never stops."""
 
     def rule(p: Progress) -> str | None:
         reasons = [one(p) for one in rules]
-        return "; ".join(r for r in reasons if r) if rules and None not in reasons else None
+        if not rules or None in reasons:
+            return None
+        return "; ".join(reason for reason in reasons if reason)
 
     return rule
 
 
 def budgets(cfg: BudgetConfig) -> Rule:
-    price = (cfg.price_per_hour or 0.0) / 3600
-    limits = [
-        budget(cfg.seconds, "s", lambda s, worker_s: s) if cfg.seconds else None,
-        budget(cfg.gpu_hours, "GPU-hours", lambda s, worker_s: worker_s / 3600)
-        if cfg.gpu_hours
-        else None,
-        budget(cfg.money, "in money", lambda s, worker_s: worker_s * price) if cfg.money else None,
-    ]
-    return any_of(*(rule for rule in limits if rule))
+    """The rule of the limits in a budget."""
+    price_per_s = (cfg.price_per_hour or 0.0) / 3600
+    rules = []
+    if cfg.seconds:
+        rules.append(budget(cfg.seconds, "s", lambda s, worker_s: s))
+    if cfg.gpu_hours:
+        rules.append(budget(cfg.gpu_hours, "GPU-hours", lambda s, worker_s: worker_s / 3600))
+    if cfg.money:
+        rules.append(budget(cfg.money, "in money", lambda s, worker_s: worker_s * price_per_s))
+    return any_of(*rules)
 
 
 def of_training(cfg: StoppingConfig) -> Rule:
-    """The rule that a `train.stopping` section says."""
-    chosen = [
-        target(cfg.target) if cfg.target is not None else None,
-        patience(cfg.patience, cfg.min_delta) if cfg.patience else None,
-        plateau(cfg.plateau, cfg.plateau_by, cfg.min_delta) if cfg.plateau else None,
-    ]
-    quality = (all_of if cfg.when == "all" else any_of)(*(rule for rule in chosen if rule))
-    guards = [
-        nan_guard if cfg.nan_guard else None,
-        divergence(cfg.divergence) if cfg.divergence else None,
-    ]
-    return any_of(*(rule for rule in guards if rule), quality, budgets(cfg))
+    """The rule of a `train.stopping` section."""
+    quality = []
+    if cfg.target is not None:
+        quality.append(target(cfg.target))
+    if cfg.patience:
+        quality.append(patience(cfg.patience, cfg.min_delta))
+    if cfg.plateau:
+        quality.append(plateau(cfg.plateau, cfg.plateau_by, cfg.min_delta))
+    guards: list[Rule] = []
+    if cfg.nan_guard:
+        guards.append(nan_guard)
+    if cfg.divergence:
+        guards.append(divergence(cfg.divergence))
+    combine = all_of if cfg.when == "all" else any_of
+    return any_of(*guards, combine(*quality), budgets(cfg))
 
 
 def of_search(cfg: SearchStoppingConfig) -> Rule:
-    """The rule that a `search.stopping` section says."""
-    chosen = [
-        target(cfg.target) if cfg.target is not None else None,
-        patience(cfg.patience, cfg.min_delta) if cfg.patience else None,
-        epochs(cfg.epochs) if cfg.epochs else None,
-    ]
-    return any_of(*(rule for rule in chosen if rule), budgets(cfg))
+    """The rule of a `search.stopping` section."""
+    rules = []
+    if cfg.target is not None:
+        rules.append(target(cfg.target))
+    if cfg.patience:
+        rules.append(patience(cfg.patience, cfg.min_delta))
+    if cfg.epochs:
+        rules.append(epochs(cfg.epochs))
+    return any_of(*rules, budgets(cfg))
 
 
 def why_stop(
@@ -292,17 +358,20 @@ def why_stop(
     seconds: float = 0.0,
     worker_s: float = 0.0,
 ) -> str | None:
-    """The reason to stop a training after these epochs, or None. An epoch to come is taken to cost their mean."""
+    """The reason to stop a training after these epochs, or None.
+
+    The next epoch is expected to cost the mean of those so far.
+    """
     done = max(1, len(history))
     progress = Progress(
-        cfg.metric,
-        cfg.mode,
-        [metrics[cfg.metric] for metrics in history],
-        [metrics["train_loss"] for metrics in history if "train_loss" in metrics],
-        seconds,
-        worker_s,
-        seconds / done,
-        worker_s / done,
+        metric=cfg.metric,
+        mode=cfg.mode,
+        values=[metrics[cfg.metric] for metrics in history],
+        losses=[metrics["train_loss"] for metrics in history if "train_loss" in metrics],
+        seconds=seconds,
+        worker_s=worker_s,
+        ahead_s=seconds / done,
+        ahead_worker_s=worker_s / done,
         epochs=len(history),
     )
     return of_training(cfg)(progress)

@@ -1,8 +1,8 @@
-"""One training run: run(job) -> TrainResult. Training, search and retraining all come through here.
+"""One training run: run(job) -> TrainResult. Training, search and retraining all use it.
 
-With one worker the loop runs in this process; with more, Ray Train starts that many and each runs the same `train_rank`. The
-run's folder is named by everything that determines it, so running the same command again resumes an interrupted run and
-returns a finished one.
+With one worker the loop runs in this process. With more, Ray Train starts them, and each runs the
+same `train_rank`. The run's folder is named by everything that determines the result. So the same
+command resumes an interrupted run, and returns the result of a finished one.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from __future__ import annotations
 import json
 import logging
 import time
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ from raypipe.feed import feed as feeds
 from raypipe.feed.dataset import Pinned, pin
 from raypipe.feed.features import feature_sources
 from raypipe.feed.feed import Feed, Source, fetch
+from raypipe.files import write_atomic
 from raypipe.models.finite import require_rows, require_weights
 from raypipe.models.zoo import ImageModel
 from raypipe.registry.package import Reference
@@ -36,142 +37,161 @@ from raypipe.train.launch import check_workers, on_workers
 from raypipe.train.loop import LoopState, Report
 from raypipe.train.losses import check_weights
 from raypipe.train.measure import tensorboard
-from raypipe.train.measure.meter import Tell
+from raypipe.train.measure.meter import ReportPosition
 from raypipe.train.objective import METRICS, judge
 from raypipe.train.preemption import on_sigterm
 from raypipe.train.stopping import unusable
 from raypipe.train.worker import Data, meter_of, train_stages
 
 log = logging.getLogger("raypipe")
-FORMAT = (
-    2  # of result.json; format 1 (ba74455 and before) has the same fields, and is read as it is
-)
+# Of result.json. Format 1 (ba74455 and before) has the same fields and is read in the same way.
+FORMAT = 2
 TEST = "test.json"  # beside a result: its metrics on the test split
+
+
+@dataclass
+class Outcome:
+    """What result.json holds."""
+
+    history: list[dict[str, float]]
+    best_epoch: int
+    checkpoint: str
+    stopped: str | None
 
 
 def run(
     job: TrainJob,
     classes: tuple[str, ...] | None = None,
     progress: Report = lambda metrics, state: None,
-    steps: Tell = lambda position: None,
+    steps: ReportPosition = lambda position: None,
 ) -> TrainResult:
-    """Train as `job` says on the pinned version of its table. `progress` hears of each epoch, `steps` once a second.
+    """Train on the pinned version of the job's table, or return the result of an earlier run.
 
-    SIGTERM makes it save the step it is in and stop; the same command goes on from there. Raises DataError, ClusterError, or
-    RaypipeError when a worker died or the run was stopped.
+    progress: called after each epoch. steps: called about once a second. SIGTERM saves the current
+    step and stops; the same command resumes there.
+
+    Raises DataError, ClusterError, or RaypipeError when a worker died or the run was stopped.
     """
     check_workers(job.train, connect(job.cluster, job.needs_cluster))
     pinned = pin(job.table, job.feed, classes, job.model.task)
-    data = cache(lambda: prepare(job, pinned))  # made once, for the finders and for the training
-    job = finders.settle(job, pinned, data)
+    # Made once, for the finders and for the training.
+    data = cache(lambda: prepare(job, pinned))
+    job = finders.resolve(job, pinned, data)
     key = job.training_key(pinned.version)
     folder = job.folder(key)
-    finished = folder / "result.json"
-    if finished.exists():
-        return _result(key, pinned, _usable(finished), 0.0)
+    result_file = folder / "result.json"
+    if result_file.exists():
+        return _result(key, pinned, _read_outcome(result_file), 0.0)
     check_start(job)
     save(job, folder / "config.yaml")
     started = time.perf_counter()
     checkpoints = folder / "checkpoints"
-    with (
-        tensorboard.recorded(folder / "tensorboard", progress)
-        if job.train.tensorboard
-        else nullcontext(progress) as report
-    ):
+    reporting: AbstractContextManager[Report] = nullcontext(progress)
+    if job.train.tensorboard:
+        reporting = tensorboard.recorded(folder / "tensorboard", progress)
+    with reporting as report:
         state = _train(job, data(), checkpoints, report, steps)
     _require_usable(job, state)
+    outcome = Outcome(
+        history=state.history,
+        best_epoch=state.best_epoch,
+        checkpoint=str(_best_checkpoint(checkpoints, state)),
+        stopped=state.stopped,
+    )
+    write_atomic(result_file, to_json(asdict(outcome) | {"format": FORMAT}))
+    return _result(key, pinned, outcome, time.perf_counter() - started)
+
+
+def _best_checkpoint(checkpoints: Path, state: LoopState) -> Path:
+    """The checkpoint of the best epoch. Raises RaypipeError when it is incomplete."""
     best = checkpoints / checkpoint.name(state.best_epoch + 1)
-    outcome: dict[str, Any] = {
-        "history": state.history,
-        "best_epoch": state.best_epoch,
-        "checkpoint": str(best),
-    }
-    outcome |= {"stopped": state.stopped, "format": FORMAT}
-    if problem := checkpoint.verify(best):
+    problem = checkpoint.verify(best)
+    if problem:
         raise RaypipeError(
-            f"The best checkpoint is not whole: {problem}",
+            f"The best checkpoint is incomplete: {problem}",
             got=str(best),
             rule="All nodes share run.dir",
             fix="Set run.dir",
         )
-    partial = finished.with_suffix(".partial")
-    partial.write_text(to_json(outcome))
-    partial.replace(finished)
-    return _result(key, pinned, outcome, time.perf_counter() - started)
+    return best
 
 
 def _require_usable(job: TrainJob, state: LoopState) -> None:
-    """Raise RaypipeError if no epoch can be the result; say so if the newest cannot."""
-    fix = "Lower train.lr, or set train.clip_norm" + (
-        ", or train.precision=bf16" if job.train.precision == "fp16" else ""
-    )
-    if (
-        state.best_epoch < 0
-        and state.problem is None
-        and all(unusable(m) is None for m in state.history)
-    ):
+    """Raise RaypipeError if no epoch can be the result; warn if the newest cannot."""
+    fix = "Lower train.lr, or set train.clip_norm"
+    if job.train.precision == "fp16":
+        fix += ", or train.precision=bf16"
+    no_result = state.best_epoch < 0
+    all_finite = all(unusable(metrics) is None for metrics in state.history)
+    if no_result and state.problem is None and all_finite:
+        # The training is sound, but the metric was NaN in each epoch.
         metric, known = job.train.stopping.metric, METRICS[job.model.task]
         rule = "val_r2 needs validation labels that differ" if metric == "val_r2" else ""
         raise RaypipeError(
             f"{metric} was never a number", rule=rule, fix=f"Set train.stopping.metric={known[1]}"
         )
-    if state.best_epoch < 0:
+    if no_result:
         raise RaypipeError(
             "Training diverged: no epoch is usable",
             got=state.problem or f"train.lr={job.train.lr:g}",
             fix=fix,
         )
     if state.problem is not None:
-        log.warning(
-            "%s. The result is epoch %d. %s.", _sentence(state.problem), state.best_epoch + 1, fix
-        )
+        sentence = state.problem[:1].upper() + state.problem[1:]
+        log.warning("%s. The result is epoch %d. %s.", sentence, state.best_epoch + 1, fix)
 
 
-def _usable(finished: Path) -> dict[str, Any]:
-    """A kept result. Raises RaypipeError for weights that are not finite: an older version called such an epoch the best."""
-    outcome = dict(json.loads(finished.read_text()))
-    require_format(outcome, FORMAT, finished)
-    kept = Path(outcome["checkpoint"])
-    if not kept.exists():  # the run's folder was moved
-        outcome["checkpoint"] = str(finished.parent / "checkpoints" / kept.name)
-    outcome["history"] = [metrics_of(line) for line in outcome["history"]]
-    if (problem := unusable(outcome["history"][outcome["best_epoch"]])) is not None:
+def _read_outcome(result_file: Path) -> Outcome:
+    """A stored result.
+
+    Raises RaypipeError if its best epoch is unusable: an older version could call it the best.
+    """
+    read = dict(json.loads(result_file.read_text()))
+    require_format(read, FORMAT, result_file)
+    best = Path(read["checkpoint"])
+    if not best.exists():
+        # The run's folder was moved.
+        best = result_file.parent / "checkpoints" / best.name
+    history = [metrics_of(epoch) for epoch in read["history"]]
+    outcome = Outcome(history, read["best_epoch"], str(best), read["stopped"])
+    problem = unusable(outcome.history[outcome.best_epoch])
+    if problem is not None:
         raise RaypipeError(
             f"This training's kept result is unusable: {problem}",
-            got=str(finished),
+            got=str(result_file),
             rule="An older raypipe called an epoch of NaN the best",
-            fix=f"Remove {finished.parent} to train again, or lower train.lr",
+            fix=f"Remove {result_file.parent} to train again, or lower train.lr",
         )
     return outcome
 
 
-def _sentence(words: str) -> str:
-    return words[:1].upper() + words[1:]
-
-
 def check_start(job: TrainJob) -> None:
-    """Raise ConfigError when the training should start from weights that are not there."""
-    where = job.train.start_from
-    if where is not None and (problem := checkpoint.verify(Path(where))):
+    """Raise ConfigError when the checkpoint of `train.start_from` is missing or incomplete."""
+    folder = job.train.start_from
+    if folder is None:
+        return
+    problem = checkpoint.verify(Path(folder))
+    if problem:
         raise ConfigError(
-            f"train.start_from is no whole checkpoint: {problem}",
-            got=where,
+            f"The checkpoint of train.start_from is incomplete: {problem}",
+            got=folder,
             fix="Name an epoch's folder",
         )
 
 
 def _train(
-    job: TrainJob, data: Data, checkpoints: Path, progress: Report, steps: Tell
+    job: TrainJob, data: Data, checkpoints: Path, progress: Report, steps: ReportPosition
 ) -> LoopState:
-    leave = checkpoints.with_name("leave")  # a file, because workers may be on other nodes
+    """Train here or on workers. Raises RaypipeError when SIGTERM stopped it."""
+    # A file asks to leave, because workers may be on other nodes.
+    leave = checkpoints.with_name("leave")
     leave.unlink(missing_ok=True)
     with on_sigterm(leave.touch):
         if job.train.workers == 1:
             with Saver(checkpoints, job.train) as saver:
                 meter = meter_of(job, checkpoints.parent, steps)
-                state = train_stages(
-                    job, data, partial(newest, checkpoints), saver, progress, leave.exists, meter
-                )
+                resume = partial(newest, checkpoints)
+                state = train_stages(job, data, resume, saver, progress, leave.exists, meter)
         else:
             state = on_workers(job, data, checkpoints, leave, progress, steps)
     if not state.finished(job.train.epochs):
@@ -185,9 +205,12 @@ def _train(
 
 
 def prepare(job: TrainJob, pinned: Pinned, here: bool = False) -> Data:
-    """Find the rows, and (frozen) embed or (cache) decode them once, for however many trials and epochs follow; `here`: decode
-    in this process."""
-    check_weights(job.train.class_weights, pinned.classes)  # before anything is decoded
+    """Find the rows, and embed (frozen) or decode (cache) them once for all trials and epochs.
+
+    here: decode in this process.
+    """
+    # Checked before anything is decoded.
+    check_weights(job.train.class_weights, pinned.classes)
     sources = _sources(job, pinned, [job.feed.train, job.feed.val], here)
     return Data(
         pinned.classes, job.model.mode == "frozen", sources[job.feed.train], sources[job.feed.val]
@@ -209,85 +232,91 @@ def assemble(job: TrainJob, result: TrainResult) -> ImageModel:
         weights, result.checkpoint, "Remove the run's folder and train again with a lower train.lr"
     )
     model = ImageModel(job.model, len(result.classes))
-    (model.head if job.model.mode == "frozen" else model).load_state_dict(dict(weights))
+    trained = model.head if job.model.mode == "frozen" else model
+    trained.load_state_dict(dict(weights))
     return model.eval()
 
 
 def reference(job: TrainJob, model: ImageModel, pinned: Pinned, folder: Path) -> Reference:
-    """Features and scores of the validation split: images of the training domain that the weights have not seen, which
-    is what later batches are compared with. Training images would look too easy, and every new batch would drift; so it is
-    the test split where the weights have seen validation, and what test() says of it is kept in `folder` at once."""
+    """Features and scores of images that the weights have not seen; later batches are compared to
+    it.
+
+    On training images the model is overconfident, so any new batch would look like drift. The
+    images are the validation split, or the test split if validation was trained on too. The test
+    metrics are then stored in `folder` at once.
+    """
     feed = job.feed
-    seen = set(pinned.parts(feed.val)) <= set(pinned.parts(feed.train))
-    split = feed.test if seen and pinned.counts[feed.test] else feed.val
-    found, labels_N = _predicted(job, model, pinned, split)
+    trained_on_val = set(pinned.parts(feed.val)) <= set(pinned.parts(feed.train))
+    split = feed.test if trained_on_val and pinned.counts[feed.test] else feed.val
+    unseen, labels_N = _predict_split(job, model, pinned, split)
     if split == feed.test:
-        _keep_test(folder, pinned, found, labels_N)
-    return found
+        _store_test(folder, pinned, unseen, labels_N)
+    return unseen
 
 
 def test(job: TrainJob, result: TrainResult, folder: Path) -> dict[str, float]:
-    """Metrics of the result on the split feed.test (test_accuracy, …), predicted as the package does; {} where the table has
-    no such rows. Kept in `folder`, beside the result: looking again costs nothing."""
-    kept = folder / TEST
-    if not kept.exists():
-        pinned = pin(
-            job.table.model_copy(update={"version": result.version.version}),
-            job.feed,
-            result.classes,
-            job.model.task,
-        )
+    """Metrics of the result on the split feed.test (test_accuracy, …); {} if it has no rows.
+
+    The images are predicted as the package predicts them. The metrics are stored in `folder`,
+    beside the result, and computed once.
+    """
+    stored = folder / TEST
+    if not stored.exists():
+        table = job.table.model_copy(update={"version": result.version.version})
+        pinned = pin(table, job.feed, result.classes, job.model.task)
         if not pinned.counts[job.feed.test]:
             return {}
-        _keep_test(folder, pinned, *_predicted(job, assemble(job, result), pinned, job.feed.test))
-    return metrics_of(json.loads(kept.read_text()))
+        unseen, labels_N = _predict_split(job, assemble(job, result), pinned, job.feed.test)
+        _store_test(folder, pinned, unseen, labels_N)
+    return metrics_of(json.loads(stored.read_text()))
 
 
-def _keep_test(folder: Path, pinned: Pinned, found: Reference, labels_N: np.ndarray) -> None:
-    labels = torch.tensor(labels_N)  # a copy: in the store they are read-only
-    metrics = judge(pinned.task, torch.from_numpy(found.scores_NC), labels)
-    folder.mkdir(parents=True, exist_ok=True)
-    partial = folder / f"{TEST}.partial"
-    partial.write_text(
-        to_json({name.replace("val_", "test_"): value for name, value in metrics.items()})
-    )
-    partial.replace(folder / TEST)
+def _store_test(folder: Path, pinned: Pinned, predicted: Reference, labels_N: np.ndarray) -> None:
+    # A copy: labels in Ray's object store are read-only.
+    labels = torch.tensor(labels_N)
+    metrics = judge(pinned.task, torch.from_numpy(predicted.scores_NC), labels)
+    renamed = {name.replace("val_", "test_"): value for name, value in metrics.items()}
+    write_atomic(folder / TEST, to_json(renamed))
 
 
-def _predicted(
+def _predict_split(
     job: TrainJob, model: ImageModel, pinned: Pinned, split: str
 ) -> tuple[Reference, np.ndarray]:
-    """Features and scores of a split, and the labels of the images they are of: where one is broken,
-    those of the image in its place."""
+    """Features and scores of a split, and the labels of the images they are of.
+
+    The feed replaces a broken image by its neighbour: then the label is the neighbour's too.
+    """
     source = _sources(job, pinned, [split])[split]
-    rows, batches = fetch(source.rows), Feed(source, source, 256, job.run.seed).val()
+    rows = fetch(source.rows)
     frozen = job.model.mode == "frozen"
     predictor = model if frozen else model.for_inference()
-    found = []
-    for batch in batches:
+    samples, features, scores = [], [], []
+    for batch in Feed(source, source, 256, job.run.seed).val():
         if frozen:
             with torch.inference_mode():
-                predicted = batch.inputs.numpy(), model.scores(model.head(batch.inputs)).numpy()
+                features_BD = batch.inputs.numpy()
+                scores_BC = model.scores(model.head(batch.inputs)).numpy()
         else:
-            predicted = predictor.predict(batch.inputs.numpy())
-        found.append((batch.samples_B, *predicted))
-    samples_N, features_ND, scores_NC = (np.concatenate(part) for part in zip(*found, strict=True))
-    ids = tuple(rows.ids.take(samples_N).to_pylist())
+            features_BD, scores_BC = predictor.predict(batch.inputs.numpy())
+        samples.append(batch.samples_B)
+        features.append(features_BD)
+        scores.append(scores_BC)
+    samples_N = np.concatenate(samples)
+    scores_NC = np.concatenate(scores)
     require_rows(scores_NC, "scores", "Train again with a lower train.lr")
-    return Reference(features_ND, scores_NC, ids), rows.labels_N[samples_N]
+    ids = tuple(rows.ids.take(samples_N).to_pylist())
+    return Reference(np.concatenate(features), scores_NC, ids), rows.labels_N[samples_N]
 
 
-def _result(key: str, pinned: Pinned, outcome: dict[str, Any], seconds: float) -> TrainResult:
-    history, best = outcome["history"], outcome["best_epoch"]
-    where, stopped = outcome["checkpoint"], outcome["stopped"]
+def _result(key: str, pinned: Pinned, outcome: Outcome, seconds: float) -> TrainResult:
     return TrainResult(
-        key,
-        pinned.version,
-        pinned.classes,
-        history[best],
-        tuple(history),
-        best,
-        where,
-        seconds,
-        stopped,
+        key=key,
+        version=pinned.version,
+        classes=pinned.classes,
+        metrics=outcome.history[outcome.best_epoch],
+        history=tuple(outcome.history),
+        best_epoch=outcome.best_epoch,
+        checkpoint=outcome.checkpoint,
+        seconds=seconds,
+        stopped=outcome.stopped,
     )

@@ -1,4 +1,4 @@
-"""What one rank of a training does, wherever it runs: this process, a trial of a search, a worker of a cluster."""
+"""What one rank of a training does: in this process, in a trial of a search, on a worker."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from raypipe.train.checkpoint.saver import Saver
 from raypipe.train.job import TrainJob
 from raypipe.train.loop import LoopState, Report, evaluate, fit
 from raypipe.train.measure.flops import flops_per_image
-from raypipe.train.measure.meter import Meter, Tell
+from raypipe.train.measure.meter import Meter, ReportPosition
 from raypipe.train.measure.profile import profiler
 from raypipe.train.objective import Objective
 from raypipe.train.preemption import Notice
@@ -31,10 +31,11 @@ SaveEngine = Callable[[LoopState, parallel.Engine], None]
 
 @dataclass(frozen=True)
 class Data:
-    """What every rank and every trial trains on. `features` says that inputs are a frozen backbone's outputs."""
+    """What every rank and every trial trains on."""
 
     classes: tuple[str, ...]
     features: bool
+    """Are the inputs the outputs of a frozen backbone, rather than pixels?"""
     train: Source
     val: Source
 
@@ -45,30 +46,32 @@ def train_rank(
     resume: Path | None,
     save: SaveEngine,
     report: Report,
-    told: Callable[[], bool] | None = None,
+    must_leave: Callable[[], bool] | None = None,
     meter: Meter | None = None,
     until: int | None = None,
 ) -> LoopState:
-    """Build the model and the feed, resume from a checkpoint that verified, and fit. Every rank calls `save`.
+    """Build the model and the feed, resume from a verified checkpoint, and fit; the loop's state.
 
-    When any rank is `told` to leave, all save the step they are in and return an unfinished state. FLOPs are counted for a
-    `meter` alone: trials have none, and many are shorter than the counting. `until`: return after so many epochs, where another
-    stage of the job begins.
+    save: called by every rank. must_leave: was this rank told to leave? If any rank was, all save
+    the step they are in and return an unfinished state. meter: trials have none, and then FLOPs are
+    not counted, because many trials are shorter than the counting. until: return after so many
+    epochs, where another stage of the job begins.
     """
     torch.manual_seed(job.run.seed)
     cfg = job.train
-    objective = _objective(job, data)
+    objective = objective_of(job, data)
     model = trainable(job.model, data, objective)
     if cfg.start_from is not None and resume is None:
         start_from(model, Path(cfg.start_from))
+    example = _example(job, data)
     if meter is not None:
-        meter.flops = flops_per_image(model, _example(job, data))
-    engine = parallel.build(model, cfg, meter, _example(job, data))
+        meter.flops = flops_per_image(model, example)
+    engine = parallel.build(model, cfg, meter, example)
     state = LoopState()
     if resume is not None:
         saved = checkpoint.read(resume, verified=True)
         engine.load(saved.weights, saved.optimizer, saved.facts)
-        state = saved.state.judged_again(cfg.stopping, cfg.result == "last")
+        state = saved.state.with_usable_best(cfg.stopping, cfg.result == "last")
     feed = Feed(
         data.train,
         data.val,
@@ -78,7 +81,9 @@ def train_rank(
         engine.world,
         engine.device,
     )
-    ended = True
+    leaving = Notice(must_leave, engine.device, engine.world) if must_leave else lambda: False
+    # False only if a next stage follows: it goes on with the same meter.
+    last_stage = True
     try:
         state = fit(
             engine,
@@ -90,14 +95,14 @@ def train_rank(
             report,
             lambda state: save(state, engine),
             job.run.seed,
-            Notice(told, engine.device, engine.world) if told else lambda: False,
+            leaving,
             until,
         )
-        ended = state.epoch != until or state.finished(cfg.epochs)
+        last_stage = state.epoch != until or state.finished(cfg.epochs)
         return state
     finally:
         feed.close()
-        if ended:
+        if last_stage:
             engine.meter.close()
         if feed.replaced:
             log.warning("%d broken images were replaced by their neighbours", feed.replaced)
@@ -109,24 +114,33 @@ def train_stages(
     newest: Callable[[], Path | None],
     saver: Saver,
     report: Report,
-    told: Callable[[], bool] | None = None,
+    must_leave: Callable[[], bool] | None = None,
     meter: Meter | None = None,
 ) -> LoopState:
-    """`train_rank` for each stage of `job.by_epoch`, from the newest checkpoint on. Between two stages weights and optimizer go
-    through a checkpoint, as they do when a trial of a population goes on with other values: so both end with equal weights."""
+    """`train_rank` for each stage of `job.by_epoch`, from the newest checkpoint on.
+
+    Between two stages, weights and optimizer go through a checkpoint. A trial of a population does
+    the same when it goes on with other values: so both end with equal weights.
+    """
     while True:
         resume = newest()
-        done = checkpoint.read(resume, verified=True).state.epoch if resume is not None else 0
-        stage, until = job.stage(done)
-        state = train_rank(stage, data, resume, saver, report, told, meter, until)
-        if until is None or state.epoch < until or state.finished(job.train.epochs):
+        epoch = 0
+        if resume is not None:
+            epoch = checkpoint.read(resume, verified=True).state.epoch
+        stage, until = job.stage(epoch)
+        state = train_rank(stage, data, resume, saver, report, must_leave, meter, until)
+        stage_ended = until is not None and state.epoch >= until
+        if not stage_ended or state.finished(job.train.epochs):
             return state
+        # The next stage reads the checkpoint of this one.
         saver.wait()
 
 
 def start_from(model: nn.Module, folder: Path) -> None:
-    """Take over the weights of a checkpoint that verified. Raises ConfigError when they are another model's, DataError when
-    they are not finite."""
+    """Load the weights of a verified checkpoint into `model`.
+
+    Raises ConfigError when they are another model's, DataError when they are not finite.
+    """
     weights = dict(checkpoint.read(folder, verified=True).weights)
     finite.require_weights(
         weights, str(folder), "Set train.start_from=null, or name another epoch's folder"
@@ -138,13 +152,14 @@ def start_from(model: nn.Module, folder: Path) -> None:
             "train.start_from holds the weights of another model",
             got=str(folder),
             rule=str(e).splitlines()[-1].strip()[:200],
-            fix="Set model.name, model.mode and the classes as they were there, or train.start_from=null",
+            fix="Set model.name, model.mode and the classes as they were there, "
+            "or train.start_from=null",
         ) from None
 
 
 def validate(job: TrainJob, data: Data, weights: Mapping[str, Tensor]) -> dict[str, float]:
-    """What a training of this job would report of these weights, without its own part of the metrics: in this process alone."""
-    objective = _objective(job, data)
+    """The validation metrics of these weights, computed in this process alone."""
+    objective = objective_of(job, data)
     model = trainable(job.model, data, objective)
     model.load_state_dict(dict(weights))
     engine = parallel.build(model, job.train.model_copy(update={"strategy": "single"}))
@@ -155,18 +170,20 @@ def validate(job: TrainJob, data: Data, weights: Mapping[str, Tensor]) -> dict[s
         feed.close()
 
 
-def _objective(job: TrainJob, data: Data) -> Objective:
-    cfg, labels_N = job.train, fetch(data.train.rows).labels_N
+def objective_of(job: TrainJob, data: Data) -> Objective:
+    """The loss and the metrics of a job, from all its training labels."""
+    cfg = job.train
+    labels_N = fetch(data.train.rows).labels_N
     task = Task(job.model.task, data.classes)
     return Objective.of(task, labels_N, cfg.class_weights, cfg.label_smoothing, cfg.focal_gamma)
 
 
-def meter_of(job: TrainJob, folder: Path, tell: Tell | None) -> Meter:
-    """A meter for this rank, which profiles what the job asks for into the run's folder."""
-    wanted = job.train.profile
-    return Meter(
-        tell, profiler(wanted, folder / "profile", parallel.ranks()[0]) if wanted else None
-    )
+def meter_of(job: TrainJob, folder: Path, report_position: ReportPosition | None) -> Meter:
+    """A meter for this rank; it writes the profile that the job asks for into the run's folder."""
+    if job.train.profile is None:
+        return Meter(report_position)
+    rank, _ = parallel.ranks()
+    return Meter(report_position, profiler(job.train.profile, folder / "profile", rank))
 
 
 def _example(job: TrainJob, data: Data) -> torch.Tensor:
@@ -177,7 +194,10 @@ def _example(job: TrainJob, data: Data) -> torch.Tensor:
 
 
 def trainable(model: ModelConfig, data: Data, objective: Objective) -> nn.Module:
-    """The module to optimise: the head alone on frozen features, standardised by the training set, or the whole model."""
+    """The module to optimise: the whole model, or on frozen features the head alone.
+
+    The head of frozen features standardises them by the training set.
+    """
     whole: ImageModel | None = None
     if data.features:
         inputs = fetch(data.train.inputs)

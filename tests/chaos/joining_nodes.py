@@ -22,7 +22,7 @@ connect.prepare_environment()
 from ray.cluster_utils import Cluster  # noqa: E402
 
 from raypipe.config import load  # noqa: E402
-from raypipe.train import elastic, launch, trainer  # noqa: E402
+from raypipe.train import elastic, trainer, worker_group  # noqa: E402
 from raypipe.train.job import TrainJob  # noqa: E402
 
 STEP_S, AFTER = (
@@ -38,7 +38,7 @@ def slowed(notes: str) -> Any:
     def rank(config: dict[str, Any]) -> dict[str, Any]:
         import torch.distributed as dist
 
-        from raypipe.train import launch, preemption
+        from raypipe.train import preemption, worker_group
 
         asked = preemption.Notice.__call__
 
@@ -52,7 +52,7 @@ def slowed(notes: str) -> Any:
             return asked(self)
 
         preemption.Notice.__call__ = noted  # type: ignore[method-assign]
-        return launch.rank(config)
+        return worker_group.run_worker(config)
 
     return rank
 
@@ -102,7 +102,7 @@ def main(job: str, notes: str, port: str) -> int:
     # Ray's test cluster records itself as `ray start` does; other terminals of this host must not join it.
     os.environ["RAY_TMPDIR"] = tempfile.mkdtemp(dir="/tmp", prefix="rp")
     elastic.LOOK_S, elastic.GROW_AFTER_S, elastic.RESTART_S = 1.0, 2.0, 0.0
-    launch.rank = slowed(notes)
+    worker_group.run_worker = slowed(notes)
     cluster = Cluster(
         initialize_head=True,
         head_node_args={**SIZE, "gcs_server_port": int(port), "include_dashboard": False},

@@ -28,7 +28,7 @@ from raypipe.errors import RaypipeError
 from raypipe.feed.dataset import pin
 from raypipe.tables.ingest import IngestConfig, ingest
 from raypipe.tables.table import TableConfig
-from raypipe.train import checkpoint, launch, trainer
+from raypipe.train import checkpoint, trainer, worker_group
 from raypipe.train.job import TrainJob, TrainResult
 
 pytestmark = [pytest.mark.chaos, pytest.mark.usefixtures("ray_session")]
@@ -98,10 +98,10 @@ def disturbed(
     def rank(config: dict[str, Any]) -> dict[str, Any]:
         import torch.distributed as dist
 
-        from raypipe.train import launch, preemption
+        from raypipe.train import preemption, worker_group
 
         steps, asked = 0, preemption.Notice.__call__
-        resumed = any(Path(config["checkpoints"]).glob("*/manifest.json"))
+        resumed = any(config["setup"].checkpoints.glob("*/manifest.json"))
 
         def counted(self: preemption.Notice) -> bool:
             nonlocal steps
@@ -112,7 +112,7 @@ def disturbed(
             return asked(self)
 
         preemption.Notice.__call__ = counted  # type: ignore[method-assign]
-        return launch.rank(config)
+        return worker_group.run_worker(config)
 
     return rank
 
@@ -142,7 +142,7 @@ def test_a_worker_that_dies_hangs_or_fails(
 ) -> None:
     """Ray starts the workers again, and they repeat no more than the step whose checkpoint was not there yet."""
     mine, note, told = replace(job, {"run.dir": str(tmp_path)}), tmp_path / "note", []
-    monkeypatch.setattr(launch, "rank", disturbed(act, note))
+    monkeypatch.setattr(worker_group, "run_worker", disturbed(act, note))
     result = trainer.run(mine, progress=lambda metrics, state: told.append(state.epoch))
     assert note.exists(), "the fault did not fire"
     assert_same(last(mine, result), weights)
@@ -159,7 +159,7 @@ def interrupted(job: TrainJob, tmp_path_factory: pytest.TempPathFactory) -> Path
     """The run folder of a training that failed in the third epoch and was not started again."""
     folder = tmp_path_factory.mktemp("interrupted")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(launch, "rank", disturbed(raises, folder / "note"))
+        patch.setattr(worker_group, "run_worker", disturbed(raises, folder / "note"))
         with pytest.raises(
             RaypipeError,
             match=r"Training failed on a worker: a fault of the test.*Checkpoints are kept in",
@@ -349,7 +349,9 @@ def test_a_node_that_is_taken_away_gives_notice(
     mine = replace(
         job, {"run.dir": str(tmp_path), "train.checkpoint_steps": None, "train.max_failures": 0}
     )
-    monkeypatch.setattr(launch, "rank", disturbed(lambda note: None, tmp_path / "note", step_s=1.0))
+    monkeypatch.setattr(
+        worker_group, "run_worker", disturbed(lambda note: None, tmp_path / "note", step_s=1.0)
+    )
     drain = Drain(second_node, folder_of(mine))
     drain.start()
     result = trainer.run(mine)

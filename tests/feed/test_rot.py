@@ -216,6 +216,6 @@ def test_what_is_predicted_of_a_stand_in_is_judged_by_its_own_label(
     }
     job = validate(TrainJob, tree)
     pinned = pin(job.table, job.feed)
-    found, labels_N = trainer._predicted(job, ImageModel(job.model, 2), pinned, "val")
+    found, labels_N = trainer._predict_split(job, ImageModel(job.model, 2), pinned, "val")
     assert found.ids == (*(str(i) for i in (30, 31, 32, 33, 35)), *(str(i) for i in range(35, 40)))
     assert labels_N.tolist() == [int(i) % 2 for i in found.ids]

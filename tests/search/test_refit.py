@@ -195,7 +195,7 @@ def test_what_the_job_refuses_is_said_before_the_search(searches: Searches, tmp_
         refit.check(searches(tmp_path, **{"search.refit": {"model.side_px": 3}}))
     with pytest.raises(ConfigError, match=r"search\.refit: .*model\.side.*side_px"):
         refit.check(searches(tmp_path, **{"search.refit": {"model.side": 300}}))
-    with pytest.raises(ConfigError, match=r"train\.start_from is no whole checkpoint"):
+    with pytest.raises(ConfigError, match=r"checkpoint of train\.start_from is incomplete"):
         tuner.check(searches(tmp_path, **{"train.start_from": str(tmp_path)}))
     with pytest.raises(ConfigError, match=r"search\.soup and search\.refit"):
         searches(tmp_path, **{"search.refit": {}, "search.soup": 3})

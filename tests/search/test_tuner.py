@@ -164,7 +164,7 @@ def test_automatic_sizes_are_found_for_the_share_of_a_gpu_that_a_trial_has(
         asked.append(share)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(tuner.finders, "settle", settle)
+    monkeypatch.setattr(tuner.finders, "resolve", settle)
     with pytest.raises(KeyboardInterrupt):
         search(searches(tmp_path, **{"train.batch_size": "auto", "search.gpus_per_trial": 0.5}))
     assert asked == [0.5]

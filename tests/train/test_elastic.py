@@ -42,5 +42,5 @@ def test_a_group_that_gives_its_places_back_is_waited_for(monkeypatch: pytest.Mo
     seen = iter([0, 0, 1, 3, 3, 4])
     monkeypatch.setattr(elastic, "free", lambda: {"a": {"CPU": float(next(seen))}})
     monkeypatch.setattr(elastic.time, "sleep", lambda s: None)
-    assert elastic.settled({"CPU": 1.0}, False, 4) == 3
-    assert elastic.settled({"CPU": 1.0}, False, 4) == 4
+    assert elastic.steady_room({"CPU": 1.0}, False, 4) == 3
+    assert elastic.steady_room({"CPU": 1.0}, False, 4) == 4

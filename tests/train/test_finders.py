@@ -18,8 +18,9 @@ from raypipe.feed.dataset import pin
 from raypipe.models.tasks import Task
 from raypipe.registry import promote, tracking
 from raypipe.train import trainer
-from raypipe.train.auto import finders
+from raypipe.train.auto import batch_size, finders, learning_rate
 from raypipe.train.auto.probe import in_process
+from raypipe.train.auto.steps import FALLBACK_LR, AutoValue
 from raypipe.train.job import TrainJob
 from raypipe.train.objective import Objective
 from raypipe.train.publish import publish
@@ -67,7 +68,7 @@ def test_a_frozen_backbone_needs_no_trying(jobs: Jobs, monkeypatch: pytest.Monke
         "model.side_px": 32,
     }
     job = jobs(**frozen, **AUTO)
-    monkeypatch.setattr(finders, "_images_per_s", lambda *args: pytest.fail("tried"))
+    monkeypatch.setattr(batch_size, "images_per_s", lambda *args: pytest.fail("tried"))
     found = finders.find(job, trainer.prepare(job, pin(job.table, job.feed)), ("batch_size", "lr"))
     assert found["batch_size"].value == 4 and "fit at any size; 4" in found["batch_size"].reason
     assert 1e-4 <= found["lr"].value <= 1
@@ -78,12 +79,9 @@ def test_where_no_rate_teaches_the_usual_one_is_taken_and_said(
     jobs: Jobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = jobs(**{"train.lr": "auto", "train.batch_size": 2})
-    monkeypatch.setattr(finders, "lr_range", partial(lr_range, low=1e-30, high=1e-20))
+    monkeypatch.setattr(learning_rate, "lr_range", partial(lr_range, low=1e-30, high=1e-20))
     found = finders.find(job, trainer.prepare(job, pin(job.table, job.feed)), ("lr",))
-    assert (
-        found["batch_size"] == finders.Found(2, "given")
-        and found["lr"].value == finders.FALLBACK_LR
-    )
+    assert found["batch_size"] == AutoValue(2, "given") and found["lr"].value == FALLBACK_LR
     assert found["lr"].reason.startswith("No learning rate made the loss fall") and found[
         "lr"
     ].reason.endswith("the usual one")
@@ -95,12 +93,14 @@ def test_what_a_search_draws_is_not_found_first(
 ) -> None:
     job = jobs(**AUTO)
     pinned = pin(job.table, job.feed)
-    monkeypatch.setattr(finders, "_images_per_s", lambda step, n: 1.0)
-    monkeypatch.setattr(finders, "_lr", lambda *args: pytest.fail("tried rates"))
-    settled = finders.settle(job, pinned, lambda: trainer.prepare(job, pinned), drawn=("train.lr",))
-    assert settled.train.batch_size == 4 and settled.train.lr == "auto"
+    monkeypatch.setattr(batch_size, "images_per_s", lambda step, n: 1.0)
+    monkeypatch.setattr(learning_rate, "find", lambda *args: pytest.fail("tried rates"))
+    resolved = finders.resolve(
+        job, pinned, lambda: trainer.prepare(job, pinned), drawn=("train.lr",)
+    )
+    assert resolved.train.batch_size == 4 and resolved.train.lr == "auto"
     assert (
-        finders.settle(
+        finders.resolve(
             job, pinned, lambda: pytest.fail("read"), drawn=("train.lr", "train.batch_size")
         )
         == job
@@ -117,14 +117,14 @@ def test_what_was_found_for_a_part_of_a_gpu_is_not_taken_for_the_whole(
 
     def find(
         job: TrainJob, data: None, wanted: tuple[str, ...], share: float
-    ) -> dict[str, finders.Found]:
+    ) -> dict[str, AutoValue]:
         shares.append(share)
-        return {"batch_size": finders.Found(int(64 * share), "tried")}
+        return {"batch_size": AutoValue(int(64 * share), "tried")}
 
     monkeypatch.setattr(finders, "find", find)
     for share in (0.5, 1.0, 0.5):
-        settled = finders.settle(job, pinned, lambda: None, gpu_share=share)  # type: ignore[arg-type,return-value]
-        assert settled.train.batch_size == 64 * share
+        resolved = finders.resolve(job, pinned, lambda: None, gpu_share=share)  # type: ignore[arg-type,return-value]
+        assert resolved.train.batch_size == 64 * share
     assert shares == [0.5, 1.0]
 
 
@@ -166,7 +166,11 @@ def trying(name: str, side_px: int, gpu_share: float = 1.0) -> Callable[[int], b
     objective = Objective.of(Task("single_label", ("a", "b")), np.array([0, 1]))
     return in_process(
         partial(
-            finders._try, job=job, objective=objective, label=np.array([0]), gpu_share=gpu_share
+            batch_size.try_batch,
+            job=job,
+            objective=objective,
+            label=np.array([0]),
+            gpu_share=gpu_share,
         )
     )
 

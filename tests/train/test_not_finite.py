@@ -166,12 +166,12 @@ def test_what_an_older_version_called_best_is_judged_again() -> None:
     )
     read = json.loads(text)
     del read["problem"]  # it did not know that field
-    state = LoopState.of(read).judged_again(StoppingConfig(), last=False)
+    state = LoopState.from_dict(read).with_usable_best(StoppingConfig(), last=False)
     assert (state.best_epoch, state.best) == (0, 0.7)
     assert kept(state, StoppingConfig(), 3) == {checkpoint.name(1)}
     assert (
-        LoopState.of(read | {"history": [lost], "best_epoch": 0})
-        .judged_again(StoppingConfig(), True)
+        LoopState.from_dict(read | {"history": [lost], "best_epoch": 0})
+        .with_usable_best(StoppingConfig(), True)
         .best_epoch
         == -1
     )

@@ -160,12 +160,12 @@ def _rank(rank: int, kind: Kind, out: str) -> None:
         (
             "regression",
             {"class_weights": "balanced"},
-            r"train\.class_weights says nothing to model\.task=regression",
+            r"train\.class_weights does not apply to model\.task=regression",
         ),
         (
             "probability",
             {"label_smoothing": 0.1},
-            r"train\.label_smoothing says nothing to model\.task=probability",
+            r"train\.label_smoothing does not apply to model\.task=probability",
         ),
         ("regression", {"focal_gamma": 2.0}, r"train\.focal_gamma says nothing"),
         (

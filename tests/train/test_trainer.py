@@ -336,6 +336,6 @@ def test_a_training_starts_from_given_weights_and_refuses_another_models(
     ):
         trainer.run(jobs(**given, **{"model.name": "efficientnet_lite0", "model.side_px": 32}))
     with pytest.raises(
-        ConfigError, match=r"train\.start_from is no whole checkpoint: no readable manifest"
+        ConfigError, match=r"checkpoint of train\.start_from is incomplete: no readable manifest"
     ):
         trainer.run(jobs(**given | {"train.start_from": str(tmp_path)}))

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from raypipe.train import launch, trainer
+from raypipe.train import trainer, worker_group
 
 from ..pixels import decoded
 from .conftest import Jobs
@@ -33,11 +33,11 @@ def test_two_workers_hold_half_each_and_save_what_a_plain_model_loads(
 
     def rank_that_tells(config: dict[str, object]) -> dict[str, object]:
         """In the worker, where nothing is patched: the real rank; then it notes what it holds and predicts."""
-        from raypipe.train import launch, parallel
+        from raypipe.train import parallel, worker_group
 
         engines, build = [], parallel.build
         parallel.build = lambda *args: engines.append(build(*args)) or engines[-1]  # type: ignore[func-returns-value]
-        outcome = launch.rank(config)
+        outcome = worker_group.run_worker(config)
         engine = engines[0]
         engine.eval()
         images = (torch.arange(4 * 32 * 32 * 3).view(4, 32, 32, 3) % 256).to(torch.uint8)
@@ -47,7 +47,7 @@ def test_two_workers_hold_half_each_and_save_what_a_plain_model_loads(
         (notes / f"rank-{engine.rank}.json").write_text(json.dumps(told))
         return outcome
 
-    monkeypatch.setattr(launch, "rank", rank_that_tells)
+    monkeypatch.setattr(worker_group, "run_worker", rank_that_tells)
     result = trainer.run(job)
     ranks = [json.loads((notes / f"rank-{rank}.json").read_text()) for rank in range(2)]
     model = trainer.assemble(job, result)

@@ -1,13 +1,15 @@
-"""When checkpoints are written and which are kept: `Saver` stands between the loop's `save` and the files.
+"""When checkpoints are written and which are kept: `Saver` stands between the loop and the files.
 
-Written in the step (the default), a checkpoint is there when `save` returns. Written behind (`train.checkpoint_async`), `save`
-returns once a copy of this rank's share is taken, and training goes on while a thread writes it; the next save waits for it,
-so there is one copy in memory at most, and an error of the thread is raised there.
+By default a checkpoint is on disk when the call returns. With `train.checkpoint_async` the call
+returns as soon as this rank's share is copied in memory, and a thread writes it while training goes
+on. The next save waits for that thread. So memory holds one copy at most, and an error of the
+thread is raised by the next save, or by `wait`.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import shutil
 import uuid
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -30,35 +32,39 @@ T = TypeVar("T")
 
 
 class Saver:
-    """Publishes a checkpoint of each state it is given and keeps the newest, the best epoch's and the `keep_best` best, and
-    those of the last `recent` epochs, which a search may hand to other trials.
+    """Writes a checkpoint of each state it is called with, and deletes those that are not needed.
 
-    Every rank makes one, after the process group exists, and calls it for the same states; use it in a `with`.
+    It keeps the newest, the best epoch's, the `keep_best` best, and those of the last `recent`
+    epochs, which a search may copy to other trials.
+
+    Every rank makes one, after the process group exists, and calls it for the same states. Use it
+    in a `with`.
     """
 
     def __init__(self, folder: Path, cfg: TrainConfig, recent: int = 0) -> None:
-        self._folder, self._cfg, self._recent, self._attempt = (
-            folder,
-            cfg,
-            recent,
-            _agreed(uuid.uuid4().hex),
-        )
-        self._behind = ThreadPoolExecutor(1, "checkpoint") if cfg.checkpoint_async else None
+        self._folder = folder
+        self._cfg = cfg
+        self._recent = recent
+        self._attempt = _from_rank_0(uuid.uuid4().hex)
+        self._writer = ThreadPoolExecutor(1, "checkpoint") if cfg.checkpoint_async else None
         self._pending: Future[None] | None = None
 
     def __call__(self, state: LoopState, engine: Engine) -> None:
         self.wait()
-        written = LoopState(**state.to_dict())  # the loop changes its own
-        if self._behind is None:
-            self._write(engine.snapshot(), written, engine.rank, engine.world)
+        # A copy: the loop changes its own state.
+        copied = LoopState(**state.to_dict())
+        snapshot = engine.snapshot()
+        if self._writer is None:
+            self._write(snapshot, copied, engine.rank, engine.world)
         else:
-            self._pending = self._behind.submit(
-                self._write, engine.snapshot(), written, engine.rank, engine.world
+            self._pending = self._writer.submit(
+                self._write, snapshot, copied, engine.rank, engine.world
             )
 
     def wait(self) -> None:
-        """Until what was begun is published. Raises what its writing raised."""
-        pending, self._pending = self._pending, None
+        """Wait until the last save is published. Raises the error of its writing."""
+        pending = self._pending
+        self._pending = None
         if pending is not None:
             pending.result()
 
@@ -75,72 +81,70 @@ class Saver:
             if kind is None:
                 self.wait()
         finally:
-            if self._behind is not None:
-                self._behind.shutdown()
+            if self._writer is not None:
+                self._writer.shutdown()
 
     def _write(self, snapshot: Snapshot, state: LoopState, rank: int, world: int) -> None:
-        name = checkpoint.name(state.epoch, state.step)
+        folder = self._folder / checkpoint.name(state.epoch, state.step)
         try:
-            checkpoint.write_part(self._folder / name, snapshot, rank, self._attempt)
+            checkpoint.write_part(folder, snapshot, rank, self._attempt)
             if rank == 0:
-                checkpoint.publish(
-                    self._folder / name, state, world, self._attempt, self._cfg.timeout_s
-                )
+                checkpoint.publish(folder, state, world, self._attempt, self._cfg.timeout_s)
+                best = kept(state, self._cfg.stopping, self._cfg.keep_best)
                 recent = {checkpoint.name(state.epoch - i) for i in range(self._recent)}
-                checkpoint.keep(
-                    self._folder,
-                    kept(state, self._cfg.stopping, self._cfg.keep_best) | recent | {name},
-                )
+                checkpoint.keep(self._folder, best | recent | {folder.name})
         except (OSError, SafetensorError) as e:
-            shutil.rmtree(
-                self._folder / name, ignore_errors=True
-            )  # what was written of it would only fill the disk
+            # An incomplete checkpoint would only fill the disk.
+            shutil.rmtree(folder, ignore_errors=True)
             raise RaypipeError(
                 f"A checkpoint could not be written: {e}",
-                got=str(self._folder / name),
+                got=str(folder),
                 rule="Earlier ones are kept",
-                fix="Make room, or set run.dir to where there is; the same command then goes on from the newest",
+                fix="Make room, or set run.dir to a disk with room; "
+                "the same command then goes on from the newest",
             ) from e
 
 
 def kept(state: LoopState, rule: StoppingConfig, count: int) -> set[str]:
-    """The checkpoints of the `count` best epochs so far, and of the one the run calls best (min_delta may make it another)."""
-    usable = [
-        (metrics, epoch) for epoch, metrics in enumerate(state.history) if unusable(metrics) is None
-    ]
-    values = [(metrics[rule.metric], epoch) for metrics, epoch in usable]
-    ranked = sorted(
-        (v for v in values if v[0] == v[0]),
-        key=lambda v: (v[0] if rule.mode == "min" else -v[0], v[1]),
-    )
-    return {
-        checkpoint.name(epoch + 1)
-        for epoch in (state.best_epoch, *(epoch for _, epoch in ranked[:count]))
-    }
+    """Names of the checkpoints of the `count` best epochs, and of the run's best epoch.
+
+    The run's best epoch may be another one, because an epoch must improve it by min_delta.
+    """
+    ranked: list[tuple[float, int]] = []
+    for epoch, metrics in enumerate(state.history):
+        if unusable(metrics) is not None or math.isnan(metrics[rule.metric]):
+            continue
+        value = metrics[rule.metric]
+        ranked.append((value if rule.mode == "min" else -value, epoch))
+    ranked.sort()
+    best_epochs = {state.best_epoch} | {epoch for _, epoch in ranked[:count]}
+    return {checkpoint.name(epoch + 1) for epoch in best_epochs}
 
 
 def newest(checkpoints: Path) -> Path | None:
-    """Where to resume: the furthest checkpoint that verifies. What is torn is named and left alone."""
-    found, skipped = (
-        checkpoint.newest(checkpoints.glob("epoch-*")) if checkpoints.exists() else (None, [])
-    )
+    """Where to resume: the furthest complete checkpoint. Damaged ones are logged and left alone."""
+    if not checkpoints.exists():
+        return None
+    folder, skipped = checkpoint.newest(checkpoints.glob("epoch-*"))
     for problem in skipped:
         log.warning("Skipped checkpoint %s", problem)
-    return found
+    return folder
 
 
 def agreed_newest(checkpoints: Path) -> Path | None:
-    """`newest` as rank 0 finds it, on every rank: two that looked for themselves might not find the same."""
-    alone = not dist.is_initialized() or dist.get_rank() == 0
-    found = newest(checkpoints) if alone else None
-    name = _agreed(found.name if found else None)
+    """`newest` as rank 0 sees it, on every rank: two ranks that look might see different files."""
+    name = None
+    if not dist.is_initialized() or dist.get_rank() == 0:
+        folder = newest(checkpoints)
+        name = folder.name if folder else None
+    name = _from_rank_0(name)
     return checkpoints / name if name else None
 
 
-def _agreed(mine: T) -> T:
-    """Rank 0's."""
+def _from_rank_0(value: T) -> T:
+    """Rank 0's value, on every rank."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
-        return mine
-    both = [mine]
-    dist.broadcast_object_list(both, src=0)
-    return both[0]
+        return value
+    values = [value]
+    dist.broadcast_object_list(values, src=0)
+    return values[0]

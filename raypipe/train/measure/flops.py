@@ -1,4 +1,5 @@
-"""How many floating-point operations a model takes for an image, and how many a GPU could do: what utilisation is made of."""
+"""How many floating-point operations a model takes for an image, and how many a GPU can do;
+utilisation is their ratio."""
 
 from __future__ import annotations
 
@@ -13,8 +14,8 @@ from raypipe.train.shapes import without_values
 
 log = logging.getLogger("raypipe")
 
-# Dense TFLOP/s in (bf16, fp16, tf32, fp32) by words of the device's name, from NVIDIA's data sheets. 0: no unit for it. Parts
-# of a GPU (MIG) and GPUs that are not here have no mfu.
+# Dense TFLOP/s in (bf16, fp16, tf32, fp32) by words of the device's name, from NVIDIA's data
+# sheets. 0: the GPU has no unit for it. Parts of a GPU (MIG) and other GPUs have no mfu.
 PEAKS: tuple[tuple[str, tuple[float, float, float, float]], ...] = (
     ("H200", (989, 989, 495, 67)),
     ("H100 PCIE", (756, 756, 378, 51)),
@@ -32,22 +33,23 @@ PEAKS: tuple[tuple[str, tuple[float, float, float, float]], ...] = (
 
 
 def flops_per_image(model: nn.Module, inputs: Tensor) -> float:
-    """Of the forward and the backward pass, counted on shapes alone (0.5 s for 50 layers); 0 for a model that needs values.
+    """FLOPs of a forward and a backward pass, counted on shapes alone (0.5 s for 50 layers); 0 if
+    the model needs values.
 
-    `inputs` are one image or one row of features, of any device. Neither the model nor a generator changes.
-    """
+    inputs: one image or one row of features, on any device. Neither the model nor a random
+    generator changes."""
     from torch.utils.flop_counter import FlopCounterMode
 
     rules = {torch.ops.aten.convolution_backward: _convolution_backward}
-    two = inputs.to("meta").expand(
-        2, *inputs.shape[1:]
-    )  # batch norms refuse to learn from one value
+    # Two images: in training, batch norm refuses a single value.
+    two = inputs.to("meta").expand(2, *inputs.shape[1:])
     try:
         with FlopCounterMode(display=False, custom_mapping=rules) as count:
             out = without_values(model)(two)
             if out.requires_grad:
                 out.float().sum().backward()
-    except Exception as e:  # a model of the user's own may branch on values
+    except Exception as e:
+        # A model of the user's own may branch on values.
         log.debug("FLOPs are unknown: %s", e)
         return 0.0
     return count.get_total_flops() / 2
@@ -56,21 +58,31 @@ def flops_per_image(model: nn.Module, inputs: Tensor) -> float:
 def _convolution_backward(
     out: list[int], x: list[int], w: list[int], *how: Any, **result: Any
 ) -> int:
-    """As many as forward for each wanted gradient, of inputs and of weights. torch's own rule takes grouped convolutions for
-    dense ones, and counts 14 times too many for EfficientNet-Lite0."""
+    """As many FLOPs as forward for each wanted gradient, of inputs and of weights.
+
+    torch's own rule counts grouped convolutions as dense ones: 14 times too many for
+    EfficientNet-Lite0."""
     from torch.utils.flop_counter import conv_flop_count
 
     transposed, wanted = how[4], how[7]
-    return conv_flop_count(x, w, out, transposed) * (bool(wanted[0]) + bool(wanted[1]))
+    gradients = bool(wanted[0]) + bool(wanted[1])
+    return conv_flop_count(x, w, out, transposed) * gradients
 
 
 def peak_flops(name: str, dtype: torch.dtype) -> float:
-    """Of a GPU by its name, in FLOP/s; 0 where it is not known."""
+    """The peak of a GPU by its name, in FLOP/s; 0 if it is unknown."""
     words = set(re.split("[ -]", name.upper()))
     if "MIG" in words:
         return 0.0
-    precise = 2 if torch.backends.cuda.matmul.allow_tf32 else 3
-    column = {torch.bfloat16: 0, torch.float16: 1}.get(dtype, precise)
-    return 1e12 * next(
-        (row[column] for known, row in PEAKS if words.issuperset(known.split())), 0.0
-    )
+    if dtype == torch.bfloat16:
+        column = 0
+    elif dtype == torch.float16:
+        column = 1
+    elif torch.backends.cuda.matmul.allow_tf32:
+        column = 2
+    else:
+        column = 3
+    for known, tflops in PEAKS:
+        if words.issuperset(known.split()):
+            return 1e12 * tflops[column]
+    return 0.0

@@ -1,22 +1,29 @@
-"""Where a step's time goes, how fast it computes and what memory it takes. Always on: it costs 4 µs a step, 0.1 ms an epoch.
+"""Where a step's time goes, how fast it computes and what memory it takes. Always on: it costs 4 µs
+a step, 0.1 ms an epoch.
 
-A step is cut into phases: who ends one calls `lap(phase)`, and the time since the lap before is that phase's. So they add up to
-the step, and nothing is counted twice. On CUDA a lap is an event in the stream and is read when it has long happened, so the
-host never waits for it; a phase is then the stream's time, and `data_s` the time in which the device stood still for data.
+A step is cut into phases. Call `lap(phase)` when a phase ends: the time since the last lap counts
+to it. So the phases add up to the step, and nothing is counted twice. On CUDA a lap is an event in
+the stream. It is read long after it has happened, so the host never waits for it; a phase is then
+the stream's time, and `data_s` the time in which the device waited for data.
 
-Means over an epoch's training steps, of this rank, in seconds a step:
+`Meter.epoch` returns means over an epoch's training steps, of this rank, in seconds a step:
 data_s           waiting for the batch
 augment_s        targets, augmentation, mixing
-forward_s, backward_s, optimizer_s    the model and the loss; gradients; clipping, the update and EMA
+forward_s, backward_s, optimizer_s    the model and the loss; gradients; clipping, the update and
+                                      EMA
 other_s          between steps: checkpoints inside an epoch, progress
-step_s           all of these
-communication_s  the exposed part, inside backward_s: the messages of ddp were on their way (or a slower rank's were awaited),
-                 and nothing was left to compute. What hides behind the backward pass costs nothing and is not counted. DDP
-                 times the first 10 steps of a run and each 100th: this is the mean of those so far. For fsdp and zero, which
-                 wait layer by layer, nothing is told: a profile shows it (train.profile)
-gflops_per_s     achieved by this device: 2 for each multiply-add of the model, forward and backward, recomputation not counted
-mfu              the same over the device's peak at this precision (Chowdhery et al. 2022, appendix B); GPUs of flops.py only
-cpu_memory_mb    resident, of this process, as the epoch ends; gpu_memory_mb: the most that tensors took so far
+step_s           the sum of these
+communication_s  the exposed part of ddp's messages, inside backward_s: the rank waited for them, or
+                 for a slower rank, with nothing left to compute. What overlaps with the backward
+                 pass costs nothing and is not counted. DDP times the first 10 steps of a run and
+                 each 100th; this is the mean of those so far. fsdp and zero wait layer by layer and
+                 have no such number; a profile shows it (train.profile)
+gflops_per_s     achieved by this device: 2 for each multiply-add of the model, forward and
+                 backward, without recomputation
+mfu              gflops_per_s over the device's peak at this precision (Chowdhery et al. 2022,
+                 appendix B); GPUs of flops.py
+cpu_memory_mb    resident memory of this process at the epoch's end
+gpu_memory_mb    the most that tensors took so far
 """
 
 from __future__ import annotations
@@ -36,91 +43,114 @@ from raypipe.train.measure.flops import peak_flops
 if TYPE_CHECKING:
     from raypipe.feed.feed import Batch, Feed
 
-TELL_EVERY_S = 1.0
-UNREAD = 512  # laps on CUDA before the older half is read: some 50 steps, far more than a host runs ahead
+REPORT_EVERY_S = 1.0
+# Unread laps on CUDA before the older half is read: some 50 steps, far more than a host runs ahead.
+UNREAD = 512
 
 
 @dataclass(frozen=True)
 class Position:
-    """How far a run is: finished epochs, finished steps of the next and of how many, and all ranks' rate in that epoch."""
+    """How far a run is."""
 
     epoch: int
+    """Finished epochs."""
     step: int
+    """Finished steps of the next epoch."""
     steps: int
+    """All steps of that epoch."""
     images_per_s: float
+    """Rate of all ranks in that epoch."""
 
 
-Tell = Callable[[Position], None]
+ReportPosition = Callable[[Position], None]
 
 
 class Meter:
-    """One rank's. `tell` hears of the position about once a second, `profiler` of each step."""
+    """Measures one rank. Reports the position about once a second and at each epoch's end, and
+    steps the profiler."""
 
-    def __init__(self, tell: Tell | None = None, profiler: Any = None) -> None:
+    def __init__(self, report_position: ReportPosition | None = None, profiler: Any = None) -> None:
         self.flops = 0.0  # of one image; 0: unknown
-        self.communication: Callable[[], float] | None = None
-        self._tell, self._profiler = tell, profiler
-        self._steps = self._images = self._done = 0
-        self._told = float("-inf")
+        self.communication: Callable[[], float] | None = None  # set by ddp
+        self._report_position = report_position
+        self._profiler = profiler
+        self._reported_at = float("-inf")
+        # Steps and images since the last call of `epoch`.
+        self._steps = 0
+        self._images = 0
+        self._has_stepped = False
         self.on(torch.device("cpu"), torch.float32, 1)
 
     def on(self, device: torch.device, dtype: torch.dtype, world: int) -> None:
-        """Say where the steps run, before the first."""
-        self._device, self._world = device, world
-        self._clock: Clock = StreamClock() if device.type == "cuda" else WallClock()
-        self._peak = (
-            peak_flops(torch.cuda.get_device_name(device), dtype) if device.type == "cuda" else 0.0
-        )
+        """Say where the steps run. Call it before the first one."""
+        self._device = device
+        self._world = world
+        if device.type == "cuda":
+            self._clock: Clock = StreamClock()
+            self._peak_flops = peak_flops(torch.cuda.get_device_name(device), dtype)
+        else:
+            self._clock = WallClock()
+            self._peak_flops = 0.0
 
     def lap(self, phase: str) -> None:
-        """The time since the last lap was `phase`."""
+        """`phase` ends now."""
         self._clock.lap(phase)
 
     def steps(self, feed: Feed, epoch: int, step: int) -> Iterator[Batch]:
-        """The batches of the rest of an epoch; the time between them is a step."""
-        started, seen = time.perf_counter(), 0
-        if self._profiler is not None and not self._done:
+        """The batches of the rest of an epoch; the time between two of them is a step."""
+        started = time.perf_counter()
+        seen = 0
+        if self._profiler is not None and not self._has_stepped:
             self._profiler.start()
         self._clock.start()
         for batch in feed.train(epoch, step):
             self.lap("data")
             yield batch
-            step, seen = step + 1, seen + len(batch.labels_B)
-            self._steps, self._done, self._images = (
-                self._steps + 1,
-                self._done + 1,
-                self._images + len(batch.labels_B),
-            )
+            # The step is done.
+            images = len(batch.labels_B)
+            step += 1
+            seen += images
+            self._steps += 1
+            self._images += images
+            self._has_stepped = True
             now = time.perf_counter()
-            if self._tell is not None and (now - self._told > TELL_EVERY_S or step == feed.steps):
-                self._told = now
-                self._tell(Position(epoch, step, feed.steps, seen * self._world / (now - started)))
+            due = now - self._reported_at > REPORT_EVERY_S or step == feed.steps
+            if self._report_position is not None and due:
+                self._reported_at = now
+                rate = seen * self._world / (now - started)
+                self._report_position(Position(epoch, step, feed.steps, rate))
             if self._profiler is not None:
                 self._profiler.step()
             self.lap("other")
 
     def close(self) -> None:
-        """Write what was profiled, if the run ended before the last of those steps."""
-        if self._profiler is not None and self._done:
+        """Write the profile, if the run ended before the last step that was asked for."""
+        if self._profiler is not None and self._has_stepped:
             self._profiler.stop()
 
     def epoch(self) -> dict[str, float]:
-        """What the steps since the last call took; see the head of this file."""
-        spent, steps, images = self._clock.read(), max(1, self._steps), self._images
-        self._steps = self._images = 0
-        total = sum(spent.values())
-        told = {f"{phase}_s": s / steps for phase, s in spent.items()} | {"step_s": total / steps}
+        """What the steps since the last call took; the top of this file lists the names."""
+        spent = self._clock.read()
+        steps = max(1, self._steps)
+        images = self._images
+        self._steps = 0
+        self._images = 0
+        total_s = sum(spent.values())
+        metrics = {f"{phase}_s": seconds / steps for phase, seconds in spent.items()}
+        metrics["step_s"] = total_s / steps
         if self.communication is not None:
-            told["communication_s"] = self.communication()
-        if self.flops and total:
-            rate = self.flops * images / total
-            told["gflops_per_s"] = rate / 1e9
-            told |= {"mfu": rate / self._peak} if self._peak else {}
-        return told | memory_mb(self._device)
+            metrics["communication_s"] = self.communication()
+        if self.flops and total_s:
+            rate = self.flops * images / total_s
+            metrics["gflops_per_s"] = rate / 1e9
+            if self._peak_flops:
+                metrics["mfu"] = rate / self._peak_flops
+        return metrics | memory_mb(self._device)
 
 
 class Clock(Protocol):
-    """start: from now on. lap: until now. read: seconds by phase since the last reading."""
+    """start: the first phase begins. lap: a phase ends. read: seconds by phase since the last
+    reading."""
 
     def start(self) -> None: ...
     def lap(self, phase: str) -> None: ...
@@ -128,7 +158,7 @@ class Clock(Protocol):
 
 
 class WallClock:
-    """For CPUs: what was called has been done."""
+    """For CPUs: a call that returned has done its work."""
 
     def __init__(self) -> None:
         self._spent: dict[str, float] = defaultdict(float)
@@ -143,19 +173,23 @@ class WallClock:
         self._last = now
 
     def read(self) -> dict[str, float]:
-        spent, self._spent = dict(self._spent), defaultdict(float)
+        spent = dict(self._spent)
+        self._spent = defaultdict(float)
         return spent
 
 
 class StreamClock:
-    """For CUDA: an event at each lap. They are used again, and the older ones are read as the newer ones come."""
+    """For CUDA: records an event at each lap. Reads the older events when newer ones come, and uses
+    them again."""
 
     def __init__(self, event: Callable[..., Any] = torch.cuda.Event) -> None:
         self._spent: dict[str, float] = defaultdict(float)
         self._laps: deque[tuple[str, Any]] = deque()
-        self._event, self._free = event, list[Any]()
+        self._event = event
+        self._free: list[Any] = []
 
     def start(self) -> None:
+        # The empty phase: the time before it counts to no phase.
         self.lap("")
 
     def lap(self, phase: str) -> None:
@@ -163,32 +197,33 @@ class StreamClock:
         event.record()
         self._laps.append((phase, event))
         if len(self._laps) > UNREAD:
-            self._sum_up(UNREAD // 2)
+            self._add_up(UNREAD // 2)
 
     def read(self) -> dict[str, float]:
-        self._sum_up(len(self._laps) - 1)
-        spent, self._spent = dict(self._spent), defaultdict(float)
+        self._add_up(len(self._laps) - 1)
+        spent = dict(self._spent)
+        self._spent = defaultdict(float)
         return spent
 
-    def _sum_up(self, laps: int) -> None:
+    def _add_up(self, laps: int) -> None:
+        """Read the oldest `laps` laps, and free their events."""
         if laps > 0:
             self._laps[laps][1].synchronize()
         for _ in range(laps):
             _, before = self._laps.popleft()
             phase, after = self._laps[0]
-            if phase:  # "" begins: what was before it is nobody's
+            if phase:
                 self._spent[phase] += before.elapsed_time(after) / 1000
             self._free.append(before)
 
 
 def memory_mb(device: torch.device) -> dict[str, float]:
-    """Of this process, and of the device where it has memory of its own."""
-    told = {}
-    resident = Path("/proc/self/statm")
-    if resident.exists():
-        told["cpu_memory_mb"] = (
-            int(resident.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
-        )
+    """Memory of this process, and of the device if it has memory of its own."""
+    metrics = {}
+    statm = Path("/proc/self/statm")
+    if statm.exists():
+        resident_pages = int(statm.read_text().split()[1])
+        metrics["cpu_memory_mb"] = resident_pages * os.sysconf("SC_PAGE_SIZE") / 2**20
     if device.type == "cuda":
-        told["gpu_memory_mb"] = torch.cuda.max_memory_allocated(device) / 2**20
-    return told
+        metrics["gpu_memory_mb"] = torch.cuda.max_memory_allocated(device) / 2**20
+    return metrics

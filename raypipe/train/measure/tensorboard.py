@@ -1,4 +1,5 @@
-"""TensorBoard: each epoch's metrics as event files in the run's folder, written by tensorboardX, which Ray Tune brings."""
+"""TensorBoard: writes each epoch's metrics as event files into the run's folder, with tensorboardX,
+which Ray Tune brings."""
 
 from __future__ import annotations
 
@@ -13,25 +14,27 @@ if TYPE_CHECKING:
 
 @contextmanager
 def recorded(folder: Path, report: Report) -> Iterator[Report]:
-    """`report`, and the event files in `folder` too: quality/… is what was learned, cost/… what it took; a step is an epoch.
+    """A `report` that also writes event files into `folder`.
 
-    Epochs that are trained again after a kill replace those of the run before it.
-    """
+    A TensorBoard step is an epoch. quality/… holds the losses and scores, cost/… times and memory.
+    Epochs that are trained again after a kill replace the earlier ones."""
     from tensorboardX import SummaryWriter
 
     writers: list[SummaryWriter] = []
 
-    def both(metrics: dict[str, float], state: LoopState) -> None:
+    def write_and_report(metrics: dict[str, float], state: LoopState) -> None:
         if not writers:
+            # Made with the first epoch: purge_step hides this and later epochs of an earlier run.
             writers.append(SummaryWriter(str(folder), purge_step=state.epoch))
+        writer = writers[0]
         for name, value in metrics.items():
             group = "quality" if name.startswith(("val_", "train_")) else "cost"
-            writers[0].add_scalar(f"{group}/{name}", value, state.epoch)
-        writers[0].flush()
+            writer.add_scalar(f"{group}/{name}", value, state.epoch)
+        writer.flush()
         report(metrics, state)
 
     try:
-        yield both
+        yield write_and_report
     finally:
         for writer in writers:
             writer.close()

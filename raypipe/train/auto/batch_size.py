@@ -1,0 +1,127 @@
+"""`train.batch_size=auto`.
+
+On a GPU: a tenth less than the largest batch of which a training step fits into memory. Each size
+is tried in a process of its own (probe.py). On a CPU: the smallest batch whose images/s are nearly
+the best. On features of a frozen backbone any size fits and no step takes long: there, the number
+of steps in an epoch decides.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+import torch
+
+from raypipe.feed.feed import fetch
+from raypipe.images.augment import augment
+from raypipe.models.zoo import ImageModel
+from raypipe.train.auto.probe import in_process
+from raypipe.train.auto.steps import AutoValue, one_device_engine
+from raypipe.train.job import TrainJob
+from raypipe.train.objective import Objective
+from raypipe.train.schedule import fastest_batch_size, find_batch_size
+from raypipe.train.worker import Data, objective_of
+
+FEWEST_STEPS = 10  # an epoch keeps at least so many, however large a batch would fit
+
+
+def find(job: TrainJob, data: Data, gpu_share: float) -> AutoValue:
+    """The global batch size. gpu_share: the part of a GPU's memory that may be used."""
+    labels_N = fetch(data.train.rows).labels_N
+    most = max(1, job.train.accumulate, len(labels_N) // FEWEST_STEPS)
+    if data.features:
+        return _for_features(len(labels_N), most)
+    objective = objective_of(job, data)
+    label = labels_N[:1]
+    if torch.cuda.is_available():
+        return _largest_that_fits(job, objective, label, most, gpu_share)
+    return _fastest(job, objective, label, most)
+
+
+def _for_features(images: int, most: int) -> AutoValue:
+    """A power of two that makes about 40 steps an epoch, from 16 to 256, and `most` at most."""
+    forty_steps = 2 ** int(np.log2(max(1, images / 40)))
+    size = min(most, max(16, min(256, forty_steps)))
+    return AutoValue(
+        size,
+        "features of a frozen backbone fit at any size; "
+        f"{images} images make {images // size} steps",
+    )
+
+
+def _largest_that_fits(
+    job: TrainJob, objective: Objective, label: np.ndarray, most: int, gpu_share: float
+) -> AutoValue:
+    workers = job.train.fewest_workers
+    fits = in_process(
+        partial(try_batch, job=job, objective=objective, label=label, gpu_share=gpu_share)
+    )
+    largest = find_batch_size(fits, start=min(8, most), limit=max(1, most // workers))
+    size = max(1, int(0.9 * largest)) * workers
+    where = torch.cuda.get_device_name()
+    if gpu_share < 1:
+        where = f"{gpu_share:.0%} of {where}"
+    return AutoValue(
+        size, f"a step of {largest} fits {where}; a tenth less, times {workers} workers"
+    )
+
+
+def _fastest(job: TrainJob, objective: Objective, label: np.ndarray, most: int) -> AutoValue:
+    step = _random_steps(job, objective, label)
+    rates: dict[int, float] = {}
+
+    def measured(size: int) -> float:
+        rates[size] = images_per_s(step, size)
+        return rates[size]
+
+    size = fastest_batch_size(measured, start=min(8, most), limit=min(256, most))
+    shown = ", ".join(f"{n}: {rate:.0f}" for n, rate in rates.items())
+    return AutoValue(size, f"the smallest that is nearly fastest; images/s: {shown}")
+
+
+def _random_steps(job: TrainJob, objective: Objective, label: np.ndarray) -> Callable[[int], None]:
+    """`step(n)`: one training step of n random images that all have this label."""
+    engine = one_device_engine(job, ImageModel(job.model, len(objective.task.classes)), 1)
+    objective = objective.to(engine.device)
+    side_px = job.model.pixels
+
+    def step(n: int) -> None:
+        images_BHWC = torch.randint(
+            0, 256, (n, side_px, side_px, 3), dtype=torch.uint8, device=engine.device
+        )
+        labels_B = torch.from_numpy(label.repeat(n, 0)).to(engine.device)
+        targets = objective.task.targets(labels_B)
+        inputs = augment(images_BHWC, job.augment, 0, 0, np.arange(n))
+        engine.step(inputs, targets, objective.loss)
+
+    return step
+
+
+def try_batch(
+    batch_size: int, job: TrainJob, objective: Objective, label: np.ndarray, gpu_share: float = 1.0
+) -> None:
+    """Train two steps of `batch_size` images; the probe calls it in a process of its own.
+
+    Two, because the optimizer's state takes memory from the second step on.
+    """
+    if gpu_share < 1 and torch.cuda.is_available():
+        # Beyond this share, torch raises OutOfMemoryError.
+        torch.cuda.set_per_process_memory_fraction(gpu_share)
+    step = _random_steps(job, objective, label)
+    step(batch_size)
+    step(batch_size)
+
+
+def images_per_s(step: Callable[[int], None], n: int, least_s: float = 1.0) -> float:
+    """The rate over at least two steps and `least_s` seconds."""
+    # The first step of a size allocates its memory.
+    step(n)
+    started = time.perf_counter()
+    steps = 0
+    while steps < 2 or time.perf_counter() - started < least_s:
+        step(n)
+        steps += 1
+    return steps * n / (time.perf_counter() - started)
