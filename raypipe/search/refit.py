@@ -80,7 +80,9 @@ def _require_usable(result: SearchResult) -> None:
     finite.require_weights(weights, path, "Lower train.lr in search.space, and search again")
 
 
-def refit(job: TrainJob, result: SearchResult, progress: Report, steps: ReportPosition) -> SearchResult:
+def refit(
+    job: TrainJob, result: SearchResult, progress: Report, steps: ReportPosition
+) -> SearchResult:
     """`result` with the model that `job` (from `job_of`) trains.
 
     A finished refit is read again, and an interrupted one continues. The search's key stays; the
