@@ -102,7 +102,7 @@ def key_of_prediction(source: TableConfig, version: TableVersion, model: ModelVe
         FORMAT,
         str(model),
         model.seal,
-        str(version),
+        version.identity,
         source.where,
         source.sample,
         source.columns,

@@ -124,10 +124,7 @@ def _policy(table: ImageTable, raw: TableVersion, source: TableConfig, cfg: Clea
     """The key of everything that verdicts depend on, beside the version: verdicts on some rows are
     not verdicts on all.
     """
-    # A table that was deleted and made again under the same address starts at version 0 again, with
-    # another id.
-    made = str(table.delta(raw.version).metadata().id)
-    return key_of(rules(cfg), source.where, source.sample, source.columns, made)
+    return key_of(rules(cfg), source.where, source.sample, source.columns, raw.table_id)
 
 
 def _judge(

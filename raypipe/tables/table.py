@@ -89,6 +89,14 @@ class TableVersion:
 
     uri: str
     version: int
+    # Delta's id of the table. A table that was deleted and made again has the same address, starts at
+    # version 0 again, and has another id.
+    table_id: str = field(default="", compare=False, repr=False)
+
+    @property
+    def identity(self) -> str:
+        """What keys hold. The address and the number may mean another table tomorrow."""
+        return f"{self}#{self.table_id}" if self.table_id else str(self)
 
     def __str__(self) -> str:
         return f"{self.uri}@v{self.version}"
@@ -160,7 +168,8 @@ class ImageTable:
         there is none.
         """
         number = version if isinstance(version, int) or version is None else self._number(version)
-        return TableVersion(self.uri, self.delta(number).version())
+        delta = self.delta(number)
+        return TableVersion(self.uri, delta.version(), str(delta.metadata().id))
 
     def tags(self) -> Tags:
         """The tags of the newest version: name -> version."""

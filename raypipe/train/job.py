@@ -198,7 +198,7 @@ class TrainJob(Section):
         stages = (self.by_epoch,) if self.by_epoch else ()
         return key_of(
             order.FORMAT,
-            str(version),
+            version.identity,
             self.table.where,
             self.table.sample,
             self.table.columns,

@@ -96,7 +96,8 @@ def retrain(
         job.feed.test,
         sorted(Comparison.__annotations__),
     )
-    key = key_of("decision", FORMAT, *map(str, parts), champion.seal, challenger.seal, *said)
+    named = (str(champion), str(challenger), pinned.version.identity)
+    key = key_of("decision", FORMAT, *named, champion.seal, challenger.seal, *said)
 
     def made() -> pa.Table:
         say(f"Comparing champion {champion} and challenger {challenger} on the same test rows")
