@@ -191,6 +191,7 @@ def field_names(kind: type[BaseModel], prefix: str = "") -> list[str]:
     for attribute, field in kind.model_fields.items():
         name = field.alias or attribute
         names.append(prefix + name)
+        # A section may be optional: `Section | None`.
         for inner in (field.annotation, *get_args(field.annotation)):
             if isinstance(inner, type) and issubclass(inner, BaseModel):
                 names += field_names(inner, f"{prefix}{name}.")

@@ -113,8 +113,9 @@ class RaypipeError(Exception):
         self.got = got
         self.rule = rule
         self.fix = fix
-        got_text = "" if got is None else f" (got {got!r})"
-        sentences = [_sentence(part) for part in (what + got_text, rule, fix) if part]
+        if got is not None:
+            what = f"{what} (got {got!r})"
+        sentences = [_sentence(part) for part in (what, rule, fix) if part]
         super().__init__(hidden(" ".join(sentences)))
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -119,11 +119,12 @@ def _wait(child: int, signals: set[signal.Signals]) -> int:
 
 def _end_by(number: int) -> None:
     """End this process by the signal that ended the child, if it is one that people send."""
-    if number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+    if number not in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGKILL):
+        return
+    # SIGKILL has no handler that could be removed.
+    if number != signal.SIGKILL:
         signal.signal(number, signal.SIG_DFL)
-        os.kill(os.getpid(), number)
-    elif number == signal.SIGKILL:
-        os.kill(os.getpid(), number)
+    os.kill(os.getpid(), number)
 
 
 def _send(report: dict[str, Any]) -> None:

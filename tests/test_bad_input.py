@@ -1,4 +1,4 @@
-"""Bad input on the real command line: exit code 2, one line that names the value and a way out, nothing half written."""
+"""Bad input on the real command line: exit code 2, one line with value and fix, no half files."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ def test_a_config_file_that_is_none_is_one_line_too(
     assert result[2].count("\n") == 1
 
 
-# verb, overrides, what the line must say, on a table that is there: these stop before Ray is asked for anything.
+# Verb, overrides, words of the message. The table exists; these fail before Ray is started.
 TABLE_THERE: list[tuple[str, list[str], list[str]]] = [
     ("train", ["table.version=99"], ["has no version 99", "raypipe table list"]),
     ("train", ["table.version=golden"], ["has no tag 'golden'", "no tags yet"]),

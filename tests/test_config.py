@@ -1,4 +1,4 @@
-"""defaults < YAML < overrides; what is not known or not valid fails and says so; what is saved loads again."""
+"""Defaults < YAML < overrides; unknown or invalid settings fail; a saved config loads again."""
 
 from __future__ import annotations
 

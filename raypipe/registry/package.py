@@ -94,11 +94,14 @@ class Package:
                 fix="Restore the package, or train and register again",
             )
         _check(files, where)
-        self.files, self._where = files, where
+        self.files = files
+        self._where = where
         self.info: dict[str, Any] = json.loads(files["package.json"])
         self.classes: tuple[str, ...] = tuple(self.info["classes"])
         self.side_px: int = self.info["side_px"]
-        self.task = Task(self.info["model"].get("task", "single_label"), self.classes)
+        # Older packages name no task; they have single labels.
+        task = self.info["model"].get("task", "single_label")
+        self.task = Task(task, self.classes)
         self._model: ImageModel | None = None
 
     @property

@@ -1,4 +1,4 @@
-"""`cluster.address=auto` joins what `ray start` left for everybody, and no program's own cluster."""
+"""`cluster.address=auto` joins a cluster of `ray start`, and no program's private cluster."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
-# Connects as a verb does, twice, and says which clusters it was in and what a task of each was told.
+# Connects as a verb does, twice; prints each cluster's address and the one that its task sees.
 JOIN = """
 import json, os, sys
 from raypipe.cluster import connect
@@ -120,7 +120,7 @@ def test_what_ray_start_left_is_joined_until_it_is_dead(ray_session: str, short:
 
 
 def test_ray_that_starts_too_slowly_is_tried_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A busy machine makes Ray's fixed 30 s too short. What the first try left is ended, nothing else."""
+    """On a busy machine Ray's fixed 30 s are too short. Processes of the first try are killed."""
     import ray
 
     from raypipe.cluster import connect

@@ -1,4 +1,4 @@
-"""Arrays cross into another Python environment and back unchanged; builds are whole or absent; errors name themselves."""
+"""Arrays cross into another Python environment and back unchanged; no sidecar is half built."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ import pytest
 from raypipe.cluster import sidecar
 from raypipe.errors import ClusterError, RaypipeError
 
-# The functions below run in the sidecar, which imports this file by name from the driver's working directory.
+# The functions below run in the sidecar. It imports this file by name from the driver's working
+# directory.
 HERE = "tests.cluster.test_sidecar"
 
 
@@ -107,7 +108,7 @@ def test_an_unknown_sidecar_is_named() -> None:
 
 @pytest.fixture
 def builds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """A home of its own, an empty list of pins and a probe that imports nothing: the real builder, without 600 MB of wheels."""
+    """The real builder without 600 MB of wheels: own home, no pins, a probe of the core alone."""
     lists = tmp_path / "lists"
     lists.mkdir()
     (lists / "tiny.txt").write_text("# no pins\n")

@@ -1,4 +1,4 @@
-"""Two verbs at once on one host, each with `cluster.address=auto`: the end of one is not the other's."""
+"""Two verbs at once on one host with `cluster.address=auto`: one ends, the other continues."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A package of a small model that is not always of one opinion, and a real MLflow store on SQLite."""
+"""A package of a small model whose predictions vary, and a real MLflow store on SQLite."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def built(model: ImageModel, tmp_path: Path) -> Package:
 
 @pytest.fixture(scope="session")
 def shared_store(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    """One database for the session: making its tables takes seconds. Tests take a model name of their own."""
+    """One database for the session: making its tables takes seconds. Tests use own model names."""
     return tracking.open_store(
         RunConfig(dir=str(tmp_path_factory.mktemp("mlflow"))), RegistryConfig(experiment="tests")
     )

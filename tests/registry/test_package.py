@@ -117,7 +117,7 @@ def test_a_package_speaks_as_its_task_does(
 
 
 def swapped(folder: Path) -> None:
-    """Other weights, and a manifest that says so: what the package says of itself is right again."""
+    """Other weights with a manifest that matches them, so the package looks consistent."""
     weights = load_file(folder / "weights.safetensors")
     save_file(
         {name: tensor + 1 for name, tensor in weights.items()}, folder / "weights.safetensors"
@@ -135,7 +135,8 @@ def test_weights_and_manifest_swapped_together_do_not_match_the_seal(built: Pack
     Package(built.folder)  # it attests itself, which is why the seal is kept elsewhere
     with pytest.raises(
         DataError,
-        match=r"not the one that was registered as cells/3.*nothing altered is loaded.*register again",
+        match=r"not the one that was registered as cells/3.*nothing altered is loaded"
+        r".*register again",
     ):
         Package(built.folder, built.seal, "cells/3")
 
@@ -143,7 +144,7 @@ def test_weights_and_manifest_swapped_together_do_not_match_the_seal(built: Pack
 def test_the_bytes_that_were_hashed_are_the_bytes_that_are_loaded(
     built: Package, textured: Callable[..., bytes]
 ) -> None:
-    """An open package does not look at its folder again, neither for weights nor for reference arrays."""
+    """An open package does not read its folder again, for weights or for reference arrays."""
     said = Package(built.folder).predict([textured(1)]).scores_NC
     opened = Package(built.folder)
     swapped(built.folder)
@@ -158,7 +159,8 @@ def test_a_package_of_an_unknown_format_is_refused(built: Package) -> None:
     (built.folder / "manifest.json").write_text(json.dumps(manifest | {"format": 99}))
     with pytest.raises(
         DataError,
-        match=r"model package .* format that this raypipe does not know \(got 99\).*1 to 2.*newer one",
+        match=r"model package .* format that this raypipe does not know \(got 99\)"
+        r".*1 to 2.*newer one",
     ):
         Package(built.folder)
 

@@ -30,7 +30,11 @@ print(json.dumps({
     "labels": found["label"].tolist(),
     "scores": [list(map(float, row)) for row in found["scores"]],
     "paths": sys.path,
-    "absent": [name for name in ("ray", "deltalake", "deepspeed", "rich") if __import__("importlib.util").util.find_spec(name)],
+    "absent": [
+        name
+        for name in ("ray", "deltalake", "deepspeed", "rich")
+        if __import__("importlib.util").util.find_spec(name)
+    ],
 }))
 """
 

@@ -1,4 +1,4 @@
-"""Real MLflow on SQLite: what is asked for twice is there once, and a champion is replaced only by who beat it."""
+"""Real MLflow on SQLite: a key has one run, and only a challenger that won is promoted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the ranks of test_parallel.py do: train a tiny model in each scenario, and tell curve, weights, predictions."""
+"""The work of test_parallel.py's ranks: train a tiny model in each scenario, save the results."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ class Block(nn.Module):
 
 
 class Tiny(nn.Module):
-    """Convolutions, blocks, a head; a parameter that is frozen, and one whose elements two ranks cannot share equally."""
+    """Convolutions, blocks, a head; a frozen parameter, and one of uneven size for two ranks."""
 
     def __init__(self, batch_norm: bool = False) -> None:
         super().__init__()
-        # A bias before a batch norm has only noise for a gradient, and AdamW makes whole steps of that.
+        # The gradient of a bias before a batch norm is noise, and AdamW makes whole steps of it.
         self.stem = nn.Conv2d(3, 11, 3, stride=2, bias=not batch_norm)
         self.norm = nn.BatchNorm2d(11) if batch_norm else nn.GroupNorm(1, 11)
-        # As in images' backbones. Its strides are not those of a contiguous weight, which it passes for.
+        # As in images' backbones. It counts as contiguous, but its strides differ.
         self.pointwise = nn.Conv2d(11, 11, 1, bias=False).to(memory_format=torch.channels_last)
         self.blocks = nn.ModuleList([Block(11, batch_norm) for _ in range(3)])
         self.frozen = nn.Parameter(torch.ones(11), requires_grad=False)
@@ -61,7 +61,7 @@ class Tiny(nn.Module):
 
 @dataclass(frozen=True)
 class Scenario:
-    """`steps` of training from what `resume` names, or from the seed's start. Picklable: ranks are spawned."""
+    """`steps` of training from scenario `resume`, or from the seed's start. It must pickle."""
 
     name: str
     strategy: str
@@ -178,7 +178,7 @@ def run_here(scenarios: list[Scenario], folder: Path) -> None:
 
 
 def result(folder: Path, name: str) -> dict[str, Any]:
-    """What the scenario told, and what its checkpoint holds: losses, logits, weights, optimizer, facts."""
+    """A scenario's losses and logits, and its checkpoint's weights, optimizer and facts."""
     saved = checkpoint.read(folder / name)
     told = torch.load(folder / f"{name}.pt", weights_only=True)
     return told | {

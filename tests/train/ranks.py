@@ -1,6 +1,6 @@
 """Processes that form a gloo group, for tests of what several ranks do together.
 
-They are forked from a server that has imported torch once: about 6 s a test less than starting each anew.
+They are forked from a server that has imported torch once. That saves about 6 s a test.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ def start(
 ) -> None:
     """Run `work(rank, *arguments)` in each of `world` processes of a gloo group.
 
-    Raises what a rank raised. Raises TimeoutError, with every rank's stack on stderr, when they take longer than `limit_s`.
-    Ranks that do not even meet within a minute are started again, twice: that is torch's part, and has hung once in CI.
+    Raises a rank's exception. Raises TimeoutError, with every rank's stack on stderr, if they take
+    longer than `limit_s`. Ranks that do not meet within a minute are started again, twice: the
+    meeting is torch's part, and it has hung once in CI.
     """
     multiprocessing.set_forkserver_preload(["torch", "raypipe.train.worker"])
     for last in (False, False, True):

@@ -1,4 +1,4 @@
-"""Depthwise convolutions where a CPU autocasts: float32, or our own gradients, which are those of torch."""
+"""Depthwise convolutions under a CPU's autocast: float32, or our gradients, equal to torch's."""
 
 from copy import deepcopy
 

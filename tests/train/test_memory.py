@@ -1,4 +1,4 @@
-"""`auto` counts everything that training keeps, and what this process may use, not what its host has."""
+"""`auto` counts all memory of training, and this process's limit instead of its host's memory."""
 
 from __future__ import annotations
 
@@ -49,7 +49,8 @@ def test_auto_shards_only_what_does_not_fit(
 
 def test_auto_says_why() -> None:
     assert choose(Need(4 * 10**9, activations=2**30), 2, 16 * 2**30).reason == (
-        "Parameters, gradients, optimizer take 14.9 GiB, the activations of a micro batch 1.0 GiB; a device has room for "
+        "Parameters, gradients, optimizer take 14.9 GiB, "
+        "the activations of a micro batch 1.0 GiB; a device has room for "
         "12.8 GiB: fsdp, sharded over 2 devices to 8.5 GiB each"
     )
 
@@ -81,7 +82,7 @@ def test_frozen_parameters_cost_themselves_alone() -> None:
 
 
 def test_activations_are_what_the_backward_pass_keeps() -> None:
-    """Three layers of 1,000 by hand: the inputs of each, and the signs of ReLU, whose outputs are the next inputs."""
+    """Three layers of 1,000 by hand: inputs of each; ReLU's outputs are the next inputs."""
     layers = nn.Sequential(
         nn.Linear(1000, 1000), nn.ReLU(), nn.Linear(1000, 1000), nn.ReLU(), nn.Linear(1000, 10)
     )
@@ -154,7 +155,7 @@ def test_without_cgroups_there_is_no_limit(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_frozen_norms_stay_as_they_were_under_sync_bn(device: str) -> None:
-    """PyTorch's conversion made new modules of the stem's, which followed the batches; those in training are converted."""
+    """PyTorch's conversion also replaced frozen norms, whose statistics then moved."""
     model = ImageModel(ModelConfig(mode="finetune", frozen_blocks=3, side_px=64), 2)
     norms = {
         name

@@ -1,4 +1,4 @@
-"""A strategy is a matter of memory and speed alone: curves agree, and what one saved, another takes up.
+"""A strategy changes memory and speed alone: curves agree, and each resumes what another saved.
 
 Two ranks are started once; tests read what the scenarios told.
 """
@@ -37,7 +37,7 @@ COMPILER = shutil.which("g++")
 
 
 def family(strategies: tuple[str, ...], shards: str) -> list[Scenario]:
-    """Each strategy plainly, and with every option, cut in the middle and taken up; and `shards` from what single saved."""
+    """Each strategy without options, and with all, stopped and resumed; `shards` from single."""
     scenarios = []
     for s in strategies:
         scenarios += [
@@ -70,7 +70,7 @@ def single(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def pair(single: Path) -> Path:
-    """What two ranks told: all their scenarios in one process group, since to start one and DeepSpeed takes 15 s."""
+    """Results of two ranks. One process group runs all scenarios, for its start takes 15 s."""
     half = [
         Scenario(f"{s}-{precision}", s, steps=10, settings=settings)
         for s in NATIVE
@@ -102,7 +102,7 @@ def close(found: list[float], expected: list[float]) -> None:
 def test_same_seed_and_batch_are_one_curve_and_weights_a_plain_model_predicts_with(
     strategy: str, request: pytest.FixtureRequest
 ) -> None:
-    """20 steps in fp32 on one device or two ranks: losses within 1e-4, and what is saved is an ordinary state dict."""
+    """20 steps in fp32 on one device or two ranks: losses within 1e-4, an ordinary state dict."""
     folder = folder_of(strategy, request)
     expected, told = result(folder, "single")["losses"], result(folder, strategy)
     assert len(expected) == 20 and expected[-1] < 0.7 * expected[0]
@@ -118,7 +118,7 @@ def test_same_seed_and_batch_are_one_curve_and_weights_a_plain_model_predicts_wi
 def test_a_resumed_run_goes_on_with_every_option(
     strategy: str, request: pytest.FixtureRequest
 ) -> None:
-    """Micro batches, clipping, EMA and recomputed activations, cut in the middle, against one device that was not cut."""
+    """All options, interrupted and resumed, against one device without an interruption."""
     folder = folder_of(strategy, request)
     whole, half, rest = (
         result(folder, name) for name in ("single-all", f"{strategy}-half", f"{strategy}-resumed")
@@ -161,7 +161,7 @@ def test_who_shards_holds_half(
 def test_every_rank_hears_of_a_weight_that_one_rank_lost(
     strategy: str, request: pytest.FixtureRequest
 ) -> None:
-    """Rank 0 tells; the NaN is in the last rank's share. Without one answer on all ranks, some would stop and others wait."""
+    """The NaN is in the last rank's share. All ranks must agree, or some stop and others wait."""
     assert result(folder_of(strategy, request), strategy)["not_finite"] == [None, "stem.weight"]
 
 

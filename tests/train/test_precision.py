@@ -1,4 +1,4 @@
-"""Every strategy in every precision, clipped or not, learns what one device learns in fp32; fp16's loss scale falls in time.
+"""Every strategy and precision learns as one device in fp32; fp16's loss scale falls in time.
 
 fp16 and bf16 engines of DeepSpeed leave global state: each precision has processes of its own.
 """
@@ -44,7 +44,7 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def agree(folder: Path, name: str, whole: str, rel: float = 0.02) -> None:
-    """The curve, and the moments, which say what gradients the optimizer saw: a clipped scaled norm shrinks them 70-fold."""
+    """Equal curve and moments. Clipping the norm times the scale would shrink moments 70-fold."""
     told, one = result(folder, name), result(folder, whole)
     assert told["losses"] == pytest.approx(one["losses"], rel=rel)
     moments = [
@@ -56,7 +56,7 @@ def agree(folder: Path, name: str, whole: str, rel: float = 0.02) -> None:
 
 @needs_compiler
 def test_fp16_of_zero_steps_clips_and_lowers_its_scale(expected: Path) -> None:
-    """ba74455 made none of 26 steps once a gradient had overflowed, and clipped the norm times the scale."""
+    """ba74455 made no more steps after an overflow, and clipped the norm times the scale."""
     high = [
         Scenario(f"{s}-high", s, 40, scale=HIGH, settings={"precision": "fp16"})
         for s in ("zero2", "zero3")

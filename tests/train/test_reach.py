@@ -1,4 +1,4 @@
-"""Parameters that no step reaches, or only some: found before a model is wrapped. And features that are no features."""
+"""Parameters that no step reaches, or only some; and outputs that cannot serve as features."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def rank(me: int, folder: str, jobs: list[dict[str, Any]]) -> None:
 
 
 def test_strategies_train_a_model_with_a_parameter_without_gradient(tmp_path: Path) -> None:
-    """ddp died in its second step. Blocks that are skipped at random train too; who shards blocks refuses them."""
+    """ddp failed in its second step. It also trains blocks skipped at random; fsdp refuses them."""
     alone = Recorder(tmp_path / "single")
     single = train_rank(of("masked", "single"), pixels(), None, alone.save, alone.report)
     jobs = [

@@ -18,7 +18,7 @@ from .parallel_ranks import data, tiny
 def test_fsdp_takes_one_tensor_after_the_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """ba74455 moved the whole model to each device and cut it there: what had to be sharded could not be built."""
+    """ba74455 moved the whole model to each device first, so a larger one could not be built."""
     model = tiny()
     whole = sum(t.numel() for t in model.state_dict().values())
     sent: list[int] = []

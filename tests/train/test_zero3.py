@@ -1,4 +1,4 @@
-"""DeepSpeed ZeRO-3 on two CPU workers: sharded while it trains, an ordinary model when it is saved."""
+"""DeepSpeed ZeRO-3 on two CPU workers: sharded in training, an ordinary model when saved."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_two_workers_hold_half_each_and_save_what_a_plain_model_loads(
     notes = tmp_path
 
     def rank_that_tells(config: dict[str, object]) -> dict[str, object]:
-        """In the worker, where nothing is patched: the real rank; then it notes what it holds and predicts."""
+        """In the worker: the real, unpatched rank; then it records its share and predictions."""
         from raypipe.train import parallel, worker_group
 
         engines, build = [], parallel.build

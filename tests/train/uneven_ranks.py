@@ -1,4 +1,4 @@
-"""What the three ranks of test_uneven.py do: fit a head to features in batches that they cannot share equally."""
+"""The work of test_uneven.py's three ranks: fit a head in batches that three cannot share."""
 
 from __future__ import annotations
 

@@ -40,14 +40,20 @@ def speed_up_depthwise(model: nn.Module) -> None:
 def _keeps_size(conv: nn.Conv2d) -> bool:
     """Is this a convolution that `_Same` computes: square, stride 1, zero-padded, no bias?"""
     k = conv.kernel_size[0]
-    if k not in (3, 5) or conv.kernel_size != (k, k):
+    if k not in (3, 5):
         return False
-    if tuple(conv.stride) != (1, 1) or tuple(conv.dilation) != (1, 1):
+    # The size stays if the padding is half the kernel and nothing is skipped.
+    required = {
+        "kernel_size": (k, k),
+        "padding": (k // 2, k // 2),
+        "stride": (1, 1),
+        "dilation": (1, 1),
+        "padding_mode": "zeros",
+        "out_channels": conv.in_channels,
+    }
+    if any(getattr(conv, name) != value for name, value in required.items()):
         return False
-    if conv.padding_mode != "zeros" or tuple(conv.padding) != (k // 2, k // 2):
-        return False
-    is_standard = type(conv).forward is nn.Conv2d.forward
-    return is_standard and conv.bias is None and conv.out_channels == conv.in_channels
+    return conv.bias is None and type(conv).forward is nn.Conv2d.forward
 
 
 class _Float32(nn.Module):

@@ -76,10 +76,15 @@ def micro_batches(
     There are `parts` of them, but not more than images in the smallest batch of any rank (`least`;
     None: this batch), so that all ranks make equally many.
     """
-    parts = min(parts, len(inputs) if least is None else least)
-    pairs = zip(inputs.tensor_split(parts), targets.tensor_split(parts), strict=True)
-    for i, (x, y) in enumerate(pairs, start=1):
-        yield x, y, len(x) / len(inputs), i == parts
+    if least is None:
+        least = len(inputs)
+    parts = min(parts, least)
+    split_inputs = inputs.tensor_split(parts)
+    split_targets = targets.tensor_split(parts)
+    for i in range(parts):
+        share = len(split_inputs[i]) / len(inputs)
+        is_last = i + 1 == parts
+        yield split_inputs[i], split_targets[i], share, is_last
 
 
 def first_not_finite(tensors: Mapping[str, Tensor], world: int, device: torch.device) -> str | None:
@@ -89,10 +94,13 @@ def first_not_finite(tensors: Mapping[str, Tensor], world: int, device: torch.de
     """
     names = list(tensors)
     bad = first_bad(tensors)
-    first = torch.tensor(len(names) if bad is None else names.index(bad), device=device)
+    # Its index, or the index after the last: the minimum over the ranks is the first.
+    own_index = len(names) if bad is None else names.index(bad)
+    index = torch.tensor(own_index, device=device)
     if world > 1:
-        dist.all_reduce(first, dist.ReduceOp.MIN)
-    return names[int(first)] if int(first) < len(names) else None
+        dist.all_reduce(index, dist.ReduceOp.MIN)
+    first = int(index)
+    return names[first] if first < len(names) else None
 
 
 def broadcast(tensors: Iterable[Tensor], world: int) -> None:
@@ -119,7 +127,8 @@ def parameter_groups(model: nn.Module, cfg: ParallelConfig) -> list[dict[str, An
 
 def set_rates(groups: Sequence[dict[str, Any]], lr: float, epoch: int, cfg: ParallelConfig) -> None:
     """Set each group's learning rate in an epoch (from 0); `lr` is the head's."""
-    depths = 1 + max(group["depth"] for group in groups)
-    scales = depth.scales(depths, epoch, cfg.layer_decay, cfg.unfreeze_epochs)
+    deepest = max(group["depth"] for group in groups)
+    scales = depth.scales(deepest + 1, epoch, cfg.layer_decay, cfg.unfreeze_epochs)
     for group in groups:
-        group["lr"] = lr * scales[group["depth"]]
+        scale = scales[group["depth"]]
+        group["lr"] = lr * scale

@@ -68,10 +68,13 @@ class Fsdp(Single):
     def _receive(self, model: nn.Module) -> None:
         """Copy rank 0's values into the shards. Each whole tensor is freed once it was sent."""
         sharded = dict(model.named_parameters()) | dict(model.named_buffers())
-        for name, whole in [*self._whole.named_parameters(), *self._whole.named_buffers()]:
+        whole_tensors = dict(self._whole.named_parameters()) | dict(self._whole.named_buffers())
+        for name, whole in whole_tensors.items():
             sent = whole.detach().to(self.device).contiguous()
             dist.broadcast(sent, 0)
-            sharded[name].copy_(self._like(sent, sharded[name]))
+            target = sharded[name]
+            target.copy_(self._like(sent, target))
+            # Free the whole tensor.
             whole.data = torch.empty(0, dtype=whole.dtype)
         # Buffers stay whole, and on the device even where parameters are offloaded.
         for module in model.modules():

@@ -56,6 +56,7 @@ class Single:
         if cfg.compile:
             # In place, so that names in the state dict stay.
             model.compile()
+        # Training batches go through it: the model, or a wrapper around it.
         self._entry = self._place(model)
         # Fused: one kernel for all parameters, on CPU and CUDA, sharded or not.
         self._optimizer = torch.optim.AdamW(parameter_groups(model, cfg), lr=cfg.lr, fused=True)
@@ -121,8 +122,10 @@ class Single:
             with self._average.showing(mean=False):
                 optimizer |= self._pieces("trained/", self._model.state_dict())
         for name, p in self._trained():
+            # Empty before the first step.
             state = self._optimizer.state.get(p, {})
-            optimizer |= self._pieces("", {f"{key}/{name}": t for key, t in state.items()})
+            named = {f"{key}/{name}": tensor for key, tensor in state.items()}
+            optimizer |= self._pieces("", named)
         facts = {"scaler": self._scaler.state_dict(), "averaged": self._average.steps}
         return Snapshot(weights, optimizer, facts)
 

@@ -54,13 +54,16 @@ class _OnCpu(_BatchNorm):
         # Reduce all dimensions but the channels; `shape` spreads a channel's value over them.
         dims = [0, *range(2, x.ndim)]
         shape = [1, -1] + [1] * (x.ndim - 2)
+        # Values of a channel on all ranks.
         total = torch.tensor(x.numel() / x.shape[1], dtype=torch.float64)
         dist.all_reduce(total)
         count = float(total)
 
-        mean_C = all_reduce(x.float().sum(dims)) / count  # type: ignore[no-untyped-call]
+        sum_C = all_reduce(x.float().sum(dims))  # type: ignore[no-untyped-call]
+        mean_C = sum_C / count
         centred = x.float() - mean_C.view(shape)
-        variance_C = all_reduce(centred.square().sum(dims)) / count  # type: ignore[no-untyped-call]
+        squares_C = all_reduce(centred.square().sum(dims))  # type: ignore[no-untyped-call]
+        variance_C = squares_C / count
         self._update_statistics(mean_C, variance_C, count)
 
         normed = centred * torch.rsqrt(variance_C + self.eps).view(shape)
@@ -78,4 +81,5 @@ class _OnCpu(_BatchNorm):
         if factor is None:
             factor = 1 / float(self.num_batches_tracked)  # type: ignore[arg-type]
         self.running_mean.lerp_(mean_C, factor)
+        # The unbiased variance.
         self.running_var.lerp_(variance_C * count / max(1.0, count - 1), factor)

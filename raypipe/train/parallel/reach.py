@@ -35,12 +35,16 @@ def freeze_unreached(model: nn.Module, inputs: Tensor) -> list[str]:
     trained = {name for name, p in model.named_parameters() if p.requires_grad}
     passes = _passes(model, inputs)
     reached: set[str] = set().union(*passes)
-    never = trained - reached
-    for name in sorted(never):
+
+    never = sorted(trained - reached)
+    for name in never:
         model.get_parameter(name).requires_grad_(False)
     if never:
-        log.info("No output depends on %s: frozen", ", ".join(sorted(never)))
-    always = passes[1].intersection(*passes[2:])  # in training mode
+        log.info("No output depends on %s: frozen", ", ".join(never))
+
+    # Only the passes in training mode skip blocks.
+    first, *others = passes[1:]
+    always = first.intersection(*others)
     return sorted(reached - always)
 
 
@@ -64,11 +68,16 @@ def _passes(model: nn.Module, inputs: Tensor) -> list[set[str]]:
 
 def _reached(model: nn.Module, inputs: Tensor) -> set[str]:
     """The names of parameters that get a gradient in one pass."""
-    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    names, parameters = [], []
+    for name, p in model.named_parameters():
+        if p.requires_grad:
+            names.append(name)
+            parameters.append(p)
     with torch.enable_grad():
         loss = model(inputs).float().sum()
-        grads = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
-    return {name for name, grad in zip(trained, grads, strict=True) if grad is not None}
+        # allow_unused: None for a parameter that the loss does not depend on.
+        grads = torch.autograd.grad(loss, parameters, allow_unused=True)
+    return {name for name, grad in zip(names, grads, strict=True) if grad is not None}
 
 
 @contextmanager

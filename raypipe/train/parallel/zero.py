@@ -138,8 +138,10 @@ class Zero:
 
     def not_finite(self) -> str | None:
         module = self._engine.module
-        shares = {name: self._local(p) for name, p in module.named_parameters()}
-        shares |= dict(module.named_buffers())
+        shares = dict(module.named_buffers())
+        for name, p in module.named_parameters():
+            shares[name] = self._local(p)
+        # All ranks must list them in the same order: that of the state dict.
         saved = {name: shares[name] for name in self._saved}
         return first_not_finite(saved, self.world, self.device)
 
@@ -185,8 +187,8 @@ class Zero:
     def _make_state(self, step: Tensor) -> None:
         """Give the optimizer moments of zero, after so many steps."""
         for flat in self._flat():
-            moments = {key: torch.zeros_like(flat) for key in MOMENTS}
-            state = moments | {"step": step.to(flat.device, copy=True)}
+            state = {key: torch.zeros_like(flat) for key in MOMENTS}
+            state["step"] = step.to(flat.device, copy=True)
             self._zero.optimizer.state[flat] = state
         self._link()
 
@@ -278,12 +280,15 @@ class Zero:
         """This rank's piece of one moment; None if other ranks hold all of it."""
         if self._stage == 3:
             share = self._zero.get_local_fp32_param(p, key).flatten()
-            return Piece.part(share, self.rank * len(share), tuple(p.ds_shape))  # type: ignore[attr-defined]
+            start = self.rank * len(share)
+            return Piece.part(share, start, tuple(p.ds_shape))  # type: ignore[attr-defined]
+        # zero1 and zero2: DeepSpeed's record of where this rank's fragment of `p` lies.
         mapping = p._hp_mapping  # type: ignore[attr-defined]
         if mapping is None:
             return None
         share = mapping.get_optim_state_fragment(key).flatten()
-        return Piece.part(share, mapping.lp_fragment_address.start, tuple(p.shape))
+        start = mapping.lp_fragment_address.start
+        return Piece.part(share, start, tuple(p.shape))
 
     def _pieces(self, prefix: str) -> dict[str, Piece]:
         """This rank's piece of each weight and buffer that it saves, by `prefix` + name."""
@@ -298,10 +303,13 @@ class Zero:
 
     def _piece(self, tensor: Tensor) -> Piece | None:
         """The piece of a tensor that this rank saves; None if another rank saves it."""
-        if self._stage < 3 or not isinstance(tensor, nn.Parameter):
+        # zero3 shards parameters. Buffers are whole on every rank, and rank 0 saves them.
+        is_sharded = self._stage == 3 and isinstance(tensor, nn.Parameter)
+        if not is_sharded:
             return Piece.whole(tensor) if self.rank == 0 else None
         share = self._local(tensor)
-        return Piece.part(share, self.rank * share.numel(), tuple(tensor.ds_shape))  # type: ignore[attr-defined]
+        start = self.rank * share.numel()
+        return Piece.part(share, start, tuple(tensor.ds_shape))  # type: ignore[attr-defined]
 
     @torch.no_grad()
     def _fill(self, prefix: str, saved: Mapping[str, Tensor]) -> None:
@@ -309,10 +317,11 @@ class Zero:
         module = self._engine.module
         for name, p in module.named_parameters():
             share = self._local(p)
-            whole = saved[prefix + name]
+            values = saved[prefix + name]
             if self._stage == 3:
-                whole = cut(whole, self.rank * share.numel(), share.numel())
-            share.copy_(whole)
+                size = share.numel()
+                values = cut(values, self.rank * size, size)
+            share.copy_(values)
         for name, buffer in module.named_buffers():
             if name in self._saved:
                 buffer.copy_(saved[prefix + name])
