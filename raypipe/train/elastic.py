@@ -58,7 +58,11 @@ def room(free: Mapping[str, Resources], worker: Resources, decoding: bool = Fals
 
 def _fits(free: Resources, worker: Resources) -> int:
     """Workers that fit on one node. 1e-6: Ray's arithmetic of fractions is inexact."""
-    return min(int(free.get(kind, 0) / need + 1e-6) for kind, need in worker.items() if need > 0)
+    fits = []
+    for kind, need in worker.items():
+        if need > 0:
+            fits.append(int(free.get(kind, 0) / need + 1e-6))
+    return min(fits)
 
 
 def free() -> dict[str, Resources]:
@@ -78,6 +82,7 @@ def steady_room(worker: Resources, decoding: bool, wanted: int) -> int:
     before = -1
     while True:
         now = room(free(), worker, decoding)
+        # 0 may only mean that the last group has not given its places back yet.
         steady = now == before and now > 0
         if now >= wanted or steady or time.monotonic() >= deadline:
             return now
@@ -163,6 +168,7 @@ class Growth:
                 # A look that fails must not end a training.
                 log.debug("Could not look for room: %s", e)
                 continue
+            # Room counts only if two looks in a row see it.
             seen_twice = min(room_now, room_before)
             room_before = room_now
             reached = min(self._most, self._workers + seen_twice)

@@ -95,10 +95,15 @@ class TrainJob(Section):
             return given
         stages: dict[Any, Any] = {}
         for epoch, values in given.items():
-            key = int(epoch) if isinstance(epoch, str) and epoch.isdecimal() else epoch
+            # Python counts True as 1, but it is no epoch.
             if not isinstance(values, dict) or isinstance(epoch, bool):
                 raise ValueError("it gives fields by epoch, as in {4: {train.lr: 0.001}}")
-            stages[key] = stages.get(key, {}) | dict(leaves(values))
+            key = epoch
+            if isinstance(epoch, str) and epoch.isdecimal():
+                key = int(epoch)
+            # "4" from the command line adds to 4 from the file.
+            earlier = stages.get(key, {})
+            stages[key] = earlier | dict(leaves(values))
         return stages
 
     @field_validator("by_epoch")
@@ -123,13 +128,15 @@ class TrainJob(Section):
         """Loss, metric and sampling must fit the task; an unset metric becomes the task's own."""
         task, train = self.model.task, self.train
         objectives.check(task, train.class_weights, train.label_smoothing, train.focal_gamma)
-        known, stopping = objectives.METRICS[task], train.stopping
+        known = objectives.METRICS[task]
+        stopping = train.stopping
         if stopping.metric not in known:
             if "metric" in stopping.model_fields_set:
                 raise ValueError(
                     f"model.task={task} has no {stopping.metric}. "
                     f"Set train.stopping.metric to one of {', '.join(known)}"
                 )
+            # Nobody set a metric. The model is frozen, so its field is set past pydantic.
             of_task = stopping.model_copy(update={"metric": known[1]})
             self.__dict__["train"] = train.model_copy(update={"stopping": of_task})
         if self.feed.sampling == "balanced" and task != "single_label":

@@ -144,9 +144,15 @@ def _workers_to_start(job: TrainJob, data: Data, share: Share | None) -> int:
     cfg = job.train
     if not cfg.elastic:
         return cfg.most_workers
-    worker = share.worker if share else {"CPU": 1.0} | _gpu(job, ray.cluster_resources())
-    decoding = share is None and _decodes_in_tasks(data)
-    images = [pixels for source in (data.train, data.val) for pixels, _ in source.blocks]
+    if share is None:
+        worker = {"CPU": 1.0} | _gpu(job, ray.cluster_resources())
+        decoding = _decodes_in_tasks(data)
+    else:
+        # The share leaves a CPU for decode tasks already.
+        worker = share.worker
+        decoding = False
+    blocks = [*data.train.blocks, *data.val.blocks]
+    images = [pixels for pixels, _ in blocks]
     if images and elastic.room(elastic.free(), worker, decoding) < cfg.most_workers:
         # Tasks that fill the cache hold CPUs which are free soon. To grow later would cost
         # RESTART_S, so this wait may take as long.

@@ -56,20 +56,26 @@ class LoopState:
     @classmethod
     def from_dict(cls, read: dict[str, Any]) -> LoopState:
         """The inverse of `to_dict`, also after JSON, which has no NaN and writes null."""
-        history = [metrics_of(epoch) for epoch in read["history"]]
-        loss_sum = math.nan if read["loss_sum"] is None else read["loss_sum"]
-        return cls(**read | {"history": history, "loss_sum": loss_sum})
+        state = cls(**read)
+        state.history = [metrics_of(epoch) for epoch in read["history"]]
+        if read["loss_sum"] is None:
+            state.loss_sum = math.nan
+        return state
 
     def with_usable_best(self, rule: StoppingConfig, last: bool) -> LoopState:
         """The same state, with a usable epoch as its best.
 
         Older versions could call an epoch of NaN the best. `last`: the last usable epoch counts.
         """
-        if self.best_epoch < 0 or unusable(self.history[self.best_epoch]) is None:
+        if self.best_epoch < 0:
             return self
-        best = best_of(self.history, rule, last)
-        value = self.history[best][rule.metric] if best >= 0 else None
-        return dataclasses.replace(self, best=value, best_epoch=best)
+        if unusable(self.history[self.best_epoch]) is None:
+            return self
+        best_epoch = best_of(self.history, rule, last)
+        best = None
+        if best_epoch >= 0:
+            best = self.history[best_epoch][rule.metric]
+        return dataclasses.replace(self, best=best, best_epoch=best_epoch)
 
     def finished(self, epochs: int) -> bool:
         """Did the training end, by its number of epochs or by its stopping rule?"""
@@ -102,21 +108,26 @@ def fit(
     It returns earlier, unfinished, when `leaving` returns True or after `until` epochs.
     """
     peak_lr = scaled(float(cfg.lr), int(cfg.batch_size), cfg.lr_batch, cfg.lr_scaling)
+    all_steps = cfg.epochs * feed.steps
     counted_at = time.perf_counter()
     while not state.finished(cfg.epochs) and state.epoch != until:
-        started, seen_before = time.perf_counter(), state.seen
+        started = time.perf_counter()
+        seen_before = state.seen
+        # The sum stays on the device: to read it after each step would wait for the device.
         losses = torch.tensor(state.loss_sum, dtype=torch.float64, device=engine.device)
         engine.train()
         for batch in engine.meter.steps(feed, state.epoch, state.step):
             done = state.epoch * feed.steps + state.step
-            lr = peak_lr * factor(cfg.schedule, done, cfg.epochs * feed.steps, cfg.warmup)
+            lr = peak_lr * factor(cfg.schedule, done, all_steps, cfg.warmup)
             engine.set_lr(lr, state.epoch)
             # Dropout: a resumed run draws what an uninterrupted one would.
             torch.manual_seed(_mixed_seed(seed, state.epoch, state.step, engine.rank))
             inputs, targets = augmented(batch, objective, augmentation, seed, state.epoch)
+            # Ranks may get parts of different sizes; `share` makes the mean that of all images.
             share = batch.share
             criterion = partial(_weighted_loss, objective.loss, share.weight)
-            losses += engine.step(inputs, targets, criterion, share.least) * share.even
+            loss = engine.step(inputs, targets, criterion, share.least)
+            losses += loss * share.even
             state.seen += share.images
             state.step += 1
             left = leaving()
@@ -125,6 +136,7 @@ def fit(
                 save(state)
             if left:
                 return state
+        # All steps of the epoch are done.
         metrics = evaluate(engine, feed, objective)
         counted_at = _average_counts(state, engine, losses, counted_at)
         metrics["train_loss"] = state.loss_sum / max(1, state.seen)
@@ -169,6 +181,7 @@ def _average_counts(state: LoopState, engine: Engine, losses: Tensor, since: flo
         state.seconds + spent_s,
         state.worker_s + spent_s * engine.world,
     ]
+    # Each rank's part of the mean; the all-reduce adds them.
     means = torch.tensor(counts, dtype=torch.float64, device=engine.device) / engine.world
     if engine.world > 1:
         dist.all_reduce(means)
@@ -182,16 +195,16 @@ def _end_epoch(
 ) -> None:
     """Append the epoch's metrics, update the best epoch, and decide whether training stops."""
     rule = cfg.stopping
+    value = metrics[rule.metric]
     problem = _problem(metrics, engine)
     if problem is not None:
         state.problem = f"epoch {state.epoch + 1} is unusable: {problem} (train.lr={cfg.lr:g})"
         # argmax of NaN is class 0, so val_accuracy would look like an accuracy.
         metrics |= {name: math.nan for name in metrics if name.startswith("val_")}
-    elif cfg.result == "last" or improved(
-        metrics[rule.metric], state.best, rule.mode, rule.min_delta
-    ):
-        state.best = metrics[rule.metric]
+    elif cfg.result == "last" or improved(value, state.best, rule.mode, rule.min_delta):
+        state.best = value
         state.best_epoch = state.epoch
+    # From here on the state is that of the next epoch.
     state.history.append(metrics)
     state.epoch += 1
     state.step, state.loss_sum, state.seen = 0, 0.0, 0

@@ -38,8 +38,11 @@ def softmax_loss(
 ) -> Tensor:
     """Cross-entropy over classes of which one is right; targets sum to 1."""
     log_p_BC = logits_BC.log_softmax(1)
-    smoothed_BC = targets_BC * (1 - smoothing) + smoothing / targets_BC.shape[1]
-    return -(weights_C * smoothed_BC * _focal(log_p_BC, gamma) * log_p_BC).sum(1)
+    classes = targets_BC.shape[1]
+    smoothed_BC = targets_BC * (1 - smoothing) + smoothing / classes
+    # From left to right: another order would round in another way.
+    weighted_BC = weights_C * smoothed_BC * _focal(log_p_BC, gamma)
+    return -(weighted_BC * log_p_BC).sum(1)
 
 
 def sigmoid_loss(
@@ -53,9 +56,12 @@ def sigmoid_loss(
 
     A weight multiplies the term of its tag's presence; the term of its absence has weight 1.
     """
-    log_p_BC, log_not_p_BC = logsigmoid(logits_BC), logsigmoid(-logits_BC)
+    log_p_BC = logsigmoid(logits_BC)
+    log_not_p_BC = logsigmoid(-logits_BC)
+    # A tag is present or absent: two classes share the smoothing.
     smoothed_BC = targets_BC * (1 - smoothing) + smoothing / 2
-    present_BC = weights_C * smoothed_BC * _focal(log_p_BC, gamma) * log_p_BC
+    weighted_BC = weights_C * smoothed_BC * _focal(log_p_BC, gamma)
+    present_BC = weighted_BC * log_p_BC
     absent_BC = (1 - smoothed_BC) * _focal(log_not_p_BC, gamma) * log_not_p_BC
     return -(present_BC + absent_BC).mean(1)
 
@@ -83,12 +89,15 @@ def class_weights(wanted: ClassWeights, classes: tuple[str, ...], labels_N: np.n
         check_weights(wanted, classes)
         weights_C = np.array([wanted[name] for name in classes])
     else:
+        # For tags, presence is weighed against absence; for classes, against all images.
         others_C = len(labels_N) - counts_C if tagged else len(labels_N)
         weights_C = others_C / counts_C.clip(1)
         # A class that only validation has: any weight does.
         weights_C = np.where(counts_C > 0, weights_C, 1.0)
     if not tagged:
-        weights_C = weights_C * len(labels_N) / (weights_C * counts_C).sum()
+        # Mean 1 over the images.
+        sum_over_images = (weights_C * counts_C).sum()
+        weights_C = weights_C * len(labels_N) / sum_over_images
     return torch.from_numpy(weights_C).float()
 
 

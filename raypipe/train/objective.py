@@ -93,11 +93,13 @@ class Objective:
         An empty batch gives zeros.
         """
         targets_BC = self.task.targets(labels_B)
-        losses_B = self._losses(logits_BC, targets_BC, torch.ones_like(self.weights_C), 0.0, 0.0)
+        equal_C = torch.ones_like(self.weights_C)
+        losses_B = self._losses(logits_BC, targets_BC, equal_C, smoothing=0.0, gamma=0.0)
         # A logit that is not finite must show, whatever the loss makes of it.
         losses_B = torch.where(logits_BC.isfinite().all(1), losses_B, torch.nan)
         images_B = torch.ones_like(losses_B)
-        counts = _COUNT[self.task.kind](self.task.scores(logits_BC), targets_BC, self.mean)
+        scores_BC = self.task.scores(logits_BC)
+        counts = _COUNT[self.task.kind](scores_BC, targets_BC, self.mean)
         return _summed((losses_B, images_B, *counts))
 
     def metrics(self, totals: Tensor) -> dict[str, float]:
@@ -105,10 +107,13 @@ class Objective:
 
         The counts alone would look like an accuracy: argmax of NaN is class 0.
         """
+        kind = self.task.kind
         loss, images, *counts = totals.tolist()
+        val_loss = {"val_loss": loss / images}
         if not math.isfinite(loss):
-            return dict.fromkeys(METRICS[self.task.kind], math.nan) | {"val_loss": loss / images}
-        return {"val_loss": loss / images, **_DIVIDE[self.task.kind](images, np.array(counts))}
+            nothing = dict.fromkeys(METRICS[kind], math.nan)
+            return nothing | val_loss
+        return val_loss | _DIVIDE[kind](images, np.array(counts))
 
     def _losses(
         self,
@@ -131,8 +136,10 @@ def judge(task: Task, scores_NC: Tensor, labels_N: Tensor) -> dict[str, float]:
     """
     require_rows(scores_NC.numpy(), "scores", "Train again with a lower train.lr")
     targets_NC = task.targets(labels_N)
-    counts = _COUNT[task.kind](scores_NC, targets_NC, float(targets_NC.mean()))
-    return _DIVIDE[task.kind](len(scores_NC), _summed(counts).numpy())
+    mean = float(targets_NC.mean())
+    counts = _COUNT[task.kind](scores_NC, targets_NC, mean)
+    sums = _summed(counts).numpy()
+    return _DIVIDE[task.kind](len(scores_NC), sums)
 
 
 def check(kind: Kind, weights: ClassWeights, smoothing: float, gamma: float) -> None:
@@ -168,8 +175,11 @@ def _divide_classes(images: float, counts: np.ndarray) -> dict[str, float]:
     images_C, right_C = np.split(counts, 2)
     # Classes without images have no recall.
     present_C = images_C > 0
-    recall = (right_C[present_C] / images_C[present_C]).mean()
-    return {"val_accuracy": float(right_C.sum() / images), "val_balanced_accuracy": float(recall)}
+    recall_C = right_C[present_C] / images_C[present_C]
+    return {
+        "val_accuracy": float(right_C.sum() / images),
+        "val_balanced_accuracy": float(recall_C.mean()),
+    }
 
 
 def _count_tags(scores_BC: Tensor, targets_BC: Tensor, mean: float) -> tuple[Tensor, ...]:
@@ -184,7 +194,8 @@ def _divide_tags(images: float, counts: np.ndarray) -> dict[str, float]:
     all_right = counts[0]
     true_positives_C, errors_C = np.split(counts[1:], 2)
     # At least 1: a tag that no image has and none is predicted to have gives 0.
-    f1_C = 2 * true_positives_C / np.maximum(2 * true_positives_C + errors_C, 1)
+    f1_denominators_C = np.maximum(2 * true_positives_C + errors_C, 1)
+    f1_C = 2 * true_positives_C / f1_denominators_C
     return {"val_accuracy": float(all_right / images), "val_f1": float(f1_C.mean())}
 
 
@@ -202,8 +213,12 @@ def _divide_errors(images: float, counts: np.ndarray) -> dict[str, float]:
     absolute, squared, deviation, deviation_squared = counts.tolist()
     variation = deviation_squared - deviation**2 / images
     # Labels that are all equal leave nothing to explain.
-    r2 = 1 - squared / variation if variation > 0 else float("nan")
-    return {"val_mae": absolute / images, "val_rmse": (squared / images) ** 0.5, "val_r2": r2}
+    r2 = 1 - squared / variation if variation > 0 else math.nan
+    return {
+        "val_mae": absolute / images,
+        "val_rmse": (squared / images) ** 0.5,
+        "val_r2": r2,
+    }
 
 
 def _count_probabilities(scores_B1: Tensor, targets_B1: Tensor, mean: float) -> tuple[Tensor, ...]:
@@ -212,7 +227,9 @@ def _count_probabilities(scores_B1: Tensor, targets_B1: Tensor, mean: float) -> 
 
 
 def _divide_probabilities(images: float, counts: np.ndarray) -> dict[str, float]:
-    return _divide_errors(images, counts[:-1]) | {"val_accuracy": float(counts[-1] / images)}
+    *errors, same_side = counts
+    metrics = _divide_errors(images, np.array(errors))
+    return metrics | {"val_accuracy": float(same_side / images)}
 
 
 _COUNT = {

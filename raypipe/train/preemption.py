@@ -51,6 +51,7 @@ class Notice:
         self._steps_since += 1
         if self._leaving:
             return True
+        # A single rank asks after each step: that needs no message.
         if self._world == 1:
             self._leaving = self._must_leave()
         elif self._steps_since >= self._ask_after:
@@ -58,6 +59,7 @@ class Notice:
         return self._leaving
 
     def _ask_all_ranks(self) -> None:
+        # The mean step of this rank since the last all-reduce.
         now = time.perf_counter()
         my_step_s = (now - self._asked_at) / self._steps_since
         answers = torch.tensor(

@@ -96,7 +96,8 @@ def _sources(job: TrainJob, pinned: Pinned) -> list[str]:
         return []
     rows = pinned.rows_of(job.feed.train)
     trained = scan.rows(pinned.table, pinned.version, [column], rows)
-    return sorted({str(source) for source in trained[column].to_pylist()})
+    names = trained[column].to_pylist()
+    return sorted({str(name) for name in names})
 
 
 def _log(

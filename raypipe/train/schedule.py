@@ -52,12 +52,15 @@ def factor(schedule: str, done: int, steps: int, warmup: float | None = None) ->
     follows the schedule. one_cycle rises longer and from 1/25 (Smith and Topin 2018); it leaves
     AdamW's betas alone.
     """
+    if warmup is None:
+        warmup = WARMUP.get(schedule, USUAL_WARMUP)
     progress = (done + 0.5) / steps
-    rise = WARMUP.get(schedule, USUAL_WARMUP) if warmup is None else warmup
-    if progress >= rise:
-        return SCHEDULES[schedule]((progress - rise) / (1 - rise))
+    if progress >= warmup:
+        # The schedule takes the rest of the training as its whole.
+        after_warmup = (progress - warmup) / (1 - warmup)
+        return SCHEDULES[schedule](after_warmup)
     low = 1 / DIVISOR if schedule == "one_cycle" else 0.0
-    return low + (1 - low) * progress / rise
+    return low + (1 - low) * progress / warmup
 
 
 def scaled(lr: float, batch_size: int, meant_for: int | None, scaling: Scaling = "sqrt") -> float:
@@ -107,14 +110,17 @@ def lr_range(
     losses: list[float] = []
     mean = 0.0
     for i in range(steps):
-        lr = low * (high / low) ** (i / max(1, steps - 1))
+        share = i / max(1, steps - 1)
+        lr = low * (high / low) ** share
         loss = train(lr)
         if not math.isfinite(loss):
             break
         mean = smoothing * mean + (1 - smoothing) * loss
+        # The mean started at 0: without this division the first ones would be too low.
+        smoothed = mean / (1 - smoothing ** (i + 1))
         lrs.append(lr)
-        losses.append(mean / (1 - smoothing ** (i + 1)))
-        if losses[-1] > blow_up * min(losses):
+        losses.append(smoothed)
+        if smoothed > blow_up * min(losses):
             break
     if not losses or min(losses) > 0.95 * losses[0]:
         raise RaypipeError(
@@ -124,7 +130,8 @@ def lr_range(
         )
     # Only falls on the way to the lowest loss count.
     lowest = losses.index(min(losses))
-    falls = [before - after for before, after in pairwise(losses[: lowest + 1])]
+    until_lowest = losses[: lowest + 1]
+    falls = [before - after for before, after in pairwise(until_lowest)]
     steepest = falls.index(max(falls))
     return LrRange(lrs[steepest], tuple(lrs), tuple(losses))
 
@@ -138,15 +145,16 @@ def find_batch_size(
     step in a process of its own (auto/probe.py), because memory that ran out stays fragmented.
     Raises RaypipeError when not even 1 fits.
     """
-    good, bad = 0, limit + 1
+    good = 0  # the largest size that fits so far
+    bad = limit + 1  # the smallest that does not
     size = min(start, limit)
     while good < limit and bad - good > max(1, within * good):
         if fits(size):
             good = size
         else:
             bad = size
-        # Double until a size fails, then bisect.
-        size = min(2 * good, limit) if bad > limit else (good + bad) // 2
+        nothing_failed = bad > limit
+        size = min(2 * good, limit) if nothing_failed else (good + bad) // 2
     if good == 0:
         raise RaypipeError(
             "Not even one image fits into memory",
@@ -169,7 +177,12 @@ def fastest_batch_size(
     while size <= limit and without_gain < 2:
         best = max(rates.values(), default=0.0)
         rates[size] = rate(size)
-        without_gain = 0 if rates[size] > best * (1 + gain) else without_gain + 1
+        if rates[size] > best * (1 + gain):
+            without_gain = 0
+        else:
+            without_gain += 1
         size *= 2
+    # Of the sizes that are about as fast as the fastest, the smallest.
     best = max(rates.values())
-    return next(size for size in rates if rates[size] >= best / (1 + gain))
+    good_enough = [n for n, measured in rates.items() if measured >= best / (1 + gain)]
+    return good_enough[0]

@@ -23,7 +23,8 @@ _RULES = {
 class TrainConfig(ParallelConfig):
     """How one model is trained."""
 
-    batch_size: Annotated[int, Field(ge=1)] | Literal["auto"] = 64  # type: ignore[assignment]  # the engines see numbers
+    # ParallelConfig has numbers here: engines never see `auto`.
+    batch_size: Annotated[int, Field(ge=1)] | Literal["auto"] = 64  # type: ignore[assignment]
     """Images in a step, of all workers together. `auto`: found before the training; on a GPU the
     largest that fits into memory."""
     lr: Annotated[float, Field(gt=0)] | Literal["auto"] = 1e-3  # type: ignore[assignment]
@@ -113,7 +114,8 @@ class TrainConfig(ParallelConfig):
     @model_validator(mode="after")
     def _fewest_first(self) -> TrainConfig:
         if self.fewest_workers > self.most_workers:
-            raise ValueError(f"workers={list(self.workers)} says the most before the fewest")  # type: ignore[arg-type]
+            both = [self.fewest_workers, self.most_workers]
+            raise ValueError(f"workers={both} says the most before the fewest")
         return self
 
     @model_validator(mode="after")

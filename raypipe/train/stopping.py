@@ -30,8 +30,7 @@ class BudgetConfig(Section):
     seconds: float | None = Field(default=None, gt=0)
     """Time in seconds. null: unlimited."""
     gpu_hours: float | None = Field(default=None, gt=0)
-    """Hours times workers; a worker has one GPU. Without GPUs, the workers' hours count all the
-    same. null: unlimited."""
+    """Hours times workers, which have a GPU each. Without GPUs they count too. null: unlimited."""
     money: float | None = Field(default=None, gt=0)
     """Price of the workers' time, in the currency of `price_per_hour`. null: unlimited."""
     price_per_hour: float | None = Field(default=None, gt=0)
@@ -120,8 +119,7 @@ class Progress:
     unit: str = "epoch"
     """What a step is: an epoch or a trial."""
     running: Sequence[float] = ()
-    """Best values of trials that still run. One of them may reach the target, and patience does not
-    stop a search while one of them leads."""
+    """Best values of running trials. While one of them leads, patience does not stop a search."""
     epochs: int = 0
 
 
@@ -132,8 +130,7 @@ def unusable(metrics: Mapping[str, float]) -> str | None:
     """Which loss of an epoch is NaN or infinite: its weights are lost. None: the epoch is usable.
 
     The compared metric shows nothing here: argmax of NaN is class 0, so accuracy stays a number.
-    The loop sets all validation metrics of an unusable epoch to NaN. This function also recognises
-    epochs that older versions recorded.
+    Older versions recorded such epochs; now the loop sets their validation metrics to NaN.
     """
     problems = []
     for name in ("train_loss", "val_loss"):
@@ -150,6 +147,7 @@ def best_of(history: Sequence[Mapping[str, float]], cfg: StoppingConfig, last: b
     best = None
     best_epoch = -1
     for epoch, metrics in enumerate(history):
+        # Its metric may be a number, but its weights are lost.
         if unusable(metrics) is not None:
             continue
         value = metrics[cfg.metric]
@@ -185,6 +183,7 @@ def patience(wait: int, min_delta: float = 0.0) -> Rule:
         waited = len(p.values) - 1 - best_step
         if waited < wait:
             return None
+        # A search waits for a running trial that leads.
         if any(improved(value, best, p.mode, min_delta) for value in p.running):
             return None
         if best is None:
@@ -206,18 +205,20 @@ def plateau(window: int, by: str = "mean", min_delta: float = 0.0) -> Rule:
     def rule(p: Progress) -> str | None:
         if len(p.values) < 2 * window:
             return None
-        before = [v for v in p.values[-2 * window : -window] if not math.isnan(v)]
-        last = [v for v in p.values[-window:] if not math.isnan(v)]
+        before = _numbers(p.values[-2 * window : -window])
+        last = _numbers(p.values[-window:])
+        shown_window = _count(window, p.unit)
         if not before:
             return None
         if not last:
-            return f"{p.metric} was no number for {_count(window, p.unit)}"
-        was, now = SMOOTHED[by](before), SMOOTHED[by](last)
+            return f"{p.metric} was no number for {shown_window}"
+        was = SMOOTHED[by](before)
+        now = SMOOTHED[by](last)
         if improved(now, was, p.mode, min_delta):
             return None
         return (
             f"{p.metric} is on a plateau: "
-            f"{by} {now:.4g} over {_count(window, p.unit)}, {was:.4g} over those before"
+            f"{by} {now:.4g} over {shown_window}, {was:.4g} over those before"
         )
 
     return rule
@@ -248,8 +249,7 @@ def divergence(factor: float) -> Rule:
     """The newest training loss is above `factor` times its lowest."""
 
     def rule(p: Progress) -> str | None:
-        numbers = [loss for loss in p.losses if not math.isnan(loss)]
-        if not numbers:
+        if not (numbers := _numbers(p.losses)):
             return None
         newest, lowest = p.losses[-1], min(numbers)
         if newest > factor * lowest:
@@ -268,6 +268,7 @@ def budget(limit: float, of: str, cost: Callable[[float, float], float]) -> Rule
         limit_of = f"the budget of {_amount(limit)} {of}"
         if spent >= limit:
             return f"{limit_of} is spent ({_amount(spent)})"
+        # Stop before the step that would overspend, not after it.
         if ahead and spent + ahead > limit:
             return f"one more {p.unit} would pass {limit_of} ({_amount(spent)} spent)"
         return None
@@ -289,8 +290,7 @@ def any_of(*rules: Rule) -> Rule:
 
     def rule(p: Progress) -> str | None:
         for one in rules:
-            reason = one(p)
-            if reason is not None:
+            if (reason := one(p)) is not None:
                 return reason
         return None
 
@@ -337,6 +337,7 @@ def of_training(cfg: StoppingConfig) -> Rule:
     if cfg.divergence:
         guards.append(divergence(cfg.divergence))
     combine = all_of if cfg.when == "all" else any_of
+    # The order decides which reason is shown if several rules stop.
     return any_of(*guards, combine(*quality), budgets(cfg))
 
 
@@ -377,8 +378,13 @@ def why_stop(
     return of_training(cfg)(progress)
 
 
+def _numbers(values: Sequence[float]) -> list[float]:
+    """The values that are not NaN."""
+    return [value for value in values if not math.isnan(value)]
+
+
 def _count(number: int, unit: str) -> str:
-    return f"{number} {unit}{'s' * (number != 1)}"
+    return f"{number} {unit}" if number == 1 else f"{number} {unit}s"
 
 
 def _amount(value: float) -> str:

@@ -82,6 +82,7 @@ def run(
     result_file = folder / "result.json"
     if result_file.exists():
         return _result(key, pinned, _read_outcome(result_file), 0.0)
+    # Nothing is stored for this key, or an interrupted run: `_train` resumes it.
     check_start(job)
     save(job, folder / "config.yaml")
     started = time.perf_counter()
@@ -91,6 +92,7 @@ def run(
         reporting = tensorboard.recorded(folder / "tensorboard", progress)
     with reporting as report:
         state = _train(job, data(), checkpoints, report, steps)
+    # The result file is written last: while it is missing, the run counts as unfinished.
     _require_usable(job, state)
     outcome = Outcome(
         history=state.history,
@@ -136,6 +138,7 @@ def _require_usable(job: TrainJob, state: LoopState) -> None:
             got=state.problem or f"train.lr={job.train.lr:g}",
             fix=fix,
         )
+    # There is a result, but later epochs were lost.
     if state.problem is not None:
         sentence = state.problem[:1].upper() + state.problem[1:]
         log.warning("%s. The result is epoch %d. %s.", sentence, state.best_epoch + 1, fix)
@@ -211,18 +214,25 @@ def prepare(job: TrainJob, pinned: Pinned, here: bool = False) -> Data:
     """
     # Checked before anything is decoded.
     check_weights(job.train.class_weights, pinned.classes)
-    sources = _sources(job, pinned, [job.feed.train, job.feed.val], here)
+    feed = job.feed
+    sources = _sources(job, pinned, [feed.train, feed.val], here)
     return Data(
-        pinned.classes, job.model.mode == "frozen", sources[job.feed.train], sources[job.feed.val]
+        classes=pinned.classes,
+        features=job.model.mode == "frozen",
+        train=sources[feed.train],
+        val=sources[feed.val],
     )
 
 
 def _sources(
     job: TrainJob, pinned: Pinned, splits: list[str], here: bool = False
 ) -> dict[str, Source]:
+    """What the feed reads of each split: features of a frozen backbone, or images."""
     if job.model.mode == "frozen":
-        return feature_sources(pinned, splits, job.model, job.feed, str(job.run.path / "features"))
-    return feeds.prepare(pinned, splits, job.model.pixels, job.feed, job.run.seed, here)
+        store = str(job.run.path / "features")
+        return feature_sources(pinned, splits, job.model, job.feed, store)
+    side_px = job.model.pixels
+    return feeds.prepare(pinned, splits, side_px, job.feed, job.run.seed, here)
 
 
 def assemble(job: TrainJob, result: TrainResult) -> ImageModel:
@@ -246,8 +256,10 @@ def reference(job: TrainJob, model: ImageModel, pinned: Pinned, folder: Path) ->
     metrics are then stored in `folder` at once.
     """
     feed = job.feed
+    split = feed.val
     trained_on_val = set(pinned.parts(feed.val)) <= set(pinned.parts(feed.train))
-    split = feed.test if trained_on_val and pinned.counts[feed.test] else feed.val
+    if trained_on_val and pinned.counts[feed.test]:
+        split = feed.test
     unseen, labels_N = _predict_split(job, model, pinned, split)
     if split == feed.test:
         _store_test(folder, pinned, unseen, labels_N)
@@ -262,11 +274,14 @@ def test(job: TrainJob, result: TrainResult, folder: Path) -> dict[str, float]:
     """
     stored = folder / TEST
     if not stored.exists():
+        # The version that the result was trained on, not the newest one.
         table = job.table.model_copy(update={"version": result.version.version})
         pinned = pin(table, job.feed, result.classes, job.model.task)
-        if not pinned.counts[job.feed.test]:
+        split = job.feed.test
+        if not pinned.counts[split]:
             return {}
-        unseen, labels_N = _predict_split(job, assemble(job, result), pinned, job.feed.test)
+        model = assemble(job, result)
+        unseen, labels_N = _predict_split(job, model, pinned, split)
         _store_test(folder, pinned, unseen, labels_N)
     return metrics_of(json.loads(stored.read_text()))
 
@@ -274,7 +289,9 @@ def test(job: TrainJob, result: TrainResult, folder: Path) -> dict[str, float]:
 def _store_test(folder: Path, pinned: Pinned, predicted: Reference, labels_N: np.ndarray) -> None:
     # A copy: labels in Ray's object store are read-only.
     labels = torch.tensor(labels_N)
-    metrics = judge(pinned.task, torch.from_numpy(predicted.scores_NC), labels)
+    scores = torch.from_numpy(predicted.scores_NC)
+    metrics = judge(pinned.task, scores, labels)
+    # judge names metrics as in validation.
     renamed = {name.replace("val_", "test_"): value for name, value in metrics.items()}
     write_atomic(folder / TEST, to_json(renamed))
 
@@ -287,25 +304,30 @@ def _predict_split(
     The feed replaces a broken image by its neighbour: then the label is the neighbour's too.
     """
     source = _sources(job, pinned, [split])[split]
-    rows = fetch(source.rows)
+    feed = Feed(source, source, 256, job.run.seed)
     frozen = job.model.mode == "frozen"
     predictor = model if frozen else model.for_inference()
     samples, features, scores = [], [], []
-    for batch in Feed(source, source, 256, job.run.seed).val():
+    for batch in feed.val():
+        inputs = batch.inputs
         if frozen:
+            # The inputs are features already: only the head is left to compute.
             with torch.inference_mode():
-                features_BD = batch.inputs.numpy()
-                scores_BC = model.scores(model.head(batch.inputs)).numpy()
+                features_BD = inputs.numpy()
+                scores_BC = model.scores(model.head(inputs)).numpy()
         else:
-            features_BD, scores_BC = predictor.predict(batch.inputs.numpy())
+            features_BD, scores_BC = predictor.predict(inputs.numpy())
         samples.append(batch.samples_B)
         features.append(features_BD)
         scores.append(scores_BC)
     samples_N = np.concatenate(samples)
+    features_ND = np.concatenate(features)
     scores_NC = np.concatenate(scores)
     require_rows(scores_NC, "scores", "Train again with a lower train.lr")
+    rows = fetch(source.rows)
     ids = tuple(rows.ids.take(samples_N).to_pylist())
-    return Reference(np.concatenate(features), scores_NC, ids), rows.labels_N[samples_N]
+    labels_N = rows.labels_N[samples_N]
+    return Reference(features_ND, scores_NC, ids), labels_N
 
 
 def _result(key: str, pinned: Pinned, outcome: Outcome, seconds: float) -> TrainResult:

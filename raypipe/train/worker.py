@@ -57,10 +57,12 @@ def train_rank(
     not counted, because many trials are shorter than the counting. until: return after so many
     epochs, where another stage of the job begins.
     """
+    # Every rank starts with the same weights.
     torch.manual_seed(job.run.seed)
     cfg = job.train
     objective = objective_of(job, data)
     model = trainable(job.model, data, objective)
+    # A resumed run has trained these weights further already.
     if cfg.start_from is not None and resume is None:
         start_from(model, Path(cfg.start_from))
     example = _example(job, data)
@@ -162,8 +164,10 @@ def validate(job: TrainJob, data: Data, weights: Mapping[str, Tensor]) -> dict[s
     objective = objective_of(job, data)
     model = trainable(job.model, data, objective)
     model.load_state_dict(dict(weights))
-    engine = parallel.build(model, job.train.model_copy(update={"strategy": "single"}))
-    feed = Feed(data.train, data.val, int(job.train.batch_size), job.run.seed, device=engine.device)
+    # Whatever the strategy of the training is.
+    cfg = job.train.model_copy(update={"strategy": "single"})
+    engine = parallel.build(model, cfg)
+    feed = Feed(data.train, data.val, int(cfg.batch_size), job.run.seed, device=engine.device)
     try:
         return evaluate(engine, feed, objective.to(engine.device))
     finally:
@@ -189,8 +193,10 @@ def meter_of(job: TrainJob, folder: Path, report_position: ReportPosition | None
 def _example(job: TrainJob, data: Data) -> torch.Tensor:
     """The shape of one input, without its values."""
     if data.features:
-        return torch.empty((1, *fetch(data.train.inputs).shape[1:]), device="meta")
-    return torch.empty((1, job.model.pixels, job.model.pixels, 3), dtype=torch.uint8, device="meta")
+        features_ND = fetch(data.train.inputs)
+        return torch.empty((1, *features_ND.shape[1:]), device="meta")
+    side_px = job.model.pixels
+    return torch.empty((1, side_px, side_px, 3), dtype=torch.uint8, device="meta")
 
 
 def trainable(model: ModelConfig, data: Data, objective: Objective) -> nn.Module:
@@ -207,10 +213,12 @@ def trainable(model: ModelConfig, data: Data, objective: Objective) -> nn.Module
         head = Head(
             inputs.shape[1], len(data.classes), model.dropout, scaled=model.task == "regression"
         )
-        head.standardise_by(torch.from_numpy(inputs.mean(0)), torch.from_numpy(inputs.std(0)))
+        mean_D, std_D = inputs.mean(0), inputs.std(0)
+        head.standardise_by(torch.from_numpy(mean_D), torch.from_numpy(std_D))
     else:
         whole = ImageModel(model, len(data.classes))
         head = whole.head
+    # Regression: outputs start at the labels' mean and in units of their spread.
     if head.scaled:
         head.scale_by(objective.mean, objective.spread)
     return whole or head

@@ -20,7 +20,7 @@ from raypipe.search.settings import SearchJob
 from raypipe.search.trials.multi_worker_trial import GroupTrial
 from raypipe.search.trials.trial import run_trial
 from raypipe.search.tuner import search
-from raypipe.train import checkpoint, launch
+from raypipe.train import checkpoint, launch, worker_group
 from raypipe.train.job import TrainJob
 from raypipe.train.trainer import prepare
 
@@ -61,7 +61,7 @@ def test_a_group_takes_over_weights_and_trains_on_with_the_new_value(
     plain = TrainJob.model_validate(job.model_dump(include=set(TrainJob.model_fields)))
     mine = replace(plain, {**told["values"], "feed.carrier": "cache"})
     data = prepare(mine, pin(mine.table, mine.feed))
-    share = launch.Share({"CPU": 0.5}, recent=mine.train.epochs)
+    share = worker_group.Share({"CPU": 0.5}, recent=mine.train.epochs)
     launch.on_workers(
         mine, data, folder, folder.with_name("leave"), lambda metrics, state: None, share=share
     )

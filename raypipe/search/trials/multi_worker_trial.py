@@ -35,7 +35,7 @@ from ray import tune
 from raypipe.search.trials import trial_checkpoints
 from raypipe.search.trials.epoch_result import ENDED, EPOCH, result_of
 from raypipe.search.trials.trial import data_key, job_of
-from raypipe.train import checkpoint, launch
+from raypipe.train import checkpoint, launch, worker_group
 from raypipe.train.checkpoint.saver import newest
 from raypipe.train.loop import LoopState
 from raypipe.train.worker import Data
@@ -67,7 +67,7 @@ class GroupTrial(tune.Trainable):  # type: ignore[misc]
         self._job = job
         self._data = data
         self._trials = Path(trials)
-        self._share = launch.Share(worker, ahead=1, recent=1 + AHEAD)
+        self._share = worker_group.Share(worker, ahead=1, recent=1 + AHEAD)
         self.reset_config(config)
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:

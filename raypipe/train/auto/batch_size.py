@@ -43,8 +43,10 @@ def find(job: TrainJob, data: Data, gpu_share: float) -> AutoValue:
 
 def _for_features(images: int, most: int) -> AutoValue:
     """A power of two that makes about 40 steps an epoch, from 16 to 256, and `most` at most."""
-    forty_steps = 2 ** int(np.log2(max(1, images / 40)))
-    size = min(most, max(16, min(256, forty_steps)))
+    forty_steps = max(1, images / 40)
+    power_of_two = 2 ** int(np.log2(forty_steps))
+    bounded = max(16, min(256, power_of_two))
+    size = min(most, bounded)
     return AutoValue(
         size,
         "features of a frozen backbone fit at any size; "
@@ -59,8 +61,12 @@ def _largest_that_fits(
     fits = in_process(
         partial(try_batch, job=job, objective=objective, label=label, gpu_share=gpu_share)
     )
-    largest = find_batch_size(fits, start=min(8, most), limit=max(1, most // workers))
-    size = max(1, int(0.9 * largest)) * workers
+    # Each worker has a GPU of its own; `most` is for all of them together.
+    limit = max(1, most // workers)
+    largest = find_batch_size(fits, start=min(8, most), limit=limit)
+    # A tenth stays free as a reserve.
+    per_worker = max(1, int(0.9 * largest))
+    size = per_worker * workers
     where = torch.cuda.get_device_name()
     if gpu_share < 1:
         where = f"{gpu_share:.0%} of {where}"
@@ -89,12 +95,13 @@ def _random_steps(job: TrainJob, objective: Objective, label: np.ndarray) -> Cal
     side_px = job.model.pixels
 
     def step(n: int) -> None:
-        images_BHWC = torch.randint(
-            0, 256, (n, side_px, side_px, 3), dtype=torch.uint8, device=engine.device
-        )
-        labels_B = torch.from_numpy(label.repeat(n, 0)).to(engine.device)
-        targets = objective.task.targets(labels_B)
-        inputs = augment(images_BHWC, job.augment, 0, 0, np.arange(n))
+        shape = (n, side_px, side_px, 3)
+        images_BHWC = torch.randint(0, 256, shape, dtype=torch.uint8, device=engine.device)
+        labels_B = torch.from_numpy(label.repeat(n, 0))
+        targets = objective.task.targets(labels_B.to(engine.device))
+        # Augmented too: it takes memory and time in the training.
+        positions_B = np.arange(n)
+        inputs = augment(images_BHWC, job.augment, seed=0, epoch=0, positions_B=positions_B)
         engine.step(inputs, targets, objective.loss)
 
     return step

@@ -42,28 +42,41 @@ def resolve(
     "train.lr". gpu_share: the part of a GPU's memory that one trial may use; a batch that fills all
     of it would make every other trial on that GPU fail.
     """
-    autos = [name for name in ("batch_size", "lr") if getattr(job.train, name) == "auto"]
-    wanted = tuple(name for name in autos if f"train.{name}" not in drawn)
+    wanted = _wanted(job, drawn)
     if not wanted:
         return job
     path = _path(job, pinned, wanted, gpu_share)
     if not path.exists():
         values = _find_where_it_trains(job, data(), wanted, gpu_share)
-        stored = {name: asdict(value) for name, value in values.items()}
-        write_atomic(path, config.to_json(stored))
+        fields = {name: asdict(value) for name, value in values.items()}
+        write_atomic(path, config.to_json(fields))
+    # The first run reads its own file too: so all runs see the same numbers.
+    stored = json.loads(path.read_text())
     changes = {}
-    for name, fields in json.loads(path.read_text()).items():
-        if name in wanted:
-            value = AutoValue(**fields)
-            log.info("train.%s=%g: %s", name, value.value, value.reason)
-            changes[f"train.{name}"] = value.value
+    for name in wanted:
+        value = AutoValue(**stored[name])
+        log.info("train.%s=%g: %s", name, value.value, value.reason)
+        changes[f"train.{name}"] = value.value
     return config.replace(job, changes)
 
 
+def _wanted(job: TrainJob, drawn: tuple[str, ...]) -> tuple[str, ...]:
+    """The fields of `train` that are `auto` and that no search draws."""
+    wanted = []
+    if job.train.batch_size == "auto" and "train.batch_size" not in drawn:
+        wanted.append("batch_size")
+    if job.train.lr == "auto" and "train.lr" not in drawn:
+        wanted.append("lr")
+    return tuple(wanted)
+
+
 def _path(job: TrainJob, pinned: Pinned, wanted: tuple[str, ...], gpu_share: float) -> Path:
-    names = "-".join(wanted)
-    part = f"-{gpu_share:g}-of-a-gpu" if gpu_share < 1 else ""
-    return job.run.path / "found" / f"{job.training_key(pinned.version)}-{names}{part}.json"
+    """Where the numbers are stored. Those for a part of a GPU are not those for all of it."""
+    key = job.training_key(pinned.version)
+    parts = [key, *wanted]
+    if gpu_share < 1:
+        parts.append(f"{gpu_share:g}-of-a-gpu")
+    return job.run.path / "found" / f"{'-'.join(parts)}.json"
 
 
 def _find_where_it_trains(
@@ -77,7 +90,10 @@ def _find_where_it_trains(
     find_remotely = ray.remote(num_gpus=1, max_retries=0)(
         lambda fields, *rest: find(TrainJob.model_validate(fields), *rest)
     )
-    return ray.get(find_remotely.remote(job_fields, data, wanted, gpu_share))  # type: ignore[no-any-return]
+    values: dict[str, AutoValue] = ray.get(
+        find_remotely.remote(job_fields, data, wanted, gpu_share)
+    )
+    return values
 
 
 def find(

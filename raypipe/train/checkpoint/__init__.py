@@ -51,8 +51,10 @@ def write_part(folder: Path, snapshot: Snapshot, rank: int, attempt: str) -> Non
     folder.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    # Step 1 of the protocol above.
     if rank == 0:
         (folder / MANIFEST).unlink(missing_ok=True)
+    # By file name: size and sha256 of the file, and the sha256 of each tensor in it.
     files = {}
     tensors = {}
     for kind, pieces in (("weights", snapshot.weights), ("optimizer", snapshot.optimizer)):
@@ -61,6 +63,7 @@ def write_part(folder: Path, snapshot: Snapshot, rank: int, attempt: str) -> Non
             _save_pieces(path, pieces)
             files[path.name] = _seal(path)
             tensors[path.name] = hashes_of(pieces)
+    # The part comes last: it says that this rank's files are complete.
     part = {"attempt": attempt, "files": files, "tensors": tensors, "facts": snapshot.facts}
     write_atomic(_part_path(folder, rank), to_json(part))
 
@@ -71,6 +74,7 @@ def publish(folder: Path, state: LoopState, world: int, attempt: str, timeout_s:
     state_file.write_text(to_json(state.to_dict()))
     files = {state_file.name: _seal(state_file)}
     tensors: dict[str, dict[str, str]] = {}
+    # The facts of rank 0 stand for all ranks.
     facts = None
     for rank in range(world):
         part = _wait_for_part(folder, rank, attempt, time.monotonic() + timeout_s)
@@ -99,6 +103,7 @@ def verify(folder: Path) -> str | None:
         return f"no readable manifest ({type(e).__name__})"
     for name, expected in files.items():
         path = folder / name
+        # The size first: it costs nothing, and finds files that a kill cut short.
         if not path.is_file() or path.stat().st_size != expected["bytes"]:
             return f"{name} is missing or cut short"
         if _sha256(path) != expected["sha256"]:
@@ -161,8 +166,12 @@ def keep(folder: Path, names: set[str]) -> None:
 
 
 def _save_pieces(path: Path, pieces: Mapping[str, Piece]) -> None:
-    values = {name: piece.values for name, piece in pieces.items()}
-    places = {name: (piece.start, piece.shape) for name, piece in pieces.items()}
+    values = {}
+    places = {}
+    for name, piece in pieces.items():
+        values[name] = piece.values
+        places[name] = (piece.start, piece.shape)
+    # The file says where its pieces belong, so that a reader needs no other rank's file.
     save_file(values, path, {"pieces": json.dumps(places)})
 
 
@@ -175,12 +184,14 @@ def _wait_for_part(folder: Path, rank: int, attempt: str, deadline: float) -> di
     path = _part_path(folder, rank)
     pause_s = 0.001
     while True:
+        # A part of an earlier attempt does not count: its shard may be another state.
         if path.exists():
             part: dict[str, Any] = json.loads(path.read_text())
             if part["attempt"] == attempt:
                 return part
         if time.monotonic() > deadline:
             raise TimeoutError(f"rank {rank} wrote no part of {folder.name}")
+        # Short pauses first, then longer ones, up to 0.1 s.
         time.sleep(pause_s)
         pause_s = min(0.1, 2 * pause_s)
 

@@ -50,6 +50,7 @@ class Saver:
         self._pending: Future[None] | None = None
 
     def __call__(self, state: LoopState, engine: Engine) -> None:
+        # One pending save at most.
         self.wait()
         # A copy: the loop changes its own state.
         copied = LoopState(**state.to_dict())
@@ -77,6 +78,7 @@ class Saver:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        # After an error of the training, an error of the writer must not hide it.
         try:
             if kind is None:
                 self.wait()
@@ -88,6 +90,7 @@ class Saver:
         folder = self._folder / checkpoint.name(state.epoch, state.step)
         try:
             checkpoint.write_part(folder, snapshot, rank, self._attempt)
+            # Old checkpoints go only after the new one counts.
             if rank == 0:
                 checkpoint.publish(folder, state, world, self._attempt, self._cfg.timeout_s)
                 best = kept(state, self._cfg.stopping, self._cfg.keep_best)
@@ -112,13 +115,18 @@ def kept(state: LoopState, rule: StoppingConfig, count: int) -> set[str]:
     """
     ranked: list[tuple[float, int]] = []
     for epoch, metrics in enumerate(state.history):
-        if unusable(metrics) is not None or math.isnan(metrics[rule.metric]):
+        if unusable(metrics) is not None:
             continue
         value = metrics[rule.metric]
-        ranked.append((value if rule.mode == "min" else -value, epoch))
+        if math.isnan(value):
+            continue
+        # Sorted upwards: the best first, and of equals the earlier.
+        cost = value if rule.mode == "min" else -value
+        ranked.append((cost, epoch))
     ranked.sort()
-    best_epochs = {state.best_epoch} | {epoch for _, epoch in ranked[:count]}
-    return {checkpoint.name(epoch + 1) for epoch in best_epochs}
+    epochs = [state.best_epoch]
+    epochs += [epoch for _, epoch in ranked[:count]]
+    return {checkpoint.name(epoch + 1) for epoch in epochs}
 
 
 def newest(checkpoints: Path) -> Path | None:

@@ -51,11 +51,14 @@ class WholeTensors(Mapping[str, Tensor]):
 
     @cached_property
     def _pieces(self) -> dict[str, list[_PieceAt]]:
+        """All pieces of each tensor. The files are opened when the first tensor is asked for."""
         pieces: dict[str, list[_PieceAt]] = {}
         for path, sha256 in self._sha256_of_files.items():
-            file = _TensorFile(path, sha256, self._hashes_of_files.get(path.name))
+            hashes = self._hashes_of_files.get(path.name)
+            file = _TensorFile(path, sha256, hashes)
             for name, (start, shape) in file.places.items():
-                pieces.setdefault(name, []).append(_PieceAt(file, start, tuple(shape)))
+                piece = _PieceAt(file, start, tuple(shape))
+                pieces.setdefault(name, []).append(piece)
         return pieces
 
     def __getitem__(self, name: str) -> Tensor:
@@ -64,6 +67,7 @@ class WholeTensors(Mapping[str, Tensor]):
         values = [piece.file.tensor(name) for piece in pieces]
         if len(values) == 1 and values[0].shape == shape:
             return values[0]
+        # Several ranks wrote pieces: put each where it belongs in the flattened whole.
         whole = torch.empty(prod(shape), dtype=values[0].dtype)
         filled = 0
         for piece, part in zip(pieces, values, strict=True):
@@ -129,8 +133,10 @@ def hashes_of(pieces: Mapping[str, Piece]) -> dict[str, str]:
 def _tensor_sha256(values: Tensor, place: Sequence[Any]) -> str:
     """place: (start in the flattened whole, shape of the whole)."""
     start, shape = place
+    head = json.dumps([str(values.dtype), int(start), list(shape)])
+    digest = hashlib.sha256(head.encode())
     flat = values.contiguous().flatten()
-    digest = hashlib.sha256(json.dumps([str(values.dtype), int(start), list(shape)]).encode())
+    # An empty tensor has no bytes to view.
     if flat.numel():
         digest.update(flat.view(torch.uint8).numpy().data)
     return digest.hexdigest()

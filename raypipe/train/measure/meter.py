@@ -100,6 +100,7 @@ class Meter:
         """The batches of the rest of an epoch; the time between two of them is a step."""
         started = time.perf_counter()
         seen = 0
+        # One profiler runs through all epochs and stages.
         if self._profiler is not None and not self._has_stepped:
             self._profiler.start()
         self._clock.start()
@@ -113,6 +114,7 @@ class Meter:
             self._steps += 1
             self._images += images
             self._has_stepped = True
+            # Report about once a second, and always at the epoch's end.
             now = time.perf_counter()
             due = now - self._reported_at > REPORT_EVERY_S or step == feed.steps
             if self._report_position is not None and due:
@@ -135,11 +137,13 @@ class Meter:
         images = self._images
         self._steps = 0
         self._images = 0
+        # All phases together are the time of the steps.
         total_s = sum(spent.values())
         metrics = {f"{phase}_s": seconds / steps for phase, seconds in spent.items()}
         metrics["step_s"] = total_s / steps
         if self.communication is not None:
             metrics["communication_s"] = self.communication()
+        # Where FLOPs are unknown, there are no rates; where the peak is unknown, there is no mfu.
         if self.flops and total_s:
             rate = self.flops * images / total_s
             metrics["gflops_per_s"] = rate / 1e9
@@ -193,6 +197,7 @@ class StreamClock:
         self.lap("")
 
     def lap(self, phase: str) -> None:
+        # Events that were read are used again.
         event = self._free.pop() if self._free else self._event(enable_timing=True)
         event.record()
         self._laps.append((phase, event))
@@ -207,11 +212,14 @@ class StreamClock:
 
     def _add_up(self, laps: int) -> None:
         """Read the oldest `laps` laps, and free their events."""
+        # The newest of them: the older ones have then happened too.
         if laps > 0:
-            self._laps[laps][1].synchronize()
+            _, newest = self._laps[laps]
+            newest.synchronize()
         for _ in range(laps):
             _, before = self._laps.popleft()
             phase, after = self._laps[0]
+            # Milliseconds between two events, in the device's own clock.
             if phase:
                 self._spent[phase] += before.elapsed_time(after) / 1000
             self._free.append(before)
