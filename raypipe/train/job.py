@@ -151,6 +151,7 @@ class TrainJob(Section):
         """Each stage must be a valid job by itself."""
         if not self.by_epoch:
             return self
+        # A stage that would never begin is a mistake.
         last = max(self.by_epoch)
         if last >= self.train.epochs:
             raise ValueError(
@@ -172,6 +173,7 @@ class TrainJob(Section):
         never)."""
         if not self.by_epoch:
             return self, None
+        # All stages up to now add up; the first one after now says when the job changes.
         changes: dict[str, Any] = {}
         until = None
         for start, values in self.by_epoch.items():  # sorted by epoch

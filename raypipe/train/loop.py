@@ -107,6 +107,7 @@ def fit(
 
     It returns earlier, unfinished, when `leaving` returns True or after `until` epochs.
     """
+    # `lr` may be meant for another batch size.
     peak_lr = scaled(float(cfg.lr), int(cfg.batch_size), cfg.lr_batch, cfg.lr_scaling)
     all_steps = cfg.epochs * feed.steps
     counted_at = time.perf_counter()
@@ -131,6 +132,7 @@ def fit(
             state.seen += share.images
             state.step += 1
             left = leaving()
+            # A rank that leaves saves first; `leaving` is the same on all ranks.
             if left or _checkpoint_due(state.step, feed.steps, cfg.checkpoint_steps):
                 counted_at = _average_counts(state, engine, losses, counted_at)
                 save(state)
@@ -141,7 +143,8 @@ def fit(
         counted_at = _average_counts(state, engine, losses, counted_at)
         metrics["train_loss"] = state.loss_sum / max(1, state.seen)
         epoch_s = time.perf_counter() - started
-        metrics["images_per_s"] = (state.seen - seen_before) * engine.world / epoch_s
+        images = (state.seen - seen_before) * engine.world
+        metrics["images_per_s"] = images / epoch_s
         _end_epoch(state, metrics | engine.meter.epoch(), engine, cfg)
         save(state)
         report(state.history[-1], state)
@@ -208,6 +211,7 @@ def _end_epoch(
     state.history.append(metrics)
     state.epoch += 1
     state.step, state.loss_sum, state.seen = 0, 0.0, 0
+    # After the last epoch there is nothing to stop.
     if state.epoch < cfg.epochs:
         if problem is not None and rule.nan_guard:
             state.stopped = state.problem
@@ -236,6 +240,7 @@ def _weighted_loss(
 
 
 def _mixed_seed(*parts: int) -> int:
+    """One seed from several numbers: seed, epoch, step and rank."""
     mixed = 0
     for part in parts:
         mixed = (mixed * 1_000_003 + part + 1) % 2**63

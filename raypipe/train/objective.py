@@ -74,10 +74,13 @@ class Objective:
         check(task.kind, weights, smoothing, gamma)
         weights_C = class_weights(weights, task.classes, labels_N)
         if task.kind != "regression":
-            return cls(task, weights_C, 0.0, 1.0, smoothing, gamma)
+            return cls(task, weights_C, smoothing=smoothing, gamma=gamma)
+        # Regression is judged in units of the labels' spread.
         values_N = labels_N.astype(np.float64)
+        mean = float(values_N.mean())
+        spread = float(values_N.std())
         # Labels that are all equal have no spread: divide by 1.
-        return cls(task, weights_C, float(values_N.mean()), float(values_N.std()) or 1.0)
+        return cls(task, weights_C, mean, spread or 1.0)
 
     def to(self, device: torch.device) -> Objective:
         return dataclasses.replace(self, weights_C=self.weights_C.to(device))
@@ -93,6 +96,7 @@ class Objective:
         An empty batch gives zeros.
         """
         targets_BC = self.task.targets(labels_B)
+        # The plain loss: without class weights, smoothing and focal factor.
         equal_C = torch.ones_like(self.weights_C)
         losses_B = self._losses(logits_BC, targets_BC, equal_C, smoothing=0.0, gamma=0.0)
         # A logit that is not finite must show, whatever the loss makes of it.
@@ -136,6 +140,7 @@ def judge(task: Task, scores_NC: Tensor, labels_N: Tensor) -> dict[str, float]:
     """
     require_rows(scores_NC.numpy(), "scores", "Train again with a lower train.lr")
     targets_NC = task.targets(labels_N)
+    # Only val_r2 needs a mean, and any near the labels' mean gives the same value.
     mean = float(targets_NC.mean())
     counts = _COUNT[task.kind](scores_NC, targets_NC, mean)
     sums = _summed(counts).numpy()
@@ -144,6 +149,8 @@ def judge(task: Task, scores_NC: Tensor, labels_N: Tensor) -> dict[str, float]:
 
 def check(kind: Kind, weights: ClassWeights, smoothing: float, gamma: float) -> None:
     """Raise ConfigError for a setting that this task does not use."""
+    # Tasks without classes have nothing to weigh or to smooth; a squared error has no probability
+    # that the focal factor could use.
     unused = []
     if kind in ("probability", "regression"):
         if weights is not None:
@@ -232,6 +239,7 @@ def _divide_probabilities(images: float, counts: np.ndarray) -> dict[str, float]
     return metrics | {"val_accuracy": float(same_side / images)}
 
 
+# By task: count a batch, and divide the sums of a whole split.
 _COUNT = {
     "single_label": _count_classes,
     "multi_label": _count_tags,

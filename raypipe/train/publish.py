@@ -74,6 +74,7 @@ def _publish(
         "code_commit": tracking.code_commit(),
         "config": config,
     }
+    # A killed publication may have left half a package.
     folder = job.run.path / "packages" / result.key
     shutil.rmtree(folder, ignore_errors=True)
     unseen = reference(job, model, pinned, kept or job.folder(result.key))

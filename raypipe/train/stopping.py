@@ -48,8 +48,7 @@ class BudgetConfig(Section):
 class StoppingConfig(BudgetConfig):
     """When a training stops before its last epoch.
 
-    `patience`, `plateau` and `target` judge quality; `when` combines them. Budgets and guards stop
-    alone.
+    `when` combines `patience`, `plateau` and `target`. Budgets and guards stop alone.
     """
 
     metric: Literal[
@@ -88,7 +87,7 @@ class StoppingConfig(BudgetConfig):
 
 
 class SearchStoppingConfig(BudgetConfig):
-    """When a search stops. Its metric is that of train.stopping."""
+    """When a search stops. The metric is train.stopping's."""
 
     patience: int | None = Field(default=None, ge=1)
     """Stop after so many trials that did not improve the best. null: never."""

@@ -182,11 +182,13 @@ def _relayed(queue: Queue, callbacks: Callbacks) -> Iterator[None]:
             elif callbacks.position is not None:
                 callbacks.position(message)
 
+    # A daemon: a callback that hangs must not keep the process alive.
     thread = threading.Thread(target=relay, daemon=True)
     thread.start()
     try:
         yield
     finally:
+        # None ends the thread after the messages before it.
         queue.put(None)
         thread.join(timeout=10)
         queue.shutdown(force=True)
@@ -203,12 +205,14 @@ def run_worker(config: dict[str, Any]) -> dict[str, Any]:
     if device.type == "cuda":
         # Ray shows a worker all GPUs of its node.
         torch.cuda.set_device(device)
+    # Only rank 0 sends messages to the driver.
     job = TrainJob.model_validate(setup.job)
     first = ray.train.get_context().get_world_rank() == 0
 
     def report(metrics: dict[str, float], state: LoopState) -> None:
         if first:
             setup.queue.put(pickle.dumps(EpochEnded(metrics, state)))
+        # Every rank: Ray Train waits for all of them.
         ray.train.report(metrics)
 
     def report_position(position: Position) -> None:

@@ -30,10 +30,12 @@ FEWEST_STEPS = 10  # an epoch keeps at least so many, however large a batch woul
 
 def find(job: TrainJob, data: Data, gpu_share: float) -> AutoValue:
     """The global batch size. gpu_share: the part of a GPU's memory that may be used."""
+    # At least one image per micro batch, and FEWEST_STEPS steps an epoch.
     labels_N = fetch(data.train.rows).labels_N
     most = max(1, job.train.accumulate, len(labels_N) // FEWEST_STEPS)
     if data.features:
         return _for_features(len(labels_N), most)
+    # Memory and time do not depend on the label: one is enough.
     objective = objective_of(job, data)
     label = labels_N[:1]
     if torch.cuda.is_available():
@@ -79,6 +81,7 @@ def _fastest(job: TrainJob, objective: Objective, label: np.ndarray, most: int) 
     step = _random_steps(job, objective, label)
     rates: dict[int, float] = {}
 
+    # Every rate is kept, because the reason names them all.
     def measured(size: int) -> float:
         rates[size] = images_per_s(step, size)
         return rates[size]
@@ -90,7 +93,8 @@ def _fastest(job: TrainJob, objective: Objective, label: np.ndarray, most: int) 
 
 def _random_steps(job: TrainJob, objective: Objective, label: np.ndarray) -> Callable[[int], None]:
     """`step(n)`: one training step of n random images that all have this label."""
-    engine = one_device_engine(job, ImageModel(job.model, len(objective.task.classes)), 1)
+    model = ImageModel(job.model, len(objective.task.classes))
+    engine = one_device_engine(job, model, batch_size=1)
     objective = objective.to(engine.device)
     side_px = job.model.pixels
 

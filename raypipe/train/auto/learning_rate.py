@@ -33,6 +33,7 @@ def find(job: TrainJob, data: Data, batch_size: int) -> AutoValue:
         inputs, targets = augmented(batch, objective, job.augment, seed, epoch)
         return float(engine.step(inputs, targets, objective.loss))
 
+    # If no rate makes the loss fall, the usual one is taken, and the reason says so.
     try:
         tested = lr_range(train_step)
     except RaypipeError as e:

@@ -39,6 +39,7 @@ def in_process(work: Callable[[int], None], timeout_s: float = 120.0) -> Callabl
         process.start()
         send.close()
         process.join(timeout_s)
+        # It did not end in time.
         if process.is_alive():
             process.kill()
             process.join()
@@ -47,6 +48,7 @@ def in_process(work: Callable[[int], None], timeout_s: float = 120.0) -> Callabl
                 got=f"batch of {batch_size}",
                 rule=f"It has {timeout_s:g} s",
             )
+        # It ended by itself: its exit code says how.
         if process.exitcode == _FITS:
             return True
         if process.exitcode in (_TOO_LARGE, -signal.SIGKILL):

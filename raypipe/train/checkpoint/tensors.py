@@ -62,6 +62,7 @@ class WholeTensors(Mapping[str, Tensor]):
         return pieces
 
     def __getitem__(self, name: str) -> Tensor:
+        # Each piece is verified when it is read.
         pieces = self._pieces[name]
         shape = pieces[0].whole_shape
         values = [piece.file.tensor(name) for piece in pieces]
@@ -99,6 +100,7 @@ class _TensorFile:
     def __init__(self, path: Path, sha256: str, hashes: dict[str, str] | None) -> None:
         self._path = path
         self._hashes = hashes
+        # Format 1: the file is loaded and verified as a whole.
         if hashes is None:
             data = read_verified(path, sha256)
             self._loaded = load(data)
@@ -108,6 +110,7 @@ class _TensorFile:
             metadata = self._mapped.metadata()  # type: ignore[no-untyped-call]
         # By tensor: where its piece begins, and the shape of the whole.
         self.places: dict[str, Any] = json.loads(metadata["pieces"])
+        # A tensor without a hash could not be verified, and one without a place is missing.
         if hashes is not None and self.places.keys() != hashes.keys():
             unexpected = min(self.places.keys() ^ hashes.keys())
             raise _changed(path, unexpected)

@@ -132,6 +132,7 @@ class Meter:
 
     def epoch(self) -> dict[str, float]:
         """What the steps since the last call took; the top of this file lists the names."""
+        # An epoch that was resumed at its end has no step.
         spent = self._clock.read()
         steps = max(1, self._steps)
         images = self._images

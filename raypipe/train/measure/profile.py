@@ -30,6 +30,7 @@ def steps_of(text: str) -> tuple[int, int]:
 def profiler(text: str, folder: Path, rank: int) -> Any:
     """A profiler, not started; it writes FOLDER/steps-FIRST-LAST-rank-RANK.json after the last of
     its steps."""
+    # The step before the first one is the profiler's warm-up.
     first, last = steps_of(text)
     skipped = max(0, first - 1)
 
@@ -40,5 +41,6 @@ def profiler(text: str, folder: Path, rank: int) -> Any:
     activities = [ProfilerActivity.CPU]
     if torch.cuda.is_available():
         activities.append(ProfilerActivity.CUDA)
+    # Step 0 has no step before it, and then there is no warm-up.
     when = schedule(wait=skipped, warmup=first - skipped, active=last - first + 1, repeat=1)
     return profile(activities=activities, schedule=when, on_trace_ready=write)
