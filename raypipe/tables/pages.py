@@ -1,9 +1,16 @@
-"""A row group's images straight from their pages, into memory that the caller lends: one read, no copy, no allocation.
+"""The images of a row group, read from their Parquet pages into memory of the caller.
 
-Encoded images do not compress, so tables written here hold them as Parquet's simplest pages do: uncompressed, PLAIN, each value
-behind its length. Such pages are walked in place: 2 ms for 5 MB, where pyarrow's reader takes 5 ms beside two decoding
-threads, most of it for fresh memory. Anything else (compression, dictionaries, nulls, pages of version 2) is declined, and
-left to pyarrow. Source: https://github.com/apache/parquet-format README.md, Encodings.md, parquet.thrift.
+One read, no copy, no allocation. Encoded images do not compress, so tables written by raypipe hold
+them in Parquet's simplest pages: uncompressed, PLAIN, each value behind its length. This module
+walks such pages in place: 2 ms for 5 MB, where pyarrow's reader takes 5 ms beside two decoding
+threads, most of it to allocate memory. All else (compression, dictionaries, nulls, pages of version
+2) returns None and is left to pyarrow.
+Source: https://github.com/apache/parquet-format README.md, Encodings.md, parquet.thrift.
+
+Layout of a column chunk that is read here, repeated for each page:
+  header   a Thrift struct (compact protocol): page type, size, number of values, encodings
+  levels   only for a nullable column: one RLE run which says that no value is null
+  values   for each value its length (4 bytes, little-endian) and its bytes
 """
 
 from __future__ import annotations
@@ -13,25 +20,38 @@ from typing import NamedTuple
 
 import pyarrow.parquet as pq
 
-DATA_PAGE, PLAIN, RLE = 0, 0, 3
-TRUE, FALSE, I32, I64, BINARY, STRUCT = 1, 2, 5, 6, 8, 12  # of Thrift's compact protocol
-PAGE_BYTES, VALUES, VALUE_ENCODING, LEVEL_ENCODING = (3,), (5, 1), (5, 2), (5, 3)
+# Values of enums in parquet.thrift.
+DATA_PAGE = 0
+PLAIN = 0
+RLE = 3
+# Field types of Thrift's compact protocol.
+TRUE, FALSE, I32, I64, BINARY, STRUCT = 1, 2, 5, 6, 8, 12
+# Header fields by their path of field numbers: (5, 1) is field 1 of the struct in field 5.
+PAGE_TYPE = (1,)
+PAGE_BYTES = (3,)
+VALUES = (5, 1)
+VALUE_ENCODING = (5, 2)
+LEVEL_ENCODING = (5, 3)
 _length = struct.Struct("<i")
 
-Spans = list[tuple[int, int]]  # where each value begins and ends
+Spans = list[tuple[int, int]]  # first byte and end of each value
+Header = dict[tuple[int, ...], int]
 
 
 class Chunk(NamedTuple):
-    """Where a file holds the values of one column of one row group. `nullable`: each page begins with its values' levels."""
+    """Where a file holds the values of one column of one row group."""
 
     offset: int
+    """First byte in the file."""
     size: int
+    """Bytes."""
     rows: int
     nullable: bool
+    """Each page begins with the levels of its values."""
 
 
 def chunk(file: pq.ParquetFile, row_group: int, column: str) -> Chunk | None:
-    """The column chunk, when its footer promises plain pages; None for all that pyarrow must read."""
+    """The column chunk when its footer promises plain pages; None when pyarrow must read it."""
     if column not in file.schema_arrow.names:
         return None
     group = file.metadata.row_group(row_group)
@@ -39,60 +59,87 @@ def chunk(file: pq.ParquetFile, row_group: int, column: str) -> Chunk | None:
         meta, leaf = group.column(i), file.schema.column(i)
         if meta.path_in_schema != column:
             continue
-        plain = (
+
+        is_plain = (
             meta.compression == "UNCOMPRESSED"
             and not meta.has_dictionary_page
             and leaf.physical_type == "BYTE_ARRAY"
         )
-        if not plain or leaf.max_repetition_level or leaf.max_definition_level > 1:
+        # A repeated or nested column has levels that say more than "null".
+        is_flat = leaf.max_repetition_level == 0 and leaf.max_definition_level <= 1
+        if not (is_plain and is_flat):
             return None
         return Chunk(
-            meta.data_page_offset,
-            meta.total_compressed_size,
-            group.num_rows,
-            leaf.max_definition_level == 1,
+            offset=meta.data_page_offset,
+            size=meta.total_compressed_size,
+            rows=group.num_rows,
+            nullable=leaf.max_definition_level == 1,
         )
     return None
 
 
 def spans(data: memoryview, rows: int, nullable: bool) -> Spans | None:
-    """Where the values of a column chunk lie in its bytes; None when they are not all there, one behind the other."""
-    found: Spans = []
+    """Where each value lies in the bytes of a column chunk.
+
+    None when the bytes are anything else than `rows` values in plain pages.
+    """
+    values: Spans = []
     at = 0
     try:
         while at < len(data):
-            header, at = _header(data, at)
-            if header[1,] != DATA_PAGE or header[VALUE_ENCODING] != PLAIN:
-                return None
-            end, values = at + header[PAGE_BYTES], header[VALUES]
-            if not 0 < values <= rows - len(found):
-                return None
-            if nullable:
-                if header[LEVEL_ENCODING] != RLE:
-                    return None
-                at = _past_levels(data, at, values)
-            for _ in range(values):
-                length, start = _length.unpack_from(data, at)[0], at + 4
-                at = start + length
-                if length < 0 or at > end:
-                    return None
-                found.append((start, at))
-            if at != end:
-                return None
+            at = _read_page(data, at, rows, nullable, values)
     except (KeyError, IndexError, ValueError, struct.error):
         return None
-    return found if len(found) == rows and at == len(data) else None
+    is_complete = len(values) == rows and at == len(data)
+    return values if is_complete else None
 
 
-def _header(data: memoryview, at: int) -> tuple[dict[tuple[int, ...], int], int]:
-    """The integers of a page header by their path of field numbers, and where it ends. Raises ValueError for other fields."""
-    found: dict[tuple[int, ...], int] = {}
-    path: list[int] = [0]
+def _read_page(data: memoryview, at: int, rows: int, nullable: bool, values: Spans) -> int:
+    """Append the values of the page at byte `at`; returns the byte behind it.
+
+    Raises ValueError, KeyError, IndexError or struct.error for a page that is not plain.
+    """
+    header, at = _header(data, at)
+    end = at + header[PAGE_BYTES]
+    count = header[VALUES]
+    if header[PAGE_TYPE] != DATA_PAGE or header[VALUE_ENCODING] != PLAIN:
+        raise ValueError("no plain data page")
+    if not 0 < count <= rows - len(values):
+        raise ValueError("more values than the row group has rows")
+
+    if nullable:
+        if header[LEVEL_ENCODING] != RLE:
+            raise ValueError("levels of another encoding")
+        at = _skip_levels(data, at, count)
+
+    # A damaged length must not lead out of the page.
+    for _ in range(count):
+        length = _length.unpack_from(data, at)[0]
+        start = at + 4
+        at = start + length
+        if length < 0 or at > end:
+            raise ValueError("a value leaves its page")
+        values.append((start, at))
+    if at != end:
+        raise ValueError("bytes behind the last value")
+    return at
+
+
+def _header(data: memoryview, at: int) -> tuple[Header, int]:
+    """The integers of a page header, and the byte behind it.
+
+    Raises ValueError for a field that plain pages do not have.
+    """
+    fields: Header = {}
+    path: list[int] = [0]  # the last field number at each depth
     while path:
-        byte, at = data[at], at + 1
+        byte = data[at]
+        at += 1
         if byte == 0:  # the end of a struct
             path.pop()
             continue
+
+        # The upper four bits are the step from the last field number, the lower four the type.
         step, kind = byte >> 4, byte & 15
         if not step or kind not in (TRUE, FALSE, I32, I64, BINARY, STRUCT):
             raise ValueError("a field that no plain page has")
@@ -101,24 +148,33 @@ def _header(data: memoryview, at: int) -> tuple[dict[tuple[int, ...], int], int]
             path.append(0)
         elif kind not in (TRUE, FALSE):
             value, at = _varint(data, at)
-            found[tuple(path)] = (value >> 1) ^ -(value & 1)
-            at += value if kind == BINARY else 0  # of statistics
-    return found, at
+            # Zigzag encoding: 0, 1, 2, 3 mean 0, -1, 1, -2.
+            fields[tuple(path)] = (value >> 1) ^ -(value & 1)
+            if kind == BINARY:  # a statistic: skip its bytes
+                at += value
+    return fields, at
 
 
-def _past_levels(data: memoryview, at: int, values: int) -> int:
-    """Where the values begin behind levels which say that none is null. Raises ValueError when they say it otherwise."""
+def _skip_levels(data: memoryview, at: int, values: int) -> int:
+    """The byte behind levels that say, in one run, that no value is null.
+
+    Raises ValueError for any other levels.
+    """
     size = _length.unpack_from(data, at)[0]
-    run, level = _varint(data, at + 4)
-    if run != values << 1 or data[level] != 1 or level + 1 != at + 4 + size:
+    end = at + 4 + size
+    run, level_at = _varint(data, at + 4)
+    is_one_run = run == values << 1 and level_at + 1 == end
+    if not is_one_run or data[level_at] != 1:
         raise ValueError("nulls, perhaps")
-    return level + 1
+    return end
 
 
 def _varint(data: memoryview, at: int) -> tuple[int, int]:
+    """An unsigned integer of 7 bits a byte, lowest first, and the byte behind it."""
     value = 0
     for shift in range(0, 64, 7):
-        byte, at = data[at], at + 1
+        byte = data[at]
+        at += 1
         value |= (byte & 127) << shift
         if byte < 128:
             return value, at

@@ -1,8 +1,8 @@
-"""Preflight: can we read this Delta table right, or must we refuse it?
+"""Preflight: whether raypipe reads a Delta table right, or must refuse it.
 
-Readers that ignore a table feature return nulls or resurrect deleted rows without a word (measured: Ray 2.60's and delta-rs's
-Arrow readers on column mapping and deletion vectors). So the features are checked before any data is touched, and what we do
-not read is refused by name.
+A reader that ignores a table feature returns nulls or deleted rows without a message (measured:
+Ray 2.60's and delta-rs's Arrow readers on column mapping and deletion vectors). So the features are
+checked before any data is read. A table with another feature is refused, and the message names it.
 """
 
 from __future__ import annotations
@@ -19,21 +19,23 @@ READABLE_FEATURES = {
     "vacuumProtocolCheck",
     "deletionVectors",
     "columnMapping",
-    "typeWidening",  # each file is read in its own types, then cast: exact for every widening that the protocol allows
+    # Each file is read in its own types, then cast: exact for every widening the protocol allows.
+    "typeWidening",
     "typeWidening-preview",
 }
 MODES = {"none", "name", "id"}
+MODE_PROPERTY = "delta.columnMapping.mode"
 
 
 def preflight(table: DeltaTable) -> None:
-    """Raise DataError naming the feature that this version cannot read; return silently when every row will be right."""
+    """Raise DataError when the table uses a feature that raypipe cannot read right."""
     protocol = table.protocol()
     unreadable = set(protocol.reader_features or ()) - READABLE_FEATURES
+    # deltalake 1.6 itself lists variantType when it sets a property, without any such column.
     if '"variant"' not in table.schema().to_json():
-        unreadable.discard(
-            "variantType"
-        )  # deltalake itself lists it when it sets a property (1.6), with no such column
-    mode = table.metadata().configuration.get("delta.columnMapping.mode") or "none"
+        unreadable.discard("variantType")
+
+    mode = table.metadata().configuration.get(MODE_PROPERTY) or "none"
     if mode not in MODES:
         unreadable.add(f"columnMapping ({mode})")
     if protocol.min_reader_version > 3:
@@ -46,22 +48,26 @@ def refusal(uri: str, unreadable: set[str]) -> DataError:
     return DataError(
         f"The Delta table at {uri} uses a feature this version does not read",
         got=", ".join(sorted(unreadable)),
-        rule="A table is read in full or refused: a partial read would return nulls or deleted rows",
+        rule=(
+            "A table is read in full or refused: "
+            "a partial read would return nulls or deleted rows"
+        ),
         fix="Rewrite it without the feature, e.g. ALTER TABLE … DROP FEATURE, or a deep copy",
     )
 
 
 def named_by_delta(error: Exception) -> set[str]:
-    """The features that deltalake says it cannot open a version for: some it refuses before we can look."""
+    """The features in an error of deltalake, which refuses some before `preflight` can run."""
     return set(re.findall(r"Feature '([^']+)' is not supported", str(error)))
 
 
 def mapping(table: DeltaTable) -> str:
-    """How columns find their data in the files: none, name or id. By the property alone no old protocol can map."""
+    """How columns are matched with the columns of files: none, name or id.
+
+    The table property alone is not enough: the protocol must have column mapping, too.
+    """
     protocol = table.protocol()
-    able = protocol.min_reader_version == 2 or "columnMapping" in (protocol.reader_features or ())
-    return (
-        (table.metadata().configuration.get("delta.columnMapping.mode") or "none")
-        if able
-        else "none"
-    )
+    has_feature = "columnMapping" in (protocol.reader_features or ())
+    if protocol.min_reader_version != 2 and not has_feature:
+        return "none"
+    return table.metadata().configuration.get(MODE_PROPERTY) or "none"

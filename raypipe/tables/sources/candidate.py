@@ -1,8 +1,10 @@
-"""What every source yields: candidates in a stable order, grouped by the container that one task reads them from.
+"""What every source yields: candidates in a stable order, grouped by container.
 
-Listing is cheap and decodes nothing. Reading happens later, maybe on another machine, so a reader is a small picklable value:
-called with some of its own candidates it yields, in their order, the bytes of each, or a BadImage for one that cannot be had.
-A container that is missing as a whole raises DataError: a worker without the disk must not fill the quarantine.
+A container (a file, a row group, a shard) is what one task reads from. Listing is cheap and decodes
+nothing. Images are read later, perhaps on another machine, so a reader is a small picklable value.
+Called with some of its candidates it yields, in their order, the bytes of each, or a BadImage for
+one that cannot be read. When the whole container is missing it raises DataError: a worker without
+the disk must not fill the quarantine.
 """
 
 from __future__ import annotations
@@ -16,29 +18,48 @@ from raypipe.models import labels
 from raypipe.models.labels import Kind
 from raypipe.tables.sources.fence import Fence, Read, require_here
 
-__all__ = ["Candidate", "Files", "Part", "Read", "Reader", "printable", "require_here", "told"]
+__all__ = [
+    "Candidate",
+    "Files",
+    "Part",
+    "Read",
+    "Reader",
+    "printable",
+    "require_here",
+    "with_label",
+]
 
 
 class Candidate(NamedTuple):
-    """An image somebody says is worth having. `at` is its place in its container, `bytes` its size there (0: unknown).
+    """An image that a source names; whether it decodes is checked later.
 
-    With a `reason` it is quarantined whatever its bytes are; they are kept too, unless `shut`: then nothing is read.
+    With a `reason` it goes to the quarantine.
     """
 
-    path: str  # posix, relative to what the source was given: what the table's `path` column keeps
+    path: str
+    """For the table's `path` column: with /, relative to what the source was given."""
     label: str | None
     split: str | None = None
     bytes: int = 0
+    """Size in its container; 0 when unknown."""
     at: tuple[int, ...] = ()
+    """Place in its container, as its reader understands it."""
     reason: str = ""
     detail: str = ""
     shut: bool = False
+    """Never read its bytes. Without this, the quarantine keeps them."""
 
     def refused(self, reason: str, detail: str, shut: bool = False) -> Candidate:
-        """The first reason stays."""
+        """The candidate for the quarantine, without label and split. A first reason stays."""
         if self.reason:
             return self._replace(shut=self.shut or shut)
-        return self._replace(label=None, split=None, reason=reason, detail=detail, shut=shut)
+        return self._replace(
+            label=None,
+            split=None,
+            reason=reason,
+            detail=detail,
+            shut=shut,
+        )
 
 
 class Reader(Protocol):
@@ -47,7 +68,7 @@ class Reader(Protocol):
 
 @dataclass(frozen=True)
 class Part:
-    """A container's reader and all it holds. At most `rows` candidates are read by one call."""
+    """A container: its reader and its candidates. One call reads at most `rows` of them."""
 
     read: Reader
     candidates: list[Candidate]
@@ -65,16 +86,19 @@ class Files:
             yield self.fence.read(candidate.path)
 
 
-def told(candidate: Candidate, task: Kind, label: Any, split: Any) -> Candidate:
-    """The candidate with the label and the split that its source gives it, or refused with the reason."""
-    read, part = labels.read(task, label), labels.name(split)
-    if read.why:
-        return candidate.refused("label", f"{candidate.path}: {read.why}")
-    if part.why:
-        return candidate.refused("split", f"{candidate.path}: {part.why}")
-    return candidate._replace(label=read.text, split=part.text)
+def with_label(candidate: Candidate, task: Kind, label: Any, split: Any) -> Candidate:
+    """The candidate with label and split as its source gives them; refused when one is invalid."""
+    label_read = labels.read(task, label)
+    if label_read.why:
+        return candidate.refused("label", f"{candidate.path}: {label_read.why}")
+
+    split_read = labels.name(split)
+    if split_read.why:
+        return candidate.refused("split", f"{candidate.path}: {split_read.why}")
+
+    return candidate._replace(label=label_read.text, split=split_read.text)
 
 
 def printable(name: str) -> str:
-    """A file name as Arrow can keep it: bytes that are not UTF-8 as \\xe9, so that two names stay two."""
+    """A file name as UTF-8, which Arrow needs. Other bytes become \\xe9, so names stay distinct."""
     return os.fsencode(name).decode(errors="backslashreplace")

@@ -1,4 +1,8 @@
-"""Another Delta table with an image column: one part a row group of a pinned version, read as the log means it."""
+"""Another Delta table with an image column as a source.
+
+One part a row group of a pinned version, with partition values, deleted rows and column mapping
+read as its log says.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +16,13 @@ from raypipe.tables.conditions import Where
 from raypipe.tables.fragment import Fragment, Options
 from raypipe.tables.sources import inside
 from raypipe.tables.sources.candidate import Candidate, Part, Read
-from raypipe.tables.sources.columns import Wanted, candidates, value
+from raypipe.tables.sources.columns import SourceColumns, candidates, value
 from raypipe.tables.sources.fence import Fence
 from raypipe.tables.sources.labels import require
 from raypipe.tables.table import Columns, ImageTable, TableConfig, TableVersion
 
 ROWS_A_CALL = 1024
+PATH = "path"  # the column where raypipe's own tables keep the path of an image
 
 
 @dataclass(frozen=True)
@@ -32,42 +37,84 @@ class Rows:
     def __call__(self, candidates: Sequence[Candidate]) -> Iterator[Read]:
         images = fragment.binary(self.fragment, self.column, self.storage_options)
         for candidate in candidates:
-            yield value(images[candidate.at[0]], candidate, self.fence)
+            row = candidate.at[0]
+            yield value(images[row], candidate, self.fence)
 
 
 def row_groups(
     uri: str,
     version: int | str | None,
     where: Where,
-    wanted: Wanted,
+    columns: SourceColumns,
     fence: Fence,
     storage_options: Options,
 ) -> tuple[list[Part], TableVersion]:
-    """The rows of one version, and which version it is: where the new rows come from."""
-    # Without a label and a split of its own the table gives both columns as they are, not as the text of a name.
-    columns = Columns(image=wanted.image, id="", label="", split="")
-    table = ImageTable.open(TableConfig(uri=uri, columns=columns, storage_options=storage_options))
+    """The rows of one version, and that version: it is the origin of the new rows.
+
+    Raises DataError for missing columns, and for data files outside of the table and the fence.
+    """
+    # Without label and split roles, the table gives both columns in their own types, not as text.
+    roles = Columns(
+        image=columns.image,
+        id="",
+        label="",
+        split="",
+    )
+    table = ImageTable.open(
+        TableConfig(
+            uri=uri,
+            columns=roles,
+            storage_options=storage_options,
+        )
+    )
     pinned = table.pin(version)
+
+    # Check columns and files before any of them is read.
     schema = pa.schema(table.delta(pinned.version).schema().to_arrow())
-    wanted.check(pinned, schema)
+    columns.check(pinned, schema)
     require(pinned, schema.names, *where)
     inside.require(table, pinned, fence)
-    named = (
-        ["path"] if "path" in schema.names and pa.types.is_string(schema.field("path").type) else []
-    )
-    others = [f.name for f in schema if f.name != wanted.image]
-    small = [*wanted.small, *named] or others[:1]  # any column tells which rows there are
+
+    # Rows of raypipe's own tables have a path, which is kept as the candidate's path.
+    has_paths = PATH in schema.names and pa.types.is_string(schema.field(PATH).type)
+    names = [*columns.small, PATH] if has_paths else columns.small
+    if not names:
+        # The scan needs one column to say which rows there are: any small one will do.
+        names = [name for name in schema.names if name != columns.image][:1]
+    names = list(dict.fromkeys(names))
+
     parts = []
-    for number, (group, rows) in enumerate(
-        scan.located(table, pinned, list(dict.fromkeys(small)), where)
-    ):
-        at: list[tuple[int, ...]] = [(row,) for row in rows[scan.ROW].to_pylist()]
-        size = group.bytes // max(1, group.rows)
-        found = list(candidates(wanted.rows(rows), str(number), wanted, size, at))
-        if named:  # the whole path, as that table has it
-            found = [
-                c._replace(path=path or c.path)
-                for c, path in zip(found, rows["path"].to_pylist(), strict=True)
-            ]
-        parts.append(Part(Rows(group, wanted.image, fence, storage_options), found, ROWS_A_CALL))
+    located = scan.located(table, pinned, names, where)
+    for number, (group, rows) in enumerate(located):
+        group_candidates = _candidates(group, rows, str(number), columns)
+        if has_paths:
+            group_candidates = _with_paths(group_candidates, rows)
+        reader = Rows(group, columns.image, fence, storage_options)
+        parts.append(Part(reader, group_candidates, ROWS_A_CALL))
     return parts, pinned
+
+
+def _candidates(
+    group: Fragment, rows: pa.Table, container: str, columns: SourceColumns
+) -> list[Candidate]:
+    """The rows of one row group as candidates."""
+    at: list[tuple[int, ...]] = []
+    for row in rows[scan.ROW].to_pylist():
+        at.append((row,))
+    listed = candidates(
+        columns.rows(rows),
+        container,
+        columns,
+        size=group.bytes // max(1, group.rows),
+        at=at,
+    )
+    return list(listed)
+
+
+def _with_paths(group_candidates: list[Candidate], rows: pa.Table) -> list[Candidate]:
+    """The candidates with the whole path that the table has for them."""
+    with_paths = []
+    paths = rows[PATH].to_pylist()
+    for candidate, path in zip(group_candidates, paths, strict=True):
+        with_paths.append(candidate._replace(path=path or candidate.path))
+    return with_paths

@@ -1,6 +1,7 @@
-"""The installed solar cell data set (Deitsch et al. 2019): 2,624 electroluminescence images, read where pip put them.
+"""The installed solar cell data set (Deitsch et al. 2019): 2,624 electroluminescence images.
 
-Experts gave each cell a probability of a defect: 0, 1/3, 2/3 or 1. That is its label, or the class that follows from it.
+The images are read where pip installed them. Experts gave each cell a probability of a defect:
+0, 1/3, 2/3 or 1. The label is this probability, or the class that follows from it.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Literal
 
 from raypipe.errors import DataError
 from raypipe.models.labels import Kind
-from raypipe.tables.sources.candidate import Candidate, Files, Part, told
+from raypipe.tables.sources.candidate import Candidate, Files, Part, with_label
 from raypipe.tables.sources.fence import fence
 
 DEFECTIVE_FROM = 0.5  # Deitsch et al. 2019 call a cell defective from this probability on
@@ -20,7 +21,11 @@ DEFECTIVE_FROM = 0.5  # Deitsch et al. 2019 call a cell defective from this prob
 def cells(
     kind: Literal["mono", "poly", "all"], label_column: str | None, task: Kind = "single_label"
 ) -> list[Part]:
-    """label_column: `label` (functional or defective) or `probability`; None lists the cells without. Mono come before poly."""
+    """The cells as candidates, mono before poly.
+
+    `label_column` is `label` (functional or defective), `probability`, or None for no label. Raises
+    DataError for another column, and when the data set is not installed.
+    """
     if label_column not in ("label", "probability", None):
         raise DataError(
             f"The solar cells have no {label_column!r}",
@@ -34,15 +39,26 @@ def cells(
             got="elpv_dataset",
             fix="pip install 'raypipe[quickstart]'",
         )
+
+    # Lines of labels.csv: image, probability, module type; separated by blanks.
     data = Path(spec.origin).parent / "data"
-    found = []
-    lines = [line.split() for line in (data / "labels.csv").read_text().splitlines()]
-    for name, probability, module in sorted(lines, key=lambda line: line[2]):
-        if kind in ("all", module):
-            said = {
-                "label": "defective" if float(probability) >= DEFECTIVE_FROM else "functional",
-                "probability": probability,
-            }
-            cell = Candidate(name.removeprefix("images/"), None)
-            found.append(told(cell, task, said[label_column] if label_column else None, None))
-    return [Part(Files(fence(data / "images", [])), found)]
+    text = (data / "labels.csv").read_text()
+    lines = [line.split() for line in text.splitlines()]
+    lines.sort(key=lambda line: line[2])
+
+    candidates = []
+    for name, probability, module in lines:
+        if kind not in ("all", module):
+            continue
+        label = _label(probability, label_column)
+        cell = Candidate(name.removeprefix("images/"), None)
+        candidates.append(with_label(cell, task, label, None))
+    return [Part(Files(fence(data / "images", [])), candidates)]
+
+
+def _label(probability: str, label_column: str | None) -> str | None:
+    if label_column is None:
+        return None
+    if label_column == "probability":
+        return probability
+    return "defective" if float(probability) >= DEFECTIVE_FROM else "functional"

@@ -1,7 +1,8 @@
-"""Hugging Face data sets as `save_to_disk` leaves them, read with pyarrow alone: one part an Arrow file.
+"""Hugging Face data sets as `save_to_disk` writes them, read with pyarrow alone.
 
-Layout (checked against datasets 5.2): `state.json` lists the Arrow stream files, `dataset_info.json` names the classes, and a
-DatasetDict is a folder of such folders, one a split, with `dataset_dict.json`. The files are mapped: listing reads labels only.
+Layout (checked against datasets 5.2): `state.json` lists the Arrow stream files,
+`dataset_info.json` names the classes. A DatasetDict is a folder with one such folder a split and
+`dataset_dict.json`. One part an Arrow file. Files are memory-mapped: listing reads labels only.
 """
 
 from __future__ import annotations
@@ -16,14 +17,20 @@ import pyarrow as pa
 
 from raypipe.errors import DataError
 from raypipe.tables.sources.candidate import Candidate, Part, Read, require_here
-from raypipe.tables.sources.columns import Wanted, candidates, class_names, value
+from raypipe.tables.sources.columns import (
+    SourceColumns,
+    candidates,
+    class_names,
+    has_field,
+    value,
+)
 from raypipe.tables.sources.fence import Fence
 from raypipe.tables.sources.labels import json_of
 
 
 @dataclass(frozen=True)
 class ArrowFile:
-    """Reads (batch, row) pairs of one Arrow stream file, in ascending order."""
+    """Reads rows of one Arrow stream file; `at` is (batch, row), in ascending order."""
 
     file: str
     column: str
@@ -31,28 +38,64 @@ class ArrowFile:
 
     def __call__(self, candidates: Sequence[Candidate]) -> Iterator[Read]:
         require_here(Path(self.file))
-        at = -1
+        number = -1
         try:
             with pa.memory_map(self.file) as source, pa.ipc.open_stream(source) as stream:
                 for candidate in candidates:
-                    while at < candidate.at[0]:
-                        batch, at = stream.read_next_batch(), at + 1
-                    yield value(batch.column(self.column)[candidate.at[1]], candidate, self.fence)
+                    # A stream cannot be sought: batches are read up to the one wanted.
+                    wanted, row = candidate.at
+                    while number < wanted:
+                        batch = stream.read_next_batch()
+                        number += 1
+                    scalar = batch.column(self.column)[row]
+                    yield value(scalar, candidate, self.fence)
         except (pa.ArrowException, OSError) as e:
             raise _unreadable(e, self.file) from None
 
 
-def saved(images: Path, wanted: Wanted, fence: Fence) -> list[Part]:
-    """Every Arrow file of a Dataset or a DatasetDict; of the latter the splits are its folders, unless a column says so."""
-    if not (images / "dataset_dict.json").is_file():
-        return list(_parts(images, wanted, None, fence))
-    splits = _json(images / "dataset_dict.json", fence).get("splits")
+def arrow_files(images: Path, columns: SourceColumns, fence: Fence) -> list[Part]:
+    """Every Arrow file of a Dataset or a DatasetDict.
+
+    The splits of a DatasetDict are its folders, unless `columns` names a split column. Raises
+    DataError.
+    """
+    dataset_dict = images / "dataset_dict.json"
+    if not dataset_dict.is_file():
+        return list(_parts(images, columns, None, fence))
+
+    splits = _json(dataset_dict, fence).get("splits")
     if not isinstance(splits, list) or not all(isinstance(split, str) for split in splits):
         raise _no_data_set(images, "dataset_dict.json does not list the splits")
-    return [p for split in splits for p in _parts(images / split, wanted, split, fence)]
+
+    # Every split is a Dataset in its own folder.
+    parts = []
+    for split in splits:
+        parts += _parts(images / split, columns, split, fence)
+    return parts
 
 
-def _parts(folder: Path, wanted: Wanted, split: str | None, fence: Fence) -> Iterator[Part]:
+def _parts(folder: Path, columns: SourceColumns, split: str | None, fence: Fence) -> Iterator[Part]:
+    """One part for each Arrow file of a Dataset; `split` is its name in a DatasetDict."""
+    names = _file_names(folder, fence)
+    features = json.dumps(_json(folder / "dataset_info.json", fence))
+    for file_name in names:
+        path = folder / file_name
+        fence.require(str(path.absolute()), "A data file")
+        container = f"{split}/{path.name}" if split else path.name
+        try:
+            listed = _list_file(path, container, columns, features)
+        except (pa.ArrowException, OSError) as e:
+            raise _unreadable(e, path) from None
+
+        # The quarantine has no splits.
+        if split and not columns.split:
+            listed = [c if c.reason else c._replace(split=split) for c in listed]
+        reader = ArrowFile(str(path.absolute()), columns.image, fence)
+        yield Part(reader, listed)
+
+
+def _file_names(folder: Path, fence: Fence) -> list[str]:
+    """The Arrow files that state.json lists."""
     state = _json(folder / "state.json", fence)
     if state.get("_indices_files") or state.get("_indices_data_files"):
         raise DataError(
@@ -60,50 +103,64 @@ def _parts(folder: Path, wanted: Wanted, split: str | None, fence: Fence) -> Ite
             got=str(folder),
             fix="flatten_indices(), then save",
         )
-    listed = state.get("_data_files")
-    if not isinstance(listed, list) or not all(
-        isinstance(e, dict) and isinstance(e.get("filename"), str) for e in listed
-    ):
-        raise _no_data_set(folder, "state.json does not list the data files")
-    features = json.dumps(_json(folder / "dataset_info.json", fence))
-    for entry in listed:
-        path = folder / entry["filename"]
-        fence.require(str(path.absolute()), "A data file")
-        name = f"{split}/{path.name}" if split else path.name
-        found: list[Candidate] = []
-        try:
-            with pa.memory_map(str(path)) as source, pa.ipc.open_stream(source) as stream:
-                wanted.check(path, stream.schema)
-                kind = stream.schema.field(wanted.label).type if wanted.label else None
-                classes = class_names(features, wanted.label, kind, folder)
-                for number, batch in enumerate(stream):
-                    at: list[tuple[int, ...]] = [(number, row) for row in range(len(batch))]
-                    size = batch.column(wanted.image).nbytes // max(1, len(batch))
-                    found += candidates(
-                        wanted.rows(batch), name, wanted, size, at, classes, _paths(batch, wanted)
-                    )
-        except (pa.ArrowException, OSError) as e:
-            raise _unreadable(e, path) from None
-        if split and not wanted.split:
-            found = [c if c.reason else c._replace(split=split) for c in found]
-        yield Part(ArrowFile(str(path.absolute()), wanted.image, fence), found)
+
+    malformed = _no_data_set(folder, "state.json does not list the data files")
+    entries = state.get("_data_files")
+    # The file is not trusted: each entry is checked.
+    if not isinstance(entries, list):
+        raise malformed
+    names = []
+    for entry in entries:
+        name = entry.get("filename") if isinstance(entry, dict) else None
+        if not isinstance(name, str):
+            raise malformed
+        names.append(name)
+    return names
 
 
-def _paths(batch: pa.RecordBatch, wanted: Wanted) -> list[str | None] | None:
-    images = batch.column(wanted.image)
-    named = pa.types.is_struct(images.type) and images.type.get_field_index("path") >= 0
-    return images.field("path").to_pylist() if named else None
+def _list_file(
+    path: Path, container: str, columns: SourceColumns, features: str
+) -> list[Candidate]:
+    """All rows of an Arrow file as candidates. Raises pyarrow's errors, OSError and DataError."""
+    listed: list[Candidate] = []
+    with pa.memory_map(str(path)) as source, pa.ipc.open_stream(source) as stream:
+        columns.check(path, stream.schema)
+        kind = stream.schema.field(columns.label).type if columns.label else None
+        classes = class_names(features, columns.label, kind, path.parent)
+
+        for number, batch in enumerate(stream):
+            at: list[tuple[int, ...]] = [(number, row) for row in range(len(batch))]
+            image_bytes = batch.column(columns.image).nbytes
+            listed += candidates(
+                columns.rows(batch),
+                container,
+                columns,
+                size=image_bytes // max(1, len(batch)),
+                at=at,
+                classes=classes,
+                paths=_paths(batch, columns),
+            )
+    return listed
+
+
+def _paths(batch: pa.RecordBatch, columns: SourceColumns) -> list[str | None] | None:
+    """The paths in the image column; None when it has none."""
+    images = batch.column(columns.image)
+    if not has_field(images.type, "path"):
+        return None
+    paths: list[str | None] = images.field("path").to_pylist()
+    return paths
 
 
 def _json(path: Path, fence: Fence) -> dict[str, Any]:
     fence.require(str(path.absolute()), "The data set")
     try:
-        found = json_of(path.read_text(encoding="utf-8"))
+        content = json_of(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as e:
         raise _no_data_set(path.parent, str(e)) from None
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise _no_data_set(path.parent, f"{path.name} is no JSON object")
-    return found
+    return content
 
 
 def _no_data_set(folder: Path, why: str) -> DataError:

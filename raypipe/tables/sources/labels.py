@@ -1,7 +1,8 @@
-"""Tables that name image files: CSV, JSON lines, Parquet or Delta -> {file: (label, split)}, in the table's order.
+"""Tables that name image files -> {file: (label, split)}, in the table's order.
 
-The values are as the table holds them; what they mean is for `models.labels` to say. A table that says two things about one
-file, or whose rows do not fit their header, is refused: whatever we took, the other may have been meant.
+The table is CSV, JSON lines, Parquet or Delta. Values stay as the table holds them; `models.labels`
+says what they mean. A table that says two things about one file, or whose rows do not fit their
+header, is refused: raypipe cannot know which was meant.
 """
 
 from __future__ import annotations
@@ -27,9 +28,16 @@ from raypipe.tables.sources.values import python
 from raypipe.tables.table import Columns, ImageTable
 
 Labels = dict[str, tuple[Any, Any]]
-RAW = Columns(
-    id="", label="", split=""
-)  # a label column of a Delta table as it is, not as the text of a name
+Row = dict[str, Any]
+# Without roles, the columns of a Delta table keep their types; a label would become text.
+NO_ROLES = Columns(id="", label="", split="")
+# Format of a labels file by its suffix; CSV for all others.
+FORMATS = {
+    ".parquet": "Parquet",
+    ".pq": "Parquet",
+    ".jsonl": "JSON lines",
+    ".ndjson": "JSON lines",
+}
 
 
 def read(
@@ -41,45 +49,52 @@ def read(
     fence: Fence,
     storage_options: dict[str, str] | None,
 ) -> Labels:
-    """Paths relative to the fence's folder with their label and split; columns are given by name, None for an unwanted one.
+    """Label and split of each path, relative to the fence's folder.
 
-    Raises DataError for a file that cannot be read, a column it lacks or has twice, a row that does not fit the header, and
-    a path with two labels or two splits.
+    `file`, `label` and `split` are names of columns; None for one that is not wanted. Raises
+    DataError for a file that cannot be read, a column that is missing or repeated, a row that does
+    not fit the header, and a path with two labels or two splits.
     """
-    columns = [c for c in (file, label, split) if c]
-    found: Labels = {}
+    columns = [name for name in (file, label, split) if name]
+    root = Path(fence.base)
+    labels: Labels = {}
     for row in _rows(table, columns, fence, storage_options):
-        name = _relative(str(row.get(file) or ""), Path(fence.base))
-        said = row.get(label) if label else None, row.get(split) if split else None
-        if name in found:
-            _require_same(table, name, task, found[name], said)
-        found[name] = said
-    return found
+        name = _relative(str(row.get(file) or ""), root)
+        row_label = row.get(label) if label else None
+        row_split = row.get(split) if split else None
+        given = (row_label, row_split)
+        if name in labels:
+            _require_same(table, name, task, labels[name], given)
+        labels[name] = given
+    return labels
 
 
 def _require_same(
     table: str, name: str, task: Kind, old: tuple[Any, Any], new: tuple[Any, Any]
 ) -> None:
-    """A file may be named twice, as long as both rows mean the same."""
-    mean = (
-        (meaning.read(task, old[0]), meaning.name(old[1])),
-        (meaning.read(task, new[0]), meaning.name(new[1])),
-    )
-    for what, i in (("labels", 0), ("splits", 1)):
-        if mean[0][i] != mean[1][i]:
-            raise DataError(
-                f"{table} gives {name} two {what}",
-                got=f"{old[i]}, {new[i]}",
-                rule=f"One {what[:-1]} a file",
-            )
+    """Raise DataError unless both rows of a file mean the same."""
+    if meaning.read(task, old[0]) != meaning.read(task, new[0]):
+        raise DataError(
+            f"{table} gives {name} two labels",
+            got=f"{old[0]}, {new[0]}",
+            rule="One label a file",
+        )
+    if meaning.name(old[1]) != meaning.name(new[1]):
+        raise DataError(
+            f"{table} gives {name} two splits",
+            got=f"{old[1]}, {new[1]}",
+            rule="One split a file",
+        )
 
 
 def require(table: object, have: list[str], *columns: str | None) -> None:
-    """Raise DataError for a column that is not there, or there twice."""
+    """Raise DataError for a column that is missing or repeated. None is skipped."""
     for column in columns:
-        if column and column not in have:
+        if not column:
+            continue
+        if column not in have:
             raise DataError(f"{table} has no column {column!r}", fix=nearest(column, have))
-        if column and have.count(column) > 1:
+        if have.count(column) > 1:
             raise DataError(
                 f"{table} has {have.count(column)} columns {column!r}",
                 rule="A name means one column",
@@ -89,76 +104,85 @@ def require(table: object, have: list[str], *columns: str | None) -> None:
 
 def _rows(
     table: str, columns: list[str], fence: Fence, storage_options: dict[str, str] | None
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[Row]:
+    """The rows of a table of labels, with at least these columns. Raises DataError."""
     path = Path(table).expanduser()
-    if "://" in table or (path / "_delta_log").is_dir():
-        opened = ImageTable(table if "://" in table else str(path.absolute()), RAW, storage_options)
-        pinned = opened.pin()
-        inside.require(opened, pinned, fence)
-        found = scan.rows(opened, pinned, columns)
-        yield from _zipped(found, columns)
+    is_delta = "://" in table or (path / "_delta_log").is_dir()
+    if is_delta:
+        uri = table if "://" in table else str(path.absolute())
+        yield from _delta(ImageTable(uri, NO_ROLES, storage_options), columns, fence)
         return
-    if path.absolute().is_relative_to(
-        fence.base
-    ):  # it came with the images: a link in it may lead anywhere
+
+    # A labels file among the images came with them: a link there may lead anywhere.
+    if path.absolute().is_relative_to(fence.base):
         fence.require(str(path.absolute()), "The labels file")
     if not path.exists():
         raise DataError("The labels file does not exist", got=table, fix="Check ingest.from.labels")
-    kind = path.suffix.lower()
+
+    kind = FORMATS.get(path.suffix.lower(), "CSV")
     try:
+        # Reading a pipe or a device would wait.
         if not (path.is_dir() or stat.S_ISREG(path.stat().st_mode)):
             raise OSError("it is no regular file")
-        if kind in (".parquet", ".pq"):
-            with pq.ParquetFile(path) as file:
-                require(table, file.schema_arrow.names, *columns)
-                yield from _zipped(file.read(columns), columns)
-        elif kind in (".jsonl", ".ndjson"):
+        if kind == "Parquet":
+            yield from _parquet(path, columns, table)
+        elif kind == "JSON lines":
             yield from _json_lines(path, columns)
         else:
             yield from _csv(path, columns)
     except (OSError, UnicodeDecodeError, csv.Error, pa.ArrowException) as e:
-        wanted = {
-            ".parquet": "Parquet",
-            ".pq": "Parquet",
-            ".jsonl": "JSON lines",
-            ".ndjson": "JSON lines",
-        }.get(kind, "CSV")
-        raise DataError(
-            f"The labels file cannot be read as a UTF-8 {wanted}: {e}", got=table
-        ) from None
+        what = f"The labels file cannot be read as a UTF-8 {kind}: {e}"
+        raise DataError(what, got=table) from None
 
 
-def _zipped(table: pa.Table, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
-    held = [python(table[c]) for c in columns]
-    return (dict(zip(columns, row, strict=True)) for row in zip(*held, strict=True))
+def _delta(table: ImageTable, columns: list[str], fence: Fence) -> Iterator[Row]:
+    pinned = table.pin()
+    inside.require(table, pinned, fence)
+    return _as_rows(scan.rows(table, pinned, columns), columns)
 
 
-def _csv(path: Path, columns: list[str]) -> Iterator[dict[str, Any]]:
+def _parquet(path: Path, columns: list[str], table: str) -> Iterator[Row]:
+    with pq.ParquetFile(path) as file:
+        require(table, file.schema_arrow.names, *columns)
+        yield from _as_rows(file.read(columns), columns)
+
+
+def _as_rows(table: pa.Table, columns: Sequence[str]) -> Iterator[Row]:
+    values = [python(table[name]) for name in columns]
+    for row in zip(*values, strict=True):
+        yield dict(zip(columns, row, strict=True))
+
+
+def _csv(path: Path, columns: list[str]) -> Iterator[Row]:
     with path.open(newline="", encoding="utf-8-sig") as lines:
-        reader = csv.reader(
-            lines, strict=True
-        )  # strict: a quote that is never closed would swallow the rest of the file
+        # strict: without it, a quote that is never closed swallows the rest of the file.
+        reader = csv.reader(lines, strict=True)
         header = next(reader, [])
         require(path, header, *columns)
         for row in reader:
             if not row:
                 continue
-            if len(row) != len(header):
-                raise DataError(
-                    f"Line {reader.line_num} of {path} has {len(row)} fields and the header has {len(header)}",
-                    got=",".join(row)[:80],
-                    rule="Which field is which is not to be guessed",
-                    fix="Put quotes around a field with a comma in it",
-                )
-            if row == header:
-                raise DataError(
-                    f"Line {reader.line_num} of {path} is the header again",
-                    fix="Join tables without their header lines",
-                )
+            _check_fields(path, reader.line_num, row, header)
             yield dict(zip(header, row, strict=True))
 
 
-def _json_lines(path: Path, columns: list[str]) -> Iterator[dict[str, Any]]:
+def _check_fields(path: Path, line: int, row: list[str], header: list[str]) -> None:
+    if len(row) != len(header):
+        raise DataError(
+            f"Line {line} of {path} has {len(row)} fields and the header has {len(header)}",
+            got=",".join(row)[:80],
+            rule="Which field is which is not to be guessed",
+            fix="Put quotes around a field with a comma in it",
+        )
+    if row == header:
+        raise DataError(
+            f"Line {line} of {path} is the header again",
+            fix="Join tables without their header lines",
+        )
+
+
+def _json_lines(path: Path, columns: list[str]) -> Iterator[Row]:
+    """`columns[0]` names the file and must be in every line, the others in at least one."""
     seen: set[str] = set()
     with path.open(encoding="utf-8-sig") as lines:
         for number, line in enumerate(lines, 1):
@@ -170,31 +194,35 @@ def _json_lines(path: Path, columns: list[str]) -> Iterator[dict[str, Any]]:
                 raise DataError(f"Line {number} of {path} is not JSON: {e}") from None
             if not isinstance(row, dict) or columns[0] not in row:
                 raise DataError(
-                    f"Line {number} of {path} has no {columns[0]!r}", got=line.strip()[:80]
+                    f"Line {number} of {path} has no {columns[0]!r}",
+                    got=line.strip()[:80],
                 )
             seen |= row.keys()
             yield row
-    require(path, sorted(seen), *columns)  # a label may be missing in some lines, not in all
+    require(path, sorted(seen), *columns)
 
 
 def json_of(text: str | bytes) -> Any:
-    """JSON in which no key stands twice. Raises ValueError for what cannot be read, also for a nesting without end."""
-
-    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) < len(pairs):
-            keys = [key for key, _ in pairs]
-            raise ValueError(f"the key {next(k for k in keys if keys.count(k) > 1)!r} stands twice")
-        return found
-
+    """Parsed JSON. Raises ValueError for invalid JSON, a repeated key, and too deep nesting."""
     try:
-        return json.loads(text, object_pairs_hook=once)
+        return json.loads(text, object_pairs_hook=_without_repeated_keys)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
 
 
+def _without_repeated_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in values:
+            raise ValueError(f"the key {key!r} stands twice")
+        values[key] = value
+    return values
+
+
 def _relative(name: str, root: Path) -> str:
-    """`name` below `root`, however it was written: ./a.jpg, a\\b.jpg, or with the whole path."""
-    name = posixpath.normpath(name.replace("\\", "/")) if name else name
-    whole = root.absolute().as_posix() + "/"
-    return name.removeprefix(whole)
+    """`name` below `root`, for any way to write it: ./a.jpg, a\\b.jpg, or an absolute path."""
+    if not name:
+        return name
+    name = posixpath.normpath(name.replace("\\", "/"))
+    folder = root.absolute().as_posix() + "/"
+    return name.removeprefix(folder)

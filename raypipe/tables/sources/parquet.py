@@ -1,6 +1,7 @@
-"""Parquet files with an image column: one part a row group.
+"""Parquet files with an image column as a source: one part a row group.
 
-Parquet cannot seek to a row: a call reads its row group from the start, 32 rows at a time, so calls are long and memory is not.
+Parquet cannot seek to a row. A call therefore reads its row group from the start, 32 rows at a
+time: few long calls, little memory.
 """
 
 from __future__ import annotations
@@ -14,11 +15,18 @@ import pyarrow.parquet as pq
 
 from raypipe.errors import DataError
 from raypipe.tables.sources.candidate import Candidate, Part, Read, require_here
-from raypipe.tables.sources.columns import Wanted, candidates, class_names, value
+from raypipe.tables.sources.columns import (
+    SourceColumns,
+    candidates,
+    class_names,
+    has_field,
+    value,
+)
 from raypipe.tables.sources.fence import Fence
 
 ROWS_A_CALL = 1024
 ROWS_A_READ = 32
+BUFFER_BYTES = 65_536
 
 
 @dataclass(frozen=True)
@@ -32,77 +40,101 @@ class RowGroup:
 
     def __call__(self, candidates: Sequence[Candidate]) -> Iterator[Read]:
         require_here(Path(self.file))
-        wanted, start = iter(candidates), 0
-        candidate = next(wanted, None)
+        remaining = iter(candidates)
+        candidate = next(remaining, None)
+        start = 0  # number of the batch's first row
         try:
-            with pq.ParquetFile(self.file, pre_buffer=False, buffer_size=65_536) as file:
+            with pq.ParquetFile(self.file, pre_buffer=False, buffer_size=BUFFER_BYTES) as file:
                 for batch in file.iter_batches(
-                    ROWS_A_READ, row_groups=[self.group], columns=[self.column], use_threads=False
+                    ROWS_A_READ,
+                    row_groups=[self.group],
+                    columns=[self.column],
+                    use_threads=False,
                 ):
-                    while candidate is not None and candidate.at[0] < start + len(batch):
-                        yield value(batch.column(0)[candidate.at[0] - start], candidate, self.fence)
-                        candidate = next(wanted, None)
-                    start += len(batch)
+                    images, end = batch.column(0), start + len(batch)
+                    while candidate is not None and candidate.at[0] < end:
+                        yield value(images[candidate.at[0] - start], candidate, self.fence)
+                        candidate = next(remaining, None)
+                    start = end
                     if candidate is None:
                         return
         except (pa.ArrowException, OSError) as e:
             raise _unreadable(e, self.file) from None
 
 
-def row_groups(images: Path, wanted: Wanted, fence: Fence) -> list[Part]:
-    """Every row group of a file, or of all `.parquet` files below a folder."""
-    files = sorted(images.rglob("*.parquet")) if images.is_dir() else [images]
+def row_groups(images: Path, columns: SourceColumns, fence: Fence) -> list[Part]:
+    """Every row group of a file, or of all `.parquet` files below a folder. Raises DataError."""
+    if not images.is_dir():
+        return list(_parts(images, images.name, columns, fence))
+
+    files = sorted(images.rglob("*.parquet"))
     if not files:
         raise DataError(
             "There are no Parquet files",
             got=str(images),
             fix="Set ingest.from.images to a file or its folder",
         )
-    if images.is_dir():
-        for file in files:
-            fence.require(str(file.absolute()), "A Parquet file")
-    return [
-        part
-        for file in files
-        for part in _parts(
-            file,
-            file.relative_to(images).as_posix() if images.is_dir() else file.name,
-            wanted,
-            fence,
-        )
-    ]
+    # Check every file before the first is read.
+    for file in files:
+        fence.require(str(file.absolute()), "A Parquet file")
+    parts = []
+    for file in files:
+        name = file.relative_to(images).as_posix()
+        parts += _parts(file, name, columns, fence)
+    return parts
 
 
-def _parts(path: Path, name: str, wanted: Wanted, fence: Fence) -> Iterator[Part]:
+def _parts(path: Path, name: str, columns: SourceColumns, fence: Fence) -> Iterator[Part]:
+    """One part a row group of a file that is called `name` in paths."""
     try:
         with pq.ParquetFile(path) as file:
             schema = file.schema_arrow
-            wanted.check(path, schema)
-            kind = schema.field(wanted.label).type if wanted.label else None
-            classes = class_names(
-                (schema.metadata or {}).get(b"huggingface"), wanted.label, kind, path
-            )
-            held = schema.field(wanted.image).type
-            named = pa.types.is_struct(held) and held.get_field_index("path") >= 0
+            columns.check(path, schema)
+            kind = schema.field(columns.label).type if columns.label else None
+            info = (schema.metadata or {}).get(b"huggingface")
+            classes = class_names(info, columns.label, kind, path)
+
             for group in range(file.num_row_groups):
-                footer = file.metadata.row_group(group)
-                listed = file.read_row_group(
-                    group, [*wanted.small, *([f"{wanted.image}.path"] if named else [])]
-                )
-                rows = wanted.rows(listed) if wanted.small else [{} for _ in range(footer.num_rows)]
-                paths = (
-                    [(inner or {}).get("path") for inner in listed[wanted.image].to_pylist()]
-                    if named
-                    else None
-                )
-                at: list[tuple[int, ...]] = [(row,) for row in range(footer.num_rows)]
-                size = footer.total_byte_size // max(1, footer.num_rows)
-                found = list(candidates(rows, f"{name}/{group}", wanted, size, at, classes, paths))
-                yield Part(
-                    RowGroup(str(path.absolute()), group, wanted.image, fence), found, ROWS_A_CALL
-                )
+                listed = _list_group(file, group, f"{name}/{group}", columns, classes)
+                reader = RowGroup(str(path.absolute()), group, columns.image, fence)
+                yield Part(reader, listed, ROWS_A_CALL)
     except (pa.ArrowException, OSError) as e:
         raise _unreadable(e, path) from None
+
+
+def _list_group(
+    file: pq.ParquetFile,
+    group: int,
+    container: str,
+    columns: SourceColumns,
+    classes: list[str] | None,
+) -> list[Candidate]:
+    """All rows of a row group as candidates; reads labels, splits and paths, never images."""
+    footer = file.metadata.row_group(group)
+    image_type = file.schema_arrow.field(columns.image).type
+    has_paths = has_field(image_type, "path")
+
+    # Of a struct, only the path is read.
+    names = [*columns.small, f"{columns.image}.path"] if has_paths else columns.small
+    table = file.read_row_group(group, names)
+    paths = None
+    if has_paths:
+        structs = table[columns.image].to_pylist()
+        paths = [(struct or {}).get("path") for struct in structs]
+
+    # Without any column, pyarrow's table has no rows: their number is in the footer.
+    rows = columns.rows(table) if columns.small else [{} for _ in range(footer.num_rows)]
+    at: list[tuple[int, ...]] = [(row,) for row in range(footer.num_rows)]
+    listed = candidates(
+        rows,
+        container,
+        columns,
+        size=footer.total_byte_size // max(1, footer.num_rows),
+        at=at,
+        classes=classes,
+        paths=paths,
+    )
+    return list(listed)
 
 
 def _unreadable(error: Exception, path: object) -> DataError:

@@ -1,4 +1,4 @@
-"""Arrow columns as Python values that still say what the column said."""
+"""Arrow columns as Python values that keep the digits of the column."""
 
 from __future__ import annotations
 
@@ -9,27 +9,32 @@ import pyarrow as pa
 
 
 def python(values: pa.Array | pa.ChunkedArray) -> list[Any]:
-    """As `to_pylist`, but a float of 16 or 32 bits keeps its own digits: 0.1 stays 0.1, also inside lists."""
-    own = _digits(values.type)
-    return [_narrow(value, own) for value in values.to_pylist()] if own else values.to_pylist()  # type: ignore[no-any-return]
+    """Like `to_pylist`, but a float of 16 or 32 bits keeps its digits: 0.1 stays 0.1.
+
+    `to_pylist` makes 0.10000000149011612 of it. Floats inside lists are kept, too.
+    """
+    narrow = _narrow_float(values.type)
+    items: list[Any] = values.to_pylist()
+    if narrow is None:
+        return items
+    return [_with_type(item, narrow) for item in items]
 
 
-def _digits(kind: pa.DataType) -> type[np.floating] | None:
-    """numpy's type for floats that Python's 64 bits would write with more digits than they have."""
-    if pa.types.is_dictionary(kind) or pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        return _digits(kind.value_type)
-    if pa.types.is_fixed_size_list(kind):
-        return _digits(kind.value_type)
-    return (
-        np.float16
-        if pa.types.is_float16(kind)
-        else np.float32
-        if pa.types.is_float32(kind)
-        else None
+def _narrow_float(kind: pa.DataType) -> type[np.floating] | None:
+    """numpy's type for floats of 16 or 32 bits, at any depth of lists; None for other types."""
+    is_list = (
+        pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
     )
+    if is_list or pa.types.is_dictionary(kind):
+        return _narrow_float(kind.value_type)
+    if pa.types.is_float16(kind):
+        return np.float16
+    if pa.types.is_float32(kind):
+        return np.float32
+    return None
 
 
-def _narrow(value: Any, own: type[np.floating]) -> Any:
+def _with_type(value: Any, narrow: type[np.floating]) -> Any:
     if isinstance(value, list):
-        return [_narrow(item, own) for item in value]
-    return own(value) if isinstance(value, float) else value
+        return [_with_type(item, narrow) for item in value]
+    return narrow(value) if isinstance(value, float) else value
