@@ -41,10 +41,12 @@ def values(texts: list[str], kind: pa.DataType, name: str) -> pa.Array:
     For a list column these are its tags joined by bars: a|b. `name` is the column, for messages.
     Raises DataError for a text that the type cannot hold, and for types that hold no single value.
     """
+    # A dictionary is a way to store values, not a type of its own.
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
     if is_listed(kind) or _is_text(kind):
         return pa.array(texts, pa.string())
+    # No value matches no row, in a column of any type.
     if not texts:
         return pa.array([], pa.string() if pa.types.is_nested(kind) else kind)
 
@@ -56,6 +58,7 @@ def values(texts: list[str], kind: pa.DataType, name: str) -> pa.Array:
             rule="A condition compares names, numbers, dates, times, or tags like a|b",
             fix="Take another column",
         )
+    # One text at a time, so that the message can name the one that fails.
     parsed = []
     for text in texts:
         try:
@@ -96,6 +99,7 @@ def _whole(text: str, kind: pa.DataType) -> int:
 
 
 def _decimal(text: str, kind: pa.DataType) -> Decimal:
+    # A column of two digits cannot hold 0.125: no row could match.
     exact = Decimal(text)
     rounded = exact.quantize(Decimal(1).scaleb(-kind.scale))
     if rounded != exact:
@@ -108,10 +112,12 @@ def _truth(text: str, kind: pa.DataType) -> bool:
 
 
 def _moment(text: str) -> datetime:
+    # Python 3.10 does not know the letter Z for UTC.
     return datetime.fromisoformat(text.replace("Z", "+00:00"))
 
 
 def _date(text: str, kind: pa.DataType) -> date:
+    # A date column holds days: a text with a time of day matches none.
     moment = _moment(text)
     midnight = datetime.combine(moment.date(), datetime.min.time(), moment.tzinfo)
     if moment != midnight:
@@ -128,6 +134,7 @@ def _time(text: str, kind: pa.DataType) -> datetime:
     return moment if kind.tz else moment.replace(tzinfo=None)
 
 
+# The first test that accepts a type gives its reader.
 _READERS: list[tuple[Callable[[pa.DataType], bool], Callable[[str, Any], Any]]] = [
     (pa.types.is_integer, _whole),
     (pa.types.is_floating, lambda text, kind: float(text)),

@@ -60,6 +60,7 @@ def export(
     for a table that raypipe cannot read right, a missing column, and a target that exists.
     """
     fragments, schema = scan.plan(table, pinned, where)
+    # An existing folder stays a folder, whatever its name.
     as_file = out.suffix == ".parquet" and not out.is_dir()
     if as_file:
         wanted = list(dict.fromkeys(columns or schema.names))
@@ -69,6 +70,7 @@ def export(
     _check_columns(table, pinned, schema, wanted, as_file)
     _check_target(table, out, overwrite)
 
+    # The parts are lazy: nothing is read before they are written.
     parts = _parts(table, fragments, schema, wanted, where or {}, distributed)
     total = sum(group.rows for group in fragments)
     parts = _limited(_counted(parts, total, progress), limit)
@@ -138,6 +140,7 @@ def _refuse_table(table: ImageTable, out: Path) -> None:
     folder = fragment.local(table.uri)
     if "://" in folder:
         return
+    # The real paths: a link may lead into the table.
     target = Path(os.path.realpath(out))
     source = Path(os.path.realpath(folder))
     if target.is_relative_to(source) or source.is_relative_to(target):
@@ -169,6 +172,7 @@ def _foreign(out: Path) -> str | None:
     except (OSError, ValueError, KeyError, TypeError):
         return str(out)  # no readable mark: nothing here is ours
 
+    # Expected are the listed files and their folders, nothing else.
     folders = set()
     for file in files:
         folders |= {str(parent) for parent in PurePosixPath(file).parents}
@@ -198,12 +202,14 @@ def _parts(
 ) -> Iterator[pa.Table]:
     """The rows in order, one table a row group, read here or by Ray tasks."""
     options = table.storage_options
+    # Without rows there is nothing to distribute.
     if not fragments or not distributed:
         for group in fragments:
             part, _ = fragment.read([group], schema, columns, where, options)
             yield part
         return
 
+    # Ray Data returns blocks in the order they finish, unless it must keep theirs.
     stream = scan.distributed(fragments, schema, columns, where, options)
     stream.context.execution_options.preserve_order = True
     yield from stream.iter_batches(batch_size=None, batch_format="pyarrow")
@@ -228,7 +234,7 @@ def _limited(parts: Iterator[pa.Table], limit: int | None) -> Iterator[pa.Table]
         yield part.slice(0, left)
         left -= min(left, len(part))
         if not left:
-            return
+            return  # the other parts are not read
 
 
 def _to_parquet(parts: Iterator[pa.Table], schema: pa.Schema, out: Path) -> int:
@@ -237,6 +243,7 @@ def _to_parquet(parts: Iterator[pa.Table], schema: pa.Schema, out: Path) -> int:
     small = [field.name for field in schema if not fragment.is_bytes(field.type)]
     compression = {name: "ZSTD" if name in small else "NONE" for name in schema.names}
 
+    # The mark by which a later export knows that it may replace this file.
     metadata = {**(schema.metadata or {}), MADE: "1"}
     schema = schema.with_metadata(metadata)
     rows = 0
@@ -267,6 +274,7 @@ def _to_images(parts: Iterator[pa.Table], columns: Columns, out: Path) -> int:
         for part in parts:
             for row in part.to_pylist():
                 data = row[columns.image]
+                # A row without an image has no file.
                 if data is None:
                     continue
                 label = row.get(columns.label)
@@ -275,6 +283,7 @@ def _to_images(parts: Iterator[pa.Table], columns: Columns, out: Path) -> int:
                 lines.writerow([file, label])
                 written.append(file)
 
+    # The mark by which a later export knows what it may replace.
     (out / MARK).write_text(json.dumps({"files": written}), encoding="utf-8")
     return len(written)
 
@@ -297,6 +306,7 @@ class _ImageNames:
         stem = f"{number:08d}" if image_id is None else _file_name(image_id)
         suffix = SUFFIXES.get(data[:2], "bin")
         file = f"{folder}/{stem}.{suffix}"
+        # An id may stand in a table more than once.
         if file.casefold() in self._taken:
             file = f"{folder}/{stem}-{number:08d}.{suffix}"
         self._taken.add(file.casefold())
@@ -317,6 +327,7 @@ def _file_name(value: object) -> str:
 
     A name that is too long is cut and ends in a hash, so that two long names stay different.
     """
+    # A slash would lead to another folder; a null ends a name.
     text = str(value)
     name = re.sub(r"[/\0]", "_", text)
     name = name.encode("utf-8", "replace").decode()

@@ -130,6 +130,7 @@ def read(
     each row within the run (int64). The columns of `where` are read first: where nothing matches,
     no image is read. Raises DataError.
     """
+    # Rows that are not deleted and match; the images are not read yet.
     keep_N = np.concatenate([_visible_rows(fragment) for fragment in run])
     if where:
         tested = _columns(run, schema, list(where), storage_options)
@@ -189,6 +190,7 @@ def matches(
     """
     texts = [wanted] if isinstance(wanted, str) else wanted
     options = conditions.values(texts, values.type, name)
+    # A list of tags is compared as the text a|b.
     if is_listed(values.type):
         tags = values.cast(pa.list_(pa.string()))
         values = pc.binary_join(tags, "|")
@@ -204,11 +206,11 @@ def open_file(uri: str, path: str, storage_options: Options) -> pq.ParquetFile:
     Each thread keeps its own OPEN_FILES files open: pyarrow's readers must not be shared.
     """
     files = _files_of_this_thread()
+    # An OrderedDict as a least-recently-used cache: a file that is used moves to the end.
     file = files.pop((uri, path), None)
     if file is None:
         file = _open_new(uri, path, storage_options)
 
-    # The file goes to the end of the order; the one unused for longest is closed.
     files[uri, path] = file
     if len(files) > OPEN_FILES:
         _, oldest = files.popitem(last=False)
@@ -289,6 +291,7 @@ def _visible_rows(fragment: Fragment) -> np.ndarray:
     """One bool a physical row: it is not deleted."""
     if not fragment.deleted:
         return np.ones(fragment.rows, bool)
+    # `count` drops the bits that fill the last byte.
     packed = np.frombuffer(fragment.deleted, np.uint8)
     return np.unpackbits(packed, count=fragment.rows) == 0
 
@@ -311,6 +314,7 @@ def _columns(
         if name not in partition and stored_name in in_file:
             stored[name] = stored_name
 
+    # One read for all row groups of the run.
     with _reading(first):
         data = file.read_row_groups(
             [fragment.row_group for fragment in run],
@@ -318,6 +322,7 @@ def _columns(
             use_threads=False,
         )
 
+    # Every column as the table has it, wherever its values come from.
     out = {}
     for name in columns:
         field = schema.field(name)

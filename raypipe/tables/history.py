@@ -42,6 +42,7 @@ def commits(
     writer gave none); changes (True when rows were added, removed or changed). Raises DataError.
     """
     log = _Log(uri, storage_options)
+    # Another writer may have committed since `delta` was opened.
     file_times = {}
     for version, ms in log.times().items():
         if version <= delta.version():
@@ -76,6 +77,7 @@ def at(delta: DeltaTable, uri: str, storage_options: Options, moment: datetime) 
     for entry in commits(delta, uri, storage_options):
         times[entry["version"]] = entry["timestamp"]
 
+    # Times may not rise with the versions across two clocks, so all are compared.
     ms = moment.timestamp() * 1000
     times = _on_one_clock(delta, times, ms)
     earlier = [version for version, made in times.items() if made <= ms]
@@ -126,6 +128,7 @@ def _has_own_time(delta: DeltaTable, version: int) -> bool:
     enabled = properties.get("delta.enableInCommitTimestamps") or ""
     if enabled.lower() != "true":
         return False
+    # Commits before the property was set have file times only.
     first = properties.get("delta.inCommitTimestampEnablementVersion") or 0
     return version >= int(first)
 
@@ -145,6 +148,7 @@ class _Log:
 
     def __init__(self, uri: str, storage_options: Options) -> None:
         self.uri = uri
+        # A local folder is read with pathlib, a store through pyarrow.
         self.store: Any = remote(uri, tuple(sorted((storage_options or {}).items())))
         if self.store is None:
             self.folder: Path | str = Path(local(uri), "_delta_log")

@@ -49,8 +49,7 @@ def refusal(uri: str, unreadable: set[str]) -> DataError:
         f"The Delta table at {uri} uses a feature this version does not read",
         got=", ".join(sorted(unreadable)),
         rule=(
-            "A table is read in full or refused: "
-            "a partial read would return nulls or deleted rows"
+            "A table is read in full or refused: a partial read would return nulls or deleted rows"
         ),
         fix="Rewrite it without the feature, e.g. ALTER TABLE … DROP FEATURE, or a deep copy",
     )

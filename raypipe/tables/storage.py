@@ -124,6 +124,7 @@ def _as_text(options: Any) -> Any:
         return options
     texts = {}
     for name, value in options.items():
+        # bool comes first: in Python, True is an int.
         if isinstance(value, bool):
             value = str(value).lower()
         elif isinstance(value, (int, float)):
@@ -136,6 +137,7 @@ def _harmless(options: dict[str, str] | None) -> dict[str, str] | None:
     """The options that may be saved. An address with a password in it may not."""
     harmless = {}
     for name, value in (options or {}).items():
+        # "@": an address may hold user:password@host.
         is_known = name.lower() in _HARMLESS_ANYWHERE
         if is_known and "@" not in value and not holds_secret(value):
             harmless[name] = value
@@ -157,6 +159,7 @@ def check(uri: str, options: dict[str, str] | None) -> None:
     """
     store = _STORES.get(uri.partition("://")[0])
     for name, value in (options or {}).items():
+        # From here on errors.py hides these values in every message.
         if name.lower() not in _HARMLESS_ANYWHERE:
             keep_secret(value)
         keep_secrets_of(value)
@@ -188,6 +191,8 @@ def refuse_in_file(cfg: BaseModel, name: str = "") -> None:
             refuse_in_file(value, full_name)
         if attribute != "storage_options":
             continue
+
+        # An option that is not saved is a credential, or may be one.
         options = value or {}
         harmless = _harmless(options) or {}
         if options != harmless:
@@ -207,6 +212,7 @@ def refuse_credentials(overrides: Sequence[str]) -> None:
     """
     for override in overrides:
         key = override.partition("=")[0]
+        # table.storage_options.AWS_REGION: section table, option AWS_REGION.
         section, marker, option = key.partition("storage_options")
         if not marker:
             continue
@@ -248,7 +254,7 @@ def refusal(error: Exception, uri: str, what: str, fix: str = "") -> DataError:
 def cause(error: Exception, uri: str) -> Cause | None:
     """The cause when the object store failed; None when the table itself did, or is local."""
     if "://" not in uri:
-        return None
+        return None  # a local table
     message = message_of(error)
     for known in _CAUSES:
         if re.search(known.pattern, message):
@@ -315,6 +321,7 @@ _CAUSES = (
 
 def message_of(error: Exception) -> str:
     """The error on one line, without colours and without secrets."""
+    # deltalake colours its messages and spreads them over several lines.
     uncoloured = re.sub(r"\x1b\[[0-9;]*m|↳", "", str(error))
     one_line = " ".join(uncoloured.split())
     return hidden(one_line)
@@ -326,5 +333,6 @@ def _brief(text: str) -> str:
     if answer is None:
         return text[:400]
     code, message = answer[1], answer[2]
+    # A request id helps nobody here.
     message = message.split(" RequestId:")[0]
     return f"{code}: {message}".rstrip(".")

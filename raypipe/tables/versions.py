@@ -73,6 +73,7 @@ def diff(table: ImageTable, before: TableVersion, after: TableVersion) -> Diff:
     """
     old = _labels_by_id(table, before)
     new = _labels_by_id(table, after)
+    # One row for each image of both versions, with its label and split before and after.
     both = old.join(new, "id", join_type="inner", right_suffix="_after").sort_by("id")
     return Diff(
         before=before,
@@ -116,6 +117,7 @@ def _require_unique_ids(ids: pa.ChunkedArray, version: TableVersion) -> None:
     fix = "Set table.columns.id"
     if ids.null_count:
         raise DataError(f"{version} has a row without an id", rule=rule, fix=fix)
+    # Counting in Arrow is fast; Python looks only for the id to name.
     counts = pc.value_counts(ids)
     if len(counts) == len(ids):
         return
@@ -151,6 +153,7 @@ def _count_pairs(old: pa.Table, new: pa.Table, role: str) -> Counts:
     """Images per class or split in both versions. "–" counts the images without one."""
     before = _value_counts(old[role])
     after = _value_counts(new[role])
+    # key=str, because None cannot be compared with a name.
     pairs = {}
     for value in sorted({*before, *after}, key=str):
         name = "–" if value is None else str(value)

@@ -53,6 +53,7 @@ def _require_labels(cfg: SourceConfig, found: list[Candidate]) -> None:
     """Raise DataError when no candidate has a label."""
     if any(candidate.label is not None for candidate in found):
         return
+    # Labels that are all of another type point to a wrong `task`.
     for candidate in found:
         if candidate.reason == "label":
             raise DataError(
@@ -77,6 +78,7 @@ def _require_labels(cfg: SourceConfig, found: list[Candidate]) -> None:
 def _list(cfg: SourceConfig) -> Listed:
     """The candidates of any kind of source."""
     label = cfg.label_column if cfg.labelled else None
+    # These kinds do not need `images` to be a file or folder.
     if cfg.kind == "elpv":
         return Listed(elpv.cells(cfg.type, label, cfg.label_task))
     if cfg.kind in ("folder", "paths"):

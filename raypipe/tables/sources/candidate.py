@@ -51,6 +51,7 @@ class Candidate(NamedTuple):
 
     def refused(self, reason: str, detail: str, shut: bool = False) -> Candidate:
         """The candidate for the quarantine, without label and split. A first reason stays."""
+        # A second reason may only forbid to read the bytes.
         if self.reason:
             return self._replace(shut=self.shut or shut)
         return self._replace(
@@ -88,6 +89,7 @@ class Files:
 
 def with_label(candidate: Candidate, task: Kind, label: Any, split: Any) -> Candidate:
     """The candidate with label and split as its source gives them; refused when one is invalid."""
+    # No label and no split are valid: both are None then.
     label_read = labels.read(task, label)
     if label_read.why:
         return candidate.refused("label", f"{candidate.path}: {label_read.why}")

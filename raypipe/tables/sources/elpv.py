@@ -46,6 +46,7 @@ def cells(
     lines = [line.split() for line in text.splitlines()]
     lines.sort(key=lambda line: line[2])
 
+    # Another type of cell is left out.
     candidates = []
     for name, probability, module in lines:
         if kind not in ("all", module):

@@ -75,6 +75,7 @@ def named_files(labels: Labels, table: str, task: Kind, fence: Fence) -> list[Pa
 
     Raises DataError for one that is missing or outside of the fence.
     """
+    # Missing files are an error before anything is read.
     sizes = {name: _size(fence, name) for name in labels}
     missing = [name for name, size in sizes.items() if size is None]
     _require_no_missing(missing, len(labels), fence, table)
@@ -94,6 +95,7 @@ def _candidate(name: str, file: File, labels: Labels, task: Kind) -> Candidate:
     if candidate.path != name:
         detail = f"{candidate.path}: {_NOT_UTF8}"
         return candidate.refused("name", detail, shut=True)
+    # A file that no label names is an image without a label.
     if name not in labels:
         return candidate
     label, split = labels[name]
@@ -111,6 +113,8 @@ def _labels_of_folders(images: list[str], labelled: bool) -> tuple[Labels, str]:
     splits = {folder for folder in folders if folder.lower() in SPLITS}
     if not folders:
         return {}, "images without folders: no labels"
+
+    # Either all first folders are splits, or they are classes.
     if splits == folders and not loose:
         return _labels_below_splits(paths, sorted(folders), labelled)
     if not labelled:
@@ -135,6 +139,7 @@ def _labels_below_splits(
     paths: dict[str, tuple[str, ...]], splits: list[str], labelled: bool
 ) -> tuple[Labels, str]:
     """The labels when every first folder is a split: the second folder is the class."""
+    # Flat images lie in a split's own folder and have no class folder.
     flat = sorted(name for name, path in paths.items() if len(path) == 2)
     is_flat = len(flat) == len(paths)
     if flat and labelled:
@@ -172,6 +177,7 @@ def _require_no_missing(missing: list[str], total: int, fence: Fence, table: str
     """Raise DataError when `missing` is not empty; files outside of the fence have their own."""
     if not missing:
         return
+    # A file outside of the fence may exist; its message must not say that it is missing.
     for name in missing:
         try:
             fence.place(name)

@@ -97,6 +97,7 @@ def _parts(folder: Path, columns: SourceColumns, split: str | None, fence: Fence
 def _file_names(folder: Path, fence: Fence) -> list[str]:
     """The Arrow files that state.json lists."""
     state = _json(folder / "state.json", fence)
+    # With indices, a row's place in the files is not its place in the data set.
     if state.get("_indices_files") or state.get("_indices_data_files"):
         raise DataError(
             "The data set keeps its rows behind a list of indices",
@@ -146,6 +147,7 @@ def _list_file(
 def _paths(batch: pa.RecordBatch, columns: SourceColumns) -> list[str | None] | None:
     """The paths in the image column; None when it has none."""
     images = batch.column(columns.image)
+    # An image column is plain binary, or a struct of bytes and path.
     if not has_field(images.type, "path"):
         return None
     paths: list[str | None] = images.field("path").to_pylist()

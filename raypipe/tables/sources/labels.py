@@ -63,6 +63,7 @@ def read(
         row_label = row.get(label) if label else None
         row_split = row.get(split) if split else None
         given = (row_label, row_split)
+        # A file may be named twice, as long as both rows mean the same.
         if name in labels:
             _require_same(table, name, task, labels[name], given)
         labels[name] = given
@@ -73,6 +74,7 @@ def _require_same(
     table: str, name: str, task: Kind, old: tuple[Any, Any], new: tuple[Any, Any]
 ) -> None:
     """Raise DataError unless both rows of a file mean the same."""
+    # "1" and 1.0 may be one label: the meanings are compared, not the texts.
     if meaning.read(task, old[0]) != meaning.read(task, new[0]):
         raise DataError(
             f"{table} gives {name} two labels",
@@ -160,7 +162,7 @@ def _csv(path: Path, columns: list[str]) -> Iterator[Row]:
         header = next(reader, [])
         require(path, header, *columns)
         for row in reader:
-            if not row:
+            if not row:  # an empty line
                 continue
             _check_fields(path, reader.line_num, row, header)
             yield dict(zip(header, row, strict=True))
@@ -199,6 +201,7 @@ def _json_lines(path: Path, columns: list[str]) -> Iterator[Row]:
                 )
             seen |= row.keys()
             yield row
+    # A label may be missing in some lines, not in all.
     require(path, sorted(seen), *columns)
 
 
@@ -223,6 +226,7 @@ def _relative(name: str, root: Path) -> str:
     """`name` below `root`, for any way to write it: ./a.jpg, a\\b.jpg, or an absolute path."""
     if not name:
         return name
+    # Backslashes come from Windows.
     name = posixpath.normpath(name.replace("\\", "/"))
     folder = root.absolute().as_posix() + "/"
     return name.removeprefix(folder)

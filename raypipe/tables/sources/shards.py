@@ -49,6 +49,7 @@ class Slices:
                     continue
                 file.seek(offset)
                 data = file.read(size)
+                # The shard may have been cut since it was listed.
                 if len(data) == size:
                     yield data
                 else:
@@ -104,6 +105,7 @@ def _shard(file: Path, name: str, keys: _Keys, fence: Fence) -> Part:
     candidates = []
     with file.open("rb") as opened:
         samples, skipped = read_samples(opened, file)
+        # A split that no sample can have is a mistake in the configuration.
         if keys.split and not any("json" in sample.companions for sample in samples):
             raise DataError(
                 f"{file} has no JSON beside its images",
@@ -113,6 +115,7 @@ def _shard(file: Path, name: str, keys: _Keys, fence: Fence) -> Part:
         for sample in samples:
             candidates += _candidates(opened, sample, keys, str(file), name)
 
+    # Members that were not opened are listed in the quarantine.
     for member, why in skipped:
         path = _path(name, member)
         link = Candidate(path, None).refused("link", f"{path}: {why}", shut=True)
@@ -130,6 +133,7 @@ def _candidates(
     except _UnclearLabel as e:
         problem = str(e)
 
+    # A picture may be refused for itself, or because its sample has no certain label.
     for picture in sample.pictures:
         offset, size = picture.place
         candidate = Candidate(_path(shard, picture.name), None, None, size, (offset, size))
@@ -156,6 +160,7 @@ def _label_and_split(opened: BinaryIO, sample: Sample, keys: _Keys, where: str) 
     if sample.why:
         raise _UnclearLabel(sample.why)
 
+    # The split is always in the JSON.
     contents = _companions(opened, sample)
     fields = contents.get("json", {})
     if not isinstance(fields, dict):
@@ -164,6 +169,7 @@ def _label_and_split(opened: BinaryIO, sample: Sample, keys: _Keys, where: str) 
     if not keys.label:
         return None, split
 
+    # cls comes before JSON. Without cls, the JSON must have the label.
     labels_given = [contents["cls"]] if "cls" in contents else []
     if keys.label in fields:
         labels_given.append(fields[keys.label])
@@ -187,6 +193,7 @@ def _companions(opened: BinaryIO, sample: Sample) -> dict[str, Any]:
     """The contents of cls, txt (text) and json (parsed) by ending. Raises _UnclearLabel."""
     contents: dict[str, Any] = {}
     for ending, (offset, size) in sample.companions.items():
+        # A huge file beside an image is no label.
         if size > COMPANION_BYTES:
             raise _UnclearLabel(f"{ending} has {size:,} bytes")
         opened.seek(offset)

@@ -22,6 +22,7 @@ def python(values: pa.Array | pa.ChunkedArray) -> list[Any]:
 
 def _narrow_float(kind: pa.DataType) -> type[np.floating] | None:
     """numpy's type for floats of 16 or 32 bits, at any depth of lists; None for other types."""
+    # Labels may be lists of numbers.
     is_list = (
         pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
     )
