@@ -42,16 +42,12 @@ def _keeps_size(conv: nn.Conv2d) -> bool:
     k = conv.kernel_size[0]
     if k not in (3, 5):
         return False
-    # The size stays if the padding is half the kernel and nothing is skipped.
-    required = {
-        "kernel_size": (k, k),
-        "padding": (k // 2, k // 2),
-        "stride": (1, 1),
-        "dilation": (1, 1),
-        "padding_mode": "zeros",
-        "out_channels": conv.in_channels,
-    }
-    if any(getattr(conv, name) != value for name, value in required.items()):
+    # Some models give lists instead of tuples.
+    if conv.kernel_size != (k, k) or tuple(conv.padding) != (k // 2, k // 2):
+        return False
+    if tuple(conv.stride) != (1, 1) or tuple(conv.dilation) != (1, 1):
+        return False
+    if conv.padding_mode != "zeros" or conv.out_channels != conv.in_channels:
         return False
     return conv.bias is None and type(conv).forward is nn.Conv2d.forward
 
