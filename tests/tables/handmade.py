@@ -1,7 +1,9 @@
-"""Delta tables written by hand, as other engines write them: JSON log, Parquet with field ids, deletion vectors.
+"""Delta tables written by hand, as other engines write them.
 
-deltalake writes neither deletion vectors nor column mapping, and the golden tables hold no inline vector, none over several row
-groups, and no mapping by id. Formats: Delta protocol (deletion vector format, Base85) and the portable roaring bitmap format.
+They have a JSON log, Parquet with field ids, and deletion vectors. deltalake writes neither
+deletion vectors nor column mapping. The golden tables hold no inline vector, no vector over several
+row groups, and no mapping by id.
+Formats: Delta protocol (deletion vector format, Base85) and the portable roaring bitmap format.
 """
 
 from __future__ import annotations
@@ -87,7 +89,10 @@ def add(
     logged: str = "",
     **partition: Any,
 ) -> Action:
-    """Write a Parquet file and return the action that adds it. `logged` is its path in the log, where that differs."""
+    """Write a Parquet file and return the action that adds it.
+
+    `logged` is its path in the log, where that differs.
+    """
     (table / path).parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(rows, table / path, row_group_size=group, store_schema=False)
     return {

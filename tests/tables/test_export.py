@@ -1,4 +1,4 @@
-"""`raypipe table export` writes what a reader sees, whole or not at all, as a file or as images, here and through workers."""
+"""`raypipe table export` writes the visible rows completely or not at all, here and by workers."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def test_an_export_never_touches_a_table(
 def test_overwriting_removes_what_an_export_made_and_nothing_else(
     table: Path, tmp_path: Path, cli: Cli
 ) -> None:
-    """Another table, a folder of photographs with its labels.csv, an export to which somebody added a file, a Parquet file."""
+    """Another table, photographs with a labels.csv, an export with a file added, a Parquet file."""
     append(str(tmp_path / "other"), rows(0, 3), "theirs")
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "a.png").write_bytes(b"mine")
@@ -276,17 +276,23 @@ def test_exporting_here_starts_no_cluster(table: Path, tmp_path: Path) -> None:
 
 
 def test_an_export_holds_one_row_group_at_a_time(tmp_path: Path) -> None:
-    """80 MB of images in 20 row groups: the peak above the baseline stays below a quarter of them."""
+    """80 MB of images in 20 row groups: the peak memory stays below a quarter of them."""
     noise = pa.table(
         {"image": pa.array([bytes([i % 251]) * 32_000 for i in range(128 * 20)], pa.binary())}
     )
     append(str(tmp_path / "t"), noise, "add")
     script = (
-        "from pathlib import Path; from raypipe.tables.table import ImageTable; from raypipe.tables.export import export\n"
-        "def status(name): return int(Path('/proc/self/status').read_text().split(name + ':')[1].split()[0]) / 1024\n"
+        "from pathlib import Path\n"
+        "from raypipe.tables.table import ImageTable\n"
+        "from raypipe.tables.export import export\n"
+        "def status(name):\n"
+        "    text = Path('/proc/self/status').read_text()\n"
+        "    return int(text.split(name + ':')[1].split()[0]) / 1024\n"
         f"t = ImageTable({str(tmp_path / 't')!r}); out = Path({str(tmp_path)!r})\n"
         "export(t, t.pin(), out / 'warm.parquet', limit=1); base = status('VmRSS')\n"
-        "Path('/proc/self/clear_refs').write_text('5'); export(t, t.pin(), out / 'o.parquet'); print(status('VmHWM') - base)"
+        "Path('/proc/self/clear_refs').write_text('5')\n"
+        "export(t, t.pin(), out / 'o.parquet')\n"
+        "print(status('VmHWM') - base)\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", script], check=True, capture_output=True, text=True

@@ -1,4 +1,4 @@
-"""A data set that nobody should trust reads nothing of this machine: no path, link or device leads out of its own folder."""
+"""A hostile data set reads nothing of this machine: no path, link or device leads out of it."""
 
 from __future__ import annotations
 

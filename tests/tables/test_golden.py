@@ -1,6 +1,7 @@
-"""54 tables written by Spark, through the real command line: equal to what is expected, or refused with exit code 2.
+"""54 tables written by Spark, read by the command line: rows as expected, or exit code 2.
 
-The folder stands beside the project where it is available (origin and licence in its README) and is copied nowhere.
+The tables are in a folder beside the project, where it is available, and are not copied. Its README
+names origin and licence.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ ARCHIVES = sorted(FOLDER.glob("*.tar.zst")) if FOLDER.is_dir() else []
 NAMES = [a.name.removesuffix(".tar.zst") for a in ARCHIVES]
 pytestmark = pytest.mark.skipif(not ARCHIVES, reason="no golden tables beside the project")
 
-# Of the nine tables that come without expected rows, a log that cannot be right must be refused; the rest have rows or none.
+# Nine tables come without expected rows. An invalid log must be refused; the others have rows or
+# none.
 REFUSED = {
     "data-reader-absolute-paths-escaped-chars": "metadata",
     "deltalog-commit-info": "metaData",
@@ -37,8 +39,9 @@ REFUSED = {
     ],
     "lacks a file that its log names",
 )
-# The log says "2021-09-08 11:11:11" without a zone, and the expected rows were read in California's. The project they are from
-# skips this table: "Golden data needs to have 2021-09-08T11:11:11+00:00 as expected value for as_timestamp col"
+# The log says "2021-09-08 11:11:11" without a zone, and the expected rows were read in California's
+# zone. The project they are from skips this table: "Golden data needs to have
+# 2021-09-08T11:11:11+00:00 as expected value for as_timestamp col"
 # (delta-kernel-rs, kernel/tests/golden_tables.rs). So this is expected here.
 CORRECTED = {
     "data-reader-partition-values": (

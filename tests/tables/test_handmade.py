@@ -1,4 +1,4 @@
-"""Deletion vectors and column mapping of every kind, partition values of every type: read whole, in place, or refused."""
+"""Every kind of deletion vector, column mapping and partition value is read right or refused."""
 
 from __future__ import annotations
 
@@ -92,7 +92,10 @@ def test_a_vector_with_dense_and_sparse_containers(table: Path) -> None:
 
 
 def test_located_rows_are_found_again_in_their_row_group(table: Path) -> None:
-    """What the training feed relies on: fragment and row number lead to the same bytes, with rows missing in between."""
+    """The training feed relies on this: fragment and row number lead to the same bytes.
+
+    Rows in between may be deleted.
+    """
     gone = [3, 150, 151, 152, *range(200, 300)]
     added = by_hand.add(table, numbered(0, N), "a.parquet", 100, by_hand.inline(gone))
     by_hand.commit(table, by_hand.protocol("deletionVectors"), by_hand.metadata(FIELDS), added)
@@ -241,7 +244,10 @@ ROWS = [
 
 
 def physical(mode: str) -> pa.Table:
-    """ROWS as a file holds them: by id the names mean nothing and here say the wrong thing; fields stand in another order."""
+    """ROWS as a file holds them, with fields in another order.
+
+    Mapped by id, the names mean nothing; here they are wrong.
+    """
     swap = {"pa": "pb", "pb": "pa", "px": "ps", "ps": "px"} if mode == "id" else {}
 
     def field(name: str, kind: pa.DataType, id: int) -> pa.Field:
@@ -442,7 +448,7 @@ def test_a_widened_column_keeps_its_old_values(
 
 
 def test_tagging_adds_no_feature_to_a_table_that_others_read(table: Path) -> None:
-    """deltalake 1.6 adds variantType with any table property, which older readers then refuse, as does a table so spoilt."""
+    """deltalake 1.6 adds variantType with any table property; older readers refuse the table."""
     added = by_hand.add(table, numbered(0, 10), "a.parquet", dv=by_hand.inline([3]))
     by_hand.commit(table, by_hand.protocol("deletionVectors"), by_hand.metadata(FIELDS), added)
     opened = ImageTable(str(table))

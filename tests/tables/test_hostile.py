@@ -1,4 +1,4 @@
-"""Ingest of a folder that nobody should trust: every file becomes a row or stands in the quarantine with a reason."""
+"""Ingest of a hostile folder: every file becomes a row, or is quarantined with a reason."""
 
 from __future__ import annotations
 

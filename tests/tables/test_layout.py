@@ -1,4 +1,4 @@
-"""Only images decide what a folder's sub-folders mean, and what was understood is said before anything is done."""
+"""Only images decide what sub-folders mean, and users see how a folder is understood first."""
 
 from __future__ import annotations
 
@@ -115,7 +115,9 @@ def test_a_dry_run_says_what_was_understood_and_writes_nothing(
     config = tmp_path / "mine.yaml"
     table = tmp_path / "tables" / "cells"
     config.write_text(
-        f"run: {{dir: {tmp_path / 'run'}}}\ntable: {{uri: {table}}}\ningest: {{from: {{images: {tmp_path / 'photos'}}}}}\n"
+        f"run: {{dir: {tmp_path / 'run'}}}\n"
+        f"table: {{uri: {table}}}\n"
+        f"ingest: {{from: {{images: {tmp_path / 'photos'}}}}}\n"
     )
     before = sorted(tmp_path.rglob("*"))
     code, out, err = cli("ingest", config, "--dry-run", "--json")

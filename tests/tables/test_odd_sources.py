@@ -1,4 +1,4 @@
-"""Sources that say two things, or that cannot be read as they stand: a reason for each image, or one message, and no guess."""
+"""Ambiguous and unreadable sources: a reason for each image, or one message, never a guess."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ def test_members_with_other_names_and_links_are_all_counted(tmp_path: Path, text
     }
     cfg = validate(IngestConfig, {"from": {"kind": "tar", "images": str(path)}, "workers": 0})
     done = ingest(TableConfig(uri=str(tmp_path / "out")), cfg)
-    # y has the bytes of the first under another label; who is right is for the table to say, each is counted.
+    # y has the bytes of the first image under another label: both are counted.
     assert (done.seen, done.reasons["link"]) == (8, 4)
     assert done.seen == done.accepted + done.present + done.duplicates + done.quarantined
 
@@ -203,7 +203,8 @@ def test_a_shard_that_is_damaged_in_the_middle_does_not_just_end_there(
     [
         (
             "file,label\n1.png,a,b\n",
-            r"Line 2 of .*labels\.csv has 3 fields and the header has 2 \(got '1\.png,a,b'\).*quotes",
+            r"Line 2 of .*labels\.csv has 3 fields and the header has 2 "
+            r"\(got '1\.png,a,b'\).*quotes",
         ),
         ("file,label\n1.png\n", r"Line 2 of .* has 1 fields"),
         ("file,label,label\n1.png,a,b\n", r"has 2 columns 'label'.*Rename"),
@@ -386,7 +387,7 @@ def test_two_folders_whose_names_are_not_utf8_do_not_become_one_class(tmp_path: 
 
 
 def test_a_table_below_the_images_is_not_taken_for_images(tmp_path: Path, textured: Draw) -> None:
-    """The table may be the one that is written: each ingest would quarantine the files of the one before."""
+    """The table may be the target: each ingest would quarantine the files of the last one."""
     for i in range(4):
         (tmp_path / "ab"[i % 2]).mkdir(exist_ok=True)
         (tmp_path / "ab"[i % 2] / f"{i}.png").write_bytes(textured(i))

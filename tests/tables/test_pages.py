@@ -1,4 +1,4 @@
-"""Row groups read straight from their pages: the same values as pyarrow's, or declined; whatever the bytes say."""
+"""Row groups read from their pages have pyarrow's values, or are left to it, for any bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A Delta feature that we would read wrong is refused by its name. What we do read: test_handmade.py and test_golden.py."""
+"""A Delta feature that raypipe would read wrong is refused by its name.
+
+Features that it reads: test_handmade.py and test_golden.py.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +75,7 @@ def test_a_feature_that_is_allowed_but_not_used_does_no_harm(tmp_path: Path) -> 
 
 
 def test_an_old_version_is_refused_for_what_it_used_itself(tmp_path: Path) -> None:
-    """Newest versions may have shed a feature: pinning an older one must not bring nulls or deleted rows back."""
+    """The newest version may use fewer features than an older one, which must be refused, too."""
     uri = str(tmp_path / "t")
     append(uri, rows(), "add")
     features = {"minReaderVersion": 3, "minWriterVersion": 7, "writerFeatures": ["somethingOf2030"]}

@@ -1,4 +1,4 @@
-"""One logical data set, kept in every way a source can: the same rows, labels, splits and refusals, for every task."""
+"""One data set in every kind of source: the same rows, labels, splits and refusals, any task."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def by_delta(root: Path, task: Kind, rows: list[Row]) -> dict[str, Any]:
 
 
 def by_hugging_face(root: Path, task: Kind, rows: list[Row]) -> dict[str, Any]:
-    """As save_to_disk writes it; text is kept as numbers of classes whose names stand in the features."""
+    """As save_to_disk writes it: texts are class numbers, and the features hold the names."""
     root.mkdir()
     held = columns(task, rows)
     features: dict[str, Any] = {}
@@ -232,8 +232,11 @@ def data_sets(draw: st.DrawFn, task: Kind) -> list[Row]:
 
 
 def can_be_kept(way: str, task: Kind, rows: list[Row]) -> bool:
-    """A folder has no name for "unlabelled", nor has a CSV of tags, where a blank cell is an image without tags. And a null
-    inside a list cannot be written as text."""
+    """Whether this kind of source can hold these rows.
+
+    A folder has no name for "unlabelled". Nor has a CSV of tags: a blank cell is an image without
+    tags. A null inside a list cannot be written as text.
+    """
     unlabelled = any(label is None for label, _ in rows)
     if way == "folder" or (way == "CSV" and task == "multi_label"):
         return not unlabelled and not any(
@@ -243,7 +246,7 @@ def can_be_kept(way: str, task: Kind, rows: list[Row]) -> bool:
 
 
 def listed(kept: dict[str, Any], task: Kind) -> dict[str, tuple[Any, Any, Any]] | str:
-    """{picture: (label, split, reason)} of every candidate that is a picture, read and verified as ingest does."""
+    """{picture: (label, split, reason)} of every picture, read and verified as ingest does."""
     cfg = validate(SourceConfig, kept | {"task": task})
     try:
         parts = candidates(cfg).parts
@@ -354,7 +357,7 @@ def test_the_table_and_its_quarantine_hold_what_the_labels_say(
 def test_images_without_tags_are_labelled_and_learned_from(
     cli: Callable[..., Any], tmp_path: Path
 ) -> None:
-    """The model's task says what a label is, and an image that nobody tagged shows what has no tag."""
+    """The model's task types the label; an image without a tag is an example of no class."""
     files(tmp_path / "photos", [(None, "train")] * 6)
     cells = ["a|b", "", "b", "", "a", ""]
     lines = [f"{i}.png,{cell},{SPLITS[i % 2]}" for i, cell in enumerate(cells)]

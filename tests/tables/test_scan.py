@@ -1,4 +1,4 @@
-"""A scan returns exactly the rows of the pinned version that match, in the table's own types, here and through Ray alike."""
+"""A scan returns the matching rows of the pinned version in the table's types, also by Ray."""
 
 from __future__ import annotations
 

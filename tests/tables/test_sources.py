@@ -1,4 +1,4 @@
-"""One set of pictures, kept in every way a source can: the same images, labels and splits. Mistakes are named first."""
+"""One set of pictures in every kind of source: the same images, labels and splits."""
 
 from __future__ import annotations
 
@@ -150,12 +150,15 @@ def by_hugging_face_parquet(root: Path, pictures: list[Picture]) -> dict[str, An
     ).replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
     pq.write_table(table, root / "train.parquet")
     return {
-        "kind": "parquet", "images": str(root / "train.parquet"), "label_column": "kind", "split_column": "split"
-    }  # fmt: skip
+        "kind": "parquet",
+        "images": str(root / "train.parquet"),
+        "label_column": "kind",
+        "split_column": "split",
+    }
 
 
 def by_hugging_face(root: Path, pictures: list[Picture]) -> dict[str, Any]:
-    """The layout of save_to_disk (compared with what datasets 5.2 writes); every other image is a file beside."""
+    """The layout of save_to_disk (compared with datasets 5.2); every other image is a file."""
     root.mkdir()
     (root / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
     features = {
@@ -299,7 +302,7 @@ def test_labels_are_left_out_when_they_are_not_wanted(kept: dict[str, Any]) -> N
 
 
 def test_a_folder_is_walked_with_sense(tmp_path: Path) -> None:
-    """Loops end, hidden files stay out, a pipe is no file; what leads out of the folder is listed and never opened."""
+    """Loops end, hidden files and pipes are left out; links out of the folder are never opened."""
     root = tmp_path / "root"
     folder(
         root,

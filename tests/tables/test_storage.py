@@ -1,4 +1,4 @@
-"""Options of object stores: a name nobody reads is refused, and a credential is neither shown nor written."""
+"""Options of object stores: unknown names are refused, credentials are never shown or saved."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Versions compare by id; lineage leads back through tables; compaction changes no row; vacuum takes nothing a tag needs."""
+"""Diff by id, lineage through tables, compaction that changes no row, vacuum that keeps tags."""
 
 from __future__ import annotations
 
