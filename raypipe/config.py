@@ -77,6 +77,7 @@ def _refuse_credentials(name: str, value: Any) -> None:
         )
     if isinstance(value, Mapping):
         for key, inner in value.items():
+            # `options` go to other libraries: a name alone tells that a value is secret.
             is_filled = isinstance(inner, str) and inner != ""
             if name.endswith(".options") and is_filled and is_secret_name(str(key)):
                 raise ConfigError(
@@ -324,6 +325,7 @@ def _explain_one(kind: type[BaseModel], problem: Any) -> ConfigError:
             rule="It has no default",
             fix=f"Add {name}=… to the command or the YAML",
         )
+    # Our own validators raise ValueError; pydantic adds the prefix.
     rule = problem["msg"].removeprefix("Value error, ")
     if not name:
         # A rule about several sections together.

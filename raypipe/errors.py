@@ -146,6 +146,11 @@ def nearest(name: str, known: list[str]) -> str:
     return f"Did you mean {close[0]!r}?" if close else f"Known: {', '.join(sorted(known))}"
 
 
+def one_line(text: object, length: int = 300) -> str:
+    """The text, often an exception's, on one line of at most `length` characters."""
+    return " ".join(str(text).split())[:length]
+
+
 def _sentence(text: str) -> str:
     """`text` with one full stop at its end, or its own question or exclamation mark."""
     return text if text.endswith(("?", "!")) else text.rstrip(".") + "."

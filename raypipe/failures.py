@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import suppress
 
-from raypipe.errors import RaypipeError, hidden
+from raypipe.errors import RaypipeError, hidden, one_line
 
 AGAIN = "Run the same command again: what was finished is kept"
 
@@ -41,7 +41,7 @@ def explain(error: BaseException) -> tuple[int, str]:
     print(hidden("".join(traceback.format_exception(error))), file=sys.stderr, end="")
     kind = type(error).__name__
     advice = "This is a mistake of raypipe's: please report it with the lines above."
-    return 1, f"{kind}: {_one_line(error)} {advice}"
+    return 1, f"{kind}: {one_line(error)} {advice}"
 
 
 def find_own(error: BaseException | None) -> RaypipeError | None:
@@ -101,13 +101,9 @@ def _of_ray(error: BaseException) -> RaypipeError | None:
         return None
     for e in chain(error):
         if isinstance(e, exceptions.RayError) and not isinstance(e, exceptions.RayTaskError):
-            lost = f"{type(e).__name__}: {_one_line(e)}"
+            lost = f"{type(e).__name__}: {one_line(e)}"
             return RaypipeError(f"The Ray cluster lost what this needs: {lost}", fix=AGAIN)
     return None
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:300]
 
 
 def _mute_stdout() -> None:

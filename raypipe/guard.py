@@ -47,6 +47,7 @@ def guarded(work: Callable[[], int]) -> int:
     """
     if not _can_fork():
         return work()
+    # Blocked signals wait until `_wait` takes them; none can end this process unseen.
     read, write = os.pipe()
     signals = {getattr(signal, name) for name in FORWARDED} | {signal.SIGCHLD}
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
@@ -139,6 +140,7 @@ def _read_report(read: int) -> dict[str, Any]:
     It does not wait for the end of the pipe: Ray's processes may hold it open.
     """
     os.set_blocking(read, False)
+    # The child has ended, so its line is in the pipe already.
     with suppress(BlockingIOError):
         lines = os.read(read, 65536).decode().splitlines()
         return json.loads(lines[0]) if lines else {}

@@ -29,7 +29,7 @@ from raypipe import guard
 from raypipe.cluster import watch
 from raypipe.cluster.shared import shared_cluster
 from raypipe.config import Section
-from raypipe.errors import ClusterError
+from raypipe.errors import ClusterError, one_line
 
 log = logging.getLogger("raypipe")
 PRELOAD = "RAY_preload_python_modules"
@@ -150,7 +150,7 @@ def _init(cfg: ClusterConfig, preload: str) -> None:
 
 
 def _connection_error(address: str, error: Exception) -> ClusterError:
-    reason = " ".join(str(error).split())[:300]
+    reason = one_line(error)
     if address == "local":
         return ClusterError(
             f"Ray cannot be started here: {reason}",

@@ -15,6 +15,8 @@ import os
 import socket
 from pathlib import Path
 
+from raypipe.errors import one_line
+
 log = logging.getLogger("raypipe")
 # A GCS on this host answers in milliseconds. Ray's client would wait 40 s for a dead one.
 PROBE_S = 3
@@ -29,7 +31,7 @@ def shared_cluster() -> str | None:
         return None if _is_private(address) else address
     except Exception as e:
         # For example an old Ray or another token. Without its metadata, it is not joined.
-        reason = " ".join(f"{type(e).__name__}: {e}".split())[:200]
+        reason = one_line(f"{type(e).__name__}: {e}", 200)
         log.warning(
             "The Ray cluster at %s cannot be joined (%s). Another one is started; "
             "set RAY_ADDRESS=%s to insist",

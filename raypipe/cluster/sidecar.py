@@ -45,7 +45,7 @@ from typing import Any
 import numpy as np
 from filelock import FileLock, Timeout
 
-from raypipe.errors import ClusterError, RaypipeError, nearest
+from raypipe.errors import ClusterError, RaypipeError, nearest, one_line
 
 LOG = logging.getLogger("raypipe")
 LISTS = Path(__file__).parent / "sidecars"
@@ -142,7 +142,7 @@ def call(
             raise e.cause from None
         raise
     except ray.exceptions.RayError as e:
-        reason = " ".join(f"{type(e).__name__}: {e}".split())[:400]
+        reason = one_line(f"{type(e).__name__}: {e}", 400)
         raise ClusterError(
             f"The sidecar {name} was lost: {reason}", fix="See the logs of Ray, then run it again"
         ) from e

@@ -15,7 +15,14 @@ from typing import Any
 import yaml
 
 from raypipe.cluster.connect import ENV, prepare_environment
-from raypipe.errors import ClusterError, ConfigError, RaypipeError, holds_secret, is_secret_name
+from raypipe.errors import (
+    ClusterError,
+    ConfigError,
+    RaypipeError,
+    holds_secret,
+    is_secret_name,
+    one_line,
+)
 
 RUNTIME_ENV = Path("infra/ray/runtime_env.yaml")
 
@@ -41,7 +48,7 @@ def submit_job(address: str, arguments: list[str], say: Callable[[str], None]) -
         )
     except Exception as e:
         raise ClusterError(
-            f"The job cannot be submitted: {' '.join(str(e).split())[:300]}",
+            f"The job cannot be submitted: {one_line(e)}",
             got=address,
             rule="The address is the dashboard's, and RAY_AUTH_MODE=token needs "
             "the cluster's token in ~/.ray/auth_token",

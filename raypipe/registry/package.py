@@ -84,6 +84,7 @@ class Package:
         return package
 
     def _open(self, files: Mapping[str, bytes], where: str, seal: str | None, name: str) -> None:
+        # First the manifest against the seal, then the files against the manifest.
         self.seal = _sha256(files[MANIFEST])
         if seal is not None and self.seal != seal:
             as_name = f" as {name}" if name else ""
@@ -149,6 +150,7 @@ def build(
 
     Raises DataError for weights or reference arrays that are not finite.
     """
+    # Check everything before the first file is written.
     weights = {k: v.detach().cpu().contiguous() for k, v in model.state_dict().items()}
     features_ND = reference.features_ND.astype(np.float32)
     scores_NC = reference.scores_NC.astype(np.float32)

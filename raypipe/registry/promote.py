@@ -77,6 +77,7 @@ def register(
         before = find(store, key)
         if before is not None:
             return before
+        # Opening checks the files against their manifest before anything is uploaded.
         opened = Package(package)
         logged = _log_model(run_id, package, opened.info["model"]["name"])
         _ensure_name(store)
@@ -132,6 +133,7 @@ def champion(store: Store) -> ModelVersion | None:
     try:
         entity = store.client.get_model_version_by_alias(store.model, store.alias)
     except MlflowException as e:
+        # No model of this name, or no such alias.
         if e.error_code in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
             return None
         raise
@@ -156,8 +158,10 @@ def promote(store: Store, challenger: ModelVersion, expected: int | None) -> Non
     `expected` is None if there was no champion. Raises RaypipeError if the alias has moved.
     """
     with FileLock(store.folder / "promote.lock"):
+        # Compare, under the lock, then set.
         now = champion(store)
         current = now.version if now else None
+        # Done already, perhaps by an earlier run of this command that was killed afterwards.
         if current == challenger.version:
             return
         if current != expected:
@@ -183,6 +187,7 @@ def fetch(store: Store, version: ModelVersion) -> Package:
         mlflow.artifacts.download_artifacts(artifact_uri=version.uri, tracking_uri=store.address)
     )
     package = folder / "artifacts" / "package"
+    # MLflow keeps the name of the folder that was logged.
     if not package.exists():
         package = next(folder.glob("artifacts/*"), package)
     if version.seal is None:

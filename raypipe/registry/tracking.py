@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any
 from filelock import FileLock
 
 from raypipe.config import RunConfig, Section
-from raypipe.errors import ConfigError, hidden, keep_secrets_of
+from raypipe.errors import ConfigError, hidden, keep_secrets_of, one_line
 from raypipe.tables.table import TableVersion
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def open_store(run: RunConfig, cfg: RegistryConfig) -> Store:
         experiment_id = _experiment_id(client, cfg.experiment, artifacts)
     except Exception as e:
         raise ConfigError(
-            f"The MLflow store cannot be opened: {' '.join(str(e).split())[:300]}",
+            f"The MLflow store cannot be opened: {one_line(e)}",
             got=uri,
             fix="Check registry.uri",
         ) from e
@@ -194,6 +194,7 @@ def _logged(
         is_own = earlier.data.tags.get(OWNER) == _owner(store)
         if not running or is_own:
             store.client.delete_run(earlier.info.run_id)
+    # mlflow.* are MLflow's own tags; its pages show them.
     tags = {
         KEY: key,
         OWNER: _owner(store),
@@ -206,6 +207,7 @@ def _logged(
     if parent:
         tags["mlflow.parentRunId"] = parent
     run_id = store.client.create_run(store.experiment_id, tags=tags, run_name=name).info.run_id
+    # KeyboardInterrupt and SystemExit fail the run as well.
     try:
         _log_params(store, run_id, params)
         if version is not None:

@@ -133,14 +133,23 @@ def _choose_strategy(
 ) -> ParallelConfig:
     """`cfg` with the strategy that the model's memory needs, and with its offloading on a GPU."""
     rank, world = ranks()
-    micro_batch = -(-int(cfg.batch_size) // (world * cfg.accumulate))
+    # Rounded up: the largest micro batch counts.
+    micro_batches = world * cfg.accumulate
+    micro_batch = -(-int(cfg.batch_size) // micro_batches)
     need = need_of(
-        model, example, micro_batch, dtype, cfg.ema is not None, cfg.activation_checkpointing
+        model,
+        example,
+        micro_batch,
+        dtype,
+        ema=cfg.ema is not None,
+        checkpointing=cfg.activation_checkpointing,
     )
     ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", world))
     choice = choose(need, world, device_memory(device, ranks_here))
     if rank == 0:
         log.info("Strategy: %s", choice.reason)
-    # An offload that the user set is kept.
-    offload = choice.offload if cfg.offload == "none" and device.type == "cuda" else cfg.offload
+    # A user's own offload is kept. On a CPU there is no other memory to offload to.
+    offload = cfg.offload
+    if offload == "none" and device.type == "cuda":
+        offload = choice.offload
     return cfg.model_copy(update={"strategy": choice.strategy, "offload": offload})

@@ -32,7 +32,10 @@ def blocks(model: nn.Module) -> list[nn.Module]:
             continue
         composite = [m for m in container.children() if _is_composite(m)]
         counts = Counter(type(m) for m in composite)
-        repeated += [m for m in composite if counts[type(m)] > 1]
+        for module in composite:
+            if counts[type(module)] > 1:
+                repeated.append(module)
+    # Of nested blocks, the innermost.
     return [m for m in repeated if not _holds_any(m, repeated)]
 
 

@@ -141,6 +141,7 @@ def activation_bytes(model: nn.Module, example: Tensor) -> float:
     shapes = without_values(model).train()
     # The model's own tensors are saved for the backward pass too, and are no activations.
     own = {t.untyped_storage()._cdata for t in (*shapes.parameters(), *shapes.buffers())}
+    # Two images, because batch norms may refuse one; the sum is halved at the end.
     two = torch.zeros(2, *example.shape[1:], dtype=example.dtype, device="meta")
     try:
         with (

@@ -90,6 +90,7 @@ class Single:
         parts = micro_batches(inputs, targets, self._cfg.accumulate, least)
         for part, part_targets, share, last in parts:
             with self._syncing(last):
+                # The shares of all micro batches add up to the mean of the whole batch.
                 loss = criterion(self.forward(part), part_targets) * share
                 self.meter.lap("forward")
                 self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
@@ -101,6 +102,7 @@ class Single:
 
     def _update(self) -> None:
         if self._cfg.clip_norm is not None:
+            # The norm of the true gradients, without the loss scale.
             self._scaler.unscale_(self._optimizer)
             nn.utils.clip_grad_norm_(self._model.parameters(), self._cfg.clip_norm)
         self._scaler.step(self._optimizer)
@@ -137,6 +139,7 @@ class Single:
         self._average.steps = facts["averaged"]
         if any(key.startswith("trained/") for key in optimizer):
             self._fill("trained/", optimizer)
+        # A parameter without saved moments begins with none, as before its first step.
         for name, p in self._trained():
             moments = {}
             for key in MOMENTS:

@@ -54,6 +54,7 @@ def _passes(model: nn.Module, inputs: Tensor) -> list[set[str]]:
     with _same_random_state():
         try:
             shapes = without_values(model)
+            # Two images: batch norms may refuse one in training mode.
             two = torch.zeros(2, *inputs.shape[1:], dtype=inputs.dtype, device="meta")
             return [_reached(shapes.train(mode), two) for mode in modes]
         except Exception as e:

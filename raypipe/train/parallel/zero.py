@@ -257,7 +257,8 @@ class Zero:
             return
         # The last share is padded. DeepSpeed's own setter of whole values overruns there.
         size = self._local(p).numel()
-        share = cut(whole, self.rank * size, size).to(self.device)
+        start = self.rank * size
+        share = cut(whole, start, size).to(self.device)
         self._zero.set_local_hp_param(share, p, key)
 
     def _moments(self) -> dict[str, Piece]:
@@ -267,13 +268,15 @@ class Zero:
         if not steps:
             return {}
         pieces: dict[str, Piece] = {}
+        # All parameters have made equally many steps.
+        step = torch.tensor(max(steps))
         for name, p in self._trained():
             for key in MOMENTS:
                 piece = self._moment(p, key)
                 if piece is not None:
                     pieces[f"{key}/{name}"] = piece
             if self.rank == 0:
-                pieces[f"step/{name}"] = Piece.whole(torch.tensor(max(steps)))
+                pieces[f"step/{name}"] = Piece.whole(step)
         return pieces
 
     def _moment(self, p: nn.Parameter, key: str) -> Piece | None:
