@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import socket
 import subprocess
 import time
@@ -80,6 +81,7 @@ def open_store(run: RunConfig, cfg: RegistryConfig) -> Store:
     """
     import mlflow
 
+    _check_names(run, cfg)
     folder = run.path / "mlflow"
     folder.mkdir(parents=True, exist_ok=True)
     uri = _address(cfg.uri) if cfg.uri else f"sqlite:///{folder / 'mlflow.db'}"
@@ -96,6 +98,36 @@ def open_store(run: RunConfig, cfg: RegistryConfig) -> Store:
             fix="Check registry.uri",
         ) from e
     return Store(client, hidden(uri), experiment_id, cfg.model or run.name, cfg.alias, folder, uri)
+
+
+def _check_names(run: RunConfig, cfg: RegistryConfig) -> None:
+    """Raise ConfigError for names that MLflow refuses later, when a training is over.
+
+    The part of an SQLite address after `?` would be options: the database would be another file,
+    shared by all folders that begin alike. `%` is decoded at some doors and not at others.
+    """
+    if cfg.uri is None and set("?%") & set(str(run.path)):
+        raise ConfigError(
+            "MLflow's SQLite store cannot be in this folder",
+            got=f"run.dir={run.path}",
+            rule="In its address, sqlite:///FOLDER/mlflow.db, ? and % have a meaning",
+            fix="Choose a run.dir without ? and %, or set registry.uri",
+        )
+    model = cfg.model or run.name
+    if not model.strip() or set("/:'\"") & set(model):
+        raise ConfigError(
+            "MLflow cannot register a model under this name",
+            got=model,
+            rule="A model's name has no / : ' or \"",
+            fix="Set registry.model, or another run.name",
+        )
+    if not re.fullmatch(r"[\w-]+", cfg.alias) or re.fullmatch(r"(?i)latest|v\d+", cfg.alias):
+        raise ConfigError(
+            "MLflow cannot give a version this alias",
+            got=f"registry.alias={cfg.alias}",
+            rule="An alias has letters, digits, _ and -, and is neither `latest` nor like v1",
+            fix="Set registry.alias=champion",
+        )
 
 
 def _experiment_id(client: MlflowClient, name: str, artifacts: str | None) -> str:
@@ -231,7 +263,8 @@ def log_history(store: Store, run_id: str, history: Sequence[Mapping[str, float]
     now = int(time.time() * 1000)
     metrics = []
     for step, epoch in enumerate(history):
-        metrics += [Metric(name, float(value), now, step) for name, value in epoch.items()]
+        for name, value in epoch.items():
+            metrics.append(Metric(allowed_name(name), float(value), now, step))
     # The REST API takes at most 1,000 metrics a call.
     for start in range(0, len(metrics), 1000):
         store.client.log_batch(run_id, metrics=metrics[start : start + 1000])
@@ -239,7 +272,19 @@ def log_history(store: Store, run_id: str, history: Sequence[Mapping[str, float]
 
 def log_metrics(store: Store, run_id: str, metrics: Mapping[str, float]) -> None:
     for name, value in metrics.items():
-        store.client.log_metric(run_id, name, float(value))
+        store.client.log_metric(run_id, allowed_name(name), float(value))
+
+
+def allowed_name(name: str) -> str:
+    """The name of a metric or parameter as MLflow takes it.
+
+    Names hold what users chose: columns, sources, slices. `line+1` becomes `line_1-` with the first
+    digits of its hash, so that it stays apart from `line 1`.
+    """
+    allowed = re.sub(r"[^\w. -]|^\.", "_", name)[:200]
+    if allowed == name:
+        return name
+    return f"{allowed}-{hashlib.sha256(name.encode()).hexdigest()[:6]}"
 
 
 def log_text(store: Store, run_id: str, text: str, name: str) -> None:
@@ -282,7 +327,7 @@ def _log_params(store: Store, run_id: str, params: Mapping[str, Any]) -> None:
     from mlflow.entities import Param
 
     # The REST API takes at most 100 parameters a call, of at most 6,000 characters each.
-    entries = [Param(name, str(value)[:6000]) for name, value in flat(params).items()]
+    entries = [Param(allowed_name(name), str(value)[:6000]) for name, value in flat(params).items()]
     for start in range(0, len(entries), 100):
         store.client.log_batch(run_id, params=entries[start : start + 100])
 

@@ -236,3 +236,36 @@ def test_other_aliases_are_other_champions(store: Store, built: Package) -> None
     blue = dataclasses.replace(store, alias="blue")
     promote.promote(blue, made, expected=None)
     assert promote.champion(store) is None and promote.champion(blue) == made
+
+
+@pytest.mark.parametrize(
+    ("run", "registry", "says"),
+    [
+        ({"dir": "runs/a?b"}, {}, r"SQLite store cannot be in this folder .got .run.dir=.*a.b"),
+        ({"dir": "runs/a%41b"}, {}, "SQLite store cannot be in this folder"),
+        ({"name": "o'neil"}, {}, "cannot register a model under this name .got .o'neil"),
+        ({"name": "a/b"}, {}, "cannot register a model under this name"),
+        ({}, {"model": "a:b"}, "cannot register a model under this name"),
+        ({}, {"alias": "latest"}, "cannot give a version this alias"),
+        ({}, {"alias": "v1"}, "cannot give a version this alias"),
+        ({}, {"alias": "the best"}, "cannot give a version this alias"),
+    ],
+)
+def test_names_that_mlflow_refuses_are_refused_before_a_training(
+    run: dict[str, str], registry: dict[str, str], says: str, tmp_path: Path
+) -> None:
+    named = RunConfig.model_validate(run | {"dir": str(tmp_path / run.get("dir", "run"))})
+    with pytest.raises(ConfigError, match=says):
+        tracking.open_store(named, RegistryConfig.model_validate(registry))
+    assert not any(tmp_path.rglob("*.db"))
+
+
+def test_metrics_and_parameters_keep_apart_names_that_users_chose(store: Store) -> None:
+    """A slice `line+1` made every retrain end after its decision and before its promotion."""
+    slices = ["line+1", "line 1", "line_1", "Werk 2 (Süd)", "a#b", "a/b", "../x", "a:b", "x" * 300]
+    with tracking.run(store, "odd", "gate", {"mix": dict.fromkeys(slices, 1)}, None) as run_id:
+        tracking.log_metrics(store, run_id, {f"gate.{name}": 1.0 for name in slices})
+        tracking.log_history(store, run_id, [{name: 2.0 for name in slices}])
+    kept = store.client.get_run(run_id).data
+    assert len(kept.metrics) == 2 * len(slices) and len(kept.params) == len(slices)
+    assert kept.metrics["gate.line_1"] == 1.0 and "gate.line_1-" in " ".join(kept.metrics)
