@@ -26,7 +26,7 @@ def trained_table(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Tab
 
 @pytest.fixture
 def jobs(trained_table: TableConfig, tmp_path: Path) -> Jobs:
-    """`jobs(**{"train.epochs": 3})` -> full fine-tuning of small_cnn on the photos, in fp32, without early stopping."""
+    """`jobs(**{"train.epochs": 3})`: fine-tunes small_cnn on photos in fp32; no early stop."""
     small: dict[str, Any] = {
         "model": {"name": "small_cnn", "mode": "finetune", "pretrained": False},
         "train": {

@@ -1,4 +1,4 @@
-"""Values by epoch: each stage trains with its own, and weights and optimizer go on as in a resumed run."""
+"""`by_epoch`: each stage has its own values, and continues the weights and the optimizer."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_stage_that_changes_nothing_changes_no_bit(jobs: Jobs, tmp_path: Path)
 def test_a_stage_that_was_interrupted_goes_on_with_its_own_values(
     jobs: Jobs, tmp_path: Path
 ) -> None:
-    """Stopped in every stage, at its boundaries too; another rate from there on is another model."""
+    """Stopped in every stage and at its boundaries. Another rate in a stage gives another model."""
     stages = {1: {"train.lr": 0.02, "train.batch_size": 8}, 3: {"train.weight_decay": 0.5}}
     job = jobs(**LOCAL, by_epoch=stages)
     undisturbed = trainer.run(job)

@@ -1,4 +1,4 @@
-"""A checkpoint is whole or it is none: whatever is torn, flipped or missing is skipped and named."""
+"""A checkpoint is complete or does not count: damaged and missing files are skipped and named."""
 
 from __future__ import annotations
 
@@ -188,14 +188,15 @@ def altered(path: Path) -> None:
 
 
 def test_what_changes_after_it_was_verified_is_not_loaded(tmp_path: Path) -> None:
-    """The file is swapped between the check and the use: the tensor that is used is the one that is hashed."""
+    """The file changes between the check and the use: the tensor that is used is the hashed one."""
     folder = write(tmp_path / "epoch-0000", 1)
     before = {name: tensor.clone() for name, tensor in checkpoint.read(folder).weights.items()}
     opened = checkpoint.read(folder)
     altered(folder / "weights-00000.safetensors")
     with pytest.raises(
         DataError,
-        match=r"not what its manifest says: .*sha256.*Nothing altered is loaded.*checkpoint before it",
+        match=r"not what its manifest says: .*sha256.*Nothing altered is loaded"
+        r".*checkpoint before it",
     ):
         dict(opened.weights)
     whole = checkpoint.read(write(tmp_path / "epoch-0001", 1), verified=True)

@@ -1,4 +1,4 @@
-"""`auto` becomes numbers once; whatever comes after sees only them, however often and with how many workers it runs."""
+"""`auto` becomes numbers once. Later runs use these numbers, with any number of workers."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_what_a_search_draws_is_not_found_first(
 def test_what_was_found_for_a_part_of_a_gpu_is_not_taken_for_the_whole(
     jobs: Jobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two trials on one GPU have half of its memory each; a training that has all of it may fill it."""
+    """Two trials on one GPU have half of its memory each; a single training may fill all of it."""
     job = jobs(**{"train.batch_size": "auto"})
     pinned, shares = pin(job.table, job.feed), []
 

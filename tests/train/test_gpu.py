@@ -1,4 +1,4 @@
-"""What only a GPU shows, and that the loop can run where there is one and no Ray (`pytest --noconftest`, benchmarks/gpu.py).
+"""What only a GPU shows, and that the loop runs without Ray (`pytest --noconftest`, gpu.py).
 
 Ranks are processes of their own: a CUDA context cannot be inherited.
 """

@@ -1,4 +1,4 @@
-"""Rules inside the loop: the reason is kept, time goes on counting over a resume, and ranks with other clocks stop together."""
+"""Rules inside the loop: the reason is stored, time goes on after a resume, ranks stop together."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The loop without Ray: it learns, it stops, and an interrupted run ends bit for bit where it would have ended."""
+"""The loop without Ray: it learns, it stops, and an interrupted run ends bit for bit equal."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ OBJECTIVE = Objective.of(Task("single_label", CLASSES), np.array([0, 1]))
 
 
 def toy(images: int, seed: int, shuffled: bool = False) -> Source:
-    """32 px noise around 90 or 160: a child could tell them apart, unless the labels are shuffled."""
+    """32 px noise around 90 or 160: easy to tell apart, unless the labels are shuffled."""
     rng = np.random.default_rng(seed)
     labels = np.arange(images) % 2
     pixels = rng.normal(
@@ -75,7 +75,7 @@ def job(**train: object) -> TrainJob:
 
 
 class Recorder:
-    """What a run reports, its checkpoints, and a power cut after epoch `dies_after`, or after a step of it."""
+    """Records reports, writes checkpoints, and raises after epoch `dies_after` or a step of it."""
 
     def __init__(self, folder: Path, dies_after: tuple[int, int] | None = None) -> None:
         self.folder, self.dies_after = folder, dies_after
@@ -182,7 +182,7 @@ def test_equal_seeds_give_equal_weights_and_other_seeds_others(tmp_path: Path) -
 
 
 def test_clipping_bounds_the_first_step(tmp_path: Path) -> None:
-    """AdamW's first step does not depend on the gradient's size, so plain clipping shows in the second moment."""
+    """AdamW's first step ignores the gradient's size, so clipping shows in the second moment."""
     norms = []
     for clip in (None, 1e-3):
         told = Recorder(tmp_path / str(clip))

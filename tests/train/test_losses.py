@@ -1,4 +1,4 @@
-"""The losses are the textbook's, their options are neutral at zero, and weighting keeps the scale."""
+"""The losses are the textbook's, options change nothing at zero, and weighting keeps the scale."""
 
 from __future__ import annotations
 

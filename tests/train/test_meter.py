@@ -1,4 +1,4 @@
-"""Where the time goes: phases add up, nobody waits for a device to be timed, and what was asked for is in the run's folder."""
+"""Phases add up to the step, timing does not wait for the device, profiles are in the folder."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ def test_a_peak_is_known_or_is_not_guessed(name: str, bf16: float) -> None:
 
 
 def test_a_run_tells_each_epoch_what_its_steps_took(tmp_path: Path) -> None:
-    """`small_cnn` at 32 px; the operations were counted by hand-written rules, the rate follows from them."""
+    """`small_cnn` at 32 px. FLOPs follow from hand-written rules, and the rate from the FLOPs."""
     told, meter = Recorder(tmp_path), Meter()
     train_rank(job(epochs=2), pixels(), None, told.save, told.report, meter=meter)
     for metrics in told.metrics:
@@ -223,7 +223,7 @@ def test_on_a_gpu_phases_are_the_streams_time_and_fit_into_the_epoch(tmp_path: P
 
 
 def rank(rank: int, folder: Path) -> None:
-    """Rank 1 comes 200 ms late to each backward pass: rank 0 waits for it, and that is what communication costs it."""
+    """Rank 1 is 200 ms late to each backward pass: rank 0 waits, and counts it as communication."""
     for strategy, accumulate in (("ddp", 1), ("ddp", 2), ("fsdp", 1)):
         meter = Meter()
         cfg = ParallelConfig.model_validate(

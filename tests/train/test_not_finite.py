@@ -1,4 +1,4 @@
-"""NaN is never a result: no epoch, trial, soup, package or prediction of it is taken, whatever its accuracy seems to be."""
+"""NaN is never a result: of an epoch, trial, soup, package or prediction, at any accuracy."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_no_epoch_of_nan_is_the_best(tmp_path: Path, guard: bool, result: str) -
 
 
 def test_a_weight_alone_is_enough(tmp_path: Path) -> None:
-    """A statistic that no output of this epoch depends on: every loss is finite, and the weights cannot be used."""
+    """No output of this epoch depends on the statistic: losses are finite, the weights unusable."""
 
     class Statistic(Recorder):
         def save(self, state: LoopState, engine: Engine) -> None:

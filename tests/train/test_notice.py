@@ -1,4 +1,4 @@
-"""All ranks hear a notice in the same step, soon after one of them was told, and ask each other about once a second."""
+"""All ranks leave in the same step, soon after one was told to; they ask about once a second."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STEP_S = 0.01
 
 
 def two(rank: int, folder: Path) -> None:
-    """Rank 1, whose steps take twice as long, is told after half a second of its clock; each notes when it heard and asked."""
+    """Rank 1 has twice as slow steps and must leave after 0.5 s; both note when they ask."""
     step, asked = 0, list[int]()
     clock = SimpleNamespace(perf_counter=lambda: step * STEP_S * (1 + rank))
 

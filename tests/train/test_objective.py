@@ -1,4 +1,7 @@
-"""Metrics are the textbook's, however validation was cut; and the loop learns every kind of task, on two ranks as on one."""
+"""Metrics are the textbook's, however validation is cut.
+
+The loop learns every kind of task, on two ranks as on one.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When a checkpoint is there, which are kept, and that a disk without room stops the run and spoils nothing."""
+"""When checkpoints are written and which are kept; a full disk stops the run without damage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""No step is lost to a rate of 0, rates follow their shapes, and the finders find what can be known beforehand."""
+"""No step has a rate of 0, rates follow their shapes, and the finders find known optima."""
 
 from __future__ import annotations
 
@@ -128,8 +128,8 @@ def test_the_batch_found_fits_and_one_a_little_larger_does_not(
 def test_the_fastest_batch_is_the_smallest_that_is_nearly_fastest(
     knee: int, overhead: float
 ) -> None:
-    """Time a batch = overhead + size up to the knee, where the cache ends: then every image costs a third more. A second
-    climb beyond the knee, two sizes away, is not looked for."""
+    """Time of a batch: overhead + size up to the knee, where the cache ends; beyond it each image
+    costs a third more. A second climb, two sizes beyond the knee, is not looked for."""
     tried: dict[int, float] = {}
 
     def rate(size: int) -> float:
@@ -176,7 +176,7 @@ def test_without_a_fall_there_is_no_suggestion(loss: float) -> None:
 
 
 class Learner:
-    """Three classes that a line separates but for some noise, a small network, and batches of 32."""
+    """Three classes that a line separates, with some noise; a small network; batches of 32."""
 
     def __init__(self) -> None:
         self.draws = torch.Generator().manual_seed(0)

@@ -1,4 +1,4 @@
-"""When to stop is a pure function of what happened so far, and its reason is what the user reads."""
+"""When to stop is a pure function of what happened so far; the user reads its reason."""
 
 from __future__ import annotations
 
@@ -244,7 +244,8 @@ def test_all_in_the_config_joins_quality_and_neither_guards_nor_budgets() -> Non
     assert why_stop(cfg, epochs([0.95, 0.96])) is None  # still improving
     assert why_stop(cfg, epochs([0.5, 0.5, 0.5])) is None  # too bad to stop
     assert why_stop(cfg, epochs([0.95, 0.9, 0.9])) == (
-        "val_accuracy 0.95 reached the target 0.9; no improvement of val_accuracy for 2 epochs (best 0.95 in epoch 1)"
+        "val_accuracy 0.95 reached the target 0.9; "
+        "no improvement of val_accuracy for 2 epochs (best 0.95 in epoch 1)"
     )
     assert "budget" in str(why_stop(cfg, epochs([0.5]), seconds=101))
     assert "nan" in str(why_stop(cfg, [{"val_accuracy": 0.5, "train_loss": NAN}]))

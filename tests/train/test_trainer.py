@@ -1,4 +1,4 @@
-"""Whole runs on a real cluster: one worker or two, cache or stream, killed or not, the result is a model that predicts."""
+"""Whole runs on a real cluster: 1 or 2 workers, cache or stream, killed or not."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.usefixtures("ray_session")
 
 
 def judged(job: TrainJob, result: TrainResult) -> tuple[float, float]:
-    """(loss, accuracy) of the saved model on the validation split, computed here and not by the run."""
+    """(loss, accuracy) of the saved model on the validation split, recomputed."""
     model: ImageModel = trainer.assemble(job, result)
     pixels_NHWC, labels, _ = decoded(job)
     with torch.no_grad():
@@ -45,7 +45,7 @@ def judged(job: TrainJob, result: TrainResult) -> tuple[float, float]:
 
 
 def check_result(job: TrainJob, result: TrainResult) -> None:
-    """The named checkpoint is whole, is of the best epoch, and its model scores what the run said."""
+    """The checkpoint is complete and of the best epoch; its model scores what the run reported."""
     assert (
         len(result.history) == job.train.epochs
         and result.metrics == result.history[result.best_epoch]
@@ -109,7 +109,7 @@ def test_an_interrupted_run_goes_on_from_its_newest_whole_checkpoint(
 def test_a_run_killed_mid_epoch_on_two_workers_goes_on_with_one_at_the_next_sample(
     jobs: Jobs, tmp_path: Path
 ) -> None:
-    """Ids as the workers logged them, as sequences: what came before the checkpoint and what came after it are one epoch."""
+    """Ids in the workers' logs: those before the checkpoint and those after it make one epoch."""
     settings = {
         "train.epochs": 3,
         "train.batch_size": 4,
@@ -141,7 +141,7 @@ def test_a_run_killed_mid_epoch_on_two_workers_goes_on_with_one_at_the_next_samp
 
 
 def traced(folder: Path) -> dict[tuple[int, int], list[str]]:
-    """Global batches by (epoch, step): the ranks' samples put back together by their places in the stream."""
+    """Global batches by (epoch, step): the ranks' samples, joined by their places in the stream."""
     lines = [
         json.loads(line) for f in folder.glob("*.jsonl") for line in f.read_text().splitlines()
     ]
@@ -158,7 +158,7 @@ def traced(folder: Path) -> dict[tuple[int, int], list[str]]:
 
 
 def test_two_workers_train_from_a_stream(jobs: Jobs) -> None:
-    """The batch is larger than a rank's share of the rows: it must train on what there is, not drop it all."""
+    """The batch is larger than a rank's share of the rows: the rank trains on all of them."""
     job = jobs(
         **{
             "train.workers": 2,
@@ -194,9 +194,9 @@ def test_frozen_training_is_the_same_with_one_worker_and_with_two(jobs: Jobs) ->
 
 
 def test_two_workers_train_one_model_and_a_kill_does_not_start_them_over(jobs: Jobs) -> None:
-    """SIGKILL to one of them after some checkpoints. Rates by the clock, in the history, tell two runs apart.
+    """SIGKILL to one worker after some checkpoints. Measured rates in the history tell runs apart.
 
-    The job has more sections than training needs, as the command line's have: the workers get only theirs.
+    The job has more sections than training needs, like the command line's: workers get theirs only.
     """
     small = jobs(**{"train.workers": 2, "train.epochs": 12, "train.timeout_s": 15})
     job = WatchJob.model_validate(small.model_dump())
@@ -219,7 +219,7 @@ def test_two_workers_train_one_model_and_a_kill_does_not_start_them_over(jobs: J
 
 
 class Killer(threading.Thread):
-    """Waits for the fourth epoch's checkpoint under `folder`, or for one inside an epoch, and kills one training worker."""
+    """Wait for epoch 4's checkpoint in `folder`, or one inside an epoch, and kill one worker."""
 
     def __init__(self, folder: Path, steps: int | None = None) -> None:
         super().__init__(daemon=True)
@@ -296,7 +296,7 @@ def test_the_reference_is_the_validation_split_as_the_model_sees_it(
     assert not (tmp_path / "kept").exists(), "of the test split it says nothing"
 
 
-def test_the_test_split_is_judged_as_the_package_predicts_and_a_table_without_one_has_no_such_metrics(
+def test_the_test_split_is_judged_as_the_package_predicts_if_the_table_has_one(
     jobs: Jobs,
 ) -> None:
     job = jobs(**{"train.epochs": 2, "model.views": 4})

@@ -24,7 +24,8 @@ from raypipe.train.job import TrainJob
 job = load(TrainJob, Path(sys.argv[1]), [])
 result = trainer.run(job)
 assert not ray.is_initialized()
-print(len(result.history), trainer.test(job, result, job.folder(result.key))["test_accuracy"], result.metrics["val_accuracy"])
+tested = trainer.test(job, result, job.folder(result.key))
+print(len(result.history), tested["test_accuracy"], result.metrics["val_accuracy"])
 """
 
 
