@@ -148,7 +148,7 @@ def _workers_to_start(job: TrainJob, data: Data, share: Share | None) -> int:
         worker = {"CPU": 1.0} | _gpu(job, ray.cluster_resources())
         decoding = _decodes_in_tasks(data)
     else:
-        # The share leaves a CPU for decode tasks already.
+        # A training that shares the cluster keeps no CPU free for decode tasks.
         worker = share.worker
         decoding = False
     blocks = [*data.train.blocks, *data.val.blocks]

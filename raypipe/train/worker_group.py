@@ -70,9 +70,13 @@ class Callbacks:
     """None: rank 0 sends no positions."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class WorkerSetup:
-    """What every worker of a group is started with."""
+    """What every worker of a group is started with.
+
+    Ray Train's dashboard shows its train_loop_config as text. Without a `repr` that is the class
+    name, and not the job with its storage options.
+    """
 
     job: dict[str, Any]
     """The fields of TrainJob as JSON types. Of a larger job, the workers need no other part."""
