@@ -1,5 +1,4 @@
-"""How many workers an elastic training (`train.workers=[fewest, most]`) gets: at each start, and
-while it runs.
+"""How many workers an elastic training gets (`train.workers=[fewest, most]`).
 
 raypipe counts the places that are free. Ray Train's own elastic groups count what the nodes have:
 where another job holds part of a node, they ask for places that do not exist. They also stop the
@@ -66,8 +65,7 @@ def _fits(free: Resources, worker: Resources) -> int:
 
 
 def free() -> dict[str, Resources]:
-    """The free resources of each node that stays: a node that is being taken away starts no
-    workers."""
+    """The free resources of each node, without nodes that are being taken away."""
     # The public list of nodes says what they have, not what is free.
     from ray._private.state import state
 
@@ -101,8 +99,7 @@ def pays(left_s: float | None, workers: int, most: int) -> bool:
 
 
 class Growth:
-    """Looks for room for more workers while one group trains; see the protocol at the top of this
-    file.
+    """Looks for room for more workers while one group trains; the protocol is at the top.
 
     workers: size of the group. most: size it may reach. after_s: of work, before it may grow.
     """

@@ -1,5 +1,4 @@
-"""One training on the workers of a cluster: start a group of them, and start another when it failed
-or left.
+"""One training on a cluster: start a group of workers, and another when it failed or left.
 
 A group ends in one of four ways:
 
@@ -11,7 +10,8 @@ A group ends in one of four ways:
    the same way, and a larger group resumes (elastic.py).
 
 The file `leave` asks for an early end: the workers save, leave, and no new group starts.
-worker_group.py runs one group."""
+worker_group.py runs one group.
+"""
 
 from __future__ import annotations
 
@@ -38,8 +38,10 @@ log = logging.getLogger("raypipe")
 
 
 def check_workers(cfg: TrainConfig, resources: dict[str, float]) -> None:
-    """Raise ClusterError when the cluster has too few CPUs or GPUs: the training would wait
-    forever."""
+    """Raise ClusterError when the cluster has too few CPUs or GPUs.
+
+    The training would wait for them forever.
+    """
     kind = "GPU" if wants_gpu(cfg, resources) else "CPU"
     have = int(resources.get(kind, 0))
     if cfg.fewest_workers > have:
@@ -139,8 +141,10 @@ def _with_growth(progress: Report, growth: elastic.Growth) -> Report:
 
 
 def _workers_to_start(job: TrainJob, data: Data, share: Share | None) -> int:
-    """How many workers to start. An elastic training starts as many as there is room for, and waits
-    for its fewest."""
+    """How many workers to start.
+
+    An elastic training starts as many as there is room for. It waits until its fewest fit.
+    """
     cfg = job.train
     if not cfg.elastic:
         return cfg.most_workers
@@ -162,8 +166,7 @@ def _workers_to_start(job: TrainJob, data: Data, share: Share | None) -> int:
 
 
 def _decodes_in_tasks(data: Data) -> bool:
-    """Do Ray tasks decode the images? They need a CPU: without one, the workers would wait
-    forever."""
+    """Do Ray tasks decode the images? They need a CPU, or the workers would wait forever."""
     return data.train.carrier in ("cache", "offload")
 
 

@@ -171,10 +171,9 @@ def _checkpoint_due(step: int, steps: int, every: int | None) -> bool:
 
 
 def _average_counts(state: LoopState, engine: Engine, losses: Tensor, since: float) -> float:
-    """Add the time since `since`, and average losses, images and clocks over the ranks; returns
-    now.
+    """Add the time since `since`, and average losses, images and clocks over the ranks.
 
-    All ranks must stop for one reason after one epoch, and resume from one state.
+    All ranks must stop for one reason after one epoch, and resume from one state. Returns now.
     """
     now = time.perf_counter()
     spent_s = now - since

@@ -102,8 +102,7 @@ def class_weights(wanted: ClassWeights, classes: tuple[str, ...], labels_N: np.n
 
 
 def check_weights(wanted: ClassWeights, classes: tuple[str, ...]) -> None:
-    """Raise ConfigError for a mapping that lacks a class, names another, or has a weight that is
-    not a positive number."""
+    """Raise ConfigError unless a mapping gives each class, and no other, a positive number."""
     if not isinstance(wanted, Mapping):
         return
     wrong = {}

@@ -1,8 +1,7 @@
-"""What a run minimises and how it is judged: the loss of its task, and metrics that are exact over
-any number of ranks.
+"""What a run minimises, and how it is judged: the loss and the metrics of its task.
 
 Metrics are quotients of sums. Each batch adds one float64 vector, ranks add theirs, and only then
-are the sums divided. So metrics do not depend on how validation was cut into batches and ranks.
+are the sums divided. So metrics are exact, however validation is cut into batches and ranks.
 val_loss is the loss without class weights, smoothing and focal factor: so it compares runs that
 were trained with different ones.
 

@@ -1,9 +1,8 @@
-"""Notice to leave, from a preempted node or a user who stops the job. All ranks must act on it in
-the same step.
+"""Notice to leave: a node is preempted, or the job is stopped.
 
-A rank that left alone would leave the others waiting in their next all-reduce, and all ranks have
-to save the same step. So the ranks agree, by one all-reduce (maximum) of two numbers about once a
-second:
+All ranks must leave in the same step. A rank that left alone would leave the others waiting in
+their next all-reduce, and all ranks have to save the same step. So the ranks agree, by one
+all-reduce (maximum) of two numbers about once a second:
 
 1. Was any rank told to leave? If so, every rank leaves after this step.
 2. How long does the slowest rank's step take? From this number all ranks compute the same count of

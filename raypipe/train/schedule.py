@@ -95,8 +95,9 @@ def lr_range(
     smoothing: float = 0.9,
     blow_up: float = 4.0,
 ) -> LrRange:
-    """Learning-rate range test (Smith 2017, "Cyclical learning rates"): increase the rate from step
-    to step, and watch the loss.
+    """Learning-rate range test: increase the rate from step to step, and watch the loss.
+
+    Source: Smith 2017, "Cyclical learning rates".
 
     train(lr): takes one step at that rate and returns its loss. The rate grows by a constant
     factor. The loss is a running mean, corrected for its start at 0. The test ends when the mean is

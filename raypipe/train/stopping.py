@@ -1,5 +1,4 @@
-"""When to stop, and why: pure rules over a record of what happened, for a training and for a
-search.
+"""When a training or a search stops, and why: pure rules over a record of what happened.
 
 A rule takes a Progress and returns None, or a reason that the user reads. `any_of` and `all_of`
 combine rules. Rules see whole epochs (in a search: whole trials), so a run ends where an epoch
@@ -237,8 +236,7 @@ def target(goal: float) -> Rule:
 
 
 def nan_guard(p: Progress) -> str | None:
-    """The newest training loss is not finite: the weights are lost, and later epochs stay
-    unusable."""
+    """The newest training loss is not finite: the weights are lost, and stay so."""
     if not p.losses or math.isfinite(p.losses[-1]):
         return None
     return f"train_loss was {p.losses[-1]} in {p.unit} {len(p.losses)}"

@@ -248,12 +248,11 @@ def assemble(job: TrainJob, result: TrainResult) -> ImageModel:
 
 
 def reference(job: TrainJob, model: ImageModel, pinned: Pinned, folder: Path) -> Reference:
-    """Features and scores of images that the weights have not seen; later batches are compared to
-    it.
+    """Features and scores of images that the weights have not seen.
 
-    On training images the model is overconfident, so any new batch would look like drift. The
-    images are the validation split, or the test split if validation was trained on too. The test
-    metrics are then stored in `folder` at once.
+    Later batches are compared with them. On training images the model is overconfident, so any new
+    batch would look like drift. The images are the validation split, or the test split if
+    validation was trained on too. The test metrics are then stored in `folder` at once.
     """
     feed = job.feed
     split = feed.val

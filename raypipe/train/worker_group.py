@@ -150,8 +150,7 @@ def run_group(
 
 
 def _restarts_by_ray(cfg: TrainConfig) -> FailureConfig:
-    """Who restarts a failed group. Ray does, with the same number of workers, if that number is
-    fixed.
+    """How often Ray restarts a failed group, which it does with the same number of workers.
 
     An elastic group may have lost a node. launch.py restarts it and counts the free places first.
     """
@@ -199,8 +198,10 @@ def _relayed(queue: Queue, callbacks: Callbacks) -> Iterator[None]:
 
 
 def run_worker(config: dict[str, Any]) -> dict[str, Any]:
-    """Ray Train runs this on each worker. `config["setup"]` is a WorkerSetup; returns the loop's
-    state."""
+    """Ray Train runs this on each worker. Returns the loop's state.
+
+    config: {"setup": WorkerSetup}.
+    """
     import ray.train
     import ray.train.torch
 
@@ -236,8 +237,7 @@ def run_worker(config: dict[str, Any]) -> dict[str, Any]:
 
 
 class _MustLeave:
-    """Must this worker leave? Because a leave file is there, or because its node is being taken
-    away."""
+    """Must this worker leave? If a leave file is there, or its node is being taken away."""
 
     def __init__(self, leave: tuple[Path, ...]) -> None:
         self._leave = leave

@@ -1,5 +1,4 @@
-"""Try something that may run out of memory in a process of its own, so that nothing of it stays in
-this one.
+"""Try something that may run out of memory, in a process of its own.
 
 A CUDA context that has run out of memory keeps its fragments, and the kernel kills a process that
 outgrows the host's memory. A new process has neither problem. Starting one costs some seconds

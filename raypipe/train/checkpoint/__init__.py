@@ -157,8 +157,10 @@ def name(epoch: int, step: int = 0) -> str:
 
 
 def keep(folder: Path, names: set[str]) -> None:
-    """Delete all other checkpoints. The manifest goes first: a kill leaves none that looks
-    complete."""
+    """Delete all other checkpoints.
+
+    The manifest goes first, so that a kill leaves none that looks complete.
+    """
     for path in folder.glob("epoch-*"):
         if path.name not in names:
             (path / MANIFEST).unlink(missing_ok=True)

@@ -1,5 +1,4 @@
-"""The tensors of a checkpoint: hashed when they are written, joined from their pieces when they are
-read.
+"""The tensors of a checkpoint: hashed when written, joined from their pieces when read.
 
 A file change between the check and the use must be noticed, without ever holding a whole file. So
 each tensor is copied out of the mapped file, the copy is hashed, and that copy is used. The
@@ -154,8 +153,7 @@ def read_verified(path: Path, sha256: str) -> bytes:
 
 
 def _metadata(data: bytes) -> dict[str, str]:
-    """The metadata of a safetensors file: 8 bytes with the header's length, then the JSON
-    header."""
+    """The metadata of a safetensors file: 8 bytes with its header's length, then the header."""
     length = int.from_bytes(data[:8], "little")
     header: dict[str, Any] = json.loads(data[8 : 8 + length])
     return dict(header["__metadata__"])

@@ -1,5 +1,4 @@
-"""How many floating-point operations a model takes for an image, and how many a GPU can do;
-utilisation is their ratio."""
+"""How many floating-point operations a model takes for an image, and how many a GPU can do."""
 
 from __future__ import annotations
 
@@ -33,11 +32,13 @@ PEAKS: tuple[tuple[str, tuple[float, float, float, float]], ...] = (
 
 
 def flops_per_image(model: nn.Module, inputs: Tensor) -> float:
-    """FLOPs of a forward and a backward pass, counted on shapes alone (0.5 s for 50 layers); 0 if
-    the model needs values.
+    """FLOPs of a forward and a backward pass; 0 if they cannot be counted.
+
+    They are counted on shapes alone (0.5 s for 50 layers), so a model that needs values has 0.
 
     inputs: one image or one row of features, on any device. Neither the model nor a random
-    generator changes."""
+    generator changes.
+    """
     from torch.utils.flop_counter import FlopCounterMode
 
     rules = {torch.ops.aten.convolution_backward: _convolution_backward}
@@ -61,7 +62,8 @@ def _convolution_backward(
     """As many FLOPs as forward for each wanted gradient, of inputs and of weights.
 
     torch's own rule counts grouped convolutions as dense ones: 14 times too many for
-    EfficientNet-Lite0."""
+    EfficientNet-Lite0.
+    """
     from torch.utils.flop_counter import conv_flop_count
 
     transposed, wanted = how[4], how[7]

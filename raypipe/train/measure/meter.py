@@ -1,5 +1,6 @@
-"""Where a step's time goes, how fast it computes and what memory it takes. Always on: it costs 4 µs
-a step, 0.1 ms an epoch.
+"""Where a step's time goes, how fast it computes and what memory it takes.
+
+The meter is always on: it costs 4 µs a step and 0.1 ms an epoch.
 
 A step is cut into phases. Call `lap(phase)` when a phase ends: the time since the last lap counts
 to it. So the phases add up to the step, and nothing is counted twice. On CUDA a lap is an event in
@@ -66,8 +67,7 @@ ReportPosition = Callable[[Position], None]
 
 
 class Meter:
-    """Measures one rank. Reports the position about once a second and at each epoch's end, and
-    steps the profiler."""
+    """Measures one rank, reports its position about once a second, and steps the profiler."""
 
     def __init__(self, report_position: ReportPosition | None = None, profiler: Any = None) -> None:
         self.flops = 0.0  # of one image; 0: unknown
@@ -154,8 +154,7 @@ class Meter:
 
 
 class Clock(Protocol):
-    """start: the first phase begins. lap: a phase ends. read: seconds by phase since the last
-    reading."""
+    """start: the first phase begins. lap: a phase ends. read: seconds by phase since last read."""
 
     def start(self) -> None: ...
     def lap(self, phase: str) -> None: ...
@@ -184,8 +183,10 @@ class WallClock:
 
 
 class StreamClock:
-    """For CUDA: records an event at each lap. Reads the older events when newer ones come, and uses
-    them again."""
+    """For CUDA: records an event at each lap.
+
+    It reads the older events when newer ones come, and uses them again.
+    """
 
     def __init__(self, event: Callable[..., Any] = torch.cuda.Event) -> None:
         self._spent: dict[str, float] = defaultdict(float)

@@ -1,9 +1,9 @@
-"""torch's profiler over a few steps: `train.profile=step:10-13` writes one Chrome trace per rank
-into the run's folder.
+"""torch's profiler over a few steps.
 
-Open a trace at ui.perfetto.dev. The step before the first is recorded and thrown away, because
-recording starts slowly; the other steps run at full speed. A step of EfficientNet-Lite0 is 4 MB of
-trace."""
+`train.profile=step:10-13` writes one Chrome trace per rank into the run's folder. Open a trace at
+ui.perfetto.dev. The step before the first is recorded and thrown away, because recording starts
+slowly; the other steps run at full speed. A step of EfficientNet-Lite0 is 4 MB of trace.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ from torch.profiler import ProfilerActivity, profile, schedule
 
 
 def steps_of(text: str) -> tuple[int, int]:
-    """The first and the last step of `step:FIRST-LAST`, both included. Raises ValueError for any
-    other text."""
+    """The first and the last step of `step:FIRST-LAST`, both included.
+
+    Raises ValueError for any other text.
+    """
     match = re.fullmatch(r"step:(\d+)-(\d+)", text)
     if match is None or int(match[1]) > int(match[2]):
         raise ValueError(
@@ -28,8 +30,7 @@ def steps_of(text: str) -> tuple[int, int]:
 
 
 def profiler(text: str, folder: Path, rank: int) -> Any:
-    """A profiler, not started; it writes FOLDER/steps-FIRST-LAST-rank-RANK.json after the last of
-    its steps."""
+    """A profiler, not started. After its last step it writes a trace into `folder`."""
     # The step before the first one is the profiler's warm-up.
     first, last = steps_of(text)
     skipped = max(0, first - 1)

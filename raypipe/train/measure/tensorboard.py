@@ -1,5 +1,7 @@
-"""TensorBoard: writes each epoch's metrics as event files into the run's folder, with tensorboardX,
-which Ray Tune brings."""
+"""TensorBoard: writes each epoch's metrics as event files into the run's folder.
+
+tensorboardX writes them; Ray Tune brings it.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ def recorded(folder: Path, report: Report) -> Iterator[Report]:
     """A `report` that also writes event files into `folder`.
 
     A TensorBoard step is an epoch. quality/… holds the losses and scores, cost/… times and memory.
-    Epochs that are trained again after a kill replace the earlier ones."""
+    Epochs that are trained again after a kill replace the earlier ones.
+    """
     from tensorboardX import SummaryWriter
 
     writers: list[SummaryWriter] = []
