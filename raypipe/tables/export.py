@@ -80,7 +80,7 @@ def export(
         with tempfile.TemporaryDirectory(".partial", prefix, out.parent) as scratch:
             partial = Path(scratch, out.name)
             if as_file:
-                rows = _to_parquet(parts, fragment.shown(schema, wanted), partial)
+                rows = _to_parquet(parts, fragment.output_schema(schema, wanted), partial)
             else:
                 rows = _to_images(parts, table.columns, partial)
             # Check again: another process may have written the target meanwhile.

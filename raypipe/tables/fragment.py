@@ -138,18 +138,18 @@ def read(
             keep_N &= matches(tested[name], values, name)
 
     rows_N = np.flatnonzero(keep_N)
-    output_schema = shown(schema, columns)
+    schema_out = output_schema(schema, columns)
     if not len(rows_N):
-        return output_schema.empty_table(), rows_N
+        return schema_out.empty_table(), rows_N
 
-    table = pa.table(_columns(run, schema, columns, storage_options), output_schema)
+    table = pa.table(_columns(run, schema, columns, storage_options), schema_out)
     # Filtering copies every image, so it is skipped when all rows stay.
     if len(rows_N) < len(keep_N):
         table = table.filter(pa.array(keep_N))
     return table, rows_N
 
 
-def shown(schema: pa.Schema, columns: Sequence[str]) -> pa.Schema:
+def output_schema(schema: pa.Schema, columns: Sequence[str]) -> pa.Schema:
     """Some columns of the table's schema, without the metadata that finds them in a file."""
     fields = []
     for name in columns:

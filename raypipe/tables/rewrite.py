@@ -234,7 +234,7 @@ def _write_whole_table(
     pinned = TableVersion(table.uri, base.version())
     fragments, schema = scan.plan(table.without_sample(), pinned)
     names, options = schema.names, table.storage_options
-    shown = fragment.shown(schema, names)
+    shown = fragment.output_schema(schema, names)
 
     def batches() -> Iterator[pa.RecordBatch]:
         for part, start in zip(fragments, scan.starts(fragments), strict=True):

@@ -17,7 +17,7 @@ import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
@@ -57,7 +57,7 @@ class _Read:
     schema: pa.Schema
     columns: list[str]
     where: Where
-    storage_options: Options
+    storage_options: Options = field(repr=False)  # may hold secrets
 
     def read(self, run: Sequence[Fragment]) -> tuple[pa.Table, np.ndarray]:
         """The matching rows of neighbouring row groups, and their physical numbers."""
@@ -96,7 +96,7 @@ def rows(
     planned = _plan_read(table, pinned, columns, where)
 
     # The empty table gives the types when no row matches.
-    schema = fragment.shown(planned.schema, planned.columns)
+    schema = fragment.output_schema(planned.schema, planned.columns)
     parts = [schema.empty_table()]
     for _, part, _ in _read_here(planned):
         parts.append(part)
@@ -201,7 +201,7 @@ class _Scan(Datasource):
     def get_read_tasks(
         self, parallelism: int, per_task_row_limit: int | None = None, data_context: object = None
     ) -> list[ReadTask]:
-        schema = fragment.shown(self._plan.schema, self._plan.columns)
+        schema = fragment.output_schema(self._plan.schema, self._plan.columns)
         if self._with_places:
             for name in (FILE, ROW):
                 schema = schema.append(pa.field(name, pa.int32()))
@@ -295,9 +295,9 @@ def _plan_read(
 
     # From here on names are text, in the schema as in the conditions.
     fields = []
-    for field in schema:
-        is_name = field.name in names
-        fields.append(field.with_type(pa.string()) if is_name else field)
+    for stored in schema:
+        is_name = stored.name in names
+        fields.append(stored.with_type(pa.string()) if is_name else stored)
     return _Read(
         fragments=fragments,
         schema=pa.schema(fields),
