@@ -302,12 +302,11 @@ def _read_yaml(path: Path) -> dict[str, Any]:
 
 def _explain(kind: type[BaseModel], error: ValidationError) -> ConfigError:
     """The first problem, with up to three more in brackets."""
-    problems = [_explain_one(kind, problem) for problem in error.errors()]
-    first = problems[0]
-    if len(problems) == 1:
+    first, *others = [_explain_one(kind, problem) for problem in error.errors()]
+    if not others:
         return first
-    others = "; ".join(str(problem) for problem in problems[1:4])
-    what = f"{first.what} ({len(problems) - 1} more: {others})"
+    shown = "; ".join(str(other) for other in others[:3])
+    what = f"{first.what} ({len(others)} more: {shown})"
     return ConfigError(what, got=first.got, rule=first.rule, fix=first.fix)
 
 

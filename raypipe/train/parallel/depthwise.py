@@ -117,11 +117,13 @@ def _weight_grad(inputs_BCHW: Tensor, grad_BCHW: Tensor, k: int) -> Tensor:
     if k == 3:
         return _columns(inputs, grad, 3, 3)
 
+    middle = _columns(inputs, grad, k, 3)
     moved = torch.empty_like(grad)
+    # The left column: outputs move two columns to the left, and zeros follow.
     moved[..., :-2] = grad_BCHW[..., 2:]
     moved[..., -2:] = 0
     left = _columns(inputs, moved, k, 1)
-    middle = _columns(inputs, grad, k, 3)
+    # The right column, the other way round.
     moved[..., 2:] = grad_BCHW[..., :-2]
     moved[..., :2] = 0
     right = _columns(inputs, moved, k, 1)

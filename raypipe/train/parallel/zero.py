@@ -69,10 +69,7 @@ class Zero:
         self.meter = meter
         self._cfg = cfg
         self._stage = stage
-        # DeepSpeed sends parameters as flat bytes. channels_last tensors have no such view,
-        # not even 1 x 1 kernels, although those count as contiguous.
-        for p in model.parameters():
-            p.data = p.data.flatten().view(p.shape)
+        _use_plain_layout(model)
         if stage < 3:
             model = model.to(device)
             broadcast(model.parameters(), self.world)
@@ -328,3 +325,13 @@ class Zero:
         for name, buffer in module.named_buffers():
             if name in self._saved:
                 buffer.copy_(saved[prefix + name])
+
+
+def _use_plain_layout(model: nn.Module) -> None:
+    """Lay out every parameter as a contiguous tensor, in place.
+
+    DeepSpeed sends parameters as flat bytes. channels_last tensors have no such view, not even
+    1 x 1 kernels, although those count as contiguous.
+    """
+    for p in model.parameters():
+        p.data = p.data.flatten().view(p.shape)
