@@ -149,7 +149,7 @@ def _choose_strategy(
     if rank == 0:
         log.info("Strategy: %s", choice.reason)
     # A user's own offload is kept. On a CPU there is no other memory to offload to.
-    offload = cfg.offload
+    offload: str = cfg.offload
     if offload == "none" and device.type == "cuda":
         offload = choice.offload
     return cfg.model_copy(update={"strategy": choice.strategy, "offload": offload})
