@@ -38,7 +38,7 @@ from torch import Tensor
 
 from benchmarks import pictures
 from raypipe.errors import RaypipeError
-from raypipe.feed.order import Share
+from raypipe.feed.share import Share
 from raypipe.images.augment import AugmentConfig
 from raypipe.images.decode import decode_into
 from raypipe.models.tasks import Task

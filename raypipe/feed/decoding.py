@@ -1,14 +1,13 @@
 """Stored images -> pixels, in this process or as a Ray task.
 
-It knows neither torch nor Ray: a worker process that was just started decodes after half a second and not after four, and the
-first epoch waits for it.
+This module imports neither torch nor Ray. So a new worker process decodes its first image after
+half a second instead of four, and the first epoch waits for it.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -16,9 +15,12 @@ from raypipe.feed.encoded import Broken, encoded
 from raypipe.images.decode import BadImage, decode_into
 from raypipe.tables.fragment import Fragment
 
+# By the place of a broken image in its row group: (the place of its replacement or -1, reason).
+Replaced = dict[int, tuple[int, str]]
+
 
 def try_decode(encoded: memoryview | bytes, out_HWC: np.ndarray) -> str | None:
-    """Decode into one slot; why it could not be done, or None."""
+    """Decode into one slot. Returns the reason where the image does not decode, else None."""
     try:
         decode_into(encoded, out_HWC)
     except BadImage as e:
@@ -29,14 +31,21 @@ def try_decode(encoded: memoryview | bytes, out_HWC: np.ndarray) -> str | None:
 def decode_many(
     encoded: Sequence[memoryview | bytes], out_BHWC: np.ndarray, first: int = 0
 ) -> Broken:
-    tried = ((i, try_decode(e, out_BHWC[i])) for i, e in enumerate(encoded))
-    return [(first + i, reason) for i, reason in tried if reason is not None]
+    """Decode images into the first slots of a batch. Returns (first + slot, reason) of failures."""
+    broken: Broken = []
+    for slot, image in enumerate(encoded):
+        reason = try_decode(image, out_BHWC[slot])
+        if reason is not None:
+            broken.append((first + slot, reason))
+    return broken
 
 
-def decode_bytes(data: np.ndarray, ends: np.ndarray, side_px: int) -> tuple[Any, Broken]:
+def decode_bytes(data: np.ndarray, ends: np.ndarray, side_px: int) -> tuple[np.ndarray, Broken]:
+    """Decode images that lie end to end in `data`. Image i is data[ends[i]:ends[i + 1]]."""
     view = data.data
-    pixels = np.empty((len(ends) - 1, side_px, side_px, 3), np.uint8)
-    return pixels, decode_many([view[a:b] for a, b in itertools.pairwise(ends)], pixels)
+    images = [view[start:end] for start, end in itertools.pairwise(ends)]
+    pixels_BHWC = np.empty((len(images), side_px, side_px, 3), np.uint8)
+    return pixels_BHWC, decode_many(images, pixels_BHWC)
 
 
 def decode_group(
@@ -46,23 +55,24 @@ def decode_group(
     row_n: np.ndarray,
     digests: np.ndarray | None,
     side_px: int,
-) -> tuple[np.ndarray, dict[int, tuple[int, str]]]:
-    """(pixels_nHWC, {position of a broken image: (position of the one in its place, reason)}).
+) -> tuple[np.ndarray, Replaced]:
+    """Decode and check one row group: (pixels_nHWC, its broken images).
 
-    That place is -1 where none of the row group is readable: others have to stand in.
+    A broken image is replaced by the next readable one of the row group. Where there is none, its
+    pixels are 0 and its replacement is -1: the loader looks in other row groups.
     """
     images = encoded(fragment, column, storage_options)
-    pixels = np.empty((len(row_n), side_px, side_px, 3), np.uint8)
-    broken = dict(
-        decode_many([images[row] for row in row_n.tolist()], pixels) + images.broken(row_n, digests)
-    )
-    replaced = {}
-    for i, reason in broken.items():
-        ahead = ((i + n) % len(row_n) for n in range(1, len(row_n)))
-        other = next((o for o in ahead if o not in broken), -1)
-        pixels[i] = pixels[other] if other >= 0 else 0
-        replaced[i] = (other, reason)
-    return pixels, replaced
+    pixels_nHWC = np.empty((len(row_n), side_px, side_px, 3), np.uint8)
+    undecoded = decode_many([images[row] for row in row_n.tolist()], pixels_nHWC)
+    broken = dict(undecoded + images.broken(row_n, digests))
+
+    replaced: Replaced = {}
+    for place, reason in broken.items():
+        following = ((place + n) % len(row_n) for n in range(1, len(row_n)))
+        other = next((p for p in following if p not in broken), -1)
+        pixels_nHWC[place] = pixels_nHWC[other] if other >= 0 else 0
+        replaced[place] = (other, reason)
+    return pixels_nHWC, replaced
 
 
 def hash_group(
@@ -72,7 +82,8 @@ def hash_group(
     row_n: np.ndarray,
     digests: np.ndarray | None,
 ) -> tuple[np.ndarray, Broken]:
-    """(sha256_n32 of the stored bytes, which images are not what was stored once)."""
+    """Hash and check one row group: (sha256_n32 of the stored bytes, its broken images)."""
     images = encoded(fragment, column, storage_options)
-    found = b"".join(images.digest(row) for row in row_n.tolist())
-    return np.frombuffer(found, np.uint8).reshape(-1, 32), images.broken(row_n, digests)
+    hashes = b"".join(images.digest(row) for row in row_n.tolist())
+    sha256_n32 = np.frombuffer(hashes, np.uint8).reshape(-1, 32)
+    return sha256_n32, images.broken(row_n, digests)

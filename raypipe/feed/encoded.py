@@ -1,4 +1,7 @@
-"""The images of one row group, as they are stored. Without torch and Ray, so that a task that reads them starts at once."""
+"""The images of one row group as they are stored: encoded bytes, hashed and checked.
+
+This module imports neither torch nor Ray, so that a task that reads images starts at once.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,11 @@ Broken = list[tuple[int, str]]  # (position, reason)
 
 @dataclass(frozen=True)
 class Encoded:
-    """The stored bytes of a row group's images, by physical row; valid while referred to."""
+    """The stored bytes of a row group's images, by physical row.
+
+    spans: (start, end) in `data` of each row's image. The memory is used again when nothing refers
+    to this object or its views.
+    """
 
     data: memoryview
     spans: pages.Spans
@@ -33,43 +40,54 @@ class Encoded:
 
     @property
     def checksum(self) -> int:
+        """The sum of all bytes, eight at a time: cheaper than a hash, and it shows damage."""
         return int(np.frombuffer(self.data, np.uint64, count=len(self.data) // 8).sum())
 
     def broken(self, row_n: np.ndarray, sha256_n32: np.ndarray | None) -> Broken:
-        """Positions in row_n of the images that are not what was stored once. A hash of zeros is none: not checked."""
+        """Positions in row_n of images that are null or do not match their sha256.
+
+        A sha256 of zeros stands for an unknown one: that image is not checked.
+        """
         rows = row_n.tolist()
-        found = (
-            [(n, NOTHING) for n, row in enumerate(rows) if row in self.nulls] if self.nulls else []
-        )
-        known = np.flatnonzero(sha256_n32.any(1)).tolist() if sha256_n32 is not None else []
+        broken: Broken = []
+        if self.nulls:
+            broken += [(n, NOTHING) for n, row in enumerate(rows) if row in self.nulls]
+        if sha256_n32 is None:
+            return broken
+
+        known = np.flatnonzero(sha256_n32.any(1)).tolist()
         for n in known:
-            assert sha256_n32 is not None
-            if rows[n] not in self.nulls and self.digest(rows[n]) != sha256_n32[n].tobytes():
-                found.append((n, MISMATCH))
-        return found
+            row = rows[n]
+            if row not in self.nulls and self.digest(row) != sha256_n32[n].tobytes():
+                broken.append((n, MISMATCH))
+        return broken
 
     def digest(self, row: int) -> bytes:
-        """The sha256 of an image: what anything that is kept about it is kept under."""
+        """The sha256 of an image's stored bytes: the key of everything kept about the image."""
         return hashlib.sha256(self[row]).digest()
 
 
 def encoded(
     fragment: Fragment, column: str, storage_options: Options, buffers: Buffers | None = None
 ) -> Encoded:
-    """A row group's images, as they are stored."""
+    """Read a row group's images."""
+    # Usual case: plain Parquet pages. The images are used where they lie in the file's bytes.
     chunk = pages.chunk(*located(fragment, column, storage_options))
     if chunk is not None:
-        lent = (buffers or Buffers()).take(chunk.size).data
-        data = read_bytes(fragment, chunk.offset, lent, storage_options)
-        if (spans := pages.spans(data, chunk.rows, chunk.nullable)) is not None:
+        memory = (buffers or Buffers()).take(chunk.size).data
+        data = read_bytes(fragment, chunk.offset, memory, storage_options)
+        spans = pages.spans(data, chunk.rows, chunk.nullable)
+        if spans is not None:
             return Encoded(data, spans)
+
+    # Compressed or dictionary-encoded pages: pyarrow decodes the column.
     values = binary(fragment, column, storage_options)
     _, offsets, values_data = values.buffers()
     width = np.int64 if pa.types.is_large_binary(values.type) else np.int32
     ends = np.frombuffer(offsets, width)[values.offset :][: len(values) + 1].tolist()
-    nulls = (
-        np.flatnonzero(values.is_null().to_numpy(zero_copy_only=False)) if values.null_count else ()
-    )
-    return Encoded(
-        memoryview(values_data or b""), list(itertools.pairwise(ends)), frozenset(map(int, nulls))
-    )
+    null_rows: list[int] = []
+    if values.null_count:
+        is_null = values.is_null().to_numpy(zero_copy_only=False)
+        null_rows = np.flatnonzero(is_null).tolist()
+    data = memoryview(values_data or b"")
+    return Encoded(data, list(itertools.pairwise(ends)), frozenset(null_rows))

@@ -1,7 +1,9 @@
-"""One rank's batches of a run: the plan of feed/order.py, carried by one of the carriers, on the rank's device.
+"""One rank's batches of a run: the plan of feed/order.py, loaded by one of the loaders.
 
-`prepare` decides in the driver how images travel and says why; each rank then opens the `Source` it is given. A feed resumes at
-any (epoch, step), at any world size: `state()` names where it stands.
+1. The driver calls `prepare`: it chooses a loader, logs why, and returns a `Source` for each split.
+2. Each rank opens its sources in a `Feed`, which yields batches on the rank's device.
+
+A feed resumes at any (epoch, step), at any world size; `Feed.state()` is where it stands.
 """
 
 from __future__ import annotations
@@ -24,19 +26,25 @@ from torch import Tensor
 from raypipe.errors import DataError
 from raypipe.feed import order
 from raypipe.feed.cache import Cached, InMemory, decode_all, decode_here
-from raypipe.feed.dataset import FeedConfig, Pinned, Rows, locate
-from raypipe.feed.loaders import Carrier, Pixels, Streaming, TaskDecoder, ThreadDecoder
-from raypipe.feed.order import Share, Step
+from raypipe.feed.dataset import FeedConfig, Pinned, Rows
+from raypipe.feed.loaders import Loaded, Loader, Streaming, TaskDecoder, ThreadDecoder
+from raypipe.feed.locate import locate
+from raypipe.feed.order import Step
+from raypipe.feed.share import Share
 
 log = logging.getLogger("raypipe")
+
+CACHE_SHARE = 0.6  # of the object store's memory; trials and results need the rest
 
 
 @dataclass(frozen=True)
 class Batch:
-    """inputs: pixels_BHWC uint8 or features_BD float32, on the device; samples_B numbers them in their split (int64).
+    """One rank's part of a global batch. Tensors are on the rank's device.
 
-    positions_B: their places in the epoch's stream, each of which comes once: what augmentation is keyed by. share: what this
-    rank's part counts of the global batch.
+    inputs: pixels_BHWC uint8, or features_BD float32.
+    samples_B: sample numbers in their split (int64).
+    positions_B: places in the epoch's stream, each once an epoch: the key of augmentation.
+    share: how much this part counts.
     """
 
     inputs: Tensor
@@ -48,9 +56,15 @@ class Batch:
 
 @dataclass(frozen=True)
 class Source:
-    """A split and how its images travel, picklable: `rows`, `blocks` and `inputs` stay in the object store. `decoded` images
-    were, or are being, decoded for all who share it; a stream decodes anew for each. `broken` are those samples of `inputs`
-    that another one stands in for, and why."""
+    """A split and the loader of its images. Picklable: large parts are references to Ray's store.
+
+    carrier: the loader: threads, offload, cache, or memory (`inputs` is one array).
+    rows: `Rows`, or a reference to them.
+    blocks: with cache, (pixels, replaced) references of each row group.
+    decoded: how many images were decoded, or are being decoded, for all who share this source.
+    Streaming loaders decode anew for each: 0.
+    broken: with memory, (the sample that replaces it, reason) by broken sample.
+    """
 
     carrier: str
     rows: Any
@@ -61,7 +75,8 @@ class Source:
     decoded: int = 0
     broken: dict[int, tuple[int, str]] = field(default_factory=dict)
 
-    def open(self, device: torch.device) -> tuple[Rows, Carrier]:
+    def open(self, device: torch.device) -> tuple[Rows, Loader]:
+        """The rows, and a loader for this process."""
         rows: Rows = fetch(self.rows)
         pinned_memory = device.type == "cuda"
         if self.carrier == "memory":
@@ -69,12 +84,10 @@ class Source:
         if self.carrier == "cache":
             return rows, Cached(rows, self.cfg, self.blocks, pinned_memory)
         if self.carrier == "offload":
-            return rows, Streaming(
-                rows, self.cfg, partial(TaskDecoder, self.side_px, pinned_memory)
-            )
-        return rows, Streaming(
-            rows, self.cfg, partial(ThreadDecoder, self.side_px, self.cfg.threads, pinned_memory)
-        )
+            tasks = partial(TaskDecoder, self.side_px, pinned_memory)
+            return rows, Streaming(rows, self.cfg, tasks)
+        threads = partial(ThreadDecoder, self.side_px, self.cfg.threads, pinned_memory)
+        return rows, Streaming(rows, self.cfg, threads)
 
 
 def prepare(
@@ -85,80 +98,86 @@ def prepare(
     seed: int,
     here: bool = False,
 ) -> dict[str, Source]:
-    """The splits of a pinned version as sources, all by one carrier. `cache` starts decoding now and fills as it goes; `here`:
-    this process does it, and is done when this returns."""
-    rows = {split: locate(pinned, split, cfg) for split in splits}
-    carrier = choose(cfg, sum(len(r) for r in rows.values()) * side_px**2 * 3 / 2**20)
+    """The splits of a pinned version as sources, all with one loader.
+
+    The cache starts to decode now and is filled while training runs. here: this process decodes,
+    and everything is decoded when this returns.
+    """
+    rows_by_split = {split: locate(pinned, split, cfg) for split in splits}
+    images = sum(len(rows) for rows in rows_by_split.values())
+    carrier = choose(cfg, images * side_px**2 * 3 / 2**20)
+
     sources = {}
-    for split, r in rows.items():
-        if here and carrier == "cache":
-            log.info("Decoding %d images", len(r))
-        blocks = (
-            ()
-            if carrier != "cache"
-            else decode_here(r, side_px)
-            if here
-            else decode_all(r, side_px, cfg, seed)
-        )
-        shared = ray.put(r) if ray.is_initialized() else r
-        sources[split] = Source(
-            carrier, shared, side_px, cfg, blocks, decoded=len(r) if blocks else 0
-        )
+    for split, rows in rows_by_split.items():
+        blocks: tuple[Any, ...] = ()
+        if carrier == "cache" and here:
+            log.info("Decoding %d images", len(rows))
+            blocks = decode_here(rows, side_px)
+        elif carrier == "cache":
+            blocks = decode_all(rows, side_px, cfg, seed)
+        shared = ray.put(rows) if ray.is_initialized() else rows
+        decoded = len(rows) if blocks else 0
+        sources[split] = Source(carrier, shared, side_px, cfg, blocks, decoded=decoded)
     return sources
 
 
 def await_decoded(sources: Iterable[Source]) -> None:
-    """Wait until what the cache is to hold is decoded. Who takes all CPUs of a cluster before that, and then waits for images,
-    waits for ever: the tasks that decode them need a CPU. One that failed raises where its images are read."""
-    waiting, images = (
-        [pixels for s in sources for pixels, _ in s.blocks],
-        sum(s.decoded for s in sources),
-    )
-    for turn in itertools.count():
-        if not waiting:
-            return
+    """Wait until all images of the cache are decoded.
+
+    Call it before trials reserve all CPUs: decode tasks need one, and would never get it. An image
+    whose task failed raises later, when it is read.
+    """
+    waiting = []
+    images = 0
+    for source in sources:
+        waiting += [pixels for pixels, _ in source.blocks]
+        images += source.decoded
+
+    logged = False
+    while waiting:
         _, waiting = ray.wait(waiting, num_returns=len(waiting), timeout=1.0, fetch_local=False)
-        if turn == 0 and waiting:
+        if waiting and not logged:
             log.info("Decoding %d images", images)
+            logged = True
 
 
 def choose(cfg: FeedConfig, decoded_mb: float) -> str:
-    """The carrier for so many megabytes of pixels; falls back to threads, and says so, when the cache cannot hold them."""
+    """The loader for so many megabytes of decoded pixels.
+
+    Falls back to threads, with a warning, where the cache was asked for and cannot hold them.
+    """
     if cfg.carrier in ("threads", "offload"):
         return cfg.carrier
     if not ray.is_initialized():
         log.info("Feed: threads (there is no cluster to keep decoded images)")
         return "threads"
-    free_mb = (
-        ray.cluster_resources().get("object_store_memory", 0) / 2**20 * 0.6
-    )  # what trials and results leave
-    limit = min(cfg.cache_mb, free_mb)
-    carrier = cfg.carrier
-    if carrier == "auto":
-        carrier = "cache" if decoded_mb <= limit else "threads"
-    elif carrier == "cache" and decoded_mb > limit:
+
+    store_mb = ray.cluster_resources().get("object_store_memory", 0) / 2**20
+    limit_mb = min(cfg.cache_mb, store_mb * CACHE_SHARE)
+    fits = decoded_mb <= limit_mb
+    if cfg.carrier == "cache" and not fits:
         log.warning(
             "The cache cannot hold %.0f MB of pixels (%.0f MB free): decoding in threads instead",
             decoded_mb,
-            limit,
+            limit_mb,
         )
-        carrier = "threads"
+    carrier = "cache" if fits else "threads"
     log.info(
         "Feed: %s (decoded images take %.0f MB, the cache may hold %.0f MB)",
         carrier,
         decoded_mb,
-        limit,
+        limit_mb,
     )
     return carrier
 
 
 def fetch(value: Any) -> Any:
-    """The value itself, wherever it is kept."""
+    """The value itself, or what a reference refers to."""
     return ray.get(value) if isinstance(value, ray.ObjectRef) else value
 
 
 class Feed:
-    """`train(epoch, step)` and `val()` yield this rank's batches; equally many on every rank."""
+    """One rank's batches. `train(epoch, step)` and `val()` yield equally many on every rank."""
 
     def __init__(
         self,
@@ -170,50 +189,55 @@ class Feed:
         world: int = 1,
         device: torch.device | None = None,
     ) -> None:
-        self._rank, self._world, self._device = rank, world, device or torch.device("cpu")
-        (self._train_rows, self._train), (self._val_rows, self._val) = (
-            train.open(self._device),
-            val.open(self._device),
-        )
-        self._batch_size, self._order = (
-            batch_size,
-            self._train_rows.order(train.cfg, batch_size, seed),
-        )
-        self._stream: Iterator[Pixels] | None = None
-        self._at = (0, 0)
+        self._rank = rank
+        self._world = world
+        self._device = device or torch.device("cpu")
+        self._batch_size = batch_size
+        self._train_rows, self._train = train.open(self._device)
+        self._val_rows, self._val = val.open(self._device)
+        self._order = self._train_rows.order(train.cfg, batch_size, seed)
         self._trace = _trace_file(train.cfg.trace, rank, world)
+
+        # The training stream reads ahead, also into the next epoch. _at: its next (epoch, step).
+        self._stream: Iterator[Loaded] | None = None
+        self._at = (0, 0)
 
     @property
     def steps(self) -> int:
+        """Training batches of an epoch."""
         return self._order.steps
 
     @property
     def replaced(self) -> int:
-        """Broken images that others stood in for, so far."""
+        """Broken images replaced so far."""
         return len(self._train.replaced) + len(self._val.replaced)
 
     @property
     def in_flight_bytes(self) -> int:
-        """The most encoded bytes that row groups being read or shuffled took at a time."""
+        """The peak of encoded bytes in row groups that were being read or shuffled."""
         return max(self._train.in_flight_bytes, self._val.in_flight_bytes)
 
     def state(self) -> tuple[int, int]:
-        """(epoch, step) of the next training batch: what `train` resumes from."""
+        """(epoch, step) of the next training batch: resume with `train(epoch, step)`."""
         return self._at
 
     def train(self, epoch: int, step: int = 0) -> Iterator[Batch]:
-        """The rest of an epoch. The next epoch is read ahead meanwhile, so that epochs follow each other without a gap."""
+        """The epoch's batches from `step` on.
+
+        The stream reads the next epoch ahead, so epochs follow each other without a gap.
+        """
         if self._stream is None or self._at != (epoch, step):
-            self._stream = self._train.batches(self._wanted(epoch, step))
+            self._stream = self._train.batches(self._steps_from(epoch, step))
         stream = self._stream
         for t in range(step, self.steps):
             inputs, samples_B, planned = next(stream)
             self._at = (epoch, t + 1) if t + 1 < self.steps else (epoch + 1, 0)
             if self._trace is not None:
-                self._note(epoch, t, samples_B, planned)
+                self._write_trace(self._trace, epoch, t, samples_B, planned)
             yield self._batch(inputs, samples_B, planned, self._train_rows)
 
     def val(self) -> Iterator[Batch]:
+        """Every validation sample exactly once over all ranks."""
         steps = order.evaluation(self._val_rows.sizes_F, self._batch_size, self._rank, self._world)
         for inputs, samples_B, planned in self._val.batches(steps):
             yield self._batch(inputs, samples_B, planned, self._val_rows)
@@ -224,29 +248,38 @@ class Feed:
             self._stream.close()  # type: ignore[attr-defined]
             self._stream = None
 
-    def _wanted(self, epoch: int, step: int) -> Iterator[Step]:
+    def _steps_from(self, epoch: int, step: int) -> Iterator[Step]:
+        """The plan from here on, through all later epochs."""
         yield from self._order.rank(epoch, step, self._rank, self._world)
         for later in itertools.count(epoch + 1):
             yield from self._order.rank(later, 0, self._rank, self._world)
 
     def _batch(self, inputs: Tensor, samples_B: np.ndarray, planned: Step, rows: Rows) -> Batch:
         labels_B = torch.from_numpy(rows.labels_N[samples_B])
-        # Pinned memory: the copy runs while the device still computes the step before.
-        inputs, labels_B = (t.to(self._device, non_blocking=True) for t in (inputs, labels_B))
+        # From pinned memory the copy runs while the device still computes the step before.
+        inputs = inputs.to(self._device, non_blocking=True)
+        labels_B = labels_B.to(self._device, non_blocking=True)
         return Batch(inputs, labels_B, samples_B, planned.positions_B, planned.share)
 
-    def _note(self, epoch: int, step: int, samples_B: np.ndarray, planned: Step) -> None:
-        assert self._trace is not None
-        images = planned.share.images  # a stand-in counts nothing
+    def _write_trace(
+        self, path: Path, epoch: int, step: int, samples_B: np.ndarray, planned: Step
+    ) -> None:
+        images = planned.share.images  # leaves out an image that is computed but counts nothing
         ids = self._train_rows.ids.take(samples_B[:images]).to_pylist()
-        line = {"epoch": epoch, "step": step, "rank": self._rank, "world": self._world, "ids": ids}
-        with self._trace.open("a", encoding="utf-8") as file:
-            file.write(
-                json.dumps(line | {"positions": planned.positions_B[:images].tolist()}) + "\n"
-            )
+        line = {
+            "epoch": epoch,
+            "step": step,
+            "rank": self._rank,
+            "world": self._world,
+            "ids": ids,
+            "positions": planned.positions_B[:images].tolist(),
+        }
+        with path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
 
 
 def _trace_file(folder: str | None, rank: int, world: int) -> Path | None:
+    """The file of this process's trace. Raises DataError where the folder cannot be made."""
     if folder is None:
         return None
     try:

@@ -1,17 +1,23 @@
-"""Encoded images in the order of the plan, holding no more row groups than its windows need.
+"""Reads row groups in the order of the plan, and holds no more of them than its windows need.
 
-A step names its samples a few steps before they are due: their row groups are then read in the background, each once, and
-let go when the stream has passed the last window that needs them. What is in flight is counted in bytes.
+How it works, for each planned step:
+1. `_request`: AHEAD steps before the step is due, start to read its row groups in the background.
+   Each row group is read once, however many steps need it.
+2. `_take`: when the step is due, wait for its row groups and give out its encoded images.
+3. Drop each row group whose last window the stream has passed (`Step.until_B`).
 
-Every image is checked against its sha256 when its row group is read. A group whose images were all as they should be is not
-hashed again (2.4 % of the time that decoding takes) while its bytes still have the same sum: bits that flip and blocks that go
-missing change it.
+Only the consumer's thread touches `_reads` and `_until`; the reader threads run `_read` only.
+peak_bytes is the most encoded bytes that the row groups held took at a time.
+
+Every image is compared with its sha256 when its row group is read. Hashing takes 2.4 % of the time
+of decoding. So a row group whose images all matched is not hashed again while the sum of its bytes
+stays the same: flipped bits and missing blocks change that sum.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
@@ -21,21 +27,25 @@ from raypipe.feed.dataset import Rows
 from raypipe.feed.encoded import Broken, Encoded, encoded
 from raypipe.feed.order import Step
 
-AHEAD = 4  # steps between naming a row group and needing it
-READERS = 2
+AHEAD = 4  # steps between the request for a row group and its use
+READERS = 2  # threads
+
+Group = tuple[Encoded, dict[int, str]]  # its images, and the reason by broken sample
 
 
 class RowGroups:
-    """A context manager; `steps(wanted)` yields (step, its samples' encoded bytes, which of them are broken).
+    """A context manager; `steps` yields (step, its samples' encoded bytes, which are broken).
 
-    `intact` remembers from pass to pass what was checked.
+    intact: the checksum of each row group whose images all matched; the caller keeps it from pass
+    to pass.
     """
 
     def __init__(self, rows: Rows, intact: dict[int, int]) -> None:
-        self._rows, self._intact = rows, intact
+        self._rows = rows
+        self._intact = intact
         self._bounds = np.concatenate(([0], np.cumsum(rows.sizes_F)))
-        self._held: dict[int, Future[tuple[Encoded, dict[int, str]]]] = {}
-        self._until: dict[int, int] = {}
+        self._reads: dict[int, Future[Group]] = {}  # by row group
+        self._until: dict[int, int] = {}  # the position at which a row group is used up
         self._pool = ThreadPoolExecutor(READERS, thread_name_prefix="row-groups")
         self._buffers = Buffers(most=256)
         self.peak_bytes = 0
@@ -45,63 +55,69 @@ class RowGroups:
 
     def __exit__(self, *_: object) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
-        self._held.clear()
+        self._reads.clear()
 
-    def steps(self, wanted: Iterator[Step]) -> Iterator[tuple[Step, list[memoryview], Broken]]:
-        coming: deque[tuple[Step, list[int]]] = deque()
-        for step in wanted:
-            coming.append((step, self._want(step)))
-            if len(coming) > AHEAD:
-                yield self._take(*coming.popleft())
-        while coming:
-            yield self._take(*coming.popleft())
+    def steps(self, steps: Iterator[Step]) -> Iterator[tuple[Step, list[memoryview], Broken]]:
+        requested: deque[tuple[Step, list[int]]] = deque()
+        for step in steps:
+            requested.append((step, self._request(step)))
+            if len(requested) > AHEAD:
+                yield self._take(*requested.popleft())
+        while requested:
+            yield self._take(*requested.popleft())
 
     def alternatives(self, sample: int) -> Iterator[tuple[int, memoryview]]:
-        """What a broken image is replaced by, best first: see `stand_ins`."""
+        """(sample, encoded bytes) of what may replace a broken image, best first: `stand_ins`."""
         assert self._rows.row_N is not None
-        held: tuple[int, Encoded, dict[int, str]] | None = None
+        current: int | None = None
         for group, other in stand_ins(self._bounds, sample):
-            if held is None or held[0] != group:
-                held = group, *self._read(group)
-            if other not in held[2]:
-                yield other, held[1][int(self._rows.row_N[other])]
+            if group != current:
+                images, broken = self._read(group)
+                current = group
+            if other not in broken:
+                yield other, images[int(self._rows.row_N[other])]
 
-    def _want(self, step: Step) -> list[int]:
-        """Start to read the step's row groups; which of them each sample lies in."""
+    def _request(self, step: Step) -> list[int]:
+        """Start to read the step's row groups; returns the row group of each sample."""
         groups = (np.searchsorted(self._bounds, step.samples_B, side="right") - 1).tolist()
         for group, until in zip(groups, step.until_B.tolist(), strict=True):
             self._until[group] = max(self._until.get(group, 0), until)
-            if group not in self._held:
-                self._held[group] = self._pool.submit(self._read, group)
-                self.peak_bytes = max(
-                    self.peak_bytes, sum(self._rows.fragments[g].bytes for g in self._held)
-                )
+            if group not in self._reads:
+                self._reads[group] = self._pool.submit(self._read, group)
+                held_bytes = sum(self._rows.fragments[g].bytes for g in self._reads)
+                self.peak_bytes = max(self.peak_bytes, held_bytes)
         return groups
 
-    def _take(self, step: Step, groups: Sequence[int]) -> tuple[Step, list[memoryview], Broken]:
+    def _take(self, step: Step, groups: list[int]) -> tuple[Step, list[memoryview], Broken]:
+        """The images of a step whose row groups were requested. groups: of each sample."""
         assert self._rows.row_N is not None
-        held = {group: self._held[group].result() for group in set(groups)}
+        read = {group: self._reads[group].result() for group in set(groups)}
+
+        views: list[memoryview] = []
+        broken: Broken = []
         rows = self._rows.row_N[step.samples_B].tolist()
-        views = [held[group][0][row] for group, row in zip(groups, rows, strict=True)]
-        broken = []
-        if any(found for _, found in held.values()):
-            at = zip(groups, step.samples_B.tolist(), strict=True)
-            broken = [
-                (slot, held[group][1][sample])
-                for slot, (group, sample) in enumerate(at)
-                if sample in held[group][1]
-            ]
-        for group in [g for g, until in self._until.items() if until <= step.done]:
-            del self._held[group], self._until[group]
+        samples = step.samples_B.tolist()
+        for slot, (group, row, sample) in enumerate(zip(groups, rows, samples, strict=True)):
+            images, reasons = read[group]
+            views.append(images[row])
+            if sample in reasons:
+                broken.append((slot, reasons[sample]))
+
+        # Drop the row groups that no later step needs.
+        used_up = [group for group, until in self._until.items() if until <= step.done]
+        for group in used_up:
+            del self._reads[group], self._until[group]
         return step, views, broken
 
-    def _read(self, group: int) -> tuple[Encoded, dict[int, str]]:
-        """A row group's images, and the samples of it that are broken."""
+    def _read(self, group: int) -> Group:
+        """Read one row group and check its images. Runs in a reader thread."""
         rows = self._rows
         images = encoded(rows.fragments[group], rows.column, rows.storage_options, self._buffers)
         checksum = None if rows.sha256_N32 is None else images.checksum
-        if rows.row_N is None or (checksum is not None and self._intact.get(group) == checksum):
+        known_intact = checksum is not None and self._intact.get(group) == checksum
+        if rows.row_N is None or known_intact:
             return images, {}
+
         first, last = self._bounds[group : group + 2].tolist()
         digests = None if rows.sha256_N32 is None else rows.sha256_N32[first:last]
         broken = images.broken(rows.row_N[first:last], digests)
@@ -111,11 +127,18 @@ class RowGroups:
 
 
 def stand_ins(bounds: np.ndarray, sample: int) -> Iterator[tuple[int, int]]:
-    """(row group, sample) of what may take a broken image's place, for every carrier alike: the other images of its row group
-    from the next one on, then those of the row groups behind it, around the table. bounds: where each row group begins."""
-    groups = len(bounds) - 1
+    """(row group, sample) of what may replace a broken image, best first, for every loader alike.
+
+    First the other images of its row group, from the next one on. Then those of the following row
+    groups, around the table. bounds: where each row group begins, and the number of samples.
+    """
     own = int(np.searchsorted(bounds, sample, side="right")) - 1
     first, last = bounds[own : own + 2].tolist()
-    yield from ((own, other) for other in (*range(sample + 1, last), *range(first, sample)))
+    for other in (*range(sample + 1, last), *range(first, sample)):
+        yield own, other
+
+    groups = len(bounds) - 1
     for group in (*range(own + 1, groups), *range(own)):
-        yield from ((group, other) for other in range(*bounds[group : group + 2].tolist()))
+        first, last = bounds[group : group + 2].tolist()
+        for other in range(first, last):
+            yield group, other

@@ -1,10 +1,19 @@
-"""Who decodes: `threads` of this process, or `offload` to tasks on other CPUs of the cluster. One order, same pixels.
+"""Loaders that decode batches from the table as they are needed, and the interface of all loaders.
 
-Both get the same steps with the same bytes from `RowGroups`, a few batches ahead of the consumer, and give back whole batches
-in order. Offloading ships encoded bytes (2 MB a batch of 64) and gets pixels back through the object store, in plain Ray
-tasks: Ray Data's blocks and scheduling reach 0.34 of a bare decode loop on two cores, tasks 0.65.
+A loader turns planned steps into batches, in order. The config key `feed.carrier` chooses one:
 
-A batch is pixels_BHWC (uint8), the samples it holds (those of the plan, except where an image was broken), and the plan's step.
+- threads    threads of this process decode (`Streaming` with `ThreadDecoder`)
+- offload    Ray tasks on other CPUs of the cluster decode (`Streaming` with `TaskDecoder`)
+- cache      all images are decoded once and kept in the object store (feed/cache.py)
+
+All give the same pixels in the same order. `Streaming` reads encoded images with `RowGroups` and
+starts to decode a few batches before the consumer needs them.
+
+Offloading sends encoded bytes (2 MB for a batch of 64) and receives pixels through the object
+store. It uses plain Ray tasks: on two cores they reach 0.65 of a bare decode loop, Ray Data 0.34.
+
+A batch is (pixels_BHWC uint8, samples_B, step). samples_B are the samples that the batch holds:
+those of the step, except where an image was broken and another one replaces it.
 """
 
 from __future__ import annotations
@@ -29,29 +38,37 @@ from raypipe.feed.groups import RowGroups
 from raypipe.feed.order import Step
 
 log = logging.getLogger("raypipe")
-CHUNK = 32  # images a decode task: 60 us of hand-over for 32 ms of work
-Pixels = tuple[Tensor, np.ndarray, Step]
+
+CHUNK = 32  # images a decode task: 60 us to hand over, 32 ms of work
+Loaded = tuple[Tensor, np.ndarray, Step]
+Decoding = Callable[[], tuple[Tensor, Broken]]  # waits: (pixels, which images do not decode)
 
 
-class Carrier(Protocol):
-    """Turns steps into (inputs, samples_B, step), in order. `replaced` counts broken images; `in_flight_bytes` is the peak."""
+class Loader(Protocol):
+    """Turns steps into (inputs, samples_B, step), in order.
+
+    replaced: the reason by broken sample. in_flight_bytes: the peak of encoded bytes held.
+    """
 
     replaced: dict[int, str]
     in_flight_bytes: int
 
-    def batches(self, wanted: Iterator[Step]) -> Iterator[Pixels]: ...
+    def batches(self, steps: Iterator[Step]) -> Iterator[Loaded]: ...
 
 
 class _Decoder(Protocol):
-    """Starts decoding a batch; the handle it returns waits for the pixels."""
+    """Starts to decode a batch; calling the result waits for the pixels."""
 
-    def start(self, encoded: list[memoryview]) -> Callable[[], tuple[Tensor, Broken]]: ...
+    def start(self, encoded: list[memoryview]) -> Decoding: ...
     def close(self) -> None: ...
 
 
 @dataclass
 class Streaming:
-    """`threads` and `offload`: batches decoded from the table as they are needed."""
+    """The loader of `threads` and `offload`: it decodes batches from the table as needed.
+
+    intact: checksum by row group whose images matched their sha256; kept from pass to pass.
+    """
 
     rows: Rows
     cfg: FeedConfig
@@ -60,14 +77,15 @@ class Streaming:
     in_flight_bytes: int = 0
     intact: dict[int, int] = field(default_factory=dict)
 
-    def batches(self, wanted: Iterator[Step]) -> Iterator[Pixels]:
+    def batches(self, steps: Iterator[Step]) -> Iterator[Loaded]:
         decoder = self.decoder()
-        pending: deque[tuple[Step, Broken, Callable[[], tuple[Tensor, Broken]]]] = deque()
+        pending: deque[tuple[Step, Broken, Decoding]] = deque()
         with RowGroups(self.rows, self.intact) as groups:
             try:
-                for step, encoded, broken in groups.steps(wanted):
+                for step, encoded, broken in groups.steps(steps):
                     pending.append((step, broken, decoder.start(encoded)))
                     self.in_flight_bytes = groups.peak_bytes
+                    # So many batches are decoded ahead; the oldest is due.
                     if len(pending) > self.cfg.prefetch:
                         yield self._finish(*pending.popleft(), groups)
                 while pending:
@@ -75,35 +93,35 @@ class Streaming:
             finally:
                 decoder.close()
 
-    def _finish(
-        self,
-        step: Step,
-        broken: Broken,
-        wait: Callable[[], tuple[Tensor, Broken]],
-        groups: RowGroups,
-    ) -> Pixels:
+    def _finish(self, step: Step, broken: Broken, wait: Decoding, groups: RowGroups) -> Loaded:
+        """Wait for a batch's pixels and replace its broken images."""
         pixels_BHWC, undecoded = wait()
         if not broken and not undecoded:
             return pixels_BHWC, step.samples_B, step
+
+        # An image may be both; a wrong sha256 says more than a decoder's error.
+        reasons = dict(undecoded)
+        reasons.update(broken)
         samples_B = step.samples_B.copy()
-        for slot, reason in {**dict(undecoded), **dict(broken)}.items():
-            samples_B[slot] = self._replace(
-                int(samples_B[slot]), reason, pixels_BHWC[slot].numpy(), groups
-            )
+        for slot, reason in reasons.items():
+            sample = int(samples_B[slot])
+            pixels_HWC = pixels_BHWC[slot].numpy()
+            samples_B[slot] = self._replace(sample, reason, pixels_HWC, groups)
         return pixels_BHWC, samples_B, step
 
     def _replace(self, sample: int, reason: str, out_HWC: np.ndarray, groups: RowGroups) -> int:
-        note_bad(self.rows, self.cfg, self.replaced, sample, reason)
+        """Decode the next readable image into the slot; returns its sample number."""
+        report_broken(self.rows, self.cfg, self.replaced, sample, reason)
         for other, encoded in groups.alternatives(sample):
             if try_decode(encoded, out_HWC) is None:
                 return other
         raise none_readable(self.rows, reason)
 
 
-def note_bad(
+def report_broken(
     rows: Rows, cfg: FeedConfig, replaced: dict[int, str], sample: int, reason: str
 ) -> None:
-    """Count and report a broken image once, or stop the run over it."""
+    """Log a broken image once and enter it in `replaced`. Raises DataError under on_bad=stop."""
     image = rows.ids[sample].as_py()
     if cfg.on_bad == "stop":
         raise DataError(
@@ -117,54 +135,70 @@ def note_bad(
 
 
 def none_readable(rows: Rows, reason: str) -> DataError:
-    """What is raised where nothing can take a broken image's place."""
+    """The error to raise when no image can replace a broken one. reason: that of the last one."""
     return DataError(
-        f"None of the {len(rows)} images of a split is readable; of the last it is said: {reason}",
-        fix="Restore the table; or set feed.verify=false, if its column sha256 is of something else",
+        f"None of the {len(rows)} images of a split is readable. The last one: {reason}",
+        fix="Restore the table; or set feed.verify=false, if its column sha256 hashes other bytes",
     )
 
 
 class ThreadDecoder:
-    """Threads of this process: decoding and resizing let go of the interpreter's lock."""
+    """Decodes in threads of this process: decoding and resizing release the GIL."""
 
     def __init__(self, side_px: int, threads: int, pinned_memory: bool) -> None:
-        self._side, self._pinned, self._buffers = side_px, pinned_memory, Buffers()
+        self._side = side_px
+        self._pinned = pinned_memory
+        self._buffers = Buffers()
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="decode")
 
-    def start(self, encoded: list[memoryview]) -> Callable[[], tuple[Tensor, Broken]]:
-        pixels = self._buffers.tensor((len(encoded), self._side, self._side, 3), self._pinned)
-        out = pixels.numpy()
-        parts: list[Future[Broken]] = [
-            self._pool.submit(decode_many, encoded[i : i + CHUNK], out[i:], i)
-            for i in range(0, len(encoded), CHUNK)
-        ]
-        return lambda: (pixels, [bad for part in parts for bad in part.result()])
+    def start(self, encoded: list[memoryview]) -> Decoding:
+        shape = (len(encoded), self._side, self._side, 3)
+        pixels_BHWC = self._buffers.tensor(shape, self._pinned)
+        out_BHWC = pixels_BHWC.numpy()
+
+        # Each chunk is decoded straight into its slots of the batch.
+        chunks: list[Future[Broken]] = []
+        for first in range(0, len(encoded), CHUNK):
+            chunk = encoded[first : first + CHUNK]
+            chunks.append(self._pool.submit(decode_many, chunk, out_BHWC[first:], first))
+
+        def wait() -> tuple[Tensor, Broken]:
+            broken: Broken = []
+            for chunk in chunks:
+                broken += chunk.result()
+            return pixels_BHWC, broken
+
+        return wait
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
 class TaskDecoder:
-    """Ray tasks, one a batch, spread over the cluster and outside a training run's own reservation."""
+    """Decodes in Ray tasks, one a batch, on any CPUs that a training run has not reserved."""
 
     def __init__(self, side_px: int, pinned_memory: bool) -> None:
-        self._side, self._pinned, self._buffers = side_px, pinned_memory, Buffers()
+        self._side = side_px
+        self._pinned = pinned_memory
+        self._buffers = Buffers()
         self._decode = ray.remote(decode_bytes).options(
             num_cpus=1, num_returns=2, scheduling_strategy="SPREAD", max_retries=5
         )
 
-    def start(self, encoded: list[memoryview]) -> Callable[[], tuple[Tensor, Broken]]:
-        ends = np.cumsum([0] + [len(e) for e in encoded])
+    def start(self, encoded: list[memoryview]) -> Decoding:
+        # One array for the whole batch, and where each image ends in it.
+        ends = np.cumsum([0] + [len(image) for image in encoded])
         data = np.frombuffer(b"".join(encoded), np.uint8)
-        pixels, bad = self._decode.remote(data, ends, self._side)
+        pixels_ref, broken_ref = self._decode.remote(data, ends, self._side)
 
         def wait() -> tuple[Tensor, Broken]:
-            decoded = ray.get(pixels)  # read-only, in shared memory
-            out = self._buffers.tensor(decoded.shape, self._pinned)
-            np.copyto(out.numpy(), decoded)
-            return out, ray.get(bad)
+            # The result is read-only, in shared memory: replacing an image needs a copy.
+            decoded = ray.get(pixels_ref)
+            pixels_BHWC = self._buffers.tensor(decoded.shape, self._pinned)
+            np.copyto(pixels_BHWC.numpy(), decoded)
+            return pixels_BHWC, ray.get(broken_ref)
 
         return wait
 
     def close(self) -> None:
-        """Tasks under way end by themselves."""
+        """Nothing to do: running tasks end by themselves."""

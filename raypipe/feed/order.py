@@ -1,21 +1,45 @@
-"""The order of samples: a pure function of (seed, epoch, row group sizes), the same at every world size.
+"""The order of samples: which samples each batch of an epoch holds, and which rank reads them.
 
-Row groups are permuted and laid end to end; the line of samples is cut into `shards` equal parts; inside a shard, samples are
-shuffled within windows of `window` whole row groups; and the epoch's stream takes one sample from each shard in turn. So
+It is a pure function of (seed, epoch, row group sizes) and the same at every world size. Five
+steps make it:
 
-- global batch *t* is stream[t*B:(t+1)*B] whoever reads it. A rank takes the stream's positions p with p % world == rank, so
-  where the world size divides `shards` a rank only ever reads its own shards' row groups, at any batch size. The ranks' parts
-  of a batch then differ by an image where the world does not divide the batch: `Share` says what each part counts;
-- a resume token is two integers, (epoch, step);
-- a position comes once an epoch, a sample may come several times (weighted sampling, a batch that is filled up): what is drawn
-  at random for an image is keyed by its position;
-- at most shards * window row groups are needed at a time, however large the table.
+1. Shuffle the row groups and lay their samples end to end: the line.
+2. Cut the line into `shards` equal parts.
+3. Cut each shard into windows of `window` whole row groups. Shuffle the samples inside each
+   window.
+4. Take one sample from each shard in turn: the stream. A place in it is a position, 0..N-1.
+5. Global batch t is stream[t*B : (t+1)*B]. Rank r of `world` reads the positions p with p % world
+   == r.
 
-Windows of neighbouring shards start at different offsets, so that row groups come and go one by one and not all at once.
-Everything is lazy: an epoch over 1 million row groups costs one permutation of them, a batch only its own windows.
-Read before writing: the shuffles of MosaicML Streaming (py1b, py1e), which tie the order to a canonical node count.
+Example: 4 row groups of 3 samples, shards=2, window=2, B=4, seed 2, epoch 0.
 
-Legend: N samples, F row groups, B batch. Sample numbers run through the row groups in table order, 0..N-1.
+    row groups         0: 0 1 2   1: 3 4 5   2: 6 7 8   3: 9 10 11
+    1 line             9 10 11  6 7 8  0 1 2  3 4 5       (row groups 3, 2, 0, 1)
+    2 shards           9 10 11  6 7 8 | 0 1 2  3 4 5
+    3 windows          10 8 11 7 6 9  | 1 0 2, 4 5 3      (shard 0: one window; shard 1: two)
+    4 stream           10 1 8 0 11 2 7 4 6 5 9 3          (shard 0, shard 1, shard 0, …)
+    5 batch 0          10 1 8 0;  of 2 ranks, rank 0 reads 10 8 and rank 1 reads 1 0
+
+Windows of neighbouring shards start at different row groups (`phase`). In the example, the first
+window of shard 1 has one row group only. So the ranks load row groups one by one, and not all of
+them at the same step.
+
+What follows from it:
+- Where the world size divides `shards`, a rank reads the row groups of its own shards only, at
+  any batch size.
+- Where it does not divide the batch, the ranks' parts differ by one image: `Share` says how to
+  weigh them.
+- A resume needs two integers: (epoch, step).
+- At most shards * window row groups are needed at a time, however large the table is.
+- Weighted sampling may draw a sample several times. So augmentation is keyed by position, which
+  occurs once an epoch.
+
+Everything is computed on demand. An epoch costs one permutation of the row groups, a batch only
+its own windows. Source: the shuffles of MosaicML Streaming (py1b, py1e), which tie the order to a
+canonical node count.
+
+Legend: N samples, F row groups, B batch. Sample numbers run through the row groups in table
+order, 0..N-1.
 """
 
 from __future__ import annotations
@@ -26,16 +50,25 @@ from dataclasses import dataclass
 
 import numpy as np
 
-FORMAT = 2  # of orders and what is keyed by them: part of a training's key (1: augmentation by sample, parts filled up)
-SAMPLES_AT_ONCE = 1024  # steps planned together: a fifth of the time for batches of 64, and still nothing to wait for
+from raypipe.feed.sampling import resample
+from raypipe.feed.share import Share, deal
+
+# Format of the order and of what is keyed by it. It is part of a training's key.
+# Format 1 keyed augmentation by sample, and filled up the ranks' parts of a batch.
+FORMAT = 2
+
+# Samples planned together: for batches of 64 it takes a fifth of the time, and the first batch
+# still does not wait.
+SAMPLES_AT_ONCE = 1024
 
 
 @dataclass(frozen=True)
 class Order:
-    """How the samples of a table become batches. sizes_F: samples in each row group (int64); batch_size is global.
+    """How the samples of a table become batches. sizes_F: samples in each row group (int64);
+    batch_size is global.
 
-    weights_N, when given, are relative chances: each epoch draws N samples, each int(N * weight) times or once more, so that
-    rare samples come often. Without, every sample comes exactly once.
+    weights_N are relative chances (optional). With them, each epoch draws N samples: sample n comes
+    int(N * share of its weight) times or once more. Without, every sample comes exactly once.
     """
 
     sizes_F: np.ndarray
@@ -52,74 +85,79 @@ class Order:
 
     @property
     def steps(self) -> int:
-        """Batches of an epoch: whole ones, or all with the last one filled up from the epoch's start; never none."""
+        """Batches of an epoch, at least one.
+
+        drop_last drops the last incomplete batch; else it is filled up from the epoch's start.
+        """
         whole, rest = divmod(self.samples, self.batch_size)
-        return whole + 1 if rest and (not whole or not self.drop_last) else whole
+        keep_rest = whole == 0 or not self.drop_last
+        if rest and keep_rest:
+            return whole + 1
+        return whole
 
     def epoch(self, epoch: int) -> Epoch:
+        """The stream of one epoch."""
         if self.weights_N is None:
             return Epoch(self, self.sizes_F, epoch)
+
+        # Weighted: plan an epoch of a table that holds sample n copies_N[n] times.
         copies_N = resample(self.weights_N, np.random.default_rng([self.seed, epoch, 1]))
-        bounds = np.concatenate(([0], np.cumsum(self.sizes_F)))
-        copied = np.concatenate(([0], np.cumsum(copies_N)))
-        return Epoch(
-            self, np.diff(copied[bounds]), epoch, np.repeat(np.arange(len(copies_N)), copies_N)
-        )
+        drawn = np.repeat(np.arange(len(copies_N)), copies_N)
+
+        # The sizes of its row groups: the copies between each group's first and last sample.
+        group_bounds = np.concatenate(([0], np.cumsum(self.sizes_F)))
+        copies_before = np.concatenate(([0], np.cumsum(copies_N)))
+        sizes_F = np.diff(copies_before[group_bounds])
+        return Epoch(self, sizes_F, epoch, drawn)
 
     def rank(self, epoch: int, step: int, rank: int, world: int) -> Iterator[Step]:
-        """This rank's share of every global batch of the epoch, from `step` on."""
-        laid, before = self.epoch(epoch), epoch * self.samples
+        """This rank's part of every global batch of the epoch, from `step` on."""
+        stream = self.epoch(epoch)
         at_once = max(1, SAMPLES_AT_ONCE // self.batch_size)
         for first in range(step, self.steps, at_once):
-            ends = [self._end(t) for t in range(first, min(first + at_once, self.steps))]
-            starts = [first * self.batch_size, *ends[:-1]]
-            parts = [
-                deal(np.arange(a, b), self.samples, rank, world)
-                for a, b in zip(starts, ends, strict=True)
-            ]
-            cuts = np.cumsum([len(mine) for mine, _ in parts])[:-1]
-            positions = np.concatenate([mine for mine, _ in parts]) % self.samples
-            found = zip(*(np.split(values, cuts) for values in laid.at(positions)), strict=True)
-            for end, (mine, share), (samples_B, until_B) in zip(ends, parts, found, strict=True):
-                yield Step(
-                    samples_B, before + until_B, before + min(end, self.samples), mine, share
-                )
+            steps = range(first, min(first + at_once, self.steps))
+            yield from self._plan(stream, steps, rank, world)
+
+    def _plan(self, stream: Epoch, steps: range, rank: int, world: int) -> Iterator[Step]:
+        """This rank's part of some batches, looked up in the stream together."""
+        parts: list[tuple[np.ndarray, Share]] = []
+        for t in steps:
+            batch = np.arange(t * self.batch_size, self._end(t))
+            parts.append(deal(batch, self.samples, rank, world))
+
+        # Positions behind the end fill up the last batch: they wrap to the epoch's start.
+        positions = np.concatenate([mine_B for mine_B, _ in parts])
+        samples, until = stream.samples_at(positions % self.samples)
+
+        # Cut the result into steps again.
+        cuts = np.cumsum([len(mine_B) for mine_B, _ in parts])[:-1]
+        by_step = zip(
+            steps,
+            parts,
+            np.split(samples, cuts),
+            np.split(until, cuts),
+            strict=True,
+        )
+        before = stream.epoch * self.samples
+        for t, (mine_B, share), samples_B, until_B in by_step:
+            done = before + min(self._end(t), self.samples)
+            yield Step(samples_B, before + until_B, done, mine_B, share)
 
     def _end(self, step: int) -> int:
-        """The position of the stream behind a batch."""
+        """The position behind a batch; beyond the last sample where the batch is filled up."""
         end = (step + 1) * self.batch_size
-        return min(end, self.samples) if self.drop_last else end
-
-
-@dataclass(frozen=True)
-class Share:
-    """What one rank's part of a global batch counts.
-
-    images: how many it holds; 0 where it has none, and one image of another rank stands in, so that all ranks take the step.
-    even: the ranks' mean number of images. least: the smallest part of any rank, stand-ins counted.
-    """
-
-    images: int
-    even: float
-    least: int
-
-    @classmethod
-    def whole(cls, images: int) -> Share:
-        """Of a world of one."""
-        return cls(images, float(images), images)
-
-    @property
-    def weight(self) -> float:
-        """What this part's mean loss is multiplied by: the mean over the ranks is then the global batch's mean."""
-        return self.images / self.even if self.even else 0.0
+        if self.drop_last:
+            return min(end, self.samples)
+        return end
 
 
 @dataclass(frozen=True)
 class Step:
     """One rank's samples of one global batch.
 
-    until_B: the position of the stream from which a sample's window is done with; done: where the stream is after this batch.
-    positions_B: each sample's place in the epoch's stream.
+    until_B and done count positions over all epochs. A sample's window is used up once `done`
+    reaches its `until`: then its row group is needed no more. done: the position behind this
+    batch. positions_B: each sample's position in the epoch's stream.
     """
 
     samples_B: np.ndarray
@@ -130,111 +168,136 @@ class Step:
 
 
 class Epoch:
-    """One epoch's stream. `drawn` maps positions of the line to samples where sampling is weighted."""
+    """The stream of one epoch: steps 1 to 4 above.
+
+    drawn: with weighted sampling, the sample that stands behind each drawn number.
+    """
 
     def __init__(
         self, order: Order, sizes_F: np.ndarray, epoch: int, drawn: np.ndarray | None = None
     ) -> None:
-        self._key, self._drawn = (order.seed, epoch), drawn
-        self._shards, self._window = order.shards, order.window
-        self._groups_F = groups_F = np.random.default_rng(self._key).permutation(len(sizes_F))
-        self._starts = np.concatenate(
-            ([0], np.cumsum(sizes_F[groups_F]))
-        )  # where each row group begins on the line
-        self._first_F = (np.cumsum(sizes_F) - sizes_F)[groups_F]  # its first sample's number
-        self.samples = int(self._starts[-1])
+        self.epoch = epoch
+        self._key = (order.seed, epoch)
+        self._drawn = drawn
+        self._shards = order.shards
+        self._window = order.window
+
+        # 1. The line: shuffled row groups, where each starts on the line, and its first sample.
+        self._groups_F = np.random.default_rng(self._key).permutation(len(sizes_F))
+        line_ends = np.cumsum(sizes_F[self._groups_F])
+        self._group_starts = np.concatenate(([0], line_ends))
+        first_sample_F = np.cumsum(sizes_F) - sizes_F
+        self._first_sample_F = first_sample_F[self._groups_F]
+        self.samples = int(self._group_starts[-1])
+
+        # 2. The shards: the first `rest` of them hold one sample more than the others.
         share, rest = divmod(self.samples, self._shards)
-        self._cuts = np.arange(self._shards + 1) * share + np.minimum(
-            np.arange(self._shards + 1), rest
-        )
-        self._cut_groups = self._group(self._cuts[:-1])
+        shard = np.arange(self._shards + 1)
+        self._shard_starts = shard * share + np.minimum(shard, rest)
+        self._shard_groups = self._group_at(self._shard_starts[:-1])
+
+        # 3. The windows are shuffled when they are needed.
         self._shuffled: OrderedDict[tuple[int, int], np.ndarray] = OrderedDict()
 
-    def at(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(sample numbers, until) of stream positions, int64 each and in their order."""
-        shard, nth = positions % self._shards, positions // self._shards
-        line = self._cuts[shard] + nth
-        phase = shard % self._window
-        window = (self._group(line) - self._cut_groups[shard] + phase) // self._window
-        first_group = self._cut_groups[shard] + window * self._window - phase
-        last = len(self._starts) - 1
-        low = np.maximum(self._starts[np.clip(first_group, 0, last)], self._cuts[shard])
-        high = np.minimum(
-            self._starts[np.clip(first_group + self._window, 0, last)], self._cuts[shard + 1]
-        )
-        found = np.empty_like(line)
-        keys = shard * (2 * last + self._window) + window
+    def samples_at(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The samples at some positions of the stream: (sample numbers, until), int64, one each
+        per position.
+
+        `until` is the position behind the last one of the sample's window.
+        """
+        # Step 4 backwards: the stream takes the shards in turn.
+        shard = positions % self._shards
+        place_in_shard = positions // self._shards
+        shard_start = self._shard_starts[shard]
+        line = shard_start + place_in_shard
+        window, low, high = self._window_at(shard, line)
+
+        # Step 3: a place in a window holds the sample that the window's shuffle puts there.
+        shuffled_line = np.empty_like(line)
+        windows_a_shard = 2 * len(self._first_sample_F) + self._window  # more than there can be
+        keys = shard * windows_a_shard + window
         for key in np.unique(keys):
             here = np.flatnonzero(keys == key)
-            i = here[0]
-            shuffled = self._shuffle(int(shard[i]), int(window[i]), int(high[i] - low[i]))
-            found[here] = low[i] + shuffled[line[here] - low[i]]
-        group = self._group(found)
-        samples = self._first_F[group] + found - self._starts[group]
+            one = here[0]
+            size = int(high[one] - low[one])
+            shuffle = self._shuffle(int(shard[one]), int(window[one]), size)
+            shuffled_line[here] = low[one] + shuffle[line[here] - low[one]]
+
+        # Step 1 backwards: from the line to sample numbers.
+        group = self._group_at(shuffled_line)
+        samples = self._first_sample_F[group] + shuffled_line - self._group_starts[group]
         if self._drawn is not None:
             samples = self._drawn[samples]
-        return samples, (high - self._cuts[shard] - 1) * self._shards + shard + 1
+
+        last_in_window = high - shard_start - 1
+        until = last_in_window * self._shards + shard + 1
+        return samples, until
 
     def groups(self) -> list[int]:
-        """Row groups in the order in which the stream first needs them, roughly: shards side by side, window after window."""
-        ends = np.append(self._cut_groups[1:], len(self._starts) - 1)
-        ahead = [
-            (i, g)
-            for a, b in zip(self._cut_groups, ends, strict=True)
-            for i, g in enumerate(range(a, b))
-        ]
-        return [int(self._groups_F[g]) for _, g in sorted(ahead)]
+        """Row groups roughly in the order of need: the first of every shard, the second of every
+        shard, …
+        """
+        group_ends = np.append(self._shard_groups[1:], len(self._first_sample_F))
+        ranked: list[tuple[int, int]] = []
+        for first, end in zip(self._shard_groups, group_ends, strict=True):
+            for place, group in enumerate(range(first, end)):
+                ranked.append((place, group))
+        ranked.sort()
+        return [int(self._groups_F[group]) for _, group in ranked]
 
-    def _group(self, line: np.ndarray) -> np.ndarray:
-        return np.clip(
-            np.searchsorted(self._starts, line, side="right") - 1, 0, len(self._starts) - 2
-        )
+    def _window_at(
+        self, shard: np.ndarray, line: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The windows of some places on the line: (number in their shard, start and end on the
+        line).
+        """
+        # Neighbouring shards start their windows at different row groups.
+        phase = shard % self._window
+        first_of_shard = self._shard_groups[shard]
+        window = (self._group_at(line) - first_of_shard + phase) // self._window
+
+        # A window is whole row groups, but it ends where its shard does.
+        first_group = first_of_shard + window * self._window - phase
+        end_group = first_group + self._window
+        last = len(self._first_sample_F)
+        group_low = self._group_starts[np.clip(first_group, 0, last)]
+        group_high = self._group_starts[np.clip(end_group, 0, last)]
+        low = np.maximum(group_low, self._shard_starts[shard])
+        high = np.minimum(group_high, self._shard_starts[shard + 1])
+        return window, low, high
+
+    def _group_at(self, line: np.ndarray) -> np.ndarray:
+        """Which row group of the line (0: the first one on it) holds each place."""
+        group = np.searchsorted(self._group_starts, line, side="right") - 1
+        return np.clip(group, 0, len(self._first_sample_F) - 1)
 
     def _shuffle(self, shard: int, window: int, size: int) -> np.ndarray:
-        """The permutation of one window; the latest ones are kept, two for each shard are in use at a time."""
-        key = shard, window
+        """The permutation of one window. Two windows a shard are in use at a time; so many are
+        kept.
+        """
+        key = (shard, window)
         if key not in self._shuffled:
-            self._shuffled[key] = np.random.default_rng([*self._key, 2, shard, window]).permutation(
-                size
-            )
+            rng = np.random.default_rng([*self._key, 2, shard, window])
+            self._shuffled[key] = rng.permutation(size)
             if len(self._shuffled) > 2 * self._shards:
                 self._shuffled.popitem(last=False)
         self._shuffled.move_to_end(key)
         return self._shuffled[key]
 
 
-def deal(positions_B: np.ndarray, samples: int, rank: int, world: int) -> tuple[np.ndarray, Share]:
-    """This rank's positions of a global batch, and what they count. Positions from `samples` on fill a batch up from the
-    epoch's start; they go to the rank whose shards they are."""
-    owner_B = positions_B % samples % world
-    sizes = np.bincount(owner_B, minlength=world)
-    share = Share(int(sizes[rank]), len(positions_B) / world, max(1, int(sizes.min())))
-    return (positions_B[owner_B == rank] if share.images else positions_B[:1]), share
-
-
 def evaluation(sizes_F: np.ndarray, batch_size: int, rank: int, world: int) -> Iterator[Step]:
-    """This rank's batches of a pass that sees every sample exactly once, in table order and without padding.
+    """This rank's batches of a pass that sees every sample exactly once, in table order, without
+    padding.
 
-    Equally many batches on every rank (sharded weights gather in step), some of them shorter, and empty ones when there are
-    fewer samples than ranks.
+    Every rank gets the same number of batches, because sharded weights are gathered in step. Some
+    are shorter, and some are empty where there are fewer samples than ranks.
     """
     ends_F = np.cumsum(sizes_F)
     samples = int(sizes_F.sum())
     mine = np.array_split(np.arange(samples), world)[rank]
-    for part in np.array_split(mine, max(1, -(-samples // (batch_size * world)))):
-        until = ends_F[np.searchsorted(ends_F, part, side="right")]
-        yield Step(part, until, int(part[-1]) + 1 if len(part) else 0, part, Share.whole(len(part)))
-
-
-def resample(weights_N: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """How often each sample comes among N draws, int64: systematic resampling, so each count is the expected one rounded up
-    or down, and they sum to N. Source: J. Carpenter et al., "Improved particle filter for nonlinear problems" (1999)."""
-    n = len(weights_N)
-    edges = np.cumsum(weights_N) * (n / weights_N.sum())
-    edges[-1] = n  # not a rounding error less
-    return np.diff(np.ceil(np.concatenate(([0.0], edges)) - rng.uniform()).astype(np.int64).clip(0))
-
-
-def balanced_weights(labels_N: np.ndarray) -> np.ndarray:
-    """Weights under which every class comes equally often."""
-    return 1.0 / np.bincount(labels_N)[labels_N]
+    batches = max(1, -(-samples // (batch_size * world)))
+    for part_B in np.array_split(mine, batches):
+        # A row group is used up when the pass is behind its last sample.
+        group_B = np.searchsorted(ends_F, part_B, side="right")
+        done = int(part_B[-1]) + 1 if len(part_B) else 0
+        yield Step(part_B, ends_F[group_B], done, part_B, Share.whole(len(part_B)))

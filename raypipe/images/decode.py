@@ -1,10 +1,13 @@
-"""Encoded bytes -> uint8 RGB pixels: as safe as Pillow with a short list of formats, at twice its speed.
+"""Encoded bytes -> uint8 RGB pixels: as safe as Pillow with a short list of formats, twice as fast.
 
-Pillow is the judge: what it opens from the allow-list (it knows 40 formats, most never fuzzed), within the pixel limit (a 12 kB
-PNG can be 100 megapixels) and decodes to the last row (`verify()` misses truncated JPEGs) is an image. `jpeg.py` decodes plain
-JPEGs to the same pixels in fewer steps, and what it declines comes here. Sizes are changed by torch's antialiased kernel, which
-rounds as Pillow does and takes a sixth of the time. Threads scale: all three release the GIL. 500x375 JPEG -> 224 px on two
-threads: 2.2 times Pillow alone; OpenCV is faster only where it aliases (benchmarks/results/2026-11-21-decode.md).
+Pillow decides whether bytes are an image. They must be of an allowed format (Pillow knows 40, most
+never fuzzed), within the pixel limit (a 12 kB PNG can be 100 megapixels), and decode to the last
+row (`verify()` misses truncated JPEGs).
+
+`jpeg.py` decodes plain JPEGs to the same pixels in fewer steps. What it declines comes here. Sizes
+are changed by torch's antialiased kernel: it rounds as Pillow does and takes a sixth of the time.
+All three release the GIL, so threads scale. A 500x375 JPEG -> 224 px on two threads: 2.2 times
+Pillow alone. OpenCV is faster only where it aliases (benchmarks/results/2026-11-21-decode.md).
 
 Shapes: pixels_HWC is uint8, 0-255, RGB, upright; sides in pixels.
 """
@@ -27,14 +30,26 @@ Format = Literal["JPEG", "PNG", "WEBP", "TIFF", "BMP"]
 Encoded: TypeAlias = bytes | memoryview  # or any other contiguous buffer, such as pyarrow's
 FORMATS: tuple[Format, ...] = ("JPEG", "PNG", "WEBP")
 MAX_PIXELS = 64_000_000
-GRAY_PX = 128  # inspect's gray picture may be this small: 7 pixels to a cell of the hash, which moves 2 of its 256 bits
+
+# inspect's gray picture may be this small. A cell of the hash is then 7 pixels wide, which changes
+# 2 of its 256 bits.
+GRAY_PX = 128
+
+# EXIF orientations (1: upright), by what must be undone.
+SIDEWAYS = (5, 6, 7, 8)
+UPSIDE_DOWN = (3, 4, 7, 8)
+MIRRORED = (2, 3, 6, 7)
 
 
 class BadImage(DataError):
-    """Bytes that are not an image we accept; `reason` is one word for counting, the message is for people."""
+    """Bytes that are not an image we accept.
+
+    reason: one word for counting. detail: for people.
+    """
 
     def __init__(self, reason: str, detail: str, fix: str = "") -> None:
-        self.reason, self.detail = reason, detail
+        self.reason = reason
+        self.detail = detail
         super().__init__(f"{reason}: {detail}", fix=fix)
 
     def __reduce__(self) -> tuple[type[BadImage], tuple[str, str, str]]:
@@ -59,49 +74,45 @@ def open_image(
         raise BadImage("empty", "0 bytes")
     try:
         image = Image.open(io.BytesIO(data), formats=formats)
-    except (
-        Image.DecompressionBombError,
-        Image.DecompressionBombWarning,
-    ) as e:  # Pillow's own limit, while it reads the header
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as e:
+        # Pillow's own limit, which it checks while it reads the header.
         raise BadImage("too_large", str(e)) from None
-    except (
-        Exception
-    ) as e:  # Pillow raises a dozen kinds on hostile bytes; all of them mean the same to us
-        raise BadImage(
-            "not_an_image",
-            f"no {'/'.join(formats)} header in {len(data)} bytes ({type(e).__name__})",
-        ) from None
+    except Exception as e:
+        # Pillow raises a dozen kinds of error on hostile bytes; they all mean the same.
+        allowed = "/".join(formats)
+        detail = f"no {allowed} header in {len(data)} bytes ({type(e).__name__})"
+        raise BadImage("not_an_image", detail) from None
+
     if image.width * image.height > max_pixels:
         raise BadImage("too_large", f"{image.width}x{image.height} is over {max_pixels:,} pixels")
-    if (
-        image.format in ("JPEG", "MPO")
-        and (scans := jpeg.count_scans(bytes(data))) > jpeg.MAX_SCANS
-    ):
-        raise BadImage(
-            "too_many_scans", f"{scans} scans of {image.width}x{image.height} would take minutes"
-        )
+    if _is_jpeg(image):
+        scans = jpeg.count_scans(bytes(data))
+        if scans > jpeg.MAX_SCANS:
+            size = f"{image.width}x{image.height}"
+            raise BadImage("too_many_scans", f"{scans} scans of {size} would take minutes")
     return image
 
 
 def inspect(
     data: Encoded, max_pixels: int = MAX_PIXELS, formats: tuple[Format, ...] = FORMATS
 ) -> tuple[ImageInfo, np.ndarray]:
-    """Decode to the last row; (info, gray_HW uint8 for the perceptual hash, of large JPEGs a reduced one). Raises BadImage."""
-    plain = (
-        jpeg.decode(bytes(data or b""), max_pixels, GRAY_PX, gray=True)
-        if "JPEG" in formats
-        else None
-    )
-    if plain:
-        return ImageInfo("JPEG", plain.width, plain.height, plain.mode), _turn_plain(
-            plain, data, max_pixels
-        )[..., 0]
+    """Decode to the last row: (info, gray_HW uint8 for the perceptual hash). Raises BadImage.
+
+    gray_HW of a large JPEG is a reduced picture.
+    """
+    # The fast way, for plain JPEGs.
+    if "JPEG" in formats:
+        simple = jpeg.decode(bytes(data or b""), max_pixels, GRAY_PX, gray=True)
+        if simple is not None:
+            info = ImageInfo("JPEG", simple.width, simple.height, simple.mode)
+            return info, _upright(simple, data, max_pixels)[..., 0]
+
     image = open_image(data, max_pixels, formats)
-    kind = (
-        "JPEG" if image.format == "MPO" else image.format or ""
-    )  # phones' MPO: a JPEG with more pictures behind it
-    info = ImageInfo(kind, image.width, image.height, image.mode)
-    return info, np.asarray(Image.fromarray(_load(image)).convert("L"))
+    # MPO, of phones, is a JPEG with more pictures behind it.
+    format = "JPEG" if image.format == "MPO" else image.format or ""
+    info = ImageInfo(format, image.width, image.height, image.mode)
+    gray = Image.fromarray(_load(image)).convert("L")
+    return info, np.asarray(gray)
 
 
 def decode(
@@ -110,7 +121,10 @@ def decode(
     max_pixels: int = MAX_PIXELS,
     formats: tuple[Format, ...] = FORMATS,
 ) -> np.ndarray:
-    """pixels_HWC of one image; squeezed to side_px x side_px when given (aspect is not kept, nothing is cut off)."""
+    """pixels_HWC of one image. Raises BadImage.
+
+    side_px: squeezed to side_px x side_px (aspect is not kept, nothing is cut off).
+    """
     if side_px is None:
         return _pixels(data, None, max_pixels, formats)
     pixels_HWC = np.empty((side_px, side_px, 3), dtype=np.uint8)
@@ -124,7 +138,10 @@ def decode_into(
     max_pixels: int = MAX_PIXELS,
     formats: tuple[Format, ...] = FORMATS,
 ) -> None:
-    """One image into its slot of a batch, squeezed to the slot's size: uint8, contiguous. Raises BadImage, slot untouched."""
+    """Decode one image into its slot of a batch, squeezed to the slot's size.
+
+    out_HWC: uint8, contiguous. Raises BadImage and leaves the slot untouched.
+    """
     pixels_HWC = _pixels(data, max(out_HWC.shape[:2]), max_pixels, formats)
     if pixels_HWC.shape == out_HWC.shape:
         out_HWC[...] = pixels_HWC
@@ -133,20 +150,19 @@ def decode_into(
 
 
 def decode_batch(encoded: Sequence[Encoded], side_px: int, threads: int = 2) -> np.ndarray:
-    """pixels_BHWC of many images, decoded by threads straight into one preallocated batch. Raises BadImage."""
+    """pixels_BHWC of many images, decoded by threads into one batch. Raises BadImage."""
     pixels_BHWC = np.empty((len(encoded), side_px, side_px, 3), dtype=np.uint8)
 
-    def one(i: int) -> None:
+    def decode_slot(i: int) -> None:
         try:
             decode_into(encoded[i], pixels_BHWC[i])
         except BadImage as bad:
+            detail = f"{bad.detail}, image {i} of a batch of {len(encoded)}"
             fix = "raypipe clean finds such images and tags a version without them"
-            raise BadImage(
-                bad.reason, f"{bad.detail}, image {i} of a batch of {len(encoded)}", fix
-            ) from None
+            raise BadImage(bad.reason, detail, fix) from None
 
     with ThreadPoolExecutor(max(1, threads)) as pool:
-        list(pool.map(one, range(len(encoded))))
+        list(pool.map(decode_slot, range(len(encoded))))
     return pixels_BHWC
 
 
@@ -157,31 +173,55 @@ def encode_png(pixels_HWC: np.ndarray) -> bytes:
     return out.getvalue()
 
 
+def orientation(image: Image.Image) -> int:
+    """The EXIF or XMP orientation, 1 to 8. 1 (upright) where it is missing or not readable."""
+    try:
+        value = image.getexif().get(ExifTags.Base.Orientation, 1)
+        return value if value in range(1, 9) else 1
+    except Exception:  # hostile metadata raise anything
+        return 1
+
+
+def sides_exchanged(image: Image.Image) -> bool:
+    """Is the image stored on its side, so that turning it upright exchanges width and height?"""
+    return orientation(image) in SIDEWAYS
+
+
 def _pixels(
     data: Encoded, least_px: int | None, max_pixels: int, formats: tuple[Format, ...]
 ) -> np.ndarray:
-    """Upright pixels_HWC; a JPEG at the smallest power-of-two scale with both sides >= least_px (all of it when None)."""
-    plain = jpeg.decode(bytes(data or b""), max_pixels, least_px) if "JPEG" in formats else None
-    if plain:
-        return _turn_plain(plain, data, max_pixels)
+    """Upright pixels_HWC.
+
+    least_px: a JPEG is decoded at the smallest power-of-two scale with both sides >= least_px.
+    None: at full size.
+    """
+    # The fast way, for plain JPEGs.
+    if "JPEG" in formats:
+        simple = jpeg.decode(bytes(data or b""), max_pixels, least_px)
+        if simple is not None:
+            return _upright(simple, data, max_pixels)
+
     image = open_image(data, max_pixels, formats)
-    if least_px and image.format in ("JPEG", "MPO"):
-        image.draft(
-            None, (least_px, least_px)
-        )  # decodes only the frequencies that survive the resize
+    if least_px and _is_jpeg(image):
+        # Decode only the frequencies that survive the resize.
+        image.draft(None, (least_px, least_px))
     return _load(image)
+
+
+def _is_jpeg(image: Image.Image) -> bool:
+    return image.format in ("JPEG", "MPO")
 
 
 def _resize_into(pixels_HWC: np.ndarray, out_HWC: np.ndarray) -> None:
     """Antialiased bilinear resampling, equal to Pillow's BILINEAR to the last bit on x86."""
     import torch  # not at the top: ingest only inspects, and its many processes need not load it
 
-    source, out = (
-        torch.from_numpy(array).permute(2, 0, 1)[None] for array in (pixels_HWC, out_HWC)
-    )
-    # The operator under interpolate(antialias=True), for its `out`: interpolate returns NCHW, and turning costs as much again.
+    source_NCHW = torch.from_numpy(pixels_HWC).permute(2, 0, 1)[None]
+    out_NCHW = torch.from_numpy(out_HWC).permute(2, 0, 1)[None]
+    # The operator below interpolate(antialias=True), because it takes `out`. interpolate returns
+    # NCHW, and turning that costs as much again.
     torch.ops.aten._upsample_bilinear2d_aa.out(
-        source, out_HWC.shape[:2], False, None, None, out=out
+        source_NCHW, out_HWC.shape[:2], False, None, None, out=out_NCHW
     )
 
 
@@ -193,61 +233,48 @@ def _load(image: Image.Image) -> np.ndarray:
     except BadImage:
         raise
     except Exception as e:
-        raise BadImage(
-            "broken", f"{image.format} header, but the pixels do not decode ({e})"
-        ) from None
+        detail = f"{image.format} header, but the pixels do not decode ({e})"
+        raise BadImage("broken", detail) from None
     return _turn(pixels_HWC, image)
 
 
-def _turn_plain(plain: jpeg.Jpeg, data: Encoded, max_pixels: int) -> np.ndarray:
-    return (
-        _turn(plain.pixels, open_image(data, max_pixels, ("JPEG",)))
-        if plain.tagged
-        else plain.pixels
-    )
-
-
-def orientation(image: Image.Image) -> int:
-    """1 to 8, as the image's EXIF or XMP says; metadata that cannot be read, or say something else, mean 1: upright."""
-    try:
-        told = image.getexif().get(ExifTags.Base.Orientation, 1)
-        return told if told in range(1, 9) else 1
-    except Exception:  # hostile metadata raise anything
-        return 1
-
-
-def lies(image: Image.Image) -> bool:
-    """Are width and height exchanged once the image is upright?"""
-    return orientation(image) in (5, 6, 7, 8)
+def _upright(simple: jpeg.Jpeg, data: Encoded, max_pixels: int) -> np.ndarray:
+    """The pixels of a plain JPEG, upright. Its metadata are read only where it has some."""
+    if not simple.tagged:
+        return simple.pixels
+    return _turn(simple.pixels, open_image(data, max_pixels, ("JPEG",)))
 
 
 def _turn(pixels_HWC: np.ndarray, image: Image.Image) -> np.ndarray:
-    """Upright, with strides that torch takes."""
-    told = orientation(image)
-    if told == 1:
+    """Upright, with strides that torch accepts."""
+    turn = orientation(image)
+    if turn == 1:
         return pixels_HWC
-    if told in (5, 6, 7, 8):
+    if turn in SIDEWAYS:
         pixels_HWC = pixels_HWC.transpose(1, 0, 2)
-    down, left = told in (3, 4, 7, 8), told in (2, 3, 6, 7)
-    # Not ascontiguousarray: it calls a flipped axis of one pixel contiguous and leaves its stride negative.
-    return np.array(pixels_HWC[:: -1 if down else 1, :: -1 if left else 1], order="C", copy=True)
+    down = -1 if turn in UPSIDE_DOWN else 1
+    across = -1 if turn in MIRRORED else 1
+    # Not ascontiguousarray: it takes a flipped axis of one pixel for contiguous, and leaves its
+    # stride negative.
+    return np.array(pixels_HWC[::down, ::across], order="C", copy=True)
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:
+    """The image in mode RGB. Raises BadImage for samples of 32 bits."""
     if image.mode == "RGB":
         return image
     if image.mode in ("I", "F"):
-        raise BadImage(
-            "unsupported",
-            "32-bit samples have no range of their own; save the image with 8 or 16 bits",
-        )
-    if image.mode.startswith(
-        "I;16"
-    ):  # the high byte, as libpng does for 16-bit RGB; Pillow's own conversion clips
-        return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)).convert("RGB")
-    if (
-        image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info
-    ):  # colours under alpha are arbitrary: show white
+        detail = "32-bit samples have no range of their own; save the image with 8 or 16 bits"
+        raise BadImage("unsupported", detail)
+
+    # 16 bits: take the high byte, as libpng does for RGB. Pillow's own conversion clips.
+    if image.mode.startswith("I;16"):
+        high_HW = (np.asarray(image) >> 8).astype(np.uint8)
+        return Image.fromarray(high_HW).convert("RGB")
+
+    # Transparent: colours under alpha are arbitrary, so show white.
+    if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
         rgba = image.convert("RGBA")
-        return Image.alpha_composite(Image.new("RGBA", rgba.size, "white"), rgba).convert("RGB")
+        white = Image.new("RGBA", rgba.size, "white")
+        return Image.alpha_composite(white, rgba).convert("RGB")
     return image.convert("RGB")

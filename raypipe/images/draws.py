@@ -1,8 +1,10 @@
-"""Random numbers that belong to a position of an epoch's stream: the same whatever batch, rank or world size reads it, and
-after a resume.
+"""Random numbers that belong to a position of an epoch's stream.
 
-Each choice (say, how far to turn) has a splitmix64 stream of its own, started by a hash of (seed, epoch, the choice's name);
-position i takes its i-th number. No state, any order: a batch of 64 costs 30 us a choice, on the CPU, whatever the device.
+They are the same in every batch, on every rank, at every world size, and after a resume.
+
+Each choice (say, how far to turn) has its own splitmix64 stream. A hash of (seed, epoch, the
+choice's name) starts it, and position i takes its i-th number. So there is no state, and numbers
+may be drawn in any order. A batch of 64 costs 30 us a choice, on the CPU, whatever the device.
 Source: G. Steele, D. Lea, C. Flood, "Fast splittable pseudorandom number generators" (2014).
 """
 
@@ -14,12 +16,12 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-GAMMA = np.uint64(0x9E3779B97F4A7C15)
+GAMMA = np.uint64(0x9E3779B97F4A7C15)  # splitmix64's step from one number to the next
 
 
 @dataclass(frozen=True)
 class Draws:
-    """Of one epoch, for positions_B: places in the epoch's stream, int64."""
+    """The random numbers of some positions of an epoch's stream (positions_B, int64)."""
 
     seed: int
     epoch: int
@@ -27,7 +29,8 @@ class Draws:
 
     def uniform(self, choice: str, low: float = 0.0, high: float = 1.0) -> np.ndarray:
         """float64 B in [low, high)."""
-        return low + (high - low) * ((self._bits(choice) >> np.uint64(11)) * 2.0**-53)
+        mantissa = self._bits(choice) >> np.uint64(11)  # the 53 bits that a float64 holds
+        return low + (high - low) * (mantissa * 2.0**-53)
 
     def chance(self, choice: str, share: float = 0.5) -> np.ndarray:
         """bool B, true with this probability."""
@@ -42,11 +45,11 @@ class Draws:
         return np.where(self.chance(choice), -1.0, 1.0)
 
     def _bits(self, choice: str) -> np.ndarray:
+        """uint64 B. All arithmetic is modulo 2^64."""
         name = f"{self.seed}/{self.epoch}/{choice}".encode()
         start = np.frombuffer(hashlib.blake2b(name, digest_size=8).digest(), np.uint64)
-        z = start + GAMMA * (
-            np.asarray(self.positions_B).astype(np.uint64) + np.uint64(1)
-        )  # wraps, as it should
+        nth = np.asarray(self.positions_B).astype(np.uint64) + np.uint64(1)
+        z = start + GAMMA * nth
         z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
         return z ^ (z >> np.uint64(31))

@@ -1,7 +1,8 @@
-"""A smaller copy of an image in its own format: what ingest stores when asked for at most so many pixels a side.
+"""A smaller copy of an image in its own format: what ingest stores under a limit of pixels a side.
 
-Upright 8-bit pixels, as every reader here decodes them; colour profiles and other metadata are left behind. TIFF and BMP become
-PNG, also when they are small: what is stored needs three decoders, not five.
+The copy has upright 8-bit pixels, as every reader here decodes them. Colour profiles and other
+metadata are dropped. TIFF and BMP become PNG, also when they are small enough: stored images then
+need three decoders, not five.
 """
 
 from __future__ import annotations
@@ -24,23 +25,30 @@ def stored(
     max_pixels: int = decode.MAX_PIXELS,
     formats: tuple[decode.Format, ...] = decode.FORMATS,
 ) -> tuple[decode.Encoded, decode.ImageInfo]:
-    """The bytes to keep and what they are: `data` itself, or encoded again with its longer side at most `max_side` pixels.
+    """The bytes to store, and what they are.
 
-    `quality` (1-100) is that of JPEG and WebP. Raises BadImage.
+    `data` itself where it is small enough and of a kept format. Else it is encoded again, with
+    its longer side at most `max_side` pixels. quality (1-100) is that of JPEG and WebP. Raises
+    BadImage.
     """
     longer = max(info.width, info.height)
     if info.format in KEPT and (max_side is None or longer <= max_side):
         return data, info
-    lying = decode.lies(decode.open_image(data, max_pixels, formats))
+
+    # The copy's size. Width and height are exchanged where the image is stored on its side.
+    height, width = info.height, info.width
+    if decode.sides_exchanged(decode.open_image(data, max_pixels, formats)):
+        height, width = width, height
     scale = min(1.0, (max_side or longer) / longer)
-    height, width = (
-        max(1, round(side * scale)) for side in (info.height, info.width)[:: -1 if lying else 1]
-    )
+    height = max(1, round(height * scale))
+    width = max(1, round(width * scale))
+
     pixels_HWC = np.empty((height, width, 3), np.uint8)
     decode.decode_into(data, pixels_HWC, max_pixels, formats)
     image = Image.fromarray(pixels_HWC)
     if info.mode in ("1", "L"):
         image = image.convert("L")
+
     kind = info.format if info.format in KEPT else "PNG"
     options = {"compress_level": 6} if kind == "PNG" else {"quality": quality}
     out = io.BytesIO()

@@ -1,8 +1,9 @@
-"""Memory for a CPU's tensors: kept by the process instead of given back to the kernel after every operation.
+"""Lets a process keep its memory for CPU tensors instead of giving it back to the kernel.
 
-glibc maps a large block anew for each allocation and unmaps it when it is freed, so the kernel zeroes the pages of every
-activation in every step. EfficientNet-Lite0 at 224 px, 32 images a batch, one thread: training 153 -> 81 ms of CPU an image,
-prediction 29 -> 18 ms (2026-11-21). The price is memory that stays with the process: 4.1 GB against 3.0 GB at the peak there.
+glibc maps every large block anew and unmaps it when it is freed. So the kernel zeroes the pages of
+every activation in every step. EfficientNet-Lite0 at 224 px, 32 images a batch, one thread:
+training 153 -> 81 ms of CPU an image, prediction 29 -> 18 ms (2026-11-21). The price is a higher
+peak: 4.1 GB instead of 3.0 GB there.
 """
 
 from __future__ import annotations
@@ -14,7 +15,10 @@ _LARGEST = 2**31 - 1
 
 
 def keep_memory() -> bool:
-    """From now on, in this process. False where the C library has no such switch (musl, macOS, Windows)."""
+    """Keep memory from now on, in this process.
+
+    Returns False where the C library has no such setting (musl, macOS, Windows).
+    """
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError, TypeError):

@@ -18,6 +18,7 @@ from raypipe.errors import DataError
 from raypipe.feed import features
 from raypipe.feed.dataset import FeedConfig, pin
 from raypipe.feed.feed import Feed, Source, fetch
+from raypipe.feed.kept_features import KeptFeatures
 from raypipe.images.decode import decode_batch
 from raypipe.models.zoo import ImageModel, ModelConfig, backbone_hash, fingerprint
 from raypipe.tables.table import ImageTable, TableConfig
@@ -155,7 +156,7 @@ def test_what_was_kept_under_ids_is_made_again_and_another_format_is_refused(
     table = write("t", images[:ROWS], ids)
     np.testing.assert_allclose(held(made(table, store)), vectors[:ROWS], rtol=1e-3, atol=1e-3)
     assert f"are made again: {store / name} may be removed" in caplog.text
-    uri = features.Kept(str(store), FROZEN).uri
+    uri = KeptFeatures(str(store), FROZEN).uri
     assert {r["format"] for r in ImageTable(uri).delta().to_pyarrow_table().to_pylist()} == {2}
     later = pa.table(
         {"content": [b"x" * 32], "features": [wrong], "format": pa.array([3], pa.int32())},
@@ -176,9 +177,15 @@ def test_what_was_kept_under_ids_is_made_again_and_another_format_is_refused(
 def test_a_backbones_hash_is_of_all_that_turns_bytes_into_features(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On ba74455 it was of the weights alone: another mean or another pooling got the old features."""
+    """On ba74455 it was of the weights alone: another mean or another pooling got the old
+    features.
+    """
     monkeypatch.syspath_prepend(tmp_path)
-    code = "from torch import nn\ndef net(pretrained: bool, **options) -> nn.Module:\n    return nn.Flatten()\n"
+    code = (
+        "from torch import nn\n"
+        "def net(pretrained: bool, **options) -> nn.Module:\n"
+        "    return nn.Flatten()\n"
+    )
     (tmp_path / "mine_a.py").write_text(code)
     plain = ModelConfig(name="file:mine_a:net", side_px=16, mode="finetune")
     built = ImageModel(FROZEN, classes=2).backbone

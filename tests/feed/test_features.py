@@ -1,4 +1,6 @@
-"""What a pinned version yields: every labelled row once, the same numbers however the work is cut, features only once."""
+"""What a pinned version yields: every labelled row once, the same numbers however the work is
+cut, features only once.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +13,9 @@ import pytest
 
 from raypipe.errors import DataError
 from raypipe.feed import features
-from raypipe.feed.dataset import FeedConfig, Pinned, locate, pin
+from raypipe.feed.dataset import FeedConfig, Pinned, pin
 from raypipe.feed.feed import Source, fetch
+from raypipe.feed.locate import locate
 from raypipe.models.tasks import Task
 from raypipe.models.zoo import ModelConfig
 from raypipe.tables import scan

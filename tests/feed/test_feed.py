@@ -1,4 +1,6 @@
-"""Every carrier delivers the same batches for the same plan, from any step, and survives images that have rotted."""
+"""Every carrier delivers the same batches for the same plan, from any step, and survives images
+that have rotted.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ def written(
     count: int = 300,
     each: int = 100,
 ) -> tuple[TableConfig, list[bytes]]:
-    """So many images in files of `each`, in two splits; `rot` says which bytes stand where others were hashed."""
+    """So many images in files of `each`, in two splits; `rot` says which bytes stand where others
+    were hashed.
+    """
     images = [textured(seed, side_px=32, kind=("PNG", "JPEG")[seed % 2]) for seed in range(count)]
     for start in range(0, count, each):
         rows = [
@@ -115,7 +119,9 @@ def test_all_carriers_and_world_sizes_deliver_identical_batches_and_resume_at_an
 def test_a_rotten_image_is_replaced_by_its_neighbour_and_reported(
     textured: Any, tmp_path: Path, carrier: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One whose bytes were cut, and one that still decodes but is another picture than was ingested."""
+    """One whose bytes were cut, and one that still decodes but is another picture than was
+    ingested.
+    """
     caplog.set_level(logging.WARNING, logger="raypipe")
     config, images = written(tmp_path, textured, {17: b"no image", 40: textured(999, side_px=32)})
     feed = opened(config, carrier, drop_last=False)
@@ -142,7 +148,9 @@ def test_a_rotten_image_is_replaced_by_its_neighbour_and_reported(
 def test_all_carriers_replace_a_rotten_row_group_by_the_same_images(
     textured: Any, tmp_path: Path, carrier: str
 ) -> None:
-    """Of groups of 3, the second is rotten: the third group's first image stands in for it, twice where one is due."""
+    """Of groups of 3, the second is rotten: the third group's first image stands in for it, twice
+    where one is due.
+    """
     config, images = written(
         tmp_path, textured, dict.fromkeys((3, 4, 5, 28), b"rot"), count=30, each=3
     )
@@ -162,7 +170,9 @@ def test_all_carriers_replace_a_rotten_row_group_by_the_same_images(
 def test_a_bit_that_flips_in_a_later_epoch_is_noticed(
     textured: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """An image is hashed when it is first read, and again when anything in its row group has changed since."""
+    """An image is hashed when it is first read, and again when anything in its row group has
+    changed since.
+    """
     caplog.set_level(logging.WARNING, logger="raypipe")
     config, images = written(tmp_path, textured)
     feed = opened(config, "threads", drop_last=False)
@@ -220,7 +230,9 @@ def test_weights_come_from_a_column_and_must_be_weights(tmp_path: Path, textured
 
 
 def test_every_source_comes_equally_often_or_as_the_mix_says(tmp_path: Path, textured: Any) -> None:
-    """45 training images of one source, 15 of another, 1 of it without a label; validation is seen as it is."""
+    """45 training images of one source, 15 of another, 1 of it without a label; validation is
+    seen as it is.
+    """
     rows = [
         {
             "image_id": str(i),
@@ -235,7 +247,9 @@ def test_every_source_comes_equally_often_or_as_the_mix_says(tmp_path: Path, tex
     config = TableConfig(uri=str(tmp_path / "t"))
 
     def drawn(**settings: Any) -> tuple[int, int]:
-        """(of the rare source, of all) in an epoch; each image comes as often as it should, but for rounding."""
+        """(of the rare source, of all) in an epoch; each image comes as often as it should, but
+        for rounding.
+        """
         feed = opened(config, "threads", sampling="sources", drop_last=False, **settings)
         seen = [int(i) for b in feed.train(0) for i in ids(feed, b)][:59]
         assert sorted(int(i) for b in feed.val() for i in ids(feed, b, "val")) == list(

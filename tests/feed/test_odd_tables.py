@@ -12,7 +12,8 @@ from deltalake import write_deltalake
 from raypipe.config import RunConfig, validate
 from raypipe.errors import ConfigError, DataError
 from raypipe.feed import feed as feeds
-from raypipe.feed.dataset import FeedConfig, locate, parts, pin
+from raypipe.feed.dataset import FeedConfig, parts, pin
+from raypipe.feed.locate import locate
 from raypipe.tables import scan
 from raypipe.tables.table import ImageTable, TableConfig
 

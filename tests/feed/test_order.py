@@ -1,4 +1,6 @@
-"""Every sample exactly once, the same global batches at every world size, resumable at any step, and well shuffled."""
+"""Every sample exactly once, the same global batches at every world size, resumable at any step,
+and well shuffled.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raypipe.feed.order import Order, Step, balanced_weights, deal, evaluation, resample
+from raypipe.feed.order import Order, Step, evaluation
+from raypipe.feed.sampling import balanced_weights, resample
+from raypipe.feed.share import deal
 
 SIZES = st.lists(st.integers(1, 30), min_size=1, max_size=40).map(np.array)
 SEEDS = st.integers(0, 2**31)
@@ -36,13 +40,20 @@ def batches(order: Order, epoch: int, world: int = 1, step: int = 0) -> list[lis
     return found
 
 
+def test_the_example_at_the_head_of_the_module_is_true() -> None:
+    order = Order(np.array([3, 3, 3, 3]), batch_size=4, seed=2, shards=2, window=2)
+    stream, _ = order.epoch(0).samples_at(np.arange(12))
+    assert stream.tolist() == [10, 1, 8, 0, 11, 2, 7, 4, 6, 5, 9, 3]
+    assert [next(order.rank(0, 0, r, 2)).samples_B.tolist() for r in (0, 1)] == [[10, 8], [1, 0]]
+
+
 @given(order=ORDERS, epoch=st.integers(0, 100))
 def test_the_stream_of_an_epoch_is_every_sample_exactly_once(order: Order, epoch: int) -> None:
-    laid = order.epoch(epoch)
-    samples, until = laid.at(np.arange(order.samples))
+    stream = order.epoch(epoch)
+    samples, until = stream.samples_at(np.arange(order.samples))
     assert sorted(samples.tolist()) == list(range(order.samples))
     assert (until > np.arange(order.samples)).all() and until.max() <= order.samples + order.shards
-    backwards, _ = order.epoch(epoch).at(np.arange(order.samples)[::-1])
+    backwards, _ = order.epoch(epoch).samples_at(np.arange(order.samples)[::-1])
     assert backwards[::-1].tolist() == samples.tolist()  # any position on its own
 
 
@@ -83,7 +94,9 @@ def test_the_rest_of_an_epoch_is_the_same_at_every_world_and_batch_size_from_any
 def test_ranks_read_the_row_groups_that_one_alone_reads_at_any_batch_size(
     order: Order, data: st.DataObject
 ) -> None:
-    """A group that a cut between shards goes through is read by the ranks on both sides, no other by more than one."""
+    """A group that a cut between shards goes through is read by the ranks on both sides, no other
+    by more than one.
+    """
     world = data.draw(st.sampled_from(DIVISORS[order.shards]))
     bounds = np.cumsum(order.sizes_F)
 
@@ -162,7 +175,9 @@ def test_epochs_and_seeds_differ_and_repeat_themselves(
 
 
 def test_a_batch_is_spread_over_nearly_as_many_row_groups_as_a_full_shuffle_would_do() -> None:
-    """Of 1,000 row groups of 128, a batch of 64 drawn at will touches 62; windows of 2 in 12 shards allow 24 at most."""
+    """Of 1,000 row groups of 128, a batch of 64 drawn at will touches 62; windows of 2 in 12
+    shards allow 24 at most.
+    """
     sizes = np.full(1000, 128)
     bounds = np.cumsum(sizes)
 
@@ -199,7 +214,9 @@ def test_balanced_sampling_shows_every_class_equally_often() -> None:
 
 @given(order=ORDERS, epoch=st.integers(0, 9), seed=SEEDS)
 def test_each_copy_of_a_sample_has_a_place_of_its_own(order: Order, epoch: int, seed: int) -> None:
-    """Weighted sampling draws a sample often, a batch may be filled up: the copies' augmentations differ by their places."""
+    """Weighted sampling draws a sample often, a batch may be filled up: the copies' augmentations
+    differ by their places.
+    """
     rare = np.where(np.random.default_rng(seed).random(order.samples) < 0.1, 50.0, 0.1)
     weighted = Order(
         order.sizes_F, order.batch_size, seed, order.shards, order.window, order.drop_last, rare

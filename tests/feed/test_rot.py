@@ -1,4 +1,6 @@
-"""What was stored is checked, row by row; what is broken is replaced or stops the run, wherever it lies."""
+"""What was stored is checked, row by row; what is broken is replaced or stops the run, wherever
+it lies.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,9 @@ from deltalake import write_deltalake
 from raypipe.config import validate
 from raypipe.errors import DataError
 from raypipe.feed import feed as feeds
-from raypipe.feed.dataset import FeedConfig, locate, pin
+from raypipe.feed.dataset import FeedConfig, pin
 from raypipe.feed.feed import Feed
+from raypipe.feed.locate import locate
 from raypipe.images.decode import decode
 from raypipe.models.zoo import ImageModel
 from raypipe.tables.table import TableConfig
@@ -38,7 +41,9 @@ Write = Callable[..., TableConfig]
 
 @pytest.fixture
 def write(tmp_path: Path) -> Write:
-    """A table of these images (null: none), in files of `group` rows, with these hashes; `more` columns."""
+    """A table of these images (null: none), in files of `group` rows, with these hashes; `more`
+    columns.
+    """
 
     def written(
         images: Sequence[bytes | None], hashes: Any = None, group: int = 10, **more: Any

@@ -1,4 +1,6 @@
-"""Labels of every task, as a Delta table holds them, come out of it as targets; a table of another task is refused."""
+"""Labels of every task, as a Delta table holds them, come out of it as targets; a table of
+another task is refused.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,8 @@ import pytest
 from deltalake import write_deltalake
 
 from raypipe.errors import DataError
-from raypipe.feed.dataset import FeedConfig, locate, pin
+from raypipe.feed.dataset import FeedConfig, pin
+from raypipe.feed.locate import locate
 from raypipe.models.tasks import Kind
 from raypipe.tables.table import TableConfig
 

@@ -1,7 +1,9 @@
-"""A folder of files that no decoder should trust, and the program that decodes them where a crash hurts nobody.
+"""A folder of files that no decoder should trust, and the program that decodes them where a crash
+hurts nobody.
 
-`generate` draws its own: truncations, flipped bytes, bombs, lies about format and size. `pillows_own` brings the 1,060 odd and
-hostile images that Pillow tests itself with, from its source package: fetched with pip once, kept under ~/.cache/raypipe.
+`generate` draws its own: truncations, flipped bytes, bombs, lies about format and size.
+`pillows_own` brings the 1,060 odd and hostile images that Pillow tests itself with, from its
+source package: fetched with pip once, kept under ~/.cache/raypipe.
 
 python -m tests.images.hostile FOLDER    one JSON line a file: {name, seconds, verdicts: {inspect, decode, small, any}}
 """
@@ -32,7 +34,9 @@ CACHE = Path.home() / ".cache" / "raypipe" / "hostile"
 
 
 def pillows_own(cache: Path = CACHE) -> Path:
-    """The folder Tests/images of the installed Pillow's source. Raises OSError when it cannot be fetched."""
+    """The folder Tests/images of the installed Pillow's source. Raises OSError when it cannot be
+    fetched.
+    """
     folder = cache / f"pillow-{PIL.__version__}"
     cache.mkdir(parents=True, exist_ok=True)
     with FileLock(cache / "fetching"):
@@ -123,7 +127,9 @@ def encode(image: Image.Image, kind: str = "PNG", **how: object) -> bytes:
 
 
 def png_bomb(side_px: int, text: bytes = b"") -> bytes:
-    """A PNG of side_px x side_px one-bit pixels in a few kilobytes, with compressed text in front of them."""
+    """A PNG of side_px x side_px one-bit pixels in a few kilobytes, with compressed text in front
+    of them.
+    """
 
     def chunk(name: bytes, data: bytes) -> bytes:
         return (

@@ -1,4 +1,6 @@
-"""Augmentation changes what it is asked to change, within range, and each sample in its own way wherever it stands."""
+"""Augmentation changes what it is asked to change, within range, and each sample in its own way
+wherever it stands.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Whatever the encoding, decode gives uint8 RGB of the right picture; whatever the damage, it gives one named reason."""
+"""Whatever the encoding, decode gives uint8 RGB of the right picture; whatever the damage, it
+gives one named reason.
+"""
 
 from __future__ import annotations
 
@@ -171,7 +173,9 @@ def test_orientation_in_xmp_counts_too_and_metadata_that_cannot_be_read_do_not()
 def test_a_picture_of_one_row_or_column_can_be_turned(
     kind: str, orientation: int, size: tuple[int, int]
 ) -> None:
-    """Strides that torch refuses are left behind on an axis of one pixel, if one asks only for contiguous memory."""
+    """Strides that torch refuses are left behind on an axis of one pixel, if one asks only for
+    contiguous memory.
+    """
     exif = Image.Exif()
     exif[0x0112] = orientation
     data = encode(Image.new("RGB", size, (90, 120, 200)), kind, exif=exif)

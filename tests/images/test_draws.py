@@ -1,4 +1,6 @@
-"""Numbers are even, independent of each other, and belong to (seed, epoch, choice, sample) alone."""
+"""Numbers are even, independent of each other, and belong to (seed, epoch, choice, sample)
+alone.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Nothing in a file can crash or stall the decoder, or take memory out of proportion: it is an image, or is told why not."""
+"""Nothing in a file can crash or stall the decoder, or take memory out of proportion: it is an
+image, or is told why not.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ runpy.run_module("tests.images.hostile", run_name="__main__")
 
 
 def decode_all(folder: Path) -> list[dict[str, Any]]:
-    """What a process of its own says about each file, having come to the end of the folder within its memory."""
+    """What a process of its own says about each file, having come to the end of the folder within
+    its memory.
+    """
     code = CHILD.format(megabytes=MEGABYTES)
     child = subprocess.run(
         [sys.executable, "-W", "ignore", "-X", "faulthandler", "-c", code, str(folder)],

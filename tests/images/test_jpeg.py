@@ -1,4 +1,6 @@
-"""The fast decoder gives Pillow's pixels or none: what it declines, and only that, costs time and changes nothing."""
+"""The fast decoder gives Pillow's pixels or none: what it declines, and only that, costs time and
+changes nothing.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Hashes of one picture stay together through re-encoding and resizing; hashes of different pictures lie far apart."""
+"""Hashes of one picture stay together through re-encoding and resizing; hashes of different
+pictures lie far apart.
+"""
 
 from __future__ import annotations
 

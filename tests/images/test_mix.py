@@ -16,7 +16,9 @@ KINDS = [{"mixup": 0.4}, {"cutmix": 1.0}, {"mixup": 1.0, "cutmix": 1.0}]
 
 
 def flat() -> tuple[Tensor, Tensor]:
-    """Picture i is all i, and of class i, so that a mixed picture's mean is what its targets expect."""
+    """Picture i is all i, and of class i, so that a mixed picture's mean is what its targets
+    expect.
+    """
     numbers = torch.arange(BATCH, dtype=torch.float32)
     return numbers.view(-1, 1, 1, 1).repeat(1, 16, 16, 3), torch.eye(BATCH)
 

@@ -1,4 +1,6 @@
-"""Each change is the one Pillow makes; each picture draws its own; what is drawn for one does not touch the others."""
+"""Each change is the one Pillow makes; each picture draws its own; what is drawn for one does not
+touch the others.
+"""
 
 from __future__ import annotations
 
