@@ -17,7 +17,8 @@ import numpy as np
 import pyarrow as pa
 
 from raypipe.errors import DataError
-from raypipe.models.zoo import ImageModel, ModelConfig, backbone_hash
+from raypipe.models.fingerprint import backbone_hash
+from raypipe.models.zoo import ImageModel, ModelConfig
 from raypipe.tables import scan
 from raypipe.tables.table import ImageTable, append
 

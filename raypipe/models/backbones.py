@@ -65,7 +65,7 @@ def _lite0(pretrained: bool) -> nn.Module:
     for module in net.modules():
         if isinstance(module, nn.Conv2d):
             _pad_inside(module)
-    return net  # type: ignore[no-any-return]
+    return net
 
 
 def _pad_inside(conv: nn.Conv2d) -> None:
@@ -133,7 +133,7 @@ def _fold_efficientnet(backbone: nn.Module) -> nn.Module:
             _fold(block, "_expand_conv", "_bn0")
         _fold(block, "_depthwise_conv", "_bn1")
         _fold(block, "_project_conv", "_bn2")
-    return backbone.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+    return backbone.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
 def _fold(owner: nn.Module, conv: str, norm: str) -> None:

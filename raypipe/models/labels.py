@@ -1,17 +1,20 @@
-"""What a label is: the one place that decides, by task, for every source and every table.
+"""What a value means as a label. One place decides, by task, for every source and every table.
 
-A source hands over what it holds: the text of a CSV cell or a folder's name, a number, a boolean, a list. `read` answers
-with the label as a table keeps it, with "unlabelled" (None), or with the reason why nobody can tell. It never guesses: what
-two sources would have to read differently is a reason, and ingest quarantines the row.
+A source passes what it holds: the text of a CSV cell or a folder's name, a number, a boolean, a
+list. `read` returns the label as a table keeps it, or None for "unlabelled", or the reason why the
+value cannot be a label. It never guesses: where two sources would read a value differently, it
+returns a reason, and ingest quarantines the row.
 
-single_label   one name: text, a whole number, a boolean          blank or null: unlabelled
-multi_label    a list of names, or a text like a|b                null: unlabelled; [] and blank: an image without tags
-probability    a number from 0 to 1                               blank or null: unlabelled
-regression     a finite number                                    blank or null: unlabelled
+Kind           Labels                                     Unlabelled
+single_label   one name: text, a whole number, a boolean  blank or null
+multi_label    a list of names, or a text like a|b        null ([] and blank: an image without tags)
+probability    a number from 0 to 1                       blank or null
+regression     a finite number                            blank or null
 
-The same value reads the same wherever it stood. A CSV has only text, so the text says as much as the typed value: 1, 1.0
-and "1.0" are the class 1; true and "True" are the class true; 01, 1.00 and 2.10 are text and stay what they are. Accents
-are composed (NFC): macOS and Linux write é with different code points.
+The same value means the same in every source. A CSV has only text, so text means what the typed
+value means: 1, 1.0 and "1.0" are the class 1; true and "True" are the class true. 01, 1.00 and 2.10
+are text and stay as they are. Accents are composed (NFC): macOS and Linux write é with different
+code points.
 """
 
 from __future__ import annotations
@@ -28,21 +31,20 @@ Kind = Literal["single_label", "multi_label", "probability", "regression"]
 NUMERIC: tuple[Kind, ...] = ("probability", "regression")
 BAR = "|"  # between the tags of one image
 
-_WHOLE = re.compile(
-    r"-?(?:0|[1-9][0-9]*)\.0"
-)  # how pandas writes a whole number of a column with gaps
-_NUMBER = re.compile(
-    r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?"
-)  # float() also takes 1_000 and inf
-_LIST = re.compile(
-    r"\[.*\]|\{.*\}|\(\s*['\"].*\)", re.DOTALL
-)  # how Python, numpy and JSON write a list
+# How pandas writes a whole number of a column with gaps.
+_WHOLE = re.compile(r"-?(?:0|[1-9][0-9]*)\.0")
+# Stricter than float(), which also takes 1_000 and inf.
+_NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
+# How Python, numpy and JSON write a list.
+_LIST = re.compile(r"\[.*\]|\{.*\}|\(\s*['\"].*\)", re.DOTALL)
+
 _LARGEST = float(np.finfo(np.float32).max)  # targets are float32
+_EXPONENT_FROM = 1e16  # from there on Python writes a float with an exponent
 _REAL = (float, Decimal, np.floating)
 
 
 class Label(NamedTuple):
-    """`text` as the table keeps it, None for unlabelled. `why`: the value cannot be a label, and text is None."""
+    """text: as the table keeps it; None: unlabelled. why: the value cannot be a label."""
 
     text: str | None
     why: str = ""
@@ -50,7 +52,7 @@ class Label(NamedTuple):
 
 def read(kind: Kind, value: Any) -> Label:
     """The label that this value means for this kind of task."""
-    value = _plain(value)
+    value = _normalised(value)
     if value is None:
         return Label(None)
     if kind in NUMERIC:
@@ -63,8 +65,8 @@ def read(kind: Kind, value: Any) -> Label:
 
 
 def name(value: Any) -> Label:
-    """One class, tag or split: what its text says; blank is none."""
-    value = _plain(value)
+    """One class, tag or split: the value's text. A blank text is no name."""
+    value = _normalised(value)
     if value is None:
         return Label(None)
     if isinstance(value, bytes):
@@ -79,14 +81,17 @@ def name(value: Any) -> Label:
     if isinstance(value, int):
         return Label(str(value))
     if isinstance(value, _REAL):
-        return (
-            Label(_digits(value)) if math.isfinite(value) else Label(None, f"{value} is not a name")
-        )
+        if not math.isfinite(value):
+            return Label(None, f"{value} is not a name")
+        return Label(_digits(value))
     return _text(str(value))
 
 
-def _plain(value: Any) -> Any:
-    """Arrays and tuples as lists, numpy's whole numbers and booleans as Python's; float32 stays, for its own digits."""
+def _normalised(value: Any) -> Any:
+    """Arrays, tuples and sets as lists; numpy's whole numbers and booleans as Python's.
+
+    float32 stays, because it has its own shortest digits.
+    """
     if isinstance(value, np.ndarray | tuple | set | frozenset):
         return list(value)
     if isinstance(value, np.integer | np.bool_):
@@ -97,48 +102,49 @@ def _plain(value: Any) -> Any:
 
 
 def _text(text: str) -> Label:
+    """A name that is given as text."""
     text = unicodedata.normalize("NFC", text.strip())
     if not text:
         return Label(None)
     try:
         text.encode()
-    except UnicodeEncodeError:  # half of a surrogate pair, or a file name that is not UTF-8
+    except UnicodeEncodeError:
+        # Half of a surrogate pair, or a file name that is not UTF-8.
         return Label(None, f"{_shown(text)} is not valid Unicode")
     if "\0" in text:
         return Label(None, f"{_shown(text)} holds a null character")
     if text.lower() in ("nan", "inf", "-inf"):
         return Label(None, f"{text} is how a number that is none is written, not a name")
     if _LIST.fullmatch(text):
-        return Label(
-            None,
-            f"{_shown(text)} looks like a list that was written as text; write the tags as a|b",
-        )
+        return Label(None, _list_as_text(text))
     if _WHOLE.fullmatch(text):
-        return Label("0" if text == "-0.0" else text[:-2])
-    return Label(text.lower() if text in ("True", "TRUE", "False", "FALSE") else text)
+        return Label("0" if text == "-0.0" else text.removesuffix(".0"))
+    if text in ("True", "TRUE", "False", "FALSE"):
+        return Label(text.lower())
+    return Label(text)
+
+
+def _list_as_text(value: str) -> str:
+    return f"{_shown(value)} looks like a list that was written as text; write the tags as a|b"
 
 
 def _digits(number: Any) -> str:
-    """The shortest text that reads as the same number in its own precision; a whole number has no point."""
+    """The shortest text of the same number in its own precision; a whole number has no point."""
     if isinstance(number, Decimal):
-        return format(
-            number.to_integral_value()
-            if number == number.to_integral_value()
-            else number.normalize(),
-            "f",
-        )
-    if (
-        float(number).is_integer() and abs(float(number)) < 1e16
-    ):  # from there on Python writes an exponent
+        whole = number.to_integral_value()
+        return format(whole if number == whole else number.normalize(), "f")
+    as_float = float(number)
+    if as_float.is_integer() and abs(as_float) < _EXPONENT_FROM:
         return str(int(number))
     return str(number)
 
 
 def _number(kind: Kind, value: Any) -> Label:
-    if isinstance(value, str | bytes):
-        text = (
-            value if isinstance(value, str) else value.decode("utf-8-sig", errors="replace")
-        ).strip()
+    """A probability, or the number of a regression."""
+    if isinstance(value, bytes):
+        value = value.decode("utf-8-sig", errors="replace")
+    if isinstance(value, str):
+        text = value.strip()
         if not text:
             return Label(None)
         if not _NUMBER.fullmatch(text):
@@ -146,7 +152,10 @@ def _number(kind: Kind, value: Any) -> Label:
         value = float(text)
     if isinstance(value, bool) or not isinstance(value, (int, *_REAL)):
         return Label(None, f"{_shown(value)} is not a number")
-    if not abs(float(value) if isinstance(value, _REAL) else value) <= _LARGEST:  # NaN neither
+
+    # An int may be too large for a float; NaN is not <= anything.
+    size = abs(float(value)) if isinstance(value, _REAL) else abs(value)
+    if not size <= _LARGEST:
         return Label(None, f"{_shown(value)} is not a finite number of 32 bits")
     number: Any = float(value) if isinstance(value, int | Decimal) else value
     if kind == "probability" and not 0 <= number <= 1:
@@ -157,6 +166,7 @@ def _number(kind: Kind, value: Any) -> Label:
 
 
 def _tags(value: Any) -> Label:
+    """The tags of one image, from a list, a text with bars, or a single value."""
     if isinstance(value, bytes):
         try:
             value = value.decode("utf-8-sig")
@@ -164,48 +174,50 @@ def _tags(value: Any) -> Label:
             return Label(None, f"{_shown(value)} is not UTF-8")
     if isinstance(value, str):
         if _LIST.fullmatch(value.strip()):
-            return Label(
-                None,
-                f"{_shown(value)} looks like a list that was written as text; write the tags as a|b",
-            )
+            return Label(None, _list_as_text(value))
         return _joined(value.split(BAR))
-    return _joined(value) if isinstance(value, list) else _tag(value)
+    if isinstance(value, list):
+        return _joined(value)
 
-
-def _tag(value: Any) -> Label:
-    """A value that is no list and no text is one tag; true is a tag, as it is in a CSV."""
+    # A number or a boolean is one tag, as it is in a CSV.
     tag = name(value)
     return _joined([tag.text]) if tag.text is not None else tag
 
 
 def _joined(parts: list[Any]) -> Label:
-    """Sorted tags between bars, each once. Blank ones are none, as in a||b."""
-    if any(isinstance(part, bool | np.bool_) for part in parts) or _repeats_a_number(parts):
+    """Sorted tags between bars, each once. Blank parts are left out, as in a||b."""
+    has_boolean = any(isinstance(part, bool | np.bool_) for part in parts)
+    if has_boolean or _repeats_a_number(parts):
         return Label(
             None,
-            f"{_shown(parts)} looks like one number a class; a list of tags names those that are set",
+            f"{_shown(parts)} looks like one number a class; "
+            "a list of tags names those that are set",
         )
-    found = set()
+    tags: set[str] = set()
     for part in parts:
         if part is None:
             return Label(None, "a list of tags holds a null")
         tag = name(part)
         if tag.why:
             return tag
-        if BAR in (tag.text or ""):
+        if tag.text is None:
+            continue
+        if BAR in tag.text:
             return Label(None, f"the tag {_shown(tag.text)} holds the bar that stands between tags")
-        if tag.text:
-            found.add(tag.text)
-    return Label(BAR.join(sorted(found)))
+        tags.add(tag.text)
+    return Label(BAR.join(sorted(tags)))
 
 
 def _repeats_a_number(parts: list[Any]) -> bool:
-    """As [0, 1, 0] does, which means the second of three classes and not the tags 0 and 1."""
-    held: list[Any] = [part for part in parts if isinstance(part, int | float | np.number)]
-    numbers = [float(number) for number in held if abs(number) <= _LARGEST]
+    """True for [0, 1, 0]: it means the second of three classes, and not the tags 0 and 1."""
+    numbers: list[float] = []
+    for part in parts:
+        if isinstance(part, int | float | np.number) and abs(part) <= _LARGEST:
+            numbers.append(float(part))
     return len(set(numbers)) < len(numbers)
 
 
 def _shown(value: Any) -> str:
+    """The value in a message: at most 80 characters, unprintable ones escaped."""
     text = ascii(value) if isinstance(value, str) and not value.isprintable() else repr(value)
     return text if len(text) <= 80 else text[:77] + "..."

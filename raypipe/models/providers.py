@@ -1,14 +1,19 @@
-"""Backbones from elsewhere, by the prefix of their name. Each library is imported only when a name asks for it.
+"""Backbones from other libraries, by the prefix of their name.
 
-hf:vit                        Hugging Face, from a config: model type and `options`, random weights, no network
-hf:/folder, hf:org/name@rev   weights too, from a local folder (config.json, *.safetensors), or from the hub if it is reachable
+A library is imported only when a name asks for it.
+
+hf:vit                        Hugging Face, from a config: model type and `options`, random weights,
+                              no network
+hf:/folder, hf:org/name@rev   with weights, from a local folder (config.json, *.safetensors), or
+                              from the hub if it is reachable
 timm:resnet18                 timm's name; `options` go to timm.create_model
 torchvision:resnet18          torchvision's name, its last linear layer removed
-file:package.module:factory   your own: `def factory(pretrained: bool, **options) -> nn.Module`, which maps float images BCHW to
-                              features BD
+file:package.module:factory   your own: `def factory(pretrained: bool, **options) -> nn.Module`,
+                              which maps float images BCHW to features BD
 
-Only safetensors are read from Hugging Face folders, and no code that lies beside them is run. A `file:` factory must say that
-it returns an nn.Module: a package names it and calls it when it loads, and so cannot name any other function.
+Security: only safetensors are read from Hugging Face folders, and no code beside them is run. A
+`file:` factory must be annotated to return an nn.Module. A model package names its factory, and
+loading the package calls it; so a package cannot name any other function.
 """
 
 from __future__ import annotations
@@ -27,18 +32,23 @@ from torch import Tensor, nn
 from raypipe.errors import ConfigError, nearest
 from raypipe.models.backbones import BACKBONES, Backbone
 
-IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # mean and std of most pretrainings
 
 
 @lru_cache(maxsize=16)
 def resolve(name: str, options: str) -> Backbone:
-    """The backbone of a name and its options (JSON). Raises ConfigError when a library, folder or model is not there."""
+    """The backbone of a name and its options (JSON).
+
+    Raises ConfigError when a library, folder or model is missing.
+    """
+    if name in BACKBONES:
+        return BACKBONES[name]
     provider, _, rest = name.partition(":")
-    return BACKBONES[name] if name in BACKBONES else PROVIDERS[provider](rest, json.loads(options))
+    return PROVIDERS[provider](rest, json.loads(options))
 
 
 def has_weights(name: str) -> bool:
-    """Can this name come with pretrained weights? Decided by the name alone: nothing is imported."""
+    """Can this name come with pretrained weights? The name decides; nothing is imported."""
     if name in BACKBONES:
         return BACKBONES[name].pretrained
     return not name.startswith("hf:") or "/" in name
@@ -46,21 +56,25 @@ def has_weights(name: str) -> bool:
 
 @torch.no_grad()
 def width(backbone: nn.Module, side_px: int) -> int:
-    """How many features a backbone gives, found out by two images. Raises ConfigError where they are no function of the image:
-    random masks (masked autoencoders) and batch statistics make every prediction noise."""
+    """The number of features of a backbone, measured with two random images.
+
+    Raises ConfigError where the features of an image depend on more than the image: random masks
+    (masked autoencoders) and batch statistics would make every prediction noise.
+    """
     training = backbone.training
-    images_BCHW = (
-        torch.rand(2, 3, side_px, side_px, generator=torch.Generator().manual_seed(0)) - 0.5
-    )
+    generator = torch.Generator().manual_seed(0)
+    images_BCHW = torch.rand(2, 3, side_px, side_px, generator=generator) - 0.5
     try:
-        features, alone = (backbone.eval()(some) for some in (images_BCHW, images_BCHW[1:]))
+        features = backbone.eval()(images_BCHW)
+        alone = backbone.eval()(images_BCHW[1:])
     except (RuntimeError, ValueError, TypeError, AttributeError, IndexError) as e:
         raise ConfigError(
-            f"This backbone fails on an image: {' '.join(str(e).split())[:200]}",
+            f"This backbone fails on an image: {_one_line(e)}",
             got=f"model.side_px={side_px}",
             fix="Set model.side_px to what it was made for, or take another model.name",
         ) from e
     backbone.train(training)
+
     if not isinstance(features, Tensor) or features.ndim != 2 or len(features) != 2:
         shape = tuple(alone.shape) if isinstance(alone, Tensor) else type(alone).__name__
         raise ConfigError(
@@ -68,28 +82,76 @@ def width(backbone: nn.Module, side_px: int) -> int:
             got=shape,
             rule="The shape is (images, features)",
         )
-    if not torch.allclose(features[1:], alone, rtol=1e-2, atol=1e-3 * float(features.abs().max())):
+
+    # The second image must have the same features with and without the first one.
+    largest = float(features.abs().max())
+    if not torch.allclose(features[1:], alone, rtol=1e-2, atol=1e-3 * largest):
+        apart = float((features[1:] - alone).abs().max())
         raise ConfigError(
             "This backbone gives an image other features each time, or in other company",
-            got=f"{float((features[1:] - alone).abs().max()):.2g} apart, of {float(features.abs().max()):.2g}",
-            rule="A model that predicts masks nothing at random and takes no statistics of its batch",
+            got=f"{apart:.2g} apart, of {largest:.2g}",
+            rule="A model that predicts masks nothing at random and takes no batch statistics",
             fix="Switch its masking off in model.options, or take another model.name",
         )
     return features.shape[1]
 
 
 def hugging_face(name: str, options: dict[str, Any]) -> Backbone:
+    """hf:… `name` is a model type, a local folder, or org/name@revision."""
     transformers = _import("transformers", "hf")
     folder = Path(name).expanduser()
-    source, _, revision = (str(folder), "", "") if folder.is_dir() else name.partition("@")
-    given = {"revision": revision or "main", "trust_remote_code": False}
+    if folder.is_dir():
+        source, revision = str(folder), ""
+    else:
+        source, _, revision = name.partition("@")
+    where = {"revision": revision or "main", "trust_remote_code": False}
+    config = _hugging_face_config(transformers, name, source, where, options)
+
+    def build(pretrained: bool) -> nn.Module:
+        try:
+            if not pretrained:
+                return _Transformer(transformers.AutoModel.from_config(config))
+            net, loading = transformers.AutoModel.from_pretrained(
+                source,
+                config=config,
+                use_safetensors=True,
+                dtype=torch.float32,
+                output_loading_info=True,
+                **where,
+            )
+            return _complete(_Transformer(net), loading["missing_keys"], name)
+        except ImportError as e:
+            # A torchvision built for CUDA on a CPU-only torch breaks transformers, too.
+            raise _lacks("transformers", "hf", e) from None
+        except (OSError, ValueError) as e:
+            raise ConfigError(f"The weights cannot be read: {_one_line(e)}", got=name) from None
+
+    # Masked autoencoders hide patches in their pretraining only.
+    if hasattr(config, "mask_ratio"):
+        config.mask_ratio = 0.0
+
+    mean, std = _processor(transformers, source, where) if "/" in name else (0.5, 0.5)
+    side = getattr(config, "image_size", None) or 224
+    written = json.loads(config.to_json_string(use_diff=False))
+    return Backbone(
+        build,
+        features=None,
+        mean=mean,
+        std=std,
+        side_px=side if isinstance(side, int) else side[0],
+        resolved=(f"hf:{config.model_type}", written),
+    )
+
+
+def _hugging_face_config(
+    transformers: Any, name: str, source: str, where: dict[str, Any], options: dict[str, Any]
+) -> Any:
+    """The model's config, from its folder or hub, or of a model type with `options`."""
     try:
         if "/" in name:
-            config = transformers.AutoConfig.from_pretrained(source, **given, **options)
-        else:
-            config = transformers.AutoConfig.for_model(
-                name, **{k: v for k, v in options.items() if k != "model_type"}
-            )
+            return transformers.AutoConfig.from_pretrained(source, **where, **options)
+        changes = {key: value for key, value in options.items() if key != "model_type"}
+        return transformers.AutoConfig.for_model(name, **changes)
     except OSError:
         raise ConfigError(
             "There is no such Hugging Face model to be had here",
@@ -99,58 +161,21 @@ def hugging_face(name: str, options: dict[str, Any]) -> Backbone:
         ) from None
     except ValueError as e:
         raise ConfigError(
-            f"Hugging Face cannot read this config: {' '.join(str(e).split())[:200]}", got=name
+            f"Hugging Face cannot read this config: {_one_line(e)}", got=name
         ) from None
-
-    def build(pretrained: bool) -> nn.Module:
-        try:
-            if pretrained:
-                options = {
-                    "use_safetensors": True,
-                    "dtype": torch.float32,
-                    "output_loading_info": True,
-                    **given,
-                }
-                net, found = transformers.AutoModel.from_pretrained(
-                    source, config=config, **options
-                )
-                return _complete(_Transformer(net), found["missing_keys"], name)
-            return _Transformer(transformers.AutoModel.from_config(config))
-        except (
-            ImportError
-        ) as e:  # a torchvision built for CUDA on a CPU-only torch breaks transformers too
-            raise _lacks("transformers", "hf", e) from None
-        except (OSError, ValueError) as e:
-            raise ConfigError(
-                f"The weights cannot be read: {' '.join(str(e).split())[:200]}", got=name
-            ) from None
-
-    if hasattr(
-        config, "mask_ratio"
-    ):  # masked autoencoders: to hide patches is for their pretraining alone
-        config.mask_ratio = 0.0
-    mean, std = _processor(transformers, source, given) if "/" in name else (0.5, 0.5)
-    side = getattr(config, "image_size", None) or 224
-    written = json.loads(config.to_json_string(use_diff=False))
-    return Backbone(
-        build,
-        None,
-        mean,
-        std,
-        side if isinstance(side, int) else side[0],
-        settled=(f"hf:{config.model_type}", written),
-    )
 
 
 class _Transformer(nn.Module):
-    """A Hugging Face vision model as a function of images: its pooled output, else the class token, else the mean."""
+    """A Hugging Face vision model that maps images to features.
+
+    Features: its pooled output, else its class token, else the mean of its last layer.
+    """
 
     def __init__(self, net: Any) -> None:
         super().__init__()
         self.net = net
-        if hasattr(
-            getattr(net, "pooler", None), "dense"
-        ):  # ViT's: image classifiers leave it untrained
+        # ViT's pooler has a dense layer that image classifiers leave untrained.
+        if hasattr(getattr(net, "pooler", None), "dense"):
             net.pooler = None
         self._class_token = any(name.endswith("cls_token") for name, _ in net.named_parameters())
         accepted = inspect.signature(net.forward).parameters
@@ -162,37 +187,45 @@ class _Transformer(nn.Module):
                 fix="Take the vision part, as hf:clip_vision_model",
             )
         self._resizes = "interpolate_pos_encoding" in accepted
-        # ViT-MAE orders its patches by it, at random unless it is told.
+        # ViT-MAE orders its patches by `noise`, which is random unless it is given.
         self._ordered = "noise" in accepted and isinstance(net.config.patch_size, int)
 
     def forward(self, images_BCHW: Tensor) -> Tensor:
-        more: dict[str, Any] = {"interpolate_pos_encoding": True} if self._resizes else {}
+        arguments: dict[str, Any] = {}
+        if self._resizes:
+            arguments["interpolate_pos_encoding"] = True
         if self._ordered:
-            patches = images_BCHW.shape[2] * images_BCHW.shape[3] // self.net.config.patch_size**2
-            more["noise"] = torch.arange(patches, device=images_BCHW.device).expand(
-                len(images_BCHW), patches
-            )
-        found = self.net(images_BCHW, **more)
-        pooled: Any = getattr(found, "pooler_output", None)
-        last: Any = getattr(found, "last_hidden_state", None)
-        if pooled is None and last is None:
+            batch, _, height, width = images_BCHW.shape
+            patches = height * width // self.net.config.patch_size**2
+            in_order = torch.arange(patches, device=images_BCHW.device)
+            arguments["noise"] = in_order.expand(batch, patches)
+
+        outputs = self.net(images_BCHW, **arguments)
+        pooled: Any = getattr(outputs, "pooler_output", None)
+        last: Any = getattr(outputs, "last_hidden_state", None)
+        if pooled is not None:
+            return pooled.flatten(1)
+        if last is None:
             raise ConfigError(
                 "This Hugging Face model gives no features", got=f"hf:{self.net.config.model_type}"
             )
-        if pooled is not None:
-            return pooled.flatten(1)  # type: ignore[no-any-return]
-        if last.ndim == 4:
-            return last.mean((2, 3))  # type: ignore[no-any-return]
-        return last[:, 0] if self._class_token else last.mean(1)  # type: ignore[no-any-return]
+        if last.ndim == 4:  # B D H W, of a convolutional network
+            return last.mean((2, 3))
+        return last[:, 0] if self._class_token else last.mean(1)
 
 
 def _complete(model: nn.Module, missing: Iterable[str], name: str) -> nn.Module:
-    """The model, if its folder held every matrix that features depend on. transformers fills what is missing at random."""
+    """The model, if its folder held every matrix that features depend on; else ConfigError.
+
+    transformers fills what is missing at random.
+    """
     parameters = dict(model.named_parameters())
-    asked = {f"net.{key}": key for key in missing if "mask_token" not in key}
-    if random := [
-        key for full, key in asked.items() if full in parameters and parameters[full].ndim > 1
-    ]:
+    random = []
+    for key in missing:
+        parameter = parameters.get(f"net.{key}")
+        if "mask_token" not in key and parameter is not None and parameter.ndim > 1:
+            random.append(key)
+    if random:
         raise ConfigError(
             "The weights lack a part of the model, which would stay random",
             got=f"hf:{name}: {', '.join(sorted(random)[:3])}",
@@ -202,34 +235,45 @@ def _complete(model: nn.Module, missing: Iterable[str], name: str) -> nn.Module:
     return model
 
 
-def _processor(transformers: Any, source: str, given: dict[str, Any]) -> tuple[Any, Any]:
-    """Mean and std that the model was trained on."""
-    found = transformers.utils.cached_file(
+def _processor(transformers: Any, source: str, where: dict[str, Any]) -> tuple[Any, Any]:
+    """Mean and std of the model's pretraining; 0.5 where its folder does not say."""
+    path = transformers.utils.cached_file(
         source,
         "preprocessor_config.json",
-        revision=given["revision"],
+        revision=where["revision"],
         _raise_exceptions_for_missing_entries=False,
     )
-    told = json.loads(Path(found).read_text()) if found else {}
-    return tuple(told.get("image_mean", (0.5,) * 3)), tuple(told.get("image_std", (0.5,) * 3))
+    settings = json.loads(Path(path).read_text()) if path else {}
+    mean = tuple(settings.get("image_mean", (0.5,) * 3))
+    std = tuple(settings.get("image_std", (0.5,) * 3))
+    return mean, std
 
 
 def timm(name: str, options: dict[str, Any]) -> Backbone:
+    """timm:…"""
     library = _import("timm", "timm")
     if not library.is_model(name.partition(".")[0]):
         raise ConfigError(
             "timm has no such model", got=name, fix=nearest(name, library.list_models())
         )
-    told = library.get_pretrained_cfg(name)
-    mean, std, side = (told.mean, told.std, told.input_size[-1]) if told else (*IMAGENET, 224)
+    pretraining = library.get_pretrained_cfg(name)
+    mean: Any
+    std: Any
+    mean, std = IMAGENET
+    side = 224
+    if pretraining:
+        mean = tuple(pretraining.mean)
+        std = tuple(pretraining.std)
+        side = pretraining.input_size[-1]
 
     def build(pretrained: bool) -> nn.Module:
-        return library.create_model(name, pretrained=pretrained, num_classes=0, **options)  # type: ignore[no-any-return]
+        return library.create_model(name, pretrained=pretrained, num_classes=0, **options)
 
-    return Backbone(build, None, tuple(mean), tuple(std), options.get("img_size", side))
+    return Backbone(build, None, mean, std, options.get("img_size", side))
 
 
 def torchvision(name: str, options: dict[str, Any]) -> Backbone:
+    """torchvision:…"""
     library = _import("torchvision.models", "torchvision")
     if name not in library.list_models():
         raise ConfigError(
@@ -238,23 +282,25 @@ def torchvision(name: str, options: dict[str, Any]) -> Backbone:
     side = library.get_model_weights(name).DEFAULT.transforms().crop_size[0]
 
     def build(pretrained: bool) -> nn.Module:
-        net: nn.Module = library.get_model(
-            name, weights="DEFAULT" if pretrained else None, **options
-        )
-        linear = [n for n, m in net.named_modules() if isinstance(m, nn.Linear)]
+        weights = "DEFAULT" if pretrained else None
+        net: nn.Module = library.get_model(name, weights=weights, **options)
+
+        # The last linear layer is the classifier.
+        linear = [path for path, module in net.named_modules() if isinstance(module, nn.Linear)]
         if not linear:
             raise ConfigError("This torchvision model has no linear layer to replace", got=name)
-        owner, _, leaf = linear[-1].rpartition(".")
-        setattr(net.get_submodule(owner), leaf, nn.Identity())
+        owner, _, attribute = linear[-1].rpartition(".")
+        setattr(net.get_submodule(owner), attribute, nn.Identity())
         return net
 
     return Backbone(build, None, *IMAGENET, options.get("image_size", side))
 
 
 def own(name: str, options: dict[str, Any]) -> Backbone:
-    module, _, factory = name.partition(":")
+    """file:… A class, or a function that is annotated to return an nn.Module."""
+    module, _, attribute = name.partition(":")
     try:
-        function = getattr(importlib.import_module(module), factory)
+        factory = getattr(importlib.import_module(module), attribute)
     except (ImportError, ValueError, AttributeError) as e:
         raise ConfigError(
             f"The model's factory cannot be imported: {e}",
@@ -262,19 +308,22 @@ def own(name: str, options: dict[str, Any]) -> Backbone:
             rule="It is file:package.module:factory, importable on every worker",
             fix="Put its folder on PYTHONPATH, or install it",
         ) from None
-    made = function if inspect.isclass(function) else _returned(function)
-    if not (inspect.isclass(made) and issubclass(made, nn.Module)):
+    returned = factory if inspect.isclass(factory) else _return_type(factory)
+    if not (inspect.isclass(returned) and issubclass(returned, nn.Module)):
         raise ConfigError(
             "A factory says that it returns an nn.Module",
             got=f"file:{name}",
             fix="Annotate it: -> nn.Module",
         )
-    return Backbone(
-        lambda pretrained: function(pretrained=pretrained, **options), None, 0.5, 0.5, 224
-    )
+
+    def build(pretrained: bool) -> nn.Module:
+        return factory(pretrained=pretrained, **options)
+
+    return Backbone(build, None, mean=0.5, std=0.5, side_px=224)
 
 
-def _returned(function: Any) -> Any:
+def _return_type(function: Any) -> Any:
+    """The annotated type; None where there is none, or it cannot be read."""
     try:
         return get_type_hints(function).get("return")
     except (TypeError, NameError):
@@ -282,21 +331,24 @@ def _returned(function: Any) -> Any:
 
 
 def _import(module: str, extra: str) -> Any:
+    """Import an optional library. Raises ConfigError with the extra to install."""
     try:
         return importlib.import_module(module)
-    except (
-        ImportError,
-        RuntimeError,
-    ) as e:  # torchvision built for CUDA raises RuntimeError on a CPU-only torch
+    except (ImportError, RuntimeError) as e:
+        # RuntimeError: a torchvision built for CUDA, on a CPU-only torch.
         raise _lacks(module.partition(".")[0], extra, e) from None
 
 
 def _lacks(library: str, extra: str, error: Exception) -> ConfigError:
-    reason = " ".join(str(error).split())[:200]
     return ConfigError(
-        f"model.name={extra}:… needs {library}: {reason}",
+        f"model.name={extra}:… needs {library}: {_one_line(error)}",
         fix=f"pip install 'raypipe[{extra}]', or take a model of another provider",
     )
+
+
+def _one_line(error: Exception) -> str:
+    """The first 200 characters of an error, on one line."""
+    return " ".join(str(error).split())[:200]
 
 
 PROVIDERS: dict[str, Callable[[str, dict[str, Any]], Backbone]] = {

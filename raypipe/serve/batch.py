@@ -1,8 +1,10 @@
 """Batch prediction: a pinned table version -> rows of a predictions Delta table, by Ray Data.
 
-Each row names image (id and sha256 of its bytes), label, scores, embedding, model version and table version. It carries the
-`key` of its prediction: model, the package's hash, table version, and which rows and columns were asked for. One prediction
-is one Delta commit. Running it again finds its rows and adds none; a prediction of some rows never stands for one of all.
+Each row holds the image (id and sha256 of its bytes), label, scores, embedding, model version and
+table version. It also holds the `key` of its prediction: model, hash of the package, table version,
+and which rows and columns were asked for. One prediction is one Delta commit. A second run of the
+same prediction reads its rows and adds none; a prediction of some rows has another key than one of
+all rows.
 """
 
 from __future__ import annotations
@@ -24,33 +26,49 @@ from raypipe.registry import promote
 from raypipe.registry.package import Package
 from raypipe.registry.promote import ModelVersion
 from raypipe.registry.tracking import Store
-from raypipe.serve.carry import carry
+from raypipe.serve.shared_package import share
 from raypipe.tables import scan
 from raypipe.tables.commits import rows_named, rows_once
 from raypipe.tables.table import ImageTable, TableConfig, TableVersion, resolve
 
-FORMAT = 2  # of a row; rows of format 1 have neither key nor sha256, and are made again
+FORMAT = 2  # of a row. Rows of format 1 have neither key nor sha256, and are made again.
+
 _ROW = pa.schema(
-    [(n, pa.string()) for n in ("image_id", "label")]
-    + [(n, pa.list_(pa.float32())) for n in ("scores", "embedding")]
-    + [("classes", pa.list_(pa.string()))]
-    + [(n, pa.string()) for n in ("model", "table", "sha256", "key")]
-    + [("format", pa.int32())]
+    [
+        ("image_id", pa.string()),
+        ("label", pa.string()),
+        ("scores", pa.list_(pa.float32())),
+        ("embedding", pa.list_(pa.float32())),
+        ("classes", pa.list_(pa.string())),
+        ("model", pa.string()),
+        ("table", pa.string()),
+        ("sha256", pa.string()),
+        ("key", pa.string()),
+        ("format", pa.int32()),
+    ]
 )
 
 
 class PredictConfig(Section):
-    """Which table to predict (`null`: the job's own) and where predictions go (`null`: beside the run)."""
+    """What to predict, and where predictions go."""
 
     table: TableConfig | None = None
+    """The table to predict. null: the job's own table."""
+
     out: str | None = None
+    """The address of the predictions table. null: `predictions` in the run's folder."""
+
     batch_size: int = Field(default=64, ge=1)
+    """Images that one task predicts at a time. It bounds the memory of a task."""
 
 
 @dataclass(frozen=True)
 class PredictResult:
-    """Where the rows are and what they say: how many images got each label; for numbers, the least, the mean and the most.
-    `key` names the prediction: read_rows finds its rows."""
+    """Where the rows are, and a summary of their labels.
+
+    labels: the number of images by label; for numeric tasks, the least, the mean and the most.
+    key: names the prediction; `read_rows` selects its rows by it.
+    """
 
     out: TableVersion
     model: str
@@ -68,30 +86,32 @@ def predict(
     model: ModelVersion | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> PredictResult:
-    """Predict every row of the pinned version that `source` asks for (where, sample) with `model` (default: the champion).
-    Raises DataError as tables do."""
+    """Predict every row of the pinned version that `source` selects (where, sample).
+
+    model: default is the champion. progress: called with (images done, all images). Raises
+    DataError as tables do, and where there is no row to predict.
+    """
     table = ImageTable.open(source)
     version = table.pin(source.version)
     model = model or promote.require_champion(store)
-    uri, key = place(run, cfg), key_of_prediction(source, version, model)
+    uri = place(run, cfg)
+    key = key_of_prediction(source, version, model)
     options = source.storage_options
 
-    def made() -> pa.Table:
-        return _predict(
-            table, version, source, promote.fetch(store, model), model, cfg, key, progress
-        )
+    def make_rows() -> pa.Table:
+        package = promote.fetch(store, model)
+        return _predict(table, version, source, package, model, cfg, key, progress)
 
-    rows = rows_once(
-        uri, _ROW, {"key": key}, made, f"predict {version} with {model}", options, ["label"]
-    )
-    counts = _said(rows["label"], model.tags.get("raypipe.task", "single_label"))
-    return PredictResult(
-        ImageTable(uri, storage_options=options).pin(), str(model), version, len(rows), counts, key
-    )
+    # Predicts only if no earlier run has committed rows with this key.
+    reason = f"predict {version} with {model}"
+    rows = rows_once(uri, _ROW, {"key": key}, make_rows, reason, options, ["label"])
+    labels = _summary(rows["label"], model.tags.get("raypipe.task", "single_label"))
+    out = ImageTable(uri, storage_options=options).pin()
+    return PredictResult(out, str(model), version, len(rows), labels, key)
 
 
 def place(run: RunConfig, cfg: PredictConfig) -> str:
-    """Where predictions are kept."""
+    """The address of the predictions table."""
     return resolve(cfg.out or str(run.path / "predictions"))
 
 
@@ -116,16 +136,19 @@ def read_rows(
     return rows_named(uri, {"key": key}, columns, storage_options)
 
 
-def _said(labels: pa.ChunkedArray, task: str) -> dict[str, int] | dict[str, float]:
+def _summary(labels: pa.ChunkedArray, task: str) -> dict[str, int] | dict[str, float]:
+    """The `labels` of a PredictResult."""
     if task in NUMERIC and len(labels):
         numbers = labels.cast(pa.float64())
         return {
-            name: find(numbers).as_py()
-            for name, find in (("least", pc.min), ("mean", pc.mean), ("most", pc.max))
+            "least": pc.min(numbers).as_py(),
+            "mean": pc.mean(numbers).as_py(),
+            "most": pc.max(numbers).as_py(),
         }
-    return {
-        str(v["values"]): v["counts"] for v in labels.combine_chunks().value_counts().to_pylist()
-    }
+    counts = {}
+    for entry in labels.combine_chunks().value_counts().to_pylist():
+        counts[str(entry["values"])] = entry["counts"]
+    return counts
 
 
 def _predict(
@@ -138,39 +161,44 @@ def _predict(
     key: str,
     progress: Callable[[int, int], None],
 ) -> pa.Table:
-    c = table.columns
-    total = len(scan.rows(table, version, [c.id], source.where))
+    """The prediction's rows, in no particular order. Runs on all CPUs of the cluster."""
+    columns = table.columns
+    total = len(scan.rows(table, version, [columns.id], source.where))
     if not total:
         raise DataError(
             f"{version} has no images to predict",
             got=source.where or None,
             fix="Check the table's version, where and sample",
         )
-    carried = carry(package)
+    shared = share(package)
 
-    def predicted(batch: dict[str, Any]) -> dict[str, Any]:
-        images = list(batch[c.image])
-        found = carried.open().predict(images, threads=1)
+    def predict_batch(batch: dict[str, Any]) -> dict[str, Any]:
+        images = list(batch[columns.image])
+        predictions = shared.open().predict(images, threads=1)
+        hashes = [hashlib.sha256(data).hexdigest() for data in images]
         return {
-            "image_id": batch[c.id],
-            "label": np.array(found.labels, dtype=object),
-            "scores": found.scores_NC,
-            "embedding": found.features_ND,
-            "sha256": np.array([hashlib.sha256(data).hexdigest() for data in images], dtype=object),
+            "image_id": batch[columns.id],
+            "label": np.array(predictions.labels, dtype=object),
+            "scores": predictions.scores_NC,
+            "embedding": predictions.features_ND,
+            "sha256": np.array(hashes, dtype=object),
         }
 
-    stream = scan.dataset(table, version, [c.id, c.image], source.where).map_batches(
-        predicted, batch_size=cfg.batch_size
-    )
-    parts, done = [], 0
+    # Ray Data streams: batches arrive while others are still being predicted.
+    images = scan.dataset(table, version, [columns.id, columns.image], source.where)
+    stream = images.map_batches(predict_batch, batch_size=cfg.batch_size)
+    batches: list[dict[str, np.ndarray]] = []
+    done = 0
     for batch in stream.iter_batches(batch_size=256, batch_format="numpy"):
-        parts.append(batch)
+        batches.append(batch)
         done += len(batch["image_id"])
         progress(done, total)
-    columns = {
-        name: _column(np.concatenate([p[name] for p in parts]), _ROW.field(name).type)
-        for name in parts[0]
-    }
+
+    # Columns that differ from row to row, and those that are the same in all rows.
+    arrays: dict[str, pa.Array] = {}
+    for name in batches[0]:
+        values = np.concatenate([batch[name] for batch in batches])
+        arrays[name] = _column(values, _ROW.field(name).type)
     same = {
         "classes": list(package.classes),
         "model": str(model),
@@ -178,14 +206,17 @@ def _predict(
         "key": key,
         "format": FORMAT,
     }
-    columns |= {
-        name: pa.array([value] * done, _ROW.field(name).type) for name, value in same.items()
-    }
-    return pa.table([columns[name] for name in _ROW.names], schema=_ROW)
+    for name, value in same.items():
+        arrays[name] = pa.array([value] * done, _ROW.field(name).type)
+    return pa.table([arrays[name] for name in _ROW.names], schema=_ROW)
 
 
 def _column(values: np.ndarray, kind: pa.DataType) -> pa.Array:
-    """Rows of vectors without a Python object a number: 100,000 embeddings of 1,280 would be 4 GB."""
+    """An Arrow column. Vectors (values of two dimensions) become lists.
+
+    They are not converted number by number: 100,000 embeddings of 1,280 numbers would take 4 GB as
+    Python objects.
+    """
     if values.ndim == 1:
         return pa.array(values.tolist(), kind)
     ends = np.arange(len(values) + 1, dtype=np.int32) * values.shape[1]

@@ -1,4 +1,7 @@
-"""Several models on the same pinned rows: one read and one decode, so that nothing but the models can differ."""
+"""Compares several models on the same pinned rows.
+
+All models see one read and one decode of the images, so nothing but the models can differ.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ import pyarrow as pa
 
 from raypipe.models.tasks import NUMERIC, Task
 from raypipe.registry.package import Package, Predictions
-from raypipe.serve.carry import carry
+from raypipe.serve.shared_package import share
 from raypipe.tables import scan
 from raypipe.tables.table import ImageTable, TableVersion
 
@@ -18,42 +21,51 @@ from raypipe.tables.table import ImageTable, TableVersion
 def judge(
     packages: Sequence[Package], table: ImageTable, version: TableVersion, where: scan.Where
 ) -> pa.Table:
-    """One row a labelled image: id, group (its source), and for each model model_0, model_1, … whether it is right (all tags,
-    where there are several) or, of models that predict numbers, its absolute error."""
+    """One row per labelled image, sorted by id; only an empty column id where there is none.
+
+    Columns: id; group (the image's source, or "all"); and for each model model_0, model_1, …
+    whether it is right. With several tags, all of them must be. For models that predict numbers
+    it is the absolute error.
+    """
     task = packages[0].task
-    c = table.columns
-    grouped = c.source in {f.name for f in table.delta(version.version).schema().fields}
-    columns = [c.id, c.label, c.image] + ([c.source] if grouped else [])
-    carried = [carry(package) for package in packages]
+    columns = table.columns
+    names = {field.name for field in table.delta(version.version).schema().fields}
+    grouped = columns.source in names
+    wanted = [columns.id, columns.label, columns.image]
+    if grouped:
+        wanted.append(columns.source)
+    shared = [share(package) for package in packages]
 
-    def judged_batch(batch: dict[str, Any]) -> dict[str, Any]:
-        keep = [i for i, label in enumerate(batch[c.label]) if label is not None]
-        labels = [batch[c.label][i] for i in keep]
-        images = [batch[c.image][i] for i in keep]
-        groups = batch[c.source][keep].astype(str) if grouped else np.full(len(keep), "all")
-        said = {
-            f"model_{n}": package.open().predict(images, threads=1)
-            for n, package in enumerate(carried)
-        }
-        judged = {name: _judged(task, found, labels) for name, found in said.items()}
-        return {"id": batch[c.id][keep].astype(str), "group": groups, **judged}
+    def judge_batch(batch: dict[str, Any]) -> dict[str, Any]:
+        labelled = [i for i, label in enumerate(batch[columns.label]) if label is not None]
+        labels = [batch[columns.label][i] for i in labelled]
+        images = [batch[columns.image][i] for i in labelled]
+        groups = np.full(len(labelled), "all")
+        if grouped:
+            groups = batch[columns.source][labelled].astype(str)
 
-    stream = scan.dataset(table, version, columns, where).map_batches(judged_batch, batch_size=64)
-    parts = [
-        pa.table({k: v.tolist() for k, v in b.items()})
-        for b in stream.iter_batches(batch_size=256)
-        if len(b["id"])
-    ]
-    return (
-        pa.concat_tables(parts).sort_by("id")
-        if parts
-        else pa.table({"id": pa.array([], pa.string())})
-    )
+        judged = {"id": batch[columns.id][labelled].astype(str), "group": groups}
+        for n, package in enumerate(shared):
+            predictions = package.open().predict(images, threads=1)
+            judged[f"model_{n}"] = _judged(task, predictions, labels)
+        return judged
+
+    dataset = scan.dataset(table, version, wanted, where)
+    stream = dataset.map_batches(judge_batch, batch_size=64)
+    parts: list[pa.Table] = []
+    for batch in stream.iter_batches(batch_size=256):
+        if len(batch["id"]):
+            parts.append(pa.table({name: values.tolist() for name, values in batch.items()}))
+    if not parts:
+        return pa.table({"id": pa.array([], pa.string())})
+    return pa.concat_tables(parts).sort_by("id")
 
 
-def _judged(task: Task, said: Predictions, labels: Sequence[Any]) -> np.ndarray:
+def _judged(task: Task, predictions: Predictions, labels: Sequence[Any]) -> np.ndarray:
+    """Per image: is the prediction right? For numbers: the absolute error."""
     if task.kind in NUMERIC:
-        return np.abs(said.scores_NC[:, 0].astype(np.float64) - task.encode(labels)[:, 0])
-    return np.array(said.labels, dtype=object) == np.array(
-        [task.text(label) for label in labels], dtype=object
-    )
+        predicted_N = predictions.scores_NC[:, 0].astype(np.float64)
+        return np.abs(predicted_N - task.encode(labels)[:, 0])
+    predicted = np.array(predictions.labels, dtype=object)
+    right = np.array([task.text(label) for label in labels], dtype=object)
+    return predicted == right

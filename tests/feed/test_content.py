@@ -20,7 +20,8 @@ from raypipe.feed.dataset import FeedConfig, pin
 from raypipe.feed.feed import Feed, Source, fetch
 from raypipe.feed.kept_features import KeptFeatures
 from raypipe.images.decode import decode_batch
-from raypipe.models.zoo import ImageModel, ModelConfig, backbone_hash, fingerprint
+from raypipe.models.fingerprint import backbone_hash, fingerprint
+from raypipe.models.zoo import ImageModel, ModelConfig
 from raypipe.tables.table import ImageTable, TableConfig
 
 FROZEN = ModelConfig(side_px=32)

@@ -1,4 +1,6 @@
-"""Every parameter has one depth, in forward order; rates fall towards the image; what is frozen does not move."""
+"""Every parameter has one depth, in forward order; rates fall towards the image; what is frozen
+does not move.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""One place decides what a label is: the same value reads the same however it was written, and nothing is guessed."""
+"""One place decides what a label is: the same value reads the same however it was written, and
+nothing is guessed.
+"""
 
 from __future__ import annotations
 

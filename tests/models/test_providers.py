@@ -1,5 +1,6 @@
-"""Backbones from elsewhere: real small models, rebuilt from their package by name and config alone. Where a library is missing,
-the error says what to install."""
+"""Backbones from elsewhere: real small models, rebuilt from their package by name and config
+alone. Where a library is missing, the error says what to install.
+"""
 
 from __future__ import annotations
 
@@ -136,7 +137,9 @@ def test_a_folder_gives_weights_and_normalisation_and_is_not_needed_again(tmp_pa
 
 @needs_hf
 def test_a_masked_autoencoder_hides_nothing_when_it_embeds(tmp_path: Path) -> None:
-    """With its mask ratio of 0.75 features were noise: another three quarters of the image hidden at each call."""
+    """With its mask ratio of 0.75 features were noise: another three quarters of the image hidden
+    at each call.
+    """
     made_by = cfg("hf:vit_mae", options=VIT)
     model = ImageModel(made_by, classes=2).eval()
     torch.nn.init.normal_(model.head.linear.weight)

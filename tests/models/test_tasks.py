@@ -1,4 +1,6 @@
-"""Labels become targets and scores become labels again; what cannot be a label of the task is named."""
+"""Labels become targets and scores become labels again; what cannot be a label of the task is
+named.
+"""
 
 from __future__ import annotations
 

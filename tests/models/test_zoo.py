@@ -1,4 +1,6 @@
-"""The same image gives the same numbers: folded or not, alone or in a batch, whatever its bytes are."""
+"""The same image gives the same numbers: folded or not, alone or in a batch, whatever its bytes
+are.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,8 @@ from PIL import Image
 from raypipe.config import validate
 from raypipe.errors import ConfigError
 from raypipe.images.decode import decode_batch
-from raypipe.models.zoo import ImageModel, ModelConfig, fingerprint, views
+from raypipe.models.fingerprint import fingerprint
+from raypipe.models.zoo import ImageModel, ModelConfig, views
 
 SIDE = 64
 SMALL = ModelConfig(name="small_cnn", pretrained=False, mode="finetune")
@@ -34,7 +37,9 @@ def pixels(images: int, side_px: int = SIDE) -> np.ndarray:
 
 
 def test_efficientnet_lite0_knows_what_imagenet_taught_it() -> None:
-    """Two plain pictures of one colour lie closer together than to noise; with random weights nothing is certain."""
+    """Two plain pictures of one colour lie closer together than to noise; with random weights
+    nothing is certain.
+    """
     trained = ImageModel(ModelConfig(side_px=SIDE), classes=2).eval()
     fresh = ImageModel(
         ModelConfig(side_px=SIDE, pretrained=False, mode="finetune"), classes=2
@@ -61,7 +66,9 @@ def test_folding_batch_norms_changes_nothing(lite0: ImageModel) -> None:
 
 
 def test_a_networks_stages_are_features_beside_its_last_layer(lite0: ImageModel) -> None:
-    """The last layer's means are among them as they were; folded they are the same; and they are kept apart."""
+    """The last layer's means are among them as they were; folded they are the same; and they are
+    kept apart.
+    """
     staged = ImageModel(
         ModelConfig(name="efficientnet_lite0_stages", side_px=SIDE), classes=3
     ).eval()

@@ -87,7 +87,9 @@ def test_a_result_is_published_once_with_its_lineage(
 def test_a_larger_job_is_published_as_the_part_that_trained(
     store: Store, job: TrainJob, trained: TrainResult
 ) -> None:
-    """`raypipe train` passes its whole configuration; a retrain must be able to read the champion's own part of it."""
+    """`raypipe train` passes its whole configuration; a retrain must be able to read the
+    champion's own part of it.
+    """
     from raypipe.job import Job
 
     other = dataclasses.replace(store, model="whole job")

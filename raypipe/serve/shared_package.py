@@ -1,0 +1,57 @@
+"""A model package for Ray's workers: the driver reads and hashes it once, no worker opens a file.
+
+So a package that is replaced while a prediction runs changes nothing, and workers need no access to
+the driver's folder.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import ray
+import torch
+
+from raypipe.models.allocator import keep_memory
+from raypipe.registry.package import Package
+
+_MOST = 4  # models that a worker process keeps
+_opened: dict[str, Package] = {}  # by seal, of this worker process
+
+
+@dataclass(frozen=True)
+class SharedPackage:
+    """What a task gets of a package.
+
+    seal: the hash of the package. files: a reference to its files in the object store.
+    """
+
+    seal: str
+    files: Any
+
+    def open(self) -> Package:
+        """The package, loaded once in each worker process."""
+        if self.seal in _opened:
+            return _opened[self.seal]
+
+        # Ray Data runs one task a CPU, so each takes one thread.
+        torch.set_num_threads(1)
+        keep_memory()
+        arrays = ray.get(self.files)
+        package = Package.of({name: data.tobytes() for name, data in arrays.items()}, self.seal)
+
+        # Build the model now, so that its files need not be kept.
+        package.model  # noqa: B018
+        package.files = {}
+        while len(_opened) >= _MOST:
+            oldest = next(iter(_opened))
+            del _opened[oldest]
+        _opened[self.seal] = package
+        return package
+
+
+def share(package: Package) -> SharedPackage:
+    """Put a package into the object store, as arrays: workers then read them without a copy."""
+    arrays = {name: np.frombuffer(data, np.uint8) for name, data in package.files.items()}
+    return SharedPackage(package.seal, ray.put(arrays))
