@@ -162,7 +162,7 @@ def build(
     arrays = io.BytesIO()
     np.savez(arrays, features=features_ND, scores=scores_NC, ids=ids)
     info = {
-        "model": cfg.settled().model_dump(mode="json"),
+        "model": cfg.resolved().model_dump(mode="json"),
         "side_px": cfg.pixels,
         "classes": list(classes),
     }
