@@ -57,7 +57,7 @@ def bare(uri: str) -> Iterator[Loader]:
 
 @contextmanager
 def ours(carrier: str, uri: str) -> Iterator[Loader]:
-    """One of our carriers, in the order of a training epoch. `cache` plans and starts to decode in its first epoch.
+    """One of our loaders, in the order of a training epoch. `cache` plans and starts to decode in its first epoch.
 
     `threads` needs no cluster: an idle one takes 3 % of two cores.
     """

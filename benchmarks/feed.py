@@ -1,4 +1,4 @@
-"""Claim: our carriers deliver a lake table's images at the speed of the decoder, where others lose half of it and more.
+"""Claim: our loaders deliver a lake table's images at the speed of the decoder, where others lose half of it and more.
 
 python -m benchmarks.feed --json [--images 6000] [--rounds 3] [--only threads,dataloader] [--keep FOLDER]
 

@@ -112,7 +112,7 @@ def one_batch(batch_size: int, side_px: int, device: torch.device) -> Batches:
 def from_folder(
     files: Sequence[Path], batch_size: int, side_px: int, device: torch.device
 ) -> Batches:
-    """Files read and decoded on all cores, a few batches ahead, into pinned memory, as feed/carriers.py does it."""
+    """Files read and decoded on all cores, a few batches ahead, into pinned memory, as feed/loaders.py does it."""
 
     def decode(files: Sequence[Path], out_BHWC: np.ndarray) -> None:
         for file, out_HWC in zip(files, out_BHWC, strict=True):
@@ -153,7 +153,7 @@ def from_folder(
 
 
 def from_lake(uri: str, batch_size: int, side_px: int, device: torch.device) -> Batches:
-    """Our Feed, carrier `threads`."""
+    """Our Feed with the loader `threads`."""
     from raypipe.feed.dataset import FeedConfig, pin
     from raypipe.feed.feed import Feed, prepare
     from raypipe.tables.table import TableConfig

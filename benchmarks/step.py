@@ -3,7 +3,7 @@
 python -m benchmarks.step --json [--pairs 5] [--steps 60]
 
 Rate: EfficientNet-Lite0, 64 px, fp32, two ranks of one thread and 16 images a step. Ours is the whole path, TrainJob to Ray
-Train to Feed (carrier `cache`: pixels decoded before); the rival, benchmarks/bare_ddp.py, takes the same pixels from its own
+Train to Feed (loader `cache`: pixels decoded before); the rival, benchmarks/bare_ddp.py, takes the same pixels from its own
 memory. Each run is a fresh process, torchrun and ours take turns; the backbone notes when a step starts (clock.py). A rate is
 of the steps after the first ten; a ratio is of neighbours, the median over the pairs; fsdp and zero3 run once, after the last
 pair. Ray's daemons run beside ours and not beside torchrun: what they take counts against us. Where others use the machine,

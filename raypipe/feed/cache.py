@@ -90,6 +90,7 @@ class Cached:
         bounds = np.concatenate(([0], np.cumsum(self.rows.sizes_F)))
         buffers = Buffers()
         for step in steps:
+            # The blocks that hold this step's samples.
             groups = np.searchsorted(bounds, step.samples_B, side="right") - 1
             blocks = {group: self._block(group) for group in np.unique(groups).tolist()}
 
@@ -99,17 +100,23 @@ class Cached:
             pixels_BHWC = buffers.tensor((len(groups), *shape_HWC), self.pinned_memory)
             out_BHWC = pixels_BHWC.numpy()
 
+            # Copy each sample's pixels into its slot.
             samples_B = step.samples_B
             slots = zip(groups.tolist(), samples_B.tolist(), strict=True)
             for slot, (group, sample) in enumerate(slots):
                 block_nHWC, replaced = blocks[group]
                 place = sample - bounds[group]
                 out_BHWC[slot] = block_nHWC[place]
-                if place in replaced:
-                    reason = replaced[place][1]
-                    report_broken(self.rows, self.cfg, self.replaced, sample, reason)
-                    samples_B = samples_B.copy()
-                    samples_B[slot], out_BHWC[slot] = self._stand_in(bounds, sample, reason)
+                if place not in replaced:
+                    continue
+
+                # A broken image: another one takes its slot.
+                reason = replaced[place][1]
+                report_broken(self.rows, self.cfg, self.replaced, sample, reason)
+                other, pixels_HWC = self._stand_in(bounds, sample, reason)
+                samples_B = samples_B.copy()
+                samples_B[slot] = other
+                out_BHWC[slot] = pixels_HWC
             yield pixels_BHWC, samples_B, step
 
     def _stand_in(self, bounds: np.ndarray, sample: int, reason: str) -> tuple[int, np.ndarray]:
@@ -145,7 +152,11 @@ class InMemory:
         for step in steps:
             samples_B = step.samples_B
             if self.broken:
-                for sample in self.broken.keys() & set(samples_B.tolist()):
-                    other, self.replaced[sample] = self.broken[sample]
+                broken = self.broken.keys() & set(samples_B.tolist())
+                for sample in broken:
+                    other, reason = self.broken[sample]
+                    self.replaced[sample] = reason
                     samples_B = np.where(step.samples_B == sample, other, samples_B)
-            yield torch.from_numpy(self.inputs_N[samples_B]), samples_B, step
+
+            inputs_B = torch.from_numpy(self.inputs_N[samples_B])
+            yield inputs_B, samples_B, step

@@ -206,6 +206,8 @@ def pin(
     table = ImageTable.open(cfg)
     columns = cfg.columns
     version = table.pin(cfg.version)
+
+    # The columns must be there, and the label column must have a type of this kind of task.
     needed = [columns.image, columns.label, columns.id, columns.split]
     if feed.sampling == "sources":
         needed.append(columns.source)
@@ -221,8 +223,12 @@ def pin(
             rule="Training needs labelled rows",
             fix="Ingest with labels, or map another column with table.columns.label",
         )
-    task = _task(kind, classes, labelled[columns.label].to_pylist(), version)
-    splits = frozenset(s for s in pc.unique(rows[columns.split]).to_pylist() if s is not None)
+
+    # What the labels say, and how many there are in each split.
+    labels = labelled[columns.label].to_pylist()
+    task = _task(kind, classes, labels, version)
+    values = pc.unique(rows[columns.split]).to_pylist()
+    splits = frozenset(value for value in values if value is not None)
     counts = _counts(labelled[columns.split], feed, splits, version)
     return Pinned(table, version, dict(cfg.where), task, counts, splits)
 
@@ -265,7 +271,8 @@ def _counts(
     for split in dict.fromkeys((feed.train, feed.val, feed.test)):
         by_value: dict[str, int] = {}
         for value in parts(split, splits):
-            by_value[value] = pc.sum(pc.equal(split_column, value)).as_py() or 0
+            rows = pc.sum(pc.equal(split_column, value))
+            by_value[value] = rows.as_py() or 0  # the sum of no row is null
         counts[split] = sum(by_value.values())
 
         empty = [value for value, rows in by_value.items() if not rows]

@@ -44,8 +44,10 @@ def decode_bytes(data: np.ndarray, ends: np.ndarray, side_px: int) -> tuple[np.n
     """Decode images that lie end to end in `data`. Image i is data[ends[i]:ends[i + 1]]."""
     view = data.data
     images = [view[start:end] for start, end in itertools.pairwise(ends)]
-    pixels_BHWC = np.empty((len(images), side_px, side_px, 3), np.uint8)
-    return pixels_BHWC, decode_many(images, pixels_BHWC)
+    shape = (len(images), side_px, side_px, 3)
+    pixels_BHWC = np.empty(shape, np.uint8)
+    broken = decode_many(images, pixels_BHWC)
+    return pixels_BHWC, broken
 
 
 def decode_group(
@@ -62,14 +64,23 @@ def decode_group(
     pixels are 0 and its replacement is -1: the loader looks in other row groups.
     """
     images = encoded(fragment, column, storage_options)
-    pixels_nHWC = np.empty((len(row_n), side_px, side_px, 3), np.uint8)
+    count = len(row_n)
+    pixels_nHWC = np.empty((count, side_px, side_px, 3), np.uint8)
     undecoded = decode_many([images[row] for row in row_n.tolist()], pixels_nHWC)
-    broken = dict(undecoded + images.broken(row_n, digests))
+
+    # An image may be both; a wrong sha256 says more than a decoder's error.
+    mismatched = images.broken(row_n, digests)
+    broken = dict(undecoded + mismatched)
 
     replaced: Replaced = {}
     for place, reason in broken.items():
-        following = ((place + n) % len(row_n) for n in range(1, len(row_n)))
-        other = next((p for p in following if p not in broken), -1)
+        # The next readable one, around the row group.
+        other = -1
+        for n in range(1, count):
+            candidate = (place + n) % count
+            if candidate not in broken:
+                other = candidate
+                break
         pixels_nHWC[place] = pixels_nHWC[other] if other >= 0 else 0
         replaced[place] = (other, reason)
     return pixels_nHWC, replaced
@@ -84,6 +95,7 @@ def hash_group(
 ) -> tuple[np.ndarray, Broken]:
     """Hash and check one row group: (sha256_n32 of the stored bytes, its broken images)."""
     images = encoded(fragment, column, storage_options)
-    hashes = b"".join(images.digest(row) for row in row_n.tolist())
-    sha256_n32 = np.frombuffer(hashes, np.uint8).reshape(-1, 32)
-    return sha256_n32, images.broken(row_n, digests)
+    broken = images.broken(row_n, digests)
+    hashes = [images.digest(row) for row in row_n.tolist()]
+    sha256_n32 = np.frombuffer(b"".join(hashes), np.uint8).reshape(-1, 32)
+    return sha256_n32, broken

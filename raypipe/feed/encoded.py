@@ -72,7 +72,8 @@ def encoded(
 ) -> Encoded:
     """Read a row group's images."""
     # Usual case: plain Parquet pages. The images are used where they lie in the file's bytes.
-    chunk = pages.chunk(*located(fragment, column, storage_options))
+    file, row_group, stored_name = located(fragment, column, storage_options)
+    chunk = pages.chunk(file, row_group, stored_name)
     if chunk is not None:
         memory = (buffers or Buffers()).take(chunk.size).data
         data = read_bytes(fragment, chunk.offset, memory, storage_options)
@@ -83,8 +84,11 @@ def encoded(
     # Compressed or dictionary-encoded pages: pyarrow decodes the column.
     values = binary(fragment, column, storage_options)
     _, offsets, values_data = values.buffers()
+
+    # Arrow's offsets: image i lies between offset i and offset i + 1.
     width = np.int64 if pa.types.is_large_binary(values.type) else np.int32
-    ends = np.frombuffer(offsets, width)[values.offset :][: len(values) + 1].tolist()
+    first = values.offset
+    ends = np.frombuffer(offsets, width)[first : first + len(values) + 1].tolist()
     null_rows: list[int] = []
     if values.null_count:
         is_null = values.is_null().to_numpy(zero_copy_only=False)

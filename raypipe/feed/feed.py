@@ -103,9 +103,11 @@ def prepare(
     The cache starts to decode now and is filled while training runs. here: this process decodes,
     and everything is decoded when this returns.
     """
+    # One loader for all splits: it depends on the size of all their pixels.
     rows_by_split = {split: locate(pinned, split, cfg) for split in splits}
     images = sum(len(rows) for rows in rows_by_split.values())
-    carrier = choose(cfg, images * side_px**2 * 3 / 2**20)
+    decoded_mb = images * side_px**2 * 3 / 2**20
+    carrier = choose(cfg, decoded_mb)
 
     sources = {}
     for split, rows in rows_by_split.items():
@@ -115,9 +117,16 @@ def prepare(
             blocks = decode_here(rows, side_px)
         elif carrier == "cache":
             blocks = decode_all(rows, side_px, cfg, seed)
+
         shared = ray.put(rows) if ray.is_initialized() else rows
-        decoded = len(rows) if blocks else 0
-        sources[split] = Source(carrier, shared, side_px, cfg, blocks, decoded=decoded)
+        sources[split] = Source(
+            carrier,
+            shared,
+            side_px,
+            cfg,
+            blocks,
+            decoded=len(rows) if blocks else 0,
+        )
     return sources
 
 
@@ -226,19 +235,32 @@ class Feed:
 
         The stream reads the next epoch ahead, so epochs follow each other without a gap.
         """
+        # Go on with the running stream, unless the caller asks for another place.
         if self._stream is None or self._at != (epoch, step):
-            self._stream = self._train.batches(self._steps_from(epoch, step))
+            steps = self._steps_from(epoch, step)
+            self._stream = self._train.batches(steps)
         stream = self._stream
+
         for t in range(step, self.steps):
             inputs, samples_B, planned = next(stream)
-            self._at = (epoch, t + 1) if t + 1 < self.steps else (epoch + 1, 0)
+
+            # Set before the batch is used: a checkpoint then names the next one.
+            if t + 1 < self.steps:
+                self._at = (epoch, t + 1)
+            else:
+                self._at = (epoch + 1, 0)
             if self._trace is not None:
                 self._write_trace(self._trace, epoch, t, samples_B, planned)
             yield self._batch(inputs, samples_B, planned, self._train_rows)
 
     def val(self) -> Iterator[Batch]:
         """Every validation sample exactly once over all ranks."""
-        steps = order.evaluation(self._val_rows.sizes_F, self._batch_size, self._rank, self._world)
+        steps = order.evaluation(
+            self._val_rows.sizes_F,
+            self._batch_size,
+            self._rank,
+            self._world,
+        )
         for inputs, samples_B, planned in self._val.batches(steps):
             yield self._batch(inputs, samples_B, planned, self._val_rows)
 

@@ -79,13 +79,16 @@ class RowGroups:
 
     def _request(self, step: Step) -> list[int]:
         """Start to read the step's row groups; returns the row group of each sample."""
-        groups = (np.searchsorted(self._bounds, step.samples_B, side="right") - 1).tolist()
+        group_B = np.searchsorted(self._bounds, step.samples_B, side="right") - 1
+        groups: list[int] = group_B.tolist()
         for group, until in zip(groups, step.until_B.tolist(), strict=True):
+            # A later window of the same row group needs it for longer.
             self._until[group] = max(self._until.get(group, 0), until)
-            if group not in self._reads:
-                self._reads[group] = self._pool.submit(self._read, group)
-                held_bytes = sum(self._rows.fragments[g].bytes for g in self._reads)
-                self.peak_bytes = max(self.peak_bytes, held_bytes)
+            if group in self._reads:
+                continue
+            self._reads[group] = self._pool.submit(self._read, group)
+            held_bytes = sum(self._rows.fragments[g].bytes for g in self._reads)
+            self.peak_bytes = max(self.peak_bytes, held_bytes)
         return groups
 
     def _take(self, step: Step, groups: list[int]) -> tuple[Step, list[memoryview], Broken]:
@@ -97,7 +100,8 @@ class RowGroups:
         broken: Broken = []
         rows = self._rows.row_N[step.samples_B].tolist()
         samples = step.samples_B.tolist()
-        for slot, (group, row, sample) in enumerate(zip(groups, rows, samples, strict=True)):
+        slots = zip(groups, rows, samples, strict=True)
+        for slot, (group, row, sample) in enumerate(slots):
             images, reasons = read[group]
             views.append(images[row])
             if sample in reasons:
@@ -113,17 +117,28 @@ class RowGroups:
         """Read one row group and check its images. Runs in a reader thread."""
         rows = self._rows
         images = encoded(rows.fragments[group], rows.column, rows.storage_options, self._buffers)
-        checksum = None if rows.sha256_N32 is None else images.checksum
-        known_intact = checksum is not None and self._intact.get(group) == checksum
-        if rows.row_N is None or known_intact:
+        if rows.row_N is None:
             return images, {}
-
         first, last = self._bounds[group : group + 2].tolist()
-        digests = None if rows.sha256_N32 is None else rows.sha256_N32[first:last]
-        broken = images.broken(rows.row_N[first:last], digests)
-        if not broken and checksum is not None:
+
+        # Without hashes, only null images can be detected.
+        if rows.sha256_N32 is None:
+            broken = images.broken(rows.row_N[first:last], None)
+            return images, _by_sample(broken, first)
+
+        # The same bytes as when all images matched: nothing to hash.
+        checksum = images.checksum
+        if self._intact.get(group) == checksum:
+            return images, {}
+        broken = images.broken(rows.row_N[first:last], rows.sha256_N32[first:last])
+        if not broken:
             self._intact[group] = checksum
-        return images, {first + n: reason for n, reason in broken}
+        return images, _by_sample(broken, first)
+
+
+def _by_sample(broken: Broken, first: int) -> dict[int, str]:
+    """Reasons by sample, of positions in a row group whose first sample is `first`."""
+    return {first + place: reason for place, reason in broken}
 
 
 def stand_ins(bounds: np.ndarray, sample: int) -> Iterator[tuple[int, int]]:
@@ -132,13 +147,19 @@ def stand_ins(bounds: np.ndarray, sample: int) -> Iterator[tuple[int, int]]:
     First the other images of its row group, from the next one on. Then those of the following row
     groups, around the table. bounds: where each row group begins, and the number of samples.
     """
+    # First its own row group.
     own = int(np.searchsorted(bounds, sample, side="right")) - 1
     first, last = bounds[own : own + 2].tolist()
-    for other in (*range(sample + 1, last), *range(first, sample)):
+    behind = range(sample + 1, last)
+    before = range(first, sample)
+    for other in (*behind, *before):
         yield own, other
 
+    # Then the others, from the next one on.
     groups = len(bounds) - 1
-    for group in (*range(own + 1, groups), *range(own)):
+    groups_behind = range(own + 1, groups)
+    groups_before = range(own)
+    for group in (*groups_behind, *groups_before):
         first, last = bounds[group : group + 2].tolist()
         for other in range(first, last):
             yield group, other

@@ -33,11 +33,13 @@ class KeptFeatures:
     """The kept features of one backbone. width: numbers per image."""
 
     def __init__(self, store: str, model: ModelConfig) -> None:
+        # The weights are part of the table's name, so the model must be built.
         built = ImageModel(model, classes=2)
         self.width = built.head.linear.in_features
+        weights = backbone_hash(model, built.backbone, FORMAT)
         self._store = Path(store)
         self._prefix = f"{model.slug}-{model.pixels}px-"
-        self.uri = f"{store}/{self._prefix}{backbone_hash(model, built.backbone, FORMAT)}"
+        self.uri = f"{store}/{self._prefix}{weights}"
 
     def read(self) -> Vectors:
         """All that is kept. Raises DataError for a table of another format or another backbone."""

@@ -16,7 +16,7 @@ from raypipe.feed.dataset import FeedConfig, Pinned, Rows
 from raypipe.feed.encoded import MISMATCH, encoded
 from raypipe.feed.sampling import source_weights
 from raypipe.tables import scan
-from raypipe.tables.fragment import is_bytes
+from raypipe.tables.fragment import Fragment, is_bytes
 
 log = logging.getLogger("raypipe")
 
@@ -41,17 +41,14 @@ def locate(pinned: Pinned, split: str, cfg: FeedConfig, hashes: bool | None = No
     by_source = cfg.sampling == "sources" and split == cfg.train  # only training draws by source
 
     wanted = [columns.id, columns.label]
-    wanted += [SHA256] if hashed else []
-    wanted += [weights] if weights else []
-    wanted += [columns.source] if by_source else []
+    if hashed:
+        wanted.append(SHA256)
+    if weights:
+        wanted.append(weights)
+    if by_source:
+        wanted.append(columns.source)
 
-    # Labelled rows only, and only the row groups that have some.
-    fragments, groups = [], []
-    for fragment, group in scan.located(table, pinned.version, wanted, pinned.rows_of(split)):
-        labelled = group.filter(pc.is_valid(group[columns.label]))
-        if len(labelled):
-            fragments.append(fragment)
-            groups.append(labelled)
+    fragments, groups = _labelled_groups(pinned, split, wanted)
     if not groups:
         no_labels = pinned.task.encode([])
         no_ids = pa.array([], pa.large_string())
@@ -65,9 +62,10 @@ def locate(pinned: Pinned, split: str, cfg: FeedConfig, hashes: bool | None = No
         sources_N = [str(source) for source in rows[columns.source].to_pylist()]
         weights_N = source_weights(sources_N, cfg.mix)
 
+    ids = [chunk.cast(pa.large_string()) for chunk in rows[columns.id].chunks]
     located = Rows(
         labels_N=pinned.task.encode(rows[columns.label].to_pylist()),
-        ids=pa.concat_arrays([c.cast(pa.large_string()) for c in rows[columns.id].chunks]),
+        ids=pa.concat_arrays(ids),
         sizes_F=np.array([len(group) for group in groups], dtype=np.int64),
         fragments=tuple(fragments),
         row_N=rows[scan.ROW].to_numpy().astype(np.int32),
@@ -80,6 +78,22 @@ def locate(pinned: Pinned, split: str, cfg: FeedConfig, hashes: bool | None = No
     if cfg.verify and located.sha256_N32 is not None:
         _check_hash_column(located, pinned)
     return located
+
+
+def _labelled_groups(
+    pinned: Pinned, split: str, columns: list[str]
+) -> tuple[list[Fragment], list[pa.Table]]:
+    """The row groups of a split that have labelled rows, and these rows."""
+    label = pinned.table.columns.label
+    fragments: list[Fragment] = []
+    groups: list[pa.Table] = []
+    where = pinned.rows_of(split)
+    for fragment, group in scan.located(pinned.table, pinned.version, columns, where):
+        labelled = group.filter(pc.is_valid(group[label]))
+        if len(labelled):
+            fragments.append(fragment)
+            groups.append(labelled)
+    return fragments, groups
 
 
 def _weights(column: pa.ChunkedArray, name: str) -> np.ndarray:

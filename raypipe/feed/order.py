@@ -140,8 +140,14 @@ class Order:
         )
         before = stream.epoch * self.samples
         for t, (mine_B, share), samples_B, until_B in by_step:
-            done = before + min(self._end(t), self.samples)
-            yield Step(samples_B, before + until_B, done, mine_B, share)
+            done = min(self._end(t), self.samples)
+            yield Step(
+                samples_B,
+                until_B=before + until_B,
+                done=before + done,
+                positions_B=mine_B,
+                share=share,
+            )
 
     def _end(self, step: int) -> int:
         """The position behind a batch; beyond the last sample where the batch is filled up."""
@@ -214,21 +220,26 @@ class Epoch:
 
         # Step 3: a place in a window holds the sample that the window's shuffle puts there.
         shuffled_line = np.empty_like(line)
+        # `keys` numbers the windows of all shards, so that each is shuffled once.
         windows_a_shard = 2 * len(self._first_sample_F) + self._window  # more than there can be
         keys = shard * windows_a_shard + window
         for key in np.unique(keys):
             here = np.flatnonzero(keys == key)
             one = here[0]
-            size = int(high[one] - low[one])
+            start = low[one]
+            size = int(high[one] - start)
             shuffle = self._shuffle(int(shard[one]), int(window[one]), size)
-            shuffled_line[here] = low[one] + shuffle[line[here] - low[one]]
+            place_in_window = line[here] - start
+            shuffled_line[here] = start + shuffle[place_in_window]
 
         # Step 1 backwards: from the line to sample numbers.
         group = self._group_at(shuffled_line)
-        samples = self._first_sample_F[group] + shuffled_line - self._group_starts[group]
+        place_in_group = shuffled_line - self._group_starts[group]
+        samples = self._first_sample_F[group] + place_in_group
         if self._drawn is not None:
             samples = self._drawn[samples]
 
+        # The window's last place in its shard, as a position of the stream.
         last_in_window = high - shard_start - 1
         until = last_in_window * self._shards + shard + 1
         return samples, until
@@ -237,9 +248,13 @@ class Epoch:
         """Row groups roughly in the order of need: the first of every shard, the second of every
         shard, …
         """
-        group_ends = np.append(self._shard_groups[1:], len(self._first_sample_F))
+        # A shard's row groups end where those of the next shard begin.
+        firsts = self._shard_groups
+        ends = np.append(firsts[1:], len(self._first_sample_F))
+
+        # Sort by the place in the shard, then by the place on the line.
         ranked: list[tuple[int, int]] = []
-        for first, end in zip(self._shard_groups, group_ends, strict=True):
+        for first, end in zip(firsts, ends, strict=True):
             for place, group in enumerate(range(first, end)):
                 ranked.append((place, group))
         ranked.sort()
@@ -257,13 +272,16 @@ class Epoch:
         window = (self._group_at(line) - first_of_shard + phase) // self._window
 
         # A window is whole row groups, but it ends where its shard does.
+        last = len(self._first_sample_F)
         first_group = first_of_shard + window * self._window - phase
         end_group = first_group + self._window
-        last = len(self._first_sample_F)
-        group_low = self._group_starts[np.clip(first_group, 0, last)]
-        group_high = self._group_starts[np.clip(end_group, 0, last)]
-        low = np.maximum(group_low, self._shard_starts[shard])
-        high = np.minimum(group_high, self._shard_starts[shard + 1])
+        first_group = np.clip(first_group, 0, last)
+        end_group = np.clip(end_group, 0, last)
+
+        shard_start = self._shard_starts[shard]
+        shard_end = self._shard_starts[shard + 1]
+        low = np.maximum(self._group_starts[first_group], shard_start)
+        high = np.minimum(self._group_starts[end_group], shard_end)
         return window, low, high
 
     def _group_at(self, line: np.ndarray) -> np.ndarray:
@@ -295,9 +313,18 @@ def evaluation(sizes_F: np.ndarray, batch_size: int, rank: int, world: int) -> I
     ends_F = np.cumsum(sizes_F)
     samples = int(sizes_F.sum())
     mine = np.array_split(np.arange(samples), world)[rank]
+
+    # Rounded up; one empty batch where there is no sample.
     batches = max(1, -(-samples // (batch_size * world)))
     for part_B in np.array_split(mine, batches):
         # A row group is used up when the pass is behind its last sample.
         group_B = np.searchsorted(ends_F, part_B, side="right")
+        until_B = ends_F[group_B]
         done = int(part_B[-1]) + 1 if len(part_B) else 0
-        yield Step(part_B, ends_F[group_B], done, part_B, Share.whole(len(part_B)))
+        yield Step(
+            samples_B=part_B,
+            until_B=until_B,
+            done=done,
+            positions_B=part_B,
+            share=Share.whole(len(part_B)),
+        )

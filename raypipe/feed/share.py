@@ -46,8 +46,13 @@ def deal(positions_B: np.ndarray, samples: int, rank: int, world: int) -> tuple[
     """
     owner_B = positions_B % samples % world
     sizes = np.bincount(owner_B, minlength=world)
-    least = max(1, int(sizes.min()))
-    share = Share(images=int(sizes[rank]), even=len(positions_B) / world, least=least)
+    share = Share(
+        images=int(sizes[rank]),
+        even=len(positions_B) / world,
+        least=max(1, int(sizes.min())),
+    )
     if share.images:
         return positions_B[owner_B == rank], share
+
+    # This rank has none: it computes another rank's image, which counts nothing.
     return positions_B[:1], share

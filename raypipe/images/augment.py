@@ -137,16 +137,27 @@ def box_mask(
     """
     inside = []
     for axis, stretch_B in ((1, 1 / aspect_B), (2, aspect_B)):
+        # Its length along this axis, in whole pixels.
         side = like_BHWC.shape[axis]
-        length_B = np.minimum(np.round(np.sqrt(area_B * stretch_B) * side), side)
-        places_B = side - length_B + 1  # where it can start
-        start_B = np.floor(draws.uniform(f"{choice} {axis}") * places_B)
+        length_B = np.round(np.sqrt(area_B * stretch_B) * side)
+        length_B = np.minimum(length_B, side)
+
+        # A random start, among those that leave it inside the picture.
+        starts_B = side - length_B + 1
+        start_B = np.floor(draws.uniform(f"{choice} {axis}") * starts_B)
         end_B = start_B + length_B
+
         pixel_S = np.arange(side)
-        inside.append((pixel_S >= start_B[:, None]) & (pixel_S < end_B[:, None]))
+        behind_start_BS = pixel_S >= start_B[:, None]
+        before_end_BS = pixel_S < end_B[:, None]
+        inside.append(behind_start_BS & before_end_BS)
+
+    # A pixel is inside where its row and its column are.
     rows_BH, columns_BW = inside
-    mask_BHW1 = rows_BH[:, :, None, None] & columns_BW[:, None, :, None]
-    return torch.from_numpy(mask_BHW1).to(like_BHWC.device)
+    rows_BHW1 = rows_BH[:, :, None, None]
+    columns_BHW1 = columns_BW[:, None, :, None]
+    mask_BHW1 = torch.from_numpy(rows_BHW1 & columns_BHW1)
+    return mask_BHW1.to(like_BHWC.device)
 
 
 def _geometry(cfg: AugmentConfig, draws: Draws, batch: int) -> np.ndarray:
@@ -163,13 +174,13 @@ def _geometry(cfg: AugmentConfig, draws: Draws, batch: int) -> np.ndarray:
 
     # Turns and zoom are one matrix: a rotation times a scale.
     if cfg.quarter_turns or cfg.degrees or cfg.zoom:
-        quarters = draws.integers("quarter turns", 4) if cfg.quarter_turns else 0
-        degrees = 90 * quarters + draws.uniform("degrees", -cfg.degrees, cfg.degrees)
-        angle = np.radians(degrees)
+        quarters: np.ndarray | int = 0
+        if cfg.quarter_turns:
+            quarters = draws.integers("quarter turns", 4)
+        degrees = draws.uniform("degrees", -cfg.degrees, cfg.degrees)
+        angle = np.radians(90 * quarters + degrees)
         scale = 1 + draws.uniform("zoom", -cfg.zoom, cfg.zoom)
-        cos = np.cos(angle) * scale
-        sin = np.sin(angle) * scale
-        theta_B33 = theta_B33 @ policy.affine(xx=cos, xy=-sin, yx=sin, yy=cos)
+        theta_B33 = theta_B33 @ _rotation(angle, scale)
 
     if cfg.shift:
         reach = 2 * cfg.shift  # the side is 2 long
@@ -179,16 +190,40 @@ def _geometry(cfg: AugmentConfig, draws: Draws, batch: int) -> np.ndarray:
     return theta_B33
 
 
+def _rotation(angle_B: np.ndarray, scale: np.ndarray | float) -> np.ndarray:
+    """B33 matrices of a turn by an angle (radians), times a scale."""
+    cos = np.cos(angle_B) * scale
+    sin = np.sin(angle_B) * scale
+    return policy.affine(
+        xx=cos,
+        xy=-sin,
+        yx=sin,
+        yy=cos,
+    )
+
+
 def _crop(cfg: AugmentConfig, draws: Draws) -> np.ndarray:
     """theta_B33 of a random crop: its width and height as shares of the sides, and its centre."""
     area = draws.uniform("crop area", cfg.crop_area)
-    log_aspect = np.log(cfg.crop_aspect)
-    aspect = np.exp(draws.uniform("crop aspect", -log_aspect, log_aspect))
+
+    # Uniform in the logarithm: twice as wide is as likely as twice as high.
+    most = np.log(cfg.crop_aspect)
+    log_aspect = draws.uniform("crop aspect", -most, most)
+    aspect = np.exp(log_aspect)
+
+    # No side is longer than the picture's.
     width = np.minimum(np.sqrt(area * aspect), 1)
     height = np.minimum(np.sqrt(area / aspect), 1)
+
+    # The centre, so that the crop stays inside the picture.
     x = draws.uniform("crop x", -1) * (1 - width)
     y = draws.uniform("crop y", -1) * (1 - height)
-    return policy.affine(xx=width, yy=height, x=x, y=y)
+    return policy.affine(
+        xx=width,
+        yy=height,
+        x=x,
+        y=y,
+    )
 
 
 def _resample(images_BHWC: Tensor, theta_B33: np.ndarray) -> Tensor:
@@ -203,9 +238,15 @@ def _resample(images_BHWC: Tensor, theta_B33: np.ndarray) -> Tensor:
     images_NCHW = images_BHWC[chosen].permute(0, 3, 1, 2)
     theta_N23 = torch.from_numpy(theta_B33[moved, :2]).float().to(device)
     grid = affine_grid(theta_N23, list(images_NCHW.shape), align_corners=False)
-    resampled = grid_sample(images_NCHW, grid, padding_mode="reflection", align_corners=False)
-    images_NHWC = resampled.permute(0, 2, 3, 1)
-    images_NHWC = images_NHWC.clamp(0, 255)  # the four weights may sum to a little more than one
+    resampled_NCHW = grid_sample(
+        images_NCHW,
+        grid,
+        padding_mode="reflection",
+        align_corners=False,
+    )
+
+    # The four weights of a pixel may sum to a little more than one.
+    images_NHWC = resampled_NCHW.permute(0, 2, 3, 1).clamp(0, 255)
     if len(moved) == len(images_BHWC):
         return images_NHWC
     return images_BHWC.index_copy(0, chosen, images_NHWC)
@@ -220,27 +261,35 @@ def _jitter(images_BHWC: Tensor, cfg: AugmentConfig, draws: Draws) -> Tensor:
     def factor(name: str, spread: float) -> np.ndarray:
         return 1 + draws.uniform(name, -spread, spread)
 
+    # Brightness and contrast scale all colours alike.
     brightness = factor("brightness", cfg.brightness)
     contrast = factor("contrast", cfg.contrast)
-    matrix_B33 = (brightness * contrast)[:, None, None] * np.eye(3)
+    scale_B11 = (brightness * contrast)[:, None, None]
+    matrix_B33 = scale_B11 * np.eye(3)
+
+    # Saturation blends with gray, hue turns about the gray axis.
     if cfg.saturation:
-        saturation = factor("saturation", cfg.saturation)[:, None, None]
-        towards_gray_B33 = saturation * np.eye(3) + (1 - saturation) * LUMA
-        matrix_B33 = towards_gray_B33 @ matrix_B33
+        saturation = factor("saturation", cfg.saturation)
+        kept_B11 = saturation[:, None, None]
+        blend_B33 = kept_B11 * np.eye(3) + (1 - kept_B11) * LUMA
+        matrix_B33 = blend_B33 @ matrix_B33
     if cfg.hue:
-        angle = draws.uniform("hue", -cfg.hue, cfg.hue) * 2 * np.pi
-        cos = np.cos(angle)
-        sin = np.sin(angle)
-        turn_B33 = policy.affine(xx=cos, xy=-sin, yx=sin, yy=cos)
+        share = draws.uniform("hue", -cfg.hue, cfg.hue)
+        turn_B33 = _rotation(share * 2 * np.pi, 1.0)
         matrix_B33 = np.linalg.inv(IQY) @ turn_B33 @ IQY @ matrix_B33
 
     # Contrast keeps the mean luma: what it takes from the pixels, the offset adds.
     device = images_BHWC.device
+    luma_C = torch.from_numpy(LUMA).float().to(device)
+    mean_luma_B = images_BHWC.mean(dim=(1, 2)) @ luma_C
+    lift = (1 - contrast) * brightness
+    lift_B = torch.from_numpy(lift).float().to(device)
+    offset_B11 = lift_B.view(-1, 1, 1) * mean_luma_B.view(-1, 1, 1)
+
+    # All pixels of a picture as rows of three colours: one matrix product.
     matrix = torch.from_numpy(matrix_B33).float().to(device)
-    offset = torch.from_numpy((1 - contrast) * brightness).float().to(device).view(-1, 1, 1)
-    luma = images_BHWC.mean(dim=(1, 2)) @ torch.from_numpy(LUMA).float().to(device)
-    flat = images_BHWC.reshape(len(images_BHWC), -1, 3)
-    changed = torch.baddbmm(offset * luma.view(-1, 1, 1), flat, matrix.mT)
+    pixels_BPC = images_BHWC.reshape(len(images_BHWC), -1, 3)
+    changed = torch.baddbmm(offset_B11, pixels_BPC, matrix.mT)
     return changed.view_as(images_BHWC).clamp_(0, 255)
 
 
@@ -251,7 +300,10 @@ def _erase(images_BHWC: Tensor, cfg: AugmentConfig, draws: Draws) -> Tensor:
     """
     erased = draws.chance("erase", cfg.erase)
     area = draws.uniform("erase area", 0.02, cfg.erase_area)
-    aspect = np.exp(draws.uniform("erase aspect", np.log(0.3), np.log(3.3)))
-    mask = box_mask(np.where(erased, area, 0.0), aspect, draws, "erase at", images_BHWC)
+    area = np.where(erased, area, 0.0)
+    log_aspect = draws.uniform("erase aspect", np.log(0.3), np.log(3.3))
+    aspect = np.exp(log_aspect)
+
+    mask = box_mask(area, aspect, draws, "erase at", images_BHWC)
     mean_colour = images_BHWC.mean(dim=(1, 2), keepdim=True)
     return torch.where(mask, mean_colour, images_BHWC)

@@ -46,9 +46,14 @@ class Draws:
 
     def _bits(self, choice: str) -> np.ndarray:
         """uint64 B. All arithmetic is modulo 2^64."""
+        # Where the choice's stream starts.
         name = f"{self.seed}/{self.epoch}/{choice}".encode()
-        start = np.frombuffer(hashlib.blake2b(name, digest_size=8).digest(), np.uint64)
-        nth = np.asarray(self.positions_B).astype(np.uint64) + np.uint64(1)
+        digest = hashlib.blake2b(name, digest_size=8).digest()
+        start = np.frombuffer(digest, np.uint64)
+
+        # The state of splitmix64 at each position, then its mixing function.
+        positions = np.asarray(self.positions_B).astype(np.uint64)
+        nth = positions + np.uint64(1)
         z = start + GAMMA * nth
         z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -45,10 +45,16 @@ def difference_hash(gray_HW: np.ndarray) -> bytes:
 def _shares(pixels: int, cells: int) -> np.ndarray:
     """(cells, pixels) float32: the share of each pixel of a line that lies in each equal cell."""
     edges = np.linspace(0, pixels, cells + 1)
+    cell_start = edges[:-1, None]
+    cell_end = edges[1:, None]
     pixel_start = np.arange(pixels)
-    overlap_end = np.minimum(edges[1:, None], pixel_start + 1)
-    overlap_start = np.maximum(edges[:-1, None], pixel_start)
-    return (overlap_end - overlap_start).clip(0, 1).astype(np.float32)
+    pixel_end = pixel_start + 1
+
+    # The length that a pixel and a cell have in common; negative where they are apart.
+    overlap_start = np.maximum(cell_start, pixel_start)
+    overlap_end = np.minimum(cell_end, pixel_end)
+    overlap = overlap_end - overlap_start
+    return overlap.clip(0, 1).astype(np.float32)
 
 
 def hamming(one: np.ndarray, many: np.ndarray) -> np.ndarray:

@@ -88,9 +88,12 @@ class Step:
             if not len(drawn):
                 continue
             chosen = torch.from_numpy(drawn).to(device)
-            amounts = torch.from_numpy(self._amounts(name)[drawn])
-            amounts = amounts.float().to(device).view(-1, 1, 1, 1)
-            changed = change(images_BHWC[chosen], amounts).clamp_(0, 255)
+            amounts_N = self._amounts(name)[drawn]
+            amounts = torch.from_numpy(amounts_N).float().to(device)
+            amounts_N111 = amounts.view(-1, 1, 1, 1)
+
+            changed = change(images_BHWC[chosen], amounts_N111)
+            changed = changed.clamp_(0, 255)
             images_BHWC = images_BHWC.index_copy(0, chosen, changed)
         return images_BHWC
 
@@ -160,11 +163,18 @@ def _saturation(images_BHWC: Tensor, factor: Tensor) -> Tensor:
 
 def _sharpness(images_BHWC: Tensor, factor: Tensor) -> Tensor:
     """Away from (or towards) a 3 x 3 blur; the outermost pixels stay."""
-    kernel = images_BHWC.new_tensor([[1, 1, 1], [1, 5, 1], [1, 1, 1]]).expand(3, 1, 3, 3) / 13
+    blur = images_BHWC.new_tensor(
+        [
+            [1, 1, 1],
+            [1, 5, 1],
+            [1, 1, 1],
+        ]
+    )
+    kernel = blur.expand(3, 1, 3, 3) / 13
     images_BCHW = images_BHWC.permute(0, 3, 1, 2)
-    blurred_inside = conv2d(images_BCHW, kernel, groups=3).permute(0, 2, 3, 1)
+    inside_BCHW = conv2d(images_BCHW, kernel, groups=3)
     blurred = images_BHWC.clone()
-    blurred[:, 1:-1, 1:-1] = blurred_inside
+    blurred[:, 1:-1, 1:-1] = inside_BCHW.permute(0, 2, 3, 1)
     return _blend(images_BHWC, blurred, factor)
 
 
@@ -182,14 +192,16 @@ def _autocontrast(images_BHWC: Tensor, _: Tensor) -> Tensor:
     """Stretch each channel to 0-255; a channel of one value stays."""
     low = images_BHWC.amin(dim=(1, 2), keepdim=True)
     high = images_BHWC.amax(dim=(1, 2), keepdim=True)
-    stretched = (images_BHWC - low) * 255 / (high - low).clamp(min=1e-6)
+    width = (high - low).clamp(min=1e-6)
+    stretched = (images_BHWC - low) * 255 / width
     return torch.where(high > low, stretched, images_BHWC)
 
 
 def _equalize(images_BHWC: Tensor, _: Tensor) -> Tensor:
     """Flatten each channel's histogram, as Pillow does; a channel of one value stays."""
     batch, height, width, channels = images_BHWC.shape
-    values = images_BHWC.round().long().permute(0, 3, 1, 2).reshape(batch * channels, -1)
+    whole_BCHW = images_BHWC.round().long().permute(0, 3, 1, 2)
+    values = whole_BCHW.reshape(batch * channels, -1)
     device = values.device
 
     # One histogram of 256 bins for each channel of each picture.
@@ -204,8 +216,10 @@ def _equalize(images_BHWC: Tensor, _: Tensor) -> Tensor:
     unchanged = torch.arange(256, device=device)
     table = torch.where(step > 0, table.clamp(max=255), unchanged)
 
-    equal_BCHW = table.gather(1, values).view(batch, channels, height, width)
-    return equal_BCHW.permute(0, 2, 3, 1).to(images_BHWC.dtype)
+    # Look up every pixel.
+    equalized = table.gather(1, values)
+    equalized_BCHW = equalized.view(batch, channels, height, width)
+    return equalized_BCHW.permute(0, 2, 3, 1).to(images_BHWC.dtype)
 
 
 # The order is part of the random choice: an index into NAMES.

@@ -43,14 +43,17 @@ def stored(
     height = max(1, round(height * scale))
     width = max(1, round(width * scale))
 
+    # Decode and resize in one go; gray images stay gray.
     pixels_HWC = np.empty((height, width, 3), np.uint8)
     decode.decode_into(data, pixels_HWC, max_pixels, formats)
     image = Image.fromarray(pixels_HWC)
     if info.mode in ("1", "L"):
         image = image.convert("L")
 
+    # Encode in the image's own format, or without loss.
     kind = info.format if info.format in KEPT else "PNG"
     options = {"compress_level": 6} if kind == "PNG" else {"quality": quality}
     out = io.BytesIO()
     image.save(out, kind, **options)
-    return out.getvalue(), decode.ImageInfo(kind, image.width, image.height, image.mode)
+    copy = decode.ImageInfo(kind, image.width, image.height, image.mode)
+    return out.getvalue(), copy

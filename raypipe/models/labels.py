@@ -212,8 +212,11 @@ def _repeats_a_number(parts: list[Any]) -> bool:
     """True for [0, 1, 0]: it means the second of three classes, and not the tags 0 and 1."""
     numbers: list[float] = []
     for part in parts:
-        if isinstance(part, int | float | np.number) and abs(part) <= _LARGEST:
-            numbers.append(float(part))
+        if not isinstance(part, int | float | np.number):
+            continue
+        number: Any = part
+        if abs(number) <= _LARGEST:
+            numbers.append(float(number))
     return len(set(numbers)) < len(numbers)
 
 

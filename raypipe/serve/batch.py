@@ -219,5 +219,7 @@ def _column(values: np.ndarray, kind: pa.DataType) -> pa.Array:
     """
     if values.ndim == 1:
         return pa.array(values.tolist(), kind)
-    ends = np.arange(len(values) + 1, dtype=np.int32) * values.shape[1]
-    return pa.ListArray.from_arrays(ends, values.astype(np.float32).ravel()).cast(kind)
+    rows, width = values.shape
+    ends = np.arange(rows + 1, dtype=np.int32) * width
+    numbers = values.astype(np.float32).ravel()
+    return pa.ListArray.from_arrays(ends, numbers).cast(kind)

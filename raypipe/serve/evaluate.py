@@ -40,11 +40,14 @@ def judge(
         labelled = [i for i, label in enumerate(batch[columns.label]) if label is not None]
         labels = [batch[columns.label][i] for i in labelled]
         images = [batch[columns.image][i] for i in labelled]
+
+        ids = batch[columns.id][labelled].astype(str)
         groups = np.full(len(labelled), "all")
         if grouped:
             groups = batch[columns.source][labelled].astype(str)
+        judged = {"id": ids, "group": groups}
 
-        judged = {"id": batch[columns.id][labelled].astype(str), "group": groups}
+        # Every model predicts the same bytes.
         for n, package in enumerate(shared):
             predictions = package.open().predict(images, threads=1)
             judged[f"model_{n}"] = _judged(task, predictions, labels)
@@ -54,8 +57,11 @@ def judge(
     stream = dataset.map_batches(judge_batch, batch_size=64)
     parts: list[pa.Table] = []
     for batch in stream.iter_batches(batch_size=256):
-        if len(batch["id"]):
-            parts.append(pa.table({name: values.tolist() for name, values in batch.items()}))
+        # An empty batch has columns of no type, which do not go with the others.
+        if not len(batch["id"]):
+            continue
+        columns_of_part = {name: values.tolist() for name, values in batch.items()}
+        parts.append(pa.table(columns_of_part))
     if not parts:
         return pa.table({"id": pa.array([], pa.string())})
     return pa.concat_tables(parts).sort_by("id")
@@ -65,7 +71,10 @@ def _judged(task: Task, predictions: Predictions, labels: Sequence[Any]) -> np.n
     """Per image: is the prediction right? For numbers: the absolute error."""
     if task.kind in NUMERIC:
         predicted_N = predictions.scores_NC[:, 0].astype(np.float64)
-        return np.abs(predicted_N - task.encode(labels)[:, 0])
+        true_N = task.encode(labels)[:, 0]
+        return np.abs(predicted_N - true_N)
+
     predicted = np.array(predictions.labels, dtype=object)
-    right = np.array([task.text(label) for label in labels], dtype=object)
+    right_texts = [task.text(label) for label in labels]
+    right = np.array(right_texts, dtype=object)
     return predicted == right

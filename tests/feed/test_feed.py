@@ -1,4 +1,4 @@
-"""Every carrier delivers the same batches for the same plan, from any step, and survives images
+"""Every loader delivers the same batches for the same plan, from any step, and survives images
 that have rotted.
 """
 
@@ -102,7 +102,7 @@ def test_batches_are_the_images_and_labels_of_the_plan(table: Any, carrier: str)
     feed.close()
 
 
-def test_all_carriers_and_world_sizes_deliver_identical_batches_and_resume_at_any_step(
+def test_all_loaders_and_world_sizes_deliver_identical_batches_and_resume_at_any_step(
     table: Any,
 ) -> None:
     whole = [b.inputs for b in opened(table[0], "threads").train(3)]
@@ -145,7 +145,7 @@ def test_a_rotten_image_is_replaced_by_its_neighbour_and_reported(
 
 
 @pytest.mark.parametrize("carrier", CARRIERS)
-def test_all_carriers_replace_a_rotten_row_group_by_the_same_images(
+def test_all_loaders_replace_a_rotten_row_group_by_the_same_images(
     textured: Any, tmp_path: Path, carrier: str
 ) -> None:
     """Of groups of 3, the second is rotten: the third group's first image stands in for it, twice

@@ -5,7 +5,8 @@ hurts nobody.
 `pillows_own` brings the 1,060 odd and hostile images that Pillow tests itself with, from its
 source package: fetched with pip once, kept under ~/.cache/raypipe.
 
-python -m tests.images.hostile FOLDER    one JSON line a file: {name, seconds, verdicts: {inspect, decode, small, any}}
+python -m tests.images.hostile FOLDER    one JSON line a file:
+    {name, seconds, verdicts: {inspect, decode, small, any}}
 """
 
 from __future__ import annotations

@@ -146,7 +146,7 @@ def test_exif_orientation_is_applied_so_that_the_eye_and_the_model_see_the_same(
         3: Image.Transpose.ROTATE_180,
         4: Image.Transpose.FLIP_TOP_BOTTOM,
         5: Image.Transpose.TRANSPOSE,
-        6: Image.Transpose.ROTATE_90,  # stored a quarter turn to the left, shown a quarter turn to the right
+        6: Image.Transpose.ROTATE_90,  # stored a quarter turn to the left, shown to the right
         7: Image.Transpose.TRANSVERSE,
         8: Image.Transpose.ROTATE_270,
     }

@@ -24,7 +24,8 @@ REASONS = {
     "broken",
 }
 SECONDS = 10.0  # for four decodes of one file; the slowest takes 0.3 s on a quiet machine
-MEGABYTES = 1_500  # of address space beyond what an idle decoder has mapped; 64 megapixels of RGB take 256 and a copy
+# Address space beyond what an idle decoder has mapped. 64 megapixels of RGB take 256, and a copy.
+MEGABYTES = 1_500
 
 CHILD = """
 import resource, runpy, sys
