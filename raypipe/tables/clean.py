@@ -2,16 +2,16 @@
 drops.
 
 Rows are judged and dropped, not ids: of three rows with one id only the broken one goes. The new
-version is the one that was judged less what was dropped; a row that another writer adds meanwhile
-stops the cleaning and is never in it.
+version is the judged version less the dropped rows. If another writer adds a row meanwhile,
+cleaning stops with an error: that row was not judged.
 
-Verdicts are facts with their numbers (what was measured, against which limit, which partner) and
-stay in a Delta table beside the images; the policy `drop` only decides which of them cost an image
-its place. Of a group of duplicates the first in id order stays. Outliers and blurred images are
-reported and kept by default: a rare defect looks like an outlier.
+A verdict is a fact with its numbers: what was measured, against which limit, for which partner.
+Verdicts stay in a Delta table beside the images; the policy `drop` only decides which verdicts
+remove an image. Of a group of duplicates the first in id order stays. Outliers and blurred images
+are reported and kept by default: a rare defect looks like an outlier.
 
-The images go to fastdup decoded, checked, at most `side_px` wide and encoded again by us: its own
-decoders are old.
+Images are decoded, checked, reduced to at most `side_px` a side and encoded again before fastdup
+gets them: its own decoders are old.
 """
 
 from __future__ import annotations
@@ -37,19 +37,35 @@ from raypipe.tables.table import ImageTable, TableConfig, TableVersion
 from raypipe.tables.verdicts import Seen
 
 log = logging.getLogger("raypipe")
-EXACT = 0.99995  # same pixels in another file; a JPEG re-saved at quality 85 reaches 0.9994 at most
+# From this similarity on two files hold the same pixels. A JPEG saved again at quality 85 reaches
+# 0.9994 at most.
+EXACT = 0.99995
+# fastdup lists pairs from this similarity on.
+LEAST_SIMILARITY = 0.9
 
 
 class CleanConfig(Section):
-    """Limits of the verdicts (similarity 0-1, brightness and blur on 0-255 pixels) and which
-    verdicts drop an image.
+    """The limits of the verdicts, and which verdicts drop an image. `raypipe clean` keeps every
+    verdict.
     """
 
     near_duplicate: float = Field(default=0.998, gt=0.5, le=1)
+    """Two images at least so similar (0-1) are near-duplicates. Solar cells of one module reach
+    0.9977.
+    """
+
     dark: float = Field(default=8.0, ge=0, le=255)
+    """An image whose mean pixel (0-255) is below this is dark."""
+
     bright: float = Field(default=247.0, ge=0, le=255)
+    """An image whose mean pixel (0-255) is above this is bright."""
+
     blurred: float = Field(default=10.0, ge=0)
+    """An image is blurred if the variance of its Laplacian, on pixels 0-255, is below this."""
+
     outlier: float = Field(default=0.6, ge=0, le=1)
+    """An image is an outlier if its nearest image is less similar (0-1) than this."""
+
     drop: tuple[verdicts.Verdict, ...] = (
         "exact_duplicate",
         "near_duplicate",
@@ -57,14 +73,22 @@ class CleanConfig(Section):
         "dark",
         "bright",
     )
+    """Verdicts that drop an image. Blurred images and outliers stay by default: they may be rare
+    defects.
+    """
+
     tag: str = "clean"
+    """Tag of the cleaned version. It moves with each cleaning."""
+
     side_px: int = Field(default=256, ge=32)
+    """fastdup gets images of at most so many pixels a side."""
 
 
 @dataclass(frozen=True)
 class CleanResult:
-    """The version looked at, the one without the dropped rows, and what was found; `policy` finds
-    the verdict rows.
+    """The judged version, the version without the dropped rows, and numbers of images.
+
+    `policy` is the key of the verdict rows, `counts` has the number of images by verdict.
     """
 
     raw: TableVersion
@@ -78,12 +102,12 @@ class CleanResult:
 def clean(source: TableConfig, cfg: CleanConfig) -> CleanResult:
     """Judge every image of the pinned version, keep the verdicts, and tag the cleaned version.
 
-    Raises DataError when the table gained other rows since the pinned version: they would come in
-    unjudged.
+    Raises DataError when there is no image, when the limits would drop all of them, and when the
+    table has got other rows since the pinned version: they were not judged.
     """
     table = ImageTable.open(source)
     raw = table.pin(source.version)
-    policy = _policy(table, raw, source, cfg)
+    policy = _policy(raw, source, cfg)
     images = len(scan.rows(table, raw, [table.columns.id], source.where))
     if not images:
         raise DataError(
@@ -91,92 +115,54 @@ def clean(source: TableConfig, cfg: CleanConfig) -> CleanResult:
             got=source.where or None,
             fix="Check table.version and table.where",
         )
-    found = verdicts.read(table.uri, raw, policy, source.storage_options)
-    if found is None:
-        found = _judge(table, raw, source, cfg)
-        verdicts.write(table.uri, raw, policy, rules(cfg), found, images, source.storage_options)
-    dropped = {Place(row["file"], row["row"]) for row in found if row["dropped"]}
-    if len(dropped) >= images:
+    options = source.storage_options
+    rows = verdicts.read(table.uri, raw, policy, options)
+    if rows is None:  # not judged yet
+        rows = _judge(table, raw, source, cfg)
+        verdicts.write(table.uri, raw, policy, rules(cfg), rows, images, options)
+    dropped = [row for row in rows if row["dropped"]]
+    # A row may have several verdicts.
+    places = {Place(row["file"], row["row"]) for row in dropped}
+    if len(places) >= images:
         raise DataError(
             f"Cleaning would drop all {images} images of {raw}",
-            got=dict(Counter(row["verdict"] for row in found if row["dropped"])),
+            got=dict(Counter(row["verdict"] for row in dropped)),
             fix="Loosen the limits in clean, or shorten clean.drop",
         )
-    version = rewrite.drop(table, raw, dropped, f"clean {policy} of v{raw.version}")
+    version = rewrite.drop(table, raw, places, f"clean {policy} of v{raw.version}")
     table.tag(cfg.tag, version.version, move=True)
-    counts = Counter(row["verdict"] for row in found)
-    return CleanResult(raw, version, policy, images, len(dropped), dict(counts))
+    counts = Counter(row["verdict"] for row in rows)
+    return CleanResult(raw, version, policy, images, len(places), dict(counts))
 
 
 def rules(cfg: CleanConfig) -> str:
-    """The key of the limits and of what they drop; the tag of the result is no part of them."""
+    """The key of the limits and of what they drop. The tag of the result is not part of it."""
     return key_of("clean 2", cfg.model_dump(mode="json", exclude={"tag"}))
 
 
 def known_as(cfg: CleanConfig) -> set[str]:
-    """Under which keys a table may hold what these rules dropped: today's, and the one that raypipe
-    0.1 gave them.
+    """The keys under which a table may hold what these rules dropped: today's, and that of raypipe
+    0.1.
     """
     return {rules(cfg), key_of(cfg, {})}
 
 
-def _policy(table: ImageTable, raw: TableVersion, source: TableConfig, cfg: CleanConfig) -> str:
-    """The key of everything that verdicts depend on, beside the version: verdicts on some rows are
-    not verdicts on all.
-    """
+def _policy(raw: TableVersion, source: TableConfig, cfg: CleanConfig) -> str:
+    """The key of everything that verdicts depend on beside the version's address and number."""
+    # The id: a table that was deleted and made again at the same address is another table.
     return key_of(rules(cfg), source.where, source.sample, source.columns, raw.table_id)
 
 
 def _judge(
     table: ImageTable, raw: TableVersion, source: TableConfig, cfg: CleanConfig
 ) -> verdicts.Rows:
-    c = table.columns
-
-    def recoded(batch: dict[str, Any]) -> dict[str, Any]:
-        images = batch[c.image]
-        return {
-            "id": batch[c.id],
-            "file": batch[scan.FILE],
-            "row": batch[scan.ROW],
-            "sha256": np.array(
-                [None if b is None else hashlib.sha256(b).hexdigest() for b in images], dtype=object
-            ),
-            "png": np.array([_recode(b, cfg.side_px) for b in images], dtype=object),
-        }
-
-    stream, fragments = scan.placed(table, raw, list(dict.fromkeys([c.id, c.image])), source.where)
-    starts = scan.starts(fragments)
-    pairs: list[tuple[Seen, bytes]] = []
-    for b in stream.map_batches(recoded, batch_size=64).iter_batches(batch_size=256):
-        for image_id, file, row, sha256, png in zip(
-            b["id"], b["file"], b["row"], b["sha256"], b["png"], strict=True
-        ):
-            pairs.append(
-                (Seen(image_id, fragments[file].path, starts[file] + int(row), sha256), png)
-            )
-    # In id order, and rows of one id in the table's: the first of two duplicates stays.
-    at = {path: i for i, path in enumerate(dict.fromkeys(f.path for f in fragments))}
-    pairs.sort(
-        key=lambda pair: (
-            pair[0].image_id is None,
-            pair[0].image_id or "",
-            at[pair[0].file],
-            pair[0].row,
-        )
-    )
-    rows = [verdicts.row(seen, "broken") for seen, png in pairs if not png]
-    readable = [seen for seen, png in pairs if png]
+    """The verdicts on all images: those that do not decode are broken, the others go to fastdup."""
+    images = _recoded_images(table, raw, source, cfg)
+    rows = [verdicts.row(seen, "broken") for seen, png in images if not png]
+    readable = [seen for seen, png in images if png]
     if len(readable) >= LEAST:
-        encoded = [png for _, png in pairs if png]
-        offsets = np.cumsum([0] + [len(png) for png in encoded], dtype=np.int64)
-        arrays: dict[str, np.ndarray] = {
-            "data": np.frombuffer(b"".join(encoded), np.uint8),
-            "offsets": offsets,
-        }
-        found, _ = sidecar.call(
-            "fastdup", "raypipe.tables.fastdup_sidecar:find", arrays, {"threshold": 0.9}
-        )
-        rows += _verdicts(readable, found, cfg)
+        report = _call_fastdup([png for _, png in images if png])
+        rows += _verdicts(readable, report, cfg)
     else:
         log.warning(
             "fastdup needs %d images and %s has %d: only broken ones were looked for",
@@ -187,50 +173,112 @@ def _judge(
     return [row | {"dropped": row["verdict"] in cfg.drop} for row in rows]
 
 
-def _verdicts(images: list[Seen], found: dict[str, np.ndarray], cfg: CleanConfig) -> verdicts.Rows:
-    rows = [verdicts.row(images[i], "broken") for i in found["invalid"]]
-    gone: set[int] = set()
-    for a, b, similarity in zip(
-        found["pair_a"].tolist(),
-        found["pair_b"].tolist(),
-        found["pair_similarity"].tolist(),
-        strict=True,
+def _recoded_images(
+    table: ImageTable, raw: TableVersion, source: TableConfig, cfg: CleanConfig
+) -> list[tuple[Seen, bytes]]:
+    """Every image of the version with its PNG for fastdup, in id order; empty bytes for a broken
+    image.
+
+    Images are decoded on the cluster. Rows of one id come in the table's order.
+    """
+    columns = table.columns
+
+    def recode(batch: dict[str, Any]) -> dict[str, Any]:
+        digests = [None if b is None else _sha256(b) for b in batch[columns.image]]
+        pngs = [_recode(b, cfg.side_px) for b in batch[columns.image]]
+        return {
+            "id": batch[columns.id],
+            "file": batch[scan.FILE],
+            "row": batch[scan.ROW],
+            "sha256": np.array(digests, dtype=object),
+            "png": np.array(pngs, dtype=object),
+        }
+
+    names = list(dict.fromkeys([columns.id, columns.image]))
+    stream, fragments = scan.placed(table, raw, names, source.where)
+    starts = scan.starts(fragments)
+    images: list[tuple[Seen, bytes]] = []
+    for batch in stream.map_batches(recode, batch_size=64).iter_batches(batch_size=256):
+        fields = [batch[name] for name in ("id", "file", "row", "sha256", "png")]
+        for image_id, number, row, sha256, png in zip(*fields, strict=True):
+            # `number` is that of a row group in `fragments`, `row` counts within the row group.
+            file, place = fragments[number].path, starts[number] + int(row)
+            images.append((Seen(image_id, file, place, sha256), png))
+
+    # Ray returns blocks in any order. In id order the first of two duplicates stays; rows without
+    # an id come last.
+    files = list(dict.fromkeys(fragment.path for fragment in fragments))
+    order = {path: i for i, path in enumerate(files)}
+
+    def by_id(image: tuple[Seen, bytes]) -> tuple[bool, str, int, int]:
+        seen, _ = image
+        return seen.image_id is None, seen.image_id or "", order[seen.file], seen.row
+
+    return sorted(images, key=by_id)
+
+
+def _call_fastdup(pngs: list[bytes]) -> dict[str, np.ndarray]:
+    """fastdup's report on these images; see fastdup_sidecar.find."""
+    sizes = [len(png) for png in pngs]
+    arrays: dict[str, np.ndarray] = {
+        "data": np.frombuffer(b"".join(pngs), np.uint8),
+        "offsets": np.cumsum([0, *sizes], dtype=np.int64),
+    }
+    options = {"threshold": LEAST_SIMILARITY}
+    report, _ = sidecar.call("fastdup", "raypipe.tables.fastdup_sidecar:find", arrays, options)
+    return report
+
+
+def _verdicts(images: list[Seen], report: dict[str, np.ndarray], cfg: CleanConfig) -> verdicts.Rows:
+    """fastdup's report as verdicts: unreadable images, duplicates, pixel statistics, outliers."""
+    rows = [verdicts.row(images[i], "broken") for i in report["invalid"]]
+    rows += _duplicates(images, report, cfg)
+
+    mean, blur = report["stat_mean"], report["stat_blur"]
+    for verdict, values, limit, fails in (
+        ("dark", mean, cfg.dark, mean < cfg.dark),
+        ("bright", mean, cfg.bright, mean > cfg.bright),
+        ("blurred", blur, cfg.blurred, blur < cfg.blurred),
     ):
-        if similarity < cfg.near_duplicate:
-            break  # pairs come most similar first
-        if a not in gone and b not in gone:  # rows are in id order and a < b: the first stays
-            gone.add(b)
-            kind, limit = (
-                ("exact_duplicate", EXACT)
-                if similarity >= EXACT
-                else ("near_duplicate", cfg.near_duplicate)
-            )
-            rows.append(verdicts.row(images[b], kind, images[a].image_id, similarity, limit))
-    for name, stat, limit, sign in (
-        ("dark", "mean", cfg.dark, 1),
-        ("bright", "mean", cfg.bright, -1),
-        ("blurred", "blur", cfg.blurred, 1),
-    ):
-        values = found[f"stat_{stat}"]
-        for i in np.flatnonzero(sign * values < sign * limit):
-            rows.append(verdicts.row(images[i], name, None, float(values[i]), limit))
-    for i, nearest, similarity in zip(
-        found["outlier"],
-        found["outlier_nearest"],
-        found["outlier_similarity"].tolist(),
-        strict=True,
-    ):
+        for i in np.flatnonzero(fails):
+            rows.append(verdicts.row(images[i], verdict, None, float(values[i]), limit))
+
+    nearest = report["outlier_nearest"]
+    similarities = report["outlier_similarity"].tolist()
+    for i, j, similarity in zip(report["outlier"], nearest, similarities, strict=True):
         if similarity < cfg.outlier:
-            rows.append(
-                verdicts.row(
-                    images[i], "outlier", images[nearest].image_id, similarity, cfg.outlier
-                )
-            )
+            partner = images[j].image_id
+            rows.append(verdicts.row(images[i], "outlier", partner, similarity, cfg.outlier))
     return rows
 
 
+def _duplicates(
+    images: list[Seen], report: dict[str, np.ndarray], cfg: CleanConfig
+) -> verdicts.Rows:
+    """A verdict for each image that an earlier image in id order duplicates."""
+    rows: verdicts.Rows = []
+    duplicates: set[int] = set()
+    pairs = [report[name].tolist() for name in ("pair_a", "pair_b", "pair_similarity")]
+    for a, b, similarity in zip(*pairs, strict=True):
+        if similarity < cfg.near_duplicate:
+            break  # pairs come most similar first
+        if a in duplicates or b in duplicates:
+            continue  # its pair with the image that stays is another one
+        # Images are in id order and a < b: the first stays.
+        duplicates.add(b)
+        verdict, limit = "near_duplicate", cfg.near_duplicate
+        if similarity >= EXACT:
+            verdict, limit = "exact_duplicate", EXACT
+        rows.append(verdicts.row(images[b], verdict, images[a].image_id, similarity, limit))
+    return rows
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
 def _recode(data: bytes, side_px: int) -> bytes:
-    """PNG of the checked pixels, at most side_px a side; empty for an image that does not decode."""
+    """PNG of the checked pixels, at most `side_px` a side; empty for a broken image."""
     try:
         image = Image.fromarray(decode(data))
     except BadImage:

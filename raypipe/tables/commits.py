@@ -1,8 +1,13 @@
-"""Append once: on top of the version that was looked at, or not at all.
+"""Append once: directly on the version that was read, or not at all.
 
-delta-rs rebases an append onto whatever others committed meanwhile, and two first writers both succeed (measured: 4,000 rows of
-2,000). Here a commit may not be rebased: when the table moved, `Moved` says so and the caller looks again at what it holds. An
-error after a commit that went through (a lost answer) is recognised by the batch id in the commit's metadata.
+delta-rs rebases an append onto whatever others committed meanwhile, and two first writers both
+succeed (measured: 4,000 rows of 2,000). So here an append goes like this:
+1. The caller reads the newest version, `base`, and decides on its rows what to add.
+2. `append_once` commits directly after `base`; deltalake must not rebase.
+3. If another commit came first, `Moved` is raised and nothing is written. The caller starts again
+   at 1.
+4. If deltalake raises after its commit landed (the answer was lost), the batch id in the commit's
+   metadata shows that, and the append counts as done.
 """
 
 from __future__ import annotations
@@ -18,13 +23,13 @@ from deltalake import CommitProperties, DeltaTable, write_deltalake
 from deltalake.exceptions import CommitFailedError, TableNotFoundError
 
 from raypipe.errors import DataError
-from raypipe.tables import scan, storage
+from raypipe.tables import retries, scan, storage
 from raypipe.tables.provenance import commit_properties
 from raypipe.tables.schema import writer_properties
 from raypipe.tables.table import ImageTable, resolve
 
-BATCH = "raypipe.batch"
-TRIES = 50  # at being first; each lost one means that somebody else's commit went through
+BATCH = "raypipe.batch"  # commit property: the batch id
+TRIES = 50  # of `rows_once`; each lost one means that somebody else's commit landed
 
 
 class Moved(Exception):
@@ -32,8 +37,9 @@ class Moved(Exception):
 
 
 def batch_id(*keys: Iterable[object]) -> str:
-    """32 hex digits that name a batch by what is in it, in order."""
-    return hashlib.sha256(repr([list(k) for k in keys]).encode()).hexdigest()[:32]
+    """32 hex digits that name a batch by its content, in order."""
+    content = repr([list(key) for key in keys])
+    return hashlib.sha256(content.encode()).hexdigest()[:32]
 
 
 def append_once(
@@ -45,42 +51,47 @@ def append_once(
     configuration: dict[str, str | None] | None = None,
     storage_options: dict[str, str] | None = None,
 ) -> DeltaTable:
-    """The table with `rows` in one commit after `base` (None: the table is made). Columns it lacks are added.
+    """Commit `rows` directly after `base` (None: make the table); returns the new version, opened.
 
-    Raises Moved when `base` is not the newest any more, DataError when the table cannot be written.
+    Columns that the table lacks are added. `batch` is the batch id. `configuration` has properties
+    of a new table. Raises Moved when `base` is not the newest version any more, DataError when the
+    table cannot be written.
     """
-    properties = CommitProperties(
-        custom_metadata={**(why.custom_metadata or {}), BATCH: batch}, max_commit_retries=0
-    )
-    merge = base is not None and not {f.name for f in base.schema().fields} >= set(
-        rows.schema.names
-    )
+    metadata = {**(why.custom_metadata or {}), BATCH: batch}
+    adds_columns = False
+    if base is not None:
+        have = {field.name for field in base.schema().fields}
+        adds_columns = not have >= set(rows.schema.names)
     try:
         write_deltalake(
             uri if base is None else base,
-            rows.combine_chunks(),  # rows of a chunked table come out in another order each time (measured: 15 of 15)
-            mode="append"
-            if base
-            else "error",  # append would join a table that somebody made since
-            schema_mode="merge" if merge else None,
+            # In one chunk: rows of a chunked table are written in another order each time
+            # (measured: 15 of 15).
+            rows.combine_chunks(),
+            # "append" would join a table that somebody has made since.
+            mode="error" if base is None else "append",
+            schema_mode="merge" if adds_columns else None,
             configuration=configuration if base is None else None,
             writer_properties=writer_properties(),
             storage_options=storage_options,
-            commit_properties=properties,
+            commit_properties=CommitProperties(custom_metadata=metadata, max_commit_retries=0),
         )
-    except Exception as e:
-        if (landed := _find(uri, batch, base, storage_options)) is not None:
+    except Exception as e:  # deltalake's errors share no base class
+        landed = _landed(uri, batch, base, storage_options)
+        if landed is not None:
             return landed
         if isinstance(e, CommitFailedError) or (base is None and _is_table(uri, storage_options)):
             raise Moved(str(e)) from None
-        # The second when its folder cannot be made.
+        # TableNotFoundError: the table's folder cannot be made.
         if isinstance(e, (OSError, TableNotFoundError)) or storage.cause(e, uri):
             raise storage.refusal(
                 e, uri, "The table cannot be written", "Check that the folder can be written"
             ) from e
         raise
-    # The first version, not the newest: what others wrote since was not looked at yet.
-    return base if base is not None else DeltaTable(uri, version=0, storage_options=storage_options)
+    if base is not None:
+        return base  # write_deltalake has moved it to the new version
+    # Version 0, not the newest: the caller has not read what others wrote since.
+    return DeltaTable(uri, version=0, storage_options=storage_options)
 
 
 def rows_once(
@@ -92,42 +103,34 @@ def rows_once(
     storage_options: dict[str, str] | None = None,
     columns: list[str] | None = None,
 ) -> pa.Table:
-    """The rows of the table at `uri` whose columns have the values `named`, with these `columns` (null: all). Where there are
-    none, those that `make` gives, appended once: of two that make the same rows at once, the second gets the first's.
+    """The rows of the table at `uri` whose columns have the values `named`. If there are none,
+    `make` them and append them.
 
-    Raises DataError as tables do, and for a table with columns that `schema` lacks: it is for something else.
+    Two processes that make the same rows at once append them once: the second gets the rows of the
+    first. `columns` selects columns (None: all), `why` goes into the history. Raises DataError when
+    the table cannot be read or written, and for a table with columns that `schema` lacks.
     """
-    path, made, mine = (
-        resolve(uri),
-        None,
-        uuid.uuid4().hex,
-    )  # a rival's commit of the same rows is not ours
-    for tried in range(TRIES):
+    path = resolve(uri)
+    made: pa.Table | None = None
+    batch = uuid.uuid4().hex  # not named by content: a rival's commit of the same rows is not ours
+    for attempt in range(1, TRIES + 1):
         base = _newest(path, storage_options)
-        if base is not None and (
-            foreign := sorted({f.name for f in base.schema().fields} - set(schema.names))
-        ):
-            raise DataError(
-                f"{path} is a table of something else: {why.partition(' ')[0]} keeps its rows in a table of its own",
-                got=", ".join(foreign[:5]),
-                rule=f"Its columns are {', '.join(schema.names)}",
-                fix="Name another place, or remove that table",
-            )
-        if base is not None and len(
-            found := rows_named(path, named, columns, storage_options, base.version())
-        ):
-            return found
-        made = make() if made is None else made
+        if base is not None:
+            _require_columns_of(schema, base, path, why)
+            rows = rows_named(path, named, columns, storage_options, base.version())
+            if len(rows):
+                return rows
+        if made is None:
+            made = make()
         try:
             append_once(
-                path, made, mine, base, commit_properties(why), storage_options=storage_options
+                path, made, batch, base, commit_properties(why), storage_options=storage_options
             )
             return made.select(columns) if columns else made
         except Moved:
-            time.sleep(random.uniform(0, 0.02 * min(tried + 1, 10)))
-    raise DataError(
-        f"Others keep writing to {path}", got=f"{TRIES} tries", fix="Run again when they are done"
-    )
+            # At random, and longer each time: otherwise rivals would meet again.
+            time.sleep(random.uniform(0, 0.02 * min(attempt, 10)))
+    raise retries.busy(path, f"{TRIES} tries")
 
 
 def rows_named(
@@ -137,25 +140,42 @@ def rows_named(
     storage_options: dict[str, str] | None = None,
     version: int | None = None,
 ) -> pa.Table:
-    """The rows whose columns have the values `named`; none where there is no table, or where it has not these columns, as one
-    that an earlier raypipe made."""
+    """The rows whose columns have the values `named`.
+
+    An empty table if there is no table, or if it lacks one of the columns because an earlier
+    raypipe made it.
+    """
     path = resolve(uri)
     if not ImageTable.exists(path, storage_options):
         return pa.table({})
     table = ImageTable(path, storage_options=storage_options)
     pinned = table.pin(version)
-    have = [f.name for f in table.delta(pinned.version).schema().fields]
-    if not {*named, *(columns or ())} <= set(have):
+    have = [field.name for field in table.delta(pinned.version).schema().fields]
+    needed = {*named, *(columns or ())}
+    if not needed <= set(have):
         return pa.table({})
     return scan.rows(table, pinned, columns or have, dict(named))
 
 
+def _require_columns_of(schema: pa.Schema, base: DeltaTable, path: str, why: str) -> None:
+    """Raise DataError for a table with columns that `schema` lacks: it has another purpose."""
+    have = {field.name for field in base.schema().fields}
+    foreign = sorted(have - set(schema.names))
+    if foreign:
+        verb = why.partition(" ")[0]
+        raise DataError(
+            f"{path} is a table of something else: {verb} keeps its rows in a table of its own",
+            got=", ".join(foreign[:5]),
+            rule=f"Its columns are {', '.join(schema.names)}",
+            fix="Name another place, or remove that table",
+        )
+
+
 def _newest(uri: str, storage_options: dict[str, str] | None) -> DeltaTable | None:
-    return (
-        ImageTable(uri, storage_options=storage_options).delta()
-        if _is_table(uri, storage_options)
-        else None
-    )
+    """The table's newest version; None if there is no table."""
+    if not _is_table(uri, storage_options):
+        return None
+    return ImageTable(uri, storage_options=storage_options).delta()
 
 
 def _is_table(uri: str, storage_options: dict[str, str] | None) -> bool:
@@ -165,15 +185,18 @@ def _is_table(uri: str, storage_options: dict[str, str] | None) -> bool:
         return False
 
 
-def _find(
+def _landed(
     uri: str, batch: str, base: DeltaTable | None, storage_options: dict[str, str] | None
 ) -> DeltaTable | None:
-    """The version that holds our batch already."""
+    """The version that holds this batch, if its commit landed after `base` although deltalake
+    raised; else None.
+    """
+    after = -1 if base is None else base.version()
     try:
-        _, since = ImageTable(uri, storage_options=storage_options).commits(
-            after=-1 if base is None else base.version()
-        )
-        landed = [e["version"] for e in since if e.get(BATCH) == batch]
+        _, entries = ImageTable(uri, storage_options=storage_options).commits(after=after)
     except Exception:  # the table is not there or not reachable: the first error says more
         return None
-    return DeltaTable(uri, version=landed[0], storage_options=storage_options) if landed else None
+    for entry in entries:
+        if entry.get(BATCH) == batch:
+            return DeltaTable(uri, version=entry["version"], storage_options=storage_options)
+    return None

@@ -1,13 +1,16 @@
-"""fastdup in its sidecar: encoded images in; similar pairs, outliers, unreadable images, groups and image statistics out.
+"""fastdup in its sidecar: encoded images in; similar pairs, outliers, unreadable images, groups and
+image statistics out.
 
-Runs under numpy 1 and Pillow 10.3 (see `cluster/sidecar.py`), so it imports nothing of raypipe. fastdup reads files only: the
-caller sends PNG or JPEG that it has decoded, checked and encoded itself (fastdup's decoders have known overflows, so no
-foreign byte may get here), and they are written to a scratch folder that is gone afterwards.
+Runs under numpy 1 and Pillow 10.3 (see `cluster/sidecar.py`), so it imports nothing of raypipe.
+fastdup reads files only: the images are written to a scratch folder that is deleted afterwards. The
+caller sends PNG or JPEG that it has decoded, checked and encoded itself. No other bytes may get
+here, because fastdup's decoders have known overflows.
 
-What a similarity means (measured on 2,624 ELPV solar cells, k=5): a re-saved JPEG of quality 85 is at 0.9945-0.9994 of its
-original, a resized one at 0.92-0.98, and *different* cells of one module reach 0.9977. So 0.998 and above is the same picture,
-0.96-0.998 only "keep together in one split". Exact copies are 1.0. Cost: 20 ms an image on 2 cores, 0.3 GB; no network.
-fastdup is licensed CC BY-NC-ND 4.0 (not for commercial use without an agreement with its makers).
+Similarities, measured on 2,624 ELPV solar cells with k=5: an exact copy is at 1.0, a JPEG saved
+again at quality 85 at 0.9945-0.9994 of its original, a resized image at 0.92-0.98, and *different*
+cells of one module reach 0.9977. So 0.998 and above is the same picture; 0.96-0.998 only means
+"keep together in one split". Cost: 20 ms an image on 2 cores, 0.3 GB; no network. fastdup is
+licensed CC BY-NC-ND 4.0 (not for commercial use without an agreement with its makers).
 """
 
 from __future__ import annotations
@@ -32,6 +35,7 @@ DEFAULTS = {
     "outlier_percentile": 0.05,
     "threads": 0,
 }
+# Our name of a statistic -> fastdup's column
 STATS = {
     "blur": "blur",
     "mean": "mean",
@@ -42,18 +46,27 @@ STATS = {
     "unique": "unique",
 }
 LEAST = 10  # images; fastdup's index does not train on fewer
+# First bytes of a file -> its suffix
+KINDS = {b"\x89P": "png", b"\xff\xd8": "jpg"}
 
 
 def find(
     arrays: dict[str, np.ndarray], options: dict[str, Any]
 ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """Analyse the n images in `data` (uint8, concatenated) cut at `offsets` (int64, n+1); row i of all results is image i.
+    """Analyse the n images in `data` (uint8, concatenated), cut at `offsets` (int64, n+1). Row i of
+    all results is image i.
 
-    options: `threshold` lowest similarity of a pair, `cc_threshold` the same for groups, `neighbours` compared per image,
-    `outlier_percentile` share of images reported as outliers (always that many: judge by their similarity), `threads` (0: all).
-    Returns pair_a, pair_b (int64, a < b), pair_similarity (float32, highest first); outlier, outlier_nearest (int64),
-    outlier_similarity (to the nearest image; lowest first); invalid (int64); component (int64 (n,), -1 alone); and
-    stat_blur (variance of the Laplacian, low is blurred), stat_mean, ... of pixels 0-255 (float32 (n,), NaN if unreadable).
+    options: `threshold` lowest similarity of a pair, `cc_threshold` the same for groups,
+    `neighbours` compared for each image, `outlier_percentile` share of images reported as outliers
+    (always that many: judge by their similarity), `threads` (0: all).
+
+    Returns pair_a, pair_b (int64, a < b), pair_similarity (float32, highest first); outlier,
+    outlier_nearest (int64), outlier_similarity (to the nearest image; lowest first); invalid
+    (int64); component (int64 (n,), -1 alone); and stat_blur (variance of the Laplacian, low is
+    blurred), stat_mean, ... of pixels 0-255 (float32 (n,), NaN if unreadable).
+
+    Raises ValueError for unknown options, too few images and other formats, RuntimeError when
+    fastdup fails.
     """
     unknown = sorted(set(options) - set(DEFAULTS))
     if unknown:
@@ -63,48 +76,51 @@ def find(
     if count < LEAST:
         raise ValueError(f"fastdup needs {LEAST} images, got {count}")
     with tempfile.TemporaryDirectory(prefix="raypipe-fastdup-") as scratch:
-        images, work = Path(scratch, "images"), Path(scratch, "work")
+        images = Path(scratch, "images")
         images.mkdir()
         _write(arrays["data"], arrays["offsets"], images)
         with _quiet(Path(scratch, "log")):
-            fastdup = importlib.import_module(
-                "fastdup"
-            )  # in the sidecar only: the core has none, and no types for it
-            logging.getLogger(
-                "fastdup"
-            ).disabled = True  # its handler keeps the stream of the first call
-            job = fastdup.create(work_dir=str(work), input_dir=str(images))
-            job.run(
-                threshold=settings["threshold"],
-                cc_threshold=settings["cc_threshold"],
-                nearest_neighbors_k=int(settings["neighbours"]),
-                outlier_percentile=settings["outlier_percentile"],
-                num_threads=int(settings["threads"]) or None,
-                overwrite=True,
-            )
-            tables = {
-                "pairs": job.similarity(),
-                "outliers": job.outliers(),
-                "stats": job.img_stats(),
-                "components": job.connected_components()[0],
-            }
-    found = {
+            tables, version = _run(images, Path(scratch, "work"), settings)
+    results = {
         **_pairs(tables["pairs"]),
         **_outliers(tables["outliers"]),
         **_stats(tables["stats"], count),
+        "component": _components(tables["components"], count),
     }
-    found["component"] = np.full(count, -1, dtype=np.int64)
-    if _filled(tables["components"]):
-        found["component"][_rows(tables["components"]["filename"])] = tables["components"][
-            "component_id"
-        ].to_numpy()
-    return found, {"fastdup": str(fastdup.__version__), "images": count, **settings}
+    return results, {"fastdup": version, "images": count, **settings}
+
+
+def _run(images: Path, work: Path, settings: dict[str, Any]) -> tuple[dict[str, Any], str]:
+    """Run fastdup on a folder of images; returns its tables (pandas, or None) and its version."""
+    # By name: the core has no fastdup, and there are no types for it.
+    fastdup = importlib.import_module("fastdup")
+    # Its log handler would keep writing to the stream of the first call.
+    logging.getLogger("fastdup").disabled = True
+    job = fastdup.create(work_dir=str(work), input_dir=str(images))
+    job.run(
+        threshold=settings["threshold"],
+        cc_threshold=settings["cc_threshold"],
+        nearest_neighbors_k=int(settings["neighbours"]),
+        outlier_percentile=settings["outlier_percentile"],
+        num_threads=int(settings["threads"]) or None,
+        overwrite=True,
+    )
+    tables = {
+        "pairs": job.similarity(),
+        "outliers": job.outliers(),
+        "stats": job.img_stats(),
+        "components": job.connected_components()[0],
+    }
+    return tables, str(fastdup.__version__)
 
 
 def _write(data_B: np.ndarray, offsets: np.ndarray, folder: Path) -> None:
+    """Write image i to a file named by its number. Raises ValueError for other formats than PNG and
+    JPEG.
+    """
     for row, (start, end) in enumerate(itertools.pairwise(offsets)):
         encoded = data_B[start:end].tobytes()
-        kind = {b"\x89P": "png", b"\xff\xd8": "jpg"}.get(encoded[:2])
+        kind = KINDS.get(encoded[:2])
         if kind is None:
             raise ValueError(
                 f"image {row} is neither PNG nor JPEG: only re-encoded images may come here"
@@ -113,27 +129,28 @@ def _write(data_B: np.ndarray, offsets: np.ndarray, folder: Path) -> None:
 
 
 def _pairs(table: Any) -> dict[str, np.ndarray]:
-    """Each pair once: fastdup lists both directions, and their similarities may differ in the last digit."""
+    """Each pair once. fastdup lists both directions, and their similarities may differ in the last
+    digit: the higher counts.
+    """
     best: dict[tuple[int, int], float] = {}
     if _filled(table):
-        for a, b, similarity in zip(
-            _rows(table["filename_from"]),
-            _rows(table["filename_to"]),
-            table["distance"],
-            strict=True,
-        ):
-            key = (int(min(a, b)), int(max(a, b)))
-            best[key] = max(float(similarity), best.get(key, -1.0))
-    ordered = sorted(best, key=lambda key: (-best[key], key))
+        first = _rows(table["filename_from"])
+        second = _rows(table["filename_to"])
+        for a, b, similarity in zip(first, second, table["distance"], strict=True):
+            pair = (int(min(a, b)), int(max(a, b)))
+            best[pair] = max(float(similarity), best.get(pair, -1.0))
+    ordered = sorted(best, key=lambda pair: (-best[pair], pair))
+    similarities = [best[pair] for pair in ordered]
     rows = np.array(ordered, dtype=np.int64).reshape(-1, 2)
     return {
         "pair_a": rows[:, 0],
         "pair_b": rows[:, 1],
-        "pair_similarity": np.array([best[k] for k in ordered], dtype=np.float32),
+        "pair_similarity": np.array(similarities, dtype=np.float32),
     }
 
 
 def _outliers(table: Any) -> dict[str, np.ndarray]:
+    """The outliers with their nearest image, the least similar first."""
     if not _filled(table):
         none = np.zeros(0, dtype=np.int64)
         return {
@@ -150,14 +167,26 @@ def _outliers(table: Any) -> dict[str, np.ndarray]:
 
 
 def _stats(table: Any, count: int) -> dict[str, np.ndarray]:
-    """One value per image and statistic; an image that fastdup could not read, or skipped, has none and is invalid."""
+    """The statistics of each image. An image that fastdup could not read, or skipped, has NaN and
+    is invalid.
+    """
     table = table[table["is_valid"].astype(bool)]
-    rows, found = _rows(table["filename"]), {}
+    rows = _rows(table["filename"])
+    results = {}
     for name, column in STATS.items():
-        found[f"stat_{name}"] = np.full(count, np.nan, dtype=np.float32)
-        found[f"stat_{name}"][rows] = table[column].to_numpy(dtype=np.float32)
-    found["invalid"] = np.setdiff1d(np.arange(count, dtype=np.int64), rows)
-    return found
+        values = np.full(count, np.nan, dtype=np.float32)
+        values[rows] = table[column].to_numpy(dtype=np.float32)
+        results[f"stat_{name}"] = values
+    results["invalid"] = np.setdiff1d(np.arange(count, dtype=np.int64), rows)
+    return results
+
+
+def _components(table: Any, count: int) -> np.ndarray:
+    """The number of each image's group of similar images; -1 for an image that is alone."""
+    components = np.full(count, -1, dtype=np.int64)
+    if _filled(table):
+        components[_rows(table["filename"])] = table["component_id"].to_numpy()
+    return components
 
 
 def _filled(table: Any) -> bool:
@@ -165,15 +194,18 @@ def _filled(table: Any) -> bool:
 
 
 def _rows(filenames: Any) -> np.ndarray:
+    """The image numbers in the names that `_write` gave."""
     return np.array([int(Path(name).stem) for name in filenames], dtype=np.int64)
 
 
 @contextlib.contextmanager
 def _quiet(log: Path) -> Iterator[None]:
-    """stdout and stderr of Python and of the C++ engine into a file, whose end is added to an error."""
+    """Send stdout and stderr, of Python and of the C++ engine, to a file. An error gets the end of
+    that file.
+    """
     sys.stdout.flush()
     sys.stderr.flush()
-    kept = [os.dup(1), os.dup(2)]
+    copies = [os.dup(1), os.dup(2)]
     try:
         with log.open("w", encoding="utf-8") as file:
             os.dup2(file.fileno(), 1)
@@ -181,10 +213,9 @@ def _quiet(log: Path) -> Iterator[None]:
             with contextlib.redirect_stdout(file), contextlib.redirect_stderr(file):
                 yield
     except Exception as e:
-        raise RuntimeError(
-            f"fastdup failed: {e!r}; it printed: {log.read_text(errors='replace')[-600:].strip()}"
-        ) from e
+        printed = log.read_text(errors="replace")[-600:].strip()
+        raise RuntimeError(f"fastdup failed: {e!r}; it printed: {printed}") from e
     finally:
-        for number, copy in zip((1, 2), kept, strict=True):
+        for number, copy in zip((1, 2), copies, strict=True):
             os.dup2(copy, number)
             os.close(copy)

@@ -1,7 +1,9 @@
-"""Where cleaning keeps what it found: a Delta table beside the images, one row a verdict, never changed.
+"""Where cleaning keeps its verdicts: a Delta table beside the images, one row for each verdict,
+never changed.
 
-A verdict is on one row of one version: `file` and `row` name it, because an id may stand in a table twice. `policy` is the key
-of everything that the judgement depends on; `rules` is the key of the limits alone, so that ingest can ask what they dropped.
+A verdict is about one row of one version. `file` and `row` name it, because an id may be in a table
+twice. `policy` is the key of everything that the judgement depends on. `rules` is the key of the
+limits alone: ingest asks by it what they dropped.
 """
 
 from __future__ import annotations
@@ -10,11 +12,9 @@ from typing import Any, Literal, NamedTuple
 
 import pyarrow as pa
 
-from raypipe.errors import DataError
-from raypipe.tables import scan
+from raypipe.tables import retries, scan
 from raypipe.tables.commits import Moved, append_once, batch_id
 from raypipe.tables.provenance import commit_properties
-from raypipe.tables.retries import ATTEMPTS
 from raypipe.tables.table import ImageTable, TableVersion, resolve
 
 Verdict = Literal[
@@ -22,17 +22,34 @@ Verdict = Literal[
 ]
 Rows = list[dict[str, Any]]
 SCHEMA = pa.schema(
-    [(n, pa.string()) for n in ("image_id", "verdict", "partner", "policy", "table")]
-    + [("value", pa.float64()), ("limit", pa.float64()), ("dropped", pa.bool_())]
-    + [("rules", pa.string()), ("sha256", pa.string()), ("file", pa.string()), ("row", pa.int64())]
+    [
+        ("image_id", pa.string()),
+        ("verdict", pa.string()),
+        # for a duplicate: the image_id of the image that stays
+        ("partner", pa.string()),
+        ("policy", pa.string()),
+        # the judged version, uri@vN
+        ("table", pa.string()),
+        # what was measured, and the limit it was compared with
+        ("value", pa.float64()),
+        ("limit", pa.float64()),
+        ("dropped", pa.bool_()),
+        ("rules", pa.string()),
+        # of the image's bytes; null if they are null
+        ("sha256", pa.string()),
+        ("file", pa.string()),
+        ("row", pa.int64()),
+    ]
 )
-JUDGED = (
-    "judged"  # says that a version was judged, so that a table without a fault is not judged again
-)
+# The verdict of a row that says: this version was judged. So a table without a fault is not judged
+# again.
+JUDGED = "judged"
 
 
 class Seen(NamedTuple):
-    """A row that was looked at: its id, its file and place there, and the sha256 of its bytes (None for a null)."""
+    """A judged row: its id, its file and its number there, and the sha256 of its bytes (None for a
+    null).
+    """
 
     image_id: str | None
     file: str
@@ -41,6 +58,7 @@ class Seen(NamedTuple):
 
 
 def uri_of(images: str) -> str:
+    """The address of the verdicts on the table at `images`."""
     return resolve(images).rstrip("/") + "_verdicts"
 
 
@@ -52,15 +70,17 @@ def row(
     limit: float = 0.0,
     dropped: bool = False,
 ) -> dict[str, Any]:
-    """What was measured (`value`), against which `limit`, and for duplicates the image that stays (`partner`)."""
-    found = {
+    """One verdict: the measured `value`, its `limit` and, for duplicates, the image that stays
+    (`partner`).
+    """
+    return {
+        **seen._asdict(),
         "verdict": verdict,
         "partner": partner,
         "value": value,
         "limit": limit,
         "dropped": dropped,
     }
-    return seen._asdict() | found
 
 
 def write(
@@ -72,63 +92,65 @@ def write(
     seen: int,
     storage_options: dict[str, str] | None,
 ) -> None:
-    """Keep the verdicts on one version under one policy, in one commit; not again when another run has kept them."""
-    whole = [*rows, row(Seen(None, "", 0, None), JUDGED, value=float(seen))]
-    told_rows = pa.Table.from_pylist(
-        [r | {"policy": policy, "rules": rules, "table": str(judged)} for r in whole], SCHEMA
-    )
+    """Keep the verdicts on one version under one policy, in one commit; `seen` is the number of
+    judged images.
+
+    Does nothing if another run has kept them. Raises DataError when the table cannot be written.
+    """
+    judged_row = row(Seen(None, "", 0, None), JUDGED, value=float(seen))
+    keys = {"policy": policy, "rules": rules, "table": str(judged)}
+    verdicts = pa.Table.from_pylist([each | keys for each in [*rows, judged_row]], SCHEMA)
+    batch = batch_id([str(judged), policy])
+    why = commit_properties(f"clean {judged}")
     uri = uri_of(images)
-    for _ in range(ATTEMPTS):
-        base = (
-            ImageTable(uri, storage_options=storage_options).delta()
-            if ImageTable.exists(uri, storage_options)
-            else None
-        )
-        if base is not None and read(images, judged, policy, storage_options) is not None:
-            return
+    for _ in range(retries.ATTEMPTS):
+        base = None
+        if ImageTable.exists(uri, storage_options):
+            base = ImageTable(uri, storage_options=storage_options).delta()
+            if read(images, judged, policy, storage_options) is not None:
+                return
         try:
-            batch = batch_id([str(judged), policy])
-            append_once(
-                uri,
-                told_rows,
-                batch,
-                base,
-                commit_properties(f"clean {judged}"),
-                None,
-                storage_options,
-            )
+            append_once(uri, verdicts, batch, base, why, None, storage_options)
             return
         except Moved:
             continue
-    raise DataError(
-        f"Others keep writing to {uri}",
-        got=f"{ATTEMPTS} attempts",
-        fix="Run again when they are done",
-    )
+    raise retries.busy(uri)
 
 
 def read(
     images: str, judged: TableVersion, policy: str, storage_options: dict[str, str] | None = None
 ) -> Rows | None:
-    """The verdicts on this version under this policy, or None when it was not judged yet."""
-    found = _rows(images, {"table": str(judged), "policy": policy}, storage_options)
-    return [r for r in found if r["verdict"] != JUDGED] if found else None
+    """The verdicts on this version under this policy; None if it was not judged yet."""
+    rows = _rows(images, {"table": str(judged), "policy": policy}, storage_options)
+    if not rows:
+        return None
+    return [row for row in rows if row["verdict"] != JUDGED]
 
 
 def dropped_ids(
     images: str, policies: set[str] | None, storage_options: dict[str, str] | None = None
 ) -> set[str]:
-    """The images that cleaning dropped from this table under these policies or rules (None: under any)."""
-    found = _rows(images, {}, storage_options)
-    mine = [r for r in found if policies is None or {r["rules"], r["policy"]} & policies]
-    return {r["image_id"] for r in mine if r["dropped"] and r["image_id"]}
+    """The ids that cleaning dropped from this table under these policies or rules (None: under
+    any).
+    """
+    ids = set()
+    for row in _rows(images, {}, storage_options):
+        asked = policies is None or bool({row["rules"], row["policy"]} & policies)
+        if asked and row["dropped"] and row["image_id"]:
+            ids.add(row["image_id"])
+    return ids
 
 
 def _rows(images: str, where: scan.Where, storage_options: dict[str, str] | None) -> Rows:
-    if not ImageTable.exists(uri_of(images), storage_options):
+    """Rows of the verdict table that match `where`, with all columns of SCHEMA. Older tables lack
+    some: they are None.
+    """
+    uri = uri_of(images)
+    if not ImageTable.exists(uri, storage_options):
         return []
-    table = ImageTable(uri_of(images), storage_options=storage_options)
+    table = ImageTable(uri, storage_options=storage_options)
     pinned = table.pin()
     have = table.delta(pinned.version).schema().to_arrow().names
-    rows: Rows = scan.rows(table, pinned, [n for n in SCHEMA.names if n in have], where).to_pylist()
-    return [dict.fromkeys(SCHEMA.names) | r for r in rows]  # older tables lack the newer columns
+    columns = [name for name in SCHEMA.names if name in have]
+    rows: Rows = scan.rows(table, pinned, columns, where).to_pylist()
+    return [dict.fromkeys(SCHEMA.names) | row for row in rows]

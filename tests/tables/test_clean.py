@@ -1,4 +1,6 @@
-"""fastdup finds what is planted among distinct images; verdicts carry their numbers; a rerun changes nothing."""
+"""fastdup finds what is planted among distinct images; verdicts carry their numbers; a rerun
+changes nothing.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ def make(uri: Path, images: list[bytes]) -> TableConfig:
 
 @pytest.fixture(scope="module")
 def planted(textured: Draw) -> dict[str, bytes]:
-    """What the distinct images hide: one of them encoded anew, a black and a white one, and one that does not decode."""
+    """What the distinct images hide: one of them encoded anew, a black and a white one, and one
+    that does not decode.
+    """
     first = Image.open(io.BytesIO(textured(0, 160)))
     return {
         "original": textured(0, 160),
@@ -164,7 +168,9 @@ def test_verdicts_on_some_rows_are_not_taken_for_verdicts_on_all(
 
 
 def test_a_table_that_gained_rows_since_is_refused(tmp_path: Path, textured: Draw) -> None:
-    """Few images: fastdup is not asked below ten, and what does not decode is still found. A null is one of them."""
+    """Few images: fastdup is not asked below ten, and what does not decode is still found. A null
+    is one of them.
+    """
     source = make(tmp_path / "cells", [textured(1), textured(2), b"no image"])
     append(
         source.uri,
@@ -202,7 +208,9 @@ ODD = Columns(id="image id", image='the "image"', label="class-name", split="par
 
 
 def test_rows_are_dropped_and_not_ids(tmp_path: Path, textured: Draw) -> None:
-    """Three photographs of one product, one broken; a broken one without an id; ids and columns that need quotes."""
+    """Three photographs of one product, one broken; a broken one without an id; ids and columns
+    that need quotes.
+    """
     good = [textured(seed) for seed in range(6)]
     content = {
         "n": list(range(8)),
@@ -250,7 +258,9 @@ def test_two_copies_of_one_row_that_both_break_both_go_and_one_of_other_bytes_st
 
 
 def test_what_was_judged_is_part_of_the_policy(tmp_path: Path, textured: Draw) -> None:
-    """A share of the rows, some of the rows, another image column, a table made anew: none is taken for the whole."""
+    """A share of the rows, some of the rows, another image column, a table made anew: none is taken
+    for the whole.
+    """
     images = [textured(seed) for seed in range(8)] + [b"no image"] * 8
     source = make(tmp_path / "cells", images)
     sampled = clean(source.model_copy(update={"sample": 0.4}), CleanConfig(drop=()))

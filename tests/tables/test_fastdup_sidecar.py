@@ -20,7 +20,9 @@ FIND = "raypipe.tables.fastdup_sidecar:find"
 
 
 def texture(seed: int) -> Image.Image:
-    """Shapes, bands and colours drawn at random over a gradient and grain: no two seeds look alike to a network."""
+    """Shapes, bands and colours drawn at random over a gradient and grain: no two seeds look alike
+    to a network.
+    """
     rng = np.random.default_rng(seed)
     ramp = rng.integers(
         0, 256, (int(rng.integers(1, 4)), int(rng.integers(1, 4)), 3), dtype=np.uint8
@@ -164,16 +166,20 @@ from raypipe.tables.fastdup_sidecar import find
 images = []
 for seed in range(12):
     image = io.BytesIO()
-    Image.fromarray(np.random.default_rng(seed).integers(0, 256, (32, 32, 3), dtype=np.uint8)).save(image, "PNG")
+    pixels = np.random.default_rng(seed).integers(0, 256, (32, 32, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(image, "PNG")
     images.append(image.getvalue())
-find({"data": np.frombuffer(b"".join(images), dtype=np.uint8), "offsets": np.cumsum([0, *map(len, images)])}, {})
+data = np.frombuffer(b"".join(images), dtype=np.uint8)
+find({"data": data, "offsets": np.cumsum([0, *map(len, images)])}, {})
 seen.write("DONE\\n")
 """
 
 
 @pytest.mark.parametrize("quiet", [True, False])
 def test_no_network(quiet: bool, tmp_path: Path) -> None:
-    """With our settings nothing is looked up; without them fastdup asks the package index on import, so the spy can see."""
+    """With our settings nothing is looked up; without them fastdup asks the package index on
+    import, so the spy can see.
+    """
     environment = {k: v for k, v in os.environ.items() if k not in sidecar.QUIET} | {
         "PYTHONPATH": str(Path.cwd())
     }

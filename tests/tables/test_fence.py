@@ -15,9 +15,9 @@ from deltalake import write_deltalake
 
 from raypipe.config import validate
 from raypipe.errors import DataError
-from raypipe.tables import ingest as room
 from raypipe.tables import scan
 from raypipe.tables.ingest import IngestConfig, ingest, quarantine_uri
+from raypipe.tables.quarantine import SCHEMA as QUARANTINE
 from raypipe.tables.table import ImageTable, TableConfig
 
 Draw = Callable[..., bytes]
@@ -108,7 +108,7 @@ def test_a_row_that_names_a_file_elsewhere_is_quarantined_without_its_bytes(
     assert (done.accepted, done.duplicates, done.quarantined) == (1, 1, len(names))
     assert done.reasons == {"outside": len(names) - 1, "unreadable": 1}  # the pipe lies within
     quarantine = ImageTable(quarantine_uri(table.uri))
-    rows = scan.rows(quarantine, quarantine.pin(), room.QUARANTINE.names).to_pylist()
+    rows = scan.rows(quarantine, quarantine.pin(), QUARANTINE.names).to_pylist()
     assert all(row["image"] is None and row["image_id"] is None for row in rows)
     assert all("ingest.from.roots" in row["detail"] for row in rows if row["reason"] == "outside")
     assert b"canary-7f3a91" not in everything(table.uri, quarantine_uri(table.uri))

@@ -1,4 +1,6 @@
-"""Every candidate is accounted for, exactly once; what is no image is kept aside with its reason and its bytes."""
+"""Every candidate is accounted for, exactly once; what is no image is kept aside with its reason
+and its bytes.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +24,11 @@ from PIL import Image
 from raypipe.config import validate
 from raypipe.errors import ConfigError, DataError
 from raypipe.images.decode import Format, decode
-from raypipe.tables import commits, scan, split, verdicts
+from raypipe.tables import commits, near_duplicates, scan, verdicts
 from raypipe.tables import ingest as room
 from raypipe.tables.commits import append_once
 from raypipe.tables.ingest import IngestConfig, IngestResult, ingest, quarantine_uri
+from raypipe.tables.quarantine import SCHEMA as QUARANTINE
 from raypipe.tables.schema import SCHEMA
 from raypipe.tables.table import ImageTable, TableConfig, append
 from tests.tables.handmade import drop
@@ -42,7 +45,9 @@ def table(tmp_path: Path) -> TableConfig:
 
 @pytest.fixture
 def mixed(tmp_path: Path, textured: Draw) -> Path:
-    """12 good images of three formats, one of them twice; text renamed .jpg, a truncated JPEG, an empty file and a GIF."""
+    """12 good images of three formats, one of them twice; text renamed .jpg, a truncated JPEG, an
+    empty file and a GIF.
+    """
     folder = tmp_path / "mixed"
     (folder / "more").mkdir(parents=True)
     lines = ["file,label,part"]
@@ -121,7 +126,7 @@ def test_every_candidate_is_counted_once(mixed: Path, table: TableConfig) -> Non
 
 def test_rejects_are_kept_with_reason_label_and_bytes(mixed: Path, table: TableConfig) -> None:
     ingest(table, source(mixed, name="line 3"))
-    kept = {r["path"]: r for r in everything(quarantine_uri(table.uri), room.QUARANTINE.names)}
+    kept = {r["path"]: r for r in everything(quarantine_uri(table.uri), QUARANTINE.names)}
     assert {path: r["reason"] for path, r in kept.items()} == {
         "words.jpg": "not_an_image",
         "moving.gif": "not_an_image",
@@ -207,7 +212,7 @@ def test_a_commit_whose_answer_was_lost_is_not_made_again(
 def test_a_batch_is_decided_again_when_others_committed_in_between(
     photos: Path, table: TableConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same images arrive from another ingest, and a tag is set, just before the first commits."""
+    """Another ingest adds the same images, and a tag is set, just before the first commits."""
     whole, raced = append_once, []
 
     def late(uri: str, *rest: Any) -> Any:
@@ -228,7 +233,9 @@ def test_a_batch_is_decided_again_when_others_committed_in_between(
 def test_the_rows_do_not_depend_on_who_verified_them(
     mixed: Path, tmp_path: Path, ray_session: str, textured: Draw
 ) -> None:
-    """Threads, one Ray worker and two: the same rows in the same order, families and splits with them, and the same rejects."""
+    """Threads, one Ray worker and two: the same rows in the same order, families and splits with
+    them, and the same rejects.
+    """
     for seed in range(100):  # twins among them, so that families depend on the order
         (mixed / f"twin {seed % 50} {seed // 50}.png").write_bytes(
             textured(200 + seed % 50, compress_level=1 + seed // 50)
@@ -237,7 +244,7 @@ def test_the_rows_do_not_depend_on_who_verified_them(
     for workers, threads in ((0, 1), (0, 3), (1, 1), (2, 1)):
         table = TableConfig(uri=str(tmp_path / f"{workers} {threads}"))
         done = ingest(table, source(mixed, workers=workers, threads=threads, max_side=48))
-        rejects = everything(quarantine_uri(table.uri), room.QUARANTINE.names)
+        rejects = everything(quarantine_uri(table.uri), QUARANTINE.names)
         found.append((done.splits, done.reasons, everything(table.uri, SCHEMA.names), rejects))
     assert len(found[0][2]) > len({r["family"] for r in found[0][2]})
     assert found[1:] == found[:1] * 3
@@ -250,7 +257,8 @@ from raypipe.tables import ingest as room
 from raypipe.tables.table import TableConfig
 from tests.tables.handmade import drop
 room.ROWS_PER_COMMIT = 32
-cfg = validate(room.IngestConfig, {"from": {"images": sys.argv[2], "labels": sys.argv[2] + "/labels.csv"}, "workers": 0})
+source = {"images": sys.argv[2], "labels": sys.argv[2] + "/labels.csv"}
+cfg = validate(room.IngestConfig, {"from": source, "workers": 0})
 room.ingest(TableConfig(uri=sys.argv[1]), cfg)
 """
 
@@ -326,7 +334,9 @@ def test_two_ingests_at_once_make_no_duplicates(many: Path, tmp_path: Path) -> N
 def test_larger_images_are_stored_smaller_in_their_own_format(
     tmp_path: Path, table: TableConfig
 ) -> None:
-    """JPEG lies on its side by EXIF, PNG is gray, WebP is wide, the last is small already and stays byte for byte."""
+    """JPEG lies on its side by EXIF, PNG is gray, WebP is wide, the last is small already and stays
+    byte for byte.
+    """
     folder = tmp_path / "large"
     folder.mkdir()
     ramp = Image.fromarray(np.tile(np.arange(200, dtype=np.uint8), (100, 1)))
@@ -624,7 +634,9 @@ def test_stratified_splits_hold_in_every_label_over_ingests_and_are_drawn_anew_b
 
 @pytest.fixture
 def surfaces(tmp_path: Path) -> Path:
-    """300 smooth gradients in two folders, `good` and `flawed`: the flaw of 6 px is nothing to a perceptual hash."""
+    """300 smooth gradients in two folders, `good` and `flawed`: the flaw of 6 px is nothing to a
+    perceptual hash.
+    """
     random = np.random.default_rng(0)
     for label in ("flawed", "good"):
         (tmp_path / "surfaces" / label).mkdir(parents=True)
@@ -658,11 +670,12 @@ def test_a_split_that_would_stay_empty_is_an_error_before_anything_is_written(
     surfaces: Path, table: TableConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As it would be without a largest family."""
-    monkeypatch.setattr(split, "most_in_family", lambda images, fractions: None)
+    monkeypatch.setattr(near_duplicates, "most_in_group", lambda images, fractions: None)
     cfg = {"from": {"images": str(surfaces)}, "workers": 0}
     with pytest.raises(
         DataError,
-        match=r"A split would stay empty or lack a class: .*of 300.*ingest\.stratify=true.*near_bits=0",
+        match=r"A split would stay empty or lack a class: .*of 300.*"
+        r"ingest\.stratify=true.*near_bits=0",
     ):
         ingest(table, validate(IngestConfig, cfg))
     assert not ImageTable.exists(table.uri)

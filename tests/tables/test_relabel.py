@@ -1,4 +1,6 @@
-"""Labels that arrive later or change become a new version; what one ingest says twice in two ways is believed in neither."""
+"""Labels that arrive later or change become a new version; what one ingest says twice in two ways
+is believed in neither.
+"""
 
 from __future__ import annotations
 

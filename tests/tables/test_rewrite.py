@@ -1,4 +1,6 @@
-"""Single rows are dropped or relabelled by file and place: whatever the id, the partition, the mapping, the deletion vector."""
+"""Single rows are dropped or relabelled by file and place: whatever the id, the partition, the
+mapping, the deletion vector.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Splits are a pure function of the image's family: nothing moves, twins stay together, shares hold on average."""
+"""Splits are a pure function of the image's family: nothing moves, twins stay together, shares hold
+on average.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raypipe.tables.split import (
-    CERTAIN,
-    Families,
-    Placed,
-    Strata,
-    draw,
-    missing,
-    most_in_family,
-    position,
-)
+from raypipe.tables.near_duplicates import Groups, most_in_group
+from raypipe.tables.split import CERTAIN, Placed, Strata, draw, missing, position
 
 FRACTIONS = {"train": 0.7, "val": 0.15, "test": 0.15}
 LOOKS = st.lists(st.binary(min_size=32, max_size=32), min_size=1, max_size=12, unique=True)
@@ -87,12 +81,14 @@ def test_a_draw_depends_on_neither_order_nor_company(families: list[str], random
 @settings(deadline=None)
 @given(LOOKS, LOOKS)
 def test_nothing_moves_when_rows_are_added(before: list[bytes], after: list[bytes]) -> None:
-    """A later ingest starts from what the table holds: old rows keep their family, and with it their split."""
-    first = Families()
+    """A later ingest starts from what the table holds: old rows keep their family, and with it
+    their split.
+    """
+    first = Groups()
     kept = {look: first.join(name_of(look), look) for look in before}
-    second = Families()
+    second = Groups()
     assert {look: second.join(name_of(look), look, family) for look, family in kept.items()} == kept
-    together = Families()
+    together = Groups()
     for look in [*before, *(a for a in after if a not in kept)]:
         family = together.join(name_of(look), look)
         assert family == (kept[look] if look in kept else second.join(name_of(look), look))
@@ -107,7 +103,7 @@ def test_nothing_moves_when_rows_are_added(before: list[bytes], after: list[byte
 def test_a_near_duplicate_shares_the_split_whatever_bits_differ(
     look: bytes, bits: set[int], seed: int
 ) -> None:
-    families = Families(max_bits=6)
+    families = Groups(max_bits=6)
     for i in range(20):
         families.join(f"other {i}", random_look(seed + i))
     first = families.join("first", look)
@@ -118,7 +114,7 @@ def test_a_near_duplicate_shares_the_split_whatever_bits_differ(
 @settings(deadline=None)
 @given(st.binary(min_size=32, max_size=32), st.sets(st.integers(0, 255), min_size=7, max_size=30))
 def test_an_image_further_away_founds_its_own_family(look: bytes, bits: set[int]) -> None:
-    families = Families(max_bits=6)
+    families = Groups(max_bits=6)
     families.join("first", look)
     assert families.join("far", flipped(look, sorted(bits))) == "far"
 
@@ -126,7 +122,7 @@ def test_an_image_further_away_founds_its_own_family(look: bytes, bits: set[int]
 @pytest.mark.parametrize("max_bits", [0, 6, 15])
 def test_every_pair_within_the_limit_is_found(max_bits: int) -> None:
     """The band index against brute force: differing bits spread over as many bands as they can."""
-    families = Families(max_bits)
+    families = Groups(max_bits)
     for seed in range(30):
         look = random_look(seed)
         families.join(f"{seed}", look)
@@ -136,7 +132,7 @@ def test_every_pair_within_the_limit_is_found(max_bits: int) -> None:
 
 def test_a_family_grows_by_its_nearest_member() -> None:
     look = random_look(1)
-    families = Families(max_bits=6)
+    families = Groups(max_bits=6)
     assert [
         families.join(n, flipped(look, list(range(k)))) for n, k in (("a", 0), ("b", 5), ("c", 10))
     ] == ["a"] * 3
@@ -146,7 +142,7 @@ def test_a_family_grows_by_its_nearest_member() -> None:
 
 def test_a_limit_that_the_index_cannot_keep_is_refused() -> None:
     with pytest.raises(ValueError, match=r"max_bits 16 must be below 16"):
-        Families(16)
+        Groups(16)
 
 
 @settings(deadline=None, max_examples=30)
@@ -182,11 +178,11 @@ def test_a_family_takes_at_most_its_share_and_what_comes_then_stands_for_itself(
     """A table in which everything looks alike, known rows included."""
     look = random_look(1)
     looks = [flipped(look, [i % 256, i // 256]) for i in range(100)]
-    families = Families(max_bits=6, most=20)
+    families = Groups(max_bits=6, most=20)
     found = [families.join(f"{i}", each) for i, each in enumerate(looks)]
     assert found == ["0"] * 20 + [f"{i}" for i in range(20, 100)]
     assert families.refused == 80
-    half = Families(max_bits=6, most=20)
+    half = Groups(max_bits=6, most=20)
     for i in range(50):
         half.join(f"{i}", looks[i], found[i])
     assert [half.join(f"{i}", looks[i]) for i in range(50, 100)] == found[
@@ -201,7 +197,7 @@ def test_a_family_takes_at_most_its_share_and_what_comes_then_stands_for_itself(
 def test_the_largest_family_is_half_of_the_smallest_split(
     images: int, fractions: dict[str, float], most: int | None
 ) -> None:
-    assert most_in_family(images, fractions) == most
+    assert most_in_group(images, fractions) == most
 
 
 def test_a_gap_is_certain_when_luck_cannot_be_it() -> None:

@@ -1,4 +1,4 @@
-"""Versions are pinned by number, tag or newest; tags are promises; dropping twice is dropping once."""
+"""Versions are pinned by number, tag or newest; tags are promises; a second drop does nothing."""
 
 from __future__ import annotations
 
@@ -227,7 +227,9 @@ def test_an_append_is_whole_or_not_at_all(tmp_path: Path) -> None:
 def test_commits_keep_their_numbers_while_others_write(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """deltalake counts down from the version that was loaded: one commit later and all its numbers are off by one."""
+    """deltalake counts down from the version that was loaded: one commit later and all its numbers
+    are off by one.
+    """
     uri = str(tmp_path / "t")
     for n in range(3):
         append(uri, pa.table({"n": [n]}), f"commit {n}")
@@ -289,7 +291,9 @@ def moment(seconds: float) -> str:
 
 
 def test_a_time_means_the_files_of_the_log_and_not_the_writers_clock(tmp_path: Path) -> None:
-    """Version 1's writer was an hour ahead, version 2 says nothing, version 3's file is older than the one before it."""
+    """Version 1's writer was an hour ahead, version 2 says nothing, version 3's file is older than
+    the one before it.
+    """
     uri, start = tmp_path / "t", 1_700_000_000
     for n in range(4):
         append(str(uri), pa.table({"n": [n]}), f"commit {n}")

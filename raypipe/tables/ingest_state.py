@@ -1,0 +1,191 @@
+"""What an ingest knows while it runs, and its decision for each verified image.
+
+`State` is what the table holds: the ids, the near-duplicate groups and the splits. `decide` gives
+each image of a batch its group and its split, or counts why it is not added. It decides in the
+source's order, so equal sources give equal tables.
+
+A batch is decided on the state of one version. If another writer commits first, `ingest` reads the
+state again (`read_state`) and decides the batch again. So `decide` changes neither `strata` nor the
+counters of the state it was given: they change when the commit has landed. Only the near-duplicate
+groups keep what a lost attempt added; `read_state` makes new ones.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field, fields
+
+import pyarrow as pa
+from deltalake import DeltaTable
+
+from raypipe.tables import near_duplicates, scan, split, verdicts
+from raypipe.tables.fragment import Options
+from raypipe.tables.ingest_config import IngestConfig
+from raypipe.tables.near_duplicates import Groups
+from raypipe.tables.schema import SCHEMA
+from raypipe.tables.table import ImageTable, TableConfig, TableVersion
+
+
+@dataclass
+class Counts:
+    """What happened to the images of a batch, or of all batches so far."""
+
+    present: int = 0
+    duplicates: int = 0
+    unlabelled: int = 0
+    reasons: Counter[str] = field(default_factory=Counter)
+    splits: Counter[str] = field(default_factory=Counter)
+    # Images of `splits` whose split was drawn, because the source did not give it.
+    drawn: split.Placed = field(default_factory=Counter)
+
+    def add(self, other: Counts) -> None:
+        """Add the other counts to these."""
+        for f in fields(self):
+            setattr(self, f.name, getattr(self, f.name) + getattr(other, f.name))
+
+
+@dataclass
+class State:
+    """What the table holds at version `base`, and what this run has added to it."""
+
+    # The version that everything below was read from, or that this run wrote. None: there is no
+    # table yet.
+    base: DeltaTable | None
+    # Ids that are not added again: those in the table, and those that cleaning dropped.
+    known: set[str]
+    groups: Groups
+    # Images by label and split: for stratified splits, and for the search of gaps.
+    strata: split.Strata | None
+    placed: split.Placed
+    # Of this run: ids that it added, and images whose split it drew.
+    mine: set[str] = field(default_factory=set)
+    drawn: split.Placed = field(default_factory=Counter)
+
+    def renew(self, now: State) -> None:
+        """Continue on the newer state `now`, after another writer has committed."""
+        self.base = now.base
+        self.groups = now.groups
+        self.strata = now.strata
+        self.placed = now.placed
+        # What this run added is a duplicate, not present.
+        self.known |= now.known - self.mine
+
+    def landed(self, decision: Decision, base: DeltaTable | None) -> None:
+        """Take over a decision whose rows are now in the table, at version `base`."""
+        self.base = base
+        self.mine |= set(decision.rows["image_id"].to_pylist())
+        self.strata = decision.strata
+        self.placed = self.placed + placed_in(decision.rows)
+        self.drawn = self.drawn + decision.counts.drawn
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The new rows of one batch, the counts of all its images, and the strata that include the new
+    rows.
+    """
+
+    rows: pa.Table
+    counts: Counts
+    strata: split.Strata | None
+
+
+def read_state(
+    uri: str, cfg: IngestConfig, options: Options, policies: set[str] | None, images: int
+) -> State:
+    """What the table holds now. `images` is the number of candidates, `policies` as in `ingest`.
+
+    Raises DataError for a table that ingest did not make.
+    """
+    strata = split.Strata() if cfg.stratify else None
+    placed: split.Placed = Counter()
+    if not ImageTable.exists(uri, options):
+        return State(None, set(), _groups(cfg, images), strata, placed)
+
+    opened = ImageTable.open(TableConfig(uri=uri, storage_options=options))
+    base = opened.delta()
+    # Older tables lack sha256; the next commit adds it.
+    opened.require(base, *(name for name in SCHEMA.names if name != "sha256"))
+    columns = ["image_id", "look", "family", "label", "split"]
+    version = TableVersion(uri, base.version())
+    rows = scan.rows(opened, version, columns).to_pylist()
+    groups = _groups(cfg, max(images, len(rows)))
+    known: set[str] = set()
+    for row in rows:
+        known.add(row["image_id"])
+        groups.join(row["image_id"], bytes.fromhex(row["look"]), row["family"])
+        placed[row["label"], row["split"]] += 1
+        if strata:
+            strata.add(row["family"], row["label"], row["split"])
+    # What cleaning dropped must not come back with the next ingest.
+    known |= verdicts.dropped_ids(uri, policies, options)
+    return State(base, known, groups, strata, placed)
+
+
+def decide(batch: list[pa.Table], cfg: IngestConfig, state: State) -> Decision:
+    """Rows for the new images of a verified batch, with group and split, and the counts of all its
+    images.
+    """
+    counts = Counts()
+    strata = state.strata.copy() if state.strata else None
+    fresh: set[str] = set()  # ids that this batch adds
+    accepted = []
+    for chunk in batch:
+        kept, columns = [], []
+        small = chunk.select(["image_id", "reason", "look", "given", "label"])
+        for i, row in enumerate(small.to_pylist()):
+            image_id = row["image_id"]
+            if row["reason"]:
+                counts.reasons[row["reason"]] += 1
+            elif image_id in state.mine or image_id in fresh:
+                counts.duplicates += 1
+            elif image_id in state.known:
+                counts.present += 1
+            else:
+                fresh.add(image_id)
+                group = state.groups.join(image_id, bytes.fromhex(row["look"]))
+                chosen = row["given"] or _draw(group, row["label"], cfg, strata)
+                if strata:
+                    strata.add(group, row["label"], chosen)
+                counts.unlabelled += row["label"] is None
+                counts.splits[chosen] += 1
+                counts.drawn[row["label"], chosen] += not row["given"]
+                kept.append(i)
+                columns.append({"split": chosen, "source": cfg.name, "family": group})
+        accepted.append(_complete(chunk, kept, columns))
+    return Decision(pa.concat_tables(accepted), counts, strata)
+
+
+def placed_in(rows: pa.Table) -> split.Placed:
+    """How many of these rows there are by label and split."""
+    return Counter(zip(rows["label"].to_pylist(), rows["split"].to_pylist(), strict=True))
+
+
+def _groups(cfg: IngestConfig, images: int) -> Groups:
+    most = near_duplicates.most_in_group(images, cfg.splits)
+    return Groups(cfg.near_bits, most)
+
+
+def _draw(group: str, label: str | None, cfg: IngestConfig, strata: split.Strata | None) -> str:
+    """The split of a group; every seed but 0 is a salt."""
+    salt = str(cfg.seed) if cfg.seed else ""
+    if strata:
+        return strata.draw(group, label, cfg.splits, salt)
+    return split.draw(group, cfg.splits, salt)
+
+
+def _complete(chunk: pa.Table, kept: list[int], columns: list[dict[str, str]]) -> pa.Table:
+    """The rows `kept` of a verified chunk in the table's schema; `columns` has the decided values
+    of each.
+    """
+    rows = chunk
+    if len(kept) < len(chunk):
+        rows = chunk.take(pa.array(kept, pa.int64()))
+    names = ("split", "source", "family")
+    schema = pa.schema([SCHEMA.field(name) for name in names])
+    decided = pa.Table.from_pylist(columns, schema)
+    arrays = []
+    for name in SCHEMA.names:
+        table = decided if name in names else rows
+        arrays.append(table[name])
+    return pa.table(arrays, schema=SCHEMA)

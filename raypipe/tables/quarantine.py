@@ -1,0 +1,81 @@
+"""The quarantine: a table beside the images that keeps what ingest rejected, with the reason and
+the bytes.
+
+A rejected file is kept once for each path and content, however often it is ingested.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+from deltalake import DeltaTable
+
+from raypipe.tables import retries, scan
+from raypipe.tables.commits import Moved, append_once, batch_id
+from raypipe.tables.fragment import Options
+from raypipe.tables.provenance import commit_properties
+from raypipe.tables.table import ImageTable, TableVersion, resolve
+
+SCHEMA = pa.schema(
+    [
+        ("image_id", pa.string()),
+        ("reason", pa.string()),
+        ("detail", pa.string()),
+        ("path", pa.string()),
+        ("source", pa.string()),
+        ("label", pa.string()),
+        ("image", pa.binary()),
+    ]
+)
+Key = tuple[str, "str | None"]  # path and image_id of a rejected file
+
+
+def uri_of(images: str) -> str:
+    """The address of the quarantine of the table at `images`."""
+    return resolve(images).rstrip("/") + "_quarantine"
+
+
+def keep(images: str, batch: list[pa.Table], source: str, options: Options) -> None:
+    """Add the rejected rows of a verified batch, those with a `reason`, to the quarantine of the
+    table at `images`.
+
+    Raises DataError when the quarantine cannot be written.
+    """
+    rejected = _rejected(batch, source)
+    if not rejected:
+        return
+    uri = uri_of(images)
+    for _ in range(retries.ATTEMPTS):
+        base, present = _read(uri, options)
+        new = {key: row for key, row in rejected.items() if key not in present}
+        if not new:
+            return
+        rows = pa.Table.from_pylist(list(new.values()), SCHEMA)
+        why = commit_properties("quarantine")
+        try:
+            append_once(uri, rows, batch_id(new), base, why, None, options)
+            return
+        except Moved:
+            continue
+    raise retries.busy(uri)
+
+
+def _rejected(batch: list[pa.Table], source: str) -> dict[Key, dict[str, Any]]:
+    rejected: dict[Key, dict[str, Any]] = {}
+    for chunk in batch:
+        for row in chunk.filter(chunk["reason"].is_valid()).to_pylist():
+            key = (row["path"], row["image_id"])
+            rejected[key] = {name: row.get(name) for name in SCHEMA.names}
+            rejected[key]["source"] = source
+    return rejected
+
+
+def _read(uri: str, options: Options) -> tuple[DeltaTable | None, set[Key]]:
+    """The newest version of the quarantine (None: there is none yet), and the keys of its rows."""
+    if not ImageTable.exists(uri, options):
+        return None, set()
+    table = ImageTable(uri, storage_options=options)
+    base = table.delta()
+    rows = scan.rows(table, TableVersion(uri, base.version()), ["path", "image_id"])
+    return base, {(row["path"], row["image_id"]) for row in rows.to_pylist()}
