@@ -65,7 +65,9 @@ class Statistics:
         """Count these rows, and the nulls and bounds of their text and integer columns."""
         self.rows += len(rows)
         for field in rows.schema:
-            if pa.types.is_string(field.type) or pa.types.is_integer(field.type):
+            is_text = pa.types.is_string(field.type)
+            is_number = pa.types.is_integer(field.type)
+            if is_text or is_number:
                 self._add_column(field.name, rows[field.name])
 
     def _add_column(self, name: str, values: pa.ChunkedArray) -> None:
@@ -74,8 +76,11 @@ class Statistics:
         low, high = bounds["min"], bounds["max"]
         if low is None:  # no row, or only nulls
             return
-        self.low[name] = min(low, self.low.get(name, low))
-        self.high[name] = max(high, self.high.get(name, high))
+        if name not in self.low:
+            self.low[name] = low
+            self.high[name] = high
+        self.low[name] = min(low, self.low[name])
+        self.high[name] = max(high, self.high[name])
 
     def as_json(self, bounds: bool) -> str:
         """The statistics in the log's format.
@@ -85,14 +90,16 @@ class Statistics:
         """
         stats: dict[str, Any] = {"numRecords": self.rows}
         if bounds:
-            short = [name for name in self.low if self._is_short(name)]
-            stats["minValues"] = {name: self.low[name] for name in short}
-            stats["maxValues"] = {name: self.high[name] for name in short}
+            stats["minValues"] = {}
+            stats["maxValues"] = {}
+            for name, low in self.low.items():
+                high = self.high[name]
+                longest = max(len(str(low)), len(str(high)))
+                if longest <= LONGEST:
+                    stats["minValues"][name] = low
+                    stats["maxValues"][name] = high
             stats["nullCount"] = dict(self.nulls)
         return json.dumps(stats)
-
-    def _is_short(self, name: str) -> bool:
-        return max(len(str(self.low[name])), len(str(self.high[name]))) <= LONGEST
 
 
 def copy(table: ImageTable, file: log.File, change: Change, out: NewFile) -> Statistics:
@@ -133,10 +140,14 @@ def _changed(rows: pa.Table, change: Change, start: int) -> pa.Table:
     """One row group with its part of the change made; `start` is the number of its first row in the
     file.
     """
-    here = range(start, start + len(rows))
+    here = range(start, start + len(rows))  # the numbers of these rows in the file
     for name, values in change.values.items():
-        new = {row - start: value for row, value in values.items() if row in here}
+        new = {}
+        for row, value in values.items():
+            if row in here:
+                new[row - start] = value
         rows = set_values(rows, name, new)
+
     gone = [row - start for row in change.gone if row in here]
     if not gone:
         return rows
@@ -168,6 +179,7 @@ def _without_views(schema: pa.Schema) -> pa.Schema:
     """
 
     def without(kind: pa.DataType) -> pa.DataType:
+        # At this level, then at every level inside.
         if pa.types.is_string_view(kind):
             kind = pa.string()
         elif pa.types.is_binary_view(kind):

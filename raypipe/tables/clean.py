@@ -116,12 +116,15 @@ def clean(source: TableConfig, cfg: CleanConfig) -> CleanResult:
             fix="Check table.version and table.where",
         )
     options = source.storage_options
+
+    # Judge the version, unless an earlier run with the same policy has.
     rows = verdicts.read(table.uri, raw, policy, options)
-    if rows is None:  # not judged yet
+    if rows is None:
         rows = _judge(table, raw, source, cfg)
         verdicts.write(table.uri, raw, policy, rules(cfg), rows, images, options)
+
+    # Drop the rows that the policy names; a row may have several verdicts.
     dropped = [row for row in rows if row["dropped"]]
-    # A row may have several verdicts.
     places = {Place(row["file"], row["row"]) for row in dropped}
     if len(places) >= images:
         raise DataError(
@@ -158,10 +161,17 @@ def _judge(
 ) -> verdicts.Rows:
     """The verdicts on all images: those that do not decode are broken, the others go to fastdup."""
     images = _recoded_images(table, raw, source, cfg)
-    rows = [verdicts.row(seen, "broken") for seen, png in images if not png]
-    readable = [seen for seen, png in images if png]
+    rows: verdicts.Rows = []
+    readable: list[Seen] = []
+    pngs: list[bytes] = []
+    for seen, png in images:
+        if png:
+            readable.append(seen)
+            pngs.append(png)
+        else:
+            rows.append(verdicts.row(seen, "broken"))
     if len(readable) >= LEAST:
-        report = _call_fastdup([png for _, png in images if png])
+        report = _call_fastdup(pngs)
         rows += _verdicts(readable, report, cfg)
     else:
         log.warning(
@@ -170,7 +180,9 @@ def _judge(
             raw,
             len(readable),
         )
-    return [row | {"dropped": row["verdict"] in cfg.drop} for row in rows]
+    for row in rows:
+        row["dropped"] = row["verdict"] in cfg.drop
+    return rows
 
 
 def _recoded_images(
@@ -184,8 +196,9 @@ def _recoded_images(
     columns = table.columns
 
     def recode(batch: dict[str, Any]) -> dict[str, Any]:
-        digests = [None if b is None else _sha256(b) for b in batch[columns.image]]
-        pngs = [_recode(b, cfg.side_px) for b in batch[columns.image]]
+        images = batch[columns.image]
+        digests = [None if data is None else _sha256(data) for data in images]
+        pngs = [_recode(data, cfg.side_px) for data in images]
         return {
             "id": batch[columns.id],
             "file": batch[scan.FILE],
@@ -202,17 +215,21 @@ def _recoded_images(
         fields = [batch[name] for name in ("id", "file", "row", "sha256", "png")]
         for image_id, number, row, sha256, png in zip(*fields, strict=True):
             # `number` is that of a row group in `fragments`, `row` counts within the row group.
-            file, place = fragments[number].path, starts[number] + int(row)
-            images.append((Seen(image_id, file, place, sha256), png))
+            file = fragments[number].path
+            place = starts[number] + int(row)
+            seen = Seen(image_id, file, place, sha256)
+            images.append((seen, png))
 
     # Ray returns blocks in any order. In id order the first of two duplicates stays; rows without
     # an id come last.
-    files = list(dict.fromkeys(fragment.path for fragment in fragments))
-    order = {path: i for i, path in enumerate(files)}
+    order: dict[str, int] = {}  # of the files
+    for fragment in fragments:
+        order.setdefault(fragment.path, len(order))
 
     def by_id(image: tuple[Seen, bytes]) -> tuple[bool, str, int, int]:
         seen, _ = image
-        return seen.image_id is None, seen.image_id or "", order[seen.file], seen.row
+        without_id = seen.image_id is None
+        return without_id, seen.image_id or "", order[seen.file], seen.row
 
     return sorted(images, key=by_id)
 
@@ -234,6 +251,7 @@ def _verdicts(images: list[Seen], report: dict[str, np.ndarray], cfg: CleanConfi
     rows = [verdicts.row(images[i], "broken") for i in report["invalid"]]
     rows += _duplicates(images, report, cfg)
 
+    # Pixel statistics. An unreadable image has NaN, which fails no comparison.
     mean, blur = report["stat_mean"], report["stat_blur"]
     for verdict, values, limit, fails in (
         ("dark", mean, cfg.dark, mean < cfg.dark),
@@ -243,9 +261,11 @@ def _verdicts(images: list[Seen], report: dict[str, np.ndarray], cfg: CleanConfi
         for i in np.flatnonzero(fails):
             rows.append(verdicts.row(images[i], verdict, None, float(values[i]), limit))
 
+    # fastdup always reports the same share of the images: only far ones are outliers.
+    outliers = report["outlier"]
     nearest = report["outlier_nearest"]
     similarities = report["outlier_similarity"].tolist()
-    for i, j, similarity in zip(report["outlier"], nearest, similarities, strict=True):
+    for i, j, similarity in zip(outliers, nearest, similarities, strict=True):
         if similarity < cfg.outlier:
             partner = images[j].image_id
             rows.append(verdicts.row(images[i], "outlier", partner, similarity, cfg.outlier))

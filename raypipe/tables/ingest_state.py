@@ -73,10 +73,11 @@ class State:
     def landed(self, decision: Decision, base: DeltaTable | None) -> None:
         """Take over a decision whose rows are now in the table, at version `base`."""
         self.base = base
-        self.mine |= set(decision.rows["image_id"].to_pylist())
         self.strata = decision.strata
-        self.placed = self.placed + placed_in(decision.rows)
-        self.drawn = self.drawn + decision.counts.drawn
+        ids = decision.rows["image_id"].to_pylist()
+        self.mine |= set(ids)
+        self.placed += placed_in(decision.rows)
+        self.drawn += decision.counts.drawn
 
 
 @dataclass(frozen=True)
@@ -112,11 +113,14 @@ def read_state(
     groups = _groups(cfg, max(images, len(rows)))
     known: set[str] = set()
     for row in rows:
-        known.add(row["image_id"])
-        groups.join(row["image_id"], bytes.fromhex(row["look"]), row["family"])
-        placed[row["label"], row["split"]] += 1
+        image_id, group = row["image_id"], row["family"]
+        label, in_split = row["label"], row["split"]
+        known.add(image_id)
+        groups.join(image_id, bytes.fromhex(row["look"]), group)
+        placed[label, in_split] += 1
         if strata:
-            strata.add(row["family"], row["label"], row["split"])
+            strata.add(group, label, in_split)
+
     # What cleaning dropped must not come back with the next ingest.
     known |= verdicts.dropped_ids(uri, policies, options)
     return State(base, known, groups, strata, placed)
@@ -131,6 +135,7 @@ def decide(batch: list[pa.Table], cfg: IngestConfig, state: State) -> Decision:
     fresh: set[str] = set()  # ids that this batch adds
     accepted = []
     for chunk in batch:
+        # The accepted rows of this chunk, and the columns that are decided here.
         kept, columns = [], []
         small = chunk.select(["image_id", "reason", "look", "given", "label"])
         for i, row in enumerate(small.to_pylist()):
@@ -142,14 +147,19 @@ def decide(batch: list[pa.Table], cfg: IngestConfig, state: State) -> Decision:
             elif image_id in state.known:
                 counts.present += 1
             else:
+                # A new image: it joins a group, and gets the split that the source gives or a drawn
+                # one.
+                label, given = row["label"], row["given"]
                 fresh.add(image_id)
                 group = state.groups.join(image_id, bytes.fromhex(row["look"]))
-                chosen = row["given"] or _draw(group, row["label"], cfg, strata)
+                chosen = given or _draw(group, label, cfg, strata)
                 if strata:
-                    strata.add(group, row["label"], chosen)
-                counts.unlabelled += row["label"] is None
+                    strata.add(group, label, chosen)
+
+                counts.unlabelled += label is None
                 counts.splits[chosen] += 1
-                counts.drawn[row["label"], chosen] += not row["given"]
+                if not given:
+                    counts.drawn[label, chosen] += 1
                 kept.append(i)
                 columns.append({"split": chosen, "source": cfg.name, "family": group})
         accepted.append(_complete(chunk, kept, columns))
@@ -158,7 +168,9 @@ def decide(batch: list[pa.Table], cfg: IngestConfig, state: State) -> Decision:
 
 def placed_in(rows: pa.Table) -> split.Placed:
     """How many of these rows there are by label and split."""
-    return Counter(zip(rows["label"].to_pylist(), rows["split"].to_pylist(), strict=True))
+    labels = rows["label"].to_pylist()
+    splits = rows["split"].to_pylist()
+    return Counter(zip(labels, splits, strict=True))
 
 
 def _groups(cfg: IngestConfig, images: int) -> Groups:

@@ -109,9 +109,12 @@ class Groups:
             return None
         # In order, so that of equally near hashes the first one wins.
         numbers = sorted(candidates)
-        bits = measure.hamming(np.frombuffer(phash, np.uint8), self._hashes_NB[numbers])
+        wanted = np.frombuffer(phash, np.uint8)
+        bits = measure.hamming(wanted, self._hashes_NB[numbers])
         best = int(bits.argmin())
-        return self._groups[numbers[best]] if bits[best] <= self._max_bits else None
+        if bits[best] > self._max_bits:
+            return None
+        return self._groups[numbers[best]]
 
     def _add(self, phash: bytes, group: str) -> None:
         """Index a hash that is not indexed yet."""
@@ -119,10 +122,13 @@ class Groups:
         self._number[phash] = number
         self._groups.append(group)
         for key in self._keys(phash):
-            if self._index.setdefault(key, number) != number:
+            first = self._index.setdefault(key, number)
+            if first != number:
                 self._others[key].append(number)
         if number == len(self._hashes_NB):
-            self._hashes_NB = np.concatenate([self._hashes_NB, np.empty_like(self._hashes_NB)])
+            # The array is full: double it.
+            more = np.empty_like(self._hashes_NB)
+            self._hashes_NB = np.concatenate([self._hashes_NB, more])
         self._hashes_NB[number] = np.frombuffer(phash, np.uint8)
 
     @staticmethod

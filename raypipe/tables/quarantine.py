@@ -62,9 +62,11 @@ def keep(images: str, batch: list[pa.Table], source: str, options: Options) -> N
 
 
 def _rejected(batch: list[pa.Table], source: str) -> dict[Key, dict[str, Any]]:
+    """The rejected rows by key: of two with the same key the last one stays."""
     rejected: dict[Key, dict[str, Any]] = {}
     for chunk in batch:
-        for row in chunk.filter(chunk["reason"].is_valid()).to_pylist():
+        rows = chunk.filter(chunk["reason"].is_valid())
+        for row in rows.to_pylist():
             key = (row["path"], row["image_id"])
             rejected[key] = {name: row.get(name) for name in SCHEMA.names}
             rejected[key]["source"] = source
@@ -77,5 +79,7 @@ def _read(uri: str, options: Options) -> tuple[DeltaTable | None, set[Key]]:
         return None, set()
     table = ImageTable(uri, storage_options=options)
     base = table.delta()
-    rows = scan.rows(table, TableVersion(uri, base.version()), ["path", "image_id"])
-    return base, {(row["path"], row["image_id"]) for row in rows.to_pylist()}
+    version = TableVersion(uri, base.version())
+    rows = scan.rows(table, version, ["path", "image_id"])
+    keys = zip(rows["path"].to_pylist(), rows["image_id"].to_pylist(), strict=True)
+    return base, set(keys)

@@ -91,17 +91,23 @@ class Labels:
 
     def _labelled(self, chunk: pa.Table, details: dict[int, str]) -> pa.Table:
         """The chunk with the labels so far; contradicting rows get a reason and their detail."""
-        columns = {name: chunk[name].to_pylist() for name in ("label", "reason", "detail")}
-        for i, image_id in enumerate(chunk["image_id"].to_pylist()):
+        ids = chunk["image_id"].to_pylist()
+        labels = chunk["label"].to_pylist()
+        reasons = chunk["reason"].to_pylist()
+        explanations = chunk["detail"].to_pylist()
+        for i, image_id in enumerate(ids):
             if i in details:
                 # The row goes to the quarantine and keeps the label of its file.
-                columns["reason"][i] = REASON
-                columns["detail"][i] = details[i]
-            elif not columns["reason"][i]:
-                columns["label"][i] = self.label(image_id)
+                reasons[i] = REASON
+                explanations[i] = details[i]
+            elif not reasons[i]:
+                labels[i] = self.label(image_id)
+
+        columns = {"label": labels, "reason": reasons, "detail": explanations}
         for name, values in columns.items():
             at = chunk.schema.get_field_index(name)
-            chunk = chunk.set_column(at, chunk.schema.field(at), pa.array(values, pa.string()))
+            field = chunk.schema.field(at)
+            chunk = chunk.set_column(at, field, pa.array(values, field.type))
         return chunk
 
 

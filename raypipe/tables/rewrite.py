@@ -58,10 +58,13 @@ def places(
         first_rows[part.path, part.row_group] = start
     tables = []
     for part, rows in scan.located(table, pinned, names, where):
+        # A row's number in its row group becomes its number in the file.
+        start = first_rows[part.path, part.row_group]
         in_group = rows[scan.ROW].cast(pa.int64())
-        in_file = pc.add(in_group, first_rows[part.path, part.row_group])
+        in_file = pc.add(in_group, start)
+        files = pa.repeat(part.path, len(rows))
         rows = rows.drop_columns([scan.ROW])
-        tables.append(_with_places(rows, pa.repeat(part.path, len(rows)), in_file))
+        tables.append(_with_places(rows, files, in_file))
     if not tables:
         empty = scan.rows(table, pinned, names, where).slice(0, 0)
         return _with_places(empty, pa.array([], pa.string()), pa.array([], pa.int64()))
@@ -77,6 +80,7 @@ def drop(table: ImageTable, pinned: TableVersion, rows: Iterable[Place], why: st
     """
     wanted = sorted(set(rows))
     for _ in range(retries.ATTEMPTS):
+        # What has happened to the table since `pinned`?
         delta, since = table.commits(after=pinned.version)
         done = [entry["version"] for entry in since if entry.get("raypipe") == why]
         if done:
@@ -92,6 +96,8 @@ def drop(table: ImageTable, pinned: TableVersion, rows: Iterable[Place], why: st
                 rule="Rows that came later were not judged",
                 fix="Pin the newest version and run again",
             )
+
+        # Nothing that changed a row. Compactions may have moved rows to other files.
         changes: dict[str, Change] = defaultdict(Change)
         for place in moved(table, pinned, delta, wanted):
             changes[place.file].gone.add(place.row)
@@ -115,7 +121,7 @@ def commit(table: ImageTable, base: DeltaTable, changes: Changes, why: CommitPro
     if unknown:
         raise AssertionError(f"files that version {base.version()} does not have: {unknown[:3]}")
     mapped = any(field.metadata for field in schema)  # column mapping
-    written: list[str] = []
+    written: list[str] = []  # names of new files
     try:
         if _files_can_be_swapped(table, base, touched, changes, mapped):
             actions = _swap_files(table, base, touched, changes, mapped, written)
@@ -209,12 +215,16 @@ def _swap_files(
     logged = {}
     for add in pa.table(base.get_add_actions(flatten=True)).to_pylist():
         logged[log.place(base.table_uri, add["path"])[1]] = add
+
     now_ms = int(time.time() * 1000)
     actions: list[AddAction | RemoveAction] = []
     for file in touched:
+        # The old file goes out.
         old = logged[file.path]
         partition = {name: _logged_value(scalar) for name, scalar in file.partition}
         actions.append(RemoveAction(old["path"], True, now_ms, old["size_bytes"], partition))
+
+        # The new file comes in, unless no row is left.
         name = f"part-00000-{uuid.uuid4()}-c000.parquet"
         written.append(name)
         out = NewFile(table, name)
@@ -241,7 +251,8 @@ def _write_whole_table(
             rows, rows_N = fragment.read([part], schema, names, {}, options)
             # Numbers of the visible rows in their file; deleted rows leave gaps.
             numbers = (rows_N + start).tolist()
-            rows = _visible_changed(rows, numbers, changes.get(part.path, Change()))
+            change = changes.get(part.path, Change())
+            rows = _visible_changed(rows, numbers, change)
             yield from rows.cast(shown).to_batches()
 
     write_deltalake(
@@ -256,7 +267,10 @@ def _write_whole_table(
 def _visible_changed(rows: pa.Table, numbers: list[int], change: Change) -> pa.Table:
     """Visible rows of a file with the change made; `numbers` are their numbers in the file."""
     for name, values in change.values.items():
-        new = {i: values[number] for i, number in enumerate(numbers) if number in values}
+        new = {}
+        for i, number in enumerate(numbers):
+            if number in values:
+                new[i] = values[number]
         rows = changed_file.set_values(rows, name, new)
     keep = [number not in change.gone for number in numbers]
     return rows.filter(pa.array(keep, pa.bool_()))

@@ -69,11 +69,13 @@ class Strata:
         if group in self._split_of:
             return self._split_of[group]
         have = self._images[label]
+        # With this image; so the splits together lack one.
         images = 1 + sum(have[name] for name in fractions)
         scale = sum(fractions.values())
         lacking = {}
         for name, share in fractions.items():
-            lack = share / scale * images - have[name]
+            wanted = share / scale * images
+            lack = wanted - have[name]
             if lack > 0:
                 lacking[name] = lack
         return draw(group, lacking, salt)
@@ -108,14 +110,18 @@ def missing(drawn: Placed, have: Placed, fractions: dict[str, float]) -> list[Mi
     `drawn` are the images whose split was drawn, `have` all images of the table then. Unlabelled
     images are of no class.
     """
-    images = Counter[str | None]()  # drawn, by label
+    # Drawn images by label; the labels are the classes.
+    images = Counter[str | None]()
     for (label, _), n in drawn.items():
         images[label] += n
-    classes = sorted({label for label, _ in drawn if label is not None})
+    classes = sorted(label for label in images if label is not None)
     filled = {split for (_, split), n in have.items() if n}
+    scale = sum(fractions.values())
+
     gaps = []
     for name, share in fractions.items():
-        elsewhere = 1 - share / sum(fractions.values())  # chance that one image is not drawn here
+        # The chance that one image is not drawn for this split.
+        elsewhere = 1 - share / scale
         if name not in filled:
             total = drawn.total()
             gaps.append(Missing(name, None, total, elsewhere**total))

@@ -120,6 +120,9 @@ def _set_property(delta: DeltaTable, key: str, value: str, why: CommitProperties
     # sets a table property. That shuts out older readers for good. The metadata of a column travels
     # with the table as well, so it is used instead.
     columns = delta.schema().fields
-    tagged = [c for c in columns if any(k.startswith(PREFIX) for k in c.metadata)]
-    column = tagged[0] if tagged else columns[0]
-    delta.alter.set_column_metadata(column.name, {key: value}, commit_properties=why)
+    chosen = columns[0]
+    for column in reversed(columns):
+        # A column that has tags already keeps all of them.
+        if any(name.startswith(PREFIX) for name in column.metadata):
+            chosen = column
+    delta.alter.set_column_metadata(chosen.name, {key: value}, commit_properties=why)
