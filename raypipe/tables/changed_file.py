@@ -74,7 +74,8 @@ class Statistics:
         self.nulls[name] += values.null_count
         bounds = pc.min_max(values).as_py()
         low, high = bounds["min"], bounds["max"]
-        if low is None:  # no row, or only nulls
+        # No row, or only nulls: there are no bounds.
+        if low is None:
             return
         if name not in self.low:
             self.low[name] = low
@@ -109,7 +110,8 @@ def copy(table: ImageTable, file: log.File, change: Change, out: NewFile) -> Sta
     opened = fragment.open_file(file.uri, file.path, table.storage_options)
     schema = _without_views(opened.schema_arrow)
     settings = _settings(opened.metadata)
-    statistics, start = Statistics(), 0
+    statistics = Statistics()
+    start = 0  # the number of the row group's first row in the file
     with (
         fragment.reading(file.uri, file.path),
         pq.ParquetWriter(out.path, schema, filesystem=out.remote, **settings) as target,
@@ -119,6 +121,7 @@ def copy(table: ImageTable, file: log.File, change: Change, out: NewFile) -> Sta
             changed = _changed(rows, change, start)
             start += len(rows)
             statistics.add(changed)
+            # A row group of which no row is left is not written.
             if len(changed):
                 target.write_table(changed, row_group_size=len(changed))
     return statistics

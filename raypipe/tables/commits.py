@@ -150,6 +150,7 @@ def rows_named(
         return pa.table({})
     table = ImageTable(path, storage_options=storage_options)
     pinned = table.pin(version)
+    # An older table may lack columns that newer rows have.
     have = [field.name for field in table.delta(pinned.version).schema().fields]
     needed = {*named, *(columns or ())}
     if not needed <= set(have):

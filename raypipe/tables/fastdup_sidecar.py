@@ -136,9 +136,12 @@ def _pairs(table: Any) -> dict[str, np.ndarray]:
     if _filled(table):
         first = _rows(table["filename_from"])
         second = _rows(table["filename_to"])
-        for a, b, similarity in zip(first, second, table["distance"], strict=True):
+        similarity = table["distance"]
+        for a, b, value in zip(first, second, similarity, strict=True):
             pair = (int(min(a, b)), int(max(a, b)))
-            best[pair] = max(float(similarity), best.get(pair, -1.0))
+            known = best.get(pair, -1.0)
+            best[pair] = max(float(value), known)
+    # The most similar first; equally similar pairs by their numbers.
     ordered = sorted(best, key=lambda pair: (-best[pair], pair))
     similarities = [best[pair] for pair in ordered]
     rows = np.array(ordered, dtype=np.int64).reshape(-1, 2)
@@ -174,6 +177,7 @@ def _stats(table: Any, count: int) -> dict[str, np.ndarray]:
     rows = _rows(table["filename"])
     results = {}
     for name, column in STATS.items():
+        # NaN where fastdup has no value.
         values = np.full(count, np.nan, dtype=np.float32)
         values[rows] = table[column].to_numpy(dtype=np.float32)
         results[f"stat_{name}"] = values

@@ -181,6 +181,7 @@ def _groups(cfg: IngestConfig, images: int) -> Groups:
 def _draw(group: str, label: str | None, cfg: IngestConfig, strata: split.Strata | None) -> str:
     """The split of a group; every seed but 0 is a salt."""
     salt = str(cfg.seed) if cfg.seed else ""
+    # Strata hold the shares within each label; without them a draw depends on the group alone.
     if strata:
         return strata.draw(group, label, cfg.splits, salt)
     return split.draw(group, cfg.splits, salt)

@@ -8,6 +8,7 @@ lineage` read them.
 from __future__ import annotations
 
 import getpass
+from typing import Any
 
 from deltalake import CommitProperties
 
@@ -26,3 +27,35 @@ def commit_properties(why: str, source: str = "") -> CommitProperties:
         user = ""
     metadata = {"raypipe": why, "raypipe.by": user, SOURCE: source}
     return CommitProperties(custom_metadata={k: v for k, v in metadata.items() if v})
+
+
+def history_row(entry: dict[str, Any], names: list[str]) -> dict[str, Any]:
+    """One row of `ImageTable.history`, from a log entry and the version's tags.
+
+    Each engine has its own names for the numbers of rows.
+    """
+    metrics = entry.get("operationMetrics") or {}
+    who = entry.get("raypipe.by") or entry.get("userName") or entry.get("engineInfo", "")
+    removed = ("raypipe.removed", "num_deleted_rows", "numDeletedRows")
+    return {
+        "version": entry["version"],
+        "timestamp_ms": entry["timestamp"],
+        "operation": entry["operation"],
+        "who": who,
+        "why": entry.get("raypipe", ""),
+        "from": entry.get(SOURCE, ""),
+        "added": _first_number(metrics, "num_added_rows", "numOutputRows"),
+        "removed": _first_number({**metrics, **entry}, *removed),
+        "relabelled": _first_number(entry, "raypipe.relabelled"),
+        "changes": entry["changes"],
+        "tags": names,
+    }
+
+
+def _first_number(entry: dict[str, Any], *names: str) -> int | None:
+    """The first of these values that is present; engines write numbers as text too."""
+    for name in names:
+        if entry.get(name) is not None:
+            text = str(entry[name])
+            return int(text) if text.isdigit() else None
+    return None

@@ -192,6 +192,7 @@ def _holds_columns(table: ImageTable, file: log.File, change: Change, mapped: bo
     """Has the file every column that is to change, under the table's name? Partition values are in
     the log only.
     """
+    # Opened in any case: a file that cannot be read fails here, before anything is written.
     opened = fragment.open_file(file.uri, file.path, table.storage_options)
     if not change.values:
         return True

@@ -21,7 +21,7 @@ from pydantic import Field, model_validator
 from raypipe.config import Section
 from raypipe.errors import DataError, nearest
 from raypipe.tables import history, protocol, storage, tags
-from raypipe.tables.provenance import SOURCE, commit_properties
+from raypipe.tables.provenance import commit_properties, history_row
 from raypipe.tables.schema import writer_properties
 from raypipe.tables.storage import StorageOptions, message_of
 from raypipe.tables.tags import Tags
@@ -89,8 +89,8 @@ class TableVersion:
 
     uri: str
     version: int
-    # Delta's id of the table. A table that was deleted and made again has the same address, starts at
-    # version 0 again, and has another id.
+    # Delta's id of the table. A table that was deleted and made again has the same address, starts
+    # at version 0 again, and has another id.
     table_id: str = field(default="", compare=False, repr=False)
 
     @property
@@ -167,7 +167,7 @@ class ImageTable:
         """The version for a number, a tag, a time, or None (the newest). Raises DataError when
         there is none.
         """
-        number = version if isinstance(version, int) or version is None else self._number(version)
+        number = self._number(version) if isinstance(version, str) else version
         delta = self.delta(number)
         return TableVersion(self.uri, delta.version(), str(delta.metadata().id))
 
@@ -238,7 +238,7 @@ class ImageTable:
         for entry in entries:
             version = entry["version"]
             names = sorted(name for name, tagged in current.items() if tagged == version)
-            rows.append(_history_row(entry, names))
+            rows.append(history_row(entry, names))
         return rows
 
     def _number(self, text: str) -> int:
@@ -363,35 +363,3 @@ def resolve(uri: str) -> str:
             fix="Rename the folder",
         )
     return folder
-
-
-def _history_row(entry: dict[str, Any], names: list[str]) -> dict[str, Any]:
-    """One row of `ImageTable.history`, from a log entry and the version's tags.
-
-    Each engine has its own names for the numbers of rows.
-    """
-    metrics = entry.get("operationMetrics") or {}
-    who = entry.get("raypipe.by") or entry.get("userName") or entry.get("engineInfo", "")
-    removed = ("raypipe.removed", "num_deleted_rows", "numDeletedRows")
-    return {
-        "version": entry["version"],
-        "timestamp_ms": entry["timestamp"],
-        "operation": entry["operation"],
-        "who": who,
-        "why": entry.get("raypipe", ""),
-        "from": entry.get(SOURCE, ""),
-        "added": _first_number(metrics, "num_added_rows", "numOutputRows"),
-        "removed": _first_number({**metrics, **entry}, *removed),
-        "relabelled": _first_number(entry, "raypipe.relabelled"),
-        "changes": entry["changes"],
-        "tags": names,
-    }
-
-
-def _first_number(entry: dict[str, Any], *names: str) -> int | None:
-    """The first of these values that is present; engines write numbers as text too."""
-    for name in names:
-        if entry.get(name) is not None:
-            text = str(entry[name])
-            return int(text) if text.isdigit() else None
-    return None

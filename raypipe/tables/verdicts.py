@@ -135,7 +135,9 @@ def dropped_ids(
     """
     ids = set()
     for row in _rows(images, {}, storage_options):
-        asked = policies is None or bool({row["rules"], row["policy"]} & policies)
+        # A row carries both keys, so that either of them can be asked for.
+        keys = {row["rules"], row["policy"]}
+        asked = policies is None or bool(keys & policies)
         if asked and row["dropped"] and row["image_id"]:
             ids.add(row["image_id"])
     return ids

@@ -142,11 +142,15 @@ def stream(
     this process.
     """
     candidates = sum(len(part.candidates) for part in parts)
-    if workers == 0 or (workers == "auto" and not wants_ray(candidates, cluster)):
+    if workers == "auto" and not wants_ray(candidates, cluster):
+        workers = 0
+    if workers == 0:
         return by_threads(verify, parts, threads)
+
     cpus = int(connect(cluster).get("CPU", 1))
-    tasks = max(1, cpus) if workers == "auto" else workers
-    return by_ray(verify, parts, tasks)
+    if workers == "auto":  # one task for each core of the cluster
+        workers = max(1, cpus)
+    return by_ray(verify, parts, workers)
 
 
 def by_threads(verify: Verifier, parts: Iterable[Part], threads: int) -> Iterator[pa.Table]:
