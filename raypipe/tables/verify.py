@@ -141,16 +141,17 @@ def stream(
     """Verified chunks in the source's order: by `workers` Ray tasks at a time, or 0: by threads of
     this process.
     """
-    candidates = sum(len(part.candidates) for part in parts)
-    if workers == "auto" and not wants_ray(candidates, cluster):
-        workers = 0
-    if workers == 0:
+    if workers == "auto":
+        candidates = sum(len(part.candidates) for part in parts)
+        use_ray = wants_ray(candidates, cluster)
+    else:
+        use_ray = workers > 0
+    if not use_ray:
         return by_threads(verify, parts, threads)
 
     cpus = int(connect(cluster).get("CPU", 1))
-    if workers == "auto":  # one task for each core of the cluster
-        workers = max(1, cpus)
-    return by_ray(verify, parts, workers)
+    tasks = max(1, cpus) if workers == "auto" else workers
+    return by_ray(verify, parts, tasks)
 
 
 def by_threads(verify: Verifier, parts: Iterable[Part], threads: int) -> Iterator[pa.Table]:
