@@ -245,7 +245,7 @@ def _write_whole_table(
     pinned = TableVersion(table.uri, base.version())
     fragments, schema = scan.plan(table.without_sample(), pinned)
     names, options = schema.names, table.storage_options
-    shown = fragment.output_schema(schema, names)
+    visible = fragment.output_schema(schema, names)
 
     def batches() -> Iterator[pa.RecordBatch]:
         for part, start in zip(fragments, scan.starts(fragments), strict=True):
@@ -254,11 +254,11 @@ def _write_whole_table(
             numbers = (rows_N + start).tolist()
             change = changes.get(part.path, Change())
             rows = _visible_changed(rows, numbers, change)
-            yield from rows.cast(shown).to_batches()
+            yield from rows.cast(visible).to_batches()
 
     write_deltalake(
         base,
-        pa.RecordBatchReader.from_batches(shown, batches()),
+        pa.RecordBatchReader.from_batches(visible, batches()),
         mode="overwrite",
         writer_properties=writer_properties(table.columns.image),
         commit_properties=properties,
