@@ -4,8 +4,8 @@
 
 Each seed is one `raypipe quickstart` in a fresh run.dir, as a user runs it: the seed draws the splits, the trials and the order
 of samples. After it ends, one line is added to the ledger and its folder is deleted. Started again, seeds whose line has the
-same commit are not run again; a seed that was cut off or failed is (a failed one keeps its folder and its log). Expected: 4 to
-6 minutes a seed on two quiet cores, so about 50 minutes for ten; run nothing beside it, `seconds` is wall time.
+same commit are not run again; a seed that was cut off or failed is (a failed one keeps its folder and its log). Measured
+on two cores: 6.4 to 7 minutes a seed, about 70 minutes for ten. Run nothing beside it: `seconds` is wall time.
 
 The last line of output is JSON. What is counted, over all seeds of this commit in --seeds:
 

@@ -1,6 +1,6 @@
 """Processes that form a gloo group, for tests of what several ranks do together.
 
-They are forked from a server that has imported torch once. That saves about 6 s a test.
+They are forked from a server that has imported torch once, so no test waits for that import again.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ def start(
 ) -> None:
     """Run `work(rank, *arguments)` in each of `world` processes of a gloo group.
 
-    Raises a rank's exception. Raises TimeoutError, with every rank's stack on stderr, if they take
-    longer than `limit_s`. Ranks that do not meet within a minute are started again, twice: the
-    meeting is torch's part, and it has hung once in CI.
+    Raises a rank's exception. Raises TimeoutError, with every rank's stack, if they take longer
+    than `limit_s`. Ranks that do not meet within a minute are started again, twice: the meeting is
+    torch's part. In CI two ranks once hung for ten minutes without a word; the cause is unknown.
     """
     multiprocessing.set_forkserver_preload(["torch", "raypipe.train.worker"])
     for last in (False, False, True):
         with tempfile.TemporaryDirectory() as folder:
-            all_told = (work, arguments, world, limit_s, folder, dict(os.environ))
-            ranks = mp.start_processes(
-                _rank, all_told, world, join=False, start_method="forkserver"
-            )  # type: ignore[no-untyped-call]
+            given = (work, arguments, world, limit_s, folder, dict(os.environ))
+            ranks = mp.start_processes(  # type: ignore[no-untyped-call]
+                _rank, given, world, join=False, start_method="forkserver"
+            )
             started = time.monotonic()
             while not ranks.join(timeout=1):
                 waited_s = time.monotonic() - started
@@ -47,9 +47,9 @@ def start(
                     continue
                 _stop(ranks.processes)
                 if met or last:
-                    raise TimeoutError(
-                        f"{world} ranks {'worked' if met else 'did not meet'} for {waited_s:.0f} s"
-                    )
+                    stacks = [f"rank {rank}\n{_stack(folder, rank)}" for rank in range(world)]
+                    what = "did not end" if met else "did not meet"
+                    raise TimeoutError("\n".join([f"{world} ranks {what} in {waited_s:.0f} s", *stacks]))
                 break
             else:
                 return
@@ -64,7 +64,10 @@ def _rank(
     folder: str,
     environment: dict[str, str],
 ) -> None:
-    faulthandler.register(signal.SIGUSR1)
+    # Not stderr: it is the server's, which another test may have started.
+    # The file stays open as long as the rank lives.
+    stack = Path(folder, f"stack-{rank}").open("w")  # noqa: SIM115
+    faulthandler.register(signal.SIGUSR1, stack)
     os.environ.clear()  # the server's is of the time when it started
     os.environ.update(environment)
     torch.set_num_threads(1)
@@ -75,6 +78,11 @@ def _rank(
     Path(folder, f"met-{rank}").touch()
     work(rank, *arguments)
     dist.destroy_process_group()
+
+
+def _stack(folder: str, rank: int) -> str:
+    path = Path(folder, f"stack-{rank}")
+    return path.read_text() if path.exists() else "never began"
 
 
 def _stop(processes: list[Any]) -> None:
