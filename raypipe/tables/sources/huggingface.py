@@ -68,7 +68,7 @@ def arrow_files(images: Path, columns: SourceColumns, fence: Fence) -> list[Part
         raise _no_data_set(images, "dataset_dict.json does not list the splits")
 
     # Every split is a Dataset in its own folder.
-    parts = []
+    parts: list[Part] = []
     for split in splits:
         parts += _parts(images / split, columns, split, fence)
     return parts

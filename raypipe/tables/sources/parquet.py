@@ -77,7 +77,7 @@ def row_groups(images: Path, columns: SourceColumns, fence: Fence) -> list[Part]
     # Check every file before the first is read.
     for file in files:
         fence.require(str(file.absolute()), "A Parquet file")
-    parts = []
+    parts: list[Part] = []
     for file in files:
         name = file.relative_to(images).as_posix()
         parts += _parts(file, name, columns, fence)

@@ -102,7 +102,7 @@ def shards(
 
 def _shard(file: Path, name: str, keys: _Keys, fence: Fence) -> Part:
     """All images of one shard as candidates, then the members that are not opened."""
-    candidates = []
+    candidates: list[Candidate] = []
     with file.open("rb") as opened:
         samples, skipped = read_samples(opened, file)
         # A split that no sample can have is a mistake in the configuration.
