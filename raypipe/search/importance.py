@@ -30,15 +30,18 @@ def importance(trials: Sequence[Trial], metric: str, mode: Mode) -> dict[str, fl
 
     {} if too few trials ended, or if no field made a difference.
     """
+    # Which trials can be compared, and which fields differ between them.
     usable = [trial for trial in trials if math.isfinite(trial.metric)]
     values = _compared(usable, metric, mode)
     compared = [trial for trial in usable if trial.name in values]
     names = _varied(compared)
     if len(compared) < LEAST_TRIALS or not names:
         return {}
+    # Imported here: scikit-learn is slow to import.
     from sklearn.ensemble import RandomForestRegressor
     from sklearn.inspection import permutation_importance
 
+    # One row per trial and one column per field.
     columns = []
     for name in names:
         columns.append(_column([trial.changes.get(name) for trial in compared]))
@@ -46,6 +49,7 @@ def importance(trials: Sequence[Trial], metric: str, mode: Mode) -> dict[str, fl
     metrics = np.array([values[trial.name] for trial in compared])
     forest = RandomForestRegressor(TREES, random_state=0).fit(inputs, metrics)
     permuted = permutation_importance(forest, inputs, metrics, n_repeats=REPEATS, random_state=0)
+    # How much worse the forest predicts with a field's values shuffled.
     drops = permuted.importances_mean.clip(0)  # below 0 is noise
     if not drops.sum() > 0:
         return {}
@@ -72,6 +76,7 @@ def _compared(trials: Sequence[Trial], metric: str, mode: Mode) -> dict[str, flo
     """
     if not trials:
         return {}
+    # N: three quarters of the trials have so many epochs or more.
     lengths = sorted((trial.epochs for trial in trials), reverse=True)
     common = lengths[math.ceil(0.75 * len(lengths)) - 1]
     values = {}
@@ -88,6 +93,7 @@ def _column(values: Sequence[Any]) -> np.ndarray:
 
     Numbers stay; other values are numbered in the order of their names. "Not set" comes first.
     """
+    # Fields that were not set are None.
     given = [value for value in values if value is not None]
     if all(map(_is_number, given)):
         missing = min(given) - 1

@@ -215,6 +215,7 @@ def compared(trials: Sequence[Trial], metric: str, mode: Mode) -> dict[str, tupl
     have had no more epochs in any search.
     """
     usable = [trial for trial in trials if trial.checkpoint is not None and trial.history]
+    # Trials that their own rule ended do not set N.
     lengths = [trial.epochs for trial in usable if trial.stopped is None]
     common = min(lengths, default=0)
     if not common or all(trial.epochs == common for trial in usable):
@@ -235,6 +236,7 @@ def ahead(trials: Sequence[Trial], metric: str, mode: Mode) -> list[Ahead]:
     for trial in trials[1:]:
         if trial.checkpoint is None or trial.stopped is not None or trial.epochs >= first.epochs:
             continue
+        # How good the first one was when this trial ended.
         then = best_within(first, trial.epochs, metric, mode)
         if improved(trial.metric, None if math.isnan(then) else then, mode):
             leading.append(Ahead(trial.name, trial.epochs, trial.metric, then))
@@ -250,9 +252,11 @@ def ranked(trials: Iterable[Trial], metric: str, mode: Mode) -> list[Trial]:
     sign = -1 if mode == "max" else 1
 
     def place(trial: Trial) -> tuple[bool, float, float, str]:
+        # True sorts last.
         failed = trial.checkpoint is None or not math.isfinite(trial.metric)
         if failed or not _usable(trial):
             return True, 0.0, 0.0, trial.name
+        # The loss of the epoch whose metric counts.
         loss = math.inf
         for line in trial.history:
             if metric_of(line, metric) == trial.metric:
@@ -289,6 +293,7 @@ def _read_trial(fields: dict[str, Any]) -> Trial:
 
     Older versions ranked a trial by the accuracy of an epoch of NaN: such a trial counts as failed.
     """
+    # JSON has no NaN: null stands for it.
     metric = math.nan if fields["metric"] is None else fields["metric"]
     history = tuple(metrics_of(line) for line in fields["history"])
     schedule = tuple(fields.get("schedule", ()))
@@ -302,6 +307,7 @@ def _usable(trial: Trial) -> bool:
     """Has a usable epoch the value that the trial is ranked by?"""
     if not trial.history:
         return True
+    # An older version took the value from an epoch of NaN.
     having = [metrics for metrics in trial.history if trial.metric in metrics.values()]
     return any(unusable(metrics) is None for metrics in having)
 
@@ -313,6 +319,7 @@ def trial_of(result: Any, metric: str, mode: str, train: TrainConfig, trials: Pa
     """
     name = trial_checkpoints.name_of(result.path)
     changes = dict(result.config or {})
+    # Find the folder as the trial itself does: an exploit may have changed it.
     pointer = result.checkpoint.path if result.checkpoint else None
     pointed = trial_checkpoints.pointed_checkpoint(pointer)
     folder = trial_checkpoints.folder_of(trials, name, changes, pointed)
@@ -322,10 +329,13 @@ def trial_of(result: Any, metric: str, mode: str, train: TrainConfig, trials: Pa
     last = kept[max(kept)][0] if kept else None
     history = tuple(last.history) if last else ()
     values = {epoch: metric_of(history[epoch - 1], metric) for epoch in kept}
+    # From the best epoch down; among equal ones the first.
     usable = [epoch for epoch in values if not math.isnan(values[epoch])]
     sign = -1 if mode == "max" else 1
     usable.sort(key=lambda epoch: (sign * values[epoch], epoch))
+    # Loading weights is slow, so it stops at the first epoch whose weights are finite.
     best = next((epoch for epoch in usable if _has_finite_weights(kept[epoch][1])), None)
+    # Failed: it keeps its history and offers no model.
     if result.error is not None or last is None or best is None:
         return Trial(name, changes, math.nan, len(history), False, history, None)
 

@@ -27,6 +27,7 @@ def section(result: SearchResult) -> report.Search:
 
 
 def _trial(rank: int, trial: Trial, metric: str) -> report.Trial:
+    # A failed trial has NaN, which a page cannot show.
     value = trial.metric if math.isfinite(trial.metric) else None
     curve = tuple(metric_of(line, metric) for line in trial.history)
     return report.Trial(
@@ -36,6 +37,7 @@ def _trial(rank: int, trial: Trial, metric: str) -> report.Trial:
 
 def ranking(result: SearchResult) -> dict[str, str]:
     """A line about the order of the trials; {} if all had equally many epochs."""
+    # Failed trials have no place in the order.
     lengths = {trial.epochs for trial in result.trials if trial.checkpoint is not None}
     if len(lengths) < 2:
         return {}
@@ -63,6 +65,7 @@ def write(
         datetime.now(timezone.utc),
         _facts(result, version, tested),
     )
+    # Where the model comes from: commit, registry and the whole job.
     sources = (("Code", tracking.code_commit() or "no checkout"), ("MLflow", store.uri))
     lineage = report.Lineage(sources, dump(result.job))
     page = report.Page(header, search=section(result), lineage=lineage)

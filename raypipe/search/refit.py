@@ -55,8 +55,10 @@ def _last_values(result: SearchResult, changes: dict[str, Any]) -> dict[str, Any
     A refit from its weights takes its last values. A refit from the beginning repeats its schedule,
     as far as it trains.
     """
+    # Its weights have the whole schedule behind them.
     if changes.get("train.start_from") is not None:
         return result.trials[0].changes | {"by_epoch": {}}
+    # Lines beyond the last epoch would be refused by the job.
     epochs = int(changes.get("train.epochs", result.job.train.epochs))
     schedule = result.job.by_epoch
     return {"by_epoch": {epoch: schedule[epoch] for epoch in schedule if epoch < epochs}}
@@ -123,6 +125,7 @@ def _replaced(job: TrainJob, changes: dict[str, Any]) -> TrainJob:
 def _changes(job: SearchJob) -> dict[str, Any]:
     """What every refit changes, and then what the user wants changed."""
     train, val = job.feed.train, job.feed.val
+    # The splits are written as names joined by +; validation may be part of training already.
     included = val == train or train.endswith(f"+{val}")
     both = train if included else f"{train}+{val}"
     changes = {"feed.train": both, "train.result": "last", "train.stopping.patience": None}

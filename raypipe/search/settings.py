@@ -30,6 +30,7 @@ class PbtConfig(Section):
 class SearchConfig(Section):
     """How many trials over which space, and which of them continue."""
 
+    # How many trials, and over what.
     samples: int = Field(default=16, ge=1)
     """Number of trials. A space with a grid runs the whole grid so many times, as in Ray Tune."""
 
@@ -51,6 +52,7 @@ class SearchConfig(Section):
     warm_start: bool = False
     """Start from the results of earlier searches on the same table in the same run.dir."""
 
+    # Which trials continue.
     scheduler: Literal["asha", "pasha", "hyperband", "median", "pbt", "pb2", "none"] = "asha"
     """Which trials continue, and for how long.
 
@@ -72,6 +74,7 @@ class SearchConfig(Section):
     False: they stop them for good. Useful where a trial takes long to start again.
     """
 
+    # What trials take of the cluster.
     concurrent: int | None = Field(default=None, ge=1)
     """How many trials run at a time; null: as many as the cluster has room for."""
 
@@ -81,6 +84,7 @@ class SearchConfig(Section):
     A trial of several workers takes one GPU for each worker.
     """
 
+    # Which model the search registers.
     soup: int = Field(default=1, ge=1)
     """Average the weights of up to so many of the best trials; 1: no average.
 
@@ -97,6 +101,7 @@ class SearchConfig(Section):
     longer than trials could afford (refit.py).
     """
 
+    # When it ends, and settings of single schedulers.
     stopping: SearchStoppingConfig = SearchStoppingConfig()
     """When the whole search ends before its last trial."""
 

@@ -54,6 +54,7 @@ def make(
 
     validate: validation metrics of weights. Returns None if no other trial improves on the best.
     """
+    # Start with the best trial alone.
     best, *others = (trial for trial in trials if trial.checkpoint is not None)
     mean = _weights(best)
     metrics = validate(mean)
@@ -62,6 +63,7 @@ def make(
     members = [best.name]
     sign = 1 if mode == "max" else -1
     for trial in others:
+        # The mean with this trial, if it is usable and as good as without.
         candidate = _mean(mean, _weights(trial), len(members))
         if finite.first_bad(candidate) is not None:
             continue
@@ -75,6 +77,7 @@ def make(
     if len(members) == 1:
         return None
 
+    # A checkpoint like any other; its state is the best trial's.
     state = checkpoint.read(Path(str(best.checkpoint))).state
     pieces = {name: Piece.whole(tensor) for name, tensor in mean.items()}
     path = checkpoint.write(folder / "soup", Snapshot(pieces), state)

@@ -60,6 +60,7 @@ def check(job: SearchJob, counts: Mapping[str, int] | None = None) -> tuple[Sear
     Raises ConfigError or ClusterError if the search cannot run. Nothing is written before.
     """
     resources = ray.cluster_resources()
+    # What the cluster and the installation must have.
     check_workers(job.train, resources)
     if job.search.searcher != "random":
         optuna_search.require()
@@ -69,6 +70,7 @@ def check(job: SearchJob, counts: Mapping[str, int] | None = None) -> tuple[Sear
             got=f"by_epoch={job.by_epoch}",
             fix="Set by_epoch={}; search.scheduler=pbt finds values by epoch",
         )
+    # The space. It is parsed against the whole job, so it comes after the default.
     job = defaults.with_default_space(job, counts or {}, wants_gpu(job.train, resources))
     space = spaces.parse(job.search.space or {}, job)
     for name in ("train.batch_size", "train.lr"):
@@ -80,6 +82,7 @@ def check(job: SearchJob, counts: Mapping[str, int] | None = None) -> tuple[Sear
             )
     if job.search.populated:
         pbt.check(job, space)
+    # What other parts of a search refuse; here, so that no trial is lost by it.
     refit.check(job)
     check_start(job)
     plan_resources(job, resources, job.search.samples * len(space.cells))
@@ -97,6 +100,7 @@ def search(
     """
     pinned = pin(job.table, job.feed, kind=job.model.task)
     job, space = check(job, pinned.counts)
+    # Trials share what is found: one batch size and learning rate for all, unless they draw them.
     job = finders.resolve(job, pinned, lambda: prepare(job, pinned), space.always, gpu_share(job))
     space = space.of(job)
 
@@ -116,11 +120,15 @@ def _search_into(
 ) -> None:
     """Run or continue the search, and write result.json into its folder."""
     save(job, folder / "config.yaml")
+    # What to try. After a restore all of this is the same again: hints are stored, and the
+    # planned trials depend on the seed.
     hints = earlier(job, space, folder)
     planned = plan(job, space, hints)
     total = len(planned)
+    # Every array that a trial may need is in the object store before the first one starts.
     data = prepare_data(job, pinned, candidates(job, space, planned))
 
+    # Who chooses the values, and who ends trials early.
     make_searcher = partial(searcher, job, space, planned, hints, folder)
     if job.search.populated:
         tune_scheduler = pbt.population(job, space, folder)
@@ -129,6 +137,7 @@ def _search_into(
     strategy = _Strategy(total, make_searcher, tune_scheduler)
     trials, stopped = _run(job, strategy, data, folder, progress)
 
+    # After the last trial. A kill before the last line repeats these steps.
     mutations.write_schedule(folder / "schedule.yaml", trials[0].schedule)
     _average_best(job, trials, data, folder)
     leaderboard.write(folder / "result.json", trials, stopped, decoded_images(data))
@@ -142,6 +151,7 @@ def _result(
     best = trials[0]
     if best.checkpoint is None:  # an older version may have kept such a search
         raise _nothing_usable(len(trials), folder)
+    # The model is that of the best trial, or the average of several.
     trained = leaderboard.training_result(key, pinned.version, pinned.classes, best)
     average = soup.read(folder)
     if average is not None:
@@ -169,6 +179,8 @@ def _average_best(job: SearchJob, trials: list[Trial], data: dict[str, Data], fo
         return
     best_job = replace(job, trials[0].changes)
     key = data_key(best_job)
+    # Weights of another backbone or resolution cannot be averaged, and the validation arrays
+    # below are those of the best trial.
     alike = [trial for trial in trials if data_key(replace(job, trial.changes)) == key]
     rule = job.train.stopping
     soup.make(
@@ -209,6 +221,7 @@ def _run(
     resources = plan_resources(job, ray.cluster_resources(), strategy.total)
     trainable = _trainable(job, data, folder, resources)
     run_config = _run_config(job, strategy, folder, resources, progress)
+    # After a kill Tune continues; its own folder has the state.
     tuner = _restored(folder / "tune", trainable)
     if tuner is None:
         # The searcher is made here, because a restored search brings its own.
@@ -232,6 +245,7 @@ def _trainable(
     job: SearchJob, data: dict[str, Data], folder: Path, resources: TrialResources
 ) -> Any:
     """What Tune runs for each trial: a function, or a class for trials of several workers."""
+    # Passed through the object store once, and not with every trial.
     given = {
         "job": job.model_dump(mode="json", include=set(TrainJob.model_fields)),
         "data": data,
@@ -283,6 +297,7 @@ def _restored(folder: Path, trainable: Any) -> Any | None:
         tuner = tune.Tuner.restore(
             str(folder), trainable, resume_unfinished=True, resume_errored=True
         )
+    # Tune reads pickles and JSON here: a torn file raises nearly any error.
     except Exception as e:
         aside = folder.with_name(f"{folder.name}-torn-{int(time.time())}")
         folder.rename(aside)
@@ -308,6 +323,7 @@ def _ranked(
             got=stopped,
             fix="Raise the limit in search.stopping",
         )
+    # The search needs one model at least.
     if all(trial.checkpoint is None for trial in trials):
         raise _nothing_usable(len(trials), folder)
     rule = job.train.stopping

@@ -47,6 +47,7 @@ def earlier(job: SearchJob, space: Space, folder: Path) -> list[Earlier]:
         return []
     file = folder / HINTS
     if not file.exists():
+        # First start of this search: read all others in the folder.
         hints: list[Earlier] = []
         for result in sorted(folder.parent.glob("*/result.json")):
             if result.parent != folder:
@@ -73,6 +74,7 @@ def _hints_of(other: Path, job: SearchJob, space: Space) -> Iterator[Earlier]:
     for trial in trials:
         if trial.checkpoint is None or not math.isfinite(trial.metric):
             continue
+        # What the trial drew comes before what its search's job had.
         values = {field.name: _value_at(config, field.name) for field in space.fields}
         yield Earlier(space.keyed(values | trial.changes), trial.metric)
 

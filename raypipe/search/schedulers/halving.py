@@ -1,21 +1,32 @@
-"""Successive halving of trials as they come, and a cap on their epochs that grows only while rankings disagree. Pure: no clock,
-no random number, no Ray; the same reports in the same order give the same verdicts.
+"""Asynchronous successive halving: ASHA, and PASHA's cap on the epochs.
 
-Rungs are at `grace`, grace * reduction, … epochs, and the last at `max_epochs`. ASHA (Li et al. 2020, "A system for massively
-parallel hyperparameter tuning"): a trial pauses at each rung, and goes on when it is among the best 1/reduction of those that
-came so far. Ray's ASHA never pauses: a trial that is good *so far* runs on, any other is stopped for good. So the first trials
-run to their end whatever they are worth; what that costs is in benchmarks/results. A pause costs a restart from a checkpoint:
-where that is dear (`pauses=False`), trials are stopped as Ray's are, with two differences. Among equals the first wins
-(hopeless trials predict one class and tie), and a value that is no number stops its trial.
+Pure: no clock, no random numbers, no Ray. The same reports in the same order give the same
+verdicts.
 
-The cap (`capped`) is PASHA's (Bohdal et al. 2023, "PASHA: Efficient HPO and NAS with progressive resource allocation"): no
-trial passes the second rung; then the cap moves up a rung whenever the trials that reached it are ranked otherwise there than
-a rung below. Places may be swapped by trials whose values below differ by no more than epsilon, the noise: the 90th percentile
-of the differences of pairs whose curves cross at least twice. With `pauses=False`, trials pause at the cap all the same:
-stopped ones could not go on when it grows, and the best so far are among them.
+ASHA is Li et al. 2020, "A system for massively parallel hyperparameter tuning":
 
-When nothing else is left to run and no trial was trained in full, the best one on the highest rung is (`last`): a search ends
-with a model and not with a ranking. The paper leaves that to the user.
+- Rungs are at `grace`, grace * reduction, … epochs, and the last one at `max_epochs`.
+- A trial pauses at each rung. It continues when it is among the best 1/reduction of the trials that
+  reached the rung so far.
+- Ray's ASHA never pauses. A trial that is good so far continues, and any other one is stopped for
+  good. So the first trials run to their end even if they are bad; benchmarks/results has the cost.
+- A pause costs a restart from a checkpoint. Where that is expensive (`pauses=False`), trials are
+  stopped as Ray's are, with two differences: among equal trials the first one wins (hopeless trials
+  predict one class and tie), and a value that is not a number stops its trial.
+
+The cap (`capped`) is PASHA's (Bohdal et al. 2023, "PASHA: Efficient HPO and NAS with progressive
+resource allocation"):
+
+- No trial passes the second rung at first. The cap moves up a rung whenever the trials that reached
+  it are ranked otherwise there than one rung below.
+- Two trials may swap places if their values below differ by no more than epsilon, the noise: the
+  90th percentile of the differences of pairs whose curves cross at least twice.
+- With `pauses=False`, trials pause at the cap all the same: stopped ones could not continue when it
+  moves, and the best so far are among them.
+
+When nothing else is left to run and no trial was trained in full, the best one on the highest rung
+is (`last`). So a search ends with a model and not only with a ranking. The papers leave that to the
+user.
 """
 
 from __future__ import annotations
@@ -32,15 +43,19 @@ Verdict = Literal["go on", "pause", "stop"]
 
 def rungs(max_epochs: int, grace: int, reduction: int) -> list[int]:
     """Epochs at which trials are compared; the last is max_epochs."""
-    found, epoch = [], grace
+    epochs = []
+    epoch = grace
     while epoch < max_epochs:
-        found.append(epoch)
+        epochs.append(epoch)
         epoch *= reduction
-    return [*found, max_epochs]
+    return [*epochs, max_epochs]
 
 
 class Halving:
-    """Which trials go on. `total`, where known, is how many there will be: those with no chance left are told by `hopeless`."""
+    """Decides which trials continue.
+
+    total: how many trials there will be, if known. `hopeless` needs it.
+    """
 
     def __init__(
         self,
@@ -52,23 +67,22 @@ class Halving:
         capped: bool = False,
         total: int | None = None,
     ) -> None:
-        self.rungs, self._reduction, self._total = (
-            rungs(max_epochs, grace, reduction),
-            reduction,
-            total,
-        )
-        self._sign, self._pauses, self._capped = (1 if mode == "max" else -1), pauses, capped
-        self._at: list[dict[str, float]] = [
-            {} for _ in self.rungs
-        ]  # by rung: trial -> value, in order of arrival
-        self._until: dict[str, int] = {}  # the rung a trial may run to
-        self._paused: dict[str, int] = {}  # at which rung
-        self._ended: dict[str, bool] = {}  # for good
+        self.rungs = rungs(max_epochs, grace, reduction)
+        self._reduction = reduction
+        self._total = total
+        self._sign = 1 if mode == "max" else -1  # stored values: more is better
+        self._pauses = pauses
+        self._capped = capped
+
+        # What was learned. `state` saves it; rungs are numbers from 0.
+        self._at: list[dict[str, float]] = [{} for _ in self.rungs]  # rung -> trial -> value
+        self._until: dict[str, int] = {}  # trial -> the rung that it may run to
+        self._paused: dict[str, int] = {}  # trial -> the rung where it paused
+        self._ended: dict[str, bool] = {}  # trials that never continue
         self._curves: dict[str, dict[int, float]] = {}  # trial -> epoch -> value, for the noise
-        self._cap, self._epsilon = (
-            (min(1, len(self.rungs) - 1) if capped else len(self.rungs) - 1),
-            0.0,
-        )
+        top = len(self.rungs) - 1
+        self._cap = min(1, top) if capped else top  # the highest rung that trials may reach
+        self._epsilon = 0.0  # the noise
 
     @property
     def max_epochs(self) -> int:
@@ -80,22 +94,30 @@ class Halving:
         return self.rungs[self._cap]
 
     def report(self, trial: str, epoch: int, value: float) -> Verdict:
-        """What the trial does after this epoch. A report that comes again, after a restore, gets the same answer."""
-        if value != value:
+        """What the trial does after this epoch. The same report after a restore: the same verdict.
+
+        value: the metric; NaN stops the trial.
+        """
+        if math.isnan(value):
             self._record(trial, self._next_rung(epoch), -math.inf)
             self._paused.pop(trial, None)
             return "stop"
+        # A usable epoch. Record it, at a rung for ranking too.
+        score = self._sign * value
         if self._capped:
-            self._curves.setdefault(trial, {}).setdefault(epoch, self._sign * value)
+            self._curves.setdefault(trial, {}).setdefault(epoch, score)
         if epoch in self.rungs:
-            self._record(trial, self.rungs.index(epoch), self._sign * value)
+            self._record(trial, self.rungs.index(epoch), score)
         if epoch >= self.max_epochs:
             return "stop"
-        # One that Tune forgot in a kill is drawn again, finds its checkpoint, and comes with a later epoch than the first.
+
+        # The first report may be of a later epoch than the first: if a kill made Tune forget the
+        # trial, it is drawn again and finds its checkpoint.
         rung = self._until.setdefault(trial, self._next_rung(epoch))
         if epoch < self.rungs[rung]:
             return "go on"
-        if not self._pauses and not self._good(trial, rung):
+        # At the rung that it may run to: decide.
+        if not self._pauses and trial not in self._best(rung):
             return "stop"
         if self._pauses or rung >= self._cap:
             self._paused[trial] = rung
@@ -104,42 +126,50 @@ class Halving:
         return "go on"
 
     def promotable(self) -> list[str]:
-        """Paused trials that may go on, those on the highest rung first, and of these the best."""
-        found = []
+        """Paused trials that may continue: the highest rung first, there the best first."""
+        trials = []
         for rung in reversed(range(self._cap)):
-            found += [trial for trial in self._best(rung) if self._paused.get(trial) == rung]
-        return found
+            for trial in self._best(rung):
+                if self._paused.get(trial) == rung:
+                    trials.append(trial)
+        return trials
 
     def hopeless(self) -> list[str]:
-        """Paused trials that no result to come can promote: too many were better already."""
+        """Paused trials that no later result can promote: too many others are better already."""
         if self._total is None:
             return []
+        # At the end a rung has so many places, if all trials reach it.
         places = max(1, self._total // self._reduction)
-        return [
-            t
-            for rung in range(len(self.rungs))
-            for t in self._ranked(rung)[places:]
-            if self._paused.get(t) == rung
-        ]
+        trials = []
+        for rung in range(len(self.rungs)):
+            for trial in self._ranked(rung)[places:]:
+                if self._paused.get(trial) == rung:
+                    trials.append(trial)
+        return trials
 
     def last(self) -> str | None:
-        """The trial to train in full when nothing else is left to run: None when one was, or there is none."""
+        """The trial to train in full when nothing else is left to run.
+
+        None if a trial was trained in full already, or if none is paused.
+        """
         if self._at[-1] or not self._paused:
             return None
         highest = max(self._paused.values())
-        return next(trial for trial in self._ranked(highest) if self._paused.get(trial) == highest)
+        paused = [trial for trial in self._ranked(highest) if self._paused.get(trial) == highest]
+        return paused[0]
 
     def resume(self, trial: str, to_the_end: bool = False) -> None:
-        """The trial goes on, to the next rung or to its end."""
+        """A paused trial continues, to the next rung or to its end."""
         rung = self._paused.pop(trial)
-        self._until[trial] = len(self.rungs) - 1 if to_the_end else rung + 1
+        end = len(self.rungs) - 1
+        self._until[trial] = end if to_the_end else rung + 1
 
     def forget(self, trial: str) -> None:
-        """It is not waiting any more. What it reported still ranks others."""
+        """The trial is not paused any more. What it reported still ranks others."""
         self._paused.pop(trial, None)
 
     def end(self, trial: str) -> None:
-        """It will never go on, also where a restored search does not know that it had ended."""
+        """The trial never continues, even if a restored search does not know that it ended."""
         self.forget(trial)
         self._ended[trial] = True
 
@@ -150,7 +180,7 @@ class Halving:
         return trial in self._ended
 
     def state(self) -> dict[str, Any]:
-        """Everything that was learned; plain dicts."""
+        """Everything that was learned, as plain dicts; each key is an attribute without its `_`."""
         return {
             "at": [dict(values) for values in self._at],
             "until": dict(self._until),
@@ -162,53 +192,72 @@ class Halving:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
+        """Continue from what `state` returned."""
         for name, value in state.items():
             setattr(self, f"_{name}", value)
 
-    def _record(self, trial: str, rung: int, value: float) -> None:
-        self._at[rung].setdefault(trial, value)
-        if rung == self._cap < len(self.rungs) - 1 and self._disagree():
+    def _record(self, trial: str, rung: int, score: float) -> None:
+        """Keep the trial's first score at a rung, and move the cap if rankings disagree there."""
+        self._at[rung].setdefault(trial, score)
+        top = len(self.rungs) - 1
+        if rung == self._cap < top and self._disagree():
             self._cap += 1
 
     def _next_rung(self, epoch: int) -> int:
-        return next((i for i, at in enumerate(self.rungs) if at >= epoch), len(self.rungs) - 1)
+        """The first rung at this epoch or later."""
+        for rung, at in enumerate(self.rungs):
+            if at >= epoch:
+                return rung
+        return len(self.rungs) - 1
 
     def _ranked(self, rung: int) -> list[str]:
-        """From best to worst; among equals the first to come."""
-        values = self._at[rung]
-        return sorted(values, key=lambda trial: -values[trial])
+        """From best to worst; equal trials in the order of their arrival."""
+        scores = self._at[rung]
+        return sorted(scores, key=lambda trial: -scores[trial])
 
     def _best(self, rung: int) -> list[str]:
+        """The best 1/reduction of a rung's trials; without pauses one at least."""
         places = len(self._at[rung]) // self._reduction
-        return self._ranked(rung)[: places if self._pauses else max(1, places)]
-
-    def _good(self, trial: str, rung: int) -> bool:
-        return trial in self._best(rung)
+        if not self._pauses:
+            places = max(1, places)
+        return self._ranked(rung)[:places]
 
     def _disagree(self) -> bool:
-        """Does the cap's rung rank its trials otherwise than the rung below, by more than the noise?"""
-        here, below = self._at[self._cap], self._at[self._cap - 1]
-        now = [
-            trial for trial in self._ranked(self._cap) if trial in below and here[trial] > -math.inf
-        ]
+        """Does the cap's rung rank its trials otherwise than the rung below, beyond the noise?"""
+        here = self._at[self._cap]
+        below = self._at[self._cap - 1]
+        # The trials that both rungs know, ranked by either.
+        now = []
+        for trial in self._ranked(self._cap):
+            if trial in below and here[trial] > -math.inf:
+                now.append(trial)
         before = sorted(now, key=lambda trial: -below[trial])
-        self._epsilon = noise(
-            [self._curves[trial] for trial in here if trial in self._curves], self._epsilon
-        )
-        return any(
-            abs(below[a] - below[b]) > self._epsilon
-            for a, b in zip(now, before, strict=True)
-            if a != b
-        )
+        curves = [self._curves[trial] for trial in here if trial in self._curves]
+        self._epsilon = noise(curves, self._epsilon)
+        for a, b in zip(now, before, strict=True):
+            if a != b and abs(below[a] - below[b]) > self._epsilon:
+                return True
+        return False
 
 
 def noise(curves: Iterable[dict[int, float]], otherwise: float = 0.0) -> float:
-    """Epsilon: the 90th percentile of how far apart those pairs are, at their last common epoch, whose curves cross at least
-    twice, as only noise makes them do; `otherwise` where there is no such pair."""
+    """PASHA's epsilon: how far apart two trials may be by noise alone.
+
+    Taken are the pairs whose curves (epoch -> value) cross at least twice, as only noise makes them
+    do, and how far apart they are at their last common epoch. The result is the 90th percentile, or
+    `otherwise` if there is no such pair.
+    """
     apart = []
     for one, other in combinations(list(curves), 2):
-        leads = [one[epoch] - other[epoch] for epoch in sorted(one.keys() & other.keys())]
+        common = sorted(one.keys() & other.keys())
+        leads = [one[epoch] - other[epoch] for epoch in common]
+        # Who leads; equal values count for neither.
         signs = [lead > 0 for lead in leads if lead]
-        if sum(a != b for a, b in pairwise(signs)) >= 2:
+        crossings = sum(a != b for a, b in pairwise(signs))
+        if crossings >= 2:
             apart.append(abs(leads[-1]))
-    return sorted(apart)[min(len(apart) - 1, int(0.9 * len(apart)))] if apart else otherwise
+    if not apart:
+        return otherwise
+    apart.sort()
+    percentile = min(len(apart) - 1, int(0.9 * len(apart)))
+    return apart[percentile]

@@ -51,6 +51,7 @@ def schedules(folder: Path) -> dict[str, Schedule]:
         # A donor that took over no weights was trained with its own values from the start.
         from_start = [{"epoch": 0, **mutation["donor_values"]}]
         donor = by_trial.get(mutation["donor"], from_start)
+        # The donor's weights at the exploit were trained with its schedule up to there.
         before = [line for line in donor if line["epoch"] < max(1, epoch)]
         by_trial[mutation["trial"]] = [*before, {"epoch": epoch, **mutation["values"]}]
     return {trial: tuple(lines) for trial, lines in by_trial.items()}
@@ -63,6 +64,7 @@ def job_of(job: TrainJob, changes: Mapping[str, Any], schedule: Schedule) -> Tra
     """
     if len(schedule) < 2:
         return replace(job, dict(changes))
+    # The first line becomes the job's own values, the others by_epoch.
     first, *later = schedule
     by_epoch = {line["epoch"]: _values(line) for line in later}
     return replace(job, _values(first) | {"by_epoch": by_epoch})

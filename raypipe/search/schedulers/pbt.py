@@ -75,7 +75,9 @@ def check(job: SearchJob, space: Space) -> None:
 
 
 def _check_space(job: SearchJob, space: Space) -> None:
+    # Three kinds of field that a population cannot draw.
     scheduler = job.search.scheduler
+    # Fields of the model's shape or the data cannot change in a running training.
     fixed = [field.name for field in space.fields if field.name not in MUTABLE]
     if fixed:
         mutable = ", ".join(name for name in MUTABLE if not name.startswith("augment."))
@@ -122,6 +124,7 @@ def population(job: SearchJob, space: Space, folder: Path) -> Any:
         # Tune wants a function for each field. It never calls them: `_get_new_config` is ours.
         unused = {name: lambda: None for name in draws}
         made = Pbt(hyperparam_mutations=unused, **common)
+    # Tune's constructor takes no arguments of ours.
     made.job = job
     made.draws = draws
     made.folder = folder
@@ -166,6 +169,7 @@ class _Population:
         waiting = live and all(trial.status == Trial.PAUSED for trial in live)
         if chosen is None and waiting:
             states = self._trial_state  # type: ignore[attr-defined]
+            # The next turn is one interval after the trial that is furthest.
             furthest = max(states[trial].last_train_time for trial in live)
             self._next_perturbation_sync = furthest + self.job.search.pbt.every
             chosen = super().choose_trial_to_run(controller)  # type: ignore[misc]
@@ -184,6 +188,7 @@ class _Population:
         Every trial whose weights are lost is among the first, and none among the second.
         """
         lower, upper = super()._quantiles()  # type: ignore[misc]
+        # All trials whose weights are lost, wherever Tune put them.
         lost = []
         for trial, state in self._trial_state.items():  # type: ignore[attr-defined]
             if state.last_score == -math.inf and not trial.is_finished():
@@ -201,6 +206,7 @@ class _Population:
         for Tune's log.
         """
         for attempt in range(TRIES):
+            # PB2 and PBT may propose the donor's own values, or some that the job refuses together.
             values = self._propose(trial, donor, attempt)
             if all(values[name] == donor.config[name] for name in self.draws):
                 continue
@@ -235,6 +241,7 @@ class _Population:
                 problem,
             )
             return
+        # Before Tune changes the trial: what it was.
         mutation = {
             "trial": _name(trial),
             "donor": _name(donor),
@@ -247,6 +254,7 @@ class _Population:
         # Then it stops the clone after its first epoch (ray-project/ray #57906). A second pause
         # drops the note and does nothing else.
         controller.pause_trial(trial, should_checkpoint=False)
+        # Link the donor's files before it may delete them, then record the exploit.
         trials = self.folder / "trials"
         trial_checkpoints.prepare_folder(trials, _name(trial), trial.config, pointed)
         mutations.append(self.folder, {**mutation, "values": dict(trial.config)})
@@ -290,6 +298,7 @@ class _Pb2(_Population):
         PB2 writes a row for each of its proposals. Only one row may stay, and it must hold the
         values that the trial really tries.
         """
+        # PB2 adds rows to the table while it proposes; `known` is the table without them.
         known = self.data
         values, operations = super()._get_new_config(trial, donor)
         tried = {name: values[name] for name in self.draws}

@@ -1,15 +1,21 @@
-"""Which trials go on, and for how long: names -> Tune schedulers.
+"""Which trials continue, and for how long: names -> Ray Tune's schedulers.
 
-`asha` and `pasha` are our own rules (halving.py) behind Tune's interface: what benchmarks/halving.py proves on tables is what a
-search runs. `hyperband` and `median` are Tune's. A scheduler that pauses trials has two things to mind:
+`asha` and `pasha` are our own rules (halving.py) behind Tune's interface, so a search runs the same
+code that benchmarks/halving.py measures on tables. `hyperband` and `median` are Tune's.
 
-- Tune's searchers count paused trials as running. Without a word to them, as many paused trials as may run at a time end a
-  search in silence, so a trial that pauses gives its place back (`_yield_place`). Tune's HyperBand halves whatever its bracket
-  holds when all of that wait: two at a time, nobody would ever be stopped. So it gets all trials at the start (`drawn_ahead`),
-  and a searcher that learns from results has none to learn from.
-- A trial whose epoch was unusable has lost its weights (told.py): halving stops it, Tune's own rules rank it last.
-- Tune restores a search without its scheduler's memory: the first trials after a kill would be compared with none. `memory` is
-  a callback that Tune saves and restores; paused trials stay paused.
+A scheduler that pauses trials has four problems with Tune:
+
+1. Tune's searchers count paused trials as running. When as many trials are paused as may run at a
+   time, the search would end without a message. So a trial that pauses gives its place back
+   (`_yield_place`).
+2. Tune's HyperBand halves its bracket when all trials of it wait. If it knew two trials at a time,
+   none would ever be stopped. So it gets all trials at the start (`drawn_ahead`), and a searcher
+   that learns from results has none to learn from.
+3. A trial with an unusable epoch has lost its weights (epoch_result.py). Halving stops it, and
+   Tune's own rules rank it last.
+4. Tune restores a search without its scheduler's state: the first trials after a kill would be
+   compared with none. `Memory` is a callback that Tune saves and restores. Paused trials stay
+   paused.
 """
 
 from __future__ import annotations
@@ -38,29 +44,29 @@ _DECISIONS: dict[Verdict, str] = {
 
 
 class HalvingScheduler(FIFOScheduler):
-    """Carries out what `rule` says. A paused trial keeps its checkpoint and no actor."""
+    """Carries out the verdicts of `rule`. A paused trial keeps its checkpoint and no process."""
 
     def __init__(self, rule: Halving, metric: str) -> None:
         super().__init__()
-        self.rule, self._metric = rule, metric
+        self.rule = rule
+        self._metric = metric
 
     def set_search_properties(self, metric: str | None, mode: str | None, **spec: Any) -> bool:
-        return True  # it knows both
+        """Tune would pass metric and mode here; the constructor has them already."""
+        return True
 
     def on_trial_add(self, tune_controller: Any, trial: Trial) -> None:
-        if self.rule.is_paused(
-            trial.trial_id
-        ):  # Tune would start all trials of a restored search again
+        """Restore the status of a trial that Tune adds after a kill."""
+        if self.rule.is_paused(trial.trial_id):
+            # Tune would start all trials of a restored search again.
             trial.set_status(Trial.PAUSED)
-        elif self.rule.is_ended(
-            trial.trial_id
-        ):  # its record of a trial that was stopped while it waited still says waiting
+        elif self.rule.is_ended(trial.trial_id):
+            # Tune's record of a trial that was stopped while it was paused still says paused.
             trial.set_status(Trial.TERMINATED)
 
     def on_trial_result(self, tune_controller: Any, trial: Trial, result: dict[str, Any]) -> str:
-        verdict = self.rule.report(
-            trial.trial_id, int(result[EPOCH]), metric_of_result(result, self._metric)
-        )
+        value = metric_of_result(result, self._metric)
+        verdict = self.rule.report(trial.trial_id, int(result[EPOCH]), value)
         if verdict == "pause":
             _yield_place(tune_controller, trial, result)
         return _DECISIONS[verdict]
@@ -75,24 +81,28 @@ class HalvingScheduler(FIFOScheduler):
         self.rule.forget(trial.trial_id)
 
     def choose_trial_to_run(self, tune_controller: Any) -> Trial | None:
-        """A paused trial that may go on, else a new one, else (nothing runs, none is to come) the one to train in full."""
+        """A paused trial that may continue, else a new one, else the last one to train in full."""
         trials = {trial.trial_id: trial for trial in tune_controller.get_trials()}
+        # Tune may still be saving a trial that the rule calls paused. Then it is not in here.
         paused = {name for name, trial in trials.items() if trial.status == Trial.PAUSED}
         for name in paused.intersection(self.rule.hopeless()):
             tune_controller.stop_trial(trials[name])
+        # Trials that continue come before new ones: they are the better ones.
         for name in self.rule.promotable():
-            if name in paused:  # Tune may still be saving it
+            if name in paused:  # else Tune is still saving it
                 self.rule.resume(name)
                 return trials[name]
-        if any(trial.status == Trial.PENDING for trial in trials.values()):
-            return next(trial for trial in trials.values() if trial.status == Trial.PENDING)
+        for trial in trials.values():
+            if trial.status == Trial.PENDING:
+                return trial
         if all(trial.status == Trial.PAUSED or trial.is_finished() for trial in trials.values()):
-            return self._end(tune_controller, trials, paused)
+            return self._last(tune_controller, trials, paused)
         return None
 
-    def _end(
+    def _last(
         self, tune_controller: Any, trials: dict[str, Trial], paused: set[str]
     ) -> Trial | None:
+        """Nothing runs: if no trial is to come either, stop all but the one to train in full."""
         if not tune_controller.search_alg.is_finished():
             return None
         last = self.rule.last()
@@ -104,11 +114,12 @@ class HalvingScheduler(FIFOScheduler):
         return trials[last]
 
     def debug_string(self) -> str:
-        return f"Halving: rungs {self.rule.rungs}, cap {self.rule.cap}"
+        rule = self.rule
+        return f"Halving: rungs {rule.rungs}, cap {rule.cap}"
 
 
 class Memory(tune.Callback):  # type: ignore[misc]
-    """What a rule has seen, saved and restored with the search."""
+    """Saves and restores a rule's state with the search."""
 
     def __init__(self, rule: Halving) -> None:
         self._rule = rule
@@ -121,15 +132,20 @@ class Memory(tune.Callback):  # type: ignore[misc]
 
 
 def _yield_place(tune_controller: Any, trial: Trial, result: dict[str, Any]) -> None:
-    """To the searcher the trial is complete, with the value that it paused with."""
+    """Tell the searcher that a paused trial is complete, with the value that it paused with."""
     tune_controller.search_alg.on_trial_complete(trial.trial_id, result=result)
 
 
 def _halving(job: SearchJob, total: int, capped: bool) -> HalvingScheduler:
     cfg, train = job.search, job.train
-    grace = min(cfg.grace, train.epochs)
     rule = Halving(
-        train.epochs, grace, cfg.reduction, train.stopping.mode, cfg.pauses, capped, total
+        train.epochs,
+        min(cfg.grace, train.epochs),
+        cfg.reduction,
+        train.stopping.mode,
+        cfg.pauses,
+        capped,
+        total,
     )
     return HalvingScheduler(rule, train.stopping.metric)
 
@@ -143,15 +159,19 @@ def pasha(job: SearchJob, total: int) -> TrialScheduler:
 
 
 def hyperband(job: SearchJob, total: int) -> TrialScheduler:
-    """Brackets of its own: `search.grace` says nothing to it."""
+    """Tune's HyperBand. It has brackets of its own and does not use `search.grace`."""
     return HyperBandScheduler(
         time_attr=EPOCH, max_t=job.train.epochs, reduction_factor=job.search.reduction
     )
 
 
 def median(job: SearchJob, total: int) -> TrialScheduler:
-    """Stops a trial whose best is below the median of the others' running means (Golovin et al. 2017, "Google Vizier")."""
-    return MedianStoppingRule(time_attr=EPOCH, grace_period=min(job.search.grace, job.train.epochs))
+    """Tune's rule: stop a trial whose best is below the median of the others' running means.
+
+    Golovin et al. 2017, "Google Vizier".
+    """
+    grace = min(job.search.grace, job.train.epochs)
+    return MedianStoppingRule(time_attr=EPOCH, grace_period=grace)
 
 
 SCHEDULERS: dict[str, Callable[[SearchJob, int], TrialScheduler | None]] = {
@@ -164,15 +184,18 @@ SCHEDULERS: dict[str, Callable[[SearchJob, int], TrialScheduler | None]] = {
 
 
 def scheduler(job: SearchJob, total: int) -> TrialScheduler | None:
-    """Of a search of `total` trials."""
-    return SCHEDULERS[job.search.scheduler](job, total)
+    """The scheduler of a search of `total` trials; None: every trial runs to its end."""
+    make = SCHEDULERS[job.search.scheduler]
+    return make(job, total)
 
 
-def drawn_ahead(job: SearchJob, total: int, at_once: int) -> int:
-    """How many trials the searcher may draw before the first of them ends; `at_once` can run."""
-    return total if job.search.scheduler == "hyperband" else at_once
+def drawn_ahead(job: SearchJob, total: int, concurrent: int) -> int:
+    """How many trials the searcher may draw before the first one ends; `concurrent` can run."""
+    return total if job.search.scheduler == "hyperband" else concurrent
 
 
 def memory(chosen: TrialScheduler | None) -> list[tune.Callback]:
-    """The callbacks that a search needs for its scheduler to remember."""
-    return [Memory(chosen.rule)] if isinstance(chosen, HalvingScheduler) else []
+    """The callbacks that save a scheduler's state with the search."""
+    if not isinstance(chosen, HalvingScheduler):
+        return []
+    return [Memory(chosen.rule)]

@@ -1,10 +1,17 @@
-"""BOHB's choice of the next trial (Falkner et al. 2018, "BOHB: Robust and efficient hyperparameter optimization at scale").
+"""BOHB's choice of the next trial.
 
-Trials that a scheduler pauses or stops early come to no last value, and values after different epochs do not compare: a good
-trial after one epoch is worse than a poor one after nine. So the estimator learns from one budget alone: the largest of the
-rungs at which more trials have been than a density over the space's fields needs. A third of the trials are drawn at random, as
-in the paper, so that a mistaken model cannot keep a search. The estimator is Optuna's multivariate TPE; any scheduler that
-compares trials at rungs (asha, pasha) goes with it.
+Falkner et al. 2018, "BOHB: Robust and efficient hyperparameter optimization at scale". A scheduler
+pauses or stops trials early. Such trials have no last value, and values after different epochs do
+not compare: a good trial after one epoch is worse than a poor one after nine. So the estimator
+learns from one budget alone, a number of epochs:
+
+1. Budgets are the rungs at which the scheduler compares trials (asha, pasha).
+2. The largest budget with enough trials is taken. A density over the space's fields needs more
+   trials than it has fields.
+3. A third of the trials are drawn at random, as in the paper, so that a wrong model cannot keep the
+   search in one place.
+
+The estimator is Optuna's multivariate TPE.
 """
 
 from __future__ import annotations
@@ -14,17 +21,20 @@ from pathlib import Path
 from typing import Any
 
 from raypipe.search.schedulers.halving import rungs
-from raypipe.search.searchers.optuna_search import Suggested, distribution, require
+from raypipe.search.searchers.optuna_search import Suggested, require
 from raypipe.search.settings import SearchJob
 from raypipe.search.space.space import Changes, Space, uniform
 from raypipe.search.trials.epoch_result import EPOCH, metric_of_result
 from raypipe.search.warm_start import Earlier
 
-AT_RANDOM = 1 / 3
+AT_RANDOM = 1 / 3  # share of the trials that are drawn at random
 
 
 class Bohb(Suggested):
-    """Suggestions from what trials were worth at one budget. Its state is with Tune's: it needs no journal."""
+    """Suggestions from the trials' values at one budget.
+
+    Its state is saved with Tune's and a study is made for each ask, so it needs no journal.
+    """
 
     def __init__(
         self,
@@ -35,46 +45,47 @@ class Bohb(Suggested):
         folder: Path,
     ) -> None:
         super().__init__(job, trials, space, earlier, folder)
-        self._least = len(self._samplers()) + 3
-        self._drawn: dict[str, dict[str, Any]] = {}  # trial -> its values as Optuna knows them
-        self._seen: dict[
-            str, dict[str, float]
-        ] = {  # epochs (a string: it travels as JSON) -> trial -> value
-            str(epochs): {}
-            for epochs in rungs(
-                job.train.epochs, min(job.search.grace, job.train.epochs), job.search.reduction
-            )
-        }
+        epochs = job.train.epochs
+        budgets = rungs(epochs, min(job.search.grace, epochs), job.search.reduction)
+        self._least = len(self._samplers()) + 3  # trials that a model needs
+        self._drawn: dict[str, dict[str, Any]] = {}  # trial -> its codes
+        # Budget -> trial -> value. The budget is a string because the state is saved as JSON.
+        self._seen: dict[str, dict[str, float]] = {str(budget): {} for budget in budgets}
 
     def get_state(self) -> dict[str, Any]:
         return super().get_state() | {"drawn": self._drawn, "seen": self._seen}
 
     def set_state(self, state: dict[str, Any]) -> None:
         super().set_state(state)
-        self._drawn, self._seen = state["drawn"], state["seen"]
+        self._drawn = state["drawn"]
+        self._seen = state["seen"]
 
     def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
         super().on_trial_result(trial_id, result)
-        rung, value = (
-            self._seen.get(str(result.get(EPOCH))),
-            metric_of_result(result, self._metric_name),
-        )
-        if rung is not None and trial_id in self._drawn and not math.isnan(value):
-            rung[trial_id] = value
+        # Only epochs at a rung count, and only trials of this search.
+        budget = str(result.get(EPOCH))
+        value = metric_of_result(result, self._metric_name)
+        if budget not in self._seen or trial_id not in self._drawn or math.isnan(value):
+            return
+        self._seen[budget][trial_id] = value
 
     def budget(self) -> int | None:
-        """Epochs after which trials are compared to choose the next one; None as long as nowhere there are enough."""
-        enough = (int(epochs) for epochs, seen in self._seen.items() if len(seen) >= self._least)
+        """Epochs after which trials are compared; None while no budget has enough trials."""
+        enough = []
+        for budget, values in self._seen.items():
+            if len(values) >= self._least:
+                enough.append(int(budget))
         return max(enough, default=None)
 
     def _study(self) -> Any:
-        optuna, samplers = require(), self._samplers()
-        study = optuna.create_study(direction="maximize" if self._better == "max" else "minimize")
+        """A new study, with the values at the present budget."""
+        direction = "maximize" if self._better == "max" else "minimize"
+        study = require().create_study(direction=direction)
+        # Trials of earlier searches count at every budget.
         study.add_trials([self._hint(trial) for trial in self._earlier])
-        for trial, value in self._seen.get(str(self.budget()), {}).items():
-            codes = self._drawn[trial]
-            how = {key: distribution(samplers[key]) for key in codes}
-            study.add_trial(optuna.create_trial(params=codes, distributions=how, value=value))
+        values = self._seen.get(str(self.budget()), {})
+        for trial, value in values.items():
+            study.add_trial(self._optuna_trial(self._drawn[trial], value))
         return study
 
     def _sampler(self, i: int, attempt: int) -> Any:
@@ -83,8 +94,8 @@ class Bohb(Suggested):
             return require().samplers.RandomSampler(seed=seed)
         return self._parzen(seed, self._least)
 
-    def _note(self, trial_id: str, asked: Any) -> None:
+    def _record(self, trial_id: str, asked: Any) -> None:
         self._drawn[trial_id] = dict(asked.params)
 
-    def _tell(self, trial_id: str, value: float | None) -> None:
-        """What the study is made of was heard epoch by epoch."""
+    def _learn(self, trial_id: str, value: float | None) -> None:
+        """Nothing: `on_trial_result` records every epoch."""

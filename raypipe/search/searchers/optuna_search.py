@@ -1,10 +1,19 @@
-"""Bayesian searchers: Optuna's tree-structured Parzen estimator (Bergstra et al. 2011) and Gaussian process, by ask and tell.
+"""Bayesian searchers: Optuna's tree-structured Parzen estimator (tpe) and Gaussian process (gp).
 
-The study lies in a journal in the search's folder, so a killed search goes on with what it knew. Each ask has a sampler of
-its own, seeded by (seed, trial): what is suggested depends on the study, and not on how often the search was interrupted.
-A trial is told its best epoch, whoever ended it; one that failed or was never a number is told as failed. tpe learns
-conditional spaces branch by branch; gp models the fields that every trial has and draws the others at random. Where the job
-refuses TRIES suggestions in a row, the trial is the random search's.
+TPE is Bergstra et al. 2011, "Algorithms for hyper-parameter optimization". Optuna is used by its
+ask and tell interface:
+
+1. For the next trial we ask Optuna's study, and draw the space with what it suggests. If the job
+   refuses the values, we tell the study that they failed and ask again. After TRIES refusals the
+   trial is that of the random search.
+2. When a trial ends, we tell the study its best epoch's value, whatever ended it. A trial that
+   failed, or never had a number, is told as failed.
+3. The study is stored in a journal in the search's folder, so a killed search continues with it.
+4. Each ask has a sampler of its own, seeded by the seed and the trial's number. So a suggestion
+   depends on the study, and not on how often the search was interrupted.
+
+tpe learns conditional spaces branch by branch. gp models the fields that every trial has, and draws
+the others at random.
 """
 
 from __future__ import annotations
@@ -18,7 +27,7 @@ from raypipe.errors import ConfigError
 from raypipe.search.searchers.tune_searchers import Draws
 from raypipe.search.settings import SearchJob
 from raypipe.search.space.samplers import Choice, Range, Sampler
-from raypipe.search.space.space import Changes, Space, uniform
+from raypipe.search.space.space import Changes, Space, field_of, uniform
 from raypipe.search.warm_start import Earlier
 
 TRIES = 16
@@ -26,7 +35,7 @@ JOURNAL = "optuna.journal"
 
 
 def require() -> Any:
-    """The optuna package, imported when it is asked for. Raises ConfigError without it."""
+    """The optuna package, imported on demand. Raises ConfigError without it."""
     try:
         import optuna
     except ImportError:
@@ -39,7 +48,10 @@ def require() -> Any:
 
 
 class Suggested(Draws):
-    """Optuna's suggestions; the planned trials say what a grid pins, and what to try when the job refuses them."""
+    """Returns Optuna's suggestions.
+
+    The planned trials have the grid's values, and replace suggestions that the job refuses.
+    """
 
     def __init__(
         self,
@@ -50,142 +62,189 @@ class Suggested(Draws):
         folder: Path,
     ) -> None:
         super().__init__(job, trials)
-        self._kind, self._seed, self._space, self._earlier = (
-            job.search.searcher,
-            job.run.seed,
-            space,
-            earlier,
-        )
+        self._kind = job.search.searcher
+        self._seed = job.run.seed
+        self._space = space
+        self._earlier = earlier
         self._journal = folder / JOURNAL
         self._asked: dict[str, int] = {}  # Tune's id -> Optuna's number, of trials that run
-        self._opened: Any = None
+        self._opened: Any = None  # the study
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_opened": None}
 
     def get_state(self) -> dict[str, Any]:
         return super().get_state() | {"asked": self._asked}
 
     def set_state(self, state: dict[str, Any]) -> None:
         super().set_state(state)
-        self._asked, self._opened = state["asked"], None
+        self._asked = state["asked"]
+        self._opened = None
 
     def _draw(self, i: int, trial_id: str) -> Changes:
-        optuna, study, cells = require(), self._study(), self._space.cells
+        failed = require().trial.TrialState.FAIL
+        study = self._study()
+        cells = self._space.cells
         for attempt in range(TRIES + 1):
             study.sampler = self._sampler(i, attempt)
-            pins = {**cells[i % len(cells)], **(self._planned(i) if attempt == TRIES else {})}
+            # The grid's values are fixed; in the last attempt all values are.
+            pins = dict(cells[i % len(cells)])
+            if attempt == TRIES:
+                pins |= self._planned(i)
             if pins:
+                # Optuna takes enqueued values for the next ask.
                 study.enqueue_trial(self._codes(pins))
             asked = study.ask()
             changes = self._space.draw(partial(_suggest, asked))
             if self._space.refusal(changes) is None:
                 break
-            study.tell(asked.number, state=optuna.trial.TrialState.FAIL)
-        self._note(trial_id, asked)
+            study.tell(asked.number, state=failed)
+        self._record(trial_id, asked)
         return changes
 
-    def _note(self, trial_id: str, asked: Any) -> None:
+    def _record(self, trial_id: str, asked: Any) -> None:
+        """Remember which of Optuna's trials this is."""
         self._asked[trial_id] = asked.number
 
     def _planned(self, i: int) -> Changes:
-        """The random search's trial, by key."""
-        keyed: Changes = {}
-        self._space.draw(
-            lambda key, how: keyed.setdefault(key, self._trials[i][key.partition("#")[0]])
-        )
-        return keyed
+        """The values of the random search's trial i, by branch key."""
+        by_field = self._trials[i]
+        by_key: Changes = {}
 
-    def _tell(self, trial_id: str, value: float | None) -> None:
-        failed = require().trial.TrialState.FAIL
-        if trial_id in self._asked:  # asked before a state was lost: it was told as failed already
-            told = {"state": failed} if value is None else {"values": value}
-            self._study().tell(self._asked.pop(trial_id), **told, skip_if_finished=True)
+        def suggest(key: str, sampler: Sampler) -> Any:
+            value = by_field[field_of(key)]
+            by_key[key] = value
+            return value
+
+        self._space.draw(suggest)
+        return by_key
+
+    def _learn(self, trial_id: str, value: float | None) -> None:
+        # A trial from before a lost state is missing here: `_open` told it as failed.
+        if trial_id not in self._asked:
+            return
+        # Opened before the trial leaves `_asked`: a trial that is missing there is told as failed.
+        study = self._study()
+        number = self._asked.pop(trial_id)
+        if value is None:
+            failed = require().trial.TrialState.FAIL
+            study.tell(number, state=failed, skip_if_finished=True)
+        else:
+            study.tell(number, values=value, skip_if_finished=True)
 
     def _sampler(self, i: int, attempt: int) -> Any:
-        optuna, seed = require(), int(uniform(self._seed, i, attempt) * 2**32)
-        random = min(10, max(4, len(self._trials) // 4))  # trials before the model is asked
+        """Optuna's sampler for one ask."""
+        seed = int(uniform(self._seed, i, attempt) * 2**32)
+        # So many trials are drawn at random before the model is used.
+        random = min(10, max(4, len(self._trials) // 4))
         if self._kind == "tpe":
             return self._parzen(seed, random)
+        samplers = require().samplers
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # an experimental class
-            return optuna.samplers.GPSampler(
+            warnings.simplefilter("ignore")  # the class is experimental
+            return samplers.GPSampler(
                 seed=seed, n_startup_trials=random, warn_independent_sampling=False
             )
 
     def _parzen(self, seed: int, random: int) -> Any:
+        samplers = require().samplers
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # experimental arguments
-            shared = {
-                "multivariate": True,
-                "group": True,
-                "constant_liar": True,
-                "warn_independent_sampling": False,
-            }
-            return require().samplers.TPESampler(seed=seed, n_startup_trials=random, **shared)
+            warnings.simplefilter("ignore")  # some arguments are experimental
+            return samplers.TPESampler(
+                seed=seed,
+                n_startup_trials=random,
+                multivariate=True,
+                group=True,
+                constant_liar=True,
+                warn_independent_sampling=False,
+            )
 
     def _study(self) -> Any:
+        """Optuna's study, opened at the first use."""
         if self._opened is None:
             self._opened = self._open()
         return self._opened
 
     def _open(self) -> Any:
-        """The study with what it knew. Trials that nobody runs any more are told as failed."""
+        """The study in the journal, or a new one that knows the earlier searches' trials."""
         optuna = require()
-        new = not self._journal.exists()
-        _mend(self._journal)
-        journal = optuna.storages.JournalStorage(
-            optuna.storages.journal.JournalFileBackend(str(self._journal))
-        )
-        direction = "maximize" if self._better == "max" else "minimize"
-        study = optuna.create_study(
-            storage=journal, study_name="search", direction=direction, load_if_exists=True
-        )
         states = optuna.trial.TrialState
+        # Looked up before the backend makes the file.
+        is_new = not self._journal.exists()
+        _cut_torn_line(self._journal)
+        backend = optuna.storages.journal.JournalFileBackend(str(self._journal))
+        study = optuna.create_study(
+            storage=optuna.storages.JournalStorage(backend),
+            study_name="search",
+            direction="maximize" if self._better == "max" else "minimize",
+            load_if_exists=True,
+        )
+        # A kill may have left values that were enqueued for a trial and not asked for. The next ask
+        # would take them for another trial, so they are asked for now, and fail below.
         for _ in study.get_trials(deepcopy=False, states=(states.WAITING,)):
-            study.ask()  # pinned values that a kill left behind: they are another trial's
+            study.ask()
+        # Trials of the study that no trial of Tune's runs any more.
         for trial in study.get_trials(deepcopy=False, states=(states.RUNNING,)):
             if trial.number not in self._asked.values():
                 study.tell(trial.number, state=states.FAIL)
-        if new and self._earlier:
+        if is_new and self._earlier:
             study.add_trials([self._hint(trial) for trial in self._earlier])
         return study
 
     def _hint(self, trial: Earlier) -> Any:
-        codes, samplers = self._codes(trial.keyed), self._samplers()
-        how = {key: distribution(samplers[key]) for key in codes}
-        return require().create_trial(params=codes, distributions=how, value=trial.metric)
+        """A trial of an earlier search as a finished trial of Optuna."""
+        codes = self._codes(trial.keyed)
+        return self._optuna_trial(codes, trial.metric)
 
-    def _codes(self, keyed: Changes) -> dict[str, float | int | None]:
-        """Values as Optuna knows them: choices by number, so that a member may be of any type."""
+    def _optuna_trial(self, codes: dict[str, Any], value: float) -> Any:
+        """A finished trial of Optuna with these codes (see `_codes`)."""
         samplers = self._samplers()
-        return {key: samplers[key].code(value) for key, value in keyed.items()}
+        distributions = {key: distribution(samplers[key]) for key in codes}
+        return require().create_trial(params=codes, distributions=distributions, value=value)
+
+    def _codes(self, by_key: Changes) -> dict[str, float | int | None]:
+        """Values as Optuna knows them: choices by number, because a member may be of any type."""
+        samplers = self._samplers()
+        return {key: samplers[key].code(value) for key, value in by_key.items()}
 
     def _samplers(self) -> dict[str, Sampler]:
-        return {b.key: b.sampler for f in self._space.fields for b in f.branches}
+        """By branch key."""
+        samplers = {}
+        for field in self._space.fields:
+            for branch in field.branches:
+                samplers[branch.key] = branch.sampler
+        return samplers
 
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_opened": None}
 
-
-def distribution(how: Sampler) -> Any:
+def distribution(sampler: Sampler) -> Any:
+    """A sampler as Optuna describes it; values are codes."""
     kinds = require().distributions
-    if isinstance(how, Range):
-        return kinds.FloatDistribution(how.low, how.high, log=how.log)
-    if isinstance(how, Choice):
-        return kinds.CategoricalDistribution(range(len(how.values)))
-    return kinds.IntDistribution(0, how.count - 1)
+    if isinstance(sampler, Range):
+        return kinds.FloatDistribution(sampler.low, sampler.high, log=sampler.log)
+    if isinstance(sampler, Choice):
+        return kinds.CategoricalDistribution(range(len(sampler.values)))
+    return kinds.IntDistribution(0, sampler.count - 1)
 
 
-def _suggest(trial: Any, key: str, how: Sampler) -> Any:
-    if isinstance(how, Range):
-        return trial.suggest_float(key, how.low, how.high, log=how.log)
-    if isinstance(how, Choice):
-        return how.values[trial.suggest_categorical(key, range(len(how.values)))]
-    return how.value(trial.suggest_int(key, 0, how.count - 1))
+def _suggest(trial: Any, key: str, sampler: Sampler) -> Any:
+    """The value that Optuna suggests for a branch of its trial."""
+    if isinstance(sampler, Range):
+        return trial.suggest_float(key, sampler.low, sampler.high, log=sampler.log)
+    if isinstance(sampler, Choice):
+        number = trial.suggest_categorical(key, range(len(sampler.values)))
+        return sampler.values[number]
+    steps = trial.suggest_int(key, 0, sampler.count - 1)
+    return sampler.value(steps)
 
 
-def _mend(journal: Path) -> None:
-    """Cut a last line that a kill left half written: Optuna would append to it, and never read the journal again."""
-    if journal.exists():
-        content = journal.read_bytes()
-        whole = content[: content.rfind(b"\n") + 1]
-        if len(whole) < len(content):
-            journal.write_bytes(whole)
+def _cut_torn_line(journal: Path) -> None:
+    """Cut a last line that a kill left incomplete.
+
+    Optuna would append to this line, and then could never read the journal again.
+    """
+    if not journal.exists():
+        return
+    content = journal.read_bytes()
+    end = content.rfind(b"\n") + 1
+    if end < len(content):
+        journal.write_bytes(content[:end])

@@ -1,7 +1,9 @@
-"""What the next trial tries, given to Ray Tune.
+"""Give Ray Tune the values of its next trial.
 
-The trials of a random search or a grid are known before it starts: draw.py makes them of the seed. Tune asks for them one by
-one, no more than run at a time. tpe, gp (bayes.py) and bohb draw from what earlier trials came to, and fall back on these.
+The trials of a random search or a grid are known before it starts: space.py draws them from the
+seed. Tune asks for them one by one, and never has more of them than may run at a time. tpe, gp
+(optuna_search.py) and bohb (bohb.py) choose values from the results of earlier trials instead.
+Where the job refuses their suggestions, they use the trial of the random search.
 """
 
 from __future__ import annotations
@@ -22,23 +24,33 @@ from raypipe.train.stopping import improved
 
 
 def plan(job: SearchJob, space: Space, earlier: list[Earlier]) -> list[Changes]:
-    """Every trial of a random search. A grid is run whole `samples` times; the first one's start is the best earlier trial, or
-    search.start.
+    """Every trial of a random search, in order.
 
-    Raises ConfigError when the job refuses what the space draws.
+    The whole grid is run `search.samples` times. The first trial starts from the best earlier
+    trial, or else from `search.start`.
+
+    Raises ConfigError if the job refuses what the space draws.
     """
-    cells, seed, total = space.cells, job.run.seed, job.search.samples * len(space.cells)
-    trials = [space.trial(seed, i, cells[i % len(cells)]) for i in range(total)]
+    seed = job.run.seed
+    cells = space.cells
+    trials = []
+    for i in range(job.search.samples * len(cells)):
+        trials.append(space.trial(seed, i, cells[i % len(cells)]))
+    # The first trial has values that are known to be good, where the space has them.
     start = earlier[0].keyed if earlier else space.keyed(job.search.start or {})
     if start:
-        with suppress(ConfigError):  # the job may refuse what another's trial was
+        # This job may refuse what another job's trial was. Then the first trial is drawn.
+        with suppress(ConfigError):
             trials[0] = space.trial(seed, 0, start | cells[0])
     return trials
 
 
 def candidates(job: SearchJob, space: Space, trials: list[Changes]) -> list[Changes]:
-    """Trials that between them need every array that one of the search may need."""
-    return trials if job.search.searcher == "random" else [*trials, *space.variants(DATA)]
+    """Trials that together need every array that the search may need."""
+    if job.search.searcher == "random":
+        return trials
+    # A model-based searcher may choose other arrays than the planned trials.
+    return [*trials, *space.variants(DATA)]
 
 
 def searcher(
@@ -49,7 +61,10 @@ def searcher(
     folder: Path,
     concurrent: int,
 ) -> Any:
-    """Inside the limiter because Tune asks it how many trials may wait; Draws itself does the limiting."""
+    """Tune's searcher; `concurrent` trials may be drawn before the first of them ends.
+
+    Tune asks a ConcurrencyLimiter how many trials may wait. `Draws` itself does the limiting.
+    """
     if job.search.searcher == "random":
         return ConcurrencyLimiter(Draws(job, trials), concurrent)
     from raypipe.search.searchers.bohb import Bohb
@@ -60,24 +75,29 @@ def searcher(
 
 
 class Draws(Searcher):  # type: ignore[misc]
-    """Hands out the planned trials in their order.
+    """Returns the planned trials in their order.
 
-    Tune pickles it when the search starts and saves its state, as JSON, whenever it saves that of the trials.
+    Tune pickles it when the search starts. Whenever Tune saves the trials' state, it saves the
+    searcher's too, as JSON.
     """
 
     def __init__(self, job: SearchJob, trials: list[Changes]) -> None:
         super().__init__()
-        self._metric_name, self._better = job.train.stopping.metric, job.train.stopping.mode
-        self._trials, self._concurrent = trials, 1
-        self._next = 0
-        self._live: list[str] = []
-        self._best: dict[str, float] = {}  # of running trials, by their ids
+        rule = job.train.stopping
+        self._metric_name = rule.metric
+        self._better = rule.mode
+        self._trials = trials
+        self._concurrent = 1
+        self._next = 0  # the number of the next trial
+        self._live: list[str] = []  # ids of the trials that run or wait
+        self._best: dict[str, float] = {}  # id -> best metric, of live trials
 
     def set_max_concurrency(self, max_concurrent: int) -> bool:
         self._concurrent = max_concurrent
         return True
 
     def suggest(self, trial_id: str) -> Any:
+        """The next trial's values; None: not now; FINISHED: there is none left."""
         if self._next >= len(self._trials):
             return Searcher.FINISHED
         if len(self._live) >= self._concurrent:
@@ -95,27 +115,35 @@ class Draws(Searcher):  # type: ignore[misc]
     def on_trial_complete(
         self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
     ) -> None:
-        """Of a trial that failed, and of one that never gave a number, `_tell` hears None."""
+        """The trial ended, or it paused and gives its place to another one."""
         self.on_trial_result(trial_id, result or {})
         if trial_id in self._live:
             self._live.remove(trial_id)
         value = self._best.pop(trial_id, None)
-        self._tell(trial_id, None if error else value)
+        self._learn(trial_id, None if error else value)
 
     def get_state(self) -> dict[str, Any]:
         return {"next": self._next, "live": self._live, "best": self._best}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        self._next, self._live, self._best = state["next"], state["live"], state["best"]
+        self._next = state["next"]
+        self._live = state["live"]
+        self._best = state["best"]
 
     def save(self, checkpoint_path: str) -> None:
-        Path(checkpoint_path).write_text(json.dumps(self.get_state()))
+        state = json.dumps(self.get_state())
+        Path(checkpoint_path).write_text(state)
 
     def restore(self, checkpoint_path: str) -> None:
-        self.set_state(json.loads(Path(checkpoint_path).read_text()))
+        text = Path(checkpoint_path).read_text()
+        self.set_state(json.loads(text))
 
     def _draw(self, i: int, trial_id: str) -> Changes:
+        """The values of trial i."""
         return self._trials[i]
 
-    def _tell(self, trial_id: str, value: float | None) -> None:
-        """The best value of a trial that ended: nothing that draws at random could use."""
+    def _learn(self, trial_id: str, value: float | None) -> None:
+        """Use the best value of a trial that ended; None if it failed or never had a number.
+
+        A random search learns nothing from it.
+        """

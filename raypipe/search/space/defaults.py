@@ -1,14 +1,18 @@
-"""The space that is searched when `search.space` says none: what matters by experience, for this task, table and machine.
+"""The default search space, for a search without `search.space`.
 
-Backbone, transfer mode, resolution, batch size, rate, weight decay, schedule, augmentation and how much of the backbone stays
-frozen; what depends on another field is drawn only with it. Fields that the job sets are left as they are set. Only backbones
-that are installed with their weights or need none take part: no hub is asked. A backbone from scratch seldom wins against
-ImageNet weights, so it is drawn in one trial of seven. The first trial is no draw but START, as far as the space has its
-fields: what was set by hand for fine-tuning on the solar cells (jobs/configs/solar_finetune.yaml), with light crops and
-smoothing where that had none.
+It depends on the task, the table's size and whether there is a GPU. It has backbone, transfer mode,
+resolution, batch size, learning rate, weight decay, schedule, augmentation and the number of frozen
+blocks. A field that depends on another one is drawn only with it.
 
-Without a GPU, fine-tuning is light (96 or 128 px, the lower blocks frozen), and left out where a trial's epochs would see more
-than MOST_PASSES images: at the 50 to 100 images/s of two cores that takes some ten minutes.
+- A field that the job sets is not searched.
+- Only backbones that are installed with their weights, or need none, take part: no hub is asked.
+- A backbone from scratch seldom wins against ImageNet weights: one trial in seven draws it.
+- The first trial is not drawn but START, as far as the space has its fields. START was set by hand
+  for fine-tuning on the solar cells (jobs/configs/solar_finetune.yaml), here with light crops and
+  label smoothing.
+- Without a GPU, fine-tuning is light: 96 or 128 px, the lower blocks frozen. It is left out if a
+  trial's epochs would see more than MOST_PASSES images, which takes about ten minutes at the 50 to
+  100 images/s of two cores.
 """
 
 from __future__ import annotations
@@ -20,8 +24,8 @@ from raypipe.config import replace
 from raypipe.search.settings import SearchJob
 from raypipe.train.job import TrainJob
 
-MOST_PASSES = 50_000
-SCRATCH = "small_cnn"
+MOST_PASSES = 50_000  # images in a trial's epochs, on CPUs
+SCRATCH = "small_cnn"  # the backbone that is trained from scratch
 START: dict[str, Any] = {
     "model.mode": "finetune",
     "train.weight_decay": 0.02,
@@ -38,113 +42,131 @@ START: dict[str, Any] = {
     "augment.policy": "none",
 }
 RATE = {"train.lr": "loguniform(1e-4, 3e-2)"}
+_FINETUNE = "model.mode == 'finetune'"
 
 
 def with_default_space(job: SearchJob, counts: Mapping[str, int], gpu: bool) -> SearchJob:
-    """The job with a space and a start. `counts`: labelled images of each split."""
+    """The job with a default space and first trial; a job that has a space stays as it is.
+
+    counts: labelled images of each split.
+    """
     if job.search.space is not None:
         return job
     drawn = space(job, sum(counts.values()), gpu)
-    return replace(
-        job,
-        {"search.space": drawn, "search.start": start(job, drawn, gpu) | (job.search.start or {})},
-    )
+    first = start(job, drawn, gpu) | (job.search.start or {})
+    return replace(job, {"search.space": drawn, "search.start": first})
 
 
 def start(job: TrainJob, drawn: Mapping[str, str], gpu: bool) -> dict[str, Any]:
-    """The first trial's values, of the fields that are drawn."""
+    """The first trial's values, for the fields that are drawn."""
     mode = START["model.mode"] if "model.mode" in drawn else job.model.mode
-    rate, side_px = 1e-3 if mode == "finetune" else 3e-3, 224 if gpu else 128
-    values = START | {"model.name": job.model.name, "train.lr": rate, "model.side_px": side_px}
+    # What START cannot know: it depends on the job and the machine.
+    values = dict(START)
+    values["model.name"] = job.model.name
+    values["train.lr"] = 1e-3 if mode == "finetune" else 3e-3
+    values["model.side_px"] = 224 if gpu else 128
     return {name: value for name, value in values.items() if name in drawn}
 
 
 def space(job: TrainJob, images: int, gpu: bool) -> dict[str, str]:
-    """What is searched for a table of so many labelled images; the rate alone where the job sets everything else."""
-    given = {
-        f"{s}.{name}"
-        for s in ("model", "augment", "train")
-        for name in getattr(job, s).model_fields_set
-    }
-    tuned = "model.mode" in given or gpu or images * job.train.epochs <= MOST_PASSES
-    drawn = (
-        _backbone(job, images, gpu, given, tuned)
-        | _head(job, images)
-        | (_image(gpu) if tuned else {})
-    )
-    return {name: text for name, text in drawn.items() if name not in given} or RATE
+    """The default space for a table of `images` labelled images.
+
+    If the job sets every field of it, only the learning rate is searched.
+    """
+    given = _given(job)
+    # Fine-tuning on CPUs takes too long for large tables, unless the user asks for it.
+    finetuned = "model.mode" in given or gpu or images * job.train.epochs <= MOST_PASSES
+    drawn = _backbone(job, images, gpu, given, finetuned) | _training(job, images)
+    if finetuned:
+        drawn |= _pixels(gpu)
+    searched = {name: text for name, text in drawn.items() if name not in given}
+    return searched or RATE
+
+
+def _given(job: TrainJob) -> set[str]:
+    """The dotted fields that the user set in the sections that are searched."""
+    given = set()
+    for section in ("model", "augment", "train"):
+        for name in getattr(job, section).model_fields_set:
+            given.add(f"{section}.{name}")
+    return given
 
 
 def _backbone(
-    job: TrainJob, images: int, gpu: bool, given: set[str], tuned: bool
+    job: TrainJob, images: int, gpu: bool, given: set[str], finetuned: bool
 ) -> dict[str, str]:
-    """Which one, how it is transferred, at which resolution."""
-    scratch = tuned and job.model.pretrained and not given & {"model.name", "model.pretrained"}
-    scratch = (
-        scratch
-        and not ("model.mode" in given and job.model.mode == "frozen")
-        and not job.model.frozen_blocks
-    )
-    drawn = {"model.mode": "choice(frozen, finetune)"} if tuned else {}
-    if scratch:
-        drawn["model.name"] = (
-            f"choice({job.model.name}, {job.model.name}, {job.model.name}, {SCRATCH})"
-        )
+    """Which backbone, how it is transferred, and at which resolution."""
+    drawn = {}
+    if finetuned:
+        drawn["model.mode"] = "choice(frozen, finetune)"
+    if finetuned and _from_scratch_too(job, given):
+        name = job.model.name
+        drawn["model.name"] = f"choice({name}, {name}, {name}, {SCRATCH})"
         drawn["model.pretrained"] = f"choice(False) if model.name == '{SCRATCH}'"
-    sides = (
-        {"model.name != 'small_cnn'": (160, 224)}
-        if gpu
-        else {_and_tuned("model.name != 'small_cnn'"): (96, 128)}
-    )
-    sides |= {f"model.name == '{SCRATCH}'": (32, 64)}
-    if tuned and _megabytes(images, sides) <= job.feed.cache_mb:
-        drawn["model.side_px"] = " else ".join(
-            f"choice{some} if {condition}" for condition, some in sides.items()
-        )
+
+    # Condition -> sides in px.
+    pretrained = "model.name != 'small_cnn'"
+    if gpu:
+        sides: dict[str, tuple[int, ...]] = {pretrained: (160, 224)}
+    else:
+        sides = {_all_of(_FINETUNE, pretrained): (96, 128)}
+    sides[f"model.name == '{SCRATCH}'"] = (32, 64)
+    if finetuned and _megabytes(images, sides) <= job.feed.cache_mb:
+        branches = [f"choice{some} if {condition}" for condition, some in sides.items()]
+        drawn["model.side_px"] = " else ".join(branches)
     return drawn
 
 
-def _head(job: TrainJob, images: int) -> dict[str, str]:
-    """What training has to be told whatever is trained; an epoch keeps some ten steps."""
-    sizes = [size for size in (16, 32, 64, 128) if size <= max(16, images // 15)][-3:]
+def _from_scratch_too(job: TrainJob, given: set[str]) -> bool:
+    """May a trial train SCRATCH instead of the job's backbone?"""
+    if given & {"model.name", "model.pretrained"} or not job.model.pretrained:
+        return False
+    # A backbone from scratch must be trained, from its first block.
+    frozen = "model.mode" in given and job.model.mode == "frozen"
+    return not frozen and not job.model.frozen_blocks
+
+
+def _training(job: TrainJob, images: int) -> dict[str, str]:
+    """Fields that every training has. Batch sizes leave about ten steps in an epoch."""
+    # About ten steps: an epoch has fewer images than the table.
+    largest = max(16, images // 15)
+    sizes = [size for size in (16, 32, 64, 128) if size <= largest]
     drawn = {
         "train.lr": "loguniform(3e-4, 3e-2) if model.mode == 'frozen' else loguniform(1e-4, 5e-3)",
         "train.weight_decay": "loguniform(1e-4, 0.3)",
-        "train.batch_size": f"choice({', '.join(map(str, sizes))})",
+        "train.batch_size": f"choice({', '.join(map(str, sizes[-3:]))})",
         "train.schedule": "choice(cosine, one_cycle)",
         "model.dropout": "choice(0.0, 0.2, 0.5)",
     }
-    return drawn | (
-        {"train.label_smoothing": "choice(0.0, 0.1)"} if job.model.task == "single_label" else {}
-    )
+    if job.model.task == "single_label":
+        drawn["train.label_smoothing"] = "choice(0.0, 0.1)"
+    return drawn
 
 
-def _image(gpu: bool) -> dict[str, str]:
-    """What there is to say when pixels are trained on."""
+def _pixels(gpu: bool) -> dict[str, str]:
+    """Fields of a training on pixels; one on frozen features does not have them."""
+    pretrained = _all_of(_FINETUNE, "model.pretrained")
+    frozen_blocks = "randint(0, 8)" if gpu else "randint(3, 12)"
     return {
-        "model.frozen_blocks": _if_tuned(
-            "randint(0, 8)" if gpu else "randint(3, 12)", "model.pretrained"
-        ),
-        "model.norm_momentum": _if_tuned(
-            "choice(0.1)", "model.pretrained"
-        ),  # a search's trainings are short
-        "train.layer_decay": _if_tuned("choice(1.0, 0.9, 0.8)", "model.pretrained"),
-        "augment.flip_horizontal": _if_tuned("choice(True, False)"),
-        "augment.flip_vertical": _if_tuned("choice(True, False)"),
-        "augment.crop_area": _if_tuned("uniform(0.4, 1.0)"),
-        "augment.policy": _if_tuned("choice(none, randaugment, trivial)"),
+        "model.frozen_blocks": f"{frozen_blocks} if {pretrained}",
+        # A search's trainings are short, and a backbone's own momentum may be too slow for them.
+        "model.norm_momentum": f"choice(0.1) if {pretrained}",
+        "train.layer_decay": f"choice(1.0, 0.9, 0.8) if {pretrained}",
+        "augment.flip_horizontal": f"choice(True, False) if {_FINETUNE}",
+        "augment.flip_vertical": f"choice(True, False) if {_FINETUNE}",
+        "augment.crop_area": f"uniform(0.4, 1.0) if {_FINETUNE}",
+        "augment.policy": f"choice(none, randaugment, trivial) if {_FINETUNE}",
         "augment.policy_magnitude": "uniform(0.1, 0.6) if augment.policy == 'randaugment'",
     }
 
 
-def _if_tuned(text: str, *also: str) -> str:
-    return f"{text} if {_and_tuned(*also)}"
-
-
-def _and_tuned(*also: str) -> str:
-    return " and ".join(("model.mode == 'finetune'", *also))
+def _all_of(*conditions: str) -> str:
+    return " and ".join(conditions)
 
 
 def _megabytes(images: int, sides: Mapping[str, tuple[int, ...]]) -> float:
-    """Of every image decoded at each of these sides, as a search keeps them."""
-    return images * sum(3 * side**2 for some in sides.values() for side in some) / 2**20
+    """MiB of all images, decoded at each of these sides: a search keeps all of them."""
+    bytes_per_image = 0
+    for some in sides.values():
+        bytes_per_image += sum(3 * side_px**2 for side_px in some)
+    return images * bytes_per_image / 2**20

@@ -1,9 +1,15 @@
-"""The search space as it is written: any config field by dotted path -> how to draw it. All checks come before a trial starts.
+"""Read a search space: dotted config fields -> how to draw them, with all checks before a trial.
 
-search.space: {train.lr: "loguniform(1e-4, 1e-1)", model.frozen_blocks: "randint(0, 6) if model.mode == 'finetune'"}
+    search.space:
+      train.lr: "loguniform(1e-4, 1e-1)"
+      model.frozen_blocks: "randint(0, 6) if model.mode == 'finetune'"
 
-Checked are names, samplers (samplers.py), conditions (conditions.py), each value alone against its field, and each with draws
-of the other fields against the whole job. A value that no draw of the others makes possible is refused rather than never drawn.
+Checked are, in this order:
+
+1. Names, samplers (samplers.py) and conditions (conditions.py).
+2. Each value alone against its field.
+3. Each value, together with draws of the other fields, against the whole job. A value that no draw
+   of the other fields makes possible is refused; it would never be drawn.
 """
 
 from __future__ import annotations
@@ -17,37 +23,49 @@ from raypipe.config import field_names, replace
 from raypipe.errors import ConfigError, nearest
 from raypipe.search.space.conditions import Condition
 from raypipe.search.space.samplers import Branch, Sampler, read
-from raypipe.search.space.space import DATA, TRIES, Field, Space, at_random, plain
+from raypipe.search.space.space import DATA, TRIES, Field, Space, at_random, training_job
 from raypipe.train.job import TrainJob
 
 MOST_ARRAYS = 16  # values of a field in DATA
+
+_SHARED = "Trials of one search share table, run folder and data"
+_METRIC = "Trials of one search are ranked by one metric"
+_FEATURES = "Trials of one search share features"
+
+# Fields, and sections, that a search cannot draw -> why not.
 _FIXED = {
-    **dict.fromkeys(
-        ("table", "run", "cluster", "registry", "feed"),
-        "Trials of one search share table, run folder and data",
-    ),
-    **dict.fromkeys(
-        ("model.task", "train.stopping.metric"), "Trials of one search are ranked by one metric"
-    ),
-    **dict.fromkeys(
-        ("model.options", "model.mean", "model.std"), "Trials of one search share features"
-    ),
+    "table": _SHARED,
+    "run": _SHARED,
+    "cluster": _SHARED,
+    "registry": _SHARED,
+    "feed": _SHARED,
+    "model.task": _METRIC,
+    "train.stopping.metric": _METRIC,
+    "model.options": _FEATURES,
+    "model.mean": _FEATURES,
+    "model.std": _FEATURES,
     "train.workers": "Trials of one search are of one size",
     "by_epoch": "Population based training (search.scheduler=pbt) finds values by epoch",
 }
 
 
 def parse(texts: Mapping[str, str], job: TrainJob) -> Space:
-    """Raises ConfigError for an unknown field, an unknown sampler, a cycle, and values that no trial could have."""
-    job = plain(job)
+    """The space around `job`.
+
+    Raises ConfigError for an unknown field, an unknown sampler, conditions that go in a circle, and
+    values that no trial could have.
+    """
+    job = training_job(job)
     for name in texts:
         _check_name(name)
+    # Read all fields first: a condition may name a later one.
     fields = {name: Field(name, read(name, text)) for name, text in texts.items()}
     for field in fields.values():
         for branch in field.branches:
             _check_values(field.name, branch.sampler, job)
             if branch.condition:
                 _check_condition(field, branch.condition, fields, job)
+    # From here on trials can be drawn: check values together.
     space = Space(tuple(fields[name] for name in _order(fields)), job)
     for field in space.fields:
         for branch in field.branches:
@@ -61,18 +79,19 @@ def _check_name(name: str) -> None:
     if name not in known:
         raise ConfigError(f"search.space names an unknown field {name}", fix=nearest(name, known))
     for fixed, rule in _FIXED.items():
-        if name == fixed or name.startswith(fixed + "."):
+        if name == fixed or name.startswith(f"{fixed}."):
             raise ConfigError(f"search.space cannot vary {name}", rule=rule)
 
 
 def _check_values(name: str, sampler: Sampler, job: TrainJob) -> None:
-    """Both ends of a range and every member of a choice, as far as the field itself can tell."""
+    """Check each value alone: both ends of a range, or every member of a choice."""
     for value in sampler.ends:
-        if e := _own_refusal(name, value, job):
+        refused = _own_refusal(name, value, job)
+        if refused is not None:
             raise ConfigError(
                 f"search.space.{name} draws a value the field refuses",
                 got=value,
-                rule=e.rule or str(e),
+                rule=refused.rule or str(refused),
             )
     if name in DATA and (sampler.finite is None or len(sampler.finite) > MOST_ARRAYS):
         raise ConfigError(
@@ -83,7 +102,10 @@ def _check_values(name: str, sampler: Sampler, job: TrainJob) -> None:
 
 
 def _own_refusal(name: str, value: Any, job: TrainJob) -> ConfigError | None:
-    """Why the field refuses a value; None when it does not, or when only others together with it do."""
+    """Why the field itself refuses a value.
+
+    None if it accepts the value, or if only other fields together with it are the reason.
+    """
     try:
         replace(job, {name: value})
     except ConfigError as e:
@@ -97,10 +119,11 @@ def _check_condition(
     known = field_names(TrainJob)
     for name in condition.names:
         if name not in known:
+            quotes = "Words are quoted, as in model.mode == 'finetune'"
             raise ConfigError(
                 f"search.space.{field.name} has a condition on an unknown field {name}",
                 got=condition.text,
-                fix=nearest(name, known) + " Words are quoted, as in model.mode == 'finetune'",
+                fix=f"{nearest(name, known)} {quotes}",
             )
         if field.grid and name in fields and not fields[name].grid:
             raise ConfigError(
@@ -109,18 +132,21 @@ def _check_condition(
                 fix=f"Make {name} a grid too, or {field.name} a choice",
             )
     for name, value in condition.equated:
-        if e := _own_refusal(name, value, job):
+        refused = _own_refusal(name, value, job)
+        if refused is not None:
             raise ConfigError(
                 f"search.space.{field.name} has a condition that cannot hold: {name} is never that",
                 got=value,
-                rule=e.rule,
+                rule=refused.rule,
             )
 
 
 def _order(fields: Mapping[str, Field]) -> list[str]:
-    """Every field after those in the space that its conditions name."""
+    """The fields in dependency order: each after those of the space that its conditions name."""
+    graph = {}
+    for name, field in fields.items():
+        graph[name] = [needed for needed in field.needs if needed in fields]
     try:
-        graph = {name: [n for n in field.needs if n in fields] for name, field in fields.items()}
         return list(TopologicalSorter(graph).static_order())
     except CycleError as e:
         circle = " -> ".join(reversed(e.args[1]))
@@ -130,14 +156,20 @@ def _order(fields: Mapping[str, Field]) -> list[str]:
 
 
 def _check_together(space: Space, field: Field, branch: Branch, value: Any) -> None:
-    """Some trial has the value; or none is ever asked for it, because its condition does not hold."""
+    """Check that the job accepts the value together with some draw of the other fields.
+
+    A branch whose condition is false in all of these draws is not refused.
+    """
     refused: ConfigError | None = None
     for i in range(TRIES):
+        # The value is fixed, and the other fields are drawn.
         changes = space.draw(partial(at_random, (0, i, 0), {branch.key: value}))
-        if field.branch(space.known(changes)) is branch:
-            refused = space.refusal(changes)
-            if refused is None:
-                return
+        drawn = field.branch(space.known(changes))
+        if drawn is not branch:
+            continue
+        refused = space.refusal(changes)
+        if refused is None:
+            return
     if refused is not None:
         raise ConfigError(
             f"search.space.{field.name} draws a value the job refuses",

@@ -1,8 +1,13 @@
-"""Drawing from a search space, define-by-run: a field is asked for when those its condition names are known.
+"""Draw trials from a search space.
 
-Trial i of a random search is a function of (seed, i), and each field's value of its own name too: a search that is restored
-draws the same, and a field more leaves the others as they were. What the job's validators refuse together (frozen_blocks under
-mode frozen) is drawn again, up to TRIES times; each costs half a millisecond.
+Fields are drawn in dependency order: a field comes after those that its condition names.
+
+Trial i of a random search is a function of the seed and i; each field's value depends on its own
+name too. So a restored search draws the same trials, and one field more leaves the others as they
+were.
+
+A job may refuse values that are allowed one by one (frozen_blocks under mode frozen). Then the
+trial is drawn again, up to TRIES times; each try costs half a millisecond.
 """
 
 from __future__ import annotations
@@ -19,90 +24,103 @@ from raypipe.errors import ConfigError
 from raypipe.search.space.samplers import Branch, Choice, Sampler
 from raypipe.train.job import TrainJob
 
-Changes = dict[str, Any]  # a trial's fields
-Suggest = Callable[[str, Sampler], Any]  # (the branch's key, how it is drawn) -> a value
+Changes = dict[str, Any]  # a trial's values, by dotted field or by the key of a branch
+Suggest = Callable[[str, Sampler], Any]  # (the branch's key, its sampler) -> a value
 
 TRIES = 64
-DATA = (
-    "model.name",
-    "model.mode",
-    "model.side_px",
-)  # with other values of these, trials read other arrays
+
+# With other values of these fields, trials train on other arrays.
+DATA = ("model.name", "model.mode", "model.side_px")
 
 
 @dataclass(frozen=True)
 class Field:
-    """`branches`: the ways to draw it; the first whose condition holds is taken, and where none does it is not set."""
+    """One field of the space."""
 
     name: str
+
     branches: tuple[Branch, ...]
+    """The ways to draw it. The first with a true condition is taken; without one, none is drawn."""
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """The fields its conditions ask for."""
-        return tuple(name for b in self.branches if b.condition for name in b.condition.names)
+        """The fields that its conditions name."""
+        names: list[str] = []
+        for branch in self.branches:
+            if branch.condition:
+                names.extend(branch.condition.names)
+        return tuple(names)
 
     @property
     def grid(self) -> bool:
-        return any(isinstance(b.sampler, Choice) and b.sampler.grid for b in self.branches)
+        samplers = [branch.sampler for branch in self.branches]
+        return any(isinstance(sampler, Choice) and sampler.grid for sampler in samplers)
 
     @property
     def conditional(self) -> bool:
         return any(branch.condition for branch in self.branches)
 
     def branch(self, value_of: Callable[[str], Any]) -> Branch | None:
-        return next(
-            (b for b in self.branches if b.condition is None or b.condition.holds(value_of)), None
-        )
+        """The branch that a trial draws, given the values that it has already."""
+        for branch in self.branches:
+            if branch.condition is None or branch.condition.holds(value_of):
+                return branch
+        return None
 
 
 @dataclass(frozen=True)
 class Space:
-    """`fields` in an order in which conditions know what they ask for; `job` is what trials change."""
+    """The fields of a search, and the job that its trials change."""
 
     fields: tuple[Field, ...]
+    """In dependency order."""
+
     job: TrainJob
 
     def of(self, job: TrainJob) -> Space:
-        """The same draws for a job of which a search is perhaps a part."""
-        return Space(self.fields, plain(job))
+        """The same fields for another job; a SearchJob counts without its search."""
+        return Space(self.fields, training_job(job))
 
     def draw(self, suggest: Suggest) -> Changes:
-        """One trial's fields. `suggest` is asked for those alone that will be set."""
+        """The values of one trial, by field. `suggest` is called only for fields that are drawn."""
         changes: Changes = {}
         for field in self.fields:
-            if branch := field.branch(self.known(changes)):
+            branch = field.branch(self.known(changes))
+            if branch is not None:
                 changes[field.name] = suggest(branch.key, branch.sampler)
         return changes
 
     def keyed(self, wanted: Mapping[str, Any]) -> Changes:
-        """By branch, what must be suggested for a trial of these values, as far as the space has them."""
-        found: Changes = {}
+        """By branch key: what must be suggested for a trial with these values.
 
-        def suggest(key: str, how: Sampler) -> Any:
-            value = wanted.get(key.partition("#")[0])
-            if how.code(value) is not None:
-                found[key] = value
+        wanted: by field. A value that the space cannot draw is left out.
+        """
+        keyed: Changes = {}
+
+        def suggest(key: str, sampler: Sampler) -> Any:
+            value = wanted.get(field_of(key))
+            if sampler.code(value) is not None:
+                keyed[key] = value
             return value
 
         self.draw(suggest)
-        return found
+        return keyed
 
     def known(self, changes: Mapping[str, Any]) -> Callable[[str], Any]:
-        """A field's value in a trial: as it was drawn, else as the job has it."""
+        """A function from a field to its value in a trial: the drawn one, else the job's."""
 
         def value_of(name: str) -> Any:
             if name in changes:
                 return changes[name]
-            found: Any = self.job
+            value: Any = self.job
             for part in name.split("."):
-                found = getattr(found, part)
-            return found
+                value = getattr(value, part)
+            return value
 
         return value_of
 
     def refusal(self, changes: Changes) -> ConfigError | None:
-        """Why no job has these fields; None when one has."""
+        """Why the job refuses these values; None if it accepts them."""
         try:
             replace(self.job, changes)
         except ConfigError as e:
@@ -110,91 +128,133 @@ class Space:
         return None
 
     def trial(self, seed: int, i: int, pins: Mapping[str, Any] | None = None) -> Changes:
-        """Trial i of a random search, in which keys in `pins` have these values. Raises ConfigError when TRIES were refused."""
+        """Trial i of a random search.
+
+        pins: values that are fixed, by branch key. Raises ConfigError if the job refuses TRIES
+        draws.
+        """
         for attempt in range(TRIES):
             changes = self.draw(partial(at_random, (seed, i, attempt), pins or {}))
             refused = self.refusal(changes)
             if refused is None:
                 return changes
+        assert refused is not None
+        condition = "\"randint(0, 6) if model.mode == 'finetune'\""
         raise ConfigError(
             f"search.space draws what the job refuses, {TRIES} times in a row",
             got=changes,
-            rule=" ".join(filter(None, (refused.what, refused.rule))),  # type: ignore[union-attr]
-            fix="Put a condition on one of the fields, as in \"randint(0, 6) if model.mode == 'finetune'\"",
+            rule=" ".join(filter(None, (refused.what, refused.rule))),
+            fix=f"Put a condition on one of the fields, as in {condition}",
         )
 
     @property
     def cells(self) -> list[Changes]:
-        """Every combination of the grid's fields, by key; each is run `samples` times. Of no grid: one that pins nothing."""
-        cells: list[tuple[Changes, Changes]] = [({}, {})]  # by name, for conditions, and by key
-        for field in (f for f in self.fields if f.grid):
-            cells = [cell for named, keyed in cells for cell in self._crossed(field, named, keyed)]
-        return [keyed for _, keyed in cells]
+        """Every combination of the grids' values, by branch key; [{}] without a grid."""
+        # Conditions need the values by field, and searchers need them by key.
+        cells: list[tuple[Changes, Changes]] = [({}, {})]
+        for field in self.fields:
+            if not field.grid:
+                continue
+            extended = []
+            for by_field, by_key in cells:
+                extended.extend(self._extended(field, by_field, by_key))
+            cells = extended
+        return [by_key for _, by_key in cells]
 
-    def _crossed(
-        self, field: Field, named: Changes, keyed: Changes
+    def _extended(
+        self, field: Field, by_field: Changes, by_key: Changes
     ) -> list[tuple[Changes, Changes]]:
-        branch = field.branch(self.known(named))
+        """One cell of the grid, combined with every value of one more field."""
+        branch = field.branch(self.known(by_field))
         if branch is None:
-            return [(named, keyed)]
-        return [
-            (named | {field.name: value}, keyed | {branch.key: value})
-            for value in branch.sampler.finite or ()
-        ]
+            return [(by_field, by_key)]
+        cells = []
+        for value in branch.sampler.finite or ():
+            cells.append((by_field | {field.name: value}, by_key | {branch.key: value}))
+        return cells
 
     def values(self, name: str) -> list[Any]:
-        """The finite values a field can be drawn as; empty when it is not searched, or continuous."""
-        return [
-            value
-            for f in self.fields
-            if f.name == name
-            for b in f.branches
-            for value in b.sampler.finite or ()
-        ]
+        """The finite values that a field can have; [] if it is not searched, or continuous."""
+        values: list[Any] = []
+        for field in self.fields:
+            if field.name == name:
+                for branch in field.branches:
+                    values.extend(branch.sampler.finite or ())
+        return values
 
     @property
     def always(self) -> tuple[str, ...]:
-        """The fields that every trial draws."""
-        return tuple(f.name for f in self.fields if f.branches[-1].condition is None)
+        """The fields that every trial draws: their last branch has no condition."""
+        always = [field for field in self.fields if field.branches[-1].condition is None]
+        return tuple(field.name for field in always)
 
     def variants(self, names: Iterable[str] = DATA) -> list[Changes]:
-        """One trial for every combination of these fields, drawn or not, that a trial can have."""
-        among = [f for f in self.fields if f.name in set(names)]
-        options = [
-            [{}, *({f.name: value} for value in dict.fromkeys(self.values(f.name)))] for f in among
-        ]
-        wanted = [
-            {name: value for part in parts for name, value in part.items()}
-            for parts in itertools.product(*options)
-        ]
-        found = [self._like(values, [f.name for f in among]) for values in wanted]
-        return [changes for changes in found if changes is not None]
+        """One trial for each possible combination of these fields' values.
 
-    def _like(self, wanted: Changes, among: list[str]) -> Changes | None:
-        """A trial that draws, of the fields `among`, just the `wanted` ones as these values."""
-        drawn = [(b, wanted[f.name]) for f in self.fields if f.name in wanted for b in f.branches]
-        pins = {
-            branch.key: value for branch, value in drawn if branch.sampler.code(value) is not None
-        }
+        A field that a trial does not draw is a combination of its own.
+        """
+        chosen = set(names)
+        among = [field.name for field in self.fields if field.name in chosen]
+        # {}: the field is not drawn.
+        options: list[list[Changes]] = []
+        for name in among:
+            values = dict.fromkeys(self.values(name))  # each once
+            options.append([{}, *({name: value} for value in values)])
+        trials = []
+        for parts in itertools.product(*options):
+            wanted: Changes = {}
+            for part in parts:
+                wanted |= part
+            trial = self._trial_with(wanted, among)
+            if trial is not None:
+                trials.append(trial)
+        return trials
+
+    def _trial_with(self, wanted: Changes, among: list[str]) -> Changes | None:
+        """A trial that draws, of the fields `among`, exactly those in `wanted`, with these values.
+
+        None if TRIES draws bring no such trial that the job accepts.
+        """
+        # A value may belong to several branches of a field: it is fixed in all.
+        pins: Changes = {}
+        for field in self.fields:
+            if field.name not in wanted:
+                continue
+            value = wanted[field.name]
+            for branch in field.branches:
+                if branch.sampler.code(value) is not None:
+                    pins[branch.key] = value
         for i in range(TRIES):
             changes = self.draw(partial(at_random, (0, i, 0), pins))
-            if {n: v for n, v in changes.items() if n in among} == wanted and self.refusal(
-                changes
-            ) is None:
+            # Conditions may still add or remove one of the fields.
+            drawn = {name: value for name, value in changes.items() if name in among}
+            if drawn == wanted and self.refusal(changes) is None:
                 return changes
         return None
 
 
-def plain(job: TrainJob) -> TrainJob:
-    """The training alone."""
-    return TrainJob.model_validate(job.model_dump(include=set(TrainJob.model_fields)))
+def field_of(key: str) -> str:
+    """The field of a branch's key: train.lr for train.lr#2."""
+    return key.partition("#")[0]
 
 
-def at_random(seeds: tuple[int, int, int], pins: Mapping[str, Any], key: str, how: Sampler) -> Any:
-    """The value pinned to this key, else one that depends on the seeds and the key alone."""
-    return pins[key] if key in pins else how.at(uniform(*seeds, key))
+def training_job(job: TrainJob) -> TrainJob:
+    """A job without its search and other sections: only what one training needs."""
+    fields = job.model_dump(include=set(TrainJob.model_fields))
+    return TrainJob.model_validate(fields)
+
+
+def at_random(
+    seeds: tuple[int, int, int], pins: Mapping[str, Any], key: str, sampler: Sampler
+) -> Any:
+    """The value that `pins` has for this key, else one that depends on the seeds and the key."""
+    if key in pins:
+        return pins[key]
+    return sampler.at(uniform(*seeds, key))
 
 
 def uniform(*seeds: Any) -> float:
-    """A number from 0 to 1, without 1, that is a function of what it is given."""
-    return (int.from_bytes(hashlib.sha256(repr(seeds).encode()).digest()[:8], "big") >> 11) / 2**53
+    """A number 0 <= u < 1 that depends on `seeds` alone: 53 bits of their SHA-256."""
+    digest = hashlib.sha256(repr(seeds).encode()).digest()
+    bits = int.from_bytes(digest[:8], "big") >> 11
+    return bits / 2**53

@@ -66,6 +66,7 @@ class Monitor(tune.Callback):  # type: ignore[misc]
 
     def progress(self) -> Progress:
         """What the stopping rules look at."""
+        # A trial that ended without a usable epoch counts as NaN.
         ended = [self._best.get(trial, math.nan) for trial in self._ended]
         running = [value for trial, value in self._best.items() if trial not in self._ended]
         return Progress(

@@ -93,6 +93,7 @@ class GroupTrial(tune.Trainable):  # type: ignore[misc]
             self._start()
         else:
             self._next_step.release()
+        # Wait for the thread.
         item = self._results.get()
         if isinstance(item, BaseException):
             raise item
@@ -105,6 +106,7 @@ class GroupTrial(tune.Trainable):  # type: ignore[misc]
         # Tune may clean up a trial that it never set up: then the attribute is missing.
         thread = getattr(self, "_thread", None)
         if thread is not None and thread.is_alive():
+            # The thread may be in the group, or wait for a step that never comes: end both.
             self._leaving = True
             self._leave_file.touch()
             self._next_step.release()

@@ -80,6 +80,7 @@ def run_trial(
     def report(_: dict[str, float], state: LoopState) -> None:
         """Report to Tune each epoch of `state` that it does not know yet."""
         nonlocal reported
+        # Normally one epoch; after a kill there may be several.
         finished = state.finished(trial_job.train.epochs)
         target = folder / checkpoint.name(state.epoch)
         for epoch, metrics in trial_checkpoints.unreported(state, reported):

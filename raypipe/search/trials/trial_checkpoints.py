@@ -85,6 +85,7 @@ def folder_of(trials: Path, trial: str, values: dict[str, Any], pointed: Path | 
     It does not exist yet for a new trial, nor right after an exploit.
     """
     own = trials / trial
+    # It continues from its own checkpoint: same folder.
     if pointed is not None and pointed.parent.parent == own:
         return pointed.parent
     return own / key_of(values, str(pointed))
@@ -165,7 +166,9 @@ def _copy_donor(folder: Path, pointed: Path, values: dict[str, Any]) -> bool:
         )
         return False
     state = state_of(pointed)
+    # The clone keeps the donor's best epoch, which may become its own best.
     best = pointed.with_name(checkpoint.name(state.best_epoch + 1))
+    # A kill may have left half a folder.
     partial = folder.with_name(folder.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
     for source in {pointed, best}:

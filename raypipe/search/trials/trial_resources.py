@@ -72,6 +72,7 @@ def _one_worker(
     trial = {"CPU": 1.0}
     if gpu:
         trial["GPU"] = cfg.gpus_per_trial
+    # The scarcest kind decides.
     room = min(resources.get(kind, 0) / amount for kind, amount in trial.items())
     fitting = max(1, int(room))
     concurrent = trials if cfg.populated else cfg.concurrent or fitting
@@ -100,6 +101,7 @@ def _several_workers(
 
     limit = cfg.concurrent or max(1, fitting)
     wanted = trials if cfg.populated else min(trials, limit)
+    # The waiting processes come first, and the groups share the rest.
     cpu_share = min(1.0, (cpus / wanted - WAITING_CPU) / workers)
     if cpu_share < LEAST_CPU or (gpu and wanted > fitting):
         raise _no_room(job, f"{gpus:g} GPUs" if gpu else f"{cpus:g} CPUs", wanted, fitting)
