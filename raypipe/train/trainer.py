@@ -156,8 +156,7 @@ def _read_outcome(result_file: Path) -> Outcome:
         # The run's folder was moved.
         best = result_file.parent / "checkpoints" / best.name
     history = [metrics_of(epoch) for epoch in read["history"]]
-    outcome = Outcome(history, read["best_epoch"], str(best), read["stopped"])
-    problem = unusable(outcome.history[outcome.best_epoch])
+    problem = unusable(history[read["best_epoch"]])
     if problem is not None:
         raise RaypipeError(
             f"This training's kept result is unusable: {problem}",
@@ -165,7 +164,7 @@ def _read_outcome(result_file: Path) -> Outcome:
             rule="An older raypipe called an epoch of NaN the best",
             fix=f"Remove {result_file.parent} to train again, or lower train.lr",
         )
-    return outcome
+    return Outcome(history, read["best_epoch"], str(best), read["stopped"])
 
 
 def check_start(job: TrainJob) -> None:

@@ -186,7 +186,7 @@ def test_an_older_result_of_nan_is_refused_with_the_way_out(tmp_path: Path) -> N
     with pytest.raises(
         RaypipeError, match=r"kept result is unusable: train_loss is nan.*Remove .* to train again"
     ):
-        trainer._usable(tmp_path / "result.json")
+        trainer._read_outcome(tmp_path / "result.json")
 
 
 def test_scores_of_nan_are_not_judged() -> None:

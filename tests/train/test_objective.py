@@ -170,7 +170,7 @@ def _rank(rank: int, kind: Kind, out: str) -> None:
             {"label_smoothing": 0.1},
             r"train\.label_smoothing does not apply to model\.task=probability",
         ),
-        ("regression", {"focal_gamma": 2.0}, r"train\.focal_gamma says nothing"),
+        ("regression", {"focal_gamma": 2.0}, r"train\.focal_gamma does not apply"),
         (
             "regression",
             {"stopping": {"metric": "val_accuracy"}},
