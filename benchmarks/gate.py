@@ -25,7 +25,8 @@ from dataclasses import asdict, dataclass
 import numpy as np
 from scipy.special import bdtrc
 
-from raypipe.watch.decide import Comparison, GateConfig, gate
+from raypipe.watch.comparison import Comparison
+from raypipe.watch.decide import GateConfig, gate
 
 CFG = GateConfig()
 ROWS = (50, 160, 320, 640, 2000)

@@ -34,7 +34,8 @@ from raypipe.train.job import TrainJob
 from raypipe.train.publish import publish
 from raypipe.watch import around, decide
 from raypipe.watch.check import CheckResult, WatchJob, now
-from raypipe.watch.decide import Comparison, Decision
+from raypipe.watch.comparison import Comparison, compare
+from raypipe.watch.decide import Decision
 
 log = logging.getLogger("raypipe")
 _ROW = pa.schema(
@@ -196,7 +197,7 @@ def _compare(
 
     def compared(name: str, rows: pa.Table, is_new: bool) -> Comparison:
         theirs, ours = (rows[f"model_{n}"].to_pylist() for n in range(2))
-        return decide.compare(name, theirs, ours, is_new, unit)
+        return compare(name, theirs, ours, is_new, unit)
 
     slices = []
     for name in sorted(set(judged["group"].to_pylist())):

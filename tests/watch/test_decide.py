@@ -14,17 +14,9 @@ from scipy.stats import multinomial
 from benchmarks.gate import promoted
 from raypipe.config import validate
 from raypipe.errors import ConfigError
-from raypipe.watch.decide import (
-    LOOSEST,
-    Comparison,
-    Decision,
-    GateConfig,
-    _level,
-    _merged,
-    compare,
-    gate,
-    retrain,
-)
+from raypipe.watch.comparison import Comparison, compare, merged
+from raypipe.watch.decide import Decision, GateConfig, _level, gate, retrain
+from raypipe.watch.safety import LOOSEST
 
 GATE = GateConfig()
 
@@ -277,11 +269,11 @@ def test_pooled_slices_are_what_their_rows_together_are(parts: list[list[float]]
         return compare("s", [5.0 + r for r in rows], [5.0] * len(rows), is_new=False, unit=2.0)
 
     together = of([r for rows in parts for r in rows])
-    merged = _merged([of(rows) for rows in parts])
-    assert merged.images == together.images
-    assert (merged.won, merged.lost) == (together.won, together.lost)
-    assert merged.difference == pytest.approx(together.difference, abs=1e-9)
-    assert merged.spread == pytest.approx(together.spread, abs=1e-6)
+    pooled = merged([of(rows) for rows in parts])
+    assert pooled.images == together.images
+    assert (pooled.won, pooled.lost) == (together.won, together.lost)
+    assert pooled.difference == pytest.approx(together.difference, abs=1e-9)
+    assert pooled.spread == pytest.approx(together.spread, abs=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,8 @@ import pyarrow as pa
 
 from raypipe.tables.commits import rows_named, rows_once
 from raypipe.tables.table import TableVersion, append
-from raypipe.watch import check, decide, retrain
+from raypipe.watch import check, retrain
+from raypipe.watch.comparison import compare
 from raypipe.watch.decide import Decision
 from raypipe.watch.detect import DriftReport, Evidence
 
@@ -45,8 +46,8 @@ def test_evidence_comes_back_as_it_was_and_is_there_once(tmp_path: Path) -> None
 
 def test_a_decision_comes_back_as_it_was(tmp_path: Path) -> None:
     rows = ([True, False, True] * 10, [True, True, True] * 10)
-    slices = tuple(decide.compare(name, *rows, is_new=name == "new") for name in ("old", "new"))
-    union = decide.compare("all", *rows, is_new=False)
+    slices = tuple(compare(name, *rows, is_new=name == "new") for name in ("old", "new"))
+    union = compare("all", *rows, is_new=False)
     decision = Decision(True, "Promoted")
     made = retrain._as_rows("k", ("cells/1", "cells/2", "/t@v3"), slices, union, decision)
     kept = rows_once(
