@@ -7,11 +7,10 @@ error after a commit that went through (a lost answer) is recognised by the batc
 
 from __future__ import annotations
 
-import hashlib
 import random
 import time
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, write_deltalake
@@ -31,15 +30,9 @@ class Moved(Exception):
     """Somebody else committed first; nothing was written."""
 
 
-def batch_id(*keys: Iterable[object]) -> str:
-    """32 hex digits that name a batch by what is in it, in order."""
-    return hashlib.sha256(repr([list(k) for k in keys]).encode()).hexdigest()[:32]
-
-
 def append_once(
     uri: str,
     rows: pa.Table,
-    batch: str,
     base: DeltaTable | None,
     why: CommitProperties,
     configuration: dict[str, str | None] | None = None,
@@ -49,6 +42,8 @@ def append_once(
 
     Raises Moved when `base` is not the newest any more, DataError when the table cannot be written.
     """
+    # Not a hash of the rows: a rival's commit of the same images may hold other labels.
+    batch = uuid.uuid4().hex
     properties = CommitProperties(
         custom_metadata={**(why.custom_metadata or {}), BATCH: batch}, max_commit_retries=0
     )
@@ -97,11 +92,7 @@ def rows_once(
 
     Raises DataError as tables do, and for a table with columns that `schema` lacks: it is for something else.
     """
-    path, made, mine = (
-        resolve(uri),
-        None,
-        uuid.uuid4().hex,
-    )  # a rival's commit of the same rows is not ours
+    path, made = resolve(uri), None
     for tried in range(TRIES):
         base = _newest(path, storage_options)
         if base is not None and (
@@ -119,9 +110,7 @@ def rows_once(
             return found
         made = make() if made is None else made
         try:
-            append_once(
-                path, made, mine, base, commit_properties(why), storage_options=storage_options
-            )
+            append_once(path, made, base, commit_properties(why), storage_options=storage_options)
             return made.select(columns) if columns else made
         except Moved:
             time.sleep(random.uniform(0, 0.02 * min(tried + 1, 10)))

@@ -28,7 +28,7 @@ from raypipe.config import Section
 from raypipe.errors import DataError
 from raypipe.images import decode
 from raypipe.tables import relabel, scan, split, verdicts, verify
-from raypipe.tables.commits import Moved, append_once, batch_id
+from raypipe.tables.commits import Moved, append_once
 from raypipe.tables.fragment import Options
 from raypipe.tables.provenance import commit_properties
 from raypipe.tables.retries import ATTEMPTS
@@ -331,9 +331,7 @@ def _add(
         _refuse_gaps(cfg, drawn, placed)
         try:
             if ids:
-                held.base = append_once(
-                    uri, rows, batch_id(ids), held.base, why, STATISTICS, options
-                )
+                held.base = append_once(uri, rows, held.base, why, STATISTICS, options)
             held.mine |= set(ids)
             held.strata, held.placed, held.drawn = strata, placed, drawn
             return counts
@@ -451,7 +449,6 @@ def _quarantine(uri: str, batch: list[pa.Table], name: str, options: Options) ->
                 append_once(
                     target,
                     rows,
-                    batch_id(new),
                     base,
                     commit_properties("quarantine"),
                     None,

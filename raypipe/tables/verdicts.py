@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from raypipe.errors import DataError
 from raypipe.tables import scan
-from raypipe.tables.commits import Moved, append_once, batch_id
+from raypipe.tables.commits import Moved, append_once
 from raypipe.tables.provenance import commit_properties
 from raypipe.tables.retries import ATTEMPTS
 from raypipe.tables.table import ImageTable, TableVersion, resolve
@@ -87,11 +87,9 @@ def write(
         if base is not None and read(images, judged, policy, storage_options) is not None:
             return
         try:
-            batch = batch_id([str(judged), policy])
             append_once(
                 uri,
                 told_rows,
-                batch,
                 base,
                 commit_properties(f"clean {judged}"),
                 None,
