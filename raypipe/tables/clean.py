@@ -30,7 +30,7 @@ from raypipe.cluster import sidecar
 from raypipe.config import Section, key_of
 from raypipe.errors import DataError
 from raypipe.images.decode import BadImage, decode, encode_png
-from raypipe.tables import rewrite, scan, verdicts
+from raypipe.tables import rewrite, scan, tags, verdicts
 from raypipe.tables.changes import Place
 from raypipe.tables.fastdup_sidecar import LEAST
 from raypipe.tables.table import ImageTable, TableConfig, TableVersion
@@ -105,6 +105,7 @@ def clean(source: TableConfig, cfg: CleanConfig) -> CleanResult:
     Raises DataError when there is no image, when the limits would drop all of them, and when the
     table has got other rows since the pinned version: they were not judged.
     """
+    tags.check_name(cfg.tag)  # before anything is dropped
     table = ImageTable.open(source)
     raw = table.pin(source.version)
     policy = _policy(raw, source, cfg)

@@ -12,11 +12,10 @@ succeed (measured: 4,000 rows of 2,000). So here an append goes like this:
 
 from __future__ import annotations
 
-import hashlib
 import random
 import time
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, write_deltalake
@@ -36,16 +35,9 @@ class Moved(Exception):
     """Somebody else committed first; nothing was written."""
 
 
-def batch_id(*keys: Iterable[object]) -> str:
-    """32 hex digits that name a batch by its content, in order."""
-    content = repr([list(key) for key in keys])
-    return hashlib.sha256(content.encode()).hexdigest()[:32]
-
-
 def append_once(
     uri: str,
     rows: pa.Table,
-    batch: str,
     base: DeltaTable | None,
     why: CommitProperties,
     configuration: dict[str, str | None] | None = None,
@@ -53,10 +45,12 @@ def append_once(
 ) -> DeltaTable:
     """Commit `rows` directly after `base` (None: make the table); returns the new version, opened.
 
-    Columns that the table lacks are added. `batch` is the batch id. `configuration` has properties
+    Columns that the table lacks are added. `configuration` has properties
     of a new table. Raises Moved when `base` is not the newest version any more, DataError when the
     table cannot be written.
     """
+    # Not a hash of the rows: a rival's commit of the same images may hold other labels.
+    batch = uuid.uuid4().hex
     metadata = {**(why.custom_metadata or {}), BATCH: batch}
     adds_columns = False
     if base is not None:
@@ -112,7 +106,6 @@ def rows_once(
     """
     path = resolve(uri)
     made: pa.Table | None = None
-    batch = uuid.uuid4().hex  # not named by content: a rival's commit of the same rows is not ours
     for attempt in range(1, TRIES + 1):
         base = _newest(path, storage_options)
         if base is not None:
@@ -123,9 +116,7 @@ def rows_once(
         if made is None:
             made = make()
         try:
-            append_once(
-                path, made, batch, base, commit_properties(why), storage_options=storage_options
-            )
+            append_once(path, made, base, commit_properties(why), storage_options=storage_options)
             return made.select(columns) if columns else made
         except Moved:
             # At random, and longer each time: otherwise rivals would meet again.

@@ -27,7 +27,7 @@ import pyarrow as pa
 from raypipe.cluster.connect import ClusterConfig
 from raypipe.errors import DataError
 from raypipe.tables import quarantine, relabel, retries, split, verify
-from raypipe.tables.commits import Moved, append_once, batch_id
+from raypipe.tables.commits import Moved, append_once
 from raypipe.tables.ingest_config import IngestConfig
 from raypipe.tables.ingest_state import Counts, State, decide, placed_in, read_state
 from raypipe.tables.provenance import commit_properties
@@ -190,9 +190,7 @@ class _Ingest:
             ids = rows["image_id"].to_pylist()
             try:
                 if ids:
-                    base = append_once(
-                        self.uri, rows, batch_id(ids), base, why, STATISTICS, self.options
-                    )
+                    base = append_once(self.uri, rows, base, why, STATISTICS, self.options)
             except Moved:
                 state.renew(self.read_state())
                 continue

@@ -12,7 +12,7 @@ import pyarrow as pa
 from deltalake import DeltaTable
 
 from raypipe.tables import retries, scan
-from raypipe.tables.commits import Moved, append_once, batch_id
+from raypipe.tables.commits import Moved, append_once
 from raypipe.tables.fragment import Options
 from raypipe.tables.provenance import commit_properties
 from raypipe.tables.table import ImageTable, TableVersion, resolve
@@ -54,7 +54,7 @@ def keep(images: str, batch: list[pa.Table], source: str, options: Options) -> N
         rows = pa.Table.from_pylist(list(new.values()), SCHEMA)
         why = commit_properties("quarantine")
         try:
-            append_once(uri, rows, batch_id(new), base, why, None, options)
+            append_once(uri, rows, base, why, None, options)
             return
         except Moved:
             continue

@@ -246,7 +246,7 @@ class ImageTable:
         time = tags.time_of(text)
         if time is not None:
             return history.at(self.delta(), self.uri, self.storage_options, time)
-        if text.isdigit():
+        if text.isdecimal() and text.isascii():
             return int(text)
         current = self.tags()
         if text not in current:

@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable
 from datetime import datetime, timezone
 
+import yaml
 from deltalake import CommitProperties, DeltaTable
 from deltalake.exceptions import CommitFailedError
 
@@ -52,11 +53,21 @@ def check_name(name: str) -> None:
     """Raise DataError unless this can be a tag: it must not read as a number or a time."""
     if name != name.strip() or not name.isprintable():
         rule = "A tag has no blanks around it and no control characters"
-    elif not name or name.isdigit() or time_of(name) is not None:
-        rule = "A number means a version, a date a time"
+    elif not name or time_of(name) is not None or not _is_yaml_text(name):
+        rule = "A number means a version, a date a time, and YAML reads words like null as no text"
     else:
         return
     raise DataError("This cannot be a tag", got=name, rule=rule, fix="Take a word, like golden")
+
+
+def _is_yaml_text(name: str) -> bool:
+    """Whether `table.version=NAME` means this text. `0x10`, `1_0` and `+1` are versions there, `~` is
+    none, and `yes` may be true.
+    """
+    try:
+        return bool(yaml.safe_load(name) == name)
+    except yaml.YAMLError:
+        return False
 
 
 def time_of(text: str) -> datetime | None:

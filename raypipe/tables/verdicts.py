@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 import pyarrow as pa
 
 from raypipe.tables import retries, scan
-from raypipe.tables.commits import Moved, append_once, batch_id
+from raypipe.tables.commits import Moved, append_once
 from raypipe.tables.provenance import commit_properties
 from raypipe.tables.table import ImageTable, TableVersion, resolve
 
@@ -100,7 +100,6 @@ def write(
     judged_row = row(Seen(None, "", 0, None), JUDGED, value=float(seen))
     keys = {"policy": policy, "rules": rules, "table": str(judged)}
     verdicts = pa.Table.from_pylist([each | keys for each in [*rows, judged_row]], SCHEMA)
-    batch = batch_id([str(judged), policy])
     why = commit_properties(f"clean {judged}")
     uri = uri_of(images)
     for _ in range(retries.ATTEMPTS):
@@ -110,7 +109,7 @@ def write(
             if read(images, judged, policy, storage_options) is not None:
                 return
         try:
-            append_once(uri, verdicts, batch, base, why, None, storage_options)
+            append_once(uri, verdicts, base, why, None, storage_options)
             return
         except Moved:
             continue

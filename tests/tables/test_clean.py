@@ -257,6 +257,14 @@ def test_two_copies_of_one_row_that_both_break_both_go_and_one_of_other_bytes_st
     )
 
 
+def test_a_tag_that_cannot_be_is_refused_before_anything_is_dropped(
+    tmp_path: Path, textured: Draw
+) -> None:
+    table = TableConfig(uri=str(tmp_path / "t"))
+    with pytest.raises(DataError, match=r"This cannot be a tag .*got '12'"):
+        clean(table, CleanConfig(tag="12"))
+
+
 def test_what_was_judged_is_part_of_the_policy(tmp_path: Path, textured: Draw) -> None:
     """A share of the rows, some of the rows, another image column, a table made anew: none is taken
     for the whole.

@@ -178,6 +178,29 @@ def test_relabels_at_once_lose_nothing(table: TableConfig, folder: Path) -> None
     assert len(held(table, "image_id")) == 12
 
 
+@pytest.mark.parametrize("first_labels", [False, True], ids=["none", "others"])
+def test_a_rival_that_commits_the_same_images_first_does_not_keep_our_labels_out(
+    table: TableConfig,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    first_labels: bool,
+) -> None:
+    """The commit of another terminal had the same images, so it was taken for our own."""
+    real, began = room.append_once, []
+
+    def late(*given: Any, **more: Any) -> Any:
+        if not began:
+            began.append(True)
+            take(table, folder, named(["b", "a"] * 6) if first_labels else None, "other terminal")
+        return real(*given, **more)
+
+    monkeypatch.setattr(room, "append_once", late)
+    labels = named(["a", "b"] * 6)
+    done = take(table, folder, labels)
+    assert began and (done.accepted, done.present, done.relabelled) == (0, 12, 12)
+    assert held(table, "label") == labels
+
+
 def test_a_tag_keeps_the_labels_that_it_was_given_for(table: TableConfig, folder: Path) -> None:
     take(table, folder, named(["a"] * 12))
     opened = ImageTable(table.uri)

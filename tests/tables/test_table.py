@@ -99,7 +99,9 @@ def test_a_tag_moves_only_when_asked_to(table: ImageTable) -> None:
     assert table.tags() == {"raw": 2}
 
 
-@pytest.mark.parametrize("name", ["12", ""])
+@pytest.mark.parametrize(
+    "name", ["12", "", "0x10", "1_0", "+1", "0b11", "null", "~", "yes", "1.5", "a: b", "[x]", "#x"]
+)
 def test_a_tag_that_could_not_be_told_from_a_number_is_refused(
     name: str, table: ImageTable
 ) -> None:

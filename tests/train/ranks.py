@@ -49,7 +49,9 @@ def start(
                 if met or last:
                     stacks = [f"rank {rank}\n{_stack(folder, rank)}" for rank in range(world)]
                     what = "did not end" if met else "did not meet"
-                    raise TimeoutError("\n".join([f"{world} ranks {what} in {waited_s:.0f} s", *stacks]))
+                    raise TimeoutError(
+                        "\n".join([f"{world} ranks {what} in {waited_s:.0f} s", *stacks])
+                    )
                 break
             else:
                 return

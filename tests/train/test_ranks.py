@@ -35,7 +35,9 @@ class Stuck:
         return time.sleep, (600,)
 
 
-def test_ranks_that_never_meet_are_started_three_times_and_then_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_that_never_meet_are_started_three_times_and_then_say_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(ranks, "MEETING_S", 2.0)
     with pytest.raises(TimeoutError, match=r"2 ranks did not meet in .*\nrank 0\nnever began"):
         ranks.start(fails, (Stuck(),), 2)
