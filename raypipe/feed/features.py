@@ -100,12 +100,14 @@ class _Split:
         else:
             self.contents = [digest.tobytes() for digest in column]
 
+        # Which row groups must be read?
         to_hash = []
         for group, samples in enumerate(self.groups):
             kept = all(content in vectors for content in self.contents[samples])
             if verify or not kept:
                 to_hash.append(group)
 
+        # Hash them, and compare with the column where that is asked for.
         digests = column if verify else None
         calls = (self._hash_arguments(group, digests) for group in to_hash)
         results = _run_tasks(hash_group, calls)
@@ -145,6 +147,8 @@ class _Split:
     ) -> Source:
         """The split's features as a source. Reports its broken images."""
         rows = self.rows
+
+        # A sample without features could not be decoded, or its bytes are others by now.
         for sample, content in enumerate(self.contents):
             if sample not in self.bad and content not in vectors:
                 reason = outcomes.get(content)
@@ -211,6 +215,7 @@ def _compute_missing(
         return {}
     log.info("Computing features of %d images (%d are kept already)", len(requested), len(vectors))
 
+    # Keep what is computed from time to time, so that a kill costs little.
     model_json = model.model_dump_json()
     outcomes: Outcomes = {}
     fresh: Vectors = {}

@@ -136,6 +136,7 @@ def await_decoded(sources: Iterable[Source]) -> None:
     Call it before trials reserve all CPUs: decode tasks need one, and would never get it. An image
     whose task failed raises later, when it is read.
     """
+    # Decode tasks run in the cluster since `prepare`.
     waiting = []
     images = 0
     for source in sources:
@@ -161,6 +162,7 @@ def choose(cfg: FeedConfig, decoded_mb: float) -> str:
         log.info("Feed: threads (there is no cluster to keep decoded images)")
         return "threads"
 
+    # The cache is limited by its setting and by the memory that the cluster can give it.
     store_mb = ray.cluster_resources().get("object_store_memory", 0) / 2**20
     limit_mb = min(cfg.cache_mb, store_mb * CACHE_SHARE)
     fits = decoded_mb <= limit_mb

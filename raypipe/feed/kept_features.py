@@ -49,6 +49,8 @@ class KeptFeatures:
         table = ImageTable(self.uri)
         pinned = table.pin()
         names = [field.name for field in table.delta(pinned.version).schema().fields]
+
+        # All rows must be of this format and width; a mixture would train on wrong features.
         if set(names) == set(COLUMNS):
             rows = scan.rows(table, pinned, names)
             vectors = self._vectors(rows)

@@ -54,6 +54,7 @@ def locate(pinned: Pinned, split: str, cfg: FeedConfig, hashes: bool | None = No
         no_ids = pa.array([], pa.large_string())
         return Rows(no_labels, no_ids, np.empty(0, np.int64), column=columns.image)
 
+    # Sampling weights, only where the config asks for some.
     rows = pa.concat_tables(groups)
     weights_N = None
     if weights:
@@ -74,6 +75,7 @@ def locate(pinned: Pinned, split: str, cfg: FeedConfig, hashes: bool | None = No
         column=columns.image,
         storage_options=table.storage_options,
     )
+    # Refuse rows that cannot be what was stored, before anything is decoded.
     _check_images(located, pinned, split)
     if cfg.verify and located.sha256_N32 is not None:
         _check_hash_column(located, pinned)
@@ -188,6 +190,7 @@ def _check_hash_column(rows: Rows, pinned: Pinned) -> None:
         hashed = int(digests.any(1).sum())
         if not hashed:
             continue
+        # One image that matches shows that the column is what it should be.
         images = encoded(rows.fragments[group], rows.column, rows.storage_options)
         broken = images.broken(rows.row_N[samples], digests)
         wrong = sum(reason == MISMATCH for _, reason in broken)

@@ -103,7 +103,9 @@ def freeze(model: nn.Module, count: int) -> list[nn.Module]:
             rule=f"It has {len(backbone_blocks)} blocks",
         )
     frozen_blocks = backbone_blocks[:count]
-    in_frozen_blocks = {id(p) for block in frozen_blocks for p in block.parameters()}
+    in_frozen_blocks: set[int] = set()
+    for block in frozen_blocks:
+        in_frozen_blocks.update(id(parameter) for parameter in block.parameters())
 
     # Freeze by depth, so that what lies between the blocks is frozen, too.
     depth_of = depths(model)
@@ -159,6 +161,7 @@ def _listed(module: nn.Module, levels: int) -> list[nn.Module]:
     one_kind = len({type(child) for child in children}) == 1
     is_list = isinstance(module, nn.Sequential | nn.ModuleList)
 
+    # No list of blocks: look for one farther down.
     below: list[nn.Module] = []
     if not (is_list and composite and (levels == 2 or one_kind)):
         for child in children:

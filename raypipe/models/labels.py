@@ -76,6 +76,7 @@ def name(value: Any) -> Label:
             return Label(None, f"{_shown(value)} is not UTF-8")
     if isinstance(value, list | dict):
         return Label(None, f"{_shown(value)} is not one name")
+    # bool first: for Python it is an int, too.
     if isinstance(value, bool):
         return Label(str(value).lower())
     if isinstance(value, int):
@@ -117,6 +118,7 @@ def _text(text: str) -> Label:
         return Label(None, f"{text} is how a number that is none is written, not a name")
     if _LIST.fullmatch(text):
         return Label(None, _list_as_text(text))
+    # The same text as the typed value would have.
     if _WHOLE.fullmatch(text):
         return Label("0" if text == "-0.0" else text.removesuffix(".0"))
     if text in ("True", "TRUE", "False", "FALSE"):
@@ -150,6 +152,7 @@ def _number(kind: Kind, value: Any) -> Label:
         if not _NUMBER.fullmatch(text):
             return Label(None, f"{_shown(text)} is not a number")
         value = float(text)
+    # bool is an int for Python, but a boolean is no number here.
     if isinstance(value, bool) or not isinstance(value, (int, *_REAL)):
         return Label(None, f"{_shown(value)} is not a number")
 
@@ -193,6 +196,7 @@ def _joined(parts: list[Any]) -> Label:
             f"{_shown(parts)} looks like one number a class; "
             "a list of tags names those that are set",
         )
+    # The first part that is no tag makes the whole label unusable.
     tags: set[str] = set()
     for part in parts:
         if part is None:

@@ -130,6 +130,7 @@ def hugging_face(name: str, options: dict[str, Any]) -> Backbone:
     if hasattr(config, "mask_ratio"):
         config.mask_ratio = 0.0
 
+    # A bare model type has random weights, so no statistics of a pretraining.
     mean, std = _processor(transformers, source, where) if "/" in name else (0.5, 0.5)
     side = getattr(config, "image_size", None) or 224
     written = json.loads(config.to_json_string(use_diff=False))
@@ -201,6 +202,7 @@ class _Transformer(nn.Module):
             arguments["noise"] = in_order.expand(batch, patches)
 
         outputs = self.net(images_BCHW, **arguments)
+        # Models differ in what they return: a pooled output, or only their last layer.
         pooled: Any = getattr(outputs, "pooler_output", None)
         last: Any = getattr(outputs, "last_hidden_state", None)
         if pooled is not None:
@@ -308,6 +310,7 @@ def own(name: str, options: dict[str, Any]) -> Backbone:
             rule="It is file:package.module:factory, importable on every worker",
             fix="Put its folder on PYTHONPATH, or install it",
         ) from None
+    # Refuse everything else before it is called: see Security above.
     returned = factory if inspect.isclass(factory) else _return_type(factory)
     if not (inspect.isclass(returned) and issubclass(returned, nn.Module)):
         raise ConfigError(

@@ -68,6 +68,7 @@ class Task:
         if self.kind == "single_label":
             return self._indices([str(label) for label in labels])
 
+        # Several tags: a 1 for each tag that is set.
         labels_NC = np.zeros((len(labels), len(self.classes)), np.float32)
         rows: list[int] = []
         names: list[str] = []

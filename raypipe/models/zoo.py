@@ -224,6 +224,7 @@ class ImageModel(nn.Module):
         features = spec.features or width(self.backbone, cfg.pixels)
         self.head = Head(features, classes, cfg.dropout, scaled=cfg.task == "regression")
 
+        # The backbone's own momentum may be too slow for a short training.
         if cfg.norm_momentum is not None:
             for module in self.backbone.modules():
                 if isinstance(module, nn.modules.batchnorm._BatchNorm):
@@ -243,6 +244,7 @@ class ImageModel(nn.Module):
 
     def embed(self, pixels_BHWC: Tensor) -> Tensor:
         """features_BD of uint8 pixels, or of float pixels 0-255 (after augmentation)."""
+        # The normalisation follows the pixels: no buffers, so `to` does not move it.
         device = pixels_BHWC.device
         if self._scale.device != device:
             self._scale = self._scale.to(device)
@@ -292,10 +294,14 @@ class ImageModel(nn.Module):
         for start in range(0, len(pixels_NHWC), at_once):
             batch = np.array(pixels_NHWC[start : start + at_once])
             pixels_BHWC = torch.from_numpy(batch).to(device)
+
+            # One forward pass per view; the head is cheap.
             features_of_views = [self.embed(view) for view in views(pixels_BHWC, self._views)]
             scores_of_views = [self.scores(self.head(f)).float() for f in features_of_views]
             features.append(features_of_views[0].cpu())
             scores.append(torch.stack(scores_of_views).mean(0).cpu())
+
+        # No images: empty arrays of the right width.
         if not features:
             linear = self.head.linear
             no_features = np.empty((0, linear.in_features), np.float32)

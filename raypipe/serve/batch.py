@@ -173,6 +173,7 @@ def _predict(
     shared = share(package)
 
     def predict_batch(batch: dict[str, Any]) -> dict[str, Any]:
+        # Runs in a worker process of Ray Data.
         images = list(batch[columns.image])
         predictions = shared.open().predict(images, threads=1)
         hashes = [hashlib.sha256(data).hexdigest() for data in images]
