@@ -35,6 +35,7 @@ check: .venv/ready
 docs: .venv/ready
 	@$(BIN)/python -c 'import sphinx, furo, myst_parser' 2> /dev/null || $(BIN)/python -m pip install --quiet --constraint infra/constraints.txt --editable '.[docs]'
 	$(BIN)/sphinx-build --fail-on-warning --keep-going --quiet -c docs -b html . docs/_build
+	@echo docs/_build/docs/index.html
 
 gpu-check: .venv/ready
 	@if $(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then $(BIN)/python -m pytest -m gpu; fi
