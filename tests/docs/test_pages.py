@@ -32,7 +32,7 @@ ELSEWHERE = {
     "make quickstart   # the whole loop on 2,624 real photographs": "minutes: benchmarks/ runs the "
     "quickstart, CI runs make",
     "make install    # .venv with pinned versions": "CI runs make",
-    "raypipe ingest mine.yaml                                   # images and labels become": "its "
+    "raypipe ingest mine.yaml     # images and labels become a Delta table": "its "
     "lines are lines of the tutorial's block, which is run",
     "source .venv/bin/activate\nexport RAY_AUTH_MODE=token RAY_USAGE_STATS_ENABLED=0": "a cluster "
     "for everybody on this host, on fixed ports: test_connect.py starts one on its own, "
@@ -102,7 +102,7 @@ def test_the_short_story_is_part_of_the_long_one() -> None:
         lines = text.replace("\\\n", " ").splitlines()
         return [shlex.split(line, comments=True) for line in lines if line.startswith("raypipe")]
 
-    short = commands_of(block("raypipe ingest mine.yaml    "))
+    short = commands_of(block("raypipe ingest mine.yaml     # images"))
     long = [" ".join(words) for words in commands_of(block(RUN[0]))]
     for words in short:
         assert any(line.startswith(" ".join(words)) for line in long), words
