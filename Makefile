@@ -1,6 +1,7 @@
 # make quickstart   the whole story on real photographs (sets everything up first)
 # make test         the tests, real engines at small size; make test-all runs the slow suites too, make test-share a part of them
 # make check        format, lint, types, import contract
+# make docs         the site in docs/_build; a warning is an error
 # make gpu-check    what only a GPU shows: tests, rates and memory; without one, a line that says so
 PYTHON ?= python3
 MAKEFLAGS += --no-print-directory
@@ -8,7 +9,7 @@ BIN := .venv/bin
 export RAY_AUTH_MODE := token
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: quickstart test test-share test-all check gpu-check format install clean
+.PHONY: quickstart test test-share test-all check docs gpu-check format install clean
 
 quickstart: .venv/ready
 	@$(BIN)/raypipe quickstart --json
@@ -30,6 +31,11 @@ check: .venv/ready
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+docs: .venv/ready
+	@$(BIN)/python -c 'import sphinx, furo, myst_parser' 2> /dev/null || $(BIN)/python -m pip install --quiet --constraint infra/constraints.txt --editable '.[docs]'
+	$(BIN)/sphinx-build --fail-on-warning --keep-going --quiet -c docs -b html . docs/_build
+	@echo docs/_build/docs/index.html
 
 gpu-check: .venv/ready
 	@if $(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then $(BIN)/python -m pytest -m gpu; fi

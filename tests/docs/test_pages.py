@@ -1,4 +1,7 @@
-"""Every code block and every setting on the pages for users is right: run, validated, or named here with the reason why not."""
+"""Every code block and every setting on the pages for users is right.
+
+It is run, validated, or named here with the reason why not.
+"""
 
 from __future__ import annotations
 
@@ -21,18 +24,16 @@ from raypipe.main import app
 from tests.conftest import encode, striped
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted(
-    p
-    for p in [ROOT / "README.md", *ROOT.glob("infra/**/*.md"), *ROOT.glob("docs/**/*.md")]
-    if p.exists()
-)
+OWN = [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+PAGES = sorted([*OWN, *ROOT.glob("infra/**/*.md"), *ROOT.glob("docs/*.md")])
 
 # First line of a block -> why it is not run here.
 ELSEWHERE = {
-    "make quickstart   # the whole story on 2,624 real photographs, with every real engine in "
-    "its place": "minutes: benchmarks/ runs the quickstart, CI runs make",
-    "raypipe/errors.py config.py            what users see when something is wrong · one YAML, "
-    "validated": "a map of the folders, no code",
+    "make quickstart   # the whole loop on 2,624 real photographs": "minutes: benchmarks/ runs the "
+    "quickstart, CI runs make",
+    "make install    # .venv with pinned versions": "CI runs make",
+    "raypipe ingest mine.yaml     # images and labels become a Delta table": "its "
+    "lines are lines of the tutorial's block, which is run",
     "source .venv/bin/activate\nexport RAY_AUTH_MODE=token RAY_USAGE_STATS_ENABLED=0": "a cluster "
     "for everybody on this host, on fixed ports: test_connect.py starts one on its own, "
     "search/test_clusters.py submits",
@@ -56,10 +57,13 @@ class Block:
         return f"{self.page.relative_to(ROOT)}:{self.line}"
 
 
+DIRECTIVE = re.compile(r"^```\{.*?^```$", re.MULTILINE | re.DOTALL)  # of Sphinx: make docs runs it
+
+
 def blocks() -> list[Block]:
     found = []
     for page in PAGES:
-        text = page.read_text(encoding="utf-8")
+        text = DIRECTIVE.sub(lambda m: "\n" * m[0].count("\n"), page.read_text(encoding="utf-8"))
         for match in re.finditer(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
             line = text.count("\n", 0, match.start()) + 1
             found.append(Block(page, line, match[1], match[2]))
@@ -89,6 +93,19 @@ def test_every_block_is_run_or_named(code: Block) -> None:
 @pytest.mark.parametrize("start", [*RUN, *ELSEWHERE])
 def test_the_list_names_nothing_that_is_gone(start: str) -> None:
     assert any(b.text.startswith(start) for b in CODE)
+
+
+def test_the_short_story_is_part_of_the_long_one() -> None:
+    """The README's own-images block is not run: the tutorial's is, and has the same commands."""
+
+    def commands_of(text: str) -> list[list[str]]:
+        lines = text.replace("\\\n", " ").splitlines()
+        return [shlex.split(line, comments=True) for line in lines if line.startswith("raypipe")]
+
+    short = commands_of(block("raypipe ingest mine.yaml     # images"))
+    long = [" ".join(words) for words in commands_of(block(RUN[0]))]
+    for words in short:
+        assert any(line.startswith(" ".join(words)) for line in long), words
 
 
 @pytest.mark.parametrize("code", YAMLS, ids=str)
@@ -181,7 +198,7 @@ def test_what_makes_the_story_small_is_a_configuration(verb: str) -> None:
 
 @pytest.mark.slow
 def test_your_own_images_and_the_registered_model(photos: Path, tmp_path: Path) -> None:
-    """The two blocks as they are: bash runs the first, Python the second (on the model of the first)."""
+    """The two blocks as they are. Bash runs the first; Python runs the second on its model."""
 
     def drawn(folder: Path, seeds: range) -> None:
         folder.mkdir()
