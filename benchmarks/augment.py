@@ -1,9 +1,11 @@
-"""Claim: augmenting a batch on its device costs a fraction of a training step on it, whatever the recipe.
+"""Claim: augmenting a batch on its device costs a fraction of a training step on it, whatever the
+recipe.
 
 python -m benchmarks.augment --json
 
-32 uint8 pictures of 224 px, the process's own number of threads; a forward and backward pass of the embedded backbone on such a
-batch beside it. Milliseconds are medians of rounds in which every recipe takes its turn.
+32 uint8 pictures of 224 px, the process's own number of threads; a forward and backward pass of the
+embedded backbone on such a batch beside it. Milliseconds are medians of rounds in which every
+recipe takes its turn.
 """
 
 from __future__ import annotations

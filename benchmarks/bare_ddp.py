@@ -1,6 +1,8 @@
-"""The rival of benchmarks/step.py: DDP as one writes it by hand, from pixels in memory. Knows nothing of raypipe but the model.
+"""The rival of benchmarks/step.py: DDP as one writes it by hand, from pixels in memory. Knows
+nothing of raypipe but the model.
 
-torchrun --nproc-per-node 2 -m benchmarks.bare_ddp '{"model": {…}, "pixels": "pixels.npz", "batch_size": 32, "steps": 40}'
+torchrun --nproc-per-node 2 -m benchmarks.bare_ddp '{"model": {…}, "pixels": "pixels.npz",
+"batch_size": 32, "steps": 40}'
 """
 
 from __future__ import annotations

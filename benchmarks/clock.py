@@ -1,7 +1,9 @@
-"""A backbone that notes when each training step starts: both sides of benchmarks/step.py train it, and it tells its own time.
+"""A backbone that notes when each training step starts: both sides of benchmarks/step.py train it,
+and it tells its own time.
 
-A rank's file has a line when the backbone is built and one at each training forward pass: time (monotonic, the same for all
-processes of a machine), CPU seconds of the process, and its resident memory's peak above what it had before the backbone.
+A rank's file has a line when the backbone is built and one at each training forward pass: time
+(monotonic, the same for all processes of a machine), CPU seconds of the process, and its resident
+memory's peak above what it had before the backbone.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ from torch import Tensor, nn
 
 from raypipe.models.backbones import BACKBONES
 
-WIDTH = 3072  # 32 x 32 x 3: a layer of 38 MB, which the allocator takes from the system and gives back to it
+# 32 x 32 x 3: a layer of 38 MB, which the allocator takes from the system and gives back to it.
+WIDTH = 3072
 
 
 class Clocked(nn.Module):
@@ -45,7 +48,9 @@ class Clocked(nn.Module):
 
 
 def clocked(pretrained: bool, backbone: str, folder: str, deepspeed: bool) -> nn.Module:
-    """`backbone` is one of ours, or wide-N: N square layers. `deepspeed` imports it before memory is counted."""
+    """`backbone` is one of ours, or wide-N: N square layers. `deepspeed` imports it before memory
+    is counted.
+    """
     if deepspeed:
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
         import deepspeed as _  # type: ignore[import-untyped]  # noqa: F401

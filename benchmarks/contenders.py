@@ -1,8 +1,10 @@
-"""Who races in benchmarks/feed.py: each turns the same table into pixels_BHWC batches (uint8, 64 x 224 x 224 x 3).
+"""Who races in benchmarks/feed.py: each turns the same table into pixels_BHWC batches (uint8, 64 x
+224 x 224 x 3).
 
-A contender is a context manager. What it does before it yields is planning (imports, the log, footers, a cluster), not timed;
-then `epoch(n)` starts the n-th pass, and what that starts (worker processes, tasks) counts. Imports stand inside the contenders
-so that none pays for another's. All but `ray_stock` decode with images/decode.py.
+A contender is a context manager. What it does before it yields is planning (imports, the log,
+footers, a cluster), not timed; then `epoch(n)` starts the n-th pass, and what that starts (worker
+processes, tasks) counts. Imports stand inside the contenders so that none pays for another's. All
+but `ray_stock` decode with images/decode.py.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ WINDOW = 8  # row groups that the DataLoader shuffles at a time
 
 @dataclass(frozen=True)
 class Loader:
-    """`epoch(n)` yields batches; `processes` tells that others help; `in_flight_bytes` is a peak, where it is known."""
+    """`epoch(n)` yields batches; `processes` tells that others help; `in_flight_bytes` is a peak,
+    where it is known.
+    """
 
     epoch: Callable[[int], Iterable[Any]]
     processes: bool = True
@@ -41,7 +45,9 @@ class Skip(Exception):
 
 @contextmanager
 def bare(uri: str) -> Iterator[Loader]:
-    """The limit: encoded bytes in memory, each of two threads decodes whole batches into a buffer that it uses again."""
+    """The limit: encoded bytes in memory, each of two threads decodes whole batches into a buffer
+    that it uses again.
+    """
     encoded = [image for path, group, _ in row_groups(uri) for image in encoded_images(path, group)]
     spans = [encoded[i : i + BATCH] for i in range(0, len(encoded), BATCH)]
     own = threading.local()
@@ -57,7 +63,8 @@ def bare(uri: str) -> Iterator[Loader]:
 
 @contextmanager
 def ours(carrier: str, uri: str) -> Iterator[Loader]:
-    """One of our loaders, in the order of a training epoch. `cache` plans and starts to decode in its first epoch.
+    """One of our loaders, in the order of a training epoch. `cache` plans and starts to decode in
+    its first epoch.
 
     `threads` needs no cluster: an idle one takes 3 % of two cores.
     """
@@ -90,7 +97,9 @@ def ours(carrier: str, uri: str) -> Iterator[Loader]:
 
 @contextmanager
 def dataloader(uri: str) -> Iterator[Loader]:
-    """torch DataLoader over row groups, shuffled in windows, one call a batch. Spawned: deltalake hangs after a fork."""
+    """torch DataLoader over row groups, shuffled in windows, one call a batch. Spawned: deltalake
+    hangs after a fork.
+    """
     from torch.utils.data import DataLoader
 
     groups = row_groups(uri)
@@ -107,7 +116,9 @@ def dataloader(uri: str) -> Iterator[Loader]:
 
 @contextmanager
 def ray_stock(uri: str) -> Iterator[Loader]:
-    """Ray Data as its documentation shows it: read_delta, a Pillow function a row, iter_batches. Not shuffled, kept uint8."""
+    """Ray Data as its documentation shows it: read_delta, a Pillow function a row, iter_batches.
+    Not shuffled, kept uint8.
+    """
     with _cluster():
         import ray.data
 
@@ -119,7 +130,9 @@ def ray_stock(uri: str) -> Iterator[Loader]:
 
 @contextmanager
 def ray_tuned(uri: str) -> Iterator[Loader]:
-    """Ray Data over our distributed read: a task a row group, batches decoded into one uint8 array. Not shuffled."""
+    """Ray Data over our distributed read: a task a row group, batches decoded into one uint8 array.
+    Not shuffled.
+    """
     with _cluster():
         from raypipe.tables import scan
         from raypipe.tables.table import ImageTable
@@ -135,7 +148,9 @@ def ray_tuned(uri: str) -> Iterator[Loader]:
 
 @contextmanager
 def streaming(uri: str) -> Iterator[Loader]:
-    """MosaicML Streaming: the same bytes as MDS shards, its own shuffle, two worker processes. Skipped where not installed."""
+    """MosaicML Streaming: the same bytes as MDS shards, its own shuffle, two worker processes.
+    Skipped where not installed.
+    """
     try:
         from streaming import MDSWriter, StreamingDataset
         from streaming.base.util import clean_stale_shared_memory
@@ -210,7 +225,9 @@ class RowGroupImages:
 
 
 def _shuffled(sizes: list[int]) -> list[list[tuple[int, int]]]:
-    """Batches of (row group, row): samples shuffled among WINDOW row groups, so that a worker rereads little."""
+    """Batches of (row group, row): samples shuffled among WINDOW row groups, so that a worker
+    rereads little.
+    """
     rng, order = np.random.default_rng(0), []
     groups = rng.permutation(len(sizes)).tolist()
     for start in range(0, len(groups), WINDOW):

@@ -1,16 +1,20 @@
-"""Learning curves of heads on frozen features of the solar cells: the table on which benchmarks/halving.py compares searches.
+"""Learning curves of heads on frozen features of the solar cells: the table on which
+benchmarks/halving.py compares searches.
 
 python -m benchmarks.curves OUT.csv [--configs 128] [--epochs 27] [--run-dir runs/curves]
 
-Every line is one configuration and its validation metrics after each epoch, trained by the project's own `train_rank`. Ray and
-the backbone are needed once for each of SIDES, for the features of the 2,624 cells (60 % for training, 40 % for validation,
-stratified); then each head takes two to five seconds of one thread. Configurations are drawn by a fixed seed.
+Every line is one configuration and its validation metrics after each epoch, trained by the
+project's own `train_rank`. Ray and the backbone are needed once for each of SIDES, for the features
+of the 2,624 cells (60 % for training, 40 % for validation, stratified); then each head takes two to
+five seconds of one thread. Configurations are drawn by a fixed seed.
 
-The schedule is constant. A cosine over three epochs is another curve than the first three epochs of a cosine over 27, while
-a search that stops trials sees the beginning of long ones: with a constant rate one table holds the curves of every budget. The
-cost is a last per cent of accuracy that falling rates find, and more jumps from epoch to epoch, which make ranking harder.
+The schedule is constant. A cosine over three epochs is another curve than the first three epochs of
+a cosine over 27, while a search that stops trials sees the beginning of long ones: with a constant
+rate one table holds the curves of every budget. The cost is a last per cent of accuracy that
+falling rates find, and more jumps from epoch to epoch, which make ranking harder.
 
-Only metrics are written: no image, no feature. The cells' licence (CC BY-NC-SA) is that of the images.
+Only metrics are written: no image, no feature. The cells' licence (CC BY-NC-SA) is that of the
+images.
 """
 
 from __future__ import annotations
@@ -78,7 +82,9 @@ def job_in(folder: Path, epochs: int) -> TrainJob:
 
 
 def features(job: TrainJob) -> dict[int, Data]:
-    """By resolution: what the heads are trained on, in this process. The cluster that computed it has gone again."""
+    """By resolution: what the heads are trained on, in this process. The cluster that computed it
+    has gone again.
+    """
     source = {"kind": "elpv", "label_column": "label"}
     if not ImageTable.exists(job.table.uri):
         ingest(
@@ -129,7 +135,8 @@ def main() -> None:
         any_side = data[SIDES[0]]
         split = f"{len(any_side.train.rows)} training, {len(any_side.val.rows)} validation cells"
         file.write(
-            f"# python -m benchmarks.curves --configs {chosen.configs} --epochs {chosen.epochs}, seed {SEED}: {split}\n"
+            f"# python -m benchmarks.curves --configs {chosen.configs} --epochs {chosen.epochs}, "
+            f"seed {SEED}: {split}\n"
         )
         table, started = csv.writer(file), time.perf_counter()
         names = [f"{metric}@{epoch}" for metric in METRICS for epoch in range(1, chosen.epochs + 1)]
@@ -146,7 +153,8 @@ def main() -> None:
             )
             file.flush()
             print(
-                f"{number + 1}/{chosen.configs} {time.perf_counter() - started:.0f} s {drawn} {history[-1]}",
+                f"{number + 1}/{chosen.configs} {time.perf_counter() - started:.0f} s {drawn} "
+                f"{history[-1]}",
                 flush=True,
             )
 

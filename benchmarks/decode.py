@@ -1,10 +1,11 @@
-"""Claim: decode_into makes a 224 px picture of a 500x375 JPEG at least 2 times as fast as Pillow alone, and as well.
+"""Claim: decode_into makes a 224 px picture of a 500x375 JPEG at least 2 times as fast as Pillow
+alone, and as well.
 
 python -m benchmarks.decode --json
 
-Two threads write into preallocated slots; every candidate takes its turn in every round, so ratios are paired. `apart` is the
-mean absolute difference (0-255) from Pillow's full decode and antialiased bilinear resize. OpenCV takes part where it is
-installed; the project does not need it.
+Two threads write into preallocated slots; every candidate takes its turn in every round, so ratios
+are paired. `apart` is the mean absolute difference (0-255) from Pillow's full decode and
+antialiased bilinear resize. OpenCV takes part where it is installed; the project does not need it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
-"""Claim: on a CPU that autocasts to bf16, our depthwise convolutions make a training step of the default backbone faster.
+"""Claim: on a CPU that autocasts to bf16, our depthwise convolutions make a training step of the
+default backbone faster.
 
-`python -m benchmarks.depthwise --json`: EfficientNet-Lite0, 224 px, batch 32, three frozen blocks, one thread, forward,
-backward and AdamW; in turn as torch autocasts it; with depthwise convolutions in float32, before that with a copy of every
-image that is padded (raypipe until 2026-11-21); and as raypipe has it (train/parallel/depthwise.py). CPU time; a round takes
-the best of three steps of each, ratios are the median of five rounds.
+`python -m benchmarks.depthwise --json`: EfficientNet-Lite0, 224 px, batch 32, three frozen blocks,
+one thread, forward, backward and AdamW; in turn as torch autocasts it; with depthwise convolutions
+in float32, before that with a copy of every image that is padded (raypipe until 2026-11-21); and as
+raypipe has it (train/parallel/depthwise.py). CPU time; a round takes the best of three steps of
+each, ratios are the median of five rounds.
 """
 
 from __future__ import annotations

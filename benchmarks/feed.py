@@ -1,15 +1,19 @@
-"""Claim: our loaders deliver a lake table's images at the speed of the decoder, where others lose half of it and more.
+"""Claim: our loaders deliver a lake table's images at the speed of the decoder, where others lose
+half of it and more.
 
-python -m benchmarks.feed --json [--images 6000] [--rounds 3] [--only threads,dataloader] [--keep FOLDER]
+python -m benchmarks.feed --json [--images 6000] [--rounds 3] [--only threads,dataloader] [--keep
+FOLDER]
 
-Every contender runs in a fresh process, and the bare decode loop runs before and after it: a ratio is images/s divided by the
-mean of those two, the median over the rounds. Close other work first, though it cancels out of ratios better than of rates.
-Rates are of whole epochs after a first one, which warms up and checks that every image comes once.
+Every contender runs in a fresh process, and the bare decode loop runs before and after it: a ratio
+is images/s divided by the mean of those two, the median over the rounds. Close other work first,
+though it cancels out of ratios better than of rates. Rates are of whole epochs after a first one,
+which warms up and checks that every image comes once.
 
-first_batch_s: from asking for the first batch; starts worker processes, but neither planning nor a Ray cluster.
-peak_mb: above what was there just before that, when torch was loaded. Within one process from its peak resident set (VmHWM);
-where others help, from the summed proportional set sizes of the process tree, sampled from the first batch to the end of that
-epoch. in_flight_mb: the most bytes of row groups that `threads` held at a time.
+first_batch_s: from asking for the first batch; starts worker processes, but neither planning nor a
+Ray cluster. peak_mb: above what was there just before that, when torch was loaded. Within one
+process from its peak resident set (VmHWM); where others help, from the summed proportional set
+sizes of the process tree, sampled from the first batch to the end of that epoch. in_flight_mb: the
+most bytes of row groups that `threads` held at a time.
 """
 
 from __future__ import annotations
@@ -90,7 +94,9 @@ def _tree_mb() -> float:
 
 
 def _tree(root: int) -> list[int]:
-    """This process and all below it. (/proc/PID/task/TID/children would be shorter; not every kernel has it.)"""
+    """This process and all below it. (/proc/PID/task/TID/children would be shorter; not every
+    kernel has it.)
+    """
     below: dict[int, list[int]] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):

@@ -1,4 +1,5 @@
-"""Claim: folding batch norms into convolutions makes the embedded backbone's forward pass faster on a CPU, and changes nothing.
+"""Claim: folding batch norms into convolutions makes the embedded backbone's forward pass faster on
+a CPU, and changes nothing.
 
 python -m benchmarks.fold --json
 """

@@ -2,15 +2,15 @@
 
     python -m benchmarks.gate [--draws 2000] [--json] [--figure FILE.svg]
 
-Every draw is a set of slices with paired results: rows that only the champion, or only the challenger, has right. It is
-judged by `raypipe.watch.decide.gate` at the product's defaults. `discordant` is the share of rows on which the models
-differ. A challenger that is d better has d/2 more of one kind and d/2 less of the other, or d of one kind where that is
-more.
+Every draw is a set of slices with paired results: rows that only the champion, or only the
+challenger, has right. It is judged by `raypipe.watch.decide.gate` at the product's defaults.
+`discordant` is the share of rows on which the models differ. A challenger that is d better has d/2
+more of one kind and d/2 less of the other, or d of one kind where that is more.
 
-worse    one slice is worse by the tolerance, the others are equal, better or mixed: at most 5 % (safety_alpha)
-equal    equal everywhere: at most 5 % (alpha)
-cleared  equal on all slices but one, which is 10 points better; with two slices at 7 % discordant the goal is 70 % at
-         160 rows a slice and 90 % at 320. `surplus` adds the 10 points to the 7 % of differing rows: 17 %
+worse    one slice is worse by the tolerance, the others are equal, better or mixed: at most 5 %
+(safety_alpha) equal    equal everywhere: at most 5 % (alpha) cleared  equal on all slices but one,
+which is 10 points better; with two slices at 7 % discordant the goal is 70 % at
+160 rows a slice and 90 % at 320. `surplus` adds the 10 points to the 7 % of differing rows: 17 %
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ GAIN = 0.10
 
 @dataclass(frozen=True)
 class Cell:
-    """One kind of challenger at one size. `others`: what the remaining slices do. `promoted` is a share of draws."""
+    """One kind of challenger at one size. `others`: what the remaining slices do. `promoted` is a
+    share of draws.
+    """
 
     case: str
     slices: int
@@ -57,7 +59,8 @@ def promoted(
 ) -> float:
     """The share of draws in which a challenger with these true gains is promoted.
 
-    A gain changes which side wins the differing pairs; with `surplus` it adds pairs to the equal challenger's instead.
+    A gain changes which side wins the differing pairs; with `surplus` it adds pairs to the equal
+    challenger's instead.
     """
     rng = np.random.default_rng(seed)
     cells = []

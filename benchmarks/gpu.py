@@ -1,15 +1,17 @@
-"""Claim: on a GPU, training from JPEGs keeps up with training on one batch that lies there already; and what strategies cost.
+"""Claim: on a GPU, training from JPEGs keeps up with training on one batch that lies there already;
+and what strategies cost.
 
 make gpu-check, or python -m benchmarks.gpu --json [--images 8192] [--batch 256] [--steps 60]
 
-Needs torch and one GPU, neither Ray nor a lake: train/loop.py, parallel, augment and decode know none. Prints one JSON line
-with the device's name; without a GPU it says so and ends well. What is not installed (a model's package, DeepSpeed) is skipped,
-and `skipped` says why.
+Needs torch and one GPU, neither Ray nor a lake: train/loop.py, parallel, augment and decode know
+none. Prints one JSON line with the device's name; without a GPU it says so and ends well. What is
+not installed (a model's package, DeepSpeed) is skipped, and `skipped` says why.
 
-images_per_s: whole steps of `fit` at 224 px in bf16 (channels_last, flips and crops on the device, AdamW) after ten of them.
-`one_batch` is the limit; `real` decodes 500x375 JPEGs in threads, by our Feed from a Delta table where that is installed, else
-from a folder of files with the same decoder; `compiled` is one_batch under torch.compile.
-strategies: a rank for each GPU, 32 layers that hold 302 million parameters, 64 images a rank; the most memory of a rank.
+images_per_s: whole steps of `fit` at 224 px in bf16 (channels_last, flips and crops on the device,
+AdamW) after ten of them. `one_batch` is the limit; `real` decodes 500x375 JPEGs in threads, by our
+Feed from a Delta table where that is installed, else from a folder of files with the same decoder;
+`compiled` is one_batch under torch.compile. strategies: a rank for each GPU, 32 layers that hold
+302 million parameters, 64 images a rank; the most memory of a rank.
 """
 
 from __future__ import annotations
@@ -73,7 +75,9 @@ Batches = Callable[[], Iterator[Batch]]
 
 
 class Timed:
-    """The feed that `fit` gets: so many training batches, timed after the warm-up, and one to judge by."""
+    """The feed that `fit` gets: so many training batches, timed after the warm-up, and one to judge
+    by.
+    """
 
     def __init__(self, batches: Batches, steps: int, device: torch.device) -> None:
         self.steps, self.seconds, self._batches, self._device = steps, 0.0, batches, device
@@ -112,7 +116,9 @@ def one_batch(batch_size: int, side_px: int, device: torch.device) -> Batches:
 def from_folder(
     files: Sequence[Path], batch_size: int, side_px: int, device: torch.device
 ) -> Batches:
-    """Files read and decoded on all cores, a few batches ahead, into pinned memory, as feed/loaders.py does it."""
+    """Files read and decoded on all cores, a few batches ahead, into pinned memory, as
+    feed/loaders.py does it.
+    """
 
     def decode(files: Sequence[Path], out_BHWC: np.ndarray) -> None:
         for file, out_HWC in zip(files, out_BHWC, strict=True):
@@ -199,7 +205,9 @@ def trained(
 
 
 def race(name: str, real: Batches, size: Size, device: torch.device) -> dict[str, Any]:
-    """One model on one device: the limit, real data, compiled; their medians, of real data also the ratio."""
+    """One model on one device: the limit, real data, compiled; their medians, of real data also the
+    ratio.
+    """
     model = ModelConfig(name=name, mode="finetune", pretrained=False, side_px=size.side_px)
     engine, objective = trained(model, device, precision=size.precision)
     same = one_batch(size.batch, size.side_px, device)

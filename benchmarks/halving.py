@@ -1,21 +1,25 @@
-"""What ASHA and its cap save on tabulated learning curves. Wanted: a fifth of random search's epochs, and 0.6 of ASHA's.
+"""What ASHA and its cap save on tabulated learning curves. Wanted: a fifth of random search's
+epochs, and 0.6 of ASHA's.
 
-python -m benchmarks.halving [--curves benchmarks/data/solar_curves.csv] [--metric val_accuracy] [--workers 2] [--seeds 20]
-    [--grace 3]
+python -m benchmarks.halving [--curves benchmarks/data/solar_curves.csv] [--metric val_accuracy]
+[--workers 2] [--seeds 20]
+[--grace 3]
 
-The rules are those that a search runs (raypipe/search/halving.py) with the settings that a search has by default
-(raypipe/search/settings.py: grace, reduction, pauses); only training is looked up, in the curves of real ones.
-Workers take turns, an epoch each; a free one takes a trial that may go on, else a new one. A seed is an order of the
-configurations. Epochs of all workers are counted:
+The rules are those that a search runs (raypipe/search/halving.py) with the settings that a search
+has by default (raypipe/search/settings.py: grace, reduction, pauses); only training is looked up,
+in the curves of real ones. Workers take turns, an epoch each; a free one takes a trial that may go
+on, else a new one. A seed is an order of the configurations. Epochs of all workers are counted:
 
-reach     until a trial first reports a value within 1 % of the best final one (best * 0.99; of a loss, best / 0.99). Random
-          search trains every configuration in full, and any of its epochs may be that report, too. A search that ends without
-          one counts as the whole table.
-whole     until nothing is left to do: every configuration was tried, and at least one trained in full.
+reach     until a trial first reports a value within 1 % of the best final one (best * 0.99; of a
+loss, best / 0.99). Random
+search trains every configuration in full, and any of its epochs may be that report, too. A search
+that ends without
+one counts as the whole table. whole     until nothing is left to do: every configuration was tried,
+and at least one trained in full.
 
-asha_vs_random = mean over seeds of ASHA's reach ÷ mean of random search's; cap_vs_asha = mean of PASHA's whole ÷ mean of ASHA's
-whole: what a cap saves is the training of what already leads. Its cost is `short`: by how many per cent the best value found
-is below that of the whole table.
+asha_vs_random = mean over seeds of ASHA's reach ÷ mean of random search's; cap_vs_asha = mean of
+PASHA's whole ÷ mean of ASHA's whole: what a cap saves is the training of what already leads. Its
+cost is `short`: by how many per cent the best value found is below that of the whole table.
 """
 
 from __future__ import annotations
@@ -91,7 +95,9 @@ class Table:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Epochs until a value within 1 % was reported, and in all; the best value found; the cap at the end."""
+    """Epochs until a value within 1 % was reported, and in all; the best value found; the cap at
+    the end.
+    """
 
     reach: int
     whole: int

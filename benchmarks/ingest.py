@@ -1,9 +1,11 @@
-"""Claim: ingest runs at 0.7 or more of a bare loop that reads, hashes and decodes the same files on the same two threads.
+"""Claim: ingest runs at 0.7 or more of a bare loop that reads, hashes and decodes the same files on
+the same two threads.
 
 python -m benchmarks.ingest --json [--images 10000]
 
-`ratio` is the median over interleaved pairs of (bare, ingest, ingest with max_side) on the same files; each ingest makes a
-table. `peak_mb` is the resident memory of a process that only ingests, above what it had after its imports.
+`ratio` is the median over interleaved pairs of (bare, ingest, ingest with max_side) on the same
+files; each ingest makes a table. `peak_mb` is the resident memory of a process that only ingests,
+above what it had after its imports.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ MAX_SIDE = 256
 
 
 def pictures(folder: Path, count: int) -> float:
-    """Distinct JPEGs with the spectrum of photographs, cut, turned and tinted out of a few textures; returns their mean kB."""
+    """Distinct JPEGs with the spectrum of photographs, cut, turned and tinted out of a few
+    textures; returns their mean kB.
+    """
     rng = np.random.default_rng(7)
     textures = [_texture(rng, 1024) for _ in range(12)]
 
@@ -112,8 +116,10 @@ def peak_mb(folder: Path, table: Path, count: int) -> float:
     """Of a new process: how far above its imports the resident memory went."""
     code = (
         "import sys; from pathlib import Path; from benchmarks.ingest import ours; "
-        "used = lambda: int(Path('/proc/self/status').read_text().split('VmHWM:')[1].split()[0]); before = used(); "
-        "ours(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])); print((used() - before) / 1024)"
+        "status = Path('/proc/self/status').read_text; "
+        "used = lambda: int(status().split('VmHWM:')[1].split()[0]); before = used(); "
+        "ours(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])); "
+        "print((used() - before) / 1024)"
     )
     out = subprocess.run(
         [sys.executable, "-c", code, str(folder), str(table), str(count)],

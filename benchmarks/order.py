@@ -1,10 +1,11 @@
-"""Claim: an epoch resumes at any step under any world size, and planning 100 million images costs nothing to speak of.
+"""Claim: an epoch resumes at any step under any world size, and planning 100 million images costs
+nothing to speak of.
 
 python -m benchmarks.order [--images 100000000] [--groups 1000000]
 
-Sequences: a table of uneven row groups, 20 random steps, world sizes 1, 2, 3, 4, 6: the rest of the epoch from each, dealt back
-together from the ranks, against the uninterrupted epoch. Plan: seconds and memory from the row group sizes to the first batch,
-and of a batch after it.
+Sequences: a table of uneven row groups, 20 random steps, world sizes 1, 2, 3, 4, 6: the rest of the
+epoch from each, dealt back together from the ranks, against the uninterrupted epoch. Plan: seconds
+and memory from the row group sizes to the first batch, and of a batch after it.
 """
 
 from __future__ import annotations

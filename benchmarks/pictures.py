@@ -1,8 +1,10 @@
-"""A generated image table that costs what photographs cost: 500x375 JPEG, quality 90, about 40 kB each, no two alike.
+"""A generated image table that costs what photographs cost: 500x375 JPEG, quality 90, about 40 kB
+each, no two alike.
 
-Natural images have amplitudes that fall with frequency, edges, and grain. Here crops of eight cloud textures meet along the
-outline of a third one, under sensor noise of varying strength: 40 kB on average, 30-50 kB each. Drawn by seed, so every machine
-gets the same pixels. 6,000 images take about 20 s on two cores.
+Natural images have amplitudes that fall with frequency, edges, and grain. Here crops of eight cloud
+textures meet along the outline of a third one, under sensor noise of varying strength: 40 kB on
+average, 30-50 kB each. Drawn by seed, so every machine gets the same pixels. 6,000 images take
+about 20 s on two cores.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ AT_ONCE = 128  # pictures drawn ahead
 
 
 def table(folder: Path, images: int) -> str:
-    """The uri of a table of so many images, all in split `train`; written on first use, whole or not at all."""
+    """The uri of a table of so many images, all in split `train`; written on first use, whole or
+    not at all.
+    """
     # Imported here: folders of JPEGs are made without deltalake, too.
     from raypipe.tables.schema import SCHEMA
     from raypipe.tables.table import append

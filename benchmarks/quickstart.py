@@ -1,28 +1,33 @@
-"""How the quickstart ends, seed by seed: is the challenger promoted, and what do old and new cells gain or lose?
+"""How the quickstart ends, seed by seed: is the challenger promoted, and what do old and new cells
+gain or lose?
 
     python -m benchmarks.quickstart --seeds 7 1 2 3 4 5 6 8 9 10 --ledger runs/quickstart.jsonl
 
-Each seed is one `raypipe quickstart` in a fresh run.dir, as a user runs it: the seed draws the splits, the trials and the order
-of samples. After it ends, one line is added to the ledger and its folder is deleted. Started again, seeds whose line has the
-same commit are not run again; a seed that was cut off or failed is (a failed one keeps its folder and its log). Measured
-on two cores: 6.4 to 7 minutes a seed, about 70 minutes for ten. Run nothing beside it: `seconds` is wall time.
+Each seed is one `raypipe quickstart` in a fresh run.dir, as a user runs it: the seed draws the
+splits, the trials and the order of samples. After it ends, one line is added to the ledger and its
+folder is deleted. Started again, seeds whose line has the same commit are not run again; a seed
+that was cut off or failed is (a failed one keeps its folder and its log). Measured on two cores:
+6.4 to 7 minutes a seed, about 70 minutes for ten. Run nothing beside it: `seconds` is wall time.
 
 The last line of output is JSON. What is counted, over all seeds of this commit in --seeds:
 
 mono_difference   points, challenger minus champion, over all (seed, mono test cell) pairs
-mono_interval     its 95 % interval, the wider of two. `by_images`: pairs of the same cell in several seeds are one cluster
-                  (sandwich estimate, normal). `by_seeds`: each seed's difference is one number (Student's t): it holds what all
-                  cells of a seed share, the trained models. Neither knows that other cells than ELPV's might come.
+mono_interval     its 95 % interval, the wider of two. `by_images`: pairs of the same cell in
+several seeds are one cluster
+(sandwich estimate, normal). `by_seeds`: each seed's difference is one number (Student's t): it
+holds what all
+cells of a seed share, the trained models. Neither knows that other cells than ELPV's might come.
 poly, mono        accuracy of the challenger on its test cells: least and mean over seeds
-control_alarms    seeds in which the first night (more of the same cells) raised an alarm, at alpha 0.01
-poly_found        seeds in which the second night (other cells) did
-met               the targets of issue 13: promoted in 90 %, poly >= 80 % in each, mono_interval above -2 points, poly found in
-                  each, at most one control alarm in ten, under 8 minutes each
+control_alarms    seeds in which the first night (more of the same cells) raised an alarm, at alpha
+0.01 poly_found        seeds in which the second night (other cells) did met               the
+targets of issue 13: promoted in 90 %, poly >= 80 % in each, mono_interval above -2 points, poly
+found in
+each, at most one control alarm in ten, under 8 minutes each
 
-The test cells are looked at once a seed, by the gate, when everything is chosen. (What the refit says of the test split is kept
-for the registry, and chooses nothing.) The story's settings were chosen by accuracy on rows that were neither trained on nor in
-the test part, over random splits of the same cells; cells repeat between seeds, so a test cell of one is a training cell of
-another.
+The test cells are looked at once a seed, by the gate, when everything is chosen. (What the refit
+says of the test split is kept for the registry, and chooses nothing.) The story's settings were
+chosen by accuracy on rows that were neither trained on nor in the test part, over random splits of
+the same cells; cells repeat between seeds, so a test cell of one is a training cell of another.
 """
 
 from __future__ import annotations
@@ -86,7 +91,9 @@ def main() -> None:
 def run_all(
     seeds: Sequence[int], ledger: Path, commit: str, once: Callable[[int], Line]
 ) -> list[Line]:
-    """The ledger's lines of these seeds, those that it lacks made by `once`. Seeds that failed are tried once each time."""
+    """The ledger's lines of these seeds, those that it lacks made by `once`. Seeds that failed are
+    tried once each time.
+    """
     told = []
     for seed in dict.fromkeys(seeds):
         line = done(ledger, commit).get(seed)
@@ -102,7 +109,9 @@ def run_all(
 
 
 def done(ledger: Path, commit: str) -> dict[int, Line]:
-    """By seed, the lines of this commit that ended well. A last line that was cut off by a kill is none."""
+    """By seed, the lines of this commit that ended well. A last line that was cut off by a kill is
+    none.
+    """
     found = {}
     for text in ledger.read_text(encoding="utf-8").splitlines() if ledger.exists() else ():
         try:
@@ -115,7 +124,9 @@ def done(ledger: Path, commit: str) -> dict[int, Line]:
 
 
 def run(seed: int, runs: Path) -> Line:
-    """One quickstart. Its folder is made anew; what it was before was cut off, and its clock is not known."""
+    """One quickstart. Its folder is made anew; what it was before was cut off, and its clock is not
+    known.
+    """
     folder = (runs / f"seed-{seed}").absolute()
     if (folder / ".quickstart").exists():
         shutil.rmtree(folder)
@@ -155,7 +166,9 @@ def run(seed: int, runs: Path) -> Line:
 
 
 def paired(file: Path, group: str) -> dict[str, list[str]]:
-    """Of a group's judged test rows, the first digits of ids: all, and those that one of the two models alone has right."""
+    """Of a group's judged test rows, the first digits of ids: all, and those that one of the two
+    models alone has right.
+    """
     rows = pq.read_table(file)
     rows = rows.filter(pc.equal(rows["group"], group))
     before, after = rows["model_0"], rows["model_1"]
@@ -211,7 +224,9 @@ Interval = tuple[float, float]
 
 
 def pooled(seeds: Sequence[dict[str, list[str]]]) -> tuple[float, Interval, Interval]:
-    """(difference, its 95 % interval by images, by seeds) as shares. By seeds, one seed says nothing: the interval is all."""
+    """(difference, its 95 % interval by images, by seeds) as shares. By seeds, one seed says
+    nothing: the interval is all.
+    """
     tested, gained = Counter[str](), Counter[str]()
     for seed in seeds:
         tested.update(seed["tested"])
@@ -236,7 +251,9 @@ def pooled(seeds: Sequence[dict[str, list[str]]]) -> tuple[float, Interval, Inte
 
 
 def _output(command: list[str], environment: dict[str, str], log: Path) -> tuple[int, str]:
-    """(exit code, stdout); messages go to `log`. Whatever ends this process ends the command and its children too."""
+    """(exit code, stdout); messages go to `log`. Whatever ends this process ends the command and
+    its children too.
+    """
     with log.open("wb") as messages:
         child = subprocess.Popen(
             command,
@@ -267,7 +284,9 @@ def _sidecars() -> None:
 
 
 def _commit() -> str:
-    """The commit; with changes that are not committed, these too: a ledger's line must say what ran."""
+    """The commit; with changes that are not committed, these too: a ledger's line must say what
+    ran.
+    """
 
     def git(*words: str) -> str:
         return subprocess.run(

@@ -3,7 +3,8 @@
 python -m benchmarks.search --json
 
 asha_vs_random, cap_vs_asha    halving.py: epochs on tabulated learning curves, without Ray (10 s)
-wall_vs_ideal, overhead_ms_per_trial, decoded_vs_table    trials.py: sixteen trials on a cluster of two CPUs (a minute)
+wall_vs_ideal, overhead_ms_per_trial, decoded_vs_table    trials.py: sixteen trials on a cluster of
+two CPUs (a minute)
 """
 
 from __future__ import annotations

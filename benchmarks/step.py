@@ -1,18 +1,22 @@
-"""Claim: two Ray Train workers of ours step as fast as a hand-written torchrun script, and zero3 saves memory.
+"""Claim: two Ray Train workers of ours step as fast as a hand-written torchrun script, and zero3
+saves memory.
 
 python -m benchmarks.step --json [--pairs 5] [--steps 60]
 
-Rate: EfficientNet-Lite0, 64 px, fp32, two ranks of one thread and 16 images a step. Ours is the whole path, TrainJob to Ray
-Train to Feed (loader `cache`: pixels decoded before); the rival, benchmarks/bare_ddp.py, takes the same pixels from its own
-memory. Each run is a fresh process, torchrun and ours take turns; the backbone notes when a step starts (clock.py). A rate is
-of the steps after the first ten; a ratio is of neighbours, the median over the pairs; fsdp and zero3 run once, after the last
-pair. Ray's daemons run beside ours and not beside torchrun: what they take counts against us. Where others use the machine,
-look at `cpu_ratios` (CPU seconds a step), too.
+Rate: EfficientNet-Lite0, 64 px, fp32, two ranks of one thread and 16 images a step. Ours is the
+whole path, TrainJob to Ray Train to Feed (loader `cache`: pixels decoded before); the rival,
+benchmarks/bare_ddp.py, takes the same pixels from its own memory. Each run is a fresh process,
+torchrun and ours take turns; the backbone notes when a step starts (clock.py). A rate is of the
+steps after the first ten; a ratio is of neighbours, the median over the pairs; fsdp and zero3 run
+once, after the last pair. Ray's daemons run beside ours and not beside torchrun: what they take
+counts against us. Where others use the machine, look at `cpu_ratios` (CPU seconds a step), too.
 
-Launch: from starting the command to the end of the first step. Ours starts a cluster; `on_cluster` counts from `trainer.run`.
+Launch: from starting the command to the end of the first step. Ours starts a cluster; `on_cluster`
+counts from `trainer.run`.
 
-Memory: 16 square layers, 604 MB of parameters, AdamW, 2 images a rank. The peak of a rank's resident memory (VmHWM) above
-what it had before the model was built, when torch, Ray and DeepSpeed were imported and the ranks had met.
+Memory: 16 square layers, 604 MB of parameters, AdamW, 2 images a rank. The peak of a rank's
+resident memory (VmHWM) above what it had before the model was built, when torch, Ray and DeepSpeed
+were imported and the ranks had met.
 """
 
 from __future__ import annotations
@@ -44,7 +48,9 @@ MEMORY = {"backbone": "wide-16", "side_px": 32, "batch_size": 4}
 
 @dataclass(frozen=True)
 class Steps:
-    """One run. seconds and CPU seconds a step (mean of the ranks), launch to the end of the first step, peak above baseline."""
+    """One run. seconds and CPU seconds a step (mean of the ranks), launch to the end of the first
+    step, peak above baseline.
+    """
 
     step_s: float
     cpu_s: float
@@ -144,7 +150,8 @@ class Track:
         steps = Steps.read(notes, launched)
         shutil.rmtree(notes)  # with 2 GB of checkpoints
         self._console.print(
-            f"{name}: {steps.step_s * 1e3:.0f} ms a step, CPU {steps.cpu_s * 1e3:.0f} ms, {steps.peak_mb:.0f} MB"
+            f"{name}: {steps.step_s * 1e3:.0f} ms a step, CPU {steps.cpu_s * 1e3:.0f} ms, "
+            f"{steps.peak_mb:.0f} MB"
         )
         return steps
 

@@ -1,4 +1,5 @@
-"""Claim: what a search costs above its trials' own training steps, and that it decodes each image once.
+"""Claim: what a search costs above its trials' own training steps, and that it decodes each image
+once.
 
 Sixteen trials of about a second (a part of `python -m benchmarks.search --json`), two at a time on
 two cores: a small network on 64 px photographs, every rate of a grid, no scheduler, so that all run

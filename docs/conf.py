@@ -1,8 +1,9 @@
-"""How `make docs` builds the site: Sphinx with MyST and furo, from the pages as they lie in the repository.
+"""How `make docs` builds the site: Sphinx with MyST and furo, from the pages as they lie in the
+repository.
 
-Sphinx is neither at the end of its maintenance (mkdocs-material) nor young (Zensical). The source folder
-is the repository, so that links between pages, records and READMEs are the same here and on a
-repository's web page.
+Sphinx is neither at the end of its maintenance (mkdocs-material) nor young (Zensical). The source
+folder is the repository, so that links between pages, records and READMEs are the same here and on
+a repository's web page.
 """
 
 project = "raypipe"

@@ -3,8 +3,8 @@
     ray job submit --working-dir . --runtime-env infra/ray/runtime_env.yaml -- \
         python jobs/drift.py jobs/configs/solar.yaml watch.batch.uri=/tables/night --exit-code
 
-On Databricks the answer travels as the task value `is_drift`, on which the job's condition starts the retrain job: an exit code
-other than 0 would look like a crash there, and be retried.
+On Databricks the answer travels as the task value `is_drift`, on which the job's condition starts
+the retrain job: an exit code other than 0 would look like a crash there, and be retried.
 """
 
 import os
@@ -20,7 +20,8 @@ def check_on_databricks(config: str, overrides: list[str]) -> None:
 
     if is_local_implementation:
         raise RuntimeError(
-            "DATABRICKS_RUNTIME_VERSION is set, but this is no Databricks runtime: the task value would be lost"
+            "DATABRICKS_RUNTIME_VERSION is set, but this is no Databricks runtime: the task "
+            "value would be lost"
         )
     result = run_verb("drift", Path(config), overrides, as_json=True)
     dbutils.jobs.taskValues.set(key="is_drift", value="true" if result["is_drift"] else "false")

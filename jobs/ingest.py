@@ -1,6 +1,7 @@
 """raypipe ingest as a Ray job:
 
-ray job submit --working-dir . --runtime-env infra/ray/runtime_env.yaml -- python jobs/ingest.py jobs/configs/solar.yaml
+ray job submit --working-dir . --runtime-env infra/ray/runtime_env.yaml -- python jobs/ingest.py
+jobs/configs/solar.yaml
 """
 
 import sys

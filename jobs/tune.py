@@ -1,6 +1,7 @@
 """raypipe tune as a Ray job:
 
-ray job submit --working-dir . --runtime-env infra/ray/runtime_env.yaml -- python jobs/tune.py jobs/configs/solar.yaml
+ray job submit --working-dir . --runtime-env infra/ray/runtime_env.yaml -- python jobs/tune.py
+jobs/configs/solar.yaml
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""The whole configuration: what one YAML may hold. Each section is owned by the room it configures."""
+"""The whole configuration: what one YAML may hold. Each section belongs to one room."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What all tests share: one Ray cluster a session, small pictures drawn by seed, and the command line in this process."""
+"""What all tests share: one Ray cluster a session, small pictures drawn by seed, and the command
+line in this process.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,8 @@ import os
 
 from raypipe.cluster import connect
 
-connect.prepare_environment()  # before anything imports Ray or MLflow: both read their switches at import
+# Before anything imports Ray or MLflow: both read their switches at import.
+connect.prepare_environment()
 
 import io  # noqa: E402
 import logging  # noqa: E402
@@ -27,9 +30,11 @@ MAY_USE_RAY = re.compile(
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """`-n 2`: all files that may use a Ray cluster run in one process, one after the other, any other file in one of the two.
+    """`-n 2`: all files that may use a Ray cluster run in one process, one after the other, any
+    other file in one of the two.
 
-    So there is one cluster, and a file's fixtures are made once. (`--dist loadgroup` groups nothing with pytest 9.2.)
+    So there is one cluster, and a file's fixtures are made once. (`--dist loadgroup` groups nothing
+    with pytest 9.2.)
     """
     from xdist.scheduler import LoadScopeScheduling
 
@@ -54,7 +59,9 @@ Cli = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture(scope="session")
 def ray_session() -> Iterator[str]:
-    """A local cluster of two CPUs; what the tests start joins it. Workers import `tests` from the working directory."""
+    """A local cluster of two CPUs; what the tests start joins it. Workers import `tests` from the
+    working directory.
+    """
     import ray
 
     before = os.environ.pop("RAY_ADDRESS", None)
@@ -84,7 +91,7 @@ def encode(image: Image.Image, kind: str = "PNG", **how: object) -> bytes:
 
 
 def texture(seed: int, side_px: int = 64) -> Image.Image:
-    """Shapes over a gradient with grain: no two seeds look alike to a perceptual hash or a network."""
+    """Shapes over a gradient with grain: to a perceptual hash or a network no two look alike."""
     rng = np.random.default_rng(seed)
     image = Image.fromarray(rng.integers(0, 256, (*rng.integers(1, 4, 2), 3), dtype=np.uint8))
     image = image.resize((side_px, side_px), Image.Resampling.BICUBIC)
@@ -101,7 +108,9 @@ def texture(seed: int, side_px: int = 64) -> Image.Image:
 
 
 def striped(seed: int, label: str, side_px: int = 32) -> Image.Image:
-    """`warm`: reddish upright stripes; `cold`: bluish level ones. Period, phase, colour and grain differ by seed."""
+    """`warm`: reddish upright stripes; `cold`: bluish level ones. Period, phase, colour and grain
+    differ by seed.
+    """
     rng = np.random.default_rng(seed)
     wave_S = np.sin(np.arange(side_px) * 2 * np.pi / rng.uniform(4, 12) + rng.uniform(0, 6))
     wave_HW = (
@@ -122,7 +131,9 @@ def textured() -> Draw:
 
 @pytest.fixture(scope="session")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of 60 PNGs of 32 px, and labels.csv (file,label): 30 `warm` and 30 `cold`. Read it, do not change it."""
+    """A folder of 60 PNGs of 32 px, and labels.csv (file,label): 30 `warm` and 30 `cold`. Read it,
+    do not change it.
+    """
     folder = tmp_path_factory.mktemp("photos")
     lines = ["file,label"]
     for seed in range(60):
@@ -135,7 +146,9 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def cli(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Cli:
-    """`cli("train", "x.yaml", …)` -> (exit code, stdout, stderr) of the real command line, without 5 s of imports a call."""
+    """`cli("train", "x.yaml", …)` -> (exit code, stdout, stderr) of the real command line, without
+    5 s of imports a call.
+    """
     from raypipe import main as command_line
 
     monkeypatch.setattr(

@@ -1,4 +1,6 @@
-"""What people see of a training: one line an epoch with what is left, and on a terminal a bar that moves with the steps."""
+"""What people see of a training: one line an epoch with what is left, and on a terminal a bar that
+moves with the steps.
+"""
 
 from __future__ import annotations
 
@@ -42,8 +44,8 @@ def shown(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> str:
 def test_elsewhere_an_epoch_is_a_line_with_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = shown(False, monkeypatch).splitlines()
     assert (
-        "epoch   1 of 4  val_loss 0.4100 · val_accuracy 0.8750 · train_loss 0.3900 · 1,234 images/s · 30 s left"
-        in first
+        "epoch   1 of 4  val_loss 0.4100 · val_accuracy 0.8750 · train_loss 0.3900 · 1,234 "
+        "images/s · 30 s left" in first
     )
     assert "epoch   2 of 4" in second and second.endswith("20 s left") and "forward_s" not in second
 

@@ -1,4 +1,5 @@
-"""What commit ba74455 left is read right, made again, or refused by name with the way out; it is never misread.
+"""What commit ba74455 left is read right, made again, or refused by name with the way out; it is
+never misread.
 
 tests/data/ba74455/run.tar.xz is a run folder that it made: see the README.md beside it.
 """

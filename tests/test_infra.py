@@ -1,8 +1,8 @@
 """What can be proved about infra/ without a workspace or a cluster.
 
-The bundle is filled in as the Databricks CLI would fill it (target over default, whole references keep their type) and every
-job then goes through Databricks' own typed model, which refuses a field it does not know at any depth. The Ray environment goes
-through Ray's own validation and packer.
+The bundle is filled in as the Databricks CLI would fill it (target over default, whole references
+keep their type) and every job then goes through Databricks' own typed model, which refuses a field
+it does not know at any depth. The Ray environment goes through Ray's own validation and packer.
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ OVERRIDE = re.compile(r"[a-z_]+(\.[a-z_]+)+=\S+")
 
 
 def fill(node: Any, target: str) -> Any:
-    """`node` with the variables of `target` in place; ${bundle.…}, ${workspace.…} and ${resources.…} stay for the CLI."""
+    """`node` with the variables of `target` in place; ${bundle.…}, ${workspace.…} and
+    ${resources.…} stay for the CLI.
+    """
     if isinstance(node, dict):
         return {key: fill(value, target) for key, value in node.items()}
     if isinstance(node, list):

@@ -1,5 +1,7 @@
-"""A credential may stand where a user has to put one, and is found nowhere else: not in a file, a table, a log, a record of
-MLflow, an answer of the dashboard, or a message. Where it would be written down, it is refused."""
+"""A credential may stand where a user has to put one, and is found nowhere else: not in a file, a
+table, a log, a record of MLflow, an answer of the dashboard, or a message. Where it would be
+written down, it is refused.
+"""
 
 from __future__ import annotations
 
@@ -147,8 +149,14 @@ def test_messages_hide_what_is_known_to_be_secret(monkeypatch: pytest.MonkeyPatc
 
 
 def test_which_names_are_secret() -> None:
-    secret = "AWS_SECRET_ACCESS_KEY AWS_ACCESS_KEY_ID HF_TOKEN PGPASSWORD AZURE_CLIENT_SECRET MYSQL_PWD token OPENAI_API_KEY"
-    open_ = "RAY_AUTH_MODE primary_key num_tokens tokenizer GOOGLE_APPLICATION_CREDENTIALS AWS_REGION label_key"
+    secret = (
+        "AWS_SECRET_ACCESS_KEY AWS_ACCESS_KEY_ID HF_TOKEN PGPASSWORD AZURE_CLIENT_SECRET "
+        "MYSQL_PWD token OPENAI_API_KEY"
+    )
+    open_ = (
+        "RAY_AUTH_MODE primary_key num_tokens tokenizer GOOGLE_APPLICATION_CREDENTIALS "
+        "AWS_REGION label_key"
+    )
     assert [n for n in secret.split() if not is_secret_name(n)] == []
     assert [n for n in open_.split() if is_secret_name(n)] == []
 
@@ -228,7 +236,9 @@ VARIABLES = (
 def test_a_whole_story_leaves_no_credential_anywhere(
     ray_session: str, photos: Path, tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A canary in every place where a user may put a credential; then every file, table, log, record and answer is searched."""
+    """A canary in every place where a user may put a credential; then every file, table, log,
+    record and answer is searched.
+    """
     canaries = {name: f"canary-{i}-{name[::-1].lower()}" for i, name in enumerate(VARIABLES)}
     for name, canary in canaries.items():
         monkeypatch.setenv(name, canary)

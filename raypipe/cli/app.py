@@ -1,6 +1,7 @@
 """raypipe VERB CONFIG [section.key=value …]: from an image table to a registered and watched model.
 
-Exit codes: 0 done, 1 failed, 2 wrong usage, configuration or data, 3 drift found (`drift --exit-code` only).
+Exit codes: 0 done, 1 failed, 2 wrong usage, configuration or data, 3 drift found (`drift
+--exit-code` only).
 """
 
 from __future__ import annotations
@@ -122,9 +123,11 @@ def ingest(
     json: Json = False,
     submit: Submit = None,
 ) -> None:
-    """Verify images from a folder, tars, Parquet, Hugging Face or Delta, hash them and add them to the table, exactly once.
+    """Verify images from a folder, tars, Parquet, Hugging Face or Delta, hash them and add them to
+    the table, exactly once.
 
-    Example: [bold]raypipe ingest jobs/configs/solar.yaml ingest.from.images=photos --max-side 512[/bold]
+    Example: [bold]raypipe ingest jobs/configs/solar.yaml ingest.from.images=photos --max-side
+    512[/bold]
     """
     listed = f"[{formats.upper()}]" if formats is not None else None
     flags = {"max_side": max_side, "quality": quality, "formats": listed, "workers": workers}
@@ -135,13 +138,15 @@ def ingest(
 
 _verb(
     "clean",
-    "Find duplicates, broken, dark, bright, blurred and odd images (fastdup); tag a version without those the policy drops.",
+    "Find duplicates, broken, dark, bright, blurred and odd images (fastdup); tag a version "
+    "without those the policy drops.",
     "table.version=raw",
 )
 _verb(
     "train",
     "Train one model (Ray Train; DDP, FSDP or ZeRO, chosen by memory) and register it. "
-    "model.name: efficientnet_lite0, small_cnn, hf:…, timm:…, torchvision:… or file:module:factory.",
+    "model.name: efficientnet_lite0, small_cnn, hf:…, timm:…, torchvision:… or "
+    "file:module:factory.",
     "train.workers=2 model.mode=finetune",
 )
 
@@ -165,11 +170,14 @@ def tune(
 ) -> None:
     """Search hyperparameters (Ray Tune, ASHA) and register the best model.
 
-    Without search.space, what matters by experience is searched, except for fields that you set. A space draws any field by
+    Without search.space, what matters by experience is searched, except for fields that you set. A
+    space draws any field by
 
-    grid(a, b), choice(a, b), uniform(low, high), loguniform(low, high), quniform(low, high, q), randint(low, high) without high
+    grid(a, b), choice(a, b), uniform(low, high), loguniform(low, high), quniform(low, high, q),
+    randint(low, high) without high
 
-    each with a condition if you like: search.space.model.frozen_blocks="randint(0, 6) if model.mode == 'finetune'"
+    each with a condition if you like: search.space.model.frozen_blocks="randint(0, 6) if model.mode
+    == 'finetune'"
 
     Example: [bold]raypipe tune --table tables/cells --label defect[/bold]
     """
@@ -188,7 +196,9 @@ def tune(
 
 
 def _of_table(overrides: list[str]) -> list[str]:
-    """What a run without a config file needs: a table, and a name and a folder that are the table's."""
+    """What a run without a config file needs: a table, and a name and a folder that are the
+    table's.
+    """
     uris = [
         text.partition("=")[2].strip("\"'") for text in overrides if text.startswith("table.uri=")
     ]
@@ -223,9 +233,11 @@ def drift(
         bool, typer.Option("--exit-code", help="Exit with 3 when there is drift.")
     ] = False,
 ) -> None:
-    """Compare a batch with the champion's reference (Alibi Detect: MMD, KS); write evidence and an HTML report.
+    """Compare a batch with the champion's reference (Alibi Detect: MMD, KS); write evidence and an
+    HTML report.
 
-    Example: [bold]raypipe drift jobs/configs/solar.yaml watch.batch.uri=tables/night --exit-code[/bold]
+    Example: [bold]raypipe drift jobs/configs/solar.yaml watch.batch.uri=tables/night
+    --exit-code[/bold]
     """
     result = run_verb("drift", config, overrides, json, submit)
     if exit_code and result.get("is_drift"):

@@ -1,6 +1,8 @@
-"""What people see: progress and messages on stderr, results on stdout, one JSON line at the end when asked for.
+"""What people see: progress and messages on stderr, results on stdout, one JSON line at the end
+when asked for.
 
-On a terminal progress is a bar (rich); elsewhere it is a plain line every five seconds, so a job's log stays readable.
+On a terminal progress is a bar (rich); elsewhere it is a plain line every five seconds, so a job's
+log stays readable.
 """
 
 from __future__ import annotations
@@ -48,7 +50,9 @@ LOG_WIDTH = 140  # columns, where there is no terminal to ask
 
 
 class Console:
-    """One per process. `as_json` sends everything for people to stderr and keeps stdout for the JSON line."""
+    """One per process. `as_json` sends everything for people to stderr and keeps stdout for the
+    JSON line.
+    """
 
     def __init__(self, as_json: bool = False) -> None:
         self.as_json = as_json
@@ -131,7 +135,9 @@ class Console:
 
     @contextmanager
     def training(self, epochs: int, metric: str) -> Iterator[Training]:
-        """`with console.training(20, "val_loss") as told: trainer.run(job, progress=told.epoch, steps=told.step)`."""
+        """`with console.training(20, "val_loss") as told: trainer.run(job, progress=told.epoch,
+        steps=told.step)`.
+        """
         if not self.err.is_terminal:
             yield Training(self, epochs, metric)
             return
@@ -168,7 +174,9 @@ class Console:
 
 
 class Training:
-    """What people see of a training: a line an epoch, with what is left, and on a terminal a bar that moves with the steps."""
+    """What people see of a training: a line an epoch, with what is left, and on a terminal a bar
+    that moves with the steps.
+    """
 
     def __init__(
         self, console: Console, epochs: int, metric: str, bar: Progress | None = None
@@ -218,8 +226,9 @@ class Training:
 
 
 class Searching:
-    """What people see of a search: on a terminal the best trials as they stand; elsewhere a line for every new best, and now
-    and then how many trials have begun and ended."""
+    """What people see of a search: on a terminal the best trials as they stand; elsewhere a line
+    for every new best, and now and then how many trials have begun and ended.
+    """
 
     def __init__(self, console: Console, metric: str, live: Live | None = None) -> None:
         self._console, self._metric, self._live = console, metric, live
@@ -229,7 +238,8 @@ class Searching:
     def __call__(self, done: int, total: int, standings: Sequence[Standing]) -> None:
         now = time.monotonic()
         begun = max(done, len(standings))  # one that failed at once has nothing to show
-        ended = f"Searching: {begun} of {total} trials begun, {done} ended, {_duration(now - self._started)}"
+        elapsed = _duration(now - self._started)
+        ended = f"Searching: {begun} of {total} trials begun, {done} ended, {elapsed}"
         if self._live is not None:
             self._live.update(Group(ended, _leaderboard(self._metric, standings)))
             return
@@ -238,7 +248,8 @@ class Searching:
             self._best = said
             after = f"after {leader.epochs} epoch{'s' * (leader.epochs > 1)}"
             self._console.say(
-                f"best so far {self._metric} {leader.best:.4f}, {leader.name} {after}: {_cell(leader.changes)}"
+                f"best so far {self._metric} {leader.best:.4f}, {leader.name} {after}: "
+                f"{_cell(leader.changes)}"
             )
         if now - self._shown > ENDED_EVERY_S:
             self._shown = now

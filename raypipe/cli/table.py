@@ -1,6 +1,8 @@
-"""raypipe table …: versions of a Delta table, and its rows as files. Light: nothing here imports torch, MLflow or the trainers.
+"""raypipe table …: versions of a Delta table, and its rows as files. Light: nothing here imports
+torch, MLflow or the trainers.
 
-TABLE is a folder, a URL, a name of Unity Catalog, or a YAML configuration whose `table` section says the same and more.
+TABLE is a folder, a URL, a name of Unity Catalog, or a YAML configuration whose `table` section
+says the same and more.
 """
 
 from __future__ import annotations
@@ -45,7 +47,9 @@ SHOWN_IDS = 5
 @app.command("list")
 @app.command("history")
 def list_versions(table: Table, overrides: Overrides = None, json: Json = False) -> None:
-    """Every version: when, what, who, why, rows, tags. Example: [bold]raypipe table history tables/solar[/bold]"""
+    """Every version: when, what, who, why, rows, tags. Example: [bold]raypipe table history
+    tables/solar[/bold]
+    """
     console, (opened, _) = _console(json), _opened(table, overrides)
     versions = opened.history()
     columns = [
@@ -81,7 +85,9 @@ def tag(
     overrides: Overrides = None,
     json: Json = False,
 ) -> None:
-    """Name a version, or remove a name. Example: [bold]raypipe table tag tables/solar golden --version 3[/bold]"""
+    """Name a version, or remove a name. Example: [bold]raypipe table tag tables/solar golden
+    --version 3[/bold]
+    """
     if remove and (move or version is not None):
         given = "--move" if move else f"--version {version}"
         raise ConfigError(
@@ -105,7 +111,9 @@ def diff(
     overrides: Overrides = None,
     json: Json = False,
 ) -> None:
-    """Images added, removed, relabelled, or moved. Example: [bold]raypipe table diff tables/solar raw clean[/bold]"""
+    """Images added, removed, relabelled, or moved. Example: [bold]raypipe table diff tables/solar
+    raw clean[/bold]
+    """
     console, (opened, _) = _console(json), _opened(table, overrides)
     from raypipe.tables import versions
 
@@ -134,7 +142,9 @@ def lineage(
     overrides: Overrides = None,
     json: Json = False,
 ) -> None:
-    """What a version was made from, step by step. Example: [bold]raypipe table lineage tables/solar --version clean[/bold]"""
+    """What a version was made from, step by step. Example: [bold]raypipe table lineage tables/solar
+    --version clean[/bold]
+    """
     console, (opened, chosen) = _console(json), _opened(table, overrides)
     from raypipe.tables import versions
 
@@ -168,7 +178,9 @@ def optimize(
     overrides: Overrides = None,
     json: Json = False,
 ) -> None:
-    """Make few files of many; the rows stay the same. Example: [bold]raypipe table optimize tables/solar[/bold]"""
+    """Make few files of many; the rows stay the same. Example: [bold]raypipe table optimize
+    tables/solar[/bold]
+    """
     console, (opened, _) = _console(json), _opened(table, overrides)
     from raypipe.tables import versions
 
@@ -187,7 +199,9 @@ def vacuum(
     overrides: Overrides = None,
     json: Json = False,
 ) -> None:
-    """Remove files of old versions, never of a tagged one. Example: [bold]raypipe table vacuum tables/solar --yes[/bold]"""
+    """Remove files of old versions, never of a tagged one. Example: [bold]raypipe table vacuum
+    tables/solar --yes[/bold]
+    """
     console, (opened, _) = _console(json), _opened(table, overrides)
     from raypipe.tables import versions
 
@@ -238,7 +252,8 @@ def export(
 ) -> None:
     """The rows a reader sees, as one Parquet file or as image files.
 
-    Example: [bold]raypipe table export tables/solar solar.parquet --tag clean --where split=test[/bold]
+    Example: [bold]raypipe table export tables/solar solar.parquet --tag clean --where
+    split=test[/bold]
     """
     given = {
         n: v for n, v in (("--version", version), ("--tag", tag), ("--at", at)) if v is not None
@@ -274,7 +289,9 @@ def export(
 def _opened(
     table: str, overrides: list[str] | None, sample: float | None = None
 ) -> tuple[Any, Any]:
-    """The table, which need hold no images unless a configuration says so, and its section of the configuration."""
+    """The table, which need hold no images unless a configuration says so, and its section of the
+    configuration.
+    """
     from raypipe.tables.table import ImageTable, TableConfig, resolve
 
     if table.endswith((".yaml", ".yml")):

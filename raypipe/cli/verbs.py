@@ -1,4 +1,6 @@
-"""One function a verb: run the room's work on a validated Job, tell people, and return what --json prints."""
+"""One function a verb: run the room's work on a validated Job, tell people, and return what --json
+prints.
+"""
 
 from __future__ import annotations
 
@@ -200,7 +202,8 @@ def search_and_register(job: Job, console: Console) -> tuple[SearchResult, Model
 def _refitted(job: Job, found: SearchResult, console: Console) -> SearchResult:
     again = refit.job_of(job, found)
     console.say(
-        f"Training {found.trials[0].name} once more, on {again.feed.train} at {again.model.pixels} px: "
+        f"Training {found.trials[0].name} once more, on {again.feed.train} at "
+        f"{again.model.pixels} px: "
         f"what {again.feed.val} says is no test now"
     )
     with console.training(again.train.epochs, again.train.stopping.metric) as told:
@@ -208,7 +211,9 @@ def _refitted(job: Job, found: SearchResult, console: Console) -> SearchResult:
 
 
 def best_config(result: SearchResult) -> Path:
-    """The best trial's job as a file that `raypipe train` takes, on the version of the table that was searched on."""
+    """The best trial's job as a file that `raypipe train` takes, on the version of the table that
+    was searched on.
+    """
     table = result.job.table.model_copy(update={"version": result.best.version.version})
     return save(result.job.model_copy(update={"table": table}), result.folder / "best.yaml")
 

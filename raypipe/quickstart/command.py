@@ -21,9 +21,11 @@ def quickstart(
         bool, typer.Option("--fresh", help="Forget an earlier quickstart and start over.")
     ] = False,
 ) -> None:
-    """The whole loop on real photographs of solar cells: ingest, clean, search, predict, drift, retrain, promote.
+    """The whole loop on real photographs of solar cells: ingest, clean, search, predict, drift,
+    retrain, promote.
 
-    Example: [bold]raypipe quickstart[/bold]. Killed half way, run it again: it goes on where it was.
+    Example: [bold]raypipe quickstart[/bold]. Killed half way, run it again: it goes on where it
+    was.
     """
     prepare_environment()
     console = Console(json)

@@ -1,13 +1,16 @@
 """The story of the design, told with every real engine in its place.
 
-A plant makes monocrystalline solar cells: ingest, clean, search, register a champion. One night's batch is more of the same,
-and nothing must fire. The next night polycrystalline cells arrive, unannounced: the batch is predicted and drift is found.
-Labels come in, those of the first night's cells too; a small search around the champion's settings finds a challenger for both
-kinds, and the gate compares the two on the same pinned test images.
+A plant makes monocrystalline solar cells: ingest, clean, search, register a champion. One night's
+batch is more of the same, and nothing must fire. The next night polycrystalline cells arrive,
+unannounced: the batch is predicted and drift is found. Labels come in, those of the first night's
+cells too; a small search around the champion's settings finds a challenger for both kinds, and the
+gate compares the two on the same pinned test images.
 
-run.seed draws what is random: what goes into which split (unless ingest.seed is set), the trials, the order of samples.
+run.seed draws what is random: what goes into which split (unless ingest.seed is set), the trials,
+the order of samples.
 
-Every step is a verb's own function, and each looks for what an earlier run finished: a killed story is told to its end.
+Every step is a verb's own function, and each looks for what an earlier run finished: a killed story
+is told to its end.
 """
 
 from __future__ import annotations
@@ -41,7 +44,9 @@ from raypipe.tables.table import ImageTable, TableConfig, TableVersion
 from raypipe.watch.check import CheckResult, check
 from raypipe.watch.retrain import RetrainResult, retrain
 
-NIGHT_SHARE = 0.85  # of the mono cells are known on the first day; the rest is the first night's batch, the negative control
+# Of the mono cells are known on the first day; the rest is the first night's batch, the negative
+# control.
+NIGHT_SHARE = 0.85
 
 
 @dataclass
@@ -53,7 +58,7 @@ class Story:
 
 
 def tell(job: Job, console: Console, fresh: bool = False) -> dict[str, Any]:
-    """Run the story to its end; returns the summary that `make quickstart` prints as its last line."""
+    """Run the story to its end; returns the summary, the last line of `make quickstart`."""
     root = job.run.path
     marker = root / ".quickstart"
     if fresh and root.exists():
@@ -91,7 +96,8 @@ def tell(job: Job, console: Console, fresh: bool = False) -> dict[str, Any]:
         verbs.crown_first(store, first)
         console.leaderboard(found.metric, found.standings, top=5)
         done(
-            f"{len(found.trials)} trials, best {found.metric} {found.trials[0].metric:.1%}, registered as {first}"
+            f"{len(found.trials)} trials, best {found.metric} {found.trials[0].metric:.1%}, "
+            f"registered as {first}"
         )
 
     console.heading("Night 1: more of the same")
@@ -209,7 +215,9 @@ def _ingest(
 
 
 def _made(table: TableConfig, name: str, tag: str) -> int:
-    """The version with the images of the ingest called `name`: the one tagged so, for a rerun must not take what came after."""
+    """The version with the images of the ingest called `name`: the one tagged so, for a rerun must
+    not take what came after.
+    """
     opened = ImageTable.open(table)
     if tag in opened.tags():
         return opened.pin(tag).version
@@ -236,7 +244,8 @@ def _short(version: TableVersion) -> str:
 
 def _cleaned(result: CleanResult) -> str:
     found = ", ".join(f"{n} {verdict}" for verdict, n in sorted(result.counts.items())) or "nothing"
-    return f"found {found} in {result.images} images; dropped {result.dropped}, leaving {_short(result.clean)}"
+    left = f"dropped {result.dropped}, leaving {_short(result.clean)}"
+    return f"found {found} in {result.images} images; {left}"
 
 
 def _summary(

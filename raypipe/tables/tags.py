@@ -61,8 +61,8 @@ def check_name(name: str) -> None:
 
 
 def _is_yaml_text(name: str) -> bool:
-    """Whether `table.version=NAME` means this text. `0x10`, `1_0` and `+1` are versions there, `~` is
-    none, and `yes` may be true.
+    """Whether `table.version=NAME` means this text. `0x10`, `1_0` and `+1` are versions there, `~`
+    is none, and `yes` may be true.
     """
     try:
         return bool(yaml.safe_load(name) == name)

@@ -1,13 +1,16 @@
 """Alibi Detect in its sidecar: reference and batch features in, test statistics and p-values out.
 
-Runs under numpy 1 (see `cluster/sidecar.py`), so it imports nothing of raypipe. 0.11.4 is Apache-2.0, 0.13.0 is not.
+Runs under numpy 1 (see `cluster/sidecar.py`), so it imports nothing of raypipe. 0.11.4 is
+Apache-2.0, 0.13.0 is not.
 
-A p-value is only worth its false-alarm rate, so nothing is fitted on the reference alone: standardisation, principal
-components and the kernel's width come from reference and batch *together*, which leaves the two exchangeable when nothing has
-drifted. Fitted on 130 reference rows alone, 64 components suit those rows better than any fresh ones: MMD then says p < 0.05 in
-9 of 60 draws from one distribution, where the union says it in 4 (and KS in 5.4 % of 500). Both sides are cut to `max_rows`
-first, so that a batch of 2,000 does not own the components that 130 reference rows are judged in.
-Cost: 500+500 rows, 64 components, 500 permutations: about 2 s on one core, and 4 s more for the first import.
+A p-value is only worth its false-alarm rate, so nothing is fitted on the reference alone:
+standardisation, principal components and the kernel's width come from reference and batch
+*together*, which leaves the two exchangeable when nothing has drifted. Fitted on 130 reference rows
+alone, 64 components suit those rows better than any fresh ones: MMD then says p < 0.05 in 9 of 60
+draws from one distribution, where the union says it in 4 (and KS in 5.4 % of 500). Both sides are
+cut to `max_rows` first, so that a batch of 2,000 does not own the components that 130 reference
+rows are judged in. Cost: 500+500 rows, 64 components, 500 permutations: about 2 s on one core, and
+4 s more for the first import.
 """
 
 from __future__ import annotations
@@ -25,18 +28,21 @@ DEFAULTS = {
     "seed": 0,
     "max_rows": 500,
 }
-COMPONENTS = 64  # at most, and at most a quarter of the rows: a component needs several rows to be more than noise
+# At most, and at most a quarter of the rows: a component needs several rows to be more than noise.
+COMPONENTS = 64
 NEIGHBOURS = 5
 
 
 def check(
     arrays: dict[str, np.ndarray], options: dict[str, Any]
 ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """Compare `batch_embedding` (n, d) with `ref_embedding` (m, d), and `batch_scores` (n, classes) with `ref_scores`.
+    """Compare `batch_embedding` (n, d) with `ref_embedding` (m, d), and `batch_scores` (n, classes)
+    with `ref_scores`.
 
-    options: `detectors` of mmd, lsdd (embedding), ks (embedding and scores); `permutations`, `max_rows` per side, `seed`.
-    Returns `unusual` (float32 (n,)): mean distance to the 5 nearest reference rows, in units of the reference's own median; and
-    facts["evidence"]: [{detector, on, statistic, p_value}]. Equal input and seed give equal p-values.
+    options: `detectors` of mmd, lsdd (embedding), ks (embedding and scores); `permutations`,
+    `max_rows` per side, `seed`. Returns `unusual` (float32 (n,)): mean distance to the 5 nearest
+    reference rows, in units of the reference's own median; and facts["evidence"]: [{detector, on,
+    statistic, p_value}]. Equal input and seed give equal p-values.
     """
     import torch
 
@@ -71,7 +77,9 @@ def check(
 
 
 def _alibi() -> Any:
-    """`alibi_detect.cd`, which wants pydantic 1 while Ray refuses it: lend it the copy inside pydantic 2 for the import."""
+    """`alibi_detect.cd`, which wants pydantic 1 while Ray refuses it: lend it the copy inside
+    pydantic 2 for the import.
+    """
     lent = ("pydantic", "pydantic.fields")
     if "alibi_detect.cd" not in sys.modules:
         own = {name: importlib.import_module(name) for name in lent}
@@ -107,13 +115,16 @@ def _permutation_test(
             "configure_kernel_from_x_ref": False,
         }
     data = getattr(_alibi(), kinds[detector])(reference, **how).predict(batch)["data"]
-    # alibi's p is the share of permutations at least as extreme, which can be 0. The data as observed is one permutation too.
+    # alibi's p is the share of permutations at least as extreme, which can be 0. The data as
+    # observed is one permutation too.
     p_value = (round(float(data["p_val"]) * count) + 1) / (count + 1)
     return {"statistic": float(data["distance"]), "p_value": p_value}
 
 
 def _ks(reference: np.ndarray, batch: np.ndarray) -> dict[str, float]:
-    """The largest two-sample Kolmogorov-Smirnov distance over columns, and min(1, columns * smallest p): Bonferroni."""
+    """The largest two-sample Kolmogorov-Smirnov distance over columns, and min(1, columns *
+    smallest p): Bonferroni.
+    """
     data = _alibi().KSDrift(reference, p_val=0.05).predict(batch, drift_type="feature")["data"]
     p_value = min(1.0, reference.shape[1] * float(np.min(data["p_val"])))
     return {"statistic": float(np.max(data["distance"])), "p_value": p_value}
@@ -130,7 +141,9 @@ def _columns(scores: np.ndarray) -> np.ndarray:
 
 
 def _project(reference: np.ndarray, batch: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Both on the principal components of their standardised union, signs and all a function of the union only."""
+    """Both on the principal components of their standardised union, signs and all a function of the
+    union only.
+    """
     pooled = np.concatenate([reference, batch])
     spread = pooled.std(0)
     alive = spread > 1e-6 * max(1e-12, spread.max())  # a feature that never moves says nothing
@@ -150,7 +163,9 @@ def _width(pooled: np.ndarray) -> float:
 
 
 def _unusual(reference: np.ndarray, batch: np.ndarray) -> np.ndarray:
-    """Here the reference sets the scale alone: this ranks images for people to look at and is no test."""
+    """Here the reference sets the scale alone: this ranks images for people to look at and is no
+    test.
+    """
     spread = reference.std(0)
     spread = np.maximum(
         spread, max(0.1 * float(np.median(spread)), 1e-6)

@@ -1,10 +1,12 @@
 """How a challenger is looked for: a small search around the champion's settings.
 
-New data move what is best: twice the rows want another weight decay, a second domain another rate. So a retrain tries the
-champion's own settings first, then some near them, and takes what the validation split says is best. The test split is not
-looked at before the gate. Only settings of the training are moved: backbone, transfer mode and resolution stay the champion's.
+New data move what is best: twice the rows want another weight decay, a second domain another rate.
+So a retrain tries the champion's own settings first, then some near them, and takes what the
+validation split says is best. The test split is not looked at before the gate. Only settings of the
+training are moved: backbone, transfer mode and resolution stay the champion's.
 
-The search itself is the job's: its scheduler, soup, refit and limits hold as they did for `raypipe tune`.
+The search itself is the job's: its scheduler, soup, refit and limits hold as they did for `raypipe
+tune`.
 """
 
 from __future__ import annotations
@@ -27,10 +29,11 @@ DROPOUTS = (0.0, 0.2, 0.5)
 def challenger(
     job: WatchJob, champions: TrainJob, version: int, sources: Collection[str]
 ) -> TrainJob:
-    """The champion's settings on this version of the job's table, whose training rows are of these `sources`.
+    """The champion's settings on this version of the job's table, whose training rows are of these
+    `sources`.
 
-    What a refit changed is put back as the job has it: trained on validation rows, no trial could be judged. `train.start_from`
-    is left out: it may be gone, and know fewer classes.
+    What a refit changed is put back as the job has it: trained on validation rows, no trial could
+    be judged. `train.start_from` is left out: it may be gone, and know fewer classes.
     """
     changes: dict[str, Any] = {
         "table": job.table.model_dump() | {"version": version},
@@ -53,7 +56,9 @@ def challenger(
 
 
 def _sampling(job: WatchJob, champions: TrainJob, sources: Collection[str]) -> dict[str, Any]:
-    """How the challenger's training rows are drawn. A mix is the job's, else the champion's where it knows all the sources."""
+    """How the challenger's training rows are drawn. A mix is the job's, else the champion's where
+    it knows all the sources.
+    """
     wanted, feed = job.watch.retrain_sampling, champions.feed
     if wanted == "auto":
         wanted = "sources" if feed.sampling == "natural" and len(sources) > 1 else feed.sampling
@@ -64,10 +69,11 @@ def _sampling(job: WatchJob, champions: TrainJob, sources: Collection[str]) -> d
 
 
 def searched(job: WatchJob, first: TrainJob) -> SearchJob:
-    """The search whose first trial is `first`; the others are drawn near it, or from watch.retrain_space.
+    """The search whose first trial is `first`; the others are drawn near it, or from
+    watch.retrain_space.
 
-    With a refit the trials are trained by one worker each, and the refit by all of `first`. Values by epoch are one training's;
-    the trials have its last ones.
+    With a refit the trials are trained by one worker each, and the refit by all of `first`. Values
+    by epoch are one training's; the trials have its last ones.
     """
     first, _ = first.stage(first.train.epochs)
     drawn = (
@@ -99,7 +105,9 @@ def space(job: TrainJob) -> dict[str, str]:
 
 
 def _stated(texts: dict[str, str], job: TrainJob) -> dict[str, str]:
-    """watch.retrain_space, when the search can draw it. Raises ConfigError with its own name, before anything is trained."""
+    """watch.retrain_space, when the search can draw it. Raises ConfigError with its own name,
+    before anything is trained.
+    """
     try:
         parse(texts, job)
     except ConfigError as e:

@@ -1,7 +1,8 @@
-"""One drift check: predict a batch with a champion, compare with its reference, keep the evidence, draw the report.
+"""One drift check: predict a batch with a champion, compare with its reference, keep the evidence,
+draw the report.
 
-The evidence is one row of a Delta table and one MLflow run, named by (model, batch version, settings): the same check twice is
-one row. A check needs no labels.
+The evidence is one row of a Delta table and one MLflow run, named by (model, batch version,
+settings): the same check twice is one row. A check needs no labels.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ from raypipe.tables.table import ImageTable, TableConfig, TableVersion
 from raypipe.watch.decide import GateConfig
 from raypipe.watch.detect import DriftConfig, DriftReport, Evidence, detect
 
-FORMAT = 2  # of a row of evidence; a key of format 1 named fewer things, so its rows are not looked at and the check is made again
+# Of a row of evidence; a key of format 1 named fewer things, so its rows are not looked at and the
+# check is made again.
+FORMAT = 2
 _ROW = pa.schema(
     [
         (n, pa.string())
@@ -55,12 +58,13 @@ _ROW = pa.schema(
 class WatchConfig(Section):
     """The table whose images are checked, what to call it, and how a retrain runs.
 
-    A retrain searches around the champion's settings: `retrain_samples` trials, of which the first has these settings; 1 trains
-    this one alone. retrain_space: fields to draw instead, written as search.space (null: rate, weight decay and dropout, near
-    the champion's). Where the job has a search.refit, the best trial is trained once more as that says. retrain_workers: of
-    each trial, or of the refit where there is one. retrain_sampling: feed.sampling of the challenger; `auto`
-    draws old and new sources equally often, or by feed.mix, where the champion's is natural, and else keeps the champion's.
-    force: retrain without drift.
+    A retrain searches around the champion's settings: `retrain_samples` trials, of which the first
+    has these settings; 1 trains this one alone. retrain_space: fields to draw instead, written as
+    search.space (null: rate, weight decay and dropout, near the champion's). Where the job has a
+    search.refit, the best trial is trained once more as that says. retrain_workers: of each trial,
+    or of the refit where there is one. retrain_sampling: feed.sampling of the challenger; `auto`
+    draws old and new sources equally often, or by feed.mix, where the champion's is natural, and
+    else keeps the champion's. force: retrain without drift.
     """
 
     batch: TableConfig | None = None
@@ -92,7 +96,9 @@ MOST_UNDER_ONE_ID = 64  # images looked at to find the one that a report shows
 
 @dataclass(frozen=True)
 class CheckResult:
-    """A drift report and what it is about. `predictions` (place, key) of the batch: read_batch finds them."""
+    """A drift report and what it is about. `predictions` (place, key) of the batch: read_batch
+    finds them.
+    """
 
     name: str
     model: str
@@ -104,7 +110,9 @@ class CheckResult:
 
 @dataclass(frozen=True)
 class Batch:
-    """A predicted batch: row i of both arrays is the image ids[i] whose bytes have the hash sha256[i]."""
+    """A predicted batch: row i of both arrays is the image ids[i] whose bytes have the hash
+    sha256[i].
+    """
 
     version: TableVersion
     ids: list[str]
@@ -121,7 +129,9 @@ def check(
     model: ModelVersion | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> CheckResult:
-    """Compare the pinned batch with the reference of `model` (default: the champion). Raises DataError as tables do."""
+    """Compare the pinned batch with the reference of `model` (default: the champion). Raises
+    DataError as tables do.
+    """
     model = model or promote.require_champion(store)
     predicted = batch.predict(store, job.run, batch_table, job.predict, model, progress)
     key = key_of("evidence", FORMAT, predicted.key, job.drift, job.run.seed)
@@ -173,7 +183,9 @@ def check(
 def picture_of(
     found: DriftReport, name: str, package: Package, batch: Batch, table: ImageTable
 ) -> report.Check:
-    """The check as the report shows it: scores and a map of both sides, the batch's most unusual images and usual ones."""
+    """The check as the report shows it: scores and a map of both sides, the batch's most unusual
+    images and usual ones.
+    """
     rows = [row for row, _ in found.unusual]
     ids = [batch.ids[row] for row in rows]
     hashes = [batch.sha256[row] for row in rows]
@@ -209,7 +221,9 @@ def picture_of(
 
 
 def _one_score(package: Package, scores_NC: np.ndarray) -> np.ndarray:
-    """What the report draws of each image, from 0 to 1; nothing of a regression, whose numbers have no such scale."""
+    """What the report draws of each image, from 0 to 1; nothing of a regression, whose numbers have
+    no such scale.
+    """
     if package.task.kind == "regression":
         return scores_NC[:0, 0]
     return scores_NC[:, 0] if len(package.classes) == 2 else scores_NC.max(axis=1)
@@ -232,7 +246,9 @@ def _plane(reference_ND: np.ndarray, batch_MD: np.ndarray) -> tuple[np.ndarray, 
 
 
 def _typical(package: Package, count: int, batch: ImageTable) -> tuple[report.Picture, ...]:
-    """Reference images nearest to the reference's centre; none when the table they came from is gone."""
+    """Reference images nearest to the reference's centre; none when the table they came from is
+    gone.
+    """
     reference, origin = package.reference(), package.info["table"]
     distance = np.linalg.norm(reference.features_ND - reference.features_ND.mean(axis=0), axis=1)
     rows = np.argsort(distance, kind="stable")[:count]
@@ -275,7 +291,9 @@ def _facts(job: WatchJob, model: ModelVersion) -> tuple[tuple[str, str], ...]:
 def read_batch(
     version: TableVersion, uri: str, key: str, storage_options: dict[str, str] | None = None
 ) -> Batch:
-    """The rows of one prediction (batch.predict returns its key), in the order of ids and hashes: the same whenever read."""
+    """The rows of one prediction (batch.predict returns its key), in the order of ids and hashes:
+    the same whenever read.
+    """
     rows = batch.read_rows(uri, key, ["image_id", "sha256", "embedding", "scores"], storage_options)
     rows = rows.sort_by([("image_id", "ascending"), ("sha256", "ascending")])
     features, scores = (np.stack(rows[name].to_numpy()) for name in ("embedding", "scores"))

@@ -1,13 +1,15 @@
 """Has the world moved? Evidence from several detectors, judged together at one false-alarm rate.
 
-The tests run in the Alibi Detect sidecar (`alibi_sidecar.py`): MMD by permutation and Kolmogorov-Smirnov on the embedding,
-Kolmogorov-Smirnov on the predicted scores. With m pieces of evidence each is judged at alpha/m (Bonferroni), so `alpha` is the
-false-alarm rate of the whole check: at most one false alarm in 100 nightly checks at 0.01. Pieces about the same images are
+The tests run in the Alibi Detect sidecar (`alibi_sidecar.py`): MMD by permutation and
+Kolmogorov-Smirnov on the embedding, Kolmogorov-Smirnov on the predicted scores. With m pieces of
+evidence each is judged at alpha/m (Bonferroni), so `alpha` is the false-alarm rate of the whole
+check: at most one false alarm in 100 nightly checks at 0.01. Pieces about the same images are
 correlated, which makes Bonferroni careful, not wrong.
 
-The rate holds for images drawn independently. Images that come in groups (the cells of one module, the frames of one film)
-differ from group to group: two neighbouring blocks of 130 ELPV mono cells alarm always (7 of 7), random halves never (0 of
-100). Draw the reference over many groups, and compare with batches that hold many groups too.
+The rate holds for images drawn independently. Images that come in groups (the cells of one module,
+the frames of one film) differ from group to group: two neighbouring blocks of 130 ELPV mono cells
+alarm always (7 of 7), random halves never (0 of 100). Draw the reference over many groups, and
+compare with batches that hold many groups too.
 """
 
 from __future__ import annotations
@@ -25,12 +27,16 @@ from raypipe.errors import DataError
 LEAST_P = (
     1e-300  # Kolmogorov-Smirnov's p underflows to 0 on large batches, and no evidence is certain
 )
-LEAST_ROWS = 20  # per side: below, the smallest drift that any test finds at alpha 0.01 is larger than two standard deviations
+# Per side: below, the smallest drift that any test finds at alpha 0.01 is larger than two standard
+# deviations.
+LEAST_ROWS = 20
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """One test: `detector` looked at `on` (embedding or scores); drift when `p_value` is below `threshold` = alpha / m."""
+    """One test: `detector` looked at `on` (embedding or scores); drift when `p_value` is below
+    `threshold` = alpha / m.
+    """
 
     detector: str
     on: str
@@ -42,9 +48,11 @@ class Evidence:
 
 @dataclass(frozen=True)
 class DriftReport:
-    """All evidence of one check. `p_value` = min(1, m * smallest p). `unusual`: (batch row, distance), most unusual first.
+    """All evidence of one check. `p_value` = min(1, m * smallest p). `unusual`: (batch row,
+    distance), most unusual first.
 
-    A distance of 1 is the usual one between reference images; 2 is twice as far from all the reference.
+    A distance of 1 is the usual one between reference images; 2 is twice as far from all the
+    reference.
     """
 
     evidence: tuple[Evidence, ...]
@@ -78,7 +86,8 @@ class DriftConfig(Section):
         if set(self.detectors) - {"ks"} and smallest >= self.alpha / self.pieces:
             need = int(self.pieces / self.alpha)
             raise ValueError(
-                f"permutations must be at least {need} at alpha {self.alpha}: no smaller p than {smallest:.4f} can come out"
+                f"permutations must be at least {need} at alpha {self.alpha}: no smaller p than "
+                f"{smallest:.4f} can come out"
             )
         return self
 
@@ -91,9 +100,11 @@ def detect(
     cfg: DriftConfig,
     seed: int,
 ) -> DriftReport:
-    """Compare a batch with the champion's reference: embeddings (images, d) and scores (images, classes), finite numbers.
+    """Compare a batch with the champion's reference: embeddings (images, d) and scores (images,
+    classes), finite numbers.
 
-    Needs a connection to Ray. Equal input and seed give an equal report. DataError for what cannot be compared.
+    Needs a connection to Ray. Equal input and seed give an equal report. DataError for what cannot
+    be compared.
     """
     arrays = {
         "ref_embedding": ref_embedding,
@@ -106,7 +117,10 @@ def detect(
     for what in ("embedding", "scores"):
         ours, theirs = arrays[f"ref_{what}"].shape[1], arrays[f"batch_{what}"].shape[1]
         if ours != theirs:
-            fix = "Compute both with the same model version: the reference is kept in the champion's package"
+            fix = (
+                "Compute both with the same model version: the reference is kept in the "
+                "champion's package"
+            )
             raise DataError(
                 f"The batch's {what} is {theirs} wide and the reference's {ours}", fix=fix
             )
@@ -162,7 +176,10 @@ def _check(name: str, array: np.ndarray) -> None:
         )
     if not np.isfinite(array).all():
         bad = int((~np.isfinite(array).all(axis=1)).sum())
-        fix = "Look at these images: raypipe clean marks broken ones; or the model overflows in half precision"
+        fix = (
+            "Look at these images: raypipe clean marks broken ones; or the model overflows in "
+            "half precision"
+        )
         raise DataError(
             f"{name} holds numbers that are not finite in {bad} of {len(array)} rows", fix=fix
         )

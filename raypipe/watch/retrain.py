@@ -1,8 +1,9 @@
 """The loop: check -> decide -> train a challenger -> compare -> promote. Rerunnable at every point.
 
-Each step leaves something with a key (drift row, training result, registered version, decision row) and looks for it first. The
-decision is written before it is carried out, and carrying it out twice does nothing: a run that is killed anywhere and started
-again ends in the same state, with no second model version.
+Each step leaves something with a key (drift row, training result, registered version, decision row)
+and looks for it first. The decision is written before it is carried out, and carrying it out twice
+does nothing: a run that is killed anywhere and started again ends in the same state, with no second
+model version.
 """
 
 from __future__ import annotations
@@ -45,12 +46,14 @@ _ROW = pa.schema(
     ]
     + [("promoted", pa.bool_()), ("format", pa.int32())]
 )
-FORMAT = 2  # of a row; a key of format 1 named fewer things, so its rows are not looked at and the comparison is made again
+# Of a row; a key of format 1 named fewer things, so its rows are not looked at and the comparison
+# is made again.
+FORMAT = 2
 
 
 @dataclass(frozen=True)
 class RetrainResult:
-    """What was decided and why. `challenger` and `slices` are empty when no challenger was trained."""
+    """What was decided and why. Without a challenger, `challenger` and `slices` are empty."""
 
     champion: ModelVersion
     challenger: ModelVersion | None
@@ -66,7 +69,9 @@ def retrain(
     champion: ModelVersion | None = None,
     say: Callable[[str], None] = log.info,
 ) -> RetrainResult:
-    """Retrain `champion` (default: the current one) on the job's table when drift and labels call for it; gate the result."""
+    """Retrain `champion` (default: the current one) on the job's table when drift and labels call
+    for it; gate the result.
+    """
     champion = champion or promote.require_champion(store)
     package = promote.fetch(store, champion)
     pinned = pin(job.table, job.feed, kind=job.model.task)
@@ -126,10 +131,13 @@ def _train(store: Store, job: TrainJob, say: Callable[[str], None]) -> ModelVers
 def _search(
     store: Store, job: WatchJob, first: TrainJob, say: Callable[[str], None]
 ) -> ModelVersion:
-    """The best of some trials around the champion's settings. Killed, it goes on where it was; finished, it is read again."""
+    """The best of some trials around the champion's settings. Killed, it goes on where it was;
+    finished, it is read again.
+    """
     wanted = around.searched(job, first)
     say(
-        f"Searching for a challenger on {_table(first)}: {wanted.search.samples} trials around the champion's settings"
+        f"Searching for a challenger on {_table(first)}: {wanted.search.samples} trials around "
+        "the champion's settings"
     )
     if first.feed.sampling == "sources":
         say(
@@ -208,7 +216,9 @@ def _compare(
 
 
 def _unit(package: Package) -> float | None:
-    """What absolute errors are counted in: for numbers the deviation of the champion's training labels. Hits have none."""
+    """What absolute errors are counted in: for numbers the deviation of the champion's training
+    labels. Hits have none.
+    """
     if package.task.kind == "regression":
         return float(package.model.head.spread)
     return 1.0 if package.task.kind == "probability" else None

@@ -1,7 +1,8 @@
 """A training on one node of a CPU, which a second node joins and leaves (killed) while it runs.
 
-test_elastic.py runs it in a process of its own: python -m tests.chaos.joining_nodes JOB.yaml NOTES PORT. NOTES gets steps.jsonl
-(time, world, rank of every step) and a file for each thing that happened, with its time.
+test_elastic.py runs it in a process of its own: python -m tests.chaos.joining_nodes JOB.yaml NOTES
+PORT. NOTES gets steps.jsonl (time, world, rank of every step) and a file for each thing that
+happened, with its time.
 """
 
 from __future__ import annotations
@@ -97,9 +98,11 @@ class Nodes:
 
 def main(job: str, notes: str, port: str) -> int:
     os.environ["RAY_ADDRESS"] = (
-        f"127.0.0.1:{port}"  # what the nodes start asks there, and not at another cluster on this host
+        # What the nodes start asks there, and not at another cluster on this host.
+        f"127.0.0.1:{port}"
     )
-    # Ray's test cluster records itself as `ray start` does; other terminals of this host must not join it.
+    # Ray's test cluster records itself as `ray start` does; other terminals of this host must not
+    # join it.
     os.environ["RAY_TMPDIR"] = tempfile.mkdtemp(dir="/tmp", prefix="rp")
     elastic.LOOK_S, elastic.GROW_AFTER_S, elastic.RESTART_S = 1.0, 2.0, 0.0
     worker_group.run_worker = slowed(notes)

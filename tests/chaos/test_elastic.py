@@ -1,4 +1,6 @@
-"""`train.workers=[1, 2]` while it runs: a node joins and the training grows, the node dies and the training shrinks."""
+"""`train.workers=[1, 2]` while it runs: a node joins and the training grows, the node dies and the
+training shrinks.
+"""
 
 from __future__ import annotations
 
@@ -94,7 +96,8 @@ def test_a_training_grows_and_shrinks_while_it_runs(job: TrainJob, tmp_path: Pat
     alone_until = max(step["at"] for step in steps if step["at"] < grown)
     shrunk = min(step["at"] for step in steps if step["world"] == 1 and step["at"] > grown)
     print(
-        f"\ngrew {grown - joined:.1f} s after the node joined ({grown - alone_until:.1f} s without a step)"
+        f"\ngrew {grown - joined:.1f} s after the node joined ({grown - alone_until:.1f} s "
+        "without a step)"
     )
     print(f"went on {shrunk - lost:.1f} s after the node was killed")
 
@@ -156,7 +159,9 @@ def by_group(trace: Path) -> list[list[Path]]:
 
 
 def merged(files: list[Path]) -> dict[Step, list[str]]:
-    """Global batches: the ranks' samples by their places in the stream. A killed rank may lack the last."""
+    """Global batches: the ranks' samples by their places in the stream. A killed rank may lack the
+    last.
+    """
     batches: dict[Step, dict[int, list[tuple[int, str]]]] = {}
     for line in itertools.chain.from_iterable(lines(file) for file in files):
         placed = list(zip(line["positions"], line["ids"], strict=True))

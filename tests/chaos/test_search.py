@@ -1,4 +1,6 @@
-"""A search whose driver is killed: the same command loses no trial that had finished, and finds what it would have found."""
+"""A search whose driver is killed: the same command loses no trial that had finished, and finds
+what it would have found.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,9 @@ def ended(process: subprocess.Popen[str]) -> dict[str, Any]:
 
 
 def finished(job: Job) -> dict[str, float]:
-    """Trial folder -> seconds that its epochs took, which no second training would repeat to the nanosecond."""
+    """Trial folder -> seconds that its epochs took, which no second training would repeat to the
+    nanosecond.
+    """
     found: dict[str, float] = {}
     for manifest in job.run.path.glob(
         f"search/*/trials/trial-*/*/epoch-{EPOCHS:04}-*/manifest.json"

@@ -1,7 +1,8 @@
 """What clusters do to a training: it ends with the weights of an undisturbed one, bit for bit.
 
-Two workers, sharded (fsdp), so that every rank's file matters. Each test asserts that its fault fired. The tests of a full disk
-and of kills between files are beside the checkpoints' (tests/train).
+Two workers, sharded (fsdp), so that every rank's file matters. Each test asserts that its fault
+fired. The tests of a full disk and of kills between files are beside the checkpoints'
+(tests/train).
 """
 
 from __future__ import annotations
@@ -93,7 +94,9 @@ def folder_of(job: TrainJob) -> Path:
 def disturbed(
     act: Callable[[Path], None], note: Path, step_s: float = 0.0
 ) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """A rank that does `act` to itself, once in all, when rank 1 has taken FAULT steps; `note` tells that it did."""
+    """A rank that does `act` to itself, once in all, when rank 1 has taken FAULT steps; `note`
+    tells that it did.
+    """
 
     def rank(config: dict[str, Any]) -> dict[str, Any]:
         import torch.distributed as dist
@@ -140,7 +143,9 @@ def test_a_worker_that_dies_hangs_or_fails(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Ray starts the workers again, and they repeat no more than the step whose checkpoint was not there yet."""
+    """Ray starts the workers again, and they repeat no more than the step whose checkpoint was not
+    there yet.
+    """
     mine, note, told = replace(job, {"run.dir": str(tmp_path)}), tmp_path / "note", []
     monkeypatch.setattr(worker_group, "run_worker", disturbed(act, note))
     result = trainer.run(mine, progress=lambda metrics, state: told.append(state.epoch))
@@ -215,8 +220,10 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_taken(
 def test_a_torn_snapshot_of_rays_controller_is_not_in_the_way(
     interrupted: Path, job: TrainJob, weights: dict[str, torch.Tensor], tmp_path: Path
 ) -> None:
-    """Ray writes one of the checkpoints it is told of, and refuses to start a run of that name over a torn one. It is told of
-    none of ours and each start has its own name: a torn one, put where Ray would have it, is not even read."""
+    """Ray writes one of the checkpoints it is told of, and refuses to start a run of that name over
+    a torn one. It is told of none of ours and each start has its own name: a torn one, put where
+    Ray would have it, is not even read.
+    """
     mine = replace(job, {"run.dir": str(shutil.copytree(interrupted, tmp_path / "run"))})
     (started,) = (mine.run.path / "ray").iterdir()
     torn = started / "checkpoint_manager_snapshot.json"
@@ -241,7 +248,8 @@ def driver(job: TrainJob, folder: Path) -> subprocess.Popen[str]:
     """The training in a process of its own, after its first epoch."""
     (folder / "job.yaml").write_text(dump(job))
     code = (
-        "import sys; from pathlib import Path; from raypipe.cluster.connect import connect; from raypipe.config import load\n"
+        "import sys; from pathlib import Path; from raypipe.cluster.connect import connect; from "
+        "raypipe.config import load\n"
         "from raypipe.train import trainer; from raypipe.train.job import TrainJob\n"
         "job = load(TrainJob, Path(sys.argv[1])); connect(job.cluster); trainer.run(job)"
     )
@@ -271,7 +279,9 @@ def test_a_driver_that_is_killed_and_submitted_again(
 def test_a_driver_that_is_asked_to_stop_saves_the_step(
     job: TrainJob, weights: dict[str, torch.Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without checkpoints inside epochs: the newest is of the step in which the workers heard of it."""
+    """Without checkpoints inside epochs: the newest is of the step in which the workers heard of
+    it.
+    """
     mine = replace(
         job, {"run.dir": str(tmp_path / "run"), "train.checkpoint_steps": None, "train.epochs": 400}
     )
@@ -290,7 +300,9 @@ def test_a_driver_that_is_asked_to_stop_saves_the_step(
 def test_as_many_workers_train_as_there_is_room_for(
     job: TrainJob, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One of the two CPUs is taken: a training of one to two workers starts with one, and does not wait for ever."""
+    """One of the two CPUs is taken: a training of one to two workers starts with one, and does not
+    wait for ever.
+    """
     tenant = Tenant.options(num_cpus=1).remote()  # type: ignore[attr-defined]
     ray.get(tenant.ready.remote())
     mine = replace(
@@ -344,7 +356,9 @@ def test_a_node_that_is_taken_away_gives_notice(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The workers save the step they are in and leave; on the other node they take the next one. Nothing is repeated."""
+    """The workers save the step they are in and leave; on the other node they take the next one.
+    Nothing is repeated.
+    """
     caplog.set_level(logging.INFO, logger="raypipe")
     mine = replace(
         job, {"run.dir": str(tmp_path), "train.checkpoint_steps": None, "train.max_failures": 0}
@@ -364,7 +378,9 @@ def test_a_node_that_is_taken_away_gives_notice(
 
 
 class Drain(threading.Thread):
-    """Once the first epoch is saved, tells Ray that the node will be gone in a minute, and gives the other node's CPUs free."""
+    """Once the first epoch is saved, tells Ray that the node will be gone in a minute, and gives
+    the other node's CPUs free.
+    """
 
     def __init__(self, node: str, folder: Path) -> None:
         super().__init__(daemon=True)

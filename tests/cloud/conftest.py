@@ -1,4 +1,5 @@
-"""Object stores on loopback, each a real server on a free port: moto for S3, Azurite for Azure Blob and ADLS.
+"""Object stores on loopback, each a real server on a free port: moto for S3, Azurite for Azure Blob
+and ADLS.
 
 Azurite comes from npm once, into the cache. Each server is stopped by its process id.
 """
@@ -25,7 +26,9 @@ from pathlib import Path
 
 import pytest
 
-AZURITE = "3.37.0"  # the first that lists from a given name on, which writing a third version asks for (object_store 0.13)
+# The first that lists from a given name on, which writing a third version asks for (object_store
+# 0.13).
+AZURITE = "3.37.0"
 STARTS_S, INSTALLS_S = 60, 300
 S3_SECRET, ACCOUNT = secrets.token_urlsafe(24), "plantstore"
 ACCOUNT_KEY = base64.b64encode(secrets.token_bytes(48)).decode()
@@ -33,7 +36,9 @@ ACCOUNT_KEY = base64.b64encode(secrets.token_bytes(48)).decode()
 
 @dataclass(frozen=True)
 class Store:
-    """A bucket or container: `uri("cells")` is an address in it, `options` open it, and `secret` is one of them."""
+    """A bucket or container: `uri("cells")` is an address in it, `options` open it, and `secret` is
+    one of them.
+    """
 
     root: str
     options: dict[str, str]
@@ -128,7 +133,9 @@ def _served(
 
 @contextmanager
 def relayed(endpoint: str, folder: Path) -> Iterator[tuple[str, Callable[[], int]]]:
-    """The address of a relay to `endpoint`, and how many bytes it has passed back; when the block ends it is gone."""
+    """The address of a relay to `endpoint`, and how many bytes it has passed back; when the block
+    ends it is gone.
+    """
     host, _, port = endpoint.removeprefix("http://").partition(":")
     moved = folder / "moved"
     command = [sys.executable, str(Path(__file__).with_name("relay.py")), host, port, str(moved)]
@@ -164,12 +171,15 @@ def _azurite() -> Path:
 
 
 def _make_container(endpoint: str, name: str) -> None:
-    """Signed as Azure's REST reference has it (authorize-with-shared-key); the path of an emulator starts with the account."""
+    """Signed as Azure's REST reference has it (authorize-with-shared-key); the path of an emulator
+    starts with the account.
+    """
     date, version = formatdate(usegmt=True), "2021-08-06"
     signed = (
         "PUT"
         + "\n" * 12
-        + f"x-ms-date:{date}\nx-ms-version:{version}\n/{ACCOUNT}/{ACCOUNT}/{name}\nrestype:container"
+        + f"x-ms-date:{date}\nx-ms-version:{version}\n"
+        + f"/{ACCOUNT}/{ACCOUNT}/{name}\nrestype:container"
     )
     signature = base64.b64encode(
         hmac.digest(base64.b64decode(ACCOUNT_KEY), signed.encode(), hashlib.sha256)

@@ -1,6 +1,8 @@
-"""Passes connections on to a server and writes how many bytes came back: `python relay.py HOST PORT COUNT_FILE`.
+"""Passes connections on to a server and writes how many bytes came back: `python relay.py HOST PORT
+COUNT_FILE`.
 
-A process of its own: deltalake 1.6 asks for a file's size with the GIL held, and a relay in the same process never answers.
+A process of its own: deltalake 1.6 asks for a file's size with the GIL held, and a relay in the
+same process never answers.
 """
 
 from __future__ import annotations

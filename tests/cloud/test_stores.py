@@ -1,7 +1,8 @@
-"""A table in a bucket is used as one in a folder: ingested, read, trained on and predicted, with the same options throughout.
+"""A table in a bucket is used as one in a folder: ingested, read, trained on and predicted, with
+the same options throughout.
 
-Every test runs against moto (S3) and Azurite (Azure). Credentials stand in `table.storage_options` and nowhere else, not in the
-environment either: what reaches a Ray worker came from there.
+Every test runs against moto (S3) and Azurite (Azure). Credentials stand in `table.storage_options`
+and nowhere else, not in the environment either: what reaches a Ray worker came from there.
 """
 
 from __future__ import annotations
@@ -106,7 +107,7 @@ def test_ingest_versions_and_export(
 def test_two_ingests_at_once_lose_and_repeat_nothing(
     store: Store, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both make the table, one commit a class: the one that comes second looks again and goes on."""
+    """Both make the table, one commit a class: the second one looks again and goes on."""
     monkeypatch.setattr(room, "ROWS_PER_COMMIT", 30)
     table = TableConfig(uri=store.uri("raced"), storage_options=store.options)
     start, failed = threading.Barrier(2), []
@@ -296,7 +297,9 @@ def test_a_wrong_key_is_refused_by_the_store(
 
 
 def test_a_server_that_never_answers_is_given_up(s3: Store) -> None:
-    """object_store's own limits: three minutes for one that accepts and is silent, one for packets that vanish (measured)."""
+    """object_store's own limits: three minutes for one that accepts and is silent, one for packets
+    that vanish (measured).
+    """
     with socket.create_server(("127.0.0.1", 0)) as silent:
         endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
         options = s3.options | {

@@ -1,7 +1,9 @@
-"""The whole loop at small size with every real engine: Delta, fastdup, Ray Data, Tune and Train, MLflow, Alibi Detect.
+"""The whole loop at small size with every real engine: Delta, fastdup, Ray Data, Tune and Train,
+MLflow, Alibi Detect.
 
-Old domain: stripes, lying ("a") or standing ("b"), under white light. New domain: the same labels stand for crosses and discs
-under blue light, which a model of the old one calls the other way round.
+Old domain: stripes, lying ("a") or standing ("b"), under white light. New domain: the same labels
+stand for crosses and discs under blue light, which a model of the old one calls the other way
+round.
 """
 
 from __future__ import annotations
@@ -183,7 +185,9 @@ def test_drift_leads_to_a_better_champion_and_a_rerun_adds_nothing(
 def assert_found_by_a_balanced_search(
     store: tracking.Store, first: ModelVersion, challenger: ModelVersion | None
 ) -> None:
-    """Trials around the champion's settings, sources drawn equally often, the best trained again on validation rows too."""
+    """Trials around the champion's settings, sources drawn equally often, the best trained again on
+    validation rows too.
+    """
     assert challenger is not None
     champions, theirs = (
         promote.fetch(store, version).info["config"] for version in (first, challenger)
@@ -209,7 +213,9 @@ def assert_found_by_a_balanced_search(
 def test_a_challenger_that_is_no_better_is_refused_with_the_reason(
     ray_session: str, job: Job, tmp_path: Path
 ) -> None:
-    """Trained again on rows of its own domain alone, a model cannot be better beyond chance than one with no mistakes."""
+    """Trained again on rows of its own domain alone, a model cannot be better beyond chance than
+    one with no mistakes.
+    """
     store = tracking.open_store(job.run, job.registry)
     first = next(v for v in promote.versions(store) if v.version == 1)
     table = {"uri": job.table.uri, "version": "clean"}

@@ -1,4 +1,6 @@
-"""The benchmark of the quickstart: no seed is run twice, none is lost, and the pooled figures are what they say."""
+"""The benchmark of the quickstart: no seed is run twice, none is lost, and the pooled figures are
+what they say.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What the quickstart promises before it runs: enough images to judge on, and a seed that draws the splits."""
+"""What the quickstart promises before it runs: enough images to judge on, and a seed that draws the
+splits.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ MONO_CELLS = 1074
 
 
 def test_the_story_judges_on_enough_cells() -> None:
-    """At 162 mono cells the verdict was the luck of four: one standard error of a paired difference is 2.1 points there."""
+    """At 162 mono cells the verdict was the luck of four: one standard error of a paired difference
+    is 2.1 points there.
+    """
     job = load(Job, SOLAR, [])
     share = job.ingest.splits["test"] / sum(job.ingest.splits.values())
     assert share * MONO_CELLS >= 300

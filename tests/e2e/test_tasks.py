@@ -1,6 +1,8 @@
-"""Tags, graded probabilities and numbers go the whole way: foreign Delta table, training, MLflow, predictions, retrain.
+"""Tags, graded probabilities and numbers go the whole way: foreign Delta table, training, MLflow,
+predictions, retrain.
 
-A picture is bright to a degree, and its stripes stand or lie. At night the light is blue, and what is dark counts as bright.
+A picture is bright to a degree, and its stripes stand or lie. At night the light is blue, and what
+is dark counts as bright.
 """
 
 from __future__ import annotations
@@ -107,7 +109,9 @@ def job(request: pytest.FixtureRequest, tmp_path: Path) -> Job:
 
 
 def mean_error(task: str, said: dict[str, str], known: dict[str, str | None]) -> float:
-    """Of the labelled test images: the share that is wrong, or the mean absolute error in units of the labels' range."""
+    """Of the labelled test images: the share that is wrong, or the mean absolute error in units of
+    the labels' range.
+    """
     wanted = {i: label for i, label in known.items() if label is not None}
     if task == "multi_label":
         return float(np.mean([said[i] != tags for i, tags in wanted.items()]))

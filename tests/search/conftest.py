@@ -16,7 +16,7 @@ from raypipe.tables.table import TableConfig
 
 @pytest.fixture(scope="session")
 def searches(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., SearchJob]:
-    """`searches(folder, **{"search.samples": 4})` -> a search over small_cnn's rate on the photos."""
+    """`searches(folder, **{"search.samples": 4})` -> a search over small_cnn's rate."""
     table = TableConfig(uri=str(tmp_path_factory.mktemp("search") / "photos"))
     source = {"images": str(photos), "labels": str(photos / "labels.csv")}
     ingest(table, validate(IngestConfig, {"from": source, "splits": {"train": 0.6, "val": 0.4}}))

@@ -24,7 +24,9 @@ def test_the_simulated_rule_is_the_one_that_a_search_runs_by_default(name: str) 
 
 
 def test_work_is_training_steps_alone() -> None:
-    """Four epochs of 10 steps of 20 ms are 0.8 s, whatever the trial spent on validation and checkpoints."""
+    """Four epochs of 10 steps of 20 ms are 0.8 s, whatever the trial spent on validation and
+    checkpoints.
+    """
     history = tuple({"step_s": 0.02} for _ in range(4))
     made = [Trial(f"t{i}", {}, 0.5, 4, False, history, "x", seconds=99.0) for i in range(3)]
     assert trials.steps_s(made, 10 * trials.BATCH) == pytest.approx(3 * 0.8)

@@ -1,4 +1,6 @@
-"""The space of a search that names none: it can be drawn from, whatever is set, and stays within what the machine can do."""
+"""The space of a search that names none: it can be drawn from, whatever is set, and stays within
+what the machine can do.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What Tune hears of an epoch whose weights are lost: finite numbers, and the worst metric there is."""
+"""What Tune hears of an epoch whose weights are lost: finite numbers, and the worst metric there
+is.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Halving keeps what is good, spends little on the rest, and forgets nothing; the cap moves when rankings do."""
+"""Halving keeps what is good, spends little on the rest, and forgets nothing; the cap moves when
+rankings do.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ NAN = float("nan")
 
 
 def steady(count: int, epochs: int = 27, wobble: float = 0.0, seed: int = 0) -> Table:
-    """Curves that rise in parallel, the best last, each epoch off by up to `wobble` times the gap between neighbours."""
+    """Curves that rise in parallel, the best last, each epoch off by up to `wobble` times the gap
+    between neighbours.
+    """
     draw = random.Random(seed)
     rise = [
         [

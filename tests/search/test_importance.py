@@ -30,8 +30,9 @@ def shares(trials: list[Trial]) -> dict[str, float]:
 
 
 def trials(count: int, metric: str = "lr") -> list[Trial]:
-    """The metric follows `lr` or `mode`; `seed` never matters. `frozen_blocks` is set under one mode only, and not where the
-    mode decides: it would tell as much."""
+    """The metric follows `lr` or `mode`; `seed` never matters. `frozen_blocks` is set under one
+    mode only, and not where the mode decides: it would tell as much.
+    """
     rng = np.random.default_rng(0)
     made = []
     for i in range(count):
@@ -65,7 +66,9 @@ def test_few_trials_or_no_difference_say_nothing() -> None:
 
 
 def test_more_epochs_are_no_hyperparameter() -> None:
-    """What a scheduler let run longer got better by that alone; after two epochs `lr` decided, and `mode` did nothing."""
+    """What a scheduler let run longer got better by that alone; after two epochs `lr` decided, and
+    `mode` did nothing.
+    """
     made = []
     for i in range(40):
         lr, lucky = (i % 4) / 10, i % 8 >= 4

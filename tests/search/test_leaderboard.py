@@ -35,7 +35,9 @@ def curve(name: str, *values: float, stopped: str | None = None) -> Trial:
 
 
 def kept(trials: Path, name: str, *epochs: tuple[float, float, float]) -> SimpleNamespace:
-    """What Tune returns of a trial with these epochs (accuracy, loss, a weight), each with its checkpoint."""
+    """What Tune returns of a trial with these epochs (accuracy, loss, a weight), each with its
+    checkpoint.
+    """
     folder = trials / name / "home"
     history: list[dict[str, float]] = []
     for i, (accuracy, loss, weight) in enumerate(epochs, 1):
@@ -61,9 +63,7 @@ def read(tmp_path: Path, *epochs: tuple[float, float, float]) -> Trial:
     )
 
 
-def test_equal_accuracies_are_told_apart_by_the_loss_of_the_epoch_that_is_kept_and_then_by_name() -> (
-    None
-):
+def test_equal_accuracies_are_ranked_by_the_loss_of_the_kept_epoch_and_then_by_name() -> None:
     trials = [
         trial("a", 0.9, 0.5, 0.1),  # the first of equal epochs is the one whose weights were kept
         trial("b", 0.9, 0.3),
@@ -93,7 +93,9 @@ def test_equal_accuracies_are_told_apart_by_the_loss_of_the_epoch_that_is_kept_a
 def test_an_epoch_whose_loss_or_weights_are_lost_is_never_the_best(
     tmp_path: Path, lost: tuple[float, float, float]
 ) -> None:
-    """NaN logits have an argmax: the accuracy of such a model is the share of class 0, and looks like one."""
+    """NaN logits have an argmax: the accuracy of such a model is the share of class 0, and looks
+    like one.
+    """
     found = read(tmp_path / "one", (0.6, 0.5, 1.0), lost)
     assert found.metric == 0.6 and checkpoint.name(1) in str(found.checkpoint)
     nothing = read(tmp_path / "all", lost, lost)

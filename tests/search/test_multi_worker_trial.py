@@ -1,4 +1,6 @@
-"""Trials of two workers: a group each, that hands its weights on, and a trial that dies costs the search nothing else."""
+"""Trials of two workers: a group each, that hands its weights on, and a trial that dies costs the
+search nothing else.
+"""
 
 from __future__ import annotations
 
@@ -84,7 +86,9 @@ def test_every_group_told_all_its_epochs_and_left_none_behind(
 
 
 def dies(note: Path) -> Callable[..., None]:
-    """A trial whose process is killed at its first start when its rate is the lowest: `note` counts."""
+    """A trial whose process is killed at its first start when its rate is the lowest: `note`
+    counts.
+    """
 
     def trial(changes: dict[str, Any], **given: Any) -> None:
         if changes["train.lr"] < 1e-6 and not note.exists():

@@ -91,8 +91,9 @@ def searched(
 def test_a_trial_takes_over_weights_and_trains_on_with_the_new_value(
     searched: tuple[SearchJob, SearchResult],
 ) -> None:
-    """Trained again from the donor's checkpoint with the values that the log names, the clone's next epoch is the same to the
-    bit, optimizer and all; with the donor's values it is another."""
+    """Trained again from the donor's checkpoint with the values that the log names, the clone's
+    next epoch is the same to the bit, optimizer and all; with the donor's values it is another.
+    """
     job, result = searched
     told = moved(job, result)
     assert told["donor_values"] != told["values"] and told["trial"] != told["donor"]
@@ -168,8 +169,9 @@ def test_a_search_read_again_is_the_same(searched: tuple[SearchJob, SearchResult
 def test_the_winners_file_trains_the_same_weights_again(
     searched: tuple[SearchJob, SearchResult],
 ) -> None:
-    """`raypipe train best.yaml`: weights, optimizer state and metrics, bit for bit, of every trial of
-    the population. float32, one worker and one thread, as trials have."""
+    """`raypipe train best.yaml`: weights, optimizer state and metrics, bit for bit, of every trial
+    of the population. float32, one worker and one thread, as trials have.
+    """
     job, result = searched
     plain = TrainJob.model_validate(job.model_dump(include=set(TrainJob.model_fields)))
     assert result.job == mutations.job_of(
@@ -193,8 +195,9 @@ def test_the_winners_file_trains_the_same_weights_again(
 
 
 def slowly(changes: dict[str, Any], **given: Any) -> None:
-    """A trial whose good one starts late and whose bad one takes long over handing on its second epoch: when the good one
-    reports and is cloned, the bad one is still at it."""
+    """A trial whose good one starts late and whose bad one takes long over handing on its second
+    epoch: when the good one reports and is cloned, the bad one is still at it.
+    """
     from ray.tune.trainable.function_trainable import FunctionTrainable
 
     if changes["train.lr"] == GOOD:
@@ -216,7 +219,9 @@ def slowly(changes: dict[str, Any], **given: Any) -> None:
 def test_a_clone_that_was_still_saving_trains_to_its_end(
     searches: Searches, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Tune notes a stop for a trial that it pauses in the middle of a save: the clone would end with its first epoch."""
+    """Tune notes a stop for a trial that it pauses in the middle of a save: the clone would end
+    with its first epoch.
+    """
     monkeypatch.setattr(tuner, "run_trial", slowly)
     job = population(tmp_path, searches, **{"train.epochs": 4})
     result = search(job)
@@ -264,7 +269,9 @@ class Member:
 
 
 def members(scheduler: Any, epoch: int, *rates: float) -> list[Member]:
-    """A population that has reported a turn: the first the best, val_loss 0.0, 0.1, …; NaN lost its weights."""
+    """A population that has reported a turn: the first the best, val_loss 0.0, 0.1, …; NaN lost its
+    weights.
+    """
     made = [Member(f"trial-{i:03}", {"train.lr": rate}) for i, rate in enumerate(rates)]
     for i, member in enumerate(made):
         turn(scheduler, member, epoch, i / 10)
@@ -339,7 +346,9 @@ def test_lost_weights_are_cloned_by_nobody_and_replaced_first(
 
 
 def test_schedules_follow_the_weights_through_several_donors(tmp_path: Path) -> None:
-    """c takes b's weights, a takes c's; then b takes a's. What b had tried meanwhile is gone with its weights."""
+    """c takes b's weights, a takes c's; then b takes a's. What b had tried meanwhile is gone with
+    its weights.
+    """
     lines = [
         ("c", "b", 2, 2.0, 2.4),
         ("b", "d", 4, 9.0, 8.0),

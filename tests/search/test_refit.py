@@ -1,4 +1,6 @@
-"""The best trial's job once more, on validation images too: what is registered then, and what is said of it."""
+"""The best trial's job once more, on validation images too: what is registered then, and what is
+said of it.
+"""
 
 from __future__ import annotations
 
@@ -161,7 +163,9 @@ def test_a_trial_whose_weights_are_lost_is_not_refitted(searches: Searches, tmp_
 
 @pytest.mark.parametrize("mode", ["finetune", "frozen"])
 def test_a_refit_of_values_by_epoch(searches: Searches, tmp_path: Path, mode: str) -> None:
-    """From the trial's weights on it has the last values; anew, those of the epochs that it comes to."""
+    """From the trial's weights on it has the last values; anew, those of the epochs that it comes
+    to.
+    """
     more = {
         "search.refit": {"train.epochs": 3},
         "model.mode": mode,

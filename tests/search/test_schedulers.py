@@ -1,4 +1,6 @@
-"""Schedulers under Tune: as many epochs as the rule says, every trial ends, and a restored search remembers its rungs."""
+"""Schedulers under Tune: as many epochs as the rule says, every trial ends, and a restored search
+remembers its rungs.
+"""
 
 from __future__ import annotations
 

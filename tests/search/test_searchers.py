@@ -1,4 +1,6 @@
-"""What searchers give Tune: the same trials after every interruption, and with Optuna what earlier trials taught."""
+"""What searchers give Tune: the same trials after every interruption, and with Optuna what earlier
+trials taught.
+"""
 
 from __future__ import annotations
 
@@ -134,7 +136,7 @@ def test_tpe_comes_closer_than_random_draws(tmp_path: Path) -> None:
 
 
 def test_bohb_learns_from_the_largest_budget_that_enough_trials_reached(tmp_path: Path) -> None:
-    """Values after one epoch and after nine do not compare: what is good early is poor late here."""
+    """Values after one epoch and after nine do not compare: good early is poor late here."""
     pytest.importorskip("optuna")
     made = make(
         tmp_path,
@@ -181,7 +183,10 @@ def test_a_searcher_that_is_not_installed_is_one_message(
     monkeypatch.setitem(__import__("sys").modules, "optuna", None)
     with pytest.raises(
         ConfigError,
-        match=r"tpe, gp and bohb need Optuna.*pip install 'raypipe\[optuna\]'.*search\.searcher=random",
+        match=(
+            r"tpe, gp and bohb need Optuna.*pip install "
+            r"'raypipe\[optuna\]'.*search\.searcher=random"
+        ),
     ):
         optuna_search.require()
 

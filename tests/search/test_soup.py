@@ -32,7 +32,9 @@ def loss(weights: Mapping[str, Tensor]) -> dict[str, float]:
 
 
 def test_a_trial_joins_where_the_mean_is_as_good(tmp_path: Path) -> None:
-    """Best at 1: of 0.8, 1.4 and 9 the mean of the first two is nearer than either; one that failed has no weights."""
+    """Best at 1: of 0.8, 1.4 and 9 the mean of the first two is nearer than either; one that failed
+    has no weights.
+    """
     failed = Trial("failed", {}, float("nan"), 0, False, (), None)
     trials = [
         trial(tmp_path, name, w) for name, w in (("a", 0.8), ("b", 1.4), ("c", 9.0), ("d", 0.8))

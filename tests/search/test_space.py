@@ -1,4 +1,4 @@
-"""Every draw lies where it should, and every slip in a space is one message that names the way out."""
+"""Every draw lies where it should, and every slip in a space is one message with a way out."""
 
 from __future__ import annotations
 
@@ -102,7 +102,9 @@ def test_a_field_is_set_only_where_its_condition_holds() -> None:
         {
             "model.frozen_blocks": "randint(1, 6) if model.mode == 'finetune'",
             "model.mode": "choice(frozen, finetune)",
-            "train.layer_decay": "choice(0.9) if not model.mode in ('frozen',) and model.frozen_blocks < 4",
+            "train.layer_decay": (
+                "choice(0.9) if not model.mode in ('frozen',) and model.frozen_blocks < 4"
+            ),
             "train.lr": "uniform(0.1, 0.2) if model.mode == 'frozen' "
             "else uniform(0.3, 0.4) if model.frozen_blocks > 3 else choice(1)",
         }
@@ -148,7 +150,10 @@ def test_a_combination_of_grids_that_the_job_refuses_is_refused() -> None:
     text = {"model.mode": "grid(frozen, finetune)", "model.frozen_blocks": "grid(0, 3)"}
     with pytest.raises(
         ConfigError,
-        match=r"draws what the job refuses, 64 times in a row.*frozen_blocks is for.*Put a condition",
+        match=(
+            r"draws what the job refuses, 64 times in a row.*frozen_blocks is for.*Put a "
+            r"condition"
+        ),
     ):
         tune_searchers.plan(JOB, parse.parse(text, JOB), [])
     nested = {
@@ -247,7 +252,8 @@ def test_any_range_that_rises_is_taken_and_any_that_falls_is_refused(
         (
             "train.batch_size",
             "choice(16, many)",
-            r"train\.batch_size draws a value the field refuses.*got 'many'.*a whole number from 1 up",
+            r"train\.batch_size draws a value the field refuses.*got 'many'.*a whole number from "
+            r"1 up",
         ),
         (
             "model.dropout",
@@ -331,7 +337,8 @@ def test_a_slip_is_one_message(field: str, text: str, says: str) -> None:
                 "train.lr": "grid(1, 2) if model.mode == 'frozen'",
                 "model.mode": "choice(frozen, finetune)",
             },
-            r"grid search\.space\.train\.lr depends on model\.mode, which is drawn.*Make model\.mode a grid too",
+            r"grid search\.space\.train\.lr depends on model\.mode, which is drawn.*Make "
+            r"model\.mode a grid too",
         ),
     ],
 )

@@ -1,4 +1,6 @@
-"""Trials can begin in processes that were started in advance: they ask for no environment that those do not have."""
+"""Trials can begin in processes that were started in advance: they ask for no environment that
+those do not have.
+"""
 
 from __future__ import annotations
 

@@ -223,7 +223,9 @@ def test_images_are_decoded_once_for_all_trials(searched: Searched) -> None:
 def test_trials_start_when_their_images_are_decoded(
     searches: Searches, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alone: bool
 ) -> None:
-    """Trials take every CPU, and a task that decodes needs one: with several resolutions a search once waited for ever."""
+    """Trials take every CPU, and a task that decodes needs one: with several resolutions a search
+    once waited for ever.
+    """
     ready: list[bool] = []
 
     def fit(self: tune.Tuner) -> None:
@@ -239,7 +241,8 @@ def test_trials_start_when_their_images_are_decoded(
 
     def noted(job: TrainJob, pinned: Pinned, here: bool) -> Data:
         assert here == alone, (
-            "one node decodes in this process, for tasks would use up the processes that trials may start in"
+            "one node decodes in this process, for tasks would use up the processes that trials "
+            "may start in"
         )
         data = plain(job, pinned, here)
         prepared.extend((data.train, data.val))

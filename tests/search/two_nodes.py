@@ -1,6 +1,7 @@
 """`raypipe tune JOB` on a cluster of two nodes with a CPU each; notes on which node each trial ran.
 
-test_clusters.py runs it in a process of its own: python -m tests.search.two_nodes JOB.yaml NOTES PORT
+test_clusters.py runs it in a process of its own: python -m tests.search.two_nodes JOB.yaml NOTES
+PORT
 """
 
 from __future__ import annotations
@@ -32,9 +33,11 @@ def noted(changes: dict[str, Any], notes: str, **given: Any) -> None:
 
 def main(job: str, notes: str, port: str) -> int:
     os.environ["RAY_ADDRESS"] = (
-        f"127.0.0.1:{port}"  # what the nodes start asks there, and not at another cluster on this host
+        # What the nodes start asks there, and not at another cluster on this host.
+        f"127.0.0.1:{port}"
     )
-    # Ray's test cluster records itself as `ray start` does; other terminals of this host must not join it.
+    # Ray's test cluster records itself as `ray start` does; other terminals of this host must not
+    # join it.
     os.environ["RAY_TMPDIR"] = tempfile.mkdtemp(dir="/tmp", prefix="rp")
     size = {"num_cpus": 1, "object_store_memory": 200 * 2**20}
     cluster = Cluster(

@@ -1,4 +1,6 @@
-"""A challenger is looked for near the champion: its own settings first, its backbone kept, judged on rows that no trial saw."""
+"""A challenger is looked for near the champion: its own settings first, its backbone kept, judged
+on rows that no trial saw.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,9 @@ def test_the_first_trial_has_the_champions_settings_and_the_others_lie_near_them
 
 
 def test_a_champion_that_was_trained_on_validation_rows_is_judged_on_them_no_more() -> None:
-    """A refit changes more than the data: what it changed is the job's again, for a trial must be judged and afforded."""
+    """A refit changes more than the data: what it changed is the job's again, for a trial must be
+    judged and afforded.
+    """
     refitted = changed(
         feed__train="train+val",
         train__result="last",

@@ -22,14 +22,16 @@ GATE = GateConfig()
 
 
 def hits(both: int, lost: int, won: int, neither: int) -> tuple[list[bool], list[bool]]:
-    """Paired hits of so many rows of each kind: both right, only the champion, only the challenger, none."""
+    """Paired hits of so many rows of each kind: both right, only the champion, only the challenger,
+    none.
+    """
     champion = [True] * (both + lost) + [False] * (won + neither)
     challenger = [True] * both + [False] * lost + [True] * won + [False] * neither
     return champion, challenger
 
 
 def judged(name: str, won: int, lost: int, images: int = 1000, is_new: bool = False) -> Comparison:
-    """A slice on which the challenger alone has `won` images right and the champion alone `lost`."""
+    """A slice: the challenger alone has `won` images right, the champion alone `lost`."""
     both = (images - won - lost) // 2
     return compare(name, *hits(both, lost, won, images - won - lost - both), is_new)
 
@@ -37,7 +39,9 @@ def judged(name: str, won: int, lost: int, images: int = 1000, is_new: bool = Fa
 def errors(
     name: str, champion: float, challenger: float, noise: float = 1.0, is_new: bool = False
 ) -> Comparison:
-    """400 absolute errors with these means; labels have a standard deviation of 10, so the tolerance is 0.5."""
+    """400 absolute errors with these means; labels have a standard deviation of 10, so the
+    tolerance is 0.5.
+    """
     wave = np.tile([noise, -noise], 200)
     return compare(name, np.full(400, champion), challenger + wave, is_new, unit=10.0)
 
@@ -90,7 +94,9 @@ def test_mcnemar_is_the_exact_binomial_and_looks_only_where_the_two_differ(
 
 @given(lost=st.integers(0, 40), won=st.integers(0, 40), rows=st.integers(81, 500))
 def test_the_bound_and_the_test_of_safety_are_one_thing(lost: int, won: int, rows: int) -> None:
-    """A slice is safe exactly when its lower bound lies above -tolerance; more losses never make it safer."""
+    """A slice is safe exactly when its lower bound lies above -tolerance; more losses never make it
+    safer.
+    """
     found = judged("s", won, lost, rows)
     bound = found.at_worst(0.05)
     assert -1 <= bound <= found.difference
@@ -105,7 +111,7 @@ def test_the_bound_and_the_test_of_safety_are_one_thing(lost: int, won: int, row
 def test_the_statistic_is_the_score_at_the_most_likely_shares(
     won: int, lost: int, rows: int
 ) -> None:
-    """Tango's closed form against a search over a fine grid of shares that differ by the tolerance."""
+    """Tango's closed form against a search over a fine grid of shares at the tolerance."""
     lost_G = np.linspace(0.05 + 1e-9, 0.52, 200_001)
     won_G = lost_G - 0.05
     likelihood_G = (
@@ -124,7 +130,9 @@ def test_the_statistic_is_the_score_at_the_most_likely_shares(
 def test_a_slice_that_is_worse_by_the_tolerance_passes_in_five_per_cent_at_most(
     rows: int, differing: float
 ) -> None:
-    """Exact: every result is weighted by its probability. An equal challenger passes more easily the more rows there are."""
+    """Exact: every result is weighted by its probability. An equal challenger passes more easily
+    the more rows there are.
+    """
     counts = [
         (won, lost) for won in range(rows // 3) for lost in range(rows // 2) if won + lost <= rows
     ]
@@ -145,7 +153,9 @@ def test_a_slice_that_is_worse_by_the_tolerance_passes_in_five_per_cent_at_most(
 
 
 def test_absolute_errors_are_compared_by_the_same_test() -> None:
-    """Where all differences are 1 or -1, sign flips are McNemar's binomial; a constant error more or less changes nothing."""
+    """Where all differences are 1 or -1, sign flips are McNemar's binomial; a constant error more
+    or less changes nothing.
+    """
     first, second = hits(3, 4, 15, 2)
     exact = compare("s", first, second, is_new=True)
     found = compare("s", [7.0 - a for a in first], [7.0 - b for b in second], is_new=True, unit=0.5)
@@ -185,19 +195,51 @@ NEW_BETTER = judged("new", won=200, lost=50, is_new=True)
         ([NEW_BETTER, OLD_EQUAL], True, "+15.0 points on new (p = 9.9e-23)"),
         ([NEW_BETTER, OLD_EQUAL], True, "; +0.0 points on old, no worse"),
         # emoji pictures, 1,000 a domain: better on the old domain, no worse on the new one
-        ([judged("old", 212, 160), judged("new", 105, 100, is_new=True)], True, "Promoted: +5.2 points on old"),
-        ([NEW_BETTER, judged("old", 20, 40)], True, "-2.0 points on old, at worst -3.3 points, within the tolerance"),
+        (
+            [judged("old", 212, 160), judged("new", 105, 100, is_new=True)],
+            True,
+            "Promoted: +5.2 points on old",
+        ),
+        (
+            [NEW_BETTER, judged("old", 20, 40)],
+            True,
+            "-2.0 points on old, at worst -3.3 points, within the tolerance",
+        ),
         ([NEW_BETTER, judged("old", 20, 70)], False,
          "Refused: -5.0 points on old, at worst -6.6 points, and -5.0 points is tolerated"),
-        ([judged("a", 50, 350, is_new=True), judged("b", 350, 50, is_new=True)], False, "Refused: -30.0 points on a"),
+        (
+            [judged("a", 50, 350, is_new=True), judged("b", 350, 50, is_new=True)],
+            False,
+            "Refused: -30.0 points on a",
+        ),
         ([NEW_BETTER, judged("old", 3, 6, images=100)], False,
          "100 test images are few, 340 would clear an equal challenger nine times of ten"),
-        ([OLD_EQUAL], False, "Refused: no gain beyond chance; the clearest is +0.0 points on old (p = 0.55)"),
-        ([judged("old", 0, 0)], False, "no gain beyond chance; the clearest is +0.0 points on old (p = 1)"),
-        ([judged("a", 16, 4, 20, True), judged("b", 16, 4, 29)], False, "Not compared: 49 labelled test images"),
-        ([judged("a", 16, 4, 21, True), judged("b", 16, 4, 29)], True, "; +48.0 points on a + b, no worse"),
+        (
+            [OLD_EQUAL],
+            False,
+            "Refused: no gain beyond chance; the clearest is +0.0 points on old (p = 0.55)",
+        ),
+        (
+            [judged("old", 0, 0)],
+            False,
+            "no gain beyond chance; the clearest is +0.0 points on old (p = 1)",
+        ),
+        (
+            [judged("a", 16, 4, 20, True), judged("b", 16, 4, 29)],
+            False,
+            "Not compared: 49 labelled test images",
+        ),
+        (
+            [judged("a", 16, 4, 21, True), judged("b", 16, 4, 29)],
+            True,
+            "; +48.0 points on a + b, no worse",
+        ),
         ([NEW_BETTER, judged("few", 1, 2, images=9)], True, "points on few + new, no worse"),
-        ([NEW_BETTER, judged("few", 0, 30, images=49)], False, "Refused: -61.2 points on few, worse beyond chance"),
+        (
+            [NEW_BETTER, judged("few", 0, 30, images=49)],
+            False,
+            "Refused: -61.2 points on few, worse beyond chance",
+        ),
         ([], False, "Not compared: 0 labelled test images, the gate needs 50"),
         ([errors("new", 5.0, 3.0, is_new=True), errors("old", 2.0, 2.15)], True,
          "Promoted: error 5 to 3 on new (p = 0.0001)"),
@@ -205,10 +247,18 @@ NEW_BETTER = judged("new", won=200, lost=50, is_new=True)
          "error 2 to 2.15 on old, at worst +0.233 error, within the tolerance"),
         ([errors("new", 5.0, 3.0, is_new=True), errors("old", 2.0, 2.45)], False,
          "Refused: error 2 to 2.45 on old, at worst +0.533 error, and +0.5 error is tolerated"),
-        ([errors("new", 3.0, 5.0, is_new=True)], False, "Refused: no gain beyond chance; the clearest is error 3 to 5 on new"),
+        (
+            [errors("new", 3.0, 5.0, is_new=True)],
+            False,
+            "Refused: no gain beyond chance; the clearest is error 3 to 5 on new",
+        ),
         ([errors("new", 5.0, 3.0, is_new=True), errors("old", 2.0, float("nan"))], False,
          "Refused: error 2 to nan on old is not a finite number"),
-        ([errors("new", float("nan"), 3.0, is_new=True)], False, "error nan to 3 on new is not a finite number"),
+        (
+            [errors("new", float("nan"), 3.0, is_new=True)],
+            False,
+            "error nan to 3 on new is not a finite number",
+        ),
     ],
 )  # fmt: skip
 def test_the_gate_says_what_it_did_and_why(
@@ -220,7 +270,9 @@ def test_the_gate_says_what_it_did_and_why(
 
 
 def test_a_gain_is_tested_with_the_number_of_slices_in_mind() -> None:
-    """One slice alone passes with p = 0.03; beside nine equal ones that is what chance gives, and Holm's correction says so."""
+    """One slice alone passes with p = 0.03; beside nine equal ones that is what chance gives, and
+    Holm's correction says so.
+    """
     gain = judged("a", won=62, lost=42)
     assert 0.025 < gain.p_value < 0.035
     assert decide(gain).act

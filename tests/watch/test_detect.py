@@ -16,7 +16,9 @@ QUICK = DriftConfig(permutations=400, max_rows=200)
 def sample(
     seed: int, rows: int, shift: float = 0.0, lean: float = 0.0
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Correlated, skewed features like those of a network behind a ReLU, and softmax scores that lean to class 0."""
+    """Correlated, skewed features like those of a network behind a ReLU, and softmax scores that
+    lean to class 0.
+    """
     rng = np.random.default_rng(seed)
     mix = np.random.default_rng(0).normal(size=(12, WIDTH))
     features = np.maximum(
@@ -59,7 +61,9 @@ def test_scores_that_lean_are_found_when_the_embedding_is_the_same() -> None:
 @pytest.mark.usefixtures("ray_session")
 @pytest.mark.parametrize(("ref_rows", "batch_rows"), [(130, 130), (130, 900)])
 def test_no_alarm_where_nothing_moved(ref_rows: int, batch_rows: int) -> None:
-    """10 draws at alpha 0.01 give an alarm in 1 run of 10 at most; two in one run would have odds of 1 to 230."""
+    """10 draws at alpha 0.01 give an alarm in 1 run of 10 at most; two in one run would have odds
+    of 1 to 230.
+    """
     reports = [check(sample(100 + i, ref_rows), sample(200 + i, batch_rows)) for i in range(10)]
     assert sum(report.is_drift for report in reports) <= 1
     for key in pieces(reports[0]):

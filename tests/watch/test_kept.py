@@ -1,4 +1,6 @@
-"""Evidence and decisions come back from their tables as they were, once, and those of an earlier format are not misread."""
+"""Evidence and decisions come back from their tables as they were, once, and those of an earlier
+format are not misread.
+"""
 
 from __future__ import annotations
 
