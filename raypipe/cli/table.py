@@ -264,7 +264,7 @@ def export(
     from raypipe.tables import export as room
 
     pinned = opened.pin(next(iter(given.values()), chosen.version))
-    conditions = {**chosen.where, **_conditions(where or [])}
+    conditions = room.conditions(opened, pinned, chosen.where, _conditions(where or []))
     if workers:
         cluster.connect(ClusterConfig(cpus=workers))
     try:
@@ -327,7 +327,7 @@ def _split(names: str | None) -> list[str] | None:
     return [n.strip() for n in names.split(",") if n.strip()] if names else None
 
 
-def _conditions(texts: list[str]) -> dict[str, list[str]]:
+def _conditions(texts: list[str]) -> dict[str, str | list[str]]:
     """`["a=1", "a=2", "b=x"]` -> `{"a": ["1", "2"], "b": ["x"]}`."""
     found: dict[str, list[str]] = {}
     for text in texts:
@@ -335,7 +335,7 @@ def _conditions(texts: list[str]) -> dict[str, list[str]]:
         if not equals:
             raise ConfigError("This is no condition", got=text, rule="--where COLUMN=VALUE")
         found.setdefault(name, []).append(value)
-    return found
+    return {**found}
 
 
 def _first(changed: list[Any]) -> str:

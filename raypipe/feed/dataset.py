@@ -16,7 +16,7 @@ from raypipe.errors import DataError
 from raypipe.feed.order import Order
 from raypipe.feed.sampling import balanced_weights
 from raypipe.models.tasks import NUMERIC, Kind, Task
-from raypipe.tables import scan
+from raypipe.tables import conditions, label_column, scan
 from raypipe.tables.fragment import Fragment
 from raypipe.tables.table import ImageTable, TableConfig, TableVersion
 
@@ -128,8 +128,10 @@ class Pinned:
         return self.task.classes
 
     def rows_of(self, split: str) -> scan.Where:
-        """The filter that selects a split's rows."""
-        return {**self.where, self.table.columns.split: self.parts(split)}
+        """The filter that selects a split's rows, among those that `where` allows."""
+        wanted: scan.Where = {self.table.columns.split: self.parts(split)}
+        schema = pa.schema(self.table.delta(self.version.version).schema().to_arrow())
+        return conditions.both(self.where, wanted, schema)
 
     def parts(self, split: str) -> list[str]:
         return parts(split, self.splits)
@@ -215,7 +217,9 @@ def pin(
     _check_label_type(table, version, kind)
 
     rows = scan.rows(table, version, [columns.label, columns.split], cfg.where)
-    labelled = rows.filter(pc.is_valid(rows[columns.label]))
+    read = label_column.read(rows[columns.label], kind, columns.label)
+    is_labelled = pc.is_valid(read)
+    labelled = rows.filter(is_labelled)
     if not len(labelled):
         raise DataError(
             f"{version} has no labels in column {columns.label!r}",
@@ -225,7 +229,7 @@ def pin(
         )
 
     # What the labels say, and how many there are in each split.
-    labels = labelled[columns.label].to_pylist()
+    labels = read.filter(is_labelled).to_pylist()
     task = _task(kind, classes, labels, version)
     values = pc.unique(rows[columns.split]).to_pylist()
     splits = frozenset(value for value in values if value is not None)

@@ -15,7 +15,7 @@ from raypipe.errors import DataError
 from raypipe.feed.dataset import FeedConfig, Pinned, Rows
 from raypipe.feed.encoded import MISMATCH, encoded
 from raypipe.feed.sampling import source_weights
-from raypipe.tables import scan
+from raypipe.tables import label_column, scan
 from raypipe.tables.fragment import Fragment, is_bytes
 
 log = logging.getLogger("raypipe")
@@ -87,10 +87,13 @@ def _labelled_groups(
 ) -> tuple[list[Fragment], list[pa.Table]]:
     """The row groups of a split that have labelled rows, and these rows."""
     label = pinned.table.columns.label
+    kind = pinned.task.kind
     fragments: list[Fragment] = []
     groups: list[pa.Table] = []
     where = pinned.rows_of(split)
     for fragment, group in scan.located(pinned.table, pinned.version, columns, where):
+        at = group.schema.get_field_index(label)
+        group = group.set_column(at, label, label_column.read(group[label], kind, label))
         labelled = group.filter(pc.is_valid(group[label]))
         if len(labelled):
             fragments.append(fragment)

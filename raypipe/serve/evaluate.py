@@ -14,7 +14,7 @@ import pyarrow as pa
 from raypipe.models.tasks import NUMERIC, Task
 from raypipe.registry.package import Package, Predictions
 from raypipe.serve.shared_package import share
-from raypipe.tables import scan
+from raypipe.tables import label_column, scan
 from raypipe.tables.table import ImageTable, TableVersion
 
 
@@ -37,8 +37,10 @@ def judge(
     shared = [share(package) for package in packages]
 
     def judge_batch(batch: dict[str, Any]) -> dict[str, Any]:
-        labelled = [i for i, label in enumerate(batch[columns.label]) if label is not None]
-        labels = [batch[columns.label][i] for i in labelled]
+        column = pa.array(batch[columns.label].tolist(), pa.string())
+        texts = label_column.read(column, task.kind, columns.label).to_pylist()
+        labelled = [i for i, label in enumerate(texts) if label is not None]
+        labels = [texts[i] for i in labelled]
         images = [batch[columns.image][i] for i in labelled]
 
         ids = batch[columns.id][labelled].astype(str)

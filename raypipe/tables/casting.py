@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from raypipe.errors import DataError
+from raypipe.tables import names
 from raypipe.tables.conditions import is_listed
 
 # Keys in a field's metadata: of the table's schema (Delta), and of a file's schema (Parquet).
@@ -42,6 +43,8 @@ def conform(values: pa.Array, field: pa.Field) -> pa.Array:
         return _conform_list(values, want)
     if pa.types.is_string(want) and is_listed(have):
         return _tags(values, field.name)
+    if pa.types.is_string(want):
+        return names.text(values)
     # Delta's timestamps are microseconds: finer ones are cut.
     options = pc.CastOptions(want, allow_time_truncate=True)
     return pc.cast(values, options=options)
@@ -90,16 +93,17 @@ def _conform_list(values: pa.Array, want: pa.ListType) -> pa.ListArray:
 def _tags(values: pa.Array, name: str) -> pa.Array:
     """Lists of tags as texts like a|b.
 
-    Raises DataError for a null in a list, because the whole row would become unlabelled without a
-    message, and for a bar in a tag, because it would become two tags.
+    The tags are sorted: [b, a] and [a, b] are one label. Raises DataError for a null in a list,
+    because the whole row would become unlabelled without a message, and for a bar in a tag, because
+    it would become two tags.
     """
-    texts = values.cast(pa.list_(pa.string()))
-    items = texts.flatten()
+    items = names.text(values.flatten())
     inner = values.type.value_type
     is_text = pa.types.is_string(inner) or pa.types.is_large_string(inner)
 
-    # Lists like [0, 1, 0] repeat a number; a list of tags never does.
-    if not is_text and _has_repeats(pc.list_parent_indices(texts), items):
+    # Lists like [0, 1, 0] repeat a number; a list of tags never does. Truths are no names.
+    repeats = not is_text and _has_repeats(pc.list_parent_indices(values), items)
+    if repeats or (pa.types.is_boolean(inner) and len(items)):
         raise DataError(
             f"A list in column {name!r} holds one number a class",
             rule="A list of tags names those that are set: [1], and not [0, 1, 0]",
@@ -116,7 +120,7 @@ def _tags(values: pa.Array, name: str) -> pa.Array:
             rule="A tag is a name without the bar that stands between tags",
             fix="Mend the rows, or leave them out with table.where",
         )
-    return pc.binary_join(texts, "|")
+    return names.tags(values)
 
 
 def _has_repeats(parents: pa.Array, items: pa.Array) -> bool:

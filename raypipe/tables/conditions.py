@@ -16,6 +16,7 @@ from typing import Any
 import pyarrow as pa
 
 from raypipe.errors import DataError
+from raypipe.tables import names
 
 Where = dict[str, str | list[str]]
 LONGEST = 40  # digits of a whole number
@@ -27,6 +28,30 @@ def is_listed(kind: pa.DataType) -> bool:
     if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
         return False
     return not pa.types.is_nested(kind.value_type)
+
+
+def is_tags(kind: pa.DataType) -> bool:
+    """Whether a column holds lists of texts: their order means nothing."""
+    return is_listed(kind) and _is_text(kind.value_type)
+
+
+def both(first: Where, second: Where, schema: pa.Schema) -> Where:
+    """The condition that a row meets both. Raises DataError for a text that a type cannot hold.
+
+    A dict has one entry a column, so `first | second` would forget what `first` says of it.
+    """
+    joined = {**first, **second}
+    for name in first.keys() & second.keys():
+        kind = schema.field(name).type
+        allowed = values(_listed(first[name]), kind, name).to_pylist()
+        texts = _listed(second[name])
+        wanted = values(texts, kind, name).to_pylist()
+        joined[name] = [text for text, value in zip(texts, wanted, strict=True) if value in allowed]
+    return joined
+
+
+def _listed(wanted: str | list[str]) -> list[str]:
+    return [wanted] if isinstance(wanted, str) else wanted
 
 
 def _is_text(kind: pa.DataType) -> bool:
@@ -44,6 +69,8 @@ def values(texts: list[str], kind: pa.DataType, name: str) -> pa.Array:
     # A dictionary is a way to store values, not a type of its own.
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
+    if is_tags(kind):
+        return pa.array([names.wanted_tags(text) for text in texts], pa.string())
     if is_listed(kind) or _is_text(kind):
         return pa.array(texts, pa.string())
     # No value matches no row, in a column of any type.
@@ -74,16 +101,19 @@ def values(texts: list[str], kind: pa.DataType, name: str) -> pa.Array:
 
 
 def as_text(where: Where, schema: pa.Schema, columns: set[str]) -> Where:
-    """`where` with the values of `columns` rewritten as Arrow writes their type.
+    """`where` with the values of `columns` rewritten as `names` writes them.
 
     These columns (ids, labels, splits) are read as text: for a number column, 01 becomes 1.
     """
     rewritten = dict(where)
     for name in columns & set(where):
-        wanted = where[name]
-        texts = [wanted] if isinstance(wanted, str) else wanted
-        parsed = values(texts, schema.field(name).type, name)
-        rewritten[name] = parsed.cast(pa.string()).to_pylist()
+        kind = schema.field(name).type
+        parsed = values(_listed(where[name]), kind, name)
+        texts = names.text(parsed).to_pylist()
+        # A label is a list of tags whatever their type: [2, 1] is the label 1|2.
+        if is_listed(kind):
+            texts = [names.wanted_tags(text) for text in texts]
+        rewritten[name] = texts
     return rewritten
 
 

@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 
 from raypipe.errors import DataError, nearest
 from raypipe.tables import fragment, scan
-from raypipe.tables.conditions import Where
+from raypipe.tables.conditions import Where, both
 from raypipe.tables.fragment import Fragment
 from raypipe.tables.table import Columns, ImageTable, TableVersion
 
@@ -89,6 +89,13 @@ def export(
     except OSError as e:
         raise DataError(f"The target cannot be written: {e}", got=str(out)) from None
     return rows
+
+
+def conditions(table: ImageTable, pinned: TableVersion, first: Where, second: Where) -> Where:
+    """Both conditions on the rows of a version. Raises DataError as `both` does."""
+    delta = table.delta(pinned.version)
+    table.require(delta, *first, *second)
+    return both(first, second, pa.schema(delta.schema().to_arrow()))
 
 
 def _check_columns(

@@ -34,9 +34,9 @@ from deltalake.fs import DeltaStorageHandler
 from pyarrow.fs import FileSystem, PyFileSystem
 
 from raypipe.errors import DataError
-from raypipe.tables import conditions, storage
+from raypipe.tables import conditions, names, storage
 from raypipe.tables.casting import conform
-from raypipe.tables.conditions import Where, is_listed
+from raypipe.tables.conditions import Where, is_listed, is_tags
 
 Options = dict[str, str] | None
 Bits = bytes  # np.packbits
@@ -190,10 +190,12 @@ def matches(
     """
     texts = [wanted] if isinstance(wanted, str) else wanted
     options = conditions.values(texts, values.type, name)
-    # A list of tags is compared as the text a|b.
-    if is_listed(values.type):
-        tags = values.cast(pa.list_(pa.string()))
-        values = pc.binary_join(tags, "|")
+    # A list is compared as the text a|b. Tags have no order; numbers, like a place, have one.
+    if is_tags(values.type):
+        chunks = values.chunks if isinstance(values, pa.ChunkedArray) else [values]
+        values = pa.chunked_array([names.tags(chunk) for chunk in chunks], pa.string())
+    elif is_listed(values.type):
+        values = pc.binary_join(values.cast(pa.list_(pa.string())), "|")
 
     is_match = pc.is_in(values.cast(options.type), value_set=options)
     match_N: np.ndarray = is_match.to_numpy(zero_copy_only=False)
@@ -296,6 +298,12 @@ def _visible_rows(fragment: Fragment) -> np.ndarray:
     return np.unpackbits(packed, count=fragment.rows) == 0
 
 
+def _repeated(value: pa.Scalar, field: pa.Field, rows: int) -> pa.Array:
+    """A partition value for every row, in the type of the table's `field`."""
+    one = conform(pa.array([value.as_py()], value.type), field)
+    return pa.repeat(one[0], rows)
+
+
 def _columns(
     run: Sequence[Fragment], schema: pa.Schema, columns: Sequence[str], storage_options: Options
 ) -> dict[str, pa.ChunkedArray]:
@@ -328,7 +336,7 @@ def _columns(
         field = schema.field(name)
         try:
             if name in partition:
-                chunks = [pa.repeat(partition[name].cast(field.type), rows)]
+                chunks = [_repeated(partition[name], field, rows)]
             elif name in stored:
                 chunks = [conform(chunk, field) for chunk in data.column(stored[name]).chunks]
             else:  # the column was added after this file was written

@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import pyarrow as pa
 from deltalake import DeltaTable, write_deltalake
@@ -351,15 +352,40 @@ def resolve(uri: str) -> str:
         return UNITY + name
     if re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*){2}", uri) and not Path(uri).exists():
         return UNITY + uri
+    if uri.startswith("file://"):
+        _refuse_folder(unquote(uri.removeprefix("file://")))
     if "://" in uri:
         return uri
+    # An empty address would mean the working directory, whatever lies there.
+    if not uri.strip():
+        raise DataError(
+            "This is no address of a table",
+            got=uri,
+            rule="It is a folder, a URL, or a name of Unity Catalog",
+            fix="Set table.uri",
+        )
     folder = str(Path(uri).expanduser().absolute())
+    _refuse_folder(folder)
     escaped = re.search(r"%[0-9A-Fa-f]{2}", folder)
     if escaped:
-        raise DataError(
-            "No table can be in a folder of this name",
-            got=folder,
-            rule=f"deltalake takes {escaped[0]} for another character and writes to another folder",
-            fix="Rename the folder",
-        )
+        raise _no_folder(folder, f"takes {escaped[0]} for another character")
     return folder
+
+
+def _refuse_folder(folder: str) -> None:
+    """Raise DataError for a folder with a character that deltalake 1.6 cannot have in a path.
+
+    Brackets end the process with a panic of Rust, and a backslash leads to another folder.
+    """
+    wrong = re.search(r"[\[\]\\\x00-\x1f\x7f]", folder)
+    if wrong:
+        raise _no_folder(folder, f"cannot have {wrong[0]!r} in a path, or takes it for a slash")
+
+
+def _no_folder(folder: str, why: str) -> DataError:
+    return DataError(
+        "No table can be in a folder of this name",
+        got=folder,
+        rule=f"deltalake {why}: it fails, or writes to another folder",
+        fix="Rename the folder",
+    )

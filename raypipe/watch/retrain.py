@@ -28,7 +28,7 @@ from raypipe.registry.promote import ModelVersion
 from raypipe.registry.tracking import Store
 from raypipe.search import refit, tuner
 from raypipe.serve import evaluate
-from raypipe.tables import scan
+from raypipe.tables import label_column, scan
 from raypipe.tables.commits import rows_once
 from raypipe.train import trainer
 from raypipe.train.job import TrainJob
@@ -172,12 +172,11 @@ def _labelled_by_source(job: WatchJob, pinned: Any) -> dict[str, int]:
     c = pinned.table.columns
     named = c.source in {f.name for f in pinned.table.delta(pinned.version.version).schema().fields}
     columns = [c.label, *([c.source] if named else [])]
-    rows = scan.rows(
-        pinned.table, pinned.version, columns, pinned.rows_of(job.feed.train)
-    ).to_pylist()
-    return dict(
-        Counter(str(r[c.source]) if named else "all" for r in rows if r[c.label] is not None)
-    )
+    rows = scan.rows(pinned.table, pinned.version, columns, pinned.rows_of(job.feed.train))
+    labels = label_column.read(rows[c.label], pinned.task.kind, c.label)
+    labelled = rows.filter(labels.is_valid())
+    sources = labelled[c.source].to_pylist() if named else ["all"] * len(labelled)
+    return dict(Counter(map(str, sources)))
 
 
 def _judge(

@@ -161,3 +161,22 @@ def test_weights_that_are_none_are_refused(weights: Any, tmp_path: Path) -> None
     uri = made(tmp_path, w=pa.array(weights, kind))
     with pytest.raises(DataError, match=r"Column 'w' (of .* )?cannot"):
         locate(pin(config(uri), cfg), "train", cfg)
+
+
+def test_a_condition_on_the_split_column_holds_for_every_split_that_is_read(tmp_path: Path) -> None:
+    """The split's own condition replaced it: rows that `where` leaves out were trained on."""
+    uri = made(tmp_path, split=["train", "val", "test", "more"] * 5)
+    cfg = config(uri).model_copy(update={"where": {"split": ["train", "val"]}})
+    pinned = pin(cfg, FeedConfig(test="test"))
+    assert pinned.counts == {"train": 5, "val": 5, "test": 0}
+    assert len(locate(pinned, "test", FEED)) == 0
+    assert len(locate(pinned, "train+more", FEED)) == 5
+    with pytest.raises(DataError, match=r"no labelled rows in split 'more'"):
+        pin(cfg, FeedConfig(train="train+more"))
+
+
+def test_a_split_of_numbers_is_compared_as_numbers(tmp_path: Path) -> None:
+    uri = made(tmp_path, split=[1, 2, 3, 4] * 5)
+    cfg = config(uri).model_copy(update={"where": {"split": ["01", "2.0"]}})
+    pinned = pin(cfg, FeedConfig(train="1", val="2", test="3"))
+    assert [len(locate(pinned, name, FEED)) for name in "123"] == [5, 5, 0]

@@ -72,6 +72,20 @@ def test_the_rows_asked_for_and_no_others(
     assert json.loads(out)["rows"] == len(wanted)
 
 
+def test_a_condition_narrows_that_of_the_configuration(
+    table: Path, tmp_path: Path, cli: Cli
+) -> None:
+    """It replaced it: rows that the configuration leaves out were exported."""
+    config = tmp_path / "c.yaml"
+    config.write_text(f"table: {{uri: {table}, where: {{split: test}}}}\n", encoding="utf-8")
+    arguments = ["--where", "split=test", "--where", "split=train", "--where", "label=a"]
+    assert cli("table", "export", config, tmp_path / "o.parquet", *arguments)[0] == 0
+    found = pq.read_table(tmp_path / "o.parquet")
+    assert set(found["split"].to_pylist()) == {"test"} and len(found)
+    assert cli("table", "export", config, tmp_path / "p.parquet", "--where", "split=train")[0] == 0
+    assert len(pq.read_table(tmp_path / "p.parquet")) == 0
+
+
 def test_columns_come_in_their_order_and_a_limit_cuts(
     table: Path, tmp_path: Path, cli: Cli
 ) -> None:

@@ -200,6 +200,22 @@ def test_a_label_of_several_tags_is_read_as_text_with_bars_and_an_id_has_one_val
         scan.rows(table, table.pin(), ["split"])
 
 
+def test_two_orders_of_the_same_tags_are_one_label(tmp_path: Path) -> None:
+    labels = {"image_id": ["a", "b", "c"], "label": [["y", "x"], ["x", "y"], ["x", "x"]]}
+    append(str(tmp_path / "t"), pa.table(labels), "add")
+    table = ImageTable(str(tmp_path / "t"))
+    assert scan.rows(table, table.pin(), ["label"])["label"].to_pylist() == ["x|y", "x|y", "x"]
+    for where in ("x|y", "y|x"):
+        assert ids(table, where={"label": where}) == ["a", "b"]
+
+
+def test_a_list_of_numbers_that_is_no_label_keeps_its_order(tmp_path: Path) -> None:
+    places = {"image_id": ["a", "b"], "place": [[1, 2], [2, 1]]}
+    append(str(tmp_path / "t"), pa.table(places), "add")
+    table = ImageTable(str(tmp_path / "t"))
+    assert ids(table, where={"place": "1|2"}) == ["a"]
+
+
 def test_a_missing_column_is_named_with_the_nearest(table: ImageTable) -> None:
     with pytest.raises(
         DataError, match=r"no column 'lable'\. Did you mean 'label'\?.*table\.columns"
@@ -285,7 +301,12 @@ MANY: dict[str, tuple[Any, list[Any], dict[str, list[int]]]] = {
         },
     ),
     "text": (pa.string(), ["01", "1.0", " 1", None], {"01": [0], "1.0": [1], " 1": [2], "1": []}),
-    "tags": (pa.list_(pa.string()), [["a", "b"], [], None, ["a"]], {"a|b": [0], "": [1], "a": [3]}),
+    "tags": (
+        pa.list_(pa.string()),
+        [["b", "a"], [], None, ["a"]],
+        {"a|b": [0], "b | a": [0], "": [1], "a": [3]},
+    ),
+    "digits": (pa.float64(), [1e15, 2.0], {"1e15": [0], "1000000000000000": [0], "2": [1]}),
     "numbers": (pa.list_(pa.int64()), [[1, 2], [3]], {"1|2": [0], "3": [1]}),
 }
 

@@ -7,6 +7,7 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timezone
 from pathlib import Path
+from urllib.parse import quote
 
 import pyarrow as pa
 import pytest
@@ -428,6 +429,39 @@ def test_a_table_that_may_not_be_changed_is_a_sentence(tmp_path: Path) -> None:
     (log / f"{1:020d}.json").write_text(json.dumps(first))
     with pytest.raises(DataError, match=r"Tag 'raw' cannot be written: .*"):
         table.tag("raw")
+
+
+@pytest.mark.parametrize("uri", ["", "  ", "\t"])
+def test_a_blank_address_is_not_the_working_directory(
+    uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`table.uri: ""` wrote a table into the folder that raypipe was started in."""
+    monkeypatch.chdir(tmp_path)
+    for use in (resolve, ImageTable.exists, lambda uri: append(uri, rows("a"), "add")):
+        with pytest.raises(DataError, match=r"no address of a table .*Set table\.uri"):
+            use(uri)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["a[b]", "a[b", "a]b", "a\\b", "a\nb", "a\x7fb"])
+def test_a_folder_name_that_deltalake_cannot_have_is_refused_by_name(
+    name: str, tmp_path: Path
+) -> None:
+    """Brackets ended the process with a panic of Rust."""
+    folder = f"{tmp_path}/{name}/t"
+    for uri in (folder, f"file://{folder}", "file://" + quote(folder)):
+        with pytest.raises(DataError, match=r"No table can be in a folder.*Rename the folder"):
+            append(uri, rows("a"), "add")
+        with pytest.raises(DataError, match=r"Rename the folder"):
+            ImageTable.open(TableConfig(uri=uri))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["a b", " a", "a{b}", "a?b", "a*b", "a#b", "a%b", "ä", "~x"])
+def test_other_odd_folder_names_work(name: str, tmp_path: Path) -> None:
+    append(str(tmp_path / name), rows("a"), "add")
+    table = ImageTable.open(TableConfig(uri=str(tmp_path / name)))
+    assert len(scan.rows(table, table.pin(), ["image_id"])) == 1
 
 
 @pytest.mark.parametrize("name", ["a%25b", "a%2Fb"])

@@ -19,7 +19,7 @@ from raypipe.models.labels import Kind
 from raypipe.tables.sources.candidate import Candidate, Read, with_label
 from raypipe.tables.sources.fence import Fence
 from raypipe.tables.sources.labels import json_of, require
-from raypipe.tables.sources.values import python
+from raypipe.tables.values import python
 
 Names = Sequence[str]
 

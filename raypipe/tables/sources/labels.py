@@ -24,8 +24,8 @@ from raypipe.models.labels import Kind
 from raypipe.tables import scan
 from raypipe.tables.sources import inside
 from raypipe.tables.sources.fence import Fence
-from raypipe.tables.sources.values import python
 from raypipe.tables.table import Columns, ImageTable
+from raypipe.tables.values import python
 
 Labels = dict[str, tuple[Any, Any]]
 Row = dict[str, Any]
