@@ -110,6 +110,8 @@ class RunConfig(Section):
     @field_validator("dir")
     @classmethod
     def _folder(cls, dir: str) -> str:
+        if not dir.strip():
+            raise ValueError("a run needs a folder, and an empty name would be the current one")
         if "://" in dir:
             raise ValueError(
                 "a run keeps its files in a folder of this machine or one that all nodes share, "
@@ -283,13 +285,11 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError) as e:
         raise ConfigError(f"The config file cannot be read: {e}", got=str(path)) from None
     except yaml.YAMLError as e:
-        # Without its buffer, a mark does not quote the line, which may hold a credential.
-        for name in ("context_mark", "problem_mark"):
-            mark = getattr(e, name, None)
-            if mark:
-                mark.buffer = None
+        # Not str(e): it quotes the line, which may hold a credential.
+        problem, mark = getattr(e, "problem", None), getattr(e, "problem_mark", None)
+        where = f" in line {mark.line + 1}" if mark else ""
         raise ConfigError(
-            "The config file is not YAML: " + " ".join(str(e).split()), got=str(path)
+            f"The config file is not YAML: {problem or 'it cannot be read'}{where}", got=str(path)
         ) from None
     if not isinstance(tree or {}, dict):
         raise ConfigError(
@@ -305,7 +305,7 @@ def _explain(kind: type[BaseModel], error: ValidationError) -> ConfigError:
     first, *others = [_explain_one(kind, problem) for problem in error.errors()]
     if not others:
         return first
-    shown = "; ".join(str(other) for other in others[:3])
+    shown = "; ".join(str(other).rstrip(".") for other in others[:3])
     what = f"{first.what} ({len(others)} more: {shown})"
     return ConfigError(what, got=first.got, rule=first.rule, fix=first.fix)
 
@@ -315,9 +315,15 @@ def _explain_one(kind: type[BaseModel], problem: Any) -> ConfigError:
     name = ".".join(str(part) for part in problem["loc"])
     got = _unless_secret(name, problem["input"])
     if problem["type"] == "extra_forbidden":
-        return ConfigError(
-            f"Unknown config key {name}", got=got, fix=nearest(name, field_names(kind))
-        )
+        key = str(problem["loc"][-1])
+        if "." in key:
+            # On the command line a dot is a step into a section; in a file it is part of the key.
+            path = name.split(".")
+            nested = ": {".join(path) + ": …" + "}" * (len(path) - 1)
+            return ConfigError(
+                f"Unknown config key {name}", got=got, fix=f"In a file, write {nested}"
+            )
+        return ConfigError(f"Unknown config key {name}", got=got, fix=_nearest_key(kind, name))
     if problem["type"] == "missing":
         return ConfigError(
             f"Config key {name} is missing",
@@ -330,6 +336,17 @@ def _explain_one(kind: type[BaseModel], problem: Any) -> ConfigError:
         # A rule about several sections together.
         return ConfigError("The configuration contradicts itself", rule=rule)
     return ConfigError(f"Config key {name} is wrong", got=got, rule=rule)
+
+
+def _nearest_key(kind: type[BaseModel], name: str) -> str:
+    """`Did you mean …?` among all keys; else the known keys of the same section."""
+    names = field_names(kind)
+    advice = nearest(name, names)
+    if advice.startswith("Did"):
+        return advice
+    section = name.rpartition(".")[0]
+    siblings = [known for known in names if known.rpartition(".")[0] == section]
+    return nearest(name, siblings or names)
 
 
 def _unless_secret(name: str, value: Any) -> Any:

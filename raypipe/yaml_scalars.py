@@ -16,6 +16,7 @@ import yaml
 from pydantic import BaseModel
 from yaml.constructor import ConstructorError
 
+MERGE = "tag:yaml.org,2002:merge"
 NUMBERS = "tag:yaml.org,2002:int", "tag:yaml.org,2002:float", "tag:yaml.org,2002:bool"
 
 
@@ -28,7 +29,22 @@ class Scalar:
 
 
 class _Loader(yaml.SafeLoader):
-    pass
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        """Refuse a key that stands twice: YAML would take the last one in silence.
+
+        Here, before `<<` adds the keys of another mapping, which may be set again.
+        """
+        node = super().compose_mapping_node(anchor)
+        lines: dict[str, int] = {}
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode) or key.tag == MERGE:
+                continue
+            line = key.start_mark.line + 1
+            if key.value in lines:
+                problem = f"the key {key.value!r} stands in line {lines[key.value]} and again"
+                raise ConstructorError(None, None, problem, key.start_mark)
+            lines[key.value] = line
+        return node
 
 
 def _number(loader: _Loader, node: yaml.ScalarNode) -> Any:

@@ -5,6 +5,7 @@ line in this process.
 from __future__ import annotations
 
 import os
+import sys
 
 from raypipe.cluster import connect
 
@@ -65,6 +66,8 @@ def ray_session() -> Iterator[str]:
     import ray
 
     before = os.environ.pop("RAY_ADDRESS", None)
+    # A job runs `python`: the cluster's must be the one of these tests, as if it were activated.
+    os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     context = ray.init(
         address="local",
         num_cpus=2,

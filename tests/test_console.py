@@ -5,6 +5,7 @@ moves with the steps.
 from __future__ import annotations
 
 import io
+import json
 import re
 
 import pytest
@@ -115,3 +116,24 @@ def test_many_fields_are_one_column(capsys: pytest.CaptureFixture[str]) -> None:
     Console().leaderboard("val_loss", [Standing("trial-001-a", changes, 0.5, 3, "full")])
     out = capsys.readouterr().out
     assert "values" in out and "field0 0, field1 1," in out
+
+
+def test_text_of_users_is_shown_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    """rich reads square brackets as markup: the label `[red]` would vanish."""
+    console = Console()
+    console.out = Rich(width=120, highlight=False)
+    console.table("[bold]title", ["label [dim]"], [["[red]"], [None], ["–"]])
+    console.facts({"[b]name": "[green]value"})
+    said = capsys.readouterr().out
+    for text in ("[bold]title", "label [dim]", "[red]", "[b]name", "[green]value", "'–'"):
+        assert text in said
+
+
+def test_a_secret_that_looks_like_json_does_not_break_the_json(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MY_API_KEY", '": "plain')
+    monkeypatch.setenv("OTHER_API_KEY", "accuracy")
+    Console(as_json=True).finish({"accuracy": "plain accuracy", "also": '": "plain'})
+    told = json.loads(capsys.readouterr().out)
+    assert told == {"accuracy": "plain ***", "also": "***"}

@@ -7,15 +7,17 @@ Exit codes: 0 done, 1 failed, 2 wrong usage, configuration or data, 3 drift foun
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from json import dumps
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+import yaml
 
 from raypipe.cli.console import Console
 from raypipe.cluster.connect import prepare_environment
-from raypipe.config import load
+from raypipe.config import key_of, load
 from raypipe.errors import ConfigError
 
 app = typer.Typer(
@@ -53,8 +55,13 @@ def run_verb(
     overrides: list[str] | None,
     as_json: bool = False,
     submit: str | None = None,
+    flags: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Load the configuration and run the verb; the three hops are cli -> config.load -> room."""
+    """Load the configuration and run the verb; the three hops are cli -> config.load -> room.
+
+    flags: options that a submitted verb gets too. Raises typer.Exit with a submitted verb's exit
+    code, if that is not 0.
+    """
     prepare_environment()
     console = Console(as_json)
     from raypipe.job import (
@@ -69,11 +76,10 @@ def run_verb(
         refuse_credentials(overrides or [])
         refuse_in_file(job)
         named = [str(config)] if config else []
-        submit_job(
-            submit,
-            [name, *named, *(overrides or []), *(["--json"] if as_json else [])],
-            console.say,
-        )
+        options = [*flags, "--json"] if as_json else [*flags]
+        code = submit_job(submit, [name, *named, *(overrides or []), *options], console.say)
+        if code:
+            raise typer.Exit(code)
         return {}
     from raypipe.cli import verbs
     from raypipe.cluster.connect import close
@@ -208,7 +214,23 @@ def _of_table(overrides: list[str]) -> list[str]:
             fix=f"raypipe tune --table FOLDER --label COLUMN, or raypipe tune {EXAMPLE}",
         )
     name = re.sub(r"[^\w.-]+", "-", uris[-1].rstrip("/").rpartition("/")[2]).strip("-.") or "run"
+    if _is_of_another_table(Path("runs", name), uris[-1]):
+        # Two tables of one name would share a folder and a registered model.
+        name = f"{name}-{key_of(_absolute(uris[-1]))[:6]}"
     return [f"run.name={dumps(name)}", f"run.dir={dumps(f'runs/{name}')}", *overrides]
+
+
+def _is_of_another_table(folder: Path, uri: str) -> bool:
+    """Does the folder hold searches, and none of them on the table at `uri`?"""
+    tables = set()
+    for config in sorted(folder.glob("search/*/config.yaml")):
+        saved = yaml.safe_load(config.read_text(encoding="utf-8"))
+        tables.add(_absolute(saved["table"]["uri"]))
+    return bool(tables) and _absolute(uri) not in tables
+
+
+def _absolute(uri: str) -> str:
+    return uri if "://" in uri else str(Path(uri).expanduser().resolve())
 
 
 _verb(
@@ -239,7 +261,8 @@ def drift(
     Example: [bold]raypipe drift jobs/configs/solar.yaml watch.batch.uri=tables/night
     --exit-code[/bold]
     """
-    result = run_verb("drift", config, overrides, json, submit)
+    flags = ["--exit-code"] if exit_code else []
+    result = run_verb("drift", config, overrides, json, submit, flags)
     if exit_code and result.get("is_drift"):
         raise typer.Exit(3)
 

@@ -8,6 +8,7 @@ log stays readable.
 from __future__ import annotations
 
 import dataclasses
+import json
 import logging
 import math
 import sys
@@ -84,7 +85,7 @@ class Console:
 
     def heading(self, text: str) -> None:
         if self.err.is_terminal:
-            self.err.rule(f"[bold]{text}[/bold]", align="left", style="dim")
+            self.err.rule(Text(text, style="bold"), align="left", style="dim")
         else:
             self.err.print(f"== {text}", markup=False)
 
@@ -95,7 +96,7 @@ class Console:
         if self.err.is_terminal:
             columns = (
                 SpinnerColumn(),
-                TextColumn("{task.description}"),
+                TextColumn("{task.description}", markup=False),
                 BarColumn(),
                 MofNCompleteColumn(),
                 TextColumn("{task.fields[rate]}"),
@@ -164,13 +165,14 @@ class Console:
     def facts(self, facts: Mapping[str, Any]) -> None:
         width = max(map(len, facts), default=0)
         for name, value in facts.items():
-            self.out.print(f"[dim]{name:<{width}}[/dim]  ", end="")
+            self.out.print(Text(f"{name:<{width}}  ", style="dim"), end="")
             self.out.print(_cell(value), markup=False, soft_wrap=True)
 
     def finish(self, result: Mapping[str, Any]) -> None:
         """The last line of stdout under --json."""
         if self.as_json:
-            print(hidden(to_json(result, default=plain_value)), flush=True)
+            plain = json.loads(to_json(result, default=plain_value))
+            print(json.dumps(_without_secrets(plain)), flush=True)
 
 
 class Training:
@@ -270,6 +272,15 @@ def plain_value(value: Any) -> Any:
     return repr(value)
 
 
+def _without_secrets(value: Any) -> Any:
+    """JSON's values with secrets hidden in its strings only: keys and numbers stay as they are."""
+    if isinstance(value, dict):
+        return {key: _without_secrets(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_without_secrets(inner) for inner in value]
+    return hidden(value) if isinstance(value, str) else value
+
+
 def _leaderboard(metric: str, standings: Sequence[Standing], top: int = 8) -> Table:
     fields = list(
         dict.fromkeys(field for s in standings[:top] for field in s.changes)
@@ -296,7 +307,7 @@ def _leaderboard(metric: str, standings: Sequence[Standing], top: int = 8) -> Ta
 
 def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Table:
     table = Table(
-        title=title,
+        title=Text(title),
         title_justify="left",
         title_style="bold",
         header_style="dim",
@@ -306,9 +317,10 @@ def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) ->
     )
     for i, name in enumerate(columns):
         numeric = bool(rows) and all(isinstance(r[i], (int, float)) for r in rows)
-        table.add_column(name, justify="right" if numeric else "left", overflow="fold")
+        table.add_column(Text(name), justify="right" if numeric else "left", overflow="fold")
     for row in rows:
-        table.add_row(*[_cell(v) for v in row])
+        # As text: rich would read the label `[red]` as a colour and show nothing.
+        table.add_row(*[Text(_cell(v)) for v in row])
     return table
 
 
@@ -326,4 +338,7 @@ def _cell(value: Any) -> str:
         return ", ".join(f"{k} {_cell(v)}" for k, v in value.items()) or "–"
     if isinstance(value, (list, tuple)):
         return ", ".join(map(_cell, value)) or "–"
-    return "–" if value is None or value == "" else hidden(str(value))
+    if value is None or value == "":
+        return "–"
+    # A label may be a dash itself.
+    return "'–'" if value == "–" else hidden(str(value))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import shlex
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,13 +26,19 @@ from raypipe.errors import (
 )
 
 RUNTIME_ENV = Path("infra/ray/runtime_env.yaml")
+VERB_CODES = 1, 2, 3
+LAST_STATUS_TRIES = 30
+AGENT_TRIES = 6
 
 
-def submit_job(address: str, arguments: list[str], say: Callable[[str], None]) -> None:
+def submit_job(address: str, arguments: list[str], say: Callable[[str], None]) -> int:
     """Run `raypipe ARGUMENTS` on the cluster whose dashboard is at `address`.
 
-    `say` prints one line. Raises ConfigError for credentials in the job's environment, ClusterError
-    if the job cannot be submitted, RaypipeError if it fails.
+    Returns the exit code of the verb there. Its message is in the job's output, which is printed
+    here. `say` prints one line.
+
+    Raises ConfigError for credentials in the job's environment, ClusterError if the job cannot be
+    submitted, RaypipeError if it ended without an exit code: stopped, or its node was lost.
     """
     prepare_environment()
     from ray.job_submission import JobStatus, JobSubmissionClient
@@ -42,10 +49,8 @@ def submit_job(address: str, arguments: list[str], say: Callable[[str], None]) -
     refuse_secrets(address, environment.get("env_vars") or {})
     try:
         client = JobSubmissionClient(address)
-        job = client.submit_job(
-            entrypoint=f"python -m raypipe {shlex.join(arguments)}",
-            runtime_env=environment | {"working_dir": str(Path.cwd())},
-        )
+        runtime_env = environment | {"working_dir": str(Path.cwd())}
+        job = _submitted(client, f"python -m raypipe {shlex.join(arguments)}", runtime_env)
     except Exception as e:
         raise ClusterError(
             f"The job cannot be submitted: {one_line(e)}",
@@ -60,13 +65,40 @@ def submit_job(address: str, arguments: list[str], say: Callable[[str], None]) -
             print(lines, end="", flush=True)
 
     asyncio.run(follow())
-    status = client.get_job_status(job)
-    if status != JobStatus.SUCCEEDED:
-        raise RaypipeError(
-            f"Job {job} ended as {status}",
-            got=client.get_job_info(job).message,
-            fix=f"ray job logs {job}",
-        )
+    # The log may end some moments before the job's status does.
+    info = client.get_job_info(job)
+    for _ in range(LAST_STATUS_TRIES):
+        if JobStatus(info.status).is_terminal():
+            break
+        time.sleep(1)
+        info = client.get_job_info(job)
+    if info.status == JobStatus.SUCCEEDED:
+        return 0
+    code = info.driver_exit_code
+    # A signal's number is negative; above 3 is no code of raypipe's.
+    if info.status == JobStatus.FAILED and code in VERB_CODES:
+        say(f"Job {job} ended with exit code {code}")
+        return int(code)
+    raise RaypipeError(
+        f"Job {job} ended as {info.status}",
+        got=info.message,
+        fix=f"ray job logs {job}",
+    )
+
+
+def _submitted(client: Any, entrypoint: str, runtime_env: dict[str, Any]) -> str:
+    """Submit the job; returns its id.
+
+    On a cluster that has just started, Ray's dashboard answers before its agents do.
+    """
+    for _ in range(AGENT_TRIES):
+        try:
+            return str(client.submit_job(entrypoint=entrypoint, runtime_env=runtime_env))
+        except RuntimeError as e:
+            if "No available agent" not in str(e):
+                raise
+            time.sleep(5)
+    return str(client.submit_job(entrypoint=entrypoint, runtime_env=runtime_env))
 
 
 def refuse_secrets(address: str, variables: dict[str, str]) -> None:

@@ -26,6 +26,7 @@ from ray import tune
 from raypipe.config import key_of, replace, save
 from raypipe.errors import ConfigError, RaypipeError
 from raypipe.feed.dataset import Pinned, pin
+from raypipe.files import owned
 from raypipe.search import leaderboard, refit, soup
 from raypipe.search.leaderboard import SearchResult, Trial
 from raypipe.search.schedulers import mutations, pbt
@@ -110,7 +111,10 @@ def search(
     folder = job.run.path / "search" / key
     started = time.perf_counter()
     if not (folder / "result.json").exists():
-        _search_into(folder, job, space, pinned, progress)
+        with owned(folder):
+            # Another process may have finished the search while this one waited.
+            if not (folder / "result.json").exists():
+                _search_into(folder, job, space, pinned, progress)
     seconds = time.perf_counter() - started
     return _result(folder, key, job, space, pinned, seconds)
 

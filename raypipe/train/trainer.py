@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from functools import cache, partial
@@ -25,7 +26,7 @@ from raypipe.feed import feed as feeds
 from raypipe.feed.dataset import Pinned, pin
 from raypipe.feed.features import feature_sources
 from raypipe.feed.feed import Feed, Source, fetch
-from raypipe.files import write_atomic
+from raypipe.files import owned, write_atomic
 from raypipe.models.finite import require_rows, require_weights
 from raypipe.models.zoo import ImageModel
 from raypipe.registry.package import Reference
@@ -81,11 +82,27 @@ def run(
     folder = job.folder(key)
     result_file = folder / "result.json"
     if result_file.exists():
-        return _result(key, pinned, _read_outcome(result_file), 0.0)
-    # Nothing is stored for this key, or an interrupted run: `_train` resumes it.
+        return _stored(key, pinned, result_file)
     check_start(job)
-    save(job, folder / "config.yaml")
     started = time.perf_counter()
+    with owned(folder):
+        # Another process may have finished the run while this one waited for the folder.
+        if result_file.exists():
+            return _stored(key, pinned, result_file)
+        outcome = _run_into(folder, job, data, progress, steps)
+    return _result(key, pinned, outcome, time.perf_counter() - started)
+
+
+def _stored(key: str, pinned: Pinned, result_file: Path) -> TrainResult:
+    log.info("This training is finished already: its result is read from %s", result_file.parent)
+    return _result(key, pinned, _read_outcome(result_file), 0.0)
+
+
+def _run_into(
+    folder: Path, job: TrainJob, data: Callable[[], Data], progress: Report, steps: ReportPosition
+) -> Outcome:
+    """Train, or resume an interrupted training, and write result.json into the run's folder."""
+    save(job, folder / "config.yaml")
     checkpoints = folder / "checkpoints"
     reporting: AbstractContextManager[Report] = nullcontext(progress)
     if job.train.tensorboard:
@@ -100,8 +117,8 @@ def run(
         checkpoint=str(_best_checkpoint(checkpoints, state)),
         stopped=state.stopped,
     )
-    write_atomic(result_file, to_json(asdict(outcome) | {"format": FORMAT}))
-    return _result(key, pinned, outcome, time.perf_counter() - started)
+    write_atomic(folder / "result.json", to_json(asdict(outcome) | {"format": FORMAT}))
+    return outcome
 
 
 def _best_checkpoint(checkpoints: Path, state: LoopState) -> Path:

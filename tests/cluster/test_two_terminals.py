@@ -68,3 +68,36 @@ def test_a_killed_search_and_a_finished_cleaning_harm_nobody(job: Path) -> None:
     assert again.result()["dropped"] == cleaned["dropped"]
     found = search.result()
     assert found["trials"] == 2 and found["best"]["train.lr"] in (0.01, 0.02)
+
+
+TRAINING = ["train.epochs=4", "train.lr=0.01"]
+# Long enough for the second terminal to start in the meantime.
+LONG = ["train.epochs=900", "train.lr=0.001", "train.stopping.patience=null"]
+
+
+def test_the_same_training_in_two_terminals_runs_once(job: Path) -> None:
+    first = Terminal("train", job, *TRAINING)
+    second = Terminal("train", job, *TRAINING)
+    logs, told = [], []
+    for terminal in (first, second):
+        out, err = terminal.process.communicate(timeout=240)
+        assert terminal.process.returncode == 0, err
+        logs.append(err)
+        told.append(json.loads(out.splitlines()[-1]))
+    assert told[0]["model"] == told[1]["model"] and told[0]["metrics"] == told[1]["metrics"]
+    # Every epoch was trained in one of the two only.
+    assert "".join(logs).count("epoch   4 of 4") == 1
+    assert "finished already" in "".join(logs)
+
+
+def test_the_second_terminal_goes_on_where_the_first_was_killed(job: Path) -> None:
+    first = Terminal("train", job, *LONG)
+    first.wait_for("epoch   1 of 900")
+    second = Terminal("train", job, *LONG)
+    second.wait_for("Another process works on the same")
+    first.process.kill()
+    first.process.communicate(timeout=30)
+    out, err = second.process.communicate(timeout=240)
+    assert second.process.returncode == 0, err
+    assert json.loads(out.splitlines()[-1])["epochs"] == 900
+    assert "epoch   1 of 900" not in err and "epoch 900 of 900" in err

@@ -80,3 +80,18 @@ def test_a_search_is_submitted(ray_session: str, searches: Searches, tmp_path: P
     told = told_by(done)
     assert told["trials"] == 4 and told["best"]["train.lr"] >= 1e-2
     assert list((tmp_path / "run").glob("search/*/result.json"))
+
+
+def test_a_submitted_verb_has_the_exit_code_of_its_job(ray_session: str, tmp_path: Path) -> None:
+    """A model that is missing is found on the cluster only: its code and message come back."""
+    job = tmp_path / "job.yaml"
+    job.write_text(f"run: {{dir: {tmp_path / 'run'}}}\ntable: {{uri: {tmp_path / 'nothing'}}}\n")
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    command = [sys.executable, "-m", "raypipe", "predict", str(job), "--submit", ray_session]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=300, cwd=ROOT, env=environment
+    )
+    said = done.stdout + done.stderr
+    assert done.returncode == 2, said
+    assert "ended with exit code 2" in done.stderr, said
+    assert "nothing" in done.stdout and "Traceback" not in said, said

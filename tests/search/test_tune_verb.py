@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
+from raypipe.cli.app import _of_table
 from raypipe.config import load, validate
 from raypipe.job import Job
 from raypipe.tables.ingest import IngestConfig, ingest
@@ -64,3 +66,18 @@ def test_neither_file_nor_table_is_one_line(
     code, _, err = cli("tune", "nowhere.yaml", "--table", "nowhere")
     assert code == 2 and "No such config file" in err
     assert not list(tmp_path.iterdir())
+
+
+def test_two_tables_of_one_name_share_no_folder(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second one gets a name with a hash of its address, again the same on a rerun."""
+    monkeypatch.chdir(tmp_path)
+    saved = tmp_path / "runs" / "cells" / "search" / "abc" / "config.yaml"
+    saved.parent.mkdir(parents=True)
+    saved.write_text("table: {uri: a/cells}\n")
+    assert _of_table(["table.uri=a/cells"])[:2] == ['run.name="cells"', 'run.dir="runs/cells"']
+    assert _of_table([f"table.uri={tmp_path}/a/cells/"])[0] == 'run.name="cells"'
+    other = _of_table(["table.uri=b/cells"])
+    assert re.fullmatch(r'run.name="cells-[0-9a-f]{6}"', other[0])
+    assert other == _of_table(["table.uri=b/cells"]) != _of_table(["table.uri=c/cells"])

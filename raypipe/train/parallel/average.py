@@ -60,5 +60,8 @@ class Average:
         """`show(mean)` for the length of a block."""
         before = self._shows_mean
         self.show(mean)
-        yield
-        self.show(before)
+        try:
+            yield
+        finally:
+            # After an error too: training on with the mean would change the result.
+            self.show(before)

@@ -137,7 +137,8 @@ class Zero:
         module = self._engine.module
         shares = dict(module.named_buffers())
         for name, p in module.named_parameters():
-            shares[name] = self._local(p)
+            # Without the padding of the last rank's shard: nobody ever wrote that memory.
+            shares[name] = self._local(p).flatten()[: self._local_size(p)]
         # All ranks must list them in the same order: that of the state dict.
         saved = {name: shares[name] for name in self._saved}
         return first_not_finite(saved, self.world, self.device)
@@ -223,6 +224,14 @@ class Zero:
     def _local(self, p: Tensor) -> Tensor:
         """This rank's share of a parameter: a flat shard under zero3, else all of it."""
         return p.ds_tensor.data if self._stage == 3 else p.data  # type: ignore[attr-defined]
+
+    def _local_size(self, p: Tensor) -> int:
+        """How many numbers of `_local(p)` belong to the parameter."""
+        shard = self._local(p).numel()
+        if self._stage < 3:
+            return shard
+        left = p.ds_numel - dist.get_rank() * shard  # type: ignore[attr-defined]
+        return int(max(0, min(shard, left)))
 
     def _stored(self) -> list[Tensor]:
         """This rank's share of the trained weights and of the running statistics."""

@@ -1,0 +1,62 @@
+"""Folders that one process owns: the second waits, and a killed owner holds nobody up."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from raypipe.files import owned
+
+OWNER = """
+import sys, time
+from pathlib import Path
+from raypipe.files import owned
+with owned(Path(sys.argv[1])):
+    Path(sys.argv[1], "mine").write_text(sys.argv[2])
+    print("owned", flush=True)
+    time.sleep(float(sys.argv[3]))
+    Path(sys.argv[1], "done").write_text(sys.argv[2])
+"""
+
+
+def start(folder: Path, name: str, seconds: float) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", OWNER, str(folder), name, str(seconds)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+def first_line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+def test_a_second_process_waits_for_the_first(tmp_path: Path) -> None:
+    first = start(tmp_path / "run", "first", 1.0)
+    assert first_line(first) == "owned"
+    second = start(tmp_path / "run", "second", 0.0)
+    assert first_line(second) == "owned"
+    # The first one had finished its work before the second one began.
+    assert (tmp_path / "run" / "done").read_text() in ("first", "second")
+    assert first.wait(30) == 0 and second.wait(30) == 0
+    assert (tmp_path / "run" / "done").read_text() == "second"
+
+
+def test_a_killed_owner_holds_nobody_up(tmp_path: Path) -> None:
+    first = start(tmp_path / "run", "first", 60.0)
+    assert first_line(first) == "owned"
+    first.kill()
+    first.wait(30)
+    began = time.monotonic()
+    with owned(tmp_path / "run"):
+        assert time.monotonic() - began < 5
+    assert not (tmp_path / "run" / "done").exists()
+
+
+def test_a_folder_can_be_owned_again_after_an_error(tmp_path: Path) -> None:
+    for _ in range(2):
+        try:
+            with owned(tmp_path / "run"):
+                raise ValueError
+        except ValueError:
+            pass
