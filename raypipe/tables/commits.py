@@ -19,10 +19,10 @@ from collections.abc import Callable
 
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, write_deltalake
-from deltalake.exceptions import CommitFailedError, TableNotFoundError
+from deltalake.exceptions import CommitFailedError, DeltaError
 
 from raypipe.errors import DataError
-from raypipe.tables import retries, scan, storage
+from raypipe.tables import constraints, retries, scan, storage
 from raypipe.tables.provenance import commit_properties
 from raypipe.tables.schema import writer_properties
 from raypipe.tables.table import ImageTable, resolve
@@ -45,17 +45,18 @@ def append_once(
 ) -> DeltaTable:
     """Commit `rows` directly after `base` (None: make the table); returns the new version, opened.
 
-    Columns that the table lacks are added. `configuration` has properties
-    of a new table. Raises Moved when `base` is not the newest version any more, DataError when the
-    table cannot be written.
+    Columns that the table lacks are added; columns that the rows lack become null. `configuration`
+    has properties of a new table. Raises Moved when `base` is not the newest version any more,
+    DataError when the table cannot be written.
     """
     # Not a hash of the rows: a rival's commit of the same images may hold other labels.
     batch = uuid.uuid4().hex
     metadata = {**(why.custom_metadata or {}), BATCH: batch}
-    adds_columns = False
+    other_columns = False
     if base is not None:
+        _require_types(uri, base, rows.schema)
         have = {field.name for field in base.schema().fields}
-        adds_columns = not have >= set(rows.schema.names)
+        other_columns = have != set(rows.schema.names)
     try:
         write_deltalake(
             uri if base is None else base,
@@ -64,7 +65,7 @@ def append_once(
             rows.combine_chunks(),
             # "append" would join a table that somebody has made since.
             mode="error" if base is None else "append",
-            schema_mode="merge" if adds_columns else None,
+            schema_mode="merge" if other_columns else None,
             configuration=configuration if base is None else None,
             writer_properties=writer_properties(),
             storage_options=storage_options,
@@ -76,8 +77,11 @@ def append_once(
             return landed
         if isinstance(e, CommitFailedError) or (base is None and _is_table(uri, storage_options)):
             raise Moved(str(e)) from None
-        # TableNotFoundError: the table's folder cannot be made.
-        if isinstance(e, (OSError, TableNotFoundError)) or storage.cause(e, uri):
+        broken = constraints.refusal(e, base, uri)
+        if broken is not None:
+            raise broken from None
+        # deltalake raises its errors of Arrow as bare Exceptions.
+        if isinstance(e, (OSError, DeltaError)) or type(e) is Exception or storage.cause(e, uri):
             raise storage.refusal(
                 e, uri, "The table cannot be written", "Check that the folder can be written"
             ) from e
@@ -147,6 +151,26 @@ def rows_named(
     if not needed <= set(have):
         return pa.table({})
     return scan.rows(table, pinned, columns or have, dict(named))
+
+
+def _require_types(uri: str, base: DeltaTable, schema: pa.Schema) -> None:
+    """Raise DataError for a column whose type in the table is another one.
+
+    deltalake would cast the values, and fail in the middle of the work at the first it cannot cast.
+    """
+    stored = pa.schema(base.schema().to_arrow())
+    for field in schema:
+        if field.name not in stored.names:
+            continue
+        kind = stored.field(field.name).type
+        wider = pa.types.is_integer(kind) and pa.types.is_integer(field.type)
+        if kind != field.type and not (wider and kind.bit_width > field.type.bit_width):
+            raise DataError(
+                f"Column {field.name!r} of {uri} has another type",
+                got=str(kind),
+                rule=f"raypipe writes {field.type} into this column",
+                fix="Write to another table, or change the column's type",
+            )
 
 
 def _require_columns_of(schema: pa.Schema, base: DeltaTable, path: str, why: str) -> None:

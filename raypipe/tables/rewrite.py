@@ -31,7 +31,7 @@ from deltalake.exceptions import CommitFailedError
 from deltalake.transaction import AddAction, RemoveAction
 
 from raypipe.errors import DataError
-from raypipe.tables import changed_file, fragment, log, retries, scan, storage
+from raypipe.tables import changed_file, constraints, fragment, log, retries, scan, storage
 from raypipe.tables.changed_file import NewFile
 from raypipe.tables.changes import Change, Changes, Place
 from raypipe.tables.commits import BATCH, Moved
@@ -120,6 +120,7 @@ def commit(table: ImageTable, base: DeltaTable, changes: Changes, why: CommitPro
     unknown = sorted(set(changes) - {file.path for file in touched})
     if unknown:
         raise AssertionError(f"files that version {base.version()} does not have: {unknown[:3]}")
+    _require_allowed(table, base, changes)
     mapped = any(field.metadata for field in schema)  # column mapping
     written: list[str] = []  # names of new files
     try:
@@ -146,6 +147,31 @@ def commit(table: ImageTable, base: DeltaTable, changes: Changes, why: CommitPro
             raise Moved(str(e)) from None
         raise storage.refusal(e, table.uri, "Rows of the table cannot be changed") from None
     return base.version() + 1
+
+
+def _require_allowed(table: ImageTable, base: DeltaTable, changes: Changes) -> None:
+    """Raise DataError where the changed rows would break a constraint of the table."""
+    constraints.require_changeable(base, table.uri)
+    changed = {name for change in changes.values() for name in change.values}
+    names = constraints.needed(base, changed)
+    if not names:
+        return
+    pinned = TableVersion(table.uri, base.version())
+    fragments, schema = scan.plan(table.without_sample(), pinned)
+    rows = [fragment.output_schema(schema, names).empty_table()]
+    for part, start in zip(fragments, scan.starts(fragments), strict=True):
+        change = changes.get(part.path)
+        if change is None or not change.values:
+            continue
+        found, rows_N = fragment.read([part], schema, names, {}, table.storage_options)
+        numbers = (rows_N + start).tolist()
+        kept = {name: change.values[name] for name in change.values if name in names}
+        found = _visible_changed(found, numbers, Change(change.gone, kept))
+        # Rows that stay as they are were judged when they were written.
+        touched = {row for values in kept.values() for row in values} - change.gone
+        still = [number for number in numbers if number not in change.gone]
+        rows.append(found.filter(pa.array([number in touched for number in still], pa.bool_())))
+    constraints.require(base, table.uri, pa.concat_tables(rows), changed)
 
 
 def _with_places(rows: pa.Table, files: pa.Array, numbers: pa.Array) -> pa.Table:
