@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console as Rich
 
 from raypipe.cli.console import Console
-from raypipe.search.leaderboard import Standing
+from raypipe.search.trials.standing import Standing
 from raypipe.train.loop import LoopState
 from raypipe.train.measure.meter import Position
 

@@ -39,7 +39,7 @@ from raypipe.config import to_json
 from raypipe.errors import hidden
 
 if TYPE_CHECKING:
-    from raypipe.search.leaderboard import Standing
+    from raypipe.search.trials.standing import Standing
     from raypipe.train.loop import LoopState
     from raypipe.train.measure.meter import Position
 

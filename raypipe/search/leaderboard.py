@@ -27,6 +27,7 @@ from raypipe.files import write_atomic
 from raypipe.models import finite
 from raypipe.search.trials import trial_checkpoints
 from raypipe.search.trials.epoch_result import metric_of
+from raypipe.search.trials.standing import Standing
 from raypipe.tables.table import TableVersion
 from raypipe.train import checkpoint
 from raypipe.train.job import TrainJob, TrainResult
@@ -70,26 +71,6 @@ class Trial:
 
     schedule: tuple[dict[str, Any], ...] = ()
     """For a trial that took over weights: values by epoch (trial_checkpoints.Schedule)."""
-
-
-@dataclass(frozen=True)
-class Standing:
-    """A trial as it stands while the search runs, or after it."""
-
-    name: str
-
-    changes: dict[str, Any]
-
-    best: float
-    """The best value of the metric so far."""
-
-    epochs: int
-
-    state: str
-    """running, waiting, full (it ran all its epochs), stopped or failed."""
-
-    compared: tuple[int, float] | None = None
-    """(N, its best of the first N epochs), if trials ended after different numbers of epochs."""
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,8 @@ from raypipe.config import replace, save, validate
 from raypipe.errors import ConfigError
 from raypipe.search import leaderboard
 from raypipe.search.leaderboard import Trial
-from raypipe.search.searchers.tune_searchers import Draws, plan, searcher
+from raypipe.search.searchers.planned import Planned
+from raypipe.search.searchers.tune_searchers import plan, searcher
 from raypipe.search.settings import SearchJob
 from raypipe.search.space import parse
 from raypipe.search.warm_start import Earlier, earlier
@@ -278,7 +279,7 @@ def test_a_hint_that_the_job_refuses_is_left_out() -> None:
 
 def test_what_tune_pickles_is_the_plan_and_its_state_is_json(tmp_path: Path) -> None:
     job = TrainJob.model_validate(JOB.model_dump(include=set(TrainJob.model_fields)))
-    made = Draws(JOB, [{"train.lr": 0.1}])
+    made = Planned(JOB, [{"train.lr": 0.1}])
     made.set_max_concurrency(1)
     made.suggest("a")
     made.save(str(tmp_path / "state"))

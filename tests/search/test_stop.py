@@ -10,8 +10,8 @@ import cloudpickle
 import pytest
 from ray.tune.experiment import Trial
 
-from raypipe.search.leaderboard import Standing
 from raypipe.search.trials.monitor import Monitor, Stop
+from raypipe.search.trials.standing import Standing
 from raypipe.train.stopping import SearchStoppingConfig
 
 

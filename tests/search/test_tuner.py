@@ -19,9 +19,10 @@ from raypipe.errors import ConfigError, RaypipeError
 from raypipe.feed.dataset import Pinned, pin
 from raypipe.feed.feed import Source
 from raypipe.search import tuner
-from raypipe.search.leaderboard import SearchResult, Standing
+from raypipe.search.leaderboard import SearchResult
 from raypipe.search.settings import SearchJob
 from raypipe.search.trials import trial_data
+from raypipe.search.trials.standing import Standing
 from raypipe.search.tuner import search
 from raypipe.train import checkpoint, trainer
 from raypipe.train.job import TrainJob

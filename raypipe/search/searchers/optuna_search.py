@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from raypipe.errors import ConfigError
-from raypipe.search.searchers.tune_searchers import Draws
+from raypipe.search.searchers.planned import Planned
 from raypipe.search.settings import SearchJob
 from raypipe.search.space.samplers import Choice, Range, Sampler
 from raypipe.search.space.space import Changes, Space, field_of, uniform
@@ -47,7 +47,7 @@ def require() -> Any:
     return optuna
 
 
-class Suggested(Draws):
+class Suggested(Planned):
     """Returns Optuna's suggestions.
 
     The planned trials have the grid's values, and replace suggestions that the job refuses.

@@ -1,26 +1,26 @@
 """Give Ray Tune the values of its next trial.
 
 The trials of a random search or a grid are known before it starts: space.py draws them from the
-seed. Tune asks for them one by one, and never has more of them than may run at a time. tpe, gp
-(optuna_search.py) and bohb (bohb.py) choose values from the results of earlier trials instead.
-Where the job refuses their suggestions, they use the trial of the random search.
+seed, and planned.py hands them out. tpe, gp (optuna_search.py) and bohb (bohb.py) choose values
+from the results of earlier trials instead. Where the job refuses their suggestions, they use the
+trial of the random search.
 """
 
 from __future__ import annotations
 
-import json
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ray.tune.search import ConcurrencyLimiter, Searcher
+from ray.tune.search import ConcurrencyLimiter
 
 from raypipe.errors import ConfigError
+from raypipe.search.searchers.bohb import Bohb
+from raypipe.search.searchers.optuna_search import Suggested
+from raypipe.search.searchers.planned import Planned
 from raypipe.search.settings import SearchJob
 from raypipe.search.space.space import DATA, Changes, Space
-from raypipe.search.trials.epoch_result import metric_of_result
 from raypipe.search.warm_start import Earlier
-from raypipe.train.stopping import improved
 
 
 def plan(job: SearchJob, space: Space, earlier: list[Earlier]) -> list[Changes]:
@@ -63,87 +63,9 @@ def searcher(
 ) -> Any:
     """Tune's searcher; `concurrent` trials may be drawn before the first of them ends.
 
-    Tune asks a ConcurrencyLimiter how many trials may wait. `Draws` itself does the limiting.
+    Tune asks a ConcurrencyLimiter how many trials may wait. `Planned` itself does the limiting.
     """
     if job.search.searcher == "random":
-        return ConcurrencyLimiter(Draws(job, trials), concurrent)
-    from raypipe.search.searchers.bohb import Bohb
-    from raypipe.search.searchers.optuna_search import Suggested
-
+        return ConcurrencyLimiter(Planned(job, trials), concurrent)
     kind = Bohb if job.search.searcher == "bohb" else Suggested
     return ConcurrencyLimiter(kind(job, trials, space, earlier, folder), concurrent)
-
-
-class Draws(Searcher):  # type: ignore[misc]
-    """Returns the planned trials in their order.
-
-    Tune pickles it when the search starts. Whenever Tune saves the trials' state, it saves the
-    searcher's too, as JSON.
-    """
-
-    def __init__(self, job: SearchJob, trials: list[Changes]) -> None:
-        super().__init__()
-        rule = job.train.stopping
-        self._metric_name = rule.metric
-        self._better = rule.mode
-        self._trials = trials
-        self._concurrent = 1
-        self._next = 0  # the number of the next trial
-        self._live: list[str] = []  # ids of the trials that run or wait
-        self._best: dict[str, float] = {}  # id -> best metric, of live trials
-
-    def set_max_concurrency(self, max_concurrent: int) -> bool:
-        self._concurrent = max_concurrent
-        return True
-
-    def suggest(self, trial_id: str) -> Any:
-        """The next trial's values; None: not now; FINISHED: there is none left."""
-        if self._next >= len(self._trials):
-            return Searcher.FINISHED
-        if len(self._live) >= self._concurrent:
-            return None
-        changes = self._draw(self._next, trial_id)
-        self._next += 1
-        self._live.append(trial_id)
-        return changes
-
-    def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
-        value = metric_of_result(result, self._metric_name)
-        if improved(value, self._best.get(trial_id), self._better):
-            self._best[trial_id] = value
-
-    def on_trial_complete(
-        self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
-    ) -> None:
-        """The trial ended, or it paused and gives its place to another one."""
-        self.on_trial_result(trial_id, result or {})
-        if trial_id in self._live:
-            self._live.remove(trial_id)
-        value = self._best.pop(trial_id, None)
-        self._learn(trial_id, None if error else value)
-
-    def get_state(self) -> dict[str, Any]:
-        return {"next": self._next, "live": self._live, "best": self._best}
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        self._next = state["next"]
-        self._live = state["live"]
-        self._best = state["best"]
-
-    def save(self, checkpoint_path: str) -> None:
-        state = json.dumps(self.get_state())
-        Path(checkpoint_path).write_text(state)
-
-    def restore(self, checkpoint_path: str) -> None:
-        text = Path(checkpoint_path).read_text()
-        self.set_state(json.loads(text))
-
-    def _draw(self, i: int, trial_id: str) -> Changes:
-        """The values of trial i."""
-        return self._trials[i]
-
-    def _learn(self, trial_id: str, value: float | None) -> None:
-        """Use the best value of a trial that ended; None if it failed or never had a number.
-
-        A random search learns nothing from it.
-        """

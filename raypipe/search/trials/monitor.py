@@ -18,9 +18,9 @@ from typing import Any
 
 from ray import tune
 
-from raypipe.search.leaderboard import Standing
 from raypipe.search.trials import trial_checkpoints
 from raypipe.search.trials.epoch_result import ENDED, metric_of_result
+from raypipe.search.trials.standing import Standing
 from raypipe.train.stopping import Mode, Progress, SearchStoppingConfig, improved, of_search
 
 # Called with: trials that ended, trials in total, and the trials that reported, best first.

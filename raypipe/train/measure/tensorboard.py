@@ -5,17 +5,25 @@ tensorboardX writes them; Ray Tune brings it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol, TypeVar
 
-if TYPE_CHECKING:
-    from raypipe.train.loop import LoopState, Report
+
+class Counted(Protocol):
+    """A state of training that knows how many epochs are finished, as LoopState does."""
+
+    epoch: int
+
+
+State = TypeVar("State", bound=Counted)
+# Called after each epoch with its metrics. The loop owns the state's type, and imports this room.
+Report = Callable[[dict[str, float], State], None]
 
 
 @contextmanager
-def recorded(folder: Path, report: Report) -> Iterator[Report]:
+def recorded(folder: Path, report: Report[State]) -> Iterator[Report[State]]:
     """A `report` that also writes event files into `folder`.
 
     A TensorBoard step is an epoch. quality/… holds the losses and scores, cost/… times and memory.
@@ -25,7 +33,7 @@ def recorded(folder: Path, report: Report) -> Iterator[Report]:
 
     writers: list[SummaryWriter] = []
 
-    def write_and_report(metrics: dict[str, float], state: LoopState) -> None:
+    def write_and_report(metrics: dict[str, float], state: State) -> None:
         if not writers:
             # Made with the first epoch: purge_step hides this and later epochs of an earlier run.
             writers.append(SummaryWriter(str(folder), purge_step=state.epoch))

@@ -1,0 +1,26 @@
+"""One line of the leaderboard, while the search runs and after it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Standing:
+    """A trial as it stands while the search runs, or after it."""
+
+    name: str
+
+    changes: dict[str, Any]
+
+    best: float
+    """The best value of the metric so far."""
+
+    epochs: int
+
+    state: str
+    """running, waiting, full (it ran all its epochs), stopped or failed."""
+
+    compared: tuple[int, float] | None = None
+    """(N, its best of the first N epochs), if trials ended after different numbers of epochs."""
