@@ -55,7 +55,11 @@ def ingest(job: Job, console: Console) -> Result:
             "table": done.version,
             "accepted": done.accepted,
             "already there": done.present,
+            **_if_any("of these dropped by an earlier cleaning", done.dropped),
+            **_if_any("of these in another split, where they stay", done.other_split),
+            **_if_any("back after an earlier cleaning by other rules", done.returned),
             "relabelled": done.relabelled,
+            **_if_any("of these without a label now", done.labels_removed),
             "duplicates": done.duplicates,
             "quarantined": done.reasons or 0,
             "unlabelled": done.unlabelled,
@@ -70,7 +74,11 @@ def ingest(job: Job, console: Console) -> Result:
                 "seen",
                 "accepted",
                 "present",
+                "dropped",
+                "other_split",
+                "returned",
                 "relabelled",
+                "labels_removed",
                 "duplicates",
                 "quarantined",
                 "reasons",
@@ -78,6 +86,11 @@ def ingest(job: Job, console: Console) -> Result:
             )
         },
     }
+
+
+def _if_any(name: str, count: int) -> dict[str, int]:
+    """A line of the summary that is of interest only where it counts something."""
+    return {name: count} if count else {}
 
 
 def clean(job: Job, console: Console) -> Result:

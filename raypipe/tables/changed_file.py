@@ -112,12 +112,11 @@ def copy(table: ImageTable, file: log.File, change: Change, out: NewFile) -> Sta
     settings = _settings(opened.metadata)
     statistics = Statistics()
     start = 0  # the number of the row group's first row in the file
-    with (
-        fragment.reading(file.uri, file.path),
-        pq.ParquetWriter(out.path, schema, filesystem=out.remote, **settings) as target,
-    ):
+    with pq.ParquetWriter(out.path, schema, filesystem=out.remote, **settings) as target:
         for group in range(opened.metadata.num_row_groups):
-            rows = opened.read_row_group(group, use_threads=False).cast(schema)
+            # Only this reads the old file: a full disk is no fault of it.
+            with fragment.reading(file.uri, file.path):
+                rows = opened.read_row_group(group, use_threads=False).cast(schema)
             changed = _changed(rows, change, start)
             start += len(rows)
             statistics.add(changed)

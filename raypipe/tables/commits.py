@@ -22,7 +22,7 @@ from deltalake import CommitProperties, DeltaTable, write_deltalake
 from deltalake.exceptions import CommitFailedError, DeltaError
 
 from raypipe.errors import DataError
-from raypipe.tables import constraints, retries, scan, storage
+from raypipe.tables import constraints, protocol, retries, scan, storage
 from raypipe.tables.provenance import commit_properties
 from raypipe.tables.schema import writer_properties
 from raypipe.tables.table import ImageTable, resolve
@@ -54,7 +54,8 @@ def append_once(
     metadata = {**(why.custom_metadata or {}), BATCH: batch}
     other_columns = False
     if base is not None:
-        _require_types(uri, base, rows.schema)
+        require_appendable(uri, base, rows.schema)
+        rows = _with_columns_of(base, rows)
         have = {field.name for field in base.schema().fields}
         other_columns = have != set(rows.schema.names)
     try:
@@ -153,10 +154,10 @@ def rows_named(
     return scan.rows(table, pinned, columns or have, dict(named))
 
 
-def _require_types(uri: str, base: DeltaTable, schema: pa.Schema) -> None:
-    """Raise DataError for a column whose type in the table is another one.
+def require_appendable(uri: str, base: DeltaTable, schema: pa.Schema) -> None:
+    """Raise DataError for a table that cannot get rows of this schema.
 
-    deltalake would cast the values, and fail in the middle of the work at the first it cannot cast.
+    deltalake would cast values to another type, and fail at the first that it cannot cast.
     """
     stored = pa.schema(base.schema().to_arrow())
     for field in schema:
@@ -171,6 +172,29 @@ def _require_types(uri: str, base: DeltaTable, schema: pa.Schema) -> None:
                 rule=f"raypipe writes {field.type} into this column",
                 fix="Write to another table, or change the column's type",
             )
+    added = [name for name in schema.names if name not in stored.names]
+    mode = protocol.mapping(base)
+    if added and mode != "none":
+        raise DataError(
+            f"Columns cannot be added to {uri}",
+            got=", ".join(added),
+            rule=f"deltalake adds none to a table with column mapping ({mode})",
+            fix=f"ALTER TABLE … ADD COLUMN with the engine that made it: {added[0]} "
+            f"{schema.field(added[0]).type}",
+        )
+
+
+def _with_columns_of(base: DeltaTable, rows: pa.Table) -> pa.Table:
+    """The rows with nulls in the columns that only the table has.
+
+    deltalake does this itself, but not on a table with column mapping.
+    """
+    if protocol.mapping(base) == "none":
+        return rows
+    for field in pa.schema(base.schema().to_arrow()):
+        if field.name not in rows.schema.names:
+            rows = rows.append_column(field.name, pa.nulls(len(rows), field.type))
+    return rows
 
 
 def _require_columns_of(schema: pa.Schema, base: DeltaTable, path: str, why: str) -> None:

@@ -57,7 +57,10 @@ Progress = Callable[[int, int], None]
 class IngestResult:
     """What happened to every candidate: accepted + present + duplicates + quarantined == seen.
 
-    `relabelled` counts rows that were in the table before and got a label, or another one.
+    `relabelled` counts rows that were in the table before and got a label, or another one, or lost
+    theirs (`labels_removed`). Of the present images `dropped` are not in the table, because an
+    earlier cleaning dropped them, and `other_split` are in another split than this source gives: an
+    image never moves. `returned` counts accepted images that a cleaning by other rules had dropped.
     """
 
     version: TableVersion
@@ -70,6 +73,10 @@ class IngestResult:
     unlabelled: int
     splits: dict[str, int]
     relabelled: int = 0
+    labels_removed: int = 0
+    dropped: int = 0
+    other_split: int = 0
+    returned: int = 0
 
 
 def ingest(
@@ -97,7 +104,7 @@ def ingest(
     base = run.state.base
     if base is None:
         raise _nothing_readable(cfg, run)
-    version, relabelled = run.relabel(TableVersion(run.uri, base.version()))
+    version, relabelled, removed = run.relabel(TableVersion(run.uri, base.version()))
     _warn(cfg, run.state)
     counts = run.counts
     return IngestResult(
@@ -111,6 +118,10 @@ def ingest(
         unlabelled=counts.unlabelled,
         splits=dict(counts.splits),
         relabelled=relabelled,
+        labels_removed=removed,
+        dropped=counts.dropped,
+        other_split=counts.other_split,
+        returned=counts.returned,
     )
 
 
@@ -121,6 +132,13 @@ def understand(cfg: IngestConfig) -> tuple[Listed, list[Part], dict[str, Any]]:
     """
     listed = candidates(cfg.source)
     parts = _in_share(listed.parts, cfg.share)
+    if not any(part.candidates for part in parts):
+        raise DataError(
+            "This share of the source holds no file",
+            got=f"ingest.share={list(cfg.share)}",
+            rule="A file belongs to the share that the hash of its path falls into",
+            fix="Take a larger share",
+        )
     facts = understood(cfg.source, listed.layout, parts)
     if facts["splits"] == "drawn":
         facts["splits"] = {"drawn": cfg.splits}
@@ -198,19 +216,19 @@ class _Ingest:
             return decision.counts
         raise retries.busy(self.uri)
 
-    def relabel(self, version: TableVersion) -> tuple[TableVersion, int]:
+    def relabel(self, version: TableVersion) -> tuple[TableVersion, int, int]:
         """Update the labels of images that `version` held before this run.
 
-        Returns the newest version, and how many rows changed.
+        Returns the newest version, how many rows changed, and how many of them lost their label.
         """
         counts = self.counts
         if not (counts.present or counts.duplicates or counts.reasons[relabel.REASON]):
             # All images are new: each has the label that it came with.
-            return version, 0
+            return version, 0, 0
         opened = ImageTable(self.uri, storage_options=self.options)
         why = commit_properties(f"relabel by ingest {self.cfg.name}", self.lineage)
-        after, relabelled = relabel.apply(opened, self.labels, self.cfg.name, why)
-        return (after, relabelled) if relabelled else (version, 0)
+        after, relabelled, removed = relabel.apply(opened, self.labels, self.cfg.name, why)
+        return (after, relabelled, removed) if relabelled else (version, 0, 0)
 
 
 def _in_share(parts: list[Part], share: tuple[float, float]) -> list[Part]:

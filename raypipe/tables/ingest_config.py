@@ -73,6 +73,14 @@ class IngestConfig(Section):
             )
         return splits
 
+    @field_validator("share")
+    @classmethod
+    def _part(cls, share: tuple[float, float]) -> tuple[float, float]:
+        low, high = share
+        if not 0 <= low < high <= 1:
+            raise ValueError("share is [low, high) of [0, 1), like [0, 0.5]")
+        return share
+
     @field_validator("workers")
     @classmethod
     def _workers(cls, workers: int | str) -> int | str:

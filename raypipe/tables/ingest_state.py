@@ -19,6 +19,7 @@ import pyarrow as pa
 from deltalake import DeltaTable
 
 from raypipe.tables import near_duplicates, scan, split, verdicts
+from raypipe.tables.commits import require_appendable
 from raypipe.tables.fragment import Options
 from raypipe.tables.ingest_config import IngestConfig
 from raypipe.tables.near_duplicates import Groups
@@ -31,8 +32,13 @@ class Counts:
     """What happened to the images of a batch, or of all batches so far."""
 
     present: int = 0
+    # Of `present`: dropped by an earlier cleaning, or in another split than the source gives.
+    dropped: int = 0
+    other_split: int = 0
     duplicates: int = 0
     unlabelled: int = 0
+    # Of the added images: an earlier cleaning by other rules dropped them.
+    returned: int = 0
     reasons: Counter[str] = field(default_factory=Counter)
     splits: Counter[str] = field(default_factory=Counter)
     # Images of `splits` whose split was drawn, because the source did not give it.
@@ -51,8 +57,11 @@ class State:
     # The version that everything below was read from, or that this run wrote. None: there is no
     # table yet.
     base: DeltaTable | None
-    # Ids that are not added again: those in the table, and those that cleaning dropped.
-    known: set[str]
+    # Ids that are not added again, and their split: those in the table, and those that cleaning
+    # dropped (None).
+    known: dict[str, str | None]
+    # Ids that cleaning dropped, by whatever rules.
+    ever_dropped: set[str]
     groups: Groups
     # Images by label and split: for stratified splits, and for the search of gaps.
     strata: split.Strata | None
@@ -68,7 +77,10 @@ class State:
         self.strata = now.strata
         self.placed = now.placed
         # What this run added is a duplicate, not present.
-        self.known |= now.known - self.mine
+        for image_id, in_split in now.known.items():
+            if image_id not in self.mine:
+                self.known[image_id] = in_split
+        self.ever_dropped |= now.ever_dropped
 
     def landed(self, decision: Decision, base: DeltaTable | None) -> None:
         """Take over a decision whose rows are now in the table, at version `base`."""
@@ -101,29 +113,38 @@ def read_state(
     strata = split.Strata() if cfg.stratify else None
     placed: split.Placed = Counter()
     if not ImageTable.exists(uri, options):
-        return State(None, set(), _groups(cfg, images), strata, placed)
+        return State(None, {}, set(), _groups(cfg, images), strata, placed)
 
     opened = ImageTable.open(TableConfig(uri=uri, storage_options=options))
     base = opened.delta()
     # Older tables lack sha256; the next commit adds it.
     opened.require(base, *(name for name in SCHEMA.names if name != "sha256"))
+    # Before the first image is read: the commit would fail after an hour of work.
+    require_appendable(uri, base, SCHEMA)
     columns = ["image_id", "look", "family", "label", "split"]
     version = TableVersion(uri, base.version())
     rows = scan.rows(opened, version, columns).to_pylist()
     groups = _groups(cfg, max(images, len(rows)))
-    known: set[str] = set()
+    known: dict[str, str | None] = {}
     for row in rows:
         image_id, group = row["image_id"], row["family"]
         label, in_split = row["label"], row["split"]
-        known.add(image_id)
-        groups.join(image_id, bytes.fromhex(row["look"]), group)
         placed[label, in_split] += 1
+        # A row of another engine may lack what only ingest writes.
+        if image_id is None:
+            continue
+        known[image_id] = in_split
+        group = group or image_id
+        if row["look"]:
+            groups.join(image_id, bytes.fromhex(row["look"]), group)
         if strata:
             strata.add(group, label, in_split)
 
     # What cleaning dropped must not come back with the next ingest.
-    known |= verdicts.dropped_ids(uri, policies, options)
-    return State(base, known, groups, strata, placed)
+    ever_dropped = verdicts.dropped_ids(uri, None, options)
+    for image_id in verdicts.dropped_ids(uri, policies, options):
+        known.setdefault(image_id, None)
+    return State(base, known, ever_dropped, groups, strata, placed)
 
 
 def decide(batch: list[pa.Table], cfg: IngestConfig, state: State) -> Decision:
@@ -145,7 +166,10 @@ def decide(batch: list[pa.Table], cfg: IngestConfig, state: State) -> Decision:
             elif image_id in state.mine or image_id in fresh:
                 counts.duplicates += 1
             elif image_id in state.known:
+                in_split = state.known[image_id]
                 counts.present += 1
+                counts.dropped += in_split is None and image_id in state.ever_dropped
+                counts.other_split += in_split is not None and row["given"] not in (None, in_split)
             else:
                 # A new image: it joins a group, and gets the split that the source gives or a drawn
                 # one.
@@ -157,6 +181,7 @@ def decide(batch: list[pa.Table], cfg: IngestConfig, state: State) -> Decision:
                     strata.add(group, label, chosen)
 
                 counts.unlabelled += label is None
+                counts.returned += image_id in state.ever_dropped
                 counts.splits[chosen] += 1
                 if not given:
                     counts.drawn[label, chosen] += 1

@@ -1,7 +1,8 @@
 """The quarantine: a table beside the images that keeps what ingest rejected, with the reason and
 the bytes.
 
-A rejected file is kept once for each path and content, however often it is ingested.
+A rejected file is kept once for each source, path, content and reason, however often it is
+ingested. A file that is rejected again for another reason, or by another source, is another row.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ SCHEMA = pa.schema(
         ("image", pa.binary()),
     ]
 )
-Key = tuple[str, "str | None"]  # path and image_id of a rejected file
+KEY = ("source", "path", "image_id", "reason", "detail")
+Key = tuple["str | None", ...]  # the values of KEY of a rejected file
 
 
 def uri_of(images: str) -> str:
@@ -67,9 +69,9 @@ def _rejected(batch: list[pa.Table], source: str) -> dict[Key, dict[str, Any]]:
     for chunk in batch:
         rows = chunk.filter(chunk["reason"].is_valid())
         for row in rows.to_pylist():
-            key = (row["path"], row["image_id"])
+            row["source"] = source
+            key = tuple(row[name] for name in KEY)
             rejected[key] = {name: row.get(name) for name in SCHEMA.names}
-            rejected[key]["source"] = source
     return rejected
 
 
@@ -80,6 +82,6 @@ def _read(uri: str, options: Options) -> tuple[DeltaTable | None, set[Key]]:
     table = ImageTable(uri, storage_options=options)
     base = table.delta()
     version = TableVersion(uri, base.version())
-    rows = scan.rows(table, version, ["path", "image_id"])
-    keys = zip(rows["path"].to_pylist(), rows["image_id"].to_pylist(), strict=True)
+    rows = scan.rows(table, version, list(KEY))
+    keys = zip(*(rows[name].to_pylist() for name in KEY), strict=True)
     return base, set(keys)

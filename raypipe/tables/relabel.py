@@ -113,9 +113,9 @@ class Labels:
 
 def apply(
     table: ImageTable, labels: Labels, source: str, why: CommitProperties
-) -> tuple[TableVersion, int]:
-    """Give the table's rows the labels of this ingest, in one commit: the newest version, and how
-    many rows changed.
+) -> tuple[TableVersion, int, int]:
+    """Give the table's rows the labels of this ingest, in one commit: the newest version, how many
+    rows changed, and how many of them lost their label.
 
     Raises DataError when the table cannot be written.
     """
@@ -124,12 +124,13 @@ def apply(
         pinned = TableVersion(table.uri, base.version())
         changes, rows = _changes(table, pinned, labels, source)
         if not rows:
-            return pinned, 0
+            return pinned, 0, 0
         try:
             version = rewrite.commit(table, base, changes, why)
         except Moved:
             continue
-        return TableVersion(table.uri, version), rows
+        labels_now = [new for c in changes.values() for new in c.values["label"].values()]
+        return TableVersion(table.uri, version), rows, labels_now.count(None)
     raise retries.busy(table.uri)
 
 

@@ -1,0 +1,232 @@
+"""An ingest that runs again, or into a table that has changed: every row is told, none is lost."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+
+from raypipe.config import validate
+from raypipe.errors import ConfigError, DataError
+from raypipe.tables import scan, verdicts
+from raypipe.tables.ingest import IngestConfig, IngestResult, ingest, quarantine_uri
+from raypipe.tables.schema import SCHEMA
+from raypipe.tables.table import ImageTable, TableConfig, append
+from tests.tables import handmade as by_hand
+
+Draw = Callable[..., bytes]
+Cli = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> TableConfig:
+    return TableConfig(uri=str(tmp_path / "cells"))
+
+
+@pytest.fixture
+def folder(tmp_path: Path, textured: Draw) -> Path:
+    """Six images and a text."""
+    (tmp_path / "photos").mkdir()
+    for seed in range(6):
+        (tmp_path / "photos" / f"{seed}.png").write_bytes(textured(seed, 32))
+    (tmp_path / "photos" / "words.jpg").write_bytes(b"These are only words.\n" * 20)
+    return tmp_path / "photos"
+
+
+def take(table: TableConfig, folder: Path, lines: list[str], **more: Any) -> IngestResult:
+    """Ingest with a CSV of file, label and split."""
+    (folder.parent / "labels.csv").write_text("\n".join(["file,label,part", *lines]) + "\n")
+    policies = more.pop("policies", None)
+    source = {
+        "images": str(folder),
+        "labels": str(folder.parent / "labels.csv"),
+        "split_column": "part",
+    }
+    cfg = validate(IngestConfig, {"from": source, "workers": 0} | more)
+    done = ingest(table, cfg, policies=policies)
+    assert done.seen == done.accepted + done.present + done.duplicates + done.quarantined
+    return done
+
+
+def lines(label: str = "a", split: str = "train") -> list[str]:
+    return [f"{i}.png,{label},{split}" for i in range(6)]
+
+
+def kept(table: TableConfig) -> list[tuple[str, ...]]:
+    opened = ImageTable(quarantine_uri(table.uri))
+    rows = scan.rows(opened, opened.pin(), ["source", "path", "reason", "detail"])
+    return [tuple(row.values()) for row in rows.to_pylist()]
+
+
+def test_a_file_is_kept_once_for_each_reason_and_source(table: TableConfig, folder: Path) -> None:
+    """It was kept once for each path and content: a second reason was lost."""
+    labels = [*lines(), "words.jpg,a,train"]
+    take(table, folder, labels)
+    take(table, folder, labels)
+    assert [row[:3] for row in kept(table)] == [("ingest", "words.jpg", "not_an_image")]
+    # The same bytes under the same path, and another reason: its label is none.
+    take(table, folder, [*lines(), "0.png,['a'],train"][1:])
+    take(table, folder, [*lines(), "0.png,['a'],train"][1:])
+    assert {row[:3] for row in kept(table)} == {
+        ("ingest", "words.jpg", "not_an_image"),
+        ("ingest", "0.png", "label"),
+    }
+    take(table, folder, [*lines(), "0.png,nan,train"][1:], name="other")
+    found = kept(table)
+    assert len(found) == 4 and ("other", "0.png", "label") in {row[:3] for row in found}
+    details = {row[3] for row in found if row[1] == "0.png"}
+    assert len(details) == 2, "another label is another reason"
+
+
+def test_an_image_in_another_split_stays_and_is_counted(table: TableConfig, folder: Path) -> None:
+    take(table, folder, lines())
+    done = take(table, folder, ["0.png,a,val", "1.png,a,", *lines()[2:]])
+    assert (done.present, done.other_split, done.dropped) == (6, 1, 0)
+    opened = ImageTable(table.uri)
+    assert set(scan.rows(opened, opened.pin(), ["split"])["split"].to_pylist()) == {"train"}
+
+
+def test_labels_that_an_ingest_takes_away_are_counted(table: TableConfig, folder: Path) -> None:
+    take(table, folder, lines())
+    (folder / "copy.png").write_bytes((folder / "0.png").read_bytes())
+    done = take(table, folder, [*lines(), "copy.png,b,train"])
+    assert (done.relabelled, done.labels_removed) == (1, 1)
+    assert take(table, folder, [*lines("b"), "copy.png,b,train"]).labels_removed == 0
+
+
+def test_what_a_cleaning_dropped_is_counted_when_it_stays_away_and_when_it_returns(
+    table: TableConfig, folder: Path
+) -> None:
+    first = take(table, folder, lines()).version
+    opened = ImageTable(table.uri)
+    gone = sorted(scan.rows(opened, first, ["image_id"])["image_id"].to_pylist())[:2]
+    found = [verdicts.row(verdicts.Seen(i, "f", 0, i), "dark", dropped=True) for i in gone]
+    verdicts.write(table.uri, first, "judged", "strict", found, 6, None)
+    by_hand.drop(opened, first, gone, "clean")
+    away = take(table, folder, lines(), policies={"strict"})
+    assert (away.present, away.dropped, away.accepted, away.returned) == (6, 2, 0, 0)
+    back = take(table, folder, lines(), policies={"lax"})
+    assert (back.present, back.dropped, back.accepted, back.returned) == (4, 0, 2, 2)
+
+
+def test_the_summary_says_it(table: TableConfig, folder: Path, cli: Cli, tmp_path: Path) -> None:
+    take(table, folder, lines())
+    source = f"{{images: {folder}, labels: {tmp_path}/labels.csv, split_column: part}}"
+    job = tmp_path / "job.yaml"
+    job.write_text(f"table: {{uri: {table.uri}}}\ningest: {{from: {source}, workers: 0}}\n")
+    (tmp_path / "labels.csv").write_text("\n".join(["file,label,part", *lines("b", "val")]) + "\n")
+    code, out, err = cli("ingest", job, "--json")
+    assert code == 0, err
+    assert "of these in another split, where they stay" in err and "earlier cleaning" not in err
+    assert '"other_split": 6' in out and '"labels_removed": 0' in out
+
+
+def test_rows_of_another_engine_without_an_id_stop_nothing(
+    table: TableConfig, folder: Path
+) -> None:
+    """A null id, look or family was an error of ours."""
+    columns: dict[str, list[Any]] = {name: [None] * 2 for name in SCHEMA.names}
+    columns |= {"image_id": [None, "theirs"], "image": [b"x", b"y"]}
+    append(table.uri, pa.table(columns, SCHEMA), "theirs")
+    assert take(table, folder, lines()).accepted == 6
+    done = take(table, folder, lines("b"))
+    assert (done.present, done.relabelled) == (6, 6)
+    stratified = take(table, folder, lines("c"), stratify=True)
+    assert stratified.relabelled == 6
+
+
+@pytest.mark.parametrize("share", [[0.5, 0.5], [0.6, 0.5], [-0.1, 1], [0, 1.1]])
+def test_a_share_that_is_none_is_refused(share: list[float]) -> None:
+    with pytest.raises(ConfigError, match=r"share is wrong .*\[low, high\) of \[0, 1\)"):
+        validate(IngestConfig, {"share": share})
+
+
+def test_a_share_without_a_file_is_named(table: TableConfig, folder: Path) -> None:
+    with pytest.raises(DataError, match=r"share of the source holds no file .*larger share"):
+        take(table, folder, lines(), share=[0, 1e-9])
+
+
+def test_another_type_of_a_column_is_found_before_an_image_is_read(
+    table: TableConfig, folder: Path
+) -> None:
+    columns: dict[str, list[Any]] = {name: [None] for name in SCHEMA.names}
+    columns |= {"image_id": ["i"], "label": [1], "image": [b"x"]}
+    at = SCHEMA.get_field_index("label")
+    append(table.uri, pa.table(columns, SCHEMA.set(at, pa.field("label", pa.int64()))), "add")
+    with pytest.raises(DataError, match=r"Column 'label' of .* has another type .*int64"):
+        take(table, folder, lines())
+    assert not ImageTable.exists(quarantine_uri(table.uri)), "it was found before the first batch"
+
+
+@pytest.mark.parametrize("lacks", ["", "sha256"])
+def test_a_table_with_column_mapping_gets_rows_or_is_refused_by_name(
+    lacks: str, table: TableConfig, folder: Path
+) -> None:
+    fields = []
+    types = {pa.int32(): "integer", pa.int64(): "long", pa.binary(): "binary"}
+    for number, field in enumerate(SCHEMA, 1):
+        if field.name != lacks:
+            kind = types.get(field.type, "string")
+            fields.append(by_hand.column(field.name, kind, number, f"col-{number}"))
+    fields.append(by_hand.column("site", "string", 99, "col-99"))
+    mapping = {"delta.columnMapping.mode": "name", "delta.columnMapping.maxColumnId": "99"}
+    Path(table.uri).mkdir()
+    names = by_hand.metadata(fields, **mapping)
+    by_hand.commit(Path(table.uri), by_hand.protocol("columnMapping"), names)
+    if lacks:
+        with pytest.raises(
+            DataError, match=r"Columns cannot be added .*'sha256'.*column mapping \(name\).*ALTER"
+        ):
+            take(table, folder, lines())
+        assert not ImageTable.exists(quarantine_uri(table.uri))
+        return
+    assert take(table, folder, lines()).accepted == 6
+    opened = ImageTable(table.uri)
+    rows = scan.rows(opened, opened.pin(), ["label", "site"])
+    assert rows.to_pylist() == [{"label": "a", "site": None}] * 6
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 1 MB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
+    try:
+        mounted = subprocess.run(command, capture_output=True, check=False).returncode == 0
+    except OSError:
+        mounted = False
+    if not mounted or not os.path.ismount(folder):
+        pytest.skip("this user may not mount")
+    yield folder
+    # -l: a file may still be open.
+    subprocess.run(["umount", "-l", str(folder)], capture_output=True, check=False)
+
+
+def test_a_constraint_and_a_full_disk_end_an_ingest_in_one_message(
+    small_disk: Path, folder: Path, tmp_path: Path, textured: Draw, cli: Cli
+) -> None:
+    cells = TableConfig(uri=str(small_disk / "cells"))
+    take(cells, folder, lines())
+    DeltaTable(cells.uri).alter.add_constraint({"known": "label is null or label = 'a'"})
+    (folder / "new.png").write_bytes(textured(100, 32))
+    for label, disk, says in (
+        ("z", 0, "New rows break a constraint"),
+        ("a", 900_000, "No space left"),
+    ):
+        for seed in range(200, 210) if disk else ():
+            (folder / f"{seed}.png").write_bytes(textured(seed, 300))
+        (tmp_path / "labels.csv").write_text(f"file,label\nnew.png,{label}\n")
+        source = f"{{images: {folder}, labels: {tmp_path}/labels.csv}}"
+        job = tmp_path / "job.yaml"
+        job.write_text(f"table: {{uri: {cells.uri}}}\ningest: {{from: {source}, workers: 0}}\n")
+        code, _, err = cli("ingest", job)
+        assert code in (1, 2) and says in err and "Traceback" not in err, err
+        assert "Preview" not in err
+    assert len(scan.rows(ImageTable(cells.uri), ImageTable(cells.uri).pin(), ["image_id"])) == 6
