@@ -7,8 +7,9 @@ cleaning stops with an error: that row was not judged.
 
 A verdict is a fact with its numbers: what was measured, against which limit, for which partner.
 Verdicts stay in a Delta table beside the images; the policy `drop` only decides which verdicts
-remove an image. Of a group of duplicates the first in id order stays. Outliers and blurred images
-are reported and kept by default: a rare defect looks like an outlier.
+remove an image. Of a group of duplicates a labelled one stays, the first in id order: a label is
+work that nobody wants to do again. Outliers and blurred images are reported and kept by default: a
+rare defect looks like an outlier.
 
 Images are decoded, checked, reduced to at most `side_px` a side and encoded again before fastdup
 gets them: its own decoders are old.
@@ -40,6 +41,8 @@ log = logging.getLogger("raypipe")
 # From this similarity on two files hold the same pixels. A JPEG saved again at quality 85 reaches
 # 0.9994 at most.
 EXACT = 0.99995
+# Of a group of duplicates "clean 2" kept the first in id order, labelled or not.
+RULES, RULES_BEFORE = "clean 3", ("clean 2",)
 # fastdup lists pairs from this similarity on.
 LEAST_SIMILARITY = 0.9
 
@@ -141,14 +144,19 @@ def clean(source: TableConfig, cfg: CleanConfig) -> CleanResult:
 
 def rules(cfg: CleanConfig) -> str:
     """The key of the limits and of what they drop. The tag of the result is not part of it."""
-    return key_of("clean 2", cfg.model_dump(mode="json", exclude={"tag"}))
+    return _key_of_rules(RULES, cfg)
+
+
+def _key_of_rules(version: str, cfg: CleanConfig) -> str:
+    return key_of(version, cfg.model_dump(mode="json", exclude={"tag"}))
 
 
 def known_as(cfg: CleanConfig) -> set[str]:
-    """The keys under which a table may hold what these rules dropped: today's, and that of raypipe
-    0.1.
+    """The keys under which a table may hold what these rules dropped: today's, those of before, and
+    that of raypipe 0.1.
     """
-    return {rules(cfg), key_of(cfg, {})}
+    before = {_key_of_rules(version, cfg) for version in RULES_BEFORE}
+    return {rules(cfg), key_of(cfg, {}), *before}
 
 
 def _policy(raw: TableVersion, source: TableConfig, cfg: CleanConfig) -> str:
@@ -189,19 +197,25 @@ def _judge(
 def _recoded_images(
     table: ImageTable, raw: TableVersion, source: TableConfig, cfg: CleanConfig
 ) -> list[tuple[Seen, bytes]]:
-    """Every image of the version with its PNG for fastdup, in id order; empty bytes for a broken
-    image.
+    """Every image of the version with its PNG for fastdup, in the order in which duplicates stay;
+    empty bytes for a broken image.
 
     Images are decoded on the cluster. Rows of one id come in the table's order.
     """
     columns = table.columns
+    have = {field.name for field in table.delta(raw.version).schema().fields}
+    has_labels = columns.label in have
 
     def recode(batch: dict[str, Any]) -> dict[str, Any]:
         images = batch[columns.image]
         digests = [None if data is None else _sha256(data) for data in images]
         pngs = [_recode(data, cfg.side_px) for data in images]
+        # Without a label column nothing is labelled. Numbers: Ray makes NaN of a column of nulls.
+        labels = batch[columns.label] if has_labels else [None] * len(images)
+        without_label = np.array([_without_label(label) for label in labels], np.int64)
         return {
             "id": batch[columns.id],
+            "without_label": without_label,
             "file": batch[scan.FILE],
             "row": batch[scan.ROW],
             "sha256": np.array(digests, dtype=object),
@@ -209,30 +223,38 @@ def _recoded_images(
         }
 
     names = list(dict.fromkeys([columns.id, columns.image]))
+    if has_labels:
+        names = list(dict.fromkeys([*names, columns.label]))
     stream, fragments = scan.placed(table, raw, names, source.where)
     starts = scan.starts(fragments)
-    images: list[tuple[Seen, bytes]] = []
+    images: list[tuple[Seen, bytes, int]] = []
     for batch in stream.map_batches(recode, batch_size=64).iter_batches(batch_size=256):
-        fields = [batch[name] for name in ("id", "file", "row", "sha256", "png")]
-        for image_id, number, row, sha256, png in zip(*fields, strict=True):
+        fields = [batch[name] for name in ("id", "without_label", "file", "row", "sha256", "png")]
+        for image_id, without, number, row, sha256, png in zip(*fields, strict=True):
             # `number` is that of a row group in `fragments`, `row` counts within the row group.
             file = fragments[number].path
             place = starts[number] + int(row)
             seen = Seen(image_id, file, place, sha256)
-            images.append((seen, png))
+            images.append((seen, png, int(without)))
 
-    # Ray returns blocks in any order. In id order the first of two duplicates stays; rows without
-    # an id come last.
     order: dict[str, int] = {}  # of the files
     for fragment in fragments:
         order.setdefault(fragment.path, len(order))
 
-    def by_id(image: tuple[Seen, bytes]) -> tuple[bool, str, int, int]:
-        seen, _ = image
+    # Ray returns blocks in any order. The first of two duplicates stays.
+    def rank(image: tuple[Seen, bytes, int]) -> tuple[int, bool, str, int, int]:
+        seen, _, without = image
         without_id = seen.image_id is None
-        return without_id, seen.image_id or "", order[seen.file], seen.row
+        return without, without_id, seen.image_id or "", order[seen.file], seen.row
 
-    return sorted(images, key=by_id)
+    return [(seen, png) for seen, png, _ in sorted(images, key=rank)]
+
+
+def _without_label(label: str | None) -> int:
+    """0 for a label, 2 for none. 1 for a blank, which is a label under multi_label only."""
+    if label is None:
+        return 2
+    return 0 if label.strip() else 1
 
 
 def _call_fastdup(pngs: list[bytes]) -> dict[str, np.ndarray]:
@@ -276,7 +298,7 @@ def _verdicts(images: list[Seen], report: dict[str, np.ndarray], cfg: CleanConfi
 def _duplicates(
     images: list[Seen], report: dict[str, np.ndarray], cfg: CleanConfig
 ) -> verdicts.Rows:
-    """A verdict for each image that an earlier image in id order duplicates."""
+    """A verdict for each image that an earlier one of `images` duplicates."""
     rows: verdicts.Rows = []
     duplicates: set[int] = set()
     pairs = [report[name].tolist() for name in ("pair_a", "pair_b", "pair_similarity")]
@@ -285,7 +307,7 @@ def _duplicates(
             break  # pairs come most similar first
         if a in duplicates or b in duplicates:
             continue  # its pair with the image that stays is another one
-        # Images are in id order and a < b: the first stays.
+        # a < b, and `images` is in the order in which they stay.
         duplicates.add(b)
         verdict, limit = "near_duplicate", cfg.near_duplicate
         if similarity >= EXACT:

@@ -16,10 +16,11 @@ import pyarrow as pa
 import pytest
 from PIL import Image
 
-from raypipe.config import validate
+from raypipe.config import key_of, validate
 from raypipe.errors import ConfigError, DataError
+from raypipe.tables import clean as room
 from raypipe.tables import scan, verdicts
-from raypipe.tables.clean import EXACT, CleanConfig, CleanResult, clean
+from raypipe.tables.clean import EXACT, CleanConfig, CleanResult, clean, known_as, rules
 from raypipe.tables.table import Columns, ImageTable, TableConfig, append
 
 pytestmark = pytest.mark.usefixtures("ray_session")
@@ -255,6 +256,51 @@ def test_two_copies_of_one_row_that_both_break_both_go_and_one_of_other_bytes_st
         2,
         [textured(1)] * 2,
     )
+
+
+@pytest.mark.parametrize("labelled", ["first", "second"])
+def test_of_duplicates_the_labelled_one_stays(
+    labelled: str, planted: dict[str, bytes], textured: Draw, tmp_path: Path
+) -> None:
+    """On fe2916f the first in id order stayed, and its twin's label was lost."""
+    twins = [planted["original"], planted["copy"]]
+    first, second = sorted(twins, key=named)
+    label_of = {named(first if labelled == "first" else second): "a"}
+    images = [textured(seed, 160) for seed in range(1, 12)] + twins
+    rows = {
+        "image_id": list(map(named, images)),
+        "label": [label_of.get(named(image)) for image in images],
+        "image": images,
+    }
+    append(str(tmp_path / "t"), pa.table(rows), "add")
+    done = clean(TableConfig(uri=str(tmp_path / "t")), CleanConfig())
+    left = ids(str(tmp_path / "t"), done.clean.version)
+    assert (done.dropped, set(label_of) <= left) == (1, True)
+
+
+@pytest.mark.parametrize("label", [None, "", "b", 3])
+def test_images_come_in_the_order_in_which_they_stay(
+    label: Any, tmp_path: Path, textured: Draw
+) -> None:
+    """A label before a blank, a blank before none; then by id."""
+    kind = pa.int64() if label == 3 else pa.string()
+    rows = {
+        "image_id": ["a", "b", None, "d"],
+        "label": pa.array([None, label, label, None], kind),
+        "image": [textured(seed) for seed in range(4)],
+    }
+    append(str(tmp_path / "t"), pa.table(rows), "add")
+    table = ImageTable(str(tmp_path / "t"))
+    source = TableConfig(uri=table.uri)
+    found = room._recoded_images(table, table.pin(), source, CleanConfig())
+    expected = ["a", "b", "d", None] if label is None else ["b", None, "a", "d"]
+    assert [seen.image_id for seen, _ in found] == expected
+
+
+def test_other_rules_are_another_policy_and_what_the_old_ones_dropped_is_known() -> None:
+    cfg = CleanConfig()
+    old = key_of("clean 2", cfg.model_dump(mode="json", exclude={"tag"}))
+    assert rules(cfg) != old and {rules(cfg), old} <= known_as(cfg)
 
 
 def test_a_tag_that_cannot_be_is_refused_before_anything_is_dropped(
