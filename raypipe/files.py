@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import logging
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from filelock import FileLock, Timeout
+
 log = logging.getLogger("raypipe")
 LOCK = "lock"
-# A file system without locks: some network mounts, and cloud folders that look like a disk.
-NO_LOCKS = errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL
 
 
 def write_atomic(path: Path, text: str) -> Path:
@@ -37,17 +34,16 @@ def owned(folder: Path) -> Iterator[None]:
     file system has no locks, nobody waits. A process that owns a folder may not ask for it again.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    # Closed on exec: a Ray process that outlives this one does not keep the lock.
-    lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    lock = FileLock(folder / LOCK)
     try:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            log.info("Another process works on the same, in %s. Waiting until it ends", folder)
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        except OSError as e:
-            if e.errno not in NO_LOCKS:
-                raise
+        lock.acquire(timeout=0)
+    except Timeout:
+        log.info("Another process works on the same, in %s. Waiting until it ends", folder)
+        lock.acquire()
+    except NotImplementedError:
+        # Some network mounts, and cloud folders that look like a disk.
+        log.debug("The file system of %s has no locks", folder)
+    try:
         yield
     finally:
-        os.close(lock)
+        lock.release()

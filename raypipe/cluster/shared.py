@@ -15,6 +15,7 @@ import os
 import socket
 from pathlib import Path
 
+from raypipe.cluster import ray_private
 from raypipe.errors import one_line
 
 log = logging.getLogger("raypipe")
@@ -28,7 +29,7 @@ def shared_cluster() -> str | None:
     if address is None or not _raylet_here(address) or not _listens(address):
         return None
     try:
-        return None if _is_private(address) else address
+        return None if ray_private.is_of_program(address) else address
     except Exception as e:
         # For example an old Ray or another token. Without its metadata, it is not joined.
         reason = one_line(f"{type(e).__name__}: {e}", 200)
@@ -44,9 +45,7 @@ def shared_cluster() -> str | None:
 
 def _recorded() -> str | None:
     """The address that this user's last `ray start` wrote, or None."""
-    from ray._common.utils import get_ray_address_file
-
-    record = Path(get_ray_address_file(None))
+    record = Path(ray_private.address_file())
     try:
         if record.stat().st_uid != os.getuid():
             return None
@@ -79,11 +78,3 @@ def _listens(address: str) -> bool:
             return True
     except (OSError, ValueError):
         return False
-
-
-def _is_private(address: str) -> bool:
-    """Did `ray.init` of some program start the cluster? Its own metadata says so."""
-    from ray._common.usage.usage_lib import is_ray_init_cluster
-    from ray._raylet import GcsClient  # type: ignore[attr-defined]
-
-    return bool(is_ray_init_cluster(GcsClient(address=address)))

@@ -17,6 +17,8 @@ import atexit
 import threading
 from collections.abc import Callable
 
+from raypipe.cluster import ray_private
+
 EVERY_S = 0.2
 NAMES = {"gcs_server": "head (gcs_server)", "raylet": "raylet"}
 # Returns the name of a process that has ended, or "".
@@ -53,12 +55,9 @@ def start(lost: Callable[[str], None]) -> Callable[[], None]:
 
 def _of_own_cluster() -> FindEnded | None:
     """For a cluster that this process started: its head and raylet are child processes."""
-    from ray._private import worker
-
-    node = worker._global_node
-    if node is None or not node.is_head() or not getattr(node, "ray_init_cluster", False):
+    children = ray_private.own_processes(list(NAMES))
+    if children is None:
         return None
-    children = {name: [i.process for i in node.all_processes.get(name, [])] for name in NAMES}
 
     def find_ended() -> str:
         for name, processes in children.items():

@@ -214,15 +214,14 @@ def _is_jpeg(image: Image.Image) -> bool:
 
 def _resize_into(pixels_HWC: np.ndarray, out_HWC: np.ndarray) -> None:
     """Antialiased bilinear resampling, equal to Pillow's BILINEAR to the last bit on x86."""
-    import torch  # not at the top: ingest only inspects, and its many processes need not load it
+    # Not at the top: ingest only inspects, and its many processes need not load torch.
+    import torch
+
+    from raypipe.torch_private import resize_antialiased
 
     source_NCHW = torch.from_numpy(pixels_HWC).permute(2, 0, 1)[None]
     out_NCHW = torch.from_numpy(out_HWC).permute(2, 0, 1)[None]
-    # The operator below interpolate(antialias=True), because it takes `out`. interpolate returns
-    # NCHW, and turning that costs as much again.
-    torch.ops.aten._upsample_bilinear2d_aa.out(
-        source_NCHW, out_HWC.shape[:2], False, None, None, out=out_NCHW
-    )
+    resize_antialiased(source_NCHW, out_HWC.shape[:2], out_NCHW)
 
 
 def _load(image: Image.Image) -> np.ndarray:

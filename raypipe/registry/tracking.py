@@ -336,10 +336,10 @@ def _log_dataset(store: Store, run_id: str, version: TableVersion) -> None:
     """Record the table and its version as the run's training data."""
     from mlflow.data.delta_dataset_source import DeltaDatasetSource
     from mlflow.data.meta_dataset import MetaDataset
-    from mlflow.entities import DatasetInput, InputTag
+    from mlflow.entities import Dataset, DatasetInput, InputTag
 
     source = DeltaDatasetSource(path=version.uri, delta_table_version=version.version)
     dataset = MetaDataset(source, name=Path(version.uri).name)  # type: ignore[abstract]
     context = InputTag("mlflow.data.context", "training")
-    entry = DatasetInput(dataset._to_mlflow_entity(), [context])
+    entry = DatasetInput(Dataset(**dataset.to_dict()), [context])
     store.client.log_inputs(run_id, datasets=[entry])

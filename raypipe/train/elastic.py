@@ -28,6 +28,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from raypipe.cluster.ray_private import free_resources
+
 log = logging.getLogger("raypipe")
 Resources = Mapping[str, float]
 
@@ -64,22 +66,12 @@ def _fits(free: Resources, worker: Resources) -> int:
     return min(fits)
 
 
-def free() -> dict[str, Resources]:
-    """The free resources of each node, without nodes that are being taken away."""
-    # The public list of nodes says what they have, not what is free.
-    from ray._private.state import state
-
-    draining = state.get_draining_nodes()
-    available = state.available_resources_per_node()
-    return {node: resources for node, resources in available.items() if node not in draining}
-
-
 def steady_room(worker: Resources, decoding: bool, wanted: int) -> int:
     """`room`, as soon as it is `wanted` or no longer changes; after STEADY_S in any case."""
     deadline = time.monotonic() + STEADY_S
     before = -1
     while True:
-        now = room(free(), worker, decoding)
+        now = room(free_resources(), worker, decoding)
         # 0 may only mean that the last group has not given its places back yet.
         steady = now == before and now > 0
         if now >= wanted or steady or time.monotonic() >= deadline:
@@ -160,7 +152,7 @@ class Growth:
         room_before = 0
         while not self._ended.wait(LOOK_S):
             try:
-                room_now = room(free(), self._worker, self._decoding)
+                room_now = room(free_resources(), self._worker, self._decoding)
             except Exception as e:
                 # A look that fails must not end a training.
                 log.debug("Could not look for room: %s", e)

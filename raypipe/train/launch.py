@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 import ray
 
+from raypipe.cluster import ray_private
 from raypipe.errors import ClusterError, RaypipeError
 from raypipe.train import checkpoint, elastic
 from raypipe.train.checkpoint.saver import newest
@@ -157,7 +158,7 @@ def _workers_to_start(job: TrainJob, data: Data, share: Share | None) -> int:
         decoding = False
     blocks = [*data.train.blocks, *data.val.blocks]
     images = [pixels for pixels, _ in blocks]
-    if images and elastic.room(elastic.free(), worker, decoding) < cfg.most_workers:
+    if images and elastic.room(ray_private.free_resources(), worker, decoding) < cfg.most_workers:
         # Tasks that fill the cache hold CPUs which are free soon. To grow later would cost
         # RESTART_S, so this wait may take as long.
         ray.wait(images, num_returns=len(images), timeout=elastic.RESTART_S, fetch_local=False)
@@ -188,14 +189,9 @@ def _is_lost_node(error: TrainingFailedError) -> bool:
     Either the room was gone before the group had started, or a node was taken away.
     """
     from ray.train import ControllerError, PreemptionError
-    from ray.train.v2._internal.exceptions import (
-        WorkerGroupStartupFailedError,
-        WorkerGroupStartupTimeoutError,
-    )
 
     if isinstance(error, ControllerError):
-        late = (WorkerGroupStartupFailedError, WorkerGroupStartupTimeoutError)
-        return isinstance(error.controller_failure, late)
+        return isinstance(error.controller_failure, ray_private.late_starts())
     if isinstance(error, PreemptionError):
         return True
     failures = getattr(error, "worker_failures", {}).values()

@@ -40,7 +40,7 @@ def test_a_group_grows_only_if_what_is_left_gets_shorter_by_more_than_a_start_ta
 
 def test_a_group_that_gives_its_places_back_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = iter([0, 0, 1, 3, 3, 4])
-    monkeypatch.setattr(elastic, "free", lambda: {"a": {"CPU": float(next(seen))}})
+    monkeypatch.setattr(elastic, "free_resources", lambda: {"a": {"CPU": float(next(seen))}})
     monkeypatch.setattr(elastic.time, "sleep", lambda s: None)
     assert elastic.steady_room({"CPU": 1.0}, False, 4) == 3
     assert elastic.steady_room({"CPU": 1.0}, False, 4) == 4

@@ -12,6 +12,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from raypipe.torch_private import copy_all, lerp_all
+
 
 class Average:
     """The mean of `stored()` over the steps. The model holds either the weights or their mean.
@@ -37,13 +39,13 @@ class Average:
         if self.decay:
             self.steps += 1
             decay = min(self.decay, (1 + self.steps) / (10 + self.steps))
-            torch._foreach_lerp_(self._other, self._stored(), 1 - decay)
+            lerp_all(self._other, self._stored(), 1 - decay)
 
     @torch.no_grad()
     def restart(self) -> None:
         """Set the mean to the model's current weights."""
         if self.decay:
-            torch._foreach_copy_(self._other, self._stored())
+            copy_all(self._other, self._stored())
 
     @torch.no_grad()
     def show(self, mean: bool) -> None:
@@ -51,8 +53,8 @@ class Average:
         if self.decay and mean != self._shows_mean:
             in_model = self._stored()
             before = [t.clone() for t in in_model]
-            torch._foreach_copy_(in_model, self._other)
-            torch._foreach_copy_(self._other, before)
+            copy_all(in_model, self._other)
+            copy_all(self._other, before)
             self._shows_mean = mean
 
     @contextmanager

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 
 from raypipe.errors import ConfigError
-from raypipe.train.parallel.precision import FIRST_SCALE, GROWS_AFTER, LOWEST_SCALE
 from raypipe.train.parallel.settings import ParallelConfig
 
 log = logging.getLogger("raypipe")
@@ -82,29 +81,6 @@ def engine_config(
         "torch_autocast": autocast,
         "gradient_clipping": cfg.clip_norm or 0.0,
     }
-
-
-def use_dynamic_loss_scaler(zero_optimizer: Any) -> Any:
-    """Let `zero_optimizer` scale fp16's loss by DeepSpeed's DynamicLossScaler; returns the scaler.
-
-    Under autocast DeepSpeed (0.19) takes torch's GradScaler instead, and never calls its unscale.
-    Then an overflow never lowers the scale, so no later step updates the weights; and clipping
-    acts on the norm times the scale.
-    """
-    from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler
-
-    scaler = DynamicLossScaler(
-        init_scale=FIRST_SCALE,
-        scale_window=GROWS_AFTER,
-        min_scale=LOWEST_SCALE / 2,
-        delayed_shift=1,
-        consecutive_hysteresis=False,
-        raise_error_at_min_scale=False,
-    )
-    zero_optimizer.torch_autocast_gradscaler = None
-    zero_optimizer.loss_scaler = scaler
-    zero_optimizer.dynamic_loss_scale = True
-    return scaler
 
 
 def _remove_dead_locks() -> None:

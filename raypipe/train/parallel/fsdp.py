@@ -78,8 +78,8 @@ class Fsdp(Single):
             whole.data = torch.empty(0, dtype=whole.dtype)
         # Buffers stay whole, and on the device even where parameters are offloaded.
         for module in model.modules():
-            for name, buffer in module.named_buffers(recurse=False):
-                module._buffers[name] = buffer.to(self.device)
+            for name, buffer in list(module.named_buffers(recurse=False)):
+                setattr(module, name, buffer.to(self.device))
         del self._whole
 
     def _stored(self) -> list[Tensor]:

@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from raypipe.torch_private import storage_id
 from raypipe.train.parallel.blocks import blocks
 from raypipe.train.shapes import without_values
 
@@ -132,15 +133,14 @@ def activation_bytes(model: nn.Module, example: Tensor) -> float:
     alive: list[Tensor] = []  # tensors stay alive, so that no two storages get the same id
 
     def count(t: Tensor) -> Tensor:
-        storage = t.untyped_storage()
-        if storage._cdata not in own:
-            sizes[storage._cdata] = storage.nbytes()
+        if storage_id(t) not in own:
+            sizes[storage_id(t)] = t.untyped_storage().nbytes()
             alive.append(t)
         return t
 
     shapes = without_values(model).train()
     # The model's own tensors are saved for the backward pass too, and are no activations.
-    own = {t.untyped_storage()._cdata for t in (*shapes.parameters(), *shapes.buffers())}
+    own = {storage_id(t) for t in (*shapes.parameters(), *shapes.buffers())}
     # Two images, because batch norms may refuse one; the sum is halved at the end.
     two = torch.zeros(2, *example.shape[1:], dtype=example.dtype, device="meta")
     try:

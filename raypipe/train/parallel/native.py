@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from raypipe.errors import RaypipeError
+from raypipe.torch_private import ddp_exposed_s
 from raypipe.train.measure.meter import Meter
 from raypipe.train.parallel.average import Average
 from raypipe.train.parallel.blocks import checkpoint_activations
@@ -248,19 +249,8 @@ class Ddp(Single):
         wrapped = DistributedDataParallel(
             super()._place(model), device_ids=devices, find_unused_parameters=self._find_unused
         )
-        self.meter.communication = partial(_exposed_s, wrapped)
+        self.meter.communication = partial(ddp_exposed_s, wrapped)
         return wrapped
 
     def _syncing(self, last: bool) -> AbstractContextManager[None]:
         return nullcontext() if last else self._entry.no_sync()  # type: ignore[operator, no-any-return]
-
-
-def _exposed_s(wrapped: DistributedDataParallel) -> float:
-    """Seconds from the last gradient to the last sum.
-
-    It is the mean of the steps that DDP times: the first 10 and each 100th.
-    """
-    times_ns = wrapped._get_ddp_logging_data()  # type: ignore[no-untyped-call]
-    communication = times_ns.get("avg_backward_comm_time", 0)
-    hidden = times_ns.get("avg_backward_compute_comm_overlap_time", 0)
-    return max(0.0, communication - hidden) / 1e9

@@ -20,11 +20,8 @@ from raypipe.errors import ConfigError
 from raypipe.train.measure.meter import Meter
 from raypipe.train.parallel.average import Average
 from raypipe.train.parallel.blocks import checkpoint_activations
-from raypipe.train.parallel.deepspeed_setup import (
-    engine_config,
-    import_deepspeed,
-    use_dynamic_loss_scaler,
-)
+from raypipe.train.parallel.deepspeed_private import Shares, use_dynamic_loss_scaler
+from raypipe.train.parallel.deepspeed_setup import engine_config, import_deepspeed
 from raypipe.train.parallel.engine import (
     Criterion,
     broadcast,
@@ -44,8 +41,8 @@ class Zero:
 
     Under zero3 every forward pass gathers layer by layer, so all ranks must call it equally often.
 
-    Three places hold weights: the model's parameters (`_local` is this rank's share of one), the
-    flat float32 tensors that the optimizer updates (`_flat`), and its moments. `load` fills all.
+    Three places hold weights: the model's parameters (`_shares.local` is this rank's share of
+    one), the flat float32 tensors that the optimizer updates, and its moments. `load` fills all.
     """
 
     def __init__(
@@ -88,20 +85,21 @@ class Zero:
         self._engine, self._zero, _, _ = deepspeed.initialize(
             model=model, optimizer=optimizer, dist_init_required=False, config=config
         )
+        self._shares = Shares(self._zero, stage, self.rank, device)
         self._scaler = use_dynamic_loss_scaler(self._zero) if dtype is torch.float16 else None
         if cfg.compile:
             self._engine.compile()
         self._average = Average(cfg.ema, self._stored)
 
     def train(self) -> None:
-        self._release()
+        self._shares.release()
         self._average.show(mean=False)
         self._engine.train()
 
     def eval(self) -> None:
         if self._scaler is not None:
             require_scale(self._scaler.cur_scale)
-        self._release()
+        self._shares.release()
         self._average.show(mean=True)
         # Batch statistics differ by rank. Rank 0's are saved, so all ranks evaluate with those.
         broadcast(self._engine.module.buffers(), self.world)
@@ -137,14 +135,13 @@ class Zero:
         module = self._engine.module
         shares = dict(module.named_buffers())
         for name, p in module.named_parameters():
-            # Without the padding of the last rank's shard: nobody ever wrote that memory.
-            shares[name] = self._local(p).flatten()[: self._local_size(p)]
+            shares[name] = self._shares.unpadded(p)
         # All ranks must list them in the same order: that of the state dict.
         saved = {name: shares[name] for name in self._saved}
         return first_not_finite(saved, self.world, self.device)
 
     def snapshot(self) -> Snapshot:
-        self._release()
+        self._shares.release()
         with self._average.showing(mean=True):
             weights = self._pieces("")
         optimizer: dict[str, Piece] = {}
@@ -159,7 +156,7 @@ class Zero:
     def load(
         self, weights: Mapping[str, Tensor], optimizer: Mapping[str, Tensor], facts: dict[str, Any]
     ) -> None:
-        self._release()
+        self._shares.release()
         self._fill("", weights)
         self._average.restart()
         self._average.steps = facts["averaged"]
@@ -177,18 +174,18 @@ class Zero:
         if step_key is not None:
             self._make_state(optimizer[step_key])
         for name, p in self._trained():
-            self._set_share(p, optimizer[f"trained/{name}"] if has_trained else weights[name])
+            self._shares.set(p, optimizer[f"trained/{name}"] if has_trained else weights[name])
             if f"exp_avg/{name}" in optimizer:
                 for key in MOMENTS:
-                    self._set_share(p, optimizer[f"{key}/{name}"], key)
+                    self._shares.set(p, optimizer[f"{key}/{name}"], key)
 
     def _make_state(self, step: Tensor) -> None:
         """Give the optimizer moments of zero, after so many steps."""
-        for flat in self._flat():
+        for flat in self._shares.flat():
             state = {key: torch.zeros_like(flat) for key in MOMENTS}
             state["step"] = step.to(flat.device, copy=True)
             self._zero.optimizer.state[flat] = state
-        self._link()
+        self._shares.link()
 
     def _scale(self) -> dict[str, Any]:
         """The loss scale under the keys of torch's GradScaler, which the native strategies load."""
@@ -203,73 +200,22 @@ class Zero:
             "growth_interval": GROWS_AFTER,
         }
 
-    def _release(self) -> None:
-        """Free the layers that DeepSpeed keeps gathered because it will use them again soon.
-
-        Otherwise the next forward pass would not see weights that were replaced meanwhile. This
-        calls the optimizer's method: the engine's also collects garbage, which takes 0.3 s and
-        frees none of raypipe's objects.
-        """
-        if self._stage == 3:
-            self._zero.empty_partition_cache()
-
     def parameters_held(self) -> int:
         """Elements of parameters that this rank keeps between steps; sharding reduces them."""
-        return sum(self._local(p).numel() for p in self._engine.module.parameters())
+        return sum(self._shares.local(p).numel() for p in self._engine.module.parameters())
 
     def _trained(self) -> list[tuple[str, nn.Parameter]]:
         """The parameters that are not frozen, with their names."""
         return [(name, p) for name, p in self._engine.module.named_parameters() if p.requires_grad]
 
-    def _local(self, p: Tensor) -> Tensor:
-        """This rank's share of a parameter: a flat shard under zero3, else all of it."""
-        return p.ds_tensor.data if self._stage == 3 else p.data  # type: ignore[attr-defined]
-
-    def _local_size(self, p: Tensor) -> int:
-        """How many numbers of `_local(p)` belong to the parameter."""
-        shard = self._local(p).numel()
-        if self._stage < 3:
-            return shard
-        left = p.ds_numel - dist.get_rank() * shard  # type: ignore[attr-defined]
-        return int(max(0, min(shard, left)))
-
     def _stored(self) -> list[Tensor]:
         """This rank's share of the trained weights and of the running statistics."""
         buffers = [b for b in self._engine.module.buffers() if b.is_floating_point()]
-        return [self._local(p) for _, p in self._trained()] + buffers
-
-    def _flat(self) -> list[Tensor]:
-        """This rank's float32 weights in a few flat tensors, which the optimizer updates."""
-        if self._stage == 3:
-            return self._zero.fp32_partitioned_groups_flat  # type: ignore[no-any-return]
-        return self._zero.single_partition_of_fp32_groups  # type: ignore[no-any-return]
-
-    def _link(self) -> None:
-        """Let zero1 and zero2 link all parameters to the optimizer's state.
-
-        DeepSpeed does it after the first step of the first group, and misses the later groups.
-        """
-        if self._stage < 3 and all(self._zero.optimizer.state.get(flat) for flat in self._flat()):
-            self._zero._hp_optimizer_states_linked = False
-            self._zero._lazy_init_hp_params_optimizer_state()
-
-    def _set_share(self, p: nn.Parameter, whole: Tensor, key: str | None = None) -> None:
-        """Give the optimizer this rank's share of `whole`.
-
-        It is the float32 weight of `p`, or with a `key` that moment of it.
-        """
-        if self._stage < 3:
-            p.set_full_hp_param(whole.to(self.device), key)  # type: ignore[attr-defined]
-            return
-        # The last share is padded. DeepSpeed's own setter of whole values overruns there.
-        size = self._local(p).numel()
-        start = self.rank * size
-        share = cut(whole, start, size).to(self.device)
-        self._zero.set_local_hp_param(share, p, key)
+        return [self._shares.local(p) for _, p in self._trained()] + buffers
 
     def _moments(self) -> dict[str, Piece]:
         """This rank's share of the optimizer's state; empty before the first step."""
-        self._link()
+        self._shares.link()
         steps = [float(s["step"]) for s in self._zero.optimizer.state.values() if "step" in s]
         if not steps:
             return {}
@@ -278,26 +224,12 @@ class Zero:
         step = torch.tensor(max(steps))
         for name, p in self._trained():
             for key in MOMENTS:
-                piece = self._moment(p, key)
+                piece = self._shares.moment(p, key)
                 if piece is not None:
                     pieces[f"{key}/{name}"] = piece
             if self.rank == 0:
                 pieces[f"step/{name}"] = Piece.whole(step)
         return pieces
-
-    def _moment(self, p: nn.Parameter, key: str) -> Piece | None:
-        """This rank's piece of one moment; None if other ranks hold all of it."""
-        if self._stage == 3:
-            share = self._zero.get_local_fp32_param(p, key).flatten()
-            start = self.rank * len(share)
-            return Piece.part(share, start, tuple(p.ds_shape))  # type: ignore[attr-defined]
-        # zero1 and zero2: DeepSpeed's record of where this rank's fragment of `p` lies.
-        mapping = p._hp_mapping  # type: ignore[attr-defined]
-        if mapping is None:
-            return None
-        share = mapping.get_optim_state_fragment(key).flatten()
-        start = mapping.lp_fragment_address.start
-        return Piece.part(share, start, tuple(p.shape))
 
     def _pieces(self, prefix: str) -> dict[str, Piece]:
         """This rank's piece of each weight and buffer that it saves, by `prefix` + name."""
@@ -316,16 +248,14 @@ class Zero:
         is_sharded = self._stage == 3 and isinstance(tensor, nn.Parameter)
         if not is_sharded:
             return Piece.whole(tensor) if self.rank == 0 else None
-        share = self._local(tensor)
-        start = self.rank * share.numel()
-        return Piece.part(share, start, tuple(tensor.ds_shape))  # type: ignore[attr-defined]
+        return self._shares.piece(tensor)
 
     @torch.no_grad()
     def _fill(self, prefix: str, saved: Mapping[str, Tensor]) -> None:
         """Copy saved whole tensors into the model."""
         module = self._engine.module
         for name, p in module.named_parameters():
-            share = self._local(p)
+            share = self._shares.local(p)
             values = saved[prefix + name]
             if self._stage == 3:
                 size = share.numel()

@@ -1,0 +1,63 @@
+"""Ray's private names that raypipe needs, all in one file; Ray Tune's stand in tune_patches.py.
+
+An upgrade of Ray may move any of them. tests/cluster/test_ray_private.py tries each on a live
+cluster and then names the one that moved. Each door says why no public name does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+
+def address_file() -> str:
+    """Path of the file in which `ray start` records its cluster.
+
+    The public `ray.init("auto")` reads it too, but also joins private clusters.
+    """
+    from ray._common.utils import get_ray_address_file
+
+    return str(get_ray_address_file(None))
+
+
+def is_of_program(address: str) -> bool:
+    """Did `ray.init` of some program start this cluster? Only its own metadata says so."""
+    from ray._common.usage.usage_lib import is_ray_init_cluster
+    from ray._raylet import GcsClient  # type: ignore[attr-defined]
+
+    return bool(is_ray_init_cluster(GcsClient(address=address)))
+
+
+def own_processes(names: Sequence[str]) -> dict[str, list[Any]] | None:
+    """The Popen objects of a cluster that this process started, by Ray's name for each kind.
+
+    None if it started no cluster. Publicly, Ray tells no one that its head has died.
+    """
+    from ray._private import worker
+
+    node = worker._global_node
+    if node is None or not node.is_head() or not getattr(node, "ray_init_cluster", False):
+        return None
+    return {name: [i.process for i in node.all_processes.get(name, [])] for name in names}
+
+
+def free_resources() -> dict[str, dict[str, float]]:
+    """The free resources of each node, by its id, without nodes that are being taken away.
+
+    The public list of nodes says what they have, not what is free.
+    """
+    from ray._private.state import state
+
+    draining = state.get_draining_nodes()
+    available = state.available_resources_per_node()
+    return {node: resources for node, resources in available.items() if node not in draining}
+
+
+def late_starts() -> tuple[type[Exception], ...]:
+    """The errors of a Ray Train group that found no room to start."""
+    from ray.train.v2._internal.exceptions import (
+        WorkerGroupStartupFailedError,
+        WorkerGroupStartupTimeoutError,
+    )
+
+    return WorkerGroupStartupFailedError, WorkerGroupStartupTimeoutError

@@ -1,0 +1,80 @@
+"""Ray's private names still mean what ray_private.py takes them for.
+
+One test a name: the name of the failing test says what an upgrade has moved.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+import ray
+from ray.tune.schedulers import PopulationBasedTraining
+
+from raypipe.cluster import ray_private
+
+
+def test_ray_keeps_the_address_of_ray_start_in_a_file() -> None:
+    assert Path(ray_private.address_file()).name == "ray_current_cluster"
+
+
+def test_a_cluster_of_ray_init_says_so_in_its_metadata(ray_session: str) -> None:
+    assert ray_private.is_of_program(ray_session)
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_head_and_raylet_are_known_to_the_process_that_started_them() -> None:
+    processes = ray_private.own_processes(["gcs_server", "raylet"])
+    assert processes is not None
+    for name in ("gcs_server", "raylet"):
+        assert len(processes[name]) == 1 and processes[name][0].poll() is None
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_free_resources_are_less_than_what_the_nodes_have() -> None:
+    @ray.remote(num_cpus=1)
+    class Holder:
+        def ready(self) -> bool:
+            return True
+
+    whole = ray_private.free_resources()
+    assert set(whole) == {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+    holder = Holder.remote()
+    assert ray.get(holder.ready.remote())
+    before, after = (sum(node.get("CPU", 0) for node in n.values()) for n in (whole, free_cpus(1)))
+    assert before - after == pytest.approx(1)
+    ray.kill(holder)
+
+
+def free_cpus(used: int) -> dict[str, dict[str, float]]:
+    """The free resources, once Ray has counted the CPUs in use: it does so twice a second."""
+    total = ray.cluster_resources()["CPU"]
+    for _ in range(50):
+        free = ray_private.free_resources()
+        if sum(node.get("CPU", 0) for node in free.values()) <= total - used:
+            return free
+        time.sleep(0.1)
+    return free
+
+
+def test_a_group_that_finds_no_room_has_errors_of_its_own() -> None:
+    names = [error.__name__ for error in ray_private.late_starts()]
+    assert names == ["WorkerGroupStartupFailedError", "WorkerGroupStartupTimeoutError"]
+    assert all(issubclass(error, Exception) for error in ray_private.late_starts())
+
+
+@pytest.mark.parametrize(
+    ("method", "arguments"),
+    [
+        ("_save_trial_state", ["self", "state", "time", "result", "trial"]),
+        ("_quantiles", ["self"]),
+        ("_get_new_config", ["self", "trial", "trial_to_clone"]),
+        ("_exploit", ["self", "tune_controller", "trial", "trial_to_clone"]),
+    ],
+)
+def test_pbt_has_the_methods_that_the_population_overrides(
+    method: str, arguments: list[str]
+) -> None:
+    code = getattr(PopulationBasedTraining, method).__code__
+    assert list(code.co_varnames[: code.co_argcount]) == arguments
