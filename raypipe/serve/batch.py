@@ -124,7 +124,7 @@ def key_of_prediction(source: TableConfig, version: TableVersion, model: ModelVe
         model.seal,
         version.identity,
         source.where,
-        source.sample,
+        source.sample_key,
         source.columns,
     )
 

@@ -162,7 +162,7 @@ def known_as(cfg: CleanConfig) -> set[str]:
 def _policy(raw: TableVersion, source: TableConfig, cfg: CleanConfig) -> str:
     """The key of everything that verdicts depend on beside the version's address and number."""
     # The id: a table that was deleted and made again at the same address is another table.
-    return key_of(rules(cfg), source.where, source.sample, source.columns, raw.table_id)
+    return key_of(rules(cfg), source.where, source.sample_key, source.columns, raw.table_id)
 
 
 def _judge(

@@ -100,17 +100,12 @@ def _check_conditions(delta: DeltaTable, schema: pa.Schema, where: Where) -> Non
         conditions.values(texts, schema.field(name).type, name)
 
 
-def row_groups(
-    file: File, schema: pa.Schema, sample: float, storage_options: Options
-) -> list[Fragment]:
-    """The row groups of a file, from its footer.
-
-    A `sample` of 0.1 keeps about every tenth row, the same rows each time. Raises DataError.
-    """
+def row_groups(file: File, schema: pa.Schema, storage_options: Options) -> list[Fragment]:
+    """The row groups of a file, from its footer. Raises DataError."""
     opened = open_file(file.uri, file.path, storage_options)
     footer = opened.metadata
     names = _stored_names(opened.schema_arrow, schema, file)
-    deleted_N = _deleted_rows(file, footer.num_rows, sample)
+    deleted_N = _deleted_rows(file, footer.num_rows)
     fragments, start = [], 0
     for number in range(footer.num_row_groups):
         group = footer.row_group(number)
@@ -132,8 +127,8 @@ def row_groups(
     return fragments
 
 
-def _deleted_rows(file: File, rows: int, sample: float) -> np.ndarray:
-    """One bool a row: deleted by a deletion vector, or outside of the sample."""
+def _deleted_rows(file: File, rows: int) -> np.ndarray:
+    """One bool a row: deleted by a deletion vector."""
     deleted_N = np.zeros(rows, bool)
 
     if file.keep_N is not None:
@@ -142,12 +137,6 @@ def _deleted_rows(file: File, rows: int, sample: float) -> np.ndarray:
                 "A deletion vector names rows that its file does not have", got=file.path
             )
         deleted_N[: len(file.keep_N)] = ~file.keep_N
-
-    if sample < 1:
-        # The seed is the file's own name, so a copy of the table has the same sample.
-        file_name = file.path.rpartition("/")[2]
-        seed = np.frombuffer(file_name.encode(), np.uint8)
-        deleted_N |= np.random.default_rng(seed).random(rows) >= sample
     return deleted_N
 
 

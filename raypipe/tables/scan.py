@@ -26,7 +26,7 @@ from ray.data.block import BlockMetadata
 from ray.data.datasource import Datasource, ReadTask
 
 from raypipe.errors import DataError
-from raypipe.tables import conditions, fragment, log
+from raypipe.tables import conditions, fragment, log, sample
 from raypipe.tables.conditions import Where
 from raypipe.tables.fragment import Fragment, Options, binary
 from raypipe.tables.table import ImageTable, TableVersion
@@ -76,7 +76,8 @@ def plan(
     files, schema = log.files(table.delta(pinned.version), table.uri, where or {})
 
     def row_groups(file: log.File) -> list[Fragment]:
-        return log.row_groups(file, schema, table.sample, table.storage_options)
+        groups = log.row_groups(file, schema, table.storage_options)
+        return sample.sampled(groups, schema, table)
 
     # Each file costs one read of its footer. `map` keeps the order of the files.
     fragments = []

@@ -63,7 +63,7 @@ class TableConfig(Section):
     Null: the newest version when the job starts."""
 
     sample: float = Field(default=1.0, gt=0, le=1)
-    """Share of the rows to read, always the same rows: for trying things out. 1 reads all rows."""
+    """Share of the rows to read, chosen by their ids: for trying things out. 1 reads all rows."""
 
     where: dict[str, str | list[str]] = Field(default={})
     """Read only rows whose columns have these values: one value, or a list of allowed ones.
@@ -77,6 +77,11 @@ class TableConfig(Section):
     """Options of object_store, the library that reads object stores (see storage.py).
 
     Credentials among them are never written; they may be in the environment instead."""
+
+    @property
+    def sample_key(self) -> float | str:
+        """What keys hold of `sample`. raypipe 0.1 chose other rows: by their place in a file."""
+        return self.sample if self.sample == 1 else f"{self.sample} by id"
 
     @model_validator(mode="after")
     def _storage(self) -> TableConfig:

@@ -209,7 +209,7 @@ class TrainJob(Section):
             order.FORMAT,
             version.identity,
             self.table.where,
-            self.table.sample,
+            self.table.sample_key,
             self.table.columns,
             feed,
             self.model,

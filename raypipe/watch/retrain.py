@@ -97,7 +97,7 @@ def retrain(
     said = (
         job.gate,
         job.table.where,
-        job.table.sample,
+        job.table.sample_key,
         job.table.columns,
         job.feed.test,
         sorted(Comparison.__annotations__),
