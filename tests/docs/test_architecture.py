@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -46,5 +47,5 @@ def test_every_room_is_on_the_page_on_its_floor() -> None:
     assert packages <= set(seen), packages - set(seen)
     # The page may leave out modules, and joins the two lowest layers.
     order = sorted(seen, key=lambda room: (seen[room], floor_of[room]))
-    for low, high in zip(order, order[1:], strict=False):
+    for low, high in pairwise(order):
         assert floor_of[low] <= floor_of[high], f"{low} stands below {high}"
