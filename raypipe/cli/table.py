@@ -283,7 +283,10 @@ def export(
     finally:
         if workers:
             cluster.close()
-    _tell(console, {"table": str(pinned), "rows": done, "out": str(out)})
+    found = {"table": str(pinned), "rows": done.rows, "out": str(out)}
+    if done.without_image:
+        found["without image"] = done.without_image
+    _tell(console, found)
 
 
 def _opened(

@@ -1,9 +1,15 @@
 """A version of any Delta table -> one Parquet file of its visible rows, or a folder of image files.
 
 Rows are streamed one row group at a time, which bounds the memory. The output is written beside the
-target and renamed at the end, so the target is never incomplete. An export marks what it writes: a
-key in the metadata of a Parquet file, a list of files in a folder. Only marked files are ever
-replaced, so no table and no foreign photograph is lost.
+target and renamed at the end, so the target is never incomplete.
+
+A folder and its labels.csv are what `raypipe ingest` reads as a folder with labels: the same images
+come back with the same labels. An image without a label is in the folder and not in labels.csv,
+because a blank there is the label of an image without tags.
+
+An export marks what it writes: a key in the metadata of a Parquet file, a list of files with their
+sizes in a folder. Only what still is as it was written is ever replaced, so no table, no foreign
+photograph and no corrected label is lost.
 """
 
 from __future__ import annotations
@@ -11,10 +17,13 @@ from __future__ import annotations
 import csv
 import hashlib
 import json
+import logging
 import os
 import re
 import tempfile
+import unicodedata
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 import pyarrow as pa
@@ -39,6 +48,15 @@ SUFFIXES = {
     b"BM": "bmp",
 }
 Progress = Callable[[int, int], None]
+log = logging.getLogger("raypipe")
+
+
+@dataclass(frozen=True)
+class Exported:
+    """How many rows were written, and how many have no image and so no file in a folder."""
+
+    rows: int
+    without_image: int = 0
 
 
 def export(
@@ -51,13 +69,14 @@ def export(
     distributed: bool = False,
     overwrite: bool = False,
     progress: Progress = lambda done, total: None,
-) -> int:
-    """Write the version's rows to `out` and return how many were written.
+) -> Exported:
+    """Write the version's rows to `out`.
 
     A name that ends in .parquet becomes a Parquet file, any other a folder of images with a
-    labels.csv. `progress` is called with the rows read and the physical rows of all planned row
-    groups. With `distributed` Ray tasks read (connect first), in the same order. Raises DataError
-    for a table that raypipe cannot read right, a missing column, and a target that exists.
+    labels.csv; `columns` are for a Parquet file only. `progress` is called with the rows read and
+    the physical rows of all planned row groups. With `distributed` Ray tasks read (connect first),
+    in the same order. Raises DataError for a table that raypipe cannot read right, a missing
+    column, a folder of images without labels, and a target that exists.
     """
     fragments, schema = scan.plan(table, pinned, where)
     # An existing folder stays a folder, whatever its name.
@@ -65,13 +84,20 @@ def export(
     if as_file:
         wanted = list(dict.fromkeys(columns or schema.names))
     else:
-        named = {table.columns.id, table.columns.label} & set(schema.names)
-        wanted = [table.columns.image, *named]
+        _refuse_columns(columns)
+        roles = table.columns
+        named = {roles.id: None} if roles.id in schema.names else {}
+        wanted = list(dict.fromkeys([roles.image, *named, roles.label]))
     _check_columns(table, pinned, schema, wanted, as_file)
     _check_target(table, out, overwrite)
+    where = where or {}
+    if not as_file:
+        _require_labels(table, pinned, where)
+        # As text a label is what ingest made of it: 0.1 and not 0.10000000149, a|b and not a list.
+        schema, where = scan.with_names(table, schema, wanted, where)
 
     # The parts are lazy: nothing is read before they are written.
-    parts = _parts(table, fragments, schema, wanted, where or {}, distributed)
+    parts = _parts(table, fragments, schema, wanted, where, distributed)
     total = sum(group.rows for group in fragments)
     parts = _limited(_counted(parts, total, progress), limit)
     try:
@@ -80,15 +106,18 @@ def export(
         with tempfile.TemporaryDirectory(".partial", prefix, out.parent) as scratch:
             partial = Path(scratch, out.name)
             if as_file:
-                rows = _to_parquet(parts, fragment.output_schema(schema, wanted), partial)
+                schema = fragment.output_schema(schema, wanted)
+                done = Exported(_to_parquet(parts, schema, partial))
             else:
-                rows = _to_images(parts, table.columns, partial)
+                done = _to_images(parts, table.columns, partial)
             # Check again: another process may have written the target meanwhile.
             _check_target(table, out, overwrite)
             _replace(out, partial, Path(scratch, "before"))
     except OSError as e:
         raise DataError(f"The target cannot be written: {e}", got=str(out)) from None
-    return rows
+    if done.without_image:
+        log.warning("%d rows of %s have no image, and no file", done.without_image, pinned)
+    return done
 
 
 def conditions(table: ImageTable, pinned: TableVersion, first: Where, second: Where) -> Where:
@@ -109,6 +138,29 @@ def _check_columns(
         raise DataError(
             f"Column {image!r} of {pinned} holds no images",
             fix="Name OUT with .parquet, or a configuration",
+        )
+
+
+def _refuse_columns(columns: Sequence[str] | None) -> None:
+    if columns is not None:
+        raise DataError(
+            "A folder of images has no columns to choose",
+            got=", ".join(columns),
+            rule="It holds the images, their ids as names, and their labels in labels.csv",
+            fix="Name OUT with .parquet, or leave --columns out",
+        )
+
+
+def _require_labels(table: ImageTable, pinned: TableVersion, where: Where) -> None:
+    """Raise DataError when no row to export has a label."""
+    label = table.columns.label
+    labels = scan.rows(table, pinned, [label], where)[label]
+    if len(labels) and labels.null_count == len(labels):
+        raise DataError(
+            f"No row of {pinned} has a label",
+            got=label,
+            rule="The folders of an export are its labels",
+            fix="Name OUT with .parquet, or map table.columns.label",
         )
 
 
@@ -173,28 +225,48 @@ def _foreign(out: Path) -> str | None:
     if out.is_file():
         return None if _is_own_parquet(out) else str(out)
 
+    # Exports of an earlier raypipe have neither: what was changed in them cannot be told.
     try:
         mark = json.loads((out / MARK).read_text(encoding="utf-8"))
-        files = set(mark["files"])
+        sizes = {str(file): int(size) for file, size in dict(mark["sizes"]).items()}
+        labels_sha256 = str(mark["labels_sha256"])
     except (OSError, ValueError, KeyError, TypeError):
         return str(out)  # no readable mark: nothing here is ours
 
     # Expected are the listed files and their folders, nothing else.
     folders = set()
-    for file in files:
+    for file in sizes:
         folders |= {str(parent) for parent in PurePosixPath(file).parents}
     for path in sorted(out.rglob("*")):
-        is_folder = path.is_dir() and not path.is_symlink()
-        expected = folders if is_folder else files | {MARK, LABELS}
-        if path.relative_to(out).as_posix() not in expected:
+        name = path.relative_to(out).as_posix()
+        if path.is_dir() and not path.is_symlink():
+            own = name in folders
+        elif path.is_symlink() or not path.is_file():
+            own = False
+        elif name == LABELS:
+            own = _sha256(path) == labels_sha256
+        else:
+            own = name == MARK or sizes.get(name) == path.stat().st_size
+        if not own:
             return str(path)
     return None
 
 
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(2**20):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
 def _is_own_parquet(path: Path) -> bool:
+    """Whether the file is as an export wrote it. Other writers copy our key and not our bytes."""
     try:
         with pq.ParquetFile(path) as file:
-            return MADE.encode() in (file.schema_arrow.metadata or {})
+            metadata = file.metadata.metadata or {}
+            data_end = path.stat().st_size - file.metadata.serialized_size - 8
+            return metadata.get(MADE.encode()) == str(data_end).encode()
     except (pa.ArrowException, OSError):
         return False
 
@@ -250,55 +322,62 @@ def _to_parquet(parts: Iterator[pa.Table], schema: pa.Schema, out: Path) -> int:
     small = [field.name for field in schema if not fragment.is_bytes(field.type)]
     compression = {name: "ZSTD" if name in small else "NONE" for name in schema.names}
 
-    # The mark by which a later export knows that it may replace this file.
-    metadata = {**(schema.metadata or {}), MADE: "1"}
-    schema = schema.with_metadata(metadata)
     rows = 0
-    with pq.ParquetWriter(
-        out,
-        schema,
-        use_dictionary=small,
-        write_statistics=small,
-        compression=compression,
-    ) as writer:
+    with (
+        pa.OSFile(str(out), "wb") as target,
+        pq.ParquetWriter(
+            target,
+            schema,
+            use_dictionary=small,
+            write_statistics=small,
+            compression=compression,
+        ) as writer,
+    ):
         for part in parts:
             writer.write_table(part.cast(schema))
             rows += len(part)
+        # The mark by which a later export knows that it may replace this file: where its data end.
+        writer.add_key_value_metadata({MADE: str(target.tell())})
     return rows
 
 
-def _to_images(parts: Iterator[pa.Table], columns: Columns, out: Path) -> int:
-    """Write LABEL/ID.EXT for each row with an image, and return the number of images.
+def _to_images(parts: Iterator[pa.Table], columns: Columns, out: Path) -> Exported:
+    """Write LABEL/ID.EXT for each row with an image.
 
-    labels.csv lists the label of each file; MARK lists all files.
+    labels.csv has the label of each labelled file; MARK lists all files.
     """
     out.mkdir()
     names = _ImageNames(out)
-    written: list[str] = []
+    sizes: dict[str, int] = {}
+    without_image = 0
     with (out / LABELS).open("w", newline="", encoding="utf-8") as opened:
         lines = csv.writer(opened)
         lines.writerow(["file", "label"])
         for part in parts:
             for row in part.to_pylist():
                 data = row[columns.image]
-                # A row without an image has no file.
                 if data is None:
+                    without_image += 1
                     continue
-                label = row.get(columns.label)
-                file = names.place(data, label, row.get(columns.id), len(written))
+                label = row[columns.label]
+                file = names.place(data, label, row.get(columns.id), len(sizes))
                 (out / file).write_bytes(data)
-                lines.writerow([file, label])
-                written.append(file)
+                sizes[file] = len(data)
+                # A blank would be the label of an image without tags.
+                if label is not None:
+                    lines.writerow([file, label])
 
     # The mark by which a later export knows what it may replace.
-    (out / MARK).write_text(json.dumps({"files": written}), encoding="utf-8")
-    return len(written)
+    mark = {"sizes": sizes, "labels_sha256": _sha256(out / LABELS)}
+    (out / MARK).write_text(json.dumps(mark), encoding="utf-8")
+    return Exported(len(sizes), without_image)
 
 
 class _ImageNames:
     """File names of an export: one folder a label, no name twice.
 
-    Names differ by more than capitals, because some file systems ignore them.
+    Names differ by more than capitals and the code points of accents, because some file systems
+    ignore these.
     """
 
     def __init__(self, out: Path) -> None:
@@ -307,19 +386,20 @@ class _ImageNames:
         # By label, with "=" before it and "" for none: two labels never share a folder.
         self._folders: dict[str, str] = {}
 
-    def place(self, data: bytes, label: object, image_id: object, number: int) -> str:
-        """LABEL/ID.EXT of one image; `number` replaces a missing id and tells equal ids apart."""
+    def place(self, data: bytes, label: str | None, image_id: str | None, number: int) -> str:
+        """LABEL/ID.EXT of one image; `number` replaces a missing id. Equal names are numbered."""
         folder = self._folder(label)
         stem = f"{number:08d}" if image_id is None else _file_name(image_id)
         suffix = SUFFIXES.get(data[:2], "bin")
-        file = f"{folder}/{stem}.{suffix}"
-        # An id may stand in a table more than once.
-        if file.casefold() in self._taken:
-            file = f"{folder}/{stem}-{number:08d}.{suffix}"
-        self._taken.add(file.casefold())
+        # An id may stand in a table more than once, and may look like a name with a number.
+        file, n = f"{folder}/{stem}.{suffix}", 1
+        while _same(file) in self._taken:
+            n += 1
+            file = f"{folder}/{stem}-{n}.{suffix}"
+        self._taken.add(_same(file))
         return file
 
-    def _folder(self, label: object) -> str:
+    def _folder(self, label: str | None) -> str:
         """The label's folder; made at its first image."""
         key = "" if label is None else f"={label}"
         if key not in self._folders:
@@ -329,14 +409,19 @@ class _ImageNames:
         return self._folders[key]
 
 
+def _same(name: str) -> str:
+    """Names for which this is equal are one name on some file system."""
+    return unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold())
+
+
 def _file_name(value: object) -> str:
     """A label or id as a file name that stays in its folder and that a file system accepts.
 
     A name that is too long is cut and ends in a hash, so that two long names stay different.
     """
-    # A slash would lead to another folder; a null ends a name.
+    # A slash would lead to another folder, as a backslash does for ingest; a null ends a name.
     text = str(value)
-    name = re.sub(r"[/\0]", "_", text)
+    name = re.sub(r"[/\\\0]", "_", text)
     name = name.encode("utf-8", "replace").decode()
 
     if len(name.encode()) > NAME_BYTES:
@@ -345,16 +430,18 @@ def _file_name(value: object) -> str:
         short = name.encode()[: NAME_BYTES - 9].decode("utf-8", "ignore")
         name = f"{short}-{digest}"
 
-    # Names of dots and blanks lead elsewhere; two names belong to the export itself.
-    is_usable = name.strip(". ") and name not in (LABELS, MARK)
-    return name if is_usable else f"_{name}"
+    # Names of dots and blanks lead elsewhere. A dot hides a file from ingest, and _delta_log is a
+    # table's. Two names belong to the export itself.
+    is_hidden = name.startswith(".") or not name.strip(". ")
+    is_taken = name.casefold() in (LABELS, MARK, "_delta_log")
+    return f"_{name}" if is_hidden or is_taken else name
 
 
 def _unique(name: str, taken: set[str]) -> str:
     """`name`, or `name` with a number when it is taken; capitals do not count as a difference."""
-    lower = {other.casefold() for other in taken}
+    others = {_same(other) for other in taken}
     candidate, n = name, 1
-    while candidate.casefold() in lower:
+    while _same(candidate) in others:
         n += 1
         candidate = f"{name}-{n}"
     return candidate

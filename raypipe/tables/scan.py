@@ -42,6 +42,7 @@ __all__ = [
     "plan",
     "rows",
     "starts",
+    "with_names",
 ]
 # Columns of `placed` and `located`. The prefix keeps them apart from a table's own `row`.
 FILE = "raypipe.file"
@@ -280,10 +281,27 @@ def _plan_read(
             fix="Rename it",
         )
 
-    # A name is one value a row; only a label may also be a list of tags.
     fragments, schema = plan(table, pinned, where)
+    as_names, where = with_names(table, schema, columns, where)
+    return _Read(
+        fragments=fragments,
+        schema=as_names,
+        columns=columns,
+        where=where,
+        storage_options=table.storage_options,
+    )
+
+
+def with_names(
+    table: ImageTable, schema: pa.Schema, columns: Sequence[str], where: Where
+) -> tuple[pa.Schema, Where]:
+    """The schema and the conditions with ids, labels and splits as text.
+
+    Raises DataError for a column that can be no name.
+    """
     roles = table.columns
     names = {roles.id, roles.label, roles.split}
+    # A name is one value a row; only a label may also be a list of tags.
     for name in names & {*columns, *where}:
         kind = schema.field(name).type
         is_tag_list = name == roles.label and conditions.is_listed(kind)
@@ -299,10 +317,4 @@ def _plan_read(
     for stored in schema:
         is_name = stored.name in names
         fields.append(stored.with_type(pa.string()) if is_name else stored)
-    return _Read(
-        fragments=fragments,
-        schema=pa.schema(fields),
-        columns=columns,
-        where=conditions.as_text(where, schema, names),
-        storage_options=table.storage_options,
-    )
+    return pa.schema(fields), conditions.as_text(where, schema, names)

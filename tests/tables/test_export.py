@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 import os
 import subprocess
 import sys
+import unicodedata
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,8 +17,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from raypipe.config import validate
 from raypipe.errors import DataError
+from raypipe.models.labels import Kind
 from raypipe.tables.export import export
+from raypipe.tables.sources import SourceConfig, candidates
 from raypipe.tables.table import ImageTable, append
 from tests.tables import handmade as by_hand
 
@@ -222,13 +227,14 @@ def test_long_labels_in_any_script_become_folders_and_two_labels_never_one(tmp_p
         "add",
     )
     opened = ImageTable(str(tmp_path / "t"))
-    assert export(opened, opened.pin(), tmp_path / "out") == len(long)
+    assert export(opened, opened.pin(), tmp_path / "out").rows == len(long)
     lines = list(csv.DictReader((tmp_path / "out" / "labels.csv").open(encoding="utf-8")))
-    assert [line["label"] for line in lines] == [label or "" for label in long]
+    assert [line["label"] for line in lines] == long[:-1]
     assert [(tmp_path / "out" / line["file"]).read_bytes() for line in lines] == [
-        b"%d" % i for i in range(12)
+        b"%d" % i for i in range(11)
     ]
-    assert len({line["file"].partition("/")[0].casefold() for line in lines}) == len(long)
+    folders = [path for path in (tmp_path / "out").iterdir() if path.is_dir()]
+    assert len({folder.name.casefold() for folder in folders}) == len(long)
 
 
 def test_an_export_that_fails_half_way_leaves_what_was_there(table: Path, tmp_path: Path) -> None:
@@ -251,12 +257,16 @@ def test_a_folder_gets_the_images_and_a_list_that_ingest_reads(
 ) -> None:
     assert cli("table", "export", table, f"{tmp_path}/photos/", "--limit", 12)[0] == 0
     listed = list(csv.DictReader((tmp_path / "photos" / "labels.csv").open()))
-    for line, row in zip(listed, rows(0, 12).to_pylist(), strict=True):
-        assert line == {
-            "file": f"{row['label'] or 'unlabelled'}/{row['image_id']}.png",
-            "label": row["label"] or "",
-        }
-        assert (tmp_path / "photos" / line["file"]).read_bytes() == row["image"]
+    wanted = rows(0, 12).to_pylist()
+    names = [f"{row['label'] or 'unlabelled'}/{row['image_id']}.png" for row in wanted]
+    for name, row in zip(names, wanted, strict=True):
+        assert (tmp_path / "photos" / name).read_bytes() == row["image"]
+    expected = [
+        {"file": name, "label": row["label"]}
+        for name, row in zip(names, wanted, strict=True)
+        if row["label"]
+    ]
+    assert listed == expected
 
 
 def test_labels_and_ids_cannot_lead_out_of_the_folder_or_hide_each_other(tmp_path: Path) -> None:
@@ -267,10 +277,128 @@ def test_labels_and_ids_cannot_lead_out_of_the_folder_or_hide_each_other(tmp_pat
     }
     append(str(tmp_path / "t"), pa.table(odd), "add")
     opened = ImageTable(str(tmp_path / "t"))
-    assert export(opened, opened.pin(), tmp_path / "out" / "photos") == 4
+    assert export(opened, opened.pin(), tmp_path / "out" / "photos").rows == 4
     files = [p for p in (tmp_path / "out").rglob("*") if p.suffix == ".bin"]
     assert sorted(f.read_bytes() for f in files) == [b"1", b"2", b"3", b"4"]
     assert all(f.parent.parent == tmp_path / "out" / "photos" for f in files)
+
+
+def comes_back(folder: Path, kind: Kind) -> dict[bytes, str | None]:
+    """{image: label} as `raypipe ingest` reads an exported folder."""
+    source = {"images": str(folder), "labels": str(folder / "labels.csv"), "task": kind}
+    found: dict[bytes, str | None] = {}
+    for part in candidates(validate(SourceConfig, source)).parts:
+        for candidate, data in zip(part.candidates, part.read(part.candidates), strict=True):
+            assert not candidate.reason and isinstance(data, bytes), candidate
+            found[data] = candidate.label
+    return found
+
+
+ODD_IDS = ["x", "X", "x-2", "x", "x", ".hidden", "a\\b", "a/b", "é", "é", " y ", None, "labels.csv"]
+ODD_LABELS: list[str | None] = [".hidden", "_delta_log", "c\\d"]
+ROUND: list[tuple[Kind, pa.DataType, list[Any], list[str | None]]] = [
+    ("single_label", pa.string(), ["a", None, "B", "b"], ["a", None, "B", "b"]),
+    ("multi_label", pa.string(), ["a|b", "", None, "b"], ["a|b", "", None, "b"]),
+    ("multi_label", pa.list_(pa.string()), [["b", "a"], [], None], ["a|b", "", None]),
+    ("single_label", pa.string(), ODD_LABELS, ODD_LABELS),
+    (
+        "regression",
+        pa.float32(),
+        [0.1, 1 / 3, None, 4e9],
+        ["0.1", "0.33333334", None, "4000000000"],
+    ),
+    ("single_label", pa.int64(), [1, 2, None], ["1", "2", None]),
+]
+
+
+@pytest.mark.parametrize(("kind", "held", "labels", "expected"), ROUND)
+def test_no_image_and_no_label_is_lost_on_the_way_through_a_folder(
+    kind: Kind,
+    held: pa.DataType,
+    labels: list[Any],
+    expected: list[str | None],
+    tmp_path: Path,
+) -> None:
+    """Every label with every odd id: equal ones, and ones that some file system holds for equal."""
+    pairs = list(itertools.product(ODD_IDS, zip(labels, expected, strict=True)))
+    images = [b"\x89PNG%d" % i for i in range(len(pairs))]
+    columns = {
+        "image_id": [name for name, _ in pairs],
+        "label": pa.array([label for _, (label, _) in pairs], held),
+        "image": pa.array(images, pa.binary()),
+    }
+    append(str(tmp_path / "t"), pa.table(columns), "add")
+    opened = ImageTable(str(tmp_path / "t"))
+    assert export(opened, opened.pin(), tmp_path / "out").rows == len(images)
+    texts = [text for _, (_, text) in pairs]
+    assert comes_back(tmp_path / "out", kind) == dict(zip(images, texts, strict=True))
+    files = [path.as_posix() for path in (tmp_path / "out").rglob("*.png")]
+    assert len({unicodedata.normalize("NFC", file).casefold() for file in files}) == len(images)
+
+
+def test_rows_without_an_image_are_counted(table: Path, tmp_path: Path, cli: Cli) -> None:
+    missing = rows(400, 403).set_column(3, "image", pa.array([None, b"1", None], pa.binary()))
+    append(str(table), missing, "third")
+    code, out, err = cli("table", "export", table, tmp_path / "o", "--json")
+    assert code == 0 and "2 rows of" in err and "have no image" in err
+    assert (json.loads(out)["rows"], json.loads(out)["without image"]) == (401, 2)
+
+
+def test_a_folder_has_no_columns_to_choose(table: Path, tmp_path: Path, cli: Cli) -> None:
+    """They were ignored."""
+    code, _, err = cli("table", "export", table, tmp_path / "o", "--columns", "label,image")
+    assert (code, "no columns to choose" in err, "OUT with .parquet" in err) == (2, True, True)
+    assert not (tmp_path / "o").exists()
+
+
+@pytest.mark.parametrize("column", [False, True], ids=["no column", "nulls"])
+def test_folders_of_labels_need_labels(column: bool, table: Path, tmp_path: Path, cli: Cli) -> None:
+    """All images came into a folder `unlabelled`, which is a class for whoever ingests it."""
+    plain = rows(0, 9).drop_columns(["label"])
+    if column:
+        plain = plain.append_column("label", pa.nulls(9, pa.string()))
+    append(str(tmp_path / "plain"), plain, "add")
+    code, _, err = cli("table", "export", tmp_path / "plain", tmp_path / "o")
+    assert code == 2 and ("has a label" if column else "no column 'label'") in err
+    assert not (tmp_path / "o").exists()
+    assert cli("table", "export", tmp_path / "plain", tmp_path / "o.parquet")[0] == 0
+
+
+@pytest.mark.parametrize("change", ["labels.csv", "image", "mark", "none"])
+def test_a_corrected_label_is_not_overwritten(
+    change: str, table: Path, tmp_path: Path, cli: Cli
+) -> None:
+    out = tmp_path / "o"
+    assert cli("table", "export", table, out, "--limit", 9)[0] == 0
+    labels = out / "labels.csv"
+    if change == "labels.csv":
+        labels.write_text(labels.read_text().replace(",a", ",b", 1))
+    if change == "image":
+        (out / "a" / "0000.png").write_bytes(b"a better photograph")
+    if change == "mark":  # as raypipe 0.1 wrote it
+        (out / ".raypipe-export.json").write_text('{"files": []}')
+    before = everything(out)
+    code, _, err = cli("table", "export", table, out, "--overwrite")
+    if change == "none":
+        assert code == 0, err
+        return
+    assert (code, "no export made" in err) == (2, True)
+    assert everything(out) == before
+
+
+def test_a_parquet_file_that_somebody_changed_is_not_overwritten(
+    table: Path, tmp_path: Path, cli: Cli
+) -> None:
+    """pyarrow and pandas copy our key into what they write."""
+    out = tmp_path / "o.parquet"
+    assert cli("table", "export", table, out)[0] == 0
+    assert pq.read_table(out, columns=["label"])["label"].null_count == 133
+    assert cli("table", "export", table, out, "--overwrite")[0] == 0
+    theirs = pq.read_table(out)
+    pq.write_table(theirs.slice(0, 50), out)
+    before = out.read_bytes()
+    code, _, err = cli("table", "export", table, out, "--overwrite")
+    assert (code, "no export made" in err, out.read_bytes() == before) == (2, True, True)
 
 
 def test_a_table_without_images_is_no_folder_of_images(tmp_path: Path, cli: Cli) -> None:

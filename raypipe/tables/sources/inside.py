@@ -1,10 +1,14 @@
-"""The data files of a foreign Delta table must lie in its folder.
+"""The data files of a Delta table: read as its log says, and only those in its folder.
 
 A Delta log may name its files by absolute paths. A table that somebody else made must not make
-raypipe read files of this machine.
+raypipe read files of this machine. And a data file that is read without its log may be one that was
+removed, or hold rows that were deleted.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path, PurePath
 
 from raypipe.errors import DataError
 from raypipe.tables import fragment, log
@@ -37,3 +41,28 @@ def require(table: ImageTable, pinned: TableVersion, fence: Fence) -> None:
                 rule="A table's files lie below it",
                 fix=ROOTS,
             )
+
+
+def refuse_data_files(files: Iterable[Path]) -> None:
+    """Raise DataError for a file that lies in the folder of a Delta table."""
+    seen: set[Path] = set()
+    for file in files:
+        for folder in file.absolute().parents:
+            if folder in seen:
+                break  # and so were its parents
+            seen.add(folder)
+            if (folder / "_delta_log").is_dir():
+                raise DataError(
+                    "This file belongs to a Delta table",
+                    got=str(file),
+                    rule="Only the table's log knows which files and rows were removed",
+                    fix=f"Set ingest.from.kind=delta and ingest.from.images={folder}",
+                )
+
+
+def is_hidden(name: PurePath) -> bool:
+    """Whether Spark and Delta leave this path out: a part of it begins with a dot or underscore.
+
+    Folders of partitions, like _day=1, count.
+    """
+    return any(part.startswith((".", "_")) and "=" not in part for part in name.parts)

@@ -127,6 +127,7 @@ def _rows(
         if not (path.is_dir() or stat.S_ISREG(path.stat().st_mode)):
             raise OSError("it is no regular file")
         if kind == "Parquet":
+            inside.refuse_data_files([path])
             yield from _parquet(path, columns, table)
         elif kind == "JSON lines":
             yield from _json_lines(path, columns)

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from raypipe.errors import DataError
+from raypipe.tables.sources import inside
 from raypipe.tables.sources.candidate import Candidate, Part, Read, require_here
 from raypipe.tables.sources.columns import (
     SourceColumns,
@@ -63,11 +64,19 @@ class RowGroup:
 
 
 def row_groups(images: Path, columns: SourceColumns, fence: Fence) -> list[Part]:
-    """Every row group of a file, or of all `.parquet` files below a folder. Raises DataError."""
+    """Every row group of a file, or of all `.parquet` files below a folder.
+
+    Hidden files are left out. Raises DataError, also for the files of a Delta table.
+    """
     if not images.is_dir():
+        inside.refuse_data_files([images])
         return list(_parts(images, images.name, columns, fence))
 
-    files = sorted(images.rglob("*.parquet"))
+    # A Delta table without a file has a log.
+    inside.refuse_data_files([images / "any"])
+    found = sorted(images.rglob("*.parquet"))
+    files = [file for file in found if not inside.is_hidden(file.relative_to(images))]
+    inside.refuse_data_files(files)
     if not files:
         raise DataError(
             "There are no Parquet files",

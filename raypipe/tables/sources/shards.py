@@ -16,6 +16,7 @@ from raypipe.errors import DataError, nearest
 from raypipe.images.decode import BadImage
 from raypipe.models import labels
 from raypipe.models.labels import Kind
+from raypipe.tables.sources import inside
 from raypipe.tables.sources.candidate import (
     Candidate,
     Part,
@@ -77,11 +78,11 @@ def shards(
     if not images.is_dir():
         return [_shard(images, images.name, keys, fence)]
 
-    compressed = sorted(images.glob("*.tar.*")) + sorted(images.glob("*.tgz"))
-    if compressed:
-        files = compressed[:1]  # `_shard` refuses it with its name
-    else:
-        files = sorted(path for path in images.rglob("*") if path.name.endswith(".tar"))
+    # `_shard` refuses a compressed one with its name.
+    found = [path for path in images.rglob("*") if path.name.endswith(".tar")]
+    found += [*images.glob("*.tar.*"), *images.glob("*.tgz")]
+    # macOS leaves a file ._0.tar beside 0.tar.
+    files = sorted(path for path in found if not inside.is_hidden(path.relative_to(images)))
     if not files:
         raise DataError(
             "There are no tar shards",
