@@ -85,7 +85,7 @@ def features(job: TrainJob) -> dict[int, Data]:
     """By resolution: what the heads are trained on, in this process. The cluster that computed it
     has gone again.
     """
-    source = {"kind": "elpv", "label_column": "label"}
+    source = {"kind": "python", "images": "raypipe.quickstart.elpv:cells"}
     if not ImageTable.exists(job.table.uri):
         ingest(
             job.table,

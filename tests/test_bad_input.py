@@ -112,7 +112,7 @@ NOTHING_THERE: list[tuple[str, list[str], list[str]]] = [
         ["ingest.from.image=."],
         ["Unknown config key ingest.from.image", "Did you mean 'ingest.from.images'"],
     ),
-    ("ingest", ["ingest.from.kind=s3"], ["ingest.from.kind is wrong", "'s3'", "'folder', 'elpv'"]),
+    ("ingest", ["ingest.from.kind=s3"], ["ingest.from.kind is wrong", "'s3'", "'folder', 'paths'"]),
 ]
 
 

@@ -44,6 +44,7 @@ from raypipe.tables.table import ImageTable, TableConfig, TableVersion
 from raypipe.watch.check import CheckResult, check
 from raypipe.watch.retrain import RetrainResult, retrain
 
+CELLS = "raypipe.quickstart.elpv:cells"
 # Of the mono cells are known on the first day; the rest is the first night's batch, the negative
 # control.
 NIGHT_SHARE = 0.85
@@ -207,7 +208,7 @@ def _ingest(
     share: tuple[float, float],
     labelled: bool = True,
 ) -> IngestResult:
-    source = {"kind": "elpv", "type": kind, "labelled": labelled}
+    source = {"kind": "python", "images": CELLS, "where": {"type": kind}, "labelled": labelled}
     seed = job.ingest.seed if "seed" in job.ingest.model_fields_set else job.run.seed
     cfg = replace(job.ingest, {"from": source, "name": name, "share": share, "seed": seed})
     with console.progress(f"Ingesting {name}") as tick:

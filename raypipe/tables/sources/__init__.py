@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from raypipe.errors import DataError
-from raypipe.tables.sources import delta, elpv, folder, huggingface, labels, parquet, shards
+from raypipe.tables.sources import delta, folder, function, huggingface, labels, parquet, shards
 from raypipe.tables.sources.candidate import Candidate, Part
 from raypipe.tables.sources.columns import SourceColumns
 from raypipe.tables.sources.config import SourceConfig
@@ -79,8 +79,8 @@ def _list(cfg: SourceConfig) -> Listed:
     """The candidates of any kind of source."""
     label = cfg.label_column if cfg.labelled else None
     # These kinds do not need `images` to be a file or folder.
-    if cfg.kind == "elpv":
-        return Listed(elpv.cells(cfg.type, label, cfg.label_task))
+    if cfg.kind == "python":
+        return _list_function(cfg, label)
     if cfg.kind in ("folder", "paths"):
         return _list_files(cfg)
     if cfg.kind == "delta":
@@ -120,6 +120,18 @@ def _list_delta(cfg: SourceConfig) -> Listed:
         cfg.storage_options,
     )
     return Listed(parts, lineage=str(pinned))
+
+
+def _list_function(cfg: SourceConfig, label: str | None) -> Listed:
+    """The candidates that a Python function names."""
+    columns = [name for name in (cfg.file_column, label, cfg.split_column) if name]
+    root, rows = function.rows(cfg.images, columns, cfg.where)
+    if not root.is_dir():
+        raise DataError("The folder of the source's images does not exist", got=str(root))
+    around = fence(root.absolute(), cfg.roots, cfg.max_bytes)
+    task = cfg.label_task
+    named = labels.collect(cfg.images, rows, cfg.file_column, label, cfg.split_column, task, around)
+    return Listed(folder.named_files(named, cfg.images, task, around))
 
 
 def _list_files(cfg: SourceConfig) -> Listed:

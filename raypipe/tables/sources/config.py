@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -12,7 +12,8 @@ from raypipe.tables import storage
 from raypipe.tables.sources.fence import MAX_BYTES
 from raypipe.tables.storage import StorageOptions
 
-Kind = Literal["folder", "elpv", "paths", "tar", "parquet", "huggingface", "delta"]
+SOLAR_CELLS = "raypipe.quickstart.elpv:cells"
+Kind = Literal["folder", "paths", "tar", "parquet", "huggingface", "delta", "python"]
 
 
 class SourceConfig(Section):
@@ -27,28 +28,27 @@ class SourceConfig(Section):
     parquet: a file, or a folder of them.
     huggingface: a folder that datasets' `save_to_disk` wrote.
     delta: the uri of a table; see `version`, `where` and `storage_options`.
-    elpv: the installed solar cell data set; `images` is not used, `type` selects a part."""
+    python: `module:function`; the function returns the images' folder and a dict for each image
+    (tables/sources/function.py)."""
     images: str = ""
     """A path or uri, as `kind` says."""
     labels: str | None = None
     """The table of labels for the kinds folder and paths. null: folders are the labels."""
     file_column: str = "file"
-    """Column of `labels` with the path of each image."""
+    """Column of `labels`, or of a function's rows, with the path of each image."""
     image_column: str = "image"
     """Column with the images, for parquet, huggingface and delta."""
     label_column: str = "label"
-    """Column with the label; for tar, the key in `key.json`; for elpv, label or probability."""
+    """Column with the label; for tar, the key in `key.json`."""
     split_column: str | None = None
     """Column with the split: train, val or test. null: the splits of a DatasetDict or of folders
     named train, val and test; other sources have their splits drawn."""
     version: int | str | None = None
     """For delta: a version number, a tag or a time. null: the newest version."""
     where: dict[str, str | list[str]] = Field(default={})
-    """For delta: only rows whose columns have these values."""
+    """For delta and python: only rows whose columns have these values."""
     storage_options: StorageOptions = Field(default=None, repr=False)
     """Options of object_store for a delta source or a table of labels; see tables/storage.py."""
-    type: Literal["mono", "poly", "all"] = "all"
-    """For elpv: monocrystalline or polycrystalline solar cells, or all."""
     labelled: bool = True
     """false: ingest without labels."""
     task: Task | None = None
@@ -58,6 +58,27 @@ class SourceConfig(Section):
     is opened."""
     max_bytes: int = Field(default=MAX_BYTES, gt=0, le=2**30)
     """Largest image file that is read, in bytes. The default keeps one image within memory."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_solar_cells(cls, given: Any) -> Any:
+        """Until 0.1 the demonstration's data was a kind of its own."""
+        if isinstance(given, dict) and given.get("kind") == "elpv":
+            kind = given.get("type", "all")
+            part = "" if kind == "all" else f", where: {{type: {kind}}}"
+            raise ValueError(
+                f"the solar cells are now {{kind: python, images: '{SOLAR_CELLS}'{part}}}"
+            )
+        return given
+
+    @model_validator(mode="after")
+    def _check_where(self) -> SourceConfig:
+        """Refuse settings that the kind would ignore: a wrong selection would look right."""
+        if self.where and self.kind not in ("delta", "python"):
+            raise ValueError(f"where is for delta and python, not for {self.kind}")
+        if self.version is not None and self.kind != "delta":
+            raise ValueError(f"version is that of a delta source; {self.kind} has none")
+        return self
 
     @model_validator(mode="after")
     def _check_storage_options(self) -> SourceConfig:

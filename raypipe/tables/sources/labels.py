@@ -11,7 +11,7 @@ import csv
 import json
 import posixpath
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,9 +56,23 @@ def read(
     not fit the header, and a path with two labels or two splits.
     """
     columns = [name for name in (file, label, split) if name]
+    listed = _rows(table, columns, fence, storage_options)
+    return collect(table, listed, file, label, split, task, fence)
+
+
+def collect(
+    table: str,
+    rows: Iterable[Row],
+    file: str,
+    label: str | None,
+    split: str | None,
+    task: Kind,
+    fence: Fence,
+) -> Labels:
+    """Label and split of each path in `rows`. Raises DataError as `read` does."""
     root = Path(fence.base)
     labels: Labels = {}
-    for row in _rows(table, columns, fence, storage_options):
+    for row in rows:
         name = _relative(str(row.get(file) or ""), root)
         row_label = row.get(label) if label else None
         row_split = row.get(split) if split else None

@@ -1,0 +1,85 @@
+"""A Python function as a source: `images: module:function` names it.
+
+The function takes no arguments. It returns the folder of the images and an iterable of dicts, one
+for each image: the path in the folder under `file_column`, and any other columns. So a data set
+with a layout of its own needs no copy and no labels file.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from raypipe.errors import DataError, RaypipeError, nearest, one_line
+from raypipe.tables.sources.labels import Row, require
+
+RULE = (
+    "module:function names a function without arguments that returns (folder, rows): "
+    "the images' folder, and a dict for each image"
+)
+
+
+def rows(
+    name: str, columns: list[str], where: Mapping[str, str | list[str]]
+) -> tuple[Path, list[Row]]:
+    """(the folder of the images, the rows whose columns have the values of `where`).
+
+    Raises DataError for a function that cannot be imported or called, returns something else, or
+    has rows without one of the columns.
+    """
+    folder, found = _call(_function(name), name)
+    kept = []
+    for row in found:
+        require(name, list(row), *columns, *where)
+        if all(_is_one_of(row[column], values) for column, values in where.items()):
+            kept.append(row)
+    return folder, kept
+
+
+def _function(name: str) -> Callable[[], Any]:
+    module_name, _, function_name = name.partition(":")
+    if not module_name or not function_name:
+        raise DataError("The source names no function", got=name, rule=RULE)
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as e:
+        raise DataError(
+            f"The module of the source cannot be imported: {one_line(e)}", got=name, rule=RULE
+        ) from e
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        functions = [n for n, value in vars(module).items() if callable(value)]
+        raise DataError(
+            f"{module_name} has no function {function_name!r}",
+            rule=RULE,
+            fix=nearest(function_name, functions),
+        )
+    return function  # type: ignore[no-any-return]
+
+
+def _call(function: Callable[[], Any], name: str) -> tuple[Path, Iterator[Row]]:
+    try:
+        folder, listed = function()
+        return Path(folder), _dicts(listed, name)
+    except RaypipeError:
+        raise
+    except Exception as e:
+        problem = one_line(f"{type(e).__name__}: {e}")
+        raise DataError(f"The function of the source failed: {problem}", got=name, rule=RULE) from e
+
+
+def _dicts(listed: Any, name: str) -> Iterator[Row]:
+    for row in iter(listed):
+        if not isinstance(row, Mapping):
+            raise DataError(
+                "The function of the source returned a row that is no dict",
+                got=f"{name}: {type(row).__name__}",
+                rule=RULE,
+            )
+        yield dict(row)
+
+
+def _is_one_of(value: Any, values: str | list[str]) -> bool:
+    return str(value) in ([values] if isinstance(values, str) else values)
