@@ -65,7 +65,7 @@ def _arguments(rows: Rows, group: int, side_px: int) -> tuple[Any, ...]:
     samples = slice(start, start + int(rows.sizes_F[group]))
     digests = None if rows.sha256_N32 is None else rows.sha256_N32[samples]
     return (
-        rows.fragments[group],
+        rows.fragments[group].for_task(),
         rows.column,
         rows.storage_options,
         rows.row_N[samples],

@@ -130,7 +130,7 @@ class Pinned:
     def rows_of(self, split: str) -> scan.Where:
         """The filter that selects a split's rows, among those that `where` allows."""
         wanted: scan.Where = {self.table.columns.split: self.parts(split)}
-        schema = pa.schema(self.table.delta(self.version.version).schema().to_arrow())
+        schema = pa.schema(self.table.at(self.version).schema().to_arrow())
         return conditions.both(self.where, wanted, schema)
 
     def parts(self, split: str) -> list[str]:
@@ -205,15 +205,14 @@ def pin(
     Raises DataError for: a missing table, column, version or tag; no labels; fewer than two
     classes; an empty split; labels of another kind.
     """
-    table = ImageTable.open(cfg)
+    table, version = ImageTable.open_pinned(cfg)
     columns = cfg.columns
-    version = table.pin(cfg.version)
 
     # The columns must be there, and the label column must have a type of this kind of task.
     needed = [columns.image, columns.label, columns.id, columns.split]
     if feed.sampling == "sources":
         needed.append(columns.source)
-    table.require(table.delta(version.version), *needed, *cfg.where)
+    table.require(table.at(version), *needed, *cfg.where)
     _check_label_type(table, version, kind)
 
     rows = scan.rows(table, version, [columns.label, columns.split], cfg.where)
@@ -296,7 +295,7 @@ def _check_label_type(table: ImageTable, version: TableVersion, kind: Kind) -> N
     Labels are read as text, so a wrong type might pass later checks.
     """
     name = table.columns.label
-    schema = pa.schema(table.delta(version.version).schema().to_arrow())
+    schema = pa.schema(table.at(version).schema().to_arrow())
     label_type = schema.field(name).type
     is_list = pa.types.is_nested(label_type)
     is_text = pa.types.is_string(label_type) or pa.types.is_large_string(label_type)

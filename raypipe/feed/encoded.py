@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from raypipe.feed.buffers import Buffers
 from raypipe.tables import pages
-from raypipe.tables.fragment import Fragment, Options, binary, located, read_bytes
+from raypipe.tables.fragment import Fragment, Options, binary, read_bytes
 
 MISMATCH = "its bytes do not match their sha256"
 NOTHING = "its row holds no image"
@@ -72,9 +72,8 @@ def encoded(
 ) -> Encoded:
     """Read a row group's images."""
     # Usual case: plain Parquet pages. The images are used where they lie in the file's bytes.
-    file, row_group, stored_name = located(fragment, column, storage_options)
-    chunk = pages.chunk(file, row_group, stored_name)
-    if chunk is not None:
+    name, chunk = fragment.image or ("", None)
+    if chunk is not None and name == column:
         memory = (buffers or Buffers()).take(chunk.size).data
         data = read_bytes(fragment, chunk.offset, memory, storage_options)
         spans = pages.spans(data, chunk.rows, chunk.nullable)

@@ -135,7 +135,8 @@ class _Split:
                     wanted.append(sample)
             if wanted:
                 assert rows.row_N is not None
-                yield rows.fragments[group], rows.column, rows.storage_options, rows.row_N[wanted]
+                fragment = rows.fragments[group].for_task()
+                yield fragment, rows.column, rows.storage_options, rows.row_N[wanted]
 
     def source(
         self,
@@ -195,7 +196,7 @@ class _Split:
         samples = self.groups[group]
         group_digests = None if digests is None else digests[samples]
         return (
-            rows.fragments[group],
+            rows.fragments[group].for_task(),
             rows.column,
             rows.storage_options,
             rows.row_N[samples],

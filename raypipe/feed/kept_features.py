@@ -48,7 +48,7 @@ class KeptFeatures:
             return {}
         table = ImageTable(self.uri)
         pinned = table.pin()
-        names = [field.name for field in table.delta(pinned.version).schema().fields]
+        names = [field.name for field in table.at(pinned).schema().fields]
 
         # All rows must be of this format and width; a mixture would train on wrong features.
         if set(names) == set(COLUMNS):

@@ -35,7 +35,7 @@ def locate(pinned: Pinned, split: str, cfg: FeedConfig, hashes: bool | None = No
     """
     table = pinned.table
     columns = table.columns
-    schema = pa.schema(table.delta(pinned.version.version).schema().to_arrow())
+    schema = pa.schema(table.at(pinned.version).schema().to_arrow())
     hashed = SHA256 in schema.names and (cfg.verify if hashes is None else hashes)
     weights = cfg.weights if cfg.sampling == "weighted" else None
     by_source = cfg.sampling == "sources" and split == cfg.train  # only training draws by source
@@ -68,7 +68,7 @@ def locate(pinned: Pinned, split: str, cfg: FeedConfig, hashes: bool | None = No
         labels_N=pinned.task.encode(rows[columns.label].to_pylist()),
         ids=pa.concat_arrays(ids),
         sizes_F=np.array([len(group) for group in groups], dtype=np.int64),
-        fragments=tuple(fragments),
+        fragments=tuple(fragment.for_images() for fragment in fragments),
         row_N=rows[scan.ROW].to_numpy().astype(np.int32),
         sha256_N32=_digests(rows[SHA256], pinned, split) if hashed else None,
         weights_N=weights_N,

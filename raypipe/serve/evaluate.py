@@ -29,7 +29,7 @@ def judge(
     """
     task = packages[0].task
     columns = table.columns
-    names = {field.name for field in table.delta(version.version).schema().fields}
+    names = {field.name for field in table.at(version).schema().fields}
     grouped = columns.source in names
     wanted = [columns.id, columns.label, columns.image]
     if grouped:

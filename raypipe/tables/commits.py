@@ -147,7 +147,7 @@ def rows_named(
     table = ImageTable(path, storage_options=storage_options)
     pinned = table.pin(version)
     # An older table may lack columns that newer rows have.
-    have = [field.name for field in table.delta(pinned.version).schema().fields]
+    have = [field.name for field in table.at(pinned).schema().fields]
     needed = {*named, *(columns or ())}
     if not needed <= set(have):
         return pa.table({})

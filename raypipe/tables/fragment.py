@@ -7,8 +7,9 @@ pyarrow reads the bytes. This module adds what only the table knows:
 - columns that were added after the file was written: null.
 Source: the Delta protocol, https://github.com/delta-io/delta PROTOCOL.md.
 
-Opening a file parses its footer (0.15 ms, more with many row groups), so each thread keeps its last
-files open. Local files are read through a buffer of 64 kB: 1.2 ms for 5 MB of images and a peak of
+A fragment brings the footer of its file, which was read when the table was planned (snapshot.py).
+Opening a file parses it (0.15 ms, more with many row groups), so each thread keeps its last files
+open. Local files are read through a buffer of 64 kB: 1.2 ms for 5 MB of images and a peak of
 9.5 MB (13.8 MB without it). A memory map takes 0.9 ms but keeps the whole file in memory. Remote
 files are read with one request a column chunk.
 
@@ -21,7 +22,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from urllib.parse import unquote
@@ -37,10 +38,13 @@ from raypipe.errors import DataError
 from raypipe.tables import conditions, names, storage
 from raypipe.tables.casting import conform
 from raypipe.tables.conditions import Where, is_listed, is_tags
+from raypipe.tables.pages import Chunk
 
 Options = dict[str, str] | None
 Bits = bytes  # np.packbits
+Bytes = bytes  # a fragment has a field `bytes`
 OPEN_FILES = 16  # a thread
+MOST_SENT = 65_536  # bytes of a footer that is sent with a row group; to read one takes as much
 BUFFER_BYTES = 65_536
 
 
@@ -60,6 +64,19 @@ class Fragment:
     """(name in the table, name in the file) where these differ; "" when the file lacks it."""
     deleted: Bits = b""
     """One bit a physical row; empty when no row is deleted."""
+    image: tuple[str, Chunk] | None = None
+    """The table's image column, and where it lies; None where pyarrow must read it."""
+    footer: Bytes | None = field(default=None, compare=False, repr=False)
+    """The file's footer (footer.py), one object for all its row groups; None: read it."""
+
+    def for_images(self) -> Fragment:
+        """This fragment, for whoever reads its images alone: no footer where none is needed."""
+        return replace(self, footer=None) if self.image else self
+
+    def for_task(self) -> Fragment:
+        """This fragment, to be sent alone. A long footer is not sent with each of its groups."""
+        too_long = self.footer is not None and len(self.footer) > MOST_SENT
+        return replace(self, footer=None) if too_long else self
 
 
 def binary(fragment: Fragment, column: str, storage_options: Options) -> pa.Array:
@@ -87,7 +104,7 @@ def located(
     fragment: Fragment, column: str, storage_options: Options
 ) -> tuple[pq.ParquetFile, int, str]:
     """The open file, the number of the row group, and the column's name in the file."""
-    file = open_file(fragment.uri, fragment.path, storage_options)
+    file = open_file(fragment.uri, fragment.path, storage_options, fragment.footer)
     names = dict(fragment.names)
     return file, fragment.row_group, names.get(column, column)
 
@@ -202,16 +219,19 @@ def matches(
     return match_N
 
 
-def open_file(uri: str, path: str, storage_options: Options) -> pq.ParquetFile:
+def open_file(
+    uri: str, path: str, storage_options: Options, footer: bytes | None = None
+) -> pq.ParquetFile:
     """The open file. Raises DataError when it is missing or unreadable.
 
-    Each thread keeps its own OPEN_FILES files open: pyarrow's readers must not be shared.
+    footer: the file's own, if it was read before. Each thread keeps its own OPEN_FILES files open:
+    pyarrow's readers must not be shared.
     """
     files = _files_of_this_thread()
     # An OrderedDict as a least-recently-used cache: a file that is used moves to the end.
     file = files.pop((uri, path), None)
     if file is None:
-        file = _open_new(uri, path, storage_options)
+        file = new_file(uri, path, storage_options, footer)
 
     files[uri, path] = file
     if len(files) > OPEN_FILES:
@@ -229,11 +249,16 @@ def _files_of_this_thread() -> OrderedDict[tuple[str, str], pq.ParquetFile]:
     return files
 
 
-def _open_new(uri: str, path: str, storage_options: Options) -> pq.ParquetFile:
+def new_file(
+    uri: str, path: str, storage_options: Options, footer: bytes | None = None
+) -> pq.ParquetFile:
+    """As `open_file`, for the caller alone, who closes it."""
     store = _store_of(uri, storage_options)
+    known = None if footer is None else pq.read_metadata(pa.BufferReader(footer))
     try:
         return pq.ParquetFile(
             path,
+            metadata=known,
             filesystem=store,
             pre_buffer=False,
             buffer_size=0 if store else BUFFER_BYTES,
@@ -310,7 +335,7 @@ def _columns(
     """All physical rows of some columns, in the types of `schema`."""
     first = run[0]
     rows = sum(fragment.rows for fragment in run)
-    file = open_file(first.uri, first.path, storage_options)
+    file = open_file(first.uri, first.path, storage_options, first.footer)
     partition = dict(first.partition)
     names = dict(first.names)
 

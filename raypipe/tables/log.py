@@ -23,13 +23,8 @@ from raypipe.errors import DataError, nearest
 from raypipe.tables import conditions, protocol
 from raypipe.tables.casting import FIELD_ID, PARQUET_FIELD_ID, PHYSICAL_NAME, position
 from raypipe.tables.conditions import Where
-from raypipe.tables.fragment import (
-    Fragment,
-    Options,
-    matches,
-    open_file,
-    with_fields,
-)
+from raypipe.tables.footer import Footer
+from raypipe.tables.fragment import Fragment, matches, with_fields
 
 
 @dataclass(frozen=True)
@@ -46,9 +41,12 @@ class File:
     keep_N: np.ndarray | None
 
 
-def files(delta: DeltaTable, uri: str, where: Where) -> tuple[list[File], pa.Schema]:
+def files(
+    delta: DeltaTable, uri: str, where: Where, masks: dict[str, np.ndarray] | None = None
+) -> tuple[list[File], pa.Schema]:
     """The files that may hold a match, oldest first, and the table's schema.
 
+    masks: `deletion_masks`, if they were read before.
     With column mapping, the schema's fields carry the ids or names under which files store them.
     Raises DataError when the version uses a feature that raypipe would read wrong.
     """
@@ -67,7 +65,7 @@ def files(delta: DeltaTable, uri: str, where: Where) -> tuple[list[File], pa.Sch
     actions = actions.filter(pa.array(keep_N))
 
     partition_columns = delta.metadata().partition_columns
-    masks = _deletion_masks(delta)
+    masks = dict(deletion_masks(delta) if masks is None else masks)
     table_root = delta.table_uri.rstrip("/")
     selected = []
     for i, logged_path in enumerate(actions["path"].to_pylist()):
@@ -100,29 +98,29 @@ def _check_conditions(delta: DeltaTable, schema: pa.Schema, where: Where) -> Non
         conditions.values(texts, schema.field(name).type, name)
 
 
-def row_groups(file: File, schema: pa.Schema, storage_options: Options) -> list[Fragment]:
-    """The row groups of a file, from its footer. Raises DataError."""
-    opened = open_file(file.uri, file.path, storage_options)
-    footer = opened.metadata
-    names = _stored_names(opened.schema_arrow, schema, file)
-    deleted_N = _deleted_rows(file, footer.num_rows)
+def row_groups(file: File, footer: Footer, schema: pa.Schema, image: str) -> list[Fragment]:
+    """The row groups of a file, from its footer. `image`: the table's column. Raises DataError."""
+    names = _stored_names(footer.schema, schema, file)
+    deleted_N = _deleted_rows(file, sum(footer.rows_G))
     fragments, start = [], 0
-    for number in range(footer.num_row_groups):
-        group = footer.row_group(number)
-        deleted = deleted_N[start : start + group.num_rows]
+    for number, rows in enumerate(footer.rows_G):
+        deleted = deleted_N[start : start + rows]
+        chunk = footer.images_G[number]
         fragments.append(
             Fragment(
                 uri=file.uri,
                 path=file.path,
                 row_group=number,
-                rows=len(deleted),
-                bytes=group.total_byte_size,
+                rows=rows,
+                bytes=footer.bytes_G[number],
                 partition=file.partition,
                 names=names,
                 deleted=np.packbits(deleted).tobytes() if deleted.any() else b"",
+                image=(image, chunk) if chunk else None,
+                footer=footer.data,
             )
         )
-        start += group.num_rows
+        start += rows
 
     return fragments
 
@@ -228,7 +226,7 @@ def _overlaps(
     return overlap_N
 
 
-def _deletion_masks(delta: DeltaTable) -> dict[str, np.ndarray]:
+def deletion_masks(delta: DeltaTable) -> dict[str, np.ndarray]:
     """The rows to keep of each file with a deletion vector, by `_mask_key`. Raises DataError."""
     if "deletionVectors" not in (delta.protocol().reader_features or ()):
         return {}

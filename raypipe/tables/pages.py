@@ -50,13 +50,11 @@ class Chunk(NamedTuple):
     """Each page begins with the levels of its values."""
 
 
-def chunk(file: pq.ParquetFile, row_group: int, column: str) -> Chunk | None:
+def chunk(footer: pq.FileMetaData, row_group: int, column: str) -> Chunk | None:
     """The column chunk when its footer promises plain pages; None when pyarrow must read it."""
-    if column not in file.schema_arrow.names:
-        return None
-    group = file.metadata.row_group(row_group)
+    group = footer.row_group(row_group)
     for i in range(group.num_columns):
-        meta, leaf = group.column(i), file.schema.column(i)
+        meta, leaf = group.column(i), footer.schema.column(i)
         if meta.path_in_schema != column:
             continue
 

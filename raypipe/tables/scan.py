@@ -1,8 +1,8 @@
 """Read one pinned table version, here or on a Ray cluster, one row group at a time.
 
 How a read goes:
-1. Plan, on the driver: read the log and the Parquet footers, never images. Files that partition
-   values or the log's statistics rule out are not opened.
+1. Plan, on the driver: read the log and the Parquet footers, once for a version (snapshot.py), and
+   never images. Files that partition values or the log's statistics rule out are not opened.
 2. Read: `fragment.read` opens one file and reads the requested columns of one row group. A task
    therefore holds one row group in memory and no more.
 3. Small columns of a whole file are read together, by threads of this process.
@@ -26,7 +26,7 @@ from ray.data.block import BlockMetadata
 from ray.data.datasource import Datasource, ReadTask
 
 from raypipe.errors import DataError
-from raypipe.tables import conditions, fragment, log, sample
+from raypipe.tables import conditions, fragment, sample
 from raypipe.tables.conditions import Where
 from raypipe.tables.fragment import Fragment, Options, binary
 from raypipe.tables.table import ImageTable, TableVersion
@@ -74,16 +74,15 @@ def plan(
     `table.sample` below 1, the rows outside of the sample count as deleted. Raises DataError for a
     table that raypipe cannot read right.
     """
-    files, schema = log.files(table.delta(pinned.version), table.uri, where or {})
+    snapshot = table.snapshot(pinned)
+    files, schema = snapshot.files(
+        table.uri, where or {}, table.columns.image, table.storage_options
+    )
 
-    def row_groups(file: log.File) -> list[Fragment]:
-        groups = log.row_groups(file, schema, table.storage_options)
-        return sample.sampled(groups, schema, table)
-
-    # Each file costs one read of its footer. `map` keeps the order of the files.
+    # `map` keeps the order of the files.
     fragments = []
     with ThreadPoolExecutor(THREADS) as pool:
-        for groups in pool.map(row_groups, files):
+        for groups in pool.map(lambda groups: sample.sampled(groups, schema, table), files):
             fragments += groups
     return fragments, schema
 
@@ -220,10 +219,10 @@ def _read_task(
 ) -> ReadTask:
     """The task that reads one row group. `number` is its place in the plan."""
     # The task travels to a worker: it carries its own fragment, not the list of all fragments.
-    alone = replace(planned, fragments=[group])
+    alone = replace(planned, fragments=[group.for_task()])
 
     def read() -> Iterable[pa.Table]:
-        part, rows_N = alone.read([group])
+        part, rows_N = alone.read(alone.fragments)
         if with_places:
             files_N = np.full(len(rows_N), number, np.int32)
             part = part.append_column(FILE, pa.array(files_N))
@@ -271,7 +270,7 @@ def _plan_read(
     """
     where = where or {}
     columns = list(dict.fromkeys(columns))  # one column may play two roles
-    table.require(table.delta(pinned.version), *columns, *where)
+    table.require(table.at(pinned), *columns, *where)
 
     reserved = {FILE, ROW} & set(columns)
     if reserved:

@@ -24,6 +24,7 @@ from raypipe.errors import DataError, nearest
 from raypipe.tables import history, protocol, storage, tags
 from raypipe.tables.provenance import commit_properties, history_row
 from raypipe.tables.schema import writer_properties
+from raypipe.tables.snapshot import Snapshot, Snapshots
 from raypipe.tables.storage import StorageOptions, message_of
 from raypipe.tables.tags import Tags
 
@@ -116,6 +117,8 @@ class ImageTable:
     columns: Columns = field(default_factory=Columns)
     storage_options: dict[str, str] | None = field(default=None, repr=False)
     sample: float = 1.0
+    # Shared by copies (dataclasses.replace): a sample of a version is read from the same files.
+    _snapshots: Snapshots = field(default_factory=Snapshots, repr=False, compare=False)
 
     @classmethod
     def open(cls, cfg: TableConfig) -> ImageTable:
@@ -125,16 +128,32 @@ class ImageTable:
         when it has no image column.
         """
         table = cls(resolve(cfg.uri), cfg.columns, cfg.storage_options, cfg.sample)
-        delta = table.delta()
-        protocol.preflight(delta)
-        if cfg.version is not None:
-            # This version may have other columns than the newest. If it does not exist, the verb
-            # that pins it reports that; other verbs do not need it.
-            with suppress(DataError):
-                delta = table.delta(table.pin(cfg.version).version)
-        table.require(delta, cfg.columns.image, *cfg.where)
-        table._require_binary(delta, cfg.columns.image)
+        table._checked(cfg)
         return table
+
+    @classmethod
+    def open_pinned(cls, cfg: TableConfig) -> tuple[ImageTable, TableVersion]:
+        """`open`, and the version that `cfg` names, with at most two readings of the log.
+
+        Raises DataError as `open` and `pin` do.
+        """
+        table = cls(resolve(cfg.uri), cfg.columns, cfg.storage_options, cfg.sample)
+        newest, pinned = table._checked(cfg)
+        return table, pinned or table._pin(cfg.version, newest)
+
+    def _checked(self, cfg: TableConfig) -> tuple[DeltaTable, TableVersion | None]:
+        """The newest version, and the one that `cfg` names; None if there is no such version."""
+        newest = self.delta()
+        protocol.preflight(newest)
+        # That version may have other columns than the newest. If it does not exist, the verb that
+        # pins it reports that; other verbs do not need it.
+        delta, pinned = newest, None
+        with suppress(DataError):
+            pinned = self._pin(cfg.version, newest)
+            delta = self.at(pinned)
+        self.require(delta, cfg.columns.image, *cfg.where)
+        self._require_binary(delta, cfg.columns.image)
+        return newest, pinned
 
     @staticmethod
     def exists(uri: str, storage_options: dict[str, str] | None = None) -> bool:
@@ -173,9 +192,29 @@ class ImageTable:
         """The version for a number, a tag, a time, or None (the newest). Raises DataError when
         there is none.
         """
-        number = self._number(version) if isinstance(version, str) else version
-        delta = self.delta(number)
-        return TableVersion(self.uri, delta.version(), str(delta.metadata().id))
+        return self._pin(version, None)
+
+    def _pin(self, version: int | str | None, newest: DeltaTable | None) -> TableVersion:
+        """`pin`, where the newest version may have been opened a moment ago."""
+        number = self._number(version, newest) if isinstance(version, str) else version
+        delta = newest
+        if delta is None or number not in (None, delta.version()):
+            delta = self.delta(number)
+        pinned = TableVersion(self.uri, delta.version(), str(delta.metadata().id))
+        self._snapshots.keep(pinned.version, pinned.table_id, delta)
+        return pinned
+
+    def snapshot(self, pinned: TableVersion) -> Snapshot:
+        """A version, opened once: by whoever pinned it with this object, else now."""
+        kept = self._snapshots.get(pinned.version, pinned.table_id)
+        if kept is None:
+            delta = self.delta(pinned.version)
+            kept = self._snapshots.keep(pinned.version, pinned.table_id, delta)
+        return kept
+
+    def at(self, pinned: TableVersion) -> DeltaTable:
+        """A pinned version, to be read. Whoever writes takes `delta`, which nobody else holds."""
+        return self.snapshot(pinned).delta
 
     def tags(self) -> Tags:
         """The tags of the newest version: name -> version."""
@@ -247,14 +286,14 @@ class ImageTable:
             rows.append(history_row(entry, names))
         return rows
 
-    def _number(self, text: str) -> int:
+    def _number(self, text: str, newest: DeltaTable | None) -> int:
         """The version for a time, a number in digits, or a tag. Raises DataError without one."""
         time = tags.time_of(text)
         if time is not None:
-            return history.at(self.delta(), self.uri, self.storage_options, time)
+            return history.at(newest or self.delta(), self.uri, self.storage_options, time)
         if text.isdecimal() and text.isascii():
             return int(text)
-        current = self.tags()
+        current = tags.read(newest or self.delta())
         if text not in current:
             raise DataError(
                 f"{self.uri} has no tag {text!r}",

@@ -151,7 +151,7 @@ def _rows(images: str, where: scan.Where, storage_options: dict[str, str] | None
         return []
     table = ImageTable(uri, storage_options=storage_options)
     pinned = table.pin()
-    have = table.delta(pinned.version).schema().to_arrow().names
+    have = table.at(pinned).schema().to_arrow().names
     columns = [name for name in SCHEMA.names if name in have]
     rows: Rows = scan.rows(table, pinned, columns, where).to_pylist()
     return [dict.fromkeys(SCHEMA.names) | row for row in rows]

@@ -90,7 +90,7 @@ def diff(table: ImageTable, before: TableVersion, after: TableVersion) -> Diff:
 def _labels_by_id(table: ImageTable, version: TableVersion) -> pa.Table:
     """Columns id, label and split of a version. A column that the version lacks is all null."""
     columns = table.columns
-    stored = table.delta(version.version).schema().to_arrow().names
+    stored = table.at(version).schema().to_arrow().names
     optional = [name for name in (columns.label, columns.split) if name in stored]
 
     # An id column that is missing is an error, which `scan.rows` raises.

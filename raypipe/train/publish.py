@@ -92,7 +92,7 @@ def _publish(
 def _sources(job: TrainJob, pinned: Pinned) -> list[str]:
     """The sources of the training images, by name; none if the table has no such column."""
     column = pinned.table.columns.source
-    schema = pinned.table.delta(pinned.version.version).schema()
+    schema = pinned.table.at(pinned.version).schema()
     if column not in {field.name for field in schema.fields}:
         return []
     rows = pinned.rows_of(job.feed.train)

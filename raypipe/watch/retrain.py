@@ -170,7 +170,7 @@ def _workers(job: TrainJob) -> str:
 def _labelled_by_source(job: WatchJob, pinned: Any) -> dict[str, int]:
     """Labelled training rows of each source; a table without sources is one."""
     c = pinned.table.columns
-    named = c.source in {f.name for f in pinned.table.delta(pinned.version.version).schema().fields}
+    named = c.source in {f.name for f in pinned.table.at(pinned.version).schema().fields}
     columns = [c.label, *([c.source] if named else [])]
     rows = scan.rows(pinned.table, pinned.version, columns, pinned.rows_of(job.feed.train))
     labels = label_column.read(rows[c.label], pinned.task.kind, c.label)

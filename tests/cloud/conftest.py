@@ -143,6 +143,19 @@ def relayed(endpoint: str, folder: Path) -> Iterator[tuple[str, Callable[[], int
         yield address, lambda: int(moved.read_text())
 
 
+@contextmanager
+def logged(endpoint: str, folder: Path, delay_s: float = 0) -> Iterator[tuple[str, Path]]:
+    """The address of a relay to `endpoint`, and the file of the requests that it passed on
+    (request_log.py). Each answer comes `delay_s` later.
+    """
+    host, _, port = endpoint.removeprefix("http://").partition(":")
+    log = folder / "requests.jsonl"
+    script = str(Path(__file__).with_name("request_log.py"))
+    command = [sys.executable, script, host, port, str(log), str(delay_s)]
+    with _served(command, r"Relaying on (http://127\.0\.0\.1:\d+)", folder) as address:
+        yield address, log
+
+
 def _azurite() -> Path:
     npm = shutil.which("npm")
     if not npm or not shutil.which("node"):

@@ -38,7 +38,7 @@ def walked(source: bytes) -> list[bytes] | None:
     """The values as the pages hold them; None when a row group is declined."""
     file, found = pq.ParquetFile(io.BytesIO(source)), list[bytes]()
     for group in range(file.num_row_groups):
-        chunk = pages.chunk(file, group, "image")
+        chunk = pages.chunk(file.metadata, group, "image")
         if chunk is None:
             return None
         data = memoryview(source)[chunk.offset : chunk.offset + chunk.size]
@@ -78,7 +78,7 @@ def test_other_pages_are_left_to_pyarrow(options: dict[str, Any]) -> None:
 
 def test_nulls_and_names_that_are_not_there_are_left_to_pyarrow() -> None:
     assert walked(parquet([b"a", None, b"c"] * 40, **PLAIN)) is None
-    assert pages.chunk(pq.ParquetFile(io.BytesIO(parquet([b"a"], **PLAIN))), 0, "picture") is None
+    assert pages.chunk(pq.read_metadata(io.BytesIO(parquet([b"a"], **PLAIN))), 0, "picture") is None
 
 
 def test_what_we_write_ourselves_is_plain(tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_a_file_whose_pages_are_damaged_is_named(tmp_path: Path) -> None:
     )
     table = ImageTable(str(tmp_path / "t"))
     (path,) = map(Path, table.delta().file_uris())
-    chunk = pages.chunk(pq.ParquetFile(path), 0, "image")
+    chunk = pages.chunk(pq.read_metadata(path), 0, "image")
     assert chunk is not None
     stored = bytearray(path.read_bytes())
     stored[chunk.offset : chunk.offset + 8] = b"\xff" * 8
@@ -117,7 +117,7 @@ PAGES = parquet(list(VALUES[:40]), **PLAIN, data_page_size=2000)
 @settings(max_examples=300, deadline=None)
 @given(st.data())
 def test_damaged_pages_are_declined_or_walked_within_their_bounds(data: st.DataObject) -> None:
-    chunk = pages.chunk(pq.ParquetFile(io.BytesIO(PAGES)), 0, "image")
+    chunk = pages.chunk(pq.read_metadata(io.BytesIO(PAGES)), 0, "image")
     assert chunk is not None
     damaged = bytearray(PAGES[chunk.offset : chunk.offset + chunk.size])
     for at in data.draw(st.lists(st.integers(0, len(damaged) - 1), min_size=1, max_size=4)):

@@ -70,7 +70,7 @@ def row_groups(
     pinned = table.pin(version)
 
     # Check columns and files before any of them is read.
-    schema = pa.schema(table.delta(pinned.version).schema().to_arrow())
+    schema = pa.schema(table.at(pinned).schema().to_arrow())
     columns.check(pinned, schema)
     require(pinned, schema.names, *where)
     inside.require(table, pinned, fence)

@@ -21,7 +21,7 @@ def require(table: ImageTable, pinned: TableVersion, fence: Fence) -> None:
 
     A shallow clone has such files: set `roots` to the table that it was cloned from.
     """
-    files, _ = log.files(table.delta(pinned.version), table.uri, {})
+    files, _ = log.files(table.at(pinned), table.uri, {})
     folder = fragment.local(table.uri)
     if "://" not in folder:
         own = Fence(folder, fence.roots, fence.max_bytes)
