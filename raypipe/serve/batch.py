@@ -219,7 +219,11 @@ def _column(values: np.ndarray, kind: pa.DataType) -> pa.Array:
     Python objects.
     """
     if values.ndim == 1:
-        return pa.array(values.tolist(), kind)
+        # Ray makes NaN of the nulls of a block in which all ids are null.
+        items = values.tolist()
+        if pa.types.is_string(kind):
+            items = [item if isinstance(item, str) else None for item in items]
+        return pa.array(items, kind)
     rows, width = values.shape
     ends = np.arange(rows + 1, dtype=np.int32) * width
     numbers = values.astype(np.float32).ravel()

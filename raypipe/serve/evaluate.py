@@ -43,10 +43,10 @@ def judge(
         labels = [texts[i] for i in labelled]
         images = [batch[columns.image][i] for i in labelled]
 
-        ids = batch[columns.id][labelled].astype(str)
+        ids = _names(batch[columns.id][labelled], "")
         groups = np.full(len(labelled), "all")
         if grouped:
-            groups = batch[columns.source][labelled].astype(str)
+            groups = _names(batch[columns.source][labelled], "None")
         judged = {"id": ids, "group": groups}
 
         # Every model predicts the same bytes.
@@ -67,6 +67,15 @@ def judge(
     if not parts:
         return pa.table({"id": pa.array([], pa.string())})
     return pa.concat_tables(parts).sort_by("id")
+
+
+def _names(values: np.ndarray, missing: str) -> np.ndarray:
+    """Names as text. Ray gives a null as None, or as NaN where all of a block are null."""
+    names = []
+    for value in values.tolist():
+        is_null = value is None or value != value
+        names.append(missing if is_null else str(value))
+    return np.array(names, dtype=np.str_)
 
 
 def _judged(task: Task, predictions: Predictions, labels: Sequence[Any]) -> np.ndarray:

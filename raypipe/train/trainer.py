@@ -340,7 +340,8 @@ def _predict_split(
     scores_NC = np.concatenate(scores)
     require_rows(scores_NC, "scores", "Train again with a lower train.lr")
     rows = fetch(source.rows)
-    ids = tuple(rows.ids.take(samples_N).to_pylist())
+    # A package keeps ids as text: a null one is blank, and not the name "None".
+    ids = tuple(image_id or "" for image_id in rows.ids.take(samples_N).to_pylist())
     labels_N = rows.labels_N[samples_N]
     return Reference(features_ND, scores_NC, ids), labels_N
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
@@ -115,7 +115,7 @@ class Batch:
     """
 
     version: TableVersion
-    ids: list[str]
+    ids: list[str | None]
     sha256: list[str]
     features_ND: np.ndarray
     scores_NC: np.ndarray
@@ -212,12 +212,16 @@ def picture_of(
         score_name=f"Score of {package.classes[0]!r}" if binary else "Highest score",
         projection=_plane(reference.features_ND, batch.features_ND),
         unusual=tuple(
-            report.Picture(image, i[:8], f"{d:.1f} x the usual distance")
+            report.Picture(image, _short(i), f"{d:.1f} x the usual distance")
             for i, image, d in unusual
             if image is not None
         ),
         typical=_typical(package, len(unusual), table),
     )
+
+
+def _short(image_id: str | None) -> str:
+    return image_id[:8] if image_id else "no id"
 
 
 def _one_score(package: Package, scores_NC: np.ndarray) -> np.ndarray:
@@ -270,7 +274,7 @@ def _typical(package: Package, count: int, batch: ImageTable) -> tuple[report.Pi
     except DataError:
         return ()
     return tuple(
-        report.Picture(image, i[:8])
+        report.Picture(image, _short(i))
         for i, image in zip(ids, images, strict=True)
         if image is not None
     )
@@ -305,7 +309,7 @@ def read_batch(
 def _images(
     table: ImageTable,
     version: TableVersion,
-    ids: list[str],
+    ids: Sequence[str | None],
     features_nD: np.ndarray,
     package: Package,
     hashes: list[str] | None = None,
@@ -313,9 +317,11 @@ def _images(
     """The image of each id and features; None where it cannot be found. Of several images under one
     id it is the one that has this sha256 or, where nobody kept it, these features."""
     c = table.columns
-    candidates: dict[str, set[bytes]] = {i: set() for i in ids}
-    if ids:
-        found = scan.rows(table, version, [c.id, c.image], {c.id: ids})
+    candidates: dict[str | None, set[bytes]] = {i: set() for i in ids}
+    # A row without an id cannot be asked for.
+    known = [i for i in ids if i]
+    if known:
+        found = scan.rows(table, version, [c.id, c.image], {c.id: known})
         for image_id, image in zip(
             found[c.id].to_pylist(), found[c.image].to_pylist(), strict=True
         ):

@@ -5,12 +5,15 @@ from __future__ import annotations
 import dataclasses
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from raypipe.config import validate
 from raypipe.errors import DataError
+from raypipe.feed.dataset import pin
 from raypipe.registry import promote, tracking
 from raypipe.registry.promote import ModelVersion
 from raypipe.registry.tracking import Store
@@ -18,11 +21,12 @@ from raypipe.serve import batch, evaluate
 from raypipe.serve.batch import PredictConfig
 from raypipe.tables import scan
 from raypipe.tables.ingest import IngestConfig, ingest
-from raypipe.tables.table import Columns, ImageTable
+from raypipe.tables.table import Columns, ImageTable, TableConfig, append
 from raypipe.train import trainer
 from raypipe.train.job import TrainJob, TrainResult
 from raypipe.train.publish import publish
-from raypipe.watch.check import read_batch
+from raypipe.watch.check import _images, picture_of, read_batch
+from raypipe.watch.detect import DriftReport
 
 
 @pytest.fixture(scope="module")
@@ -232,3 +236,59 @@ def test_two_models_are_judged_on_the_same_rows(
     assert judged["model_0"].to_pylist() == judged["model_1"].to_pylist() == right
     assert set(judged["group"].to_pylist()) == {"photos"}
     assert len(evaluate.judge([package], table, table.pin(), {"split": "nowhere"})) == 0
+
+
+@pytest.mark.parametrize("ids", ["all", "some"])
+def test_rows_without_an_id_are_predicted_judged_and_checked(
+    ids: str, store: Store, job: TrainJob, champion: ModelVersion, tmp_path: Path
+) -> None:
+    """A null id ended a prediction or its drift check with an error of ours."""
+    known = ImageTable.open(job.table)
+    rows = scan.rows(known, known.pin(), ["image_id", "label", "image"])
+    names: list[Any] = rows["image_id"].to_pylist()
+    names = [None if ids == "all" or i % 2 else name for i, name in enumerate(names)]
+    rows = rows.set_column(0, "image_id", pa.array(names, pa.string()))
+    append(str(tmp_path / "t"), rows, "add")
+    source = TableConfig(uri=str(tmp_path / "t"))
+    done = batch.predict(store, job.run, source, PredictConfig(), champion)
+    found = read_batch(done.table, done.out.uri, done.key)
+    assert sorted(found.ids, key=str) == sorted(names, key=str)
+
+    table = ImageTable(source.uri)
+    package = promote.fetch(store, champion)
+    judged = evaluate.judge([package], table, table.pin(), {})
+    assert len(judged) == 60 and judged["id"].to_pylist().count("") == names.count(None)
+
+    # The report shows what it can find, and says of the others that they have no id.
+    unusual = tuple((row, 2.0) for row in range(60))
+    seen = DriftReport((), 0.5, False, 0.01, 17, 60, unusual)
+    page = picture_of(seen, "nameless", package, found, table)
+    assert len(page.unusual) == 60 - names.count(None)
+
+
+def test_a_reference_without_ids_is_kept_and_shown(
+    store: Store, job: TrainJob, champion: ModelVersion, tmp_path: Path
+) -> None:
+    known = ImageTable.open(job.table)
+    rows = scan.rows(known, known.pin(), ["image_id", "label", "split", "image"])
+    rows = rows.set_column(0, "image_id", pa.nulls(len(rows), pa.string()))
+    append(str(tmp_path / "t"), rows, "add")
+    table = TableConfig(uri=str(tmp_path / "t"))
+    nameless = job.model_copy(update={"table": table})
+    pinned = pin(table, job.feed)
+    model = promote.fetch(store, champion).model
+    reference = trainer.reference(nameless, model, pinned, tmp_path)
+    assert set(reference.ids) == {""}
+    opened = ImageTable(table.uri)
+    features = reference.features_ND[:2]
+    package = promote.fetch(store, champion)
+    assert _images(opened, opened.pin(), ["", ""], features, package) == [None, None]
+
+
+def test_a_null_image_is_named_and_not_a_mistake_of_ours(
+    store: Store, job: TrainJob, champion: ModelVersion, tmp_path: Path
+) -> None:
+    columns = {"image_id": ["a", None], "image": pa.array([None, None], pa.binary())}
+    append(str(tmp_path / "t"), pa.table(columns), "add")
+    with pytest.raises(Exception, match="empty"):
+        batch.predict(store, job.run, TableConfig(uri=str(tmp_path / "t")), PredictConfig())
