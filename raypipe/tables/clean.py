@@ -31,7 +31,7 @@ from raypipe.cluster import sidecar
 from raypipe.config import Section, key_of
 from raypipe.errors import DataError
 from raypipe.images.decode import BadImage, decode, encode_png
-from raypipe.tables import rewrite, scan, tags, verdicts
+from raypipe.tables import constraints, rewrite, scan, tags, verdicts
 from raypipe.tables.changes import Place
 from raypipe.tables.fastdup_sidecar import LEAST
 from raypipe.tables.table import ImageTable, TableConfig, TableVersion
@@ -111,6 +111,8 @@ def clean(source: TableConfig, cfg: CleanConfig) -> CleanResult:
     tags.check_name(cfg.tag)  # before anything is dropped
     table = ImageTable.open(source)
     raw = table.pin(source.version)
+    # Before an hour of looking at images: their rows could not be dropped.
+    constraints.require_changeable(table.delta(), table.uri)
     policy = _policy(raw, source, cfg)
     images = len(scan.rows(table, raw, [table.columns.id], source.where))
     if not images:
@@ -203,7 +205,7 @@ def _recoded_images(
     Images are decoded on the cluster. Rows of one id come in the table's order.
     """
     columns = table.columns
-    have = {field.name for field in table.delta(raw.version).schema().fields}
+    have = {field.name for field in table.at(raw).schema().fields}
     has_labels = columns.label in have
 
     def recode(batch: dict[str, Any]) -> dict[str, Any]:

@@ -122,7 +122,7 @@ def export(
 
 def conditions(table: ImageTable, pinned: TableVersion, first: Where, second: Where) -> Where:
     """Both conditions on the rows of a version. Raises DataError as `both` does."""
-    delta = table.delta(pinned.version)
+    delta = table.at(pinned)
     table.require(delta, *first, *second)
     return both(first, second, pa.schema(delta.schema().to_arrow()))
 

@@ -16,7 +16,7 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 from deltalake import DeltaTable, write_deltalake
-from deltalake.exceptions import TableNotFoundError
+from deltalake.exceptions import DeltaError, TableNotFoundError
 from pydantic import Field, model_validator
 
 from raypipe.config import Section
@@ -375,8 +375,8 @@ def append(
             configuration=configuration,
             commit_properties=commit_properties(why),
         )
-    # TableNotFoundError: the table's folder cannot be made.
-    except (OSError, TableNotFoundError) as e:
+    # Among deltalake's errors is TableNotFoundError: the table's folder cannot be made.
+    except (OSError, DeltaError) as e:
         raise storage.refusal(
             e, path, "The table cannot be written", "Check that the folder can be written"
         ) from e

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from deltalake import write_deltalake
 from PIL import Image
 
 from raypipe.config import key_of, validate
@@ -185,6 +186,17 @@ def test_a_table_that_gained_rows_since_is_refused(tmp_path: Path, textured: Dra
     done = clean(source.model_copy(update={"version": None}), CleanConfig())
     assert done.counts == {"broken": 2}
     assert ids(source.uri) == {named(textured(1)), named(textured(2)), "later"}
+
+
+def test_a_table_whose_rows_may_not_be_dropped_is_named_before_it_is_judged(
+    tmp_path: Path, textured: Draw
+) -> None:
+    rows = pa.table({"image_id": ["a"], "image": [b"no image"]})
+    uri, only_new = str(tmp_path / "t"), {"delta.appendOnly": "true"}
+    write_deltalake(uri, rows, configuration=only_new)
+    with pytest.raises(DataError, match=r"may not be changed or dropped .*appendOnly"):
+        clean(TableConfig(uri=uri), CleanConfig())
+    assert not ImageTable.exists(verdicts.uri_of(uri))
 
 
 def test_a_policy_that_would_leave_nothing_is_refused_and_drops_nothing(tmp_path: Path) -> None:

@@ -244,3 +244,9 @@ def test_a_rewrite_on_a_full_disk_ends_in_one_message_and_leaves_no_file(small_d
     with pytest.raises(DataError, match=r"^Rows of the table cannot be changed: .*No space left"):
         rewrite.commit(table, table.delta(), change, commit_properties("mend"))
     assert files(small_disk) == before
+
+
+def test_a_plain_append_of_other_columns_ends_in_one_message(tmp_path: Path) -> None:
+    append(str(tmp_path / "t"), pa.table({"a": [1]}), "add")
+    with pytest.raises(DataError, match=r"The table cannot be written: "):
+        append(str(tmp_path / "t"), pa.table({"b": [1]}), "add")

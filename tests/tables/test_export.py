@@ -336,6 +336,25 @@ def test_no_image_and_no_label_is_lost_on_the_way_through_a_folder(
     assert len({unicodedata.normalize("NFC", file).casefold() for file in files}) == len(images)
 
 
+@pytest.mark.usefixtures("ray_session")
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_condition_on_labels_that_are_no_text_holds_for_a_folder_too(
+    workers: int, tmp_path: Path, cli: Cli
+) -> None:
+    for name, labels, where in (
+        ("numbers", pa.array([1, 2, 1, None]), "label=01"),
+        ("tags", pa.array([["b", "a"], ["a"], ["a", "b"], None]), "label=a|b"),
+    ):
+        ids, images = list("wxyz"), [b"%d" % i for i in range(4)]
+        columns = pa.table({"image_id": ids, "label": labels, "image": images})
+        append(str(tmp_path / name), columns, "add")
+        arguments = [tmp_path / f"out-{name}", "--where", where, "--workers", workers]
+        code, _, err = cli("table", "export", tmp_path / name, *arguments)
+        assert code == 0, err
+        files = sorted(path.name for path in (tmp_path / f"out-{name}").glob("*/*"))
+        assert files == ["w.bin", "y.bin"]
+
+
 def test_rows_without_an_image_are_counted(table: Path, tmp_path: Path, cli: Cli) -> None:
     missing = rows(400, 403).set_column(3, "image", pa.array([None, b"1", None], pa.binary()))
     append(str(table), missing, "third")
