@@ -40,7 +40,7 @@ Overrides = Annotated[
 Json = Annotated[
     bool, typer.Option("--json", help="End with one JSON line on stdout; messages go to stderr.")
 ]
-Names = Annotated[str | None, typer.Option(help="Columns, like image_id,label.")]
+Names = Annotated[str | None, typer.Option(help="Columns of OUT.parquet, like image_id,label.")]
 SHOWN_IDS = 5
 
 

@@ -7,6 +7,7 @@ ingested. A file that is rejected again for another reason, or by another source
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pyarrow as pa
@@ -29,6 +30,7 @@ SCHEMA = pa.schema(
         ("image", pa.binary()),
     ]
 )
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 KEY = ("source", "path", "image_id", "reason", "detail")
 Key = tuple["str | None", ...]  # the values of KEY of a rejected file
 
@@ -70,6 +72,8 @@ def _rejected(batch: list[pa.Table], source: str) -> dict[Key, dict[str, Any]]:
         rows = chunk.filter(chunk["reason"].is_valid())
         for row in rows.to_pylist():
             row["source"] = source
+            # The text of an error may name an object's address, which every run has another of.
+            row["detail"] = _ADDRESS.sub("", row["detail"] or "")
             key = tuple(row[name] for name in KEY)
             rejected[key] = {name: row.get(name) for name in SCHEMA.names}
     return rejected

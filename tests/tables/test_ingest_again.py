@@ -14,10 +14,11 @@ from deltalake import DeltaTable
 
 from raypipe.config import validate
 from raypipe.errors import ConfigError, DataError
-from raypipe.tables import scan, verdicts
+from raypipe.tables import quarantine, scan, verdicts
 from raypipe.tables.ingest import IngestConfig, IngestResult, ingest, quarantine_uri
 from raypipe.tables.schema import SCHEMA
 from raypipe.tables.table import ImageTable, TableConfig, append
+from raypipe.tables.verify import SCHEMA as VERIFIED
 from tests.tables import handmade as by_hand
 
 Draw = Callable[..., bytes]
@@ -82,6 +83,14 @@ def test_a_file_is_kept_once_for_each_reason_and_source(table: TableConfig, fold
     assert len(found) == 4 and ("other", "0.png", "label") in {row[:3] for row in found}
     details = {row[3] for row in found if row[1] == "0.png"}
     assert len(details) == 2, "another label is another reason"
+
+
+def test_an_address_in_an_errors_text_makes_no_second_row(table: TableConfig) -> None:
+    for address in ("0x7f01", "0x7f02"):
+        columns: dict[str, list[Any]] = {name: [None] for name in VERIFIED.names}
+        columns |= {"path": ["a.png"], "reason": ["broken"], "detail": [f"<B at {address}> is bad"]}
+        quarantine.keep(table.uri, [pa.table(columns, VERIFIED)], "line", None)
+    assert kept(table) == [("line", "a.png", "broken", "<B> is bad")]
 
 
 def test_an_image_in_another_split_stays_and_is_counted(table: TableConfig, folder: Path) -> None:
