@@ -19,6 +19,9 @@ from pathlib import Path
 HERE = Path(__file__).parent
 ROWS = [{"file": f"{i}.png", "label": "ab"[i % 2], "site": i % 2} for i in range(4)]
 def all(): return HERE / "photos", ROWS
+ODD = [["b", "a"], 1.0, True, None]
+def odd(): return HERE / "photos", [
+    {"file": f"{i}.png", "label": "a", "x": x} for i, x in enumerate(ODD)]
 def missing(): return HERE / "photos", [*ROWS, {"file": "9.png", "label": "a", "site": 0}]
 def outside(): return HERE / "photos", [{"file": "../secret.png", "label": "a", "site": 0}]
 def twice(): return HERE / "photos", [*ROWS, {"file": "0.png", "label": "b", "site": 0}]
@@ -55,6 +58,22 @@ def test_rows_become_candidates_in_their_order(source: Any) -> None:
     assert source("all") == [("0.png", "a"), ("1.png", "b"), ("2.png", "a"), ("3.png", "b")]
     assert source("all", where={"site": "1"}) == [("1.png", "b"), ("3.png", "b")]
     assert source("all", labelled=False)[0] == ("0.png", None)
+
+
+@pytest.mark.parametrize(
+    ("condition", "files"),
+    [("a|b", ["0.png"]), ("b|a", ["0.png"]), ("1", ["1.png"]), ("true", ["2.png"]), ("None", [])],
+)
+def test_a_condition_means_what_it_means_in_a_table(
+    condition: str, files: list[str], source: Any
+) -> None:
+    """Values were compared as Python writes them: True, 1.0, ['b', 'a']."""
+    try:
+        found = source("odd", where={"x": condition})
+    except DataError as e:
+        assert "nothing to ingest" in str(e)
+        found = []
+    assert [path for path, _ in found] == files
 
 
 @pytest.mark.parametrize(

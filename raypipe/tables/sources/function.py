@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from raypipe.errors import DataError, RaypipeError, nearest, one_line
+from raypipe.models import labels as meaning
+from raypipe.tables import names
 from raypipe.tables.sources.labels import Row, require
 
 RULE = (
@@ -82,4 +84,16 @@ def _dicts(listed: Any, name: str) -> Iterator[Row]:
 
 
 def _is_one_of(value: Any, values: str | list[str]) -> bool:
-    return str(value) in ([values] if isinstance(values, str) else values)
+    """Whether a condition like `kind=1` or `tags=a|b` means this value, as in a table."""
+    wanted = [values] if isinstance(values, str) else values
+    if value is None:
+        return False
+    if isinstance(value, str):
+        return value in wanted
+    if isinstance(value, list | tuple | set | frozenset):
+        # Tags have no order.
+        tags = meaning.BAR.join(str(tag) for tag in value)
+        return names.wanted_tags(tags) in [names.wanted_tags(text) for text in wanted]
+    # 1, 1.0 and "1.0" are one number; True and "true" are one truth.
+    text = meaning.name(value).text
+    return text is not None and text in [meaning.name(other).text for other in wanted]
