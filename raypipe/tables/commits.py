@@ -163,9 +163,9 @@ def require_appendable(uri: str, base: DeltaTable, schema: pa.Schema) -> None:
     for field in schema:
         if field.name not in stored.names:
             continue
-        kind = stored.field(field.name).type
+        kind = _plain(stored.field(field.name).type)
         wider = pa.types.is_integer(kind) and pa.types.is_integer(field.type)
-        if kind != field.type and not (wider and kind.bit_width > field.type.bit_width):
+        if kind != _plain(field.type) and not (wider and kind.bit_width > field.type.bit_width):
             raise DataError(
                 f"Column {field.name!r} of {uri} has another type",
                 got=str(kind),
@@ -182,6 +182,15 @@ def require_appendable(uri: str, base: DeltaTable, schema: pa.Schema) -> None:
             fix=f"ALTER TABLE … ADD COLUMN with the engine that made it: {added[0]} "
             f"{schema.field(added[0]).type}",
         )
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    """The type without the ways in which Arrow can keep texts and bytes."""
+    if pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
+        return pa.string()
+    if pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind):
+        return pa.binary()
+    return kind
 
 
 def _with_columns_of(base: DeltaTable, rows: pa.Table) -> pa.Table:

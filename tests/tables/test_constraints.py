@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -206,23 +204,6 @@ def test_another_type_is_named_and_nothing_is_cast(
     assert DeltaTable(str(tmp_path / "t")).version() == 0
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of 1 MB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
-    try:
-        mounted = subprocess.run(command, capture_output=True, check=False).returncode == 0
-    except OSError:
-        mounted = False
-    if not mounted or not os.path.ismount(folder):
-        pytest.skip("this user may not mount")
-    yield folder
-    # -l: a file may still be open.
-    subprocess.run(["umount", "-l", str(folder)], capture_output=True, check=False)
-
-
 def test_a_full_disk_ends_in_one_message(small_disk: Path) -> None:
     uri = str(small_disk / "t")
     append(uri, row(), "add")
@@ -244,6 +225,16 @@ def test_a_rewrite_on_a_full_disk_ends_in_one_message_and_leaves_no_file(small_d
     with pytest.raises(DataError, match=r"^Rows of the table cannot be changed: .*No space left"):
         rewrite.commit(table, table.delta(), change, commit_properties("mend"))
     assert files(small_disk) == before
+
+
+def test_other_ways_to_keep_texts_and_bytes_are_no_other_type(tmp_path: Path) -> None:
+    append(str(tmp_path / "t"), row(), "add")
+    large = row(image_id="j")
+    for name, kind in (("label", pa.large_string()), ("image", pa.large_binary())):
+        at = large.schema.get_field_index(name)
+        large = large.set_column(at, name, large[name].cast(kind))
+    base = DeltaTable(str(tmp_path / "t"))
+    assert append_once(base.table_uri, large, base, commit_properties("ingest")).version() == 1
 
 
 def test_a_plain_append_of_other_columns_ends_in_one_message(tmp_path: Path) -> None:

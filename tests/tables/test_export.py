@@ -252,6 +252,16 @@ def test_an_export_that_fails_half_way_leaves_what_was_there(table: Path, tmp_pa
     assert sorted(p.name for p in tmp_path.iterdir()) == ["o.parquet", "t"]
 
 
+@pytest.mark.parametrize("name", ["o.parquet", "o"])
+def test_an_export_to_a_full_disk_is_one_message_and_leaves_nothing(
+    name: str, small_disk: Path, tmp_path: Path, cli: Cli
+) -> None:
+    append(str(tmp_path / "large"), rows(0, 30, os.urandom(100_000)), "add")
+    code, _, err = cli("table", "export", tmp_path / "large", small_disk / name)
+    assert code == 2 and "The target cannot be written" in err and "No space left" in err, err
+    assert "Traceback" not in err and list(small_disk.iterdir()) == []
+
+
 def test_a_folder_gets_the_images_and_a_list_that_ingest_reads(
     table: Path, tmp_path: Path, cli: Cli
 ) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -199,23 +197,6 @@ def test_a_table_with_column_mapping_gets_rows_or_is_refused_by_name(
     opened = ImageTable(table.uri)
     rows = scan.rows(opened, opened.pin(), ["label", "site"])
     assert rows.to_pylist() == [{"label": "a", "site": None}] * 6
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of 1 MB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
-    try:
-        mounted = subprocess.run(command, capture_output=True, check=False).returncode == 0
-    except OSError:
-        mounted = False
-    if not mounted or not os.path.ismount(folder):
-        pytest.skip("this user may not mount")
-    yield folder
-    # -l: a file may still be open.
-    subprocess.run(["umount", "-l", str(folder)], capture_output=True, check=False)
 
 
 def test_a_constraint_and_a_full_disk_end_an_ingest_in_one_message(
