@@ -131,6 +131,13 @@ def understand(cfg: IngestConfig) -> tuple[Listed, list[Part], dict[str, Any]]:
     Reads names and labels, no image, and writes nothing. Raises DataError when the source is wrong.
     """
     listed = candidates(cfg.source)
+    if cfg.share != (0.0, 1.0) and not listed.steady:
+        raise DataError(
+            "A share of this table would be other rows after each table optimize",
+            got=f"ingest.share={list(cfg.share)}",
+            rule="A share goes by path; without a column path a row is named by its place in a file",
+            fix="Pin ingest.from.version, or choose rows with ingest.from.where",
+        )
     parts = _in_share(listed.parts, cfg.share)
     if not any(part.candidates for part in parts):
         raise DataError(

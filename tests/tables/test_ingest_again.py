@@ -12,8 +12,8 @@ from deltalake import DeltaTable
 
 from raypipe.config import validate
 from raypipe.errors import ConfigError, DataError
-from raypipe.tables import quarantine, scan, verdicts
-from raypipe.tables.ingest import IngestConfig, IngestResult, ingest, quarantine_uri
+from raypipe.tables import quarantine, scan, verdicts, versions
+from raypipe.tables.ingest import IngestConfig, IngestResult, ingest, quarantine_uri, understand
 from raypipe.tables.schema import SCHEMA
 from raypipe.tables.table import ImageTable, TableConfig, append
 from raypipe.tables.verify import SCHEMA as VERIFIED
@@ -157,6 +157,31 @@ def test_a_share_that_is_none_is_refused(share: list[float]) -> None:
 def test_a_share_without_a_file_is_named(table: TableConfig, folder: Path) -> None:
     with pytest.raises(DataError, match=r"share of the source holds no file .*larger share"):
         take(table, folder, lines(), share=[0, 1e-9])
+
+
+def test_a_share_of_a_table_is_of_rows_that_stay_the_same(
+    table: TableConfig, tmp_path: Path
+) -> None:
+    """Rows were chosen by their place in a file: two halves of an optimized table overlapped."""
+    images = [b"%d" % i for i in range(40)]
+    paths = [f"{i}.png" for i in range(40)]
+    plain = pa.table({"image": images})
+    for start in (0, 20):
+        append(str(tmp_path / "plain"), plain.slice(start, 20), "add")
+        with_paths = plain.append_column("path", [paths])
+        append(str(tmp_path / "named"), with_paths.slice(start, 20), "add")
+
+    def half(name: str, **more: Any) -> list[str]:
+        source = {"kind": "delta", "images": str(tmp_path / name), "labelled": False, **more}
+        _, parts, _ = understand(validate(IngestConfig, {"from": source, "share": [0, 0.5]}))
+        return sorted(c.path for part in parts for c in part.candidates)
+
+    before = half("named")
+    versions.optimize(ImageTable(str(tmp_path / "named")), ["path"])
+    assert half("named") == before and 5 < len(before) < 35
+    with pytest.raises(DataError, match=r"other rows after each table optimize .*from\.version"):
+        half("plain")
+    assert half("plain", version=1)
 
 
 def test_another_type_of_a_column_is_found_before_an_image_is_read(

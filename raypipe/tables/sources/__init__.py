@@ -30,6 +30,8 @@ class Listed:
     """The table version that they are from; "" when they are from no table."""
     layout: str = ""
     """One line that says how a folder was understood."""
+    steady: bool = True
+    """A candidate has the same path at the next ingest."""
 
 
 def candidates(cfg: SourceConfig) -> Listed:
@@ -111,7 +113,7 @@ def _columns(cfg: SourceConfig) -> SourceColumns:
 def _list_delta(cfg: SourceConfig) -> Listed:
     if not cfg.images:
         raise _missing(cfg)
-    parts, pinned = delta.row_groups(
+    parts, pinned, has_paths = delta.row_groups(
         cfg.images,
         cfg.version,
         cfg.where,
@@ -119,7 +121,7 @@ def _list_delta(cfg: SourceConfig) -> Listed:
         fence(Path(cfg.images).expanduser(), cfg.roots, cfg.max_bytes),
         cfg.storage_options,
     )
-    return Listed(parts, lineage=str(pinned))
+    return Listed(parts, str(pinned), steady=has_paths or cfg.version is not None)
 
 
 def _list_function(cfg: SourceConfig, label: str | None) -> Listed:

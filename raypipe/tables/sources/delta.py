@@ -48,8 +48,9 @@ def row_groups(
     columns: SourceColumns,
     fence: Fence,
     storage_options: Options,
-) -> tuple[list[Part], TableVersion]:
-    """The rows of one version, and that version: it is the origin of the new rows.
+) -> tuple[list[Part], TableVersion, bool]:
+    """The rows of one version, that version (it is the origin of the new rows), and whether rows
+    have paths of their own. Without one a row is named by its place, which changes with its files.
 
     Raises DataError for missing columns, and for data files outside of the table and the fence.
     """
@@ -91,7 +92,7 @@ def row_groups(
             group_candidates = _with_paths(group_candidates, rows)
         reader = Rows(group, columns.image, fence, storage_options)
         parts.append(Part(reader, group_candidates, ROWS_A_CALL))
-    return parts, pinned
+    return parts, pinned, has_paths
 
 
 def _candidates(
