@@ -135,7 +135,7 @@ def understand(cfg: IngestConfig) -> tuple[Listed, list[Part], dict[str, Any]]:
         raise DataError(
             "A share of this table would be other rows after each table optimize",
             got=f"ingest.share={list(cfg.share)}",
-            rule="A share goes by path; without a column path a row is named by its place in a file",
+            rule="A share goes by path; without a column path a row is named by its place",
             fix="Pin ingest.from.version, or choose rows with ingest.from.where",
         )
     parts = _in_share(listed.parts, cfg.share)
