@@ -131,15 +131,22 @@ class RunConfig(Section):
         return Path(self.dir).expanduser().absolute()
 
 
-def load(kind: type[S], path: str | Path | None, overrides: Sequence[str] = ()) -> S:
+def load(
+    kind: type[S],
+    path: str | Path | None,
+    overrides: Sequence[str] = (),
+    given: Mapping[str, Any] | None = None,
+) -> S:
     """Read `path`, apply `section.key=value` overrides (values are YAML), validate as `kind`.
 
+    given: sections of a Python caller, which replace the file's settings before the overrides do.
     Raises ConfigError for a missing file, YAML that does not parse, unknown keys, and values of
     the wrong type or range.
     """
     tree: dict[str, Any] = {}
     if path is not None:
         tree = _read_yaml(Path(path))
+    _merge(tree, given or {})
     for override in overrides:
         _override(tree, override)
     try:
@@ -149,6 +156,16 @@ def load(kind: type[S], path: str | Path | None, overrides: Sequence[str] = ()) 
             "The configuration holds itself", rule="An anchor may not lie within itself"
         ) from None
     return validate(kind, resolved)
+
+
+def _merge(tree: dict[str, Any], given: Mapping[str, Any]) -> None:
+    """Put the settings of `given` into `tree`, in place; sections are merged, values replaced."""
+    for name, value in given.items():
+        inner = tree.get(name)
+        if isinstance(value, Mapping) and isinstance(inner, dict):
+            _merge(inner, value)
+        else:
+            tree[name] = dict(value) if isinstance(value, Mapping) else value
 
 
 def _override(tree: dict[str, Any], override: str) -> None:

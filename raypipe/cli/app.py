@@ -6,18 +6,16 @@ Exit codes: 0 done, 1 failed, 2 wrong usage, configuration or data, 3 drift foun
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from json import dumps
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-import yaml
 
 from raypipe.cli.console import Console
 from raypipe.cluster.connect import prepare_environment
-from raypipe.config import key_of, load
+from raypipe.config import load
 from raypipe.errors import ConfigError
 
 app = typer.Typer(
@@ -85,7 +83,7 @@ def run_verb(
     from raypipe.cluster.connect import close
 
     try:
-        result: dict[str, Any] = getattr(verbs, name)(job, console)
+        result = verbs.run(name, job, console)
     finally:
         close()
     console.finish(result)
@@ -213,24 +211,11 @@ def _of_table(overrides: list[str]) -> list[str]:
             "There is neither a config file nor a table",
             fix=f"raypipe tune --table FOLDER --label COLUMN, or raypipe tune {EXAMPLE}",
         )
-    name = re.sub(r"[^\w.-]+", "-", uris[-1].rstrip("/").rpartition("/")[2]).strip("-.") or "run"
-    if _is_of_another_table(Path("runs", name), uris[-1]):
-        # Two tables of one name would share a folder and a registered model.
-        name = f"{name}-{key_of(_absolute(uris[-1]))[:6]}"
-    return [f"run.name={dumps(name)}", f"run.dir={dumps(f'runs/{name}')}", *overrides]
+    # Not at the top: --help should not wait for what the work imports.
+    from raypipe.work.names import run_of
 
-
-def _is_of_another_table(folder: Path, uri: str) -> bool:
-    """Does the folder hold searches, and none of them on the table at `uri`?"""
-    tables = set()
-    for config in sorted(folder.glob("search/*/config.yaml")):
-        saved = yaml.safe_load(config.read_text(encoding="utf-8"))
-        tables.add(_absolute(saved["table"]["uri"]))
-    return bool(tables) and _absolute(uri) not in tables
-
-
-def _absolute(uri: str) -> str:
-    return uri if "://" in uri else str(Path(uri).expanduser().resolve())
+    run = run_of(uris[-1])
+    return [f"run.name={dumps(run['name'])}", f"run.dir={dumps(run['dir'])}", *overrides]
 
 
 _verb(

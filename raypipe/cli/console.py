@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
-import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -37,6 +36,7 @@ from rich.text import Text
 
 from raypipe.config import to_json
 from raypipe.errors import hidden
+from raypipe.report.formats import cell
 
 if TYPE_CHECKING:
     from raypipe.search.trials.standing import Standing
@@ -46,7 +46,6 @@ if TYPE_CHECKING:
 PLAIN_EVERY_S = 5.0
 ENDED_EVERY_S = 30.0
 PACE_AFTER_S = 2.0  # before, what is left would be a guess
-MOST_COLUMNS = 6  # of a leaderboard; more fields are one column of text
 LOG_WIDTH = 140  # columns, where there is no terminal to ask
 
 
@@ -166,7 +165,7 @@ class Console:
         width = max(map(len, facts), default=0)
         for name, value in facts.items():
             self.out.print(Text(f"{name:<{width}}  ", style="dim"), end="")
-            self.out.print(_cell(value), markup=False, soft_wrap=True)
+            self.out.print(cell(value), markup=False, soft_wrap=True)
 
     def finish(self, result: Mapping[str, Any]) -> None:
         """The last line of stdout under --json."""
@@ -251,7 +250,7 @@ class Searching:
             after = f"after {leader.epochs} epoch{'s' * (leader.epochs > 1)}"
             self._console.say(
                 f"best so far {self._metric} {leader.best:.4f}, {leader.name} {after}: "
-                f"{_cell(leader.changes)}"
+                f"{cell(leader.changes)}"
             )
         if now - self._shown > ENDED_EVERY_S:
             self._shown = now
@@ -282,27 +281,11 @@ def _without_secrets(value: Any) -> Any:
 
 
 def _leaderboard(metric: str, standings: Sequence[Standing], top: int = 8) -> Table:
-    fields = list(
-        dict.fromkeys(field for s in standings[:top] for field in s.changes)
-    )  # not every trial draws every one
-    short = {field: field.rpartition(".")[2] for field in fields}
-    rows: list[list[Any]] = []
-    for i, s in enumerate(standings[:top], 1):
-        rows.append([i, "–" if math.isnan(s.best) else s.best, s.epochs, s.state])
-        if len(fields) > MOST_COLUMNS:
-            rows[-1].append({short[field]: value for field, value in s.changes.items()})
-        else:
-            rows[-1] += [s.changes.get(field, "") for field in fields]
-    more = f", best {top} of {len(standings)}" if len(standings) > top else ""
-    named = ["values"] if len(fields) > MOST_COLUMNS else list(short.values())
-    even = next(
-        (s.compared[0] for s in standings if s.compared), None
-    )  # trials ended after different numbers of epochs
-    if even is not None:
-        for row, s in zip(rows, standings, strict=False):
-            row.insert(2, s.compared[1] if s.compared and not math.isnan(s.compared[1]) else "–")
-    after = [] if even is None else [f"after {even}"]
-    return _table(f"Leaderboard{more}", ["#", metric, *after, "epochs", "", *named], rows)
+    # Not at the top: it imports torch, and --help should not wait for that.
+    from raypipe.work.tables import leaderboard
+
+    table = leaderboard(metric, standings, top)
+    return _table(table.title, table.columns, table.rows)
 
 
 def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Table:
@@ -320,7 +303,7 @@ def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) ->
         table.add_column(Text(name), justify="right" if numeric else "left", overflow="fold")
     for row in rows:
         # As text: rich would read the label `[red]` as a colour and show nothing.
-        table.add_row(*[Text(_cell(v)) for v in row])
+        table.add_row(*[Text(cell(v)) for v in row])
     return table
 
 
@@ -329,16 +312,3 @@ def _duration(seconds: float) -> str:
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"
-
-
-def _cell(value: Any) -> str:
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    if isinstance(value, Mapping):
-        return ", ".join(f"{k} {_cell(v)}" for k, v in value.items()) or "–"
-    if isinstance(value, (list, tuple)):
-        return ", ".join(map(_cell, value)) or "–"
-    if value is None or value == "":
-        return "–"
-    # A label may be a dash itself.
-    return "'–'" if value == "–" else hidden(str(value))

@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Any
 
 from raypipe import report
-from raypipe.cli import verbs
 from raypipe.cli.console import Console
 from raypipe.cluster import sidecar
 from raypipe.cluster.connect import connect
@@ -43,6 +42,7 @@ from raypipe.tables.ingest import IngestResult, ingest
 from raypipe.tables.table import ImageTable, TableConfig, TableVersion
 from raypipe.watch.check import CheckResult, check
 from raypipe.watch.retrain import RetrainResult, retrain
+from raypipe.work import tables, verbs
 
 CELLS = "raypipe.quickstart.elpv:cells"
 # Of the mono cells are known on the first day; the rest is the first night's batch, the negative
@@ -139,7 +139,7 @@ def tell(job: Job, console: Console, fresh: bool = False) -> dict[str, Any]:
             first,
             console.say,
         )
-        verbs.comparison(after, console)
+        _show(console, tables.comparison(after))
         done(after.decision.reason)
 
     summary = _summary(
@@ -182,12 +182,18 @@ def _night(
         done(f"{predicted.images} unlabelled images predicted by {model}: {labels}")
     with _step(story, console, f"Drift check {name}") as done:
         checked = check(store, job, table, name, model)
-        verbs.verdict(checked, console)
+        _show(console, tables.evidence(checked))
+        console.facts({"report": checked.page})
         done(
             ("Drift" if checked.report.is_drift else "No drift")
-            + f", p {verbs.p_text(checked.report.p_value)}"
+            + f", p {tables.p_text(checked.report.p_value)}"
         )
     return checked
+
+
+def _show(console: Console, table: tables.Table | None) -> None:
+    if table is not None:
+        console.table(table.title, table.columns, table.rows)
 
 
 @contextmanager

@@ -5,10 +5,13 @@ from __future__ import annotations
 import base64
 import io
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from PIL import Image
+
+from raypipe.errors import hidden
 
 THUMBNAIL_PX = 160
 MINUS = "\N{MINUS SIGN}"
@@ -31,6 +34,20 @@ def number(value: Any) -> str:
         text = f"{value:.4g}".replace("e-0", "e-")
     # The sign becomes a minus sign. An exponent keeps its hyphen, because people copy it.
     return text.replace("-", MINUS, 1) if value < 0 else text
+
+
+def cell(value: Any) -> str:
+    """Any value of a result as one line of text, without credentials."""
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{k} {cell(v)}" for k, v in value.items()) or "–"
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(cell, value)) or "–"
+    if value is None or value == "":
+        return "–"
+    # A label may be a dash itself.
+    return "'–'" if value == "–" else hidden(str(value))
 
 
 def chance(p: float) -> str:

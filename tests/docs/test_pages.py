@@ -42,6 +42,7 @@ ELSEWHERE = {
     "export BUNDLE_VAR_email=team@example.com BUNDLE_VAR_host=$DATABRICKS_HOST": "a Databricks "
     "workspace: test_infra.py checks the bundle against its typed model",
     "databricks secrets create-scope raypipe": "a Databricks workspace",
+    "import raypipe\n\nbest = raypipe.tune(": "test_door.py runs it",
 }
 RUN = ("source .venv/bin/activate\ncat > mine.yaml", "import mlflow, pandas as pd")
 

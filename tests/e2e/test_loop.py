@@ -90,7 +90,8 @@ def ingest(job: Job, table: str, folder: Path, name: str, labelled: bool = True)
     if not labelled:
         (folder / "labels.csv").unlink(missing_ok=True)
     splits = {"train": 0.5, "val": 0.25, "test": 0.25}
-    verbs.ingest(
+    verbs.run(
+        "ingest",
         with_(job, table={"uri": table}, ingest={"from": source, "name": name, "splits": splits}),
         Console(as_json=True),
     )
@@ -116,9 +117,9 @@ def test_drift_leads_to_a_better_champion_and_a_rerun_adds_nothing(
     console = Console(as_json=True)
     images = job.table.uri
     ingest(job, images, photos(tmp_path / "old", "old", 240), "old")
-    cleaned = verbs.clean(with_(job, table={"uri": images, "version": 0}), console)
+    cleaned = verbs.run("clean", with_(job, table={"uri": images, "version": 0}), console)
     assert cleaned["images"] == 240
-    tuned = verbs.tune(with_(job, table={"uri": images, "version": "clean"}), console)
+    tuned = verbs.run("tune", with_(job, table={"uri": images, "version": "clean"}), console)
     assert tuned["trials"] == 3
     assert tuned["metrics"]["val_accuracy"] > 0.9
     assert tuned["champion"] == tuned["model"] == "loop/1"
@@ -175,7 +176,9 @@ def test_drift_leads_to_a_better_champion_and_a_rerun_adds_nothing(
     ingest(job, images, tmp_path / "new", "new")
     assert retrain(store, both, alarm, first) == done
     assert (
-        verbs.tune(with_(job, table={"uri": images, "version": "clean"}), console)["champion"]
+        verbs.run("tune", with_(job, table={"uri": images, "version": "clean"}), console)[
+            "champion"
+        ]
         == "loop/2"
     )
     check(store, job, validate(Job, {"table": nights["other"]}).table, "other", first)

@@ -121,11 +121,11 @@ def mean_error(task: str, said: dict[str, str], known: dict[str, str | None]) ->
 
 def test_a_table_becomes_a_champion_that_predicts_and_is_beaten(ray_session: str, job: Job) -> None:
     console, task = Console(as_json=True), job.model.task
-    trained = verbs.train(job, console)
+    trained = verbs.run("train", job, console)
     assert trained["champion"] == f"{task}/1"
 
-    predicted = verbs.predict(job, console)
-    assert predicted["images"] == 240 and verbs.predict(job, console) == predicted
+    predicted = verbs.run("predict", job, console)
+    assert predicted["images"] == 240 and verbs.run("predict", job, console) == predicted
     table, out = ImageTable.open(job.table), ImageTable(str(job.run.path / "predictions"))
     told = scan.rows(out, out.pin(), ["image_id", "label"]).to_pylist()
     said = {r["image_id"]: r["label"] for r in told}
@@ -152,14 +152,14 @@ def test_a_table_becomes_a_champion_that_predicts_and_is_beaten(ray_session: str
     )
 
     write_deltalake(job.table.uri, rows(task, "night", 120), mode="append")
-    done = verbs.retrain(job, console)
+    done = verbs.run("retrain", job, console)
     assert done["promoted"], done["reason"]
     assert done["champion"] == f"{task}/2" == str(promote.require_champion(store))
     measure = "accuracy" if task == "multi_label" else "mean absolute error"
     assert {s["measure"] for s in done["slices"].values()} == {measure}
     assert {name: s["images"] for name, s in done["slices"].items()} == {"day": 48, "night": 24}
     assert (
-        verbs.retrain(job, console)["slices"] != {}
+        verbs.run("retrain", job, console)["slices"] != {}
     )  # run again: compared once more, nothing breaks
     assert done["reason"].startswith("Promoted: " + ("+" if task == "multi_label" else "error "))
 
@@ -169,11 +169,11 @@ def test_what_is_no_better_or_hardly_tested_is_refused_with_the_reason(
 ) -> None:
     """The same data, settings and seed: the challenger is the champion, and wins on no row."""
     console = Console(as_json=True)
-    verbs.train(job, console)
-    done = verbs.retrain(job, console)
+    verbs.run("train", job, console)
+    done = verbs.run("retrain", job, console)
     assert not done["promoted"]
     assert done["reason"].startswith("Not compared: 48 labelled test images, the gate needs 50")
-    done = verbs.retrain(replace(job, {"gate.least_rows": 40}), console)
+    done = verbs.run("retrain", replace(job, {"gate.least_rows": 40}), console)
     assert not done["promoted"]
     assert done["reason"].startswith("Refused: no gain beyond chance")
     assert done["reason"].endswith("(p = 1)")

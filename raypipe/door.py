@@ -1,0 +1,172 @@
+"""The Python door: `import raypipe`, and a call for each verb, for notebooks and scripts.
+
+    import raypipe
+    best = raypipe.tune("tables/cells", label="defect")
+    night = raypipe.drift("tables/cells", batch="tables/night")
+
+A call does what its verb does on the command line, with the same settings, and returns its result.
+Every call takes:
+
+- table       the Delta table of images; `label` and `image` name its columns
+- config      a YAML file, as on the command line
+- sections    settings by section: train={"lr": 0.01}, run={"dir": "runs/cells"}
+- overrides   ["train.lr=0.01"], as on the command line
+
+Overrides replace sections, and sections replace the file. A call without `config` and without `run`
+keeps its files in runs/NAME, with the table's name. The Ray cluster stays for the next call;
+`raypipe.close()` ends it. `raypipe/__init__.py` loads this module at the first use.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from raypipe.cli.console import Console
+from raypipe.cluster import connect
+from raypipe.config import RunConfig, set_field, validate
+from raypipe.config import load as load_config
+from raypipe.errors import ConfigError, DataError
+from raypipe.job import Job
+from raypipe.registry import promote, tracking
+from raypipe.registry.tracking import RegistryConfig
+from raypipe.work import verbs
+from raypipe.work.model import Model
+from raypipe.work.names import run_of
+from raypipe.work.results import (
+    Cleaned,
+    Drifted,
+    Ingested,
+    Predicted,
+    Retrained,
+    Searched,
+    Trained,
+)
+
+PathLike = str | Path
+MODEL = re.compile(r"models:/(?P<name>[^/@]+)(?:@(?P<alias>[^/@]+)|/(?P<version>\d+))")
+
+
+def ingest(
+    images: PathLike | None = None,
+    table: PathLike | None = None,
+    *,
+    labels: PathLike | None = None,
+    **settings: Any,
+) -> Ingested:
+    """Add images to a Delta table. Without `labels`, a table of labels, folders are the labels."""
+    given = {"ingest.from.images": images, "ingest.from.labels": labels}
+    return verbs.ingest(_job(table, given, settings), Console())
+
+
+def clean(table: PathLike | None = None, **settings: Any) -> Cleaned:
+    """Judge the images of a table, and tag a version without those that the policy drops."""
+    return verbs.clean(_job(table, {}, settings), Console())
+
+
+def train(table: PathLike | None = None, **settings: Any) -> Trained:
+    """Train one model and register it."""
+    return verbs.train(_job(table, {}, settings), Console())
+
+
+def tune(table: PathLike | None = None, **settings: Any) -> Searched:
+    """Search hyperparameters and register the best model."""
+    return verbs.tune(_job(table, {}, settings), Console())
+
+
+def predict(
+    table: PathLike | None = None, *, batch: PathLike | None = None, **settings: Any
+) -> Predicted:
+    """Predict every image of the table `batch`, or of `table`, with the champion of `table`."""
+    return verbs.predict(_job(table, {"predict.table.uri": batch}, settings), Console())
+
+
+def drift(
+    table: PathLike | None = None, *, batch: PathLike | None = None, **settings: Any
+) -> Drifted:
+    """Compare the table `batch` with the reference of the champion of `table`."""
+    return verbs.drift(_job(table, {"watch.batch.uri": batch}, settings), Console())
+
+
+def retrain(
+    table: PathLike | None = None, *, batch: PathLike | None = None, **settings: Any
+) -> Retrained:
+    """On drift of `batch`, train a challenger on `table`, compare, and promote it when better."""
+    return verbs.retrain(_job(table, {"watch.batch.uri": batch}, settings), Console())
+
+
+def load(model: str, *, run: Any = None, registry: Any = None) -> Model:
+    """A registered model: models:/NAME@ALIAS or models:/NAME/VERSION.
+
+    Without settings it is looked for in runs/NAME. Raises ConfigError for another text, DataError
+    for a model or version that does not exist, or whose files are not those that were registered.
+    """
+    named = MODEL.fullmatch(model)
+    if named is None:
+        raise ConfigError(
+            "This names no registered model",
+            got=model,
+            rule="models:/NAME@ALIAS or models:/NAME/VERSION",
+            fix="models:/NAME@champion is the model in use",
+        )
+    name = named["name"]
+    where = validate(RunConfig, {"name": name, "dir": f"runs/{name}"} | dict(run or {}))
+    settings = {"model": name, "alias": named["alias"] or "champion"} | dict(registry or {})
+    cfg = validate(RegistryConfig, settings)
+    if cfg.uri is None and not (where.path / "mlflow" / "mlflow.db").exists():
+        raise DataError(
+            "There is no model store here",
+            got=str(where.path),
+            fix="Name the run's folder, run={'dir': …}, or the store, registry={'uri': …}",
+        )
+    store = tracking.open_store(where, cfg)
+    if named["version"] is None:
+        return Model(promote.fetch(store, found := promote.require_champion(store)), found)
+    for version in promote.versions(store):
+        if version.version == int(named["version"]):
+            return Model(promote.fetch(store, version), version)
+    raise DataError(
+        f"The model {name!r} has no version {named['version']}",
+        got=store.uri,
+        fix="raypipe.load('models:/NAME@champion') is the model in use",
+    )
+
+
+def close() -> None:
+    """End the Ray cluster that earlier calls started, or leave the one that they joined."""
+    connect.close()
+
+
+def _job(table: PathLike | None, given: dict[str, Any], settings: dict[str, Any]) -> Job:
+    """The Job of a call. Raises ConfigError as the command line does."""
+    config: PathLike | None = settings.pop("config", None)
+    overrides: Sequence[str] = settings.pop("overrides", ())
+    if isinstance(overrides, str):
+        raise ConfigError("overrides is a list", got=overrides, fix=f"overrides=[{overrides!r}]")
+    named = {
+        "table.uri": table,
+        "table.columns.label": settings.pop("label", None),
+        "table.columns.image": settings.pop("image", None),
+    }
+    tree: dict[str, Any] = {}
+    if config is None and "run" not in settings and table is not None:
+        tree["run"] = run_of(str(table))
+    for key, value in (named | given).items():
+        if value is not None:
+            set_field(tree, key, str(value))
+    for section, value in settings.items():
+        tree[section] = _merged(tree.get(section), value)
+    connect.prepare_environment()
+    return load_config(Job, config, overrides, tree)
+
+
+def _merged(ours: Any, value: Any) -> Any:
+    """A section's settings over those that the call's own arguments set."""
+    if isinstance(ours, dict) and isinstance(value, dict):
+        merged = dict(ours)
+        for key, inner in value.items():
+            merged[key] = _merged(ours.get(key), inner)
+        return merged
+    return value

@@ -1,0 +1,36 @@
+"""The name and the folder of a run without a config file: those of its table."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import yaml
+
+from raypipe.config import key_of
+
+
+def run_of(uri: str) -> dict[str, str]:
+    """The settings `run.name` and `run.dir` for the table at `uri`: runs/NAME.
+
+    Two tables of one name share no folder and no registered model: the second one that is used gets
+    a name with a hash of its address, and the same again on a rerun.
+    """
+    last = uri.rstrip("/").rpartition("/")[2]
+    name = re.sub(r"[^\w.-]+", "-", last).strip("-.") or "run"
+    if _is_of_another_table(Path("runs", name), uri):
+        name = f"{name}-{key_of(_absolute(uri))[:6]}"
+    return {"name": name, "dir": f"runs/{name}"}
+
+
+def _is_of_another_table(folder: Path, uri: str) -> bool:
+    """Does the folder hold trainings or searches, and none of them on the table at `uri`?"""
+    tables = set()
+    for config in sorted(folder.glob("*/*/config.yaml")):
+        saved = yaml.safe_load(config.read_text(encoding="utf-8"))
+        tables.add(_absolute(saved["table"]["uri"]))
+    return bool(tables) and _absolute(uri) not in tables
+
+
+def _absolute(uri: str) -> str:
+    return uri if "://" in uri else str(Path(uri).expanduser().resolve())

@@ -1,0 +1,398 @@
+"""What verbs return: the facts that people see, the summary that --json prints, and a repr.
+
+In a notebook a result is shown as its tables and facts, with a link to its report.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from raypipe.registry.promote import ModelVersion
+from raypipe.report.formats import cell
+from raypipe.search import page as search_page
+from raypipe.search import refit
+from raypipe.search.leaderboard import SearchResult
+from raypipe.serve.batch import PredictResult
+from raypipe.tables.clean import CleanResult
+from raypipe.tables.ingest import IngestResult
+from raypipe.train.job import TrainJob, TrainResult
+from raypipe.watch.check import CheckResult
+from raypipe.watch.retrain import RetrainResult
+from raypipe.work.tables import Table, comparison, evidence, leaderboard
+
+Facts = dict[str, Any]
+COUNTS = (
+    "seen accepted present dropped other_split returned relabelled labels_removed duplicates "
+    "quarantined reasons splits"
+)
+PHASES = "data", "augment", "forward", "backward", "optimizer", "other"
+
+
+class Result:
+    """Facts and tables; a notebook shows them."""
+
+    def facts(self) -> Facts:
+        """Names and values for people."""
+        raise NotImplementedError
+
+    def summary(self) -> Facts:
+        """What --json prints."""
+        raise NotImplementedError
+
+    def tables(self) -> list[Table]:
+        return []
+
+    def report_page(self) -> str | None:
+        """The path of the HTML report, if there is one."""
+        return None
+
+    def __repr__(self) -> str:
+        """Text, like that on a terminal."""
+        facts = self.facts()
+        width = max(map(len, facts), default=0)
+        lines = [f"{name:<{width}}  {cell(value)}" for name, value in facts.items()]
+        return "\n".join([type(self).__name__, *lines])
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        parts = [_html_table(table) for table in self.tables()]
+        rows = []
+        for name, value in self.facts().items():
+            rows.append(f"<tr><th>{escape(name)}</th><td>{escape(cell(value))}</td></tr>")
+        parts.append(f"<table style='text-align:left'>{''.join(rows)}</table>")
+        page = self.report_page()
+        if page is not None:
+            link = escape(Path(page).absolute().as_uri(), quote=True)
+            parts.append(f'<p><a href="{link}">Open the report</a></p>')
+        return "".join(parts)
+
+
+def _html_table(table: Table) -> str:
+    heads = "".join(f"<th>{escape(name)}</th>" for name in table.columns)
+    body = ""
+    for row in table.rows:
+        cells = "".join(f"<td>{escape(cell(value))}</td>" for value in row)
+        body += f"<tr>{cells}</tr>"
+    title = f"<caption>{escape(table.title)}</caption>"
+    return f"<table>{title}<thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>"
+
+
+@dataclass(frozen=True, repr=False)
+class Ingested(Result):
+    """An ingest, or with `dry_run` how its source was understood."""
+
+    table: str
+    done: IngestResult | None
+    understood: Mapping[str, Any]
+
+    def facts(self) -> Facts:
+        done = self.done
+        if done is None:
+            return {**self.understood, "table": f"{self.table}: nothing was written"}
+        return {
+            "table": done.version,
+            "accepted": done.accepted,
+            "already there": done.present,
+            **_if_any("of these dropped by an earlier cleaning", done.dropped),
+            **_if_any("of these in another split, where they stay", done.other_split),
+            **_if_any("back after an earlier cleaning by other rules", done.returned),
+            "relabelled": done.relabelled,
+            **_if_any("of these without a label now", done.labels_removed),
+            "duplicates": done.duplicates,
+            "quarantined": done.reasons or 0,
+            "unlabelled": done.unlabelled,
+            "splits": done.splits,
+        }
+
+    def summary(self) -> Facts:
+        if self.done is None:
+            return {"understood": self.understood, "dry_run": True}
+        counts = {name: getattr(self.done, name) for name in COUNTS.split()}
+        return {"table": str(self.done.version)} | counts
+
+
+def _if_any(name: str, count: int) -> dict[str, int]:
+    """A line that is of interest only where it counts something."""
+    return {name: count} if count else {}
+
+
+@dataclass(frozen=True, repr=False)
+class Cleaned(Result):
+    """A cleaning, and the tag of the version without the dropped rows."""
+
+    done: CleanResult
+    tag: str
+
+    def facts(self) -> Facts:
+        done = self.done
+        return {
+            "looked at": f"{done.images} images of {done.raw}",
+            "found": done.counts or "nothing",
+            "dropped": done.dropped,
+            f"tag {self.tag}": done.clean,
+        }
+
+    def summary(self) -> Facts:
+        done = self.done
+        return {
+            "table": str(done.clean),
+            "images": done.images,
+            "dropped": done.dropped,
+            "verdicts": done.counts,
+        }
+
+
+@dataclass(frozen=True)
+class Registered:
+    """A model version, the champion after it was registered, and the MLflow store of both."""
+
+    model: ModelVersion
+    champion: ModelVersion
+    mlflow_uri: str
+
+    def facts(self, metrics: Mapping[str, float]) -> Facts:
+        judged = {k: v for k, v in metrics.items() if k.startswith("val_")}
+        if self.model.version == self.champion.version:
+            stands = "(champion)"
+            named = f"{self.model} {stands}"
+        else:
+            stays = f"champion stays {self.champion}: raypipe retrain compares them"
+            named = f"{self.model}; {stays}"
+        facts = {"validation": judged} if judged else {}
+        return {**facts, "model": named, "mlflow": self.mlflow_uri}
+
+    def summary(self) -> Facts:
+        return {"model": str(self.model), "champion": str(self.champion)}
+
+
+@dataclass(frozen=True, repr=False)
+class Trained(Result):
+    """One training run and its registered model. `test`: metrics on the test split."""
+
+    job: TrainJob
+    result: TrainResult
+    registered: Registered
+    test: Mapping[str, float] = field(default_factory=dict)
+
+    def facts(self) -> Facts:
+        result, train = self.result, self.job.train
+        facts = self.registered.facts(result.metrics)
+        if self.test:
+            facts["test"] = self.test
+        facts[f"{train.result} epoch"] = result.best_epoch + 1
+        facts["stopped"] = result.stopped or f"after all {train.epochs} epochs"
+        return facts | _cost(self.job, result)
+
+    def summary(self) -> Facts:
+        result = self.result
+        return {
+            **self.registered.summary(),
+            "table": str(result.version),
+            "metrics": result.metrics,
+            "test": self.test,
+            "epochs": len(result.history),
+            "stopped": result.stopped,
+            "mlflow_uri": self.registered.mlflow_uri,
+        }
+
+
+def _cost(job: TrainJob, result: TrainResult) -> Facts:
+    """What the last epoch's steps took, and where to look further."""
+    last = result.history[-1]
+    folder = job.folder(result.key)
+    facts: Facts = {}
+    if last.get("step_s"):
+        step_s = last["step_s"]
+        shares = [f"{p} {last[f'{p}_s'] / step_s:.0%}" for p in PHASES if f"{p}_s" in last]
+        waited = last.get("communication_s")
+        if waited is not None:
+            shares.append(f"communication {waited / step_s:.0%} (in backward)")
+        facts["a step"] = f"{step_s * 1000:,.1f} ms: {', '.join(shares)}"
+    units = {"mfu": ".1%", "gflops_per_s": ",.0f", "gpu_memory_mb": ",.0f", "cpu_memory_mb": ",.0f"}
+    facts["a worker"] = {
+        name: format(last[name], unit) for name, unit in units.items() if name in last
+    }
+    if job.train.tensorboard:
+        facts["tensorboard"] = f"tensorboard --logdir {folder / 'tensorboard'}"
+    if job.train.profile:
+        traces = sorted((folder / "profile").glob("*.json"))
+        none = f"none: the run had finished before, or it never came to {job.train.profile}"
+        facts["profile"] = traces or none
+    return facts
+
+
+@dataclass(frozen=True, repr=False)
+class Searched(Result):
+    """A search and its registered model.
+
+    report: the HTML page. best_config: the best trial's job, for `raypipe train`.
+    """
+
+    result: SearchResult
+    registered: Registered
+    report: Path
+    best_config: Path
+    test: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def leaderboard(self) -> Table:
+        return leaderboard(self.result.metric, self.result.standings)
+
+    def tables(self) -> list[Table]:
+        return [self.leaderboard]
+
+    def report_page(self) -> str:
+        return str(self.report)
+
+    def facts(self) -> Facts:
+        result = self.result
+        facts = self.registered.facts(result.best.metrics)
+        if self.test:
+            facts["test"] = self.test
+        if result.stopped:
+            facts["stopped"] = result.stopped
+        if result.members:
+            names = ", ".join(result.members)
+            facts["mean of weights"] = f"of {len(result.members)} trials: {names}"
+        facts |= refit.summary(result)
+        trials = len(result.trials)
+        facts["images decoded"] = f"{result.decoded}, for {trials} trials together"
+        whole = f"of the {result.full_epochs} that all trials would take to their ends"
+        facts["epochs"] = f"{result.epochs} {whole}"
+        facts |= search_page.ranking(result)
+        again = f"raypipe train {self.best_config}"
+        if result.members:
+            again += " (the best trial alone: a mean of weights is not trained)"
+        return {**facts, "report": self.report, "again": again}
+
+    def summary(self) -> Facts:
+        result = self.result
+        return {
+            **self.registered.summary(),
+            "table": str(result.best.version),
+            "metrics": result.best.metrics,
+            "test": self.test,
+            "soup": list(result.members),
+            "refitted": result.refitted,
+            "epochs": {"run": result.epochs, "full": result.full_epochs},
+            "report": str(self.report),
+            "best_config": str(self.best_config),
+            "trials": len(result.trials),
+            "decoded": result.decoded,
+            "best": result.trials[0].changes,
+            "ahead": [asdict(one) for one in result.ahead],
+            "stopped": result.stopped,
+            "mlflow_uri": self.registered.mlflow_uri,
+        }
+
+
+@dataclass(frozen=True, repr=False)
+class Predicted(Result):
+    """Predictions of a table; `done.out` is the table that holds them."""
+
+    done: PredictResult
+
+    def facts(self) -> Facts:
+        done = self.done
+        return {
+            "model": done.model,
+            "images": f"{done.images} of {done.table}",
+            "labels": done.labels,
+            "predictions": done.out,
+        }
+
+    def summary(self) -> Facts:
+        done = self.done
+        return {
+            "predictions": str(done.out),
+            "model": done.model,
+            "table": str(done.table),
+            "images": done.images,
+            "labels": done.labels,
+        }
+
+
+@dataclass(frozen=True, repr=False)
+class Drifted(Result):
+    """A drift check."""
+
+    checked: CheckResult
+
+    @property
+    def is_drift(self) -> bool:
+        return self.checked.report.is_drift
+
+    @property
+    def p_value(self) -> float:
+        return self.checked.report.p_value
+
+    def tables(self) -> list[Table]:
+        return [evidence(self.checked)]
+
+    def report_page(self) -> str:
+        return self.checked.page
+
+    def facts(self) -> Facts:
+        return {"report": self.checked.page}
+
+    def summary(self) -> Facts:
+        report = self.checked.report
+        return {
+            "is_drift": report.is_drift,
+            "p_value": report.p_value,
+            "model": self.checked.model,
+            "table": str(self.checked.table),
+            "evidence": report.evidence,
+            "report": self.checked.page,
+        }
+
+
+@dataclass(frozen=True, repr=False)
+class Retrained(Result):
+    """A decision about a challenger, the champion after it, and the drift check before it."""
+
+    done: RetrainResult
+    champion: ModelVersion | None
+    checked: CheckResult | None = None
+
+    @property
+    def promoted(self) -> bool:
+        return self.done.decision.act and self.done.challenger is not None
+
+    def tables(self) -> list[Table]:
+        found = [] if self.checked is None else [evidence(self.checked)]
+        compared = comparison(self.done)
+        return found if compared is None else [*found, compared]
+
+    def report_page(self) -> str | None:
+        return None if self.checked is None else self.checked.page
+
+    def facts(self) -> Facts:
+        report = {} if self.checked is None else {"report": self.checked.page}
+        return {**report, "decision": self.done.decision.reason}
+
+    def summary(self) -> Facts:
+        done = self.done
+        slices = {}
+        for s in done.slices:
+            slices[s.slice] = {
+                "champion": s.champion,
+                "challenger": s.challenger,
+                "measure": "accuracy" if s.unit is None else "mean absolute error",
+                "images": s.images,
+                "p_value": s.p_value,
+                "won": s.won,
+                "lost": s.lost,
+                "at_worst": s.at_worst(0.05),
+            }
+        return {
+            "promoted": self.promoted,
+            "reason": done.decision.reason,
+            "champion": str(self.champion),
+            "challenger": str(done.challenger) if done.challenger else None,
+            "slices": slices,
+        }

@@ -1,0 +1,39 @@
+"""What the work of a verb tells while it goes on. cli/console.py shows it on a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+from raypipe.search.trials.standing import Standing
+from raypipe.train.loop import LoopState
+from raypipe.train.measure.meter import Position
+
+
+class Training(Protocol):
+    """One training run."""
+
+    def epoch(self, metrics: Mapping[str, float], state: LoopState) -> None: ...
+
+    def step(self, at: Position) -> None: ...
+
+
+class Show(Protocol):
+    """Messages and progress of one verb."""
+
+    def say(self, text: str) -> None:
+        """A line about what is going on."""
+
+    def facts(self, facts: Mapping[str, Any]) -> None:
+        """Names and values, a line each."""
+
+    def progress(self, label: str) -> AbstractContextManager[Callable[..., None]]:
+        """A function that takes (done, total)."""
+
+    def training(self, epochs: int, metric: str) -> AbstractContextManager[Training]: ...
+
+    def searching(
+        self, metric: str
+    ) -> AbstractContextManager[Callable[[int, int, Sequence[Standing]], None]]:
+        """A function that takes (trials that ended, trials in total, the standings)."""

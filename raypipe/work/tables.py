@@ -1,0 +1,95 @@
+"""The tables of results, for terminals and notebooks: a title, the columns' names, and rows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from raypipe.search.trials.standing import Standing
+from raypipe.watch.check import CheckResult
+from raypipe.watch.retrain import RetrainResult
+
+MOST_FIELDS = 6  # of a leaderboard; more fields are one column of text
+
+
+@dataclass(frozen=True)
+class Table:
+    """Cells are values; who shows them formats them."""
+
+    title: str
+    columns: list[str]
+    rows: list[list[Any]]
+
+
+def leaderboard(metric: str, standings: Sequence[Standing], top: int = 8) -> Table:
+    """The best `top` trials, with the values that each one tried."""
+    shown = standings[:top]
+    # Not every trial draws every field.
+    fields = list(dict.fromkeys(field for s in shown for field in s.changes))
+    short = {field: field.rpartition(".")[2] for field in fields}
+    in_one_column = len(fields) > MOST_FIELDS
+    # Trials that ended after different numbers of epochs are compared after equally many.
+    even = next((s.compared[0] for s in standings if s.compared), None)
+
+    rows: list[list[Any]] = []
+    for i, s in enumerate(shown, 1):
+        row: list[Any] = [i, _number(s.best)]
+        if even is not None:
+            row.append(_number(s.compared[1]) if s.compared else None)
+        row += [s.epochs, s.state]
+        if in_one_column:
+            row.append({short[field]: value for field, value in s.changes.items()})
+        else:
+            row += [s.changes.get(field, "") for field in fields]
+        rows.append(row)
+    more = f", best {top} of {len(standings)}" if len(standings) > top else ""
+    after = [] if even is None else [f"after {even}"]
+    names = ["values"] if in_one_column else list(short.values())
+    return Table(f"Leaderboard{more}", ["#", metric, *after, "epochs", "", *names], rows)
+
+
+def _number(value: float) -> float | None:
+    return None if math.isnan(value) else value
+
+
+def evidence(checked: CheckResult) -> Table:
+    """One line for each detector and what it looked at."""
+    report = checked.report
+    rows = []
+    for e in report.evidence:
+        verdict = "drift" if e.is_drift else "no drift"
+        rows.append([e.detector.upper(), e.on, e.statistic, p_text(e.p_value), verdict])
+    said = "DRIFT" if report.is_drift else "no drift"
+    sizes = f"{report.batch_images} images against {report.reference_images}"
+    p = f"p {p_text(report.p_value)}, alpha {report.alpha:g}"
+    title = f"{checked.name}: {said} ({p}), {sizes}"
+    return Table(title, ["test", "on", "statistic", "p", ""], rows)
+
+
+def comparison(done: RetrainResult) -> Table | None:
+    """Both models on each slice; of several slices, all rows together are the last line."""
+    if not done.slices:
+        return None
+    errors = done.slices[0].unit is not None
+    figure = "{:.4g}" if errors else "{:.1%}"
+    shown = list(done.slices)
+    if done.union is not None and len(shown) > 1:
+        shown.append(done.union)
+    rows = []
+    for s in shown:
+        means = [figure.format(s.champion), figure.format(s.challenger)]
+        gain = [f"{s.difference * 100:+.1f}", f"{s.at_worst(0.05) * 100:+.1f}"]
+        name = f"{s.slice} (new)" if s.is_new else s.slice
+        rows.append([name, s.images, *means, *gain, p_text(s.p_value)])
+    measured = ": mean absolute error" if errors else ""
+    gained = "% of unit" if errors else "points"
+    columns = ["slice", "images", "champion", "challenger", gained, "at worst (95 %)", "p"]
+    title = f"{done.champion} against {done.challenger}, same test images{measured}"
+    return Table(title, columns, rows)
+
+
+def p_text(p: float) -> str:
+    """A p-value for people: three digits, and never a bare 0."""
+    return f"{p:.3g}" if p >= 1e-6 else "< 1e-6"

@@ -1,0 +1,198 @@
+"""One function a verb: a validated Job in, a result out. `show` gets messages and progress.
+
+Each checks what can be checked before it starts a cluster. All may be killed and run again.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from raypipe.cluster.connect import connect
+from raypipe.config import replace, save
+from raypipe.errors import ConfigError
+from raypipe.feed.dataset import pin
+from raypipe.job import Job
+from raypipe.registry import promote, tracking
+from raypipe.registry.promote import ModelVersion
+from raypipe.registry.tracking import Store
+from raypipe.search import page as search_page
+from raypipe.search import refit, tuner
+from raypipe.search.leaderboard import SearchResult
+from raypipe.search.trials import tune_patches
+from raypipe.serve import batch
+from raypipe.tables import clean as cleaning
+from raypipe.tables.ingest import ingest as ingest_images
+from raypipe.tables.ingest import understand
+from raypipe.tables.table import ImageTable, TableConfig
+from raypipe.train import trainer
+from raypipe.train.job import TrainJob, TrainResult
+from raypipe.train.launch import check_workers
+from raypipe.train.publish import publish
+from raypipe.watch import check as drift_check
+from raypipe.watch import retrain as loop
+from raypipe.watch.check import CheckResult
+from raypipe.work.results import (
+    Cleaned,
+    Drifted,
+    Ingested,
+    Predicted,
+    Registered,
+    Retrained,
+    Searched,
+    Trained,
+)
+from raypipe.work.show import Show
+
+
+def ingest(job: Job, show: Show) -> Ingested:
+    """Add a source's images to the job's table; with dry_run, only say what would be done."""
+    cfg = job.ingest
+    # A label is what the model that will learn from it says.
+    if cfg.source.task is None:
+        cfg = replace(cfg, {"from.task": job.model.task})
+    if cfg.dry_run:
+        return Ingested(job.table.uri, None, understand(cfg)[2])
+    with show.progress(f"Ingesting {cfg.name}") as tick:
+        known = cleaning.known_as(job.clean)
+        done = ingest_images(job.table, cfg, tick, job.cluster, show.facts, known)
+    return Ingested(job.table.uri, done, {})
+
+
+def clean(job: Job, show: Show) -> Cleaned:
+    """Judge the images of the job's table, and tag a version without the ones to drop."""
+    # A wrong name must not cost a cluster start.
+    ImageTable.open(job.table).pin(job.table.version)
+    connect(job.cluster)
+    show.say(f"Looking at the images of {job.table.uri} with fastdup")
+    return Cleaned(cleaning.clean(job.table, job.clean), job.clean.tag)
+
+
+def train(job: Job, show: Show) -> Trained:
+    """Train one model and register it; the first model becomes champion."""
+    pin(job.table, job.feed, kind=job.model.task)
+    check_workers(job.train, connect(job.cluster, job.needs_cluster))
+    # A wrong address must not cost a training.
+    store = tracking.open_store(job.run, job.registry)
+    show.say(f"Training {job.model.name} ({job.model.mode}) with {_workers(job)}")
+    with show.training(job.train.epochs, job.train.stopping.metric) as told:
+        result = trainer.run(job, progress=told.epoch, steps=told.step)
+    version = publish(store, job, result, "train")
+    registered = Registered(version, crown_first(store, version), store.uri)
+    test = _test(job, result, job.folder(result.key), store)
+    return Trained(job, result, registered, test)
+
+
+def _workers(job: TrainJob) -> str:
+    fewest, most = job.train.fewest_workers, job.train.most_workers
+    if fewest == most:
+        return f"{most} worker{'s' * (most > 1)}"
+    return f"{fewest} to {most} workers"
+
+
+def _test(job: TrainJob, result: TrainResult, folder: Path, store: Store) -> dict[str, float]:
+    """The result's metrics on the test split, in its MLflow run too."""
+    tested = trainer.test(job, result, folder)
+    if tested and (run_id := tracking.finished_run(store, result.key)):
+        tracking.log_metrics(store, run_id, tested)
+    return tested
+
+
+def tune(job: Job, show: Show) -> Searched:
+    """Search hyperparameters and register the best model; the first one becomes champion."""
+    pin(job.table, job.feed, kind=job.model.task)
+    connect(job.cluster, preload=tune_patches.PRELOAD)
+    result, version, store = search_and_register(job, show)
+    registered = Registered(version, crown_first(store, version), store.uri)
+    test = _test(result.job, result.best, result.kept, store)
+    page = search_page.write(result, version, store, test)
+    return Searched(result, registered, page, best_config(result), test)
+
+
+def search_and_register(job: Job, show: Show) -> tuple[SearchResult, ModelVersion, Store]:
+    """The search, its refit if the job asks for one, and the registered model."""
+    tuner.check(job)
+    store = tracking.open_store(job.run, job.registry)
+    with show.searching(job.train.stopping.metric) as told:
+        result = tuner.search(job, told)
+    if job.search.refit is not None:
+        result = _refitted(job, result, show)
+    children = [(t.name, t.changes, t.history) for t in result.trials]
+    version = publish(store, result.job, result.best, "search", children, result.kept)
+    return result, version, store
+
+
+def _refitted(job: Job, found: SearchResult, show: Show) -> SearchResult:
+    again = refit.job_of(job, found)
+    show.say(
+        f"Training {found.trials[0].name} once more, on {again.feed.train} at "
+        f"{again.model.pixels} px: what {again.feed.val} says is no test now"
+    )
+    with show.training(again.train.epochs, again.train.stopping.metric) as told:
+        return refit.refit(again, found, told.epoch, told.step)
+
+
+def best_config(result: SearchResult) -> Path:
+    """The best trial's job as a file for `raypipe train`, on the table's version that was searched.
+
+    Returns its path.
+    """
+    table = result.job.table.model_copy(update={"version": result.best.version.version})
+    return save(result.job.model_copy(update={"table": table}), result.folder / "best.yaml")
+
+
+def crown_first(store: Store, version: ModelVersion) -> ModelVersion:
+    """The first model becomes champion; a later one has to win against it (raypipe retrain)."""
+    champion = promote.champion(store)
+    if champion is None:
+        promote.promote(store, version, expected=None)
+        return version
+    return champion
+
+
+def predict(job: Job, show: Show) -> Predicted:
+    """Predict every image of predict.table, else watch.batch, else the job's table."""
+    source = job.predict.table or job.watch.batch or job.table
+    ImageTable.open(source).pin(source.version)
+    store = tracking.open_store(job.run, job.registry)
+    promote.require_champion(store)
+    connect(job.cluster)
+    with show.progress(f"Predicting {source.uri}") as tick:
+        done = batch.predict(store, job.run, source, job.predict, progress=tick)
+    return Predicted(done)
+
+
+def drift(job: Job, show: Show) -> Drifted:
+    """Compare watch.batch with the champion's reference."""
+    return Drifted(_check(job, show))
+
+
+def retrain(job: Job, show: Show) -> Retrained:
+    """Check for drift; on drift train a challenger, compare it, and promote it when better."""
+    pin(job.table, job.feed, kind=job.model.task)
+    checked = None
+    if job.watch.batch is not None or not job.watch.force:
+        checked = _check(job, show)
+    connect(job.cluster)
+    store = tracking.open_store(job.run, job.registry)
+    done = loop.retrain(store, job, checked, say=show.say)
+    return Retrained(done, promote.champion(store), checked)
+
+
+def _check(job: Job, show: Show) -> CheckResult:
+    source = _batch(job)
+    ImageTable.open(source).pin(source.version)
+    store = tracking.open_store(job.run, job.registry)
+    promote.require_champion(store)
+    connect(job.cluster)
+    with show.progress(f"Predicting {source.uri}") as tick:
+        return drift_check.check(store, job, source, job.watch.name, progress=tick)
+
+
+def _batch(job: Job) -> TableConfig:
+    if job.watch.batch is None:
+        raise ConfigError(
+            "There is no batch to check",
+            rule="watch.batch.uri names a Delta table of new images",
+            fix="Add watch.batch.uri=…",
+        )
+    return job.watch.batch

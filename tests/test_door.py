@@ -1,0 +1,178 @@
+"""The Python door: quick to import, and the same results as the command line."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from deltalake import DeltaTable, write_deltalake
+from PIL import Image
+
+import raypipe
+from raypipe import door
+from raypipe.errors import ConfigError, DataError, RaypipeError
+from tests.conftest import encode
+
+HEAVY = "torch ray mlflow deltalake pandas pyarrow numpy PIL rich pydantic"
+SMALL: dict[str, Any] = {
+    "model": {"name": "small_cnn", "mode": "finetune", "side_px": 16, "pretrained": False},
+    "train": {"epochs": 2, "batch_size": 8, "lr": 0.01, "precision": "fp32"},
+    "cluster": {"address": "local", "cpus": 1, "object_store_mb": 100},
+}
+
+
+def test_importing_raypipe_imports_nothing_heavy() -> None:
+    code = f"import raypipe, sys; print([m for m in {HEAVY.split()} if m in sys.modules])"
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert said.stdout.strip() == "[]"
+
+
+def test_the_package_names_its_calls_and_no_others() -> None:
+    assert set(raypipe.__all__) <= set(dir(raypipe))
+    for name in raypipe.__all__:
+        assert getattr(raypipe, name) is getattr(door, name)
+    with pytest.raises(AttributeError, match="no attribute 'trian'"):
+        _ = raypipe.trian
+    assert (Path(raypipe.__file__).parent / "py.typed").exists()
+
+
+def test_sections_overrides_and_the_file_are_one_configuration(tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text("table: {uri: a}\ntrain: {lr: 0.1, epochs: 7}\nrun: {dir: mine}\n")
+    settings = {"config": file, "train": {"lr": 0.2}, "overrides": ["train.batch_size=4"]}
+    job = door._job("b", {}, settings)
+    assert (job.train.lr, job.train.epochs, job.train.batch_size) == (0.2, 7, 4)
+    assert (job.table.uri, job.run.dir) == ("b", "mine")
+    job = door._job("tables/cells", {}, {"label": "kind", "table": {"where": {"site": "1"}}})
+    assert (job.table.uri, job.table.columns.label) == ("tables/cells", "kind")
+    assert job.table.where == {"site": "1"} and job.run.dir == "runs/cells"
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"trian": {"lr": 1}}, r"Unknown config key trian.*Did you mean 'train'"),
+        ({"train": {"lrr": 1}}, r"Unknown config key train\.lrr.*Did you mean 'train\.lr'"),
+        ({"train": 3}, r"train is wrong"),
+        ({"config": "nowhere.yaml"}, r"No such config file"),
+        ({"overrides": ["train.lr"]}, r"An override is not section\.key=value"),
+        ({"overrides": "train.lr=1"}, r"overrides is a list"),
+    ],
+)
+def test_wrong_settings_are_answered_as_on_the_command_line(
+    settings: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(ConfigError, match=says):
+        raypipe.train("nowhere", **settings)
+
+
+@pytest.mark.parametrize(
+    ("uri", "says"),
+    [
+        ("cells", "names no registered model"),
+        ("models:/cells", "names no registered model"),
+        ("models:/cells@", "names no registered model"),
+        ("models:/cells/1", "no model store here"),
+    ],
+)
+def test_a_model_that_does_not_exist_is_named(
+    uri: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RaypipeError, match=says):
+        raypipe.load(uri)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Bright and dark squares, in folders named after them."""
+    folder, rng = tmp_path_factory.mktemp("photos"), np.random.default_rng(0)
+    for name, shade in (("dark", 60), ("<b>bright</b>", 190)):
+        safe = name.replace("/", "∕")
+        (folder / safe).mkdir()
+        for i in range(60):
+            pixels = rng.integers(shade - 40, shade + 40, (16, 16, 3), np.uint8)
+            (folder / safe / f"{i}.png").write_bytes(encode(Image.fromarray(pixels)))
+    return folder
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_from_a_folder_to_a_drift_check(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    table = "tables/squares"
+    splits = {"train": 0.5, "val": 0.3, "test": 0.2}
+    added = raypipe.ingest(photos, table, ingest={"splits": splits})
+    assert added.done is not None and added.done.accepted == 120
+    assert "accepted" in repr(added) and "120" in repr(added)
+
+    found = raypipe.tune(
+        table,
+        **SMALL,
+        search={"samples": 2, "space": {"train.lr": "grid(0.01, 0.02)"}},
+    )
+    assert len(found.result.trials) == 4 and found.report.exists()
+    html = found._repr_html_()
+    assert "Leaderboard" in html and found.report.as_uri() in html
+    assert (
+        raypipe.tune(
+            table, **SMALL, search={"samples": 2, "space": {"train.lr": "grid(0.01, 0.02)"}}
+        ).summary()
+        == found.summary()
+    )
+
+    trained = raypipe.train(table, **SMALL)
+    assert str(trained.registered.champion) == "squares/1"
+    model = raypipe.load("models:/squares@champion")
+    assert model.version == found.registered.model
+    files = sorted(photos.rglob("*.png"))[:5]
+    told = model.predict(files)
+    assert list(told.columns[:2]) == ["label", "score"] and len(told) == 5
+    assert len(model.predict([])) == 0
+    with pytest.raises(DataError, match="takes a list of images"):
+        model.predict(files[0])
+    with pytest.raises(DataError, match="cannot be read"):
+        model.predict([tmp_path / "no.png"])
+    with pytest.raises(DataError, match="has no version 9"):
+        raypipe.load("models:/squares/9")
+
+    raypipe.ingest(photos, "tables/night", ingest={"from": {"labelled": False}})
+    predicted = raypipe.predict(table, batch="tables/night", **SMALL)
+    assert predicted.done.images == 120 and "bright" in predicted._repr_html_()
+    assert "<b>bright" not in predicted._repr_html_()
+    checked = raypipe.drift(table, batch="tables/night", **SMALL)
+    assert not checked.is_drift and 0 <= checked.p_value <= 1
+    assert "MMD" in checked._repr_html_() and Path(checked.report_page()).exists()
+    # By the settings of the loop, no drift means no challenger.
+    kept = raypipe.retrain(table, batch="tables/night", **SMALL)
+    assert not kept.promoted and str(kept.champion) == "squares/1"
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("ray_session")
+def test_the_lines_of_the_readme_run(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    raypipe.ingest(photos, "ours", ingest={"splits": {"train": 0.6, "val": 0.4}})
+    ours = DeltaTable("ours").to_pyarrow_table(columns=["image_id", "image", "label", "split"])
+    write_deltalake("tables/cells", ours.rename_columns(["image_id", "image", "defect", "split"]))
+    (tmp_path / "tonight").mkdir()
+    photo = Image.open(next(photos.rglob("*.png")))
+    photo.save(tmp_path / "tonight" / "001.jpg")
+    page = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"^```python\n(import raypipe\n.*?)^```$", page, re.M | re.S)
+    # The default search takes minutes here: two trials of the same call.
+    lines = block.replace('label="defect")', 'label="defect", search={"samples": 2})')
+    names: dict[str, Any] = {}
+    exec(lines, names)
+    best, labels = names["best"], names["labels"]
+    assert len(best.leaderboard.rows) == len(best.result.trials) > 0
+    assert len(labels) == 1 and labels.label[0] in best.result.best.classes
