@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
@@ -18,7 +19,7 @@ from raypipe.feed.sampling import balanced_weights
 from raypipe.models.tasks import NUMERIC, Kind, Task
 from raypipe.tables import conditions, label_column, scan
 from raypipe.tables.fragment import Fragment
-from raypipe.tables.table import ImageTable, TableConfig, TableVersion
+from raypipe.tables.table import ImageTable, TableConfig, TableVersion, resolve
 
 
 class FeedConfig(Section):
@@ -127,6 +128,12 @@ class Pinned:
         """In the order of the model's outputs."""
         return self.task.classes
 
+    def holds(self, cfg: TableConfig) -> bool:
+        """Does `cfg` name this very version, with the same columns?"""
+        mine = (self.version.version, self.table.uri, self.table.columns)
+        theirs = (cfg.version, resolve(cfg.uri), cfg.columns)
+        return mine == theirs and self.table.storage_options == cfg.storage_options
+
     def rows_of(self, split: str) -> scan.Where:
         """The filter that selects a split's rows, among those that `where` allows."""
         wanted: scan.Where = {self.table.columns.split: self.parts(split)}
@@ -199,13 +206,20 @@ def pin(
     feed: FeedConfig,
     classes: tuple[str, ...] | None = None,
     kind: Kind = "single_label",
+    opened: Pinned | None = None,
 ) -> Pinned:
     """Look up the version once, and check that it can train a model for this kind of task.
+
+    opened: pinned before; if it is of the same version, neither log nor footers are read again.
 
     Raises DataError for: a missing table, column, version or tag; no labels; fewer than two
     classes; an empty split; labels of another kind.
     """
-    table, version = ImageTable.open_pinned(cfg)
+    if opened is not None and opened.holds(cfg):
+        # Copies share what is open.
+        table, version = dataclasses.replace(opened.table, sample=cfg.sample), opened.version
+    else:
+        table, version = ImageTable.open_pinned(cfg)
     columns = cfg.columns
 
     # The columns must be there, and the label column must have a type of this kind of task.

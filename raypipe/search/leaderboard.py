@@ -17,12 +17,13 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from dataclasses import replace as with_
 from pathlib import Path
 from typing import Any
 
 from raypipe.config import metrics_of, require_format, to_json
+from raypipe.feed.dataset import Pinned
 from raypipe.files import write_atomic
 from raypipe.models import finite
 from raypipe.search.trials import trial_checkpoints
@@ -33,6 +34,7 @@ from raypipe.train import checkpoint
 from raypipe.train.job import TrainJob, TrainResult
 from raypipe.train.settings import TrainConfig
 from raypipe.train.stopping import Mode, improved, unusable
+from raypipe.train.trainer import Plan, Prepared
 
 FORMAT = 2  # of result.json; format 1 (ba74455 and before) has fewer fields, which count as empty
 
@@ -125,6 +127,16 @@ class SearchResult:
     """The trials whose weights were averaged, if the model is such an average (soup.py)."""
 
     refitted: bool = False
+
+    pinned: Pinned | None = field(default=None, repr=False, compare=False)
+    """The rows that its model was trained on; None only in tests."""
+
+    @property
+    def plan(self) -> Plan:
+        """The training of its model, for whoever publishes or tests it."""
+        job, pinned = self.job, self.pinned
+        assert pinned is not None
+        return Plan(job, pinned, self.best.key, self.kept, Prepared(job, pinned))
 
     @property
     def folder(self) -> Path:

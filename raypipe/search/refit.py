@@ -14,6 +14,7 @@ from typing import Any
 
 from raypipe.config import replace
 from raypipe.errors import ConfigError, DataError
+from raypipe.feed.dataset import pin
 from raypipe.models import finite
 from raypipe.search.leaderboard import SearchResult
 from raypipe.search.settings import SearchJob
@@ -90,11 +91,15 @@ def refit(
     A finished refit is read again, and an interrupted one continues. The search's key stays; the
     model has the key of its training, so another refit of the same search is another model.
     """
-    trained = trainer.run(job, result.best.classes, progress, steps)
+    pinned = pin(job.table, job.feed, result.best.classes, job.model.task, result.pinned)
+    planned = trainer.plan(job, pinned)
+    trained = trainer.run(planned, progress, steps)
     # Validation images were trained on, so their metrics say nothing any more.
     history = tuple(_without_validation(metrics) for metrics in trained.history)
     best = with_(trained, metrics=history[trained.best_epoch], history=history)
-    return with_(result, job=job, best=best, members=(), refitted=True)
+    return with_(
+        result, job=planned.job, best=best, members=(), refitted=True, pinned=planned.pinned
+    )
 
 
 def _without_validation(metrics: dict[str, float]) -> dict[str, float]:

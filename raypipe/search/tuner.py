@@ -91,32 +91,35 @@ def check(job: SearchJob, counts: Mapping[str, int] | None = None) -> tuple[Sear
 
 
 def search(
-    job: SearchJob, progress: Listener = lambda done, total, standings: None
+    job: SearchJob,
+    progress: Listener = lambda done, total, standings: None,
+    pinned: Pinned | None = None,
 ) -> SearchResult:
     """Run a search, continue an interrupted one, or return the result of a finished one.
 
-    progress: called with the standings of the trials whenever one reports.
+    progress: called with the standings of the trials whenever one reports. pinned: the job's rows,
+    if they are pinned already.
 
     Raises ConfigError or ClusterError if the search cannot run, RaypipeError if no trial is usable.
     """
-    pinned = pin(job.table, job.feed, kind=job.model.task)
-    job, space = check(job, pinned.counts)
+    rows = pinned or pin(job.table, job.feed, kind=job.model.task)
+    job, space = check(job, rows.counts)
     # Trials share what is found: one batch size and learning rate for all, unless they draw them.
-    job = finders.resolve(job, pinned, lambda: prepare(job, pinned), space.always, gpu_share(job))
+    job = finders.resolve(job, rows, lambda: prepare(job, rows), space.always, gpu_share(job))
     space = space.of(job)
 
     # A refit comes after the search and does not change it.
     settings = job.search.model_copy(update={"refit": None})
-    key = key_of(job.training_key(pinned.version), settings)
+    key = key_of(job.training_key(rows.version), settings)
     folder = job.run.path / "search" / key
     started = time.perf_counter()
     if not (folder / "result.json").exists():
         with owned(folder):
             # Another process may have finished the search while this one waited.
             if not (folder / "result.json").exists():
-                _search_into(folder, job, space, pinned, progress)
+                _search_into(folder, job, space, rows, progress)
     seconds = time.perf_counter() - started
-    return _result(folder, key, job, space, pinned, seconds)
+    return _result(folder, key, job, space, rows, seconds)
 
 
 def _search_into(
@@ -171,6 +174,7 @@ def _result(
         decoded=decoded,
         full_epochs=job.train.epochs * len(trials),
         members=average.members if average else (),
+        pinned=pinned,
     )
 
 

@@ -13,14 +13,13 @@ from typing import Any
 from filelock import FileLock
 
 from raypipe.config import dump, to_json
-from raypipe.feed.dataset import Pinned, pin
+from raypipe.feed.dataset import Pinned
 from raypipe.registry import package, promote, tracking
 from raypipe.registry.promote import ModelVersion
 from raypipe.registry.tracking import Store
 from raypipe.tables import scan
-from raypipe.train.auto import finders
 from raypipe.train.job import TrainJob, TrainResult
-from raypipe.train.trainer import assemble, prepare, reference
+from raypipe.train.trainer import Plan, assemble, reference
 
 # A trial: its name, its parameters and the metrics of its epochs.
 Child = tuple[str, dict[str, Any], Sequence[dict[str, float]]]
@@ -28,35 +27,30 @@ Child = tuple[str, dict[str, Any], Sequence[dict[str, float]]]
 
 def publish(
     store: Store,
-    job: TrainJob,
+    planned: Plan,
     result: TrainResult,
     name: str,
     children: Sequence[Child] = (),
-    kept: Path | None = None,
 ) -> ModelVersion:
-    """Register `result`, or return the version that was registered for it before.
+    """Register the `result` of a plan, or return the version that was registered for it before.
 
-    children: trials, logged as nested runs. kept: the folder of the result's files, by default its
-    training's.
+    children: trials, logged as nested runs.
     """
+    assert planned.pinned.version == result.version, "a plan and the result of another one"
     # Of two processes that publish the same result, the second waits and finds the first's version.
     with FileLock(store.folder / f"publish-{result.key}.lock"):
         registered = promote.find(store, result.key)
-        return registered or _publish(store, job, result, name, children, kept)
+        return registered or _publish(store, planned, result, name, children)
 
 
 def _publish(
     store: Store,
-    job: TrainJob,
+    planned: Plan,
     result: TrainResult,
     name: str,
     children: Sequence[Child],
-    kept: Path | None,
 ) -> ModelVersion:
-    table = job.table.model_copy(update={"version": result.version.version})
-    pinned = pin(table, job.feed, result.classes, job.model.task)
-    # The numbers that the training found for `auto`.
-    job = finders.resolve(job, pinned, lambda: prepare(job, pinned))
+    job, pinned = planned.job, planned.pinned
     model = assemble(job, result)
     # Of a larger job, only the part that trained the model.
     config = job.model_dump(mode="json", include=set(TrainJob.model_fields))
@@ -77,7 +71,7 @@ def _publish(
     # A killed publication may have left half a package.
     folder = job.run.path / "packages" / result.key
     shutil.rmtree(folder, ignore_errors=True)
-    unseen = reference(job, model, pinned, kept or job.folder(result.key))
+    unseen = reference(job, model, pinned, planned.folder)
     package.build(folder, model, job.model, result.classes, unseen, facts)
     run_id = _log(store, job, result, name, config, children)
     tags = {

@@ -1,4 +1,7 @@
-"""One training run: run(job) -> TrainResult. Training, search and retraining all use it.
+"""One training run: plan(job) -> Plan, run(plan) -> TrainResult. Search and retraining use it too.
+
+The plan is made once and handed on, to `publish` and `test` as well: whoever pins again reads the
+table's log and footers again, and may find another version.
 
 With one worker the loop runs in this process. With more, Ray Train starts them, and each runs the
 same `train_rank`. The run's folder is named by everything that determines the result. So the same
@@ -10,10 +13,9 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass
-from functools import cache, partial
+from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -60,9 +62,58 @@ class Outcome:
     stopped: str | None
 
 
+class Prepared:
+    """What a job trains on, made when it is first asked for, and held until `release`."""
+
+    def __init__(self, job: TrainJob, pinned: Pinned) -> None:
+        self._job, self._pinned = job, pinned
+        self._data: Data | None = None
+
+    def __call__(self) -> Data:
+        if self._data is None:
+            self._data = prepare(self._job, self._pinned)
+        return self._data
+
+    def release(self) -> None:
+        self._data = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One training with all its numbers: what it reads, and the key of its result."""
+
+    job: TrainJob
+    """With a number for every `auto`."""
+
+    pinned: Pinned
+
+    key: str
+    """Of the result."""
+
+    folder: Path
+    """Of the result's files."""
+
+    data: Prepared = field(repr=False, compare=False)
+    """What it trains on."""
+
+
+def plan(job: TrainJob, pinned: Pinned | None = None) -> Plan:
+    """Connect to the cluster, pin the table, and find a number for every `auto`.
+
+    pinned: the job's rows, if they are pinned already. Raises DataError, ClusterError or
+    RaypipeError as `run` does.
+    """
+    check_workers(job.train, connect(job.cluster, job.needs_cluster))
+    rows = pinned or pin(job.table, job.feed, kind=job.model.task)
+    # Made once, for the finders and for the training.
+    data = Prepared(job, rows)
+    resolved = finders.resolve(job, rows, data)
+    key = resolved.training_key(rows.version)
+    return Plan(resolved, rows, key, resolved.folder(key), data)
+
+
 def run(
-    job: TrainJob,
-    classes: tuple[str, ...] | None = None,
+    planned: Plan | TrainJob,
     progress: Report = lambda metrics, state: None,
     steps: ReportPosition = lambda position: None,
 ) -> TrainResult:
@@ -73,42 +124,40 @@ def run(
 
     Raises DataError, ClusterError, or RaypipeError when a worker died or the run was stopped.
     """
-    check_workers(job.train, connect(job.cluster, job.needs_cluster))
-    pinned = pin(job.table, job.feed, classes, job.model.task)
-    # Made once, for the finders and for the training.
-    data = cache(lambda: prepare(job, pinned))
-    job = finders.resolve(job, pinned, data)
-    key = job.training_key(pinned.version)
-    folder = job.folder(key)
-    result_file = folder / "result.json"
+    if isinstance(planned, TrainJob):
+        planned = plan(planned)
+    result_file = planned.folder / "result.json"
     if result_file.exists():
-        return _stored(key, pinned, result_file)
-    check_start(job)
+        return _stored(planned)
+    check_start(planned.job)
     started = time.perf_counter()
-    with owned(folder):
+    with owned(planned.folder):
         # Another process may have finished the run while this one waited for the folder.
         if result_file.exists():
-            return _stored(key, pinned, result_file)
-        outcome = _run_into(folder, job, data, progress, steps)
-    return _result(key, pinned, outcome, time.perf_counter() - started)
+            return _stored(planned)
+        try:
+            outcome = _run_into(planned, progress, steps)
+        finally:
+            # The plan lives on, and decoded images fill the object store.
+            planned.data.release()
+    return _result(planned, outcome, time.perf_counter() - started)
 
 
-def _stored(key: str, pinned: Pinned, result_file: Path) -> TrainResult:
-    log.info("This training is finished already: its result is read from %s", result_file.parent)
-    return _result(key, pinned, _read_outcome(result_file), 0.0)
+def _stored(planned: Plan) -> TrainResult:
+    log.info("This training is finished already: its result is read from %s", planned.folder)
+    return _result(planned, _read_outcome(planned.folder / "result.json"), 0.0)
 
 
-def _run_into(
-    folder: Path, job: TrainJob, data: Callable[[], Data], progress: Report, steps: ReportPosition
-) -> Outcome:
+def _run_into(planned: Plan, progress: Report, steps: ReportPosition) -> Outcome:
     """Train, or resume an interrupted training, and write result.json into the run's folder."""
+    job, folder = planned.job, planned.folder
     save(job, folder / "config.yaml")
     checkpoints = folder / "checkpoints"
     reporting: AbstractContextManager[Report] = nullcontext(progress)
     if job.train.tensorboard:
         reporting = tensorboard.recorded(folder / "tensorboard", progress)
     with reporting as report:
-        state = _train(job, data(), checkpoints, report, steps)
+        state = _train(job, planned.data(), checkpoints, report, steps)
     # The result file is written last: while it is missing, the run counts as unfinished.
     _require_usable(job, state)
     outcome = Outcome(
@@ -281,23 +330,21 @@ def reference(job: TrainJob, model: ImageModel, pinned: Pinned, folder: Path) ->
     return unseen
 
 
-def test(job: TrainJob, result: TrainResult, folder: Path) -> dict[str, float]:
+def test(planned: Plan, result: TrainResult) -> dict[str, float]:
     """Metrics of the result on the split feed.test (test_accuracy, …); {} if it has no rows.
 
-    The images are predicted as the package predicts them. The metrics are stored in `folder`,
-    beside the result, and computed once.
+    The images are predicted as the package predicts them. The metrics are stored beside the result,
+    and computed once.
     """
-    stored = folder / TEST
+    stored = planned.folder / TEST
     if not stored.exists():
-        # The version that the result was trained on, not the newest one.
-        table = job.table.model_copy(update={"version": result.version.version})
-        pinned = pin(table, job.feed, result.classes, job.model.task)
+        job, pinned = planned.job, planned.pinned
         split = job.feed.test
         if not pinned.counts[split]:
             return {}
         model = assemble(job, result)
         unseen, labels_N = _predict_split(job, model, pinned, split)
-        _store_test(folder, pinned, unseen, labels_N)
+        _store_test(planned.folder, pinned, unseen, labels_N)
     return metrics_of(json.loads(stored.read_text()))
 
 
@@ -346,11 +393,11 @@ def _predict_split(
     return Reference(features_ND, scores_NC, ids), labels_N
 
 
-def _result(key: str, pinned: Pinned, outcome: Outcome, seconds: float) -> TrainResult:
+def _result(planned: Plan, outcome: Outcome, seconds: float) -> TrainResult:
     return TrainResult(
-        key=key,
-        version=pinned.version,
-        classes=pinned.classes,
+        key=planned.key,
+        version=planned.pinned.version,
+        classes=planned.pinned.classes,
         metrics=outcome.history[outcome.best_epoch],
         history=tuple(outcome.history),
         best_epoch=outcome.best_epoch,

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from raypipe.config import key_of, to_json, validate
-from raypipe.feed.dataset import pin
+from raypipe.feed.dataset import Pinned, pin
 from raypipe.registry import promote, tracking
 from raypipe.registry.package import Package
 from raypipe.registry.promote import ModelVersion
@@ -68,13 +68,14 @@ def retrain(
     checked: CheckResult | None,
     champion: ModelVersion | None = None,
     say: Callable[[str], None] = log.info,
+    pinned: Pinned | None = None,
 ) -> RetrainResult:
     """Retrain `champion` (default: the current one) on the job's table when drift and labels call
-    for it; gate the result.
+    for it; gate the result. `pinned`: the job's rows, if they are pinned already.
     """
     champion = champion or promote.require_champion(store)
     package = promote.fetch(store, champion)
-    pinned = pin(job.table, job.feed, kind=job.model.task)
+    pinned = pinned or pin(job.table, job.feed, kind=job.model.task)
     labelled = _labelled_by_source(job, pinned)
     wanted = decide.retrain(
         bool(checked and checked.report.is_drift),
@@ -88,9 +89,9 @@ def retrain(
     theirs = validate(TrainJob, package.info["config"])
     first = around.challenger(job, theirs, pinned.version.version, labelled)
     challenger = (
-        _search(store, job, first, say)
+        _search(store, job, first, pinned, say)
         if job.watch.retrain_samples > 1
-        else _train(store, first, say)
+        else _train(store, first, pinned, say)
     )
     # Fields of a slice are part of the key: a row that lacks one of them could not be read.
     parts = (champion, challenger, pinned.version)
@@ -121,15 +122,21 @@ def retrain(
     return RetrainResult(champion, challenger, decision, slices, union)
 
 
-def _train(store: Store, job: TrainJob, say: Callable[[str], None]) -> ModelVersion:
+def _train(store: Store, job: TrainJob, opened: Pinned, say: Callable[[str], None]) -> ModelVersion:
     """The champion's settings and no others, on the new rows."""
     say(f"Training a challenger on {_table(job)} with {_workers(job)}")
-    result = trainer.run(job, progress=lambda m, s: say(f"epoch {s.epoch}: " + decide.headline(m)))
-    return publish(store, job, result, "challenger")
+    planned = trainer.plan(job, _pin(job, opened))
+    result = trainer.run(planned, lambda m, s: say(f"epoch {s.epoch}: " + decide.headline(m)))
+    return publish(store, planned, result, "challenger")
+
+
+def _pin(job: TrainJob, opened: Pinned) -> Pinned:
+    """The challenger's rows, of the version that is open: its splits may be named otherwise."""
+    return pin(job.table, job.feed, kind=job.model.task, opened=opened)
 
 
 def _search(
-    store: Store, job: WatchJob, first: TrainJob, say: Callable[[str], None]
+    store: Store, job: WatchJob, first: TrainJob, opened: Pinned, say: Callable[[str], None]
 ) -> ModelVersion:
     """The best of some trials around the champion's settings. Killed, it goes on where it was;
     finished, it is read again.
@@ -144,7 +151,7 @@ def _search(
             "Sources are drawn "
             + ("equally often" if first.feed.mix is None else f"by {first.feed.mix}")
         )
-    found = tuner.search(wanted)
+    found = tuner.search(wanted, pinned=_pin(wanted, opened))
     best = found.trials[0]
     drawn = ", ".join(
         f"{n} {v:.3g}" if isinstance(v, float) else f"{n} {v}"
@@ -156,7 +163,7 @@ def _search(
         say(f"Training {best.name} once more, on {again.feed.train}, with {_workers(again)}")
         found = refit.refit(again, found, lambda metrics, state: None, lambda position: None)
     children = [(t.name, t.changes, t.history) for t in found.trials]
-    return publish(store, found.job, found.best, "challenger", children, found.kept)
+    return publish(store, found.plan, found.best, "challenger", children)
 
 
 def _table(job: TrainJob) -> str:
@@ -167,7 +174,7 @@ def _workers(job: TrainJob) -> str:
     return f"{job.train.most_workers} worker{'s' * (job.train.most_workers > 1)}"
 
 
-def _labelled_by_source(job: WatchJob, pinned: Any) -> dict[str, int]:
+def _labelled_by_source(job: WatchJob, pinned: Pinned) -> dict[str, int]:
     """Labelled training rows of each source; a table without sources is one."""
     c = pinned.table.columns
     named = c.source in {f.name for f in pinned.table.at(pinned.version).schema().fields}
@@ -180,7 +187,7 @@ def _labelled_by_source(job: WatchJob, pinned: Any) -> dict[str, int]:
 
 
 def _judge(
-    store: Store, job: WatchJob, challenger: ModelVersion, package: Package, pinned: Any
+    store: Store, job: WatchJob, challenger: ModelVersion, package: Package, pinned: Pinned
 ) -> pa.Table:
     """Which of the labelled test rows champion (model_0) and challenger (model_1) have right."""
     both = [package, promote.fetch(store, challenger)]

@@ -10,7 +10,7 @@ from pathlib import Path
 from raypipe.cluster.connect import connect
 from raypipe.config import replace, save
 from raypipe.errors import ConfigError
-from raypipe.feed.dataset import pin
+from raypipe.feed.dataset import Pinned, pin
 from raypipe.job import Job
 from raypipe.registry import promote, tracking
 from raypipe.registry.promote import ModelVersion
@@ -69,17 +69,17 @@ def clean(job: Job, show: Show) -> Cleaned:
 
 def train(job: Job, show: Show) -> Trained:
     """Train one model and register it; the first model becomes champion."""
-    pin(job.table, job.feed, kind=job.model.task)
+    pinned = pin(job.table, job.feed, kind=job.model.task)
     check_workers(job.train, connect(job.cluster, job.needs_cluster))
     # A wrong address must not cost a training.
     store = tracking.open_store(job.run, job.registry)
     show.say(f"Training {job.model.name} ({job.model.mode}) with {_workers(job)}")
     with show.training(job.train.epochs, job.train.stopping.metric) as told:
-        result = trainer.run(job, progress=told.epoch, steps=told.step)
-    version = publish(store, job, result, "train")
+        planned = trainer.plan(job, pinned)
+        result = trainer.run(planned, told.epoch, told.step)
+    version = publish(store, planned, result, "train")
     registered = Registered(version, crown_first(store, version), store.uri)
-    test = _test(job, result, job.folder(result.key), store)
-    return Trained(job, result, registered, test)
+    return Trained(planned.job, result, registered, _test(planned, result, store))
 
 
 def _workers(job: TrainJob) -> str:
@@ -89,9 +89,9 @@ def _workers(job: TrainJob) -> str:
     return f"{fewest} to {most} workers"
 
 
-def _test(job: TrainJob, result: TrainResult, folder: Path, store: Store) -> dict[str, float]:
+def _test(planned: trainer.Plan, result: TrainResult, store: Store) -> dict[str, float]:
     """The result's metrics on the test split, in its MLflow run too."""
-    tested = trainer.test(job, result, folder)
+    tested = trainer.test(planned, result)
     if tested and (run_id := tracking.finished_run(store, result.key)):
         tracking.log_metrics(store, run_id, tested)
     return tested
@@ -99,26 +99,30 @@ def _test(job: TrainJob, result: TrainResult, folder: Path, store: Store) -> dic
 
 def tune(job: Job, show: Show) -> Searched:
     """Search hyperparameters and register the best model; the first one becomes champion."""
-    pin(job.table, job.feed, kind=job.model.task)
+    pinned = pin(job.table, job.feed, kind=job.model.task)
     connect(job.cluster, preload=tune_patches.PRELOAD)
-    result, version, store = search_and_register(job, show)
+    result, version, store = search_and_register(job, show, pinned)
     registered = Registered(version, crown_first(store, version), store.uri)
-    test = _test(result.job, result.best, result.kept, store)
+    test = _test(result.plan, result.best, store)
     page = search_page.write(result, version, store, test)
     return Searched(result, registered, page, best_config(result), test)
 
 
-def search_and_register(job: Job, show: Show) -> tuple[SearchResult, ModelVersion, Store]:
-    """The search, its refit if the job asks for one, and the registered model."""
+def search_and_register(
+    job: Job, show: Show, pinned: Pinned | None = None
+) -> tuple[SearchResult, ModelVersion, Store]:
+    """The search, its refit if the job asks for one, and the registered model.
+
+    pinned: the job's rows, if they are pinned already.
+    """
     tuner.check(job)
     store = tracking.open_store(job.run, job.registry)
     with show.searching(job.train.stopping.metric) as told:
-        result = tuner.search(job, told)
+        result = tuner.search(job, told, pinned)
     if job.search.refit is not None:
         result = _refitted(job, result, show)
     children = [(t.name, t.changes, t.history) for t in result.trials]
-    version = publish(store, result.job, result.best, "search", children, result.kept)
-    return result, version, store
+    return result, publish(store, result.plan, result.best, "search", children), store
 
 
 def _refitted(job: Job, found: SearchResult, show: Show) -> SearchResult:
@@ -168,13 +172,13 @@ def drift(job: Job, show: Show) -> Drifted:
 
 def retrain(job: Job, show: Show) -> Retrained:
     """Check for drift; on drift train a challenger, compare it, and promote it when better."""
-    pin(job.table, job.feed, kind=job.model.task)
+    pinned = pin(job.table, job.feed, kind=job.model.task)
     checked = None
     if job.watch.batch is not None or not job.watch.force:
         checked = _check(job, show)
     connect(job.cluster)
     store = tracking.open_store(job.run, job.registry)
-    done = loop.retrain(store, job, checked, say=show.say)
+    done = loop.retrain(store, job, checked, say=show.say, pinned=pinned)
     return Retrained(done, promote.champion(store), checked)
 
 

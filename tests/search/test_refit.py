@@ -78,7 +78,7 @@ def test_it_trains_on_both_splits_and_keeps_the_third_for_its_reference(
         == pinned.counts["test"]
     )
     once = json.loads((tmp_path / "both" / "test.json").read_text())
-    assert trainer.test(done.job, done.best, done.kept) == once, (
+    assert trainer.test(done.plan, done.best) == once, (
         "and what it found of the test split is what test() says"
     )
     apart = replace(done.job, {"feed.train": "train"})

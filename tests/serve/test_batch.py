@@ -60,7 +60,11 @@ def store(job: TrainJob) -> Store:
 @pytest.fixture(scope="module")
 def champion(store: Store, job: TrainJob, trained: TrainResult) -> ModelVersion:
     made = publish(
-        store, job, trained, "train", children=[("trial 1", {"train.lr": 0.01}, trained.history)]
+        store,
+        trainer.plan(job),
+        trained,
+        "train",
+        children=[("trial 1", {"train.lr": 0.01}, trained.history)],
     )
     promote.promote(store, made, expected=None)
     return made
@@ -69,7 +73,10 @@ def champion(store: Store, job: TrainJob, trained: TrainResult) -> ModelVersion:
 def test_a_result_is_published_once_with_its_lineage(
     store: Store, job: TrainJob, trained: TrainResult, champion: ModelVersion
 ) -> None:
-    assert publish(store, job, trained, "train") == champion and len(promote.versions(store)) == 1
+    assert (
+        publish(store, trainer.plan(job), trained, "train") == champion
+        and len(promote.versions(store)) == 1
+    )
     package = promote.fetch(store, champion)
     assert package.info["table"] == {
         "uri": trained.version.uri,
@@ -99,7 +106,7 @@ def test_a_larger_job_is_published_as_the_part_that_trained(
     other = dataclasses.replace(store, model="whole job")
     made = publish(
         other,
-        Job.model_validate(job.model_dump()),
+        trainer.plan(Job.model_validate(job.model_dump())),
         dataclasses.replace(trained, key="whole job"),
         "train",
     )

@@ -48,7 +48,9 @@ def test_auto_is_found_once_and_trains(
     assert "the loss falls fastest there, of 1e-06 to " in caplog.text
     assert result.metrics["val_accuracy"] >= 0.9
     store = tracking.open_store(job.run, job.registry)
-    packaged = promote.fetch(store, publish(store, job, result, "train")).info["config"]["train"]
+    packaged = promote.fetch(store, publish(store, trainer.plan(job), result, "train")).info[
+        "config"
+    ]["train"]
     assert (packaged["batch_size"], packaged["lr"]) == (
         4,
         saved.train.lr,

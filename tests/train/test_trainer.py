@@ -301,15 +301,15 @@ def test_the_test_split_is_judged_as_the_package_predicts_if_the_table_has_one(
 ) -> None:
     job = jobs(**{"train.epochs": 2, "model.views": 4})
     result = trainer.run(job)
-    assert trainer.test(job, result, job.folder(result.key)) == {}
+    assert trainer.test(trainer.plan(job), result) == {}
     job = replace(job, {"feed.test": "val", "run.dir": f"{job.run.path}-tested"})
     result = trainer.run(job)
     pixels_NHWC, labels, _ = decoded(job)
     scores = trainer.assemble(job, result).predict(pixels_NHWC)[1]
-    found = trainer.test(job, result, job.folder(result.key))
+    found = trainer.test(trainer.plan(job), result)
     assert found.keys() == {"test_accuracy", "test_balanced_accuracy"}
     assert found["test_accuracy"] == pytest.approx(float((scores.argmax(1) == labels).mean()))
-    assert trainer.test(job, result, job.folder(result.key)) == found
+    assert trainer.test(trainer.plan(job), result) == found
 
 
 def test_a_training_starts_from_given_weights_and_refuses_another_models(

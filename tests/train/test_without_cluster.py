@@ -22,9 +22,10 @@ from raypipe.config import load
 from raypipe.train import trainer
 from raypipe.train.job import TrainJob
 job = load(TrainJob, Path(sys.argv[1]), [])
-result = trainer.run(job)
+planned = trainer.plan(job)
+result = trainer.run(planned)
 assert not ray.is_initialized()
-tested = trainer.test(job, result, job.folder(result.key))
+tested = trainer.test(planned, result)
 print(len(result.history), tested["test_accuracy"], result.metrics["val_accuracy"])
 """
 
