@@ -31,6 +31,7 @@ check: .venv/ready
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m raypipe.cli.reference --check
 
 docs: .venv/ready
 	@$(BIN)/python -c 'import sphinx, furo, myst_parser' 2> /dev/null || $(BIN)/python -m pip install --quiet --constraint infra/constraints.txt --editable '.[docs]'

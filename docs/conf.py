@@ -23,3 +23,4 @@ html_title = "raypipe"
 html_show_sourcelink = False
 html_copy_source = False
 myst_heading_anchors = 3
+myst_enable_extensions = ["deflist"]  # the page of settings

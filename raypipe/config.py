@@ -46,6 +46,8 @@ class Section(BaseModel):
         hide_input_in_errors=True,
         serialize_by_alias=True,
         allow_inf_nan=False,
+        # The docstring below a field is its description in the reference of settings.
+        use_attribute_docstrings=True,
     )
 
     @model_validator(mode="after")

@@ -11,4 +11,6 @@ class Job(WatchJob):
     """Every verb takes the same YAML and reads the sections it needs."""
 
     ingest: IngestConfig = IngestConfig()
+    """Which images are added to the table, and how."""
     clean: CleanConfig = CleanConfig()
+    """What counts as a duplicate or a bad image, and which of these are dropped."""

@@ -262,3 +262,32 @@ def sidecars() -> None:
     from raypipe.cluster.sidecar import PROBES, ensure
 
     console.facts({name: ensure(name).parent.parent for name in PROBES})
+
+
+@app.command("config")
+def show_config(
+    section: Annotated[
+        str | None, typer.Argument(help="Like train; without it, the sections.", show_default=False)
+    ] = None,
+    schema: Annotated[
+        bool, typer.Option("--schema", help="Print the JSON schema that editors use.")
+    ] = False,
+) -> None:
+    """Explain the settings: their type, default and meaning.
+
+    Example: [bold]raypipe config train[/bold]
+    """
+    console = Console()
+    from raypipe.cli import reference
+    from raypipe.job import Job
+
+    if schema:
+        print(dumps(reference.schema(), indent=1, ensure_ascii=False))
+    elif section is None:
+        console.facts({name: field.description for name, field in Job.model_fields.items()})
+    else:
+        rows = []
+        for setting in reference.settings(section):
+            kind = setting.kind.replace("`", "")
+            rows.append([setting.name, kind, setting.default, setting.text])
+        console.table(f"Settings of {section}", ["key", "type", "default", "meaning"], rows)

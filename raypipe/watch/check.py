@@ -56,24 +56,25 @@ _ROW = pa.schema(
 
 
 class WatchConfig(Section):
-    """The table whose images are checked, what to call it, and how a retrain runs.
-
-    A retrain searches around the champion's settings: `retrain_samples` trials, of which the first
-    has these settings; 1 trains this one alone. retrain_space: fields to draw instead, written as
-    search.space (null: rate, weight decay and dropout, near the champion's). Where the job has a
-    search.refit, the best trial is trained once more as that says. retrain_workers: of each trial,
-    or of the refit where there is one. retrain_sampling: feed.sampling of the challenger; `auto`
-    draws old and new sources equally often, or by feed.mix, where the champion's is natural, and
-    else keeps the champion's. force: retrain without drift.
-    """
+    """The table whose images are checked, what to call it, and how a retrain runs."""
 
     batch: TableConfig | None = None
+    """The table of new images that is compared with the champion's reference."""
     name: str = "batch"
+    """What the evidence and the report call the batch."""
     retrain_workers: int = Field(default=1, ge=1)
+    """Workers of each trial of a retrain, or of its refit if the job has a search.refit."""
     retrain_samples: int = Field(default=8, ge=1)
+    """Trials of a retrain. The first has the champion's settings, the others are near them. 1: the
+    champion's settings alone."""
     retrain_space: Annotated[dict[str, str], Field(min_length=1)] | None = None
+    """Fields that the trials draw, written as search.space. null: rate, weight decay and dropout,
+    near the champion's."""
     retrain_sampling: Literal["auto", "natural", "balanced", "sources", "weighted"] = "auto"
+    """feed.sampling of the challenger. auto: if the champion's is natural, old and new sources are
+    drawn equally often, or by feed.mix; else the champion's is kept."""
     force: bool = False
+    """Retrain without drift."""
 
     @field_validator("retrain_space", mode="before")
     @classmethod
@@ -86,9 +87,13 @@ class WatchJob(SearchJob):
     """A search job and everything that watches its model."""
 
     predict: PredictConfig = PredictConfig()
+    """What is predicted, and where the predictions go."""
     drift: DriftConfig = DriftConfig()
+    """The tests of a drift check."""
     watch: WatchConfig = WatchConfig()
+    """The batch that is checked, and the retrain after drift."""
     gate: GateConfig = GateConfig()
+    """When a challenger is better than the champion."""
 
 
 MOST_UNDER_ONE_ID = 64  # images looked at to find the one that a report shows

@@ -68,10 +68,15 @@ class DriftConfig(Section):
     """Which tests run and how often a check may raise a false alarm."""
 
     alpha: float = Field(default=0.01, gt=0, lt=0.5)
+    """Probability of a false alarm for one check, over all its tests together."""
     detectors: tuple[Literal["mmd", "ks", "lsdd"], ...] = Field(default=("mmd", "ks"), min_length=1)
+    """mmd and lsdd compare embeddings as a whole. ks compares single features, and the scores."""
     permutations: int = Field(default=500, ge=20)
+    """Of mmd and lsdd. The smallest p-value is 1 / (permutations + 1)."""
     max_rows: int = Field(default=500, ge=LEAST_ROWS)
+    """Images of each side that are compared; more are sampled. The time grows with its square."""
     unusual: int = Field(default=12, ge=0)
+    """Pictures in the report of images that are least like the reference."""
 
     @property
     def pieces(self) -> int:
