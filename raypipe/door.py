@@ -12,16 +12,16 @@ Every call takes:
 - sections    settings by section: train={"lr": 0.01}, run={"dir": "runs/cells"}
 - overrides   ["train.lr=0.01"], as on the command line
 
-Overrides replace sections, and sections replace the file. A call without `config` and without `run`
-keeps its files in runs/NAME, with the table's name. The Ray cluster stays for the next call;
-`raypipe.close()` ends it. `raypipe/__init__.py` loads this module at the first use.
+Overrides replace sections, and sections replace the file. A call without `config` keeps its files
+in runs/NAME, with the table's name, unless `run` says otherwise. The Ray cluster stays for the next
+call; `raypipe.close()` ends it. `raypipe/__init__.py` loads this module at the first use.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from pathlib import Path, PurePath
 from typing import Any
 
 from raypipe.cli.console import Console
@@ -112,9 +112,9 @@ def load(model: str, *, run: Any = None, registry: Any = None) -> Model:
             fix="models:/NAME@champion is the model in use",
         )
     name = named["name"]
-    where = validate(RunConfig, {"name": name, "dir": f"runs/{name}"} | dict(run or {}))
-    settings = {"model": name, "alias": named["alias"] or "champion"} | dict(registry or {})
-    cfg = validate(RegistryConfig, settings)
+    where = validate(RunConfig, _merged({"name": name, "dir": f"runs/{name}"}, dict(run or {})))
+    settings = {"model": name, "alias": named["alias"] or "champion"}
+    cfg = validate(RegistryConfig, _merged(settings, dict(registry or {})))
     if cfg.uri is None and not (where.path / "mlflow" / "mlflow.db").exists():
         raise DataError(
             "There is no model store here",
@@ -151,7 +151,7 @@ def _job(table: PathLike | None, given: dict[str, Any], settings: dict[str, Any]
         "table.columns.image": settings.pop("image", None),
     }
     tree: dict[str, Any] = {}
-    if config is None and "run" not in settings and table is not None:
+    if config is None and table is not None:
         tree["run"] = run_of(str(table))
     for key, value in (named | given).items():
         if value is not None:
@@ -164,9 +164,9 @@ def _job(table: PathLike | None, given: dict[str, Any], settings: dict[str, Any]
 
 def _merged(ours: Any, value: Any) -> Any:
     """A section's settings over those that the call's own arguments set."""
-    if isinstance(ours, dict) and isinstance(value, dict):
-        merged = dict(ours)
+    if isinstance(value, Mapping):
+        merged = dict(ours) if isinstance(ours, dict) else {}
         for key, inner in value.items():
-            merged[key] = _merged(ours.get(key), inner)
+            merged[key] = _merged(merged.get(key), inner)
         return merged
-    return value
+    return str(value) if isinstance(value, PurePath) else value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -15,8 +16,11 @@ from PIL import Image
 
 import raypipe
 from raypipe import door
+from raypipe.cli.app import _of_table
+from raypipe.config import dump, load, to_json
 from raypipe.errors import ConfigError, DataError, RaypipeError
-from tests.conftest import encode
+from raypipe.job import Job
+from tests.conftest import Cli, encode
 
 HEAVY = "torch ray mlflow deltalake pandas pyarrow numpy PIL rich pydantic"
 SMALL: dict[str, Any] = {
@@ -34,8 +38,12 @@ def test_importing_raypipe_imports_nothing_heavy() -> None:
 
 def test_the_package_names_its_calls_and_no_others() -> None:
     assert set(raypipe.__all__) <= set(dir(raypipe))
-    for name in raypipe.__all__:
+    for name in set(raypipe.__all__) - {"train"}:
         assert getattr(raypipe, name) is getattr(door, name)
+    # The room and the call have one name.
+    import raypipe.train.settings as settings
+
+    assert callable(raypipe.train) and raypipe.train.settings is settings  # type: ignore[attr-defined]
     with pytest.raises(AttributeError, match="no attribute 'trian'"):
         _ = raypipe.trian
     assert (Path(raypipe.__file__).parent / "py.typed").exists()
@@ -51,6 +59,31 @@ def test_sections_overrides_and_the_file_are_one_configuration(tmp_path: Path) -
     job = door._job("tables/cells", {}, {"label": "kind", "table": {"where": {"site": "1"}}})
     assert (job.table.uri, job.table.columns.label) == ("tables/cells", "kind")
     assert job.table.where == {"site": "1"} and job.run.dir == "runs/cells"
+
+
+@pytest.mark.parametrize(
+    ("settings", "name", "folder"),
+    [
+        ({}, "cells", "runs/cells"),
+        ({"run": {"seed": 1}}, "cells", "runs/cells"),
+        ({"run": {"dir": Path("mine") / "a"}}, "cells", "mine/a"),
+        ({"overrides": ["run.name=other"]}, "other", "runs/cells"),
+    ],
+)
+def test_the_run_is_the_command_lines(
+    settings: dict[str, Any],
+    name: str,
+    folder: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two tables never share a folder and a model because a call sets something else of `run`."""
+    monkeypatch.chdir(tmp_path)
+    run = door._job("tables/cells", {}, dict(settings)).run
+    assert (run.name, run.dir) == (name, folder)
+    if "run" not in settings:
+        given = ["table.uri=tables/cells", *settings.get("overrides", [])]
+        assert load(Job, None, _of_table(given)).run == run
 
 
 @pytest.mark.parametrize(
@@ -104,7 +137,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.usefixtures("ray_session")
 def test_from_a_folder_to_a_drift_check(
-    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Cli
 ) -> None:
     monkeypatch.chdir(tmp_path)
     table = "tables/squares"
@@ -130,6 +163,14 @@ def test_from_a_folder_to_a_drift_check(
 
     trained = raypipe.train(table, **SMALL)
     assert str(trained.registered.champion) == "squares/1"
+    # The command line finds this training finished, and gives the same result.
+    job = tmp_path / "job.yaml"
+    job.write_text(dump(trained.job))
+    code, out, err = cli("train", job, "--json")
+    assert code == 0, err
+    told = json.loads(out.splitlines()[-1])
+    assert told == json.loads(to_json(trained.summary()))
+
     model = raypipe.load("models:/squares@champion")
     assert model.version == found.registered.model
     files = sorted(photos.rglob("*.png"))[:5]

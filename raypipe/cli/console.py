@@ -56,14 +56,18 @@ class Console:
 
     def __init__(self, as_json: bool = False) -> None:
         self.as_json = as_json
+        # A notebook shows stderr in red, and rich would make each line a picture of its own there.
+        in_notebook = "ipykernel" in sys.modules
         self.err = Rich(
-            stderr=True, highlight=False, width=None if sys.stderr.isatty() else LOG_WIDTH
+            stderr=not in_notebook,
+            highlight=False,
+            force_jupyter=False,
+            width=None if sys.stderr.isatty() else LOG_WIDTH,
         )
-        self.out = (
-            self.err
-            if as_json
-            else Rich(highlight=False, width=None if sys.stdout.isatty() else LOG_WIDTH)
-        )
+        self.out = self.err
+        if not as_json:
+            width = None if sys.stdout.isatty() else LOG_WIDTH
+            self.out = Rich(highlight=False, force_jupyter=False, width=width)
         self._started = time.monotonic()
         log = logging.getLogger("raypipe")
         handler = RichHandler(
@@ -164,8 +168,8 @@ class Console:
     def facts(self, facts: Mapping[str, Any]) -> None:
         width = max(map(len, facts), default=0)
         for name, value in facts.items():
-            self.out.print(Text(f"{name:<{width}}  ", style="dim"), end="")
-            self.out.print(cell(value), markup=False, soft_wrap=True)
+            line = Text.assemble((f"{name:<{width}}  ", "dim"), cell(value))
+            self.out.print(line, soft_wrap=True)
 
     def finish(self, result: Mapping[str, Any]) -> None:
         """The last line of stdout under --json."""
