@@ -25,8 +25,9 @@ from raypipe.tables.table import Columns, ImageTable, TableConfig, append
 from raypipe.train import trainer
 from raypipe.train.job import TrainJob, TrainResult
 from raypipe.train.publish import publish
-from raypipe.watch.check import _images, picture_of, read_batch
+from raypipe.watch.check import read_batch
 from raypipe.watch.detect import DriftReport
+from raypipe.watch.pictures import images_of, picture_of
 
 
 @pytest.fixture(scope="module")
@@ -289,7 +290,7 @@ def test_a_reference_without_ids_is_kept_and_shown(
     opened = ImageTable(table.uri)
     features = reference.features_ND[:2]
     package = promote.fetch(store, champion)
-    assert _images(opened, opened.pin(), ["", ""], features, package) == [None, None]
+    assert images_of(opened, opened.pin(), ["", ""], features, package) == [None, None]
 
 
 def test_a_null_image_is_named_and_not_a_mistake_of_ours(

@@ -12,7 +12,7 @@ from deltalake import write_deltalake
 from raypipe.models.zoo import ImageModel, ModelConfig
 from raypipe.registry.package import Package, Reference, build
 from raypipe.tables.table import ImageTable
-from raypipe.watch.check import _images
+from raypipe.watch.pictures import images_of
 
 
 def test_the_picture_of_an_id_is_the_one_with_the_features(tmp_path: Path, textured: Any) -> None:
@@ -26,6 +26,6 @@ def test_the_picture_of_an_id_is_the_one_with_the_features(tmp_path: Path, textu
     build(tmp_path / "package", ImageModel(cfg, 2), cfg, ("a", "b"), empty, {})
     package, table = Package(tmp_path / "package"), ImageTable(str(tmp_path / "t"))
     features = package.predict(images).features_ND
-    assert _images(table, table.pin(), ids, features, package) == images
-    nowhere = _images(table, table.pin(), ["gone"], features[:1], package)
-    assert nowhere == [None] and _images(table, table.pin(), [], features[:0], package) == []
+    assert images_of(table, table.pin(), ids, features, package) == images
+    nowhere = images_of(table, table.pin(), ["gone"], features[:1], package)
+    assert nowhere == [None] and images_of(table, table.pin(), [], features[:0], package) == []
