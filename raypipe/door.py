@@ -115,6 +115,7 @@ def load(model: str, *, run: Any = None, registry: Any = None) -> Model:
     where = validate(RunConfig, _merged({"name": name, "dir": f"runs/{name}"}, dict(run or {})))
     settings = {"model": name, "alias": named["alias"] or "champion"}
     cfg = validate(RegistryConfig, _merged(settings, dict(registry or {})))
+    # Opening a store makes it: a misspelt name must not leave an empty one behind.
     if cfg.uri is None and not (where.path / "mlflow" / "mlflow.db").exists():
         raise DataError(
             "There is no model store here",
@@ -122,6 +123,7 @@ def load(model: str, *, run: Any = None, registry: Any = None) -> Model:
             fix="Name the run's folder, run={'dir': …}, or the store, registry={'uri': …}",
         )
     store = tracking.open_store(where, cfg)
+    # An alias may move between two calls; the version that it names now is fetched.
     if named["version"] is None:
         return Model(promote.fetch(store, found := promote.require_champion(store)), found)
     for version in promote.versions(store):
@@ -141,6 +143,7 @@ def close() -> None:
 
 def _job(table: PathLike | None, given: dict[str, Any], settings: dict[str, Any]) -> Job:
     """The Job of a call. Raises ConfigError as the command line does."""
+    # What is left after these is sections, whose names the configuration checks.
     config: PathLike | None = settings.pop("config", None)
     overrides: Sequence[str] = settings.pop("overrides", ())
     if isinstance(overrides, str):
@@ -154,8 +157,10 @@ def _job(table: PathLike | None, given: dict[str, Any], settings: dict[str, Any]
     if config is None and table is not None:
         tree["run"] = run_of(str(table))
     for key, value in (named | given).items():
+        # None means not given; a section may still set the field to null.
         if value is not None:
             set_field(tree, key, str(value))
+    # After the arguments: `table={"where": …}` adds to what `table` and `label` say.
     for section, value in settings.items():
         tree[section] = _merged(tree.get(section), value)
     connect.prepare_environment()

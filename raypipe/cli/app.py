@@ -67,6 +67,7 @@ def run_verb(
     )  # rooms import torch and Ray: --help and a misspelt path should not wait for them
 
     job = load(Job, config, overrides or [])
+    # A job is run by the cluster's own raypipe; this process only follows it.
     if submit:
         from raypipe.cluster.submit import submit_job
         from raypipe.tables.storage import refuse_credentials, refuse_in_file
@@ -133,6 +134,7 @@ def ingest(
     Example: [bold]raypipe ingest jobs/configs/solar.yaml ingest.from.images=photos --max-side
     512[/bold]
     """
+    # The option's list becomes YAML, like any override.
     listed = f"[{formats.upper()}]" if formats is not None else None
     flags = {"max_side": max_side, "quality": quality, "formats": listed, "workers": workers}
     flags |= {"dry_run": True} if dry_run else {}
@@ -186,6 +188,7 @@ def tune(
     Example: [bold]raypipe tune --table tables/cells --label defect[/bold]
     """
     given = list(overrides or [])
+    # `raypipe tune table.uri=… --label …` has no file: the first word is an override.
     if config is not None and "=" in config and not Path(config).exists():
         given, config = [config, *given], None
     flags = {"table.uri": table, "table.columns.label": label, "table.columns.image": image}
@@ -248,6 +251,7 @@ def drift(
     """
     flags = ["--exit-code"] if exit_code else []
     result = run_verb("drift", config, overrides, json, submit, flags)
+    # A submitted verb has left already, with its job's exit code.
     if exit_code and result.get("is_drift"):
         raise typer.Exit(3)
 

@@ -69,6 +69,7 @@ class Console:
             width = None if sys.stdout.isatty() else LOG_WIDTH
             self.out = Rich(highlight=False, force_jupyter=False, width=width)
         self._started = time.monotonic()
+        # One handler at a time: a notebook makes a Console with each call.
         log = logging.getLogger("raypipe")
         handler = RichHandler(
             console=self.err, show_time=False, show_path=False, show_level=False, markup=False
@@ -173,6 +174,7 @@ class Console:
 
     def finish(self, result: Mapping[str, Any]) -> None:
         """The last line of stdout under --json."""
+        # Standard output holds one line, the last one.
         if self.as_json:
             plain = json.loads(to_json(result, default=plain_value))
             print(json.dumps(_without_secrets(plain)), flush=True)

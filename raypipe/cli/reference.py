@@ -62,6 +62,7 @@ def settings(section: str) -> list[Setting]:
 
 def _settings(name: str, field: FieldInfo) -> Iterator[Setting]:
     inner = _section_of(field.annotation)
+    # The outermost sections are headings of the page, not keys.
     if inner is None or _is_optional(field.annotation) or "." in name:
         yield Setting(name, kind_of(field), _default(field), _one_paragraph(field.description))
     if inner is None:
@@ -147,6 +148,7 @@ def _default(field: FieldInfo) -> str:
     if field.is_required():
         return REQUIRED
     value = field.get_default(call_default_factory=True)
+    # Its keys follow one by one.
     if isinstance(value, BaseModel):
         return DEFAULTS
     if isinstance(value, tuple):
@@ -176,6 +178,7 @@ def schema() -> dict[str, Any]:
     settings that the command line brings.
     """
     made = Job.model_json_schema(by_alias=True)
+    # The table may come from the command line.
     made.pop("required", None)
     made["title"] = "raypipe configuration"
     return _relaxed(made)  # type: ignore[no-any-return]
@@ -208,6 +211,7 @@ def main(arguments: list[str]) -> int:
     for path, text in files().items():
         if path.exists() and path.read_text(encoding="utf-8") == text:
             continue
+        # Compared as text: a change of a docstring counts.
         stale.append(str(path))
         if "--check" not in arguments:
             path.write_text(text, encoding="utf-8")

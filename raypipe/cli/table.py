@@ -88,6 +88,7 @@ def tag(
     """Name a version, or remove a name. Example: [bold]raypipe table tag tables/solar golden
     --version 3[/bold]
     """
+    # Removing a tag leaves versions alone, so naming one can only be a mistake.
     if remove and (move or version is not None):
         given = "--move" if move else f"--version {version}"
         raise ConfigError(
@@ -206,6 +207,7 @@ def vacuum(
     from raypipe.tables import versions
 
     found = versions.vacuum(opened, keep_hours, yes)
+    # A tagged version stays whole, whatever its age.
     for name, files in found.kept.items():
         console.say(
             f"{files:,} files stay because the tag {name!r} names a version that needs them"
@@ -263,6 +265,7 @@ def export(
     console, (opened, chosen) = _console(json), _opened(table, overrides, sample)
     from raypipe.tables import export as room
 
+    # Without a version on the command line, the configuration's counts.
     pinned = opened.pin(next(iter(given.values()), chosen.version))
     conditions = room.conditions(opened, pinned, chosen.where, _conditions(where or []))
     if workers:
@@ -284,6 +287,7 @@ def export(
         if workers:
             cluster.close()
     found = {"table": str(pinned), "rows": done.rows, "out": str(out)}
+    # Told only where it happened: a folder cannot hold a row without an image.
     if done.without_image:
         found["without image"] = done.without_image
     _tell(console, found)
@@ -297,6 +301,7 @@ def _opened(
     """
     from raypipe.tables.table import ImageTable, TableConfig, resolve
 
+    # A table may be named directly, or by the configuration that names it.
     if table.endswith((".yaml", ".yml")):
         from raypipe.job import Job
 
@@ -311,6 +316,7 @@ def _opened(
             )
         cfg = TableConfig(uri=table)
         opened = ImageTable(resolve(table))
+    # The command line's share replaces the configuration's.
     if sample is not None:
         opened = ImageTable(opened.uri, opened.columns, opened.storage_options, sample)
     return opened, cfg
@@ -337,6 +343,7 @@ def _conditions(texts: list[str]) -> dict[str, str | list[str]]:
         name, equals, value = text.partition("=")
         if not equals:
             raise ConfigError("This is no condition", got=text, rule="--where COLUMN=VALUE")
+        # A column named twice allows either value.
         found.setdefault(name, []).append(value)
     return {**found}
 

@@ -229,6 +229,7 @@ def pin(
     table.require(table.at(version), *needed, *cfg.where)
     _check_label_type(table, version, kind)
 
+    # Small columns only: images are not read here.
     rows = scan.rows(table, version, [columns.label, columns.split], cfg.where)
     read = label_column.read(rows[columns.label], kind, columns.label)
     is_labelled = pc.is_valid(read)
@@ -292,6 +293,7 @@ def _counts(
             by_value[value] = rows.as_py() or 0  # the sum of no row is null
         counts[split] = sum(by_value.values())
 
+        # Where a split names several values, one of them may be misspelt.
         empty = [value for value, rows in by_value.items() if not rows]
         if empty and (split != feed.test or counts[split]):
             existing = {s for s in split_column.to_pylist() if s is not None}

@@ -62,6 +62,7 @@ def tell(job: Job, console: Console, fresh: bool = False) -> dict[str, Any]:
     """Run the story to its end; returns the summary, the last line of `make quickstart`."""
     root = job.run.path
     marker = root / ".quickstart"
+    # --fresh deletes a folder, so only one that this story made.
     if fresh and root.exists():
         if not marker.exists():
             raise ConfigError(
@@ -74,18 +75,21 @@ def tell(job: Job, console: Console, fresh: bool = False) -> dict[str, Any]:
     marker.touch()
     story = Story()
     cells = TableConfig(uri=job.table.uri)
+    # Each night has a table of its own: a batch is checked before it is mixed with anything.
     nights = {
         name: TableConfig(uri=str(Path(job.table.uri).parent / f"night_{name}"))
         for name in ("control", "poly")
     }
 
     console.heading("Day 1: the cells we know")
+    # Built before the clock of the first step starts: it takes a minute on a new machine.
     for name in sidecar.PROBES:
         sidecar.ensure(name)
     with _step(story, console, "Ingest mono cells") as done:
         mono = _ingest(console, job, cells, name="mono", kind="mono", share=(0.0, NIGHT_SHARE))
         raw = ImageTable.open(cells).tag("mono-raw", _made(cells, "mono", "mono-raw"))
         done(f"{_count(cells, raw)} images, every one decoded, in {_short(raw)}")
+    # Ingest above runs in this process; from here on there is a cluster.
     connect(job.cluster)
     with _step(story, console, "Clean") as done:
         cleaned = clean(_at(cells, "mono-raw"), job.clean.model_copy(update={"tag": "mono-clean"}))
@@ -101,6 +105,7 @@ def tell(job: Job, console: Console, fresh: bool = False) -> dict[str, Any]:
             f"registered as {first}"
         )
 
+    # The negative control: cells of the same kind must not raise an alarm.
     console.heading("Night 1: more of the same")
     checks = {
         "control": _night(
@@ -120,6 +125,7 @@ def tell(job: Job, console: Console, fresh: bool = False) -> dict[str, Any]:
         story, console, job, store, nights["poly"], first, "poly", "poly", (0.0, 1.0)
     )
 
+    # The control night gets its labels too, or the challenger would know fewer mono cells.
     console.heading("Day 3: labels come in")
     with _step(story, console, "Ingest both nights' cells with labels") as done:
         more = _ingest(console, job, cells, name="mono", kind="mono", share=(NIGHT_SHARE, 1.0))
@@ -150,6 +156,7 @@ def tell(job: Job, console: Console, fresh: bool = False) -> dict[str, Any]:
             job, story.steps, store, found, [cleaned, cleaned_both], checks, nights, after, first
         )
     )
+    # The page is part of the time that is told.
     summary["seconds"] = round(time.perf_counter() - story.started, 1)
     console.heading("The story")
     console.facts(
@@ -215,6 +222,7 @@ def _ingest(
     labelled: bool = True,
 ) -> IngestResult:
     source = {"kind": "python", "images": CELLS, "where": {"type": kind}, "labelled": labelled}
+    # Splits follow run.seed, so that another seed is another story; ingest.seed still wins.
     seed = job.ingest.seed if "seed" in job.ingest.model_fields_set else job.run.seed
     cfg = replace(job.ingest, {"from": source, "name": name, "share": share, "seed": seed})
     with console.progress(f"Ingesting {name}") as tick:
@@ -226,6 +234,7 @@ def _made(table: TableConfig, name: str, tag: str) -> int:
     not take what came after.
     """
     opened = ImageTable.open(table)
+    # A rerun must not take what came after.
     if tag in opened.tags():
         return opened.pin(tag).version
     made = [v["version"] for v in opened.history() if v["why"] == f"ingest {name}"]
@@ -265,6 +274,7 @@ def _summary(
     after: RetrainResult,
     store: tracking.Store,
 ) -> dict[str, Any]:
+    # A slice without test images is missing.
     by_slice = {s.slice: s for s in after.slices}
     winner = promote.require_champion(store)
 

@@ -178,6 +178,7 @@ def once(
 
     A second process that asks meanwhile waits. `params` are the config, `version` is the table's.
     """
+    # Looked up under the lock, or two processes would both find nothing.
     with _lock(store, key):
         done = finished_run(store, key)
         if done is not None:
@@ -221,6 +222,7 @@ def _logged(
     parent: str | None,
 ) -> Iterator[str]:
     """A new run of the key, in place of earlier ones. The caller holds the key's lock."""
+    # What a killed process left behind; but another host's running run is not ours to delete.
     for earlier in store.client.search_runs([store.experiment_id], f"tags.`{KEY}` = '{key}'"):
         running = earlier.info.status in ("RUNNING", "SCHEDULED")
         is_own = earlier.data.tags.get(OWNER) == _owner(store)

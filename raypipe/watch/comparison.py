@@ -113,6 +113,7 @@ def compare(
         gains_N = champion_N - challenger_N
     won, lost = int((gains_N > 0).sum()), int((gains_N < 0).sum())
 
+    # Hits and errors have tests of their own.
     spread = 0.0
     if unit is None:
         p_value = superiority.mcnemar(won, lost)
@@ -145,6 +146,7 @@ def pooled(slices: Sequence[Comparison], least_rows: int) -> list[Comparison]:
     large = by_size[len(small) :]
     if not small:
         return large
+    # Too few even together: the smallest of the large ones lends its rows.
     if large and sum(s.images for s in small) < least_rows:
         small.append(large.pop(0))
     return [*large, merged(small)]
@@ -157,6 +159,7 @@ def merged(slices: Sequence[Comparison]) -> Comparison:
     """
     if len(slices) == 1:
         return slices[0]
+    # Means of the slices, weighted by their rows, are the means of all rows.
     rows = sum(s.images for s in slices)
     champion = sum(s.images * s.champion for s in slices) / rows
     challenger = sum(s.images * s.challenger for s in slices) / rows

@@ -26,6 +26,7 @@ from raypipe.registry import promote, tracking
 from raypipe.registry.package import Package
 from raypipe.registry.promote import ModelVersion
 from raypipe.registry.tracking import Store
+from raypipe.report.formats import cell
 from raypipe.search import refit, tuner
 from raypipe.serve import evaluate
 from raypipe.tables import label_column, scan
@@ -70,12 +71,14 @@ def retrain(
     say: Callable[[str], None] = log.info,
     pinned: Pinned | None = None,
 ) -> RetrainResult:
-    """Retrain `champion` (default: the current one) on the job's table when drift and labels call
-    for it; gate the result. `pinned`: the job's rows, if they are pinned already.
+    """Train a challenger if drift and labels call for it, compare it, and promote it if better.
+
+    champion: the current one by default. pinned: the job's rows, if they are pinned already.
     """
     champion = champion or promote.require_champion(store)
     package = promote.fetch(store, champion)
     pinned = pinned or pin(job.table, job.feed, kind=job.model.task)
+    # First the decision to train at all. It needs no model, so it comes before anything costly.
     labelled = _labelled_by_source(job, pinned)
     wanted = decide.retrain(
         bool(checked and checked.report.is_drift),
@@ -86,13 +89,13 @@ def retrain(
     say(wanted.reason)
     if not wanted.act:
         return RetrainResult(champion, None, wanted, ())
+    # The package says how the champion was trained: a challenger starts from those settings.
     theirs = validate(TrainJob, package.info["config"])
     first = around.challenger(job, theirs, pinned.version.version, labelled)
-    challenger = (
-        _search(store, job, first, pinned, say)
-        if job.watch.retrain_samples > 1
-        else _train(store, first, pinned, say)
-    )
+    if job.watch.retrain_samples > 1:
+        challenger = _search(store, job, first, pinned, say)
+    else:
+        challenger = _train(store, first, pinned, say)
     # Fields of a slice are part of the key: a row that lacks one of them could not be read.
     parts = (champion, challenger, pinned.version)
     said = (
@@ -113,9 +116,10 @@ def retrain(
         slices, union = _compare(rows, package)
         return _as_rows(key, parts, slices, union, decide.gate(slices, union, job.gate))
 
-    stored = rows_once(
-        str(job.run.path / "decisions"), _ROW, {"key": key}, made, f"gate {challenger}"
-    ).to_pylist()[0]
+    # The decision is written before it is carried out. A run that was killed in between finds it,
+    # and does not look at the test rows again.
+    place = str(job.run.path / "decisions")
+    stored = rows_once(place, _ROW, {"key": key}, made, f"gate {challenger}").to_pylist()[0]
     slices, union, decision = _decided(stored)
     _carry_out(store, champion, challenger, decision, slices, key)
     say(decision.reason)
@@ -138,26 +142,22 @@ def _pin(job: TrainJob, opened: Pinned) -> Pinned:
 def _search(
     store: Store, job: WatchJob, first: TrainJob, opened: Pinned, say: Callable[[str], None]
 ) -> ModelVersion:
-    """The best of some trials around the champion's settings. Killed, it goes on where it was;
-    finished, it is read again.
+    """The best of some trials around the champion's settings.
+
+    A killed search goes on where it was; a finished one is read again.
     """
     wanted = around.searched(job, first)
-    say(
-        f"Searching for a challenger on {_table(first)}: {wanted.search.samples} trials around "
-        "the champion's settings"
-    )
+    trials = wanted.search.samples
+    where = _table(first)
+    say(f"Searching for a challenger on {where}: {trials} trials around the champion's settings")
     if first.feed.sampling == "sources":
-        say(
-            "Sources are drawn "
-            + ("equally often" if first.feed.mix is None else f"by {first.feed.mix}")
-        )
+        how = "equally often" if first.feed.mix is None else f"by {first.feed.mix}"
+        say(f"Sources are drawn {how}")
     found = tuner.search(wanted, pinned=_pin(wanted, opened))
     best = found.trials[0]
-    drawn = ", ".join(
-        f"{n} {v:.3g}" if isinstance(v, float) else f"{n} {v}"
-        for n, v in sorted(best.changes.items())
-    )
+    drawn = cell(dict(sorted(best.changes.items())))
     say(f"Best on validation: {best.name}, {found.metric} {best.metric:.4g} ({drawn})")
+    # The best settings once more, on validation images too, if the job says so.
     if wanted.search.refit is not None:
         again = refit.job_of(wanted, found)
         say(f"Training {best.name} once more, on {again.feed.train}, with {_workers(again)}")
@@ -177,8 +177,9 @@ def _workers(job: TrainJob) -> str:
 def _labelled_by_source(job: WatchJob, pinned: Pinned) -> dict[str, int]:
     """Labelled training rows of each source; a table without sources is one."""
     c = pinned.table.columns
-    named = c.source in {f.name for f in pinned.table.at(pinned.version).schema().fields}
-    columns = [c.label, *([c.source] if named else [])]
+    fields = {field.name for field in pinned.table.at(pinned.version).schema().fields}
+    named = c.source in fields
+    columns = [c.label, c.source] if named else [c.label]
     rows = scan.rows(pinned.table, pinned.version, columns, pinned.rows_of(job.feed.train))
     labels = label_column.read(rows[c.label], pinned.task.kind, c.label)
     labelled = rows.filter(labels.is_valid())
@@ -195,7 +196,7 @@ def _judge(
 
 
 def _keep(judged: pa.Table, file: Path) -> None:
-    """Beside the report, for whoever asks on which images the two differ."""
+    """Write the judged rows beside the report: they say on which images the two models differ."""
     file.parent.mkdir(parents=True, exist_ok=True)
     partial = file.with_suffix(".partial")
     pq.write_table(judged, partial)
@@ -205,6 +206,10 @@ def _keep(judged: pa.Table, file: Path) -> None:
 def _compare(
     judged: pa.Table, package: Package
 ) -> tuple[tuple[Comparison, ...], Comparison | None]:
+    """Both models on each slice, and on all rows together; ((), None) without rows.
+
+    A slice is new if the champion was trained without its source.
+    """
     known, unit = package.info["table"]["sources"], _unit(package)
     if not len(judged):
         return (), None
@@ -215,15 +220,15 @@ def _compare(
 
     slices = []
     for name in sorted(set(judged["group"].to_pylist())):
-        slices.append(
-            compared(name, judged.filter(pc.equal(judged["group"], name)), name not in known)
-        )
+        rows = judged.filter(pc.equal(judged["group"], name))
+        slices.append(compared(name, rows, name not in known))
     return tuple(slices), compared("all", judged, is_new=False)
 
 
 def _unit(package: Package) -> float | None:
-    """What absolute errors are counted in: for numbers the deviation of the champion's training
-    labels. Hits have none.
+    """The unit of absolute errors; None where rows are right or wrong.
+
+    For a regression it is the standard deviation of the champion's training labels.
     """
     if package.task.kind == "regression":
         return float(package.model.head.spread)
@@ -238,16 +243,18 @@ def _carry_out(
     slices: tuple[Comparison, ...],
     key: str,
 ) -> None:
+    """Log the decision, and move the alias if it says so. Both do nothing the second time."""
+
     def log_into(run_id: str) -> None:
         for s in slices:
             values = {"champion": s.champion, "challenger": s.challenger, "p_value": s.p_value}
-            tracking.log_metrics(
-                store, run_id, {f"gate.{s.slice}.{name}": v for name, v in values.items()}
-            )
+            named = {f"gate.{s.slice}.{name}": value for name, value in values.items()}
+            tracking.log_metrics(store, run_id, named)
         tracking.log_text(store, run_id, decision.reason, "decision.txt")
 
     params = {"champion": str(champion), "challenger": str(challenger)}
     tracking.once(store, key, f"gate {challenger}", params, None, log_into)
+    # Only if the alias still points at the champion that was compared.
     if decision.act:
         promote.promote(store, challenger, expected=champion.version)
 
@@ -259,6 +266,7 @@ def _as_rows(
     union: Comparison | None,
     decision: Decision,
 ) -> pa.Table:
+    """The decision as its row of the table `decisions`; `_decided` reads it."""
     champion, challenger, table = map(str, parts)
     row = {
         "key": key,
@@ -278,10 +286,8 @@ def _as_rows(
 
 
 def _decided(row: dict[str, Any]) -> tuple[tuple[Comparison, ...], Comparison | None, Decision]:
+    """(slices, all rows together, decision) from a row that `_as_rows` wrote."""
     judged = json.loads(row["slices"])
     union = Comparison(**judged["union"]) if judged["union"] else None
-    return (
-        tuple(Comparison(**s) for s in judged["slices"]),
-        union,
-        Decision(row["promoted"], row["reason"]),
-    )
+    slices = tuple(Comparison(**s) for s in judged["slices"])
+    return slices, union, Decision(row["promoted"], row["reason"])

@@ -53,6 +53,7 @@ class Result:
     def __repr__(self) -> str:
         """Text, like that on a terminal."""
         facts = self.facts()
+        # Values stand below each other, as on a terminal.
         width = max(map(len, facts), default=0)
         lines = [f"{name:<{width}}  {cell(value)}" for name, value in facts.items()]
         return "\n".join([type(self).__name__, *lines])
@@ -62,8 +63,10 @@ class Result:
         parts = [_html_table(table) for table in self.tables()]
         rows = []
         for name, value in self.facts().items():
+            # Labels and names are the user's, and may hold markup.
             rows.append(f"<tr><th>{escape(name)}</th><td>{escape(cell(value))}</td></tr>")
         parts.append(f"<table style='text-align:left'>{''.join(rows)}</table>")
+        # A notebook opens a local page by its address only.
         page = self.report_page()
         if page is not None:
             link = escape(Path(page).absolute().as_uri(), quote=True)
@@ -91,6 +94,7 @@ class Ingested(Result):
 
     def facts(self) -> Facts:
         done = self.done
+        # A dry run: nothing was counted, because nothing was read.
         if done is None:
             return {**self.understood, "table": f"{self.table}: nothing was written"}
         return {
@@ -111,6 +115,7 @@ class Ingested(Result):
     def summary(self) -> Facts:
         if self.done is None:
             return {"understood": self.understood, "dry_run": True}
+        # The names are those of IngestResult, and stay what scripts know.
         counts = {name: getattr(self.done, name) for name in COUNTS.split()}
         return {"table": str(self.done.version)} | counts
 
@@ -155,7 +160,9 @@ class Registered:
     mlflow_uri: str
 
     def facts(self, metrics: Mapping[str, float]) -> Facts:
+        # Metrics of cost are told apart; a refit has no validation metrics at all.
         judged = {k: v for k, v in metrics.items() if k.startswith("val_")}
+        # Only the first model becomes champion by itself.
         if self.model.version == self.champion.version:
             stands = "(champion)"
             named = f"{self.model} {stands}"
@@ -205,9 +212,11 @@ def _cost(job: TrainJob, result: TrainResult) -> Facts:
     last = result.history[-1]
     folder = job.folder(result.key)
     facts: Facts = {}
+    # A kept result of an older version may lack the times.
     if last.get("step_s"):
         step_s = last["step_s"]
         shares = [f"{p} {last[f'{p}_s'] / step_s:.0%}" for p in PHASES if f"{p}_s" in last]
+        # Only DDP can tell it; it overlaps with the backward pass.
         waited = last.get("communication_s")
         if waited is not None:
             shares.append(f"communication {waited / step_s:.0%} (in backward)")
@@ -219,6 +228,7 @@ def _cost(job: TrainJob, result: TrainResult) -> Facts:
     if job.train.tensorboard:
         facts["tensorboard"] = f"tensorboard --logdir {folder / 'tensorboard'}"
     if job.train.profile:
+        # A finished run is not traced again.
         traces = sorted((folder / "profile").glob("*.json"))
         none = f"none: the run had finished before, or it never came to {job.train.profile}"
         facts["profile"] = traces or none
@@ -255,6 +265,7 @@ class Searched(Result):
             facts["test"] = self.test
         if result.stopped:
             facts["stopped"] = result.stopped
+        # A mean of weights belongs to no trial.
         if result.members:
             names = ", ".join(result.members)
             facts["mean of weights"] = f"of {len(result.members)} trials: {names}"
@@ -365,6 +376,7 @@ class Retrained(Result):
 
     def tables(self) -> list[Table]:
         found = [] if self.checked is None else [evidence(self.checked)]
+        # Without a challenger there is nothing to compare.
         compared = comparison(self.done)
         return found if compared is None else [*found, compared]
 
