@@ -299,7 +299,8 @@ def _opened(
     """The table, which need hold no images unless a configuration says so, and its section of the
     configuration.
     """
-    from raypipe.tables.table import ImageTable, TableConfig, resolve
+    from raypipe.tables.address import resolve
+    from raypipe.tables.table import ImageTable, TableConfig
 
     # A table may be named directly, or by the configuration that names it.
     if table.endswith((".yaml", ".yml")):

@@ -7,7 +7,7 @@ from typing import Any
 from raypipe.cli.console import Console
 from raypipe.job import Job
 from raypipe.work import verbs as work
-from raypipe.work.results import Result
+from raypipe.work.result import Result
 
 
 def run(name: str, job: Job, console: Console) -> dict[str, Any]:

@@ -84,6 +84,7 @@ def _lives(process: object) -> bool:
     import psutil
 
     try:
-        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)  # type: ignore[attr-defined]
+        is_zombie = process.status() == psutil.STATUS_ZOMBIE  # type: ignore[attr-defined]
+        return bool(process.is_running() and not is_zombie)  # type: ignore[attr-defined]
     except psutil.Error:
         return False

@@ -18,8 +18,9 @@ from raypipe.feed.order import Order
 from raypipe.feed.sampling import balanced_weights
 from raypipe.models.tasks import NUMERIC, Kind, Task
 from raypipe.tables import conditions, label_column, scan
+from raypipe.tables.address import resolve
 from raypipe.tables.fragment import Fragment
-from raypipe.tables.table import ImageTable, TableConfig, TableVersion, resolve
+from raypipe.tables.table import ImageTable, TableConfig, TableVersion
 
 
 class FeedConfig(Section):

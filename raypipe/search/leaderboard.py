@@ -34,7 +34,8 @@ from raypipe.train import checkpoint
 from raypipe.train.job import TrainJob, TrainResult
 from raypipe.train.settings import TrainConfig
 from raypipe.train.stopping import Mode, improved, unusable
-from raypipe.train.trainer import Plan, Prepared
+from raypipe.train.trainer import Plan, prepare
+from raypipe.train.worker import Prepared
 
 FORMAT = 2  # of result.json; format 1 (ba74455 and before) has fewer fields, which count as empty
 
@@ -136,7 +137,7 @@ class SearchResult:
         """The training of its model, for whoever publishes or tests it."""
         job, pinned = self.job, self.pinned
         assert pinned is not None
-        return Plan(job, pinned, self.best.key, self.kept, Prepared(job, pinned))
+        return Plan(job, pinned, self.best.key, self.kept, Prepared(lambda: prepare(job, pinned)))
 
     @property
     def folder(self) -> Path:

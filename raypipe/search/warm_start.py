@@ -25,7 +25,7 @@ from raypipe.files import write_atomic
 from raypipe.search import leaderboard
 from raypipe.search.settings import SearchJob
 from raypipe.search.space.space import Changes, Space
-from raypipe.tables.table import resolve
+from raypipe.tables.address import resolve
 
 HINTS = "warm_start.json"
 

@@ -28,8 +28,9 @@ from raypipe.registry.promote import ModelVersion
 from raypipe.registry.tracking import Store
 from raypipe.serve.shared_package import share
 from raypipe.tables import scan
+from raypipe.tables.address import resolve
 from raypipe.tables.commits import rows_named, rows_once
-from raypipe.tables.table import ImageTable, TableConfig, TableVersion, resolve
+from raypipe.tables.table import ImageTable, TableConfig, TableVersion
 
 FORMAT = 2  # of a row. Rows of format 1 have neither key nor sha256, and are made again.
 

@@ -23,9 +23,10 @@ from deltalake.exceptions import CommitFailedError, DeltaError
 
 from raypipe.errors import DataError
 from raypipe.tables import constraints, protocol, retries, scan, storage
+from raypipe.tables.address import resolve
 from raypipe.tables.provenance import commit_properties
 from raypipe.tables.schema import writer_properties
-from raypipe.tables.table import ImageTable, resolve
+from raypipe.tables.table import ImageTable
 
 BATCH = "raypipe.batch"  # commit property: the batch id
 TRIES = 50  # of `rows_once`; each lost one means that somebody else's commit landed

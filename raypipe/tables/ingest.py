@@ -27,6 +27,7 @@ import pyarrow as pa
 from raypipe.cluster.connect import ClusterConfig
 from raypipe.errors import DataError
 from raypipe.tables import quarantine, relabel, retries, split, verify
+from raypipe.tables.address import resolve
 from raypipe.tables.commits import Moved, append_once
 from raypipe.tables.ingest_config import IngestConfig
 from raypipe.tables.ingest_state import Counts, State, decide, placed_in, read_state
@@ -35,7 +36,7 @@ from raypipe.tables.quarantine import uri_of as quarantine_uri
 from raypipe.tables.relabel import Labels
 from raypipe.tables.sources import Listed, Part, candidates, understood
 from raypipe.tables.sources.fence import ROOTS
-from raypipe.tables.table import ImageTable, TableConfig, TableVersion, resolve
+from raypipe.tables.table import ImageTable, TableConfig, TableVersion
 
 __all__ = ["IngestConfig", "IngestResult", "ingest", "quarantine_uri", "understand"]
 

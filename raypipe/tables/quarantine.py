@@ -14,10 +14,11 @@ import pyarrow as pa
 from deltalake import DeltaTable
 
 from raypipe.tables import retries, scan
+from raypipe.tables.address import resolve
 from raypipe.tables.commits import Moved, append_once
 from raypipe.tables.fragment import Options
 from raypipe.tables.provenance import commit_properties
-from raypipe.tables.table import ImageTable, TableVersion, resolve
+from raypipe.tables.table import ImageTable, TableVersion
 
 SCHEMA = pa.schema(
     [

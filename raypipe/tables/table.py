@@ -7,12 +7,9 @@ read the same rows, while others append to the table. `tags.py` has the names of
 
 from __future__ import annotations
 
-import re
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
 
 import pyarrow as pa
 from deltalake import DeltaTable, write_deltalake
@@ -22,15 +19,12 @@ from pydantic import Field, model_validator
 from raypipe.config import Section
 from raypipe.errors import DataError, nearest
 from raypipe.tables import history, protocol, storage, tags
+from raypipe.tables.address import UNITY, resolve
 from raypipe.tables.provenance import commit_properties, history_row
 from raypipe.tables.schema import writer_properties
 from raypipe.tables.snapshot import Snapshot, Snapshots
 from raypipe.tables.storage import StorageOptions, message_of
 from raypipe.tables.tags import Tags
-
-# deltalake asks the catalog for the table's address and for short-lived credentials, on every
-# worker anew.
-UNITY = "uc://"
 
 
 class Columns(Section):
@@ -382,54 +376,3 @@ def append(
         ) from e
     written = DeltaTable(path, storage_options=storage_options, without_files=True)
     return TableVersion(path, written.version())
-
-
-def resolve(uri: str) -> str:
-    """The address as every worker understands it: local paths become absolute, URLs stay.
-
-    A name of three parts (main.vision.photos) that is no folder here is a name of Unity Catalog, as
-    is unity://main.vision.photos. Raises DataError for a folder that deltalake would take for
-    another one.
-    """
-    name = uri.removeprefix("unity://").removeprefix(UNITY)
-    if name != uri:
-        return UNITY + name
-    if re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*){2}", uri) and not Path(uri).exists():
-        return UNITY + uri
-    if uri.startswith("file://"):
-        _refuse_folder(unquote(uri.removeprefix("file://")))
-    if "://" in uri:
-        return uri
-    # An empty address would mean the working directory, whatever lies there.
-    if not uri.strip():
-        raise DataError(
-            "This is no address of a table",
-            got=uri,
-            rule="It is a folder, a URL, or a name of Unity Catalog",
-            fix="Set table.uri",
-        )
-    folder = str(Path(uri).expanduser().absolute())
-    _refuse_folder(folder)
-    escaped = re.search(r"%[0-9A-Fa-f]{2}", folder)
-    if escaped:
-        raise _no_folder(folder, f"takes {escaped[0]} for another character")
-    return folder
-
-
-def _refuse_folder(folder: str) -> None:
-    """Raise DataError for a folder with a character that deltalake 1.6 cannot have in a path.
-
-    Brackets end the process with a panic of Rust, and a backslash leads to another folder.
-    """
-    wrong = re.search(r"[\[\]\\\x00-\x1f\x7f]", folder)
-    if wrong:
-        raise _no_folder(folder, f"cannot have {wrong[0]!r} in a path, or takes it for a slash")
-
-
-def _no_folder(folder: str, why: str) -> DataError:
-    return DataError(
-        "No table can be in a folder of this name",
-        got=folder,
-        rule=f"deltalake {why}: it fails, or writes to another folder",
-        fix="Rename the folder",
-    )

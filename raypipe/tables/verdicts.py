@@ -13,9 +13,10 @@ from typing import Any, Literal, NamedTuple
 import pyarrow as pa
 
 from raypipe.tables import retries, scan
+from raypipe.tables.address import resolve
 from raypipe.tables.commits import Moved, append_once
 from raypipe.tables.provenance import commit_properties
-from raypipe.tables.table import ImageTable, TableVersion, resolve
+from raypipe.tables.table import ImageTable, TableVersion
 
 Verdict = Literal[
     "exact_duplicate", "near_duplicate", "broken", "dark", "bright", "blurred", "outlier"

@@ -20,9 +20,10 @@ import pyarrow.compute as pc
 
 from raypipe.errors import DataError
 from raypipe.tables import protocol, scan, storage
+from raypipe.tables.address import resolve
 from raypipe.tables.provenance import commit_properties
 from raypipe.tables.schema import writer_properties
-from raypipe.tables.table import ImageTable, TableVersion, resolve
+from raypipe.tables.table import ImageTable, TableVersion
 
 T = TypeVar("T")
 Changed = list[tuple[str, "str | None", "str | None"]]  # id, value before, value after

@@ -44,7 +44,7 @@ from raypipe.train.measure.meter import ReportPosition
 from raypipe.train.objective import METRICS, judge
 from raypipe.train.preemption import on_sigterm
 from raypipe.train.stopping import unusable
-from raypipe.train.worker import Data, meter_of, train_stages
+from raypipe.train.worker import Data, Prepared, meter_of, train_stages
 
 log = logging.getLogger("raypipe")
 # Of result.json. Format 1 (ba74455 and before) has the same fields and is read in the same way.
@@ -60,22 +60,6 @@ class Outcome:
     best_epoch: int
     checkpoint: str
     stopped: str | None
-
-
-class Prepared:
-    """What a job trains on, made when it is first asked for, and held until `release`."""
-
-    def __init__(self, job: TrainJob, pinned: Pinned) -> None:
-        self._job, self._pinned = job, pinned
-        self._data: Data | None = None
-
-    def __call__(self) -> Data:
-        if self._data is None:
-            self._data = prepare(self._job, self._pinned)
-        return self._data
-
-    def release(self) -> None:
-        self._data = None
 
 
 @dataclass(frozen=True)
@@ -106,7 +90,7 @@ def plan(job: TrainJob, pinned: Pinned | None = None) -> Plan:
     check_workers(job.train, connect(job.cluster, job.needs_cluster))
     rows = pinned or pin(job.table, job.feed, kind=job.model.task)
     # Made once, for the finders and for the training.
-    data = Prepared(job, rows)
+    data = Prepared(lambda: prepare(job, rows))
     resolved = finders.resolve(job, rows, data)
     key = resolved.training_key(rows.version)
     return Plan(resolved, rows, key, resolved.folder(key), data)

@@ -40,6 +40,23 @@ class Data:
     val: Source
 
 
+class Prepared:
+    """What a job trains on, made when it is first asked for, and held until `release`."""
+
+    def __init__(self, make: Callable[[], Data]) -> None:
+        self._make = make
+        self._data: Data | None = None
+
+    def __call__(self) -> Data:
+        if self._data is None:
+            self._data = self._make()
+        return self._data
+
+    def release(self) -> None:
+        """Forget the data: decoded images fill the object store."""
+        self._data = None
+
+
 def train_rank(
     job: TrainJob,
     data: Data,

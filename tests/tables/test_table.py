@@ -15,7 +15,8 @@ from deltalake import DeltaTable, write_deltalake
 
 from raypipe.errors import DataError
 from raypipe.tables import rewrite, scan
-from raypipe.tables.table import Columns, ImageTable, TableConfig, append, resolve
+from raypipe.tables.address import resolve
+from raypipe.tables.table import Columns, ImageTable, TableConfig, append
 from tests.tables import handmade as by_hand
 from tests.tables.handmade import drop
 
