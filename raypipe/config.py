@@ -182,8 +182,13 @@ def _override(tree: dict[str, Any], override: str) -> None:
     try:
         value = yaml_scalars.read(text) if text else None
     except yaml.YAMLError as e:
+        problem = getattr(e, "problem", None) or ""
+        doubled = problem if "stands in line" in problem else ""
         raise ConfigError(
-            f"The value of {key} is not YAML", got=_unless_secret(key, text), fix="Quote it"
+            f"The value of {key} is not YAML",
+            got=_unless_secret(key, text),
+            rule=doubled,
+            fix="" if doubled else "Quote it",
         ) from e
     set_field(tree, key.strip(), value)
 
@@ -237,7 +242,7 @@ def set_field(tree: dict[str, Any], key: str, value: Any) -> None:
         if not isinstance(inner, dict):
             raise ConfigError(
                 f"{key} goes through {section}, which is a value and not a section",
-                got=_unless_secret(key, inner),
+                got=_unless_secret(key, yaml_scalars.resolve(Any, inner)),
             )
         tree = inner
     tree[last] = value

@@ -103,7 +103,10 @@ def load(model: str, *, run: Any = None, registry: Any = None) -> Model:
     Without settings it is looked for in runs/NAME. Raises ConfigError for another text, DataError
     for a model or version that does not exist, or whose files are not those that were registered.
     """
-    named = MODEL.fullmatch(model)
+    named = MODEL.fullmatch(str(model))
+    for name, value in (("run", run), ("registry", registry)):
+        if value is not None and not isinstance(value, Mapping):
+            raise ConfigError(f"{name} is a section", got=value, fix=f"{name}={{'dir': …}}")
     if named is None:
         raise ConfigError(
             "This names no registered model",
@@ -146,8 +149,22 @@ def _job(table: PathLike | None, given: dict[str, Any], settings: dict[str, Any]
     # What is left after these is sections, whose names the configuration checks.
     config: PathLike | None = settings.pop("config", None)
     overrides: Sequence[str] = settings.pop("overrides", ())
-    if isinstance(overrides, str):
-        raise ConfigError("overrides is a list", got=overrides, fix=f"overrides=[{overrides!r}]")
+    overrides = overrides or ()
+    is_list = isinstance(overrides, (list, tuple))
+    if not is_list or not all(isinstance(text, str) for text in overrides):
+        raise ConfigError(
+            "overrides is a list of texts", got=overrides, fix="overrides=['train.lr=0.01']"
+        )
+    if config is not None and not isinstance(config, (str, PurePath)):
+        raise ConfigError(
+            "config is the path of a YAML file",
+            got=type(config).__name__,
+            fix="Settings are sections: train={'lr': 0.01}",
+        )
+    # A section `table` may stand in place of the address, with more of its settings.
+    if isinstance(table, Mapping):
+        settings["table"] = dict(table)
+        table = settings["table"].get("uri")
     named = {
         "table.uri": table,
         "table.columns.label": settings.pop("label", None),
@@ -159,6 +176,8 @@ def _job(table: PathLike | None, given: dict[str, Any], settings: dict[str, Any]
     for key, value in (named | given).items():
         # None means not given; a section may still set the field to null.
         if value is not None:
+            if not isinstance(value, (str, PurePath)):
+                raise ConfigError(f"{key} is a text or a path", got=value)
             set_field(tree, key, str(value))
     # After the arguments: `table={"where": …}` adds to what `table` and `label` say.
     for section, value in settings.items():

@@ -16,7 +16,6 @@ import yaml
 from pydantic import BaseModel
 from yaml.constructor import ConstructorError
 
-MERGE = "tag:yaml.org,2002:merge"
 NUMBERS = "tag:yaml.org,2002:int", "tag:yaml.org,2002:float", "tag:yaml.org,2002:bool"
 
 
@@ -37,7 +36,7 @@ class _Loader(yaml.SafeLoader):
         node = super().compose_mapping_node(anchor)
         lines: dict[str, int] = {}
         for key, _ in node.value:
-            if not isinstance(key, yaml.ScalarNode) or key.tag == MERGE:
+            if not isinstance(key, yaml.ScalarNode):
                 continue
             line = key.start_mark.line + 1
             if key.value in lines:

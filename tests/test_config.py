@@ -100,6 +100,7 @@ def test_a_wrong_override_names_key_value_and_way_out(
         ("uri: here\nuri: there\n", r"'uri' stands in line 1 and again in line 2"),
         ("uri: x\ntrain: {lr: 1, lr: 2}\n", r"'lr' stands in line 2 and again in line 2"),
         ("uri: x\ntrain: {<<: {lr: 1}, lr: a}\n", r"train\.lr is wrong"),
+        ("uri: x\ntrain: {<<: {lr: 1}, <<: {lr: 2}}\n", r"'<<' stands in line 2 and again"),
         (
             "uri: here\ntrain: {lr: fast, mode: x, form: 3}",
             r"train\.lr is wrong \(2 more: .*train\.mode.*train\.form",

@@ -95,6 +95,11 @@ def test_the_run_is_the_command_lines(
         ({"config": "nowhere.yaml"}, r"No such config file"),
         ({"overrides": ["train.lr"]}, r"An override is not section\.key=value"),
         ({"overrides": "train.lr=1"}, r"overrides is a list"),
+        ({"overrides": [1]}, r"overrides is a list"),
+        ({"config": {"train": {"lr": 1}}}, r"config is the path .*sections"),
+        ({"label": ["a"]}, r"label is a text"),
+        ({"model": {"std": 0}}, r"model\.std is wrong.*above 0"),
+        ({"feed": {"weights": "w"}}, r"weights are for sampling=weighted"),
     ],
 )
 def test_wrong_settings_are_answered_as_on_the_command_line(
@@ -102,6 +107,22 @@ def test_wrong_settings_are_answered_as_on_the_command_line(
 ) -> None:
     with pytest.raises(ConfigError, match=says):
         raypipe.train("nowhere", **settings)
+
+
+def test_a_table_may_be_a_section() -> None:
+    job = door._job({"uri": "tables/cells", "where": {"site": "1"}}, {}, {"label": "kind"})
+    assert job.table.where == {"site": "1"} and job.table.columns.label == "kind"
+    assert job.run.dir == "runs/cells"
+    with pytest.raises(ConfigError, match=r"table\.uri is a text or a path"):
+        door._job(5, {}, {})
+
+
+def test_a_model_is_asked_for_by_text_and_sections() -> None:
+    for wrong in (None, 5):
+        with pytest.raises(ConfigError, match="names no registered model"):
+            raypipe.load(wrong)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="run is a section"):
+        raypipe.load("models:/a@champion", run="runs/a")
 
 
 @pytest.mark.parametrize(
@@ -177,8 +198,12 @@ def test_from_a_folder_to_a_drift_check(
     told = model.predict(files)
     assert list(told.columns[:2]) == ["label", "score"] and len(told) == 5
     assert len(model.predict([])) == 0
-    with pytest.raises(DataError, match="takes a list of images"):
-        model.predict(files[0])
+    for wrong in (files[0], None):
+        with pytest.raises(DataError, match="takes a list of images"):
+            model.predict(wrong)  # type: ignore[arg-type]
+    with pytest.raises(DataError, match="encoded bytes or the path"):
+        model.predict([5])  # type: ignore[list-item]
+    assert len(model.predict(np.array([str(file) for file in files], object))) == 5  # type: ignore[arg-type]
     with pytest.raises(DataError, match="cannot be read"):
         model.predict([tmp_path / "no.png"])
     with pytest.raises(DataError, match="has no version 9"):
@@ -217,3 +242,16 @@ def test_the_lines_of_the_readme_run(
     best, labels = names["best"], names["labels"]
     assert len(best.leaderboard.rows) == len(best.result.trials) > 0
     assert len(labels) == 1 and labels.label[0] in best.result.best.classes
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_a_folder_that_was_moved_is_named(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """MLflow keeps absolute addresses."""
+    monkeypatch.chdir(tmp_path)
+    raypipe.ingest(photos, "cells", ingest={"splits": {"train": 0.6, "val": 0.4}})
+    raypipe.train("cells", **SMALL)
+    (tmp_path / "runs" / "cells").rename(tmp_path / "runs" / "moved")
+    with pytest.raises(DataError, match=r"not where MLflow keeps them.*Move run\.dir back"):
+        raypipe.load("models:/cells@champion", run={"dir": "runs/moved"})

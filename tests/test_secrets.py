@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import pickle
 import urllib.error
 import urllib.request
@@ -186,6 +187,30 @@ def test_the_console_hides_and_says_no_bare_nan(
         "each": [None, 1.5],
         "at": {"1": "/x"},
     }
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "cannot be submitted"),
+        ("- a", "no runtime environment"),
+        ("env_vars: [A]", "no runtime environment"),
+        ("env_vars: {A: topsecret", "cannot be read"),
+    ],
+)
+def test_an_odd_runtime_environment_is_one_message(
+    text: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    # Ray would take this cluster in place of the one that is named.
+    monkeypatch.setenv("RAY_ADDRESS", os.environ.get("RAY_ADDRESS", "http://127.0.0.1:10"))
+    submit.RUNTIME_ENV.parent.mkdir(parents=True)
+    submit.RUNTIME_ENV.write_text(text)
+    with pytest.raises(errors.RaypipeError, match=says) as caught:
+        submit.submit_job("http://127.0.0.1:9", ["train", "x.yaml"], print)
+    assert "topsecret" not in str(caught.value)
+    with pytest.raises(errors.ConfigError, match="address of --submit is blank"):
+        submit.submit_job(" ", ["train", "x.yaml"], print)
 
 
 def test_a_submitted_job_takes_no_credential_with_it(tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ def run_verb(
 
     job = load(Job, config, overrides or [])
     # A job is run by the cluster's own raypipe; this process only follows it.
-    if submit:
+    if submit is not None:
         from raypipe.cluster.submit import submit_job
         from raypipe.tables.storage import refuse_credentials, refuse_in_file
 

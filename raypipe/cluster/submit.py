@@ -7,9 +7,11 @@ and a failed job fails this command.
 from __future__ import annotations
 
 import asyncio
+import os
 import shlex
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,7 @@ from raypipe.errors import (
 
 RUNTIME_ENV = Path("infra/ray/runtime_env.yaml")
 VERB_CODES = 1, 2, 3
+ADDRESSES = "RAY_ADDRESS", "RAY_API_SERVER_ADDRESS"
 LAST_STATUS_TRIES = 30
 AGENT_TRIES = 6
 
@@ -43,12 +46,17 @@ def submit_job(address: str, arguments: list[str], say: Callable[[str], None]) -
     prepare_environment()
     from ray.job_submission import JobStatus, JobSubmissionClient
 
-    environment: dict[str, Any] = {"env_vars": ENV}
-    if RUNTIME_ENV.exists():
-        environment = yaml.safe_load(RUNTIME_ENV.read_text())
-    refuse_secrets(address, environment.get("env_vars") or {})
+    if not address.strip():
+        raise ConfigError(
+            "The address of --submit is blank",
+            rule="It is the dashboard's, like http://HOST:8265",
+            fix="Is its variable set? Without --submit the verb runs here",
+        )
+    environment = _environment()
+    refuse_secrets(address, environment["env_vars"])
     try:
-        client = JobSubmissionClient(address)
+        with _own_address():
+            client = JobSubmissionClient(address)
         runtime_env = environment | {"working_dir": str(Path.cwd())}
         job = _submitted(client, f"python -m raypipe {shlex.join(arguments)}", runtime_env)
     except Exception as e:
@@ -84,6 +92,41 @@ def submit_job(address: str, arguments: list[str], say: Callable[[str], None]) -
         got=info.message,
         fix=f"ray job logs {job}",
     )
+
+
+@contextmanager
+def _own_address() -> Iterator[None]:
+    """Within it, Ray takes the address that it is given.
+
+    Otherwise RAY_ADDRESS would silently replace it, and the job would go to another cluster.
+    """
+    kept = {name: os.environ.pop(name) for name in ADDRESSES if name in os.environ}
+    try:
+        yield
+    finally:
+        os.environ.update(kept)
+
+
+def _environment() -> dict[str, Any]:
+    """The job's runtime environment: that of infra/ray/runtime_env.yaml, over our own variables.
+
+    Raises ConfigError for a file that is no mapping, without a line of it: it may hold a secret.
+    """
+    environment: Any = {}
+    if RUNTIME_ENV.exists():
+        try:
+            environment = yaml.safe_load(RUNTIME_ENV.read_text(encoding="utf-8")) or {}
+        except (OSError, ValueError, yaml.YAMLError) as e:
+            raise ConfigError(
+                f"{RUNTIME_ENV} cannot be read: {getattr(e, 'problem', None) or type(e).__name__}"
+            ) from None
+    variables = environment.get("env_vars") or {} if isinstance(environment, dict) else None
+    if not isinstance(variables, dict):
+        raise ConfigError(
+            f"{RUNTIME_ENV} is no runtime environment of Ray",
+            rule="It is a mapping, and its env_vars are a mapping too",
+        )
+    return environment | {"env_vars": ENV | variables}
 
 
 def _submitted(client: Any, entrypoint: str, runtime_env: dict[str, Any]) -> str:

@@ -107,6 +107,10 @@ class FeedConfig(Section):
             raise ValueError(
                 "sampling=weighted draws by a column of weights. Set weights to its name"
             )
+        if self.weights and self.sampling != "weighted":
+            raise ValueError(
+                f"weights are for sampling=weighted, and sampling={self.sampling} ignores them"
+            )
         return self
 
 

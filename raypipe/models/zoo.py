@@ -94,6 +94,14 @@ class ModelConfig(Section):
             raise ValueError(f"there is no backbone {name!r}. {nearest(name, known)}")
         return name
 
+    @field_validator("std")
+    @classmethod
+    def _above_zero(cls, std: Channels | None) -> Channels | None:
+        values = std if isinstance(std, tuple) else (std,)
+        if any(value is not None and value <= 0 for value in values):
+            raise ValueError("a standard deviation is above 0: pixels are divided by it")
+        return std
+
     @model_validator(mode="after")
     def _frozen_needs_weights(self) -> ModelConfig:
         exist = has_weights(self.name)

@@ -14,7 +14,7 @@ from typing import Any
 
 from filelock import FileLock
 
-from raypipe.errors import DataError, RaypipeError
+from raypipe.errors import DataError, RaypipeError, one_line
 from raypipe.registry.package import Package
 from raypipe.registry.tracking import KEY, Store
 
@@ -183,9 +183,20 @@ def fetch(store: Store, version: ModelVersion) -> Package:
     """
     import mlflow
 
-    folder = Path(
-        mlflow.artifacts.download_artifacts(artifact_uri=version.uri, tracking_uri=store.address)
-    )
+    try:
+        folder = Path(
+            mlflow.artifacts.download_artifacts(
+                artifact_uri=version.uri, tracking_uri=store.address
+            )
+        )
+    except (OSError, mlflow.MlflowException) as e:
+        # MLflow keeps absolute addresses: a store whose folder was moved names the old place.
+        raise DataError(
+            f"The files of {version} are not where MLflow keeps them: {one_line(e)}",
+            got=str(version.uri),
+            rule="A run's folder that was moved cannot be read by MLflow",
+            fix="Move run.dir back, or train with another run.dir",
+        ) from e
     package = folder / "artifacts" / "package"
     # MLflow keeps the name of the folder that was logged.
     if not package.exists():

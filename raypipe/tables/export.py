@@ -8,7 +8,7 @@ come back with the same labels. An image without a label is in the folder and no
 because a blank there is the label of an image without tags.
 
 An export marks what it writes: a key in the metadata of a Parquet file, a list of files with their
-sizes in a folder. Only what still is as it was written is ever replaced, so no table, no foreign
+hashes in a folder. Only what still is as it was written is ever replaced, so no table, no foreign
 photograph and no corrected label is lost.
 """
 
@@ -212,14 +212,14 @@ def _foreign(out: Path) -> str | None:
     # Exports of an earlier raypipe have neither: what was changed in them cannot be told.
     try:
         mark = json.loads((out / MARK).read_text(encoding="utf-8"))
-        sizes = {str(file): int(size) for file, size in dict(mark["sizes"]).items()}
+        hashes = {str(file): str(sha256) for file, sha256 in dict(mark["sha256"]).items()}
         labels_sha256 = str(mark["labels_sha256"])
     except (OSError, ValueError, KeyError, TypeError):
         return str(out)  # no readable mark: nothing here is ours
 
     # Expected are the listed files and their folders, nothing else.
     folders = set()
-    for file in sizes:
+    for file in hashes:
         folders |= {str(parent) for parent in PurePosixPath(file).parents}
     for path in sorted(out.rglob("*")):
         name = path.relative_to(out).as_posix()
@@ -230,7 +230,7 @@ def _foreign(out: Path) -> str | None:
         elif name == LABELS:
             own = sha256_of(path) == labels_sha256
         else:
-            own = name == MARK or sizes.get(name) == path.stat().st_size
+            own = name == MARK or hashes.get(name) == sha256_of(path)
         if not own:
             return str(path)
     return None

@@ -74,7 +74,7 @@ def to_images(parts: Iterator[pa.Table], columns: Columns, out: Path) -> Exporte
     """
     out.mkdir()
     names = _ImageNames(out)
-    sizes: dict[str, int] = {}
+    hashes: dict[str, str] = {}
     without_image = 0
     with (out / LABELS).open("w", newline="", encoding="utf-8") as opened:
         lines = csv.writer(opened)
@@ -86,17 +86,17 @@ def to_images(parts: Iterator[pa.Table], columns: Columns, out: Path) -> Exporte
                     without_image += 1
                     continue
                 label = row[columns.label]
-                file = names.place(data, label, row.get(columns.id), len(sizes))
+                file = names.place(data, label, row.get(columns.id), len(hashes))
                 (out / file).write_bytes(data)
-                sizes[file] = len(data)
+                hashes[file] = hashlib.sha256(data).hexdigest()
                 # A blank would be the label of an image without tags.
                 if label is not None:
                     lines.writerow([file, label])
 
     # The mark by which a later export knows what it may replace.
-    mark = {"sizes": sizes, "labels_sha256": sha256_of(out / LABELS)}
+    mark = {"sha256": hashes, "labels_sha256": sha256_of(out / LABELS)}
     (out / MARK).write_text(json.dumps(mark), encoding="utf-8")
-    return Exported(len(sizes), without_image)
+    return Exported(len(hashes), without_image)
 
 
 class _ImageNames:

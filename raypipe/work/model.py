@@ -34,10 +34,12 @@ class Model:
         images: encoded bytes, or paths of files. Raises DataError for a file that cannot be read,
         and images.decode.BadImage for one that does not decode.
         """
-        if isinstance(images, (bytes, str, Path)):
+        if images is None or isinstance(images, (bytes, str, Path)):
             raise DataError(
                 "predict takes a list of images", got=type(images).__name__, fix="predict([image])"
             )
+        # A list: of an array or a series, "is it empty" is ambiguous.
+        images = list(images)
         if not images:
             return pd.DataFrame({"label": [], "score": []})
         predicted = self.package.predict([_encoded(image) for image in images])
@@ -58,6 +60,8 @@ class Model:
 def _encoded(image: bytes | str | Path) -> bytes:
     if isinstance(image, (bytes, bytearray, memoryview)):
         return bytes(image)
+    if not isinstance(image, (str, Path)):
+        raise DataError("An image is encoded bytes or the path of a file", got=type(image).__name__)
     try:
         return Path(image).expanduser().read_bytes()
     except OSError as e:

@@ -73,6 +73,7 @@ def train(job: Job, show: Show) -> Trained:
     check_workers(job.train, connect(job.cluster, job.needs_cluster))
     # A wrong address must not cost a training.
     store = tracking.open_store(job.run, job.registry)
+    _tell_overlap(pinned, job, show)
     show.say(f"Training {job.model.name} ({job.model.mode}) with {_workers(job)}")
     with show.training(job.train.epochs, job.train.stopping.metric) as told:
         planned = trainer.plan(job, pinned)
@@ -80,6 +81,18 @@ def train(job: Job, show: Show) -> Trained:
     version = publish(store, planned, result, "train")
     registered = Registered(version, crown_first(store, version), store.uri)
     return Trained(planned.job, result, registered, _test(planned, result, store))
+
+
+def _tell_overlap(pinned: Pinned, job: TrainJob, show: Show) -> None:
+    """Say so if images are trained on and judged on: their metrics would look too good."""
+    trained = set(pinned.parts(job.feed.train))
+    for name in ("val", "test"):
+        split = getattr(job.feed, name)
+        if trained & set(pinned.parts(split)):
+            show.say(
+                f"feed.{name}={split} has images that are trained on (feed.train="
+                f"{job.feed.train}): its metrics say nothing about new images"
+            )
 
 
 def _workers(job: TrainJob) -> str:
@@ -101,6 +114,7 @@ def tune(job: Job, show: Show) -> Searched:
     """Search hyperparameters and register the best model; the first one becomes champion."""
     pinned = pin(job.table, job.feed, kind=job.model.task)
     connect(job.cluster, preload=tune_patches.PRELOAD)
+    _tell_overlap(pinned, job, show)
     result, version, store = search_and_register(job, show, pinned)
     registered = Registered(version, crown_first(store, version), store.uri)
     test = _test(result.plan, result.best, store)

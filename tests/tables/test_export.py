@@ -393,7 +393,9 @@ def test_folders_of_labels_need_labels(column: bool, table: Path, tmp_path: Path
     assert cli("table", "export", tmp_path / "plain", tmp_path / "o.parquet")[0] == 0
 
 
-@pytest.mark.parametrize("change", ["labels.csv", "image", "mark", "none"])
+@pytest.mark.parametrize(
+    "change", ["labels.csv", "image", "image of the same size", "mark", "none"]
+)
 def test_a_corrected_label_is_not_overwritten(
     change: str, table: Path, tmp_path: Path, cli: Cli
 ) -> None:
@@ -404,6 +406,9 @@ def test_a_corrected_label_is_not_overwritten(
         labels.write_text(labels.read_text().replace(",a", ",b", 1))
     if change == "image":
         (out / "a" / "0000.png").write_bytes(b"a better photograph")
+    if change == "image of the same size":  # as a viewer turns it in place
+        image = out / "a" / "0000.png"
+        image.write_bytes(image.read_bytes()[:-1] + b"?")
     if change == "mark":  # as raypipe 0.1 wrote it
         (out / ".raypipe-export.json").write_text('{"files": []}')
     before = everything(out)

@@ -29,6 +29,12 @@ def nothing(): return None
 def no_dicts(): return HERE / "photos", ["0.png"]
 def nowhere(): return HERE / "not", ROWS
 def broken(): raise KeyError("site")
+def exits(): raise SystemExit(3)
+def late():
+    def rows():
+        yield ROWS[0]
+        raise ValueError("late")
+    return HERE / "photos", rows()
 """
 
 
@@ -86,6 +92,8 @@ def test_a_condition_means_what_it_means_in_a_table(
         ("no_dicts", r"a row that is no dict"),
         ("nowhere", r"folder of the source's images does not exist"),
         ("broken", r"function of the source failed: KeyError"),
+        ("exits", r"function of the source failed: SystemExit"),
+        ("late", r"function of the source failed: ValueError: late"),
         ("al", r"no function 'al'.*Did you mean 'all'"),
     ],
 )
@@ -111,5 +119,7 @@ def test_a_function_that_does_not_exist_is_named(images: str, says: str) -> None
 def test_settings_that_a_kind_would_ignore_are_refused() -> None:
     with pytest.raises(ConfigError, match="where is for delta and python, not for folder"):
         validate(SourceConfig, {"images": "photos", "where": {"site": "1"}})
+    with pytest.raises(ConfigError, match="labels is a table for folder and paths"):
+        validate(SourceConfig, {"kind": "python", "images": "a:b", "labels": "x.csv"})
     with pytest.raises(ConfigError, match="version is that of a delta source"):
         validate(SourceConfig, {"images": "photos", "version": 3})

@@ -76,6 +76,8 @@ class SourceConfig(Section):
         """Refuse settings that the kind would ignore: a wrong selection would look right."""
         if self.where and self.kind not in ("delta", "python"):
             raise ValueError(f"where is for delta and python, not for {self.kind}")
+        if self.labels is not None and self.kind not in ("folder", "paths"):
+            raise ValueError(f"labels is a table for folder and paths; {self.kind} brings its own")
         if self.version is not None and self.kind != "delta":
             raise ValueError(f"version is that of a delta source; {self.kind} has none")
         return self

@@ -61,13 +61,14 @@ def _function(name: str) -> Callable[[], Any]:
     return function  # type: ignore[no-any-return]
 
 
-def _call(function: Callable[[], Any], name: str) -> tuple[Path, Iterator[Row]]:
+def _call(function: Callable[[], Any], name: str) -> tuple[Path, list[Row]]:
     try:
         folder, listed = function()
-        return Path(folder), _dicts(listed, name)
+        # A generator runs here, not later: its errors are the function's too.
+        return Path(folder), list(_dicts(listed, name))
     except RaypipeError:
         raise
-    except Exception as e:
+    except (Exception, SystemExit) as e:
         problem = one_line(f"{type(e).__name__}: {e}")
         raise DataError(f"The function of the source failed: {problem}", got=name, rule=RULE) from e
 
