@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -111,7 +112,8 @@ def measure(before: Path) -> dict[str, Any]:
             script = str(ROOT / "tests" / "cloud" / "request_log.py")
             relay = [sys.executable, script, host, port, str(log), str(DELAY_S)]
             with served(relay, folder / "relay") as address:
-                subprocess.run(["curl", "-sX", "PUT", f"{endpoint}/images"], check=True)
+                bucket = urllib.request.Request(f"{endpoint}/images", method="PUT")
+                urllib.request.urlopen(bucket, timeout=10).close()
                 options = OPTIONS | {"AWS_ENDPOINT_URL": address}
                 write_table("s3://images/cells", options)
                 for i in range(PAIRS):

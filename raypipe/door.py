@@ -26,7 +26,7 @@ from typing import Any
 
 from raypipe.cli.console import Console
 from raypipe.cluster import connect
-from raypipe.config import RunConfig, set_field, validate
+from raypipe.config import RunConfig, merge, set_field, validate
 from raypipe.config import load as load_config
 from raypipe.errors import ConfigError, DataError
 from raypipe.job import Job
@@ -115,9 +115,9 @@ def load(model: str, *, run: Any = None, registry: Any = None) -> Model:
             fix="models:/NAME@champion is the model in use",
         )
     name = named["name"]
-    where = validate(RunConfig, _merged({"name": name, "dir": f"runs/{name}"}, dict(run or {})))
+    where = validate(RunConfig, merge({"name": name, "dir": f"runs/{name}"}, run or {}))
     settings = {"model": name, "alias": named["alias"] or "champion"}
-    cfg = validate(RegistryConfig, _merged(settings, dict(registry or {})))
+    cfg = validate(RegistryConfig, merge(settings, registry or {}))
     # Opening a store makes it: a misspelt name must not leave an empty one behind.
     if cfg.uri is None and not (where.path / "mlflow" / "mlflow.db").exists():
         raise DataError(
@@ -180,17 +180,5 @@ def _job(table: PathLike | None, given: dict[str, Any], settings: dict[str, Any]
                 raise ConfigError(f"{key} is a text or a path", got=value)
             set_field(tree, key, str(value))
     # After the arguments: `table={"where": …}` adds to what `table` and `label` say.
-    for section, value in settings.items():
-        tree[section] = _merged(tree.get(section), value)
     connect.prepare_environment()
-    return load_config(Job, config, overrides, tree)
-
-
-def _merged(ours: Any, value: Any) -> Any:
-    """A section's settings over those that the call's own arguments set."""
-    if isinstance(value, Mapping):
-        merged = dict(ours) if isinstance(ours, dict) else {}
-        for key, inner in value.items():
-            merged[key] = _merged(merged.get(key), inner)
-        return merged
-    return str(value) if isinstance(value, PurePath) else value
+    return load_config(Job, config, overrides, merge(tree, settings))

@@ -174,7 +174,6 @@ class Console:
 
     def finish(self, result: Mapping[str, Any]) -> None:
         """The last line of stdout under --json."""
-        # Standard output holds one line, the last one.
         if self.as_json:
             plain = json.loads(to_json(result, default=plain_value))
             print(json.dumps(_without_secrets(plain)), flush=True)

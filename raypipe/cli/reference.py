@@ -97,7 +97,8 @@ def _with_range(words: str, metadata: list[Any]) -> str:
     if low and high:
         return f"{words}, {low} to {high}"
     if low:
-        return f"{words}, from {low}"
+        # "above 0" needs no "from".
+        return f"{words}, {low}" if low.startswith("above") else f"{words}, from {low}"
     return f"{words}, to {high}" if high else words
 
 
@@ -106,11 +107,16 @@ def _bounds(metadata: list[Any]) -> tuple[str, str]:
     for rule in metadata:
         for name in ("ge", "gt"):
             if getattr(rule, name, None) is not None:
-                low = f"{'above ' if name == 'gt' else ''}{getattr(rule, name):g}"
+                low = f"{'above ' if name == 'gt' else ''}{_number(getattr(rule, name))}"
         for name in ("le", "lt"):
             if getattr(rule, name, None) is not None:
-                high = f"{'below ' if name == 'lt' else ''}{getattr(rule, name):g}"
+                high = f"{'below ' if name == 'lt' else ''}{_number(getattr(rule, name))}"
     return low, high
+
+
+def _number(bound: float) -> str:
+    """A bound with all its digits: `:g` would show 2**32 as 4.29497e+09."""
+    return str(bound) if isinstance(bound, int) else f"{bound:g}"
 
 
 NAMES = {bool: "true or false", int: "integer", float: "number", str: "text", Any: "any value"}

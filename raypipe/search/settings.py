@@ -150,4 +150,4 @@ class SearchJob(TrainJob):
     """A training job and the search around it."""
 
     search: SearchConfig = SearchConfig()
-    """The search."""
+    """Which settings are searched, in how many trials, and which trials go on."""

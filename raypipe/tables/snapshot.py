@@ -2,7 +2,7 @@
 
 A version never changes, so whoever holds it reads none of this twice. On an object store that is
 what a run waits for: opening a table takes 2 requests and 2 more for each commit since the last
-checkpoint, and a footer takes 2, each of 20 to 50 ms. A run of `raypipe train` opened its table 45
+checkpoint, and a footer takes 2. A run of `raypipe train` opened its table 45
 times and read each footer 21 times before this module.
 
 What is kept belongs to an ImageTable and ends with it; it does not travel to other processes. They

@@ -1,3 +1,5 @@
+"""One training run: the loop, parallel strategies, checkpoints, stopping rules."""
+
 from __future__ import annotations
 
 import sys

@@ -72,7 +72,11 @@ class DriftConfig(Section):
     detectors: tuple[Literal["mmd", "ks", "lsdd"], ...] = Field(default=("mmd", "ks"), min_length=1)
     """mmd and lsdd compare embeddings as a whole. ks compares single features, and the scores."""
     permutations: int = Field(default=500, ge=20)
-    """Of mmd and lsdd. The smallest p-value is 1 / (permutations + 1)."""
+    """Random regroupings behind a p-value of mmd or lsdd; the time grows with them.
+
+    At least the number of tests / alpha: the smallest p-value is 1 / (permutations + 1). More: a
+    steadier p-value.
+    """
     max_rows: int = Field(default=500, ge=LEAST_ROWS)
     """Images of each side that are compared; more are sampled. The time grows with its square."""
     unusual: int = Field(default=12, ge=0)

@@ -110,8 +110,7 @@ class Registered:
         judged = {k: v for k, v in metrics.items() if k.startswith("val_")}
         # Only the first model becomes champion by itself.
         if self.model.version == self.champion.version:
-            stands = "(champion)"
-            named = f"{self.model} {stands}"
+            named = f"{self.model} (champion)"
         else:
             stays = f"champion stays {self.champion}: raypipe retrain compares them"
             named = f"{self.model}; {stays}"

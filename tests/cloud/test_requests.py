@@ -1,8 +1,8 @@
 """What one run asks of the store, counted by the store: the driver, Ray's tasks and every trial
 together.
 
-A run plans once: it opens the log for the version, and reads each file's footer. More would be
-minutes on a real store: a request takes 20 to 50 ms there, and a log has thousands of commits.
+A run plans once: it opens the log for the version, and reads each file's footer. Each request more
+is a wait for the store, and a log may have thousands of commits.
 """
 
 from __future__ import annotations
