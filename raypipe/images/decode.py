@@ -23,7 +23,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 from PIL import ExifTags, Image
 
-from raypipe.errors import DataError
+from raypipe.errors import DataError, one_line
 from raypipe.images import jpeg
 
 Format = Literal["JPEG", "PNG", "WEBP", "TIFF", "BMP"]
@@ -151,19 +151,57 @@ def decode_into(
 
 def decode_batch(encoded: Sequence[Encoded], side_px: int, threads: int = 2) -> np.ndarray:
     """pixels_BHWC of many images, decoded by threads into one batch. Raises BadImage."""
-    pixels_BHWC = np.empty((len(encoded), side_px, side_px, 3), dtype=np.uint8)
+    pixels_BHWC, errors = _decode_slots(encoded, side_px, threads)
+    if errors:
+        slot, bad = min(errors.items())
+        detail = f"{bad.detail}, image {slot} of a batch of {len(encoded)}"
+        fix = "raypipe clean finds such images and tags a version without them"
+        raise BadImage(bad.reason, detail, fix)
+    return pixels_BHWC
 
-    def decode_slot(i: int) -> None:
+
+@dataclass(frozen=True)
+class Decoded:
+    """The images of a batch that decode, and what is wrong with the others.
+
+    pixels_NHWC: of the N good images only, in order. good: their places in the batch.
+    errors: one line for each other place.
+    """
+
+    pixels_NHWC: np.ndarray
+    good: tuple[int, ...]
+    errors: dict[int, str]
+
+
+def decode_good(encoded: Sequence[Encoded | None], side_px: int, threads: int = 2) -> Decoded:
+    """Decode what can be decoded, each image once. None counts as a missing image."""
+    pixels_BHWC, bad = _decode_slots(encoded, side_px, threads)
+    if not bad:
+        return Decoded(pixels_BHWC, tuple(range(len(encoded))), {})
+    good = tuple(slot for slot in range(len(encoded)) if slot not in bad)
+    errors = {slot: one_line(f"{bad[slot].reason}: {bad[slot].detail}") for slot in sorted(bad)}
+    return Decoded(pixels_BHWC[list(good)], good, errors)
+
+
+def _decode_slots(
+    encoded: Sequence[Encoded | None], side_px: int, threads: int
+) -> tuple[np.ndarray, dict[int, BadImage]]:
+    """pixels_BHWC of all images, and by slot what did not decode: its pixels are undefined."""
+    pixels_BHWC = np.empty((len(encoded), side_px, side_px, 3), dtype=np.uint8)
+    errors: dict[int, BadImage] = {}
+
+    def decode_slot(slot: int) -> None:
+        data = encoded[slot]
         try:
-            decode_into(encoded[i], pixels_BHWC[i])
+            if data is None:
+                raise BadImage("missing", "there is no image (null)")
+            decode_into(data, pixels_BHWC[slot])
         except BadImage as bad:
-            detail = f"{bad.detail}, image {i} of a batch of {len(encoded)}"
-            fix = "raypipe clean finds such images and tags a version without them"
-            raise BadImage(bad.reason, detail, fix) from None
+            errors[slot] = bad
 
     with ThreadPoolExecutor(max(1, threads)) as pool:
         list(pool.map(decode_slot, range(len(encoded))))
-    return pixels_BHWC
+    return pixels_BHWC, errors
 
 
 def encode_png(pixels_HWC: np.ndarray) -> bytes:

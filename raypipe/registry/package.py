@@ -28,7 +28,7 @@ from safetensors.torch import load, save
 
 from raypipe.config import require_format, to_json
 from raypipe.errors import DataError
-from raypipe.images.decode import decode_batch
+from raypipe.images.decode import decode_batch, decode_good
 from raypipe.models.finite import require_rows, require_weights
 from raypipe.models.tasks import Task
 from raypipe.models.zoo import ImageModel, ModelConfig
@@ -52,6 +52,20 @@ class Predictions:
     labels: list[str]
     scores_NC: np.ndarray
     features_ND: np.ndarray
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """What a model says about the images of a batch that decode.
+
+    predictions: of the N good images only, in order. good: their places in the batch.
+    errors: one line for each other place. pixels_NHWC: uint8, what the model saw of the good ones.
+    """
+
+    predictions: Predictions
+    good: tuple[int, ...]
+    errors: dict[int, str]
+    pixels_NHWC: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -131,7 +145,23 @@ class Package:
         Raises decode.BadImage for an image that does not decode, and DataError for a model whose
         scores are not finite.
         """
-        pixels_NHWC = decode_batch(images, self.side_px, threads)
+        return self.predict_pixels(decode_batch(images, self.side_px, threads))
+
+    def attempt(self, images: Sequence[bytes | None], threads: int = 2) -> Attempt:
+        """Labels and scores of the images that decode; the others do not cost the batch.
+
+        images: encoded bytes, or None for a missing one. Each is decoded once. Raises DataError
+        for a model whose scores are not finite.
+        """
+        decoded = decode_good(images, self.side_px, threads)
+        predictions = self.predict_pixels(decoded.pixels_NHWC)
+        return Attempt(predictions, decoded.good, decoded.errors, decoded.pixels_NHWC)
+
+    def predict_pixels(self, pixels_NHWC: np.ndarray) -> Predictions:
+        """Labels and scores of decoded images: uint8 RGB, upright, of the model's side.
+
+        Raises DataError for a model whose scores are not finite.
+        """
         features_ND, scores_NC = self.model.predict(pixels_NHWC)
         require_rows(scores_NC, "scores", AGAIN)
         require_rows(features_ND, "features", AGAIN)

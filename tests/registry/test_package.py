@@ -86,6 +86,27 @@ def test_a_broken_image_is_named(built: Package, textured: Callable[..., bytes])
         built.predict([textured(1), textured(2)[:300]])
 
 
+def test_a_bad_image_does_not_cost_the_batch(
+    built: Package, textured: Callable[..., bytes]
+) -> None:
+    good = [textured(seed, 48) for seed in range(4)]
+    images = [None, good[0], good[1][:300], good[2], b"", b"no image\n\n" * 3, good[3]]
+    found = built.attempt(images, threads=2)
+    expected = built.predict([good[0], good[2], good[3]])
+    assert found.good == (1, 3, 6) and found.predictions.labels == expected.labels
+    np.testing.assert_array_equal(found.predictions.scores_NC, expected.scores_NC)
+    assert found.pixels_NHWC.shape == (3, 32, 32, 3)
+    reasons = {place: text.partition(":")[0] for place, text in found.errors.items()}
+    assert reasons == {0: "missing", 2: "broken", 4: "empty", 5: "not_an_image"}
+    assert not [text for text in found.errors.values() if "\n" in text or len(text) > 300]
+
+
+def test_an_attempt_at_nothing_is_empty(built: Package, textured: Callable[..., bytes]) -> None:
+    assert built.attempt([]).good == () and built.attempt([]).errors == {}
+    assert built.attempt([None]).predictions.scores_NC.shape == (0, 3)
+    assert built.attempt([textured(1)]).errors == {}
+
+
 @pytest.mark.parametrize(
     ("task", "classes", "logits", "says"),
     [
