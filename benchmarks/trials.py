@@ -122,7 +122,7 @@ def _searched(asked: dict[str, Any], environment: dict[str, Any] | None) -> tupl
 
     from raypipe.cluster.connect import close
     from raypipe.config import validate
-    from raypipe.search.settings import SearchJob
+    from raypipe.job import Job
     from raypipe.search.tuner import search
 
     logging.getLogger("ray.tune").setLevel(logging.ERROR)
@@ -131,8 +131,9 @@ def _searched(asked: dict[str, Any], environment: dict[str, Any] | None) -> tupl
     size = {"num_cpus": AT_ONCE, "object_store_memory": 300 * 2**20}
     ray.init("local", **size, runtime_env=environment, include_dashboard=False, log_to_driver=False)
     time.sleep(WARM_S)
+    job = validate(Job, asked)
     started = time.perf_counter()
-    result = search(validate(SearchJob, asked))
+    result = search(job.training, job.search)
     wall_s = time.perf_counter() - started
     close()
     return result, wall_s

@@ -253,14 +253,20 @@ def set_field(tree: dict[str, Any], key: str, value: Any) -> None:
     tree[last] = value
 
 
-def dump(cfg: Section) -> str:
-    """The resolved config as YAML; `load` reads it back to an equal config."""
-    return yaml.safe_dump(cfg.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+def dump(cfg: Section, **more: Section) -> str:
+    """The resolved config as YAML; `load` reads it back to an equal config.
+
+    more: further sections, by name.
+    """
+    tree = cfg.model_dump(mode="json")
+    for name, section in more.items():
+        tree[name] = section.model_dump(mode="json")
+    return yaml.safe_dump(tree, sort_keys=False, allow_unicode=True)
 
 
-def save(cfg: Section, path: Path) -> Path:
-    """Write the resolved config; a reader never sees half of it."""
-    return write_atomic(path, dump(cfg))
+def save(cfg: Section, path: Path, **more: Section) -> Path:
+    """Write the resolved config, and `more` sections; a reader never sees half of it."""
+    return write_atomic(path, dump(cfg, **more))
 
 
 def key_of(*parts: Any) -> str:

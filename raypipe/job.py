@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
+from raypipe.search.settings import SearchConfig
+from raypipe.serve.batch import PredictConfig
 from raypipe.tables.clean import CleanConfig
 from raypipe.tables.ingest import IngestConfig
-from raypipe.watch.check import WatchJob
+from raypipe.train.job import TrainSections
+from raypipe.watch.decide import GateConfig
+from raypipe.watch.detect import DriftConfig
+from raypipe.watch.settings import WatchConfig
 
 
-class Job(WatchJob):
-    """Every verb takes the same YAML and reads the sections it needs."""
+class Job(TrainSections):
+    """Every verb takes the same YAML and hands each room the sections that it needs.
 
+    `training` holds those of a training. A Job is no TrainJob, so nothing that trains gets more.
+    """
+
+    search: SearchConfig = SearchConfig()
+    """Which settings are searched, in how many trials, and which trials go on."""
+    predict: PredictConfig = PredictConfig()
+    """What is predicted, and where the predictions go."""
+    drift: DriftConfig = DriftConfig()
+    """The tests of a drift check."""
+    watch: WatchConfig = WatchConfig()
+    """The batch that is checked, and the retrain after drift."""
+    gate: GateConfig = GateConfig()
+    """When a challenger is better than the champion."""
     ingest: IngestConfig = IngestConfig()
     """Which images are added to the table, and how."""
     clean: CleanConfig = CleanConfig()

@@ -41,7 +41,7 @@ from raypipe.tables.clean import CleanResult, clean
 from raypipe.tables.ingest import IngestResult, ingest
 from raypipe.tables.table import ImageTable, TableConfig, TableVersion
 from raypipe.watch.check import CheckResult, check
-from raypipe.watch.retrain import RetrainResult, retrain
+from raypipe.watch.retrain import RetrainConfigs, RetrainResult, retrain
 from raypipe.work import tables, verbs
 
 CELLS = "raypipe.quickstart.elpv:cells"
@@ -138,9 +138,11 @@ def tell(job: Job, console: Console, fresh: bool = False) -> dict[str, Any]:
         )
         done(_cleaned(cleaned_both))
     with _step(story, console, "Retrain, compare, decide") as done:
+        on_both = replace(job, {"table": _at(cells, "both-clean").model_dump()})
         after = retrain(
             store,
-            replace(job, {"table": _at(cells, "both-clean").model_dump()}),
+            on_both.training,
+            RetrainConfigs(job.search, job.watch, job.gate),
             checks["poly"],
             first,
             console.say,
@@ -188,7 +190,7 @@ def _night(
         labels = ", ".join(f"{n} {label}" for label, n in sorted(predicted.labels.items()))
         done(f"{predicted.images} unlabelled images predicted by {model}: {labels}")
     with _step(story, console, f"Drift check {name}") as done:
-        checked = check(store, job, table, name, model)
+        checked = check(store, job.run, table, name, job.predict, job.drift, model)
         _show(console, tables.evidence(checked))
         console.facts({"report": checked.page})
         done(

@@ -17,7 +17,7 @@ from raypipe.errors import ConfigError, DataError
 from raypipe.feed.dataset import pin
 from raypipe.models import finite
 from raypipe.search.leaderboard import SearchResult
-from raypipe.search.settings import SearchJob
+from raypipe.search.settings import SearchConfig
 from raypipe.train import checkpoint, trainer
 from raypipe.train.job import TrainJob
 from raypipe.train.loop import Report
@@ -26,14 +26,16 @@ from raypipe.train.measure.meter import ReportPosition
 _SHAPE = {"model.name", "model.mode", "model.options"}  # with others, weights do not fit
 
 
-def check(job: SearchJob) -> None:
+def check(job: TrainJob, cfg: SearchConfig) -> None:
     """Raise ConfigError, before a search starts, for a refit that its job refuses."""
-    if job.search.refit is not None:
-        _replaced(job, _changes(job))
+    if cfg.refit is not None:
+        _replaced(job, _changes(job, cfg.refit))
 
 
-def job_of(job: SearchJob, result: SearchResult) -> TrainJob:
+def job_of(job: TrainJob, wanted: dict[str, Any], result: SearchResult) -> TrainJob:
     """The refit's job, on the version of the table that was searched on.
+
+    job: the search's, whose splits are joined. wanted: search.refit.
 
     A fine-tuned model starts from the best trial's weights: what a trial learned at 96 px need not
     be learned again at 224 px. A head on frozen features starts anew, because it is fitted to the
@@ -43,7 +45,7 @@ def job_of(job: SearchJob, result: SearchResult) -> TrainJob:
     changes.
     """
     _require_usable(result)
-    changes = {"table.version": result.best.version.version} | _changes(job)
+    changes = {"table.version": result.best.version.version} | _changes(job, wanted)
     if result.job.model.mode == "finetune" and not _SHAPE & changes.keys():
         # A start_from of the user's own wins.
         changes = {"train.start_from": result.best.checkpoint} | changes
@@ -127,11 +129,11 @@ def _replaced(job: TrainJob, changes: dict[str, Any]) -> TrainJob:
         raise ConfigError(f"search.refit: {e.what}", got=e.got, rule=e.rule, fix=e.fix) from None
 
 
-def _changes(job: SearchJob) -> dict[str, Any]:
+def _changes(job: TrainJob, wanted: dict[str, Any]) -> dict[str, Any]:
     """What every refit changes, and then what the user wants changed."""
     train, val = job.feed.train, job.feed.val
     # The splits are written as names joined by +; validation may be part of training already.
     included = val == train or train.endswith(f"+{val}")
     both = train if included else f"{train}+{val}"
     changes = {"feed.train": both, "train.result": "last", "train.stopping.patience": None}
-    return changes | (job.search.refit or {})
+    return changes | wanted

@@ -7,7 +7,6 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from raypipe.config import Section, leaves
-from raypipe.train.job import TrainJob
 from raypipe.train.stopping import SearchStoppingConfig
 
 
@@ -138,16 +137,9 @@ class SearchConfig(Section):
 
 
 def dotted(space: dict[str, Any]) -> dict[str, Any]:
-    """A space with dotted names for its nested ones, without the fields that are null."""
+    """A search space with dotted names for its nested ones, without the fields that are null."""
     names = {}
     for name, text in leaves(space):
         if text is not None:
             names[name] = text
     return names
-
-
-class SearchJob(TrainJob):
-    """A training job and the search around it."""
-
-    search: SearchConfig = SearchConfig()
-    """Which settings are searched, in how many trials, and which trials go on."""

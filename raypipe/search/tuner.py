@@ -1,9 +1,9 @@
-"""search(job) -> SearchResult: Ray Tune over any config field; the best trial's model is kept.
+"""search(job, cfg) -> SearchResult: Ray Tune over any config field; the best trial's model is kept.
 
 A hash of everything that determines a search is the name of its folder. So after a kill the same
 command finds the folder, restores the finished trials and runs the rest:
 
-    search/KEY/config.yaml      the job
+    search/KEY/config.yaml      the job and the search
     search/KEY/tune/            Ray Tune's own state
     search/KEY/trials/          the trials' checkpoints (trial_checkpoints.py)
     search/KEY/result.json      the ranked trials; written last, so the search is finished
@@ -33,7 +33,7 @@ from raypipe.search.schedulers import mutations, pbt
 from raypipe.search.schedulers.tune_schedulers import drawn_ahead, memory, scheduler
 from raypipe.search.searchers import optuna_search
 from raypipe.search.searchers.tune_searchers import candidates, plan, searcher
-from raypipe.search.settings import SearchJob
+from raypipe.search.settings import SearchConfig
 from raypipe.search.space import defaults
 from raypipe.search.space import parse as spaces
 from raypipe.search.space.space import Space
@@ -47,14 +47,17 @@ from raypipe.search.warm_start import earlier
 from raypipe.train.auto import finders
 from raypipe.train.job import TrainJob
 from raypipe.train.launch import check_workers, wants_gpu
+from raypipe.train.stopping import SearchStoppingConfig
 from raypipe.train.trainer import check_start, prepare
 from raypipe.train.worker import Data, validate
 
 log = logging.getLogger("raypipe")
 
 
-def check(job: SearchJob, counts: Mapping[str, int] | None = None) -> tuple[SearchJob, Space]:
-    """The job with its search space filled in, and that space, parsed.
+def check(
+    job: TrainJob, cfg: SearchConfig, counts: Mapping[str, int] | None = None
+) -> tuple[SearchConfig, Space]:
+    """The search with its space filled in, and that space, parsed.
 
     counts: labelled images of each split; a default space depends on them.
 
@@ -63,7 +66,7 @@ def check(job: SearchJob, counts: Mapping[str, int] | None = None) -> tuple[Sear
     resources = ray.cluster_resources()
     # What the cluster and the installation must have.
     check_workers(job.train, resources)
-    if job.search.searcher != "random":
+    if cfg.searcher != "random":
         optuna_search.require()
     if job.by_epoch:
         raise ConfigError(
@@ -72,8 +75,9 @@ def check(job: SearchJob, counts: Mapping[str, int] | None = None) -> tuple[Sear
             fix="Set by_epoch={}; search.scheduler=pbt finds values by epoch",
         )
     # The space. It is parsed against the whole job, so it comes after the default.
-    job = defaults.with_default_space(job, counts or {}, wants_gpu(job.train, resources))
-    space = spaces.parse(job.search.space or {}, job)
+    gpu = wants_gpu(job.train, resources)
+    cfg = defaults.with_default_space(job, cfg, counts or {}, gpu)
+    space = spaces.parse(cfg.space or {}, job)
     for name in ("train.batch_size", "train.lr"):
         if "auto" in space.values(name):
             raise ConfigError(
@@ -81,17 +85,18 @@ def check(job: SearchJob, counts: Mapping[str, int] | None = None) -> tuple[Sear
                 rule="auto is found once, before the search",
                 fix="Draw numbers",
             )
-    if job.search.populated:
-        pbt.check(job, space)
+    if cfg.populated:
+        pbt.check(cfg, space)
     # What other parts of a search refuse; here, so that no trial is lost by it.
-    refit.check(job)
+    refit.check(job, cfg)
     check_start(job)
-    plan_resources(job, resources, job.search.samples * len(space.cells))
-    return job, space
+    plan_resources(job, cfg, resources, cfg.samples * len(space.cells))
+    return cfg, space
 
 
 def search(
-    job: SearchJob,
+    job: TrainJob,
+    cfg: SearchConfig,
     progress: Listener = lambda done, total, standings: None,
     pinned: Pinned | None = None,
 ) -> SearchResult:
@@ -103,57 +108,59 @@ def search(
     Raises ConfigError or ClusterError if the search cannot run, RaypipeError if no trial is usable.
     """
     rows = pinned or pin(job.table, job.feed, kind=job.model.task)
-    job, space = check(job, rows.counts)
+    cfg, space = check(job, cfg, rows.counts)
     # Trials share what is found: one batch size and learning rate for all, unless they draw them.
-    job = finders.resolve(job, rows, lambda: prepare(job, rows), space.always, gpu_share(job))
+    share = gpu_share(job, cfg)
+    job = finders.resolve(job, rows, lambda: prepare(job, rows), space.always, share)
     space = space.of(job)
 
     # A refit comes after the search and does not change it.
-    settings = job.search.model_copy(update={"refit": None})
-    key = key_of(job.training_key(rows.version), settings)
+    cfg = cfg.model_copy(update={"refit": None})
+    key = key_of(job.training_key(rows.version), cfg)
     folder = job.run.path / "search" / key
     started = time.perf_counter()
     if not (folder / "result.json").exists():
         with owned(folder):
             # Another process may have finished the search while this one waited.
             if not (folder / "result.json").exists():
-                _search_into(folder, job, space, rows, progress)
+                _search_into(folder, cfg, space, rows, progress)
     seconds = time.perf_counter() - started
-    return _result(folder, key, job, space, rows, seconds)
+    return _result(folder, key, space, rows, seconds)
 
 
 def _search_into(
-    folder: Path, job: SearchJob, space: Space, pinned: Pinned, progress: Listener
+    folder: Path, cfg: SearchConfig, space: Space, pinned: Pinned, progress: Listener
 ) -> None:
     """Run or continue the search, and write result.json into its folder."""
-    save(job, folder / "config.yaml")
+    job = space.job
+    save(job, folder / "config.yaml", search=cfg)
     # What to try. After a restore all of this is the same again: hints are stored, and the
     # planned trials depend on the seed.
-    hints = earlier(job, space, folder)
-    planned = plan(job, space, hints)
+    hints = earlier(job, space, folder) if cfg.warm_start else []
+    planned = plan(job, cfg, space, hints)
     total = len(planned)
     # Every array that a trial may need is in the object store before the first one starts.
-    data = prepare_data(job, pinned, candidates(job, space, planned))
+    data = prepare_data(job, pinned, candidates(cfg, space, planned))
 
     # Who chooses the values, and who ends trials early.
-    make_searcher = partial(searcher, job, space, planned, hints, folder)
-    if job.search.populated:
-        tune_scheduler = pbt.population(job, space, folder)
+    make_searcher = partial(searcher, job, cfg, space, planned, hints, folder)
+    if cfg.populated:
+        tune_scheduler = pbt.population(job, cfg, space, folder)
     else:
-        tune_scheduler = scheduler(job, total)
+        tune_scheduler = scheduler(cfg, job.train, total)
     strategy = _Strategy(total, make_searcher, tune_scheduler)
-    trials, stopped = _run(job, strategy, data, folder, progress)
+    trials, stopped = _run(job, cfg, strategy, data, folder, progress)
 
     # After the last trial. A kill before the last line repeats these steps.
     mutations.write_schedule(folder / "schedule.yaml", trials[0].schedule)
-    _average_best(job, trials, data, folder)
+    if cfg.soup > 1:
+        _average_best(job, cfg.soup, trials, data, folder)
     leaderboard.write(folder / "result.json", trials, stopped, decoded_images(data))
 
 
-def _result(
-    folder: Path, key: str, job: SearchJob, space: Space, pinned: Pinned, seconds: float
-) -> SearchResult:
+def _result(folder: Path, key: str, space: Space, pinned: Pinned, seconds: float) -> SearchResult:
     """The result of a finished search, read from its folder."""
+    job = space.job
     trials, stopped, decoded = leaderboard.read(folder / "result.json")
     best = trials[0]
     if best.checkpoint is None:  # an older version may have kept such a search
@@ -165,7 +172,7 @@ def _result(
         trained = with_(trained, metrics=average.metrics, checkpoint=average.checkpoint)
     return SearchResult(
         key=key,
-        job=mutations.job_of(space.job, best.changes, best.schedule),
+        job=mutations.job_of(job, best.changes, best.schedule),
         best=trained,
         trials=trials,
         metric=job.train.stopping.metric,
@@ -178,13 +185,13 @@ def _result(
     )
 
 
-def _average_best(job: SearchJob, trials: list[Trial], data: dict[str, Data], folder: Path) -> None:
-    """Average the best trials' weights, if `search.soup` asks for it.
+def _average_best(
+    job: TrainJob, most: int, trials: list[Trial], data: dict[str, Data], folder: Path
+) -> None:
+    """Average the weights of up to `most` of the best trials.
 
     Only trials that train on the same arrays as the best one take part.
     """
-    if job.search.soup == 1:
-        return
     best_job = replace(job, trials[0].changes)
     key = data_key(best_job)
     # Weights of another backbone or resolution cannot be averaged, and the validation arrays
@@ -192,7 +199,7 @@ def _average_best(job: SearchJob, trials: list[Trial], data: dict[str, Data], fo
     alike = [trial for trial in trials if data_key(replace(job, trial.changes)) == key]
     rule = job.train.stopping
     soup.make(
-        alike[: job.search.soup],
+        alike[:most],
         lambda weights: validate(best_job, data[key], weights),
         rule.metric,
         rule.mode,
@@ -215,7 +222,8 @@ class _Strategy:
 
 
 def _run(
-    job: SearchJob,
+    job: TrainJob,
+    cfg: SearchConfig,
     strategy: _Strategy,
     data: dict[str, Data],
     folder: Path,
@@ -226,14 +234,14 @@ def _run(
     Returns (trials from best to worst, why the search stopped before its last trial). Raises
     RaypipeError if no trial has a usable epoch.
     """
-    resources = plan_resources(job, ray.cluster_resources(), strategy.total)
+    resources = plan_resources(job, cfg, ray.cluster_resources(), strategy.total)
     trainable = _trainable(job, data, folder, resources)
-    run_config = _run_config(job, strategy, folder, resources, progress)
+    run_config = _run_config(job, cfg.stopping, strategy, folder, resources, progress)
     # After a kill Tune continues; its own folder has the state.
     tuner = _restored(folder / "tune", trainable)
     if tuner is None:
         # The searcher is made here, because a restored search brings its own.
-        ahead = drawn_ahead(job, strategy.total, resources.concurrent)
+        ahead = drawn_ahead(cfg, strategy.total, resources.concurrent)
         tune_config = tune.TuneConfig(
             metric=job.train.stopping.metric,
             mode=job.train.stopping.mode,
@@ -250,12 +258,12 @@ def _run(
 
 
 def _trainable(
-    job: SearchJob, data: dict[str, Data], folder: Path, resources: TrialResources
+    job: TrainJob, data: dict[str, Data], folder: Path, resources: TrialResources
 ) -> Any:
     """What Tune runs for each trial: a function, or a class for trials of several workers."""
     # Passed through the object store once, and not with every trial.
     given = {
-        "job": job.model_dump(mode="json", include=set(TrainJob.model_fields)),
+        "job": job.model_dump(mode="json"),
         "data": data,
         "trials": str(folder / "trials"),
     }
@@ -267,7 +275,8 @@ def _trainable(
 
 
 def _run_config(
-    job: SearchJob,
+    job: TrainJob,
+    stopping: SearchStoppingConfig,
     strategy: _Strategy,
     folder: Path,
     resources: TrialResources,
@@ -278,7 +287,7 @@ def _run_config(
     Monitor.current = None
     workers = resources.trial.get("GPU", float(job.train.most_workers))
     rule = job.train.stopping
-    monitor = Monitor(strategy.total, rule.metric, rule.mode, job.search.stopping, workers)
+    monitor = Monitor(strategy.total, rule.metric, rule.mode, stopping, workers)
     # Checkpoints are pointers of 100 bytes, so Tune keeps them all. A function saves one with each
     # report by itself; a class has to be told.
     checkpoints = tune.CheckpointConfig(checkpoint_frequency=1 if resources.worker else 0)
@@ -320,7 +329,7 @@ def _restored(folder: Path, trainable: Any) -> Any | None:
 
 
 def _ranked(
-    results: Any, job: SearchJob, total: int, folder: Path, progress: Listener
+    results: Any, job: TrainJob, total: int, folder: Path, progress: Listener
 ) -> tuple[list[Trial], str | None]:
     """(trials from best to worst, why the search stopped early), from Tune's results."""
     trials = [_trial_of(result, job, folder) for result in _started(results)]
@@ -354,7 +363,7 @@ def _started(results: Any) -> Iterator[Any]:
             yield result
 
 
-def _trial_of(result: Any, job: SearchJob, folder: Path) -> Trial:
+def _trial_of(result: Any, job: TrainJob, folder: Path) -> Trial:
     """The leaderboard's trial of one of Tune's results."""
     rule = job.train.stopping
     trial = leaderboard.trial_of(result, rule.metric, rule.mode, job.train, folder / "trials")

@@ -23,9 +23,9 @@ from raypipe.config import to_json
 from raypipe.errors import DataError
 from raypipe.files import write_atomic
 from raypipe.search import leaderboard
-from raypipe.search.settings import SearchJob
 from raypipe.search.space.space import Changes, Space
 from raypipe.tables.address import resolve
+from raypipe.train.job import TrainJob
 
 HINTS = "warm_start.json"
 
@@ -41,10 +41,8 @@ class Earlier:
     """The best value of its metric."""
 
 
-def earlier(job: SearchJob, space: Space, folder: Path) -> list[Earlier]:
-    """The hints for the search in `folder`, from best to worst; [] without search.warm_start."""
-    if not job.search.warm_start:
-        return []
+def earlier(job: TrainJob, space: Space, folder: Path) -> list[Earlier]:
+    """The hints for the search in `folder`, from best to worst."""
     file = folder / HINTS
     if not file.exists():
         # First start of this search: read all others in the folder.
@@ -58,7 +56,7 @@ def earlier(job: SearchJob, space: Space, folder: Path) -> list[Earlier]:
     return [Earlier(**fields) for fields in json.loads(file.read_text())]
 
 
-def _hints_of(other: Path, job: SearchJob, space: Space) -> Iterator[Earlier]:
+def _hints_of(other: Path, job: TrainJob, space: Space) -> Iterator[Earlier]:
     """The usable trials of the search in `other`; none if it is of another table or metric.
 
     A folder that another version wrote, or that is half removed, has no hints either.
@@ -79,7 +77,7 @@ def _hints_of(other: Path, job: SearchJob, space: Space) -> Iterator[Earlier]:
         yield Earlier(space.keyed(values | trial.changes), trial.metric)
 
 
-def _same_question(config: dict[str, Any], job: SearchJob) -> bool:
+def _same_question(config: dict[str, Any], job: TrainJob) -> bool:
     """Is the other search's config about the same table, task and metric as the job?"""
     table = resolve(config["table"]["uri"])
     task = config["model"]["task"]

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field, field_validator, model_validator
+from typing_extensions import Self
 
 from raypipe.cluster.connect import ClusterConfig
 from raypipe.config import RunConfig, Section, field_names, key_of, leaves, replace
@@ -60,8 +61,8 @@ _NOT_IN_KEY: dict[str, set[str]] = {
 }
 
 
-class TrainJob(Section):
-    """Everything that one training depends on."""
+class TrainSections(Section):
+    """The sections of a configuration that a training depends on, and their rules."""
 
     table: TableConfig
     """The table of images and labels."""
@@ -124,7 +125,7 @@ class TrainJob(Section):
         return dict(sorted(by_epoch.items()))
 
     @model_validator(mode="after")
-    def _fits_task(self) -> TrainJob:
+    def _fits_task(self) -> Self:
         """Loss, metric and sampling must fit the task; an unset metric becomes the task's own."""
         task, train = self.model.task, self.train
         objectives.check(task, train.class_weights, train.label_smoothing, train.focal_gamma)
@@ -147,7 +148,7 @@ class TrainJob(Section):
         return self
 
     @model_validator(mode="after")
-    def _every_stage(self) -> TrainJob:
+    def _every_stage(self) -> Self:
         """Each stage must be a valid job by itself."""
         if not self.by_epoch:
             return self
@@ -163,10 +164,20 @@ class TrainJob(Section):
             )
         for epoch in self.by_epoch:
             try:
-                self.stage(epoch)
+                self.training.stage(epoch)
             except ConfigError as e:
                 raise ValueError(f"by_epoch {epoch}: {e}") from None
         return self
+
+    @property
+    def training(self) -> TrainJob:
+        """These sections alone; of a larger configuration, what a training gets of it."""
+        sections = {name: getattr(self, name) for name in TrainSections.model_fields}
+        return TrainJob.model_construct(**sections)
+
+
+class TrainJob(TrainSections):
+    """Everything that one training depends on."""
 
     def stage(self, epoch: int) -> tuple[TrainJob, int | None]:
         """The job in force after `epoch` epochs, and the epoch at which it changes (None:
@@ -181,10 +192,7 @@ class TrainJob(Section):
                 changes |= values
             elif until is None:
                 until = start
-        # Of a larger job, only the part that trains.
-        fields = {name: getattr(self, name) for name in TrainJob.model_fields}
-        job = replace(TrainJob.model_construct(**fields), changes | {"by_epoch": {}})
-        return job, until
+        return replace(self, changes | {"by_epoch": {}}), until
 
     @property
     def needs_cluster(self) -> bool:

@@ -52,8 +52,7 @@ def _publish(
 ) -> ModelVersion:
     job, pinned = planned.job, planned.pinned
     model = assemble(job, result)
-    # Of a larger job, only the part that trained the model.
-    config = job.model_dump(mode="json", include=set(TrainJob.model_fields))
+    config = job.model_dump(mode="json")
     sources = _sources(job, pinned)
     facts = {
         "table": {

@@ -79,7 +79,7 @@ class WorkerSetup:
     """
 
     job: dict[str, Any]
-    """The fields of TrainJob as JSON types. Of a larger job, the workers need no other part."""
+    """The fields of TrainJob as JSON types."""
     data: Data
     checkpoints: Path
     leave: tuple[Path, ...]
@@ -122,7 +122,7 @@ def run_group(
     gpu = "GPU" in share.worker
     queue = _queue_beside_driver(share.ahead)
     setup = WorkerSetup(
-        job=job.model_dump(mode="json", include=set(TrainJob.model_fields)),
+        job=job.model_dump(mode="json"),
         data=data,
         checkpoints=checkpoints,
         leave=leave,

@@ -17,30 +17,37 @@ from typing import Any
 from raypipe.config import replace, validate
 from raypipe.errors import ConfigError
 from raypipe.feed.dataset import parts
-from raypipe.search.settings import SearchJob
+from raypipe.search.settings import SearchConfig
 from raypipe.search.space.parse import parse
 from raypipe.train.job import TrainJob
-from raypipe.watch.check import WatchJob
+from raypipe.watch.settings import WatchConfig
 
 NEAR = 2.0  # a rate is tried from half of the champion's to twice as much
 DROPOUTS = (0.0, 0.2, 0.5)
 
 
 def challenger(
-    job: WatchJob, champions: TrainJob, version: int, sources: Collection[str]
+    job: TrainJob,
+    watch: WatchConfig,
+    refit: dict[str, Any] | None,
+    champions: TrainJob,
+    version: int,
+    sources: Collection[str],
 ) -> TrainJob:
     """The champion's settings on this version of the job's table, whose training rows are of these
     `sources`.
 
     What a refit changed is put back as the job has it: trained on validation rows, no trial could
     be judged. `train.start_from` is left out: it may be gone, and know fewer classes.
+
+    refit: search.refit of the job.
     """
     changes: dict[str, Any] = {
         "table": job.table.model_dump() | {"version": version},
         "run": job.run.model_dump(),
         "cluster": job.cluster.model_dump(),
         "registry": job.registry.model_dump(),
-        "train.workers": job.watch.retrain_workers,
+        "train.workers": watch.retrain_workers,
         "train.start_from": None,
     }
     if set(parts(champions.feed.val)) <= set(parts(champions.feed.train)):
@@ -49,17 +56,19 @@ def challenger(
             "feed.val",
             "train.result",
             "train.stopping.patience",
-            *(job.search.refit or {}),
+            *(refit or {}),
         )
         changes |= {name: _value(job, name) for name in changed if name not in changes}
-    return replace(champions, changes | _sampling(job, champions, sources))
+    return replace(champions, changes | _sampling(job, watch, champions, sources))
 
 
-def _sampling(job: WatchJob, champions: TrainJob, sources: Collection[str]) -> dict[str, Any]:
+def _sampling(
+    job: TrainJob, watch: WatchConfig, champions: TrainJob, sources: Collection[str]
+) -> dict[str, Any]:
     """How the challenger's training rows are drawn. A mix is the job's, else the champion's where
     it knows all the sources.
     """
-    wanted, feed = job.watch.retrain_sampling, champions.feed
+    wanted, feed = watch.retrain_sampling, champions.feed
     if wanted == "auto":
         wanted = "sources" if feed.sampling == "natural" and len(sources) > 1 else feed.sampling
     known = feed.mix if feed.mix and set(feed.mix) == set(sources) else None
@@ -68,7 +77,9 @@ def _sampling(job: WatchJob, champions: TrainJob, sources: Collection[str]) -> d
     return {"feed.sampling": wanted, "feed.mix": mix, "feed.weights": weights}
 
 
-def searched(job: WatchJob, first: TrainJob) -> SearchJob:
+def searched(
+    cfg: SearchConfig, watch: WatchConfig, first: TrainJob
+) -> tuple[TrainJob, SearchConfig]:
     """The search whose first trial is `first`; the others are drawn near it, or from
     watch.retrain_space.
 
@@ -76,20 +87,19 @@ def searched(job: WatchJob, first: TrainJob) -> SearchJob:
     by epoch are one training's; the trials have its last ones.
     """
     first, _ = first.stage(first.train.epochs)
-    drawn = (
-        space(first) if job.watch.retrain_space is None else _stated(job.watch.retrain_space, first)
-    )
-    search = job.search.model_dump() | {
-        "samples": job.watch.retrain_samples,
+    given = watch.retrain_space
+    drawn = space(first) if given is None else _stated(given, first)
+    changes = {
+        "samples": watch.retrain_samples,
         "space": drawn,
         "start": {name: _value(first, name) for name in drawn},
     }
-    if job.search.populated:  # a population is as large as the machine; this is a small search
-        search["scheduler"] = "asha"
-    if search["refit"] is not None:
-        search["refit"] = {"train.workers": first.train.workers} | search["refit"]
+    if cfg.populated:  # a population is as large as the machine; this is a small search
+        changes["scheduler"] = "asha"
+    if cfg.refit is not None:
+        changes["refit"] = {"train.workers": first.train.workers} | cfg.refit
         first = replace(first, {"train.workers": 1})
-    return validate(SearchJob, first.model_dump() | {"search": search})
+    return first, validate(SearchConfig, cfg.model_dump() | changes)
 
 
 def space(job: TrainJob) -> dict[str, str]:

@@ -12,23 +12,20 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from pydantic import Field, field_validator
 
 from raypipe import report
-from raypipe.config import Section, key_of, to_json
+from raypipe.config import RunConfig, key_of, to_json
 from raypipe.registry import promote, tracking
 from raypipe.registry.promote import ModelVersion
 from raypipe.registry.tracking import Store
-from raypipe.search.settings import SearchJob, dotted
 from raypipe.serve import batch
 from raypipe.serve.batch import PredictConfig
 from raypipe.tables.commits import rows_once
 from raypipe.tables.table import ImageTable, TableConfig, TableVersion
-from raypipe.watch.decide import GateConfig
 from raypipe.watch.detect import DriftConfig, DriftReport, Evidence, detect
 from raypipe.watch.pictures import Batch, picture_of
 
@@ -51,47 +48,6 @@ _ROW = pa.schema(
 )
 
 
-class WatchConfig(Section):
-    """The table whose images are checked, what to call it, and how a retrain runs."""
-
-    batch: TableConfig | None = None
-    """The table of new images that is compared with the champion's reference."""
-    name: str = "batch"
-    """What the evidence and the report call the batch."""
-    retrain_workers: int = Field(default=1, ge=1)
-    """Workers of each trial of a retrain, or of its refit if the job has a search.refit."""
-    retrain_samples: int = Field(default=8, ge=1)
-    """Trials of a retrain. The first has the champion's settings, the others are near them. 1: the
-    champion's settings alone."""
-    retrain_space: Annotated[dict[str, str], Field(min_length=1)] | None = None
-    """Fields that the trials draw, written as search.space. null: rate, weight decay and dropout,
-    near the champion's."""
-    retrain_sampling: Literal["auto", "natural", "balanced", "sources", "weighted"] = "auto"
-    """feed.sampling of the challenger. auto: if the champion's is natural, old and new sources are
-    drawn equally often, or by feed.mix; else the champion's is kept."""
-    force: bool = False
-    """Retrain without drift."""
-
-    @field_validator("retrain_space", mode="before")
-    @classmethod
-    def _dotted(cls, space: Any) -> Any:
-        """Nested names become dotted ones, as in search.space."""
-        return dotted(space) if isinstance(space, dict) else space
-
-
-class WatchJob(SearchJob):
-    """A search job and everything that watches its model."""
-
-    predict: PredictConfig = PredictConfig()
-    """What is predicted, and where the predictions go."""
-    drift: DriftConfig = DriftConfig()
-    """The tests of a drift check."""
-    watch: WatchConfig = WatchConfig()
-    """The batch that is checked, and the retrain after drift."""
-    gate: GateConfig = GateConfig()
-    """When a challenger is better than the champion."""
-
-
 @dataclass(frozen=True)
 class CheckResult:
     """A drift report and what it is about. `predictions` (place, key) of the batch: read_batch
@@ -108,9 +64,11 @@ class CheckResult:
 
 def check(
     store: Store,
-    job: WatchJob,
+    run: RunConfig,
     batch_table: TableConfig,
     name: str,
+    predict: PredictConfig,
+    drift: DriftConfig,
     model: ModelVersion | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> CheckResult:
@@ -120,8 +78,8 @@ def check(
     tables do.
     """
     model = model or promote.require_champion(store)
-    predicted = batch.predict(store, job.run, batch_table, job.predict, model, progress)
-    key = key_of("evidence", FORMAT, predicted.key, job.drift, job.run.seed)
+    predicted = batch.predict(store, run, batch_table, predict, model, progress)
+    key = key_of("evidence", FORMAT, predicted.key, drift, run.seed)
     package = promote.fetch(store, model)
     options = batch_table.storage_options
     mine = read_batch(predicted.table, predicted.out.uri, predicted.key, options)
@@ -133,27 +91,27 @@ def check(
             mine.features_ND,
             reference.scores_NC,
             mine.scores_NC,
-            job.drift,
-            job.run.seed,
+            drift,
+            run.seed,
         )
         return pa.Table.from_pylist([_as_row(key, name, str(model), predicted.table, found)], _ROW)
 
     # The tests run only if this evidence is not stored yet. Two checks at once store it once.
-    stored = rows_once(str(job.run.path / "drift"), _ROW, {"key": key}, made, f"drift check {name}")
+    stored = rows_once(str(run.path / "drift"), _ROW, {"key": key}, made, f"drift check {name}")
     found = _report(stored.to_pylist()[0])
 
     def log_metrics(run_id: str) -> None:
         tracking.log_metrics(store, run_id, _metrics(found))
 
-    params = {"drift": job.drift.model_dump(mode="json"), "model": str(model)}
+    params = {"drift": drift.model_dump(mode="json"), "model": str(model)}
     tracking.once(store, key, f"drift {name}", params, predicted.table, log_metrics)
 
     # The page is drawn again each time: it is not evidence, and may have been deleted.
     compared = f"{predicted.table} against the reference of {model}"
-    header = report.Header(f"Drift check: {name}", compared, key, now(), _facts(job, model))
+    header = report.Header(f"Drift check: {name}", compared, key, now(), _facts(model))
     picture = picture_of(found, name, package, mine, ImageTable.open(batch_table))
     page = report.Page(header, checks=(picture,))
-    path = report.write(page, job.run.path / "reports" / f"drift-{name}-{key}.html")
+    path = report.write(page, run.path / "reports" / f"drift-{name}-{key}.html")
     predictions = (predicted.out.uri, predicted.key)
     return CheckResult(name, str(model), predicted.table, found, str(path), predictions)
 
@@ -162,7 +120,7 @@ def now() -> datetime:
     return datetime.now(timezone.utc)
 
 
-def _facts(job: WatchJob, model: ModelVersion) -> tuple[tuple[str, str], ...]:
+def _facts(model: ModelVersion) -> tuple[tuple[str, str], ...]:
     return (
         ("Model", str(model)),
         ("Trained on", model.tags.get("raypipe.table", "?")),

@@ -28,6 +28,7 @@ from raypipe.registry.promote import ModelVersion
 from raypipe.registry.tracking import Store
 from raypipe.report.formats import cell
 from raypipe.search import refit, tuner
+from raypipe.search.settings import SearchConfig
 from raypipe.serve import evaluate
 from raypipe.tables import label_column, scan
 from raypipe.tables.commits import rows_once
@@ -35,9 +36,10 @@ from raypipe.train import trainer
 from raypipe.train.job import TrainJob
 from raypipe.train.publish import publish
 from raypipe.watch import around, decide
-from raypipe.watch.check import CheckResult, WatchJob, now
+from raypipe.watch.check import CheckResult, now
 from raypipe.watch.comparison import Comparison, compare
-from raypipe.watch.decide import Decision
+from raypipe.watch.decide import Decision, GateConfig
+from raypipe.watch.settings import WatchConfig
 
 log = logging.getLogger("raypipe")
 _ROW = pa.schema(
@@ -53,6 +55,15 @@ FORMAT = 2
 
 
 @dataclass(frozen=True)
+class RetrainConfigs:
+    """The sections of a retrain, beside those of its training."""
+
+    search: SearchConfig
+    watch: WatchConfig
+    gate: GateConfig
+
+
+@dataclass(frozen=True)
 class RetrainResult:
     """What was decided and why. Without a challenger, `challenger` and `slices` are empty."""
 
@@ -65,7 +76,8 @@ class RetrainResult:
 
 def retrain(
     store: Store,
-    job: WatchJob,
+    job: TrainJob,
+    cfg: RetrainConfigs,
     checked: CheckResult | None,
     champion: ModelVersion | None = None,
     say: Callable[[str], None] = log.info,
@@ -84,22 +96,24 @@ def retrain(
         bool(checked and checked.report.is_drift),
         labelled,
         package.info["table"]["sources"],
-        job.watch.force,
+        cfg.watch.force,
     )
     say(wanted.reason)
     if not wanted.act:
         return RetrainResult(champion, None, wanted, ())
     # The package says how the champion was trained: a challenger starts from those settings.
     theirs = validate(TrainJob, package.info["config"])
-    first = around.challenger(job, theirs, pinned.version.version, labelled)
-    if job.watch.retrain_samples > 1:
-        challenger = _search(store, job, first, pinned, say)
+    first = around.challenger(
+        job, cfg.watch, cfg.search.refit, theirs, pinned.version.version, labelled
+    )
+    if cfg.watch.retrain_samples > 1:
+        challenger = _search(store, cfg, first, pinned, say)
     else:
         challenger = _train(store, first, pinned, say)
     # Fields of a slice are part of the key: a row that lacks one of them could not be read.
     parts = (champion, challenger, pinned.version)
     said = (
-        job.gate,
+        cfg.gate,
         job.table.where,
         job.table.sample_key,
         job.table.columns,
@@ -114,7 +128,7 @@ def retrain(
         rows = _judge(store, job, challenger, package, pinned)
         _keep(rows, job.run.path / "reports" / f"judged-{key}.parquet")
         slices, union = _compare(rows, package)
-        return _as_rows(key, parts, slices, union, decide.gate(slices, union, job.gate))
+        return _as_rows(key, parts, slices, union, decide.gate(slices, union, cfg.gate))
 
     # The decision is written before it is carried out. A run that was killed in between finds it,
     # and does not look at the test rows again.
@@ -140,26 +154,26 @@ def _pin(job: TrainJob, opened: Pinned) -> Pinned:
 
 
 def _search(
-    store: Store, job: WatchJob, first: TrainJob, opened: Pinned, say: Callable[[str], None]
+    store: Store, cfg: RetrainConfigs, first: TrainJob, opened: Pinned, say: Callable[[str], None]
 ) -> ModelVersion:
     """The best of some trials around the champion's settings.
 
     A killed search goes on where it was; a finished one is read again.
     """
-    wanted = around.searched(job, first)
-    trials = wanted.search.samples
+    base, search = around.searched(cfg.search, cfg.watch, first)
+    trials = search.samples
     where = _table(first)
     say(f"Searching for a challenger on {where}: {trials} trials around the champion's settings")
     if first.feed.sampling == "sources":
         how = "equally often" if first.feed.mix is None else f"by {first.feed.mix}"
         say(f"Sources are drawn {how}")
-    found = tuner.search(wanted, pinned=_pin(wanted, opened))
+    found = tuner.search(base, search, pinned=_pin(base, opened))
     best = found.trials[0]
     drawn = cell(dict(sorted(best.changes.items())))
     say(f"Best on validation: {best.name}, {found.metric} {best.metric:.4g} ({drawn})")
     # The best settings once more, on validation images too, if the job says so.
-    if wanted.search.refit is not None:
-        again = refit.job_of(wanted, found)
+    if search.refit is not None:
+        again = refit.job_of(base, search.refit, found)
         say(f"Training {best.name} once more, on {again.feed.train}, with {_workers(again)}")
         found = refit.refit(again, found, lambda metrics, state: None, lambda position: None)
     children = [(t.name, t.changes, t.history) for t in found.trials]
@@ -174,7 +188,7 @@ def _workers(job: TrainJob) -> str:
     return f"{job.train.most_workers} worker{'s' * (job.train.most_workers > 1)}"
 
 
-def _labelled_by_source(job: WatchJob, pinned: Pinned) -> dict[str, int]:
+def _labelled_by_source(job: TrainJob, pinned: Pinned) -> dict[str, int]:
     """Labelled training rows of each source; a table without sources is one."""
     c = pinned.table.columns
     fields = {field.name for field in pinned.table.at(pinned.version).schema().fields}
@@ -188,7 +202,7 @@ def _labelled_by_source(job: WatchJob, pinned: Pinned) -> dict[str, int]:
 
 
 def _judge(
-    store: Store, job: WatchJob, challenger: ModelVersion, package: Package, pinned: Pinned
+    store: Store, job: TrainJob, challenger: ModelVersion, package: Package, pinned: Pinned
 ) -> pa.Table:
     """Which of the labelled test rows champion (model_0) and challenger (model_1) have right."""
     both = [package, promote.fetch(store, challenger)]

@@ -70,20 +70,20 @@ def clean(job: Job, show: Show) -> Cleaned:
 def train(job: Job, show: Show) -> Trained:
     """Train one model and register it; the first model becomes champion."""
     pinned = pin(job.table, job.feed, kind=job.model.task)
-    check_workers(job.train, connect(job.cluster, job.needs_cluster))
+    check_workers(job.train, connect(job.cluster, job.training.needs_cluster))
     # A wrong address must not cost a training.
     store = tracking.open_store(job.run, job.registry)
     _tell_overlap(pinned, job, show)
     show.say(f"Training {job.model.name} ({job.model.mode}) with {_workers(job)}")
     with show.training(job.train.epochs, job.train.stopping.metric) as told:
-        planned = trainer.plan(job, pinned)
+        planned = trainer.plan(job.training, pinned)
         result = trainer.run(planned, told.epoch, told.step)
     version = publish(store, planned, result, "train")
     registered = Registered(version, crown_first(store, version), store.uri)
     return Trained(planned.job, result, registered, _test(planned, result, store))
 
 
-def _tell_overlap(pinned: Pinned, job: TrainJob, show: Show) -> None:
+def _tell_overlap(pinned: Pinned, job: Job, show: Show) -> None:
     """Say so if images are trained on and judged on: their metrics would look too good."""
     trained = set(pinned.parts(job.feed.train))
     for name in ("val", "test"):
@@ -95,7 +95,7 @@ def _tell_overlap(pinned: Pinned, job: TrainJob, show: Show) -> None:
             )
 
 
-def _workers(job: TrainJob) -> str:
+def _workers(job: Job) -> str:
     fewest, most = job.train.fewest_workers, job.train.most_workers
     if fewest == most:
         return f"{most} worker{'s' * (most > 1)}"
@@ -129,18 +129,18 @@ def search_and_register(
 
     pinned: the job's rows, if they are pinned already.
     """
-    tuner.check(job)
+    tuner.check(job.training, job.search)
     store = tracking.open_store(job.run, job.registry)
     with show.searching(job.train.stopping.metric) as told:
-        result = tuner.search(job, told, pinned)
+        result = tuner.search(job.training, job.search, told, pinned)
     if job.search.refit is not None:
-        result = _refitted(job, result, show)
+        again = refit.job_of(job.training, job.search.refit, result)
+        result = _refitted(again, result, show)
     children = [(t.name, t.changes, t.history) for t in result.trials]
     return result, publish(store, result.plan, result.best, "search", children), store
 
 
-def _refitted(job: Job, found: SearchResult, show: Show) -> SearchResult:
-    again = refit.job_of(job, found)
+def _refitted(again: TrainJob, found: SearchResult, show: Show) -> SearchResult:
     show.say(
         f"Training {found.trials[0].name} once more, on {again.feed.train} at "
         f"{again.model.pixels} px: what {again.feed.val} says is no test now"
@@ -192,7 +192,8 @@ def retrain(job: Job, show: Show) -> Retrained:
         checked = _check(job, show)
     connect(job.cluster)
     store = tracking.open_store(job.run, job.registry)
-    done = loop.retrain(store, job, checked, say=show.say, pinned=pinned)
+    cfg = loop.RetrainConfigs(job.search, job.watch, job.gate)
+    done = loop.retrain(store, job.training, cfg, checked, say=show.say, pinned=pinned)
     return Retrained(done, promote.champion(store), checked)
 
 
@@ -203,7 +204,9 @@ def _check(job: Job, show: Show) -> CheckResult:
     promote.require_champion(store)
     connect(job.cluster)
     with show.progress(f"Predicting {source.uri}") as tick:
-        return drift_check.check(store, job, source, job.watch.name, progress=tick)
+        return drift_check.check(
+            store, job.run, source, job.watch.name, job.predict, job.drift, progress=tick
+        )
 
 
 def _batch(job: Job) -> TableConfig:

@@ -24,9 +24,11 @@ from raypipe.job import Job
 from raypipe.registry import promote, tracking
 from raypipe.registry.promote import ModelVersion
 from raypipe.tables import scan
-from raypipe.tables.table import ImageTable
-from raypipe.watch.check import check
-from raypipe.watch.retrain import retrain
+from raypipe.tables.table import ImageTable, TableConfig
+from raypipe.watch.check import CheckResult
+from raypipe.watch.check import check as check_batch
+from raypipe.watch.retrain import RetrainConfigs, RetrainResult
+from raypipe.watch.retrain import retrain as retrain_job
 
 SIDE = 64
 
@@ -97,6 +99,24 @@ def ingest(job: Job, table: str, folder: Path, name: str, labelled: bool = True)
     )
 
 
+def check(
+    store: tracking.Store,
+    job: Job,
+    night: dict[str, str],
+    name: str,
+    model: ModelVersion | None = None,
+) -> CheckResult:
+    table = validate(TableConfig, night)
+    return check_batch(store, job.run, table, name, job.predict, job.drift, model)
+
+
+def retrain(
+    store: tracking.Store, job: Job, checked: CheckResult | None, champion: ModelVersion
+) -> RetrainResult:
+    cfg = RetrainConfigs(job.search, job.watch, job.gate)
+    return retrain_job(store, job.training, cfg, checked, champion)
+
+
 def counts(job: Job) -> dict[str, int]:
     """Rows of every table and number of models and runs: what a rerun must leave as it is."""
     found = {}
@@ -140,8 +160,8 @@ def test_drift_leads_to_a_better_champion_and_a_rerun_adds_nothing(
         labelled=False,
     )
     store = tracking.open_store(job.run, job.registry)
-    quiet = check(store, job, validate(Job, {"table": nights["same"]}).table, "same")
-    alarm = check(store, job, validate(Job, {"table": nights["other"]}).table, "other")
+    quiet = check(store, job, nights["same"], "same")
+    alarm = check(store, job, nights["other"], "other")
     assert not quiet.report.is_drift  # the negative control
     assert alarm.report.is_drift
     assert {(e.detector, e.on) for e in alarm.report.evidence} == {
@@ -181,7 +201,7 @@ def test_drift_leads_to_a_better_champion_and_a_rerun_adds_nothing(
         ]
         == "loop/2"
     )
-    check(store, job, validate(Job, {"table": nights["other"]}).table, "other", first)
+    check(store, job, nights["other"], "other", first)
     assert counts(job) == before
 
 

@@ -13,7 +13,6 @@ from raypipe.feed.dataset import pin
 from raypipe.job import Job
 from raypipe.tables.table import append
 from raypipe.watch import retrain
-from raypipe.watch.check import WatchJob
 
 SOLAR = Path(__file__).parents[2] / "jobs" / "configs" / "solar.yaml"
 MONO_CELLS = 1074
@@ -41,6 +40,6 @@ def test_a_table_without_sources_can_be_retrained_on(tmp_path: Path) -> None:
         for i in range(40)
     ]
     append(str(tmp_path / "t"), pa.Table.from_pylist(rows), "test")
-    job = validate(WatchJob, {"table": {"uri": str(tmp_path / "t")}})
+    job = validate(Job, {"table": {"uri": str(tmp_path / "t")}})
     pinned = pin(job.table, job.feed)
     assert retrain._labelled_by_source(job, pinned) == {"all": 29}

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from raypipe.config import replace, validate
-from raypipe.search.settings import SearchJob
+from raypipe.job import Job
 from raypipe.tables.ingest import IngestConfig, ingest
 from raypipe.tables.table import TableConfig
 
 
 @pytest.fixture(scope="session")
-def searches(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., SearchJob]:
+def searches(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Job]:
     """`searches(folder, **{"search.samples": 4})` -> a search over small_cnn's rate."""
     table = TableConfig(uri=str(tmp_path_factory.mktemp("search") / "photos"))
     source = {"images": str(photos), "labels": str(photos / "labels.csv")}
@@ -31,6 +31,6 @@ def searches(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable
         "search": {"samples": 2, "grace": 1, "space": {"train.lr": "grid(1e-6, 1e-2)"}},
     }
     return lambda folder, **changes: replace(
-        validate(SearchJob, {"table": table.model_dump(), "run": {"dir": str(folder)}, **small}),
+        validate(Job, {"table": table.model_dump(), "run": {"dir": str(folder)}, **small}),
         changes,
     )

@@ -6,19 +6,22 @@ import pytest
 
 from benchmarks import halving, trials
 from raypipe.config import validate
+from raypipe.job import Job
 from raypipe.search.leaderboard import Trial
 from raypipe.search.schedulers import tune_schedulers
-from raypipe.search.settings import SearchJob
 
 
 @pytest.mark.parametrize("name", ["asha", "pasha"])
 def test_the_simulated_rule_is_the_one_that_a_search_runs_by_default(name: str) -> None:
     """Grace 1 needs a third fewer epochs on the same table than the 3 that a search has."""
     job = validate(
-        SearchJob,
+        Job,
         {"table": {"uri": "unused"}, "train": {"epochs": 27}, "search": {"scheduler": name}},
     )
-    real, simulated = tune_schedulers.scheduler(job, 128), halving.rules()[name](27, 128, "max")
+    real, simulated = (
+        tune_schedulers.scheduler(job.search, job.train, 128),
+        halving.rules()[name](27, 128, "max"),
+    )
     assert isinstance(real, tune_schedulers.HalvingScheduler) and simulated is not None
     assert vars(simulated) == vars(real.rule)
 

@@ -16,10 +16,9 @@ import pytest
 
 from raypipe.config import dump, validate
 from raypipe.job import Job
-from raypipe.search.settings import SearchJob
 
 pytestmark = pytest.mark.slow
-Searches = Callable[..., SearchJob]
+Searches = Callable[..., Job]
 ROOT = Path(__file__).parents[2]
 GRID = {"search.samples": 1, "search.space": {"train.lr": "grid(1e-2, 1e-6, 2e-2, 2e-6)"}}
 

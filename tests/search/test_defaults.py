@@ -9,20 +9,24 @@ from typing import Any
 import pytest
 
 from raypipe.config import load, replace, validate
+from raypipe.job import Job
 from raypipe.models.tasks import Kind
 from raypipe.search.searchers.tune_searchers import plan
-from raypipe.search.settings import SearchJob
+from raypipe.search.settings import SearchConfig
 from raypipe.search.space import defaults, parse
 from raypipe.search.space.space import Changes
 
 
-def job(**sections: Any) -> SearchJob:
-    return validate(SearchJob, {"table": {"uri": "unused"}, **sections})
+def job(**sections: Any) -> Job:
+    return validate(Job, {"table": {"uri": "unused"}, **sections})
 
 
-def trials(of: SearchJob, images: int, gpu: bool, times: int = 150) -> list[Changes]:
-    settled = defaults.with_default_space(of, {"train": images}, gpu)
-    parsed = parse.parse(settled.search.space or {}, settled)
+def with_space(of: Job, images: int, gpu: bool) -> SearchConfig:
+    return defaults.with_default_space(of.training, of.search, {"train": images}, gpu)
+
+
+def trials(of: Job, images: int, gpu: bool, times: int = 150) -> list[Changes]:
+    parsed = parse.parse(with_space(of, images, gpu).space or {}, of.training)
     return [parsed.trial(1, i) for i in range(times)]
 
 
@@ -99,12 +103,10 @@ def test_what_the_job_sets_stays_as_it_is_set(
 
 def test_a_space_that_is_given_is_taken_and_a_job_that_sets_everything_searches_its_rate() -> None:
     given = job(search={"space": {"train.lr": "choice(1)"}})
-    assert defaults.with_default_space(given, {"train": 10}, gpu=False) is given
-    assert defaults.with_default_space(job(search={"space": {}}), {}, gpu=False).search.space == {}
-    assert (
-        defaults.with_default_space(replace(job(), {"run.seed": 1}), {}, gpu=False).search.space
-        == defaults.RATE
-    )
+    assert with_space(given, 10, gpu=False) is given.search
+    assert with_space(job(search={"space": {}}), 0, gpu=False).space == {}
+    everything_set = replace(job(), {"run.seed": 1})
+    assert with_space(everything_set, 0, gpu=False).space == defaults.RATE
 
 
 def test_the_command_line_may_name_single_fields_of_the_space() -> None:
@@ -113,7 +115,7 @@ def test_the_command_line_may_name_single_fields_of_the_space() -> None:
         "search.space.train.lr=loguniform(1e-4, 1e-2)",
         "search.space.model.dropout=choice(0, 0.2)",
     ]
-    found = load(SearchJob, None, overrides).search.space
+    found = load(Job, None, overrides).search.space
     assert found == {"train.lr": "loguniform(1e-4, 1e-2)", "model.dropout": "choice(0, 0.2)"}
 
 
@@ -121,9 +123,9 @@ def test_the_command_line_may_name_single_fields_of_the_space() -> None:
 @pytest.mark.parametrize("mode", [None, "frozen", "finetune"])
 def test_the_first_trial_is_what_was_set_by_hand(gpu: bool, mode: str | None) -> None:
     given = job(model={"mode": mode} if mode else {})
-    settled = defaults.with_default_space(given, {"train": 2000}, gpu)
-    parsed = parse.parse(settled.search.space or {}, settled)
-    first, second = plan(settled, parsed, [])[:2]
+    search = with_space(given, 2000, gpu)
+    parsed = parse.parse(search.space or {}, given.training)
+    first, second = plan(given.training, search, parsed, [])[:2]
     assert (first["train.weight_decay"], first["train.schedule"]) == (0.02, "one_cycle")
     assert (
         first["train.lr"] == (3e-3 if mode == "frozen" else 1e-3)
@@ -133,9 +135,7 @@ def test_the_first_trial_is_what_was_set_by_hand(gpu: bool, mode: str | None) ->
         assert first["model.name"] == "efficientnet_lite0"
         assert first["model.side_px"] == (224 if gpu else 128) and first["model.frozen_blocks"] == 3
     own = {"train.weight_decay": 0.1, "train.epochs": 3}
-    settled = defaults.with_default_space(
-        job(model={"mode": mode} if mode else {}, search={"start": own}), {"train": 2000}, gpu
-    )
-    assert plan(settled, parsed, [])[0] == first | {"train.weight_decay": 0.1}, (
-        "what is not drawn is no start"
-    )
+    with_start = job(model={"mode": mode} if mode else {}, search={"start": own})
+    search = with_space(with_start, 2000, gpu)
+    again = plan(with_start.training, search, parsed, [])[0]
+    assert again == first | {"train.weight_decay": 0.1}, "what is not drawn is no start"

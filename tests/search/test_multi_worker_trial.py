@@ -15,26 +15,25 @@ import pytest
 
 from raypipe.config import replace
 from raypipe.feed.dataset import pin
+from raypipe.job import Job
 from raypipe.search import tuner
 from raypipe.search.leaderboard import SearchResult
 from raypipe.search.schedulers import mutations
-from raypipe.search.settings import SearchJob
 from raypipe.search.trials.multi_worker_trial import GroupTrial
 from raypipe.search.trials.trial import run_trial
-from raypipe.search.tuner import search
 from raypipe.train import checkpoint, launch, worker_group
-from raypipe.train.job import TrainJob
 from raypipe.train.trainer import prepare
+from tests.searching import search
 
 from .test_pbt import clone_of, equal, moved, population, tensors
 
-Searches = Callable[..., SearchJob]
+Searches = Callable[..., Job]
 
 
 @pytest.fixture(scope="module")
 def searched(
     ray_session: str, searches: Searches, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[SearchJob, SearchResult]:
+) -> tuple[Job, SearchResult]:
     job = population(
         tmp_path_factory.mktemp("groups"), searches, **{"train.workers": 2, "train.epochs": 4}
     )
@@ -43,7 +42,7 @@ def searched(
 
 @pytest.mark.slow
 def test_a_group_takes_over_weights_and_trains_on_with_the_new_value(
-    searched: tuple[SearchJob, SearchResult],
+    searched: tuple[Job, SearchResult],
 ) -> None:
     job, result = searched
     told = moved(job, result)
@@ -60,7 +59,7 @@ def test_a_group_takes_over_weights_and_trains_on_with_the_new_value(
     (folder / begun.name).mkdir(parents=True)
     for file in begun.iterdir():
         (folder / begun.name / file.name).write_bytes(file.read_bytes())
-    plain = TrainJob.model_validate(job.model_dump(include=set(TrainJob.model_fields)))
+    plain = job.training
     mine = replace(plain, {**told["values"], "feed.carrier": "cache"})
     data = prepare(mine, pin(mine.table, mine.feed))
     share = worker_group.Share({"CPU": 0.5}, recent=mine.train.epochs)
@@ -72,7 +71,7 @@ def test_a_group_takes_over_weights_and_trains_on_with_the_new_value(
 
 @pytest.mark.slow
 def test_every_group_told_all_its_epochs_and_left_none_behind(
-    searched: tuple[SearchJob, SearchResult],
+    searched: tuple[Job, SearchResult],
 ) -> None:
     job, result = searched
     assert len(result.trials) == 2 and all(t.epochs == job.train.epochs for t in result.trials)

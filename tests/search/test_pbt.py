@@ -22,27 +22,27 @@ from ray import tune
 from raypipe.config import load, replace, save
 from raypipe.errors import ConfigError
 from raypipe.feed.dataset import pin
+from raypipe.job import Job
 from raypipe.search import tuner
 from raypipe.search.leaderboard import SearchResult
 from raypipe.search.schedulers import explore, mutations, pbt
-from raypipe.search.settings import SearchJob
 from raypipe.search.space import parse
 from raypipe.search.trials import trial_checkpoints
 from raypipe.search.trials.epoch_result import result_of
 from raypipe.search.trials.trial import run_trial
-from raypipe.search.tuner import search
 from raypipe.train import checkpoint, trainer
 from raypipe.train.checkpoint.saver import Saver, newest
 from raypipe.train.job import TrainJob
 from raypipe.train.loop import LoopState
 from raypipe.train.trainer import prepare
 from raypipe.train.worker import train_rank
+from tests.searching import search
 
-Searches = Callable[..., SearchJob]
+Searches = Callable[..., Job]
 GOOD, BAD = 1e-2, 1e-9  # rates: one learns, the other stands still
 
 
-def population(folder: Path, searches: Searches, **more: Any) -> SearchJob:
+def population(folder: Path, searches: Searches, **more: Any) -> Job:
     """Two trials, of which the one that stands still is the worse at the first turn."""
     return searches(
         folder,
@@ -60,12 +60,12 @@ def population(folder: Path, searches: Searches, **more: Any) -> SearchJob:
     )
 
 
-def moved(job: SearchJob, result: SearchResult) -> dict[str, Any]:
+def moved(job: Job, result: SearchResult) -> dict[str, Any]:
     """The last exploit, which is the one that the clone's folder began with."""
     return mutations.read(job.run.path / "search" / result.key)[-1]
 
 
-def clone_of(job: SearchJob, result: SearchResult, told: dict[str, Any]) -> Path:
+def clone_of(job: Job, result: SearchResult, told: dict[str, Any]) -> Path:
     """The checkpoints of the clone since its last exploit."""
     homes = (job.run.path / "search" / result.key / "trials" / told["trial"]).glob("*")
     return max((p for p in homes if p.is_dir()), key=lambda p: p.stat().st_mtime)
@@ -83,13 +83,13 @@ def equal(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
 @pytest.fixture(scope="module")
 def searched(
     ray_session: str, searches: Searches, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[SearchJob, SearchResult]:
+) -> tuple[Job, SearchResult]:
     job = population(tmp_path_factory.mktemp("pbt"), searches)
     return job, search(job)
 
 
 def test_a_trial_takes_over_weights_and_trains_on_with_the_new_value(
-    searched: tuple[SearchJob, SearchResult],
+    searched: tuple[Job, SearchResult],
 ) -> None:
     """Trained again from the donor's checkpoint with the values that the log names, the clone's
     next epoch is the same to the bit, optimizer and all; with the donor's values it is another.
@@ -101,7 +101,7 @@ def test_a_trial_takes_over_weights_and_trains_on_with_the_new_value(
     begun, first = (found / checkpoint.name(told["epoch"] + i) for i in range(2))
 
     def trained(values: dict[str, Any], folder: Path) -> dict[str, torch.Tensor]:
-        plain = TrainJob.model_validate(job.model_dump(include=set(TrainJob.model_fields)))
+        plain = job.training
         mine = replace(plain, {**values, "feed.carrier": "cache"})
         torch.set_num_threads(1)
         with Saver(folder, mine.train, recent=job.train.epochs) as saver:
@@ -119,7 +119,7 @@ def test_a_trial_takes_over_weights_and_trains_on_with_the_new_value(
 
 
 def test_the_clone_begins_with_the_donors_checkpoint_and_history(
-    searched: tuple[SearchJob, SearchResult],
+    searched: tuple[Job, SearchResult],
 ) -> None:
     job, result = searched
     told = moved(job, result)
@@ -137,7 +137,7 @@ def test_the_clone_begins_with_the_donors_checkpoint_and_history(
 
 
 def test_the_schedule_says_what_the_weights_were_trained_with(
-    searched: tuple[SearchJob, SearchResult],
+    searched: tuple[Job, SearchResult],
 ) -> None:
     job, result = searched
     told = moved(job, result)
@@ -158,7 +158,7 @@ def test_the_schedule_says_what_the_weights_were_trained_with(
     )
 
 
-def test_a_search_read_again_is_the_same(searched: tuple[SearchJob, SearchResult]) -> None:
+def test_a_search_read_again_is_the_same(searched: tuple[Job, SearchResult]) -> None:
     job, result = searched
     assert search(job).trials == result.trials
     assert all(
@@ -167,13 +167,13 @@ def test_a_search_read_again_is_the_same(searched: tuple[SearchJob, SearchResult
 
 
 def test_the_winners_file_trains_the_same_weights_again(
-    searched: tuple[SearchJob, SearchResult],
+    searched: tuple[Job, SearchResult],
 ) -> None:
     """`raypipe train best.yaml`: weights, optimizer state and metrics, bit for bit, of every trial
     of the population. float32, one worker and one thread, as trials have.
     """
     job, result = searched
-    plain = TrainJob.model_validate(job.model_dump(include=set(TrainJob.model_fields)))
+    plain = job.training
     assert result.job == mutations.job_of(
         plain, result.trials[0].changes, result.trials[0].schedule
     )
@@ -291,7 +291,7 @@ def scheduler_of(name: str, folder: Path, searches: Searches, **more: Any) -> An
         searches,
         **{"search.scheduler": name, "search.space": texts, "search.samples": 4, **more},
     )
-    made = pbt.population(job, parse.parse(texts, job), folder)
+    made = pbt.population(job.training, job.search, parse.parse(texts, job.training), folder)
     made.set_search_properties("val_loss", "min")
     return made
 
@@ -398,7 +398,7 @@ def test_what_a_population_cannot_do_is_one_message(
 ) -> None:
     with pytest.raises(ConfigError, match=says):
         job = population(tmp_path, searches, **changes)
-        pbt.check(job, parse.parse(job.search.space or {}, job))
+        pbt.check(job.search, parse.parse(job.search.space or {}, job.training))
 
 
 def test_a_trial_whose_donors_weights_are_gone_begins_anew(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from raypipe.search.schedulers import mutations
 from raypipe.tables.ingest import IngestConfig, ingest
 from raypipe.tables.table import TableConfig, TableVersion
 from raypipe.train import checkpoint, trainer
-from raypipe.train.job import TrainJob, TrainResult
+from raypipe.train.job import TrainResult
 from raypipe.train.loop import LoopState
 from raypipe.train.parallel.snapshot import Piece, Snapshot
 
@@ -48,8 +48,8 @@ def test_it_trains_on_both_splits_and_keeps_the_third_for_its_reference(
     cells: TableConfig, searches: Searches, tmp_path: Path
 ) -> None:
     job = searches(tmp_path, **{"table.uri": cells.uri, "search.refit": REFIT, "search.samples": 1})
-    found = tuner.search(job)
-    again = refit.job_of(job, found)
+    found = tuner.search(job.training, job.search)
+    again = refit.job_of(job.training, job.search.refit or {}, found)
     assert (again.feed.train, again.model.pixels, again.train.epochs) == ("train+val", 48, 3)
     assert again.train.lr == found.job.train.lr
     assert (
@@ -156,9 +156,13 @@ def test_a_trial_whose_weights_are_lost_is_not_refitted(searches: Searches, tmp_
         (float("nan"), r"has no usable epoch"),
     ):
         trial = Trial("t", {}, metric, 1, False, tuple(history), str(at))
-        plain = TrainJob.model_validate(job.model_dump(include=set(TrainJob.model_fields)))
+        plain = job.training
         with pytest.raises(DataError, match=says):
-            refit.job_of(job, SearchResult("key", plain, best, (trial,), "val_loss", 0.0))
+            refit.job_of(
+                job.training,
+                job.search.refit or {},
+                SearchResult("key", plain, best, (trial,), "val_loss", 0.0),
+            )
 
 
 @pytest.mark.parametrize("mode", ["finetune", "frozen"])
@@ -177,7 +181,7 @@ def test_a_refit_of_values_by_epoch(searches: Searches, tmp_path: Path, mode: st
         {"epoch": 2, "train.lr": 0.2},
         {"epoch": 4, "train.lr": 0.3},
     )
-    plain = TrainJob.model_validate(job.model_dump(include=set(TrainJob.model_fields)))
+    plain = job.training
     won = mutations.job_of(plain, {"train.lr": 0.3}, schedule)
     history = [{"val_loss": 0.5}]
     weights = {"w": Piece.whole(torch.tensor([1.0]))}
@@ -188,22 +192,31 @@ def test_a_refit_of_values_by_epoch(searches: Searches, tmp_path: Path, mode: st
         "key", TableVersion("table", 0), ("a", "b"), history[0], tuple(history), 0, str(at), 0.0
     )
     trial = Trial("t", {"train.lr": 0.3}, 0.5, 1, False, tuple(history), str(at), schedule=schedule)
-    again = refit.job_of(job, SearchResult("key", won, best, (trial,), "val_loss", 0.0))
+    again = refit.job_of(
+        job.training,
+        job.search.refit or {},
+        SearchResult("key", won, best, (trial,), "val_loss", 0.0),
+    )
     expected = (0.3, {}) if mode == "finetune" else (0.1, {2: {"train.lr": 0.2}})
     assert (again.train.lr, again.by_epoch) == expected
+
+
+def check(job: Job) -> None:
+    refit.check(job.training, job.search)
 
 
 @pytest.mark.usefixtures("ray_session")
 def test_what_the_job_refuses_is_said_before_the_search(searches: Searches, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"search\.refit: .*model\.side_px"):
-        refit.check(searches(tmp_path, **{"search.refit": {"model.side_px": 3}}))
+        check(searches(tmp_path, **{"search.refit": {"model.side_px": 3}}))
     with pytest.raises(ConfigError, match=r"search\.refit: .*model\.side.*side_px"):
-        refit.check(searches(tmp_path, **{"search.refit": {"model.side": 300}}))
+        check(searches(tmp_path, **{"search.refit": {"model.side": 300}}))
     with pytest.raises(ConfigError, match=r"checkpoint of train\.start_from is incomplete"):
-        tuner.check(searches(tmp_path, **{"train.start_from": str(tmp_path)}))
+        job = searches(tmp_path, **{"train.start_from": str(tmp_path)})
+        tuner.check(job.training, job.search)
     with pytest.raises(ConfigError, match=r"search\.soup and search\.refit"):
         searches(tmp_path, **{"search.refit": {}, "search.soup": 3})
-    refit.check(searches(tmp_path))
+    check(searches(tmp_path))
 
 
 def test_on_the_command_line_it_is_nested_or_dotted_and_null_is_a_value() -> None:

@@ -17,9 +17,9 @@ from ray.tune.experiment import Trial
 
 from benchmarks.halving import Table, run
 from raypipe.config import validate
+from raypipe.job import Job
 from raypipe.search.schedulers import tune_schedulers
 from raypipe.search.schedulers.halving import Halving
-from raypipe.search.settings import SearchJob
 from raypipe.search.trials import tune_patches
 from raypipe.search.trials.trial import allow_slow_handover
 
@@ -46,17 +46,21 @@ def train(config: dict[str, Any]) -> None:
             tune.report(report, checkpoint=tune.Checkpoint.from_directory(folder))
 
 
-def job(**search: Any) -> SearchJob:
+def job(**search: Any) -> Job:
     space = {"train.lr": f"grid({', '.join(str(worth) for worth in WORTH)})"}
     changes = {"samples": 1, "grace": 1, "space": space, **search}
     return validate(
-        SearchJob, {"table": {"uri": "unused"}, "train": {"epochs": EPOCHS}, "search": changes}
+        Job, {"table": {"uri": "unused"}, "train": {"epochs": EPOCHS}, "search": changes}
     )
 
 
-def epochs_under(search: SearchJob, folder: Path, at_once: int) -> dict[float, int]:
+def scheduled(of: Job) -> Any:
+    return tune_schedulers.scheduler(of.search, of.train, TRIALS)
+
+
+def epochs_under(search: Job, folder: Path, at_once: int) -> dict[float, int]:
     """Worth -> epochs trained, of a search on a real cluster."""
-    chosen = tune_schedulers.scheduler(search, TRIALS)
+    chosen = tune_schedulers.scheduler(search.search, search.train, TRIALS)
     tuner = tune.Tuner(
         tune.with_resources(train, {"CPU": 1}),
         param_space={"worth": tune.grid_search(WORTH), "epochs": EPOCHS},
@@ -65,7 +69,7 @@ def epochs_under(search: SearchJob, folder: Path, at_once: int) -> dict[float, i
             mode="max",
             scheduler=chosen,
             search_alg=tune.search.BasicVariantGenerator(
-                max_concurrent=tune_schedulers.drawn_ahead(search, TRIALS, at_once)
+                max_concurrent=tune_schedulers.drawn_ahead(search.search, TRIALS, at_once)
             ),
             reuse_actors=True,
         ),
@@ -116,13 +120,13 @@ class Drawn:
 
 
 def test_a_restored_search_remembers_its_rungs_and_leaves_paused_trials_paused() -> None:
-    before = tune_schedulers.scheduler(job(), TRIALS)
+    before = scheduled(job())
     assert isinstance(before, tune_schedulers.HalvingScheduler)
     for trial, value in zip("abc", (0.3, 0.9, 0.5), strict=True):
         before.rule.report(trial, 1, value)
     (kept,) = tune_schedulers.memory(before)
     state = cloudpickle.dumps(kept.get_state())
-    new = tune_schedulers.scheduler(job(), TRIALS)
+    new = scheduled(job())
     after, (remembering,) = cloudpickle.loads(
         cloudpickle.dumps((new, tune_schedulers.memory(new)))
     )  # Tune keeps them in one file
@@ -135,12 +139,9 @@ def test_a_restored_search_remembers_its_rungs_and_leaves_paused_trials_paused()
 
 
 def test_none_is_tunes_own_order() -> None:
-    assert (
-        tune_schedulers.scheduler(job(scheduler="none"), TRIALS) is None
-        and tune_schedulers.memory(None) == []
-    )
+    assert scheduled(job(scheduler="none")) is None and tune_schedulers.memory(None) == []
 
 
 def test_names_are_those_of_the_settings() -> None:
-    names = SearchJob.model_fields["search"].annotation.model_fields["scheduler"].annotation
+    names = Job.model_fields["search"].annotation.model_fields["scheduler"].annotation
     assert set(tune_schedulers.SCHEDULERS) >= set(names.__args__) - {"pbt", "pb2", "bohb"}

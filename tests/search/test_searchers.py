@@ -15,14 +15,13 @@ from ray.tune.search import Searcher
 
 from raypipe.config import replace, save, validate
 from raypipe.errors import ConfigError
+from raypipe.job import Job
 from raypipe.search import leaderboard
 from raypipe.search.leaderboard import Trial
 from raypipe.search.searchers.planned import Planned
 from raypipe.search.searchers.tune_searchers import plan, searcher
-from raypipe.search.settings import SearchJob
 from raypipe.search.space import parse
 from raypipe.search.warm_start import Earlier, earlier
-from raypipe.train.job import TrainJob
 
 NAN = float("nan")
 TEXTS = {
@@ -30,17 +29,25 @@ TEXTS = {
     "model.mode": "choice(frozen, finetune)",
     "model.frozen_blocks": "randint(1, 6) if model.mode == 'finetune'",
 }
-JOB = validate(SearchJob, {"table": {"uri": "cells"}, "search": {"samples": 12, "space": TEXTS}})
+JOB = validate(Job, {"table": {"uri": "cells"}, "search": {"samples": 12, "space": TEXTS}})
 
 
 def make(
-    folder: Path, job: SearchJob = JOB, concurrent: int = 2, hints: list[Earlier] | None = None
+    folder: Path, job: Job = JOB, concurrent: int = 2, hints: list[Earlier] | None = None
 ) -> Any:
-    parsed = parse.parse(job.search.space or {}, job)
-    return searcher(job, parsed, plan(job, parsed, hints or []), hints or [], folder, concurrent)
+    parsed = parse.parse(job.search.space or {}, job.training)
+    return searcher(
+        job.training,
+        job.search,
+        parsed,
+        plan(job.training, job.search, parsed, hints or []),
+        hints or [],
+        folder,
+        concurrent,
+    )
 
 
-def of(name: str, folder: Path, **changes: Any) -> SearchJob:
+def of(name: str, folder: Path, **changes: Any) -> Job:
     return replace(JOB, {"search.searcher": name, "run.dir": str(folder), **changes})
 
 
@@ -192,7 +199,7 @@ def test_a_searcher_that_is_not_installed_is_one_message(
         optuna_search.require()
 
 
-def finished(job: SearchJob, key: str, *trials: tuple[dict[str, Any], float]) -> None:
+def finished(job: Job, key: str, *trials: tuple[dict[str, Any], float]) -> None:
     """What a search leaves."""
     folder = job.run.path / "search" / key
     save(job, folder / "config.yaml")
@@ -205,7 +212,7 @@ def finished(job: SearchJob, key: str, *trials: tuple[dict[str, Any], float]) ->
 
 def test_a_warm_start_reads_other_searches_on_the_same_table_and_metric(tmp_path: Path) -> None:
     job = of("random", tmp_path, **{"search.warm_start": True})
-    parsed, here = parse.parse(TEXTS, job), tmp_path / "search" / "here"
+    parsed, here = parse.parse(TEXTS, job.training), tmp_path / "search" / "here"
     here.mkdir(parents=True)
     tuned = {"model.mode": "finetune", "model.frozen_blocks": 2}
     finished(
@@ -222,7 +229,7 @@ def test_a_warm_start_reads_other_searches_on_the_same_table_and_metric(tmp_path
     )
     (tmp_path / "search" / "torn").mkdir()
     (tmp_path / "search" / "torn" / "result.json").write_text("{")
-    found = earlier(job, parsed, here)
+    found = earlier(job.training, parsed, here)
     assert [t.metric for t in found] == [0.9, 0.8, 0.7]
     assert found[0].keyed == tuned  # 0.5 lies outside the present space
     assert found[1].keyed == {"train.lr": 0.02, "model.mode": "frozen"}
@@ -230,12 +237,14 @@ def test_a_warm_start_reads_other_searches_on_the_same_table_and_metric(tmp_path
         "train.lr": 0.003,
         "model.mode": "frozen",
     }  # as that search's job had it
-    first = plan(job, parsed, found)[0]
+    first = plan(job.training, job.search, parsed, found)[0]
     assert tuned.items() <= first.items() and 1e-4 <= first["train.lr"] <= 1e-1
-    assert plan(job, parsed, found)[1:] == plan(job, parsed, [])[1:]
+    assert (
+        plan(job.training, job.search, parsed, found)[1:]
+        == plan(job.training, job.search, parsed, [])[1:]
+    )
     finished(job, "late", ({"train.lr": 0.02}, 0.95))
-    assert earlier(job, parsed, here) == found  # a killed search goes on from the same
-    assert earlier(replace(job, {"search.warm_start": False}), parsed, here) == []
+    assert earlier(job.training, parsed, here) == found  # a killed search goes on from the same
 
 
 @pytest.mark.parametrize("name", ["tpe", "gp"])
@@ -272,13 +281,15 @@ def test_a_hint_that_the_job_refuses_is_left_out() -> None:
             }
         },
     )
-    parsed = parse.parse(job.search.space or {}, job)
+    parsed = parse.parse(job.search.space or {}, job.training)
     hint = Earlier({"model.mode": "frozen", "model.frozen_blocks": 3}, 0.9)
-    assert plan(job, parsed, [hint]) == plan(job, parsed, [])
+    assert plan(job.training, job.search, parsed, [hint]) == plan(
+        job.training, job.search, parsed, []
+    )
 
 
 def test_what_tune_pickles_is_the_plan_and_its_state_is_json(tmp_path: Path) -> None:
-    job = TrainJob.model_validate(JOB.model_dump(include=set(TrainJob.model_fields)))
+    job = JOB.training
     made = Planned(JOB, [{"train.lr": 0.1}])
     made.set_max_concurrency(1)
     made.suggest("a")

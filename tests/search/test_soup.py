@@ -10,15 +10,15 @@ import torch
 from torch import Tensor
 
 from raypipe.feed.dataset import pin
+from raypipe.job import Job
 from raypipe.search import soup
 from raypipe.search.leaderboard import Trial
-from raypipe.search.settings import SearchJob
-from raypipe.search.tuner import search
 from raypipe.train import checkpoint
 from raypipe.train.loop import LoopState
 from raypipe.train.parallel.snapshot import Piece, Snapshot
 from raypipe.train.trainer import assemble, prepare
 from raypipe.train.worker import validate
+from tests.searching import search
 
 
 def trial(folder: Path, name: str, weight: float) -> Trial:
@@ -58,7 +58,7 @@ def test_the_best_alone_is_no_soup(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("ray_session")
 def test_a_search_registers_the_mean_when_it_is_better(
-    searches: Callable[..., SearchJob], tmp_path: Path
+    searches: Callable[..., Job], tmp_path: Path
 ) -> None:
     """From the same start at nearly the same rate: close enough to be averaged."""
     space = {"train.lr": "grid(0.01, 0.0101, 1e-6)", "model.side_px": "choice(32)"}

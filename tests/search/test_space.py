@@ -11,16 +11,17 @@ from hypothesis import strategies as st
 
 from raypipe.config import replace, validate
 from raypipe.errors import ConfigError
+from raypipe.job import Job
 from raypipe.search.searchers import tune_searchers
-from raypipe.search.settings import SearchConfig, SearchJob
+from raypipe.search.settings import SearchConfig
 from raypipe.search.space import parse
 from raypipe.search.space.space import Changes, uniform
 
-JOB = validate(SearchJob, {"table": {"uri": "unused"}})
+JOB = validate(Job, {"table": {"uri": "unused"}})
 
 
-def trials(texts: dict[str, str], times: int = 200, job: SearchJob = JOB) -> list[Changes]:
-    parsed = parse.parse(texts, job)
+def trials(texts: dict[str, str], times: int = 200, job: Job = JOB) -> list[Changes]:
+    parsed = parse.parse(texts, job.training)
     return [parsed.trial(job.run.seed, i) for i in range(times)]
 
 
@@ -87,8 +88,8 @@ def test_a_grid_is_run_whole_and_each_time_with_other_draws() -> None:
         "model.dropout": "uniform(0, 0.5)",
     }
     job = replace(JOB, {"search.samples": 3})
-    parsed = parse.parse(text, job)
-    planned = tune_searchers.plan(job, parsed, [])
+    parsed = parse.parse(text, job.training)
+    planned = tune_searchers.plan(job.training, job.search, parsed, [])
     assert len(parsed.cells) == 4 and len(planned) == 12
     for repeat in range(3):
         assert {
@@ -155,12 +156,12 @@ def test_a_combination_of_grids_that_the_job_refuses_is_refused() -> None:
             r"condition"
         ),
     ):
-        tune_searchers.plan(JOB, parse.parse(text, JOB), [])
+        tune_searchers.plan(JOB.training, JOB.search, parse.parse(text, JOB.training), [])
     nested = {
         "model.mode": "grid(frozen, finetune)",
         "model.frozen_blocks": "grid(0, 3, 5) if model.mode == 'finetune'",
     }
-    assert len(parse.parse(nested, JOB).cells) == 4
+    assert len(parse.parse(nested, JOB.training).cells) == 4
 
 
 def test_finite_values_and_the_variants_of_arrays_are_known_before_a_search() -> None:
@@ -169,7 +170,7 @@ def test_finite_values_and_the_variants_of_arrays_are_known_before_a_search() ->
         "model.side_px": "choice(32, 64) if model.mode == 'finetune'",
         "train.lr": "loguniform(1e-4, 1e-1)",
     }
-    parsed = parse.parse(text, JOB)
+    parsed = parse.parse(text, JOB.training)
     assert parsed.values("model.side_px") == [32, 64]
     assert parsed.values("train.lr") == parsed.values("model.name") == []
     assert parsed.always == ("model.mode", "train.lr")
@@ -195,10 +196,10 @@ def test_a_space_may_be_nested_and_null_takes_a_field_out() -> None:
 def test_any_range_that_rises_is_taken_and_any_that_falls_is_refused(
     low: float, span: float
 ) -> None:
-    trial = parse.parse({"train.lr": f"loguniform({low}, {low + span})"}, JOB).trial(1, 0)
+    trial = parse.parse({"train.lr": f"loguniform({low}, {low + span})"}, JOB.training).trial(1, 0)
     assert low <= trial["train.lr"] <= low + span
     with pytest.raises(ConfigError, match=r"train\.lr is not a range.*low < high, low > 0"):
-        parse.parse({"train.lr": f"loguniform({low + span}, {low})"}, JOB)
+        parse.parse({"train.lr": f"loguniform({low + span}, {low})"}, JOB.training)
 
 
 @pytest.mark.parametrize(
@@ -318,7 +319,7 @@ def test_any_range_that_rises_is_taken_and_any_that_falls_is_refused(
 )
 def test_a_slip_is_one_message(field: str, text: str, says: str) -> None:
     with pytest.raises(ConfigError, match=says) as caught:
-        parse.parse({field: text}, JOB)
+        parse.parse({field: text}, JOB.training)
     assert "\n" not in str(caught.value)
 
 
@@ -344,4 +345,4 @@ def test_a_slip_is_one_message(field: str, text: str, says: str) -> None:
 )
 def test_a_slip_of_two_fields_is_one_message(texts: dict[str, str], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
-        parse.parse(texts, JOB)
+        parse.parse(texts, JOB.training)

@@ -10,14 +10,19 @@ from hypothesis import strategies as st
 
 from raypipe.config import replace, validate
 from raypipe.errors import ClusterError, ConfigError
-from raypipe.search.settings import SearchJob
+from raypipe.job import Job
 from raypipe.search.trials.trial_resources import TrialResources, gpu_share, plan_resources
 
-JOB = validate(SearchJob, {"table": {"uri": "unused"}})
+JOB = validate(Job, {"table": {"uri": "unused"}})
 
 
 def fitted(resources: dict[str, float], trials: int = 16, **changes: Any) -> TrialResources:
-    return plan_resources(replace(JOB, changes), resources, trials)
+    job = replace(JOB, changes)
+    return plan_resources(job, job.search, resources, trials)
+
+
+def share(job: Job) -> float:
+    return gpu_share(job, job.search)
 
 
 @given(
@@ -83,5 +88,5 @@ def test_what_cannot_fit_is_refused_with_a_number_that_does() -> None:
 
 
 def test_trials_that_share_a_gpu_share_its_memory() -> None:
-    assert gpu_share(replace(JOB, {"search.gpus_per_trial": 0.25})) == 0.25
-    assert gpu_share(replace(JOB, {"search.gpus_per_trial": 2})) == gpu_share(JOB) == 1
+    assert share(replace(JOB, {"search.gpus_per_trial": 0.25})) == 0.25
+    assert share(replace(JOB, {"search.gpus_per_trial": 2})) == share(JOB) == 1

@@ -18,20 +18,20 @@ from raypipe.config import replace
 from raypipe.errors import ConfigError, RaypipeError
 from raypipe.feed.dataset import Pinned, pin
 from raypipe.feed.feed import Source
+from raypipe.job import Job
 from raypipe.search import tuner
 from raypipe.search.leaderboard import SearchResult
-from raypipe.search.settings import SearchJob
 from raypipe.search.trials import trial_data
 from raypipe.search.trials.standing import Standing
-from raypipe.search.tuner import search
 from raypipe.train import checkpoint, trainer
 from raypipe.train.job import TrainJob
 from raypipe.train.worker import Data
+from tests.searching import search
 
 from ..pixels import decoded
 
-Searches = Callable[..., SearchJob]
-Searched = tuple[SearchJob, SearchResult]
+Searches = Callable[..., Job]
+Searched = tuple[Job, SearchResult]
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,7 @@ def same(result: SearchResult) -> SearchResult:
     return with_(result, seconds=0)
 
 
-def run_dirs(job: SearchJob) -> list[str]:
+def run_dirs(job: Job) -> list[str]:
     return sorted(p.name for p in (job.run.path / "search").glob("*/tune*/trial-*"))
 
 
@@ -70,7 +70,7 @@ def test_every_trial_is_on_the_leaderboard_and_the_best_is_first(searched: Searc
     assert metrics == sorted(metrics)
     assert result.trials[0].changes["train.lr"] >= 1e-2
     assert result.job == replace(
-        TrainJob.model_validate(job.model_dump(include=set(TrainJob.model_fields))),
+        job.training,
         result.trials[0].changes,
     )
 
@@ -160,7 +160,7 @@ def test_automatic_sizes_are_found_for_the_share_of_a_gpu_that_a_trial_has(
     asked: list[float] = []
 
     def settle(
-        job: SearchJob, pinned: Pinned, data: object, drawn: tuple[str, ...], share: float
+        job: Job, pinned: Pinned, data: object, drawn: tuple[str, ...], share: float
     ) -> None:
         asked.append(share)
         raise KeyboardInterrupt

@@ -14,6 +14,7 @@ import pytest
 from raypipe.config import validate
 from raypipe.errors import DataError
 from raypipe.feed.dataset import pin
+from raypipe.job import Job
 from raypipe.registry import promote, tracking
 from raypipe.registry.promote import ModelVersion
 from raypipe.registry.tracking import Store
@@ -96,22 +97,11 @@ def test_a_result_is_published_once_with_its_lineage(
     assert sorted(r.info.run_name for r in runs) == ["train", "trial 1"]
 
 
-def test_a_larger_job_is_published_as_the_part_that_trained(
-    store: Store, job: TrainJob, trained: TrainResult
-) -> None:
-    """`raypipe train` passes its whole configuration; a retrain must be able to read the
-    champion's own part of it.
-    """
-    from raypipe.job import Job
-
-    other = dataclasses.replace(store, model="whole job")
-    made = publish(
-        other,
-        trainer.plan(Job.model_validate(job.model_dump())),
-        dataclasses.replace(trained, key="whole job"),
-        "train",
-    )
-    assert validate(TrainJob, promote.fetch(other, made).info["config"]) == job
+def test_of_a_larger_configuration_a_training_gets_its_own_sections(job: TrainJob) -> None:
+    """By type: a Job is no TrainJob, so nothing of its other sections gets into a package."""
+    whole = Job.model_validate(job.model_dump() | {"watch": {"force": True}})
+    assert type(whole.training) is TrainJob and whole.training == job
+    assert not isinstance(whole, TrainJob) and whole.watch.force
 
 
 def test_every_image_gets_one_row_and_asking_twice_adds_none(

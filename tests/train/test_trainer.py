@@ -25,7 +25,6 @@ from raypipe.train import checkpoint, trainer
 from raypipe.train.checkpoint.saver import newest
 from raypipe.train.job import TrainJob, TrainResult
 from raypipe.train.loop import LoopState
-from raypipe.watch.check import WatchJob
 
 from ..pixels import decoded
 from .conftest import Jobs
@@ -194,12 +193,8 @@ def test_frozen_training_is_the_same_with_one_worker_and_with_two(jobs: Jobs) ->
 
 
 def test_two_workers_train_one_model_and_a_kill_does_not_start_them_over(jobs: Jobs) -> None:
-    """SIGKILL to one worker after some checkpoints. Measured rates in the history tell runs apart.
-
-    The job has more sections than training needs, like the command line's: workers get theirs only.
-    """
-    small = jobs(**{"train.workers": 2, "train.epochs": 12, "train.timeout_s": 15})
-    job = WatchJob.model_validate(small.model_dump())
+    """SIGKILL to one worker after some checkpoints. Measured rates tell runs apart."""
+    job = jobs(**{"train.workers": 2, "train.epochs": 12, "train.timeout_s": 15})
     folder = job.run.path / "train" / job.training_key(pin(job.table, job.feed).version)
     killer = Killer(folder)
     killer.start()

@@ -10,11 +10,12 @@ import pytest
 
 from raypipe.config import replace, validate
 from raypipe.errors import ConfigError
+from raypipe.job import Job
 from raypipe.search.searchers.tune_searchers import plan
+from raypipe.search.settings import SearchConfig
 from raypipe.search.space import parse as spaces
 from raypipe.train.job import TrainJob
 from raypipe.watch import around
-from raypipe.watch.check import WatchJob
 
 CHAMPION = validate(
     TrainJob,
@@ -32,8 +33,16 @@ CHAMPION = validate(
 )
 
 
-def job(**sections: Any) -> WatchJob:
-    return validate(WatchJob, {"table": {"uri": "/t"}, "run": {"seed": 5}} | sections)
+def job(**sections: Any) -> Job:
+    return validate(Job, {"table": {"uri": "/t"}, "run": {"seed": 5}} | sections)
+
+
+def challenger(of: Job, *rest: Any) -> TrainJob:
+    return around.challenger(of.training, of.watch, of.search.refit, *rest)
+
+
+def searched(of: Job, first: TrainJob) -> tuple[TrainJob, SearchConfig]:
+    return around.searched(of.search, of.watch, first)
 
 
 def changed(**changes: Any) -> TrainJob:
@@ -41,18 +50,18 @@ def changed(**changes: Any) -> TrainJob:
 
 
 def test_the_first_trial_has_the_champions_settings_and_the_others_lie_near_them() -> None:
-    first = around.challenger(job(), CHAMPION, 9, ["old", "new"])
-    wanted = around.searched(job(), first)
-    space = spaces.parse(wanted.search.space or {}, wanted)
-    trials = plan(wanted, space, [])
-    assert len(trials) == wanted.search.samples == 8
+    first = challenger(job(), CHAMPION, 9, ["old", "new"])
+    wanted, search = searched(job(), first)
+    space = spaces.parse(search.space or {}, wanted)
+    trials = plan(wanted, search, space, [])
+    assert len(trials) == search.samples == 8
     assert trials[0]["train.lr"] == 0.002 and trials[0]["model.dropout"] == 0.3
     assert all(
         0.001 <= t["train.lr"] <= 0.004 and t["model.dropout"] in (0.0, 0.2, 0.3, 0.5)
         for t in trials
     )
     assert len({t["train.lr"] for t in trials}) == 8
-    assert trials == plan(wanted, space, []), "drawn again after a kill, they are the same"
+    assert trials == plan(wanted, search, space, []), "drawn again after a kill, they are the same"
     assert wanted.table.version == 9 and wanted.run.seed == 5
     assert wanted.train.epochs == 7 and wanted.model.name == "small_cnn"
     assert wanted.train.workers == 1 and wanted.train.start_from is None
@@ -73,11 +82,11 @@ def test_a_champion_that_was_trained_on_validation_rows_is_judged_on_them_no_mor
         search={"refit": {"train.epochs": 40}},
         watch={"retrain_workers": 2},
     )
-    first = around.challenger(mine, refitted, 9, ["old"])
+    first = challenger(mine, refitted, 9, ["old"])
     assert (first.feed.train, first.feed.val, first.train.result) == ("train", "val", "best")
     assert first.train.epochs == 4 and first.train.stopping.patience == 2
-    wanted = around.searched(mine, first)
-    assert wanted.train.workers == 1 and wanted.search.refit == {
+    wanted, search = searched(mine, first)
+    assert wanted.train.workers == 1 and search.refit == {
         "train.workers": 2,
         "train.epochs": 40,
     }
@@ -99,9 +108,7 @@ def test_old_and_new_sources_count_equally_unless_something_else_was_said(
 ) -> None:
     champion = changed(feed__sampling=champions)
     assert (
-        around.challenger(
-            job(watch={"retrain_sampling": asked}), champion, 9, sources
-        ).feed.sampling
+        challenger(job(watch={"retrain_sampling": asked}), champion, 9, sources).feed.sampling
         == is_
     )
 
@@ -111,19 +118,19 @@ def test_a_stated_mix_and_a_stated_space_hold() -> None:
         feed={"sampling": "sources", "mix": {"old": 3, "new": 1}},
         watch={"retrain_space": {"train": {"lr": "choice(0.1, 0.2)"}}, "retrain_samples": 2},
     )
-    first = around.challenger(mine, CHAMPION, 9, ["old", "new"])
+    first = challenger(mine, CHAMPION, 9, ["old", "new"])
     assert first.feed.mix == {"old": 3, "new": 1}
-    wanted = around.searched(mine, first)
-    assert wanted.search.space == {"train.lr": "choice(0.1, 0.2)"} and wanted.search.samples == 2
+    _, search = searched(mine, first)
+    assert search.space == {"train.lr": "choice(0.1, 0.2)"} and search.samples == 2
 
 
 def test_a_mix_that_does_not_know_a_new_source_is_not_taken_over() -> None:
     champion = changed(feed__sampling="sources", feed__mix={"old": 3, "older": 1})
-    assert around.challenger(job(), champion, 9, ["old", "older"]).feed.mix == {
+    assert challenger(job(), champion, 9, ["old", "older"]).feed.mix == {
         "old": 3,
         "older": 1,
     }
-    assert around.challenger(job(), champion, 9, ["old", "older", "new"]).feed.mix is None
+    assert challenger(job(), champion, 9, ["old", "older", "new"]).feed.mix is None
 
 
 def test_a_space_that_cannot_be_drawn_is_refused_by_its_own_name() -> None:
@@ -131,15 +138,13 @@ def test_a_space_that_cannot_be_drawn_is_refused_by_its_own_name() -> None:
     with pytest.raises(
         ConfigError, match=r"watch\.retrain_space names an unknown field train\.rate"
     ):
-        around.searched(mine, around.challenger(mine, CHAMPION, 9, []))
+        searched(mine, challenger(mine, CHAMPION, 9, []))
 
 
 def test_a_population_is_no_small_search() -> None:
     populated = job(search={"scheduler": "pbt"})
-    assert (
-        around.searched(populated, around.challenger(populated, CHAMPION, 9, [])).search.scheduler
-        == "asha"
-    )
+    _, search = searched(populated, challenger(populated, CHAMPION, 9, []))
+    assert search.scheduler == "asha"
 
 
 def test_a_mix_without_sampling_by_source_is_refused() -> None:

@@ -39,21 +39,20 @@ from raypipe.config import replace
 from raypipe.errors import ConfigError
 from raypipe.search.schedulers import mutations
 from raypipe.search.schedulers.explore import Draw, draw_of, explore
-from raypipe.search.settings import SearchJob
+from raypipe.search.settings import PbtConfig, SearchConfig
 from raypipe.search.space.space import Space
 from raypipe.search.trials import trial_checkpoints
 from raypipe.search.trials.epoch_result import ENDED, EPOCH, UNUSABLE
 from raypipe.train import checkpoint
-from raypipe.train.job import MUTABLE
+from raypipe.train.job import MUTABLE, TrainJob
 
 log = logging.getLogger("raypipe")
 TRIES = 16  # to find values that the job accepts
 
 
-def check(job: SearchJob, space: Space) -> None:
+def check(cfg: SearchConfig, space: Space) -> None:
     """Raise ConfigError for a space or settings that a population cannot have."""
-    _check_space(job, space)
-    cfg = job.search
+    _check_space(cfg.scheduler, space)
     if cfg.searcher != "random":
         raise ConfigError(
             "A population chooses its values itself",
@@ -74,9 +73,8 @@ def check(job: SearchJob, space: Space) -> None:
         )
 
 
-def _check_space(job: SearchJob, space: Space) -> None:
+def _check_space(scheduler: str, space: Space) -> None:
     # Three kinds of field that a population cannot draw.
-    scheduler = job.search.scheduler
     # Fields of the model's shape or the data cannot change in a running training.
     fixed = [field.name for field in space.fields if field.name not in MUTABLE]
     if fixed:
@@ -103,12 +101,11 @@ def _check_space(job: SearchJob, space: Space) -> None:
         )
 
 
-def population(job: SearchJob, space: Space, folder: Path) -> Any:
+def population(job: TrainJob, cfg: SearchConfig, space: Space, folder: Path) -> Any:
     """Tune's scheduler for `search.scheduler: pbt` or `pb2`.
 
     It writes mutations.jsonl and the clones' checkpoints into the search's `folder`.
     """
-    cfg = job.search
     draws = {field.name: draw_of(field.branches[0].sampler) for field in space.fields}
     common: dict[str, Any] = {
         "time_attr": EPOCH,
@@ -126,6 +123,7 @@ def population(job: SearchJob, space: Space, folder: Path) -> Any:
         made = Pbt(hyperparam_mutations=unused, **common)
     # Tune's constructor takes no arguments of ours.
     made.job = job
+    made.settings = cfg.pbt
     made.draws = draws
     made.folder = folder
     return made
@@ -134,7 +132,8 @@ def population(job: SearchJob, space: Space, folder: Path) -> Any:
 class _Population:
     """What PBT and PB2 do differently here than in Tune; mixed in before Tune's class."""
 
-    job: SearchJob
+    job: TrainJob
+    settings: PbtConfig
     draws: dict[str, Draw]
     folder: Path
 
@@ -171,7 +170,7 @@ class _Population:
             states = self._trial_state  # type: ignore[attr-defined]
             # The next turn is one interval after the trial that is furthest.
             furthest = max(states[trial].last_train_time for trial in live)
-            self._next_perturbation_sync = furthest + self.job.search.pbt.every
+            self._next_perturbation_sync = furthest + self.settings.every
             chosen = super().choose_trial_to_run(controller)  # type: ignore[misc]
         return chosen
 
@@ -220,7 +219,7 @@ class _Population:
         last_result = self._trial_state[donor].last_result  # type: ignore[attr-defined]
         names = f"{_name(trial)} {_name(donor)}"
         rng = random.Random(f"{self.job.run.seed} {names} {last_result[EPOCH]} {attempt}")
-        resample = self.job.search.pbt.resample_probability
+        resample = self.settings.resample_probability
         if attempt >= TRIES // 2:
             resample = 1.0
         return explore(donor.config, self.draws, resample, rng)

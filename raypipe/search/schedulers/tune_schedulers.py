@@ -33,8 +33,9 @@ from ray.tune.schedulers import (
 )
 
 from raypipe.search.schedulers.halving import Halving, Verdict
-from raypipe.search.settings import SearchJob
+from raypipe.search.settings import SearchConfig
 from raypipe.search.trials.epoch_result import EPOCH, metric_of_result
+from raypipe.train.settings import TrainConfig
 
 _DECISIONS: dict[Verdict, str] = {
     "go on": TrialScheduler.CONTINUE,
@@ -136,8 +137,7 @@ def _yield_place(tune_controller: Any, trial: Trial, result: dict[str, Any]) -> 
     tune_controller.search_alg.on_trial_complete(trial.trial_id, result=result)
 
 
-def _halving(job: SearchJob, total: int, capped: bool) -> HalvingScheduler:
-    cfg, train = job.search, job.train
+def _halving(cfg: SearchConfig, train: TrainConfig, total: int, capped: bool) -> HalvingScheduler:
     rule = Halving(
         train.epochs,
         min(cfg.grace, train.epochs),
@@ -150,48 +150,46 @@ def _halving(job: SearchJob, total: int, capped: bool) -> HalvingScheduler:
     return HalvingScheduler(rule, train.stopping.metric)
 
 
-def asha(job: SearchJob, total: int) -> TrialScheduler:
-    return _halving(job, total, capped=False)
+def asha(cfg: SearchConfig, train: TrainConfig, total: int) -> TrialScheduler:
+    return _halving(cfg, train, total, capped=False)
 
 
-def pasha(job: SearchJob, total: int) -> TrialScheduler:
-    return _halving(job, total, capped=True)
+def pasha(cfg: SearchConfig, train: TrainConfig, total: int) -> TrialScheduler:
+    return _halving(cfg, train, total, capped=True)
 
 
-def hyperband(job: SearchJob, total: int) -> TrialScheduler:
+def hyperband(cfg: SearchConfig, train: TrainConfig, total: int) -> TrialScheduler:
     """Tune's HyperBand. It has brackets of its own and does not use `search.grace`."""
-    return HyperBandScheduler(
-        time_attr=EPOCH, max_t=job.train.epochs, reduction_factor=job.search.reduction
-    )
+    return HyperBandScheduler(time_attr=EPOCH, max_t=train.epochs, reduction_factor=cfg.reduction)
 
 
-def median(job: SearchJob, total: int) -> TrialScheduler:
+def median(cfg: SearchConfig, train: TrainConfig, total: int) -> TrialScheduler:
     """Tune's rule: stop a trial whose best is below the median of the others' running means.
 
     Golovin et al. 2017, "Google Vizier".
     """
-    grace = min(job.search.grace, job.train.epochs)
+    grace = min(cfg.grace, train.epochs)
     return MedianStoppingRule(time_attr=EPOCH, grace_period=grace)
 
 
-SCHEDULERS: dict[str, Callable[[SearchJob, int], TrialScheduler | None]] = {
+SCHEDULERS: dict[str, Callable[[SearchConfig, TrainConfig, int], TrialScheduler | None]] = {
     "asha": asha,
     "pasha": pasha,
     "hyperband": hyperband,
     "median": median,
-    "none": lambda job, total: None,
+    "none": lambda cfg, train, total: None,
 }
 
 
-def scheduler(job: SearchJob, total: int) -> TrialScheduler | None:
+def scheduler(cfg: SearchConfig, train: TrainConfig, total: int) -> TrialScheduler | None:
     """The scheduler of a search of `total` trials; None: every trial runs to its end."""
-    make = SCHEDULERS[job.search.scheduler]
-    return make(job, total)
+    make = SCHEDULERS[cfg.scheduler]
+    return make(cfg, train, total)
 
 
-def drawn_ahead(job: SearchJob, total: int, concurrent: int) -> int:
+def drawn_ahead(cfg: SearchConfig, total: int, concurrent: int) -> int:
     """How many trials the searcher may draw before the first one ends; `concurrent` can run."""
-    return total if job.search.scheduler == "hyperband" else concurrent
+    return total if cfg.scheduler == "hyperband" else concurrent
 
 
 def memory(chosen: TrialScheduler | None) -> list[tune.Callback]:

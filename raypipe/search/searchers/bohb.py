@@ -22,10 +22,11 @@ from typing import Any
 
 from raypipe.search.schedulers.halving import rungs
 from raypipe.search.searchers.optuna_search import Suggested, require
-from raypipe.search.settings import SearchJob
+from raypipe.search.settings import SearchConfig
 from raypipe.search.space.space import Changes, Space, uniform
 from raypipe.search.trials.epoch_result import EPOCH, metric_of_result
 from raypipe.search.warm_start import Earlier
+from raypipe.train.job import TrainJob
 
 AT_RANDOM = 1 / 3  # share of the trials that are drawn at random
 
@@ -38,15 +39,16 @@ class Bohb(Suggested):
 
     def __init__(
         self,
-        job: SearchJob,
+        job: TrainJob,
+        cfg: SearchConfig,
         trials: list[Changes],
         space: Space,
         earlier: list[Earlier],
         folder: Path,
     ) -> None:
-        super().__init__(job, trials, space, earlier, folder)
+        super().__init__(job, cfg, trials, space, earlier, folder)
         epochs = job.train.epochs
-        budgets = rungs(epochs, min(job.search.grace, epochs), job.search.reduction)
+        budgets = rungs(epochs, min(cfg.grace, epochs), cfg.reduction)
         self._least = len(self._samplers()) + 3  # trials that a model needs
         self._drawn: dict[str, dict[str, Any]] = {}  # trial -> its codes
         # Budget -> trial -> value. The budget is a string because the state is saved as JSON.

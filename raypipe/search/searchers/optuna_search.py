@@ -25,10 +25,11 @@ from typing import Any
 
 from raypipe.errors import ConfigError
 from raypipe.search.searchers.planned import Planned
-from raypipe.search.settings import SearchJob
+from raypipe.search.settings import SearchConfig
 from raypipe.search.space.samplers import Choice, Range, Sampler
 from raypipe.search.space.space import Changes, Space, field_of, uniform
 from raypipe.search.warm_start import Earlier
+from raypipe.train.job import TrainJob
 
 TRIES = 16
 JOURNAL = "optuna.journal"
@@ -55,14 +56,15 @@ class Suggested(Planned):
 
     def __init__(
         self,
-        job: SearchJob,
+        job: TrainJob,
+        cfg: SearchConfig,
         trials: list[Changes],
         space: Space,
         earlier: list[Earlier],
         folder: Path,
     ) -> None:
         super().__init__(job, trials)
-        self._kind = job.search.searcher
+        self._kind = cfg.searcher
         self._seed = job.run.seed
         self._space = space
         self._earlier = earlier

@@ -11,9 +11,9 @@ from typing import Any
 
 from ray.tune.search import Searcher
 
-from raypipe.search.settings import SearchJob
 from raypipe.search.space.space import Changes
 from raypipe.search.trials.epoch_result import metric_of_result
+from raypipe.train.job import TrainJob
 from raypipe.train.stopping import improved
 
 
@@ -24,7 +24,7 @@ class Planned(Searcher):  # type: ignore[misc]
     searcher's too, as JSON.
     """
 
-    def __init__(self, job: SearchJob, trials: list[Changes]) -> None:
+    def __init__(self, job: TrainJob, trials: list[Changes]) -> None:
         super().__init__()
         rule = job.train.stopping
         self._metric_name = rule.metric

@@ -18,12 +18,13 @@ from raypipe.errors import ConfigError
 from raypipe.search.searchers.bohb import Bohb
 from raypipe.search.searchers.optuna_search import Suggested
 from raypipe.search.searchers.planned import Planned
-from raypipe.search.settings import SearchJob
+from raypipe.search.settings import SearchConfig
 from raypipe.search.space.space import DATA, Changes, Space
 from raypipe.search.warm_start import Earlier
+from raypipe.train.job import TrainJob
 
 
-def plan(job: SearchJob, space: Space, earlier: list[Earlier]) -> list[Changes]:
+def plan(job: TrainJob, cfg: SearchConfig, space: Space, earlier: list[Earlier]) -> list[Changes]:
     """Every trial of a random search, in order.
 
     The whole grid is run `search.samples` times. The first trial starts from the best earlier
@@ -34,10 +35,10 @@ def plan(job: SearchJob, space: Space, earlier: list[Earlier]) -> list[Changes]:
     seed = job.run.seed
     cells = space.cells
     trials = []
-    for i in range(job.search.samples * len(cells)):
+    for i in range(cfg.samples * len(cells)):
         trials.append(space.trial(seed, i, cells[i % len(cells)]))
     # The first trial has values that are known to be good, where the space has them.
-    start = earlier[0].keyed if earlier else space.keyed(job.search.start or {})
+    start = earlier[0].keyed if earlier else space.keyed(cfg.start or {})
     if start:
         # This job may refuse what another job's trial was. Then the first trial is drawn.
         with suppress(ConfigError):
@@ -45,16 +46,17 @@ def plan(job: SearchJob, space: Space, earlier: list[Earlier]) -> list[Changes]:
     return trials
 
 
-def candidates(job: SearchJob, space: Space, trials: list[Changes]) -> list[Changes]:
+def candidates(cfg: SearchConfig, space: Space, trials: list[Changes]) -> list[Changes]:
     """Trials that together need every array that the search may need."""
-    if job.search.searcher == "random":
+    if cfg.searcher == "random":
         return trials
     # A model-based searcher may choose other arrays than the planned trials.
     return [*trials, *space.variants(DATA)]
 
 
 def searcher(
-    job: SearchJob,
+    job: TrainJob,
+    cfg: SearchConfig,
     space: Space,
     trials: list[Changes],
     earlier: list[Earlier],
@@ -65,7 +67,7 @@ def searcher(
 
     Tune asks a ConcurrencyLimiter how many trials may wait. `Planned` itself does the limiting.
     """
-    if job.search.searcher == "random":
+    if cfg.searcher == "random":
         return ConcurrencyLimiter(Planned(job, trials), concurrent)
-    kind = Bohb if job.search.searcher == "bohb" else Suggested
-    return ConcurrencyLimiter(kind(job, trials, space, earlier, folder), concurrent)
+    kind = Bohb if cfg.searcher == "bohb" else Suggested
+    return ConcurrencyLimiter(kind(job, cfg, trials, space, earlier, folder), concurrent)

@@ -20,8 +20,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from raypipe.config import replace
-from raypipe.search.settings import SearchJob
+from raypipe.search.settings import SearchConfig
 from raypipe.train.job import TrainJob
 
 MOST_PASSES = 50_000  # images in a trial's epochs, on CPUs
@@ -45,16 +44,18 @@ RATE = {"train.lr": "loguniform(1e-4, 3e-2)"}
 _FINETUNE = "model.mode == 'finetune'"
 
 
-def with_default_space(job: SearchJob, counts: Mapping[str, int], gpu: bool) -> SearchJob:
-    """The job with a default space and first trial; a job that has a space stays as it is.
+def with_default_space(
+    job: TrainJob, cfg: SearchConfig, counts: Mapping[str, int], gpu: bool
+) -> SearchConfig:
+    """The search with a default space and first trial; one that has a space stays as it is.
 
     counts: labelled images of each split.
     """
-    if job.search.space is not None:
-        return job
+    if cfg.space is not None:
+        return cfg
     drawn = space(job, sum(counts.values()), gpu)
-    first = start(job, drawn, gpu) | (job.search.start or {})
-    return replace(job, {"search.space": drawn, "search.start": first})
+    first = start(job, drawn, gpu) | (cfg.start or {})
+    return cfg.model_copy(update={"space": drawn, "start": first})
 
 
 def start(job: TrainJob, drawn: Mapping[str, str], gpu: bool) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from raypipe.config import field_names, replace
 from raypipe.errors import ConfigError, nearest
 from raypipe.search.space.conditions import Condition
 from raypipe.search.space.samplers import Branch, Sampler, read
-from raypipe.search.space.space import DATA, TRIES, Field, Space, at_random, training_job
+from raypipe.search.space.space import DATA, TRIES, Field, Space, at_random
 from raypipe.train.job import TrainJob
 
 MOST_ARRAYS = 16  # values of a field in DATA
@@ -55,7 +55,6 @@ def parse(texts: Mapping[str, str], job: TrainJob) -> Space:
     Raises ConfigError for an unknown field, an unknown sampler, conditions that go in a circle, and
     values that no trial could have.
     """
-    job = training_job(job)
     for name in texts:
         _check_name(name)
     # Read all fields first: a condition may name a later one.

@@ -78,8 +78,8 @@ class Space:
     job: TrainJob
 
     def of(self, job: TrainJob) -> Space:
-        """The same fields for another job; a SearchJob counts without its search."""
-        return Space(self.fields, training_job(job))
+        """The same fields for another job."""
+        return Space(self.fields, job)
 
     def draw(self, suggest: Suggest) -> Changes:
         """The values of one trial, by field. `suggest` is called only for fields that are drawn."""
@@ -236,12 +236,6 @@ class Space:
 def field_of(key: str) -> str:
     """The field of a branch's key: train.lr for train.lr#2."""
     return key.partition("#")[0]
-
-
-def training_job(job: TrainJob) -> TrainJob:
-    """A job without its search and other sections: only what one training needs."""
-    fields = job.model_dump(include=set(TrainJob.model_fields))
-    return TrainJob.model_validate(fields)
 
 
 def at_random(

@@ -17,8 +17,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from raypipe.errors import ClusterError, ConfigError
-from raypipe.search.settings import SearchJob
+from raypipe.search.settings import SearchConfig
+from raypipe.train.job import TrainJob
 from raypipe.train.launch import wants_gpu
+from raypipe.train.settings import TrainConfig
 
 WAITING_CPU = 0.1  # CPUs of a process that waits for its group
 LEAST_CPU = 0.01  # CPUs of a worker, at least: Ray counts in 1/10000
@@ -38,17 +40,19 @@ class TrialResources:
     """How many trials run at a time."""
 
 
-def gpu_share(job: SearchJob) -> float:
+def gpu_share(job: TrainJob, cfg: SearchConfig) -> float:
     """The part of one GPU's memory that a worker may fill, 1.0 at most.
 
     A trial of one worker trains on one GPU, even if `search.gpus_per_trial` is more.
     """
     if job.train.workers == 1:
-        return min(1.0, job.search.gpus_per_trial)
+        return min(1.0, cfg.gpus_per_trial)
     return 1.0
 
 
-def plan_resources(job: SearchJob, resources: Mapping[str, float], trials: int) -> TrialResources:
+def plan_resources(
+    job: TrainJob, cfg: SearchConfig, resources: Mapping[str, float], trials: int
+) -> TrialResources:
     """What each trial of the search takes, and how many run at a time.
 
     resources: the cluster's, by kind ("CPU", "GPU"). trials: of the search, in total.
@@ -61,14 +65,13 @@ def plan_resources(job: SearchJob, resources: Mapping[str, float], trials: int) 
     """
     gpu = wants_gpu(job.train, dict(resources))
     if job.train.workers == 1:
-        return _one_worker(job, resources, trials, gpu)
-    return _several_workers(job, resources, trials, gpu)
+        return _one_worker(cfg, resources, trials, gpu)
+    return _several_workers(job.train, cfg, resources, trials, gpu)
 
 
 def _one_worker(
-    job: SearchJob, resources: Mapping[str, float], trials: int, gpu: bool
+    cfg: SearchConfig, resources: Mapping[str, float], trials: int, gpu: bool
 ) -> TrialResources:
-    cfg = job.search
     trial = {"CPU": 1.0}
     if gpu:
         trial["GPU"] = cfg.gpus_per_trial
@@ -80,22 +83,25 @@ def _one_worker(
 
 
 def _several_workers(
-    job: SearchJob, resources: Mapping[str, float], trials: int, gpu: bool
+    train: TrainConfig,
+    cfg: SearchConfig,
+    resources: Mapping[str, float],
+    trials: int,
+    gpu: bool,
 ) -> TrialResources:
-    cfg = job.search
     if gpu and cfg.gpus_per_trial != 1:
         raise ConfigError(
             "Workers of one trial cannot share a GPU",
-            got=f"search.gpus_per_trial={cfg.gpus_per_trial}, train.workers={job.train.workers}",
+            got=f"search.gpus_per_trial={cfg.gpus_per_trial}, train.workers={train.workers}",
             rule="NCCL wants a GPU for each rank",
             fix="Set train.workers=1, or remove search.gpus_per_trial",
         )
     # An elastic trial may grow, so each is counted with its most workers.
-    workers = job.train.most_workers
+    workers = train.most_workers
     gpus = resources.get("GPU", 0)
     cpus = resources.get("CPU", 0)
     fitting = int(gpus // workers if gpu else cpus / (workers + WAITING_CPU))
-    if not gpu or gpus >= job.train.fewest_workers:
+    if not gpu or gpus >= train.fewest_workers:
         # A trial that is alone can run: its workers take less of a CPU, or it grows less.
         fitting = max(1, fitting)
 
@@ -104,7 +110,8 @@ def _several_workers(
     # The waiting processes come first, and the groups share the rest.
     cpu_share = min(1.0, (cpus / wanted - WAITING_CPU) / workers)
     if cpu_share < LEAST_CPU or (gpu and wanted > fitting):
-        raise _no_room(job, f"{gpus:g} GPUs" if gpu else f"{cpus:g} CPUs", wanted, fitting)
+        have = f"{gpus:g} GPUs" if gpu else f"{cpus:g} CPUs"
+        raise _no_room(f"{wanted} trials of {workers} workers", have, cfg.populated, fitting)
 
     worker = {"CPU": int(cpu_share * 1000) / 1000}  # rounded down, so that the sum fits
     if gpu:
@@ -112,15 +119,15 @@ def _several_workers(
     return TrialResources({"CPU": WAITING_CPU}, worker, wanted)
 
 
-def _no_room(job: SearchJob, have: str, wanted: int, fitting: int) -> ClusterError:
-    if job.search.populated:
+def _no_room(wanted: str, have: str, populated: bool, fitting: int) -> ClusterError:
+    if populated:
         rule = "A population is trained all at once"
         setting = "search.samples"
     else:
         rule = "Every trial that is started needs its workers"
         setting = "search.concurrent"
     return ClusterError(
-        f"{wanted} trials of {job.train.most_workers} workers do not fit side by side",
+        f"{wanted} do not fit side by side",
         got=have,
         rule=rule,
         fix=f"Set {setting}={max(1, fitting)}, or fewer train.workers",

@@ -12,7 +12,6 @@ import logging
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import TypeVar
 
 import ray
 
@@ -26,16 +25,15 @@ from raypipe.train.launch import wants_gpu
 from raypipe.train.worker import Data
 
 log = logging.getLogger("raypipe")
-Job = TypeVar("Job", bound=TrainJob)
 
 
 def resolve(
-    job: Job,
+    job: TrainJob,
     pinned: Pinned,
     data: Callable[[], Data],
     drawn: tuple[str, ...] = (),
     gpu_share: float = 1.0,
-) -> Job:
+) -> TrainJob:
     """The job with numbers in place of `auto`, except for fields that a search draws.
 
     data: called only if no earlier result is stored. drawn: fields of the search space, as in
@@ -85,8 +83,7 @@ def _find_where_it_trains(
     """Run `find` in this process, or on a GPU of the cluster, which this machine may not have."""
     if job.train.workers == 1 or not wants_gpu(job.train, ray.cluster_resources()):
         return find(job, data, wanted, gpu_share)
-    # Of a larger job, only the part that trains is sent.
-    job_fields = job.model_dump(mode="json", include=set(TrainJob.model_fields))
+    job_fields = job.model_dump(mode="json")
     find_remotely = ray.remote(num_gpus=1, max_retries=0)(
         lambda fields, *rest: find(TrainJob.model_validate(fields), *rest)
     )
