@@ -47,7 +47,6 @@ from raypipe.search.warm_start import earlier
 from raypipe.train.auto import finders
 from raypipe.train.job import TrainJob
 from raypipe.train.launch import check_workers, wants_gpu
-from raypipe.train.stopping import SearchStoppingConfig
 from raypipe.train.trainer import check_start, prepare
 from raypipe.train.worker import Data, validate
 
@@ -236,25 +235,36 @@ def _run(
     """
     resources = plan_resources(job, cfg, ray.cluster_resources(), strategy.total)
     trainable = _trainable(job, data, folder, resources)
-    run_config = _run_config(job, cfg.stopping, strategy, folder, resources, progress)
+    # What the search's rule looks at, and what the user sees.
+    rule = job.train.stopping
+    workers = resources.trial.get("GPU", float(job.train.most_workers))
+    monitor = Monitor(strategy.total, rule.metric, rule.mode, cfg.stopping, workers, progress)
     # After a kill Tune continues; its own folder has the state.
     tuner = _restored(folder / "tune", trainable)
     if tuner is None:
         # The searcher is made here, because a restored search brings its own.
         ahead = drawn_ahead(cfg, strategy.total, resources.concurrent)
         tune_config = tune.TuneConfig(
-            metric=job.train.stopping.metric,
-            mode=job.train.stopping.mode,
+            metric=rule.metric,
+            mode=rule.mode,
             num_samples=strategy.total,
             scheduler=strategy.scheduler,
             search_alg=strategy.searcher(ahead),
             trial_dirname_creator=folder_name,
             reuse_actors=True,
         )
+        run_config = _run_config(strategy.scheduler, folder, resources, monitor)
         tuner = tune.Tuner(trainable, tune_config=tune_config, run_config=run_config)
+    else:
+        monitor.put_into(tune_patches.run_config(tuner))
     with tune_patches.applied(multi_worker=resources.worker is not None):
         results = tuner.fit()
-    return _ranked(results, job, strategy.total, folder, progress)
+    ranked = _ranked(results, job, monitor, folder)
+    # Tune calls back for a trial's end before it counts the trial as ended, so the listener has not
+    # yet seen the last one.
+    standings = leaderboard.standings(ranked, rule.metric, rule.mode)
+    progress(strategy.total, strategy.total, standings)
+    return ranked, monitor.stopped
 
 
 def _trainable(
@@ -275,27 +285,17 @@ def _trainable(
 
 
 def _run_config(
-    job: TrainJob,
-    stopping: SearchStoppingConfig,
-    strategy: _Strategy,
-    folder: Path,
-    resources: TrialResources,
-    progress: Listener,
+    scheduler: Any, folder: Path, resources: TrialResources, monitor: Monitor
 ) -> tune.RunConfig:
-    """Where Tune writes, what it calls back, and when it stops. `progress` becomes the listener."""
-    Monitor.listener = staticmethod(progress)
-    Monitor.current = None
-    workers = resources.trial.get("GPU", float(job.train.most_workers))
-    rule = job.train.stopping
-    monitor = Monitor(strategy.total, rule.metric, rule.mode, stopping, workers)
+    """Where Tune writes, what it calls back, and when it stops."""
     # Checkpoints are pointers of 100 bytes, so Tune keeps them all. A function saves one with each
     # report by itself; a class has to be told.
     checkpoints = tune.CheckpointConfig(checkpoint_frequency=1 if resources.worker else 0)
     return tune.RunConfig(
         name="tune",
         storage_path=str(folder),
-        callbacks=[monitor, *memory(strategy.scheduler)],
-        stop=Stop(),
+        callbacks=[monitor, *memory(scheduler)],
+        stop=Stop(monitor),
         checkpoint_config=checkpoints,
         failure_config=tune.FailureConfig(max_failures=1),
         verbose=0,
@@ -328,27 +328,20 @@ def _restored(folder: Path, trainable: Any) -> Any | None:
     return tuner
 
 
-def _ranked(
-    results: Any, job: TrainJob, total: int, folder: Path, progress: Listener
-) -> tuple[list[Trial], str | None]:
-    """(trials from best to worst, why the search stopped early), from Tune's results."""
-    trials = [_trial_of(result, job, folder) for result in _started(results)]
-    stopped = Monitor.current.stopped if Monitor.current else None
-    if stopped and not trials:
+def _ranked(results: Any, job: TrainJob, monitor: Monitor, folder: Path) -> list[Trial]:
+    """The trials from best to worst, from Tune's results."""
+    trials = [_trial_of(result, job, monitor, folder) for result in _started(results)]
+    if monitor.stopped and not trials:
         raise RaypipeError(
             "The search stopped before its first result",
-            got=stopped,
+            got=monitor.stopped,
             fix="Raise the limit in search.stopping",
         )
     # The search needs one model at least.
     if all(trial.checkpoint is None for trial in trials):
         raise _nothing_usable(len(trials), folder)
     rule = job.train.stopping
-    ranked = leaderboard.ranked(trials, rule.metric, rule.mode)
-    # Tune calls back for a trial's end before it counts the trial as ended, so the listener has not
-    # yet seen the last one.
-    progress(total, total, leaderboard.standings(ranked, rule.metric, rule.mode))
-    return ranked, stopped
+    return leaderboard.ranked(trials, rule.metric, rule.mode)
 
 
 def _started(results: Any) -> Iterator[Any]:
@@ -363,11 +356,11 @@ def _started(results: Any) -> Iterator[Any]:
             yield result
 
 
-def _trial_of(result: Any, job: TrainJob, folder: Path) -> Trial:
+def _trial_of(result: Any, job: TrainJob, monitor: Monitor, folder: Path) -> Trial:
     """The leaderboard's trial of one of Tune's results."""
     rule = job.train.stopping
     trial = leaderboard.trial_of(result, rule.metric, rule.mode, job.train, folder / "trials")
-    failures = Monitor.current.failures.get(trial.name, 0) if Monitor.current else 0
+    failures = monitor.failures.get(trial.name, 0)
     # Older versions kept no schedule beside the weights.
     schedule = trial.schedule or mutations.schedules(folder).get(trial.name, ())
     return with_(trial, failures=failures, schedule=schedule)

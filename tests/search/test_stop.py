@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import cloudpickle
 import pytest
+from ray import tune
 from ray.tune.experiment import Trial
 
+from raypipe.search.trials import tune_patches
 from raypipe.search.trials.monitor import Monitor, Stop
 from raypipe.search.trials.standing import Standing
 from raypipe.train.stopping import SearchStoppingConfig
@@ -34,15 +36,10 @@ class Told:
         return self.done
 
 
-@pytest.fixture(autouse=True)
-def no_search_before() -> Iterator[None]:
-    Monitor.current = None
-    yield
-    Monitor.current = None
-
-
-def watch(workers: float = 1.0, **stopping: Any) -> Monitor:
-    made = Monitor(16, "val_accuracy", "max", SearchStoppingConfig(**stopping), workers)
+def watch(workers: float = 1.0, listener: Any = None, **stopping: Any) -> Monitor:
+    heard = [listener] if listener else []
+    rule = SearchStoppingConfig(**stopping)
+    made = Monitor(16, "val_accuracy", "max", rule, workers, *heard)
     made.setup()
     return made
 
@@ -62,27 +59,28 @@ def test_a_search_without_rules_never_stops() -> None:
     seen = watch()
     for i in range(50):
         trial(seen, str(i), 0.5, 0.4)
-    assert not Stop().stop_all() and seen.stopped is None
+    assert not Stop(seen).stop_all() and seen.stopped is None
 
 
-def test_before_tune_has_begun_nothing_stops() -> None:
-    assert not Stop().stop_all() and not Stop()("a", {})
+def test_before_tune_has_begun_nothing_stops_and_never_a_single_trial() -> None:
+    stop = Stop(watch(seconds=100))
+    assert not stop.stop_all() and not stop("a", {})
 
 
 def test_the_best_stands_still() -> None:
     seen = watch(patience=2)
     trial(seen, "a", 0.3, 0.9, 0.2)
     trial(seen, "b", 0.8)
-    assert not Stop().stop_all()
+    assert not Stop(seen).stop_all()
     epoch(seen, "d", 0.95)  # it leads, and still runs
     trial(seen, "c", 0.9)
-    assert not Stop().stop_all()
+    assert not Stop(seen).stop_all()
     trial(seen, "d", 0.95)
     seen.on_trial_error(0, [], Told("e", done=True))  # a trial without a result improved nothing
-    assert not Stop().stop_all()
+    assert not Stop(seen).stop_all()
     trial(seen, "f", 0.5)
     assert (
-        Stop().stop_all()
+        Stop(seen).stop_all()
         and seen.stopped == "no improvement of val_accuracy for 2 trials (best 0.95 in trial 4)"
     )
 
@@ -91,7 +89,7 @@ def test_a_trial_that_ends_again_after_a_restore_counts_once() -> None:
     seen = watch(patience=1)
     trial(seen, "a", 0.5)
     trial(seen, "a", 0.5)
-    assert not Stop().stop_all()
+    assert not Stop(seen).stop_all()
 
 
 @pytest.mark.parametrize(
@@ -109,9 +107,9 @@ def test_targets_and_budgets_count_running_trials_and_shares_of_a_gpu(
     seen = watch(workers=0.5, **stopping)
     epoch(seen, "a", 0.5, 2, 3600.0)
     epoch(seen, "b", 0.7, 2, 3000.0)
-    assert not Stop().stop_all()
+    assert not Stop(seen).stop_all()
     epoch(seen, "b", 0.92, 3, 3600.0)
-    assert Stop().stop_all() and seen.stopped == says
+    assert Stop(seen).stop_all() and seen.stopped == says
 
 
 def test_what_was_spent_and_seen_goes_on_after_a_restore() -> None:
@@ -122,10 +120,10 @@ def test_what_was_spent_and_seen_goes_on_after_a_restore() -> None:
     after = cloudpickle.loads(cloudpickle.dumps(before))
     after.setup()
     after.set_state(cloudpickle.loads(cloudpickle.dumps(state)))
-    assert 60 <= after.progress().seconds < 70 and not Stop().stop_all()
+    assert 60 <= after.progress().seconds < 70 and not Stop(after).stop_all()
     trial(after, "c", 0.5)
     trial(after, "d", 0.5)
-    assert Stop().stop_all() and "for 3 trials (best 0.9 in trial 1)" in str(after.stopped)
+    assert Stop(after).stop_all() and "for 3 trials (best 0.9 in trial 1)" in str(after.stopped)
     again = watch(seconds=100)
     again.set_state(after.get_state())
     assert (
@@ -136,13 +134,37 @@ def test_what_was_spent_and_seen_goes_on_after_a_restore() -> None:
 def test_time_stops_a_search_without_any_result() -> None:
     seen = watch(seconds=100)
     seen.set_state(seen.get_state() | {"_before": 100.0})
-    assert Stop().stop_all() and "budget of 100 s is spent" in str(seen.stopped)
+    assert Stop(seen).stop_all() and "budget of 100 s is spent" in str(seen.stopped)
 
 
-def test_who_listens_hears_how_trials_stand(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_restored_search_calls_the_new_listener_and_keeps_what_was_reported(
+    tmp_path: Path,
+) -> None:
+    """Tune unpickles the callbacks of the killed process, and gives them their state."""
+    told: list[int] = []
+    killed = watch(listener=lambda *args: told.append(1))
+    other = tune.Callback()
+    made = tune.RunConfig(
+        name="tune", storage_path=str(tmp_path), callbacks=[killed, other], stop=Stop(killed)
+    )
+    tune.Tuner(lambda config: None, run_config=made)
+    state = killed.get_state() | {"failures": {"a": 2}}
+
+    restored = tune.Tuner.restore(str(tmp_path / "tune"), lambda config: None)
+    run_config = tune_patches.run_config(restored)
+    seen = watch(listener=lambda *args: told.append(2))
+    seen.put_into(run_config)
+    assert run_config.callbacks[0] is seen and type(run_config.callbacks[1]) is tune.Callback
+    run_config.callbacks[0].set_state(state)
+    epoch(seen, "b", 0.5)
+    assert told == [2] and seen.failures == {"a": 2}
+    assert not run_config.stop.stop_all()
+
+
+def test_who_listens_hears_how_trials_stand() -> None:
     told: list[tuple[int, int, list[Standing]]] = []
-    monkeypatch.setattr(Monitor, "listener", staticmethod(lambda *args: told.append(args)))
-    seen, one, two = watch(), Told("a"), Told("b", status=Trial.PAUSED)
+    seen = watch(listener=lambda *args: told.append(args))
+    one, two = Told("a"), Told("b", status=Trial.PAUSED)
     for trial, value, epochs in (
         (one, float("nan"), 1),
         (one, 0.4, 1),

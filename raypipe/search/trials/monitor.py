@@ -3,10 +3,10 @@
 1. Tune calls `Monitor` (a callback) whenever a trial reports, ends or fails.
 2. After each of these calls, Monitor passes the standings to its listener: the terminal's display.
 3. Tune asks `Stop` before each of its own steps whether to stop, so a time budget is kept even if
-   no trial reports. `Stop` asks the current Monitor.
+   no trial reports. `Stop` asks its Monitor.
 4. Tune pickles its callbacks to restore them after a kill, and saves their state separately. A
-   listener cannot be pickled, and a restored search may have another one. So the listener and the
-   current Monitor are class attributes of `Monitor`, which the running search sets.
+   listener cannot be pickled. So a pickled Monitor has none, and a restored search puts a new
+   Monitor in its place (`put_into`), which then gets the old one's state.
 """
 
 from __future__ import annotations
@@ -29,6 +29,10 @@ Listener = Callable[[int, int, list[Standing]], None]
 _SAVED = ("_best", "_epochs", "_seconds", "_ended", "failures", "stopped")
 
 
+def _nobody(done: int, total: int, standings: list[Standing]) -> None:
+    """The listener of a search that nobody watches."""
+
+
 class Monitor(tune.Callback):  # type: ignore[misc]
     """Records what trials report, passes it to `listener`, and knows whether the search must stop.
 
@@ -36,12 +40,16 @@ class Monitor(tune.Callback):  # type: ignore[misc]
     them.
     """
 
-    listener: Listener = staticmethod(lambda done, total, standings: None)
-    current: Monitor | None = None  # the one that Tune calls
-
     def __init__(
-        self, total: int, metric: str, mode: Mode, stopping: SearchStoppingConfig, workers: float
+        self,
+        total: int,
+        metric: str,
+        mode: Mode,
+        stopping: SearchStoppingConfig,
+        workers: float,
+        listener: Listener = _nobody,
     ) -> None:
+        self._listener = listener
         self._total = total
         self._metric = metric
         self._mode = mode
@@ -60,8 +68,16 @@ class Monitor(tune.Callback):  # type: ignore[misc]
         self._before = 0.0  # seconds of the search before it was restored
         self._started = time.perf_counter()
 
+    def put_into(self, run_config: tune.RunConfig) -> None:
+        """Take the place of the Monitor that a restored search was pickled with."""
+        callbacks = run_config.callbacks or []
+        run_config.callbacks = [self if isinstance(c, Monitor) else c for c in callbacks]
+        run_config.stop = Stop(self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_listener": _nobody}
+
     def setup(self, *args: Any, **info: Any) -> None:
-        type(self).current = self
         self._started = time.perf_counter()
 
     def progress(self) -> Progress:
@@ -132,7 +148,7 @@ class Monitor(tune.Callback):  # type: ignore[misc]
         sign = -1 if self._mode == "max" else 1
         standings.sort(key=lambda standing: sign * standing.best)
         done = sum(t.is_finished() for t in trials)
-        type(self).listener(done, self._total, standings)
+        self._listener(done, self._total, standings)
 
     def _standing(self, trial: Any) -> Standing:
         return Standing(
@@ -154,11 +170,13 @@ def _state(trial: Any) -> str:
 
 
 class Stop(tune.Stopper):  # type: ignore[misc]
-    """Stops all trials when the current Monitor says so; never a single trial."""
+    """Stops all trials when the Monitor says so; never a single trial."""
+
+    def __init__(self, monitor: Monitor) -> None:
+        self._monitor = monitor
 
     def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
         return False
 
     def stop_all(self) -> bool:
-        monitor = Monitor.current
-        return monitor is not None and monitor.stop()
+        return self._monitor.stop()

@@ -24,6 +24,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import ray
+from ray import tune
 from ray.air.execution.resources import FixedResourceManager
 from ray.tune.execution import class_cache, tune_controller
 from ray.tune.execution.class_cache import _ActorClassCache
@@ -58,6 +59,11 @@ def applied(multi_worker: bool = False) -> Iterator[None]:
         tune_controller.PlacementGroupResourceManager = manager
         tune_controller._ActorClassCache = classes
         class_cache.ENV_VARS_TO_PROPAGATE = propagated
+
+
+def run_config(tuner: tune.Tuner) -> tune.RunConfig:
+    """The run config of a restored tuner: its callbacks were pickled before a kill."""
+    return tuner._local_tuner.get_run_config()
 
 
 class _ActorClasses(_ActorClassCache):  # type: ignore[misc]
