@@ -1,4 +1,4 @@
-"""Small text files that are replaced in one step, and folders that one process owns."""
+"""Small files that are replaced in one step, and folders that one process owns."""
 
 from __future__ import annotations
 
@@ -13,15 +13,17 @@ log = logging.getLogger("raypipe")
 LOCK = "lock"
 
 
-def write_atomic(path: Path, text: str) -> Path:
-    """Write `text` to `path` as UTF-8; a reader sees the old file or the new one, never half.
+def write_atomic(path: Path, content: str | bytes) -> Path:
+    """Write `content` to `path`; a reader sees the old file or the new one, never half.
 
-    Makes the parent folder. The text goes to `NAME.partial` first, which then takes the name.
+    Text is written as UTF-8. Makes the parent folder. The content goes to `NAME.partial` first,
+    which then takes the name.
+
     Two processes that write the same path at the same time are not supported.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f"{path.name}.partial")
-    partial.write_text(text, encoding="utf-8")
+    partial.write_bytes(content.encode() if isinstance(content, str) else content)
     return partial.replace(path)
 
 

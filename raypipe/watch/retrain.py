@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 
 from raypipe.config import key_of, to_json, validate
 from raypipe.feed.dataset import Pinned, pin
+from raypipe.files import write_atomic
 from raypipe.registry import promote, tracking
 from raypipe.registry.package import Package
 from raypipe.registry.promote import ModelVersion
@@ -211,10 +212,9 @@ def _judge(
 
 def _keep(judged: pa.Table, file: Path) -> None:
     """Write the judged rows beside the report: they say on which images the two models differ."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    partial = file.with_suffix(".partial")
-    pq.write_table(judged, partial)
-    partial.replace(file)
+    content = pa.BufferOutputStream()
+    pq.write_table(judged, content)
+    write_atomic(file, content.getvalue().to_pybytes())
 
 
 def _compare(

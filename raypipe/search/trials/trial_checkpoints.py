@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from raypipe.config import key_of
+from raypipe.files import write_atomic
 from raypipe.train import checkpoint
 from raypipe.train.loop import LoopState
 
@@ -115,9 +116,7 @@ def read_schedule(folder: Path) -> Schedule:
 
 
 def _write_schedule(folder: Path, lines: Schedule) -> None:
-    partial = folder / f"{SCHEDULE}.partial"
-    partial.write_text(json.dumps(lines))
-    partial.replace(folder / SCHEDULE)
+    write_atomic(folder / SCHEDULE, json.dumps(lines))
 
 
 def _schedule_of_clone(donor: Schedule, epoch: int, values: dict[str, Any]) -> Schedule:
