@@ -11,7 +11,7 @@ from raypipe.train.stopping import SearchStoppingConfig
 
 
 class PbtConfig(Section):
-    """Population based training (schedulers/pbt.py)."""
+    """Population based training."""
 
     every: int = Field(default=2, ge=1)
     """Epochs between two turns. At a turn, weak trials take over the weights of strong ones."""
@@ -34,11 +34,11 @@ class SearchConfig(Section):
     """Number of trials. A space with a grid runs the whole grid so many times, as in Ray Tune."""
 
     space: dict[str, str] | None = None
-    """What is searched: dotted fields, each with how it is drawn (space/samplers.py).
+    """What is searched: dotted fields, each with how it is drawn.
 
     grid(a, b), choice(a, b), uniform(low, high), loguniform(low, high), quniform(low, high, step)
     or randint(low, high) without high. Each may have `if CONDITION`. null: a default space for the
-    task, without the fields that the job sets (space/defaults.py).
+    task, without the fields that the job sets.
     """
 
     searcher: Literal["random", "tpe", "gp", "bohb"] = "random"
@@ -87,7 +87,7 @@ class SearchConfig(Section):
     soup: int = Field(default=1, ge=1)
     """Average the weights of up to so many of the best trials; 1: no average.
 
-    The mean is registered if validation says that it is better than the best trial (soup.py).
+    The mean is registered if validation says that it is better than the best trial.
     """
 
     start: dict[str, Any] | None = None
@@ -97,7 +97,7 @@ class SearchConfig(Section):
     """Train the best trial's job again on training and validation images, and register that model.
 
     null: no refit. {}: with the same settings. {model.side_px: 224, train.epochs: 20}: larger and
-    longer than trials could afford (refit.py).
+    longer than trials could afford.
     """
 
     # When it ends, and settings of single schedulers.

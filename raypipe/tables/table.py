@@ -69,7 +69,7 @@ class TableConfig(Section):
     """Names of the columns, for a table that `raypipe ingest` did not write."""
 
     storage_options: StorageOptions = Field(default=None, repr=False)
-    """Options of object_store, the library that reads object stores (see storage.py).
+    """Options of object_store, the library that reads object stores.
 
     Credentials among them are never written; they may be in the environment instead."""
 

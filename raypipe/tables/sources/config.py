@@ -28,8 +28,8 @@ class SourceConfig(Section):
     parquet: a file, or a folder of them.
     huggingface: a folder that datasets' `save_to_disk` wrote.
     delta: the uri of a table; see `version`, `where` and `storage_options`.
-    python: `module:function`; the function returns the images' folder and a dict for each image
-    (tables/sources/function.py)."""
+    python: `module:function`; the function returns the images' folder and a dict for each
+    image: its path, its label and any other columns."""
     images: str = ""
     """A path or uri, as `kind` says."""
     labels: str | None = None
@@ -48,11 +48,11 @@ class SourceConfig(Section):
     where: dict[str, str | list[str]] = Field(default={})
     """For delta and python: only rows whose columns have these values."""
     storage_options: StorageOptions = Field(default=None, repr=False)
-    """Options of object_store for a delta source or a table of labels; see tables/storage.py."""
+    """Options of object_store for a delta source or a table of labels, as table.storage_options."""
     labelled: bool = True
     """false: ingest without labels."""
     task: Task | None = None
-    """The type of a label, see models/labels.py. null: model.task."""
+    """The type of a label, as model.task. null: model.task itself."""
     roots: list[str] = Field(default=[])
     """Other folders that paths and links in the data may lead to. Nothing else outside of `images`
     is opened."""
