@@ -22,8 +22,11 @@ from __future__ import annotations
 import math
 import re
 import unicodedata
+from datetime import date, time, timedelta
 from decimal import Decimal
+from pathlib import PurePath
 from typing import Any, Literal, NamedTuple
+from uuid import UUID
 
 import numpy as np
 
@@ -41,6 +44,8 @@ _LIST = re.compile(r"\[.*\]|\{.*\}|\(\s*['\"].*\)", re.DOTALL)
 _LARGEST = float(np.finfo(np.float32).max)  # targets are float32
 _EXPONENT_FROM = 1e16  # from there on Python writes a float with an exponent
 _REAL = (float, Decimal, np.floating)
+# Values whose text is what they are; a function as a source may return anything.
+_HAS_TEXT = (str, date, time, timedelta, np.datetime64, np.timedelta64, UUID, PurePath)
 
 
 class Label(NamedTuple):
@@ -85,7 +90,10 @@ def name(value: Any) -> Label:
         if not math.isfinite(value):
             return Label(None, f"{value} is not a name")
         return Label(_digits(value))
-    return _text(str(value))
+    if isinstance(value, _HAS_TEXT):
+        return _text(str(value))
+    # The text of any other object may hold its address: a new class in every run.
+    return Label(None, f"a value of type {type(value).__name__} is no name")
 
 
 def _normalised(value: Any) -> Any:

@@ -4,7 +4,9 @@ nothing is guessed.
 
 from __future__ import annotations
 
+from datetime import date
 from decimal import Decimal
+from pathlib import PurePosixPath
 from typing import Any
 
 import numpy as np
@@ -26,6 +28,8 @@ SAME: list[tuple[Kind, list[Any], str | None]] = [
     ("single_label", [-0.0, 0.0, 0, "-0.0", "0"], "0"),
     ("single_label", ["caf\u00e9", "cafe\u0301", "caf\u00e9".encode()], "caf\u00e9"),
     ("single_label", [None, "", "  "], None),
+    ("single_label", [date(2026, 11, 1), "2026-11-01", np.datetime64("2026-11-01")], "2026-11-01"),
+    ("single_label", [PurePosixPath("a/b"), "a/b"], "a/b"),
     (
         "multi_label",
         [["b", "a"], ("a", "b"), "b|a", "a|b|a", " a || b ", np.array(["a", "b"]), ["a", "", "b"]],
@@ -57,6 +61,11 @@ def test_texts_that_only_look_like_numbers_stay_what_they_are() -> None:
     ("kind", "value", "why"),
     [
         ("single_label", float("nan"), "nan is not a name"),
+        ("single_label", object(), "a value of type object is no name"),
+        ("single_label", len, "a value of type builtin_function_or_method is no name"),
+        ("multi_label", ["a", object()], "a value of type object is no name"),
+        ("probability", object(), ""),
+        ("regression", object(), ""),
         ("single_label", "NaN", "NaN is how a number that is none is written"),
         ("single_label", ["a"], "is a list; model.task=multi_label"),
         ("single_label", [], "is a list"),
