@@ -288,5 +288,5 @@ def test_a_null_image_is_named_and_not_a_mistake_of_ours(
 ) -> None:
     columns = {"image_id": ["a", None], "image": pa.array([None, None], pa.binary())}
     append(str(tmp_path / "t"), pa.table(columns), "add")
-    with pytest.raises(Exception, match="empty"):
+    with pytest.raises(Exception, match="there is no image"):
         batch.predict(store, job.run, TableConfig(uri=str(tmp_path / "t")), PredictConfig())
