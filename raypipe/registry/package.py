@@ -4,7 +4,9 @@ package.json          backbone, resolution, classes, lineage, metrics
 weights.safetensors   the whole model (loading it unpickles nothing)
 reference.npz         features and scores of unseen images of the training domain; drift is
                       measured against them
-manifest.json         format version, and the sha256 of each file
+code/                 of a `file:` model: the user's own modules (own_code.py)
+manifest.json         format version, and the sha256 of each file; a package is the files that it
+                      names
 
 The manifest's own sha256 is the package's *seal*. The registry keeps the seal in a tag of the
 registered version, outside the folder. So weights and manifest cannot be swapped together
@@ -18,7 +20,8 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,17 +30,20 @@ import numpy as np
 from safetensors.torch import load, save
 
 from raypipe.config import require_format, to_json
-from raypipe.errors import DataError
+from raypipe.errors import DataError, one_line
 from raypipe.images.decode import decode_batch, decode_good
 from raypipe.models.finite import require_rows, require_weights
 from raypipe.models.tasks import Task
 from raypipe.models.zoo import ImageModel, ModelConfig
+from raypipe.registry import own_code
 
 # Format of the folder. Format 1 (ba74455 and before) has no such number, and is still read.
 FORMAT = 2
 MANIFEST = "manifest.json"
 AGAIN = "Train and register again, with a lower train.lr"
 _FILES = ("package.json", "weights.safetensors", "reference.npz")
+# Of a file in the package: no part begins with a dot, so none is `..`.
+_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)*")
 
 
 @dataclass(frozen=True)
@@ -86,20 +92,22 @@ class Package:
     """
 
     def __init__(self, folder: Path, seal: str | None = None, name: str = "") -> None:
-        self._open(_read(folder), str(folder), seal, name)
+        self._open(_reader(folder), str(folder), seal, name)
         self.folder: Path | None = folder
 
     @classmethod
     def of(cls, files: Mapping[str, bytes], seal: str) -> Package:
         """From the bytes of its files and manifest: the `files` of a package in another process."""
         package = cls.__new__(cls)
-        package._open(files, "bytes from another process", seal, "")
+        package._open(files.__getitem__, "bytes from another process", seal, "")
         package.folder = None
         return package
 
-    def _open(self, files: Mapping[str, bytes], where: str, seal: str | None, name: str) -> None:
+    def _open(self, read: Callable[[str], bytes], where: str, seal: str | None, name: str) -> None:
         # First the manifest against the seal, then the files against the manifest.
-        self.seal = _sha256(files[MANIFEST])
+        written = read(MANIFEST)
+        self.seal = _sha256(written)
+        self._is_sealed = seal is not None
         if seal is not None and self.seal != seal:
             as_name = f" as {name}" if name else ""
             raise DataError(
@@ -108,7 +116,11 @@ class Package:
                 rule=f"Its registered version says {seal[:12]}…, and nothing altered is loaded",
                 fix="Restore the package, or train and register again",
             )
-        _check(files, where)
+        manifest = _manifest(written, where)
+        files = {MANIFEST: written}
+        for file in (*_FILES, *sorted(manifest.keys() - {"format", *_FILES})):
+            files[file] = read(file)
+        _check(files, manifest)
         self.files = files
         self._where = where
         self.info: dict[str, Any] = json.loads(files["package.json"])
@@ -126,7 +138,8 @@ class Package:
             # The package holds all weights, so nothing is downloaded and nothing frozen.
             architecture = {"pretrained": False, "mode": "finetune", "frozen_blocks": 0}
             cfg = ModelConfig.model_validate(self.info["model"] | architecture)
-            model = ImageModel(cfg, len(self.classes))
+            with own_code.importable(self._own_code()):
+                model = ImageModel(cfg, len(self.classes))
             weights = load(self.files["weights.safetensors"])
             require_weights(
                 weights, self._where, "Take another version of the model, or train again"
@@ -134,6 +147,18 @@ class Package:
             model.load_state_dict(weights)
             self._model = model.for_inference()
         return self._model
+
+    def _own_code(self) -> Mapping[str, bytes]:
+        """The files, if the code among them may run. Raises DataError if it may not."""
+        has_code = any(name.startswith(own_code.FOLDER) for name in self.files)
+        if has_code and not self._is_sealed:
+            raise DataError(
+                "The model package holds code, and nobody vouches for it",
+                got=self._where,
+                rule="Code of a file: model runs only if the package matches a registered seal",
+                fix="raypipe.load('models:/NAME@champion'), or Package(folder, seal=…)",
+            )
+        return self.files
 
     def reference(self) -> Reference:
         with np.load(io.BytesIO(self.files["reference.npz"]), allow_pickle=False) as arrays:
@@ -175,10 +200,13 @@ def build(
     classes: tuple[str, ...],
     reference: Reference,
     facts: dict[str, Any],
+    extra: Mapping[str, bytes] | None = None,
 ) -> Path:
     """Write a package into `folder`; `facts` (lineage, metrics) become part of package.json.
 
-    Raises DataError for weights or reference arrays that are not finite.
+    extra: further files by their name in the package, hashed as all are. Raises DataError for
+    weights or reference arrays that are not finite, and for a `file:` model whose code cannot be
+    packed.
     """
     # Check everything before the first file is written.
     weights = {k: v.detach().cpu().contiguous() for k, v in model.state_dict().items()}
@@ -201,31 +229,68 @@ def build(
         "weights.safetensors": save(weights),
         "reference.npz": arrays.getvalue(),
     }
+    files |= _pack_code(cfg, len(classes)) | dict(extra or {})
     manifest = {"format": FORMAT} | {name: _sha256(data) for name, data in files.items()}
     folder.mkdir(parents=True, exist_ok=True)
     for name, data in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(data)
     # The manifest comes last: without it, the package counts as incomplete.
     (folder / MANIFEST).write_bytes(json.dumps(manifest).encode())
     return folder
 
 
-def _read(folder: Path) -> dict[str, bytes]:
-    """The bytes of all files. Raises DataError if one is missing."""
+def _pack_code(cfg: ModelConfig, classes: int) -> dict[str, bytes]:
+    """The code of a `file:` model, from which it was built once; nothing for other models."""
+    provider, _, factory = cfg.name.partition(":")
+    if provider != "file":
+        return {}
+    code = own_code.collect(factory.partition(":")[0])
+    packed = {own_code.FOLDER + path: source for path, source in code.items()}
     try:
-        return {name: (folder / name).read_bytes() for name in (MANIFEST, *_FILES)}
-    except OSError as e:
-        raise DataError(f"The model package is incomplete: {e}", got=str(folder)) from None
+        with own_code.importable(packed):
+            ImageModel(cfg.model_copy(update={"pretrained": False, "frozen_blocks": 0}), classes)
+    except Exception as e:  # the user's code raises anything
+        raise DataError(
+            f"The model cannot be built from the code that was packed: {one_line(e)}",
+            got=cfg.name,
+            rule="A package holds the .py files that the factory's module imports by name",
+            fix="Import them by name, and keep data files out of the factory",
+        ) from e
+    return packed
 
 
-def _check(files: Mapping[str, bytes], where: str) -> None:
-    """Raise DataError if the files do not match the manifest among them."""
+def _reader(folder: Path) -> Callable[[str], bytes]:
+    """Reads a file of the package. It raises DataError if the file is missing."""
+
+    def read(name: str) -> bytes:
+        try:
+            return (folder / name).read_bytes()
+        except OSError as e:
+            raise DataError(f"The model package is incomplete: {e}", got=str(folder)) from None
+
+    return read
+
+
+def _manifest(written: bytes, where: str) -> dict[str, Any]:
+    """The manifest. Raises DataError for one that cannot be read, or names files elsewhere."""
     try:
-        manifest = dict(json.loads(files[MANIFEST]))
+        manifest = dict(json.loads(written))
     except (ValueError, TypeError) as e:
         raise DataError(f"The model package is incomplete: {MANIFEST}: {e}", got=where) from None
     require_format(manifest, FORMAT, f"The model package {where}")
-    altered = [name for name in _FILES if _sha256(files[name]) != manifest.get(name)]
+    outside = [name for name in manifest if not _NAME.fullmatch(name)]
+    if outside:
+        raise DataError(
+            "The manifest of the model package names files that are not in it", got=outside[:3]
+        )
+    return manifest
+
+
+def _check(files: Mapping[str, bytes], manifest: Mapping[str, Any]) -> None:
+    """Raise DataError if files do not match the manifest."""
+    read = (name for name in files if name != MANIFEST)
+    altered = [name for name in read if _sha256(files[name]) != manifest.get(name)]
     if altered:
         raise DataError(
             "The model package does not match its sha256",

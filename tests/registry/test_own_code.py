@@ -1,0 +1,142 @@
+"""A `file:` model brings its module along: hashed, and loaded from the package alone."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from raypipe.errors import DataError
+from raypipe.models.zoo import ImageModel, ModelConfig
+from raypipe.registry import own_code, package
+from raypipe.registry.package import Package, Reference
+from tests.conftest import Draw
+
+NETS = """
+from __future__ import annotations
+import math
+import numpy
+from torch import nn
+import shapes_of_mine
+from .blocks import Block
+
+def make(pretrained: bool, width: int = 8) -> nn.Module:
+    from .late import gain
+    return Block(shapes_of_mine.CHANNELS, width, gain())
+"""
+BLOCKS = """
+from torch import nn
+
+class Block(nn.Module):
+    def __init__(self, channels, width, gain):
+        super().__init__()
+        self.conv = nn.Conv2d(channels, width, 3, stride=4)
+        self.gain = gain
+
+    def forward(self, images_BCHW):
+        return self.conv(images_BCHW).mean((2, 3)) * self.gain
+"""
+CFG = ModelConfig(name="file:nets_of_mine.net:make", pretrained=False, mode="finetune", side_px=32)
+
+
+@pytest.fixture
+def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder on the path: a package of three modules, one imported late, and one module."""
+    folder = tmp_path / "mine"
+    (folder / "nets_of_mine").mkdir(parents=True)
+    (folder / "nets_of_mine" / "__init__.py").write_text("")
+    (folder / "nets_of_mine" / "net.py").write_text(NETS)
+    (folder / "nets_of_mine" / "blocks.py").write_text(BLOCKS)
+    (folder / "nets_of_mine" / "late.py").write_text("def gain():\n    return 100.0\n")
+    (folder / "nets_of_mine" / "unused.py").write_text("1 / 0")
+    (folder / "shapes_of_mine.py").write_text("CHANNELS = 3\n")
+    monkeypatch.syspath_prepend(str(folder))
+    yield folder
+    own_code._take({"nets_of_mine", "shapes_of_mine"})
+    own_code.resolve.cache_clear()
+
+
+def built(folder: Path) -> Package:
+    torch.manual_seed(3)
+    model = ImageModel(CFG, 2).eval()
+    torch.nn.init.normal_(model.head.linear.weight)
+    reference = Reference(np.zeros((4, 8)), np.full((4, 2), 0.5), tuple("abcd"))
+    made = package.build(folder, model, CFG, ("a", "b"), reference, {})
+    return Package(made, Package(made).seal)
+
+
+def test_the_package_holds_what_the_module_imports(mine: Path, tmp_path: Path) -> None:
+    made = built(tmp_path / "package")
+    code = {name for name in made.files if name.startswith("code/")}
+    of_package = {f"code/nets_of_mine/{n}.py" for n in ("__init__", "net", "blocks", "late")}
+    assert code == of_package | {"code/shapes_of_mine.py"}
+    assert own_code.libraries(made.files) == ["numpy", "torch"]
+
+
+def test_it_is_loaded_from_the_package_and_not_from_the_path(
+    mine: Path, tmp_path: Path, textured: Draw
+) -> None:
+    made = built(tmp_path / "package")
+    images = [textured(seed, 40) for seed in range(3)]
+    expected = made.predict(images).scores_NC
+    import nets_of_mine.late as theirs
+
+    # Another model under the same name, both imported and on the path.
+    theirs.gain = lambda: 1.0
+    (mine / "nets_of_mine" / "late.py").write_text("def gain():\n    return -1.0\n")
+    again = Package(made.folder, made.seal)
+    np.testing.assert_array_equal(again.predict(images).scores_NC, expected)
+    assert sys.modules["nets_of_mine.late"] is theirs and theirs.gain() == 1.0
+    assert not [f for f in sys.meta_path if isinstance(f, own_code._Finder)]
+
+
+def test_it_loads_where_the_module_is_not(mine: Path, tmp_path: Path, textured: Draw) -> None:
+    made = built(tmp_path / "package")
+    (tmp_path / "image").write_bytes(textured(1, 40))
+    code = (
+        "import sys; from pathlib import Path; from raypipe.registry.package import Package\n"
+        "made = Package(Path(sys.argv[1]), sys.argv[2])\n"
+        "print(made.predict([Path(sys.argv[3]).read_bytes()]).scores_NC[0, 0])"
+    )
+    arguments = [str(made.folder), made.seal, str(tmp_path / "image")]
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) == pytest.approx(made.predict([textured(1, 40)]).scores_NC[0, 0])
+
+
+def test_code_that_nobody_vouches_for_does_not_run(mine: Path, tmp_path: Path) -> None:
+    made = built(tmp_path / "package")
+    with pytest.raises(DataError, match=r"holds code, and nobody vouches for it.*registered seal"):
+        Package(made.folder).model  # noqa: B018
+    path = made.folder / "code" / "shapes_of_mine.py"
+    path.write_text("raise SystemExit('it ran')")
+    with pytest.raises(DataError, match=r"does not match its sha256.*shapes_of_mine"):
+        Package(made.folder, made.seal)
+
+
+@pytest.mark.parametrize(
+    "late",
+    ["def gain():\n    return __import__('importlib').import_module('nets_of_mine.unused')", "x ="],
+)
+def test_code_that_cannot_be_packed_is_no_package(late: str, mine: Path, tmp_path: Path) -> None:
+    made = built(tmp_path / "package")
+    (mine / "nets_of_mine" / "late.py").write_text(late)
+    with pytest.raises(DataError, match="cannot be built from the code that was packed"):
+        built(tmp_path / "other")
+    assert not (tmp_path / "other").exists() and made.classes == ("a", "b")
+
+
+@pytest.mark.parametrize("name", ["../outside", "/etc/hostname", "code/../../outside", ""])
+def test_a_manifest_reads_no_file_outside(name: str, mine: Path, tmp_path: Path) -> None:
+    made = built(tmp_path / "package")
+    manifest = made.folder / "manifest.json"
+    manifest.write_text(manifest.read_text().replace("code/shapes_of_mine.py", name))
+    with pytest.raises(DataError, match="names files that are not in it"):
+        Package(made.folder)
