@@ -145,6 +145,8 @@ class Package:
                 weights, self._where, "Take another version of the model, or train again"
             )
             model.load_state_dict(weights)
+            # Packages that were not calibrated name none.
+            model.temperature = float(self.info.get("temperature", 1.0))
             self._model = model.for_inference()
         return self._model
 

@@ -13,7 +13,7 @@ from raypipe.cluster.connect import ClusterConfig
 from raypipe.config import RunConfig, Section, field_names, key_of, leaves, replace
 from raypipe.errors import ConfigError
 from raypipe.feed import order
-from raypipe.feed.dataset import FeedConfig
+from raypipe.feed.dataset import FeedConfig, parts
 from raypipe.images.augment import AugmentConfig
 from raypipe.models.zoo import ModelConfig
 from raypipe.registry.tracking import RegistryConfig
@@ -140,6 +140,11 @@ class TrainSections(Section):
             # Nobody set a metric. The model is frozen, so its field is set past pydantic.
             of_task = stopping.model_copy(update={"metric": known[1]})
             self.__dict__["train"] = train.model_copy(update={"stopping": of_task})
+        if self.model.calibrate and set(parts(self.feed.val)) <= set(parts(self.feed.train)):
+            raise ValueError(
+                "model.calibrate fits a temperature on validation images, and all of feed.val="
+                f"{self.feed.val} are trained on. Set model.calibrate=false"
+            )
         if self.feed.sampling == "balanced" and task != "single_label":
             raise ValueError(
                 f"feed.sampling=balanced needs one class an image, and model.task={task}. "
@@ -211,6 +216,8 @@ class TrainJob(TrainSections):
         """
         feed = self.feed.model_dump(mode="json", exclude=_NOT_IN_KEY["feed"])
         train = self.train.model_dump(mode="json", exclude=_NOT_IN_KEY["train"])
+        # What the calibration changes comes after the training.
+        model = self.model.model_dump(mode="json", exclude={"calibrate"})
         # Without stages, the key is the same as before jobs could have any.
         stages = (self.by_epoch,) if self.by_epoch else ()
         return key_of(
@@ -220,7 +227,7 @@ class TrainJob(TrainSections):
             self.table.sample_key,
             self.table.columns,
             feed,
-            self.model,
+            model,
             self.augment,
             train,
             self.run.seed,

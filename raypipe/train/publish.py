@@ -7,19 +7,23 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock
 
-from raypipe.config import dump, to_json
+from raypipe.config import dump, key_of, to_json
 from raypipe.feed.dataset import Pinned
 from raypipe.registry import package, promote, tracking
 from raypipe.registry.promote import ModelVersion
 from raypipe.registry.tracking import Store
 from raypipe.tables import scan
+from raypipe.train import unseen
 from raypipe.train.job import TrainJob, TrainResult
-from raypipe.train.trainer import Plan, assemble, reference
+from raypipe.train.trainer import Plan, assemble
+
+CALIBRATION = "raypipe.calibration"  # tag of a version: its Calibrated, as JSON
 
 # A trial: its name, its parameters and the metrics of its epochs.
 Child = tuple[str, dict[str, Any], Sequence[dict[str, float]]]
@@ -38,15 +42,22 @@ def publish(
     """
     assert planned.pinned.version == result.version, "a plan and the result of another one"
     # Of two processes that publish the same result, the second waits and finds the first's version.
-    with FileLock(store.folder / f"publish-{result.key}.lock"):
-        registered = promote.find(store, result.key)
-        return registered or _publish(store, planned, result, name, children)
+    key = package_key(planned.job, result)
+    with FileLock(store.folder / f"publish-{key}.lock"):
+        registered = promote.find(store, key)
+        return registered or _publish(store, planned, result, key, name, children)
+
+
+def package_key(job: TrainJob, result: TrainResult) -> str:
+    """Names a registered version: the training's key, unless its model is calibrated afterwards."""
+    return key_of(result.key, "calibrated") if job.model.calibrate else result.key
 
 
 def _publish(
     store: Store,
     planned: Plan,
     result: TrainResult,
+    key: str,
     name: str,
     children: Sequence[Child],
 ) -> ModelVersion:
@@ -68,10 +79,12 @@ def _publish(
         "config": config,
     }
     # A killed publication may have left half a package.
-    folder = job.run.path / "packages" / result.key
+    folder = job.run.path / "packages" / key
     shutil.rmtree(folder, ignore_errors=True)
-    unseen = reference(job, model, pinned, planned.folder)
-    package.build(folder, model, job.model, result.classes, unseen, facts)
+    reference, calibrated = unseen.reference(job, model, pinned, planned.folder)
+    if calibrated is not None:
+        facts |= {"temperature": calibrated.temperature, "calibration": asdict(calibrated)}
+    package.build(folder, model, job.model, result.classes, reference, facts)
     run_id = _log(store, job, result, name, config, children)
     tags = {
         "raypipe.table": str(result.version),
@@ -79,7 +92,9 @@ def _publish(
         "raypipe.sources": ",".join(sources),
         "raypipe.metrics": to_json(result.metrics),
     }
-    return promote.register(store, run_id, Path(folder), result.key, tags)
+    if calibrated is not None:
+        tags[CALIBRATION] = to_json(asdict(calibrated))
+    return promote.register(store, run_id, Path(folder), key, tags)
 
 
 def _sources(job: TrainJob, pinned: Pinned) -> list[str]:

@@ -18,20 +18,16 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 
-import numpy as np
-import torch
-
 from raypipe.cluster.connect import connect
 from raypipe.config import metrics_of, require_format, save, to_json
 from raypipe.errors import ConfigError, RaypipeError
 from raypipe.feed import feed as feeds
 from raypipe.feed.dataset import Pinned, pin
 from raypipe.feed.features import feature_sources
-from raypipe.feed.feed import Feed, Source, fetch
+from raypipe.feed.feed import Source
 from raypipe.files import owned, write_atomic
-from raypipe.models.finite import require_rows, require_weights
+from raypipe.models.finite import require_weights
 from raypipe.models.zoo import ImageModel
-from raypipe.registry.package import Reference
 from raypipe.train import checkpoint
 from raypipe.train.auto import finders
 from raypipe.train.checkpoint.saver import Saver, newest
@@ -41,7 +37,7 @@ from raypipe.train.loop import LoopState, Report
 from raypipe.train.losses import check_weights
 from raypipe.train.measure import tensorboard
 from raypipe.train.measure.meter import ReportPosition
-from raypipe.train.objective import METRICS, judge
+from raypipe.train.objective import METRICS
 from raypipe.train.preemption import on_sigterm
 from raypipe.train.stopping import unusable
 from raypipe.train.worker import Data, Prepared, meter_of, train_stages
@@ -49,7 +45,6 @@ from raypipe.train.worker import Data, Prepared, meter_of, train_stages
 log = logging.getLogger("raypipe")
 # Of result.json. Format 1 (ba74455 and before) has the same fields and is read in the same way.
 FORMAT = 2
-TEST = "test.json"  # beside a result: its metrics on the test split
 
 
 @dataclass
@@ -264,16 +259,16 @@ def prepare(job: TrainJob, pinned: Pinned, here: bool = False) -> Data:
     # Checked before anything is decoded.
     check_weights(job.train.class_weights, pinned.classes)
     feed = job.feed
-    sources = _sources(job, pinned, [feed.train, feed.val], here)
+    found = sources(job, pinned, [feed.train, feed.val], here)
     return Data(
         classes=pinned.classes,
         features=job.model.mode == "frozen",
-        train=sources[feed.train],
-        val=sources[feed.val],
+        train=found[feed.train],
+        val=found[feed.val],
     )
 
 
-def _sources(
+def sources(
     job: TrainJob, pinned: Pinned, splits: list[str], here: bool = False
 ) -> dict[str, Source]:
     """What the feed reads of each split: features of a frozen backbone, or images."""
@@ -294,87 +289,6 @@ def assemble(job: TrainJob, result: TrainResult) -> ImageModel:
     trained = model.head if job.model.mode == "frozen" else model
     trained.load_state_dict(dict(weights))
     return model.eval()
-
-
-def reference(job: TrainJob, model: ImageModel, pinned: Pinned, folder: Path) -> Reference:
-    """Features and scores of images that the weights have not seen.
-
-    Later batches are compared with them. On training images the model is overconfident, so any new
-    batch would look like drift. The images are the validation split, or the test split if
-    validation was trained on too. The test metrics are then stored in `folder` at once.
-    """
-    feed = job.feed
-    split = feed.val
-    trained_on_val = set(pinned.parts(feed.val)) <= set(pinned.parts(feed.train))
-    if trained_on_val and pinned.counts[feed.test]:
-        split = feed.test
-    unseen, labels_N = _predict_split(job, model, pinned, split)
-    if split == feed.test:
-        _store_test(folder, pinned, unseen, labels_N)
-    return unseen
-
-
-def test(planned: Plan, result: TrainResult) -> dict[str, float]:
-    """Metrics of the result on the split feed.test (test_accuracy, …); {} if it has no rows.
-
-    The images are predicted as the package predicts them. The metrics are stored beside the result,
-    and computed once.
-    """
-    stored = planned.folder / TEST
-    if not stored.exists():
-        job, pinned = planned.job, planned.pinned
-        split = job.feed.test
-        if not pinned.counts[split]:
-            return {}
-        model = assemble(job, result)
-        unseen, labels_N = _predict_split(job, model, pinned, split)
-        _store_test(planned.folder, pinned, unseen, labels_N)
-    return metrics_of(json.loads(stored.read_text()))
-
-
-def _store_test(folder: Path, pinned: Pinned, predicted: Reference, labels_N: np.ndarray) -> None:
-    # A copy: labels in Ray's object store are read-only.
-    labels = torch.tensor(labels_N)
-    scores = torch.from_numpy(predicted.scores_NC)
-    metrics = judge(pinned.task, scores, labels)
-    # judge names metrics as in validation.
-    renamed = {name.replace("val_", "test_"): value for name, value in metrics.items()}
-    write_atomic(folder / TEST, to_json(renamed))
-
-
-def _predict_split(
-    job: TrainJob, model: ImageModel, pinned: Pinned, split: str
-) -> tuple[Reference, np.ndarray]:
-    """Features and scores of a split, and the labels of the images they are of.
-
-    The feed replaces a broken image by its neighbour: then the label is the neighbour's too.
-    """
-    source = _sources(job, pinned, [split])[split]
-    feed = Feed(source, source, 256, job.run.seed)
-    frozen = job.model.mode == "frozen"
-    predictor = model if frozen else model.for_inference()
-    samples, features, scores = [], [], []
-    for batch in feed.val():
-        inputs = batch.inputs
-        if frozen:
-            # The inputs are features already: only the head is left to compute.
-            with torch.inference_mode():
-                features_BD = inputs.numpy()
-                scores_BC = model.scores(model.head(inputs)).numpy()
-        else:
-            features_BD, scores_BC = predictor.predict(inputs.numpy())
-        samples.append(batch.samples_B)
-        features.append(features_BD)
-        scores.append(scores_BC)
-    samples_N = np.concatenate(samples)
-    features_ND = np.concatenate(features)
-    scores_NC = np.concatenate(scores)
-    require_rows(scores_NC, "scores", "Train again with a lower train.lr")
-    rows = fetch(source.rows)
-    # A package keeps ids as text: a null one is blank, and not the name "None".
-    ids = tuple(image_id or "" for image_id in rows.ids.take(samples_N).to_pylist())
-    labels_N = rows.labels_N[samples_N]
-    return Reference(features_ND, scores_NC, ids), labels_N
 
 
 def _result(planned: Plan, outcome: Outcome, seconds: float) -> TrainResult:

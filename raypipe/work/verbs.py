@@ -24,7 +24,7 @@ from raypipe.tables import clean as cleaning
 from raypipe.tables.ingest import ingest as ingest_images
 from raypipe.tables.ingest import understand
 from raypipe.tables.table import ImageTable, TableConfig
-from raypipe.train import trainer
+from raypipe.train import trainer, unseen
 from raypipe.train.job import TrainJob, TrainResult
 from raypipe.train.launch import check_workers
 from raypipe.train.publish import publish
@@ -104,7 +104,7 @@ def _workers(job: Job) -> str:
 
 def _test(planned: trainer.Plan, result: TrainResult, store: Store) -> dict[str, float]:
     """The result's metrics on the test split, in its MLflow run too."""
-    tested = trainer.test(planned, result)
+    tested = unseen.test(planned, result)
     if tested and (run_id := tracking.finished_run(store, result.key)):
         tracking.log_metrics(store, run_id, tested)
     return tested

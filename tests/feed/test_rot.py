@@ -25,7 +25,7 @@ from raypipe.feed.locate import locate
 from raypipe.images.decode import decode
 from raypipe.models.zoo import ImageModel
 from raypipe.tables.table import TableConfig
-from raypipe.train import trainer
+from raypipe.train import unseen
 from raypipe.train.job import TrainJob
 
 SIDE, IMAGES = 24, 40
@@ -221,6 +221,6 @@ def test_what_is_predicted_of_a_stand_in_is_judged_by_its_own_label(
     }
     job = validate(TrainJob, tree)
     pinned = pin(job.table, job.feed)
-    found, labels_N = trainer._predict_split(job, ImageModel(job.model, 2), pinned, "val")
+    found, labels_N = unseen.predict_split(job, ImageModel(job.model, 2), pinned, "val")
     assert found.ids == (*(str(i) for i in (30, 31, 32, 33, 35)), *(str(i) for i in range(35, 40)))
     assert labels_N.tolist() == [int(i) % 2 for i in found.ids]

@@ -20,7 +20,7 @@ from raypipe.search.leaderboard import SearchResult, Trial
 from raypipe.search.schedulers import mutations
 from raypipe.tables.ingest import IngestConfig, ingest
 from raypipe.tables.table import TableConfig, TableVersion
-from raypipe.train import checkpoint, trainer
+from raypipe.train import checkpoint, trainer, unseen
 from raypipe.train.job import TrainResult
 from raypipe.train.loop import LoopState
 from raypipe.train.parallel.snapshot import Piece, Snapshot
@@ -74,16 +74,16 @@ def test_it_trains_on_both_splits_and_keeps_the_third_for_its_reference(
     assert pinned.counts["train+val"] + pinned.counts["test"] == 60
     model = trainer.assemble(done.job, done.best)
     assert (
-        len(trainer.reference(done.job, model, pinned, tmp_path / "both").ids)
+        len(unseen.reference(done.job, model, pinned, tmp_path / "both")[0].ids)
         == pinned.counts["test"]
     )
     once = json.loads((tmp_path / "both" / "test.json").read_text())
-    assert trainer.test(done.plan, done.best) == once, (
+    assert unseen.test(done.plan, done.best) == once, (
         "and what it found of the test split is what test() says"
     )
     apart = replace(done.job, {"feed.train": "train"})
     assert (
-        len(trainer.reference(apart, model, pin(apart.table, apart.feed), tmp_path).ids)
+        len(unseen.reference(apart, model, pin(apart.table, apart.feed), tmp_path)[0].ids)
         == pinned.counts["val"]
     )
     epochs.clear()

@@ -23,7 +23,7 @@ from raypipe.serve.batch import PredictConfig
 from raypipe.tables import scan
 from raypipe.tables.ingest import IngestConfig, ingest
 from raypipe.tables.table import Columns, ImageTable, TableConfig, append
-from raypipe.train import trainer
+from raypipe.train import trainer, unseen
 from raypipe.train.job import TrainJob, TrainResult
 from raypipe.train.publish import publish
 from raypipe.watch.check import read_batch
@@ -275,7 +275,7 @@ def test_a_reference_without_ids_is_kept_and_shown(
     nameless = job.model_copy(update={"table": table})
     pinned = pin(table, job.feed)
     model = promote.fetch(store, champion).model
-    reference = trainer.reference(nameless, model, pinned, tmp_path)
+    reference, _ = unseen.reference(nameless, model, pinned, tmp_path)
     assert set(reference.ids) == {""}
     opened = ImageTable(table.uri)
     features = reference.features_ND[:2]

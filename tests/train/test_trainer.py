@@ -21,7 +21,7 @@ from raypipe.config import load, replace
 from raypipe.errors import ClusterError, ConfigError, RaypipeError
 from raypipe.feed.dataset import pin
 from raypipe.models.zoo import ImageModel
-from raypipe.train import checkpoint, trainer
+from raypipe.train import checkpoint, trainer, unseen
 from raypipe.train.checkpoint.saver import newest
 from raypipe.train.job import TrainJob, TrainResult
 from raypipe.train.loop import LoopState
@@ -277,7 +277,7 @@ def test_the_reference_is_the_validation_split_as_the_model_sees_it(
     result = trainer.run(job)
     pinned = pin(job.table, job.feed)
     for carrier in ("cache", "offload", "threads"):
-        found = trainer.reference(
+        found, _ = unseen.reference(
             replace(job, {"feed.carrier": carrier}),
             trainer.assemble(job, result),
             pinned,
@@ -296,15 +296,15 @@ def test_the_test_split_is_judged_as_the_package_predicts_if_the_table_has_one(
 ) -> None:
     job = jobs(**{"train.epochs": 2, "model.views": 4})
     result = trainer.run(job)
-    assert trainer.test(trainer.plan(job), result) == {}
+    assert unseen.test(trainer.plan(job), result) == {}
     job = replace(job, {"feed.test": "val", "run.dir": f"{job.run.path}-tested"})
     result = trainer.run(job)
     pixels_NHWC, labels, _ = decoded(job)
     scores = trainer.assemble(job, result).predict(pixels_NHWC)[1]
-    found = trainer.test(trainer.plan(job), result)
+    found = unseen.test(trainer.plan(job), result)
     assert found.keys() == {"test_accuracy", "test_balanced_accuracy"}
     assert found["test_accuracy"] == pytest.approx(float((scores.argmax(1) == labels).mean()))
-    assert trainer.test(trainer.plan(job), result) == found
+    assert unseen.test(trainer.plan(job), result) == found
 
 
 def test_a_training_starts_from_given_weights_and_refuses_another_models(

@@ -19,13 +19,13 @@ RUN = """
 import sys, ray
 from pathlib import Path
 from raypipe.config import load
-from raypipe.train import trainer
+from raypipe.train import trainer, unseen
 from raypipe.train.job import TrainJob
 job = load(TrainJob, Path(sys.argv[1]), [])
 planned = trainer.plan(job)
 result = trainer.run(planned)
 assert not ray.is_initialized()
-tested = trainer.test(planned, result)
+tested = unseen.test(planned, result)
 print(len(result.history), tested["test_accuracy"], result.metrics["val_accuracy"])
 """
 

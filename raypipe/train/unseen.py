@@ -1,0 +1,164 @@
+"""What a finished model says of images that it has not seen: its reference and its test metrics.
+
+The images are predicted as the model package predicts them.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from raypipe.config import metrics_of, to_json
+from raypipe.feed.dataset import Pinned
+from raypipe.feed.feed import Feed, fetch
+from raypipe.files import write_atomic
+from raypipe.models import calibrate
+from raypipe.models.finite import require_rows
+from raypipe.models.labels import Kind
+from raypipe.models.zoo import ImageModel
+from raypipe.registry.package import Reference
+from raypipe.train import trainer
+from raypipe.train.job import TrainJob, TrainResult
+from raypipe.train.objective import judge
+
+TEST = "test.json"  # beside a result: its metrics on the test split
+
+
+@dataclass(frozen=True)
+class Calibrated:
+    """A model's temperature, and its calibration error on images that were not used to fit it."""
+
+    temperature: float
+    images: int
+    """Images that it was fitted on, of feed.val."""
+    test_images: int
+    """0: the table has no test rows, and the errors are None."""
+    error_before: float | None
+    error_after: float | None
+
+
+def reference(
+    job: TrainJob, model: ImageModel, pinned: Pinned, folder: Path
+) -> tuple[Reference, Calibrated | None]:
+    """Features and scores of images that the weights have not seen.
+
+    Later batches are compared with them. On training images the model is overconfident, so any new
+    batch would look like drift. The images are the validation split, or the test split if
+    validation was trained on too. The test metrics are then stored in `folder` at once.
+
+    With model.calibrate, the scores are calibrated, and how is the second value.
+    """
+    feed = job.feed
+    split = feed.val
+    trained_on_val = set(pinned.parts(feed.val)) <= set(pinned.parts(feed.train))
+    if trained_on_val and pinned.counts[feed.test]:
+        split = feed.test
+    unseen, labels_N = predict_split(job, model, pinned, split)
+    if split == feed.test:
+        _store_test(folder, pinned, unseen, labels_N)
+    if not job.model.calibrate:
+        return unseen, None
+
+    targets_NC = _targets(pinned, labels_N)
+    kind = pinned.task.kind
+    temperature = calibrate.fit_temperature(kind, unseen.scores_NC, targets_NC)
+    scores_NC = _tempered(kind, unseen.scores_NC, temperature)
+    calibrated = _measured(job, model, pinned, folder, temperature, len(targets_NC))
+    return replace(unseen, scores_NC=scores_NC), calibrated
+
+
+def _measured(
+    job: TrainJob,
+    model: ImageModel,
+    pinned: Pinned,
+    folder: Path,
+    temperature: float,
+    images: int,
+) -> Calibrated:
+    """The calibration error with and without the temperature, on the test split."""
+    if not pinned.counts[job.feed.test]:
+        return Calibrated(temperature, images, 0, None, None)
+    tested, labels_N = predict_split(job, model, pinned, job.feed.test)
+    # The same look at the test images gives the test metrics.
+    _store_test(folder, pinned, tested, labels_N)
+    kind, targets_NC = pinned.task.kind, _targets(pinned, labels_N)
+    before = calibrate.calibration(kind, tested.scores_NC, targets_NC)
+    mended_NC = _tempered(kind, tested.scores_NC, temperature)
+    after = calibrate.calibration(kind, mended_NC, targets_NC)
+    return Calibrated(temperature, images, len(targets_NC), before.error, after.error)
+
+
+def _targets(pinned: Pinned, labels_N: np.ndarray) -> np.ndarray:
+    # A copy: labels in Ray's object store are read-only.
+    return pinned.task.targets(torch.tensor(labels_N)).numpy()
+
+
+def _tempered(kind: Kind, scores_NC: np.ndarray, temperature: float) -> np.ndarray:
+    return calibrate.tempered(kind, torch.from_numpy(scores_NC), temperature).numpy()
+
+
+def test(planned: trainer.Plan, result: TrainResult) -> dict[str, float]:
+    """Metrics of the result on the split feed.test (test_accuracy, …); {} if it has no rows.
+
+    The images are predicted as the package predicts them. The metrics are stored beside the result,
+    and computed once.
+    """
+    stored = planned.folder / TEST
+    if not stored.exists():
+        job, pinned = planned.job, planned.pinned
+        split = job.feed.test
+        if not pinned.counts[split]:
+            return {}
+        model = trainer.assemble(job, result)
+        unseen, labels_N = predict_split(job, model, pinned, split)
+        _store_test(planned.folder, pinned, unseen, labels_N)
+    return metrics_of(json.loads(stored.read_text()))
+
+
+def _store_test(folder: Path, pinned: Pinned, predicted: Reference, labels_N: np.ndarray) -> None:
+    # A copy: labels in Ray's object store are read-only.
+    labels = torch.tensor(labels_N)
+    scores = torch.from_numpy(predicted.scores_NC)
+    metrics = judge(pinned.task, scores, labels)
+    # judge names metrics as in validation.
+    renamed = {name.replace("val_", "test_"): value for name, value in metrics.items()}
+    write_atomic(folder / TEST, to_json(renamed))
+
+
+def predict_split(
+    job: TrainJob, model: ImageModel, pinned: Pinned, split: str
+) -> tuple[Reference, np.ndarray]:
+    """Features and scores of a split, and the labels of the images they are of.
+
+    The feed replaces a broken image by its neighbour: then the label is the neighbour's too.
+    """
+    source = trainer.sources(job, pinned, [split])[split]
+    feed = Feed(source, source, 256, job.run.seed)
+    frozen = job.model.mode == "frozen"
+    predictor = model if frozen else model.for_inference()
+    samples, features, scores = [], [], []
+    for batch in feed.val():
+        inputs = batch.inputs
+        if frozen:
+            # The inputs are features already: only the head is left to compute.
+            with torch.inference_mode():
+                features_BD = inputs.numpy()
+                scores_BC = model.scores(model.head(inputs)).numpy()
+        else:
+            features_BD, scores_BC = predictor.predict(inputs.numpy())
+        samples.append(batch.samples_B)
+        features.append(features_BD)
+        scores.append(scores_BC)
+    samples_N = np.concatenate(samples)
+    features_ND = np.concatenate(features)
+    scores_NC = np.concatenate(scores)
+    require_rows(scores_NC, "scores", "Train again with a lower train.lr")
+    rows = fetch(source.rows)
+    # A package keeps ids as text: a null one is blank, and not the name "None".
+    ids = tuple(image_id or "" for image_id in rows.ids.take(samples_N).to_pylist())
+    labels_N = rows.labels_N[samples_N]
+    return Reference(features_ND, scores_NC, ids), labels_N

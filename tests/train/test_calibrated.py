@@ -1,0 +1,81 @@
+"""A calibrated model is another version of the same training, and says its scores everywhere."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from raypipe.config import replace
+from raypipe.errors import ConfigError
+from raypipe.feed.dataset import pin
+from raypipe.models.calibrate import calibration, tempered
+from raypipe.registry import promote, tracking
+from raypipe.train import trainer, unseen
+from raypipe.train.publish import CALIBRATION, publish
+from tests.pixels import decoded
+
+from .conftest import Jobs
+
+
+def test_a_calibrated_model_is_a_second_version_of_one_training(jobs: Jobs) -> None:
+    # The test split is half the images, so that the temperature was not fitted on it.
+    plain = jobs(**{"train.epochs": 3, "feed.test": "train"})
+    asked = replace(plain, {"model.calibrate": True})
+    result = trainer.run(plain)
+    again = trainer.run(asked)
+    assert again.key == result.key and again.seconds == 0, "nothing is trained again"
+
+    store = tracking.open_store(plain.run, plain.registry)
+    first = publish(store, trainer.plan(plain), result, "train")
+    second = publish(store, trainer.plan(asked), result, "train")
+    assert (first.version, second.version) == (1, 2)
+    published = [publish(store, trainer.plan(job), result, "train") for job in (plain, asked)]
+    assert published == [first, second], "neither stands in for the other"
+
+    package, calibrated = (promote.fetch(store, version) for version in (first, second))
+    temperature = calibrated.info["temperature"]
+    assert "temperature" not in package.info and temperature != 1
+    pixels_NHWC, labels_N, ids = decoded(asked)
+    raw_NC = package.predict_pixels(pixels_NHWC).scores_NC
+    found = calibrated.predict_pixels(pixels_NHWC)
+    expected = tempered("single_label", torch.from_numpy(raw_NC), temperature).numpy()
+    np.testing.assert_allclose(found.scores_NC, expected, atol=1e-5)
+    assert found.labels == package.predict_pixels(pixels_NHWC).labels
+    # Drift compares new scores with these: both are calibrated.
+    reference = calibrated.reference()
+    assert reference.ids == ids
+    np.testing.assert_allclose(reference.scores_NC, found.scores_NC, atol=1e-4)
+
+    told = json.loads(second.tags[CALIBRATION])
+    assert told["temperature"] == temperature and told["images"] == len(labels_N)
+    tested, test_labels_N, _ = decoded(asked, "train")
+    targets_NC = np.eye(len(result.classes))[test_labels_N]
+    before = calibration("single_label", package.predict_pixels(tested).scores_NC, targets_NC)
+    after = calibration("single_label", calibrated.predict_pixels(tested).scores_NC, targets_NC)
+    assert told["test_images"] == len(test_labels_N)
+    assert told["error_before"] == pytest.approx(before.error, abs=1e-3)
+    assert told["error_after"] == pytest.approx(after.error, abs=1e-3)
+    # The test metrics are of the same predictions.
+    accuracy = unseen.test(trainer.plan(asked), result)["test_accuracy"]
+    predicted_N = package.predict_pixels(tested).scores_NC.argmax(1)
+    assert accuracy == pytest.approx(float((predicted_N == test_labels_N).mean()))
+
+
+def test_without_test_images_the_error_is_not_made_up(jobs: Jobs) -> None:
+    job = jobs(**{"train.epochs": 1, "model.calibrate": True})
+    result = trainer.run(job)
+    pinned = pin(job.table, job.feed)
+    model = trainer.assemble(job, result)
+    _, calibrated = unseen.reference(job, model, pinned, job.run.path)
+    assert calibrated is not None and calibrated.test_images == 0
+    assert calibrated.error_before is None and calibrated.error_after is None
+
+
+def test_what_cannot_be_calibrated_is_refused_before_it_is_trained(jobs: Jobs) -> None:
+    with pytest.raises(ConfigError, match=r"predicts a number\. Set model\.calibrate=false"):
+        jobs(**{"model.calibrate": True, "model.task": "regression"})
+    with pytest.raises(ConfigError, match=r"all of feed\.val=val are trained on"):
+        jobs(**{"model.calibrate": True, "feed.train": "train+val"})
