@@ -46,7 +46,8 @@ class _Loader(yaml.SafeLoader):
         return node
 
 
-def _number(loader: _Loader, node: yaml.ScalarNode) -> Any:
+def _number_or_boolean(loader: _Loader, node: yaml.ScalarNode) -> Scalar | str:
+    """A Scalar of the value that YAML 1.1 reads, but for two forms that people mean otherwise."""
     text = str(node.value)
     # YAML 1.1 reads 12:30 as a number of base 60.
     if ":" in text:
@@ -67,7 +68,7 @@ def _date(loader: _Loader, node: yaml.ScalarNode) -> str:
 
 
 for _tag in NUMBERS:
-    _Loader.add_constructor(_tag, _number)
+    _Loader.add_constructor(_tag, _number_or_boolean)
 _Loader.add_constructor("tag:yaml.org,2002:timestamp", _date)
 
 

@@ -141,7 +141,7 @@ class Console:
     @contextmanager
     def training(self, epochs: int, metric: str) -> Iterator[Training]:
         """`with console.training(20, "val_loss") as told: trainer.run(job, progress=told.epoch,
-        steps=told.step)`.
+        report_position=told.step)`.
         """
         if not self.err.is_terminal:
             yield Training(self, epochs, metric)

@@ -94,12 +94,16 @@ def tag(
         raise ConfigError(
             "These exclude each other", got=f"--remove {given}", fix="Give one of them"
         )
-    console, (opened, _) = _console(json), _opened(table, overrides)
+    console = _console(json)
+    opened, _ = _opened(table, overrides)
     if remove:
         named = opened.untag(name)
-        _tell(console, {"table": f"{opened.uri}@v{named}", "removed": name, "tags": opened.tags()})
-        return
-    _tell(console, {"table": str(opened.tag(name, version, move)), "tags": opened.tags()})
+        done = {"table": f"{opened.uri}@v{named}", "removed": name}
+    else:
+        tagged = opened.tag(name, version, move)
+        done = {"table": str(tagged)}
+    # Read now, so that they are the tags after the change.
+    _tell(console, done | {"tags": opened.tags()})
 
 
 @app.command("diff")
@@ -296,8 +300,10 @@ def export(
 def _opened(
     table: str, overrides: list[str] | None, sample: float | None = None
 ) -> tuple[Any, Any]:
-    """The table, which need hold no images unless a configuration says so, and its section of the
-    configuration.
+    """(the table, its section of the configuration).
+
+    A table that is named directly may be any Delta table, also one without images. One that a
+    configuration names must have the image column that the configuration says.
     """
     from raypipe.tables.address import resolve
     from raypipe.tables.table import ImageTable, TableConfig
@@ -329,6 +335,7 @@ def _console(as_json: bool) -> Console:
 
 
 def _tell(console: Console, result: dict[str, Any]) -> None:
+    """Show the result to people, and with --json once more as the last line."""
     console.facts(result)
     console.finish(result)
 

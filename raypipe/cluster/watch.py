@@ -73,6 +73,7 @@ def _of_node() -> FindEnded | None:
     import psutil  # type: ignore[import-untyped]
     import ray
 
+    # Of Ray's processes only the raylet has this flag; agents and workers write it --node-id.
     flag = f"--node_id={ray.get_runtime_context().get_node_id()}"
     for process in psutil.process_iter(["cmdline"]):
         if flag in (process.info["cmdline"] or []):

@@ -43,17 +43,20 @@ def decode_all(rows: Rows, side_px: int, cfg: FeedConfig, seed: int) -> tuple[An
 
 
 def decode_here(rows: Rows, side_px: int) -> tuple[Any, ...]:
-    """The same in threads of this process, done when it returns.
+    """Decode every row group in threads of this process; all are decoded when this returns.
 
-    No other process has to start, and no CPU of the cluster is taken.
+    Returns what `decode_all` does. No other process has to start, and no CPU of the cluster is
+    taken.
     """
 
     def decode(group: int) -> Block:
         return decode_group(*_arguments(rows, group, side_px))
 
     blocks = []
+    groups = range(len(rows.sizes_F))
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        for pixels, replaced in pool.map(decode, range(len(rows.sizes_F))):
+        # `map` keeps the table's order, whichever thread is done first.
+        for pixels, replaced in pool.map(decode, groups):
             blocks.append((ray.put(pixels), ray.put(replaced)))
     return tuple(blocks)
 

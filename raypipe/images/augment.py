@@ -204,20 +204,21 @@ def _rotation(angle_B: np.ndarray, scale: np.ndarray | float) -> np.ndarray:
 
 def _crop(cfg: AugmentConfig, draws: Draws) -> np.ndarray:
     """theta_B33 of a random crop: its width and height as shares of the sides, and its centre."""
-    area = draws.uniform("crop area", cfg.crop_area)
+    # The share of the picture's area that stays.
+    area = draws.uniform("crop area", low=cfg.crop_area, high=1.0)
 
     # Uniform in the logarithm: twice as wide is as likely as twice as high.
-    most = np.log(cfg.crop_aspect)
-    log_aspect = draws.uniform("crop aspect", -most, most)
+    widest = np.log(cfg.crop_aspect)
+    log_aspect = draws.uniform("crop aspect", low=-widest, high=widest)
     aspect = np.exp(log_aspect)
 
     # No side is longer than the picture's.
     width = np.minimum(np.sqrt(area * aspect), 1)
     height = np.minimum(np.sqrt(area / aspect), 1)
 
-    # The centre, so that the crop stays inside the picture.
-    x = draws.uniform("crop x", -1) * (1 - width)
-    y = draws.uniform("crop y", -1) * (1 - height)
+    # The centre, on axes from -1 to 1: up to 1 - width from the middle, the crop stays inside.
+    x = draws.uniform("crop x", low=-1.0, high=1.0) * (1 - width)
+    y = draws.uniform("crop y", low=-1.0, high=1.0) * (1 - height)
     return policy.affine(
         xx=width,
         yy=height,

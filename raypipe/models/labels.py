@@ -150,7 +150,8 @@ def _digits(number: Any) -> str:
 
 
 def _number(kind: Kind, value: Any) -> Label:
-    """A probability, or the number of a regression."""
+    """A probability, or the number of a regression, as its shortest text; else why it is none."""
+    # First a text becomes a float, if it is written as a number.
     if isinstance(value, bytes):
         value = value.decode("utf-8-sig", errors="replace")
     if isinstance(value, str):
@@ -164,10 +165,13 @@ def _number(kind: Kind, value: Any) -> Label:
     if isinstance(value, bool) or not isinstance(value, (int, *_REAL)):
         return Label(None, f"{_shown(value)} is not a number")
 
-    # An int may be too large for a float; NaN is not <= anything.
+    # A whole number is compared as it is, because it may be too large for a float.
     size = abs(float(value)) if isinstance(value, _REAL) else abs(value)
+    # Not `size > _LARGEST`: NaN is neither above nor below.
     if not size <= _LARGEST:
         return Label(None, f"{_shown(value)} is not a finite number of 32 bits")
+
+    # The float that the same number in a CSV would be. float32 stays: its 0.1 has shorter digits.
     number: Any = float(value) if isinstance(value, int | Decimal) else value
     if kind == "probability" and not 0 <= number <= 1:
         return Label(

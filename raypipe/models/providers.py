@@ -252,9 +252,14 @@ def _processor(transformers: Any, source: str, where: dict[str, Any]) -> tuple[A
 
 
 def timm(name: str, options: dict[str, Any]) -> Backbone:
-    """timm:…"""
+    """timm:… A name is an architecture, or ARCHITECTURE.PRETRAINING as timm writes it.
+
+    The pretraining says how pixels are normalised and at which resolution; without one it is
+    ImageNet's way at 224 px.
+    """
     library = _import("timm", "timm")
-    if not library.is_model(name.partition(".")[0]):
+    architecture = name.partition(".")[0]
+    if not library.is_model(architecture):
         raise ConfigError(
             "timm has no such model", got=name, fix=nearest(name, library.list_models())
         )
@@ -271,7 +276,9 @@ def timm(name: str, options: dict[str, Any]) -> Backbone:
     def build(pretrained: bool) -> nn.Module:
         return library.create_model(name, pretrained=pretrained, num_classes=0, **options)
 
-    return Backbone(build, None, mean, std, options.get("img_size", side))
+    # `img_size` builds the network for another resolution.
+    side_px = options.get("img_size", side)
+    return Backbone(build, features=None, mean=mean, std=std, side_px=side_px)
 
 
 def torchvision(name: str, options: dict[str, Any]) -> Backbone:
@@ -295,7 +302,9 @@ def torchvision(name: str, options: dict[str, Any]) -> Backbone:
         setattr(net.get_submodule(owner), attribute, nn.Identity())
         return net
 
-    return Backbone(build, None, *IMAGENET, options.get("image_size", side))
+    mean, std = IMAGENET
+    side_px = options.get("image_size", side)
+    return Backbone(build, features=None, mean=mean, std=std, side_px=side_px)
 
 
 def own(name: str, options: dict[str, Any]) -> Backbone:

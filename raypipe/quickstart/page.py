@@ -19,6 +19,8 @@ from raypipe.watch.check import CheckResult, now, read_batch
 from raypipe.watch.pictures import picture_of
 from raypipe.watch.retrain import RetrainResult
 
+SHOWN = 12  # verdicts of cleaning with a picture
+
 
 def write(
     job: Job,
@@ -84,31 +86,43 @@ def write(
 
 
 def _cleaning(cleaned: CleanResult) -> report.Cleaning:
-    rows = verdicts.read(cleaned.raw.uri, cleaned.raw, cleaned.policy) or []
-    shown = sorted(rows, key=lambda r: (not r["dropped"], r["value"]))[:12]
-    table = ImageTable(cleaned.raw.uri)
-    ids = sorted({i for r in shown for i in (r["image_id"], r["partner"]) if i})
-    found = scan.rows(table, cleaned.raw, ["image_id", "image"], {"image_id": ids}) if ids else None
-    images = (
-        dict(zip(found["image_id"].to_pylist(), found["image"].to_pylist(), strict=True))
-        if found is not None
-        else {}
-    )
+    """What cleaning found, with pictures of the first SHOWN verdicts."""
+    verdict_rows = verdicts.read(cleaned.raw.uri, cleaned.raw, cleaned.policy) or []
+    # Dropped images first. Then by value, only to have an order: each verdict measures something
+    # else, so the values have no common scale.
+    verdict_rows.sort(key=lambda row: (not row["dropped"], row["value"]))
+    shown = verdict_rows[:SHOWN]
+    images = _images(cleaned, shown)
 
     def picture(image_id: str, note: str = "") -> report.Picture:
         return report.Picture(images[image_id], image_id[:8], note)
 
+    pictures = []
+    for row in shown:
+        measured = f"{row['value']:.4g}, limit {row['limit']:.4g}"
+        dropped = report.Dropped(
+            picture(row["image_id"], measured),
+            reason=row["verdict"].replace("_", " "),
+            partner=picture(row["partner"]) if row["partner"] else None,
+            kept=not row["dropped"],
+        )
+        pictures.append(dropped)
     return report.Cleaning(
-        cleaned.images - cleaned.dropped,
-        cleaned.dropped,
-        cleaned.counts,
-        tuple(
-            report.Dropped(
-                picture(r["image_id"], f"{r['value']:.4g}, limit {r['limit']:.4g}"),
-                r["verdict"].replace("_", " "),
-                picture(r["partner"]) if r["partner"] else None,
-                kept=not r["dropped"],
-            )
-            for r in shown
-        ),
+        kept=cleaned.images - cleaned.dropped,
+        dropped=cleaned.dropped,
+        verdict_counts=cleaned.counts,
+        pictures=tuple(pictures),
     )
+
+
+def _images(cleaned: CleanResult, rows: verdicts.Rows) -> dict[str, bytes]:
+    """The images of these verdicts and their partners, by id."""
+    ids: set[str] = set()
+    for row in rows:
+        ids.update(filter(None, (row["image_id"], row["partner"])))
+    if not ids:
+        return {}
+    table = ImageTable(cleaned.raw.uri)
+    found = scan.rows(table, cleaned.raw, ["image_id", "image"], {"image_id": sorted(ids)})
+    names = found["image_id"].to_pylist()
+    return dict(zip(names, found["image"].to_pylist(), strict=True))

@@ -87,7 +87,7 @@ def tell(job: Job, console: Console, fresh: bool = False) -> dict[str, Any]:
         sidecar.ensure(name)
     with _step(story, console, "Ingest mono cells") as done:
         mono = _ingest(console, job, cells, name="mono", kind="mono", share=(0.0, NIGHT_SHARE))
-        raw = ImageTable.open(cells).tag("mono-raw", _made(cells, "mono", "mono-raw"))
+        raw = ImageTable.open(cells).tag("mono-raw", _version_of(cells, "mono", "mono-raw"))
         done(f"{_count(cells, raw)} images, every one decoded, in {_short(raw)}")
     # Ingest above runs in this process; from here on there is a cluster.
     connect(job.cluster)
@@ -130,7 +130,7 @@ def tell(job: Job, console: Console, fresh: bool = False) -> dict[str, Any]:
     with _step(story, console, "Ingest both nights' cells with labels") as done:
         more = _ingest(console, job, cells, name="mono", kind="mono", share=(NIGHT_SHARE, 1.0))
         poly = _ingest(console, job, cells, name="poly", kind="poly", share=(0.0, 1.0))
-        both = ImageTable.open(cells).tag("both-raw", _made(cells, "poly", "both-raw"))
+        both = ImageTable.open(cells).tag("both-raw", _version_of(cells, "poly", "both-raw"))
         done(f"{_count(cells, both)} images of both kinds in {_short(both)}")
     with _step(story, console, "Clean") as done:
         cleaned_both = clean(
@@ -231,12 +231,10 @@ def _ingest(
         return ingest(table, cfg, tick)
 
 
-def _made(table: TableConfig, name: str, tag: str) -> int:
-    """The version with the images of the ingest called `name`: the one tagged so, for a rerun must
-    not take what came after.
-    """
+def _version_of(table: TableConfig, name: str, tag: str) -> int:
+    """The newest version made by the ingest called `name`; the tagged one, if the tag exists."""
     opened = ImageTable.open(table)
-    # A rerun must not take what came after.
+    # An earlier run of the story came this far; versions that it made later do not count.
     if tag in opened.tags():
         return opened.pin(tag).version
     made = [v["version"] for v in opened.history() if v["why"] == f"ingest {name}"]

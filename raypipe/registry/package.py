@@ -141,6 +141,7 @@ class Package:
             with own_code.importable(self._own_code()):
                 model = ImageModel(cfg, len(self.classes))
             weights = load(self.files["weights.safetensors"])
+            # A hash says nothing about NaN: such weights load, and predict one class.
             require_weights(
                 weights, self._where, "Take another version of the model, or train again"
             )

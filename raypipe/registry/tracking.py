@@ -103,8 +103,8 @@ def open_store(run: RunConfig, cfg: RegistryConfig) -> Store:
 def _check_names(run: RunConfig, cfg: RegistryConfig) -> None:
     """Raise ConfigError for names that MLflow refuses later, when a training is over.
 
-    The part of an SQLite address after `?` would be options: the database would be another file,
-    shared by all folders that begin alike. `%` is decoded at some doors and not at others.
+    In an SQLite address the part after `?` is options, and SQLAlchemy reads `%41` as `A`. So with ?
+    or % in the run's folder the database would be a file elsewhere, which other runs may share.
     """
     if cfg.uri is None and set("?%") & set(str(run.path)):
         raise ConfigError(

@@ -55,9 +55,11 @@ def histogram(check: Check) -> Chart | None:
 
     Heights are shares of the group's images, so groups of different size can be compared.
     """
-    reference, batch = _scores(check.reference_scores), _scores(check.batch_scores)
+    reference = _clipped_scores(check.reference_scores)
+    batch = _clipped_scores(check.batch_scores)
     if not reference.size or not batch.size:
         return None
+    # All scores lie in 0..1 now, so no group is empty and `top` is above 0.
     reference_shares = np.histogram(reference, BINS, (0, 1))[0] / reference.size
     batch_shares = np.histogram(batch, BINS, (0, 1))[0] / batch.size
     top = float(np.max([reference_shares, batch_shares]))
@@ -69,12 +71,12 @@ def histogram(check: Check) -> Chart | None:
     return Chart(
         lines=(("area", "Reference", area), ("step", "New images", outline)),
         x_ticks=_ticks(0, 1),
-        y_ticks=_ticks(0, top, "%"),
+        y_ticks=_ticks(0, top, in_per_cent=True),
         note=f"Median of the reference {medians[0]:.2f}, of the new images {medians[1]:.2f}.",
     )
 
 
-def _scores(scores: np.ndarray | Sequence[float]) -> np.ndarray:
+def _clipped_scores(scores: np.ndarray | Sequence[float]) -> np.ndarray:
     """The finite scores, clipped to 0..1."""
     values = np.asarray(scores, float)
     return values[np.isfinite(values)].clip(0, 1)
@@ -144,8 +146,9 @@ def curves(search: Search) -> Chart | None:
     epochs = []
     for epoch in range(1, last_epoch + 1, stride):
         epochs.append((100 * (epoch - 1) / (last_epoch - 1), f"{epoch}"))
-    unit = "%" if "acc" in search.metric.lower() else ""
-    return Chart(lines=lines, x_ticks=epochs, y_ticks=_ticks(low, high, unit))
+    is_share = "acc" in search.metric.lower()
+    y_ticks = _ticks(low, high, in_per_cent=is_share)
+    return Chart(lines=lines, x_ticks=epochs, y_ticks=y_ticks)
 
 
 def parallel(search: Search) -> Chart | None:
@@ -259,17 +262,21 @@ def _path(spots: Sequence[tuple[float, float]]) -> str:
     return "M" + "L".join(f"{x:.0f},{y:.0f}" for x, y in spots)
 
 
-def _ticks(low: float, high: float, unit: str = "") -> list[Tick]:
-    """About five round numbers inside [low, high]. With a unit they are shown in per cent."""
-    size = 10 ** math.floor(math.log10((high - low) / 6))
-    # The smallest round step that needs at most six intervals.
-    enough = (high - low) * 0.999
-    step = next(size * factor for factor in (1, 2, 2.5, 5, 10) if size * factor * 6 >= enough)
+def _ticks(low: float, high: float, in_per_cent: bool = False) -> list[Tick]:
+    """About five round numbers inside [low, high], which must differ. in_per_cent: 0.5 is 50 %."""
+    length = high - low
+    # The smallest round step that needs at most six intervals. Six that miss the end by a
+    # thousandth are enough, too.
+    power_of_ten = 10 ** math.floor(math.log10(length / 6))
+    round_steps = [power_of_ten * factor for factor in (1, 2, 2.5, 5, 10)]
+    step = next(step for step in round_steps if step * 6 >= length * 0.999)
+
+    # The multiples of the step. 1e-9: one that lies on an end counts, though rounding moved it.
     first = math.ceil(low / step - 1e-9)
     last = math.floor(high / step + 1e-9)
     ticks = []
     for k in range(first, last + 1):
-        mark = k * step
-        label = f"{100 * mark:g} %" if unit else f"{mark:g}"
-        ticks.append((100 * (mark - low) / (high - low), label))
+        value = k * step
+        label = f"{100 * value:g} %" if in_per_cent else f"{value:g}"
+        ticks.append((100 * (value - low) / length, label))
     return ticks

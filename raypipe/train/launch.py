@@ -65,14 +65,14 @@ def on_workers(
     checkpoints: Path,
     leave: Path,
     progress: Report,
-    steps: ReportPosition | None = None,
+    report_position: ReportPosition | None = None,
     share: Share | None = None,
 ) -> LoopState:
     """Train until the end, through failures and resizes; the state the training ended with.
 
-    progress: called after each epoch. steps: called about once a second. share: what the training
-    may use; None means the whole cluster, and then an elastic training may grow while it runs. The
-    state is unfinished when the file `leave` appeared.
+    progress: called after each epoch. report_position: called with the position in the epoch, about
+    once a second. share: what the training may use; None means the whole cluster, and then an
+    elastic training may grow while it runs. The state is unfinished when the file `leave` appeared.
 
     Raises RaypipeError when more workers failed than `train.max_failures`.
     """
@@ -105,7 +105,7 @@ def on_workers(
             epochs=cfg.epochs,
             after_s=elastic.GROW_AFTER_S * 2**vain_growths,
         )
-        callbacks = Callbacks(growth.started, _with_growth(progress, growth), steps)
+        callbacks = Callbacks(growth.started, _with_growth(progress, growth), report_position)
         leave_files = (leave, leave_to_grow)
         try:
             with growth.watched(leave_to_grow):

@@ -63,14 +63,16 @@ class LoopState:
         return state
 
     def with_usable_best(self, rule: StoppingConfig, last: bool) -> LoopState:
-        """The same state, with a usable epoch as its best.
+        """The same state, with a usable epoch as its best, or with none if all are unusable.
 
-        Older versions could call an epoch of NaN the best. `last`: the last usable epoch counts.
+        Older versions could call an epoch of NaN the best. last: `train.result` is `last`, so the
+        last usable epoch is the best one, whatever its metric.
         """
-        if self.best_epoch < 0:
+        has_best = self.best_epoch >= 0
+        if not has_best or unusable(self.history[self.best_epoch]) is None:
             return self
-        if unusable(self.history[self.best_epoch]) is None:
-            return self
+
+        # An older version's best: choose again among the epochs that are usable.
         best_epoch = best_of(self.history, rule, last)
         best = None
         if best_epoch >= 0:

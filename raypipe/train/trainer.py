@@ -94,12 +94,12 @@ def plan(job: TrainJob, pinned: Pinned | None = None) -> Plan:
 def run(
     planned: Plan | TrainJob,
     progress: Report = lambda metrics, state: None,
-    steps: ReportPosition = lambda position: None,
+    report_position: ReportPosition = lambda position: None,
 ) -> TrainResult:
     """Train on the pinned version of the job's table, or return the result of an earlier run.
 
-    progress: called after each epoch. steps: called about once a second. SIGTERM saves the current
-    step and stops; the same command resumes there.
+    progress: called after each epoch. report_position: called with the position in the epoch, about
+    once a second. SIGTERM saves the current step and stops; the same command resumes there.
 
     Raises DataError, ClusterError, or RaypipeError when a worker died or the run was stopped.
     """
@@ -115,7 +115,7 @@ def run(
         if result_file.exists():
             return _stored(planned)
         try:
-            outcome = _run_into(planned, progress, steps)
+            outcome = _run_into(planned, progress, report_position)
         finally:
             # The plan lives on, and decoded images fill the object store.
             planned.data.release()
@@ -127,17 +127,20 @@ def _stored(planned: Plan) -> TrainResult:
     return _result(planned, _read_outcome(planned.folder / "result.json"), 0.0)
 
 
-def _run_into(planned: Plan, progress: Report, steps: ReportPosition) -> Outcome:
-    """Train, or resume an interrupted training, and write result.json into the run's folder."""
+def _run_into(planned: Plan, progress: Report, report_position: ReportPosition) -> Outcome:
+    """Train, or resume an interrupted training, and write result.json into the run's folder.
+
+    Raises RaypipeError if it was stopped, or if no epoch is usable; then there is no result.json.
+    """
     job, folder = planned.job, planned.folder
     save(job, folder / "config.yaml")
     checkpoints = folder / "checkpoints"
+    # TensorBoard's files get what `progress` gets.
     reporting: AbstractContextManager[Report] = nullcontext(progress)
     if job.train.tensorboard:
         reporting = tensorboard.recorded(folder / "tensorboard", progress)
     with reporting as report:
-        state = _train(job, planned.data(), checkpoints, report, steps)
-    # The result file is written last: while it is missing, the run counts as unfinished.
+        state = _train(job, planned.data(), checkpoints, report, report_position)
     _require_usable(job, state)
     outcome = Outcome(
         history=state.history,
@@ -145,6 +148,7 @@ def _run_into(planned: Plan, progress: Report, steps: ReportPosition) -> Outcome
         checkpoint=str(_best_checkpoint(checkpoints, state)),
         stopped=state.stopped,
     )
+    # Written last: while this file is missing, the run counts as unfinished.
     write_atomic(folder / "result.json", to_json(asdict(outcome) | {"format": FORMAT}))
     return outcome
 
@@ -227,7 +231,11 @@ def check_start(job: TrainJob) -> None:
 
 
 def _train(
-    job: TrainJob, data: Data, checkpoints: Path, progress: Report, steps: ReportPosition
+    job: TrainJob,
+    data: Data,
+    checkpoints: Path,
+    progress: Report,
+    report_position: ReportPosition,
 ) -> LoopState:
     """Train here or on workers. Raises RaypipeError when SIGTERM stopped it."""
     # A file asks to leave, because workers may be on other nodes.
@@ -236,11 +244,11 @@ def _train(
     with on_sigterm(leave.touch):
         if job.train.workers == 1:
             with Saver(checkpoints, job.train) as saver:
-                meter = meter_of(job, checkpoints.parent, steps)
+                meter = meter_of(job, checkpoints.parent, report_position)
                 resume = partial(newest, checkpoints)
                 state = train_stages(job, data, resume, saver, progress, leave.exists, meter)
         else:
-            state = on_workers(job, data, checkpoints, leave, progress, steps)
+            state = on_workers(job, data, checkpoints, leave, progress, report_position)
     if not state.finished(job.train.epochs):
         raise RaypipeError(
             "Stopped on request",

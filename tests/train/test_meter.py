@@ -323,7 +323,7 @@ def test_two_ray_workers_tell_steps_and_write_traces_and_event_files(jobs: Jobs)
         asked.training_key(pin(asked.table, asked.feed).version) == key
     )  # looking changes nothing
     told: list[Position] = []
-    result = trainer.run(asked, steps=told.append)
+    result = trainer.run(asked, report_position=told.append)
     folder = asked.folder(result.key)
     assert {p.epoch for p in told} == {0, 1, 2} and told[-1].step == told[-1].steps
     assert [p.name for p in sorted((folder / "profile").iterdir())] == [

@@ -35,14 +35,14 @@ class SourceColumns:
     """The type of a label."""
 
     @property
-    def small(self) -> list[str]:
+    def label_and_split(self) -> list[str]:
         """Label and split column, as far as wanted, each once."""
         return list(dict.fromkeys(c for c in (self.label, self.split) if c))
 
     def check(self, table: object, schema: pa.Schema) -> None:
         """Raise DataError unless each column exists once and the image column can hold images."""
-        require(table, schema.names, self.image, *self.small)
-        if self.image in self.small:
+        require(table, schema.names, self.image, *self.label_and_split)
+        if self.image in self.label_and_split:
             raise DataError(
                 f"Column {self.image!r} of {table} cannot be image and label at once",
                 fix="Set ingest.from.label_column, or ingest.from.labelled=false",
@@ -78,14 +78,15 @@ class SourceColumns:
             )
 
     def rows(self, table: pa.Table | pa.RecordBatch) -> list[dict[str, Any]]:
-        """The values of label and split column, a dict a row."""
-        if not self.small:
+        """The label and the split of each row, as {column: value}; {} if neither is wanted."""
+        names = self.label_and_split
+        if not names:
             return [{}] * len(table)
-        values = [python(table.column(name)) for name in self.small]
+        # Not `to_pylist`, which lengthens a float32: the label 0.1 would be another one.
+        columns = [python(table.column(name)) for name in names]
         rows = []
-        for row in zip(*values, strict=True):
-            by_name = dict(zip(self.small, row, strict=True))
-            rows.append(by_name)
+        for values in zip(*columns, strict=True):
+            rows.append(dict(zip(names, values, strict=True)))
         return rows
 
 

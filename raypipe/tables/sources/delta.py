@@ -78,7 +78,7 @@ def row_groups(
 
     # Rows of raypipe's own tables have a path, which is kept as the candidate's path.
     has_paths = PATH in schema.names and pa.types.is_string(schema.field(PATH).type)
-    names = [*columns.small, PATH] if has_paths else columns.small
+    names = [*columns.label_and_split, PATH] if has_paths else columns.label_and_split
     if not names:
         # The scan needs one column to say which rows there are: any small one will do.
         names = [name for name in schema.names if name != columns.image][:1]

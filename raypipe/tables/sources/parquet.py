@@ -124,7 +124,9 @@ def _list_group(
     has_paths = has_field(image_type, "path")
 
     # Of a struct, only the path is read.
-    names = [*columns.small, f"{columns.image}.path"] if has_paths else columns.small
+    names = list(columns.label_and_split)
+    if has_paths:
+        names.append(f"{columns.image}.path")
     table = file.read_row_group(group, names)
     paths = None
     if has_paths:
@@ -132,7 +134,7 @@ def _list_group(
         paths = [(struct or {}).get("path") for struct in structs]
 
     # Without any column, pyarrow's table has no rows: their number is in the footer.
-    rows = columns.rows(table) if columns.small else [{} for _ in range(footer.num_rows)]
+    rows = columns.rows(table) if columns.label_and_split else [{} for _ in range(footer.num_rows)]
     at: list[tuple[int, ...]] = [(row,) for row in range(footer.num_rows)]
     listed = candidates(
         rows,

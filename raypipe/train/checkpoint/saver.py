@@ -115,8 +115,10 @@ def kept(state: LoopState, rule: StoppingConfig, count: int) -> set[str]:
     """
     ranked: list[tuple[float, int]] = []
     for epoch, metrics in enumerate(state.history):
+        # Its weights are lost.
         if unusable(metrics) is not None:
             continue
+        # Its weights are sound, but the metric has no value: val_r2 where all labels are equal.
         value = metrics[rule.metric]
         if math.isnan(value):
             continue
@@ -124,8 +126,10 @@ def kept(state: LoopState, rule: StoppingConfig, count: int) -> set[str]:
         cost = value if rule.mode == "min" else -value
         ranked.append((cost, epoch))
     ranked.sort()
+    # best_epoch is -1 before there is one. That gives the name of epoch 0, which nobody saves.
     epochs = [state.best_epoch]
     epochs += [epoch for _, epoch in ranked[:count]]
+    # A checkpoint's name counts finished epochs.
     return {checkpoint.name(epoch + 1) for epoch in epochs}
 
 
