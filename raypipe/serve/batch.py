@@ -162,7 +162,11 @@ def _predict(
     key: str,
     progress: Callable[[int, int], None],
 ) -> pa.Table:
-    """The prediction's rows, in no particular order. Runs on all CPUs of the cluster."""
+    """The prediction's rows, in no particular order, all in this process's memory.
+
+    Runs on all CPUs of the cluster. Raises DataError where there is no row, and BadImage for the
+    first image that does not decode: then the whole prediction fails.
+    """
     columns = table.columns
     total = len(scan.rows(table, version, [columns.id], source.where))
     if not total:
