@@ -133,6 +133,14 @@ def textured() -> Draw:
 
 
 @pytest.fixture(scope="session")
+def two_hundred() -> list[bytes]:
+    """Encoded images of ten kinds: JPEG, PNG, grey, RGBA, CMYK, turned by EXIF and others."""
+    from tests.mixed_images import mixed_images
+
+    return mixed_images()
+
+
+@pytest.fixture(scope="session")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of 60 PNGs of 32 px, and labels.csv (file,label): 30 `warm` and 30 `cold`. Read it,
     do not change it.

@@ -28,6 +28,7 @@ from raypipe.images import jpeg
 
 Format = Literal["JPEG", "PNG", "WEBP", "TIFF", "BMP"]
 Encoded: TypeAlias = bytes | memoryview  # or any other contiguous buffer, such as pyarrow's
+Picture: TypeAlias = bytes | memoryview | np.ndarray  # encoded, or pixels_HWC that are decoded
 FORMATS: tuple[Format, ...] = ("JPEG", "PNG", "WEBP")
 MAX_PIXELS = 64_000_000
 
@@ -142,11 +143,7 @@ def decode_into(
 
     out_HWC: uint8, contiguous. Raises BadImage and leaves the slot untouched.
     """
-    pixels_HWC = _pixels(data, max(out_HWC.shape[:2]), max_pixels, formats)
-    if pixels_HWC.shape == out_HWC.shape:
-        out_HWC[...] = pixels_HWC
-    else:
-        _resize_into(pixels_HWC, out_HWC)
+    _squeeze_into(_pixels(data, max(out_HWC.shape[:2]), max_pixels, formats), out_HWC)
 
 
 def decode_batch(encoded: Sequence[Encoded], side_px: int, threads: int = 2) -> np.ndarray:
@@ -173,7 +170,7 @@ class Decoded:
     errors: dict[int, str]
 
 
-def decode_good(encoded: Sequence[Encoded | None], side_px: int, threads: int = 2) -> Decoded:
+def decode_good(encoded: Sequence[Picture | None], side_px: int, threads: int = 2) -> Decoded:
     """Decode what can be decoded, each image once. None counts as a missing image."""
     pixels_BHWC, bad = _decode_slots(encoded, side_px, threads)
     if not bad:
@@ -184,7 +181,7 @@ def decode_good(encoded: Sequence[Encoded | None], side_px: int, threads: int = 
 
 
 def _decode_slots(
-    encoded: Sequence[Encoded | None], side_px: int, threads: int
+    encoded: Sequence[Picture | None], side_px: int, threads: int
 ) -> tuple[np.ndarray, dict[int, BadImage]]:
     """pixels_BHWC of all images, and by slot what did not decode: its pixels are undefined."""
     pixels_BHWC = np.empty((len(encoded), side_px, side_px, 3), dtype=np.uint8)
@@ -195,13 +192,24 @@ def _decode_slots(
         try:
             if data is None:
                 raise BadImage("missing", "there is no image (null)")
-            decode_into(data, pixels_BHWC[slot])
+            if isinstance(data, np.ndarray):
+                _squeeze_into(_own_pixels(data), pixels_BHWC[slot])
+            else:
+                decode_into(data, pixels_BHWC[slot])
         except BadImage as bad:
             errors[slot] = bad
 
     with ThreadPoolExecutor(max(1, threads)) as pool:
         list(pool.map(decode_slot, range(len(encoded))))
     return pixels_BHWC, errors
+
+
+def _own_pixels(array: np.ndarray) -> np.ndarray:
+    """A caller's pixels_HWC with strides that torch accepts. Raises BadImage for other arrays."""
+    if array.dtype != np.uint8 or array.ndim != 3 or array.shape[2] != 3 or not array.size:
+        detail = f"{array.dtype} of shape {array.shape}, not uint8 RGB (height, width, 3)"
+        raise BadImage("not_pixels", detail)
+    return np.array(array, order="C", copy=True)
 
 
 def encode_png(pixels_HWC: np.ndarray) -> bytes:
@@ -250,8 +258,11 @@ def _is_jpeg(image: Image.Image) -> bool:
     return image.format in ("JPEG", "MPO")
 
 
-def _resize_into(pixels_HWC: np.ndarray, out_HWC: np.ndarray) -> None:
-    """Antialiased bilinear resampling, equal to Pillow's BILINEAR to the last bit on x86."""
+def _squeeze_into(pixels_HWC: np.ndarray, out_HWC: np.ndarray) -> None:
+    """Copy or resample pixels: antialiased, equal to Pillow's BILINEAR to the last bit on x86."""
+    if pixels_HWC.shape == out_HWC.shape:
+        out_HWC[...] = pixels_HWC
+        return
     # Not at the top: ingest only inspects, and its many processes need not load torch.
     import torch
 

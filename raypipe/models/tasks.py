@@ -88,14 +88,20 @@ class Task:
     def scores(self, logits_BC: Tensor) -> Tensor:
         return scores(self.kind, logits_BC)
 
-    def predictions(self, scores_NC: np.ndarray) -> list[str]:
-        """Predictions as text: the likeliest class, the tags from 0.5 up joined by |, a number."""
+    def predictions(self, scores_NC: np.ndarray, threshold: float | None = None) -> list[str]:
+        """Predictions as text: the likeliest class, the tags from 0.5 up joined by |, a number.
+
+        threshold: the least score of a class or a tag; where no class reaches it, the text is "".
+        """
         if self.kind in NUMERIC:
             return [f"{value:.6g}" for value in scores_NC[:, 0].tolist()]
         if self.kind == "single_label":
-            return [self.classes[i] for i in scores_NC.argmax(1)]
+            least = 0.0 if threshold is None else threshold
+            reaches_N = scores_NC.max(1, initial=0) >= least
+            likeliest = zip(scores_NC.argmax(1), reaches_N, strict=True)
+            return [self.classes[i] if reaches else "" for i, reaches in likeliest]
         predictions = []
-        for is_set_C in scores_NC >= 0.5:
+        for is_set_C in scores_NC >= (0.5 if threshold is None else threshold):
             named = zip(self.classes, is_set_C, strict=True)
             predictions.append(BAR.join(tag for tag, is_set in named if is_set))
         return predictions

@@ -31,7 +31,7 @@ from safetensors.torch import load, save
 
 from raypipe.config import require_format, to_json
 from raypipe.errors import DataError, one_line
-from raypipe.images.decode import decode_batch, decode_good
+from raypipe.images.decode import Picture, decode_batch, decode_good
 from raypipe.models.finite import require_rows, require_weights
 from raypipe.models.tasks import Task
 from raypipe.models.zoo import ImageModel, ModelConfig
@@ -175,11 +175,11 @@ class Package:
         """
         return self.predict_pixels(decode_batch(images, self.side_px, threads))
 
-    def attempt(self, images: Sequence[bytes | None], threads: int = 2) -> Attempt:
+    def attempt(self, images: Sequence[Picture | None], threads: int = 2) -> Attempt:
         """Labels and scores of the images that decode; the others do not cost the batch.
 
-        images: encoded bytes, or None for a missing one. Each is decoded once. Raises DataError
-        for a model whose scores are not finite.
+        images: encoded bytes, uint8 pixels HWC of any size, or None for a missing one. Each is
+        decoded once. Raises DataError for a model whose scores are not finite.
         """
         decoded = decode_good(images, self.side_px, threads)
         predictions = self.predict_pixels(decoded.pixels_NHWC)

