@@ -16,7 +16,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from scipy.optimize import minimize_scalar
 from torch import Tensor
 
 from raypipe.models.labels import Kind
@@ -59,6 +58,9 @@ def fit_temperature(kind: Kind, scores_NC: np.ndarray, targets_NC: np.ndarray) -
     scores_NC: at temperature 1. targets_NC: as Task.targets gives them. Raises ValueError for a
     regression, whose scores are no probabilities, and without images.
     """
+    # Not at the top: a served model needs no scipy.
+    from scipy.optimize import minimize_scalar
+
     _require_probabilities(kind)
     if not len(scores_NC):
         raise ValueError("a temperature is fitted on images, and there are none")

@@ -1,0 +1,63 @@
+"""A registered model whose answers to the 200 mixed images vary, for every way of serving."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from raypipe.config import RunConfig
+from raypipe.images.decode import decode_batch
+from raypipe.models.zoo import ImageModel, ModelConfig
+from raypipe.registry import package, promote, tracking
+from raypipe.registry.package import Package, Predictions, Reference
+from raypipe.registry.promote import ModelVersion
+from raypipe.registry.tracking import RegistryConfig, Store
+
+CFG = ModelConfig(name="small_cnn", pretrained=False, mode="finetune")
+CLASSES = ("a", "b", "c")
+
+
+@dataclass(frozen=True)
+class Registered:
+    """A champion, its store, its MLflow model's files, and what the package itself answers."""
+
+    store: Store
+    version: ModelVersion
+    package: Package
+    files: Path
+    images: list[bytes]
+    answers: Predictions
+
+
+@pytest.fixture(scope="session")
+def registered(two_hundred: list[bytes], tmp_path_factory: pytest.TempPathFactory) -> Registered:
+    import mlflow
+
+    folder = tmp_path_factory.mktemp("registered")
+    torch.manual_seed(4)
+    model = ImageModel(CFG, len(CLASSES)).eval()
+    pixels_BHWC = torch.from_numpy(decode_batch(two_hundred, CFG.pixels))
+    with torch.no_grad():
+        seen_BD = model.embed(pixels_BHWC)
+        model.head.standardise_by(seen_BD.mean(0), seen_BD.std(0))
+        torch.nn.init.normal_(model.head.linear.weight, std=0.3)
+    reference = Reference(np.zeros((4, 64)), np.full((4, 3), 1 / 3), tuple("wxyz"))
+    built = Package(package.build(folder / "package", model, CFG, CLASSES, reference, {}))
+
+    run = RunConfig(name="mixed", dir=str(folder / "run"))
+    store = tracking.open_store(run, RegistryConfig())
+    with tracking.run(store, "mixed", "train", {}, None) as run_id:
+        pass
+    version = promote.register(store, run_id, Path(str(built.folder)), "mixed", {})
+    promote.promote(store, version, expected=None)
+    files = mlflow.artifacts.download_artifacts(
+        artifact_uri=version.uri, tracking_uri=store.address, dst_path=str(folder / "model")
+    )
+    answers = built.predict(two_hundred)
+    # A model that says one thing would agree with anything.
+    assert min(np.bincount([CLASSES.index(label) for label in answers.labels], minlength=3)) > 20
+    return Registered(store, version, built, Path(files), two_hundred, answers)

@@ -1,0 +1,137 @@
+"""The same 200 images through every way of serving: equal labels, scores within 1e-4."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import mlflow
+import numpy as np
+import pandas as pd
+import pytest
+
+from tests.serve.conftest import Registered
+
+CLOSE = 1e-4
+
+
+def agree(expected: Registered, labels: list[Any], scores: Any) -> None:
+    """Assert that an answer to the 200 images is the package's own."""
+    assert len(labels) == 200 and list(labels) == expected.answers.labels
+    found_NC = np.array([list(row) for row in scores], dtype=np.float64)
+    assert np.abs(found_NC - expected.answers.scores_NC).max() < CLOSE
+
+
+def test_plain_load_model(registered: Registered) -> None:
+    mlflow.set_registry_uri(registered.store.address)
+    mlflow.set_tracking_uri(registered.store.address)
+    model = mlflow.pyfunc.load_model(f"models:/{registered.version.name}@champion")
+    found = model.predict(pd.DataFrame({"image": registered.images}))
+    agree(registered, found["label"].tolist(), found["scores"])
+
+
+def test_base64(registered: Registered) -> None:
+    model = mlflow.pyfunc.load_model(str(registered.files))
+    texts = [base64.b64encode(image).decode() for image in registered.images]
+    found = model.predict(pd.DataFrame({"image": texts}))
+    agree(registered, found["label"].tolist(), found["scores"])
+
+
+@contextmanager
+def served(files: Path, log: Path) -> Iterator[str]:
+    """The address of `mlflow models serve` on this model, once it answers."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "mlflow", "models", "serve", "-m", str(files)]
+    command += ["--env-manager", "local", "--host", "127.0.0.1", "--port", str(port)]
+    with log.open("wb") as out:
+        server = subprocess.Popen(command, stdout=out, stderr=out, start_new_session=True)
+    address = f"http://127.0.0.1:{port}"
+    try:
+        for _ in range(240):
+            assert server.poll() is None, log.read_text()[-3000:]
+            try:
+                urllib.request.urlopen(f"{address}/ping", timeout=5)
+                break
+            except (urllib.error.URLError, ConnectionError):
+                time.sleep(0.5)
+        yield address
+    finally:
+        # The server and its own processes, which are a group.
+        os.killpg(server.pid, signal.SIGTERM)
+        try:
+            server.wait(20)
+        except subprocess.TimeoutExpired:
+            os.killpg(server.pid, signal.SIGKILL)
+
+
+def ask(address: str, body: dict[str, Any] | str) -> tuple[int, Any]:
+    """(status, JSON) of a call of a scoring server. body: JSON, or a text of CSV."""
+    kind = "text/csv" if isinstance(body, str) else "application/json"
+    data = body if isinstance(body, str) else json.dumps(body)
+    request = urllib.request.Request(
+        f"{address}/invocations", data.encode(), {"Content-Type": kind}
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=120) as answer:
+            return answer.status, json.loads(answer.read())
+    except urllib.error.HTTPError as e:
+        return e.code, json.loads(e.read())
+
+
+@pytest.mark.slow
+def test_mlflow_models_serve(registered: Registered, tmp_path: Path) -> None:
+    texts = [base64.b64encode(image).decode() for image in registered.images]
+    secret = tmp_path / "secret.png"
+    secret.write_bytes(registered.images[1])
+    with served(registered.files, tmp_path / "log") as address:
+        split = {"columns": ["image"], "data": [[text] for text in texts]}
+        records = [{"image": text} for text in texts]
+        for body in (
+            {"dataframe_split": split},
+            {"dataframe_records": records},
+            {"inputs": texts},
+            {"inputs": {"image": texts}},
+            {"instances": texts},
+            {"instances": records},
+        ):
+            status, answer = ask(address, body)
+            assert status == 200, answer
+            rows = answer["predictions"]
+            agree(registered, [row["label"] for row in rows], [row["scores"] for row in rows])
+
+        # Params, and an image that does not decode.
+        bad = base64.b64encode(b"no image").decode()
+        status, answer = ask(address, {"inputs": [texts[0], bad], "params": {"top_k": 2}})
+        first, second = answer["predictions"]
+        assert status == 200 and len(first["top_labels"]) == 2 and first["error"] is None
+        assert second["label"] is None and "not_an_image" in second["error"]
+
+        # A wrong call is 400 and one line; the server stays.
+        status, answer = ask(address, {"inputs": texts[:1], "params": {"top_k": -1}})
+        assert status == 400 and "top_k is a number of classes" in answer["message"]
+        assert "Traceback" not in json.dumps(answer)
+
+        # No form of a call makes the server read a file.
+        for path in (str(secret), secret.as_uri()):
+            for body in ({"inputs": [path]}, {"dataframe_split": split | {"data": [[path]]}}):
+                # MLflow itself refuses some texts before the model sees them.
+                status, answer = ask(address, body)
+                rows = answer.get("predictions", [{"label": None}])
+                assert status in (200, 400) and rows[0]["label"] is None, answer
+            status, answer = ask(address, f"image\n{path}\n")
+            rows = answer.get("predictions", [{"label": None}])
+            assert status in (200, 400) and rows[0]["label"] is None, answer
