@@ -65,7 +65,7 @@ def fit_temperature(kind: Kind, scores_NC: np.ndarray, targets_NC: np.ndarray) -
     if not len(scores_NC):
         raise ValueError("a temperature is fitted on images, and there are none")
     scores = torch.tensor(scores_NC, dtype=torch.float64)
-    targets = torch.tensor(targets_NC, dtype=torch.float64)
+    targets = torch.tensor(_smoothed(kind, targets_NC), dtype=torch.float64)
 
     def loss(log_temperature: float) -> float:
         p_NC = tempered(kind, scores, float(np.exp(log_temperature))).clamp_min(_SMALLEST)
@@ -78,6 +78,19 @@ def fit_temperature(kind: Kind, scores_NC: np.ndarray, targets_NC: np.ndarray) -
     bounds = (np.log(LOWEST), np.log(HIGHEST))
     best = minimize_scalar(loss, bounds=bounds, method="bounded")
     return float(np.exp(best.x))
+
+
+def _smoothed(kind: Kind, targets_NC: np.ndarray) -> np.ndarray:
+    """The targets, as if a few more images had other labels (Platt 1999).
+
+    Without them a model that has all of N validation images right would become certain of
+    everything. The share is 1 / (N + 2), after Laplace's rule of succession.
+    """
+    images, classes = targets_NC.shape
+    share = 1 / (images + 2)
+    if kind == "single_label":
+        return (1 - share) * targets_NC + share * (1 - targets_NC) / max(classes - 1, 1)
+    return (1 - share) * targets_NC + share * (1 - targets_NC)
 
 
 def tempered(kind: Kind, scores_BC: Tensor, temperature: float) -> Tensor:

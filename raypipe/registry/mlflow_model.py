@@ -16,6 +16,7 @@ import numpy as np
 import pandas as pd
 from PIL import Image
 
+from raypipe.models.tasks import NUMERIC
 from raypipe.registry import own_code
 from raypipe.registry.package import Package
 
@@ -40,6 +41,7 @@ def log(run_id: str, package: Package) -> Any:
 
     here = Path(__file__).parent
     name = package.info["model"]["name"]
+    params = {"embedding": False} if package.task.kind in NUMERIC else {"top_k": 2}
     with warnings.catch_warnings(), mlflow.start_run(run_id=run_id):
         # MLflow suggests type hints, which it has none of for images.
         warnings.simplefilter("ignore", UserWarning)
@@ -50,7 +52,7 @@ def log(run_id: str, package: Package) -> Any:
             code_paths=[str(here.parent)],
             pip_requirements=requirements(name, own_code.libraries(package.files)),
             signature=signature(),
-            input_example=(example(package.side_px), {"top_k": 2}),
+            input_example=(example(package.side_px), params),
             # What a loader may set: see served.py and inputs.py.
             model_config={"seal": package.seal, "addresses": []},
             metadata={"classes": list(package.classes), "task": package.task.kind},

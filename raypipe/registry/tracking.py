@@ -57,6 +57,12 @@ class RegistryConfig(Section):
     model: str | None = None
     """Name under which models are registered. null: the run's name."""
 
+    intended_use: str = ""
+    """What the model is for and what it is not for, in words; its card says it."""
+
+    data_licence: str = ""
+    """Licence of the training images, for the model's card."""
+
     alias: str = "champion"
     """Alias of the version in use. Promotion moves it; predictions and drift checks follow it."""
 

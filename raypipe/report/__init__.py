@@ -18,9 +18,10 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from raypipe.report.charts import curves, histogram, parallel, scatter
-from raypipe.report.formats import chance, number, points, thumbnail
+from raypipe.report.charts import curves, histogram, parallel, reliability, residuals, scatter
+from raypipe.report.formats import cell, chance, number, points, thumbnail
 from raypipe.report.parts import (
+    Block,
     Check,
     Cleaning,
     Dropped,
@@ -29,16 +30,20 @@ from raypipe.report.parts import (
     Gate,
     Header,
     Lineage,
+    Matrix,
     Page,
     Picture,
+    Plot,
     Search,
     Slice,
     Step,
+    Table,
     Timeline,
     Trial,
 )
 
 __all__ = [
+    "Block",
     "Check",
     "Cleaning",
     "Dropped",
@@ -47,17 +52,23 @@ __all__ = [
     "Gate",
     "Header",
     "Lineage",
+    "Matrix",
     "Page",
     "Picture",
+    "Plot",
     "Search",
     "Slice",
     "Step",
+    "Table",
     "Timeline",
     "Trial",
+    "cell",
     "chance",
     "number",
     "points",
+    "reliability",
     "render",
+    "residuals",
     "thumbnail",
     "write",
 ]

@@ -192,6 +192,48 @@ def parallel(search: Search) -> Chart | None:
     )
 
 
+def reliability(bins: Sequence[tuple[float, float]]) -> Chart | None:
+    """What scores say (across) and how often they are right (up), a dot a bin, both from 0 to 1.
+
+    On the dotted line, scores mean what they say; below it the model is too sure of itself. None
+    without bins.
+    """
+    if not bins:
+        return None
+    spots = [(1000 * confidence, 1000 - 1000 * right) for confidence, right in bins]
+    return Chart(
+        lines=(
+            ("third", "Scores mean what they say", "M0,1000L1000,0"),
+            ("best", "This model", _path(spots) + "h0"),
+        ),
+        x_ticks=_ticks(0, 1),
+        y_ticks=_ticks(0, 1, in_per_cent=True),
+        note="Below the dotted line the model is too sure of itself.",
+    )
+
+
+def residuals(true_N: np.ndarray, predicted_N: np.ndarray) -> Chart | None:
+    """Labels (across) and predictions (up) of numbers, a dot an image. None without images."""
+    if not len(true_N):
+        return None
+    together = np.concatenate([true_N, predicted_N])
+    low, high = float(together.min()), float(together.max())
+    if low == high:
+        low, high = low - 0.5, high + 0.5
+    stride = math.ceil(len(true_N) / MAX_DOTS)
+    spots_N2 = np.stack([true_N, predicted_N], 1)[::stride]
+    dots = _dots(1000 * (spots_N2 - low) / (high - low))
+    return Chart(
+        lines=(
+            ("round", "Images", dots),
+            ("third", "Predicted as labelled", "M0,1000L1000,0"),
+        ),
+        x_ticks=_ticks(low, high),
+        y_ticks=_ticks(low, high),
+        note="On the dotted line a prediction is its label.",
+    )
+
+
 def _axes(settings: Sequence[Mapping[str, Any]]) -> dict[str, Axis]:
     """One axis for each name that took several values, in the order in which names appear."""
     values: dict[str, list[Any]] = {}

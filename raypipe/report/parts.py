@@ -159,6 +159,54 @@ class Lineage:
     config_yaml: str = ""
 
 
+Cell = str  # of a table: a number is formatted already
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table. columns: (name, kind); the kind is "num" for numbers, else empty."""
+
+    title: str
+    columns: tuple[tuple[str, str], ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    note: str = ""
+    open_rows: int = 12  # further rows are folded away
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """Counts of pairs: a row is a label, a column a prediction."""
+
+    title: str
+    names: tuple[str, ...]
+    counts: tuple[tuple[int, ...], ...]
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A chart with its title and the names of its axes."""
+
+    title: str
+    chart: Any  # charts.Chart
+    x_label: str = ""
+    y_label: str = ""
+
+
+@dataclass(frozen=True)
+class Block:
+    """A section of a page that belongs to one room: text, facts, charts, tables, pictures."""
+
+    title: str
+    text: str = ""
+    facts: Facts = ()
+    plots: tuple[Plot, ...] = ()
+    matrix: Matrix | None = None
+    tables: tuple[Table, ...] = ()
+    pictures: tuple[Picture, ...] = ()
+    pictures_title: str = ""
+
+
 @dataclass(frozen=True)
 class Page:
     """A whole page. A part that is left out does not appear on it."""
@@ -168,5 +216,6 @@ class Page:
     gate: Gate | None = None
     search: Search | None = None
     cleaning: Cleaning | None = None
+    blocks: tuple[Block, ...] = ()
     timeline: Timeline | None = None
     lineage: Lineage | None = None

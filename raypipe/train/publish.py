@@ -16,10 +16,12 @@ from filelock import FileLock
 from raypipe.config import dump, key_of, to_json
 from raypipe.feed.dataset import Pinned
 from raypipe.registry import package, promote, tracking
+from raypipe.registry.card import HTML, MARKDOWN, html, markdown
 from raypipe.registry.promote import ModelVersion
 from raypipe.registry.tracking import Store
 from raypipe.tables import scan
 from raypipe.train import unseen
+from raypipe.train.described import card
 from raypipe.train.job import TrainJob, TrainResult
 from raypipe.train.trainer import Plan, assemble
 
@@ -81,11 +83,18 @@ def _publish(
     # A killed publication may have left half a package.
     folder = job.run.path / "packages" / key
     shutil.rmtree(folder, ignore_errors=True)
-    reference, calibrated = unseen.reference(job, model, pinned, planned.folder)
+    held_out = unseen.reference(job, model, pinned, planned.folder)
+    calibrated = held_out.calibrated
     if calibrated is not None:
         facts |= {"temperature": calibrated.temperature, "calibration": asdict(calibrated)}
-    package.build(folder, model, job.model, result.classes, reference, facts)
+    described = card(job, pinned, result, held_out, store.model)
+    pages = {HTML: html(described), MARKDOWN: markdown(described)}
+    extra = {name: text.encode() for name, text in pages.items()}
+    reference = held_out.reference
+    package.build(folder, model, job.model, result.classes, reference, facts, extra)
     run_id = _log(store, job, result, name, config, children)
+    for file, text in pages.items():
+        tracking.log_text(store, run_id, text, file)
     tags = {
         "raypipe.table": str(result.version),
         "raypipe.task": job.model.task,

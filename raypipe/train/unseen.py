@@ -41,34 +41,45 @@ class Calibrated:
     error_after: float | None
 
 
-def reference(
-    job: TrainJob, model: ImageModel, pinned: Pinned, folder: Path
-) -> tuple[Reference, Calibrated | None]:
+@dataclass(frozen=True)
+class Unseen:
+    """Images that the weights have not seen: what the model says of them, and their labels.
+
+    labels_N: as Task.encode gives them. Rows are those of the reference.
+    """
+
+    split: str
+    reference: Reference
+    labels_N: np.ndarray
+    calibrated: Calibrated | None = None
+
+
+def reference(job: TrainJob, model: ImageModel, pinned: Pinned, folder: Path) -> Unseen:
     """Features and scores of images that the weights have not seen.
 
     Later batches are compared with them. On training images the model is overconfident, so any new
     batch would look like drift. The images are the validation split, or the test split if
     validation was trained on too. The test metrics are then stored in `folder` at once.
 
-    With model.calibrate, the scores are calibrated, and how is the second value.
+    With model.calibrate, the scores are calibrated.
     """
     feed = job.feed
     split = feed.val
     trained_on_val = set(pinned.parts(feed.val)) <= set(pinned.parts(feed.train))
     if trained_on_val and pinned.counts[feed.test]:
         split = feed.test
-    unseen, labels_N = predict_split(job, model, pinned, split)
+    predicted, labels_N = predict_split(job, model, pinned, split)
     if split == feed.test:
-        _store_test(folder, pinned, unseen, labels_N)
+        _store_test(folder, pinned, predicted, labels_N)
     if not job.model.calibrate:
-        return unseen, None
+        return Unseen(split, predicted, labels_N)
 
     targets_NC = _targets(pinned, labels_N)
     kind = pinned.task.kind
-    temperature = calibrate.fit_temperature(kind, unseen.scores_NC, targets_NC)
-    scores_NC = _tempered(kind, unseen.scores_NC, temperature)
+    temperature = calibrate.fit_temperature(kind, predicted.scores_NC, targets_NC)
+    scores_NC = _tempered(kind, predicted.scores_NC, temperature)
     calibrated = _measured(job, model, pinned, folder, temperature, len(targets_NC))
-    return replace(unseen, scores_NC=scores_NC), calibrated
+    return Unseen(split, replace(predicted, scores_NC=scores_NC), labels_N, calibrated)
 
 
 def _measured(
@@ -114,8 +125,8 @@ def test(planned: trainer.Plan, result: TrainResult) -> dict[str, float]:
         if not pinned.counts[split]:
             return {}
         model = trainer.assemble(job, result)
-        unseen, labels_N = predict_split(job, model, pinned, split)
-        _store_test(planned.folder, pinned, unseen, labels_N)
+        predicted, labels_N = predict_split(job, model, pinned, split)
+        _store_test(planned.folder, pinned, predicted, labels_N)
     return metrics_of(json.loads(stored.read_text()))
 
 

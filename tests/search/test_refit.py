@@ -74,7 +74,7 @@ def test_it_trains_on_both_splits_and_keeps_the_third_for_its_reference(
     assert pinned.counts["train+val"] + pinned.counts["test"] == 60
     model = trainer.assemble(done.job, done.best)
     assert (
-        len(unseen.reference(done.job, model, pinned, tmp_path / "both")[0].ids)
+        len(unseen.reference(done.job, model, pinned, tmp_path / "both").reference.ids)
         == pinned.counts["test"]
     )
     once = json.loads((tmp_path / "both" / "test.json").read_text())
@@ -83,7 +83,7 @@ def test_it_trains_on_both_splits_and_keeps_the_third_for_its_reference(
     )
     apart = replace(done.job, {"feed.train": "train"})
     assert (
-        len(unseen.reference(apart, model, pin(apart.table, apart.feed), tmp_path)[0].ids)
+        len(unseen.reference(apart, model, pin(apart.table, apart.feed), tmp_path).reference.ids)
         == pinned.counts["val"]
     )
     epochs.clear()

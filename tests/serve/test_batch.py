@@ -275,7 +275,7 @@ def test_a_reference_without_ids_is_kept_and_shown(
     nameless = job.model_copy(update={"table": table})
     pinned = pin(table, job.feed)
     model = promote.fetch(store, champion).model
-    reference, _ = unseen.reference(nameless, model, pinned, tmp_path)
+    reference = unseen.reference(nameless, model, pinned, tmp_path).reference
     assert set(reference.ids) == {""}
     opened = ImageTable(table.uri)
     features = reference.features_ND[:2]

@@ -19,6 +19,8 @@ from tests.pixels import decoded
 
 from .conftest import Jobs
 
+pytestmark = pytest.mark.usefixtures("ray_session")
+
 
 def test_a_calibrated_model_is_a_second_version_of_one_training(jobs: Jobs) -> None:
     # The test split is half the images, so that the temperature was not fitted on it.
@@ -69,7 +71,7 @@ def test_without_test_images_the_error_is_not_made_up(jobs: Jobs) -> None:
     result = trainer.run(job)
     pinned = pin(job.table, job.feed)
     model = trainer.assemble(job, result)
-    _, calibrated = unseen.reference(job, model, pinned, job.run.path)
+    calibrated = unseen.reference(job, model, pinned, job.run.path).calibrated
     assert calibrated is not None and calibrated.test_images == 0
     assert calibrated.error_before is None and calibrated.error_after is None
 

@@ -277,12 +277,12 @@ def test_the_reference_is_the_validation_split_as_the_model_sees_it(
     result = trainer.run(job)
     pinned = pin(job.table, job.feed)
     for carrier in ("cache", "offload", "threads"):
-        found, _ = unseen.reference(
+        found = unseen.reference(
             replace(job, {"feed.carrier": carrier}),
             trainer.assemble(job, result),
             pinned,
             tmp_path / "kept",
-        )
+        ).reference
         inputs, _, ids = decoded(job)
         assert found.ids == ids
         features, scores = trainer.assemble(job, result).predict(inputs)

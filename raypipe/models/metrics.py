@@ -1,0 +1,69 @@
+"""How good predictions are, class by class. The numbers of a model card and an evaluation.
+
+Letters in names: N images, C classes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from raypipe.models.tasks import NUMERIC, Task
+
+
+@dataclass(frozen=True)
+class ClassMetrics:
+    """One class or tag. A share without images to take it of is None."""
+
+    name: str
+    images: int
+    """That have it as their label."""
+
+    precision: float | None
+    """Of the images predicted as it: the share that have it."""
+
+    recall: float | None
+    """Of the images that have it: the share predicted as it."""
+
+    f1: float | None
+    """The harmonic mean of both."""
+
+
+def by_class(task: Task, scores_NC: np.ndarray, targets_NC: np.ndarray) -> tuple[ClassMetrics, ...]:
+    """The metrics of every class, in the task's order; () for numbers.
+
+    scores_NC, targets_NC: as the package and Task.targets give them.
+    """
+    if task.kind in NUMERIC:
+        return ()
+    predicted_NC, true_NC = decided(task, scores_NC), targets_NC >= 0.5
+    found = []
+    for c, name in enumerate(task.classes):
+        predicted_N, true_N = predicted_NC[:, c], true_NC[:, c]
+        both = int((predicted_N & true_N).sum())
+        predicted, true = int(predicted_N.sum()), int(true_N.sum())
+        f1 = _share(2 * both, predicted + true)
+        found.append(ClassMetrics(name, true, _share(both, predicted), _share(both, true), f1))
+    return tuple(found)
+
+
+def decided(task: Task, scores_NC: np.ndarray) -> np.ndarray:
+    """Which classes are predicted, bool NC: the likeliest one, or all tags from 0.5 up."""
+    if task.kind == "multi_label":
+        return scores_NC >= 0.5
+    predicted_NC = np.zeros(scores_NC.shape, bool)
+    predicted_NC[np.arange(len(scores_NC)), scores_NC.argmax(1)] = True
+    return predicted_NC
+
+
+def confusion(scores_NC: np.ndarray, targets_NC: np.ndarray) -> np.ndarray:
+    """counts_CC of one-label predictions: row = label, column = predicted class."""
+    classes = scores_NC.shape[1]
+    counts_CC = np.zeros((classes, classes), np.int64)
+    np.add.at(counts_CC, (targets_NC.argmax(1), scores_NC.argmax(1)), 1)
+    return counts_CC
+
+
+def _share(part: int, whole: int) -> float | None:
+    return part / whole if whole else None

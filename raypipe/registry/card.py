@@ -1,0 +1,261 @@
+"""The model card: what a model was made from, what it is for, and how good it is, on one page.
+
+After Mitchell et al. 2019, "Model Cards for Model Reporting". It is part of the package, as
+`card.html` and `card.md`, and is logged to MLflow. Whoever publishes a model fills in a `Card`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+import numpy as np
+
+from raypipe import report
+from raypipe.models.calibrate import Calibration
+from raypipe.models.metrics import ClassMetrics
+from raypipe.models.tasks import NUMERIC, Task
+
+HTML, MARKDOWN = "card.html", "card.md"
+MOST_CLASSES = 12  # in a matrix; with more, the most frequent confusions are listed
+UNKNOWN_USE = (
+    "Not stated. The model knows images like those of its training table, and nothing says how it "
+    "does on others. Set registry.intended_use."
+)
+UNKNOWN_LICENCE = "Not stated. Set registry.data_licence."
+
+
+@dataclass(frozen=True)
+class SliceMetrics:
+    """The metrics of some of the judged images."""
+
+    name: str
+    images: int
+    metrics: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Judged:
+    """How good the model is on images that its weights have not seen."""
+
+    split: str
+    caution: str
+    """What the split was used for besides, which makes the numbers too good."""
+
+    images: int
+    metrics: dict[str, float]
+    classes: tuple[ClassMetrics, ...]
+    slices: tuple[SliceMetrics, ...]
+    confusion_CC: np.ndarray | None
+    """Rows are labels, columns predictions. None for several tags and for numbers."""
+
+    calibration: Calibration | None
+    numbers: tuple[np.ndarray, np.ndarray] | None
+    """(labels, predictions) of the tasks that predict a number."""
+
+
+@dataclass(frozen=True)
+class Card:
+    """Everything that a card says."""
+
+    name: str
+    task: Task
+    made_at: datetime
+    facts: report.Facts
+    """Backbone, resolution, code, key."""
+
+    data: report.Facts
+    """Table, version, condition, splits, sources."""
+
+    balance: tuple[tuple[str, int], ...]
+    """Training images by class, most first; () for numbers."""
+
+    judged: Judged
+    calibrated: str
+    intended_use: str
+    data_licence: str
+    licences: tuple[tuple[str, str, str], ...]
+    """(package, version, licence) of what the model needs."""
+
+    environment: report.Facts
+
+
+def html(card: Card) -> str:
+    """The card as one HTML page, in the looks of the other reports."""
+    key = dict(card.facts).get("Key", "")
+    facts = tuple(fact for fact in card.facts if fact[0] != "Key")
+    subtitle = _kind(card.task)
+    if card.task.kind not in NUMERIC:
+        what = "tags" if card.task.kind == "multi_label" else "classes"
+        subtitle += f", {len(card.task.classes):,} {what}"
+    header = report.Header(f"Model card: {card.name}", subtitle, key, card.made_at, facts)
+    blocks = (_use(card), _quality(card), _data(card), _needs(card))
+    return report.render(report.Page(header, blocks=blocks))
+
+
+def _use(card: Card) -> report.Block:
+    return report.Block("Intended use", card.intended_use or UNKNOWN_USE)
+
+
+def _quality(card: Card) -> report.Block:
+    judged = card.judged
+    plots = []
+    if judged.calibration is not None:
+        bins = [(b.confidence, b.right) for b in judged.calibration.bins]
+        plots.append(report.Plot("Calibration", report.reliability(bins), "Score", "Right"))
+    if judged.numbers is not None:
+        chart = report.residuals(*judged.numbers)
+        plots.append(report.Plot("Labels and predictions", chart, "Label", "Prediction"))
+    matrix = None
+    tables = list(_tables(judged))
+    if judged.confusion_CC is not None:
+        if len(judged.confusion_CC) <= MOST_CLASSES:
+            matrix = _matrix(card.task, judged.confusion_CC)
+        else:
+            tables.insert(0, _confusions(card.task, judged.confusion_CC))
+    facts = tuple((name, _value(name, value)) for name, value in judged.metrics.items())
+    facts += (("Images", report.number(judged.images)),)
+    if judged.calibration is not None:
+        facts += (("Calibration error", _percent(judged.calibration.error)),)
+    if card.calibrated:
+        facts += (("Calibrated", card.calibrated),)
+    return report.Block(
+        "How good it is",
+        f"On the split {judged.split}. {judged.caution}",
+        facts=facts,
+        plots=tuple(plot for plot in plots if plot.chart is not None),
+        matrix=matrix,
+        tables=tuple(tables),
+    )
+
+
+def _matrix(task: Task, confusion_CC: np.ndarray) -> report.Matrix:
+    counts = tuple(tuple(int(n) for n in row) for row in confusion_CC)
+    return report.Matrix("Labels and predictions", task.classes, counts, "A row is a label.")
+
+
+def _confusions(task: Task, confusion_CC: np.ndarray) -> report.Table:
+    """The most frequent mistakes, for more classes than a matrix shows."""
+    wrong_CC = confusion_CC * (1 - np.eye(len(confusion_CC), dtype=np.int64))
+    rows = []
+    for place in np.argsort(-wrong_CC, axis=None, kind="stable")[:40]:
+        label, predicted = np.unravel_index(place, wrong_CC.shape)
+        count = int(wrong_CC[label, predicted])
+        if count:
+            rows.append((task.classes[label], task.classes[predicted], report.number(count)))
+    columns = (("Label", ""), ("Predicted as", ""), ("Images", "num"))
+    return report.Table("Most frequent mistakes", columns, tuple(rows))
+
+
+def _tables(judged: Judged) -> list[report.Table]:
+    tables = []
+    if judged.classes:
+        tables.append(_by_class(judged.classes))
+    if judged.slices:
+        tables.append(_by_source(judged.slices))
+    return tables
+
+
+def _by_class(classes: tuple[ClassMetrics, ...]) -> report.Table:
+    """The class that does worst comes first; one without images has nothing to say."""
+    rows = []
+    for m in sorted(classes, key=lambda m: (m.f1 is None, m.f1 or 0.0, m.name)):
+        shares = (_percent(value) for value in (m.precision, m.recall, m.f1))
+        rows.append((m.name, report.number(m.images), *shares))
+    numbers = tuple((name, "num") for name in ("Images", "Precision", "Recall", "F1"))
+    note = "Precision: of those predicted as it. Recall: of those labelled as it."
+    return report.Table("By class, worst first", (("Class", ""), *numbers), tuple(rows), note)
+
+
+def _by_source(slices: tuple[SliceMetrics, ...]) -> report.Table:
+    names = list(slices[0].metrics)
+    rows = []
+    for part in slices:
+        values = (_value(name, part.metrics[name]) for name in names)
+        rows.append((part.name, report.number(part.images), *values))
+    columns = (("Source", ""), ("Images", "num"), *((name, "num") for name in names))
+    return report.Table("By source", columns, tuple(rows))
+
+
+def _data(card: Card) -> report.Block:
+    licence = card.data_licence or UNKNOWN_LICENCE
+    tables = []
+    if card.balance:
+        total = sum(count for _, count in card.balance)
+        rows = []
+        for name, count in card.balance:
+            rows.append((name, report.number(count), _percent(count / total)))
+        columns = (("Class", ""), ("Images", "num"), ("Share", "num"))
+        tables.append(report.Table("Training images by class", columns, tuple(rows)))
+    facts: report.Facts = (*card.data, ("Licence of the images", licence))
+    return report.Block("What it was made from", facts=facts, tables=tuple(tables))
+
+
+def _needs(card: Card) -> report.Block:
+    columns = (("Package", ""), ("Version", ""), ("Licence", ""))
+    table = report.Table("Packages and weights", columns, card.licences)
+    return report.Block("What it needs", facts=card.environment, tables=(table,))
+
+
+def markdown(card: Card) -> str:
+    """The card as Markdown: the same numbers, without charts."""
+    lines = [f"# Model card: {_plain(card.name)}", "", _kind(card.task), ""]
+    lines += _listed(card.facts)
+    for block in (_use(card), _quality(card), _data(card), _needs(card)):
+        lines += ["", f"## {block.title}", ""]
+        if block.text:
+            lines += [block.text, ""]
+        lines += _listed(block.facts)
+        if block.matrix is not None:
+            lines += ["", *_written(_as_table(block.matrix))]
+        for table in block.tables:
+            lines += ["", *_written(table)]
+    return "\n".join(lines) + "\n"
+
+
+def _listed(facts: report.Facts) -> list[str]:
+    return [f"- {name}: {_plain(value)}" for name, value in facts]
+
+
+def _as_table(matrix: report.Matrix) -> report.Table:
+    columns = (("label \\ predicted", ""), *((name, "num") for name in matrix.names))
+    rows = []
+    for name, counts in zip(matrix.names, matrix.counts, strict=True):
+        rows.append((name, *(str(count) for count in counts)))
+    return report.Table(matrix.title, columns, tuple(rows), matrix.note)
+
+
+def _written(table: report.Table) -> list[str]:
+    lines = [f"### {table.title}", ""]
+    if table.note:
+        lines += [table.note, ""]
+    lines.append("| " + " | ".join(_plain(name) for name, _ in table.columns) + " |")
+    lines.append("|" + "---|" * len(table.columns))
+    for row in table.rows:
+        lines.append("| " + " | ".join(_plain(value) for value in row) + " |")
+    return lines
+
+
+def _plain(text: str) -> str:
+    """Text of users in a cell of Markdown: a class may be called `a|b` or `<script>`."""
+    escaped = text.replace("\\", "\\\\").replace("|", "\\|").replace("`", "\\`")
+    return escaped.replace("<", "&lt;").replace("\n", " ").replace("[", "\\[").replace("*", "\\*")
+
+
+def _kind(task: Task) -> str:
+    return {
+        "single_label": "One class an image",
+        "multi_label": "Several tags an image",
+        "probability": "A number from 0 to 1",
+        "regression": "A number",
+    }[task.kind]
+
+
+def _value(metric: str, value: float) -> str:
+    """A metric as people read it: shares in per cent, errors in the labels' unit."""
+    is_share = "accuracy" in metric or metric == "f1"
+    return _percent(value) if is_share else report.number(value)
+
+
+def _percent(share: float | None) -> str:
+    return "–" if share is None else f"{100 * share:.1f} %"

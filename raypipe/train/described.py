@@ -1,0 +1,191 @@
+"""Fills in the model card of a finished training: its data, its metrics, what it needs."""
+
+from __future__ import annotations
+
+import platform
+from collections import Counter
+from datetime import datetime, timezone
+from importlib import metadata
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+from raypipe import report
+from raypipe.feed.dataset import Pinned
+from raypipe.models import calibrate, metrics
+from raypipe.models.tasks import NUMERIC, tags
+from raypipe.registry import tracking
+from raypipe.registry.card import Card, Judged, SliceMetrics
+from raypipe.registry.mlflow_model import requirements
+from raypipe.tables import label_column, scan
+from raypipe.train.job import TrainJob, TrainResult
+from raypipe.train.objective import judge
+from raypipe.train.unseen import Unseen
+
+MOST_SLICES = 30
+_NOT_ON_DISK = "given by its provider with the weights; not known here"
+_UNKNOWN = "not stated"
+
+
+def card(job: TrainJob, pinned: Pinned, result: TrainResult, unseen: Unseen, name: str) -> Card:
+    """The card of a result that is published as `name`."""
+    return Card(
+        name=name,
+        task=pinned.task,
+        made_at=datetime.now(timezone.utc),
+        facts=(
+            ("Backbone", job.model.name),
+            ("Transfer", job.model.mode),
+            ("Input", f"{job.model.pixels} x {job.model.pixels} px, RGB"),
+            ("Epochs", str(len(result.history))),
+            ("Code", (tracking.code_commit() or "no checkout")[:12]),
+            ("Key", result.key),
+        ),
+        data=_data(job, pinned),
+        balance=_balance(job, pinned),
+        judged=_judged(job, pinned, unseen),
+        calibrated=_calibrated(unseen),
+        intended_use=job.registry.intended_use,
+        data_licence=job.registry.data_licence,
+        licences=_licences(job),
+        environment=(
+            ("Python", platform.python_version()),
+            ("System", f"{platform.system()} {platform.machine()}"),
+            ("raypipe", metadata.version("raypipe")),
+        ),
+    )
+
+
+def _data(job: TrainJob, pinned: Pinned) -> report.Facts:
+    counts = ", ".join(f"{split} {n:,}" for split, n in pinned.counts.items())
+    facts = [("Table", str(pinned.version)), ("Labelled images", counts)]
+    if job.table.where:
+        facts.append(("Only rows where", report.cell(job.table.where)))
+    if job.table.sample != 1:
+        facts.append(("Share of its rows", report.cell(job.table.sample)))
+    return tuple(facts)
+
+
+def _balance(job: TrainJob, pinned: Pinned) -> tuple[tuple[str, int], ...]:
+    """Training images by class or tag, most first."""
+    if pinned.task.kind in NUMERIC:
+        return ()
+    column = pinned.table.columns.label
+    rows = scan.rows(pinned.table, pinned.version, [column], pinned.rows_of(job.feed.train))
+    labels = label_column.read(rows[column], pinned.task.kind, column).drop_null().to_pylist()
+    if pinned.task.kind == "multi_label":
+        counted = Counter(tag for label in labels for tag in tags(label))
+    else:
+        counted = Counter(labels)
+    return tuple(counted.most_common())
+
+
+def _judged(job: TrainJob, pinned: Pinned, unseen: Unseen) -> Judged:
+    task, scores_NC = pinned.task, unseen.reference.scores_NC
+    targets_NC = task.targets(torch.tensor(unseen.labels_N)).numpy()
+    calibration = None
+    if task.kind != "regression" and len(scores_NC):
+        calibration = calibrate.calibration(task.kind, scores_NC, targets_NC)
+    numbers = None
+    if task.kind in NUMERIC:
+        numbers = (targets_NC[:, 0].astype(np.float64), scores_NC[:, 0].astype(np.float64))
+    confusion_CC = None
+    if task.kind == "single_label":
+        confusion_CC = metrics.confusion(scores_NC, targets_NC)
+    everything = np.ones(len(scores_NC), bool)
+    return Judged(
+        split=unseen.split,
+        caution=_caution(job, unseen),
+        images=len(scores_NC),
+        metrics=_metrics(pinned, unseen, everything),
+        classes=metrics.by_class(task, scores_NC, targets_NC),
+        slices=_slices(job, pinned, unseen),
+        confusion_CC=confusion_CC,
+        calibration=calibration,
+        numbers=numbers,
+    )
+
+
+def _caution(job: TrainJob, unseen: Unseen) -> str:
+    """What else the split was used for: a number from it is only as good as its use."""
+    if unseen.split == job.feed.val:
+        used = "It chose the epoch, and settings where there was a search"
+        if unseen.calibrated is not None:
+            used += ", and the temperature was fitted on it"
+        return f"{used}, so these numbers are a little too good."
+    return "Nothing was chosen by it for this model."
+
+
+def _metrics(pinned: Pinned, unseen: Unseen, inside_N: np.ndarray) -> dict[str, float]:
+    """The task's metrics of some of the images, by their plain names."""
+    scores_NC = torch.from_numpy(unseen.reference.scores_NC[inside_N])
+    found = judge(pinned.task, scores_NC, torch.tensor(unseen.labels_N[inside_N]))
+    return {name.removeprefix("val_"): value for name, value in found.items()}
+
+
+def _slices(job: TrainJob, pinned: Pinned, unseen: Unseen) -> tuple[SliceMetrics, ...]:
+    """The metrics by source; () where the table has no such column, or only one source."""
+    columns = pinned.table.columns
+    known = {field.name for field in pinned.table.at(pinned.version).schema().fields}
+    if not {columns.source, columns.id} <= known:
+        return ()
+    wanted = pinned.rows_of(unseen.split)
+    rows = scan.rows(pinned.table, pinned.version, [columns.id, columns.source], wanted)
+    ids = rows[columns.id].cast(pa.string()).to_pylist()
+    sources: dict[str, str | None] = {}
+    for image_id, source in zip(ids, rows[columns.source].to_pylist(), strict=True):
+        # An id of images from two sources says nothing about either.
+        same = sources.get(image_id, source) == source
+        sources[image_id] = source if same else None
+    of_row = np.array([str(sources.get(i) or "") for i in unseen.reference.ids])
+    names = sorted(set(of_row.tolist()) - {""})
+    if len(names) < 2:
+        return ()
+    parts = []
+    for name in names[:MOST_SLICES]:
+        inside_N = of_row == name
+        found = _metrics(pinned, unseen, inside_N)
+        parts.append(SliceMetrics(name, int(inside_N.sum()), found))
+    return tuple(parts)
+
+
+def _calibrated(unseen: Unseen) -> str:
+    found = unseen.calibrated
+    if found is None:
+        return ""
+    text = f"temperature {found.temperature:.2f}"
+    if found.error_before is None or found.error_after is None:
+        return text
+    before, after = f"{100 * found.error_before:.1f} %", f"{100 * found.error_after:.1f} %"
+    return f"{text}; error on {found.test_images:,} test images {before} before, {after} after"
+
+
+def _licences(job: TrainJob) -> tuple[tuple[str, str, str], ...]:
+    """(what, version, licence) of the packages that the model needs, and of its weights."""
+    found = []
+    for requirement in requirements(job.model.name):
+        package, _, version = requirement.partition("==")
+        found.append((package, version, _licence(package)))
+    provider, prefixed, _ = job.model.name.partition(":")
+    if prefixed and job.model.pretrained:
+        found.append((f"weights of {job.model.name}", "–", _NOT_ON_DISK))
+    elif prefixed and provider == "file":
+        found.append((f"code of {job.model.name}", "–", "yours"))
+    return tuple(found)
+
+
+def _licence(package: str) -> str:
+    """As the package's own metadata states it: an expression, a name, or a classifier."""
+    stated: Any = metadata.metadata(package)
+    expression = stated.get("License-Expression")
+    if expression:
+        return str(expression)
+    # Some packages put the whole text of a licence here.
+    name = stated.get("License") or ""
+    if name and len(name) < 80 and "\n" not in name:
+        return str(name)
+    classifiers = stated.get_all("Classifier") or []
+    names = [c.rpartition(" :: ")[2] for c in classifiers if c.startswith("License ::")]
+    return ", ".join(names) or _UNKNOWN

@@ -1,0 +1,41 @@
+"""Metrics by class agree with scikit-learn's, and say nothing where there is nothing to say."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
+
+from raypipe.models.metrics import by_class, confusion
+from raypipe.models.tasks import Task
+
+RNG = np.random.default_rng(5)
+
+
+@pytest.mark.parametrize("kind", ["single_label", "multi_label"])
+def test_they_agree_with_scikit_learn(kind: str) -> None:
+    task = Task(kind, ("a", "b", "c", "d"))  # type: ignore[arg-type]
+    scores_NC = RNG.random((300, 4))
+    targets_NC = np.eye(4)[RNG.integers(0, 4, 300)]
+    if kind == "multi_label":
+        targets_NC = (RNG.random((300, 4)) < 0.3).astype(float)
+        predicted, true = scores_NC >= 0.5, targets_NC
+    else:
+        predicted, true = scores_NC.argmax(1), targets_NC.argmax(1)
+        assert (confusion(scores_NC, targets_NC) == confusion_matrix(true, predicted)).all()
+    expected = precision_recall_fscore_support(true, predicted, average=None)
+    found = by_class(task, scores_NC, targets_NC)
+    assert [m.name for m in found] == ["a", "b", "c", "d"]
+    for metrics, *theirs in zip(found, *expected, strict=True):
+        ours = (metrics.precision, metrics.recall, metrics.f1, metrics.images)
+        np.testing.assert_allclose(ours, theirs)
+
+
+def test_a_class_that_never_occurs_has_no_recall_and_one_never_predicted_no_precision() -> None:
+    task = Task("single_label", ("a", "b", "c"))
+    scores_NC = np.array([[0.9, 0.1, 0.0], [0.8, 0.2, 0.0]])
+    targets_NC = np.array([[1, 0, 0], [0, 1, 0]])
+    a, b, c = by_class(task, scores_NC, targets_NC)
+    assert (a.precision, a.recall, b.precision, b.recall, b.f1) == (0.5, 1.0, None, 0.0, 0.0)
+    assert (c.images, c.precision, c.recall, c.f1) == (0, None, None, None)
+    assert by_class(Task("regression", ("value",)), scores_NC[:, :1], targets_NC[:, :1]) == ()

@@ -1,0 +1,82 @@
+"""A card is complete for every task, and what users wrote in names stays text."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+
+import numpy as np
+import pytest
+
+from raypipe.models.calibrate import calibration
+from raypipe.models.labels import NUMERIC, Kind
+from raypipe.models.metrics import by_class, confusion
+from raypipe.models.tasks import Task
+from raypipe.registry.card import Card, Judged, SliceMetrics, html, markdown
+
+HOSTILE = ("<script>alert(1)</script>", "a|b", "[x](http://e.vil)", "`cat`\nnew", "ä\\")
+RNG = np.random.default_rng(2)
+
+
+def card(kind: Kind, classes: tuple[str, ...] = HOSTILE, use: str = "") -> Card:
+    task = Task(kind, classes if kind not in NUMERIC else ("value",))
+    width = len(task.classes)
+    scores_NC = RNG.dirichlet(np.ones(width), 60) if width > 1 else RNG.random((60, 1))
+    targets_NC = np.eye(width)[RNG.integers(0, width, 60)] if width > 1 else RNG.random((60, 1))
+    counts = tuple((name, 9 + i) for i, name in enumerate(classes))
+    judged = Judged(
+        split="val",
+        caution="It chose the epoch.",
+        images=60,
+        metrics={"accuracy": 0.51234, "mae": 1.25},
+        classes=by_class(task, scores_NC, targets_NC),
+        slices=(SliceMetrics("day", 40, {"mae": 1.0}), SliceMetrics(HOSTILE[0], 20, {"mae": 2.0})),
+        confusion_CC=confusion(scores_NC, targets_NC) if kind == "single_label" else None,
+        calibration=None if kind == "regression" else calibration(kind, scores_NC, targets_NC),
+        numbers=(targets_NC[:, 0], scores_NC[:, 0]) if kind in NUMERIC else None,
+    )
+    return Card(
+        name=HOSTILE[0],
+        task=task,
+        made_at=datetime(2026, 11, 23, tzinfo=timezone.utc),
+        facts=(("Backbone", "small_cnn"), ("Key", "abc")),
+        data=(("Table", "t@v3"), ("Labelled images", "train 100, val 60")),
+        balance=() if kind in NUMERIC else counts,
+        judged=judged,
+        calibrated="",
+        intended_use=use,
+        data_licence="",
+        licences=(("numpy", "2.4.6", "BSD-3-Clause"),),
+        environment=(("Python", "3.11"),),
+    )
+
+
+@pytest.mark.parametrize("kind", ["single_label", "multi_label", "probability", "regression"])
+def test_every_task_has_its_whole_card(kind: Kind) -> None:
+    page, text = html(card(kind)), markdown(card(kind))
+    for heading in ("Intended use", "How good it is", "What it was made from", "What it needs"):
+        assert f"<h2>{heading}</h2>" in page and f"## {heading}\n" in text
+    for said in ("51.2 %", "t@v3", "It chose the epoch.", "BSD-3-Clause", "registry.intended_use"):
+        assert said in page and said in text
+    assert ("Training images by class" in page) == (kind not in NUMERIC)
+    assert ("By class, worst first" in page) == (kind not in NUMERIC)
+    assert ('class="matrix"' in page) == (kind == "single_label")
+    assert ("Below the dotted line" in page) == (kind != "regression")
+    assert ("On the dotted line a prediction is its label" in page) == (kind in NUMERIC)
+    assert "By source" in page and "By source" in text
+
+
+def test_names_of_users_are_text_and_never_markup() -> None:
+    page, text = html(card("single_label")), markdown(card("single_label"))
+    assert "<script" not in page and "<script" not in text
+    # A cell holds one cell: its bars are escaped, its line does not break.
+    for line in text.splitlines():
+        if line.startswith("| a"):
+            assert line.startswith("| a\\|b |")
+    assert "\\[x](http" in text and "\\`cat\\` new" in text
+
+
+def test_many_classes_are_listed_by_their_mistakes_and_not_as_a_matrix() -> None:
+    page = html(card("single_label", tuple(f"class {i:03d}" for i in range(200)), "For tests."))
+    assert 'class="matrix"' not in page and "Most frequent mistakes" in page
+    assert "188 more" in page, "of 200 classes twelve are open"
+    assert "For tests." in page and len(page) < 400_000
