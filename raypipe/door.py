@@ -19,20 +19,17 @@ call; `raypipe.close()` ends it. `raypipe/__init__.py` loads this module at the 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any
 
 from raypipe.cli.console import Console
 from raypipe.cluster import connect
-from raypipe.config import RunConfig, merge, set_field, validate
 from raypipe.config import load as load_config
-from raypipe.errors import ConfigError, DataError
+from raypipe.config import merge, set_field
+from raypipe.errors import ConfigError
 from raypipe.job import Job
-from raypipe.registry import promote, tracking
-from raypipe.registry.tracking import RegistryConfig
-from raypipe.work import verbs
+from raypipe.work import find, verbs
 from raypipe.work.model import Model
 from raypipe.work.names import run_of
 from raypipe.work.results import (
@@ -46,7 +43,6 @@ from raypipe.work.results import (
 )
 
 PathLike = str | Path
-MODEL = re.compile(r"models:/(?P<name>[^/@]+)(?:@(?P<alias>[^/@]+)|/(?P<version>\d+))")
 
 
 def ingest(
@@ -103,40 +99,10 @@ def load(model: str, *, run: Any = None, registry: Any = None) -> Model:
     Without settings it is looked for in runs/NAME. Raises ConfigError for another text, DataError
     for a model or version that does not exist, or whose files are not those that were registered.
     """
-    named = MODEL.fullmatch(str(model))
     for name, value in (("run", run), ("registry", registry)):
         if value is not None and not isinstance(value, Mapping):
             raise ConfigError(f"{name} is a section", got=value, fix=f"{name}={{'dir': …}}")
-    if named is None:
-        raise ConfigError(
-            "This names no registered model",
-            got=model,
-            rule="models:/NAME@ALIAS or models:/NAME/VERSION",
-            fix="models:/NAME@champion is the model in use",
-        )
-    name = named["name"]
-    where = validate(RunConfig, merge({"name": name, "dir": f"runs/{name}"}, run or {}))
-    settings = {"model": name, "alias": named["alias"] or "champion"}
-    cfg = validate(RegistryConfig, merge(settings, registry or {}))
-    # Opening a store makes it: a misspelt name must not leave an empty one behind.
-    if cfg.uri is None and not (where.path / "mlflow" / "mlflow.db").exists():
-        raise DataError(
-            "There is no model store here",
-            got=str(where.path),
-            fix="Name the run's folder, run={'dir': …}, or the store, registry={'uri': …}",
-        )
-    store = tracking.open_store(where, cfg)
-    # An alias may move between two calls; the version that it names now is fetched.
-    if named["version"] is None:
-        return Model(promote.fetch(store, found := promote.require_champion(store)), found)
-    for version in promote.versions(store):
-        if version.version == int(named["version"]):
-            return Model(promote.fetch(store, version), version)
-    raise DataError(
-        f"The model {name!r} has no version {named['version']}",
-        got=store.uri,
-        fix="raypipe.load('models:/NAME@champion') is the model in use",
-    )
+    return find.find(str(model), run or {}, registry or {})
 
 
 def close() -> None:

@@ -140,3 +140,16 @@ def test_a_manifest_reads_no_file_outside(name: str, mine: Path, tmp_path: Path)
     manifest.write_text(manifest.read_text().replace("code/shapes_of_mine.py", name))
     with pytest.raises(DataError, match="names files that are not in it"):
         Package(made.folder)
+
+
+@pytest.mark.parametrize("format", ["onnx", "pt2", "torchscript"])
+def test_it_is_exported_too(
+    format: str, mine: Path, tmp_path: Path, textured: Draw, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("onnxruntime", reason="raypipe[onnx]")
+    from raypipe.registry import export
+
+    made = built(tmp_path / "package")
+    monkeypatch.undo()
+    done = export.export(made, format, tmp_path / "model", export.drawn(32))
+    assert done.apart < 1e-4 and done.path.exists()

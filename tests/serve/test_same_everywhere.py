@@ -22,6 +22,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from raypipe.images.decode import decode_batch
+from tests.conftest import Cli
 from tests.serve.conftest import Registered
 
 CLOSE = 1e-4
@@ -47,6 +49,51 @@ def test_base64(registered: Registered) -> None:
     texts = [base64.b64encode(image).decode() for image in registered.images]
     found = model.predict(pd.DataFrame({"image": texts}))
     agree(registered, found["label"].tolist(), found["scores"])
+
+
+def test_onnx(registered: Registered, tmp_path: Path, cli: Cli) -> None:
+    ort = pytest.importorskip("onnxruntime", reason="raypipe[onnx]")
+    out = tmp_path / "model.onnx"
+    name = f"models:/{registered.version.name}@champion"
+    where = f"run.dir={registered.store.folder.parent}"
+    code, said, error = cli("export", "onnx", name, out, where, "--json")
+    assert code == 0, error
+    assert json.loads(said.splitlines()[-1])["apart"] < CLOSE
+    session = ort.InferenceSession(str(out), providers=["CPUExecutionProvider"])
+    about = json.loads(session.get_modelmeta().custom_metadata_map["raypipe"])
+    pixels_NHWC = decode_batch(registered.images, about["input"]["shape"][1])
+    scores_NC, _ = session.run(None, {"pixels": pixels_NHWC})
+    labels = [about["classes"][i] for i in scores_NC.argmax(1)]
+    agree(registered, labels, scores_NC)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("tflite", "models:/mixed@champion", "x"), "There is no such format"),
+        (("onnx", "models:/mixed", "x"), "names no registered model"),
+        (("onnx", "models:/mixed@champion", "x", "run.dir=elsewhere"), "no model store here"),
+        (("onnx", "models:/mixed/9", "x"), "has no version 9"),
+        (("onnx", "models:/mixed@blue", "x"), "no blue of"),
+        (("pt2", "models:/mixed/1", "x", "--int8"), "int8 is for ONNX"),
+        (("pt2", "models:/mixed/1", "x", "--table", "nowhere"), "nowhere"),
+    ],
+)
+def test_an_export_that_cannot_be_is_one_message(
+    arguments: tuple[str, ...],
+    says: str,
+    registered: Registered,
+    cli: Cli,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    where = (
+        () if "run.dir=elsewhere" in arguments else (f"run.dir={registered.store.folder.parent}",)
+    )
+    code, _, error = cli("export", *arguments, *where)
+    assert code == 2 and says in error and "Traceback" not in error
+    assert not list(tmp_path.iterdir())
 
 
 @contextmanager

@@ -1,0 +1,98 @@
+"""A registered model by its name: models:/NAME@ALIAS, models:/NAME/VERSION, or a configuration."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from raypipe.config import RunConfig, Section, load, merge
+from raypipe.errors import ConfigError, DataError
+from raypipe.job import Job
+from raypipe.registry import promote, tracking
+from raypipe.registry.tracking import RegistryConfig
+from raypipe.work.model import Model
+
+MODEL = re.compile(r"models:/(?P<name>[^/@]+)(?:@(?P<alias>[^/@]+)|/(?P<version>\d+))")
+
+
+class Where(Section):
+    """Where a named model is looked for."""
+
+    run: RunConfig = RunConfig()
+    """The run whose folder holds the store, if `registry.uri` names none."""
+
+    registry: RegistryConfig = RegistryConfig()
+    """The store of models."""
+
+
+def find(model: str, run: Mapping[str, Any], registry: Mapping[str, Any]) -> Model:
+    """The registered model of this name; without settings it is looked for in runs/NAME.
+
+    Raises ConfigError for another text, DataError for a model or version that does not exist, or
+    whose files are not those that were registered.
+    """
+    return _find(model, merge(_defaults(model), {"run": run, "registry": registry}), ())
+
+
+def of_command(model: str, overrides: Sequence[str]) -> Model:
+    """The model that a command names: as `find` does, or the champion of a YAML configuration."""
+    if MODEL.fullmatch(model):
+        return _find(model, _defaults(model), overrides)
+    if not Path(model).exists():
+        raise _unknown(model, "models:/NAME@ALIAS, models:/NAME/VERSION or a YAML configuration")
+    job = load(Job, model, overrides)
+    _require_store(job.run, job.registry)
+    store = tracking.open_store(job.run, job.registry)
+    champion = promote.require_champion(store)
+    return Model(promote.fetch(store, champion), champion)
+
+
+def _defaults(model: str) -> dict[str, Any]:
+    named = MODEL.fullmatch(model)
+    if named is None:
+        raise _unknown(model, "models:/NAME@ALIAS or models:/NAME/VERSION")
+    name = named["name"]
+    settings = {"model": name, "alias": named["alias"] or "champion"}
+    return {"run": {"name": name, "dir": f"runs/{name}"}, "registry": settings}
+
+
+def _find(model: str, settings: Mapping[str, Any], overrides: Sequence[str]) -> Model:
+    where = load(Where, None, overrides, settings)
+    _require_store(where.run, where.registry)
+    store = tracking.open_store(where.run, where.registry)
+    named = MODEL.fullmatch(model)
+    assert named is not None, "the defaults were made from it"
+
+    # An alias may move between two calls; the version that it names now is fetched.
+    if named["version"] is None:
+        champion = promote.require_champion(store)
+        return Model(promote.fetch(store, champion), champion)
+    for version in promote.versions(store):
+        if version.version == int(named["version"]):
+            return Model(promote.fetch(store, version), version)
+    raise DataError(
+        f"The model {named['name']!r} has no version {named['version']}",
+        got=store.uri,
+        fix=f"models:/{named['name']}@champion is the model in use",
+    )
+
+
+def _require_store(run: RunConfig, registry: RegistryConfig) -> None:
+    """Opening a store makes it: a misspelt name must not leave an empty one behind."""
+    if registry.uri is None and not (run.path / "mlflow" / "mlflow.db").exists():
+        raise DataError(
+            "There is no model store here",
+            got=str(run.path),
+            fix="Name the run's folder, run={'dir': …}, or the store, registry={'uri': …}",
+        )
+
+
+def _unknown(model: str, rule: str) -> ConfigError:
+    return ConfigError(
+        "This names no registered model",
+        got=model,
+        rule=rule,
+        fix="models:/NAME@champion is the model in use",
+    )
