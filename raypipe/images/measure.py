@@ -1,4 +1,6 @@
-"""Perceptual hashes: which images look the same to an eye.
+"""Measures of a picture: perceptual hashes, and how bright, rich in contrast and sharp it is.
+
+Hashes tell which images look the same to an eye.
 
 The hash is a 256-bit difference hash: 16 x 16 signs of horizontal gradients. Re-encoding and
 resizing flip a few bits; another picture differs in about 128.
@@ -61,3 +63,30 @@ def hamming(one: np.ndarray, many: np.ndarray) -> np.ndarray:
     """Differing bits between one hash (32,) and many (n, 32), uint8 -> int64 (n,)."""
     different = np.bitwise_xor(many, one)
     return np.bitwise_count(different).sum(axis=-1, dtype=np.int64)
+
+
+def statistics(pixels_NHWC: np.ndarray) -> dict[str, np.ndarray]:
+    """How N pictures look, float32 (N,) each, from uint8 RGB of any size.
+
+    brightness: the mean grey level, 0 to 1. contrast: the standard deviation of grey levels, 0 to
+    0.5. sharpness: the standard deviation of the Laplacian (the difference to the four neighbours'
+    mean), 0 to 1; low means blurred. It depends on the size, so compare pictures of one size.
+    """
+    weights_C = np.array([0.299, 0.587, 0.114], np.float32) / 255
+    brightness, contrast, sharpness = [], [], []
+    for pixels_HWC in pixels_NHWC:
+        gray_HW = pixels_HWC.astype(np.float32) @ weights_C
+        brightness.append(gray_HW.mean())
+        contrast.append(gray_HW.std())
+        sharpness.append(_laplacian(gray_HW).std() if min(gray_HW.shape) > 2 else 0.0)
+    return {
+        "brightness": np.array(brightness, np.float32),
+        "contrast": np.array(contrast, np.float32),
+        "sharpness": np.array(sharpness, np.float32),
+    }
+
+
+def _laplacian(gray_HW: np.ndarray) -> np.ndarray:
+    """The inner pixels less the mean of their four neighbours."""
+    around = gray_HW[:-2, 1:-1] + gray_HW[2:, 1:-1] + gray_HW[1:-1, :-2] + gray_HW[1:-1, 2:]
+    return gray_HW[1:-1, 1:-1] - around / 4

@@ -30,6 +30,38 @@ class ClassMetrics:
     """The harmonic mean of both."""
 
 
+def overall(task: Task, scores_NC: np.ndarray, targets_NC: np.ndarray) -> dict[str, float]:
+    """The task's metrics over all images, as a training names them without `val_`.
+
+    Classes: accuracy, and balanced_accuracy (the mean recall of the classes that occur). Tags:
+    accuracy (all tags of an image right) and f1 (the mean over tags). Numbers: mae, rmse, r2 in the
+    labels' unit; r2 is NaN where all labels are equal. Raises ValueError without images.
+    """
+    if not len(scores_NC):
+        raise ValueError("metrics are of images, and there are none")
+    if task.kind in NUMERIC:
+        return _of_numbers(scores_NC[:, 0], targets_NC[:, 0])
+    predicted_NC, true_NC = decided(task, scores_NC), targets_NC >= 0.5
+    accuracy = float((predicted_NC == true_NC).all(1).mean())
+    if task.kind == "multi_label":
+        # As in training: a tag that no image has and none is predicted to have counts as 0.
+        f1_C = [m.f1 or 0.0 for m in by_class(task, scores_NC, targets_NC)]
+        return {"accuracy": accuracy, "f1": float(np.mean(f1_C))}
+    recalls = [m.recall for m in by_class(task, scores_NC, targets_NC) if m.recall is not None]
+    return {"accuracy": accuracy, "balanced_accuracy": float(np.mean(recalls))}
+
+
+def _of_numbers(predicted_N: np.ndarray, true_N: np.ndarray) -> dict[str, float]:
+    error_N = predicted_N.astype(np.float64) - true_N.astype(np.float64)
+    squares = float((error_N**2).sum())
+    spread = float(((true_N - true_N.mean()) ** 2).sum())
+    return {
+        "mae": float(np.abs(error_N).mean()),
+        "rmse": float(np.sqrt(squares / len(error_N))),
+        "r2": 1 - squares / spread if spread else float("nan"),
+    }
+
+
 def by_class(task: Task, scores_NC: np.ndarray, targets_NC: np.ndarray) -> tuple[ClassMetrics, ...]:
     """The metrics of every class, in the task's order; () for numbers.
 

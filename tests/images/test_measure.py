@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from PIL import Image
+from PIL import Image, ImageFilter
 
 from raypipe.images.decode import inspect
-from raypipe.images.measure import BITS, difference_hash, hamming
+from raypipe.images.measure import BITS, difference_hash, hamming, statistics
 
 Draw = Callable[..., bytes]
 HASHES = st.binary(min_size=32, max_size=32)
@@ -68,3 +68,18 @@ def test_hamming_is_a_distance(many: list[bytes], one: bytes) -> None:
     assert hamming(a, a) == 0
     assert hamming(a, ~a) == BITS
     assert all(hamming(r, a) == d for r, d in zip(rest, apart, strict=True))
+
+
+def test_statistics_follow_what_they_are_named_after() -> None:
+    rng = np.random.default_rng(1)
+    noise_HWC = rng.integers(0, 256, (64, 64, 3)).astype(np.uint8)
+    dark, flat = noise_HWC // 4, np.full_like(noise_HWC, 128)
+    blurred = np.asarray(Image.fromarray(noise_HWC).filter(ImageFilter.GaussianBlur(3)))
+    found = statistics(np.stack([noise_HWC, dark, flat, blurred]))
+    brightness, contrast, sharpness = found.values()
+    assert brightness[0] == pytest.approx(0.5, abs=0.02) and brightness[1] < 0.13
+    assert brightness[2] == pytest.approx(128 / 255, abs=1e-4)
+    assert contrast[2] < 1e-4 < contrast[1] < contrast[0]
+    assert sharpness[2] < 1e-4 and sharpness[3] < sharpness[0] / 5
+    assert statistics(np.zeros((0, 8, 8, 3), np.uint8))["contrast"].shape == (0,)
+    assert statistics(np.zeros((1, 1, 5, 3), np.uint8))["sharpness"].tolist() == [0.0]

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
 
-from raypipe.models.metrics import by_class, confusion
+from raypipe.models.metrics import by_class, confusion, overall
 from raypipe.models.tasks import Task
+from raypipe.train.objective import judge
 
 RNG = np.random.default_rng(5)
 
@@ -39,3 +41,27 @@ def test_a_class_that_never_occurs_has_no_recall_and_one_never_predicted_no_prec
     assert (a.precision, a.recall, b.precision, b.recall, b.f1) == (0.5, 1.0, None, 0.0, 0.0)
     assert (c.images, c.precision, c.recall, c.f1) == (0, None, None, None)
     assert by_class(Task("regression", ("value",)), scores_NC[:, :1], targets_NC[:, :1]) == ()
+
+
+def test_overall_metrics_are_those_of_a_training() -> None:
+    """The training sums over steps and workers; this has all images at once."""
+    for kind, classes in (
+        ("single_label", ("a", "b", "c")),
+        ("multi_label", ("a", "b", "c")),
+        ("probability", ("value",)),
+        ("regression", ("value",)),
+    ):
+        task = Task(kind, classes)  # type: ignore[arg-type]
+        scores_NC = RNG.random((200, len(classes))).astype(np.float32)
+        if kind == "single_label":
+            labels_N = RNG.integers(0, 3, 200)
+        elif kind == "multi_label":
+            labels_N = (RNG.random((200, 3)) < 0.4).astype(np.float32)
+        else:
+            labels_N = RNG.random((200, 1)).astype(np.float32)
+        targets_NC = task.targets(torch.tensor(labels_N)).numpy()
+        theirs = judge(task, torch.from_numpy(scores_NC), torch.tensor(labels_N))
+        for name, value in overall(task, scores_NC, targets_NC).items():
+            assert value == pytest.approx(theirs[f"val_{name}"], rel=1e-4), (kind, name)
+    with pytest.raises(ValueError, match="there are none"):
+        overall(task, scores_NC[:0], targets_NC[:0])
