@@ -2,12 +2,15 @@
 
 One row an image, in the order of the call:
 
-label        text: a class, tags joined by |, a number. null where `error` is set
+label        text: a class, tags joined by |, a number
 score        the highest of `scores`
 scores       in the order of the classes, which stand in the model's metadata
-error        null, or one line that says why there is no prediction of this image
+error        "", or one line that says why there is no prediction of this image. Then the label is
+             "" and the numbers are null
 top_labels   with top_k: the likeliest classes, best first; top_scores: their scores
 embedding    with embedding=true: the backbone's features
+
+No text is null: MLflow's Spark UDF would make it the text None, in some batches and not in others.
 """
 
 from __future__ import annotations
@@ -64,18 +67,16 @@ def table(attempt: Attempt, errors: Mapping[int, str], task: Task, ask: Ask) -> 
     columns = _columns(attempt.predictions, task, ask)
     failed = attempt.errors | dict(errors)
     if not failed:
-        return pd.DataFrame(
-            columns | {"error": pd.Series([None] * len(attempt.good), dtype=object)}
-        )
+        return pd.DataFrame(columns | {"error": [""] * len(attempt.good)})
 
     # Objects: MLflow writes NaN of a float column into its JSON, which no other parser reads.
-    rows: dict[str, list[Any]] = {
-        name: [None] * (len(attempt.good) + len(failed)) for name in columns
-    }
+    count = len(attempt.good) + len(failed)
+    rows: dict[str, list[Any]] = {name: [None] * count for name in columns}
+    rows["label"] = [""] * count
     for name, values in columns.items():
         for place, value in zip(attempt.good, values, strict=True):
             rows[name][place] = value
-    rows["error"] = [failed.get(place) for place in range(len(rows["label"]))]
+    rows["error"] = [failed.get(place, "") for place in range(count)]
     return pd.DataFrame({name: pd.Series(values, dtype=object) for name, values in rows.items()})
 
 

@@ -29,7 +29,7 @@ from raypipe.errors import DataError, hidden, one_line
 from raypipe.images.decode import Picture
 
 MAX_BYTES = 256 * 2**20  # of a file at an address
-_BASE64 = re.compile(rb"(?:[A-Za-z0-9+/\s]{4})+[A-Za-z0-9+/\s]*={0,2}\s*")
+_BASE64 = re.compile(rb"[A-Za-z0-9+/\s]+={0,2}\s*")
 _DATA = re.compile(r"data:image/[\w.+-]+;base64,")
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*://")
 
@@ -103,9 +103,7 @@ def given(values: Sequence[Any], addresses: Addresses, threads: int) -> Given:
 def _image(value: Any, addresses: Addresses) -> Picture | None:
     """Encoded bytes or pixels_HWC; None for a missing value. Raises DataError for anything else."""
     if isinstance(value, (bytes, bytearray, memoryview)):
-        data = bytes(value)
-        # Other bytes go on to the decoder, which says what is wrong with them.
-        return _decoded(data) if _BASE64.fullmatch(data) else data
+        return _undone(bytes(value))
     if isinstance(value, str):
         if _SCHEME.match(value):
             return addresses.read(value)
@@ -120,6 +118,17 @@ def _image(value: Any, addresses: Addresses) -> Picture | None:
         got=type(value).__name__,
         rule="It is encoded bytes, base64, an address with a scheme, or uint8 pixels HWC",
     )
+
+
+def _undone(data: bytes) -> bytes:
+    """Bytes as they are, unless they are the ASCII of a base64 text."""
+    if not _BASE64.fullmatch(data):
+        return data
+    try:
+        return _decoded(data)
+    except DataError:
+        # The decoder says what is wrong with them.
+        return data
 
 
 def _decoded(text: bytes) -> bytes:

@@ -69,7 +69,7 @@ def signature() -> Any:
         ColSpec(DataType.string, "label"),
         ColSpec(DataType.double, "score"),
         ColSpec(Array(DataType.double), "scores"),
-        ColSpec(DataType.string, "error", required=False),
+        ColSpec(DataType.string, "error"),
     ]
     params = [
         ParamSpec("top_k", DataType.long, 0),

@@ -43,6 +43,11 @@ ELSEWHERE = {
     "workspace: test_infra.py checks the bundle against its typed model",
     "databricks secrets create-scope raypipe": "a Databricks workspace",
     "import raypipe\n\nbest = raypipe.tune(": "test_door.py runs it",
+    "mlflow models serve -m": "serve/test_same_everywhere.py serves a model so",
+    "curl http://127.0.0.1:5001/invocations": "the same: it asks with such a body",
+    "import mlflow\n\npredict = mlflow.pyfunc.spark_udf(": "serve/test_spark.py runs it",
+    "from collections.abc import Iterator\n\nimport mlflow": "serve/test_spark.py runs it",
+    "raypipe export onnx": "serve/test_same_everywhere.py exports so",
 }
 RUN = ("source .venv/bin/activate\ncat > mine.yaml", "import mlflow, pandas as pd")
 
