@@ -8,10 +8,32 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from raypipe.door import clean, close, drift, ingest, load, predict, retrain, train, tune
+    from raypipe.door import (
+        clean,
+        close,
+        drift,
+        evaluate,
+        ingest,
+        load,
+        predict,
+        retrain,
+        train,
+        tune,
+    )
 
 __version__ = "0.1.0"
-__all__ = ["clean", "close", "drift", "ingest", "load", "predict", "retrain", "train", "tune"]
+__all__ = [
+    "clean",
+    "close",
+    "drift",
+    "evaluate",
+    "ingest",
+    "load",
+    "predict",
+    "retrain",
+    "train",
+    "tune",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -30,6 +30,8 @@ from raypipe.config import merge, set_field
 from raypipe.errors import ConfigError
 from raypipe.job import Job
 from raypipe.work import find, verbs
+from raypipe.work.evaluate import Evaluated
+from raypipe.work.find import defaults
 from raypipe.work.model import Model
 from raypipe.work.names import run_of
 from raypipe.work.results import (
@@ -77,6 +79,19 @@ def predict(
 ) -> Predicted:
     """Predict every image of the table `batch`, or of `table`, with the champion of `table`."""
     return verbs.predict(_job(table, {"predict.table.uri": batch}, settings), Console())
+
+
+def evaluate(model: str, table: PathLike | None = None, **settings: Any) -> Evaluated:
+    """Measure models:/NAME@ALIAS or models:/NAME/VERSION on a labelled table.
+
+    Without `table` the settings say which: config=…, or evaluate={"table": …}.
+    """
+    named = defaults(str(model))
+    tree = merge(named, {"evaluate": {"model": str(model)}})
+    if table is not None:
+        tree = merge(tree, {"evaluate": {"table": {"uri": str(table)}}})
+    given = merge(tree, settings)
+    return verbs.evaluate(_job(table, {}, given), Console())
 
 
 def drift(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from raypipe.search.settings import SearchConfig
 from raypipe.serve.batch import PredictConfig
+from raypipe.serve.evaluation import EvaluateConfig
 from raypipe.tables.clean import CleanConfig
 from raypipe.tables.ingest import IngestConfig
 from raypipe.train.job import TrainSections
@@ -22,6 +23,8 @@ class Job(TrainSections):
     """Which settings are searched, in how many trials, and which trials go on."""
     predict: PredictConfig = PredictConfig()
     """What is predicted, and where the predictions go."""
+    evaluate: EvaluateConfig = EvaluateConfig()
+    """Which model is evaluated on which table, and how its slices are made."""
     drift: DriftConfig = DriftConfig()
     """The tests of a drift check."""
     watch: WatchConfig = WatchConfig()

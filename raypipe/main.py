@@ -9,12 +9,14 @@ import typer
 from raypipe import guard
 from raypipe.cli import table
 from raypipe.cli.app import app
+from raypipe.cli.evaluate import evaluate
 from raypipe.cli.export import export
 from raypipe.errors import ConfigError, nearest
 from raypipe.failures import report
 from raypipe.quickstart.command import quickstart
 
 app.command("quickstart")(quickstart)
+app.command("evaluate")(evaluate)
 app.command("export")(export)
 app.add_typer(table.app, name="table")
 

@@ -106,17 +106,17 @@ def _quality(card: Card) -> report.Block:
     if judged.numbers is not None:
         chart = report.residuals(*judged.numbers)
         plots.append(report.Plot("Labels and predictions", chart, "Label", "Prediction"))
-    matrix = None
+    counts = None
     tables = list(_tables(judged))
     if judged.confusion_CC is not None:
         if len(judged.confusion_CC) <= MOST_CLASSES:
-            matrix = _matrix(card.task, judged.confusion_CC)
+            counts = matrix(card.task, judged.confusion_CC)
         else:
-            tables.insert(0, _confusions(card.task, judged.confusion_CC))
-    facts = tuple((name, _value(name, value)) for name, value in judged.metrics.items())
+            tables.insert(0, confusions(card.task, judged.confusion_CC))
+    facts = tuple((name, value(name, found)) for name, found in judged.metrics.items())
     facts += (("Images", report.number(judged.images)),)
     if judged.calibration is not None:
-        facts += (("Calibration error", _percent(judged.calibration.error)),)
+        facts += (("Calibration error", percent(judged.calibration.error)),)
     if card.calibrated:
         facts += (("Calibrated", card.calibrated),)
     return report.Block(
@@ -124,17 +124,17 @@ def _quality(card: Card) -> report.Block:
         f"On the split {judged.split}. {judged.caution}",
         facts=facts,
         plots=tuple(plot for plot in plots if plot.chart is not None),
-        matrix=matrix,
+        matrix=counts,
         tables=tuple(tables),
     )
 
 
-def _matrix(task: Task, confusion_CC: np.ndarray) -> report.Matrix:
+def matrix(task: Task, confusion_CC: np.ndarray) -> report.Matrix:
     counts = tuple(tuple(int(n) for n in row) for row in confusion_CC)
     return report.Matrix("Labels and predictions", task.classes, counts, "A row is a label.")
 
 
-def _confusions(task: Task, confusion_CC: np.ndarray) -> report.Table:
+def confusions(task: Task, confusion_CC: np.ndarray) -> report.Table:
     """The most frequent mistakes, for more classes than a matrix shows."""
     wrong_CC = confusion_CC * (1 - np.eye(len(confusion_CC), dtype=np.int64))
     rows = []
@@ -150,17 +150,17 @@ def _confusions(task: Task, confusion_CC: np.ndarray) -> report.Table:
 def _tables(judged: Judged) -> list[report.Table]:
     tables = []
     if judged.classes:
-        tables.append(_by_class(judged.classes))
+        tables.append(class_table(judged.classes))
     if judged.slices:
         tables.append(_by_source(judged.slices))
     return tables
 
 
-def _by_class(classes: tuple[ClassMetrics, ...]) -> report.Table:
+def class_table(classes: tuple[ClassMetrics, ...]) -> report.Table:
     """The class that does worst comes first; one without images has nothing to say."""
     rows = []
     for m in sorted(classes, key=lambda m: (m.f1 is None, m.f1 or 0.0, m.name)):
-        shares = (_percent(value) for value in (m.precision, m.recall, m.f1))
+        shares = (percent(value) for value in (m.precision, m.recall, m.f1))
         rows.append((m.name, report.number(m.images), *shares))
     numbers = tuple((name, "num") for name in ("Images", "Precision", "Recall", "F1"))
     note = "Precision: of those predicted as it. Recall: of those labelled as it."
@@ -171,7 +171,7 @@ def _by_source(slices: tuple[SliceMetrics, ...]) -> report.Table:
     names = list(slices[0].metrics)
     rows = []
     for part in slices:
-        values = (_value(name, part.metrics[name]) for name in names)
+        values = (value(name, part.metrics[name]) for name in names)
         rows.append((part.name, report.number(part.images), *values))
     columns = (("Source", ""), ("Images", "num"), *((name, "num") for name in names))
     return report.Table("By source", columns, tuple(rows))
@@ -184,7 +184,7 @@ def _data(card: Card) -> report.Block:
         total = sum(count for _, count in card.balance)
         rows = []
         for name, count in card.balance:
-            rows.append((name, report.number(count), _percent(count / total)))
+            rows.append((name, report.number(count), percent(count / total)))
         columns = (("Class", ""), ("Images", "num"), ("Share", "num"))
         tables.append(report.Table("Training images by class", columns, tuple(rows)))
     facts: report.Facts = (*card.data, ("Licence of the images", licence))
@@ -251,11 +251,11 @@ def _kind(task: Task) -> str:
     }[task.kind]
 
 
-def _value(metric: str, value: float) -> str:
+def value(metric: str, found: float) -> str:
     """A metric as people read it: shares in per cent, errors in the labels' unit."""
     is_share = "accuracy" in metric or metric == "f1"
-    return _percent(value) if is_share else report.number(value)
+    return percent(found) if is_share else report.number(found)
 
 
-def _percent(share: float | None) -> str:
+def percent(share: float | None) -> str:
     return "–" if share is None else f"{100 * share:.1f} %"

@@ -33,23 +33,23 @@ def find(model: str, run: Mapping[str, Any], registry: Mapping[str, Any]) -> Mod
     Raises ConfigError for another text, DataError for a model or version that does not exist, or
     whose files are not those that were registered.
     """
-    return _find(model, merge(_defaults(model), {"run": run, "registry": registry}), ())
+    return _find(model, merge(defaults(model), {"run": run, "registry": registry}), ())
 
 
 def of_command(model: str, overrides: Sequence[str]) -> Model:
     """The model that a command names: as `find` does, or the champion of a YAML configuration."""
     if MODEL.fullmatch(model):
-        return _find(model, _defaults(model), overrides)
+        return _find(model, defaults(model), overrides)
     if not Path(model).exists():
         raise _unknown(model, "models:/NAME@ALIAS, models:/NAME/VERSION or a YAML configuration")
     job = load(Job, model, overrides)
-    _require_store(job.run, job.registry)
+    require_store(job.run, job.registry)
     store = tracking.open_store(job.run, job.registry)
     champion = promote.require_champion(store)
     return Model(promote.fetch(store, champion), champion)
 
 
-def _defaults(model: str) -> dict[str, Any]:
+def defaults(model: str) -> dict[str, Any]:
     named = MODEL.fullmatch(model)
     if named is None:
         raise _unknown(model, "models:/NAME@ALIAS or models:/NAME/VERSION")
@@ -60,7 +60,7 @@ def _defaults(model: str) -> dict[str, Any]:
 
 def _find(model: str, settings: Mapping[str, Any], overrides: Sequence[str]) -> Model:
     where = load(Where, None, overrides, settings)
-    _require_store(where.run, where.registry)
+    require_store(where.run, where.registry)
     store = tracking.open_store(where.run, where.registry)
     named = MODEL.fullmatch(model)
     assert named is not None, "the defaults were made from it"
@@ -79,7 +79,7 @@ def _find(model: str, settings: Mapping[str, Any], overrides: Sequence[str]) -> 
     )
 
 
-def _require_store(run: RunConfig, registry: RegistryConfig) -> None:
+def require_store(run: RunConfig, registry: RegistryConfig) -> None:
     """Opening a store makes it: a misspelt name must not leave an empty one behind."""
     if registry.uri is None and not (run.path / "mlflow" / "mlflow.db").exists():
         raise DataError(

@@ -31,6 +31,8 @@ from raypipe.train.publish import publish
 from raypipe.watch import check as drift_check
 from raypipe.watch import retrain as loop
 from raypipe.watch.check import CheckResult
+from raypipe.work import evaluate as evaluation
+from raypipe.work.evaluate import Evaluated
 from raypipe.work.results import (
     Cleaned,
     Drifted,
@@ -177,6 +179,11 @@ def predict(job: Job, show: Show) -> Predicted:
     with show.progress(f"Predicting {source.uri}") as tick:
         done = batch.predict(store, job.run, source, job.predict, progress=tick)
     return Predicted(done)
+
+
+def evaluate(job: Job, show: Show) -> Evaluated:
+    """The metrics of a registered model on a labelled table, and where it is worse."""
+    return evaluation.evaluate(job, show)
 
 
 def drift(job: Job, show: Show) -> Drifted:

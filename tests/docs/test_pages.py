@@ -48,6 +48,7 @@ ELSEWHERE = {
     "import mlflow\n\npredict = mlflow.pyfunc.spark_udf(": "serve/test_spark.py runs it",
     "from collections.abc import Iterator\n\nimport mlflow": "serve/test_spark.py runs it",
     "raypipe export onnx": "serve/test_same_everywhere.py exports so",
+    "raypipe evaluate models:/screws@champion": "serve/test_evaluate.py runs both forms",
 }
 RUN = ("source .venv/bin/activate\ncat > mine.yaml", "import mlflow, pandas as pd")
 

@@ -1,0 +1,65 @@
+"""raypipe evaluate MODEL TABLE, or raypipe evaluate CONFIG."""
+
+from __future__ import annotations
+
+from json import dumps
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from raypipe.cli.app import Json, Submit, run_verb
+from raypipe.errors import ConfigError
+
+
+def evaluate(
+    model: Annotated[
+        str,
+        typer.Argument(
+            help="models:/NAME@champion, models:/NAME/3, or a YAML configuration: its champion.",
+            metavar="MODEL",
+        ),
+    ],
+    table: Annotated[
+        str | None,
+        typer.Argument(
+            help="A labelled Delta table. Without it, the test split of the configuration's table.",
+            metavar="[TABLE]",
+            show_default=False,
+        ),
+    ] = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(help="section.key=value, as evaluate.group=part", show_default=False),
+    ] = None,
+    json: Json = False,
+    submit: Submit = None,
+) -> None:
+    """Measure a registered model on a labelled table: overall, by slice with intervals, and its
+    surest mistakes as pictures.
+
+    Example: [bold]raypipe evaluate models:/cells@champion tables/night evaluate.slices=[line]
+    run.dir=runs/cells[/bold]
+    """
+    given = list(overrides or [])
+    # `raypipe evaluate mine.yaml evaluate.group=part` names no table.
+    if table is not None and "=" in table and not Path(table).exists():
+        given, table = [table, *given], None
+    named = [f"evaluate.table.uri={dumps(table)}"] if table else []
+    if not model.startswith("models:/"):
+        run_verb("evaluate", Path(model), [*named, *given], json, submit)
+        return
+    if table is None:
+        raise ConfigError(
+            "A model alone is evaluated on no table",
+            got=model,
+            fix=f"raypipe evaluate {model} TABLE, or raypipe evaluate CONFIG",
+        )
+    # Not at the top: --help should not wait for what the work imports.
+    from raypipe.work.find import defaults
+
+    # What is said on the command line comes last, and wins.
+    settings = [f"table.uri={dumps(table)}", f"evaluate.model={dumps(model)}", *named]
+    for section, values in defaults(model).items():
+        settings += [f"{section}.{name}={dumps(value)}" for name, value in values.items()]
+    run_verb("evaluate", None, [*settings, *given], json, submit)

@@ -1,0 +1,175 @@
+"""raypipe evaluate: how good a registered model is on a labelled table, and where it is worse."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from raypipe.cluster.connect import connect
+from raypipe.config import key_of
+from raypipe.errors import DataError
+from raypipe.feed.dataset import pin
+from raypipe.job import Job
+from raypipe.models.tasks import NUMERIC
+from raypipe.registry import card, promote, tracking
+from raypipe.registry.package import Package
+from raypipe.registry.tracking import Store
+from raypipe.serve import evaluation, evaluation_page
+from raypipe.serve.evaluation import Evaluation
+from raypipe.tables.table import Columns, ImageTable, TableConfig, TableVersion
+from raypipe.work.find import MODEL, require_store
+from raypipe.work.model import Model
+from raypipe.work.result import Facts, Result
+from raypipe.work.show import Show
+from raypipe.work.tables import Table
+
+SHOWN = 8  # slices on a terminal; the report has all
+
+
+@dataclass(frozen=True, repr=False)
+class Evaluated(Result):
+    """An evaluation, and its report."""
+
+    done: Evaluation
+    page: Path
+
+    def facts(self) -> Facts:
+        done = self.done
+        facts: Facts = {
+            "model": done.model,
+            "table": str(done.table),
+            "images": done.images,
+            "metrics": done.metrics,
+            "in short": evaluation_page.headline(done),
+        }
+        if done.skipped:
+            facts["not judged"] = done.skipped
+        return facts | {"report": str(self.page)}
+
+    def summary(self) -> Facts:
+        done = self.done
+        return {
+            "model": done.model,
+            "table": str(done.table),
+            "images": done.images,
+            "skipped": done.skipped,
+            "metrics": done.metrics,
+            "interval": [done.sliced.low, done.sliced.high],
+            "slices": [asdict(part) for part in done.sliced.slices],
+            "calibration_error": done.calibration.error if done.calibration else None,
+            "report": str(self.page),
+        }
+
+    def tables(self) -> list[Table]:
+        metric = "mae" if self.done.task.kind in NUMERIC else "accuracy"
+        rows = []
+        for part in self.done.sliced.slices[:SHOWN]:
+            ends = f"{card.value(metric, part.low)} to {card.value(metric, part.high)}"
+            verdict = "worse" if part.worse else ""
+            value = card.value(metric, part.value)
+            rows.append([evaluation_page.called(part), part.images, value, ends, verdict])
+        if not rows:
+            return []
+        return [
+            Table("Slices, worst first", ["images where", "images", metric, "interval", ""], rows)
+        ]
+
+    def report_page(self) -> str | None:
+        return str(self.page)
+
+
+def evaluate(job: Job, show: Show) -> Evaluated:
+    """Evaluate evaluate.model, else the champion, on evaluate.table, else the job's test split."""
+    cfg = job.evaluate
+    # A wrong address must not cost a cluster start.
+    source = cfg.table or job.table
+    ImageTable.open(source).pin(source.version)
+    require_store(job.run, job.registry)
+    store = tracking.open_store(job.run, job.registry)
+    model = _model(store, cfg.model)
+    connect(job.cluster)
+    if cfg.table is None:
+        pinned = pin(job.table, job.feed, kind=job.model.task)
+        table, version = pinned.table, pinned.version
+        where = pinned.rows_of(job.feed.test)
+        if not pinned.counts[job.feed.test]:
+            raise DataError(
+                f"{version} has no labelled image in the split {job.feed.test}",
+                rule="Without evaluate.table, the test split of the job's table is evaluated",
+                fix="Name a labelled table: evaluate.table.uri=…",
+            )
+    else:
+        columns = _columns(cfg.table, model.package)
+        table = ImageTable.open(cfg.table.model_copy(update={"columns": columns}))
+        version, where = table.pin(cfg.table.version), cfg.table.where
+        _warn_of_training_images(table, version, where, model.package, show)
+
+    named = key_of("evaluation", model.package.seal, version.identity, where, cfg, job.run.seed)
+    name = str(model.version)
+    with show.progress(f"Evaluating {name} on {version}") as tick:
+        done = evaluation.evaluate(
+            model.package, name, table, version, where, cfg, job.run.seed, tick
+        )
+    page = job.run.path / "reports" / f"evaluation-{named}.html"
+    evaluation_page.write(done, named, page)
+    _log(store, named, done, page)
+    return Evaluated(done, page)
+
+
+def _model(store: Store, wanted: str | None) -> Model:
+    """A version by number or alias, the champion by default."""
+    named = MODEL.fullmatch(wanted or "")
+    word = (named["alias"] or named["version"]) if named else wanted
+    if word is None:
+        champion = promote.require_champion(store)
+        return Model(promote.fetch(store, champion), champion)
+    if word.isdecimal():
+        for version in promote.versions(store):
+            if version.version == int(word):
+                return Model(promote.fetch(store, version), version)
+        raise DataError(
+            f"The model {store.model!r} has no version {word}",
+            got=store.uri,
+            fix="evaluate.model=champion is the model in use",
+        )
+    aliased = promote.require_champion(replace(store, alias=word))
+    return Model(promote.fetch(store, aliased), aliased)
+
+
+def _columns(source: TableConfig, package: Package) -> Columns:
+    """The columns that the user names; else those of the table that the model was trained on."""
+    if "columns" in source.model_fields_set:
+        return source.columns
+    own = package.info.get("config", {}).get("table", {}).get("columns")
+    return Columns.model_validate(own) if own else source.columns
+
+
+def _warn_of_training_images(
+    table: ImageTable,
+    version: TableVersion,
+    where: Mapping[str, Any],
+    package: Package,
+    show: Show,
+) -> None:
+    """Say so if images of the model's own training may be judged: the metrics would be too good."""
+    if package.info.get("table", {}).get("uri") != version.uri:
+        return
+    names = {field.name for field in table.at(version).schema().fields}
+    if table.columns.split in names and table.columns.split not in where:
+        show.say(
+            "The model was trained on images of this table, and they are evaluated too: "
+            "evaluate.table.where={split: test} leaves them out"
+        )
+
+
+def _log(store: Store, key: str, done: Evaluation, page: Path) -> None:
+    """An MLflow run of the evaluation; the same evaluation is logged once."""
+
+    def log_into(run_id: str) -> None:
+        tracking.log_metrics(store, run_id, {f"eval.{k}": v for k, v in done.metrics.items()})
+        tracking.log_text(store, run_id, page.read_text(encoding="utf-8"), page.name)
+
+    params = {"model": done.model}
+    tracking.once(store, key, f"evaluate {done.model}", params, done.table, log_into)

@@ -1,0 +1,176 @@
+"""An evaluation finds what was planted, says what it left out, and refuses what it cannot judge."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from deltalake import write_deltalake
+from PIL import Image
+
+import raypipe
+from raypipe.config import validate
+from raypipe.job import Job
+from raypipe.registry import promote, tracking
+from raypipe.tables.ingest import IngestConfig, ingest
+from raypipe.train import trainer
+from raypipe.train.publish import publish
+from tests.conftest import Cli, encode, striped
+
+DARK = 0.4  # the share of right labels of dark images; of the others all are right
+
+
+@pytest.fixture(scope="module")
+def run(ray_session: str, photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run with a champion of warm and cold photographs."""
+    root = tmp_path_factory.mktemp("evaluate")
+    settings = {
+        "run": {"name": "photos", "dir": str(root / "run")},
+        "table": {"uri": str(root / "photos")},
+        "model": {"name": "small_cnn", "mode": "finetune", "pretrained": False},
+        "train": {"epochs": 6, "batch_size": 16, "lr": 0.01, "precision": "fp32"},
+    }
+    job = validate(Job, settings).training
+    source = {"images": str(photos), "labels": str(photos / "labels.csv")}
+    splits = {"train": 0.6, "val": 0.2, "test": 0.2}
+    ingest(job.table, validate(IngestConfig, {"from": source, "splits": splits, "name": "photos"}))
+    store = tracking.open_store(job.run, job.registry)
+    result = trainer.run(job)
+    version = publish(store, trainer.plan(job), result, "train")
+    promote.promote(store, version, expected=None)
+    return root
+
+
+@pytest.fixture(scope="module")
+def night(run: Path) -> tuple[str, list[dict[str, Any]]]:
+    """A labelled table: a quarter of its images is dark, and most dark ones have a wrong label."""
+    rng = np.random.default_rng(8)
+    rows: list[dict[str, Any]] = []
+    for i in range(240):
+        label = ("warm", "cold")[i % 2]
+        pixels_HWC = np.asarray(Image.open(io.BytesIO(encode(striped(1000 + i, label)))))
+        is_dark = i % 8 < 2
+        if is_dark:
+            pixels_HWC = np.maximum(pixels_HWC.astype(int) - 30, 0).astype(np.uint8)
+        is_wrong = is_dark and rng.random() > DARK
+        out = io.BytesIO()
+        Image.fromarray(pixels_HWC).save(out, "PNG")
+        said = {"warm": "cold", "cold": "warm"}[label] if is_wrong else label
+        row = {"image_id": f"i{i}", "image": out.getvalue(), "label": said, "dark": is_dark}
+        rows.append(row | {"line": f"line {i % 3}", "part": f"p{i // 4}"})
+    # What cannot be judged: no label, no image.
+    rows.append(rows[0] | {"image_id": "unlabelled", "label": None})
+    rows.append(rows[1] | {"image_id": "broken", "image": b"no image"})
+    uri = str(run / "night")
+    write_deltalake(uri, pa.Table.from_pylist(rows))
+    return uri, rows
+
+
+def test_the_planted_slice_is_the_worst_and_its_interval_covers_the_truth(
+    cli: Cli, run: Path, night: tuple[str, list[dict[str, Any]]]
+) -> None:
+    uri, rows = night
+    code, out, err = cli(
+        "evaluate",
+        "models:/photos@champion",
+        uri,
+        f"run.dir={run / 'run'}",
+        "evaluate.slices=[line]",
+        "--json",
+    )
+    assert code == 0, err
+    found = json.loads(out.splitlines()[-1])
+    assert found["images"] == 240
+    assert found["skipped"] == {"without a label": 1, "do not decode": 1}
+    worst = found["slices"][0]
+    assert worst["column"] == "brightness" and worst["worse"], "the dark images"
+    assert worst["images"] == 60 and worst["low"] <= DARK <= worst["high"]
+    assert not any(part["worse"] for part in found["slices"] if part["column"] == "line")
+
+    # What the model says of each image, asked one by one.
+    model = raypipe.load("models:/photos@champion", run={"dir": str(run / "run")})
+    said = model.predict([row["image"] for row in rows[:240]])["label"].tolist()
+    right = [a == row["label"] for a, row in zip(said, rows[:240], strict=True)]
+    assert found["metrics"]["accuracy"] == pytest.approx(np.mean(right))
+    page = Path(found["report"]).read_text(encoding="utf-8")
+    assert page.count("data:image/") >= 20, "the surest mistakes as pictures"
+    assert "slices are worse than all images beyond chance" in page
+
+    # The same again changes nothing; it is one run in MLflow.
+    store = tracking.open_store(*_store(run))
+    before = len(store.client.search_runs([store.experiment_id]))
+    done = raypipe.evaluate(
+        "models:/photos/1",
+        uri,
+        run={"dir": str(run / "run")},
+        evaluate={"slices": ["line"], "group": "part"},
+    )
+    assert done.done.metrics["accuracy"] == pytest.approx(np.mean(right))
+    assert {part.groups < part.images for part in done.done.sliced.slices} == {True}
+    assert "worse where brightness" in repr(done) and "Slices, worst first" in done._repr_html_()
+    assert len(store.client.search_runs([store.experiment_id])) == before + 1
+
+
+def _store(run: Path) -> tuple[Any, Any]:
+    settings = {"run": {"name": "photos", "dir": str(run / "run")}, "table": {"uri": "unused"}}
+    job = validate(Job, settings)
+    return job.run, job.registry
+
+
+def test_a_configuration_evaluates_its_own_test_split(cli: Cli, run: Path, tmp_path: Path) -> None:
+    config = tmp_path / "photos.yaml"
+    config.write_text(
+        f"run: {{name: photos, dir: {run / 'run'}}}\ntable: {{uri: {run / 'photos'}}}\n"
+    )
+    code, out, err = cli("evaluate", config, "evaluate.least_images=2", "--json")
+    assert code == 0, err
+    found = json.loads(out.splitlines()[-1])
+    assert 5 <= found["images"] <= 20 and found["metrics"]["accuracy"] > 0.8
+    # Named as a table, images of the training are judged too, and that is said.
+    code, out, err = cli("evaluate", config, run / "photos", "--json")
+    assert code == 0 and "was trained on images of this table" in err
+    assert json.loads(out.splitlines()[-1])["images"] == 60
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (["models:/photos@champion"], "A model alone is evaluated on no table"),
+        (["models:/photos/7", "NIGHT"], "has no version 7"),
+        (["models:/photos@nobody", "NIGHT"], "There is no nobody of 'photos'"),
+        (["models:/nobody@champion", "NIGHT", "run.dir=RUN/none"], "no model store here"),
+        (["models:/photos@champion", "NIGHT", "evaluate.slices=[lin]"], "no column 'lin'.*line"),
+        (["models:/photos@champion", "NIGHT", "evaluate.group=image"], "makes no slices"),
+        (["models:/photos@champion", "OTHER"], "Labels that the model does not know.*hot"),
+        (
+            ["models:/photos@champion", "NIGHT", "evaluate.table.where={line: none}"],
+            "no image to evaluate on",
+        ),
+    ],
+)
+def test_what_cannot_be_evaluated_is_refused_with_one_message(
+    cli: Cli,
+    run: Path,
+    night: tuple[str, list[dict[str, Any]]],
+    given: list[str],
+    says: str,
+) -> None:
+    import re
+
+    other = run / "other"
+    if not other.exists():
+        row = night[1][0] | {"label": "hot"}
+        write_deltalake(str(other), pa.Table.from_pylist([row]))
+    places = {"NIGHT": night[0], "OTHER": str(other)}
+    words = [places.get(word, word).replace("RUN", str(run)) for word in given]
+    if not any(word.startswith("run.dir") for word in words):
+        words.append(f"run.dir={run / 'run'}")
+    code, _, err = cli("evaluate", *words)
+    assert code == 2, err
+    assert re.search(says, " ".join(err.split())), err
+    assert not (run / "none").exists()
