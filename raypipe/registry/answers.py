@@ -49,8 +49,13 @@ class Ask:
     @classmethod
     def of(cls, params: Mapping[str, Any] | None) -> Ask:
         """From the params of an MLflow call; what is not given, or null, is the default."""
-        given = {name: value for name, value in (params or {}).items() if value is not None}
-        return cls(**{name: given[name] for name in cls.__dataclass_fields__ if name in given})
+        given = params or {}
+        asked: dict[str, Any] = {}
+        for name in cls.__dataclass_fields__:
+            # MLflow gives every param of the signature, null where its default is null.
+            if given.get(name) is not None:
+                asked[name] = given[name]
+        return cls(**asked)
 
     def check(self, task: Task) -> None:
         """Raise DataError for what only classes have."""
@@ -73,6 +78,8 @@ def table(attempt: Attempt, errors: Mapping[int, str], task: Task, ask: Ask) -> 
     count = len(attempt.good) + len(failed)
     rows: dict[str, list[Any]] = {name: [None] * count for name in columns}
     rows["label"] = [""] * count
+
+    # The answers go to their places among the failures.
     for name, values in columns.items():
         for place, value in zip(attempt.good, values, strict=True):
             rows[name][place] = value
@@ -91,8 +98,10 @@ def _columns(predictions: Predictions, task: Task, ask: Ask) -> dict[str, list[A
     if ask.top_k:
         # Of equal scores, the first class comes first.
         best_NK = np.argsort(-scores_NC, axis=1, kind="stable")[:, : ask.top_k]
-        columns["top_labels"] = [[task.classes[i] for i in best] for best in best_NK]
+        names = np.array(task.classes, dtype=object)
+        columns["top_labels"] = names[best_NK].tolist()
         columns["top_scores"] = np.take_along_axis(scores_NC, best_NK, 1).tolist()
+    # Large: 1,280 numbers an image. Only who asks gets them.
     if ask.embedding:
         columns["embedding"] = predictions.features_ND.tolist()
     return columns

@@ -101,6 +101,8 @@ def export(
                     got=package.info["model"]["name"],
                     fix="Try another format: onnx, pt2 or torchscript",
                 ) from e
+
+        # What was written is read again and run: the file is judged, not the graph in memory.
         scores_NC, took_s = _run(graph.read(format, path), pixels_NHWC)
         apart = _apart(package, scores_NC, expected)
         # NaN is not <= anything.
@@ -111,6 +113,8 @@ def export(
                 rule=f"At most {MOST_APART:g} on {len(pixels_NHWC)} images",
                 fix="Try another format: onnx, pt2 or torchscript",
             )
+
+        # The float file was good; the small one is left in its place, with what it costs.
         changed = None
         if int8:
             small = _quantised(path)
@@ -123,6 +127,7 @@ def export(
 
 def check(format: Format, int8: bool) -> None:
     """Raise ConfigError for an export that cannot be made here: before a model is fetched."""
+    # Dynamic quantisation is onnxruntime's; torch's has moved to another library.
     if int8 and format != "onnx":
         raise ConfigError("int8 is for ONNX", got=format, fix="raypipe export onnx … --int8")
     if format != "onnx":
@@ -141,6 +146,7 @@ def drawn(side_px: int) -> Sample:
     rng = np.random.default_rng(0)
     shape = (side_px, side_px, 3)
     ramp_HWC = np.broadcast_to(np.linspace(0, 255, side_px)[:, None, None], shape)
+    # Black, grey and white; a ramp each way; then noise.
     images = [np.full(shape, level) for level in (0, 128, 255)]
     images += [ramp_HWC, ramp_HWC.transpose(1, 0, 2)]
     images += [rng.integers(0, 256, shape) for _ in range(27)]
@@ -150,6 +156,7 @@ def drawn(side_px: int) -> Sample:
 
 def _run(run: Run, pixels_NHWC: np.ndarray) -> tuple[np.ndarray, float]:
     """(scores_NC, seconds), in batches of several sizes: the number of images must be free."""
+    # The first run of a session prepares it.
     run(pixels_NHWC[:1])
     scores: list[np.ndarray] = []
     began = time.perf_counter()
@@ -163,6 +170,7 @@ def _run(run: Run, pixels_NHWC: np.ndarray) -> tuple[np.ndarray, float]:
 def _apart(package: Package, found_NC: np.ndarray, expected: Predictions) -> float:
     """The largest difference of two scores; of a regression's numbers, relative to the larger."""
     apart_NC = np.abs(found_NC - expected.scores_NC)
+    # Numbers may be of any size: 1e-4 of 5,000 is less than float32 can hold.
     if package.task.kind == "regression":
         apart_NC = apart_NC / np.maximum(1.0, np.abs(expected.scores_NC))
     return float(apart_NC.max())
@@ -196,9 +204,9 @@ def _changed(
     """What int8 changed. took_s: of the float file, on the same images."""
     scores_NC, small_s = _run(graph.read("onnx", small), sample.pixels_NHWC)
     labels = package.task.predictions(scores_NC)
-    same = [a == b for a, b in zip(labels, expected.labels, strict=True)]
+    is_same = np.array(labels) == np.array(expected.labels)
     return Int8(
-        agree=sum(same) / len(same),
+        agree=float(is_same.mean()),
         apart=_apart(package, scores_NC, expected),
         smaller=path.stat().st_size / small.stat().st_size,
         faster=took_s / small_s,
@@ -211,12 +219,16 @@ def _quality(
     package: Package, predicted: Sequence[str], labels: Sequence[str | None]
 ) -> float | None:
     """The share of right labels, or the mean absolute error of numbers; None without labels."""
-    pairs = [(p, t) for p, t in zip(predicted, labels, strict=True) if t is not None]
-    if not pairs:
-        return None
-    if package.task.kind in NUMERIC:
-        return float(np.mean([abs(float(p) - float(t)) for p, t in pairs]))
-    return float(np.mean([p == package.task.text(t) for p, t in pairs]))
+    marks: list[float] = []
+    for found, label in zip(predicted, labels, strict=True):
+        # Images without a label do not count.
+        if label is None:
+            continue
+        if package.task.kind in NUMERIC:
+            marks.append(abs(float(found) - float(label)))
+        else:
+            marks.append(found == package.task.text(label))
+    return float(np.mean(marks)) if marks else None
 
 
 @contextmanager

@@ -45,9 +45,14 @@ class Graph(nn.Module):
         self.count: int = model._views
 
     def forward(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
-        seen = torch.cat(list(views(pixels, self.count))) if self.count > 1 else pixels
+        seen = pixels
+        if self.count > 1:
+            seen = torch.cat(list(views(pixels, self.count)))
         features = self.model.embed(seen)
-        scores = self.model.scores(self.model.head(features)).float()
+        logits = self.model.head(features)
+        scores = self.model.scores(logits).float()
+
+        # Back to one row an image: the mean of its views' scores, the features of the first.
         if self.count > 1:
             scores = scores.view(self.count, -1, scores.shape[1]).mean(0)
             features = features.view(self.count, -1, features.shape[1])[0]
@@ -103,6 +108,7 @@ def _write_onnx(graph: Graph, side_px: int, path: Path, about: str) -> None:
         external_data=False,
         verbose=False,
     )
+    # Metadata are added to what the exporter wrote.
     model = onnx.load(path)
     onnx.helper.set_model_props(model, {KEY: about})
     onnx.checker.check_model(model)
@@ -130,7 +136,12 @@ def _onnx_reader(path: Path) -> Run:
     import onnxruntime
 
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    return lambda pixels_BHWC: tuple(session.run(list(OUTPUTS), {INPUT: pixels_BHWC}))
+
+    def run(pixels_BHWC: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        scores, features = session.run(list(OUTPUTS), {INPUT: pixels_BHWC})
+        return scores, features
+
+    return run
 
 
 def _torch_reader(load: Callable[[Path], Any]) -> Callable[[Path], Run]:
@@ -138,6 +149,7 @@ def _torch_reader(load: Callable[[Path], Any]) -> Callable[[Path], Run]:
         model = load(path)
 
         def run(pixels_BHWC: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+            # A copy: torch wants an array that it may write to.
             with torch.no_grad():
                 scores, features = model(torch.from_numpy(np.array(pixels_BHWC)))
             return scores.numpy(), features.numpy()

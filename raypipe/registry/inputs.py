@@ -151,6 +151,7 @@ def _pixels(value: Any) -> np.ndarray:
         array = np.asarray(value.tolist() if isinstance(value, np.ndarray) else value)
     except ValueError:
         raise DataError("These lists are no pixels", rule="All rows have one length") from None
+    # Lists from JSON are of int64.
     if array.dtype.kind in "iu" and array.size and array.min() >= 0 and array.max() <= 255:
         return array.astype(np.uint8)
     return array
@@ -165,5 +166,6 @@ def _is_below(address: str, folder: str) -> bool:
     if wanted.scheme == "file":
         inside = Path(unquote(wanted.path)).resolve()
         return inside.is_relative_to(Path(unquote(allowed.path)).resolve())
+    # Twice, for stores that decode what a proxy has decoded before.
     parts = unquote(unquote(wanted.path)).split("/")
     return ".." not in parts and wanted.path.startswith(allowed.path.rstrip("/") + "/")

@@ -44,6 +44,7 @@ def collect(module: str) -> dict[str, bytes]:
     installed = packages_distributions()
     top = module.partition(".")[0]
     files: dict[str, bytes] = {}
+    # From the factory's module along its imports, each module once.
     waiting = [module]
     seen: set[str] = set()
     while waiting:

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import numpy as np
-
 from raypipe.errors import ConfigError, DataError
 from raypipe.images.decode import decode_good
 from raypipe.models.tasks import NUMERIC
@@ -43,6 +41,7 @@ class ExportedModel(Result):
         }
         if done.int8 is None:
             return facts
+        # How much smaller and faster depends on the model; it may well be slower.
         int8 = done.int8
         facts |= {
             "int8, same labels": f"{int8.agree:.1%}",
@@ -76,6 +75,7 @@ def export(
     if format not in FORMATS:
         raise ConfigError("There is no such format", got=format, rule=", ".join(FORMATS))
     known: Format = format
+    # Before a model is fetched, which may take a while.
     exporting.check(known, int8)
     if out.is_dir():
         raise ConfigError("OUT is a folder", got=str(out), fix="Name a file, as model.onnx")
@@ -88,10 +88,13 @@ def export(
 
 def _of_table(package: Package, uri: str) -> Sample:
     """Images of a table that the user named, with its columns as the model's own table has them."""
+    # Its columns are likely named as those of the table that the model learned from.
     settings = {**_own_table(package), "uri": uri, "version": None, "where": {}, "sample": 1.0}
     cfg = TableConfig.model_validate(settings)
     table = ImageTable.open(cfg)
     version = table.pin(cfg.version)
+
+    # A share by id, so that a large table costs no more than a small one.
     rows = len(scan.rows(table, version, [table.columns.id]))
     share = min(1.0, MOST_IMAGES / max(rows, 1))
     sampled = ImageTable.open(cfg.model_copy(update={"sample": share}))
@@ -100,6 +103,7 @@ def _of_table(package: Package, uri: str) -> Sample:
 
 def _of_reference(package: Package) -> Sample:
     """The model's reference images; drawn ones if their table cannot be read."""
+    # Some reference images may have no id; the others suffice.
     own = _own_table(package)
     ids = [name for name in package.reference().ids if name][:MOST_IMAGES]
     try:
@@ -126,6 +130,7 @@ def _read(
     """Images that decode, and their labels. Raises DataError where there is none."""
     columns = table.columns
     pinned = table.pin(version)
+    # New images may have no labels at all.
     has_labels = columns.label in {field.name for field in table.at(pinned).schema().fields}
     wanted = [columns.image, *([columns.label] if has_labels else [])]
     rows = scan.rows(table, pinned, wanted, where)
@@ -136,5 +141,5 @@ def _read(
     if has_labels:
         read = label_column.read(rows[columns.label], package.task.kind, columns.label)
         labels = read.to_pylist()
-    pixels_NHWC = np.ascontiguousarray(decoded.pixels_NHWC)
-    return Sample(pixels_NHWC, tuple(labels[place] for place in decoded.good), source)
+    known = tuple(labels[place] for place in decoded.good)
+    return Sample(decoded.pixels_NHWC, known, source)

@@ -38,6 +38,7 @@ def find(model: str, run: Mapping[str, Any], registry: Mapping[str, Any]) -> Mod
 
 def of_command(model: str, overrides: Sequence[str]) -> Model:
     """The model that a command names: as `find` does, or the champion of a YAML configuration."""
+    # A registered model's name is no name of a file: it has a scheme.
     if MODEL.fullmatch(model):
         return _find(model, defaults(model), overrides)
     if not Path(model).exists():

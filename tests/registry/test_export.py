@@ -39,10 +39,16 @@ def built(folder: Path, task: str, views: int, temperature: float) -> Package:
     return Package(package.build(folder, model, cfg, classes, reference, facts))
 
 
-@pytest.mark.parametrize("format", graph.FORMATS)
 @pytest.mark.parametrize(
-    ("task", "views", "temperature"),
-    [("single_label", 8, 1.7), ("multi_label", 1, 0.5), ("regression", 2, 1.0)],
+    ("task", "views", "temperature", "format"),
+    [
+        ("single_label", 8, 1.7, "onnx"),
+        ("single_label", 8, 1.7, "pt2"),
+        ("multi_label", 1, 0.5, "torchscript"),
+        ("probability", 1, 1.0, "pt2"),
+        ("regression", 2, 1.0, "onnx"),
+        ("regression", 2, 1.0, "torchscript"),
+    ],
 )
 def test_a_file_says_what_the_package_says(
     task: str, views: int, temperature: float, format: graph.Format, tmp_path: Path
