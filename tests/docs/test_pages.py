@@ -230,7 +230,9 @@ def test_your_own_images_and_the_registered_model(photos: Path, tmp_path: Path) 
         'code=$?; [ $code = 3 ] && [ "$1" = drift ] && code=0; exit $code\n'
     )
     shim.chmod(0o755)
-    environment = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"}
+    # MLflow keeps the store that an earlier test of this process opened in the environment.
+    earlier = {"RAY_ADDRESS", "MLFLOW_TRACKING_URI", "MLFLOW_REGISTRY_URI"}
+    environment = {k: v for k, v in os.environ.items() if k not in earlier}
     path = f"{ROOT}:{environment.get('PYTHONPATH', '')}"
 
     def run(*command: str) -> str:
