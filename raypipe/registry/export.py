@@ -127,7 +127,7 @@ def export(
 
 def check(format: Format, int8: bool) -> None:
     """Raise ConfigError for an export that cannot be made here: before a model is fetched."""
-    # Dynamic quantisation is onnxruntime's; torch's has moved to another library.
+    # Quantisation is onnxruntime's, for its own format.
     if int8 and format != "onnx":
         raise ConfigError("int8 is for ONNX", got=format, fix="raypipe export onnx … --int8")
     if format != "onnx":

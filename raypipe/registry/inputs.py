@@ -166,6 +166,6 @@ def _is_below(address: str, folder: str) -> bool:
     if wanted.scheme == "file":
         inside = Path(unquote(wanted.path)).resolve()
         return inside.is_relative_to(Path(unquote(allowed.path)).resolve())
-    # Twice, for stores that decode what a proxy has decoded before.
+    # Twice: a percent sign may itself be percent-encoded.
     parts = unquote(unquote(wanted.path)).split("/")
     return ".." not in parts and wanted.path.startswith(allowed.path.rstrip("/") + "/")

@@ -16,7 +16,6 @@ package at least.
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -31,10 +30,6 @@ from raypipe.errors import DataError, RaypipeError
 from raypipe.registry.answers import Ask, table
 from raypipe.registry.inputs import Addresses, given
 from raypipe.registry.package import Package
-
-# MLflow warns that `predict` has no type hint which it can turn into a schema. It knows none for
-# encoded images; the model is logged with its own signature.
-warnings.filterwarnings("ignore", message=".*type hint.*predict.*", category=UserWarning)
 
 
 class ServedImageModel(PythonModel):  # type: ignore[misc]
@@ -51,8 +46,10 @@ class ServedImageModel(PythonModel):  # type: ignore[misc]
         # A server's first call should not wait for the weights.
         self.package.model  # noqa: B018
 
-    # Without type hints: MLflow would make a schema of them.
-    def predict(self, context, model_input, params=None):  # type: ignore[no-untyped-def]
+    # MLflow makes schemas of type hints, except of this one; without any it warns whoever loads.
+    def predict(
+        self, context: Any, model_input: pd.DataFrame, params: dict[str, Any] | None = None
+    ) -> pd.DataFrame:
         try:
             ask = Ask.of(params)
             ask.check(self.package.task)
