@@ -26,7 +26,7 @@ import simplejpeg
 from PIL import Image
 from sklearn.datasets import load_sample_images
 
-from raypipe.images.decode import _resize_into, decode_into
+from raypipe.images.decode import _squeeze_into, decode_into
 
 IMAGES, ROUNDS, SIDE, THREADS = 256, 7, 224, 2
 Decode = Callable[[bytes, np.ndarray], Any]
@@ -64,14 +64,14 @@ def pillow_block_cache(data: bytes, out_HWC: np.ndarray) -> None:
 
 
 def pillow_then_torch(data: bytes, out_HWC: np.ndarray) -> None:
-    _resize_into(np.array(Image.open(io.BytesIO(data), formats=("JPEG",))), out_HWC)
+    _squeeze_into(np.array(Image.open(io.BytesIO(data), formats=("JPEG",))), out_HWC)
 
 
 def pillow_half_scale(data: bytes, out_HWC: np.ndarray) -> None:
     """One DCT scale below the side asked for: what the quality would be if speed were all."""
     image = Image.open(io.BytesIO(data), formats=("JPEG",))
     image.draft("RGB", (SIDE * 3 // 4, SIDE * 3 // 4))
-    _resize_into(np.array(image), out_HWC)
+    _squeeze_into(np.array(image), out_HWC)
 
 
 def simplejpeg_then_pillow(data: bytes, out_HWC: np.ndarray) -> None:
@@ -83,11 +83,11 @@ def simplejpeg_then_pillow(data: bytes, out_HWC: np.ndarray) -> None:
 
 
 def simplejpeg_five_eighths(data: bytes, out_HWC: np.ndarray) -> None:
-    _resize_into(simplejpeg.decode_jpeg(data, min_height=SIDE, min_width=SIDE), out_HWC)
+    _squeeze_into(simplejpeg.decode_jpeg(data, min_height=SIDE, min_width=SIDE), out_HWC)
 
 
 def simplejpeg_fast_dct(data: bytes, out_HWC: np.ndarray) -> None:
-    _resize_into(simplejpeg.decode_jpeg(data, fastdct=True, fastupsample=True), out_HWC)
+    _squeeze_into(simplejpeg.decode_jpeg(data, fastdct=True, fastupsample=True), out_HWC)
 
 
 def with_others() -> dict[str, Decode]:
