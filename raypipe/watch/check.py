@@ -16,9 +16,11 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from raypipe import report
 from raypipe.config import RunConfig, key_of, to_json
+from raypipe.errors import DataError
 from raypipe.registry import promote, tracking
 from raypipe.registry.promote import ModelVersion
 from raypipe.registry.tracking import Store
@@ -133,9 +135,17 @@ def read_batch(
 ) -> Batch:
     """The rows of one prediction; batch.predict returns its key.
 
-    They are in the order of ids and hashes, which is the same whenever they are read.
+    They are in the order of ids and hashes, which is the same whenever they are read. Images that
+    do not decode have no features, and are left out.
     """
-    rows = batch.read_rows(uri, key, ["image_id", "sha256", "embedding", "scores"], storage_options)
+    columns = ["image_id", "sha256", "embedding", "scores", "error"]
+    rows = batch.read_rows(uri, key, columns, storage_options)
+    rows = rows.filter(pc.is_null(rows["error"]))
+    if not len(rows):
+        raise DataError(
+            f"No image of {version} decodes, so there is nothing to compare",
+            fix="raypipe clean finds such images and tags a version without them",
+        )
     rows = rows.sort_by([("image_id", "ascending"), ("sha256", "ascending")])
     features, scores = (np.stack(rows[name].to_numpy()) for name in ("embedding", "scores"))
     return Batch(

@@ -271,6 +271,7 @@ class Predicted(Result):
             "model": done.model,
             "images": f"{done.images} of {done.table}",
             "labels": done.labels,
+            **({"do not decode": done.broken} if done.broken else {}),
             "predictions": done.out,
         }
 
@@ -281,6 +282,7 @@ class Predicted(Result):
             "model": done.model,
             "table": str(done.table),
             "images": done.images,
+            "broken": done.broken,
             "labels": done.labels,
         }
 

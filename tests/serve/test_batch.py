@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import signal
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -11,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from raypipe.config import validate
+from raypipe.config import save, validate
 from raypipe.errors import DataError
 from raypipe.feed.dataset import pin
 from raypipe.job import Job
@@ -283,10 +287,156 @@ def test_a_reference_without_ids_is_kept_and_shown(
     assert images_of(opened, opened.pin(), ["", ""], features, package) == [None, None]
 
 
-def test_a_null_image_is_named_and_not_a_mistake_of_ours(
+def test_an_image_that_does_not_decode_is_a_row_with_its_error(
+    store: Store, job: TrainJob, champion: ModelVersion, tmp_path: Path
+) -> None:
+    known = ImageTable.open(job.table)
+    good = scan.rows(known, known.pin(), ["image_id", "image"]).slice(0, 25)
+    images = [*good["image"].to_pylist(), None, b"no image", b""]
+    ids = [*good["image_id"].to_pylist(), "null", None, "empty"]
+    columns = {"image_id": ids, "image": pa.array(images, pa.binary())}
+    append(str(tmp_path / "t"), pa.table(columns), "add")
+    done = batch.predict(store, job.run, TableConfig(uri=str(tmp_path / "t")), PredictConfig())
+    assert (done.images, done.broken, sum(done.labels.values())) == (28, 3, 25)
+    wanted = ["image_id", "label", "scores", "embedding", "error", "sha256", "width", "brightness"]
+    rows = batch.read_rows(done.out.uri, done.key, wanted).to_pylist()
+    broken = {row["image_id"]: row for row in rows if row["error"]}
+    assert broken.keys() == {"null", None, "empty"}
+    for row in broken.values():
+        assert [row[n] for n in ("label", "scores", "embedding", "brightness")] == [None] * 4
+    assert "there is no image" in broken["null"]["error"] and broken["null"]["sha256"] is None
+    whole = [row for row in rows if not row["error"]]
+    assert {(row["width"], len(row["scores"])) for row in whole} == {(32, 2)}
+    assert all(0 < row["brightness"] < 1 for row in whole)
+    # A drift check compares those that have features.
+    assert len(read_batch(done.table, done.out.uri, done.key).ids) == 25
+
+
+def test_where_no_image_decodes_there_are_rows_and_nothing_to_compare(
     store: Store, job: TrainJob, champion: ModelVersion, tmp_path: Path
 ) -> None:
     columns = {"image_id": ["a", None], "image": pa.array([None, None], pa.binary())}
     append(str(tmp_path / "t"), pa.table(columns), "add")
-    with pytest.raises(Exception, match="there is no image"):
-        batch.predict(store, job.run, TableConfig(uri=str(tmp_path / "t")), PredictConfig())
+    done = batch.predict(store, job.run, TableConfig(uri=str(tmp_path / "t")), PredictConfig())
+    assert (done.images, done.broken, done.labels) == (2, 2, {})
+    with pytest.raises(DataError, match=r"No image of .* decodes"):
+        read_batch(done.table, done.out.uri, done.key)
+
+
+@pytest.fixture
+def in_parts(job: TrainJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TableConfig:
+    """The job's images in six files; a prediction of them has three parts."""
+    monkeypatch.setattr(batch, "PART_ROWS", 20)
+    known = ImageTable.open(job.table)
+    rows = scan.rows(known, known.pin(), ["image_id", "image"])
+    for start in range(0, 60, 10):
+        append(str(tmp_path / "t"), rows.slice(start, 10), "add")
+    return TableConfig(uri=str(tmp_path / "t"))
+
+
+def ids_of(out: str) -> list[str]:
+    table = ImageTable(out)
+    return sorted(scan.rows(table, table.pin(), ["image_id"])["image_id"].to_pylist())
+
+
+def test_a_prediction_that_ended_between_two_parts_goes_on_and_is_read_only_as_a_whole(
+    store: Store,
+    job: TrainJob,
+    champion: ModelVersion,
+    in_parts: TableConfig,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cfg = PredictConfig(out=str(tmp_path / "out"))
+    real, made = batch._predict, []
+
+    def ends(*work: Any) -> Any:
+        if len(made) == 2:
+            raise OSError("the machine went away")
+        made.append(len(work[1]))
+        return real(*work)
+
+    monkeypatch.setattr(batch, "_predict", ends)
+    with pytest.raises(OSError, match="went away"):
+        batch.predict(store, job.run, in_parts, cfg)
+    assert len(ids_of(cfg.out or "")) == 40
+    table = ImageTable.open(in_parts)
+    key = batch.key_of_prediction(in_parts, table.pin(), champion)
+    assert len(batch.read_rows(cfg.out or "", key, ["label"])) == 0, "nobody reads a half one"
+
+    made.clear()
+    done = batch.predict(store, job.run, in_parts, cfg)
+    assert len(made) == 1, "only the part that was missing"
+    assert done.images == 60 and len(set(ids_of(done.out.uri))) == len(ids_of(done.out.uri)) == 60
+    assert len(batch.read_rows(done.out.uri, key, ["label"])) == 60
+    made.clear()
+    assert batch.predict(store, job.run, in_parts, cfg) == done and not made
+
+
+def test_two_predictions_at_once_keep_every_row_once(
+    store: Store, job: TrainJob, champion: ModelVersion, in_parts: TableConfig, tmp_path: Path
+) -> None:
+    cfg = PredictConfig(out=str(tmp_path / "out"))
+    with ThreadPoolExecutor(2) as pool:
+        both = [pool.submit(batch.predict, store, job.run, in_parts, cfg) for _ in range(2)]
+        one, other = (each.result() for each in both)
+    assert one.key == other.key and one.images == other.images == 60
+    assert len(set(ids_of(one.out.uri))) == len(ids_of(one.out.uri)) == 60
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from raypipe.config import load
+from raypipe.job import Job
+from raypipe.registry import tracking
+from raypipe.serve import batch
+from raypipe.serve.batch import PredictConfig
+from raypipe.tables import commits
+from raypipe.tables.table import TableConfig
+
+config, table, out, point = sys.argv[1:]
+job = load(Job, Path(config))
+batch.PART_ROWS = 20
+count = 0
+
+def after(number, function):
+    def counted(*given, **more):
+        global count
+        count += 1
+        if count == number and point != "committed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        done = function(*given, **more)
+        if count == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return done
+    return counted
+
+if point == "predicting":
+    batch._whole = after(2, batch._whole)
+elif point in ("committing", "committed"):
+    commits.append_once = after(2, commits.append_once)
+store = tracking.open_store(job.run, job.registry)
+batch.predict(store, job.run, TableConfig(uri=table), PredictConfig(out=out))
+"""
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("point", ["predicting", "committing", "committed"])
+def test_sigkill_at_any_point_and_the_same_again_every_row_once(
+    point: str,
+    store: Store,
+    job: TrainJob,
+    champion: ModelVersion,
+    in_parts: TableConfig,
+    tmp_path: Path,
+) -> None:
+    config = save(job, tmp_path / "job.yaml")
+    out = str(tmp_path / "out")
+    command = [sys.executable, "-c", KILLED, str(config), in_parts.uri, out]
+    ended = subprocess.run([*command, point], capture_output=True, text=True, timeout=200)
+    assert ended.returncode == -signal.SIGKILL, ended.stderr
+    assert len(ids_of(out)) == (40 if point == "committed" else 20)
+    again = subprocess.run([*command, "none"], capture_output=True, text=True, timeout=200)
+    assert again.returncode == 0, again.stderr
+    assert len(set(ids_of(out))) == len(ids_of(out)) == 60

@@ -1,0 +1,111 @@
+"""The rows of a batch of predictions, made in a worker process of Ray.
+
+An image that does not decode is a row too, with `error` and without label, scores and embedding:
+so a prediction has exactly the rows of the table that it predicts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import pyarrow as pa
+
+from raypipe.images import measure
+from raypipe.images.decode import BadImage, open_image
+from raypipe.registry.package import Package
+from raypipe.tables.table import Columns
+
+FORMAT = 3
+"""Of a row. Format 2 has no `error`, no looks, and one commit a prediction; format 1 neither key
+nor sha256. Predictions of older formats are made again."""
+
+LOOKS = ("brightness", "contrast", "sharpness")
+SCHEMA = pa.schema(
+    [
+        ("image_id", pa.string()),
+        ("label", pa.string()),
+        ("scores", pa.list_(pa.float32())),
+        ("embedding", pa.list_(pa.float32())),
+        ("classes", pa.list_(pa.string())),
+        ("model", pa.string()),
+        ("table", pa.string()),
+        ("sha256", pa.string()),
+        ("key", pa.string()),
+        ("format", pa.int32()),
+        # Why there is no prediction of this image; null where there is one.
+        ("error", pa.string()),
+        # How it looks, as the model saw it (images/measure.py); width and height as it is stored.
+        *((look, pa.float32()) for look in LOOKS),
+        ("width", pa.int32()),
+        ("height", pa.int32()),
+        # The part of the prediction, and the rows of all its parts: fewer are no whole prediction.
+        ("part", pa.string()),
+        ("rows", pa.int64()),
+    ]
+)
+# What differs from row to row; the rest is the same in all rows of a part.
+OF_ROWS = (
+    *("image_id", "label", "scores", "embedding", "sha256", "error"),
+    *LOOKS,
+    *("width", "height"),
+)
+
+
+def predicted(package: Package, batch: pa.Table, names: Columns) -> pa.Table:
+    """The columns OF_ROWS of one batch of images (columns id and image), in its order."""
+    images = batch[names.image].to_pylist()
+    attempt = package.attempt(images, threads=1)
+    predictions = attempt.predictions
+    good = np.array(attempt.good, dtype=np.int64)
+
+    labels: list[str | None] = [None] * len(images)
+    errors: list[str | None] = [None] * len(images)
+    for place, label in zip(attempt.good, predictions.labels, strict=True):
+        labels[place] = label
+    for place, error in attempt.errors.items():
+        errors[place] = error
+    sizes = [_size(image) for image in images]
+    columns = {
+        "image_id": batch[names.id].cast(pa.string()).combine_chunks(),
+        "label": pa.array(labels, pa.string()),
+        "scores": _vectors(predictions.scores_NC, good, len(images)),
+        "embedding": _vectors(predictions.features_ND, good, len(images)),
+        "sha256": pa.array([_sha256(image) for image in images], pa.string()),
+        "error": pa.array(errors, pa.string()),
+    }
+    for look, values in measure.statistics(attempt.pixels_NHWC).items():
+        all_N = np.full(len(images), np.nan, np.float32)
+        all_N[good] = values
+        columns[look] = pa.array(all_N, pa.float32(), from_pandas=True)  # NaN becomes null
+    columns["width"] = pa.array([width for width, _ in sizes], pa.int32())
+    columns["height"] = pa.array([height for _, height in sizes], pa.int32())
+    return pa.table([columns[name] for name in OF_ROWS], names=list(OF_ROWS))
+
+
+def _vectors(values_ND: np.ndarray, good: np.ndarray, rows: int) -> pa.Array:
+    """A list for each row of the batch; null for rows that are not in `good`.
+
+    The numbers are not converted one by one: 100,000 embeddings of 1,280 numbers would take 4 GB as
+    Python objects.
+    """
+    lengths = np.zeros(rows, np.int32)
+    lengths[good] = values_ND.shape[1] if values_ND.ndim == 2 else 0
+    is_null = np.ones(rows, bool)
+    is_null[good] = False
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    numbers = pa.array(values_ND.astype(np.float32).ravel())
+    return pa.ListArray.from_arrays(pa.array(offsets), numbers, mask=pa.array(is_null))
+
+
+def _sha256(image: bytes | None) -> str | None:
+    return None if image is None else hashlib.sha256(image).hexdigest()
+
+
+def _size(image: bytes | None) -> tuple[int | None, int | None]:
+    """(width, height) in pixels, from the header alone; (None, None) where there is none."""
+    try:
+        with open_image(image or b"") as opened:
+            return opened.width, opened.height
+    except BadImage:
+        return None, None
