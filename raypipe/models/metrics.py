@@ -41,20 +41,28 @@ def overall(task: Task, scores_NC: np.ndarray, targets_NC: np.ndarray) -> dict[s
         raise ValueError("metrics are of images, and there are none")
     if task.kind in NUMERIC:
         return _of_numbers(scores_NC[:, 0], targets_NC[:, 0])
-    predicted_NC, true_NC = decided(task, scores_NC), targets_NC >= 0.5
-    accuracy = float((predicted_NC == true_NC).all(1).mean())
+    predicted_NC = decided(task, scores_NC)
+    true_NC = targets_NC >= 0.5
+    # An image is right if all of it is: its class, or every one of its tags.
+    right_N = (predicted_NC == true_NC).all(1)
+    accuracy = float(right_N.mean())
     if task.kind == "multi_label":
         # As in training: a tag that no image has and none is predicted to have counts as 0.
         f1_C = [m.f1 or 0.0 for m in by_class(task, scores_NC, targets_NC)]
         return {"accuracy": accuracy, "f1": float(np.mean(f1_C))}
-    recalls = [m.recall for m in by_class(task, scores_NC, targets_NC) if m.recall is not None]
+    # A class without images has no recall.
+    classes = by_class(task, scores_NC, targets_NC)
+    recalls = [m.recall for m in classes if m.recall is not None]
     return {"accuracy": accuracy, "balanced_accuracy": float(np.mean(recalls))}
 
 
 def _of_numbers(predicted_N: np.ndarray, true_N: np.ndarray) -> dict[str, float]:
-    error_N = predicted_N.astype(np.float64) - true_N.astype(np.float64)
+    # In float64: sums of squares of large labels lose digits in float32.
+    labels_N = true_N.astype(np.float64)
+    error_N = predicted_N.astype(np.float64) - labels_N
     squares = float((error_N**2).sum())
-    spread = float(((true_N - true_N.mean()) ** 2).sum())
+    deviation_N = labels_N - labels_N.mean()
+    spread = float((deviation_N**2).sum())
     return {
         "mae": float(np.abs(error_N).mean()),
         "rmse": float(np.sqrt(squares / len(error_N))),
@@ -69,14 +77,22 @@ def by_class(task: Task, scores_NC: np.ndarray, targets_NC: np.ndarray) -> tuple
     """
     if task.kind in NUMERIC:
         return ()
-    predicted_NC, true_NC = decided(task, scores_NC), targets_NC >= 0.5
+    predicted_NC = decided(task, scores_NC)
+    true_NC = targets_NC >= 0.5
     found = []
     for c, name in enumerate(task.classes):
-        predicted_N, true_N = predicted_NC[:, c], true_NC[:, c]
-        both = int((predicted_N & true_N).sum())
-        predicted, true = int(predicted_N.sum()), int(true_N.sum())
-        f1 = _share(2 * both, predicted + true)
-        found.append(ClassMetrics(name, true, _share(both, predicted), _share(both, true), f1))
+        # Images that are predicted as it, that are it, and both.
+        predicted = int(predicted_NC[:, c].sum())
+        true = int(true_NC[:, c].sum())
+        both = int((predicted_NC[:, c] & true_NC[:, c]).sum())
+        metrics = ClassMetrics(
+            name=name,
+            images=true,
+            precision=_share(both, predicted),
+            recall=_share(both, true),
+            f1=_share(2 * both, predicted + true),
+        )
+        found.append(metrics)
     return tuple(found)
 
 

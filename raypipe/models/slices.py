@@ -80,21 +80,28 @@ def sliced(
     if not len(outcome_N):
         raise ValueError("slices are of images, and there are none")
     rng = np.random.default_rng(seed)
+    # Without a column of groups, every image is one.
     groups_N = np.arange(len(outcome_N))
     if group_N is not None:
-        groups_N = np.unique(np.array([str(value) for value in group_N]), return_inverse=True)[1]
+        names_N = np.array([str(value) for value in group_N])
+        _, groups_N = np.unique(names_N, return_inverse=True)
+
+    # Every part of every column, and those of them that are large enough to say something.
     parts = []
     for column, values in columns.items():
-        parts += [(column, name, inside_N) for name, inside_N in _parts(values)]
+        for name, inside_N in _parts(values):
+            parts.append((column, name, inside_N))
     large = [part for part in parts if part[2].sum() >= least]
 
-    # A share lies in 0..1 and has a Wilson interval; an error has none.
+    # All images together. A share lies in 0..1 and has a Wilson interval; an error has none.
     is_share = higher_is_better
     value = float(outcome_N.mean())
     low, high = _interval(outcome_N, groups_N, 0.05, is_share, rng)
     found = []
     for column, name, inside_N in large:
-        inside, grouped = outcome_N[inside_N], groups_N[inside_N]
+        inside = outcome_N[inside_N]
+        grouped = groups_N[inside_N]
+        # Bonferroni: each interval misses with a share of the 5 %.
         ends = _interval(inside, grouped, 0.05 / len(large), is_share, rng)
         worse = ends[1] < value if higher_is_better else ends[0] > value
         found.append(
@@ -117,9 +124,12 @@ def _parts(values: np.ndarray) -> list[tuple[str, np.ndarray]]:
     """(name, inside_N bool) of the parts of one column."""
     if values.dtype.kind in "iuf":
         return _quartiles(values.astype(np.float64))
-    texts = np.array(["(null)" if value is None else str(value) for value in values], dtype=object)
-    names, counts = np.unique(texts.astype(str), return_counts=True)
-    most = names[np.argsort(-counts, kind="stable")][:MOST_NAMES]
+    listed = ["(null)" if value is None else str(value) for value in values]
+    texts = np.array(listed, dtype=object)
+    # The most frequent values; of equally frequent ones the first in the alphabet.
+    names, counts = np.unique(listed, return_counts=True)
+    most_first = np.argsort(-counts, kind="stable")
+    most = names[most_first][:MOST_NAMES]
     return [(str(name), texts == name) for name in most]
 
 
@@ -131,7 +141,9 @@ def _quartiles(values_N: np.ndarray) -> list[tuple[str, np.ndarray]]:
         parts.append(("(null)", ~known_N))
     if not known_N.any():
         return parts
-    edges = np.unique(np.quantile(values_N[known_N], np.linspace(0, 1, BINS + 1)))
+    quantiles = np.quantile(values_N[known_N], np.linspace(0, 1, BINS + 1))
+    edges = np.unique(quantiles)
+    # All numbers are the same.
     if len(edges) == 1:
         return [*parts, (f"{edges[0]:.3g}", known_N)]
     for i, (start, end) in enumerate(pairwise(edges)):
@@ -150,6 +162,7 @@ def _interval(
     rng: np.random.Generator,
 ) -> tuple[float, float]:
     """The interval of the mean outcome that misses it with probability `alpha`."""
+    # A draw takes whole groups, so their sums and sizes are all it needs.
     _, place_N = np.unique(groups_N, return_inverse=True)
     sums_G = np.bincount(place_N, outcome_N)
     sizes_G = np.bincount(place_N)
@@ -174,8 +187,12 @@ def _drawn_means(sums_G: np.ndarray, sizes_G: np.ndarray, rng: np.random.Generat
 
 
 def _wilson(share: float, count: int, alpha: float) -> tuple[float, float]:
+    """Wilson's score interval of a share, of `count` independent cases."""
     z = float(norm.ppf(1 - alpha / 2))
-    centre = (share + z**2 / (2 * count)) / (1 + z**2 / count)
-    spread = share * (1 - share) / count + z**2 / (4 * count**2)
-    half = z / (1 + z**2 / count) * spread**0.5
+    shrink = 1 + z**2 / count
+    # The centre is pulled towards one half, the more the fewer cases there are.
+    centre = (share + z**2 / (2 * count)) / shrink
+    variance = share * (1 - share) / count
+    variance += z**2 / (4 * count**2)
+    half = z * variance**0.5 / shrink
     return max(0.0, centre - half), min(1.0, centre + half)

@@ -6,6 +6,7 @@ After Mitchell et al. 2019, "Model Cards for Model Reporting". It is part of the
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -18,6 +19,7 @@ from raypipe.models.tasks import NUMERIC, Task
 
 HTML, MARKDOWN = "card.html", "card.md"
 MOST_CLASSES = 12  # in a matrix; with more, the most frequent confusions are listed
+MOST_CONFUSIONS = 40  # of that list
 UNKNOWN_USE = (
     "Not stated. The model knows images like those of its training table, and nothing says how it "
     "does on others. Set registry.intended_use."
@@ -82,8 +84,10 @@ class Card:
 
 def html(card: Card) -> str:
     """The card as one HTML page, in the looks of the other reports."""
+    # The page's head has a place of its own for the key.
     key = dict(card.facts).get("Key", "")
     facts = tuple(fact for fact in card.facts if fact[0] != "Key")
+    # What the model predicts, in a line.
     subtitle = _kind(card.task)
     if card.task.kind not in NUMERIC:
         what = "tags" if card.task.kind == "multi_label" else "classes"
@@ -99,6 +103,7 @@ def _use(card: Card) -> report.Block:
 
 def _quality(card: Card) -> report.Block:
     judged = card.judged
+    # Charts: what scores mean, and for numbers how far predictions are from their labels.
     plots = []
     if judged.calibration is not None:
         bins = [(b.confidence, b.right) for b in judged.calibration.bins]
@@ -106,6 +111,7 @@ def _quality(card: Card) -> report.Block:
     if judged.numbers is not None:
         chart = report.residuals(*judged.numbers)
         plots.append(report.Plot("Labels and predictions", chart, "Label", "Prediction"))
+    # A matrix of few classes shows all confusions; of many, the most frequent ones are listed.
     counts = None
     tables = list(_tables(judged))
     if judged.confusion_CC is not None:
@@ -113,16 +119,20 @@ def _quality(card: Card) -> report.Block:
             counts = matrix(card.task, judged.confusion_CC)
         else:
             tables.insert(0, confusions(card.task, judged.confusion_CC))
-    facts = tuple((name, value(name, found)) for name, found in judged.metrics.items())
-    facts += (("Images", report.number(judged.images)),)
+    # The numbers in a row above the charts.
+    facts = []
+    for name, found in judged.metrics.items():
+        facts.append((name, value(name, found)))
+    facts.append(("Images", report.number(judged.images)))
     if judged.calibration is not None:
-        facts += (("Calibration error", percent(judged.calibration.error)),)
+        facts.append(("Calibration error", percent(judged.calibration.error)))
     if card.calibrated:
-        facts += (("Calibrated", card.calibrated),)
+        facts.append(("Calibrated", card.calibrated))
     return report.Block(
         "How good it is",
         f"On the split {judged.split}. {judged.caution}",
-        facts=facts,
+        facts=tuple(facts),
+        # A chart without anything to show is None.
         plots=tuple(plot for plot in plots if plot.chart is not None),
         matrix=counts,
         tables=tuple(tables),
@@ -136,13 +146,17 @@ def matrix(task: Task, confusion_CC: np.ndarray) -> report.Matrix:
 
 def confusions(task: Task, confusion_CC: np.ndarray) -> report.Table:
     """The most frequent mistakes, for more classes than a matrix shows."""
-    wrong_CC = confusion_CC * (1 - np.eye(len(confusion_CC), dtype=np.int64))
+    # The diagonal is what is right.
+    is_wrong_CC = 1 - np.eye(len(confusion_CC), dtype=np.int64)
+    wrong_CC = confusion_CC * is_wrong_CC
+    most_first = np.argsort(-wrong_CC, axis=None, kind="stable")
     rows = []
-    for place in np.argsort(-wrong_CC, axis=None, kind="stable")[:40]:
+    for place in most_first[:MOST_CONFUSIONS]:
         label, predicted = np.unravel_index(place, wrong_CC.shape)
         count = int(wrong_CC[label, predicted])
         if count:
-            rows.append((task.classes[label], task.classes[predicted], report.number(count)))
+            names = task.classes[label], task.classes[predicted]
+            rows.append((*names, report.number(count)))
     columns = (("Label", ""), ("Predicted as", ""), ("Images", "num"))
     return report.Table("Most frequent mistakes", columns, tuple(rows))
 
@@ -158,11 +172,17 @@ def _tables(judged: Judged) -> list[report.Table]:
 
 def class_table(classes: tuple[ClassMetrics, ...]) -> report.Table:
     """The class that does worst comes first; one without images has nothing to say."""
+    worst_first = sorted(classes, key=lambda m: (m.f1 is None, m.f1 or 0.0, m.name))
     rows = []
-    for m in sorted(classes, key=lambda m: (m.f1 is None, m.f1 or 0.0, m.name)):
-        shares = (percent(value) for value in (m.precision, m.recall, m.f1))
-        rows.append((m.name, report.number(m.images), *shares))
-    numbers = tuple((name, "num") for name in ("Images", "Precision", "Recall", "F1"))
+    for m in worst_first:
+        images = report.number(m.images)
+        rows.append((m.name, images, percent(m.precision), percent(m.recall), percent(m.f1)))
+    numbers = (
+        ("Images", "num"),
+        ("Precision", "num"),
+        ("Recall", "num"),
+        ("F1", "num"),
+    )
     note = "Precision: of those predicted as it. Recall: of those labelled as it."
     return report.Table("By class, worst first", (("Class", ""), *numbers), tuple(rows), note)
 
@@ -179,6 +199,7 @@ def _by_source(slices: tuple[SliceMetrics, ...]) -> report.Table:
 
 def _data(card: Card) -> report.Block:
     licence = card.data_licence or UNKNOWN_LICENCE
+    # How many images of each class the model learned from.
     tables = []
     if card.balance:
         total = sum(count for _, count in card.balance)
@@ -201,6 +222,7 @@ def markdown(card: Card) -> str:
     """The card as Markdown: the same numbers, without charts."""
     lines = [f"# Model card: {_plain(card.name)}", "", _kind(card.task), ""]
     lines += _listed(card.facts)
+    # The same sections as on the page; a chart has no place in text.
     for block in (_use(card), _quality(card), _data(card), _needs(card)):
         lines += ["", f"## {block.title}", ""]
         if block.text:
@@ -218,10 +240,12 @@ def _listed(facts: report.Facts) -> list[str]:
 
 
 def _as_table(matrix: report.Matrix) -> report.Table:
-    columns = (("label \\ predicted", ""), *((name, "num") for name in matrix.names))
+    numbers = [(name, "num") for name in matrix.names]
+    columns = (("label \\ predicted", ""), *numbers)
     rows = []
     for name, counts in zip(matrix.names, matrix.counts, strict=True):
-        rows.append((name, *(str(count) for count in counts)))
+        texts = [str(count) for count in counts]
+        rows.append((name, *texts))
     return report.Table(matrix.title, columns, tuple(rows), matrix.note)
 
 
@@ -229,17 +253,23 @@ def _written(table: report.Table) -> list[str]:
     lines = [f"### {table.title}", ""]
     if table.note:
         lines += [table.note, ""]
-    lines.append("| " + " | ".join(_plain(name) for name, _ in table.columns) + " |")
+    lines.append(_row(name for name, _ in table.columns))
     lines.append("|" + "---|" * len(table.columns))
-    for row in table.rows:
-        lines.append("| " + " | ".join(_plain(value) for value in row) + " |")
+    lines += [_row(row) for row in table.rows]
     return lines
+
+
+def _row(values: Iterable[str]) -> str:
+    escaped = [_plain(value) for value in values]
+    return f"| {' | '.join(escaped)} |"
 
 
 def _plain(text: str) -> str:
     """Text of users in a cell of Markdown: a class may be called `a|b` or `<script>`."""
-    escaped = text.replace("\\", "\\\\").replace("|", "\\|").replace("`", "\\`")
-    return escaped.replace("<", "&lt;").replace("\n", " ").replace("[", "\\[").replace("*", "\\*")
+    # The backslash first: it stands before each of the others.
+    for mark in ("\\", "|", "`", "[", "*"):
+        text = text.replace(mark, "\\" + mark)
+    return text.replace("<", "&lt;").replace("\n", " ")
 
 
 def _kind(task: Task) -> str:

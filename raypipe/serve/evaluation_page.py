@@ -14,6 +14,7 @@ from raypipe.serve.evaluation import Evaluation
 
 def write(found: Evaluation, key: str, path: Path) -> Path:
     """Write the page of one evaluation to `path`; key: names the evaluation."""
+    # What was not judged is said at the top: metrics of a part of a table are of that part.
     skipped = ", ".join(f"{count:,} {why}" for why, count in found.skipped.items())
     facts = (
         ("Model", found.model),
@@ -35,11 +36,12 @@ def headline(found: Evaluation) -> str:
     """The first metric with its interval, and the worst slice if one is worse."""
     whole = found.sliced
     name = "mae" if found.task.kind in NUMERIC else "accuracy"
-    ends = f"{card.value(name, whole.low)} to {card.value(name, whole.high)}"
-    text = f"{name} {card.value(name, whole.value)} (95 % interval {ends})"
-    worse = [part for part in whole.slices if part.worse]
-    if worse:
-        text += f"; worse where {called(worse[0])}: {card.value(name, worse[0].value)}"
+    low, high = card.value(name, whole.low), card.value(name, whole.high)
+    text = f"{name} {card.value(name, whole.value)} (95 % interval {low} to {high})"
+    # Slices come worst first.
+    for part in whole.slices:
+        if part.worse:
+            return f"{text}; worse where {called(part)}: {card.value(name, part.value)}"
     return text
 
 
@@ -49,6 +51,7 @@ def called(part: Slice) -> str:
 
 def _quality(found: Evaluation) -> report.Block:
     facts = [(name, card.value(name, value)) for name, value in found.metrics.items()]
+    # Charts: what scores mean, and for numbers how far predictions are from their labels.
     plots = []
     if found.calibration is not None:
         facts.append(("Calibration error", card.percent(found.calibration.error)))
@@ -57,6 +60,7 @@ def _quality(found: Evaluation) -> report.Block:
     if found.numbers is not None:
         chart = report.residuals(*found.numbers)
         plots.append(report.Plot("Labels and predictions", chart, "Label", "Prediction"))
+    # As on a model's card: all confusions of few classes, the most frequent ones of many.
     counts, tables = None, []
     if found.confusion_CC is not None and len(found.confusion_CC) <= card.MOST_CLASSES:
         counts = card.matrix(found.task, found.confusion_CC)
@@ -78,10 +82,11 @@ def _slices(found: Evaluation) -> report.Block:
     metric = "mae" if found.task.kind in NUMERIC else "accuracy"
     rows = []
     for part in whole.slices:
-        ends = f"{card.value(metric, part.low)} to {card.value(metric, part.high)}"
+        low, high = card.value(metric, part.low), card.value(metric, part.high)
         verdict = "worse" if part.worse else "–"
         value = card.value(metric, part.value)
-        rows.append((called(part), f"{part.images:,}", value, ends, verdict))
+        images = f"{part.images:,}"
+        rows.append((called(part), images, value, f"{low} to {high}", verdict))
     columns = (
         ("Images where", ""),
         ("Images", "num"),
@@ -89,6 +94,7 @@ def _slices(found: Evaluation) -> report.Block:
         ("Interval", "num"),
         ("Than all images", ""),
     )
+    # A sentence first, and below the table how its intervals were made.
     worse = sum(part.worse for part in whole.slices)
     says = f"{worse} of {len(whole.slices)} slices are worse than all images beyond chance."
     if not worse:

@@ -55,10 +55,12 @@ OF_ROWS = (
 def predicted(package: Package, batch: pa.Table, names: Columns) -> pa.Table:
     """The columns OF_ROWS of one batch of images (columns id and image), in its order."""
     images = batch[names.image].to_pylist()
+    # Ray Data runs one task a CPU, so a task has one thread.
     attempt = package.attempt(images, threads=1)
     predictions = attempt.predictions
     good = np.array(attempt.good, dtype=np.int64)
 
+    # Each image has a label or an error.
     labels: list[str | None] = [None] * len(images)
     errors: list[str | None] = [None] * len(images)
     for place, label in zip(attempt.good, predictions.labels, strict=True):
@@ -74,6 +76,7 @@ def predicted(package: Package, batch: pa.Table, names: Columns) -> pa.Table:
         "sha256": pa.array([_sha256(image) for image in images], pa.string()),
         "error": pa.array(errors, pa.string()),
     }
+    # Only a decoded image looks like anything.
     for look, values in measure.statistics(attempt.pixels_NHWC).items():
         all_N = np.full(len(images), np.nan, np.float32)
         all_N[good] = values
@@ -89,12 +92,14 @@ def _vectors(values_ND: np.ndarray, good: np.ndarray, rows: int) -> pa.Array:
     The numbers are not converted one by one: 100,000 embeddings of 1,280 numbers would take 4 GB as
     Python objects.
     """
-    lengths = np.zeros(rows, np.int32)
-    lengths[good] = values_ND.shape[1] if values_ND.ndim == 2 else 0
-    is_null = np.ones(rows, bool)
-    is_null[good] = False
-    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    is_good = np.zeros(rows, bool)
+    is_good[good] = True
+    # A null has no numbers. A batch is small, so int32 offsets do not overflow.
+    lengths = is_good.astype(np.int32) * values_ND.shape[1]
+    ends = np.cumsum(lengths, dtype=np.int32)
+    offsets = np.concatenate([np.zeros(1, np.int32), ends])
     numbers = pa.array(values_ND.astype(np.float32).ravel())
+    is_null = ~is_good
     return pa.ListArray.from_arrays(pa.array(offsets), numbers, mask=pa.array(is_null))
 
 
