@@ -53,7 +53,7 @@ install: .venv/ready
 .venv/ready: pyproject.toml infra/constraints.txt raypipe/cluster/sidecars/fastdup.txt raypipe/cluster/sidecars/alibi.txt
 	@$(PYTHON) -c 'import sys; sys.exit("raypipe needs Python 3.10-3.12, this is " + sys.version.split()[0] + ". Say which: make PYTHON=python3.11 …" if not (3, 10) <= sys.version_info < (3, 13) else 0)'
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --constraint infra/constraints.txt --editable '.[quickstart,deepspeed,optuna,onnx,dev]'
+	$(BIN)/python -m pip install --quiet --constraint infra/constraints.txt --editable '.[quickstart,deepspeed,optuna,onnx,serve,dev]'
 	$(BIN)/raypipe sidecars
 	@touch $@
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from raypipe.search.settings import SearchConfig
 from raypipe.serve.batch import PredictConfig
 from raypipe.serve.evaluation import EvaluateConfig
+from raypipe.serve.online.settings import ServeConfig
 from raypipe.tables.clean import CleanConfig
 from raypipe.tables.ingest import IngestConfig
 from raypipe.train.job import TrainSections
@@ -25,6 +26,8 @@ class Job(TrainSections):
     """What is predicted, and where the predictions go."""
     evaluate: EvaluateConfig = EvaluateConfig()
     """Which model is evaluated on which table, and how its slices are made."""
+    serve: ServeConfig = ServeConfig()
+    """How `raypipe serve` answers requests over HTTP."""
     drift: DriftConfig = DriftConfig()
     """The tests of a drift check."""
     watch: WatchConfig = WatchConfig()

@@ -11,6 +11,7 @@ from raypipe.cli import table
 from raypipe.cli.app import app
 from raypipe.cli.evaluate import evaluate
 from raypipe.cli.export import export
+from raypipe.cli.serve import serve
 from raypipe.errors import ConfigError, nearest
 from raypipe.failures import report
 from raypipe.quickstart.command import quickstart
@@ -18,6 +19,7 @@ from raypipe.quickstart.command import quickstart
 app.command("quickstart")(quickstart)
 app.command("evaluate")(evaluate)
 app.command("export")(export)
+app.command("serve")(serve)
 app.add_typer(table.app, name="table")
 
 

@@ -32,6 +32,7 @@ from raypipe.watch import check as drift_check
 from raypipe.watch import retrain as loop
 from raypipe.watch.check import CheckResult
 from raypipe.work import evaluate as evaluation
+from raypipe.work import serve as serving
 from raypipe.work.evaluate import Evaluated
 from raypipe.work.results import (
     Cleaned,
@@ -43,6 +44,7 @@ from raypipe.work.results import (
     Searched,
     Trained,
 )
+from raypipe.work.serve import Served
 from raypipe.work.show import Show
 
 
@@ -184,6 +186,11 @@ def predict(job: Job, show: Show) -> Predicted:
 def evaluate(job: Job, show: Show) -> Evaluated:
     """The metrics of a registered model on a labelled table, and where it is worse."""
     return evaluation.evaluate(job, show)
+
+
+def serve(job: Job, show: Show) -> Served:
+    """The champion behind HTTP, until SIGTERM or SIGINT."""
+    return serving.serve(job, show)
 
 
 def drift(job: Job, show: Show) -> Drifted:

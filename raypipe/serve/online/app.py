@@ -1,0 +1,356 @@
+"""The HTTP interface: a FastAPI app over the parts of one replica.
+
+POST /predict      the bytes of one image; label, scores, model version and request id
+POST /feedback     the right label of an earlier request
+GET  /             a page to drop an image on
+GET  /health       the process lives; /ready: a model is loaded, and what it follows
+GET  /metrics      Prometheus
+GET  /docs         OpenAPI
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import HTMLResponse, JSONResponse
+from pydantic import BaseModel, Field
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from raypipe.images.decode import BadImage
+from raypipe.models import labels
+from raypipe.serve.online import openapi
+from raypipe.serve.online.batching import Batcher, Outcome
+from raypipe.serve.online.limits import Refused, Room
+from raypipe.serve.online.metrics import CONTENT_TYPE, Metrics
+from raypipe.serve.online.models import Models, Role
+from raypipe.serve.online.query import Wanted
+from raypipe.serve.online.request_log import Entry, Keeper, is_challenged, is_id, is_kept, now
+from raypipe.serve.online.settings import ServeConfig
+
+PLAIN_BYTES = ("", "application/octet-stream")
+LONGEST_LABEL = 1_000  # characters
+MOST_FEEDBACK = 64 * 2**10  # bytes of a body
+# Reasons of BadImage that say it is no image at all.
+NOT_AN_IMAGE = ("not_an_image", "empty")
+PAGE_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
+PAGE_POLICY += "img-src blob: data:; connect-src 'self'; frame-ancestors 'none'; base-uri 'none'"
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a replica has."""
+
+    cfg: ServeConfig
+    models: Models
+    batcher: Batcher
+    keeper: Keeper | None
+    metrics: Metrics
+    room: Room
+
+
+def build(parts: Parts) -> FastAPI:
+    """The app. Errors are raised as Refused; front.py answers them."""
+    app = FastAPI(
+        title="raypipe",
+        description=openapi.DESCRIPTION,
+        docs_url="/docs",
+        redoc_url=None,
+        exception_handlers={
+            Refused: _leave_to_front,
+            HTTPException: _refuse_http,
+            Exception: _leave_to_front,
+        },
+    )
+    handlers = _Handlers(parts)
+    app.post("/predict", **openapi.PREDICT)(handlers.predict)
+    app.post("/feedback", **openapi.FEEDBACK)(handlers.feedback)
+    app.get("/", include_in_schema=False)(handlers.page)
+    app.get("/health", summary="Does the process live?")(handlers.health)
+    app.get("/ready", summary="Is a model loaded?")(handlers.ready)
+    app.get("/metrics", summary="For Prometheus")(handlers.metrics)
+    return app
+
+
+class Feedback(BaseModel):
+    """The right label of an earlier request."""
+
+    request_id: str
+    label: str | float | int | bool | list[str] | None = Field(union_mode="left_to_right")
+
+
+class _Handlers:
+    def __init__(self, parts: Parts) -> None:
+        self.parts = parts
+        self.page_html = files(__package__).joinpath("page.html").read_text("utf-8")
+
+    async def predict(self, request: Request) -> Response:
+        began = time.perf_counter()
+        cfg = self.parts.cfg
+        wanted = Wanted.read(request.query_params)
+        _require_image_type(request)
+        size = _announced(request, cfg.max_bytes)
+        request_id = request.state.request_id
+        with self.parts.room.hold(size):
+            data = await _body(request, cfg.max_bytes, cfg.timeout_s)
+            role = self._role(request_id)
+            outcome = await self._outcome(role, data)
+        _require_prediction(outcome)
+        seconds = time.perf_counter() - began
+        self._note(request_id, data, outcome.by, outcome, seconds)
+        if self._is_shadowed(request_id):
+            self._show_shadow(request_id, data)
+        body = wanted.body(outcome, self._task_of(outcome), request_id)
+        return Response(
+            json.dumps(body, ensure_ascii=False),
+            media_type="application/json",
+            headers={"x-model-version": outcome.version},
+        )
+
+    async def feedback(self, request: Request) -> Response:
+        cfg = self.parts.cfg
+        given = await _read_feedback(request, cfg.timeout_s)
+        if not is_id(given.request_id):
+            raise Refused(
+                422,
+                "This is no request id",
+                got=given.request_id[:100],
+                rule="It is the request_id of an answer: 32 hexadecimal digits",
+            )
+        if self.parts.keeper is None or not is_kept(given.request_id, cfg.keep):
+            raise Refused(
+                404,
+                "This request was not kept",
+                got=given.request_id,
+                rule=f"The server keeps {cfg.keep:.0%} of the requests (serve.keep)",
+            )
+        served = self.parts.models.of("champion")
+        kind = served.package.task.kind if served else "single_label"
+        label = labels.read(kind, given.label)
+        if label.why or label.text is None or len(label.text) > LONGEST_LABEL:
+            raise Refused(
+                422,
+                f"This is no label: {label.why or 'it is blank or too long'}",
+                got=str(given.label)[:100],
+                rule=f"A label of model.task={kind}",
+            )
+        if not self.parts.keeper.feedback(given.request_id, label.text):
+            raise Refused(503, "The request log is full", headers={"Retry-After": "10"})
+        return JSONResponse({"request_id": given.request_id, "label": label.text}, 202)
+
+    async def page(self) -> Response:
+        headers = {"content-security-policy": PAGE_POLICY, "x-content-type-options": "nosniff"}
+        return HTMLResponse(self.page_html, headers=headers)
+
+    async def health(self) -> Response:
+        alive = self.parts.batcher.alive()
+        return JSONResponse({"alive": alive}, 200 if alive else 503)
+
+    async def ready(self) -> Response:
+        models = self.parts.models
+        roles: tuple[Role, ...] = ("champion", "challenger")
+        served: dict[str, str] = {}
+        for role in roles:
+            at = models.of(role)
+            if at is not None:
+                served[role] = at.version
+        problems = {}
+        for role in roles:
+            problem = models.problem(role)
+            if problem is not None:
+                problems[role] = {"version": problem.version or None, "why": problem.why}
+        ready = "champion" in served and not self.parts.room.closed
+        body: dict[str, Any] = {
+            "ready": ready,
+            **served,
+            "problems": problems,
+            "batching": str(self.parts.batcher.plan),
+            "request_log": self.parts.keeper.problem or "ok" if self.parts.keeper else "off",
+        }
+        return JSONResponse(body, 200 if ready else 503)
+
+    async def metrics(self) -> Response:
+        self.parts.metrics.in_house.set(self.parts.room.requests)
+        text = await asyncio.to_thread(self.parts.metrics.text)
+        return Response(text, media_type=CONTENT_TYPE)
+
+    def _role(self, request_id: str) -> Role:
+        challenger = self.parts.cfg.challenger
+        if challenger is None or challenger.shadow or self.parts.models.of("challenger") is None:
+            return "champion"
+        return "challenger" if is_challenged(request_id, challenger.share) else "champion"
+
+    def _is_shadowed(self, request_id: str) -> bool:
+        challenger = self.parts.cfg.challenger
+        if challenger is None or not challenger.shadow:
+            return False
+        return is_challenged(request_id, challenger.share)
+
+    async def _outcome(self, role: Role, data: bytes) -> Outcome:
+        timeout_s = self.parts.cfg.timeout_s
+        future = self.parts.batcher.submit(role, data, asyncio.get_running_loop())
+        try:
+            return await asyncio.wait_for(future, timeout_s)
+        except asyncio.TimeoutError:
+            raise Refused(
+                503,
+                "The prediction took too long",
+                rule=f"serve.timeout_s is {timeout_s:g}",
+                fix="Send it again later",
+                headers={"Retry-After": "1"},
+            ) from None
+
+    def _task_of(self, outcome: Outcome) -> Any:
+        served = self.parts.models.of(outcome.by) or self.parts.models.of("champion")
+        return served.package.task.kind if served else "single_label"
+
+    def _note(
+        self, request_id: str, data: bytes, role: str, outcome: Outcome, seconds: float
+    ) -> None:
+        """Count a prediction, and keep it if its id says so."""
+        metrics = self.parts.metrics
+        metrics.predictions.labels(outcome.version, role).inc()
+        metrics.batch.observe(outcome.batch)
+        if role != "shadow":
+            metrics.seconds.labels(outcome.version).observe(seconds)
+        if self.parts.keeper is not None and is_kept(request_id, self.parts.cfg.keep):
+            self.parts.keeper.note(Entry(request_id, data, role, outcome, seconds, now()))
+
+    def _show_shadow(self, request_id: str, data: bytes) -> None:
+        began = time.perf_counter()
+
+        def done(outcome: Outcome) -> None:
+            # On a worker thread, when the client has its answer.
+            if outcome.label is None:
+                self.parts.metrics.shadow_failures.inc()
+                return
+            self._note(request_id, data, "shadow", outcome, time.perf_counter() - began)
+
+        dropped = self.parts.batcher.shadow(data, done)
+        if dropped:
+            self.parts.metrics.shadow_failures.inc(dropped)
+
+
+def _require_image_type(request: Request) -> None:
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind not in PLAIN_BYTES and not kind.startswith("image/"):
+        raise Refused(
+            415,
+            "The body is the bytes of one image",
+            got=kind,
+            rule="Its Content-Type is image/… or application/octet-stream",
+            fix="curl -H 'Content-Type: image/jpeg' --data-binary @photo.jpg URL/predict",
+        )
+
+
+def _announced(request: Request, max_bytes: int) -> int:
+    """Bytes to set aside for the body. Raises Refused (413) for an announced body too large."""
+    text = request.headers.get("content-length", "")
+    if not text.isdigit():
+        # It comes in chunks: the most that will be read of it.
+        return max_bytes
+    size = int(text)
+    if size > max_bytes:
+        raise _too_large(size, max_bytes)
+    return size
+
+
+def _too_large(size: int, max_bytes: int) -> Refused:
+    return Refused(
+        413,
+        "The body is too large",
+        got=f"{size:,} bytes",
+        rule=f"At most {max_bytes:,} bytes (serve.max_bytes)",
+        fix="Send a smaller image",
+    )
+
+
+async def _body(request: Request, max_bytes: int, timeout_s: float) -> bytes:
+    """The whole body. Raises Refused: 413 if it is too large, 408 if it does not arrive."""
+    try:
+        return await asyncio.wait_for(_collect(request, max_bytes), timeout_s)
+    except asyncio.TimeoutError:
+        raise Refused(
+            408,
+            "The body did not arrive in time",
+            rule=f"serve.timeout_s is {timeout_s:g}",
+            headers={"Connection": "close"},
+        ) from None
+
+
+async def _collect(request: Request, max_bytes: int) -> bytes:
+    parts: list[bytes] = []
+    size = 0
+    async for part in request.stream():
+        size += len(part)
+        if size > max_bytes:
+            raise _too_large(size, max_bytes)
+        parts.append(part)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+async def _read_feedback(request: Request, timeout_s: float) -> Feedback:
+    # Only JSON: a page of another site cannot send it without asking first.
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise Refused(415, "Feedback is JSON", got=kind, fix="Content-Type: application/json")
+    body = await _body(request, MOST_FEEDBACK, timeout_s)
+    try:
+        return Feedback.model_validate_json(body)
+    except ValueError as e:
+        why = str(e).splitlines()[0]
+        rule = '{"request_id": "…", "label": "…"}'
+        raise Refused(422, "This is no feedback", got=why, rule=rule) from None
+
+
+def _require_prediction(outcome: Outcome) -> None:
+    """Raise Refused for an image that is bad (415, 422) and for a model that failed (500)."""
+    if outcome.bad is not None:
+        raise _bad_image(outcome.bad)
+    if outcome.label is None:
+        # The reason is in the log: it may name files of the server.
+        raise Refused(
+            500,
+            "The model could not predict this image",
+            got=outcome.version,
+            fix="Tell whoever runs the server",
+        )
+
+
+def _bad_image(bad: BadImage) -> Refused:
+    if bad.reason in NOT_AN_IMAGE:
+        return Refused(415, "This is no image that can be read", got=bad.detail, fix=bad.fix)
+    return Refused(422, f"This image is refused: {bad.reason}", got=bad.detail, fix=bad.fix)
+
+
+class _Silent(Response):
+    """A response that sends nothing: front.py answers."""
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        return
+
+
+async def _leave_to_front(request: Request, error: Exception) -> Response:
+    """front.py reads the rest of the body before it answers with the error."""
+    if isinstance(error, Refused):
+        request.state.refused = error
+    return _Silent()
+
+
+async def _refuse_http(request: Request, error: Exception) -> Response:
+    """What FastAPI itself refuses: an unknown path, another method."""
+    assert isinstance(error, HTTPException)
+    request.state.refused = Refused(
+        error.status_code,
+        str(error.detail),
+        got=f"{request.method} {request.url.path[:200]}",
+        fix="See /docs",
+        headers=dict(error.headers or {}),
+    )
+    return _Silent()

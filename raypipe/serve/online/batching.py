@@ -1,0 +1,327 @@
+"""Predicts the images of many requests on a few threads, together where that pays.
+
+There is one worker thread a CPU, and torch takes one thread in each: on CPUs that answers more
+requests than one prediction on all cores, which waits for its slowest part. A worker takes its
+share of what waits (a half of it where there are two workers), decodes and predicts it, and takes
+the next share. So nothing waits for a batch to fill, and batches grow with the load by themselves.
+
+How large a share may be is the batch plan's to say:
+
+- off: one image.
+- on: up to `batch_size`.
+- auto: the sizes that were measured to pay when the replica started (`measure`). Where two images
+  together take longer than one after the other, as on many small CPUs, that is one image.
+
+Requests wait in a line for each role. A shadow's images are taken only when nobody else waits, and
+the oldest of them are dropped when there are too many: they never delay an answer.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from asyncio import AbstractEventLoop, Future
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from raypipe.errors import one_line
+from raypipe.images.decode import BadImage, decode_into
+from raypipe.registry.package import Package
+from raypipe.serve.online.models import Models, Role, Served
+
+log = logging.getLogger("raypipe")
+Line = Literal["champion", "challenger", "shadow"]
+MOST_SHADOWS = 256  # images that wait for a shadow
+ROUND_S = 0.15  # of measuring one batch size
+ROUNDS = 2
+BUDGET_S = 3.0  # of measuring all of them
+PAYS = 0.97  # a batch that is so good beside single images takes less Python: it counts as paying
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one image.
+
+    version: the model's that answered. by: the role that answered, which is the champion's where
+    a challenger failed. label, scores_C, features_D: None for an image that is bad, or a model that
+    failed; then `bad` or `failed` says why.
+    """
+
+    version: str
+    by: Role
+    classes: tuple[str, ...]
+    batch: int = 1
+    label: str | None = None
+    scores_C: np.ndarray | None = None
+    features_D: np.ndarray | None = None
+    bad: BadImage | None = None
+    failed: str = ""
+
+
+Done = Callable[[Outcome], None]
+
+
+@dataclass
+class Item:
+    """One image that waits; `done` is called on a worker thread, `gone` says that nobody waits."""
+
+    data: bytes
+    done: Done
+    gone: Callable[[], bool]
+    since: float
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """Which batch sizes are used.
+
+    sizes: ascending, beginning with 1. Between the last two any number may be taken.
+    wait_s: how long a batch that is not full waits. rates: images a second by size, where measured.
+    """
+
+    sizes: tuple[int, ...]
+    wait_s: float = 0.0
+    rates: tuple[float, ...] = ()
+
+    def take(self, waiting: int, workers: int) -> int:
+        """How many of the waiting images one worker takes."""
+        share = max(1, math.ceil(waiting / workers))
+        return min(share, self.sizes[-1])
+
+    def __str__(self) -> str:
+        most = self.sizes[-1]
+        return f"batches of up to {most}" if most > 1 else "one by one"
+
+
+def off() -> BatchPlan:
+    return BatchPlan((1,))
+
+
+def on(batch_size: int, wait_ms: float) -> BatchPlan:
+    return BatchPlan((1, batch_size), wait_ms / 1000)
+
+
+def measure(package: Package, workers: int, batch_size: int) -> BatchPlan:
+    """The plan for this model on this machine: sizes are tried in turn, all workers at a time.
+
+    Sizes double until one is slower than half of them one by one, or the time is used up.
+    """
+    sizes = [1]
+    while sizes[-1] < batch_size:
+        sizes.append(min(2 * sizes[-1], batch_size))
+    best = dict.fromkeys(sizes, 0.0)
+    started = time.monotonic()
+    _rate(package, workers, 1)  # the first predictions of a thread are slow
+    # Rounds over all sizes, so that a busy moment does not fall on one size alone.
+    for _ in range(ROUNDS):
+        for size in sizes:
+            if time.monotonic() - started < BUDGET_S:
+                best[size] = max(best[size], _rate(package, workers, size))
+    paying = [size for size in sizes if best[size] >= PAYS * best[1]]
+    # Up to the best of those that pay: beyond it only the waiting grows.
+    most = max(paying, key=lambda size: best[size])
+    within = [size for size in paying if size <= most]
+    return BatchPlan(tuple(within), rates=tuple(round(best[size], 1) for size in within))
+
+
+def _rate(package: Package, workers: int, size: int) -> float:
+    """Images a second of batches of this size, on as many threads as answer requests."""
+    side = package.side_px
+    pixels_NHWC = np.full((size, side, side, 3), 128, np.uint8)
+    counts = [0] * workers
+    until = time.monotonic() + ROUND_S
+
+    def predict(worker: int) -> None:
+        torch.set_num_threads(1)
+        while time.monotonic() < until or not counts[worker]:
+            package.predict_pixels(pixels_NHWC)
+            counts[worker] += size
+
+    started = time.monotonic()
+    threads = [threading.Thread(target=predict, args=(n,)) for n in range(workers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return sum(counts) / (time.monotonic() - started)
+
+
+class Batcher:
+    """The lines and their workers. `submit` and `shadow` are called from the event loop."""
+
+    def __init__(self, models: Models, plan: BatchPlan, workers: int, max_pixels: int) -> None:
+        self.models, self.plan, self.workers = models, plan, workers
+        self._max_pixels = max_pixels
+        self._lines: dict[Line, deque[Item]] = {
+            "champion": deque(),
+            "challenger": deque(),
+            "shadow": deque(),
+        }
+        self._change = threading.Condition()
+        self._closed = False
+        self._threads = [
+            threading.Thread(target=self._work, name=f"predict-{n}", daemon=True)
+            for n in range(workers)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, role: Role, data: bytes, loop: AbstractEventLoop) -> Future[Outcome]:
+        """The outcome of one image, on this event loop. Cancel it if nobody waits any more."""
+        future: Future[Outcome] = loop.create_future()
+
+        def resolve(outcome: Outcome) -> None:
+            if not future.done():
+                future.set_result(outcome)
+
+        def done(outcome: Outcome) -> None:
+            loop.call_soon_threadsafe(resolve, outcome)
+
+        self._put(role, Item(data, done, future.done, time.monotonic()))
+        return future
+
+    def shadow(self, data: bytes, done: Done) -> int:
+        """Show an image to the challenger; `done` is called on a worker thread.
+
+        Returns how many older images were dropped for it: their `done` is never called.
+        """
+        return self._put("shadow", Item(data, done, lambda: False, time.monotonic()))
+
+    def waiting(self) -> int:
+        return len(self._lines["champion"]) + len(self._lines["challenger"])
+
+    def alive(self) -> bool:
+        """Do all workers live? A replica without them answers nothing."""
+        return all(thread.is_alive() for thread in self._threads)
+
+    def close(self) -> None:
+        """End the workers when the lines are empty."""
+        with self._change:
+            self._closed = True
+            self._change.notify_all()
+        for thread in self._threads:
+            thread.join(timeout=5)
+
+    def _put(self, line: Line, item: Item) -> int:
+        dropped = 0
+        with self._change:
+            waiting = self._lines[line]
+            waiting.append(item)
+            if line == "shadow" and len(waiting) > MOST_SHADOWS:
+                waiting.popleft()
+                dropped = 1
+            self._change.notify()
+        return dropped
+
+    def _work(self) -> None:
+        """A worker: take a share, predict it, take the next."""
+        torch.set_num_threads(1)
+        while True:
+            taken = self._take()
+            if taken is None:
+                return
+            line, items = taken
+            try:
+                self._answer(line, items)
+            except Exception as e:
+                # A worker that ended would leave its requests without an answer.
+                log.exception("A batch failed")
+                for item in items:
+                    item.done(Outcome("", "champion", (), failed=one_line(e)))
+
+    def _take(self) -> tuple[Line, list[Item]] | None:
+        """The next images of one line; None when closed and empty."""
+        with self._change:
+            while True:
+                line = self._longest_waiting()
+                if line is None:
+                    if self._closed:
+                        return None
+                    self._change.wait()
+                    continue
+                waiting = self._lines[line]
+                most = self.plan.take(len(waiting), self.workers)
+                # A batch that may wait does so until it is full; somebody else may take it.
+                left_s = waiting[0].since + self.plan.wait_s - time.monotonic()
+                if left_s > 0 and len(waiting) < self.plan.sizes[-1] and not self._closed:
+                    self._change.wait(left_s)
+                    continue
+                return line, [waiting.popleft() for _ in range(most)]
+
+    def _longest_waiting(self) -> Line | None:
+        """The line whose first image waits longest; shadows come last."""
+        answered: tuple[Line, ...] = ("champion", "challenger")
+        lines = [line for line in answered if self._lines[line]]
+        if lines:
+            return min(lines, key=lambda line: self._lines[line][0].since)
+        return "shadow" if self._lines["shadow"] else None
+
+    def _answer(self, line: Line, items: Sequence[Item]) -> None:
+        items = [item for item in items if not item.gone()]
+        role: Role = "champion" if line == "champion" else "challenger"
+        served = self.models.of(role)
+        if served is None:
+            # The challenger has left since, or was never loaded.
+            self._instead(line, items, "there is no challenger")
+            return
+        pixels_NHWC, good = self._decode(served, role, items)
+        if not good:
+            return
+        for item, outcome in zip(good, predict(served, role, pixels_NHWC), strict=True):
+            if outcome.failed:
+                self._instead(line, [item], outcome.failed, outcome)
+            else:
+                item.done(outcome)
+
+    def _decode(
+        self, served: Served, role: Role, items: Sequence[Item]
+    ) -> tuple[np.ndarray, list[Item]]:
+        """pixels_NHWC and the items of the images that decode; the others are answered."""
+        side = served.package.side_px
+        pixels_NHWC = np.empty((len(items), side, side, 3), np.uint8)
+        good: list[Item] = []
+        for item in items:
+            try:
+                decode_into(item.data, pixels_NHWC[len(good)], self._max_pixels)
+                good.append(item)
+            except BadImage as bad:
+                item.done(Outcome(served.version, role, served.package.classes, bad=bad))
+        return pixels_NHWC[: len(good)], good
+
+    def _instead(
+        self, line: Line, items: Sequence[Item], why: str, outcome: Outcome | None = None
+    ) -> None:
+        """A model failed: the champion answers for a challenger; nobody answers for a champion."""
+        for item in items:
+            if line == "challenger":
+                self._put("champion", item)
+            else:
+                role: Role = "champion" if line == "champion" else "challenger"
+                item.done(outcome or Outcome("", role, (), failed=why))
+
+
+def predict(served: Served, role: Role, pixels_NHWC: np.ndarray) -> list[Outcome]:
+    """One outcome an image. Where a batch fails, each image is tried alone: one image that makes a
+    model give NaN does not cost the others their answers."""
+    package = served.package
+    try:
+        predictions = package.predict_pixels(pixels_NHWC)
+    except Exception as e:
+        if len(pixels_NHWC) > 1:
+            alone = [predict(served, role, pixels_NHWC[n : n + 1]) for n in range(len(pixels_NHWC))]
+            return [outcomes[0] for outcomes in alone]
+        return [Outcome(served.version, role, package.classes, failed=one_line(e))]
+    same: dict[str, Any] = {"batch": len(pixels_NHWC)}
+    blank = Outcome(served.version, role, package.classes, **same)
+    outcomes = []
+    for n, label in enumerate(predictions.labels):
+        scores_C, features_D = predictions.scores_NC[n], predictions.features_ND[n]
+        outcomes.append(replace(blank, label=label, scores_C=scores_C, features_D=features_D))
+    return outcomes

@@ -1,0 +1,182 @@
+"""The model versions that a replica holds, and how it follows an alias without a gap.
+
+A new version is loaded beside the old one, on a thread of its own, tries one image, and only then
+takes its place: the next batch is predicted with it, the running one ends with the old. A version
+that cannot be loaded changes nothing but `problem`, which health, metrics and log show. It is tried
+again after a while, less and less often, because a network may come back.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import numpy as np
+
+from raypipe.errors import DataError, RaypipeError, one_line
+from raypipe.registry.package import Package
+
+log = logging.getLogger("raypipe")
+Role = Literal["champion", "challenger"]
+FIRST_RETRY_S, LAST_RETRY_S = 5.0, 300.0
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a role should be: a registered version; None where the alias names none.
+
+    problem: why the registry could not say.
+    """
+
+    version: str | None
+    seal: str | None = None
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class Served:
+    """A loaded version. version: NAME/NUMBER."""
+
+    version: str
+    package: Package
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Why a role is not at its target. version: the one that was refused; "" for the registry."""
+
+    version: str
+    why: str
+    tries: int
+    retry_at: float
+
+
+class Source(Protocol):
+    """Where versions come from: the registry's actor, or a folder in tests."""
+
+    def targets(self) -> Mapping[Role, Target]: ...
+
+    def files(self, role: Role, version: str) -> Mapping[str, bytes]:
+        """The files of the version. Raises RaypipeError if they are not what was registered."""
+
+
+class Models:
+    """The versions in use by role. `of` may be called from any thread."""
+
+    def __init__(self, source: Source, every_s: float, told: Callable[[str, str], None]) -> None:
+        """told: called with (version, "loaded" or "refused") after each attempt to load."""
+        self._source = source
+        self._every_s = every_s
+        self._told = told
+        self._served: dict[Role, Served] = {}
+        self._problems: dict[Role, Problem] = {}
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._follow, name="follow", daemon=True)
+
+    def start(self) -> None:
+        """Load the champion, then follow. Raises DataError if there is no champion to load."""
+        self.look()
+        if "champion" not in self._served:
+            problem = self._problems.get("champion")
+            raise DataError(
+                "The champion cannot be loaded", got=problem.why if problem else "no such alias"
+            )
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+
+    def of(self, role: Role) -> Served | None:
+        """The version in use; None for a challenger that does not exist or could not be loaded."""
+        return self._served.get(role)
+
+    def problem(self, role: Role) -> Problem | None:
+        return self._problems.get(role)
+
+    def look(self) -> None:
+        """Ask for the targets once, and load what is new. Raises nothing."""
+        try:
+            targets = self._source.targets()
+        except Exception as e:
+            # The registry's actor may be starting again; what is loaded stays.
+            targets = {"champion": Target(None, problem=one_line(e))}
+        for role, target in targets.items():
+            try:
+                self._move(role, target)
+            except Exception as e:
+                # Nothing may end this thread. Our own mistakes keep their traceback in the log.
+                if not isinstance(e, RaypipeError):
+                    log.exception("Loading %s failed", target.version)
+                self._refuse(role, target.version or "", one_line(e))
+
+    def _follow(self) -> None:
+        while not self._stop.wait(self._every_s):
+            self.look()
+
+    def _move(self, role: Role, target: Target) -> None:
+        """Bring a role to its target, if that is another version than the one in use."""
+        if target.problem:
+            self._refuse(role, "", target.problem)
+            return
+        if target.version is None:
+            # A champion stays when its alias is removed; a challenger leaves with its alias.
+            if role == "challenger":
+                self._served.pop(role, None)
+                self._problems.pop(role, None)
+            else:
+                self._refuse(role, "", "the alias names no version")
+            return
+        served = self._served.get(role)
+        if served is not None and _same(served, target):
+            self._problems.pop(role, None)
+            return
+        problem = self._problems.get(role)
+        if problem and problem.version == target.version and time.monotonic() < problem.retry_at:
+            return
+
+        # Another role may hold this version already: a challenger that was promoted.
+        for other in list(self._served.values()):
+            if _same(other, target):
+                self._install(role, other)
+                return
+        self._install(role, load(self._source.files(role, target.version), target))
+
+    def _install(self, role: Role, served: Served) -> None:
+        # One assignment: a batch sees the old version or the new one.
+        self._served[role] = served
+        self._problems.pop(role, None)
+        self._told(served.version, "loaded")
+        log.info("The %s is now %s", role, served.version)
+
+    def _refuse(self, role: Role, version: str, why: str) -> None:
+        before = self._problems.get(role)
+        again = before is not None and before.version == version
+        tries = before.tries + 1 if before and again else 1
+        wait_s = min(LAST_RETRY_S, FIRST_RETRY_S * 2 ** (tries - 1))
+        self._problems[role] = Problem(version, why, tries, time.monotonic() + wait_s)
+        if version:
+            self._told(version, "refused")
+        if not again:
+            served = self._served.get(role)
+            stays = f"; {served.version} stays" if served else ""
+            log.warning("The %s %s is not served: %s%s", role, version, why, stays)
+
+
+def load(files: Mapping[str, bytes], target: Target) -> Served:
+    """A version, ready to predict. Raises DataError for files that are not those registered, and
+    for a model that cannot predict an image."""
+    package = Package.of(files, target.seal or "")
+    side = package.side_px
+    gray_NHWC = np.full((1, side, side, 3), 128, np.uint8)
+    package.predict_pixels(gray_NHWC)
+    # The model is built: its files need not stay in memory.
+    package.files = {}
+    return Served(str(target.version), package)
+
+
+def _same(served: Served, target: Target) -> bool:
+    return served.version == target.version and served.package.seal == target.seal

@@ -1,0 +1,103 @@
+"""The one process of a server that talks to MLflow: which version is wanted, and its files.
+
+Replicas ask it, so none of them imports MLflow (0.25 GB each), and only its node needs to reach the
+registry. Ray Serve starts it again when it dies; replicas go on with what they have loaded.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+
+from raypipe.config import RunConfig
+from raypipe.errors import DataError, one_line
+from raypipe.registry import promote, tracking
+from raypipe.registry.promote import ModelVersion
+from raypipe.registry.tracking import RegistryConfig, Store
+from raypipe.serve.online.models import Role, Target
+from raypipe.serve.online.settings import ServeConfig
+
+REMEMBERED = 16  # versions whose files may still be asked for
+
+
+class Registry:
+    """Answers replicas; several may ask at once."""
+
+    def __init__(self, run: RunConfig, registry: RegistryConfig, cfg: ServeConfig) -> None:
+        self._store = tracking.open_store(run, registry)
+        self._cfg = cfg
+        self._lock = threading.Lock()
+        self._asked_at = -math.inf
+        self._targets: dict[Role, Target] = {}
+        self._versions: dict[str, ModelVersion] = {}
+        # By replica: what it serves, for the process that started the server.
+        self._reports: dict[str, Mapping[str, str]] = {}
+
+    def targets(
+        self, replica: str = "", report: Mapping[str, str] | None = None
+    ) -> dict[Role, Target]:
+        """What each role should be. Many replicas cost one question to MLflow."""
+        if report is not None:
+            self._reports[replica] = report
+        with self._lock:
+            if time.monotonic() - self._asked_at > self._cfg.follow_s / 2:
+                self._targets = self._ask()
+                self._asked_at = time.monotonic()
+            return self._targets
+
+    def files(self, role: Role, version: str) -> dict[str, bytes]:
+        """The files of a version that `targets` named. Raises DataError for an altered package."""
+        named = self._versions.get(version)
+        if named is None:
+            raise DataError("This version is no target any more", got=version)
+        return dict(promote.fetch(self._store, named).files)
+
+    def reports(self) -> dict[str, Mapping[str, str]]:
+        """What the replicas reported last."""
+        return self._reports
+
+    def _ask(self) -> dict[Role, Target]:
+        targets: dict[Role, Target] = {"champion": self._target("")}
+        if self._cfg.challenger is not None:
+            targets["challenger"] = self._target(self._cfg.challenger.alias)
+        return targets
+
+    def _target(self, alias: str) -> Target:
+        """The version that an alias names; "": the champion's, or the one that is pinned."""
+        try:
+            found = self._find(alias)
+        except Exception as e:
+            # MLflow raises what its store does: a lock, a lost connection, a refused login.
+            return Target(None, problem=f"the registry does not answer: {one_line(e)}")
+        if found is None:
+            return Target(None)
+        name = str(found)
+        # Replicas ask for the files soon after; older versions are forgotten.
+        self._versions.pop(name, None)
+        self._versions[name] = found
+        while len(self._versions) > REMEMBERED:
+            self._versions.pop(next(iter(self._versions)))
+        return Target(name, found.seal)
+
+    def _find(self, alias: str) -> ModelVersion | None:
+        if not alias and self._cfg.version is not None:
+            return pinned(self._store, self._cfg.version)
+        store = replace(self._store, alias=alias) if alias else self._store
+        return promote.champion(store)
+
+
+def pinned(store: Store, number: int) -> ModelVersion:
+    """The version with this number. Raises DataError if there is none."""
+    known = promote.versions(store)
+    for version in known:
+        if version.version == number:
+            return version
+    raise DataError(
+        f"{store.model!r} has no version {number}",
+        got=store.uri,
+        rule=f"Versions: {', '.join(str(version.version) for version in known) or 'none'}",
+        fix="Set serve.version to one of them, or leave it out to follow the alias",
+    )

@@ -1,0 +1,224 @@
+"""One replica: the process that holds the model and answers requests.
+
+Its threads: the event loop with the HTTP server, one worker a CPU (batching.py), one that follows
+the alias (models.py), one that writes the request log (request_log.py).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from raypipe.models.allocator import keep_memory
+from raypipe.serve.online import app as http
+from raypipe.serve.online import batching
+from raypipe.serve.online.front import Front
+from raypipe.serve.online.limits import Rates, Room
+from raypipe.serve.online.metrics import Metrics
+from raypipe.serve.online.models import Models, Role, Served, Target
+from raypipe.serve.online.request_log import Keeper
+from raypipe.serve.online.settings import ServeConfig
+from raypipe.tables.request_log import RequestLog, RequestTables
+
+log = logging.getLogger("raypipe")
+BACKLOG = 2048  # connections that wait to be accepted
+KEEP_ALIVE_S = 75
+ASK_S = 60.0  # to wait for the registry's actor
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What every replica of a server is given.
+
+    port: never 0. workers: threads that predict. requests: the root of the request log.
+    """
+
+    server: str
+    cfg: ServeConfig
+    port: int
+    workers: int
+    token_digest: str | None
+    requests: str
+
+
+class Asked:
+    """The registry's actor, as Models wants it; tells it what this replica serves."""
+
+    def __init__(self, handle: Any) -> None:
+        self._handle = handle
+        self._name = f"{socket.gethostname()}:{os.getpid()}"
+        self.report: Mapping[str, str] = {}
+
+    def targets(self) -> Mapping[Role, Target]:
+        answer: Mapping[Role, Target] = self._handle.targets.remote(
+            self._name, dict(self.report)
+        ).result(timeout_s=ASK_S)
+        return answer
+
+    def files(self, role: Role, version: str) -> Mapping[str, bytes]:
+        answer: Mapping[str, bytes] = self._handle.files.remote(role, version).result(
+            timeout_s=ASK_S
+        )
+        return answer
+
+
+class Replica:
+    """Made by Ray Serve, which calls `check_health` now and then and `__del__` at the end."""
+
+    def __init__(self, setup: Setup, registry: Any) -> None:
+        keep_memory()
+        cfg = setup.cfg
+        self.metrics = Metrics()
+        self._asked = Asked(registry)
+        self.models = Models(self._asked, cfg.follow_s, self._tell)
+        # Raises where there is no model: the replica does not start, and Ray Serve says why. On a
+        # thread, because Ray Serve refuses to wait for another actor on its event loop.
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(self.models.start).result()
+        served = self.models.of("champion")
+        assert served is not None
+        plan = _plan(cfg, served, setup.workers)
+        self.batcher = batching.Batcher(self.models, plan, setup.workers, cfg.max_pixels)
+        self.keeper: Keeper | None = None
+        if cfg.keep > 0:
+            tables = RequestLog(RequestTables.below(setup.requests))
+            self.keeper = Keeper(tables, cfg.flush_s, self._count_rows)
+        self.room = Room(cfg.queue, cfg.queue_mb * 2**20)
+        parts = http.Parts(cfg, self.models, self.batcher, self.keeper, self.metrics, self.room)
+        self.app = Front(
+            http.build(parts), Rates(cfg.rate), setup.token_digest, self._version, self._count
+        )
+        self._server: _Listening | None = None
+        _here.append(self)
+        if cfg.entry == "replica":
+            self._server = _listen(self.app, cfg.host, setup.port)
+        log.info("Serving %s, %s", served.version, plan)
+
+    def check_health(self) -> None:
+        """Raise if this replica cannot answer any more: Ray Serve replaces it."""
+        if not self.batcher.alive():
+            raise RuntimeError("a worker thread has ended")
+        if self._server is not None and not self._server.thread.is_alive():
+            raise RuntimeError("the HTTP server has ended")
+
+    def status(self) -> dict[str, Any]:
+        """For the process that started the server, and for benchmarks."""
+        plan = self.batcher.plan
+        return {"batching": str(plan), "sizes": plan.sizes, "rates": plan.rates, "pid": os.getpid()}
+
+    def __del__(self) -> None:
+        # The constructor may have failed half way.
+        for name in ("_server", "models", "batcher", "keeper"):
+            part = getattr(self, name, None)
+            if part is None:
+                continue
+            try:
+                part.stop() if name in ("_server", "models") else part.close()
+            except Exception:
+                log.exception("Stopping %s failed", name)
+
+    def _version(self) -> str:
+        served = self.models.of("champion")
+        return served.version if served else ""
+
+    def _count(self, path: str, status: int) -> None:
+        self.metrics.responses.labels(path, str(status)).inc()
+
+    def _count_rows(self, kind: str, rows: int) -> None:
+        self.metrics.log_rows.labels(kind).inc(rows)
+
+    def _tell(self, version: str, result: str) -> None:
+        """A version was loaded or refused."""
+        self.metrics.loads.labels(version, result).inc()
+        report: dict[str, str] = {}
+        roles: tuple[Role, ...] = ("champion", "challenger")
+        for role in roles:
+            served, problem = self.models.of(role), self.models.problem(role)
+            if served is not None:
+                report[role] = served.version
+            if problem is not None:
+                report[f"{role} problem"] = f"{problem.version} is not served: {problem.why}"
+        self._asked.report = report
+        if result == "loaded":
+            self._show_serving()
+
+    def _show_serving(self) -> None:
+        self.metrics.serving.clear()
+        roles: tuple[Role, ...] = ("champion", "challenger")
+        for role in roles:
+            served = self.models.of(role)
+            if served is not None:
+                self.metrics.serving.labels(served.version, role).set(1)
+
+
+_here: list[Replica] = []  # the replica of this process
+
+
+async def late_app(scope: Any, receive: Any, send: Any) -> None:
+    """The replica's app, for Ray Serve's proxy: that wants an app before there is a replica."""
+    await _here[-1].app(scope, receive, send)
+
+
+def _plan(cfg: ServeConfig, served: Served, workers: int) -> batching.BatchPlan:
+    if cfg.batching == "off":
+        return batching.off()
+    if cfg.batching == "on":
+        return batching.on(cfg.batch_size, cfg.batch_wait_ms)
+    return batching.measure(served.package, workers, cfg.batch_size)
+
+
+class _Listening:
+    """uvicorn on a thread of its own, with its own event loop."""
+
+    def __init__(self, app: Any, sock: socket.socket) -> None:
+        import uvicorn
+
+        config = uvicorn.Config(
+            app,
+            log_config=None,
+            log_level="warning",
+            access_log=False,
+            lifespan="off",
+            ws="none",
+            server_header=False,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_graceful_shutdown=10,
+        )
+        self._uvicorn = uvicorn.Server(config)
+        self.thread = threading.Thread(
+            target=self._uvicorn.run, args=([sock],), name="http", daemon=True
+        )
+        self.thread.start()
+
+    def stop(self) -> None:
+        """Stop listening, and wait until the requests in the house have their answers."""
+        self._uvicorn.should_exit = True
+        self.thread.join(timeout=15)
+
+
+def _listen(app: Any, host: str, port: int) -> _Listening:
+    """Listen on the port that all replicas of this node share."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    # The kernel hands each new connection to one of the replicas.
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    deadline = time.monotonic() + 10
+    while True:
+        try:
+            sock.bind((host, port))
+            break
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.2)
+    sock.listen(BACKLOG)
+    sock.set_inheritable(False)
+    return _Listening(app, sock)

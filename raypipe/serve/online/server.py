@@ -1,0 +1,264 @@
+"""`raypipe serve`: the champion behind HTTP, on Ray Serve.
+
+What each part does:
+
+    client -> uvicorn -> front.py -> app.py -> batching.py -> the model      in each replica
+                                        |
+                        models.py (follows the alias), request_log.py, metrics.py
+                                        |
+    registry.py, one actor: asks MLflow which version is wanted              one for all replicas
+
+**Ray Serve keeps the processes.** It starts the replicas on the nodes of the cluster, checks their
+health, replaces those that die, and ends them with grace.
+
+**Requests do not pass through Ray.** Each replica listens on the port itself (SO_REUSEPORT: the
+kernel shares connections out). Ray Serve's proxy would take every request apart, hand it to the
+replica and put the answer together, on the CPUs that the model needs. `serve.entry=proxy` uses it
+all the same: for a cluster where nodes without a replica must answer too.
+
+**A promotion is no deployment.** An update of Ray Serve stops replicas, and one that fails has lost
+requests (ray PR #66252). So nothing is deployed when the alias moves: each replica loads the new
+version beside the old one and switches between two batches. A version that does not load changes
+nothing; it is reported in /ready, /metrics and the log.
+
+**Costs.** While a version loads, a replica holds two models. Limits of rate and queue are those of
+one replica. A replica that is killed takes its open connections with it: their clients must ask
+again.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import socket
+import threading
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+from raypipe.config import RunConfig
+from raypipe.errors import ClusterError, ConfigError, one_line
+from raypipe.registry import promote, tracking
+from raypipe.registry.promote import ModelVersion
+from raypipe.registry.tracking import RegistryConfig
+from raypipe.serve.online import metrics, token
+from raypipe.serve.online.registry import Registry, pinned
+from raypipe.serve.online.replica import Replica, Setup, late_app
+from raypipe.serve.online.settings import ServeConfig
+
+log = logging.getLogger("raypipe")
+LOOK_S = 1.0  # between two looks at what the replicas report
+
+
+@dataclass(frozen=True)
+class Server:
+    """A server that answers. requests: the root of its request log."""
+
+    name: str
+    address: str
+    model: ModelVersion
+    requests: str
+    token: bool
+    registry: Any
+    replica: Any
+
+    def reports(self) -> dict[str, Mapping[str, str]]:
+        """What each replica serves, and what it could not load."""
+        reports: dict[str, Mapping[str, str]] = self.registry.reports.remote().result(timeout_s=30)
+        return reports
+
+
+def check(
+    run: RunConfig, registry: RegistryConfig, cfg: ServeConfig
+) -> tuple[ModelVersion, str | None]:
+    """All that can be wrong before anything is started: the version to serve, and the token's hash.
+
+    Raises ConfigError for the token, the address and a port in use, DataError where there is no
+    champion or its package is not what was registered.
+    """
+    digest = token.digest_of(cfg)
+    _require_port(cfg)
+    store = tracking.open_store(run, registry)
+    version = promote.require_champion(store) if cfg.version is None else pinned(store, cfg.version)
+    promote.fetch(store, version)
+    return version, digest
+
+
+@contextmanager
+def running(run: RunConfig, registry: RegistryConfig, cfg: ServeConfig) -> Iterator[Server]:
+    """A server on the cluster that this process is connected to; it stops when the block ends.
+
+    Requests in the house get their answers, and the request log is written. Raises what `check`
+    does, and ClusterError if the replicas do not start.
+    """
+    from ray import serve
+
+    version, digest = check(run, registry, cfg)
+    server = uuid.uuid4().hex[:12]
+    name = f"raypipe-{server}"
+    port = cfg.port or _free_port(cfg.host)
+    requests = cfg.requests or str(run.path / "requests")
+    setup = Setup(server, cfg, port, _workers(cfg), digest, requests)
+    _start_serve(cfg, port)
+    try:
+        handle = serve.run(
+            _application(setup, run, registry), name=name, route_prefix="/", blocking=False
+        )
+    except Exception as e:
+        _delete(name)
+        raise _not_started(e) from e
+    try:
+        host = f"[{cfg.host}]" if ":" in cfg.host else cfg.host
+        desk = serve.get_deployment_handle("registry", name)
+        yield Server(name, f"http://{host}:{port}", version, requests, bool(digest), desk, handle)
+    finally:
+        _delete(name)
+        metrics.remove(server)
+
+
+def wait(server: Server, say: Callable[[str], None], stop: threading.Event) -> None:
+    """Until `stop` is set: tell what the replicas load and refuse."""
+    told: dict[str, str] = {"champion": str(server.model)}
+    while not stop.wait(LOOK_S):
+        # A replica or the registry may be starting again.
+        with suppress(Exception):
+            _tell(server.reports(), told, say)
+
+
+@contextmanager
+def stopped_by_signals() -> Iterator[threading.Event]:
+    """An event that SIGTERM and SIGINT set, where this thread may have handlers."""
+    stop = threading.Event()
+    before: dict[signal.Signals, Any] = {}
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGTERM, signal.SIGINT):
+            before[number] = signal.signal(number, lambda *_: stop.set())
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _application(setup: Setup, run: RunConfig, registry: RegistryConfig) -> Any:
+    """The two deployments: the registry, and the replicas that ask it."""
+    from ray import serve
+
+    cfg = setup.cfg
+    desk = serve.deployment(Registry).options(
+        name="registry",
+        max_ongoing_requests=100,
+        ray_actor_options={"num_cpus": 0},
+    )
+    answering: Any = Replica
+    if cfg.entry == "proxy":
+        answering = serve.ingress(late_app)(Replica)
+    environment = metrics.environment(setup.server) | {"OMP_NUM_THREADS": "1"}
+    replicas = serve.deployment(answering).options(
+        name="replica",
+        num_replicas=cfg.replicas,
+        max_ongoing_requests=max(cfg.queue, 100),
+        graceful_shutdown_timeout_s=40,
+        graceful_shutdown_wait_loop_s=0.2,
+        health_check_period_s=5,
+        ray_actor_options={
+            "num_cpus": setup.workers,
+            "num_gpus": cfg.gpus,
+            "runtime_env": {"env_vars": environment},
+        },
+    )
+    return replicas.bind(setup, desk.bind(run, registry, cfg))
+
+
+def _workers(cfg: ServeConfig) -> int:
+    """Threads that predict in a replica: its CPUs."""
+    import ray
+
+    if cfg.cpus is not None:
+        return cfg.cpus
+    cpus = [node["Resources"].get("CPU", 1) for node in ray.nodes() if node["Alive"]]
+    return max(1, int(max(cpus, default=1)) // cfg.replicas)
+
+
+def _start_serve(cfg: ServeConfig, port: int) -> None:
+    """Start Ray Serve on this cluster, unless it runs; without its proxy if nobody needs it."""
+    from ray import serve
+
+    # What it says at every step is for who writes deployments.
+    logging.getLogger("ray.serve").setLevel(logging.ERROR)
+    if cfg.entry == "proxy":
+        serve.start(http_options={"host": cfg.host, "port": port})
+    else:
+        serve.start(proxy_location="Disabled")
+
+
+def _delete(name: str) -> None:
+    """End the replicas with grace, and Ray Serve too if it has nothing else to do."""
+    from ray import serve
+
+    with suppress(Exception):
+        serve.delete(name)
+    with suppress(Exception):
+        if not serve.status().applications:
+            serve.shutdown()
+
+
+def _tell(
+    reports: Mapping[str, Mapping[str, str]], told: dict[str, str], say: Callable[[str], None]
+) -> None:
+    """Say what is new in the reports of the replicas; replicas that agree are one line."""
+    for report in reports.values():
+        for what, text in report.items():
+            if told.get(what) == text:
+                continue
+            told[what] = text
+            is_problem = what.endswith("problem")
+            stays = f"; {report.get('champion')} stays" if is_problem else ""
+            say(f"{what}: {text}{stays}")
+        # A problem that is over may come again, and is news then.
+        for what in [name for name in told if name.endswith("problem") and name not in report]:
+            del told[what]
+
+
+def _require_port(cfg: ServeConfig) -> None:
+    """Raise ConfigError if somebody listens on the port, or nobody may."""
+    if not cfg.port:
+        return
+    # Without SO_REUSEPORT: with it, another server of ours would share its requests.
+    try:
+        with _bound(cfg.host, cfg.port):
+            pass
+    except OSError as e:
+        raise ConfigError(
+            f"The port cannot be used: {e.strerror or e}",
+            got=f"{cfg.host}:{cfg.port}",
+            fix="Set serve.port to another one, or to 0 for a free one",
+        ) from None
+
+
+def _free_port(host: str) -> int:
+    with _bound(host, 0) as sock:
+        return int(sock.getsockname()[1])
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        sock.bind((host, port))
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+def _not_started(error: Exception) -> ClusterError:
+    return ClusterError(
+        f"The server did not start: {one_line(error)}",
+        rule="Each replica needs its CPUs, and the model of its alias",
+        fix="Set serve.cpus or serve.replicas lower, or see Ray's logs in "
+        "/tmp/ray/session_latest/logs/serve",
+    )

@@ -1,0 +1,194 @@
+"""The request log: what users sent to the online server, what it answered, what they corrected.
+
+ROOT/images     one row for each image, under the sha256 of its bytes, however often it was sent.
+                It is an image table: `raypipe drift` and `raypipe predict` read it as any other
+ROOT/answers    one row for each answer: request id, image, model, scores, embedding; and one for
+                each prediction of a shadow
+ROOT/feedback   one row for each label that came back; for a request the last one counts
+
+Several replicas write to it.
+An append goes directly on the version that was read (commits.py); if another commit came first, the
+ids of the images are read again, and those that are there by now are left out.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+from deltalake import DeltaTable
+
+from raypipe.tables import retries, scan
+from raypipe.tables.address import resolve
+from raypipe.tables.commits import TRIES, Moved, append_once
+from raypipe.tables.provenance import commit_properties
+from raypipe.tables.table import ImageTable
+
+_TIME = pa.timestamp("us", tz="UTC")
+IMAGES = pa.schema(
+    [
+        ("image_id", pa.string()),
+        ("label", pa.string()),
+        ("split", pa.string()),
+        ("source", pa.string()),
+        ("path", pa.string()),
+        ("format", pa.string()),
+        ("width", pa.int32()),
+        ("height", pa.int32()),
+        ("bytes", pa.int64()),
+        ("sha256", pa.string()),
+        ("time", _TIME),
+        ("image", pa.binary()),
+    ]
+)
+ANSWERS = pa.schema(
+    [
+        ("request_id", pa.string()),
+        ("time", _TIME),
+        ("image_id", pa.string()),
+        ("model", pa.string()),
+        # champion, challenger or shadow
+        ("role", pa.string()),
+        ("label", pa.string()),
+        ("scores", pa.list_(pa.float32())),
+        ("classes", pa.list_(pa.string())),
+        ("embedding", pa.list_(pa.float32())),
+        ("seconds", pa.float64()),
+    ]
+)
+FEEDBACK = pa.schema(
+    [
+        ("request_id", pa.string()),
+        ("label", pa.string()),
+        ("time", _TIME),
+    ]
+)
+# The log of a table keeps minima and maxima of these columns only.
+_STATISTICS: dict[str, str | None] = {"delta.dataSkippingStatsColumns": "image_id,time"}
+_PATH = "requests/"
+
+
+@dataclass(frozen=True)
+class RequestTables:
+    """The addresses of the three tables."""
+
+    images: str
+    answers: str
+    feedback: str
+
+    @classmethod
+    def below(cls, root: str) -> RequestTables:
+        root = resolve(root).rstrip("/")
+        return cls(f"{root}/images", f"{root}/answers", f"{root}/feedback")
+
+
+@dataclass
+class RequestLog:
+    """Writes to the three tables. One thread at a time."""
+
+    tables: RequestTables
+    options: dict[str, str] | None = None
+    _known: set[bytes] = field(default_factory=set)
+    _known_at: int = -1
+
+    def add(
+        self, images: Mapping[str, Mapping[str, Any]], answers: Sequence[Mapping[str, Any]]
+    ) -> None:
+        """Add images by their sha256, those that are new, and then the answers.
+
+        So no answer refers to an image that is not there. Raises DataError if a table cannot be
+        written; the same call may then be made again.
+        """
+        if images:
+            self._append(self.tables.images, "requests", lambda base: self._new(images, base))
+        self._add_rows(self.tables.answers, ANSWERS, answers, "answers")
+
+    def add_feedback(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Add labels by request id. Raises DataError if the table cannot be written."""
+        self._add_rows(self.tables.feedback, FEEDBACK, rows, "feedback")
+
+    def _add_rows(
+        self, uri: str, schema: pa.Schema, rows: Sequence[Mapping[str, Any]], why: str
+    ) -> None:
+        if not rows:
+            return
+        table = pa.Table.from_pylist([dict(row) for row in rows], schema)
+        self._append(uri, why, lambda base: table)
+
+    def _append(self, uri: str, why: str, make: Callable[[DeltaTable | None], pa.Table]) -> None:
+        """Append what `make` gives for the newest version, before anybody else does."""
+        for attempt in range(1, TRIES + 1):
+            base = None
+            if ImageTable.exists(uri, self.options):
+                base = ImageTable(uri, storage_options=self.options).delta()
+            rows = make(base)
+            if not len(rows):
+                return
+            try:
+                after = append_once(
+                    uri, rows, base, commit_properties(why), _STATISTICS, self.options
+                )
+            except Moved:
+                # At random, and longer each time: otherwise rivals would meet again.
+                time.sleep(random.uniform(0, 0.02 * min(attempt, 10)))
+                continue
+            if uri == self.tables.images:
+                self._known |= {_short(name) for name in rows["image_id"].to_pylist()}
+                self._known_at = after.version()
+            return
+        raise retries.busy(uri, f"{TRIES} tries")
+
+    def _new(self, images: Mapping[str, Mapping[str, Any]], base: DeltaTable | None) -> pa.Table:
+        """The rows of images that the table lacks."""
+        if base is not None and base.version() != self._known_at:
+            self._known = self._ids(base.version())
+            self._known_at = base.version()
+        rows = []
+        for sha256, image in images.items():
+            if _short(sha256) in self._known:
+                continue
+            names = {"image_id": sha256, "sha256": sha256, "path": _PATH + sha256}
+            rows.append({**image, **names, "source": "requests", "bytes": len(image["image"])})
+        return pa.Table.from_pylist(rows, IMAGES)
+
+    def _ids(self, version: int) -> set[bytes]:
+        table = ImageTable(self.tables.images, storage_options=self.options)
+        ids = scan.rows(table, table.pin(version), ["image_id"], {})["image_id"]
+        return {_short(name) for name in ids.to_pylist()}
+
+
+def labels_by_image(
+    tables: RequestTables, options: dict[str, str] | None = None
+) -> dict[str, str | None]:
+    """The label that users gave each image, by its image_id; the last one counts.
+
+    Empty where nobody gave one.
+    """
+    if not ImageTable.exists(tables.feedback, options):
+        return {}
+    feedback = _rows(tables.feedback, ["request_id", "label", "time"], options)
+    answers = _rows(tables.answers, ["request_id", "image_id"], options)
+    image_of = dict(
+        zip(answers["request_id"].to_pylist(), answers["image_id"].to_pylist(), strict=True)
+    )
+    labels: dict[str, str | None] = {}
+    # In the order of time: later labels replace earlier ones.
+    for row in feedback.sort_by("time").to_pylist():
+        image = image_of.get(row["request_id"])
+        if image is not None:
+            labels[image] = row["label"]
+    return labels
+
+
+def _rows(uri: str, columns: list[str], options: dict[str, str] | None) -> pa.Table:
+    table = ImageTable(uri, storage_options=options)
+    return scan.rows(table, table.pin(None), columns, {})
+
+
+def _short(sha256: str) -> bytes:
+    """Half of the hash: enough to tell images apart, in a quarter of the memory."""
+    return bytes.fromhex(sha256[:32])

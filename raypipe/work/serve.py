@@ -1,0 +1,56 @@
+"""raypipe serve: the champion behind HTTP, until it is told to stop."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from raypipe.cluster.connect import connect
+from raypipe.job import Job
+from raypipe.serve.online import server
+from raypipe.work.find import require_store
+from raypipe.work.result import Facts, Result
+from raypipe.work.show import Show
+
+
+@dataclass(frozen=True, repr=False)
+class Served(Result):
+    """A server that has stopped."""
+
+    address: str
+    model: str
+    requests: str
+
+    def facts(self) -> Facts:
+        return {"stopped": self.address, "request log": self.requests}
+
+    def summary(self) -> Facts:
+        return {"address": self.address, "model": self.model, "requests": self.requests}
+
+
+def serve(job: Job, show: Show) -> Served:
+    """Serve until SIGTERM or SIGINT. Raises ConfigError or DataError before anything is started."""
+    require_store(job.run, job.registry)
+    # A missing champion, a port in use or a bad token must not cost a cluster start.
+    server.check(job.run, job.registry, job.serve)
+    connect(job.cluster)
+    with (
+        server.stopped_by_signals() as stop,
+        server.running(job.run, job.registry, job.serve) as running,
+    ):
+        show.facts(_facts(running, job))
+        server.wait(running, show.say, stop)
+        done = Served(running.address, str(running.model), running.requests)
+    return done
+
+
+def _facts(running: server.Server, job: Job) -> Facts:
+    facts: Facts = {
+        "serving": running.address,
+        "model": str(running.model),
+        "page": f"{running.address}/",
+        "OpenAPI": f"{running.address}/docs",
+        "token": "asked for" if running.token else "none: only this machine can ask",
+    }
+    if job.serve.keep > 0:
+        facts["request log"] = running.requests
+    return facts

@@ -1,0 +1,265 @@
+"""One real server for all: answers as the package's, limits, a token, promotions under load."""
+
+from __future__ import annotations
+
+import io
+import json
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlparse
+
+import numpy as np
+import pytest
+from PIL import Image
+from prometheus_client.parser import text_string_to_metric_families
+
+from raypipe.config import RunConfig, validate
+from raypipe.errors import ConfigError, DataError
+from raypipe.registry import promote, tracking
+from raypipe.registry.promote import ModelVersion
+from raypipe.registry.tracking import RegistryConfig, Store
+from raypipe.serve.online import server
+from raypipe.serve.online.server import Server
+from raypipe.serve.online.settings import ServeConfig
+from raypipe.tables import scan
+from raypipe.tables.table import ImageTable
+
+from .conftest import Registered
+
+TOKEN = "a-token-that-nobody-guesses"
+
+
+@dataclass(frozen=True)
+class Answer:
+    status: int
+    body: dict[str, Any]
+
+
+def ask(
+    running: Server, path: str, data: bytes | None = None, kind: str = "image/png", **headers: str
+) -> Answer:
+    sent = {"Content-Type": kind, "Authorization": f"Bearer {TOKEN}"} | headers
+    request = urllib.request.Request(running.address + path, data, sent)
+    try:
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return Answer(answer.status, json.loads(answer.read()))
+    except urllib.error.HTTPError as e:
+        return Answer(e.code, json.loads(e.read()))
+
+
+@pytest.fixture(scope="module")
+def run(registered: Registered) -> RunConfig:
+    return RunConfig(name="mixed", dir=str(registered.store.folder.parent))
+
+
+@pytest.fixture(scope="module")
+def running(
+    ray_session: str,
+    registered: Registered,
+    run: RunConfig,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Server]:
+    folder = tmp_path_factory.mktemp("online")
+    token = folder / "token"
+    token.write_text(TOKEN)
+    token.chmod(0o600)
+    cfg = validate(
+        ServeConfig,
+        {
+            "port": 0,
+            "cpus": 1,
+            "token_file": str(token),
+            "requests": str(folder / "requests"),
+            "max_bytes": 2_000_000,
+            "follow_s": 0.2,
+            "flush_s": 0.5,
+        },
+    )
+    with server.running(run, RegistryConfig(), cfg) as made:
+        yield made
+
+
+def test_the_same_answer_as_the_package_and_the_version_in_it(
+    running: Server, registered: Registered
+) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda image: ask(running, "/predict", image), registered.images))
+    assert {answer.status for answer in answers} == {200}
+    assert [answer.body["label"] for answer in answers] == registered.answers.labels
+    classes = registered.package.classes
+    scores = [[answer.body["scores"][name] for name in classes] for answer in answers]
+    np.testing.assert_allclose(scores, registered.answers.scores_NC, atol=1e-4)
+    assert {answer.body["model"] for answer in answers} == {str(registered.version)}
+    assert len({answer.body["request_id"] for answer in answers}) == 200
+
+
+def large_png() -> bytes:
+    out = io.BytesIO()
+    Image.new("1", (12_000, 10_000)).save(out, "PNG")
+    return out.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("case", "status"),
+    [
+        ("noise", 413),
+        ("text", 415),
+        ("not an image", 415),
+        ("nothing", 415),
+        ("120 megapixels", 422),
+        ("animated", 415),
+        ("no token", 401),
+        ("another token", 401),
+        ("unknown path", 404),
+    ],
+)
+def test_what_is_refused_has_its_status_and_one_clear_body(
+    running: Server, registered: Registered, case: str, status: int
+) -> None:
+    image = registered.images[0]
+    gif = io.BytesIO()
+    frames = [Image.new("RGB", (9, 9), (i, 0, 0)) for i in range(200)]
+    frames[0].save(gif, "GIF", save_all=True, append_images=frames[1:])
+    made = {
+        "noise": lambda: ask(running, "/predict", np.random.default_rng(0).bytes(20_000_000)),
+        "text": lambda: ask(running, "/predict", b"hello", "text/plain"),
+        "not an image": lambda: ask(running, "/predict", b"hello"),
+        "nothing": lambda: ask(running, "/predict", b""),
+        "120 megapixels": lambda: ask(running, "/predict", large_png()),
+        "animated": lambda: ask(running, "/predict", gif.getvalue()),
+        "no token": lambda: ask(running, "/predict", image, Authorization=""),
+        "another token": lambda: ask(running, "/predict", image, Authorization="Bearer 123"),
+        "unknown path": lambda: ask(running, "/nothing"),
+    }
+    answer = made[case]()
+    assert answer.status == status, answer
+    error = answer.body["error"]
+    assert error["what"] and set(error) == {"what", "got", "rule", "fix"}
+    assert "Traceback" not in json.dumps(answer.body) and answer.body["request_id"]
+    assert ask(running, "/predict", image).status == 200, "the server is up"
+
+
+def another(registered: Registered, key: str) -> ModelVersion:
+    """One more version, of the same package."""
+    assert registered.package.folder is not None
+    store = registered.store
+    with tracking.run(store, key, "train", {}, None) as run_id:
+        pass
+    return promote.register(store, run_id, registered.package.folder, key, {})
+
+
+def corrupt(version: ModelVersion, store: Store) -> None:
+    """Flip a byte of the version's weights where MLflow keeps them."""
+    uri = store.client.get_model_version_download_uri(version.name, str(version.version))
+    weights = next(Path(unquote(urlparse(uri).path)).rglob("weights.safetensors"))
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+
+
+def point_at(store: Store, version: ModelVersion) -> None:
+    store.client.set_registered_model_alias(store.model, store.alias, str(version.version))
+
+
+def test_promotions_while_clients_ask_lose_no_request_and_corrupt_ones_change_nothing(
+    running: Server, registered: Registered
+) -> None:
+    store, first = registered.store, registered.version
+    second, broken = another(registered, "second"), another(registered, "broken")
+    corrupt(broken, store)
+    stop = threading.Event()
+    statuses: Counter[int] = Counter()
+    models: Counter[str] = Counter()
+
+    def client(number: int) -> None:
+        while not stop.is_set():
+            answer = ask(running, "/predict", registered.images[number])
+            statuses[answer.status] += 1
+            models[answer.body.get("model", "none")] += 1
+
+    with ThreadPoolExecutor(8) as pool:
+        clients = [pool.submit(client, number) for number in range(8)]
+        try:
+            for i in range(6):
+                point_at(store, (second, broken, first)[i % 3])
+                time.sleep(0.8)
+            point_at(store, broken)
+            deadline = time.monotonic() + 20
+            while "champion" not in (ready := ask(running, "/ready").body)["problems"]:
+                assert time.monotonic() < deadline, ready
+                time.sleep(0.2)
+        finally:
+            point_at(store, first)
+            stop.set()
+        for each in clients:
+            each.result()
+    assert ready["ready"] and ready["champion"] in (str(first), str(second))
+    assert ready["problems"]["champion"]["version"] == str(broken)
+    assert set(statuses) == {200} and sum(statuses.values()) > 50
+    assert set(models) == {str(first), str(second)}, "every answer names the version that gave it"
+
+
+def test_feedback_and_the_log_and_the_metrics_agree(
+    running: Server, registered: Registered
+) -> None:
+    answer = ask(running, "/predict", registered.images[5])
+    body = {"request_id": answer.body["request_id"], "label": "b"}
+    for _ in range(2):
+        told = ask(running, "/feedback", json.dumps(body).encode(), "application/json")
+        assert told.status == 202 and told.body["label"] == "b"
+    wrong = ask(running, "/feedback", b'{"request_id": "x", "label": "b"}', "application/json")
+    assert wrong.status == 422
+
+    root = Path(running.requests)
+    deadline = time.monotonic() + 20
+    counted = -1.0
+    logged = 0
+    while counted != logged and time.monotonic() < deadline:
+        time.sleep(1)
+        request = urllib.request.Request(
+            running.address + "/metrics", headers={"Authorization": f"Bearer {TOKEN}"}
+        )
+        text = urllib.request.urlopen(request, timeout=10).read().decode()
+        families = {family.name: family for family in text_string_to_metric_families(text)}
+        samples = families["raypipe_predictions"].samples
+        counted = sum(s.value for s in samples if s.name.endswith("_total"))
+        logged = len(rows(root / "answers", ["request_id"]))
+    assert counted == logged > 200
+    # An image that was sent often is stored once.
+    hashes = [row["sha256"] for row in rows(root / "images", ["sha256"])]
+    assert len(hashes) == len(set(hashes)) <= 200
+    feedback = rows(root / "feedback", ["request_id", "label"])
+    assert {row["request_id"]: row["label"] for row in feedback} == {body["request_id"]: "b"}
+
+
+def rows(folder: Path, columns: list[str]) -> list[dict[str, Any]]:
+    table = ImageTable(str(folder))
+    return scan.rows(table, table.pin(), columns).to_pylist()
+
+
+def test_what_cannot_be_served_is_refused_before_anything_starts(
+    registered: Registered, run: RunConfig, running: Server, tmp_path: Path
+) -> None:
+    port = int(running.address.rpartition(":")[2])
+    loose = tmp_path / "token"
+    loose.write_text(TOKEN)
+    loose.chmod(0o644)
+    cases: list[tuple[dict[str, Any], type[Exception], str]] = [
+        ({"port": port}, ConfigError, "port cannot be used"),
+        ({"host": "0.0.0.0", "port": 0}, ConfigError, "token"),
+        ({"token_file": str(loose), "port": 0}, ConfigError, "token"),
+        ({"version": 99, "port": 0}, DataError, "has no version 99"),
+    ]
+    for settings, kind, says in cases:
+        with pytest.raises(kind, match=says):
+            server.check(run, RegistryConfig(), validate(ServeConfig, settings))
+    with pytest.raises(DataError, match="There is no nobody"):
+        server.check(run, RegistryConfig(alias="nobody"), ServeConfig(port=0))
