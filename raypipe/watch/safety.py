@@ -49,8 +49,13 @@ def tango_p(won: int, lost: int, rows: int, tolerance: float) -> float:
 
 
 def tango_bound(won: int, lost: int, rows: int, level: float) -> float:
-    """The lower confidence bound of the difference: the largest loss not rejected at `level`."""
+    """The lower confidence bound of the difference: the largest loss not rejected at `level`.
+
+    level: up to 0.5, where the bound is the difference itself.
+    """
     z = float(ndtri(1 - level))
+    # Between the least difference and the observed one, where the statistic is 0. Just inside of
+    # both, because a variance of 0 has no statistic.
     lowest = -1 + 1e-9
     highest = (won - lost) / rows - 1e-9
     if lowest >= highest:
@@ -59,6 +64,9 @@ def tango_bound(won: int, lost: int, rows: int, level: float) -> float:
     def excess(difference: float) -> float:
         return tango(won, lost, rows, difference) - z
 
+    # A level of 0.5 (z = 0), or next to it: the root lies within the margin.
+    if excess(highest) >= 0:
+        return highest
     return float(brentq(excess, lowest, highest, xtol=1e-6))
 
 

@@ -105,6 +105,14 @@ def test_the_bound_and_the_test_of_safety_are_one_thing(lost: int, won: int, row
     assert judged("s", won, lost + 1, rows).p_worse(0.05) >= found.p_worse(0.05)
 
 
+@given(lost=st.integers(0, 40), won=st.integers(0, 40), rows=st.integers(81, 500))
+def test_at_a_level_of_one_half_the_bound_is_the_difference(lost: int, won: int, rows: int) -> None:
+    """gate.safety_alpha from 0.125 on can give a slice's test this level."""
+    found = judged("s", won, lost, rows)
+    assert found.at_worst(0.5) == pytest.approx(found.difference, abs=1e-6)
+    assert found.at_worst(0.4999) <= found.difference
+
+
 @pytest.mark.parametrize(
     ("won", "lost", "rows"), [(0, 0, 54), (1, 0, 54), (9, 1, 54), (1, 9, 54), (7, 12, 160)]
 )
