@@ -83,8 +83,11 @@ def prepare_environment() -> None:
 def connect(cfg: ClusterConfig, needed: bool = True, preload: str = "") -> dict[str, float]:
     """Connect once per process; returns the cluster's resources by name.
 
-    With cluster.address=none it returns the resources of this process. On a local cluster that is
-    started here, every worker process imports the modules `preload` (a,b) when it starts.
+    A process that is connected already stays so, whatever cfg.address says. With
+    cluster.address=none and no connection, these are the resources of this process. On a local
+    cluster that is started here, every worker process imports the modules `preload` (a,b) when it
+    starts.
+
     Raises ClusterError with the address and a fix; also if a cluster is `needed` but none is to be.
     """
     prepare_environment()

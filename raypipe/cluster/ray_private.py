@@ -41,6 +41,21 @@ def own_processes(names: Sequence[str]) -> dict[str, list[Any]] | None:
     return {name: [i.process for i in node.all_processes.get(name, [])] for name in names}
 
 
+def raylet_of(node_id: str) -> Any | None:
+    """The raylet of a node as a psutil.Process; None if it runs on another machine.
+
+    No public name says which process it is. Of Ray's processes only the raylet has the flag
+    `--node_id`; agents and workers write it `--node-id`.
+    """
+    import psutil  # type: ignore[import-untyped]
+
+    flag = f"--node_id={node_id}"
+    for process in psutil.process_iter(["cmdline"]):
+        if flag in (process.info["cmdline"] or []):
+            return process
+    return None
+
+
 def free_resources() -> dict[str, dict[str, float]]:
     """The free resources of each node, by its id, without nodes that are being taken away.
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import atexit
 import threading
 from collections.abc import Callable
+from typing import Any
 
 from raypipe.cluster import ray_private
 
@@ -70,22 +71,20 @@ def _of_own_cluster() -> FindEnded | None:
 
 def _of_node() -> FindEnded | None:
     """For a cluster that was joined: the raylet of this process's node, if it runs here."""
-    import psutil  # type: ignore[import-untyped]
     import ray
 
-    # Of Ray's processes only the raylet has this flag; agents and workers write it --node-id.
-    flag = f"--node_id={ray.get_runtime_context().get_node_id()}"
-    for process in psutil.process_iter(["cmdline"]):
-        if flag in (process.info["cmdline"] or []):
-            return lambda: "" if _lives(process) else NAMES["raylet"]
-    return None
+    raylet = ray_private.raylet_of(ray.get_runtime_context().get_node_id())
+    if raylet is None:
+        return None
+    return lambda: "" if _lives(raylet) else NAMES["raylet"]
 
 
-def _lives(process: object) -> bool:
-    import psutil
+def _lives(process: Any) -> bool:
+    """process: of psutil."""
+    import psutil  # type: ignore[import-untyped]
 
     try:
-        is_zombie = process.status() == psutil.STATUS_ZOMBIE  # type: ignore[attr-defined]
-        return bool(process.is_running() and not is_zombie)  # type: ignore[attr-defined]
+        is_zombie = process.status() == psutil.STATUS_ZOMBIE
+        return bool(process.is_running() and not is_zombie)
     except psutil.Error:
         return False

@@ -32,6 +32,15 @@ def test_head_and_raylet_are_known_to_the_process_that_started_them() -> None:
 
 
 @pytest.mark.usefixtures("ray_session")
+def test_the_raylet_of_a_node_is_found_by_the_flag_that_it_alone_has() -> None:
+    processes = ray_private.own_processes(["raylet"])
+    assert processes is not None
+    raylet = ray_private.raylet_of(ray.get_runtime_context().get_node_id())
+    assert raylet is not None and raylet.pid == processes["raylet"][0].pid
+    assert ray_private.raylet_of("0" * 56) is None
+
+
+@pytest.mark.usefixtures("ray_session")
 def test_free_resources_are_less_than_what_the_nodes_have() -> None:
     @ray.remote(num_cpus=1)
     class Holder:
