@@ -171,7 +171,7 @@ def evaluate(
         numbers=numbers if is_number else None,
         sliced=found,
         grouped_by=cfg.group,
-        mistakes=_mistakes(task, rows, scores_NC, outcome_N, cfg.mistakes),
+        mistakes=_mistakes(task, rows, scores_NC, targets_NC, cfg.mistakes),
     )
 
 
@@ -327,14 +327,14 @@ def _confidence_of_mistakes(
 
 
 def _mistakes(
-    task: Task, rows: pa.Table, scores_NC: np.ndarray, outcome_N: np.ndarray, most: int
+    task: Task, rows: pa.Table, scores_NC: np.ndarray, targets_NC: np.ndarray, most: int
 ) -> tuple[Mistake, ...]:
-    """The most confident mistakes of all batches together."""
-    targets_NC = _targets(task, rows["label"].to_pylist())
+    """The `most` most confident mistakes of all batches together, the surest first."""
     sure_N = _confidence_of_mistakes(task, scores_NC, targets_NC)
     found = []
     for place in np.argsort(-sure_N, kind="stable")[:most].tolist():
         png = rows["png"][place].as_py()
+        # 0: the model is right. No pixels: another of equally sure mistakes of a batch was kept.
         if sure_N[place] <= 0 or png is None:
             continue
         predicted = task.predictions(scores_NC[place : place + 1])[0]
