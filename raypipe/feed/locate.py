@@ -184,13 +184,13 @@ def _check_hash_column(rows: Rows, pinned: Pinned) -> None:
     assert rows.row_N is not None and rows.sha256_N32 is not None
     ends_F = np.cumsum(rows.sizes_F)
     probes = np.unique(np.linspace(0, len(ends_F) - 1, PROBES).astype(int)).tolist()
-    groups_read = 0
+    groups_without_match = 0
     mismatches = 0
     for group in probes:
         end = int(ends_F[group])
         samples = slice(end - int(rows.sizes_F[group]), end)
         digests = rows.sha256_N32[samples]
-        hashed = int(digests.any(1).sum())
+        hashed = int(digests.any(1).sum())  # zeros: an image without a usable sha256
         if not hashed:
             continue
         # One image that matches shows that the column is what it should be.
@@ -199,14 +199,14 @@ def _check_hash_column(rows: Rows, pinned: Pinned) -> None:
         wrong = sum(reason == MISMATCH for _, reason in broken)
         if wrong < hashed:
             return
-        groups_read += 1
+        groups_without_match += 1
         mismatches += wrong
 
     # One damaged row group, or a few images, say nothing about the column.
-    if groups_read > 1 and mismatches >= ENOUGH:
+    if groups_without_match > 1 and mismatches >= ENOUGH:
         raise DataError(
             f"Column {SHA256!r} of {pinned.version} is not the sha256 of its images",
-            got=f"none of {mismatches} in {groups_read} row groups matches",
+            got=f"none of {mismatches} in {groups_without_match} row groups matches",
             rule="feed.verify compares the stored bytes with it",
             fix="Set feed.verify=false if it hashes something else; else restore the table",
         )

@@ -220,9 +220,10 @@ class Epoch:
 
         # Step 3: a place in a window holds the sample that the window's shuffle puts there.
         shuffled_line = np.empty_like(line)
-        # `keys` numbers the windows of all shards, so that each is shuffled once.
-        windows_a_shard = 2 * len(self._first_sample_F) + self._window  # more than there can be
-        keys = shard * windows_a_shard + window
+        # `keys` numbers the windows of all shards, so that each is shuffled once. A window's number
+        # is at most its row group's plus `phase`, and so below `most`.
+        most = len(self._first_sample_F) + self._window
+        keys = shard * most + window
         for key in np.unique(keys):
             here = np.flatnonzero(keys == key)
             one = here[0]

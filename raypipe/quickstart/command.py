@@ -31,7 +31,7 @@ def quickstart(
     console = Console(json)
     from raypipe.cluster.connect import close
     from raypipe.job import Job
-    from raypipe.quickstart import story as story
+    from raypipe.quickstart import story
 
     job = load(Job, config, overrides or [])
     try:

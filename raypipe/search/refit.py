@@ -86,7 +86,7 @@ def _require_usable(result: SearchResult) -> None:
 
 
 def refit(
-    job: TrainJob, result: SearchResult, progress: Report, steps: ReportPosition
+    job: TrainJob, result: SearchResult, progress: Report, report_position: ReportPosition
 ) -> SearchResult:
     """`result` with the model that `job` (from `job_of`) trains.
 
@@ -95,7 +95,7 @@ def refit(
     """
     pinned = pin(job.table, job.feed, result.best.classes, job.model.task, result.pinned)
     planned = trainer.plan(job, pinned)
-    trained = trainer.run(planned, progress, steps)
+    trained = trainer.run(planned, progress, report_position)
     # Validation images were trained on, so their metrics say nothing any more.
     history = tuple(_without_validation(metrics) for metrics in trained.history)
     best = with_(trained, metrics=history[trained.best_epoch], history=history)

@@ -60,13 +60,15 @@ def defaults(model: str) -> dict[str, Any]:
 
 
 def _find(model: str, settings: Mapping[str, Any], overrides: Sequence[str]) -> Model:
+    """settings: `defaults(model)`, with the caller's own over them."""
     where = load(Where, None, overrides, settings)
     require_store(where.run, where.registry)
     store = tracking.open_store(where.run, where.registry)
     named = MODEL.fullmatch(model)
-    assert named is not None, "the defaults were made from it"
+    assert named is not None, "`defaults` refuses every other text"
 
-    # An alias may move between two calls; the version that it names now is fetched.
+    # Without a number it is an alias, and `defaults` has made it the store's: so the store's
+    # champion is the version that it names. It may move between two calls; now counts.
     if named["version"] is None:
         champion = promote.require_champion(store)
         return Model(promote.fetch(store, champion), champion)

@@ -23,7 +23,7 @@ from raypipe.train.publish import CALIBRATION
 from raypipe.watch.check import CheckResult
 from raypipe.watch.retrain import RetrainResult
 from raypipe.work.result import Facts, Result
-from raypipe.work.tables import Table, comparison, evidence, leaderboard
+from raypipe.work.tables import LEVEL, Table, comparison, evidence, leaderboard
 
 COUNTS = (
     "seen accepted present dropped other_split returned relabelled labels_removed duplicates "
@@ -359,7 +359,7 @@ class Retrained(Result):
                 "p_value": s.p_value,
                 "won": s.won,
                 "lost": s.lost,
-                "at_worst": s.at_worst(0.05),
+                "at_worst": s.at_worst(LEVEL),
             }
         return {
             "promoted": self.promoted,

@@ -12,6 +12,7 @@ from raypipe.watch.check import CheckResult
 from raypipe.watch.retrain import RetrainResult
 
 MOST_FIELDS = 6  # of a leaderboard; more fields are one column of text
+LEVEL = 0.05  # of the loss "at worst"; one-sided, so the bound holds with 95 %
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,10 @@ def comparison(done: RetrainResult) -> Table | None:
     rows = []
     for s in shown:
         means = [figure.format(s.champion), figure.format(s.challenger)]
-        gain = [f"{s.difference * 100:+.1f}", f"{s.at_worst(0.05) * 100:+.1f}"]
+        # A share becomes percentage points. An error is divided by its unit (the labels' standard
+        # deviation; 1 for a probability) and becomes per cent of it.
+        difference, at_worst = 100 * s.difference, 100 * s.at_worst(LEVEL)
+        gain = [f"{difference:+.1f}", f"{at_worst:+.1f}"]
         name = f"{s.slice} (new)" if s.is_new else s.slice
         rows.append([name, s.images, *means, *gain, p_text(s.p_value)])
     measured = ": mean absolute error" if errors else ""

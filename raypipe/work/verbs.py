@@ -1,6 +1,7 @@
 """One function a verb: a validated Job in, a result out. `show` gets messages and progress.
 
-Each checks what can be checked before it starts a cluster. All may be killed and run again.
+Each checks its table before it starts a cluster, and the rest before it trains. All may be killed
+and run again.
 """
 
 from __future__ import annotations
@@ -117,6 +118,7 @@ def _test(planned: trainer.Plan, result: TrainResult, store: Store) -> dict[str,
 def tune(job: Job, show: Show) -> Searched:
     """Search hyperparameters and register the best model; the first one becomes champion."""
     pinned = pin(job.table, job.feed, kind=job.model.task)
+    # Trials' processes import Tune's patches when they start.
     connect(job.cluster, preload=tune_patches.PRELOAD)
     _tell_overlap(pinned, job, show)
     result, version, store = search_and_register(job, show, pinned)

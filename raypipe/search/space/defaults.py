@@ -76,9 +76,9 @@ def space(job: TrainJob, images: int, gpu: bool) -> dict[str, str]:
     """
     given = _given(job)
     # Fine-tuning on CPUs takes too long for large tables, unless the user asks for it.
-    finetuned = "model.mode" in given or gpu or images * job.train.epochs <= MOST_PASSES
-    drawn = _backbone(job, images, gpu, given, finetuned) | _training(job, images)
-    if finetuned:
+    may_finetune = "model.mode" in given or gpu or images * job.train.epochs <= MOST_PASSES
+    drawn = _backbone(job, images, gpu, given, may_finetune) | _training(job, images)
+    if may_finetune:
         drawn |= _pixels(gpu)
     searched = {name: text for name, text in drawn.items() if name not in given}
     return searched or RATE
@@ -94,25 +94,32 @@ def _given(job: TrainJob) -> set[str]:
 
 
 def _backbone(
-    job: TrainJob, images: int, gpu: bool, given: set[str], finetuned: bool
+    job: TrainJob, images: int, gpu: bool, given: set[str], may_finetune: bool
 ) -> dict[str, str]:
-    """Which backbone, how it is transferred, and at which resolution."""
+    """Which backbone, how it is transferred, and at which resolution.
+
+    Fields in `given` are removed by the caller.
+    """
     drawn = {}
-    if finetuned:
+    if may_finetune:
         drawn["model.mode"] = "choice(frozen, finetune)"
-    if finetuned and _from_scratch_too(job, given):
+    if may_finetune and _from_scratch_too(job, given):
         name = job.model.name
+        # Three to one. Half of the draws are frozen, which SCRATCH refuses: so one accepted trial
+        # in seven has it.
         drawn["model.name"] = f"choice({name}, {name}, {name}, {SCRATCH})"
         drawn["model.pretrained"] = f"choice(False) if model.name == '{SCRATCH}'"
 
     # Condition -> sides in px.
-    pretrained = "model.name != 'small_cnn'"
+    pretrained = f"model.name != '{SCRATCH}'"
     if gpu:
         sides: dict[str, tuple[int, ...]] = {pretrained: (160, 224)}
     else:
         sides = {_all_of(_FINETUNE, pretrained): (96, 128)}
     sides[f"model.name == '{SCRATCH}'"] = (32, 64)
-    if finetuned and _megabytes(images, sides) <= job.feed.cache_mb:
+    # A search keeps the pixels of every side in the cache: if they do not fit, the side is not
+    # searched.
+    if may_finetune and _megabytes(images, sides) <= job.feed.cache_mb:
         branches = [f"choice{some} if {condition}" for condition, some in sides.items()]
         drawn["model.side_px"] = " else ".join(branches)
     return drawn

@@ -194,10 +194,10 @@ class Space:
         A field that a trial does not draw is a combination of its own.
         """
         chosen = set(names)
-        among = [field.name for field in self.fields if field.name in chosen]
+        fields = [field.name for field in self.fields if field.name in chosen]
         # {}: the field is not drawn.
         options: list[list[Changes]] = []
-        for name in among:
+        for name in fields:
             values = dict.fromkeys(self.values(name))  # each once
             options.append([{}, *({name: value} for value in values)])
         trials = []
@@ -205,13 +205,14 @@ class Space:
             wanted: Changes = {}
             for part in parts:
                 wanted |= part
-            trial = self._trial_with(wanted, among)
+            trial = self._trial_with(wanted, fields)
             if trial is not None:
                 trials.append(trial)
         return trials
 
-    def _trial_with(self, wanted: Changes, among: list[str]) -> Changes | None:
-        """A trial that draws, of the fields `among`, exactly those in `wanted`, with these values.
+    def _trial_with(self, wanted: Changes, fields: list[str]) -> Changes | None:
+        """A trial for `variants`: of these fields it draws exactly those in `wanted`, with these
+        values.
 
         None if TRIES draws bring no such trial that the job accepts.
         """
@@ -222,12 +223,15 @@ class Space:
                 continue
             value = wanted[field.name]
             for branch in field.branches:
+                # `code` is None for a value that the branch's sampler cannot draw.
                 if branch.sampler.code(value) is not None:
                     pins[branch.key] = value
         for i in range(TRIES):
+            # Attempt i of one fixed seed: the other fields are drawn anew, and every run draws the
+            # same.
             changes = self.draw(partial(at_random, (0, i, 0), pins))
             # Conditions may still add or remove one of the fields.
-            drawn = {name: value for name, value in changes.items() if name in among}
+            drawn = {name: value for name, value in changes.items() if name in fields}
             if drawn == wanted and self.refusal(changes) is None:
                 return changes
         return None
