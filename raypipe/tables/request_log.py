@@ -147,6 +147,7 @@ class RequestLog:
         if base is not None and base.version() != self._known_at:
             self._known = self._ids(base.version())
             self._known_at = base.version()
+        # Each image once, however often and to whichever replica it was sent.
         rows = []
         for sha256, image in images.items():
             if _short(sha256) in self._known:
@@ -170,6 +171,7 @@ def labels_by_image(
     """
     if not ImageTable.exists(tables.feedback, options):
         return {}
+    # A label names a request, and the request's answer names the image.
     feedback = _rows(tables.feedback, ["request_id", "label", "time"], options)
     answers = _rows(tables.answers, ["request_id", "image_id"], options)
     image_of = dict(

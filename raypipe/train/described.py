@@ -72,6 +72,7 @@ def _balance(job: TrainJob, pinned: Pinned) -> tuple[tuple[str, int], ...]:
     """Training images by class or tag, most first."""
     if pinned.task.kind in NUMERIC:
         return ()
+    # The rows that were trained on, whatever the feed drew of them.
     column = pinned.table.columns.label
     rows = scan.rows(pinned.table, pinned.version, [column], pinned.rows_of(job.feed.train))
     labels = label_column.read(rows[column], pinned.task.kind, column).drop_null().to_pylist()
@@ -83,6 +84,7 @@ def _balance(job: TrainJob, pinned: Pinned) -> tuple[tuple[str, int], ...]:
 
 
 def _judged(job: TrainJob, pinned: Pinned, unseen: Unseen) -> Judged:
+    # The scores are those of the package, calibrated if it is.
     task, scores_NC = pinned.task, unseen.reference.scores_NC
     targets_NC = task.targets(torch.tensor(unseen.labels_N)).numpy()
     calibration = None
@@ -91,6 +93,7 @@ def _judged(job: TrainJob, pinned: Pinned, unseen: Unseen) -> Judged:
     numbers = None
     if task.kind in NUMERIC:
         numbers = (targets_NC[:, 0].astype(np.float64), scores_NC[:, 0].astype(np.float64))
+    # Only of one label an image: tags are not confused with each other.
     confusion_CC = None
     if task.kind == "single_label":
         confusion_CC = metrics.confusion(scores_NC, targets_NC)
@@ -140,6 +143,7 @@ def _slices(job: TrainJob, pinned: Pinned, unseen: Unseen) -> tuple[SliceMetrics
         same = sources.get(image_id, source) == source
         sources[image_id] = source if same else None
     of_row = np.array([str(sources.get(i) or "") for i in unseen.reference.ids])
+    # One source is the whole split, which the card shows anyway.
     names = sorted(set(of_row.tolist()) - {""})
     if len(names) < 2:
         return ()
@@ -168,6 +172,7 @@ def _licences(job: TrainJob) -> tuple[tuple[str, str, str], ...]:
     for requirement in requirements(job.model.name):
         package, _, version = requirement.partition("==")
         found.append((package, version, _licence(package)))
+    # Weights and code that are no package of their own.
     provider, prefixed, _ = job.model.name.partition(":")
     if prefixed and job.model.pretrained:
         found.append((f"weights of {job.model.name}", "–", _NOT_ON_DISK))

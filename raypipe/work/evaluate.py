@@ -90,6 +90,7 @@ def evaluate(job: Job, show: Show) -> Evaluated:
     store = tracking.open_store(job.run, job.registry)
     model = _model(store, cfg.model)
     connect(job.cluster)
+    # Without a table of its own, the evaluation is of images that the search did not see.
     if cfg.table is None:
         pinned = pin(job.table, job.feed, kind=job.model.task)
         table, version = pinned.table, pinned.version
@@ -106,6 +107,7 @@ def evaluate(job: Job, show: Show) -> Evaluated:
         version, where = table.pin(cfg.table.version), cfg.table.where
         _warn_of_training_images(table, version, where, model.package, show)
 
+    # The same evaluation has the same name: its page is written again, its run logged once.
     named = key_of("evaluation", model.package.seal, version.identity, where, cfg, job.run.seed)
     name = str(model.version)
     with show.progress(f"Evaluating {name} on {version}") as tick:

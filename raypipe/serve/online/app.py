@@ -97,11 +97,13 @@ class _Handlers:
         _require_image_type(request)
         size = _announced(request, cfg.max_bytes)
         request_id = request.state.request_id
+        # Room for the body is taken before a byte of it is read.
         with self.parts.room.hold(size):
             data = await _body(request, cfg.max_bytes, cfg.timeout_s)
             role = self._role(request_id)
             outcome = await self._outcome(role, data)
         _require_prediction(outcome)
+        # Counted and kept; the request log never waits for a disk here.
         seconds = time.perf_counter() - began
         self._note(request_id, data, outcome.by, outcome, seconds)
         if self._is_shadowed(request_id):
@@ -123,6 +125,7 @@ class _Handlers:
                 got=given.request_id[:100],
                 rule="It is the request_id of an answer: 32 hexadecimal digits",
             )
+        # The id itself says whether its request was kept: nothing is looked up.
         if self.parts.keeper is None or not is_kept(given.request_id, cfg.keep):
             raise Refused(
                 404,
@@ -130,6 +133,7 @@ class _Handlers:
                 got=given.request_id,
                 rule=f"The server keeps {cfg.keep:.0%} of the requests (serve.keep)",
             )
+        # A label is read as one of the task, as ingest would.
         served = self.parts.models.of("champion")
         kind = served.package.task.kind if served else "single_label"
         label = labels.read(kind, given.label)
@@ -160,6 +164,7 @@ class _Handlers:
             at = models.of(role)
             if at is not None:
                 served[role] = at.version
+        # Why a role is not at its target, as a version that did not load.
         problems = {}
         for role in roles:
             problem = models.problem(role)
@@ -195,6 +200,7 @@ class _Handlers:
     async def _outcome(self, role: Role, data: bytes) -> Outcome:
         timeout_s = self.parts.cfg.timeout_s
         future = self.parts.batcher.submit(role, data, asyncio.get_running_loop())
+        # A client that gives up cancels this, and its image is not predicted.
         try:
             return await asyncio.wait_for(future, timeout_s)
         except asyncio.TimeoutError:
@@ -238,6 +244,7 @@ class _Handlers:
 
 
 def _require_image_type(request: Request) -> None:
+    # Without a type the bytes are looked at; with another one the client means something else.
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind not in PLAIN_BYTES and not kind.startswith("image/"):
         raise Refused(
@@ -289,6 +296,7 @@ async def _collect(request: Request, max_bytes: int) -> bytes:
     size = 0
     async for part in request.stream():
         size += len(part)
+        # A length that was announced may be wrong, and chunks announce none.
         if size > max_bytes:
             raise _too_large(size, max_bytes)
         parts.append(part)

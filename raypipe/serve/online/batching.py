@@ -113,6 +113,7 @@ def measure(package: Package, workers: int, batch_size: int) -> BatchPlan:
 
     Sizes double until one is slower than half of them one by one, or the time is used up.
     """
+    # 1, 2, 4 and so on, up to the most that is allowed.
     sizes = [1]
     while sizes[-1] < batch_size:
         sizes.append(min(2 * sizes[-1], batch_size))
@@ -139,6 +140,7 @@ def _rate(package: Package, workers: int, size: int) -> float:
     until = time.monotonic() + ROUND_S
 
     def predict(worker: int) -> None:
+        # As the workers that answer requests.
         torch.set_num_threads(1)
         while time.monotonic() < until or not counts[worker]:
             package.predict_pixels(pixels_NHWC)
@@ -177,10 +179,12 @@ class Batcher:
         """The outcome of one image, on this event loop. Cancel it if nobody waits any more."""
         future: Future[Outcome] = loop.create_future()
 
+        # The client may have gone by then; its future is cancelled.
         def resolve(outcome: Outcome) -> None:
             if not future.done():
                 future.set_result(outcome)
 
+        # From a worker thread to the event loop.
         def done(outcome: Outcome) -> None:
             loop.call_soon_threadsafe(resolve, outcome)
 
@@ -214,6 +218,7 @@ class Batcher:
         with self._change:
             waiting = self._lines[line]
             waiting.append(item)
+            # Shadows that wait are bounded: the oldest of them goes.
             if line == "shadow" and len(waiting) > MOST_SHADOWS:
                 waiting.popleft()
                 dropped = 1
@@ -264,6 +269,7 @@ class Batcher:
         return "shadow" if self._lines["shadow"] else None
 
     def _answer(self, line: Line, items: Sequence[Item]) -> None:
+        # Nobody waits for the others any more.
         items = [item for item in items if not item.gone()]
         role: Role = "champion" if line == "champion" else "challenger"
         served = self.models.of(role)
@@ -274,6 +280,7 @@ class Batcher:
         pixels_NHWC, good = self._decode(served, role, items)
         if not good:
             return
+        # Each image has its own outcome, also where the batch failed as a whole.
         for item, outcome in zip(good, predict(served, role, pixels_NHWC), strict=True):
             if outcome.failed:
                 self._instead(line, [item], outcome.failed, outcome)

@@ -60,6 +60,7 @@ class Front:
         if scope["type"] != "http":
             return
         request = _Request(scope, receive, send, self._version)
+        # Whatever happens, the client gets one answer and the request is counted once.
         try:
             self._admit(scope)
             await self._app(scope, request.receive, request.send)
@@ -125,7 +126,9 @@ class _Request:
         """Answer with an error, if nothing has been answered yet."""
         if self.status:
             return
+        # A client that still sends would not read the answer.
         closes = not await self._drain()
+        # What the client sent may hold its token.
         parts = dict(refused.parts)
         parts["got"] = None if parts["got"] is None else hidden(str(parts["got"]))
         body = json.dumps({"error": parts, "request_id": self.id}, ensure_ascii=False).encode()

@@ -50,11 +50,13 @@ class Rates:
         """Count one request. Raises Refused (429) for a client that sends too many."""
         if self._rate is None:
             return
+        # The bucket fills with time, up to a burst.
         now = self._clock()
         left, then = self._buckets.pop(client, (self._burst, now))
         left = min(self._burst, left + (now - then) * self._rate)
         allowed = left >= 1
         self._buckets[client] = (left - 1 if allowed else left, now)
+        # The address that asked longest ago is forgotten.
         if len(self._buckets) > MOST_CLIENTS:
             self._buckets.popitem(last=False)
         if not allowed:

@@ -134,6 +134,7 @@ class Models:
         if served is not None and _same(served, target):
             self._problems.pop(role, None)
             return
+        # A version that was refused is tried again later, less and less often.
         problem = self._problems.get(role)
         if problem and problem.version == target.version and time.monotonic() < problem.retry_at:
             return

@@ -49,6 +49,7 @@ class Wanted:
         body: dict[str, Any] = {"request_id": request_id, "model": outcome.version}
         if task in NUMERIC:
             return body | {"label": outcome.label, "value": scores[0]} | self._features(outcome)
+        # Classes by their score; with a threshold, the tags that are set are chosen again.
         label = outcome.label
         named = list(zip(outcome.classes, scores, strict=True))
         if task == "multi_label":
@@ -68,6 +69,7 @@ def _number(query: Mapping[str, str], name: str, least: float, most: float) -> f
     text = query.get(name)
     if text is None:
         return None
+    # NaN is not between any bounds.
     try:
         value = float(text)
     except ValueError:

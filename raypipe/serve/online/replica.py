@@ -84,12 +84,14 @@ class Replica:
             pool.submit(self.models.start).result()
         served = self.models.of("champion")
         assert served is not None
+        # Measured with this model on this machine, before the first request.
         plan = _plan(cfg, served, setup.workers)
         self.batcher = batching.Batcher(self.models, plan, setup.workers, cfg.max_pixels)
         self.keeper: Keeper | None = None
         if cfg.keep > 0:
             tables = RequestLog(RequestTables.below(setup.requests))
             self.keeper = Keeper(tables, cfg.flush_s, self._count_rows)
+        # The HTTP app comes last: it may be asked at once.
         self.room = Room(cfg.queue, cfg.queue_mb * 2**20)
         parts = http.Parts(cfg, self.models, self.batcher, self.keeper, self.metrics, self.room)
         self.app = Front(

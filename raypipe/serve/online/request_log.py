@@ -88,6 +88,7 @@ class Keeper:
             if not self._fits(len(entry.data)):
                 return
             self._entries.append(entry)
+            # A full buffer is written before its time.
             self._bytes += len(entry.data)
             if len(self._entries) >= FULL_ROWS or self._bytes >= FULL_BYTES:
                 self._change.notify()
@@ -125,6 +126,7 @@ class Keeper:
 
     def _write(self) -> None:
         """Write the buffer to the tables. What cannot be written stays for the next time."""
+        # Taken out under the lock, written without it: requests go on meanwhile.
         with self._change:
             entries, self._entries = self._entries, []
             feedback, self._feedback = self._feedback, []
@@ -140,6 +142,7 @@ class Keeper:
             if not self.problem:
                 log.warning("The request log cannot be written: %s", one_line(e))
             self.problem = one_line(e)
+        # What was not written comes first again, in its order.
         with self._change:
             self._entries[:0] = entries
             self._feedback[:0] = feedback
@@ -148,6 +151,7 @@ class Keeper:
     def _write_entries(self, entries: list[Entry]) -> None:
         if not entries:
             return
+        # The same bytes are one image, however often they were sent.
         images: dict[str, dict[str, Any]] = {}
         answers = []
         for entry in entries:

@@ -78,6 +78,7 @@ def check(
     Raises ConfigError for the token, the address and a port in use, DataError where there is no
     champion or its package is not what was registered.
     """
+    # The cheap checks first; the package is read at the end.
     digest = token.digest_of(cfg)
     _require_port(cfg)
     store = tracking.open_store(run, registry)
@@ -102,6 +103,7 @@ def running(run: RunConfig, registry: RegistryConfig, cfg: ServeConfig) -> Itera
     requests = cfg.requests or str(run.path / "requests")
     setup = Setup(server, cfg, port, _workers(cfg), digest, requests)
     _start_serve(cfg, port)
+    # Ray Serve ends what it has begun only if it is told to.
     try:
         handle = serve.run(
             _application(setup, run, registry), name=name, route_prefix="/", blocking=False
@@ -146,6 +148,7 @@ def _application(setup: Setup, run: RunConfig, registry: RegistryConfig) -> Any:
     """The two deployments: the registry, and the replicas that ask it."""
     from ray import serve
 
+    # One actor asks MLflow for all replicas. It needs no CPU of its own.
     cfg = setup.cfg
     desk = serve.deployment(Registry).options(
         name="registry",
@@ -155,6 +158,7 @@ def _application(setup: Setup, run: RunConfig, registry: RegistryConfig) -> Any:
     answering: Any = Replica
     if cfg.entry == "proxy":
         answering = serve.ingress(late_app)(Replica)
+    # Threads of torch are the batcher's to choose.
     environment = metrics.environment(setup.server) | {"OMP_NUM_THREADS": "1"}
     replicas = serve.deployment(answering).options(
         name="replica",
