@@ -75,6 +75,7 @@ def fit_temperature(kind: Kind, scores_NC: np.ndarray, targets_NC: np.ndarray) -
             likelihood_NC = likelihood_NC + (1 - targets) * (1 - p_NC).clamp_min(_SMALLEST).log()
         return -float(likelihood_NC.sum(1).mean())
 
+    # Over the logarithm: halving and doubling the temperature are alike.
     bounds = (np.log(LOWEST), np.log(HIGHEST))
     best = minimize_scalar(loss, bounds=bounds, method="bounded")
     return float(np.exp(best.x))
@@ -118,6 +119,7 @@ def calibration(kind: Kind, scores_NC: np.ndarray, targets_NC: np.ndarray) -> Ca
         right = scores_NC.argmax(1) == targets_NC.argmax(1)
     else:
         confidence, right = scores_NC.ravel(), targets_NC.ravel()
+    # Guo et al.: bins of equal width, each weighted by its images.
     confidence = confidence.astype(np.float64)
     right = right.astype(np.float64)
 

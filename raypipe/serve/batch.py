@@ -101,6 +101,7 @@ def predict(
         summary.add(finished)
     else:
         work = _Work(table, version, source, cfg, model, key, uri)
+        # A part that an earlier run has committed is read, and the others are predicted.
         for rows in _parts(store, work, progress):
             summary.add(rows)
     out = ImageTable(uri, storage_options=options).pin()
@@ -166,6 +167,7 @@ class _Summary:
         """rows: the columns label and error."""
         self.images += len(rows)
         self.broken += len(rows) - rows["error"].null_count
+        # Of an image that does not decode there is no label to count.
         labels = rows["label"].filter(pc.is_null(rows["error"]))
         if not len(labels):
             return
@@ -234,6 +236,7 @@ def _groups(work: _Work) -> tuple[list[tuple[Fragment, int]], pa.Schema]:
 
 def _cut(groups: list[tuple[Fragment, int]], most: int) -> Iterator[list[Fragment]]:
     """Neighbouring row groups of about `most` rows together: the same at every run."""
+    # A row group is never cut: a task reads it whole.
     part: list[Fragment] = []
     rows = 0
     for fragment, count in groups:
@@ -290,6 +293,7 @@ def _whole(
         done += len(batch)
         progress(done)
     rows = pa.concat_tables(batches, promote_options="permissive").combine_chunks()
+    # The same value in every row takes little space: Parquet writes it once.
     columns = {name: rows[name] for name in rows.column_names}
     for name, value in same.items():
         columns[name] = pa.array([value] * len(rows), SCHEMA.field(name).type)

@@ -128,6 +128,7 @@ def evaluate(
             rule="An evaluation needs images that decode, with labels",
             fix="Check evaluate.table, its where, and its label column",
         )
+    # All images together: metrics and slices look at them from several sides.
     task = package.task
     scores_NC = np.stack(rows["scores"].to_numpy())
     targets_NC = _targets(task, rows["label"].to_pylist())
@@ -139,8 +140,10 @@ def evaluate(
     else:
         predicted_NC, true_NC = metrics.decided(task, scores_NC), targets_NC >= 0.5
         outcome_N = (predicted_NC == true_NC).all(1).astype(np.float64)
+    # What slices are made of: columns of the table, and how the images look.
     by_name = {column: _values(rows[_TEXT + column]) for column in columns}
     by_name |= {look: rows[look].to_numpy() for look in LOOKS}
+    # A column of groups makes slices only if it is named as one.
     group_N = _values(rows[_TEXT + cfg.group]) if cfg.group else None
     if cfg.group and cfg.group not in (cfg.slices or ()):
         by_name.pop(cfg.group)
@@ -222,6 +225,7 @@ def _rows(
         # Runs in a worker process of Ray Data.
         return _judged(shared.open(), batch, names, columns, cfg.mistakes)
 
+    # Ray Data reads and predicts on all CPUs; blocks arrive as they are done.
     dataset = scan.dataset(table, version, wanted, where)
     stream = dataset.map_batches(judge_batch, batch_size=64, batch_format="pyarrow")
     parts: list[pa.Table] = []
@@ -232,6 +236,7 @@ def _rows(
         progress(done, total)
     if not parts:
         return pa.table({}), {}
+    # A block without images has columns of null type.
     rows = pa.concat_tables(parts, promote_options="permissive")
     skipped = Counter(why for why in rows["skipped"].to_pylist() if why)
     return rows.filter(pc.is_null(rows["skipped"])).sort_by("id"), dict(skipped)
@@ -260,6 +265,7 @@ def _judged(
     attempt = package.attempt(images, threads=1)
     places = [labelled[i] for i in attempt.good]
 
+    # Every row of the batch has its place: judged, or skipped for a reason.
     skipped: list[str | None] = ["without a label"] * len(labels)
     for i in labelled:
         skipped[i] = "do not decode"
@@ -331,6 +337,7 @@ def _mistakes(
 ) -> tuple[Mistake, ...]:
     """The `most` most confident mistakes of all batches together, the surest first."""
     sure_N = _confidence_of_mistakes(task, scores_NC, targets_NC)
+    # The surest first. Of each batch the surest were kept, so those of all are among them.
     found = []
     for place in np.argsort(-sure_N, kind="stable")[:most].tolist():
         png = rows["png"][place].as_py()

@@ -111,6 +111,7 @@ def _slices(found: Evaluation) -> report.Block:
 
 
 def _mistakes(found: Evaluation) -> report.Block:
+    # Two lines below each picture: what the model says, and what the table says.
     pictures = []
     for mistake in found.mistakes:
         score = "off by" if found.task.kind in NUMERIC else "score"

@@ -87,6 +87,7 @@ def _publish(
     calibrated = held_out.calibrated
     if calibrated is not None:
         facts |= {"temperature": calibrated.temperature, "calibration": asdict(calibrated)}
+    # The card is part of the package, so that it travels and is hashed with it.
     described = card(job, pinned, result, held_out, store.model)
     pages = {HTML: html(described), MARKDOWN: markdown(described)}
     extra = {name: text.encode() for name, text in pages.items()}

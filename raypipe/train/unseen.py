@@ -74,6 +74,7 @@ def reference(job: TrainJob, model: ImageModel, pinned: Pinned, folder: Path) ->
     if not job.model.calibrate:
         return Unseen(split, predicted, labels_N)
 
+    # Fitted on these images, and measured on others.
     targets_NC = _targets(pinned, labels_N)
     kind = pinned.task.kind
     temperature = calibrate.fit_temperature(kind, predicted.scores_NC, targets_NC)

@@ -33,6 +33,7 @@ def serve(job: Job, show: Show) -> Served:
     # A missing champion, a port in use or a bad token must not cost a cluster start.
     server.check(job.run, job.registry, job.serve)
     connect(job.cluster)
+    # Signals end the wait, and leaving the block ends the replicas with grace.
     with (
         server.stopped_by_signals() as stop,
         server.running(job.run, job.registry, job.serve) as running,
