@@ -174,10 +174,10 @@ def _licences(job: TrainJob) -> tuple[tuple[str, str, str], ...]:
         found.append((package, version, _licence(package)))
     # Weights and code that are no package of their own.
     provider, prefixed, _ = job.model.name.partition(":")
-    if prefixed and job.model.pretrained:
+    if provider == "file":
+        found.append((f"code and weights of {job.model.name}", "–", "yours"))
+    elif prefixed and job.model.pretrained:
         found.append((f"weights of {job.model.name}", "–", _NOT_ON_DISK))
-    elif prefixed and provider == "file":
-        found.append((f"code of {job.model.name}", "–", "yours"))
     return tuple(found)
 
 
