@@ -172,7 +172,8 @@ def _licences(job: TrainJob) -> tuple[tuple[str, str, str], ...]:
     for requirement in requirements(job.model.name):
         package, _, version = requirement.partition("==")
         found.append((package, version, _licence(package)))
-    # Weights and code that are no package of their own.
+    # What is no package of its own. A name without a prefix is a backbone of raypipe's: its weights
+    # come with a package above.
     provider, prefixed, _ = job.model.name.partition(":")
     if provider == "file":
         found.append((f"code and weights of {job.model.name}", "–", "yours"))

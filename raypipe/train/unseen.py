@@ -89,19 +89,22 @@ def _measured(
     pinned: Pinned,
     folder: Path,
     temperature: float,
-    images: int,
+    fitted_on: int,
 ) -> Calibrated:
-    """The calibration error with and without the temperature, on the test split."""
+    """The calibration error with and without the temperature, on the test split.
+
+    fitted_on: the images that the temperature was fitted on. The test metrics are stored in
+    `folder`, because the images are predicted anyway.
+    """
     if not pinned.counts[job.feed.test]:
-        return Calibrated(temperature, images, 0, None, None)
+        return Calibrated(temperature, fitted_on, 0, None, None)
     tested, labels_N = predict_split(job, model, pinned, job.feed.test)
-    # The same look at the test images gives the test metrics.
     _store_test(folder, pinned, tested, labels_N)
     kind, targets_NC = pinned.task.kind, _targets(pinned, labels_N)
     before = calibrate.calibration(kind, tested.scores_NC, targets_NC)
     mended_NC = _tempered(kind, tested.scores_NC, temperature)
     after = calibrate.calibration(kind, mended_NC, targets_NC)
-    return Calibrated(temperature, images, len(targets_NC), before.error, after.error)
+    return Calibrated(temperature, fitted_on, len(targets_NC), before.error, after.error)
 
 
 def _targets(pinned: Pinned, labels_N: np.ndarray) -> np.ndarray:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -128,7 +128,8 @@ def retrain(
         say(f"Comparing champion {champion} and challenger {challenger} on the same test rows")
         rows = _judge(store, job, challenger, package, pinned)
         _keep(rows, job.run.path / "reports" / f"judged-{key}.parquet")
-        slices, union = _compare(rows, package)
+        # The package is the champion's.
+        slices, union = _compare(rows, package.info["table"]["sources"], _unit(package))
         return _as_rows(key, parts, slices, union, decide.gate(slices, union, cfg.gate))
 
     # The decision is written before it is carried out. A run that was killed in between finds it,
@@ -205,7 +206,9 @@ def _labelled_by_source(job: TrainJob, pinned: Pinned) -> dict[str, int]:
 def _judge(
     store: Store, job: TrainJob, challenger: ModelVersion, package: Package, pinned: Pinned
 ) -> pa.Table:
-    """Which of the labelled test rows champion (model_0) and challenger (model_1) have right."""
+    """The labelled test rows: the slice of each (group), and whether champion (model_0) and
+    challenger (model_1) have it right, or their absolute errors.
+    """
     both = [package, promote.fetch(store, challenger)]
     return evaluate.judge(both, pinned.table, pinned.version, pinned.rows_of(job.feed.test))
 
@@ -218,24 +221,23 @@ def _keep(judged: pa.Table, file: Path) -> None:
 
 
 def _compare(
-    judged: pa.Table, package: Package
+    judged: pa.Table, trained_on: Sequence[str], unit: float | None
 ) -> tuple[tuple[Comparison, ...], Comparison | None]:
     """Both models on each slice, and on all rows together; ((), None) without rows.
 
-    A slice is new if the champion was trained without its source.
+    judged: from `_judge`. trained_on: the champion's sources; a slice of another one is new.
     """
-    known, unit = package.info["table"]["sources"], _unit(package)
     if not len(judged):
         return (), None
 
     def compared(name: str, rows: pa.Table, is_new: bool) -> Comparison:
-        theirs, ours = (rows[f"model_{n}"].to_pylist() for n in range(2))
-        return compare(name, theirs, ours, is_new, unit)
+        champion, challenger = rows["model_0"].to_pylist(), rows["model_1"].to_pylist()
+        return compare(name, champion, challenger, is_new, unit)
 
     slices = []
     for name in sorted(set(judged["group"].to_pylist())):
         rows = judged.filter(pc.equal(judged["group"], name))
-        slices.append(compared(name, rows, name not in known))
+        slices.append(compared(name, rows, is_new=name not in trained_on))
     return tuple(slices), compared("all", judged, is_new=False)
 
 

@@ -156,23 +156,29 @@ class Zero:
     def load(
         self, weights: Mapping[str, Tensor], optimizer: Mapping[str, Tensor], facts: dict[str, Any]
     ) -> None:
+        """Go on from a snapshot, with whole tensors by name; `snapshot` says what they are."""
         self._shares.release()
+        # Under EMA `weights` are the mean. So they go into the model first, and `restart` takes
+        # them over as the mean; then the trained weights replace them in the model.
         self._fill("", weights)
         self._average.restart()
         self._average.steps = facts["averaged"]
-        # Checkpoints of older versions hold no loss scale.
-        if self._scaler is not None and facts["scaler"]:
-            self._scaler.cur_scale = facts["scaler"]["scale"]
-            self._scaler.cur_iter = facts["scaler"]["_growth_tracker"]
-            self._scaler.last_overflow_iter = -1
         has_trained = f"trained/{self._saved[0]}" in optimizer
         if has_trained:
             self._fill("trained/", optimizer)
+
+        # Checkpoints of older versions hold no loss scale.
+        if self._scaler is not None and facts["scaler"]:
+            self._scaler.cur_scale = facts["scaler"]["scale"]
+            # DeepSpeed counts steps since the last overflow: as if that was just before step 0.
+            self._scaler.cur_iter = facts["scaler"]["_growth_tracker"]
+            self._scaler.last_overflow_iter = -1
 
         # The optimizer has no state before its first step: make it, then fill it.
         step_key = next((key for key in optimizer if key.startswith("step/")), None)
         if step_key is not None:
             self._make_state(optimizer[step_key])
+        # The tensors that the optimizer updates, and its moments.
         for name, p in self._trained():
             self._shares.set(p, optimizer[f"trained/{name}"] if has_trained else weights[name])
             if f"exp_avg/{name}" in optimizer:
