@@ -176,7 +176,10 @@ def decode_good(encoded: Sequence[Picture | None], side_px: int, threads: int = 
     if not bad:
         return Decoded(pixels_BHWC, tuple(range(len(encoded))), {})
     good = tuple(slot for slot in range(len(encoded)) if slot not in bad)
-    errors = {slot: one_line(f"{bad[slot].reason}: {bad[slot].detail}") for slot in sorted(bad)}
+    errors = {}
+    for slot in sorted(bad):
+        image = bad[slot]
+        errors[slot] = one_line(f"{image.reason}: {image.detail}")
     return Decoded(pixels_BHWC[list(good)], good, errors)
 
 

@@ -15,6 +15,7 @@ import numpy as np
 
 BITS = 256
 ROWS, COLUMNS = 16, 17
+LOOKS = ("brightness", "contrast", "sharpness")  # what `statistics` gives
 FLAT = 0.01  # grey levels: rounding of float32 sums differs by less where nothing else does
 
 # Below so many multiplications, OpenBLAS starts no threads of its own. Ingest has its own already.

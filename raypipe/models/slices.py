@@ -41,7 +41,8 @@ class Slice:
 
     low: float
     high: float
-    """The interval that holds the true value with 95 %, for all slices together."""
+    """Ends of the interval. Of shares, all intervals together hold the truth with 95 %. Of errors
+    they are too narrow: of 20 skewed ones a single interval held it in 85 of 100 cases."""
 
     worse: bool
     """Its whole interval is worse than the value of all images."""

@@ -77,8 +77,9 @@ class ModelConfig(Section):
     ways. 8: with quarter turns. Each view costs a forward pass."""
 
     calibrate: bool = False
-    """Divide the registered model's logits by a temperature that is fitted on validation images:
-    then a score of 0.8 is right in about 80 of 100 cases. No predicted label changes."""
+    """Divide the registered model's logits by a temperature that is fitted on validation images, so
+    that of images with a score of 0.8 about 80 % should be right. No predicted label changes. With
+    few validation images it may not help: the error before and after is shown."""
 
     options: dict[str, Any] = Field(default={})
     """Arguments for the library or the factory that builds the backbone."""

@@ -10,16 +10,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 
-import numpy as np
-
 from raypipe import report
-from raypipe.models.calibrate import Calibration
-from raypipe.models.metrics import ClassMetrics
+from raypipe.models.quality import Quality
 from raypipe.models.tasks import NUMERIC, Task
+from raypipe.registry import quality_parts
 
 HTML, MARKDOWN = "card.html", "card.md"
-MOST_CLASSES = 12  # in a matrix; with more, the most frequent confusions are listed
-MOST_CONFUSIONS = 40  # of that list
 UNKNOWN_USE = (
     "Not stated. The model knows images like those of its training table, and nothing says how it "
     "does on others. Set registry.intended_use."
@@ -44,16 +40,8 @@ class Judged:
     caution: str
     """What the split was used for besides, which makes the numbers too good."""
 
-    images: int
-    metrics: dict[str, float]
-    classes: tuple[ClassMetrics, ...]
+    quality: Quality
     slices: tuple[SliceMetrics, ...]
-    confusion_CC: np.ndarray | None
-    """Rows are labels, columns predictions. None for several tags and for numbers."""
-
-    calibration: Calibration | None
-    numbers: tuple[np.ndarray, np.ndarray] | None
-    """(labels, predictions) of the tasks that predict a number."""
 
 
 @dataclass(frozen=True)
@@ -103,95 +91,22 @@ def _use(card: Card) -> report.Block:
 
 def _quality(card: Card) -> report.Block:
     judged = card.judged
-    # Charts: what scores mean, and for numbers how far predictions are from their labels.
-    plots = []
-    if judged.calibration is not None:
-        bins = [(b.confidence, b.right) for b in judged.calibration.bins]
-        plots.append(report.Plot("Calibration", report.reliability(bins), "Score", "Right"))
-    if judged.numbers is not None:
-        chart = report.residuals(*judged.numbers)
-        plots.append(report.Plot("Labels and predictions", chart, "Label", "Prediction"))
-    # A matrix of few classes shows all confusions; of many, the most frequent ones are listed.
-    counts = None
-    tables = list(_tables(judged))
-    if judged.confusion_CC is not None:
-        if len(judged.confusion_CC) <= MOST_CLASSES:
-            counts = matrix(card.task, judged.confusion_CC)
-        else:
-            tables.insert(0, confusions(card.task, judged.confusion_CC))
-    # The numbers in a row above the charts.
-    facts = []
-    for name, found in judged.metrics.items():
-        facts.append((name, value(name, found)))
-    facts.append(("Images", report.number(judged.images)))
-    if judged.calibration is not None:
-        facts.append(("Calibration error", percent(judged.calibration.error)))
+    facts = [("Images", report.number(judged.quality.images))]
     if card.calibrated:
         facts.append(("Calibrated", card.calibrated))
-    return report.Block(
-        "How good it is",
+    return quality_parts.block(
+        judged.quality,
         f"On the split {judged.split}. {judged.caution}",
-        facts=tuple(facts),
-        # A chart without anything to show is None.
-        plots=tuple(plot for plot in plots if plot.chart is not None),
-        matrix=counts,
-        tables=tuple(tables),
+        tuple(facts),
+        (_by_source(judged.slices),) if judged.slices else (),
     )
-
-
-def matrix(task: Task, confusion_CC: np.ndarray) -> report.Matrix:
-    counts = tuple(tuple(int(n) for n in row) for row in confusion_CC)
-    return report.Matrix("Labels and predictions", task.classes, counts, "A row is a label.")
-
-
-def confusions(task: Task, confusion_CC: np.ndarray) -> report.Table:
-    """The most frequent mistakes, for more classes than a matrix shows."""
-    # The diagonal is what is right.
-    is_wrong_CC = 1 - np.eye(len(confusion_CC), dtype=np.int64)
-    wrong_CC = confusion_CC * is_wrong_CC
-    most_first = np.argsort(-wrong_CC, axis=None, kind="stable")
-    rows = []
-    for place in most_first[:MOST_CONFUSIONS]:
-        label, predicted = np.unravel_index(place, wrong_CC.shape)
-        count = int(wrong_CC[label, predicted])
-        if count:
-            names = task.classes[label], task.classes[predicted]
-            rows.append((*names, report.number(count)))
-    columns = (("Label", ""), ("Predicted as", ""), ("Images", "num"))
-    return report.Table("Most frequent mistakes", columns, tuple(rows))
-
-
-def _tables(judged: Judged) -> list[report.Table]:
-    tables = []
-    if judged.classes:
-        tables.append(class_table(judged.classes))
-    if judged.slices:
-        tables.append(_by_source(judged.slices))
-    return tables
-
-
-def class_table(classes: tuple[ClassMetrics, ...]) -> report.Table:
-    """The class that does worst comes first; one without images has nothing to say."""
-    worst_first = sorted(classes, key=lambda m: (m.f1 is None, m.f1 or 0.0, m.name))
-    rows = []
-    for m in worst_first:
-        images = report.number(m.images)
-        rows.append((m.name, images, percent(m.precision), percent(m.recall), percent(m.f1)))
-    numbers = (
-        ("Images", "num"),
-        ("Precision", "num"),
-        ("Recall", "num"),
-        ("F1", "num"),
-    )
-    note = "Precision: of those predicted as it. Recall: of those labelled as it."
-    return report.Table("By class, worst first", (("Class", ""), *numbers), tuple(rows), note)
 
 
 def _by_source(slices: tuple[SliceMetrics, ...]) -> report.Table:
     names = list(slices[0].metrics)
     rows = []
     for part in slices:
-        values = (value(name, part.metrics[name]) for name in names)
+        values = (quality_parts.value(name, part.metrics[name]) for name in names)
         rows.append((part.name, report.number(part.images), *values))
     columns = (("Source", ""), ("Images", "num"), *((name, "num") for name in names))
     return report.Table("By source", columns, tuple(rows))
@@ -205,7 +120,7 @@ def _data(card: Card) -> report.Block:
         total = sum(count for _, count in card.balance)
         rows = []
         for name, count in card.balance:
-            rows.append((name, report.number(count), percent(count / total)))
+            rows.append((name, report.number(count), quality_parts.percent(count / total)))
         columns = (("Class", ""), ("Images", "num"), ("Share", "num"))
         tables.append(report.Table("Training images by class", columns, tuple(rows)))
     facts: report.Facts = (*card.data, ("Licence of the images", licence))
@@ -279,13 +194,3 @@ def _kind(task: Task) -> str:
         "probability": "A number from 0 to 1",
         "regression": "A number",
     }[task.kind]
-
-
-def value(metric: str, found: float) -> str:
-    """A metric as people read it: shares in per cent, errors in the labels' unit."""
-    is_share = "accuracy" in metric or metric == "f1"
-    return percent(found) if is_share else report.number(found)
-
-
-def percent(share: float | None) -> str:
-    return "–" if share is None else f"{100 * share:.1f} %"

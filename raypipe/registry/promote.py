@@ -61,6 +61,21 @@ def versions(store: Store) -> list[ModelVersion]:
     return sorted((_model_version(entity) for entity in entities), key=lambda v: v.version)
 
 
+def require_version(store: Store, number: int, fix: str) -> ModelVersion:
+    """The version with this number. Raises DataError with this `fix` if there is none."""
+    known = versions(store)
+    for version in known:
+        if version.version == number:
+            return version
+    numbers = ", ".join(str(version.version) for version in known)
+    raise DataError(
+        f"The model {store.model!r} has no version {number}",
+        got=store.uri,
+        rule=f"Versions: {numbers or 'none'}",
+        fix=fix,
+    )
+
+
 def register(
     store: Store, run_id: str, package: Path, key: str, tags: dict[str, str]
 ) -> ModelVersion:

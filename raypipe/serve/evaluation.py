@@ -26,9 +26,9 @@ from pydantic import Field
 from raypipe.config import Section
 from raypipe.errors import ConfigError, DataError, nearest
 from raypipe.images import measure
-from raypipe.models import calibrate, metrics
-from raypipe.models.calibrate import Calibration
-from raypipe.models.metrics import ClassMetrics
+from raypipe.images.measure import LOOKS
+from raypipe.models import metrics
+from raypipe.models.quality import Quality, quality
 from raypipe.models.slices import Sliced, sliced
 from raypipe.models.tasks import NUMERIC, Task
 from raypipe.registry.package import Attempt, Package
@@ -36,7 +36,6 @@ from raypipe.serve.shared_package import share
 from raypipe.tables import label_column, scan
 from raypipe.tables.table import Columns, ImageTable, TableConfig, TableVersion
 
-LOOKS = ("brightness", "contrast", "sharpness")
 _TEXT = "text:"  # before the name of a column of slices
 
 
@@ -44,7 +43,8 @@ class EvaluateConfig(Section):
     """Which model is evaluated on which table, and how its slices are made."""
 
     model: str | None = None
-    """The registered version: a number, an alias, or models:/NAME@ALIAS. null: the champion."""
+    """The registered version: a number, an alias, or models:/NAME@ALIAS with the NAME of the job's
+    own model; another NAME is not looked for. null: the champion."""
 
     table: TableConfig | None = None
     """The labelled table. null: the job's own table, its test split alone."""
@@ -84,23 +84,19 @@ class Evaluation:
 
     model: str
     table: TableVersion
-    task: Task
-    images: int
-    """Labelled images that decode."""
+    quality: Quality
+    """Of the labelled images that decode."""
 
     skipped: dict[str, int]
     """Images that are not judged, by the reason."""
 
-    metrics: dict[str, float]
-    classes: tuple[ClassMetrics, ...]
-    confusion_CC: np.ndarray | None
-    calibration: Calibration | None
-    numbers: tuple[np.ndarray, np.ndarray] | None
-    """(labels, predictions) of the tasks that predict a number."""
-
     sliced: Sliced
     grouped_by: str | None
     mistakes: tuple[Mistake, ...]
+
+    @property
+    def task(self) -> Task:
+        return self.quality.task
 
 
 def evaluate(
@@ -124,7 +120,7 @@ def evaluate(
     if not len(rows):
         raise DataError(
             f"{version} has no image to evaluate on",
-            got=_in_words(skipped) or where or None,
+            got=in_words(skipped) or where or None,
             rule="An evaluation needs images that decode, with labels",
             fix="Check evaluate.table, its where, and its label column",
         )
@@ -155,30 +151,19 @@ def evaluate(
         least=cfg.least_images,
         seed=seed,
     )
-    has_probabilities = task.kind != "regression"
-    numbers = (targets_NC[:, 0].astype(np.float64), scores_NC[:, 0].astype(np.float64))
     return Evaluation(
         model=name,
         table=version,
-        task=task,
-        images=len(rows),
+        quality=quality(task, scores_NC, targets_NC, metrics.overall(task, scores_NC, targets_NC)),
         skipped=skipped,
-        metrics=metrics.overall(task, scores_NC, targets_NC),
-        classes=metrics.by_class(task, scores_NC, targets_NC),
-        confusion_CC=(
-            metrics.confusion(scores_NC, targets_NC) if task.kind == "single_label" else None
-        ),
-        calibration=(
-            calibrate.calibration(task.kind, scores_NC, targets_NC) if has_probabilities else None
-        ),
-        numbers=numbers if is_number else None,
         sliced=found,
         grouped_by=cfg.group,
         mistakes=_mistakes(task, rows, scores_NC, targets_NC, cfg.mistakes),
     )
 
 
-def _in_words(skipped: dict[str, int]) -> str:
+def in_words(skipped: dict[str, int]) -> str:
+    """How many images are not judged, and why; "" where all are."""
     return ", ".join(f"{count:,} {why}" for why, count in skipped.items())
 
 

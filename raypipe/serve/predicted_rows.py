@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from raypipe.images import measure
 from raypipe.images.decode import BadImage, open_image
+from raypipe.images.measure import LOOKS
 from raypipe.registry.package import Package
 from raypipe.tables.table import Columns
 
@@ -20,7 +21,6 @@ FORMAT = 3
 """Of a row. Format 2 has no `error`, no looks, and one commit a prediction; format 1 neither key
 nor sha256. Predictions of older formats are made again."""
 
-LOOKS = ("brightness", "contrast", "sharpness")
 SCHEMA = pa.schema(
     [
         ("image_id", pa.string()),

@@ -26,21 +26,15 @@ from raypipe.tables import retries, scan
 from raypipe.tables.address import resolve
 from raypipe.tables.commits import TRIES, Moved, append_once
 from raypipe.tables.provenance import commit_properties
+from raypipe.tables.schema import SCHEMA
 from raypipe.tables.table import ImageTable
 
 _TIME = pa.timestamp("us", tz="UTC")
+# An image table, without what only ingest finds out.
+_NOT_HERE = ("look", "family", "image")
 IMAGES = pa.schema(
     [
-        ("image_id", pa.string()),
-        ("label", pa.string()),
-        ("split", pa.string()),
-        ("source", pa.string()),
-        ("path", pa.string()),
-        ("format", pa.string()),
-        ("width", pa.int32()),
-        ("height", pa.int32()),
-        ("bytes", pa.int64()),
-        ("sha256", pa.string()),
+        *(field for field in SCHEMA if field.name not in _NOT_HERE),
         ("time", _TIME),
         ("image", pa.binary()),
     ]
@@ -160,35 +154,6 @@ class RequestLog:
         table = ImageTable(self.tables.images, storage_options=self.options)
         ids = scan.rows(table, table.pin(version), ["image_id"], {})["image_id"]
         return {_short(name) for name in ids.to_pylist()}
-
-
-def labels_by_image(
-    tables: RequestTables, options: dict[str, str] | None = None
-) -> dict[str, str | None]:
-    """The label that users gave each image, by its image_id; the last one counts.
-
-    Empty where nobody gave one.
-    """
-    if not ImageTable.exists(tables.feedback, options):
-        return {}
-    # A label names a request, and the request's answer names the image.
-    feedback = _rows(tables.feedback, ["request_id", "label", "time"], options)
-    answers = _rows(tables.answers, ["request_id", "image_id"], options)
-    image_of = dict(
-        zip(answers["request_id"].to_pylist(), answers["image_id"].to_pylist(), strict=True)
-    )
-    labels: dict[str, str | None] = {}
-    # In the order of time: later labels replace earlier ones.
-    for row in feedback.sort_by("time").to_pylist():
-        image = image_of.get(row["request_id"])
-        if image is not None:
-            labels[image] = row["label"]
-    return labels
-
-
-def _rows(uri: str, columns: list[str], options: dict[str, str] | None) -> pa.Table:
-    table = ImageTable(uri, storage_options=options)
-    return scan.rows(table, table.pin(None), columns, {})
 
 
 def _short(sha256: str) -> bytes:

@@ -14,7 +14,7 @@ import torch
 
 from raypipe import report
 from raypipe.feed.dataset import Pinned
-from raypipe.models import calibrate, metrics
+from raypipe.models.quality import quality
 from raypipe.models.tasks import NUMERIC, tags
 from raypipe.registry import tracking
 from raypipe.registry.card import Card, Judged, SliceMetrics
@@ -87,27 +87,12 @@ def _judged(job: TrainJob, pinned: Pinned, unseen: Unseen) -> Judged:
     # The scores are those of the package, calibrated if it is.
     task, scores_NC = pinned.task, unseen.reference.scores_NC
     targets_NC = task.targets(torch.tensor(unseen.labels_N)).numpy()
-    calibration = None
-    if task.kind != "regression" and len(scores_NC):
-        calibration = calibrate.calibration(task.kind, scores_NC, targets_NC)
-    numbers = None
-    if task.kind in NUMERIC:
-        numbers = (targets_NC[:, 0].astype(np.float64), scores_NC[:, 0].astype(np.float64))
-    # Only of one label an image: tags are not confused with each other.
-    confusion_CC = None
-    if task.kind == "single_label":
-        confusion_CC = metrics.confusion(scores_NC, targets_NC)
     everything = np.ones(len(scores_NC), bool)
     return Judged(
         split=unseen.split,
         caution=_caution(job, unseen),
-        images=len(scores_NC),
-        metrics=_metrics(pinned, unseen, everything),
-        classes=metrics.by_class(task, scores_NC, targets_NC),
+        quality=quality(task, scores_NC, targets_NC, _metrics(pinned, unseen, everything)),
         slices=_slices(job, pinned, unseen),
-        confusion_CC=confusion_CC,
-        calibration=calibration,
-        numbers=numbers,
     )
 
 

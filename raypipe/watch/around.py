@@ -68,12 +68,19 @@ def _sampling(
     """How the challenger's training rows are drawn. A mix is the job's, else the champion's where
     it knows all the sources.
     """
-    wanted, feed = watch.retrain_sampling, champions.feed
+    feed = champions.feed
+    wanted = watch.retrain_sampling
     if wanted == "auto":
-        wanted = "sources" if feed.sampling == "natural" and len(sources) > 1 else feed.sampling
-    known = feed.mix if feed.mix and set(feed.mix) == set(sources) else None
-    mix = (job.feed.mix or known) if wanted == "sources" else None
-    weights = (job.feed.weights or feed.weights) if wanted == "weighted" else feed.weights
+        # Several sources, and nobody has said how often each is drawn: equally often.
+        several = feed.sampling == "natural" and len(sources) > 1
+        wanted = "sources" if several else feed.sampling
+    mix = None
+    if wanted == "sources":
+        knows_all = bool(feed.mix) and set(feed.mix or ()) == set(sources)
+        mix = job.feed.mix or (feed.mix if knows_all else None)
+    weights = feed.weights
+    if wanted == "weighted":
+        weights = job.feed.weights or weights
     return {"feed.sampling": wanted, "feed.mix": mix, "feed.weights": weights}
 
 

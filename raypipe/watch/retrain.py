@@ -35,6 +35,7 @@ from raypipe.tables import label_column, scan
 from raypipe.tables.commits import rows_once
 from raypipe.train import trainer
 from raypipe.train.job import TrainJob
+from raypipe.train.loop import LoopState
 from raypipe.train.publish import publish
 from raypipe.watch import around, decide
 from raypipe.watch.check import CheckResult, now
@@ -146,7 +147,11 @@ def _train(store: Store, job: TrainJob, opened: Pinned, say: Callable[[str], Non
     """The champion's settings and no others, on the new rows."""
     say(f"Training a challenger on {_table(job)} with {_workers(job)}")
     planned = trainer.plan(job, _pin(job, opened))
-    result = trainer.run(planned, lambda m, s: say(f"epoch {s.epoch}: " + decide.headline(m)))
+
+    def told(metrics: dict[str, float], state: LoopState) -> None:
+        say(f"epoch {state.epoch}: {decide.headline(metrics)}")
+
+    result = trainer.run(planned, told)
     return publish(store, planned, result, "challenger")
 
 
@@ -192,15 +197,21 @@ def _workers(job: TrainJob) -> str:
 
 def _labelled_by_source(job: TrainJob, pinned: Pinned) -> dict[str, int]:
     """Labelled training rows of each source; a table without sources is one."""
-    c = pinned.table.columns
+    names = pinned.table.columns
     fields = {field.name for field in pinned.table.at(pinned.version).schema().fields}
-    named = c.source in fields
-    columns = [c.label, c.source] if named else [c.label]
-    rows = scan.rows(pinned.table, pinned.version, columns, pinned.rows_of(job.feed.train))
-    labels = label_column.read(rows[c.label], pinned.task.kind, c.label)
+    has_sources = names.source in fields
+    wanted = [names.label]
+    if has_sources:
+        wanted.append(names.source)
+    trained_on = pinned.rows_of(job.feed.train)
+    rows = scan.rows(pinned.table, pinned.version, wanted, trained_on)
+    # A row whose label is blank teaches nothing.
+    labels = label_column.read(rows[names.label], pinned.task.kind, names.label)
     labelled = rows.filter(labels.is_valid())
-    sources = labelled[c.source].to_pylist() if named else ["all"] * len(labelled)
-    return dict(Counter(map(str, sources)))
+    if not has_sources:
+        return {"all": len(labelled)} if len(labelled) else {}
+    sources = [str(source) for source in labelled[names.source].to_pylist()]
+    return dict(Counter(sources))
 
 
 def _judge(
@@ -304,6 +315,10 @@ def _as_rows(
 def _decided(row: dict[str, Any]) -> tuple[tuple[Comparison, ...], Comparison | None, Decision]:
     """(slices, all rows together, decision) from a row that `_as_rows` wrote."""
     judged = json.loads(row["slices"])
-    union = Comparison(**judged["union"]) if judged["union"] else None
-    slices = tuple(Comparison(**s) for s in judged["slices"])
-    return slices, union, Decision(row["promoted"], row["reason"])
+    slices = tuple(Comparison(**fields) for fields in judged["slices"])
+    # Without any row there was nothing to compare.
+    union = None
+    if judged["union"]:
+        union = Comparison(**judged["union"])
+    decision = Decision(row["promoted"], row["reason"])
+    return slices, union, decision

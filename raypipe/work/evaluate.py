@@ -12,9 +12,9 @@ from raypipe.config import key_of
 from raypipe.errors import DataError
 from raypipe.feed.dataset import pin
 from raypipe.job import Job
-from raypipe.models.tasks import NUMERIC
-from raypipe.registry import card, promote, tracking
+from raypipe.registry import promote, tracking
 from raypipe.registry.package import Package
+from raypipe.registry.quality_parts import value
 from raypipe.registry.tracking import Store
 from raypipe.serve import evaluation, evaluation_page
 from raypipe.serve.evaluation import Evaluation
@@ -40,8 +40,8 @@ class Evaluated(Result):
         facts: Facts = {
             "model": done.model,
             "table": str(done.table),
-            "images": done.images,
-            "metrics": done.metrics,
+            "images": done.quality.images,
+            "metrics": done.quality.metrics,
             "in short": evaluation_page.headline(done),
         }
         if done.skipped:
@@ -53,27 +53,27 @@ class Evaluated(Result):
         return {
             "model": done.model,
             "table": str(done.table),
-            "images": done.images,
+            "images": done.quality.images,
             "skipped": done.skipped,
-            "metrics": done.metrics,
+            "metrics": done.quality.metrics,
             "interval": [done.sliced.low, done.sliced.high],
             "slices": [asdict(part) for part in done.sliced.slices],
-            "calibration_error": done.calibration.error if done.calibration else None,
+            "calibration_error": _calibration_error(done),
             "report": str(self.page),
         }
 
     def tables(self) -> list[Table]:
-        metric = "mae" if self.done.task.kind in NUMERIC else "accuracy"
+        name = evaluation_page.metric(self.done)
         rows = []
         for part in self.done.sliced.slices[:SHOWN]:
-            ends = f"{card.value(metric, part.low)} to {card.value(metric, part.high)}"
+            ends = evaluation_page.interval(self.done, part)
             verdict = "worse" if part.worse else ""
-            value = card.value(metric, part.value)
-            rows.append([evaluation_page.called(part), part.images, value, ends, verdict])
+            shown = value(name, part.value)
+            rows.append([evaluation_page.called(part), part.images, shown, ends, verdict])
         if not rows:
             return []
         return [
-            Table("Slices, worst first", ["images where", "images", metric, "interval", ""], rows)
+            Table("Slices, worst first", ["images where", "images", name, "interval", ""], rows)
         ]
 
     def report_page(self) -> str | None:
@@ -120,6 +120,11 @@ def evaluate(job: Job, show: Show) -> Evaluated:
     return Evaluated(done, page)
 
 
+def _calibration_error(done: Evaluation) -> float | None:
+    calibration = done.quality.calibration
+    return calibration.error if calibration else None
+
+
 def _model(store: Store, wanted: str | None) -> Model:
     """A version by number or alias, the champion by default."""
     named = MODEL.fullmatch(wanted or "")
@@ -128,14 +133,9 @@ def _model(store: Store, wanted: str | None) -> Model:
         champion = promote.require_champion(store)
         return Model(promote.fetch(store, champion), champion)
     if word.isdecimal():
-        for version in promote.versions(store):
-            if version.version == int(word):
-                return Model(promote.fetch(store, version), version)
-        raise DataError(
-            f"The model {store.model!r} has no version {word}",
-            got=store.uri,
-            fix="evaluate.model=champion is the model in use",
-        )
+        fix = "evaluate.model=champion is the model in use"
+        version = promote.require_version(store, int(word), fix)
+        return Model(promote.fetch(store, version), version)
     aliased = promote.require_champion(replace(store, alias=word))
     return Model(promote.fetch(store, aliased), aliased)
 
@@ -170,7 +170,9 @@ def _log(store: Store, key: str, done: Evaluation, page: Path) -> None:
     """An MLflow run of the evaluation; the same evaluation is logged once."""
 
     def log_into(run_id: str) -> None:
-        tracking.log_metrics(store, run_id, {f"eval.{k}": v for k, v in done.metrics.items()})
+        tracking.log_metrics(
+            store, run_id, {f"eval.{k}": v for k, v in done.quality.metrics.items()}
+        )
         tracking.log_text(store, run_id, page.read_text(encoding="utf-8"), page.name)
 
     params = {"model": done.model}

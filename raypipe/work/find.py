@@ -72,14 +72,9 @@ def _find(model: str, settings: Mapping[str, Any], overrides: Sequence[str]) -> 
     if named["version"] is None:
         champion = promote.require_champion(store)
         return Model(promote.fetch(store, champion), champion)
-    for version in promote.versions(store):
-        if version.version == int(named["version"]):
-            return Model(promote.fetch(store, version), version)
-    raise DataError(
-        f"The model {named['name']!r} has no version {named['version']}",
-        got=store.uri,
-        fix=f"models:/{named['name']}@champion is the model in use",
-    )
+    fix = f"models:/{named['name']}@champion is the model in use"
+    version = promote.require_version(store, int(named["version"]), fix)
+    return Model(promote.fetch(store, version), version)
 
 
 def require_store(run: RunConfig, registry: RegistryConfig) -> None:

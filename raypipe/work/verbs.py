@@ -7,6 +7,7 @@ and run again.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from raypipe.cluster.connect import connect
 from raypipe.config import replace, save
@@ -33,7 +34,6 @@ from raypipe.watch import check as drift_check
 from raypipe.watch import retrain as loop
 from raypipe.watch.check import CheckResult
 from raypipe.work import evaluate as evaluation
-from raypipe.work import serve as serving
 from raypipe.work.evaluate import Evaluated
 from raypipe.work.results import (
     Cleaned,
@@ -45,8 +45,10 @@ from raypipe.work.results import (
     Searched,
     Trained,
 )
-from raypipe.work.serve import Served
 from raypipe.work.show import Show
+
+if TYPE_CHECKING:
+    from raypipe.work.serve import Served
 
 
 def ingest(job: Job, show: Show) -> Ingested:
@@ -192,6 +194,9 @@ def evaluate(job: Job, show: Show) -> Evaluated:
 
 def serve(job: Job, show: Show) -> Served:
     """The champion behind HTTP, until SIGTERM or SIGINT."""
+    # Not at the top: the other verbs should not wait for a web server's imports.
+    from raypipe.work import serve as serving
+
     return serving.serve(job, show)
 
 

@@ -7,9 +7,8 @@ from datetime import datetime, timezone
 import numpy as np
 import pytest
 
-from raypipe.models.calibrate import calibration
 from raypipe.models.labels import NUMERIC, Kind
-from raypipe.models.metrics import by_class, confusion
+from raypipe.models.quality import quality
 from raypipe.models.tasks import Task
 from raypipe.registry.card import Card, Judged, SliceMetrics, html, markdown
 
@@ -26,13 +25,8 @@ def card(kind: Kind, classes: tuple[str, ...] = HOSTILE, use: str = "") -> Card:
     judged = Judged(
         split="val",
         caution="It chose the epoch.",
-        images=60,
-        metrics={"accuracy": 0.51234, "mae": 1.25},
-        classes=by_class(task, scores_NC, targets_NC),
+        quality=quality(task, scores_NC, targets_NC, {"accuracy": 0.51234, "mae": 1.25}),
         slices=(SliceMetrics("day", 40, {"mae": 1.0}), SliceMetrics(HOSTILE[0], 20, {"mae": 2.0})),
-        confusion_CC=confusion(scores_NC, targets_NC) if kind == "single_label" else None,
-        calibration=None if kind == "regression" else calibration(kind, scores_NC, targets_NC),
-        numbers=(targets_NC[:, 0], scores_NC[:, 0]) if kind in NUMERIC else None,
     )
     return Card(
         name=HOSTILE[0],

@@ -110,7 +110,7 @@ def test_the_planted_slice_is_the_worst_and_its_interval_covers_the_truth(
         run={"dir": str(run / "run")},
         evaluate={"slices": ["line"], "group": "part"},
     )
-    assert done.done.metrics["accuracy"] == pytest.approx(np.mean(right))
+    assert done.done.quality.metrics["accuracy"] == pytest.approx(np.mean(right))
     assert {part.groups < part.images for part in done.done.sliced.slices} == {True}
     assert "worse where brightness" in repr(done) and "Slices, worst first" in done._repr_html_()
     assert len(store.client.search_runs([store.experiment_id])) == before + 1

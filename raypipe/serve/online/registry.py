@@ -91,13 +91,5 @@ class Registry:
 
 def pinned(store: Store, number: int) -> ModelVersion:
     """The version with this number. Raises DataError if there is none."""
-    known = promote.versions(store)
-    for version in known:
-        if version.version == number:
-            return version
-    raise DataError(
-        f"{store.model!r} has no version {number}",
-        got=store.uri,
-        rule=f"Versions: {', '.join(str(version.version) for version in known) or 'none'}",
-        fix="Set serve.version to one of them, or leave it out to follow the alias",
-    )
+    fix = "Set serve.version to one of them, or leave it out to follow the alias"
+    return promote.require_version(store, number, fix)

@@ -97,17 +97,14 @@ class Replica:
         self.app = Front(
             http.build(parts), Rates(cfg.rate), setup.token_digest, self._version, self._count
         )
-        self._server: _Listening | None = None
-        _here.append(self)
-        if cfg.entry == "replica":
-            self._server = _listen(self.app, cfg.host, setup.port)
+        self._server = _listen(self.app, cfg.host, setup.port)
         log.info("Serving %s, %s", served.version, plan)
 
     def check_health(self) -> None:
         """Raise if this replica cannot answer any more: Ray Serve replaces it."""
         if not self.batcher.alive():
             raise RuntimeError("a worker thread has ended")
-        if self._server is not None and not self._server.thread.is_alive():
+        if not self._server.thread.is_alive():
             raise RuntimeError("the HTTP server has ended")
 
     def status(self) -> dict[str, Any]:
@@ -158,14 +155,6 @@ class Replica:
             served = self.models.of(role)
             if served is not None:
                 self.metrics.serving.labels(served.version, role).set(1)
-
-
-_here: list[Replica] = []  # the replica of this process
-
-
-async def late_app(scope: Any, receive: Any, send: Any) -> None:
-    """The replica's app, for Ray Serve's proxy: that wants an app before there is a replica."""
-    await _here[-1].app(scope, receive, send)
 
 
 def _plan(cfg: ServeConfig, served: Served, workers: int) -> batching.BatchPlan:

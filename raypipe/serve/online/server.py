@@ -12,9 +12,8 @@ What each part does:
 health, replaces those that die, and ends them with grace.
 
 **Requests do not pass through Ray.** Each replica listens on the port itself (SO_REUSEPORT: the
-kernel shares connections out). Ray Serve's proxy would take every request apart, hand it to the
-replica and put the answer together, on the CPUs that the model needs. `serve.entry=proxy` uses it
-all the same: for a cluster where nodes without a replica must answer too.
+kernel shares connections out). Ray Serve's proxy is not started. So a node answers only if it has a
+replica.
 
 **A promotion is no deployment.** An update of Ray Serve stops replicas, and one that fails has lost
 requests (ray PR #66252). So nothing is deployed when the alias moves: each replica loads the new
@@ -45,7 +44,7 @@ from raypipe.registry.promote import ModelVersion
 from raypipe.registry.tracking import RegistryConfig
 from raypipe.serve.online import metrics, token
 from raypipe.serve.online.registry import Registry, pinned
-from raypipe.serve.online.replica import Replica, Setup, late_app
+from raypipe.serve.online.replica import Replica, Setup
 from raypipe.serve.online.settings import ServeConfig
 
 log = logging.getLogger("raypipe")
@@ -102,7 +101,7 @@ def running(run: RunConfig, registry: RegistryConfig, cfg: ServeConfig) -> Itera
     port = cfg.port or _free_port(cfg.host)
     requests = cfg.requests or str(run.path / "requests")
     setup = Setup(server, cfg, port, _workers(cfg), digest, requests)
-    _start_serve(cfg, port)
+    _start_serve()
     # Ray Serve ends what it has begun only if it is told to.
     try:
         handle = serve.run(
@@ -155,21 +154,16 @@ def _application(setup: Setup, run: RunConfig, registry: RegistryConfig) -> Any:
         max_ongoing_requests=100,
         ray_actor_options={"num_cpus": 0},
     )
-    answering: Any = Replica
-    if cfg.entry == "proxy":
-        answering = serve.ingress(late_app)(Replica)
     # Threads of torch are the batcher's to choose.
     environment = metrics.environment(setup.server) | {"OMP_NUM_THREADS": "1"}
-    replicas = serve.deployment(answering).options(
+    replicas = serve.deployment(Replica).options(
         name="replica",
         num_replicas=cfg.replicas,
-        max_ongoing_requests=max(cfg.queue, 100),
         graceful_shutdown_timeout_s=40,
         graceful_shutdown_wait_loop_s=0.2,
         health_check_period_s=5,
         ray_actor_options={
             "num_cpus": setup.workers,
-            "num_gpus": cfg.gpus,
             "runtime_env": {"env_vars": environment},
         },
     )
@@ -186,16 +180,13 @@ def _workers(cfg: ServeConfig) -> int:
     return max(1, int(max(cpus, default=1)) // cfg.replicas)
 
 
-def _start_serve(cfg: ServeConfig, port: int) -> None:
-    """Start Ray Serve on this cluster, unless it runs; without its proxy if nobody needs it."""
+def _start_serve() -> None:
+    """Start Ray Serve on this cluster, unless it runs; without its proxy, which nobody needs."""
     from ray import serve
 
     # What it says at every step is for who writes deployments.
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
-    if cfg.entry == "proxy":
-        serve.start(http_options={"host": cfg.host, "port": port})
-    else:
-        serve.start(proxy_location="Disabled")
+    serve.start(proxy_location="Disabled")
 
 
 def _delete(name: str) -> None:

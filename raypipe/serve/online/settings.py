@@ -38,18 +38,11 @@ class ServeConfig(Section):
     null: the environment variable RAYPIPE_SERVE_TOKEN; without both, no token is asked for."""
 
     replicas: int = Field(default=1, ge=1)
-    """Processes that answer. Each holds the model and follows the alias by itself."""
+    """Processes that answer. Each holds the model, listens on the port and follows the alias by
+    itself; the kernel shares connections out."""
 
     cpus: int | None = Field(default=None, ge=1)
     """CPUs and worker threads of a replica. null: the node's CPUs, shared among the replicas."""
-
-    gpus: float = Field(default=0, ge=0)
-    """GPUs of a replica. A fraction shares one GPU among replicas."""
-
-    entry: Literal["replica", "proxy"] = "replica"
-    """replica: each replica listens on the port itself, and the kernel shares connections out; on a
-    cluster, every node that has a replica answers. proxy: Ray Serve's HTTP proxy listens and hands
-    requests on, which costs CPU for each of them."""
 
     batching: Literal["auto", "on", "off"] = "auto"
     """auto: measure at start which batch sizes pay on this machine, and use only those. on: predict
