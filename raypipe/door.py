@@ -37,6 +37,7 @@ from raypipe.work.names import run_of
 from raypipe.work.results import (
     Cleaned,
     Drifted,
+    Followed,
     Ingested,
     Predicted,
     Retrained,
@@ -76,7 +77,7 @@ def tune(table: PathLike | None = None, **settings: Any) -> Searched:
 
 def predict(
     table: PathLike | None = None, *, batch: PathLike | None = None, **settings: Any
-) -> Predicted:
+) -> Predicted | Followed:
     """Predict every image of the table `batch`, or of `table`, with the champion of `table`."""
     return verbs.predict(_job(table, {"predict.table.uri": batch}, settings), Console())
 

@@ -117,7 +117,7 @@ def test_its_model_is_refused_with_the_way_out_and_then_predicts_as_it_did(
     assert code == 0, err
     assert sum(json.loads(out)["labels"].values()) == 48
     found = rows(left / "run" / "predictions")
-    assert Counter(r["format"] for r in found) == {None: 48, 3: 48}  # what was there stays there
+    assert Counter(r["format"] for r in found) == {None: 48, 4: 48}  # what was there stays there
     then, now = (
         {r["image_id"]: r["scores"] for r in found if bool(r["key"]) is new}
         for new in (False, True)

@@ -221,11 +221,30 @@ def _of_table(overrides: list[str]) -> list[str]:
     return [f"run.name={dumps(run['name'])}", f"run.dir={dumps(run['dir'])}", *overrides]
 
 
-_verb(
-    "predict",
-    "Predict every image of a table version into a Delta table.",
-    "predict.table.uri=tables/new",
-)
+@app.command("predict")
+def predict(
+    config: Config,
+    overrides: Overrides = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Go on with the table's new versions until SIGTERM.")
+    ] = False,
+    once: Annotated[
+        bool, typer.Option("--once", help="Predict what is new since the last time, and end.")
+    ] = False,
+    json: Json = False,
+    submit: Submit = None,
+) -> None:
+    """Predict every image of a table version into a Delta table; with --follow or --once only new
+    and changed ones.
+
+    Example: [bold]raypipe predict jobs/configs/solar.yaml predict.table.uri=tables/new[/bold]
+    """
+    given = list(overrides or [])
+    if follow or once:
+        given.append(f"predict.follow={'once' if once else 'always'}")
+    run_verb("predict", config, given, json, submit)
+
+
 _verb(
     "retrain",
     "Check for drift; on drift and with labels train a challenger, compare, promote when better.",

@@ -31,6 +31,7 @@ Encoded: TypeAlias = bytes | memoryview  # or any other contiguous buffer, such 
 Picture: TypeAlias = bytes | memoryview | np.ndarray  # encoded, or pixels_HWC that are decoded
 FORMATS: tuple[Format, ...] = ("JPEG", "PNG", "WEBP")
 MAX_PIXELS = 64_000_000
+PNG = b"\x89PNG\r\n\x1a\n"
 
 # inspect's gray picture may be this small. A cell of the hash is then 7 pixels wide, which changes
 # 2 of its 256 bits.
@@ -202,7 +203,12 @@ def _decode_slots(
         except BadImage as bad:
             errors[slot] = bad
 
-    with ThreadPoolExecutor(max(1, threads)) as pool:
+    # A pool of one thread only adds waiting: 10 us an image.
+    if threads <= 1:
+        for slot in range(len(encoded)):
+            decode_slot(slot)
+        return pixels_BHWC, errors
+    with ThreadPoolExecutor(threads) as pool:
         list(pool.map(decode_slot, range(len(encoded))))
     return pixels_BHWC, errors
 
@@ -213,6 +219,25 @@ def _own_pixels(array: np.ndarray) -> np.ndarray:
         detail = f"{array.dtype} of shape {array.shape}, not uint8 RGB (height, width, 3)"
         raise BadImage("not_pixels", detail)
     return np.array(array, order="C", copy=True)
+
+
+def size(data: Encoded | None) -> tuple[int, int] | None:
+    """(width, height) in pixels as stored, from the header alone; None where there is none.
+
+    Of a JPEG or PNG it takes 2 us, where Pillow reads the whole header in 50.
+    """
+    head = bytes(data[:24]) if data else b""
+    if head.startswith(PNG) and head[12:16] == b"IHDR":
+        return int.from_bytes(head[16:20], "big"), int.from_bytes(head[20:24], "big")
+    if head.startswith(jpeg.START):
+        found = jpeg.size(bytes(data or b""))
+        if found is not None:
+            return found
+    try:
+        with open_image(data or b"") as image:
+            return image.width, image.height
+    except BadImage:
+        return None
 
 
 def encode_png(pixels_HWC: np.ndarray) -> bytes:

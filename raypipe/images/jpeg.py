@@ -84,6 +84,15 @@ def decode(
     return Jpeg(pixels_HWC, width, height, mode, header.tagged)
 
 
+def size(data: bytes) -> tuple[int, int] | None:
+    """(width, height) in the header; None where it cannot be read."""
+    try:
+        height, width, *_ = simplejpeg.decode_jpeg_header(data)
+    except ValueError:
+        return None
+    return width, height
+
+
 def _shrink(shorter_px: int, least_px: int | None) -> int:
     """The largest factor that leaves the shorter side at least_px or more."""
     if least_px:

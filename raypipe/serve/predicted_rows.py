@@ -1,4 +1,4 @@
-"""The rows of a batch of predictions, made in a worker process of Ray.
+"""The rows of a batch of predictions, made in a worker process of Ray, and whole.
 
 An image that does not decode is a row too, with `error` and without label, scores and embedding:
 so a prediction has exactly the rows of the table that it predicts.
@@ -7,19 +7,19 @@ so a prediction has exactly the rows of the table that it predicts.
 from __future__ import annotations
 
 import hashlib
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from raypipe.images import measure
-from raypipe.images.decode import BadImage, open_image
+from raypipe.images import decode, measure
 from raypipe.images.measure import LOOKS
 from raypipe.registry.package import Package
 from raypipe.tables.table import Columns
 
-FORMAT = 3
-"""Of a row. Format 2 has no `error`, no looks, and one commit a prediction; format 1 neither key
-nor sha256. Predictions of older formats are made again."""
+FORMAT = 4
+"""Of a row. Format 3 has no `line`; format 2 no `error`, no looks, and one commit a prediction;
+format 1 neither key nor sha256. Predictions of older formats are made again."""
 
 SCHEMA = pa.schema(
     [
@@ -39,11 +39,22 @@ SCHEMA = pa.schema(
         *((look, pa.float32()) for look in LOOKS),
         ("width", pa.int32()),
         ("height", pa.int32()),
-        # The part of the prediction, and the rows of all its parts: fewer are no whole prediction.
+        # The prediction's model, table and selection, whatever the version: those of one line can
+        # add to each other. `version` is the number of the table's version.
+        ("line", pa.string()),
+        ("version", pa.int64()),
+        # The prediction that this one adds to, or null.
+        ("base", pa.string()),
+        # True: the row of the base with this id and sha256 is not in this version any more.
+        ("gone", pa.bool_()),
+        # The part of the prediction, and its rows in all parts: with fewer it is not finished.
         ("part", pa.string()),
         ("rows", pa.int64()),
     ]
 )
+# Equal in all rows of a part. They say which parts of which predictions a table has.
+CONSTANT = ("line", "key", "base", "version", "rows", "part")
+GONE = "gone: not in the table any more"
 # What differs from row to row; the rest is the same in all rows of a part.
 OF_ROWS = (
     *("image_id", "label", "scores", "embedding", "sha256", "error"),
@@ -52,11 +63,10 @@ OF_ROWS = (
 )
 
 
-def predicted(package: Package, batch: pa.Table, names: Columns) -> pa.Table:
+def predicted(package: Package, batch: pa.Table, names: Columns, threads: int = 1) -> pa.Table:
     """The columns OF_ROWS of one batch of images (columns id and image), in its order."""
     images = batch[names.image].to_pylist()
-    # Ray Data runs one task a CPU, so a task has one thread.
-    attempt = package.attempt(images, threads=1)
+    attempt = package.attempt(images, threads)
     predictions = attempt.predictions
     good = np.array(attempt.good, dtype=np.int64)
 
@@ -67,7 +77,7 @@ def predicted(package: Package, batch: pa.Table, names: Columns) -> pa.Table:
         labels[place] = label
     for place, error in attempt.errors.items():
         errors[place] = error
-    sizes = [_size(image) for image in images]
+    sizes = [decode.size(image) or (None, None) for image in images]
     columns = {
         "image_id": batch[names.id].cast(pa.string()).combine_chunks(),
         "label": pa.array(labels, pa.string()),
@@ -84,6 +94,28 @@ def predicted(package: Package, batch: pa.Table, names: Columns) -> pa.Table:
     columns["width"] = pa.array([width for width, _ in sizes], pa.int32())
     columns["height"] = pa.array([height for _, height in sizes], pa.int32())
     return pa.table([columns[name] for name in OF_ROWS], names=list(OF_ROWS))
+
+
+def gone(names: list[str | None], hashes: list[str | None]) -> pa.Table:
+    """Rows that say: the base's row of this id and sha256 is not in this version."""
+    rows = pa.table(
+        {"image_id": pa.array(names, pa.string()), "sha256": pa.array(hashes, pa.string())}
+    )
+    return rows.append_column("error", pa.repeat(GONE, len(rows)))
+
+
+def whole(tables: list[pa.Table], same: dict[str, Any]) -> pa.Table:
+    """The rows of a part in SCHEMA. same: columns with one value; null where neither has one."""
+    rows = pa.concat_tables(tables).combine_chunks()
+    columns: list[pa.Array | pa.ChunkedArray] = []
+    for field in SCHEMA:
+        if field.name in rows.column_names:
+            columns.append(rows[field.name].cast(field.type))
+        elif same.get(field.name) is None:
+            columns.append(pa.nulls(len(rows), field.type))
+        else:
+            columns.append(pa.repeat(pa.scalar(same[field.name], field.type), len(rows)))
+    return pa.table(columns, SCHEMA)
 
 
 def _vectors(values_ND: np.ndarray, good: np.ndarray, rows: int) -> pa.Array:
@@ -105,12 +137,3 @@ def _vectors(values_ND: np.ndarray, good: np.ndarray, rows: int) -> pa.Array:
 
 def _sha256(image: bytes | None) -> str | None:
     return None if image is None else hashlib.sha256(image).hexdigest()
-
-
-def _size(image: bytes | None) -> tuple[int | None, int | None]:
-    """(width, height) in pixels, from the header alone; (None, None) where there is none."""
-    try:
-        with open_image(image or b"") as opened:
-            return opened.width, opened.height
-    except BadImage:
-        return None, None

@@ -24,18 +24,25 @@ _opened: dict[str, Package] = {}  # by seal, of this worker process
 class SharedPackage:
     """What a task gets of a package.
 
-    seal: the hash of the package. files: a reference to its files in the object store.
+    seal: the hash of the package. files: a reference to its files in the object store. classes: of
+    its model. cluster: the Ray job that the files were put for.
     """
 
     seal: str
     files: Any
+    classes: tuple[str, ...]
+    cluster: str
+
+    def is_of(self, seal: str | None) -> bool:
+        """Is it the package of this seal, in the object store of the cluster that is joined now?"""
+        return seal == self.seal and self.cluster == ray.get_runtime_context().get_job_id()
 
     def open(self) -> Package:
         """The package, loaded once in each worker process."""
         if self.seal in _opened:
             return _opened[self.seal]
 
-        # Ray Data runs one task a CPU, so each takes one thread.
+        # Ray runs one task a CPU, so each takes one thread.
         torch.set_num_threads(1)
         keep_memory()
         arrays = ray.get(self.files)
@@ -54,4 +61,5 @@ class SharedPackage:
 def share(package: Package) -> SharedPackage:
     """Put a package into the object store, as arrays: workers then read them without a copy."""
     arrays = {name: np.frombuffer(data, np.uint8) for name, data in package.files.items()}
-    return SharedPackage(package.seal, ray.put(arrays))
+    job = ray.get_runtime_context().get_job_id()
+    return SharedPackage(package.seal, ray.put(arrays), package.classes, job)

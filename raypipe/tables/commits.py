@@ -18,7 +18,7 @@ import uuid
 from collections.abc import Callable
 
 import pyarrow as pa
-from deltalake import CommitProperties, DeltaTable, write_deltalake
+from deltalake import CommitProperties, DeltaTable, WriterProperties, write_deltalake
 from deltalake.exceptions import CommitFailedError, DeltaError
 
 from raypipe.errors import DataError
@@ -43,12 +43,13 @@ def append_once(
     why: CommitProperties,
     configuration: dict[str, str | None] | None = None,
     storage_options: dict[str, str] | None = None,
+    layout: WriterProperties | None = None,
 ) -> DeltaTable:
     """Commit `rows` directly after `base` (None: make the table); returns the new version, opened.
 
     Columns that the table lacks are added; columns that the rows lack become null. `configuration`
-    has properties of a new table. Raises Moved when `base` is not the newest version any more,
-    DataError when the table cannot be written.
+    has properties of a new table, `layout` those of the files (None: as for images). Raises Moved
+    when `base` is not the newest version any more, DataError when the table cannot be written.
     """
     # Not a hash of the rows: a rival's commit of the same images may hold other labels.
     batch = uuid.uuid4().hex
@@ -69,9 +70,13 @@ def append_once(
             mode="error" if base is None else "append",
             schema_mode="merge" if other_columns else None,
             configuration=configuration if base is None else None,
-            writer_properties=writer_properties(),
+            writer_properties=layout or writer_properties(),
             storage_options=storage_options,
-            commit_properties=CommitProperties(custom_metadata=metadata, max_commit_retries=0),
+            commit_properties=CommitProperties(
+                custom_metadata=metadata,
+                max_commit_retries=0,
+                app_transactions=why.app_transactions,
+            ),
         )
     except Exception as e:  # deltalake's errors share no base class
         landed = _landed(uri, batch, base, storage_options)
@@ -113,9 +118,9 @@ def rows_once(
     path = resolve(uri)
     made: pa.Table | None = None
     for attempt in range(1, TRIES + 1):
-        base = _newest(path, storage_options)
+        base = newest(path, storage_options)
         if base is not None:
-            _require_columns_of(schema, base, path, why)
+            require_columns_of(schema, base, path, why)
             rows = rows_named(path, named, columns, storage_options, base.version())
             if len(rows):
                 return rows
@@ -207,7 +212,7 @@ def _with_columns_of(base: DeltaTable, rows: pa.Table) -> pa.Table:
     return rows
 
 
-def _require_columns_of(schema: pa.Schema, base: DeltaTable, path: str, why: str) -> None:
+def require_columns_of(schema: pa.Schema, base: DeltaTable, path: str, why: str) -> None:
     """Raise DataError for a table with columns that `schema` lacks: it has another purpose."""
     have = {field.name for field in base.schema().fields}
     foreign = sorted(have - set(schema.names))
@@ -221,7 +226,7 @@ def _require_columns_of(schema: pa.Schema, base: DeltaTable, path: str, why: str
         )
 
 
-def _newest(uri: str, storage_options: dict[str, str] | None) -> DeltaTable | None:
+def newest(uri: str, storage_options: dict[str, str] | None) -> DeltaTable | None:
     """The table's newest version; None if there is no table."""
     if not _is_table(uri, storage_options):
         return None

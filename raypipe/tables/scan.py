@@ -14,9 +14,9 @@ Names: arrays with the suffix _N have one entry a row.
 from __future__ import annotations
 
 import itertools
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections import Counter, deque
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -35,8 +35,10 @@ __all__ = [
     "Fragment",
     "Where",
     "binary",
+    "counted",
     "dataset",
     "distributed",
+    "each",
     "located",
     "placed",
     "plan",
@@ -66,17 +68,21 @@ class _Read:
 
 
 def plan(
-    table: ImageTable, pinned: TableVersion, where: Where | None = None
+    table: ImageTable,
+    pinned: TableVersion,
+    where: Where | None = None,
+    only: Collection[str] | None = None,
 ) -> tuple[list[Fragment], pa.Schema]:
     """Every row group of the version that may hold a match for `where`, and the table's schema.
 
     Files come in the order they were written, then by name: the same order at every read. With
-    `table.sample` below 1, the rows outside of the sample count as deleted. Raises DataError for a
-    table that raypipe cannot read right.
+    `table.sample` below 1, the rows outside of the sample count as deleted. `only` names the files
+    to look at by `Fragment.path`; None: all. Raises DataError for a table that raypipe cannot read
+    right.
     """
     snapshot = table.snapshot(pinned)
     files, schema = snapshot.files(
-        table.uri, where or {}, table.columns.image, table.storage_options
+        table.uri, where or {}, table.columns.image, table.storage_options, only
     )
 
     # `map` keeps the order of the files.
@@ -102,6 +108,21 @@ def rows(
     for _, part, _ in _read_here(planned):
         parts.append(part)
     return pa.concat_tables(parts)
+
+
+def each(
+    table: ImageTable, pinned: TableVersion, columns: list[str], where: Where | None = None
+) -> Iterator[pa.Table]:
+    """The same rows, one row group after the other: memory holds a few of them."""
+    planned = _plan_read(table, pinned, columns, where)
+    with ThreadPoolExecutor(1) as pool:
+        ahead: deque[Future[tuple[pa.Table, np.ndarray]]] = deque()
+        for group in planned.fragments:
+            ahead.append(pool.submit(planned.read, [group]))
+            if len(ahead) > 2:
+                yield ahead.popleft().result()[0]
+        while ahead:
+            yield ahead.popleft().result()[0]
 
 
 def located(
@@ -131,6 +152,27 @@ def located(
             values = values.append_column(ROW, pa.array(numbers.astype(np.int32)))
             located_rows.append((group, values))
     return located_rows
+
+
+def counted(
+    fragments: list[Fragment], schema: pa.Schema, where: Where, storage_options: Options
+) -> list[int]:
+    """The number of rows of each row group that are not deleted and match `where`.
+
+    Reads nothing without `where`, else the columns that it names.
+    """
+    if not where:
+        return [fragment.rows - _bits_set(fragment.deleted) for fragment in fragments]
+    # One file after the other: only the numbers stay.
+    counts: list[int] = []
+    for run, _, rows_N in _read_here(_Read(fragments, schema, list(where), where, storage_options)):
+        borders = np.cumsum([0] + [group.rows for group in run])
+        counts += np.diff(np.searchsorted(rows_N, borders)).tolist()
+    return counts
+
+
+def _bits_set(packed: bytes) -> int:
+    return int(np.bitwise_count(np.frombuffer(packed, np.uint8)).sum())
 
 
 def dataset(

@@ -11,8 +11,9 @@ get the footers of the files that they read, in their fragments.
 
 from __future__ import annotations
 
+import hashlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -38,25 +39,52 @@ class Snapshot:
         self._footers: dict[tuple[str, str, str], Footer] = {}
 
     def files(
-        self, uri: str, where: Where, image: str, options: Options
+        self,
+        uri: str,
+        where: Where,
+        image: str,
+        options: Options,
+        only: Collection[str] | None = None,
     ) -> tuple[list[list[Fragment]], pa.Schema]:
         """The row groups of each file that may hold a match, oldest first, and the table's schema.
 
-        uri: the name that the table is opened by. image: the column with the images. Raises
+        uri: the name that the table is opened by. image: the column with the images. only: the
+        paths of the files to look at (None: all); of others not even the footer is read. Raises
         DataError.
         """
         # One thread reads what is missing, and the others find it.
         with self._lock:
-            # A deletion vector may belong to a feature that raypipe refuses.
-            protocol.preflight(self.delta)
-            if self._masks is None:
-                self._masks = log.deletion_masks(self.delta)
-            files, schema = log.files(self.delta, uri, where, self._masks)
+            files, schema = self._listed(uri, where)
+            if only is not None:
+                files = [file for file in files if file.path in only]
             footers = self._footers_of(files, schema, image, options)
         groups = []
         for file, footer in zip(files, footers, strict=True):
             groups.append(log.row_groups(file, footer, schema, image))
         return groups, schema
+
+    def paths(self, uri: str) -> dict[str, bytes]:
+        """Each file's path, and a hash of which of its rows are deleted. Opens no file.
+
+        Raises DataError.
+        """
+        with self._lock:
+            files, _ = self._listed(uri, {})
+        paths = {}
+        for file in files:
+            deleted = b"" if file.keep_N is None else np.packbits(file.keep_N).tobytes()
+            # A mask that deletes nothing may be shorter than its file, or missing.
+            is_whole = file.keep_N is None or bool(file.keep_N.all())
+            paths[file.path] = b"" if is_whole else hashlib.sha256(deleted).digest()
+        return paths
+
+    def _listed(self, uri: str, where: Where) -> tuple[list[log.File], pa.Schema]:
+        """The files that the log names, and the schema. The caller has the lock."""
+        # A deletion vector may belong to a feature that raypipe refuses.
+        protocol.preflight(self.delta)
+        if self._masks is None:
+            self._masks = log.deletion_masks(self.delta)
+        return log.files(self.delta, uri, where, self._masks)
 
     def _footers_of(
         self, files: Sequence[log.File], schema: pa.Schema, image: str, options: Options

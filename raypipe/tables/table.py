@@ -170,6 +170,14 @@ class ImageTable:
         except Exception as e:  # deltalake's errors share no base class
             raise self._not_opened(e, version) from None
 
+    def newest(self) -> int:
+        """The number of the newest version; the files are not listed. Raises DataError."""
+        options = self.storage_options
+        try:
+            return DeltaTable(self.uri, storage_options=options, without_files=True).version()
+        except Exception as e:  # deltalake's errors share no base class
+            raise self._not_opened(e, None) from None
+
     def require(self, delta: DeltaTable, *names: str) -> None:
         """Raise DataError for the first column that the table lacks, with the nearest name that it
         has.

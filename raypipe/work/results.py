@@ -16,6 +16,7 @@ from raypipe.search import page as search_page
 from raypipe.search import refit
 from raypipe.search.leaderboard import SearchResult
 from raypipe.serve.batch import PredictResult
+from raypipe.serve.stream import StreamResult
 from raypipe.tables.clean import CleanResult
 from raypipe.tables.ingest import IngestResult
 from raypipe.train.job import TrainJob, TrainResult
@@ -272,6 +273,7 @@ class Predicted(Result):
             "images": f"{done.images} of {done.table}",
             "labels": done.labels,
             **({"do not decode": done.broken} if done.broken else {}),
+            **({"new": f"{done.made} since v{done.since}"} if done.since is not None else {}),
             "predictions": done.out,
         }
 
@@ -284,7 +286,28 @@ class Predicted(Result):
             "images": done.images,
             "broken": done.broken,
             "labels": done.labels,
+            "made": done.made,
+            "since": done.since,
         }
+
+
+@dataclass(frozen=True, repr=False)
+class Followed(Result):
+    """A stream that was stopped, or had nothing left to do."""
+
+    done: StreamResult
+
+    def facts(self) -> Facts:
+        done = self.done
+        return {
+            "model": done.model or "–",
+            "table": done.table if done.version is None else f"{done.table}@v{done.version}",
+            "images": f"{done.rows} in {done.micro_batches} micro-batches",
+            "predictions": done.out,
+        }
+
+    def summary(self) -> Facts:
+        return asdict(self.done)
 
 
 @dataclass(frozen=True, repr=False)

@@ -21,7 +21,8 @@ from raypipe.search import page as search_page
 from raypipe.search import refit, tuner
 from raypipe.search.leaderboard import SearchResult
 from raypipe.search.trials import tune_patches
-from raypipe.serve import batch
+from raypipe.serve import batch, stream
+from raypipe.serve.batch import Calls
 from raypipe.tables import clean as cleaning
 from raypipe.tables.ingest import ingest as ingest_images
 from raypipe.tables.ingest import understand
@@ -38,6 +39,7 @@ from raypipe.work.evaluate import Evaluated
 from raypipe.work.results import (
     Cleaned,
     Drifted,
+    Followed,
     Ingested,
     Predicted,
     Registered,
@@ -175,15 +177,23 @@ def crown_first(store: Store, version: ModelVersion) -> ModelVersion:
     return champion
 
 
-def predict(job: Job, show: Show) -> Predicted:
-    """Predict every image of predict.table, else watch.batch, else the job's table."""
+def predict(job: Job, show: Show) -> Predicted | Followed:
+    """Predict every image of predict.table, else watch.batch, else the job's table.
+
+    With predict.follow the images of its new versions, too, until SIGTERM.
+    """
     source = job.predict.table or job.watch.batch or job.table
     ImageTable.open(source).pin(source.version)
     store = tracking.open_store(job.run, job.registry)
     promote.require_champion(store)
     connect(job.cluster)
+    if job.predict.follow:
+        show.say(f"Following {source.uri}: SIGTERM or Ctrl-C ends it")
+        calls = Calls(say=show.say)
+        return Followed(stream.follow(store, job.run, source, job.predict, calls))
     with show.progress(f"Predicting {source.uri}") as tick:
-        done = batch.predict(store, job.run, source, job.predict, progress=tick)
+        calls = Calls(tick, show.say)
+        done = batch.predict(store, job.run, source, job.predict, calls=calls)
     return Predicted(done)
 
 

@@ -47,6 +47,7 @@ ELSEWHERE = {
     "curl http://127.0.0.1:5001/invocations": "the same: it asks with such a body",
     "import mlflow\n\npredict = mlflow.pyfunc.spark_udf(": "serve/test_spark.py runs it",
     "from collections.abc import Iterator\n\nimport mlflow": "serve/test_spark.py runs it",
+    "raypipe predict mine.yaml predict.table.uri": "serve/test_stream.py runs these commands",
     "raypipe serve mine.yaml": "serve/test_online.py starts the server",
     "curl -H 'Content-Type: image/jpeg'": "the same: it asks so",
     "raypipe export onnx": "serve/test_same_everywhere.py exports so",

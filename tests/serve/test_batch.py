@@ -22,7 +22,7 @@ from raypipe.job import Job
 from raypipe.registry import promote, tracking
 from raypipe.registry.promote import ModelVersion
 from raypipe.registry.tracking import Store
-from raypipe.serve import batch, evaluate
+from raypipe.serve import batch, commits, evaluate, pieces, workers
 from raypipe.serve.batch import PredictConfig
 from raypipe.tables import scan
 from raypipe.tables.ingest import IngestConfig, ingest
@@ -325,8 +325,10 @@ def test_where_no_image_decodes_there_are_rows_and_nothing_to_compare(
 
 @pytest.fixture
 def in_parts(job: TrainJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TableConfig:
-    """The job's images in six files; a prediction of them has three parts."""
-    monkeypatch.setattr(batch, "PART_ROWS", 20)
+    """The job's images in six files; a prediction of them has three pieces and three commits."""
+    monkeypatch.setattr(pieces, "PIECE_ROWS", 20)
+    monkeypatch.setattr(commits, "COMMIT_ROWS", 20)
+    monkeypatch.setattr(workers, "MOST_PIECES", 1)
     known = ImageTable.open(job.table)
     rows = scan.rows(known, known.pin(), ["image_id", "image"])
     for start in range(0, 60, 10):
@@ -348,15 +350,15 @@ def test_a_prediction_that_ended_between_two_parts_goes_on_and_is_read_only_as_a
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     cfg = PredictConfig(out=str(tmp_path / "out"))
-    real, made = batch._predict, []
+    real, made = workers.result, []
 
-    def ends(*work: Any) -> Any:
+    def ends(reference: Any) -> Any:
         if len(made) == 2:
             raise OSError("the machine went away")
-        made.append(len(work[1]))
-        return real(*work)
+        made.append(reference)
+        return real(reference)
 
-    monkeypatch.setattr(batch, "_predict", ends)
+    monkeypatch.setattr(workers, "result", ends)
     with pytest.raises(OSError, match="went away"):
         batch.predict(store, job.run, in_parts, cfg)
     assert len(ids_of(cfg.out or "")) == 40
@@ -366,8 +368,12 @@ def test_a_prediction_that_ended_between_two_parts_goes_on_and_is_read_only_as_a
 
     made.clear()
     done = batch.predict(store, job.run, in_parts, cfg)
-    assert len(made) == 1, "only the part that was missing"
-    assert done.images == 60 and len(set(ids_of(done.out.uri))) == len(ids_of(done.out.uri)) == 60
+    assert len(made) == 1, "only the piece that was missing"
+    assert (
+        done.images == 60
+        and done.made == 20
+        and len(set(ids_of(done.out.uri))) == len(ids_of(done.out.uri)) == 60
+    )
     assert len(batch.read_rows(done.out.uri, key, ["label"])) == 60
     made.clear()
     assert batch.predict(store, job.run, in_parts, cfg) == done and not made
@@ -390,14 +396,15 @@ from pathlib import Path
 from raypipe.config import load
 from raypipe.job import Job
 from raypipe.registry import tracking
-from raypipe.serve import batch
+from raypipe.serve import batch, commits, pieces, workers
 from raypipe.serve.batch import PredictConfig
-from raypipe.tables import commits
+from raypipe.tables import parts
 from raypipe.tables.table import TableConfig
 
 config, table, out, point = sys.argv[1:]
 job = load(Job, Path(config))
-batch.PART_ROWS = 20
+pieces.PIECE_ROWS = commits.COMMIT_ROWS = 20
+workers.MOST_PIECES = 1
 count = 0
 
 def after(number, function):
@@ -413,9 +420,9 @@ def after(number, function):
     return counted
 
 if point == "predicting":
-    batch._whole = after(2, batch._whole)
+    commits.whole = after(2, commits.whole)
 elif point in ("committing", "committed"):
-    commits.append_once = after(2, commits.append_once)
+    parts.append_once = after(2, parts.append_once)
 store = tracking.open_store(job.run, job.registry)
 batch.predict(store, job.run, TableConfig(uri=table), PredictConfig(out=out))
 """

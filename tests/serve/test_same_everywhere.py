@@ -20,9 +20,15 @@ from typing import Any
 import mlflow
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 
+from raypipe.config import RunConfig
 from raypipe.images.decode import decode_batch
+from raypipe.serve import batch, stream
+from raypipe.serve.batch import Calls, PredictConfig
+from raypipe.tables import scan
+from raypipe.tables.table import ImageTable, TableConfig, append
 from tests.conftest import Cli
 from tests.serve.conftest import Registered
 
@@ -65,6 +71,28 @@ def test_onnx(registered: Registered, tmp_path: Path, cli: Cli) -> None:
     scores_NC, _ = session.run(None, {"pixels": pixels_NHWC})
     labels = [about["classes"][i] for i in scores_NC.argmax(1)]
     agree(registered, labels, scores_NC)
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_batch_and_stream(registered: Registered, tmp_path: Path) -> None:
+    ids = [f"{n:03d}" for n in range(200)]
+    columns = {"image_id": ids, "image": pa.array(registered.images, pa.binary())}
+    append(str(tmp_path / "t"), pa.table(columns), "the 200 images")
+    run = RunConfig(name="mixed", dir=str(tmp_path))
+    source = TableConfig(uri=str(tmp_path / "t"))
+
+    cfg = PredictConfig(out=str(tmp_path / "batch"))
+    key = batch.predict(registered.store, run, source, cfg).key
+    found = batch.read_rows(str(tmp_path / "batch"), key, ["image_id", "label", "scores"])
+    found = found.sort_by("image_id")
+    agree(registered, found["label"].to_pylist(), found["scores"].to_pylist())
+
+    # A stream's key depends on its micro-batches; all of its rows are wanted here.
+    cfg = PredictConfig(out=str(tmp_path / "stream"), follow="once")
+    stream.follow(registered.store, run, source, cfg, Calls())
+    out = ImageTable(str(tmp_path / "stream"))
+    found = scan.rows(out, out.pin(), ["image_id", "label", "scores"]).sort_by("image_id")
+    agree(registered, found["label"].to_pylist(), found["scores"].to_pylist())
 
 
 @pytest.mark.parametrize(

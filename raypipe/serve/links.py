@@ -1,0 +1,157 @@
+"""Reads the predictions table: which predictions it has, and the rows of one.
+
+A prediction may add to another one, its base: then its rows are the base's and its own, without
+those that went. `base` leads from one to the next, like the links of a chain. A prediction is
+finished when all rows are there that each of its links should have, and until then it has no rows
+for any reader.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from raypipe.serve import pieces
+from raypipe.serve.predicted_rows import CONSTANT
+from raypipe.tables import scan
+from raypipe.tables.address import resolve
+from raypipe.tables.between import identity_of
+from raypipe.tables.conditions import Where
+from raypipe.tables.parts import Counts, counts
+from raypipe.tables.table import ImageTable, TableVersion
+
+Options = dict[str, str] | None
+
+
+@dataclass(frozen=True)
+class Link:
+    """What a predictions table has of one prediction, without its base.
+
+    rows: how many rows it has when it is finished. have: how many are there, in these parts.
+    """
+
+    key: str
+    line: str
+    base: str | None
+    version: int
+    rows: int
+    have: int
+    parts: tuple[str, ...]
+
+    @property
+    def pieces(self) -> set[int]:
+        return pieces.numbers(self.parts)
+
+
+Links = dict[str, Link]  # by key
+
+
+def links(found: Counts) -> Links:
+    """The predictions in a table. found: rows of each part, by the values of CONSTANT."""
+    known: Links = {}
+    for (line, key, base, version, rows, part), have in found.items():
+        if line is None:  # an earlier raypipe made it
+            continue
+        link = known.get(key) or Link(key, line, base, version, rows, 0, ())
+        known[key] = replace(link, have=link.have + have, parts=(*link.parts, part))
+    return known
+
+
+def finished(known: Links) -> set[str]:
+    """The keys of the predictions that are there as a whole, with all that they add to."""
+    is_finished: dict[str, bool] = {}
+    for key in known:
+        # Walk down to a link that was judged before, or the end; then judge the links on the way.
+        way: list[Link] = []
+        at: str | None = key
+        while at is not None and at in known and at not in is_finished:
+            way.append(known[at])
+            at = known[at].base
+        good = at is None or is_finished.get(at, False)
+        for link in reversed(way):
+            good = good and link.have == link.rows
+            is_finished[link.key] = good
+    return {key for key, good in is_finished.items() if good}
+
+
+def chain(known: Links, key: str) -> list[Link]:
+    """A prediction and what it adds to, newest first; none if it is not there, or not finished."""
+    links: list[Link] = []
+    at: str | None = key
+    while at is not None:
+        link = known.get(at)
+        if link is None or link.have != link.rows:
+            return []
+        links.append(link)
+        at = link.base
+    return links
+
+
+def read_rows(uri: str, key: str, columns: list[str], storage_options: Options = None) -> pa.Table:
+    """The rows of one finished prediction; no rows where it was not made, or not to its end.
+
+    All of them are in memory then; `batches` has them one after the other.
+    """
+    parts = list(batches(uri, key, columns, storage_options))
+    return pa.concat_tables(parts) if parts else pa.table({})
+
+
+def batches(
+    uri: str, key: str, columns: list[str], storage_options: Options = None
+) -> Iterator[pa.Table]:
+    """The rows of one finished prediction, some at a time."""
+    path = resolve(uri)
+    if not ImageTable.exists(path, storage_options):
+        return
+    # Pinned: others may add rows meanwhile.
+    table = ImageTable(path, storage_options=storage_options)
+    pinned = table.pin()
+    found = chain(links(counts(table, pinned, CONSTANT)), key)
+    have = {field.name for field in table.at(pinned).schema().fields}
+    if found and {*columns} <= have:
+        yield from _rows(table, pinned, found, columns)
+
+
+def _rows(
+    table: ImageTable, pinned: TableVersion, found: list[Link], columns: list[str]
+) -> Iterator[pa.Table]:
+    keys: Where = {"key": [link.key for link in found]}
+    is_single = len(found) == 1
+    # Only a prediction that adds to another can take rows away.
+    wanted = columns if is_single else list(dict.fromkeys([*columns, "image_id", "sha256", "gone"]))
+    went = Counter[bytes]() if is_single else _went(table, pinned, keys)
+    for rows in scan.each(table, pinned, wanted, keys):
+        if not is_single:
+            rows = rows.filter(pc.is_null(rows["gone"]))
+            rows = _without(rows, went)
+        yield rows.select(columns)
+
+
+def _went(table: ImageTable, pinned: TableVersion, keys: Where) -> Counter[bytes]:
+    """How many rows of each identity are not in the version any more."""
+    went = Counter[bytes]()
+    for rows in scan.each(table, pinned, ["image_id", "sha256", "gone"], keys):
+        went.update(_identities(rows.filter(pc.is_valid(rows["gone"]))))
+    return went
+
+
+def _identities(rows: pa.Table) -> list[bytes]:
+    found = identity_of(rows["image_id"].to_pylist(), rows["sha256"].to_pylist())
+    return [one.tobytes() for one in found]
+
+
+def _without(rows: pa.Table, went: Counter[bytes]) -> pa.Table:
+    """The rows that did not go; `went` is counted down. Equal rows can stand for each other."""
+    if not went:
+        return rows
+    stays_N = np.ones(len(rows), bool)
+    for place, identity in enumerate(_identities(rows)):
+        if went.get(identity):
+            stays_N[place] = False
+            went[identity] -= 1
+    return rows.filter(pa.array(stays_N))

@@ -1,0 +1,209 @@
+"""What a prediction has to predict: all rows of its version, or what changed since an earlier one.
+
+`tables/between.py` tells from the log what changed. Where the log cannot (its old commits were
+cleaned up, or files of the earlier version vacuumed), all images of the version are compared with
+the rows of the earlier prediction, by id and sha256: that reads each image and predicts none twice.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from raypipe.config import key_of
+from raypipe.errors import DataError
+from raypipe.serve.links import Link, Links, batches, finished
+from raypipe.serve.predicted_rows import gone
+from raypipe.tables import between
+from raypipe.tables.between import NOTHING_N2, Difference, Rows
+from raypipe.tables.conditions import Where
+from raypipe.tables.parts import PartTable
+from raypipe.tables.table import ImageTable, TableVersion
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A prediction that is to be made.
+
+    rows: what is predicted. gone: rows that say what went from the base (predicted_rows.gone).
+    """
+
+    key: str
+    base: Link | None
+    rows: Rows
+    gone: pa.Table
+
+    @property
+    def images(self) -> int:
+        return sum(self.rows.counts)
+
+    @property
+    def size(self) -> int:
+        """Rows of the prediction itself."""
+        return self.images + len(self.gone)
+
+
+def made(known: Links, line: str, version: TableVersion, key: str) -> str | None:
+    """The key of a finished prediction of this version; `key` itself if there is one."""
+    whole = finished(known)
+    of_version = [one.key for one in known.values() if _is_of(one, line, version.version)]
+    keys = sorted(set(of_version) & whole)
+    if key in keys:
+        return key
+    return keys[0] if keys else None
+
+
+def begun(known: Links, line: str) -> list[Link]:
+    """The predictions of a line that are not there as a whole, those with most rows first."""
+    half = [one for one in known.values() if one.line == line and one.have < one.rows]
+    return sorted(half, key=lambda one: one.have, reverse=True)
+
+
+def _is_of(link: Link, line: str, version: int) -> bool:
+    return link.line == line and link.version == version
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What somebody has begun to predict, told before its first row: version, and the base's.
+
+    Whoever predicts with since=last goes on with it, and begins nothing else beside it. So two that
+    see different versions do not both predict the rows between. It is kept in the log of the
+    predictions table.
+    """
+
+    version: int
+    base: int | None
+
+    @classmethod
+    def of(cls, out: PartTable, line: str) -> Claim | None:
+        version = out.noted(f"raypipe.{line}.version")
+        base = out.noted(f"raypipe.{line}.base")
+        if version is None or base is None:
+            return None
+        return cls(version, None if base < 0 else base)
+
+    def make(self, out: PartTable, line: str) -> bool:
+        """False if somebody has committed since `out` was opened; then look again."""
+        base = -1 if self.base is None else self.base
+        return out.note({f"raypipe.{line}.version": self.version, f"raypipe.{line}.base": base})
+
+
+def unfinished(known: Links, line: str, claim: Claim | None) -> list[int]:
+    """The versions whose predictions were begun, and can be gone on with; the earliest first."""
+    whole = finished(known)
+    versions: set[int] = set()
+    for link in begun(known, line):
+        if link.base is None or link.base in whole:
+            versions.add(link.version)
+    is_made = claim and any(_is_of(known[key], line, claim.version) for key in whole)
+    if claim and not is_made:
+        versions.add(claim.version)
+    return sorted(versions)
+
+
+def base_of(
+    known: Links, line: str, version: TableVersion, claim: Claim | None, since_last: bool
+) -> Link | None:
+    """The prediction to add to; None: predict all rows.
+
+    One that was begun is gone on with, whatever was asked: its rows are there already.
+    """
+    whole = finished(known)
+    for link in begun(known, line):
+        can_go_on = link.base is None or link.base in whole
+        if link.version == version.version and can_go_on:
+            return known[link.base] if link.base else None
+    if not since_last:
+        return None
+    earlier = [known[key] for key in whole if known[key].line == line]
+    earlier = [link for link in earlier if link.version < version.version]
+    if claim and claim.version == version.version:
+        earlier = [link for link in earlier if link.version == claim.base]
+    return max(earlier, key=lambda link: (link.version, link.key), default=None)
+
+
+def plan(
+    table: ImageTable,
+    version: TableVersion,
+    where: Where,
+    out: PartTable,
+    base: Link | None,
+    key: str,
+    say: Say,
+) -> Plan:
+    """What is left to do for a version that has no finished prediction.
+
+    key: of a prediction of all its rows. out: the predictions. say: told where the log cannot
+    answer. Raises DataError as tables do.
+    """
+    if base is None:
+        return Plan(key, None, between.selected(table, version, where), gone([], []))
+    return _since(table, version, where, out, base, key, say)
+
+
+def _since(
+    table: ImageTable,
+    version: TableVersion,
+    where: Where,
+    out: PartTable,
+    base: Link,
+    key: str,
+    say: Say,
+) -> Plan:
+    try:
+        before = table.pin(base.version)
+        found = between.between(table, before, version, where)
+    except DataError as e:
+        say(
+            f"What changed since v{base.version} cannot be told from the log ({e.what}): all "
+            "images are compared with their predictions, by id and sha256"
+        )
+        everything = between.selected(table, version, where)
+        found = between.compare(table, everything, _predicted(out, base.key))
+    # Of the same base another plan may come, if files were vacuumed meanwhile. Its pieces are
+    # other pieces, so it has another name.
+    names = [[one.path, one.row_group, one.deleted.hex()] for one in found.new.fragments]
+    its_key = key_of("since", key, base.key, names)
+    return Plan(its_key, base, found.new, _gone(out, base.key, found))
+
+
+def _predicted(out: PartTable, key: str) -> np.ndarray:
+    """The identities of all rows of a prediction."""
+    parts = [NOTHING_N2]
+    for rows in batches(out.uri, key, ["image_id", "sha256"], out.options):
+        ids, hashes = rows["image_id"].to_pylist(), rows["sha256"].to_pylist()
+        parts.append(between.identity_of(ids, hashes))
+    return np.concatenate(parts)
+
+
+def _gone(out: PartTable, key: str, found: Difference) -> pa.Table:
+    """The ids and hashes of what went, looked up among the base's rows."""
+    if not len(found.gone_N2):
+        return gone([], [])
+    wanted = Counter(one.tobytes() for one in found.gone_N2)
+    names: list[str | None] = []
+    hashes: list[str | None] = []
+    for rows in batches(out.uri, key, ["image_id", "sha256"], out.options):
+        pairs = list(zip(rows["image_id"].to_pylist(), rows["sha256"].to_pylist(), strict=True))
+        identities = between.identity_of(*zip(*pairs, strict=True)) if pairs else NOTHING_N2
+        for pair, identity in zip(pairs, identities, strict=True):
+            if wanted[identity.tobytes()] > 0:
+                wanted[identity.tobytes()] -= 1
+                names.append(pair[0])
+                hashes.append(pair[1])
+    if +wanted:
+        raise DataError(
+            f"{out.uri} lacks {wanted.total()} rows that it should have of an earlier prediction",
+            rule="Rows were removed or changed there",
+            fix="Set predict.since=null to predict all rows again",
+        )
+    # In one order at every run: the rows are cut into pieces.
+    order = sorted(range(len(names)), key=lambda n: (names[n] or "", hashes[n] or ""))
+    return gone([names[n] for n in order], [hashes[n] for n in order])

@@ -1,0 +1,196 @@
+"""Which rows came and went between two versions of a table, from the log where it tells.
+
+The log lists the files of both versions. A file that both have, with the same deleted rows, holds
+the same rows, and is not opened. What is left are files that were added, rewritten (UPDATE, MERGE,
+OPTIMIZE, a restore) or got another deletion vector:
+- nothing but added files: their rows are new, and nothing is read;
+- no commit between says that data changed (OPTIMIZE): no row is new;
+- else the rows of these files, and of no others, are compared by id and sha256 of the image.
+
+Rows that are equal in both can stand for each other, so they are counted and not located.
+Names: N rows; an identity is 16 bytes, as two uint64.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pyarrow as pa
+import ray
+
+from raypipe.cluster.tasks import result
+from raypipe.tables import fragment, history, scan
+from raypipe.tables.conditions import Where
+from raypipe.tables.fragment import Fragment, Options
+from raypipe.tables.table import ImageTable, TableVersion
+
+AHEAD = 16  # tasks at a time; each reads one row group
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Selected rows of a version, still to be read: row groups, and how to read them.
+
+    Rows that are not selected count as deleted. Ids are texts in `schema` and in `where`.
+    """
+
+    fragments: list[Fragment]
+    schema: pa.Schema
+    where: Where
+    counts: list[int]
+    """Rows of each fragment."""
+
+
+def selected(
+    table: ImageTable, pinned: TableVersion, where: Where, only: Collection[str] | None = None
+) -> Rows:
+    """The rows of a version that match `where` and are in the table's sample; reads no image.
+
+    only: of these files, by path. Raises DataError as tables do.
+    """
+    columns = [table.columns.id, table.columns.image]
+    table.require(table.at(pinned), *columns, *where)
+    fragments, schema = scan.plan(table, pinned, where, only)
+    named, where = scan.with_names(table, schema, columns, where)
+    counts = scan.counted(fragments, named, where, table.storage_options)
+    return _some(Rows(fragments, named, where, counts))
+
+
+def _some(rows: Rows) -> Rows:
+    """Without the row groups that have none of the rows."""
+    pairs = [pair for pair in zip(rows.fragments, rows.counts, strict=True) if pair[1]]
+    fragments = [one for one, _ in pairs]
+    return replace(rows, fragments=fragments, counts=[count for _, count in pairs])
+
+
+@dataclass(frozen=True)
+class Difference:
+    """new: rows of the later version that the earlier lacks. gone_N2: identities of the others'."""
+
+    new: Rows
+    gone_N2: np.ndarray
+
+
+NOTHING_N2 = np.empty((0, 2), np.uint64)
+
+
+def between(
+    table: ImageTable, before: TableVersion, after: TableVersion, where: Where
+) -> Difference:
+    """What came and what went from `before` to `after`, of the rows that match `where`.
+
+    Raises DataError where the earlier version or a file of it is not there any more.
+    """
+    old = table.snapshot(before).paths(table.uri)
+    now = table.snapshot(after).paths(table.uri)
+    came = {path for path, deleted in now.items() if old.get(path) != deleted}
+    went = {path for path, deleted in old.items() if now.get(path) != deleted}
+    if went and _only_moved(table, before, after):
+        came = set()
+        went = set()
+    new = selected(table, after, where, came)
+    if not went:
+        return Difference(new, NOTHING_N2)
+    return compare(table, new, identities(table, selected(table, before, where, went)))
+
+
+def _only_moved(table: ImageTable, before: TableVersion, after: TableVersion) -> bool:
+    """Does every commit between say that it changes no row? Raises DataError."""
+    delta = table.at(after)
+    entries = history.commits(delta, table.uri, table.storage_options, before.version)
+    is_complete = len(entries) == after.version - before.version
+    return is_complete and not any(entry["changes"] for entry in entries)
+
+
+def compare(table: ImageTable, rows: Rows, known_N2: np.ndarray) -> Difference:
+    """Which of `rows` are new, and which of the known identities they lack. Reads the images."""
+    found = list(_identified(table, rows))
+    parts = [identities_N2 for _, identities_N2 in found]
+    mine_N2 = np.concatenate([NOTHING_N2, *parts])
+    is_new = surplus(mine_N2, known_N2)
+
+    fragments: list[Fragment] = []
+    counts: list[int] = []
+    start = 0
+    for group, (rows_N, part_N2) in zip(rows.fragments, found, strict=True):
+        chosen = rows_N[is_new[start : start + len(part_N2)]]
+        start += len(part_N2)
+        fragments.append(_only(group, chosen))
+        counts.append(len(chosen))
+    new = _some(Rows(fragments, rows.schema, rows.where, counts))
+    return Difference(new, known_N2[surplus(known_N2, mine_N2)])
+
+
+def identities(table: ImageTable, rows: Rows) -> np.ndarray:
+    """uint64 (N, 2) of all the rows, in order. Reads the images."""
+    return np.concatenate([NOTHING_N2, *(part for _, part in _identified(table, rows))])
+
+
+def identity_of(names: Iterable[str | None], hashes: Iterable[str | None]) -> np.ndarray:
+    """uint64 (N, 2) of rows with these ids and sha256 of their images."""
+    joined = bytearray()
+    for pair in zip(names, hashes, strict=True):
+        joined += hashlib.blake2b(repr(pair).encode(), digest_size=16).digest()
+    return np.frombuffer(bytes(joined), np.uint64).reshape(-1, 2)
+
+
+def surplus(mine_N2: np.ndarray, others_M2: np.ndarray) -> np.ndarray:
+    """bool (N,): the rows that mine has more often than others have; of equal ones the last."""
+    if not len(mine_N2) or not len(others_M2):
+        return np.ones(len(mine_N2), bool)
+    both = np.concatenate([mine_N2, others_M2])
+    _, groups = np.unique(both, axis=0, return_inverse=True)
+    groups = groups.reshape(-1)
+    mine_N, others_M = groups[: len(mine_N2)], groups[len(mine_N2) :]
+    other_counts = np.bincount(others_M, minlength=groups.max() + 1)
+
+    # The how-manieth of its equals each row is: sorted, its place less that of the first.
+    order = np.argsort(mine_N, kind="stable")
+    sorted_N = mine_N[order]
+    nth_N = np.empty(len(mine_N), np.int64)
+    nth_N[order] = np.arange(len(mine_N)) - np.searchsorted(sorted_N, sorted_N)
+    is_more: np.ndarray = nth_N >= other_counts[mine_N]
+    return is_more
+
+
+def _identified(table: ImageTable, rows: Rows) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Of each row group: the rows' numbers in it, and their identities. By tasks on the cluster."""
+    columns = (table.columns.id, table.columns.image)
+    reading = ray.put((rows.schema, columns, rows.where, table.storage_options))
+    task = ray.remote(num_cpus=1, max_retries=3)(_identify)
+    started: deque[ray.ObjectRef] = deque()
+    for group in rows.fragments:
+        started.append(task.remote(group.for_task(), reading))
+        if len(started) >= AHEAD:
+            yield result(started.popleft())
+    while started:
+        yield result(started.popleft())
+
+
+def _identify(
+    group: Fragment, reading: tuple[pa.Schema, tuple[str, str], Where, Options]
+) -> tuple[np.ndarray, np.ndarray]:
+    schema, (name, image), where, options = reading
+    wanted = list(dict.fromkeys([name, image]))
+    rows, rows_N = fragment.read([group], schema, wanted, where, options)
+    return rows_N, identity_of(rows[name].to_pylist(), sha256s(rows[image]))
+
+
+def sha256s(images: pa.ChunkedArray) -> list[str | None]:
+    """The sha256 of each image, in hex; None where there is none."""
+    hashes: list[str | None] = []
+    for image in images:
+        data = image.as_buffer() if image.is_valid else None
+        hashes.append(None if data is None else hashlib.sha256(data).hexdigest())
+    return hashes
+
+
+def _only(group: Fragment, rows_N: Sequence[int] | np.ndarray) -> Fragment:
+    """The row group with these rows alone; the others count as deleted."""
+    deleted_N = np.ones(group.rows, bool)
+    deleted_N[rows_N] = False
+    return replace(group, deleted=np.packbits(deleted_N).tobytes() if deleted_N.any() else b"")
