@@ -2,28 +2,26 @@
 
 Of many parts, some look bad by chance. So the interval of each is as wide as their number asks for
 (Bonferroni), parts with few images are left out, and a part counts as worse only if its whole
-interval is worse than the metric of all images.
+interval is worse than the metric of all images. How an interval is made: intervals.py.
 
-The interval is a bootstrap's: images are drawn again, with replacement, or whole groups of them
-where images of a group are alike. Where every image is right, all draws are equal and the
-bootstrap's interval has no width, which is wrong; so for shares it is widened to Wilson's
-(1927), with the number of groups.
-
-Letters in names: N images, G groups, B draws.
+Letters in names: N images, G groups.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
-from scipy.stats import norm
 
-DRAWS = 4000
-BINS = 4  # of a column of numbers: quartiles
+from raypipe.models.intervals import interval
+
+BINS = 4  # of a column of numbers or times: quartiles
 MOST_NAMES = 30  # of a column of texts: the most frequent ones
+MOST_VALUES = (
+    12  # a column of at most so many different numbers names things, as lines or shifts do
+)
 
 
 @dataclass(frozen=True)
@@ -58,8 +56,11 @@ class Sliced:
     """Of all images; a 95 % interval."""
 
     slices: tuple[Slice, ...]
+    least: int
+    """The least number of images of a slice."""
+
     left_out: int
-    """Parts with fewer images than the least number."""
+    """Parts with fewer images than the least number, and less frequent texts than the first 30."""
 
 
 def sliced(
@@ -74,126 +75,141 @@ def sliced(
     """The mean outcome of every part that a column makes.
 
     outcome_N: 1 for a right image and 0 for a wrong one, or its absolute error. columns: values of
-    N images by name: texts are parts by themselves, numbers are cut at their quartiles. Null (None
-    or NaN) is a part of its own. group_N: images with one value are drawn together. least: parts
-    with fewer images are left out. Raises ValueError without images.
+    N images by name. Texts are parts by themselves, and so are numbers of at most MOST_VALUES
+    different values; more numbers, and times, are cut at their quartiles. Null (None, NaN or NaT)
+    is a part of its own. group_N: images with one value are drawn together; those with null are
+    alone. least: parts with fewer images are left out. Raises ValueError without images.
     """
     if not len(outcome_N):
         raise ValueError("slices are of images, and there are none")
     rng = np.random.default_rng(seed)
     # Without a column of groups, every image is one.
-    groups_N = np.arange(len(outcome_N))
-    if group_N is not None:
-        names_N = np.array([str(value) for value in group_N])
-        _, groups_N = np.unique(names_N, return_inverse=True)
+    groups_N = np.arange(len(outcome_N)) if group_N is None else _numbered(group_N)
 
     # Every part of every column, and those of them that are large enough to say something.
     parts = []
+    left_out = 0
     for column, values in columns.items():
-        for name, inside_N in _parts(values):
-            parts.append((column, name, inside_N))
-    large = [part for part in parts if part[2].sum() >= least]
+        named, beyond = _parts(values)
+        parts += [(column, name, inside_N) for name, inside_N in named]
+        left_out += beyond
+    large = []
+    for part in parts:
+        count = int(part[2].sum())
+        if count < least:
+            left_out += 1
+        elif count < len(outcome_N):
+            large.append(part)
+        # A part of all images says nothing more than all images do.
 
-    # All images together. A share lies in 0..1 and has a Wilson interval; an error has none.
+    # All images together. A share lies in 0..1; an error has no upper end.
     is_share = higher_is_better
     value = float(outcome_N.mean())
-    low, high = _interval(outcome_N, groups_N, 0.05, is_share, rng)
+    low, high = interval(outcome_N, groups_N, 0.05, is_share, rng)
     found = []
     for column, name, inside_N in large:
         inside = outcome_N[inside_N]
         grouped = groups_N[inside_N]
         # Bonferroni: each interval misses with a share of the 5 %.
-        ends = _interval(inside, grouped, 0.05 / len(large), is_share, rng)
+        ends = interval(inside, grouped, 0.05 / len(large), is_share, rng)
         worse = ends[1] < value if higher_is_better else ends[0] > value
-        found.append(
-            Slice(
-                column,
-                name,
-                len(inside),
-                len(np.unique(grouped)),
-                float(inside.mean()),
-                *ends,
-                worse,
-            )
-        )
-    # By the better end: a small part with a wide interval does not come first by luck.
-    found.sort(key=lambda part: part.high if higher_is_better else -part.low)
-    return Sliced(value, low, high, tuple(found), len(parts) - len(large))
+        groups = len(np.unique(grouped))
+        mean = float(inside.mean())
+        found.append(Slice(column, name, len(inside), groups, mean, *ends, worse))
+    # By the better end: a small part with a wide interval does not come first by luck. Where it is
+    # the same, as of errors with a lower end of 0, by the value.
+    if higher_is_better:
+        found.sort(key=lambda part: (part.high, part.value))
+    else:
+        found.sort(key=lambda part: (-part.low, -part.value))
+    return Sliced(value, low, high, tuple(found), least, left_out)
 
 
-def _parts(values: np.ndarray) -> list[tuple[str, np.ndarray]]:
-    """(name, inside_N bool) of the parts of one column."""
+def _numbered(group_N: np.ndarray) -> np.ndarray:
+    """A number for each image, equal for images of one group; a null's own is its own."""
+    known_N = np.array([value is not None and value == value for value in group_N], bool)
+    names_N = np.array([str(value) for value in group_N])
+    _, groups_N = np.unique(names_N, return_inverse=True)
+    alone_N = len(group_N) + np.arange(len(group_N))
+    return np.where(known_N, groups_N, alone_N)
+
+
+def _parts(values: np.ndarray) -> tuple[list[tuple[str, np.ndarray]], int]:
+    """((name, inside_N bool) of a column's parts, how many less frequent texts there are)."""
+    if values.dtype.kind == "M":
+        return _of_times(values), 0
     if values.dtype.kind in "iuf":
-        return _quartiles(values.astype(np.float64))
+        return _of_numbers(values.astype(np.float64)), 0
     listed = ["(null)" if value is None else str(value) for value in values]
     texts = np.array(listed, dtype=object)
     # The most frequent values; of equally frequent ones the first in the alphabet.
     names, counts = np.unique(listed, return_counts=True)
     most_first = np.argsort(-counts, kind="stable")
     most = names[most_first][:MOST_NAMES]
-    return [(str(name), texts == name) for name in most]
+    return [(str(name), texts == name) for name in most], len(names) - len(most)
 
 
-def _quartiles(values_N: np.ndarray) -> list[tuple[str, np.ndarray]]:
-    """Numbers in parts of about equal size; fewer parts where values repeat."""
+def _of_times(values_N: np.ndarray) -> list[tuple[str, np.ndarray]]:
+    times_N = values_N.astype("datetime64[s]")
+    seconds_N = np.where(np.isnat(times_N), np.nan, times_N.astype(np.int64))
+
+    def texts(seconds: np.ndarray) -> list[str]:
+        stamps = seconds.astype(np.int64).astype("datetime64[s]")
+        # Days where they tell the times apart.
+        days = np.datetime_as_string(stamps, unit="D").tolist()
+        return days if len(set(days)) == len(days) else np.datetime_as_string(stamps).tolist()
+
+    return _quartiles(seconds_N, texts)
+
+
+def _of_numbers(values_N: np.ndarray) -> list[tuple[str, np.ndarray]]:
+    different = np.unique(values_N[np.isfinite(values_N)])
+    if len(different) > MOST_VALUES:
+        return _quartiles(values_N, _texts)
+    # Numbers of lines, cameras or shifts.
+    parts = [
+        (name, values_N == value) for name, value in zip(_texts(different), different, strict=True)
+    ]
+    return [*_unknown(values_N), *parts]
+
+
+def _quartiles(
+    values_N: np.ndarray, texts: Callable[[np.ndarray], list[str]]
+) -> list[tuple[str, np.ndarray]]:
+    """Numbers in parts of about equal size; fewer parts where values repeat.
+
+    texts: how edges are written.
+    """
+    parts = _unknown(values_N)
     known_N = np.isfinite(values_N)
-    parts = []
-    if (~known_N).any():
-        parts.append(("(null)", ~known_N))
     if not known_N.any():
         return parts
-    quantiles = np.quantile(values_N[known_N], np.linspace(0, 1, BINS + 1))
-    edges = np.unique(quantiles)
+    edges = np.unique(np.quantile(values_N[known_N], np.linspace(0, 1, BINS + 1)))
+    names = texts(edges)
     # All numbers are the same.
     if len(edges) == 1:
-        return [*parts, (f"{edges[0]:.3g}", known_N)]
+        return [*parts, (names[0], known_N)]
     for i, (start, end) in enumerate(pairwise(edges)):
         # The last part holds its upper edge.
         is_last = i == len(edges) - 2
         below = values_N <= end if is_last else values_N < end
-        parts.append((f"{start:.3g} to {end:.3g}", known_N & (values_N >= start) & below))
+        parts.append((f"{names[i]} to {names[i + 1]}", known_N & (values_N >= start) & below))
     return parts
 
 
-def _interval(
-    outcome_N: np.ndarray,
-    groups_N: np.ndarray,
-    alpha: float,
-    is_share: bool,
-    rng: np.random.Generator,
-) -> tuple[float, float]:
-    """The interval of the mean outcome that misses it with probability `alpha`."""
-    # A draw takes whole groups, so their sums and sizes are all it needs.
-    _, place_N = np.unique(groups_N, return_inverse=True)
-    sums_G = np.bincount(place_N, outcome_N)
-    sizes_G = np.bincount(place_N)
-    groups = len(sizes_G)
-    means_B = _drawn_means(sums_G, sizes_G, rng)
-    low, high = np.quantile(means_B, [alpha / 2, 1 - alpha / 2]).tolist()
-    if is_share:
-        wilson = _wilson(float(outcome_N.mean()), groups, alpha)
-        low, high = min(low, wilson[0]), max(high, wilson[1])
-    return low, high
+def _unknown(values_N: np.ndarray) -> list[tuple[str, np.ndarray]]:
+    """The part without a number, if there is one."""
+    is_null_N = ~np.isfinite(values_N)
+    return [("(null)", is_null_N)] if is_null_N.any() else []
 
 
-def _drawn_means(sums_G: np.ndarray, sizes_G: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """means_B of groups that are drawn with replacement, in pieces that fit into memory."""
-    groups = len(sizes_G)
-    at_once = max(1, 2_000_000 // groups)
-    means = []
-    for start in range(0, DRAWS, at_once):
-        draws_BG = rng.integers(0, groups, (min(at_once, DRAWS - start), groups))
-        means.append(sums_G[draws_BG].sum(1) / sizes_G[draws_BG].sum(1))
-    return np.concatenate(means)
-
-
-def _wilson(share: float, count: int, alpha: float) -> tuple[float, float]:
-    """Wilson's score interval of a share, of `count` independent cases."""
-    z = float(norm.ppf(1 - alpha / 2))
-    shrink = 1 + z**2 / count
-    # The centre is pulled towards one half, the more the fewer cases there are.
-    centre = (share + z**2 / (2 * count)) / shrink
-    variance = share * (1 - share) / count
-    variance += z**2 / (4 * count**2)
-    half = z * variance**0.5 / shrink
-    return max(0.0, centre - half), min(1.0, centre + half)
+def _texts(numbers: np.ndarray) -> list[str]:
+    """Different numbers as different texts, without more digits than that takes: 0.41, 2019."""
+    for digits in range(3, 18):
+        texts = [
+            np.format_float_positional(number, digits, fractional=False, trim="-")
+            for number in numbers
+        ]
+        if len(set(texts)) == len(numbers):
+            break
+    return texts

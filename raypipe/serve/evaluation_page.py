@@ -85,10 +85,10 @@ def _slices(found: Evaluation) -> report.Block:
         f"Bootstrap over {unit}. The intervals hold together with 95 %: with more slices each is "
         "wider. Worst first, by the better end."
     )
-    if found.task.kind in NUMERIC:
-        note += " Of errors of few images they are too narrow."
     if whole.left_out:
-        note += f" {whole.left_out} slices with few images are left out."
+        note += (
+            f" {whole.left_out} with fewer than {whole.least} images, or rare texts, are left out."
+        )
     table = report.Table("Slices", columns, tuple(rows), note)
     return report.Block("Where it is worse", says, tables=(table,))
 

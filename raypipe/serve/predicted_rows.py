@@ -81,8 +81,8 @@ def predicted(package: Package, batch: pa.Table, names: Columns, threads: int = 
     columns = {
         "image_id": batch[names.id].cast(pa.string()).combine_chunks(),
         "label": pa.array(labels, pa.string()),
-        "scores": _vectors(predictions.scores_NC, good, len(images)),
-        "embedding": _vectors(predictions.features_ND, good, len(images)),
+        "scores": vectors(predictions.scores_NC, good, len(images)),
+        "embedding": vectors(predictions.features_ND, good, len(images)),
         "sha256": pa.array([_sha256(image) for image in images], pa.string()),
         "error": pa.array(errors, pa.string()),
     }
@@ -118,7 +118,7 @@ def whole(tables: list[pa.Table], same: dict[str, Any]) -> pa.Table:
     return pa.table(columns, SCHEMA)
 
 
-def _vectors(values_ND: np.ndarray, good: np.ndarray, rows: int) -> pa.Array:
+def vectors(values_ND: np.ndarray, good: np.ndarray, rows: int) -> pa.Array:
     """A list for each row of the batch; null for rows that are not in `good`.
 
     The numbers are not converted one by one: 100,000 embeddings of 1,280 numbers would take 4 GB as

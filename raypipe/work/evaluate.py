@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -19,12 +20,13 @@ from raypipe.registry.tracking import Store
 from raypipe.serve import evaluation, evaluation_page
 from raypipe.serve.evaluation import Evaluation
 from raypipe.tables.table import Columns, ImageTable, TableConfig, TableVersion
-from raypipe.work.find import MODEL, require_store
+from raypipe.work import find
 from raypipe.work.model import Model
 from raypipe.work.result import Facts, Result
 from raypipe.work.show import Show
 from raypipe.work.tables import Table
 
+FORMAT = 2  # of an evaluation: other intervals or slices are another evaluation
 SHOWN = 8  # slices on a terminal; the report has all
 
 
@@ -86,13 +88,13 @@ def evaluate(job: Job, show: Show) -> Evaluated:
     # A wrong address must not cost a cluster start.
     source = cfg.table or job.table
     ImageTable.open(source).pin(source.version)
-    require_store(job.run, job.registry)
+    find.require_store(job.run, job.registry)
     store = tracking.open_store(job.run, job.registry)
     model = _model(store, cfg.model)
     connect(job.cluster)
     # Without a table of its own, the evaluation is of images that the search did not see.
     if cfg.table is None:
-        pinned = pin(job.table, job.feed, kind=job.model.task)
+        pinned = pin(job.table, job.feed, kind=model.package.task.kind)
         table, version = pinned.table, pinned.version
         where = pinned.rows_of(job.feed.test)
         if not pinned.counts[job.feed.test]:
@@ -107,9 +109,14 @@ def evaluate(job: Job, show: Show) -> Evaluated:
         version, where = table.pin(cfg.table.version), cfg.table.where
         _warn_of_training_images(table, version, where, model.package, show)
 
-    # The same evaluation has the same name: its page is written again, its run logged once.
-    named = key_of("evaluation", model.package.seal, version.identity, where, cfg, job.run.seed)
+    # The same evaluation has the same name: its page is written again, its run logged once. How
+    # the model and the table are called does not count; which rows are read, and as what, does.
     name = str(model.version)
+    how = cfg.model_copy(update={"model": None, "table": None})
+    rows = (version.identity, source.sample_key, where)
+    named = key_of(
+        "evaluation", FORMAT, name, model.package.seal, *rows, table.columns, how, job.run.seed
+    )
     with show.progress(f"Evaluating {name} on {version}") as tick:
         done = evaluation.evaluate(
             model.package, name, table, version, where, cfg, job.run.seed, tick
@@ -126,18 +133,26 @@ def _calibration_error(done: Evaluation) -> float | None:
 
 
 def _model(store: Store, wanted: str | None) -> Model:
-    """A version by number or alias, the champion by default."""
-    named = MODEL.fullmatch(wanted or "")
-    word = (named["alias"] or named["version"]) if named else wanted
-    if word is None:
-        champion = promote.require_champion(store)
-        return Model(promote.fetch(store, champion), champion)
-    if word.isdecimal():
-        fix = "evaluate.model=champion is the model in use"
-        version = promote.require_version(store, int(word), fix)
-        return Model(promote.fetch(store, version), version)
-    aliased = promote.require_champion(replace(store, alias=word))
-    return Model(promote.fetch(store, aliased), aliased)
+    """The version that evaluate.model names; the champion where it names none."""
+    number, alias = None, store.alias
+    named = find.MODEL.fullmatch(wanted or "")
+    if named is not None:
+        # It may be a model of another name than the configuration's.
+        store = replace(store, model=named["name"])
+        number, alias = named["version"], named["alias"]
+    elif wanted is not None and wanted.isdecimal():
+        number = wanted
+    elif wanted is not None:
+        # runs:/… and files are MLflow's names, and no aliases.
+        if not re.fullmatch(r"[\w-]+", wanted):
+            raise find.unknown(wanted, f"evaluate.model is a number, an alias, {find.NAMED}")
+        alias = wanted
+    if number is None:
+        version = promote.require_champion(replace(store, alias=alias))
+    else:
+        fix = f"models:/{store.model}@champion is the model in use"
+        version = promote.require_version(store, int(number), fix)
+    return Model(promote.fetch(store, version), version)
 
 
 def _columns(source: TableConfig, package: Package) -> Columns:

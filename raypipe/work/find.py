@@ -14,7 +14,9 @@ from raypipe.registry import promote, tracking
 from raypipe.registry.tracking import RegistryConfig
 from raypipe.work.model import Model
 
-MODEL = re.compile(r"models:/(?P<name>[^/@]+)(?:@(?P<alias>[^/@]+)|/(?P<version>\d+))")
+# MLflow takes no name with a colon or a quotation mark.
+MODEL = re.compile(r"models:/(?P<name>[^/@:'\"]+)(?:@(?P<alias>[^/@]+)|/(?P<version>\d+))")
+NAMED = "models:/NAME@ALIAS or models:/NAME/VERSION"
 
 
 class Where(Section):
@@ -42,7 +44,7 @@ def of_command(model: str, overrides: Sequence[str]) -> Model:
     if MODEL.fullmatch(model):
         return _find(model, defaults(model), overrides)
     if not Path(model).exists():
-        raise _unknown(model, "models:/NAME@ALIAS, models:/NAME/VERSION or a YAML configuration")
+        raise unknown(model, "models:/NAME@ALIAS, models:/NAME/VERSION or a YAML configuration")
     job = load(Job, model, overrides)
     require_store(job.run, job.registry)
     store = tracking.open_store(job.run, job.registry)
@@ -53,7 +55,7 @@ def of_command(model: str, overrides: Sequence[str]) -> Model:
 def defaults(model: str) -> dict[str, Any]:
     named = MODEL.fullmatch(model)
     if named is None:
-        raise _unknown(model, "models:/NAME@ALIAS or models:/NAME/VERSION")
+        raise unknown(model, NAMED)
     name = named["name"]
     settings = {"model": name, "alias": named["alias"] or "champion"}
     return {"run": {"name": name, "dir": f"runs/{name}"}, "registry": settings}
@@ -87,7 +89,8 @@ def require_store(run: RunConfig, registry: RegistryConfig) -> None:
         )
 
 
-def _unknown(model: str, rule: str) -> ConfigError:
+def unknown(model: str, rule: str) -> ConfigError:
+    """For a text that names no model; `rule` says what does."""
     return ConfigError(
         "This names no registered model",
         got=model,

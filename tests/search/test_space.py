@@ -277,6 +277,7 @@ def test_any_range_that_rises_is_taken_and_any_that_falls_is_refused(
         ("feed.sampling", "choice(natural, balanced)", r"cannot vary feed\.sampling"),
         ("model.task", "choice(single_label)", r"cannot vary model\.task.*one metric"),
         ("search.samples", "choice(1, 2)", r"unknown field search\.samples"),
+        ("model.calibrate", "choice(true, false)", r"cannot vary model\.calibrate.*no trial"),
         ("train.workers", "choice(1, 2)", r"cannot vary train\.workers"),
         ("train.lr", "choice(1) if", r"train\.lr is not a draw"),
         (

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,9 @@ import raypipe
 from raypipe.config import validate
 from raypipe.job import Job
 from raypipe.registry import promote, tracking
+from raypipe.serve import evaluation, judged_rows
 from raypipe.tables.ingest import IngestConfig, ingest
+from raypipe.tables.table import ImageTable, TableConfig
 from raypipe.train import trainer
 from raypipe.train.publish import publish
 from tests.conftest import Cli, encode, striped
@@ -43,6 +47,9 @@ def run(ray_session: str, photos: Path, tmp_path_factory: pytest.TempPathFactory
     result = trainer.run(job)
     version = publish(store, trainer.plan(job), result, "train")
     promote.promote(store, version, expected=None)
+    # A model of another name in the same store.
+    other = replace(store, model="other")
+    promote.promote(other, publish(other, trainer.plan(job), result, "train"), expected=None)
     return root
 
 
@@ -137,6 +144,89 @@ def test_a_configuration_evaluates_its_own_test_split(cli: Cli, run: Path, tmp_p
     assert json.loads(out.splitlines()[-1])["images"] == 60
 
 
+def test_the_named_model_is_evaluated_whatever_the_configuration_is_of(
+    cli: Cli, run: Path, tmp_path: Path
+) -> None:
+    config = tmp_path / "photos.yaml"
+    config.write_text(
+        f"run: {{name: photos, dir: {run / 'run'}}}\ntable: {{uri: {run / 'photos'}}}\n"
+    )
+    names = {
+        "models:/other/1": "other/1",
+        "models:/other@champion": "other/1",
+        "models:/photos/1": "photos/1",
+        "champion": "photos/1",
+        "1": "photos/1",
+    }
+    reports = {}
+    for named, evaluated in names.items():
+        code, out, err = cli("evaluate", config, f"evaluate.model={named}", "--json")
+        assert code == 0, err
+        found = json.loads(out.splitlines()[-1])
+        assert found["model"] == evaluated, named
+        reports[named] = found["report"]
+    assert reports["1"] == reports["champion"] == reports["models:/photos/1"]
+    assert reports["1"] != reports["models:/other/1"], "their pages name different models"
+
+    # Neither may be taken for a version or an alias of the configuration's own model.
+    refused = {
+        "models:/other/3": "The model 'other' has no version 3",
+        "models:/nobody/1": "The model 'nobody' has no version 1",
+        "models:/other@best": "There is no best of 'other'",
+        "runs:/0123456789abcdef/model": "This names no registered model",
+        "models:/it's/1": "This names no registered model",
+        "models:/m-0123456789abcdef": "This names no registered model",
+    }
+    for named, says in refused.items():
+        code, _, err = cli("evaluate", config, f"evaluate.model={json.dumps(named)}")
+        assert code == 2 and says in " ".join(err.split()), (named, err)
+
+
+def test_other_rows_or_columns_are_another_evaluation(
+    cli: Cli, run: Path, night: tuple[str, list[dict[str, Any]]], tmp_path: Path
+) -> None:
+    config = tmp_path / "photos.yaml"
+    config.write_text(
+        f"run: {{name: photos, dir: {run / 'run'}}}\ntable: {{uri: {run / 'photos'}}}\n"
+    )
+    given: list[list[object]] = [
+        [config],
+        [config, "table.sample=0.5"],
+        [config, "table.columns.source=sha256"],
+        [config, "evaluate.least_images=2"],
+        [config, night[0]],
+        [config, night[0], "evaluate.table.columns.source=line"],
+    ]
+    reports = []
+    for words in given:
+        code, out, err = cli("evaluate", *words, "--json")
+        assert code == 0, err
+        reports.append(json.loads(out.splitlines()[-1])["report"])
+    assert len(set(reports)) == len(given)
+
+
+def test_the_driver_keeps_no_picture_but_the_surest(
+    run: Path, night: tuple[str, list[dict[str, Any]]]
+) -> None:
+    """240 images are four batches, and each sends its five surest mistakes."""
+    store = tracking.open_store(*_store(run))
+    package = promote.fetch(store, promote.require_champion(store))
+    table = ImageTable.open(TableConfig(uri=night[0]))
+    cfg = evaluation.EvaluateConfig(mistakes=5)
+    arguments = (package, table, table.pin(None), {}, [], cfg, lambda done, total: None)
+    found = evaluation._judge(*arguments)
+    assert len(found.rows) == 240 and "png" not in found.rows.column_names
+
+    # The five surest of all images.
+    scores_NC = np.array(found.rows["scores"].to_pylist(), np.float32)
+    targets_NC = judged_rows.targets(package.task, found.rows["label"].to_pylist())
+    sure_N = judged_rows.confidence_of_mistakes(package.task, scores_NC, targets_NC)
+    surest = np.sort(sure_N)[::-1][:5].tolist()
+    assert surest[-1] > 0.5, "there are more than five mistakes"
+    assert found.surest["sure"].to_pylist() == pytest.approx(surest)
+    assert all(png.startswith(b"\x89PNG") for png in found.surest["png"].to_pylist())
+
+
 @pytest.mark.parametrize(
     ("given", "says"),
     [
@@ -160,8 +250,6 @@ def test_what_cannot_be_evaluated_is_refused_with_one_message(
     given: list[str],
     says: str,
 ) -> None:
-    import re
-
     other = run / "other"
     if not other.exists():
         row = night[1][0] | {"label": "hot"}

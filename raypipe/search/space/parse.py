@@ -44,6 +44,7 @@ _FIXED = {
     "model.options": _FEATURES,
     "model.mean": _FEATURES,
     "model.std": _FEATURES,
+    "model.calibrate": "It changes what is registered after the search, and no trial",
     "train.workers": "Trials of one search are of one size",
     "by_epoch": "Population based training (search.scheduler=pbt) finds values by epoch",
 }
