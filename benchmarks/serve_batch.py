@@ -57,13 +57,13 @@ def small_table(uri: Path, first: int, count: int) -> str:
 
     for start in range(first, first + count, SMALL):
         numbers = range(start, min(start + SMALL, first + count))
-        images = list(_small(numbers))
+        images = list(small_images(numbers))
         columns = {"image_id": [f"{n:08d}" for n in numbers], "image": pa.array(images)}
         append(str(uri), pa.table(columns), "benchmark")
     return str(uri)
 
 
-def _small(numbers: range) -> Iterator[bytes]:
+def small_images(numbers: range) -> Iterator[bytes]:
     # Two numbers of a base picture and a shift: no two have the same bytes.
     rng = np.random.default_rng(7)
     bases = [
@@ -78,8 +78,8 @@ def _small(numbers: range) -> Iterator[bytes]:
         yield out.getvalue() + number.to_bytes(4, "big")
 
 
-def store_of(folder: Path, name: str) -> Any:
-    """A registry whose champion is `name`."""
+def store_of(folder: Path, name: str) -> tuple[Any, Any]:
+    """(run, store): a registry whose champion is `name`."""
     import torch
 
     from raypipe.config import RunConfig

@@ -33,6 +33,7 @@ class Link:
     """What a predictions table has of one prediction, without its base.
 
     rows: how many rows it has when it is finished. have: how many are there, in these parts.
+    takes: some of its rows say what went from its base.
     """
 
     key: str
@@ -42,6 +43,7 @@ class Link:
     rows: int
     have: int
     parts: tuple[str, ...]
+    takes: bool = False
 
     @property
     def pieces(self) -> set[int]:
@@ -54,11 +56,13 @@ Links = dict[str, Link]  # by key
 def links(found: Counts) -> Links:
     """The predictions in a table. found: rows of each part, by the values of CONSTANT."""
     known: Links = {}
-    for (line, key, base, version, rows, part), have in found.items():
+    for (line, key, base, version, rows, part, gone), have in found.items():
         if line is None:  # an earlier raypipe made it
             continue
         link = known.get(key) or Link(key, line, base, version, rows, 0, ())
-        known[key] = replace(link, have=link.have + have, parts=(*link.parts, part))
+        parts = (*link.parts, part)
+        takes = link.takes or gone is not None
+        known[key] = replace(link, have=link.have + have, parts=parts, takes=takes)
     return known
 
 
@@ -121,15 +125,15 @@ def _rows(
     table: ImageTable, pinned: TableVersion, found: list[Link], columns: list[str]
 ) -> Iterator[pa.Table]:
     keys: Where = {"key": [link.key for link in found]}
-    is_single = len(found) == 1
-    # Only a prediction that adds to another can take rows away.
-    wanted = columns if is_single else list(dict.fromkeys([*columns, "image_id", "sha256", "gone"]))
-    went = Counter[bytes]() if is_single else _went(table, pinned, keys)
+    # The log tells whether any rows were taken away: mostly none.
+    if not any(link.takes for link in found):
+        yield from scan.each(table, pinned, columns, keys)
+        return
+    wanted = list(dict.fromkeys([*columns, "image_id", "sha256", "gone"]))
+    went = _went(table, pinned, keys)
     for rows in scan.each(table, pinned, wanted, keys):
-        if not is_single:
-            rows = rows.filter(pc.is_null(rows["gone"]))
-            rows = _without(rows, went)
-        yield rows.select(columns)
+        rows = rows.filter(pc.is_null(rows["gone"]))
+        yield _without(rows, went).select(columns)
 
 
 def _went(table: ImageTable, pinned: TableVersion, keys: Where) -> Counter[bytes]:

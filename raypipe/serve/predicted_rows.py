@@ -53,7 +53,7 @@ SCHEMA = pa.schema(
     ]
 )
 # Equal in all rows of a part. They say which parts of which predictions a table has.
-CONSTANT = ("line", "key", "base", "version", "rows", "part")
+CONSTANT = ("line", "key", "base", "version", "rows", "part", "gone")
 GONE = "gone: not in the table any more"
 # What differs from row to row; the rest is the same in all rows of a part.
 OF_ROWS = (

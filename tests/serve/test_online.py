@@ -290,3 +290,16 @@ def test_what_cannot_be_served_is_refused_before_anything_starts(
             server.check(run, RegistryConfig(), validate(ServeConfig, settings))
     with pytest.raises(DataError, match="There is no nobody"):
         server.check(run, RegistryConfig(alias="nobody"), ServeConfig(port=0))
+
+
+def test_two_servers_on_one_cluster_do_not_know_each_other(
+    registered: Registered, run: RunConfig, running: Server
+) -> None:
+    image = registered.images[0]
+    quick = validate(ServeConfig, {"port": 0, "cpus": 1, "keep": 0, "batching": "off"})
+    with server.running(run, RegistryConfig(), quick) as second:
+        assert second.address != running.address
+        assert ask(second, "/predict", image).status == 200
+        assert ask(running, "/predict", image).status == 200
+    # The end of one is not the end of Ray Serve.
+    assert ask(running, "/predict", image).status == 200

@@ -105,7 +105,7 @@ def running(run: RunConfig, registry: RegistryConfig, cfg: ServeConfig) -> Itera
     # Ray Serve ends what it has begun only if it is told to.
     try:
         handle = serve.run(
-            _application(setup, run, registry), name=name, route_prefix="/", blocking=False
+            _application(setup, run, registry), name=name, route_prefix=None, blocking=False
         )
     except Exception as e:
         _delete(name)
