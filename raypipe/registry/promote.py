@@ -7,9 +7,11 @@ again. It refuses if somebody else has moved the alias meanwhile.
 
 from __future__ import annotations
 
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlparse
 
 from filelock import FileLock
 
@@ -164,16 +166,26 @@ def promote(store: Store, challenger: ModelVersion, expected: int | None) -> Non
 def fetch(store: Store, version: ModelVersion) -> Package:
     """The package of a registered version, checked against the version's seal.
 
-    It is downloaded if the store is remote. Raises DataError for a package that is not the
-    registered one, or that cannot be checked because the version has no seal.
+    What a remote store has is read from a temporary folder, which goes afterwards. Raises DataError
+    for a package that is not the registered one, or that cannot be checked because the version has
+    no seal.
     """
+    address = store.client.get_model_version_download_uri(version.name, str(version.version))
+    if urlparse(address).scheme in ("", "file"):
+        return _package(_files(store, version, None), version)
+    with tempfile.TemporaryDirectory(prefix="raypipe-") as temporary:
+        package = _package(_files(store, version, temporary), version)
+    package.folder = None  # all of its files are in memory
+    return package
+
+
+def _files(store: Store, version: ModelVersion, into: str | None) -> Path:
+    """The folder of the version's MLflow model; a local one where it is, unless `into` is given."""
     import mlflow
 
     try:
-        folder = Path(
-            mlflow.artifacts.download_artifacts(
-                artifact_uri=version.uri, tracking_uri=store.address
-            )
+        folder = mlflow.artifacts.download_artifacts(
+            artifact_uri=version.uri, tracking_uri=store.address, dst_path=into
         )
     except (OSError, mlflow.MlflowException) as e:
         # MLflow keeps absolute addresses: a store whose folder was moved names the old place.
@@ -183,6 +195,11 @@ def fetch(store: Store, version: ModelVersion) -> Package:
             rule="A run's folder that was moved cannot be read by MLflow",
             fix="Move run.dir back, or train with another run.dir",
         ) from e
+    return Path(folder)
+
+
+def _package(folder: Path, version: ModelVersion) -> Package:
+    """The package among the files of an MLflow model. Raises DataError; see `fetch`."""
     package = folder / "artifacts" / "package"
     # MLflow keeps the name of the folder that was logged.
     if not package.exists():

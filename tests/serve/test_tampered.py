@@ -1,0 +1,99 @@
+"""A batch and a server refuse a package that was altered in the registry, before loading it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlparse
+
+import pyarrow as pa
+import pytest
+
+from raypipe.config import RunConfig, validate
+from raypipe.errors import DataError
+from raypipe.registry import promote, tracking
+from raypipe.registry.promote import ModelVersion
+from raypipe.registry.tracking import RegistryConfig
+from raypipe.serve import batch
+from raypipe.serve.batch import PredictConfig
+from raypipe.serve.online import server
+from raypipe.serve.online.settings import ServeConfig
+from raypipe.tables.table import TableConfig, append
+from tests.serve.conftest import Registered
+
+pytestmark = pytest.mark.usefixtures("ray_session")
+
+
+class Trap:
+    """Makes a file when it is unpickled."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (Path("sprung"),)
+
+
+def flip_a_byte(weights: Path) -> None:
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= 1
+    weights.write_bytes(data)
+
+
+def pickle_for_weights(weights: Path) -> None:
+    weights.write_bytes(pickle.dumps(Trap()))
+
+
+def swap_both(weights: Path) -> None:
+    """A pickle, and a manifest that attests it."""
+    pickle_for_weights(weights)
+    path = weights.with_name("manifest.json")
+    manifest = json.loads(path.read_text())
+    manifest[weights.name] = hashlib.sha256(weights.read_bytes()).hexdigest()
+    path.write_text(json.dumps(manifest))
+
+
+def spoiled(registered: Registered, spoil: Callable[[Path], None]) -> ModelVersion:
+    """One more version, altered where MLflow keeps it."""
+    store = registered.store
+    with tracking.run(store, spoil.__name__, "train", {}, None) as run_id:
+        pass
+    folder = Path(str(registered.package.folder))
+    version = promote.register(store, run_id, folder, spoil.__name__, {})
+    uri = store.client.get_model_version_download_uri(version.name, str(version.version))
+    spoil(next(Path(unquote(urlparse(uri).path)).rglob("weights.safetensors")))
+    return version
+
+
+@pytest.mark.parametrize(
+    ("spoil", "says"),
+    [
+        (flip_a_byte, "does not match its sha256.*weights"),
+        (pickle_for_weights, "does not match its sha256.*weights"),
+        (swap_both, "not the one that was registered"),
+    ],
+)
+def test_it_is_refused_before_it_is_loaded(
+    spoil: Callable[[Path], None],
+    says: str,
+    registered: Registered,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    version = spoiled(registered, spoil)
+
+    def no_weights(*_: Any, **__: Any) -> None:
+        raise AssertionError("it was read as weights")
+
+    monkeypatch.setattr("raypipe.registry.package.load", no_weights)
+    append("t", pa.table({"image_id": ["a"], "image": [registered.images[0]]}), "one")
+    run = RunConfig(name="mixed", dir=str(registered.store.folder.parent))
+    cfg = PredictConfig(out=str(tmp_path / "out"))
+    with pytest.raises(DataError, match=says):
+        batch.predict(registered.store, run, TableConfig(uri="t"), cfg, version)
+    with pytest.raises(DataError, match=says):
+        pinned = validate(ServeConfig, {"version": version.version, "port": 0})
+        server.check(run, RegistryConfig(), pinned)
+    assert not Path("out").exists() and not Path("sprung").exists()
