@@ -78,8 +78,8 @@ class ModelConfig(Section):
 
     calibrate: bool = False
     """Divide the registered model's logits by a temperature that is fitted on validation images, so
-    that of images with a score of 0.8 about 80 % should be right. No predicted label changes. With
-    few validation images it may not help: the error before and after is shown."""
+    that of images with a score of 0.8 about 80 % should be right. No predicted label changes. A
+    temperature that does not help in a cross-validation is left out."""
 
     options: dict[str, Any] = Field(default={})
     """Arguments for the library or the factory that builds the backbone."""

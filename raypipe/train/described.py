@@ -46,7 +46,7 @@ def card(job: TrainJob, pinned: Pinned, result: TrainResult, unseen: Unseen, nam
         data=_data(job, pinned),
         balance=_balance(job, pinned),
         judged=_judged(job, pinned, unseen),
-        calibrated=_calibrated(unseen),
+        calibrated=str(unseen.calibrated or ""),
         intended_use=job.registry.intended_use,
         data_licence=job.registry.data_licence,
         licences=_licences(job),
@@ -138,17 +138,6 @@ def _slices(job: TrainJob, pinned: Pinned, unseen: Unseen) -> tuple[SliceMetrics
         found = _metrics(pinned, unseen, inside_N)
         parts.append(SliceMetrics(name, int(inside_N.sum()), found))
     return tuple(parts)
-
-
-def _calibrated(unseen: Unseen) -> str:
-    found = unseen.calibrated
-    if found is None:
-        return ""
-    text = f"temperature {found.temperature:.2f}"
-    if found.error_before is None or found.error_after is None:
-        return text
-    before, after = f"{100 * found.error_before:.1f} %", f"{100 * found.error_after:.1f} %"
-    return f"{text}; error on {found.test_images:,} test images {before} before, {after} after"
 
 
 def _licences(job: TrainJob) -> tuple[tuple[str, str, str], ...]:

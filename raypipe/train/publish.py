@@ -52,7 +52,8 @@ def publish(
 
 def package_key(job: TrainJob, result: TrainResult) -> str:
     """Names a registered version: the training's key, unless its model is calibrated afterwards."""
-    return key_of(result.key, "calibrated") if job.model.calibrate else result.key
+    # 2: a temperature that does not help is not kept.
+    return key_of(result.key, "calibrated", 2) if job.model.calibrate else result.key
 
 
 def _publish(

@@ -33,12 +33,42 @@ class Calibrated:
     """A model's temperature, and its calibration error on images that were not used to fit it."""
 
     temperature: float
+    """1: the fitted one did not help images of validation that it was not fitted on."""
+    fitted: float
+    gain: float
+    """How much the cross-entropy of such images falls, in nats an image: a cross-validation."""
+    gain_error: float
+    """The standard error of `gain`."""
     images: int
     """Images that it was fitted on, of feed.val."""
     test_images: int
     """0: the table has no test rows, and the errors are None."""
-    error_before: float | None
-    error_after: float | None
+    error_before: float | None = None
+    error_after: float | None = None
+    change: tuple[float, float] | None = None
+    """A 95 % interval of error_after - error_before."""
+
+    def __str__(self) -> str:
+        """In words, for people."""
+        text = f"temperature {self.temperature:.2f}, fitted on {self.images:,} validation images"
+        # Nothing was changed, so there is nothing to compare.
+        if self.temperature == 1:
+            text = (
+                f"not changed: on {self.images:,} validation images a temperature of "
+                f"{self.fitted:.2f} fits best, and does not help images left out of the fit"
+            )
+            if self.error_before is None:
+                return text
+            error = f"{100 * self.error_before:.1f} %"
+            return f"{text}; calibration error on {self.test_images:,} test images {error}"
+        if self.error_before is None or self.error_after is None or self.change is None:
+            return f"{text}; no test images to measure it on"
+        before, after = 100 * self.error_before, 100 * self.error_after
+        low, high = (100 * end for end in self.change)
+        return (
+            f"{text}; calibration error on {self.test_images:,} test images {before:.1f} % before, "
+            f"{after:.1f} % after (95 % interval of the change {low:+.1f} to {high:+.1f} points)"
+        )
 
 
 @dataclass(frozen=True)
@@ -77,34 +107,40 @@ def reference(job: TrainJob, model: ImageModel, pinned: Pinned, folder: Path) ->
     # Fitted on these images, and measured on others.
     targets_NC = _targets(pinned, labels_N)
     kind = pinned.task.kind
-    temperature = calibrate.fit_temperature(kind, predicted.scores_NC, targets_NC)
-    scores_NC = _tempered(kind, predicted.scores_NC, temperature)
-    calibrated = _measured(job, model, pinned, folder, temperature, len(targets_NC))
+    chosen = calibrate.choose_temperature(kind, predicted.scores_NC, targets_NC)
+    scores_NC = _tempered(kind, predicted.scores_NC, chosen.kept)
+    found = Calibrated(
+        temperature=chosen.kept,
+        fitted=chosen.fitted,
+        gain=chosen.gain,
+        gain_error=chosen.gain_error,
+        images=len(targets_NC),
+        test_images=0,
+    )
+    calibrated = _measured(job, model, pinned, folder, found)
     return Unseen(split, replace(predicted, scores_NC=scores_NC), labels_N, calibrated)
 
 
 def _measured(
-    job: TrainJob,
-    model: ImageModel,
-    pinned: Pinned,
-    folder: Path,
-    temperature: float,
-    fitted_on: int,
+    job: TrainJob, model: ImageModel, pinned: Pinned, folder: Path, found: Calibrated
 ) -> Calibrated:
-    """The calibration error with and without the temperature, on the test split.
+    """`found` with the calibration error before and after it, on the test split.
 
-    fitted_on: the images that the temperature was fitted on. The test metrics are stored in
-    `folder`, because the images are predicted anyway.
+    The test metrics are stored in `folder`, because the images are predicted anyway.
     """
     if not pinned.counts[job.feed.test]:
-        return Calibrated(temperature, fitted_on, 0, None, None)
+        return found
     tested, labels_N = predict_split(job, model, pinned, job.feed.test)
     _store_test(folder, pinned, tested, labels_N)
     kind, targets_NC = pinned.task.kind, _targets(pinned, labels_N)
-    before = calibrate.calibration(kind, tested.scores_NC, targets_NC)
-    mended_NC = _tempered(kind, tested.scores_NC, temperature)
-    after = calibrate.calibration(kind, mended_NC, targets_NC)
-    return Calibrated(temperature, fitted_on, len(targets_NC), before.error, after.error)
+    mended_NC = _tempered(kind, tested.scores_NC, found.temperature)
+    return replace(
+        found,
+        test_images=len(targets_NC),
+        error_before=calibrate.calibration(kind, tested.scores_NC, targets_NC).error,
+        error_after=calibrate.calibration(kind, mended_NC, targets_NC).error,
+        change=calibrate.change(kind, tested.scores_NC, mended_NC, targets_NC),
+    )
 
 
 def _targets(pinned: Pinned, labels_N: np.ndarray) -> np.ndarray:

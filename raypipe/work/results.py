@@ -21,6 +21,7 @@ from raypipe.tables.clean import CleanResult
 from raypipe.tables.ingest import IngestResult
 from raypipe.train.job import TrainJob, TrainResult
 from raypipe.train.publish import CALIBRATION
+from raypipe.train.unseen import Calibrated
 from raypipe.watch.check import CheckResult
 from raypipe.watch.retrain import RetrainResult
 from raypipe.work.result import Facts, Result
@@ -100,15 +101,6 @@ class Cleaned(Result):
         }
 
 
-def _in_words(calibrated: Mapping[str, Any]) -> str:
-    """A Calibrated of train/unseen.py, from the tag of a version."""
-    fitted = f"temperature {calibrated['temperature']:.2f}, of {calibrated['images']} images"
-    if not calibrated["test_images"]:
-        return f"{fitted}; no test images to measure it on"
-    before, after = (100 * calibrated[name] for name in ("error_before", "error_after"))
-    return f"{fitted}; calibration error on test {before:.1f} % before, {after:.1f} % after"
-
-
 @dataclass(frozen=True)
 class Registered:
     """A model version, the champion after it was registered, and the MLflow store of both."""
@@ -128,7 +120,7 @@ class Registered:
             named = f"{self.model}; {stays}"
         facts: Facts = {"validation": judged} if judged else {}
         if CALIBRATION in self.model.tags:
-            facts["calibrated"] = _in_words(json.loads(self.model.tags[CALIBRATION]))
+            facts["calibrated"] = str(Calibrated(**json.loads(self.model.tags[CALIBRATION])))
         return {**facts, "model": named, "mlflow": self.mlflow_uri}
 
     def summary(self) -> Facts:

@@ -6,15 +6,25 @@ import numpy as np
 import pytest
 import torch
 
-from raypipe.models.calibrate import HIGHEST, LOWEST, calibration, fit_temperature, tempered
+from raypipe.models.calibrate import (
+    HIGHEST,
+    LOWEST,
+    calibration,
+    change,
+    choose_temperature,
+    fit_temperature,
+    tempered,
+)
 from raypipe.models.labels import Kind
 from raypipe.models.tasks import scores
 
 
-def overconfident(kind: Kind, factor: float, images: int = 20_000) -> tuple[np.ndarray, np.ndarray]:
+def overconfident(
+    kind: Kind, factor: float, images: int = 20_000, seed: int = 3
+) -> tuple[np.ndarray, np.ndarray]:
     """(scores_NC, targets_NC): labels are drawn from the true logits, scores have `factor` times
     these logits."""
-    rng = np.random.default_rng(3)
+    rng = np.random.default_rng(seed)
     classes = 1 if kind == "probability" else 4
     logits = torch.from_numpy(rng.normal(0, 1.5, (images, classes)))
     true_NC = scores(kind, logits).numpy()
@@ -79,3 +89,51 @@ def test_numbers_and_nothing_are_refused() -> None:
         fit_temperature("probability", one[:0], one[:0])
     with pytest.raises(ValueError, match="there are none"):
         calibration("probability", one[:0], one[:0])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_temperature_is_kept_only_where_it_helps_images_that_it_was_not_fitted_on(
+    kind: Kind,
+) -> None:
+    """Of 90 images a temperature is never quite 1, and where scores are right it makes them worse.
+
+    One number a class is little to fit on, so probabilities take more images.
+    """
+    images = 300 if kind == "probability" else 90
+    kept = {}
+    for factor in (1.0, 3.0):
+        chosen = [
+            choose_temperature(kind, *overconfident(kind, factor, images, s)) for s in range(30)
+        ]
+        kept[factor] = sum(c.kept != 1 for c in chosen)
+        assert all(c.kept in (1, c.fitted) for c in chosen)
+    assert kept[1.0] <= 6, "of normal noise one in six is above its standard error"
+    assert kept[3.0] >= 28
+
+
+def test_the_gain_is_of_images_that_were_left_out_of_the_fit() -> None:
+    """On the images themselves no fit loses; on others it does, where scores are right already."""
+    drawn = [overconfident("single_label", 1.0, 40, seed) for seed in range(20)]
+    assert np.mean([choose_temperature("single_label", *both).gain for both in drawn]) < 0
+
+
+def test_the_choice_of_very_few_images_is_to_change_nothing() -> None:
+    one = np.array([[0.7, 0.3]])
+    assert choose_temperature("single_label", one, np.eye(2)[:1]).kept == 1
+    two = choose_temperature("single_label", one.repeat(2, 0), np.eye(2))
+    assert two.kept == 1 and np.isfinite(two.gain)
+    # All right and all of one class.
+    right = choose_temperature("single_label", one.repeat(50, 0), np.eye(2)[[0] * 50])
+    assert np.isfinite(right.kept) and right.kept <= 1
+
+
+def test_the_interval_of_a_change_is_of_the_same_images() -> None:
+    scores_NC, targets_NC = overconfident("single_label", 3.0, 400)
+    mended_NC = tempered("single_label", torch.from_numpy(scores_NC), 3.0).numpy()
+    low, high = change("single_label", scores_NC, mended_NC, targets_NC)
+    errors = [calibration("single_label", s, targets_NC).error for s in (scores_NC, mended_NC)]
+    assert low < errors[1] - errors[0] < high < 0
+    # The other way round it is the same with the other sign; nothing changed is no change.
+    back = change("single_label", mended_NC, scores_NC, targets_NC)
+    assert back == pytest.approx((-high, -low))
+    assert change("single_label", scores_NC, scores_NC, targets_NC) == (0, 0)

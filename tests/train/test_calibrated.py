@@ -14,7 +14,7 @@ from raypipe.feed.dataset import pin
 from raypipe.models.calibrate import calibration, tempered
 from raypipe.registry import promote, tracking
 from raypipe.train import trainer, unseen
-from raypipe.train.publish import CALIBRATION, publish
+from raypipe.train.publish import CALIBRATION, package_key, publish
 from tests.pixels import decoded
 
 from .conftest import Jobs
@@ -60,6 +60,12 @@ def test_a_calibrated_model_is_a_second_version_of_one_training(jobs: Jobs) -> N
     assert told["test_images"] == len(test_labels_N)
     assert told["error_before"] == pytest.approx(before.error, abs=1e-3)
     assert told["error_after"] == pytest.approx(after.error, abs=1e-3)
+    low, high = told["change"]
+    assert low <= after.error - before.error <= high
+    said = str(unseen.Calibrated(**told))
+    assert f"{temperature:.2f}" in said and "95 % interval of the change" in said
+    folder = asked.run.path / "packages" / package_key(asked, result)
+    assert said in (folder / "card.md").read_text(encoding="utf-8")
     # The test metrics are of the same predictions.
     accuracy = unseen.test(trainer.plan(asked), result)["test_accuracy"]
     predicted_N = package.predict_pixels(tested).scores_NC.argmax(1)
@@ -74,6 +80,21 @@ def test_without_test_images_the_error_is_not_made_up(jobs: Jobs) -> None:
     calibrated = unseen.reference(job, model, pinned, job.run.path).calibrated
     assert calibrated is not None and calibrated.test_images == 0
     assert calibrated.error_before is None and calibrated.error_after is None
+
+
+def test_a_temperature_that_does_not_help_is_not_kept(jobs: Jobs) -> None:
+    """A model that was hardly trained is as unsure as it should be."""
+    job = jobs(
+        **{"train.epochs": 1, "train.lr": 1e-6, "feed.test": "train", "model.calibrate": True}
+    )
+    result = trainer.run(job)
+    store = tracking.open_store(job.run, job.registry)
+    version = publish(store, trainer.plan(job), result, "train")
+    told = unseen.Calibrated(**json.loads(version.tags[CALIBRATION]))
+    assert told.temperature == 1 != told.fitted and told.gain < 0.001
+    assert told.error_after == told.error_before and told.change == [0, 0]
+    assert "not changed" in str(told) and "test images" in str(told)
+    assert promote.fetch(store, version).info["temperature"] == 1
 
 
 def test_what_cannot_be_calibrated_is_refused_before_it_is_trained(jobs: Jobs) -> None:
