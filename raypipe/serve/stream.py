@@ -14,14 +14,8 @@ line.
 from __future__ import annotations
 
 import logging
-import signal
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from types import FrameType
-from typing import Any
 
 from raypipe.config import RunConfig
 from raypipe.errors import ConfigError
@@ -29,6 +23,7 @@ from raypipe.registry import promote
 from raypipe.registry.tracking import Store
 from raypipe.serve import batch
 from raypipe.serve.batch import Calls, NothingToPredict, PredictConfig, Stopped
+from raypipe.serve.signals import stopping
 from raypipe.tables.table import ImageTable, TableConfig
 
 log = logging.getLogger("raypipe")
@@ -124,28 +119,3 @@ class _Stream:
             rows=self.result.rows + done.made,
             micro_batches=self.result.micro_batches + bool(done.made),
         )
-
-
-@contextmanager
-def stopping() -> Iterator[threading.Event]:
-    """An event that SIGTERM and the first SIGINT set; the second SIGINT interrupts.
-
-    Only a main thread can take signals: elsewhere nothing sets it.
-    """
-    stop = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield stop
-        return
-    before: dict[signal.Signals, Any] = {}
-
-    def asked(number: int, frame: FrameType | None) -> None:
-        stop.set()
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        before[number] = signal.signal(number, asked)
-    try:
-        yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

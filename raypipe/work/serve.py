@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from raypipe.cluster.connect import connect
 from raypipe.job import Job
 from raypipe.serve.online import server
+from raypipe.serve.signals import stopping
 from raypipe.work.find import require_store
 from raypipe.work.result import Facts, Result
 from raypipe.work.show import Show
@@ -35,7 +36,7 @@ def serve(job: Job, show: Show) -> Served:
     connect(job.cluster)
     # Signals end the wait, and leaving the block ends the replicas with grace.
     with (
-        server.stopped_by_signals() as stop,
+        stopping() as stop,
         server.running(job.run, job.registry, job.serve) as running,
     ):
         show.facts(_facts(running, job))

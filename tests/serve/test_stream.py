@@ -200,6 +200,30 @@ def test_signals_stop_it_and_the_second_interrupt_interrupts() -> None:
     assert signal.getsignal(signal.SIGTERM) is before
 
 
+STORM = """
+import os, signal
+from raypipe.serve.signals import stopping
+
+with stopping() as stop:
+    sender = os.fork()
+    if not sender:
+        for _ in range(50_000):
+            os.kill(os.getppid(), signal.SIGTERM)
+        os._exit(0)
+    while os.waitpid(sender, os.WNOHANG) == (0, 0):
+        stop.wait(0.001)
+print("ended")
+"""
+
+
+def test_many_signals_at_once_do_not_lock_it_up() -> None:
+    """`timeout`, a shell and a supervisor may all send theirs in the same moment."""
+    done = subprocess.run(
+        [sys.executable, "-c", STORM], capture_output=True, text=True, timeout=60, cwd=ROOT
+    )
+    assert done.stdout == "ended\n", done.stderr
+
+
 FOLLOWS = """
 import os, signal, sys
 from raypipe.cluster.connect import ClusterConfig, connect

@@ -28,9 +28,7 @@ again.
 from __future__ import annotations
 
 import logging
-import signal
 import socket
-import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -46,6 +44,7 @@ from raypipe.serve.online import metrics, token
 from raypipe.serve.online.registry import Registry, pinned
 from raypipe.serve.online.replica import Replica, Setup
 from raypipe.serve.online.settings import ServeConfig
+from raypipe.serve.signals import Stop
 
 log = logging.getLogger("raypipe")
 LOOK_S = 1.0  # between two looks at what the replicas report
@@ -119,28 +118,13 @@ def running(run: RunConfig, registry: RegistryConfig, cfg: ServeConfig) -> Itera
         metrics.remove(server)
 
 
-def wait(server: Server, say: Callable[[str], None], stop: threading.Event) -> None:
+def wait(server: Server, say: Callable[[str], None], stop: Stop) -> None:
     """Until `stop` is set: tell what the replicas load and refuse."""
     told: dict[str, str] = {"champion": str(server.model)}
     while not stop.wait(LOOK_S):
         # A replica or the registry may be starting again.
         with suppress(Exception):
             _tell(server.reports(), told, say)
-
-
-@contextmanager
-def stopped_by_signals() -> Iterator[threading.Event]:
-    """An event that SIGTERM and SIGINT set, where this thread may have handlers."""
-    stop = threading.Event()
-    before: dict[signal.Signals, Any] = {}
-    if threading.current_thread() is threading.main_thread():
-        for number in (signal.SIGTERM, signal.SIGINT):
-            before[number] = signal.signal(number, lambda *_: stop.set())
-    try:
-        yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _application(setup: Setup, run: RunConfig, registry: RegistryConfig) -> Any:
