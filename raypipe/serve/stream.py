@@ -15,6 +15,8 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
 from raypipe.config import RunConfig
@@ -28,6 +30,7 @@ from raypipe.tables.table import ImageTable, TableConfig
 
 log = logging.getLogger("raypipe")
 MOST_POLL_S = 5.0
+Show = Callable[[str], AbstractContextManager[Callable[..., None]]]
 
 
 @dataclass(frozen=True)
@@ -51,9 +54,11 @@ def follow(
     source: TableConfig,
     cfg: PredictConfig,
     calls: Calls,
+    show: Show = lambda label: nullcontext(lambda done, total: None),
 ) -> StreamResult:
     """Predict the table's new rows until SIGTERM or SIGINT; with cfg.follow=once, those so far.
 
+    show: a label -> a block in which the progress of one micro-batch is shown.
     On a signal the rows that are being predicted are committed, and the rest waits for the next
     start. Raises ConfigError for a source with a version of its own, DataError as tables do.
     """
@@ -66,7 +71,7 @@ def follow(
     with stopping() as stop:
         # A quarter to see the version, a quarter until the first commit, half for the workers.
         calls = replace(calls, stop=stop.is_set, commit_s=cfg.latency_s / 4)
-        stream = _Stream(store, run, source, replace_since(cfg), calls)
+        stream = _Stream(store, run, source, replace_since(cfg), calls, show)
         while not stop.is_set():
             stream.catch_up()
             if cfg.follow == "once":
@@ -83,10 +88,16 @@ class _Stream:
     """Where a stream is."""
 
     def __init__(
-        self, store: Store, run: RunConfig, source: TableConfig, cfg: PredictConfig, calls: Calls
+        self,
+        store: Store,
+        run: RunConfig,
+        source: TableConfig,
+        cfg: PredictConfig,
+        calls: Calls,
+        show: Show,
     ) -> None:
         self._store, self._run, self._source = store, run, source
-        self._cfg, self._calls = cfg, calls
+        self._cfg, self._calls, self._show = cfg, calls, show
         self._table = ImageTable.open(source)
         # What was brought last: nothing is looked at until the version or the champion changes.
         self._seen: tuple[int, str] | None = None
@@ -101,7 +112,9 @@ class _Stream:
             return
         began = time.monotonic()
         try:
-            done = batch.bring(self._store, self._run, self._source, self._cfg, self._calls, model)
+            with self._show(f"Predicting {self._table.uri}@v{newest}") as tick:
+                calls = replace(self._calls, progress=tick)
+                done = batch.bring(self._store, self._run, self._source, self._cfg, calls, model)
         except Stopped:
             return
         except NothingToPredict:

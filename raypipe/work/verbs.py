@@ -190,7 +190,7 @@ def predict(job: Job, show: Show) -> Predicted | Followed:
     if job.predict.follow:
         show.say(f"Following {source.uri}: SIGTERM or Ctrl-C ends it")
         calls = Calls(say=show.say)
-        return Followed(stream.follow(store, job.run, source, job.predict, calls))
+        return Followed(stream.follow(store, job.run, source, job.predict, calls, show.progress))
     with show.progress(f"Predicting {source.uri}") as tick:
         calls = Calls(tick, show.say)
         done = batch.predict(store, job.run, source, job.predict, calls=calls)
