@@ -139,13 +139,15 @@ def _gpu_pool(reading: Reading, shared: SharedPackage, gpus: float) -> _Pool:
     # Two calls at a time: one decodes while the other computes.
     cls = ray.remote(num_gpus=gpus, num_cpus=cpus, max_concurrency=2, max_restarts=3)(_OnGpu)
     options = {"max_task_retries": 3}
-    actors = [cls.options(**options).remote(reading, shared, cpus) for _ in range(count)]
+    actors = [cls.options(**options).remote() for _ in range(count)]
+    # With each call, not when it is made: an actor that died is made again without them.
+    how = ray.put(reading)
     turn = [0]
 
     def start(groups: tuple[Fragment, ...]) -> Any:
         turn[0] += 1
         actor = actors[turn[0] % count]
-        return actor.predict.remote([one.for_task() for one in groups])
+        return actor.predict.remote([one.for_task() for one in groups], how, shared, cpus)
 
     def close() -> None:
         for actor in actors:
@@ -157,16 +159,15 @@ def _gpu_pool(reading: Reading, shared: SharedPackage, gpus: float) -> _Pool:
 class _OnGpu:
     """Holds a GPU and the model on it."""
 
-    def __init__(self, reading: Reading, shared: SharedPackage, threads: int) -> None:
+    def predict(
+        self, groups: list[Fragment], reading: Reading, shared: SharedPackage, threads: int
+    ) -> tuple[pa.Table, float]:
         import torch
 
-        self._given = (reading, shared, threads)
-        package = shared.open()
+        # Ray gives it the GPU it asked for; a cluster may also only pretend to have one.
         if torch.cuda.is_available():
-            package.model.to("cuda")
-
-    def predict(self, groups: list[Fragment]) -> tuple[pa.Table, float]:
-        return _predict(groups, *self._given)
+            shared.open().model.to("cuda")
+        return _predict(groups, reading, shared, threads)
 
 
 def _predict(
