@@ -9,7 +9,8 @@ between them says, from G to N (Kish 1965, the design effect).
 
 Errors are skewed: a few are large. The quantiles of drawn means cover the true mean of 20 lognormal
 errors in 85 of 100 cases. So the studentised bootstrap is taken (Efron 1981; 92 of 100), widened to
-Student's interval, which holds the lower end where groups are few.
+Student's interval, which holds the lower end where groups are few. Of five groups the upper end is
+still too low in 13 of 100 cases; only the lower one says that a slice is worse.
 
 From MOST_DRAWN groups on the sum is normal enough, and nothing is drawn: 200,000 images times 4,000
 draws would take a minute a slice.
@@ -109,7 +110,10 @@ def _student(sums_G: np.ndarray, sizes_G: np.ndarray, alpha: float) -> Ends:
     mean = float(sums_G.sum() / sizes_G.sum())
     spread = float(_spread(sums_G, sizes_G))
     half = float(student.ppf(1 - alpha / 2, len(sums_G) - 1)) * spread
-    return mean - half, mean + half
+    if not mean:
+        return 0.0, 0.0
+    # The upper end is that of the mean's logarithm: of few groups the largest error is missing.
+    return mean - half, mean * math.exp(min(half / mean, 700))
 
 
 def _studentised(

@@ -34,13 +34,18 @@ def overall(task: Task, scores_NC: np.ndarray, targets_NC: np.ndarray) -> dict[s
     """The task's metrics over all images, as a training names them without `val_`.
 
     Classes: accuracy, and balanced_accuracy (the mean recall of the classes that occur). Tags:
-    accuracy (all tags of an image right) and f1 (the mean over tags). Numbers: mae, rmse, r2 in the
-    labels' unit; r2 is NaN where all labels are equal. Raises ValueError without images.
+    accuracy (all tags of an image right) and f1 (the mean over tags). Numbers: mae and rmse in the
+    labels' unit, and r2, which is NaN where all labels are equal; for the task probability also
+    accuracy (score and label on the same side of 0.5). Raises ValueError without images.
     """
     if not len(scores_NC):
         raise ValueError("metrics are of images, and there are none")
     if task.kind in NUMERIC:
-        return _of_numbers(scores_NC[:, 0], targets_NC[:, 0])
+        errors = _of_numbers(scores_NC[:, 0], targets_NC[:, 0])
+        if task.kind == "regression":
+            return errors
+        same_side_NC = (scores_NC >= 0.5) == (targets_NC >= 0.5)
+        return errors | {"accuracy": float(same_side_NC.mean())}
     predicted_NC = decided(task, scores_NC)
     true_NC = targets_NC >= 0.5
     # An image is right if all of it is: its class, or every one of its tags.

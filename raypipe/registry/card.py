@@ -60,6 +60,9 @@ class Card:
     balance: tuple[tuple[str, int], ...]
     """Training images by class, most first; () for numbers."""
 
+    quantiles: tuple[tuple[str, float], ...]
+    """Of the training labels, where they are numbers, by their names; () for classes."""
+
     judged: Judged
     calibrated: str
     intended_use: str
@@ -115,7 +118,8 @@ def _by_source(slices: tuple[SliceMetrics, ...]) -> report.Table:
 def _data(card: Card) -> report.Block:
     licence = card.data_licence or UNKNOWN_LICENCE
     # How many images of each class the model learned from.
-    tables = []
+    tables: list[report.Table] = []
+    columns: tuple[tuple[str, str], ...]
     if card.balance:
         total = sum(count for _, count in card.balance)
         rows = []
@@ -123,6 +127,11 @@ def _data(card: Card) -> report.Block:
             rows.append((name, report.number(count), quality_parts.percent(count / total)))
         columns = (("Class", ""), ("Images", "num"), ("Share", "num"))
         tables.append(report.Table("Training images by class", columns, tuple(rows)))
+    # Of numbers, between which values they lie, and how many of them where.
+    if card.quantiles:
+        lines = [(name, report.number(value)) for name, value in card.quantiles]
+        columns = (("Part of the images", ""), ("Label up to", "num"))
+        tables.append(report.Table("Training labels", columns, tuple(lines)))
     facts: report.Facts = (*card.data, ("Licence of the images", licence))
     return report.Block("What it was made from", facts=facts, tables=tuple(tables))
 
@@ -141,7 +150,7 @@ def markdown(card: Card) -> str:
     for block in (_use(card), _quality(card), _data(card), _needs(card)):
         lines += ["", f"## {block.title}", ""]
         if block.text:
-            lines += [block.text, ""]
+            lines += [_paragraph(block.text), ""]
         lines += _listed(block.facts)
         if block.matrix is not None:
             lines += ["", *_written(_as_table(block.matrix))]
@@ -179,12 +188,18 @@ def _row(values: Iterable[str]) -> str:
     return f"| {' | '.join(escaped)} |"
 
 
+def _paragraph(text: str) -> str:
+    """Text of users on a line of its own, where the first character may make a heading of it."""
+    escaped = _plain(text).lstrip()
+    return "\\" + escaped if escaped[:1] in set("#>-+=~") else escaped
+
+
 def _plain(text: str) -> str:
-    """Text of users in a cell of Markdown: a class may be called `a|b` or `<script>`."""
+    """Text of users in a line of Markdown: a class may be called `a|b` or `<script>`."""
     # The backslash first: it stands before each of the others.
     for mark in ("\\", "|", "`", "[", "*"):
         text = text.replace(mark, "\\" + mark)
-    return text.replace("<", "&lt;").replace("\n", " ")
+    return " ".join(text.replace("<", "&lt;").splitlines())
 
 
 def _kind(task: Task) -> str:

@@ -20,6 +20,7 @@ Several processes may want a run of the same key. The protocol:
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 import socket
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 KEY = "raypipe.key"
+OF_TEST = "test_", "eval.", "gate."  # how names of metrics of test images begin
 OWNER = "raypipe.owner"  # host and folder whose lock guards the run
 
 
@@ -281,6 +283,28 @@ def log_history(store: Store, run_id: str, history: Sequence[Mapping[str, float]
 def log_metrics(store: Store, run_id: str, metrics: Mapping[str, float]) -> None:
     for name, value in metrics.items():
         store.client.log_metric(run_id, allowed_name(name), float(value))
+
+
+def looks(store: Store, uri: str) -> int:
+    """How many runs of the experiment have metrics of test images of the table `uri`.
+
+    Trainings, evaluations of this table, and the gate's comparisons, which name no table: so it is
+    rather too many than too few.
+    """
+    found = 0
+    token = None
+    while True:
+        runs = store.client.search_runs([store.experiment_id], page_token=token)
+        for logged in runs:
+            inputs = logged.inputs.dataset_inputs if logged.inputs else []
+            # Whoever shares the experiment may log data sets of other kinds.
+            sources = [entry.dataset.source or "" for entry in inputs]
+            is_of_table = not sources or any(json.dumps(uri) in source for source in sources)
+            of_test = any(name.startswith(OF_TEST) for name in logged.data.metrics)
+            found += is_of_table and of_test
+        token = runs.token
+        if not token:
+            return found
 
 
 def allowed_name(name: str) -> str:

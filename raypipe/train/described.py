@@ -25,12 +25,28 @@ from raypipe.train.objective import judge
 from raypipe.train.unseen import Unseen
 
 MOST_SLICES = 30
+QUANTILES = {
+    0: "least",
+    0.05: "5 %",
+    0.25: "25 %",
+    0.5: "half",
+    0.75: "75 %",
+    0.95: "95 %",
+    1: "all",
+}
 _NOT_ON_DISK = "given by its provider with the weights; not known here"
 _UNKNOWN = "not stated"
 
 
-def card(job: TrainJob, pinned: Pinned, result: TrainResult, unseen: Unseen, name: str) -> Card:
-    """The card of a result that is published as `name`."""
+def card(
+    job: TrainJob, pinned: Pinned, result: TrainResult, unseen: Unseen, name: str, looks: int
+) -> Card:
+    """The card of a result that is published as `name`.
+
+    looks: how often the test images of the table were looked at before.
+    """
+    labels = _training_labels(job, pinned)
+    is_number = pinned.task.kind in NUMERIC
     return Card(
         name=name,
         task=pinned.task,
@@ -44,8 +60,9 @@ def card(job: TrainJob, pinned: Pinned, result: TrainResult, unseen: Unseen, nam
             ("Key", result.key),
         ),
         data=_data(job, pinned),
-        balance=_balance(job, pinned),
-        judged=_judged(job, pinned, unseen),
+        balance=() if is_number else _balance(pinned, labels),
+        quantiles=_quantiles(labels) if is_number else (),
+        judged=_judged(job, pinned, unseen, looks),
         calibrated=str(unseen.calibrated or ""),
         intended_use=job.registry.intended_use,
         data_licence=job.registry.data_licence,
@@ -68,14 +85,16 @@ def _data(job: TrainJob, pinned: Pinned) -> report.Facts:
     return tuple(facts)
 
 
-def _balance(job: TrainJob, pinned: Pinned) -> tuple[tuple[str, int], ...]:
-    """Training images by class or tag, most first."""
-    if pinned.task.kind in NUMERIC:
-        return ()
-    # The rows that were trained on, whatever the feed drew of them.
+def _training_labels(job: TrainJob, pinned: Pinned) -> list[str]:
+    """Of the rows that were trained on, whatever the feed drew of them."""
     column = pinned.table.columns.label
     rows = scan.rows(pinned.table, pinned.version, [column], pinned.rows_of(job.feed.train))
-    labels = label_column.read(rows[column], pinned.task.kind, column).drop_null().to_pylist()
+    read = label_column.read(rows[column], pinned.task.kind, column)
+    return list(read.drop_null().to_pylist())
+
+
+def _balance(pinned: Pinned, labels: list[str]) -> tuple[tuple[str, int], ...]:
+    """Training images by class or tag, most first."""
     if pinned.task.kind == "multi_label":
         counted = Counter(tag for label in labels for tag in tags(label))
     else:
@@ -83,27 +102,41 @@ def _balance(job: TrainJob, pinned: Pinned) -> tuple[tuple[str, int], ...]:
     return tuple(counted.most_common())
 
 
-def _judged(job: TrainJob, pinned: Pinned, unseen: Unseen) -> Judged:
+def _quantiles(labels: list[str]) -> tuple[tuple[str, float], ...]:
+    """Below which label a share of the training images lies."""
+    numbers = np.array(labels, np.float64)
+    found = []
+    for share, name in QUANTILES.items():
+        found.append((name, float(np.quantile(numbers, share))))
+    return tuple(found)
+
+
+def _judged(job: TrainJob, pinned: Pinned, unseen: Unseen, looks: int) -> Judged:
     # The scores are those of the package, calibrated if it is.
     task, scores_NC = pinned.task, unseen.reference.scores_NC
     targets_NC = task.targets(torch.tensor(unseen.labels_N)).numpy()
     everything = np.ones(len(scores_NC), bool)
     return Judged(
         split=unseen.split,
-        caution=_caution(job, unseen),
+        caution=_caution(job, unseen, looks),
         quality=quality(task, scores_NC, targets_NC, _metrics(pinned, unseen, everything)),
         slices=_slices(job, pinned, unseen),
     )
 
 
-def _caution(job: TrainJob, unseen: Unseen) -> str:
+def _caution(job: TrainJob, unseen: Unseen, looks: int) -> str:
     """What else the split was used for: a number from it is only as good as its use."""
     if unseen.split == job.feed.val:
         used = "It chose the epoch, and settings where there was a search"
         if unseen.calibrated is not None:
             used += ", and the temperature was fitted on it"
         return f"{used}, so these numbers are a little too good."
-    return "Nothing was chosen by it for this model."
+    # Whoever looks often and keeps what looks best has chosen by it.
+    return (
+        "Nothing was chosen by it for this model. "
+        f"This is look {looks + 1:,} at it that the store knows of: "
+        "trainings, evaluations and comparisons on this table count."
+    )
 
 
 def _metrics(pinned: Pinned, unseen: Unseen, inside_N: np.ndarray) -> dict[str, float]:

@@ -89,7 +89,8 @@ def _publish(
     if calibrated is not None:
         facts |= {"temperature": calibrated.temperature, "calibration": asdict(calibrated)}
     # The card is part of the package, so that it travels and is hashed with it.
-    described = card(job, pinned, result, held_out, store.model)
+    looks = tracking.looks(store, result.version.uri)
+    described = card(job, pinned, result, held_out, store.model, looks)
     pages = {HTML: html(described), MARKDOWN: markdown(described)}
     extra = {name: text.encode() for name, text in pages.items()}
     reference = held_out.reference

@@ -61,7 +61,9 @@ def test_overall_metrics_are_those_of_a_training() -> None:
             labels_N = RNG.random((200, 1)).astype(np.float32)
         targets_NC = task.targets(torch.tensor(labels_N)).numpy()
         theirs = judge(task, torch.from_numpy(scores_NC), torch.tensor(labels_N))
-        for name, value in overall(task, scores_NC, targets_NC).items():
+        ours = overall(task, scores_NC, targets_NC)
+        assert {f"val_{name}" for name in ours} == theirs.keys(), kind
+        for name, value in ours.items():
             assert value == pytest.approx(theirs[f"val_{name}"], rel=1e-4), (kind, name)
     with pytest.raises(ValueError, match="there are none"):
         overall(task, scores_NC[:0], targets_NC[:0])

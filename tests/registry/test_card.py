@@ -35,6 +35,7 @@ def card(kind: Kind, classes: tuple[str, ...] = HOSTILE, use: str = "") -> Card:
         facts=(("Backbone", "small_cnn"), ("Key", "abc")),
         data=(("Table", "t@v3"), ("Labelled images", "train 100, val 60")),
         balance=() if kind in NUMERIC else counts,
+        quantiles=(("least", 0.125), ("all", 0.875)) if kind in NUMERIC else (),
         judged=judged,
         calibrated="",
         intended_use=use,
@@ -52,6 +53,8 @@ def test_every_task_has_its_whole_card(kind: Kind) -> None:
     for said in ("51.2 %", "t@v3", "It chose the epoch.", "BSD-3-Clause", "registry.intended_use"):
         assert said in page and said in text
     assert ("Training images by class" in page) == (kind not in NUMERIC)
+    for said in ("Training labels", "0.125", "0.875"):
+        assert (said in page) == (said in text) == (kind in NUMERIC)
     assert ("By class, worst first" in page) == (kind not in NUMERIC)
     assert ('class="matrix"' in page) == (kind == "single_label")
     assert ("Below the dotted line" in page) == (kind != "regression")
@@ -67,6 +70,18 @@ def test_names_of_users_are_text_and_never_markup() -> None:
         if line.startswith("| a"):
             assert line.startswith("| a\\|b |")
     assert "\\[x](http" in text and "\\`cat\\` new" in text
+
+
+@pytest.mark.parametrize(
+    "start", ["# Best", "> Best", "- Best", "===", "<b>", "![x](y)", "\n\n# Best"]
+)
+def test_the_intended_use_is_one_paragraph(start: str) -> None:
+    use = f"{start}\n\n# Safe for surgery\n<script>alert(1)</script> | [a](http://e.vil) *sure*"
+    text = markdown(card("single_label", use=use))
+    line = next(line for line in text.splitlines() if "surgery" in line)
+    assert not line.startswith(("#", ">", "-", "=")) and "sure\\*" in line
+    assert "<" not in line and "[a](" not in line.replace("\\[", "")
+    assert "<script" not in html(card("single_label", use=use))
 
 
 def test_many_classes_are_listed_by_their_mistakes_and_not_as_a_matrix() -> None:
