@@ -10,7 +10,7 @@ between them says, from G to N (Kish 1965, the design effect).
 Errors are skewed: a few are large. The quantiles of drawn means cover the true mean of 20 lognormal
 errors in 85 of 100 cases. So the studentised bootstrap is taken (Efron 1981; 92 of 100), widened to
 Student's interval, which holds the lower end where groups are few. Of five groups the upper end is
-still too low in 13 of 100 cases; only the lower one says that a slice is worse.
+still too low in 11 of 100 cases; only the lower one says that a slice is worse.
 
 From MOST_DRAWN groups on the sum is normal enough, and nothing is drawn: 200,000 images times 4,000
 draws would take a minute a slice.

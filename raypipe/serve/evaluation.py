@@ -233,7 +233,9 @@ def _judge(
     if not len(rows):
         return _Judged(rows, {}, surest)
     skipped = Counter(why for why in rows["skipped"].to_pylist() if why)
-    judged_rows = rows.filter(pc.is_null(rows["skipped"])).sort_by("id")
+    # Blocks arrive in any order, and ids may repeat: the same rows are to give the same draws.
+    order = [(name, "ascending") for name in ("id", "label", *LOOKS)]
+    judged_rows = rows.filter(pc.is_null(rows["skipped"])).sort_by(order)
     return _Judged(judged_rows, dict(skipped), surest)
 
 

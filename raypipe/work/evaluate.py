@@ -11,7 +11,7 @@ from typing import Any
 from raypipe.cluster.connect import connect
 from raypipe.config import key_of
 from raypipe.errors import DataError
-from raypipe.feed.dataset import pin
+from raypipe.feed.dataset import parts, pin
 from raypipe.job import Job
 from raypipe.registry import promote, tracking
 from raypipe.registry.package import Package
@@ -107,7 +107,7 @@ def evaluate(job: Job, show: Show) -> Evaluated:
         columns = _columns(cfg.table, model.package)
         table = ImageTable.open(cfg.table.model_copy(update={"columns": columns}))
         version, where = table.pin(cfg.table.version), cfg.table.where
-        _warn_of_training_images(table, version, where, model.package, show)
+    _warn_of_training_images(table, version, where, model.package, show)
 
     # The same evaluation has the same name: its page is written again, its run logged once. How
     # the model and the table are called does not count; which rows are read, and as what, does.
@@ -173,11 +173,18 @@ def _warn_of_training_images(
     """Say so if images of the model's own training may be judged: the metrics would be too good."""
     if package.info.get("table", {}).get("uri") != version.uri:
         return
+    column = table.columns.split
     names = {field.name for field in table.at(version).schema().fields}
-    if table.columns.split in names and table.columns.split not in where:
+    if column not in names:
+        return
+    # Without a condition on the split, all of its values are judged.
+    judged = where.get(column)
+    values = [judged] if isinstance(judged, str) else judged
+    trained = parts(package.info["config"]["feed"]["train"], values or ())
+    if values is None or set(values) & set(trained):
         show.say(
             "The model was trained on images of this table, and they are evaluated too: "
-            "evaluate.table.where={split: test} leaves them out"
+            f"evaluate.table.where={{{column}: test}} leaves them out"
         )
 
 

@@ -142,6 +142,13 @@ def test_a_configuration_evaluates_its_own_test_split(cli: Cli, run: Path, tmp_p
     code, out, err = cli("evaluate", config, run / "photos", "--json")
     assert code == 0 and "was trained on images of this table" in err
     assert json.loads(out.splitlines()[-1])["images"] == 60
+    for split, is_trained in (("train", True), ("test", False), ("[val, test]", False)):
+        where = f"evaluate.table.where={{split: {split}}}"
+        code, _, err = cli("evaluate", config, run / "photos", where, "--json")
+        assert code == 0 and ("was trained on images" in err) == is_trained, split
+    # The split that this configuration calls its test may be what the model was trained on.
+    code, _, err = cli("evaluate", config, "feed.test=train", "--json")
+    assert code == 0 and "was trained on images of this table" in err
 
 
 def test_the_named_model_is_evaluated_whatever_the_configuration_is_of(
