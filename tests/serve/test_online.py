@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlparse
@@ -31,9 +32,10 @@ from raypipe.serve.online import server
 from raypipe.serve.online.server import Server
 from raypipe.serve.online.settings import ServeConfig
 from raypipe.tables import scan
-from raypipe.tables.table import ImageTable
+from raypipe.tables.ingest import IngestConfig, ingest
+from raypipe.tables.table import ImageTable, TableConfig
 
-from .conftest import Registered
+from .conftest import CLASSES, Registered
 
 TOKEN = "a-token-that-nobody-guesses"
 
@@ -270,6 +272,47 @@ def test_feedback_and_the_log_and_the_metrics_agree(
 def rows(folder: Path, columns: list[str]) -> list[dict[str, Any]]:
     table = ImageTable(str(folder))
     return scan.rows(table, table.pin(), columns).to_pylist()
+
+
+def test_fifty_requests_ten_of_them_told_twice_are_fifty_labelled_rows(
+    running: Server, registered: Registered, tmp_path: Path
+) -> None:
+    said: dict[str, str] = {}
+    requests: set[str] = set()
+    for number, image in enumerate(registered.images[:50]):
+        answer = ask(running, "/predict", image).body
+        # Never what the model said.
+        right = next(name for name in CLASSES if name != answer["label"])
+        said[sha256(image).hexdigest()] = right
+        requests.add(answer["request_id"])
+        body = json.dumps({"request_id": answer["request_id"], "label": right}).encode()
+        for _ in range(2 if number < 10 else 1):
+            assert ask(running, "/feedback", body, "application/json").status == 202
+    told = Path(running.requests) / "feedback"
+    deadline = time.monotonic() + 20
+    while sum(row["request_id"] in requests for row in rows(told, ["request_id"])) < 60:
+        assert time.monotonic() < deadline, "the log was not written"
+        time.sleep(0.2)
+
+    source = {"kind": "feedback", "images": running.requests}
+    cfg = validate(IngestConfig, {"from": source, "splits": {"train": 1.0}})
+    table = TableConfig(uri=str(tmp_path / "t"))
+    done = ingest(table, cfg)
+    assert done.accepted == len(said) == 50
+    found = rows(tmp_path / "t", ["image_id", "label"])
+    assert len(found) == 50 and {row["image_id"]: row["label"] for row in found} == said
+    again = ingest(table, cfg)
+    assert (again.accepted, again.relabelled, again.version) == (0, 0, done.version)
+
+
+def test_feedback_with_a_class_that_the_model_does_not_know_is_refused(
+    running: Server, registered: Registered
+) -> None:
+    answer = ask(running, "/predict", registered.images[0]).body
+    body = {"request_id": answer["request_id"], "label": "aa"}
+    told = ask(running, "/feedback", json.dumps(body).encode(), "application/json")
+    assert told.status == 422 and "no such class" in told.body["error"]["what"]
+    assert "'a'" in told.body["error"]["rule"]
 
 
 def test_what_cannot_be_served_is_refused_before_anything_starts(

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
@@ -23,6 +24,7 @@ from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
+from raypipe.errors import nearest
 from raypipe.images.decode import BadImage
 from raypipe.models import labels
 from raypipe.serve.online import openapi
@@ -144,6 +146,8 @@ class _Handlers:
                 got=str(given.label)[:100],
                 rule=f"A label of model.task={kind}",
             )
+        if served and not cfg.new_labels:
+            _require_known(label.text, kind, served.package.classes)
         if not self.parts.keeper.feedback(given.request_id, label.text):
             raise Refused(503, "The request log is full", headers={"Retry-After": "10"})
         return JSONResponse({"request_id": given.request_id, "label": label.text}, 202)
@@ -301,6 +305,22 @@ async def _collect(request: Request, max_bytes: int) -> bytes:
             raise _too_large(size, max_bytes)
         parts.append(part)
     return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _require_known(label: str, kind: labels.Kind, classes: Sequence[str]) -> None:
+    """Raise Refused (422) for a label that the model has no class for."""
+    if kind in labels.NUMERIC:
+        return
+    given = label.split(labels.BAR) if kind == "multi_label" else [label]
+    unknown = [name for name in given if name and name not in classes]
+    if unknown:
+        raise Refused(
+            422,
+            "The model has no such class",
+            got=unknown[0][:100],
+            rule=nearest(unknown[0], list(classes))[:300],
+            fix="serve.new_labels=true takes new classes, too",
+        )
 
 
 async def _read_feedback(request: Request, timeout_s: float) -> Feedback:

@@ -88,6 +88,10 @@ class ServeConfig(Section):
     """Address of the request log: a folder of three Delta tables. null: `requests` in the run's
     folder."""
 
+    new_labels: bool = False
+    """true: /feedback takes labels that the champion does not know. false: it refuses them with
+    422, because a slip of a finger would become a class."""
+
     flush_s: float = Field(default=5, gt=0)
     """Seconds between two writes of the request log."""
 

@@ -11,7 +11,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from raypipe.errors import DataError
-from raypipe.tables.sources import delta, folder, function, huggingface, labels, parquet, shards
+from raypipe.tables.sources import (
+    delta,
+    feedback,
+    folder,
+    function,
+    huggingface,
+    labels,
+    parquet,
+    shards,
+)
 from raypipe.tables.sources.candidate import Candidate, Part
 from raypipe.tables.sources.columns import SourceColumns
 from raypipe.tables.sources.config import SourceConfig
@@ -43,7 +52,7 @@ def candidates(cfg: SourceConfig) -> Listed:
     if not found:
         raise DataError(
             "There is nothing to ingest",
-            got=cfg.images or cfg.kind,
+            got=f"{cfg.images or cfg.kind} {listed.layout}".strip(),
             rule="A source has at least one image",
         )
     if cfg.labelled:
@@ -87,6 +96,8 @@ def _list(cfg: SourceConfig) -> Listed:
         return _list_files(cfg)
     if cfg.kind == "delta":
         return _list_delta(cfg)
+    if cfg.kind == "feedback":
+        return _list_feedback(cfg)
 
     # A pipe is no file: opening it would wait.
     images = Path(cfg.images).expanduser()
@@ -122,6 +133,16 @@ def _list_delta(cfg: SourceConfig) -> Listed:
         cfg.storage_options,
     )
     return Listed(parts, str(pinned), steady=has_paths or cfg.version is not None)
+
+
+def _list_feedback(cfg: SourceConfig) -> Listed:
+    if not cfg.images:
+        raise _missing(cfg)
+    around = fence(Path(cfg.images).expanduser(), cfg.roots, cfg.max_bytes)
+    parts, pinned, said = feedback.row_groups(
+        cfg.images, _columns(cfg), around, cfg.storage_options
+    )
+    return Listed(parts, str(pinned), layout=said)
 
 
 def _list_function(cfg: SourceConfig, label: str | None) -> Listed:

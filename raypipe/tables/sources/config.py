@@ -13,7 +13,7 @@ from raypipe.tables.sources.fence import MAX_BYTES
 from raypipe.tables.storage import StorageOptions
 
 SOLAR_CELLS = "raypipe.quickstart.elpv:cells"
-Kind = Literal["folder", "paths", "tar", "parquet", "huggingface", "delta", "python"]
+Kind = Literal["folder", "paths", "tar", "parquet", "huggingface", "delta", "python", "feedback"]
 
 
 class SourceConfig(Section):
@@ -29,7 +29,8 @@ class SourceConfig(Section):
     huggingface: a folder that datasets' `save_to_disk` wrote.
     delta: the uri of a table; see `version`, `where` and `storage_options`.
     python: `module:function`; the function returns the images' folder and a dict for each
-    image: its path, its label and any other columns."""
+    image: its path, its label and any other columns.
+    feedback: the request log of `raypipe serve`; labels are those that came back for its images."""
     images: str = ""
     """A path or uri, as `kind` says."""
     labels: str | None = None
@@ -48,7 +49,8 @@ class SourceConfig(Section):
     where: dict[str, str | list[str]] = Field(default={})
     """For delta and python: only rows whose columns have these values."""
     storage_options: StorageOptions = Field(default=None, repr=False)
-    """Options of object_store for a delta source or a table of labels, as table.storage_options."""
+    """Options of object_store for a delta or feedback source or a table of labels, as
+    table.storage_options."""
     labelled: bool = True
     """false: ingest without labels."""
     task: Task | None = None
@@ -84,7 +86,7 @@ class SourceConfig(Section):
 
     @model_validator(mode="after")
     def _check_storage_options(self) -> SourceConfig:
-        uri = self.images if self.kind == "delta" else self.labels or ""
+        uri = self.images if self.kind in ("delta", "feedback") else self.labels or ""
         storage.check(uri, self.storage_options)
         return self
 
