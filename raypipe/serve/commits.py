@@ -89,6 +89,7 @@ class Commits:
         for done, rows in stream:
             self._rows += len(rows)
             self._bytes += rows.nbytes
+            # The rows of its pieces, one after the other.
             start = 0
             for piece in done:
                 self._waiting.append((piece, rows.slice(start, piece.rows)))
@@ -116,9 +117,12 @@ class Commits:
         """Commit these pieces, but those that are there. Raises DataError if others never rest."""
         lost = 0
         while missing := sorted(tables.keys() - self.there):
+            # A part has no gaps: its name is its first and its last piece.
             first, last = pieces.neighbours(missing)[0]
             own = [tables[number] for number in range(first, last + 1)]
-            if self._out.add(whole(own, same | {"part": pieces.part(first, last)})):
+            part = same | {"part": pieces.part(first, last)}
+            rows = whole(own, part)
+            if self._out.add(rows):
                 self.there.update(range(first, last + 1))
                 continue
             # Somebody else has committed, perhaps these pieces.
@@ -130,16 +134,19 @@ class Commits:
 
     def add_gone(self, rows: pa.Table, first: int) -> None:
         """Commit the rows that say what went, as pieces after all others."""
-        tables: dict[int, pa.Table] = {}
-        for number, start in enumerate(range(0, len(rows), COMMIT_ROWS), first):
-            tables[number] = rows.slice(start, COMMIT_ROWS)
-        for number, table in tables.items():
-            self._keep({number: table}, self.same | {"gone": True})
+        same = self.same | {"gone": True}
+        number = first
+        for start in range(0, len(rows), COMMIT_ROWS):
+            # One commit each, so that a part stays bounded.
+            table = rows.slice(start, COMMIT_ROWS)
+            self._keep({number: table}, same)
+            number += 1
 
     def require_all(self) -> None:
         """Raise DataError if a part has lost rows since it was committed."""
         link = links(self._out.counts()).get(self.same["key"])
-        have, rows = (link.have if link else 0), self.same["rows"]
+        have = link.have if link else 0
+        rows = self.same["rows"]
         if have != rows:
             raise DataError(
                 f"{self._out.uri} lacks {rows - have} of the {rows} rows of a prediction",

@@ -83,11 +83,14 @@ def _looks(attempt: Attempt, images: list[bytes]) -> dict[str, np.ndarray]:
 def _slice_values(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """Numbers as float64, days and times as timestamps, all else as text; nulls stay."""
     kind = column.type
-    if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind):
+    is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind)
+    if is_number or pa.types.is_decimal(kind):
         return column.cast(pa.float64())
     if pa.types.is_date(kind) or pa.types.is_timestamp(kind):
         # UTC, whatever zone the column names.
-        return column.cast(pa.timestamp("us", getattr(kind, "tz", None))).cast(pa.timestamp("us"))
+        zone = getattr(kind, "tz", None)
+        in_zone = column.cast(pa.timestamp("us", zone))
+        return in_zone.cast(pa.timestamp("us"))
     texts = [None if value is None else str(value) for value in column.to_pylist()]
     return pa.chunked_array([pa.array(texts, pa.string())])
 
@@ -105,13 +108,19 @@ def _surest(task: Task, attempt: Attempt, labels: list[Any], most: int) -> list[
 def confidence_of_mistakes(task: Task, scores_NC: np.ndarray, targets_NC: np.ndarray) -> np.ndarray:
     """How sure the model is of each mistake, 0 for what is right; for numbers, the error."""
     if task.kind in NUMERIC:
-        return np.abs(scores_NC[:, 0].astype(np.float64) - targets_NC[:, 0])
-    wrong_NC = metrics.decided(task, scores_NC) != (targets_NC >= 0.5)
+        predicted_N = scores_NC[:, 0].astype(np.float64)
+        return np.abs(predicted_N - targets_NC[:, 0])
+    is_set_NC = targets_NC >= 0.5
+    wrong_NC = metrics.decided(task, scores_NC) != is_set_NC
+    if not wrong_NC.size:
+        return np.zeros(len(scores_NC))
     if task.kind == "multi_label":
         # A tag may be missing with certainty, too.
         sure_NC = np.maximum(scores_NC, 1 - scores_NC)
-        return np.where(wrong_NC, sure_NC, 0).max(1) if wrong_NC.size else np.zeros(len(scores_NC))
-    return np.where(wrong_NC.any(1), scores_NC.max(1), 0)
+        return np.where(wrong_NC, sure_NC, 0).max(1)
+    # The highest score is that of the class it said.
+    is_wrong_N = wrong_NC.any(1)
+    return np.where(is_wrong_N, scores_NC.max(1), 0)
 
 
 def targets(task: Task, labels: list[Any]) -> np.ndarray:

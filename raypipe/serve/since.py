@@ -54,6 +54,7 @@ def made(known: Links, line: str, version: TableVersion, key: str) -> str | None
     whole = finished(known)
     of_version = [one.key for one in known.values() if _is_of(one, line, version.version)]
     keys = sorted(set(of_version) & whole)
+    # Those that add to an earlier prediction have keys of their own, and the same rows.
     if key in keys:
         return key
     return keys[0] if keys else None
@@ -116,14 +117,20 @@ def base_of(
     One that was begun is gone on with, whatever was asked: its rows are there already.
     """
     whole = finished(known)
+    # What was begun of this version is gone on with.
     for link in begun(known, line):
         can_go_on = link.base is None or link.base in whole
         if link.version == version.version and can_go_on:
             return known[link.base] if link.base else None
     if not since_last:
         return None
-    earlier = [known[key] for key in whole if known[key].line == line]
-    earlier = [link for link in earlier if link.version < version.version]
+
+    # Else the last finished one, or that of whoever has begun this version before its first row.
+    earlier: list[Link] = []
+    for key in whole:
+        link = known[key]
+        if link.line == line and link.version < version.version:
+            earlier.append(link)
     if claim and claim.version == version.version:
         earlier = [link for link in earlier if link.version == claim.base]
     return max(earlier, key=lambda link: (link.version, link.key), default=None)
@@ -166,12 +173,14 @@ def _since(
             "images are compared with their predictions, by id and sha256"
         )
         everything = between.selected(table, version, where)
-        found = between.compare(table, everything, _predicted(out, base.key))
+        known_N2 = _predicted(out, base.key)
+        found = between.compare(table, everything, known_N2)
     # Of the same base another plan may come, if files were vacuumed meanwhile. Its pieces are
     # other pieces, so it has another name.
     names = [[one.path, one.row_group, one.deleted.hex()] for one in found.new.fragments]
     its_key = key_of("since", key, base.key, names)
-    return Plan(its_key, base, found.new, _gone(out, base.key, found))
+    gone_rows = _gone(out, base.key, found)
+    return Plan(its_key, base, found.new, gone_rows)
 
 
 def _predicted(out: PartTable, key: str) -> np.ndarray:
@@ -187,6 +196,7 @@ def _gone(out: PartTable, key: str, found: Difference) -> pa.Table:
     """The ids and hashes of what went, looked up among the base's rows."""
     if not len(found.gone_N2):
         return gone([], [])
+    # Equal rows can stand for each other: as many as went are taken.
     wanted = Counter(one.tobytes() for one in found.gone_N2)
     names: list[str | None] = []
     hashes: list[str | None] = []
@@ -206,4 +216,6 @@ def _gone(out: PartTable, key: str, found: Difference) -> pa.Table:
         )
     # In one order at every run: the rows are cut into pieces.
     order = sorted(range(len(names)), key=lambda n: (names[n] or "", hashes[n] or ""))
-    return gone([names[n] for n in order], [hashes[n] for n in order])
+    names = [names[n] for n in order]
+    hashes = [hashes[n] for n in order]
+    return gone(names, hashes)

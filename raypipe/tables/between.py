@@ -53,18 +53,25 @@ def selected(
     only: of these files, by path. Raises DataError as tables do.
     """
     columns = [table.columns.id, table.columns.image]
-    table.require(table.at(pinned), *columns, *where)
+    delta = table.at(pinned)
+    table.require(delta, *columns, *where)
+    # From here on `where` has the names and types of the files.
     fragments, schema = scan.plan(table, pinned, where, only)
     named, where = scan.with_names(table, schema, columns, where)
     counts = scan.counted(fragments, named, where, table.storage_options)
-    return _some(Rows(fragments, named, where, counts))
+    rows = Rows(fragments, named, where, counts)
+    return _some(rows)
 
 
 def _some(rows: Rows) -> Rows:
     """Without the row groups that have none of the rows."""
-    pairs = [pair for pair in zip(rows.fragments, rows.counts, strict=True) if pair[1]]
-    fragments = [one for one, _ in pairs]
-    return replace(rows, fragments=fragments, counts=[count for _, count in pairs])
+    fragments: list[Fragment] = []
+    counts: list[int] = []
+    for group, count in zip(rows.fragments, rows.counts, strict=True):
+        if count:
+            fragments.append(group)
+            counts.append(count)
+    return replace(rows, fragments=fragments, counts=counts)
 
 
 @dataclass(frozen=True)
@@ -85,25 +92,34 @@ def between(
 
     Raises DataError where the earlier version or a file of it is not there any more.
     """
+    # Files by path, with what is deleted of them.
     old = table.snapshot(before).paths(table.uri)
     now = table.snapshot(after).paths(table.uri)
     came = {path for path, deleted in now.items() if old.get(path) != deleted}
     went = {path for path, deleted in old.items() if now.get(path) != deleted}
+    # OPTIMIZE: all rows are the same in other files.
     if went and _only_moved(table, before, after):
         came = set()
         went = set()
+
     new = selected(table, after, where, came)
     if not went:
         return Difference(new, NOTHING_N2)
-    return compare(table, new, identities(table, selected(table, before, where, went)))
+    # Rows of files that were rewritten are on both sides: they are compared.
+    old_rows = selected(table, before, where, went)
+    known_N2 = identities(table, old_rows)
+    return compare(table, new, known_N2)
 
 
 def _only_moved(table: ImageTable, before: TableVersion, after: TableVersion) -> bool:
     """Does every commit between say that it changes no row? Raises DataError."""
     delta = table.at(after)
-    entries = history.commits(delta, table.uri, table.storage_options, before.version)
-    is_complete = len(entries) == after.version - before.version
-    return is_complete and not any(entry["changes"] for entry in entries)
+    options = table.storage_options
+    entries = history.commits(delta, table.uri, options, before.version)
+    # Old commits may have been cleaned up.
+    if len(entries) != after.version - before.version:
+        return False
+    return not any(entry["changes"] for entry in entries)
 
 
 def compare(table: ImageTable, rows: Rows, known_N2: np.ndarray) -> Difference:
@@ -113,6 +129,7 @@ def compare(table: ImageTable, rows: Rows, known_N2: np.ndarray) -> Difference:
     mine_N2 = np.concatenate([NOTHING_N2, *parts])
     is_new = surplus(mine_N2, known_N2)
 
+    # Of each row group only the new rows stay.
     fragments: list[Fragment] = []
     counts: list[int] = []
     start = 0
@@ -121,8 +138,9 @@ def compare(table: ImageTable, rows: Rows, known_N2: np.ndarray) -> Difference:
         start += len(part_N2)
         fragments.append(_only(group, chosen))
         counts.append(len(chosen))
-    new = _some(Rows(fragments, rows.schema, rows.where, counts))
-    return Difference(new, known_N2[surplus(known_N2, mine_N2)])
+    new = _some(replace(rows, fragments=fragments, counts=counts))
+    is_gone = surplus(known_N2, mine_N2)
+    return Difference(new, known_N2[is_gone])
 
 
 def identities(table: ImageTable, rows: Rows) -> np.ndarray:
@@ -134,25 +152,31 @@ def identity_of(names: Iterable[str | None], hashes: Iterable[str | None]) -> np
     """uint64 (N, 2) of rows with these ids and sha256 of their images."""
     joined = bytearray()
     for pair in zip(names, hashes, strict=True):
-        joined += hashlib.blake2b(repr(pair).encode(), digest_size=16).digest()
-    return np.frombuffer(bytes(joined), np.uint64).reshape(-1, 2)
+        # repr keeps None and the text "None" apart.
+        text = repr(pair).encode()
+        joined += hashlib.blake2b(text, digest_size=16).digest()
+    numbers = np.frombuffer(bytes(joined), np.uint64)
+    return numbers.reshape(-1, 2)
 
 
 def surplus(mine_N2: np.ndarray, others_M2: np.ndarray) -> np.ndarray:
     """bool (N,): the rows that mine has more often than others have; of equal ones the last."""
     if not len(mine_N2) or not len(others_M2):
         return np.ones(len(mine_N2), bool)
+    # Equal rows get the same number.
     both = np.concatenate([mine_N2, others_M2])
     _, groups = np.unique(both, axis=0, return_inverse=True)
     groups = groups.reshape(-1)
-    mine_N, others_M = groups[: len(mine_N2)], groups[len(mine_N2) :]
+    mine_N = groups[: len(mine_N2)]
+    others_M = groups[len(mine_N2) :]
     other_counts = np.bincount(others_M, minlength=groups.max() + 1)
 
     # The how-manieth of its equals each row is: sorted, its place less that of the first.
     order = np.argsort(mine_N, kind="stable")
     sorted_N = mine_N[order]
+    first_N = np.searchsorted(sorted_N, sorted_N)
     nth_N = np.empty(len(mine_N), np.int64)
-    nth_N[order] = np.arange(len(mine_N)) - np.searchsorted(sorted_N, sorted_N)
+    nth_N[order] = np.arange(len(mine_N)) - first_N
     is_more: np.ndarray = nth_N >= other_counts[mine_N]
     return is_more
 
@@ -162,6 +186,7 @@ def _identified(table: ImageTable, rows: Rows) -> Iterator[tuple[np.ndarray, np.
     columns = (table.columns.id, table.columns.image)
     reading = ray.put((rows.schema, columns, rows.where, table.storage_options))
     task = ray.remote(num_cpus=1, max_retries=3)(_identify)
+    # A few tasks at a time, and their results in order.
     started: deque[ray.ObjectRef] = deque()
     for group in rows.fragments:
         started.append(task.remote(group.for_task(), reading))
@@ -175,9 +200,12 @@ def _identify(
     group: Fragment, reading: tuple[pa.Schema, tuple[str, str], Where, Options]
 ) -> tuple[np.ndarray, np.ndarray]:
     schema, (name, image), where, options = reading
+    # One column may be both.
     wanted = list(dict.fromkeys([name, image]))
     rows, rows_N = fragment.read([group], schema, wanted, where, options)
-    return rows_N, identity_of(rows[name].to_pylist(), sha256s(rows[image]))
+    names = rows[name].to_pylist()
+    hashes = sha256s(rows[image])
+    return rows_N, identity_of(names, hashes)
 
 
 def sha256s(images: pa.ChunkedArray) -> list[str | None]:
@@ -193,4 +221,5 @@ def _only(group: Fragment, rows_N: Sequence[int] | np.ndarray) -> Fragment:
     """The row group with these rows alone; the others count as deleted."""
     deleted_N = np.ones(group.rows, bool)
     deleted_N[rows_N] = False
-    return replace(group, deleted=np.packbits(deleted_N).tobytes() if deleted_N.any() else b"")
+    packed = np.packbits(deleted_N).tobytes() if deleted_N.any() else b""
+    return replace(group, deleted=packed)

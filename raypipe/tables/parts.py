@@ -149,9 +149,14 @@ def _read_counts(
 ) -> Counts:
     """The same from the columns themselves, one row group at a time."""
     groups, schema = scan.plan(table, pinned, only=paths)
+    options = table.storage_options
     found: Counts = Counter()
     for group in groups:
-        rows, _ = fragment.read([group], schema, columns, {}, table.storage_options)
-        for row in rows.group_by(list(columns)).aggregate([([], "count_all")]).to_pylist():
-            found[tuple(row[name] for name in columns)] += row["count_all"]
+        rows, _ = fragment.read([group], schema, columns, {}, options)
+        # One row for each combination of values, with their number.
+        grouped = rows.group_by(list(columns))
+        counted = grouped.aggregate([([], "count_all")])
+        for row in counted.to_pylist():
+            values = tuple(row[name] for name in columns)
+            found[values] += row["count_all"]
     return found
