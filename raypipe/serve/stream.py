@@ -9,6 +9,8 @@ Back-pressure: one micro-batch at a time. While it is predicted, versions gather
 micro-batch has them all; its memory is bounded as a batch's is. The model is the champion when a
 micro-batch begins. A new champion predicts all rows of the table anew: its predictions are another
 line.
+
+A table, registry or storage that cannot be reached for a while is tried again, less and less often.
 """
 
 from __future__ import annotations
@@ -20,16 +22,18 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
 from raypipe.config import RunConfig
-from raypipe.errors import ConfigError
+from raypipe.errors import ClusterError, ConfigError, one_line
 from raypipe.registry import promote
+from raypipe.registry.promote import ModelVersion
 from raypipe.registry.tracking import Store
 from raypipe.serve import batch
 from raypipe.serve.batch import Calls, NothingToPredict, PredictConfig, Stopped
 from raypipe.serve.signals import stopping
-from raypipe.tables.table import ImageTable, TableConfig
+from raypipe.tables.table import ImageTable, TableConfig, TableVersion
 
 log = logging.getLogger("raypipe")
 MOST_POLL_S = 5.0
+MOST_RETRY_S = 60.0
 Show = Callable[[str], AbstractContextManager[Callable[..., None]]]
 
 
@@ -73,10 +77,17 @@ def follow(
         calls = replace(calls, stop=stop.is_set, commit_s=cfg.latency_s / 4)
         stream = _Stream(store, run, source, replace_since(cfg), calls, show)
         while not stop.is_set():
-            stream.catch_up()
+            again_s = min(cfg.latency_s / 4, MOST_POLL_S)
+            try:
+                stream.catch_up()
+            except Exception as e:
+                # What is wrong at the start stays wrong; what comes later may pass.
+                if cfg.follow == "once" or not stream.has_begun or isinstance(e, ClusterError):
+                    raise
+                again_s = max(again_s, stream.failed(e))
             if cfg.follow == "once":
                 break
-            stop.wait(min(cfg.latency_s / 4, MOST_POLL_S))
+            stop.wait(again_s)
     return stream.result
 
 
@@ -100,28 +111,54 @@ class _Stream:
         self._cfg, self._calls, self._show = cfg, calls, show
         self._table = ImageTable.open(source)
         # What was brought last: nothing is looked at until the version or the champion changes.
-        self._seen: tuple[int, str] | None = None
+        self._seen: tuple[str, str] | None = None
+        self._failures = 0
+        self._said = ""
         uri = batch.place(run, cfg)
         self.result = StreamResult(uri, self._table.uri, None, None, 0, 0)
+
+    @property
+    def has_begun(self) -> bool:
+        """Has it caught up once?"""
+        return self._seen is not None
+
+    def failed(self, error: Exception) -> float:
+        """Say why it could not catch up, each reason once; returns the seconds until it tries
+        again.
+        """
+        self._failures += 1
+        again_s: float = min(MOST_RETRY_S, 2.0**self._failures)
+        reason = one_line(error)
+        if reason != self._said:
+            self._calls.say(f"The stream waits, and tries again: {reason}")
+        self._said = reason
+        return again_s
 
     def catch_up(self) -> None:
         """Bring the predictions up to the newest version."""
         newest = self._table.newest()
         model = promote.require_champion(self._store)
-        if self._seen == (newest, str(model)):
-            return
+        if self._seen != (newest.identity, str(model)):
+            self._bring(newest, model)
+        if self._failures:
+            self._calls.say("The stream goes on")
+        self._failures = 0
+        self._said = ""
+
+    def _bring(self, newest: TableVersion, model: ModelVersion) -> None:
+        """Predict what is new. Where it was asked to stop, the rest stays for the next start."""
         began = time.monotonic()
         try:
-            with self._show(f"Predicting {self._table.uri}@v{newest}") as tick:
+            with self._show(f"Predicting {newest}") as tick:
                 calls = replace(self._calls, progress=tick)
                 done = batch.bring(self._store, self._run, self._source, self._cfg, calls, model)
         except Stopped:
             return
         except NothingToPredict:
-            self._seen = (newest, str(model))
+            self._seen = (newest.identity, str(model))
             return
         # A version that came meanwhile may be among them.
-        self._seen = (done.version.version, str(model))
+        self._seen = (done.version.identity, str(model))
         if done.made:
             seconds = time.monotonic() - began
             log.info("%s: %d rows in %.1f s", done.version, done.made, seconds)

@@ -170,11 +170,12 @@ class ImageTable:
         except Exception as e:  # deltalake's errors share no base class
             raise self._not_opened(e, version) from None
 
-    def newest(self) -> int:
-        """The number of the newest version; the files are not listed. Raises DataError."""
+    def newest(self) -> TableVersion:
+        """The newest version; the files are not listed. Raises DataError."""
         options = self.storage_options
         try:
-            return DeltaTable(self.uri, storage_options=options, without_files=True).version()
+            delta = DeltaTable(self.uri, storage_options=options, without_files=True)
+            return TableVersion(self.uri, delta.version(), str(delta.metadata().id))
         except Exception as e:  # deltalake's errors share no base class
             raise self._not_opened(e, None) from None
 

@@ -182,6 +182,34 @@ def test_a_new_champion_begins_a_line_of_its_own(registered: Registered, tmp_pat
     assert models == {str(registered.version): 10, str(again): 10}
 
 
+def test_a_table_that_is_away_for_a_while_or_made_again_does_not_end_a_stream(
+    registered: Registered, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stop = threading.Event()
+    monkeypatch.setattr(stream, "stopping", lambda: nullcontext(stop))
+    monkeypatch.setattr(stream, "MOST_RETRY_S", 0.2)
+    said: list[str] = []
+    table, out = tmp_path / "t", tmp_path / "out"
+    add(table, registered.images[:10], 0)
+    given = started(registered, tmp_path)
+    found: list[stream.StreamResult] = []
+    calls = Calls(say=said.append)
+    worker = threading.Thread(target=lambda: found.append(stream.follow(*given, calls)))
+    worker.start()
+    wait_for(lambda: count(out) == 10)
+    table.rename(tmp_path / "away")
+    wait_for(lambda: len(said) == 1)
+    time.sleep(1)
+    # Another table at the same address, with as many versions.
+    add(table, registered.images[10:15], 10)
+    wait_for(lambda: count(out) == 15)
+    wait_for(lambda: len(said) == 2)
+    stop.set()
+    worker.join(60)
+    assert "waits, and tries again: " in said[0] and "goes on" in said[1]
+    assert (found[0].rows, found[0].version) == (15, 0)
+
+
 def test_a_stream_needs_the_newest_version(registered: Registered, tmp_path: Path) -> None:
     store, run, source, cfg = started(registered, tmp_path)
     with pytest.raises(ConfigError, match=r"follows the newest version.*version=1"):
