@@ -151,8 +151,7 @@ def measure(folder: Path, name: str, rounds: int, seconds: float) -> Result:
             cfg = ServeConfig(port=0, cpus=CPUS, batching=batching, requests=log)
             one = stack.enter_context(server.running(run, RegistryConfig(), cfg))
             addresses[batching] = f"{one.address}/predict"
-            with urllib.request.urlopen(f"{one.address}/ready") as answer:
-                plans[batching] = json.loads(answer.read()).get("batching", "")
+            plans[batching] = one.replica.status.remote().result(timeout_s=30)["batching"]
         addresses["bare"], took = stack.enter_context(bare(home))
         cold_s["bare"] = round(took, 1)
         addresses["mlflow"], took = stack.enter_context(mlflow_serve(home, store))

@@ -24,3 +24,11 @@ def keep_memory() -> bool:
     except (AttributeError, OSError, TypeError):
         return False
     return bool(mallopt(_MMAP_MAX, 0) and mallopt(_TRIM_THRESHOLD, _LARGEST))
+
+
+def give_back() -> None:
+    """Return what is free now to the kernel: after a peak that does not come again."""
+    try:
+        ctypes.CDLL(None).malloc_trim(0)
+    except (AttributeError, OSError, TypeError):
+        return

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from raypipe.models.allocator import keep_memory
+from raypipe.models.allocator import give_back, keep_memory
 from raypipe.serve.online import app as http
 from raypipe.serve.online import batching
 from raypipe.serve.online.front import Front
@@ -86,6 +86,8 @@ class Replica:
         assert served is not None
         # Measured with this model on this machine, before the first request.
         plan = _plan(cfg, served, setup.workers)
+        # The largest batches were tried, and are mostly not used.
+        give_back()
         self.batcher = batching.Batcher(self.models, plan, setup.workers, cfg.max_pixels)
         self.keeper: Keeper | None = None
         if cfg.keep > 0:
