@@ -24,7 +24,7 @@ from raypipe.serve.online.limits import Rates, Room
 from raypipe.serve.online.metrics import Metrics
 from raypipe.serve.online.models import Models, Role, Served, Target
 from raypipe.serve.online.request_log import Keeper
-from raypipe.serve.online.settings import ServeConfig
+from raypipe.serve.online.settings import Batching, ServeConfig
 from raypipe.tables.request_log import RequestLog, RequestTables
 
 log = logging.getLogger("raypipe")
@@ -86,6 +86,7 @@ class Replica:
         assert served is not None
         # Measured with this model on this machine, before the first request.
         plan = _plan(cfg, served, setup.workers)
+        self._cfg, self._plan = cfg, plan
         # The largest batches were tried, and are mostly not used.
         give_back()
         self.batcher = batching.Batcher(self.models, plan, setup.workers, cfg.max_pixels)
@@ -113,6 +114,20 @@ class Replica:
         """For the process that started the server, and for benchmarks."""
         plan = self.batcher.plan
         return {"batching": str(plan), "sizes": plan.sizes, "rates": plan.rates, "pid": os.getpid()}
+
+    def replan(self, batching_as: Batching) -> str:
+        """Batch as serve.batching says, from now on; `auto` as it was measured at the start.
+
+        For benchmarks: of two processes with the same code one may be a tenth faster.
+        """
+        cfg = self._cfg
+        plans = {
+            "auto": self._plan,
+            "on": batching.on(cfg.batch_size, cfg.batch_wait_ms),
+            "off": batching.off(),
+        }
+        self.batcher.plan = plans[batching_as]
+        return str(self.batcher.plan)
 
     def __del__(self) -> None:
         # The constructor may have failed half way.

@@ -10,6 +10,9 @@ from raypipe.config import Section
 from raypipe.images.decode import MAX_PIXELS
 
 
+Batching = Literal["auto", "on", "off"]
+
+
 class ChallengerConfig(Section):
     """A second model that gets a share of the requests."""
 
@@ -44,7 +47,7 @@ class ServeConfig(Section):
     cpus: int | None = Field(default=None, ge=1)
     """CPUs and worker threads of a replica. null: the node's CPUs, shared among the replicas."""
 
-    batching: Literal["auto", "on", "off"] = "auto"
+    batching: Batching = "auto"
     """auto: measure at start which batch sizes pay on this machine, and use only those. on: predict
     the images that wait together. off: one by one."""
 
