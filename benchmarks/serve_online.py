@@ -6,8 +6,9 @@ python -m benchmarks.serve_online --json [--rounds 5] [--seconds 5] [--models ef
 Servers: ours at its defaults (so it keeps a request log), bare_server.py, and `mlflow models serve`
 on the same registered model. All run at once, and one at a time is asked, in turn, so a slow minute
 meets all of them. auto, on and off are one process that batches in one way and then in another: of
-two processes with the same code one may be a tenth faster. Clients (http_load.py): 1, 8 and 32, without a pause between two requests. Photographs of
-500x375 for efficientnet_lite0, 32 px JPEGs for small_cnn.
+two processes with the same code one may be a tenth faster. Clients (http_load.py): 1, 8 and 32,
+without a pause between two requests. Photographs of 500x375 for efficientnet_lite0, 32 px JPEGs for
+small_cnn.
 
 auto_vs_best_N: requests/s of auto ÷ the better of on and off, N clients. online_vs_bare_server_N:
 auto ÷ bare_server.py. batched_vs_unbatched_N: on ÷ off. Each is the median over the rounds, in

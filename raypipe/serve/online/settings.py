@@ -9,7 +9,6 @@ from pydantic import Field, model_validator
 from raypipe.config import Section
 from raypipe.images.decode import MAX_PIXELS
 
-
 Batching = Literal["auto", "on", "off"]
 
 
