@@ -12,6 +12,7 @@ import urllib.request
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -25,7 +26,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from raypipe.config import RunConfig, validate
 from raypipe.errors import ConfigError, DataError
-from raypipe.registry import promote, tracking
+from raypipe.models.zoo import ImageModel, ModelConfig
+from raypipe.registry import package, promote, tracking
+from raypipe.registry.package import Reference
 from raypipe.registry.promote import ModelVersion
 from raypipe.registry.tracking import RegistryConfig, Store
 from raypipe.serve.online import server
@@ -234,6 +237,48 @@ def test_promotions_while_clients_ask_lose_no_request_and_corrupt_ones_change_no
     print(f"{moves} moves: {dict(statuses)}, {dict(models)}")
     assert set(statuses) == {200} and sum(statuses.values()) > 10 * moves
     assert set(models) == {str(first), str(second)}, "every answer names the version that gave it"
+
+
+def test_a_promoted_version_of_another_task_is_refused_and_the_old_one_stays(
+    running: Server, registered: Registered, tmp_path: Path
+) -> None:
+    store = registered.store
+    cfg = ModelConfig(name="small_cnn", pretrained=False, mode="finetune", task="regression")
+    model = ImageModel(cfg, 1).eval()
+    reference = Reference(np.zeros((4, 64)), np.zeros((4, 1)), tuple("wxyz"))
+    folder = package.build(tmp_path / "number", model, cfg, ("value",), reference, {})
+    with tracking.run(store, "number", "train", {}, None) as run_id:
+        pass
+    number = promote.register(store, run_id, folder, "number", {})
+    point_at(store, number)
+    try:
+        deadline = time.monotonic() + 20
+        while "champion" not in (ready := ask(running, "/ready").body)["problems"]:
+            assert time.monotonic() < deadline, ready
+            time.sleep(0.2)
+        assert "another task" in ready["problems"]["champion"]["why"]
+        answer = ask(running, "/predict", registered.images[0]).body
+        assert answer["label"] in CLASSES and answer["model"] != str(number)
+    finally:
+        point_at(store, registered.version)
+
+
+@pytest.mark.parametrize("head", ["X-Long: " + "x" * 100_000, "X-Many: y\r\n" * 9_000])
+def test_a_head_that_is_too_large_gets_431_and_keeps_nobody_waiting(
+    running: Server, registered: Registered, head: str
+) -> None:
+    host, port = running.address.removeprefix("http://").split(":")
+    began = time.monotonic()
+    with socket.create_connection((host, int(port)), timeout=20) as line:
+        # The server may close before it has read everything.
+        with suppress(ConnectionError):
+            line.sendall(f"POST /predict HTTP/1.1\r\nHost: x\r\n{head}\r\n\r\n".encode())
+        said = b""
+        with suppress(ConnectionError):
+            said = line.recv(1000)
+    assert b" 431 " in said.splitlines()[0]
+    assert ask(running, "/predict", registered.images[0]).status == 200
+    assert time.monotonic() - began < 10
 
 
 def test_feedback_and_the_log_and_the_metrics_agree(

@@ -144,7 +144,21 @@ class Models:
             if _same(other, target):
                 self._install(role, other)
                 return
-        self._install(role, load(self._source.files(role, target.version), target))
+        loaded = load(self._source.files(role, target.version), target)
+        self._require_task(loaded)
+        self._install(role, loaded)
+
+    def _require_task(self, loaded: Served) -> None:
+        """Raise DataError for a version of another task: clients rely on the form of answers."""
+        champion = self._served.get("champion")
+        if champion is None or loaded.package.task.kind == champion.package.task.kind:
+            return
+        raise DataError(
+            "This version is of another task",
+            got=f"{loaded.version} has model.task={loaded.package.task.kind}",
+            rule=f"This server answers model.task={champion.package.task.kind}",
+            fix="Start a server of its own for it",
+        )
 
     def _install(self, role: Role, served: Served) -> None:
         # One assignment: a batch sees the old version or the new one.

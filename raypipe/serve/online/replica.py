@@ -18,7 +18,7 @@ from typing import Any
 
 from raypipe.models.allocator import give_back, keep_memory
 from raypipe.serve.online import app as http
-from raypipe.serve.online import batching
+from raypipe.serve.online import batching, heads
 from raypipe.serve.online.front import Front
 from raypipe.serve.online.limits import Rates, Room
 from raypipe.serve.online.metrics import Metrics
@@ -190,6 +190,7 @@ class _Listening:
 
         config = uvicorn.Config(
             app,
+            http=heads.protocol(),
             log_config=None,
             log_level="warning",
             access_log=False,
