@@ -263,22 +263,24 @@ def test_a_promoted_version_of_another_task_is_refused_and_the_old_one_stays(
         point_at(store, registered.version)
 
 
-@pytest.mark.parametrize("head", ["X-Long: " + "x" * 100_000, "X-Many: y\r\n" * 9_000])
+@pytest.mark.parametrize("head", ["X-Long: " + "x" * 600_000, "X-Many: y\r\n" * 60_000])
 def test_a_head_that_is_too_large_gets_431_and_keeps_nobody_waiting(
     running: Server, registered: Registered, head: str
 ) -> None:
     host, port = running.address.removeprefix("http://").split(":")
     began = time.monotonic()
-    with socket.create_connection((host, int(port)), timeout=20) as line:
-        # The server may close before it has read everything.
-        with suppress(ConnectionError):
+    said = b""
+    # A server that closes before it has read everything may cut its own answer off.
+    for _ in range(5):
+        with (
+            suppress(ConnectionError),
+            socket.create_connection((host, int(port)), timeout=20) as line,
+        ):
             line.sendall(f"POST /predict HTTP/1.1\r\nHost: x\r\n{head}\r\n\r\n".encode())
-        said = b""
-        with suppress(ConnectionError):
-            said = line.recv(1000)
+            said = said or line.recv(1000)
     assert b" 431 " in said.splitlines()[0]
     assert ask(running, "/predict", registered.images[0]).status == 200
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 15
 
 
 def test_feedback_and_the_log_and_the_metrics_agree(
