@@ -88,6 +88,8 @@ def test_it_is_refused_before_it_is_loaded(
         raise AssertionError("it was read as weights")
 
     monkeypatch.setattr("raypipe.registry.package.load", no_weights)
+    # A process that has the package of this seal already, whole, reads no file again.
+    monkeypatch.setattr(batch, "_last_shared", [])
     append("t", pa.table({"image_id": ["a"], "image": [registered.images[0]]}), "one")
     run = RunConfig(name="mixed", dir=str(registered.store.folder.parent))
     cfg = PredictConfig(out=str(tmp_path / "out"))
