@@ -75,7 +75,8 @@ def follow(
     with stopping() as stop:
         # A quarter to see the version, a quarter until the first commit, half for the workers.
         calls = replace(calls, stop=stop.is_set, commit_s=cfg.latency_s / 4)
-        stream = _Stream(store, run, source, replace_since(cfg), calls, show)
+        incremental = cfg.model_copy(update={"since": "last"})
+        stream = _Stream(store, run, source, incremental, calls, show)
         while not stop.is_set():
             again_s = min(cfg.latency_s / 4, MOST_POLL_S)
             try:
@@ -89,10 +90,6 @@ def follow(
                 break
             stop.wait(again_s)
     return stream.result
-
-
-def replace_since(cfg: PredictConfig) -> PredictConfig:
-    return cfg.model_copy(update={"since": "last"})
 
 
 class _Stream:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import unquote, urlparse
 
 import numpy as np
 import pytest
@@ -31,6 +32,25 @@ class Registered:
     files: Path
     images: list[bytes]
     answers: Predictions
+
+    def another(self, key: str, folder: Path | None = None) -> ModelVersion:
+        """One more version: of the same package, or of the one in `folder`."""
+        with tracking.run(self.store, key, "train", {}, None) as run_id:
+            pass
+        folder = folder or Path(str(self.package.folder))
+        return promote.register(self.store, run_id, folder, key, {})
+
+    def weights_of(self, version: ModelVersion) -> Path:
+        """The version's weights where MLflow keeps them."""
+        client = self.store.client
+        uri = client.get_model_version_download_uri(version.name, str(version.version))
+        return next(Path(unquote(urlparse(uri).path)).rglob("weights.safetensors"))
+
+
+def flip_a_byte(file: Path) -> None:
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
 
 
 @pytest.fixture(scope="session")

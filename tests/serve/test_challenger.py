@@ -21,7 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from raypipe.config import RunConfig, validate
 from raypipe.models.zoo import ImageModel
-from raypipe.registry import package, promote, tracking
+from raypipe.registry import package
 from raypipe.registry.package import Reference
 from raypipe.registry.promote import ModelVersion
 from raypipe.registry.tracking import RegistryConfig
@@ -90,13 +90,6 @@ def challenge(registered: Registered, version: ModelVersion) -> None:
     store.client.set_registered_model_alias(store.model, "challenger", str(version.version))
 
 
-def another(registered: Registered, folder: Path, key: str) -> ModelVersion:
-    store = registered.store
-    with tracking.run(store, key, "train", {}, None) as run_id:
-        pass
-    return promote.register(store, run_id, folder, key, {})
-
-
 def overflowing(registered: Registered, folder: Path) -> ModelVersion:
     """A version that loads, and whose scores are finite for a grey image and for few others."""
     model = ImageModel(CFG, len(CLASSES)).eval()
@@ -108,7 +101,7 @@ def overflowing(registered: Registered, folder: Path) -> ModelVersion:
         weight.div_(weight.abs().max()).mul_(3e38)
     reference = Reference(np.zeros((4, 64)), np.full((4, 3), 1 / 3), tuple("wxyz"))
     built = package.build(folder / "overflowing", model, CFG, CLASSES, reference, {})
-    return another(registered, built, "overflowing")
+    return registered.another("overflowing", built)
 
 
 def metrics(running: Server) -> dict[str, Any]:
@@ -147,7 +140,7 @@ def test_a_tenth_is_answered_by_the_challenger_and_its_failures_by_the_champion(
     registered: Registered, tmp_path: Path
 ) -> None:
     champion = str(registered.version)
-    second = another(registered, Path(str(registered.package.folder)), "second")
+    second = registered.another("second")
     challenge(registered, second)
     with serving(registered, tmp_path, shadow=False) as running:
         wait_until(lambda: ready(running).get("challenger") == str(second))
@@ -170,7 +163,7 @@ def test_a_tenth_is_answered_by_the_challenger_and_its_failures_by_the_champion(
 
 def test_a_shadow_only_counts_and_harms_nobody(registered: Registered, tmp_path: Path) -> None:
     champion = str(registered.version)
-    second = another(registered, Path(str(registered.package.folder)), "shadow")
+    second = registered.another("shadow")
     challenge(registered, second)
     with serving(registered, tmp_path, shadow=True) as running:
         wait_until(lambda: ready(running).get("challenger") == str(second))

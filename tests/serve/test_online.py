@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlparse
+from urllib.parse import urlparse
 
 import numpy as np
 import pytest
@@ -27,7 +27,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from raypipe.config import RunConfig, validate
 from raypipe.errors import ConfigError, DataError
 from raypipe.models.zoo import ImageModel, ModelConfig
-from raypipe.registry import package, promote, tracking
+from raypipe.registry import package
 from raypipe.registry.package import Reference
 from raypipe.registry.promote import ModelVersion
 from raypipe.registry.tracking import RegistryConfig, Store
@@ -38,7 +38,7 @@ from raypipe.tables import scan
 from raypipe.tables.ingest import IngestConfig, ingest
 from raypipe.tables.table import ImageTable, TableConfig
 
-from .conftest import CLASSES, Registered
+from .conftest import CLASSES, Registered, flip_a_byte
 
 TOKEN = "a-token-that-nobody-guesses"
 
@@ -172,24 +172,6 @@ def test_two_hundred_at_once_and_clients_that_hang_up_harm_nobody(
     assert ask(running, "/ready").body["ready"]
 
 
-def another(registered: Registered, key: str) -> ModelVersion:
-    """One more version, of the same package."""
-    assert registered.package.folder is not None
-    store = registered.store
-    with tracking.run(store, key, "train", {}, None) as run_id:
-        pass
-    return promote.register(store, run_id, registered.package.folder, key, {})
-
-
-def corrupt(version: ModelVersion, store: Store) -> None:
-    """Flip a byte of the version's weights where MLflow keeps them."""
-    uri = store.client.get_model_version_download_uri(version.name, str(version.version))
-    weights = next(Path(unquote(urlparse(uri).path)).rglob("weights.safetensors"))
-    content = bytearray(weights.read_bytes())
-    content[-1] ^= 1
-    weights.write_bytes(content)
-
-
 def point_at(store: Store, version: ModelVersion) -> None:
     store.client.set_registered_model_alias(store.model, store.alias, str(version.version))
 
@@ -200,12 +182,12 @@ def test_promotions_while_clients_ask_lose_no_request_and_corrupt_ones_change_no
 ) -> None:
     """Every sixth move, or third, points at a version whose weights were altered."""
     store, first = registered.store, registered.version
-    second = another(registered, f"second {moves}")
-    broken = another(registered, f"broken {moves}")
+    second = registered.another(f"second {moves}")
+    broken = registered.another(f"broken {moves}")
     order = (
         (second, broken, first) if moves == 6 else (second, first, second, first, second, broken)
     )
-    corrupt(broken, store)
+    flip_a_byte(registered.weights_of(broken))
     stop = threading.Event()
     statuses: Counter[int] = Counter()
     models: Counter[str] = Counter()
@@ -247,9 +229,7 @@ def test_a_promoted_version_of_another_task_is_refused_and_the_old_one_stays(
     model = ImageModel(cfg, 1).eval()
     reference = Reference(np.zeros((4, 64)), np.zeros((4, 1)), tuple("wxyz"))
     folder = package.build(tmp_path / "number", model, cfg, ("value",), reference, {})
-    with tracking.run(store, "number", "train", {}, None) as run_id:
-        pass
-    number = promote.register(store, run_id, folder, "number", {})
+    number = registered.another("number", folder)
     point_at(store, number)
     try:
         deadline = time.monotonic() + 20

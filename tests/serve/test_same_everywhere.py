@@ -4,16 +4,9 @@ from __future__ import annotations
 
 import base64
 import json
-import os
-import signal
-import socket
-import subprocess
-import sys
-import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +23,7 @@ from raypipe.serve.batch import Calls, PredictConfig
 from raypipe.tables import scan
 from raypipe.tables.table import ImageTable, TableConfig, append
 from tests.conftest import Cli
+from tests.serve import servers
 from tests.serve.conftest import Registered
 
 CLOSE = 1e-4
@@ -124,33 +118,10 @@ def test_an_export_that_cannot_be_is_one_message(
     assert not list(tmp_path.iterdir())
 
 
-@contextmanager
-def served(files: Path, log: Path) -> Iterator[str]:
+def served(files: Path, log: Path) -> AbstractContextManager[str]:
     """The address of `mlflow models serve` on this model, once it answers."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "mlflow", "models", "serve", "-m", str(files)]
-    command += ["--env-manager", "local", "--host", "127.0.0.1", "--port", str(port)]
-    with log.open("wb") as out:
-        server = subprocess.Popen(command, stdout=out, stderr=out, start_new_session=True)
-    address = f"http://127.0.0.1:{port}"
-    try:
-        for _ in range(240):
-            assert server.poll() is None, log.read_text()[-3000:]
-            try:
-                urllib.request.urlopen(f"{address}/ping", timeout=5)
-                break
-            except (urllib.error.URLError, ConnectionError):
-                time.sleep(0.5)
-        yield address
-    finally:
-        # The server and its own processes, which are a group.
-        os.killpg(server.pid, signal.SIGTERM)
-        try:
-            server.wait(20)
-        except subprocess.TimeoutExpired:
-            os.killpg(server.pid, signal.SIGKILL)
+    model = ("models", "serve", "-m", str(files), "--env-manager", "local")
+    return servers.mlflow(*model, ready="/ping", log=log)
 
 
 def ask(address: str, body: dict[str, Any] | str) -> tuple[int, Any]:

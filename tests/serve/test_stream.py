@@ -170,8 +170,7 @@ def test_a_new_champion_begins_a_line_of_its_own(registered: Registered, tmp_pat
     given = started(registered, tmp_path, follow="once")
     stream.follow(*given, Calls())
     store = registered.store
-    with_run = store.client.get_model_version(store.model, registered.version.version).run_id
-    again = promote.register(store, with_run, Path(str(registered.package.folder)), "again", {})
+    again = registered.another("again")
     promote.promote(store, again, expected=registered.version.version)
     try:
         done = stream.follow(*given, Calls())

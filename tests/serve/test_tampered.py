@@ -8,22 +8,19 @@ import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlparse
 
 import pyarrow as pa
 import pytest
 
 from raypipe.config import RunConfig, validate
 from raypipe.errors import DataError
-from raypipe.registry import promote, tracking
-from raypipe.registry.promote import ModelVersion
 from raypipe.registry.tracking import RegistryConfig
 from raypipe.serve import batch
 from raypipe.serve.batch import PredictConfig
 from raypipe.serve.online import server
 from raypipe.serve.online.settings import ServeConfig
 from raypipe.tables.table import TableConfig, append
-from tests.serve.conftest import Registered
+from tests.serve.conftest import Registered, flip_a_byte
 
 pytestmark = pytest.mark.usefixtures("ray_session")
 
@@ -33,12 +30,6 @@ class Trap:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Path.touch, (Path("sprung"),)
-
-
-def flip_a_byte(weights: Path) -> None:
-    data = bytearray(weights.read_bytes())
-    data[-1] ^= 1
-    weights.write_bytes(data)
 
 
 def pickle_for_weights(weights: Path) -> None:
@@ -52,18 +43,6 @@ def swap_both(weights: Path) -> None:
     manifest = json.loads(path.read_text())
     manifest[weights.name] = hashlib.sha256(weights.read_bytes()).hexdigest()
     path.write_text(json.dumps(manifest))
-
-
-def spoiled(registered: Registered, spoil: Callable[[Path], None]) -> ModelVersion:
-    """One more version, altered where MLflow keeps it."""
-    store = registered.store
-    with tracking.run(store, spoil.__name__, "train", {}, None) as run_id:
-        pass
-    folder = Path(str(registered.package.folder))
-    version = promote.register(store, run_id, folder, spoil.__name__, {})
-    uri = store.client.get_model_version_download_uri(version.name, str(version.version))
-    spoil(next(Path(unquote(urlparse(uri).path)).rglob("weights.safetensors")))
-    return version
 
 
 @pytest.mark.parametrize(
@@ -82,7 +61,8 @@ def test_it_is_refused_before_it_is_loaded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    version = spoiled(registered, spoil)
+    version = registered.another(spoil.__name__)
+    spoil(registered.weights_of(version))
 
     def no_weights(*_: Any, **__: Any) -> None:
         raise AssertionError("it was read as weights")

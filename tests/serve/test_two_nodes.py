@@ -5,15 +5,9 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
-import socket
 import subprocess
 import sys
-import time
-import urllib.error
-import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pyarrow as pa
@@ -24,6 +18,7 @@ from raypipe.registry import promote, tracking
 from raypipe.registry.tracking import RegistryConfig
 from raypipe.tables import scan
 from raypipe.tables.table import ImageTable, append
+from tests.serve import servers
 from tests.serve.conftest import Registered
 
 ROOT = Path(__file__).parents[2]
@@ -35,34 +30,12 @@ def _can_unshare() -> bool:
     return subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode == 0
 
 
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
-
-
-@contextmanager
-def mlflow_server(folder: Path) -> Iterator[str]:
+def mlflow_server(folder: Path) -> AbstractContextManager[str]:
     """A registry behind http, which serves artifacts itself."""
-    port = free_port()
-    command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--workers", "1"]
-    command += ["--port", str(port), "--backend-store-uri", f"sqlite:///{folder}/store.db"]
-    command += ["--serve-artifacts", "--artifacts-destination", str(folder / "artifacts")]
-    with (folder / "log").open("wb") as out:
-        server = subprocess.Popen(command, stdout=out, stderr=out, start_new_session=True)
-    address = f"http://127.0.0.1:{port}"
-    try:
-        for _ in range(240):
-            assert server.poll() is None, (folder / "log").read_text()[-3000:]
-            try:
-                urllib.request.urlopen(f"{address}/health", timeout=5)
-                break
-            except (urllib.error.URLError, ConnectionError):
-                time.sleep(0.25)
-        yield address
-    finally:
-        os.killpg(server.pid, signal.SIGTERM)
-        server.wait(20)
+    store = ("--backend-store-uri", f"sqlite:///{folder}/store.db")
+    artifacts = ("--serve-artifacts", "--artifacts-destination", str(folder / "artifacts"))
+    arguments = ("server", "--workers", "1", *store, *artifacts)
+    return servers.mlflow(*arguments, ready="/health", log=folder / "log")
 
 
 @pytest.mark.slow
@@ -93,7 +66,7 @@ def test_a_node_without_the_drivers_folders_predicts_from_a_registry_behind_http
         )
         command = [sys.executable, "-m", "tests.serve.private_node", str(config), str(private)]
         done = subprocess.run(
-            [*command, str(free_port())],
+            [*command, str(servers.free_port())],
             capture_output=True,
             text=True,
             timeout=300,

@@ -10,7 +10,7 @@ How large a share may be is the batch plan's to say:
 - off: one image.
 - on: up to `batch_size`.
 - auto: the sizes that were measured to pay when the replica started (`measure`). Where two images
-  together take longer than one after the other, as on many small CPUs, that is one image.
+  together take clearly longer than one after the other, that is one image.
 
 Requests wait in a line for each role. A shadow's images are taken only when nobody else waits, and
 the oldest of them are dropped when there are too many: they never delay an answer.
@@ -42,9 +42,9 @@ MOST_SHADOWS = 256  # images that wait for a shadow
 ROUND_S = 0.15  # of measuring one batch size
 ROUNDS = 2
 BUDGET_S = 3.0  # of measuring all of them
-# A batch takes less Python an image than single requests do, which measuring the model alone does
-# not show: efficientnet_lite0 was 5-15 % faster in batches that it took as long for. So a size pays
-# unless it is clearly slower; two measurements of one size differ by as much.
+# A batch takes less Python an image than single requests do. Measuring the model alone does not
+# show that, and two measurements of one size differ by 10 %. So a size pays unless it is clearly
+# slower.
 PAYS = 0.9
 
 

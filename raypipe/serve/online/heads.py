@@ -3,7 +3,7 @@
 uvicorn bounds it with h11, its slow parser, but not with httptools: a header of 300 MB kept a
 server from everybody else for two minutes, because each piece is added to all that came before. So
 what a request brings beside its body is counted, and beyond MOST_BYTES it gets 431 and the
-connection closes. h11 answers 400 at the same size.
+connection closes.
 
 uvicorn calls the names used here from outside or hands them to httptools; a test holds them.
 """
