@@ -22,7 +22,7 @@ from raypipe.errors import ConfigError
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Versions of a Delta table: list, tag, diff, lineage, export, optimize, vacuum.",
+    help="Delta tables: list, tag, diff, lineage, export, prepare, optimize, vacuum.",
 )
 
 Table = Annotated[
@@ -271,7 +271,7 @@ def export(
 
     # Without a version on the command line, the configuration's counts.
     pinned = opened.pin(next(iter(given.values()), chosen.version))
-    conditions = room.conditions(opened, pinned, chosen.where, _conditions(where or []))
+    chosen_rows = room.conditions(opened, pinned, chosen.where, conditions(where or []))
     if workers:
         cluster.connect(ClusterConfig(cpus=workers))
     try:
@@ -281,7 +281,7 @@ def export(
                 pinned,
                 out,
                 _split(columns),
-                conditions,
+                chosen_rows,
                 limit,
                 workers > 0,
                 overwrite,
@@ -344,7 +344,7 @@ def _split(names: str | None) -> list[str] | None:
     return [n.strip() for n in names.split(",") if n.strip()] if names else None
 
 
-def _conditions(texts: list[str]) -> dict[str, str | list[str]]:
+def conditions(texts: list[str]) -> dict[str, str | list[str]]:
     """`["a=1", "a=2", "b=x"]` -> `{"a": ["1", "2"], "b": ["x"]}`."""
     found: dict[str, list[str]] = {}
     for text in texts:

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 KEY = "raypipe.key"
+PREPARED_FROM = "raypipe.prepared_from"  # the version that a prepared table stands for
 OF_TEST = "test_", "eval.", "gate."  # how names of metrics of test images begin
 OWNER = "raypipe.owner"  # host and folder whose lock guards the run
 
@@ -248,6 +249,8 @@ def _logged(
         tags["mlflow.source.git.commit"] = commit
     if parent:
         tags["mlflow.parentRunId"] = parent
+    if version is not None and version.origin:
+        tags[PREPARED_FROM] = version.origin
     run_id = store.client.create_run(store.experiment_id, tags=tags, run_name=name).info.run_id
     # KeyboardInterrupt and SystemExit fail the run as well.
     try:
@@ -285,11 +288,12 @@ def log_metrics(store: Store, run_id: str, metrics: Mapping[str, float]) -> None
         store.client.log_metric(run_id, allowed_name(name), float(value))
 
 
-def looks(store: Store, uri: str) -> int:
-    """How many runs of the experiment have metrics of test images of the table `uri`.
+def looks(store: Store, version: TableVersion) -> int:
+    """How many runs of the experiment have metrics of test images of this table, in any version.
 
-    Trainings, evaluations of this table, and the gate's comparisons, which name no table: so it is
-    rather too many than too few.
+    A prepared table and its source have the same test images. Counted are trainings, evaluations of
+    this table, and the gate's comparisons, which name no table: so it is rather too many than too
+    few.
     """
     found = 0
     token = None
@@ -299,7 +303,8 @@ def looks(store: Store, uri: str) -> int:
             inputs = logged.inputs.dataset_inputs if logged.inputs else []
             # Whoever shares the experiment may log data sets of other kinds.
             sources = [entry.dataset.source or "" for entry in inputs]
-            is_of_table = not sources or any(json.dumps(uri) in source for source in sources)
+            named = any(json.dumps(uri) in source for uri in version.uris for source in sources)
+            is_of_table = named or not sources
             of_test = any(name.startswith(OF_TEST) for name in logged.data.metrics)
             found += is_of_table and of_test
         token = runs.token
@@ -365,13 +370,19 @@ def _log_params(store: Store, run_id: str, params: Mapping[str, Any]) -> None:
 
 
 def _log_dataset(store: Store, run_id: str, version: TableVersion) -> None:
-    """Record the table and its version as the run's training data."""
+    """Record the table and its version as the run's training data; and what it stands for."""
     from mlflow.data.delta_dataset_source import DeltaDatasetSource
     from mlflow.data.meta_dataset import MetaDataset
     from mlflow.entities import Dataset, DatasetInput, InputTag
 
-    source = DeltaDatasetSource(path=version.uri, delta_table_version=version.version)
-    dataset = MetaDataset(source, name=Path(version.uri).name)  # type: ignore[abstract]
-    context = InputTag("mlflow.data.context", "training")
-    entry = DatasetInput(Dataset(**dataset.to_dict()), [context])
-    store.client.log_inputs(run_id, datasets=[entry])
+    named = [(version.uri, version.version, "training")]
+    if version.origin:
+        uri, _, number = version.origin.rpartition("@v")
+        named.append((uri, int(number), "source"))
+    entries: list[DatasetInput] = []
+    for uri, number_of_version, role in named:
+        source = DeltaDatasetSource(path=uri, delta_table_version=number_of_version)
+        dataset = MetaDataset(source, name=Path(uri).name)  # type: ignore[abstract]
+        context = InputTag("mlflow.data.context", role)
+        entries.append(DatasetInput(Dataset(**dataset.to_dict()), [context]))
+    store.client.log_inputs(run_id, datasets=entries)

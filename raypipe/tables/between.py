@@ -23,6 +23,7 @@ import pyarrow as pa
 import ray
 
 from raypipe.cluster.tasks import result
+from raypipe.errors import DataError
 from raypipe.tables import fragment, history, scan
 from raypipe.tables.conditions import Where
 from raypipe.tables.fragment import Fragment, Options
@@ -90,15 +91,26 @@ def between(
 ) -> Difference:
     """What came and what went from `before` to `after`, of the rows that match `where`.
 
-    Raises DataError where the earlier version or a file of it is not there any more.
+    Raises DataError where the earlier version or a file of it is not there any more, and where
+    the names mean other columns now.
     """
+    # Column mapping gives a name to another column, and the files stay as they are.
+    names = read_columns(table, where)
+    was = table.snapshot(before).columns(table.uri, names)
+    if was != table.snapshot(after).columns(table.uri, names):
+        raise DataError(
+            f"Columns of {table.uri} were renamed since v{before.version}",
+            got=", ".join(names),
+            rule="The same files now say something else",
+        )
+
     # Files by path, with what is deleted of them.
     old = table.snapshot(before).paths(table.uri)
     now = table.snapshot(after).paths(table.uri)
     came = {path for path, deleted in now.items() if old.get(path) != deleted}
     went = {path for path, deleted in old.items() if now.get(path) != deleted}
     # OPTIMIZE: all rows are the same in other files.
-    if went and _only_moved(table, before, after):
+    if went and only_moved(table, before, after):
         came = set()
         went = set()
 
@@ -111,7 +123,17 @@ def between(
     return compare(table, new, known_N2)
 
 
-def _only_moved(table: ImageTable, before: TableVersion, after: TableVersion) -> bool:
+def state(table: ImageTable, pinned: TableVersion, where: Where) -> str:
+    """A hash of the rows that a prediction of this version is about; see Snapshot.state."""
+    return table.snapshot(pinned).state(table.uri, read_columns(table, where))
+
+
+def read_columns(table: ImageTable, where: Where) -> list[str]:
+    """The columns that decide what is predicted."""
+    return list(dict.fromkeys([table.columns.id, table.columns.image, *where]))
+
+
+def only_moved(table: ImageTable, before: TableVersion, after: TableVersion) -> bool:
     """Does every commit between say that it changes no row? Raises DataError."""
     delta = table.at(after)
     options = table.storage_options

@@ -273,7 +273,7 @@ def new_file(
             fix="Pin a newer version",
         ) from None
     except (pa.ArrowException, OSError) as e:
-        if storage.cause(e, uri):
+        if storage.cause(e, uri) or storage.of_system(e):
             raise storage.refusal(e, uri, "A file of the table cannot be opened") from None
         raise DataError(f"A file of {uri} is no readable Parquet: {e}", got=path) from None
 

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable
 
 from raypipe.errors import DataError, nearest
-from raypipe.tables import conditions, protocol
+from raypipe.tables import conditions, protocol, storage
 from raypipe.tables.casting import FIELD_ID, PARQUET_FIELD_ID, PHYSICAL_NAME, position
 from raypipe.tables.conditions import Where
 from raypipe.tables.footer import Footer
@@ -52,7 +52,7 @@ def files(
     """
     # The pinned version may use a feature that the newest version no longer uses.
     protocol.preflight(delta)
-    schema = _schema(delta)
+    schema = schema_of(delta)
     _check_conditions(delta, schema, where)
 
     # One add action a file, oldest first, without the files that cannot match.
@@ -138,7 +138,7 @@ def _deleted_rows(file: File, rows: int) -> np.ndarray:
     return deleted_N
 
 
-def _schema(delta: DeltaTable) -> pa.Schema:
+def schema_of(delta: DeltaTable) -> pa.Schema:
     """The table's Arrow schema.
 
     The only metadata that a field keeps is what finds it in a file: its id or physical name with
@@ -155,6 +155,13 @@ def _schema(delta: DeltaTable) -> pa.Schema:
     for field in pa.schema(delta.schema().to_arrow()):
         fields.append(keep_key(field.with_type(with_fields(field.type, keep_key))))
     return pa.schema(fields)
+
+
+def stored_as(field: pa.Field) -> str:
+    """What finds a column of the table's schema in its files, and its type."""
+    metadata = field.metadata or {}
+    key = metadata.get(PHYSICAL_NAME) or metadata.get(FIELD_ID) or field.name.encode()
+    return f"{key.decode()}: {field.type}"
 
 
 def _stored_names(stored: pa.Schema, schema: pa.Schema, file: File) -> tuple[tuple[str, str], ...]:
@@ -235,6 +242,8 @@ def deletion_masks(delta: DeltaTable) -> dict[str, np.ndarray]:
     except Exception as e:
         # For a missing, short or damaged vector deltalake raises its own error, OSError or
         # a bare Exception.
+        if storage.cause(e, delta.table_uri):
+            raise storage.refusal(e, delta.table_uri, "A deletion vector cannot be read") from None
         raise DataError(
             f"A deletion vector of {delta.table_uri} cannot be read: {' '.join(str(e).split())}",
             rule="Without it deleted rows would come back",

@@ -15,6 +15,8 @@ from deltalake import CommitProperties
 # The version that the rows of this commit come from: uri@vN, or @vN for a version of the same
 # table.
 SOURCE = "raypipe.from"
+# Rows added by a commit that raypipe makes itself: deltalake counts none of these.
+ADDED = "raypipe.added"
 
 
 def commit_properties(why: str, source: str = "") -> CommitProperties:
@@ -44,7 +46,7 @@ def history_row(entry: dict[str, Any], names: list[str]) -> dict[str, Any]:
         "who": who,
         "why": entry.get("raypipe", ""),
         "from": entry.get(SOURCE, ""),
-        "added": _first_number(metrics, "num_added_rows", "numOutputRows"),
+        "added": _first_number({**metrics, **entry}, "num_added_rows", "numOutputRows", ADDED),
         "removed": _first_number({**metrics, **entry}, *removed),
         "relabelled": _first_number(entry, "raypipe.relabelled"),
         "changes": entry["changes"],

@@ -4,7 +4,7 @@ not enough.
 
 from __future__ import annotations
 
-from raypipe.errors import DataError
+from raypipe.errors import DataError, Unreachable
 
 ATTEMPTS = 20
 
@@ -13,4 +13,4 @@ def busy(uri: str, got: str = f"{ATTEMPTS} attempts") -> DataError:
     """The error for a commit that other writers overtook each time; `got` says how long it was
     attempted.
     """
-    return DataError(f"Others keep writing to {uri}", got=got, fix="Run again when they are done")
+    return Unreachable(f"Others keep writing to {uri}", got=got, fix="Run again when they are done")

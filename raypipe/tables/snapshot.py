@@ -63,10 +63,14 @@ class Snapshot:
             groups.append(log.row_groups(file, footer, schema, image))
         return groups, schema
 
-    def paths(self, uri: str) -> dict[str, bytes]:
-        """Each file's path, and a hash of which of its rows are deleted. Opens no file.
+    def schema(self) -> pa.Schema:
+        """The table's schema, as `files` returns it."""
+        return log.schema_of(self.delta)
 
-        Raises DataError.
+    def paths(self, uri: str) -> dict[str, bytes]:
+        """Each file's path, and a hash of which of its rows are deleted, and of its partition.
+
+        Opens no file. Raises DataError.
         """
         with self._lock:
             files, _ = self._listed(uri, {})
@@ -75,8 +79,32 @@ class Snapshot:
             deleted = b"" if file.keep_N is None else np.packbits(file.keep_N).tobytes()
             # A mask that deletes nothing may be shorter than its file, or missing.
             is_whole = file.keep_N is None or bool(file.keep_N.all())
-            paths[file.path] = b"" if is_whole else hashlib.sha256(deleted).digest()
+            # A file may get another partition under the same path.
+            values = [(name, value.as_py()) for name, value in file.partition]
+            what = repr((b"" if is_whole else deleted, values))
+            paths[file.path] = hashlib.sha256(what.encode()).digest()
         return paths
+
+    def columns(self, uri: str, names: Collection[str]) -> dict[str, str]:
+        """Where the files store each of these columns, and its type; no entry for one that the
+        table lacks.
+
+        Column mapping may give a name to another column, and no file changes. Raises DataError.
+        """
+        with self._lock:
+            _, schema = self._listed(uri, {})
+        return {name: log.stored_as(schema.field(name)) for name in names if name in schema.names}
+
+    def state(self, uri: str, names: Collection[str]) -> str:
+        """A hash of the rows of these columns, as the log tells: equal only if they are the same.
+
+        A version's number does not tell: a table that was restored from a backup has the number
+        again, with other rows. Raises DataError.
+        """
+        files = sorted(self.paths(uri).items())
+        columns = sorted(self.columns(uri, names).items())
+        text = repr((files, columns))
+        return hashlib.sha256(text.encode()).hexdigest()[:32]
 
     def _listed(self, uri: str, where: Where) -> tuple[list[log.File], pa.Schema]:
         """The files that the log names, and the schema. The caller has the lock."""

@@ -22,6 +22,7 @@ from pydantic import BaseModel, BeforeValidator, PlainSerializer
 from raypipe.errors import (
     ConfigError,
     DataError,
+    Unreachable,
     hidden,
     holds_secret,
     keep_secret,
@@ -237,18 +238,26 @@ def refusal(error: Exception, uri: str, what: str, fix: str = "") -> DataError:
     """The DataError for an error of deltalake.
 
     When the object store failed, the message has the store's cause and fix. Otherwise it has `what`
-    and `fix`.
+    and `fix`. Unreachable: the store failed, or the system (a full disk, a forbidden file).
     """
     message = message_of(error)
     known = cause(error, uri)
     if known is None:
-        return DataError(f"{what}: {message}", got=uri, fix=fix)
-    return DataError(
+        kind = Unreachable if of_system(error) else DataError
+        return kind(f"{what}: {message}", got=uri, fix=fix)
+    return Unreachable(
         f"{what}: {known.cause} ({_brief(message)})",
         got=uri,
         rule=known.rule,
         fix=known.fix,
     )
+
+
+def of_system(error: Exception) -> bool:
+    """Did the system refuse? Arrow raises OSError for damaged files, too, without a number."""
+    if isinstance(error, FileNotFoundError):
+        return False
+    return isinstance(error, OSError) and error.errno is not None
 
 
 def cause(error: Exception, uri: str) -> Cause | None:

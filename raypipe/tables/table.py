@@ -18,7 +18,7 @@ from pydantic import Field, model_validator
 
 from raypipe.config import Section
 from raypipe.errors import DataError, nearest
-from raypipe.tables import history, protocol, storage, tags
+from raypipe.tables import history, prepared, protocol, storage, tags
 from raypipe.tables.address import UNITY, resolve
 from raypipe.tables.provenance import commit_properties, history_row
 from raypipe.tables.schema import writer_properties
@@ -93,11 +93,18 @@ class TableVersion:
     # Delta's id of the table. A table that was deleted and made again has the same address, starts
     # at version 0 again, and has another id.
     table_id: str = field(default="", compare=False, repr=False)
+    # Of a prepared table: the version that its images were made from.
+    origin: str = field(default="", compare=False, repr=False)
 
     @property
     def identity(self) -> str:
         """What keys hold. The address and the number may mean another table tomorrow."""
         return f"{self}#{self.table_id}" if self.table_id else str(self)
+
+    @property
+    def uris(self) -> tuple[str, ...]:
+        """The address, and of a prepared table that of its source."""
+        return (self.uri, self.origin.rpartition("@v")[0]) if self.origin else (self.uri,)
 
     def __str__(self) -> str:
         return f"{self.uri}@v{self.version}"
@@ -203,7 +210,10 @@ class ImageTable:
         delta = newest
         if delta is None or number not in (None, delta.version()):
             delta = self.delta(number)
-        pinned = TableVersion(self.uri, delta.version(), str(delta.metadata().id))
+        origin = prepared.origin_of(delta)
+        pinned = TableVersion(
+            self.uri, delta.version(), str(delta.metadata().id), str(origin or "")
+        )
         self._snapshots.keep(pinned.version, pinned.table_id, delta)
         return pinned
 

@@ -39,7 +39,7 @@ Tags = dict[str, int]  # name -> version
 def read(delta: DeltaTable) -> Tags:
     """The tags that this version of the table carries."""
     properties = dict(delta.metadata().configuration)
-    for column in delta.schema().fields:  # see `_set_property`
+    for column in delta.schema().fields:  # see `set_property`
         properties |= column.metadata
     tags = {}
     for key, value in properties.items():
@@ -107,7 +107,7 @@ def change(
         if value is None:
             return
         try:
-            _set_property(delta, PREFIX + name, value, commit_properties(why))
+            set_property(delta, PREFIX + name, value, commit_properties(why))
             return
         except Exception as e:  # deltalake's errors share no base class
             raced = isinstance(e, CommitFailedError) and open_newest().version() != delta.version()
@@ -119,7 +119,7 @@ def change(
         time.sleep(random.uniform(0, PAUSE_S))
 
 
-def _set_property(delta: DeltaTable, key: str, value: str, why: CommitProperties) -> None:
+def set_property(delta: DeltaTable, key: str, value: str, why: CommitProperties) -> None:
     """Write one property in one commit directly after this version of the table."""
     why = CommitProperties(custom_metadata=why.custom_metadata, max_commit_retries=0)
     if not delta.protocol().reader_features:

@@ -78,6 +78,8 @@ def card(
 def _data(job: TrainJob, pinned: Pinned) -> report.Facts:
     counts = ", ".join(f"{split} {n:,}" for split, n in pinned.counts.items())
     facts = [("Table", str(pinned.version)), ("Labelled images", counts)]
+    if pinned.version.origin:
+        facts.append(("Prepared from", pinned.version.origin))
     if job.table.where:
         facts.append(("Only rows where", report.cell(job.table.where)))
     if job.table.sample != 1:

@@ -74,6 +74,7 @@ def _publish(
             "version": result.version.version,
             "where": job.table.where,
             "sources": sources,
+            **({"prepared_from": pinned.version.origin} if pinned.version.origin else {}),
         },
         "metrics": result.metrics,
         "best_epoch": result.best_epoch,
@@ -89,7 +90,7 @@ def _publish(
     if calibrated is not None:
         facts |= {"temperature": calibrated.temperature, "calibration": asdict(calibrated)}
     # The card is part of the package, so that it travels and is hashed with it.
-    looks = tracking.looks(store, result.version.uri)
+    looks = tracking.looks(store, pinned.version)
     described = card(job, pinned, result, held_out, store.model, looks)
     pages = {HTML: html(described), MARKDOWN: markdown(described)}
     extra = {name: text.encode() for name, text in pages.items()}
@@ -104,6 +105,8 @@ def _publish(
         "raypipe.sources": ",".join(sources),
         "raypipe.metrics": to_json(result.metrics),
     }
+    if pinned.version.origin:
+        tags[tracking.PREPARED_FROM] = pinned.version.origin
     if calibrated is not None:
         tags[CALIBRATION] = to_json(asdict(calibrated))
     return promote.register(store, run_id, Path(folder), key, tags)

@@ -110,7 +110,9 @@ def check(
 
     # The page is drawn again each time: it is not evidence, and may have been deleted.
     compared = f"{predicted.table} against the reference of {model}"
-    header = report.Header(f"Drift check: {name}", compared, key, now(), _facts(model))
+    header = report.Header(
+        f"Drift check: {name}", compared, key, now(), _facts(model, predicted.table)
+    )
     picture = picture_of(found, name, package, mine, ImageTable.open(batch_table))
     page = report.Page(header, checks=(picture,))
     path = report.write(page, run.path / "reports" / f"drift-{name}-{key}.html")
@@ -122,8 +124,10 @@ def now() -> datetime:
     return datetime.now(timezone.utc)
 
 
-def _facts(model: ModelVersion) -> tuple[tuple[str, str], ...]:
+def _facts(model: ModelVersion, version: TableVersion) -> tuple[tuple[str, str], ...]:
+    prepared = (("Prepared from", version.origin),) if version.origin else ()
     return (
+        *prepared,
         ("Model", str(model)),
         ("Trained on", model.tags.get("raypipe.table", "?")),
         ("Code", tracking.code_commit() or "no checkout"),

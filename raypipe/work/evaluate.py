@@ -22,7 +22,7 @@ from raypipe.serve.evaluation import Evaluation
 from raypipe.tables.table import Columns, ImageTable, TableConfig, TableVersion
 from raypipe.work import find
 from raypipe.work.model import Model
-from raypipe.work.result import Facts, Result
+from raypipe.work.result import Facts, Result, prepared_from
 from raypipe.work.show import Show
 from raypipe.work.tables import Table
 
@@ -42,6 +42,7 @@ class Evaluated(Result):
         facts: Facts = {
             "model": done.model,
             "table": str(done.table),
+            **prepared_from(done.table, "prepared from"),
             "images": done.quality.images,
             "metrics": done.quality.metrics,
             "in short": evaluation_page.headline(done),
@@ -55,6 +56,7 @@ class Evaluated(Result):
         return {
             "model": done.model,
             "table": str(done.table),
+            **prepared_from(done.table),
             "images": done.quality.images,
             "skipped": done.skipped,
             "metrics": done.quality.metrics,
@@ -171,7 +173,10 @@ def _warn_of_training_images(
     show: Show,
 ) -> None:
     """Say so if images of the model's own training may be judged: the metrics would be too good."""
-    if package.info.get("table", {}).get("uri") != version.uri:
+    trained_on = package.info.get("table", {})
+    prepared_from = trained_on.get("prepared_from", "").rpartition("@v")[0]
+    # A prepared table and its source have the same images.
+    if not {trained_on.get("uri"), prepared_from} & {*version.uris}:
         return
     column = table.columns.split
     names = {field.name for field in table.at(version).schema().fields}

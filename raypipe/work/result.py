@@ -7,9 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from raypipe.report.formats import cell
+from raypipe.tables.table import TableVersion
 from raypipe.work.tables import Table
 
 Facts = dict[str, Any]
+
+
+def prepared_from(version: TableVersion, name: str = "prepared_from") -> dict[str, str]:
+    """Of a prepared table, the version that it stands for."""
+    return {name: version.origin} if version.origin else {}
 
 
 class Result:

@@ -24,7 +24,7 @@ from raypipe.train.publish import CALIBRATION
 from raypipe.train.unseen import Calibrated
 from raypipe.watch.check import CheckResult
 from raypipe.watch.retrain import RetrainResult
-from raypipe.work.result import Facts, Result
+from raypipe.work.result import Facts, Result, prepared_from
 from raypipe.work.tables import LEVEL, Table, comparison, evidence, leaderboard
 
 COUNTS = (
@@ -141,6 +141,7 @@ class Trained(Result):
         facts = self.registered.facts(result.metrics)
         if self.test:
             facts["test"] = self.test
+        facts |= prepared_from(result.version, "prepared from")
         facts[f"{train.result} epoch"] = result.best_epoch + 1
         facts["stopped"] = result.stopped or f"after all {train.epochs} epochs"
         return facts | _cost(self.job, result)
@@ -150,6 +151,7 @@ class Trained(Result):
         return {
             **self.registered.summary(),
             "table": str(result.version),
+            **prepared_from(result.version),
             "metrics": result.metrics,
             "test": self.test,
             "epochs": len(result.history),
@@ -216,6 +218,7 @@ class Searched(Result):
             facts["test"] = self.test
         if result.stopped:
             facts["stopped"] = result.stopped
+        facts |= prepared_from(result.best.version, "prepared from")
         # A mean of weights belongs to no trial.
         if result.members:
             names = ", ".join(result.members)
@@ -236,6 +239,7 @@ class Searched(Result):
         return {
             **self.registered.summary(),
             "table": str(result.best.version),
+            **prepared_from(result.best.version),
             "metrics": result.best.metrics,
             "test": self.test,
             "soup": list(result.members),
@@ -263,6 +267,7 @@ class Predicted(Result):
         return {
             "model": done.model,
             "images": f"{done.images} of {done.table}",
+            **prepared_from(done.table, "prepared from"),
             "labels": done.labels,
             **({"do not decode": done.broken} if done.broken else {}),
             **({"new": f"{done.made} since v{done.since}"} if done.since is not None else {}),
@@ -275,6 +280,7 @@ class Predicted(Result):
             "predictions": str(done.out),
             "model": done.model,
             "table": str(done.table),
+            **prepared_from(done.table),
             "images": done.images,
             "broken": done.broken,
             "labels": done.labels,
@@ -323,7 +329,7 @@ class Drifted(Result):
         return self.checked.page
 
     def facts(self) -> Facts:
-        return {"report": self.checked.page}
+        return {**prepared_from(self.checked.table, "prepared from"), "report": self.checked.page}
 
     def summary(self) -> Facts:
         report = self.checked.report
@@ -332,6 +338,7 @@ class Drifted(Result):
             "p_value": report.p_value,
             "model": self.checked.model,
             "table": str(self.checked.table),
+            **prepared_from(self.checked.table),
             "evidence": report.evidence,
             "report": self.checked.page,
         }

@@ -1,0 +1,90 @@
+"""What a prepared table says about itself: the version that it was made from, and how.
+
+The record is a table property, so it travels with the table and outlives the commits that a log
+forgets. A property and rows cannot be in one commit. So the property is written first, in one of
+two slots, and the commit of the rows points at it: its transaction number is the record's number.
+A record without such a commit means nothing; the next one replaces it.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+
+from deltalake import DeltaTable
+
+DESCRIPTION = "Made by raypipe table prepare"
+PREFIX = "raypipe.prepared."
+NUMBER = "raypipe.prepared"  # application id of the commits' transaction numbers
+SLOTS = 2  # the record in force, and the one that comes next
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where the rows of a prepared table come from.
+
+    uri, version, table_id: of the source. line: hash of all settings and of the source table; two
+    records of one line differ by version only. run: names the process that wrote the record.
+    """
+
+    number: int
+    uri: str
+    version: int
+    table_id: str
+    line: str
+    side_px: int
+    coding: str
+    quality: int
+    rows: int
+    run: str
+
+    def __str__(self) -> str:
+        return f"{self.uri}@v{self.version}"
+
+    @property
+    def key(self) -> str:
+        """The name of the property that holds this record."""
+        return f"{PREFIX}{self.number % SLOTS}"
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+
+def number_of(delta: DeltaTable) -> int:
+    """The number of the last record whose rows are in this version; -1: there is none."""
+    number = delta.transaction_version(NUMBER)
+    return -1 if number is None else int(number)
+
+
+def origin_of(delta: DeltaTable) -> Origin | None:
+    """The record in force; None for a table that is not prepared, and after a RESTORE, which brings
+    back the rows of an earlier record and not its number.
+    """
+    properties = _properties(delta)
+    # Most tables have no such property: nothing else is read of them.
+    if not properties:
+        return None
+    number = number_of(delta)
+    for text in properties:
+        try:
+            origin = Origin(**json.loads(text))
+        except (ValueError, TypeError):  # of a later raypipe, or edited
+            continue
+        if origin.number == number:
+            return origin
+    return None
+
+
+def is_prepared(delta: DeltaTable) -> bool:
+    """Did `raypipe table prepare` make this table, or begin to?"""
+    return delta.metadata().description == DESCRIPTION or bool(_properties(delta))
+
+
+def _properties(delta: DeltaTable) -> list[str]:
+    # Columns keep them where the table itself cannot (tags.set_property).
+    holders = [dict(delta.metadata().configuration)]
+    holders += [dict(column.metadata) for column in delta.schema().fields]
+    found: list[str] = []
+    for properties in holders:
+        found += [str(text) for name, text in properties.items() if name.startswith(PREFIX)]
+    return found
