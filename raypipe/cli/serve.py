@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from raypipe.cli.app import Json, run_verb
+from raypipe.cli.app import run_verb
+from raypipe.cli.how import How, Json
 
 
 def serve(
@@ -25,4 +26,4 @@ def serve(
 
     Example: [bold]raypipe serve jobs/configs/solar.yaml serve.port=8000[/bold]
     """
-    run_verb("serve", config, overrides, json)
+    run_verb("serve", config, overrides, How(json))

@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 
-from raypipe.cli.app import EXAMPLE, Json, Overrides
+from raypipe.cli.app import EXAMPLE, Overrides
 from raypipe.cli.console import Console
+from raypipe.cli.how import Json
 from raypipe.cluster.connect import prepare_environment
 from raypipe.config import load
 

@@ -22,7 +22,7 @@ from typing import Literal
 from pydantic import Field
 
 from raypipe.config import RunConfig, Section, key_of
-from raypipe.errors import DataError
+from raypipe.errors import DataError, Unreachable
 from raypipe.registry import promote
 from raypipe.registry.promote import ModelVersion
 from raypipe.registry.tracking import Store
@@ -31,10 +31,10 @@ from raypipe.serve.commits import Calls, Commits, Stopped
 from raypipe.serve.links import batches, links, read_rows
 from raypipe.serve.predicted_rows import CONSTANT, FORMAT, SCHEMA
 from raypipe.serve.shared_package import SharedPackage, share
-from raypipe.serve.since import Plan
+from raypipe.serve.since import Plan, Target
 from raypipe.serve.summary import Summary
 from raypipe.serve.workers import Reading
-from raypipe.tables import retries
+from raypipe.tables import between, retries
 from raypipe.tables.address import resolve
 from raypipe.tables.commits import TRIES
 from raypipe.tables.parts import PartTable
@@ -115,11 +115,12 @@ def predict(
     """
     done = bring(store, run, source, cfg, calls or Calls(progress), model)
     summary = Summary(done.model.tags.get("raypipe.task", "single_label"))
-    for rows in batches(done.uri, done.key, ["label", "error"], source.storage_options):
+    columns = ["label", "error"]
+    number = done.out.version
+    for rows in batches(done.uri, done.key, columns, source.storage_options, number):
         summary.add(rows)
-    pinned = done.out or ImageTable(done.uri, storage_options=source.storage_options).pin()
     return PredictResult(
-        out=pinned,
+        out=done.out,
         model=str(done.model),
         table=done.version,
         images=summary.images,
@@ -133,10 +134,12 @@ def predict(
 
 @dataclass(frozen=True)
 class Brought:
-    """A finished prediction, not read. made, since: as in PredictResult."""
+    """A finished prediction, not read. out: the version that has it whole. made, since: as in
+    PredictResult.
+    """
 
     uri: str
-    out: TableVersion | None
+    out: TableVersion
     model: ModelVersion
     version: TableVersion
     key: str
@@ -159,23 +162,28 @@ def bring(
     table, version = ImageTable.open_pinned(source)
     model = model or promote.require_champion(store)
     out = open_out(run, source, cfg, f"predict {version} with {model}")
-    work = _Work(table, version, source, cfg, model, out)
+    target = target_of(source, table, version, model)
+    work = _Work(table, version, source, cfg, model, out, target)
     is_last = cfg.since == "last"
     made = 0
     left: set[int] = set()  # versions that cannot be finished
     for _ in range(TRIES):
         known = links(out.counts())
         # A finished prediction is read, and nothing is planned.
-        key = since.made(known, work.line, version, work.key)
+        key = since.made(known, target)
         if key is not None:
-            return Brought(out.uri, out.version, model, version, key, made, None)
+            return work.brought(key, made, None)
 
-        claim = since.Claim.of(out, work.line) if is_last else None
-        begun = set(since.unfinished(known, work.line, claim)) - left if is_last else set()
+        claim = since.Claim.of(out, target.line) if is_last else None
+        begun = set(since.unfinished(known, target, claim)) - left if is_last else set()
         if begun and min(begun) < version.version:
+            # The package first: a corrupt one is no reason to leave a version unfinished.
+            _shared(store, model)
             earlier = source.model_copy(update={"version": min(begun)})
             try:
                 made += bring(store, run, earlier, cfg, calls, model).made
+            except Unreachable:
+                raise
             except DataError as e:
                 left.add(min(begun))
                 calls.say(
@@ -184,17 +192,22 @@ def bring(
                 )
             out.refresh()
             continue
-        if source.version is None and begun and max(begun) > version.version:
+        is_behind = source.version is None and begun and max(begun) > version.version
+        # A number that the table does not have is left from before a restore from a backup.
+        if is_behind and table.newest().version > version.version:
             # Somebody saw a newer version first, and predicts these rows with it.
             return bring(store, run, source, cfg, calls, model)
 
-        base = since.base_of(known, work.line, version, claim, is_last)
-        planned = since.plan(table, version, source.where, out, base, work.key, calls.say)
+        base = since.base_of(known, target, claim, is_last)
+        planned = since.plan(table, version, source.where, out, base, target.key, calls.say)
         mine = since.Claim(version.version, base.version if base else None)
-        if planned.size and is_last and claim != mine and not mine.make(out, work.line):
-            continue
+        if planned.size and is_last and claim != mine:
+            # What could refuse the work comes before the first commit.
+            _require_workers(store, work)
+            if not mine.make(out, target.line):
+                continue
         key, count = _make(store, work, planned, calls)
-        return Brought(out.uri, out.version, model, version, key, made + count, mine.base)
+        return work.brought(key, made + count, mine.base)
     raise retries.busy(out.uri, f"{TRIES} tries")
 
 
@@ -208,21 +221,20 @@ def place(run: RunConfig, cfg: PredictConfig) -> str:
     return resolve(cfg.out or str(run.path / "predictions"))
 
 
-def key_of_prediction(source: TableConfig, version: TableVersion, model: ModelVersion) -> str:
-    """Names a prediction of all rows by everything that determines them."""
+def target_of(
+    source: TableConfig, table: ImageTable, version: TableVersion, model: ModelVersion
+) -> Target:
+    """Names a prediction by everything that determines it. Raises DataError as tables do."""
+    state = between.state(table, version, source.where)
     chosen = (source.where, source.sample_key, source.columns)
-    return key_of("prediction", FORMAT, str(model), model.seal, version.identity, *chosen)
-
-
-def line_of_prediction(source: TableConfig, version: TableVersion, model: ModelVersion) -> str:
-    """Names what predictions have in common that can add to each other: all but the version."""
-    return line_of(source, version.uri, version.table_id, model)
-
-
-def line_of(source: TableConfig, uri: str, table_id: str, model: ModelVersion) -> str:
-    """As `line_of_prediction`, of any version of the table at `uri`."""
-    chosen = (source.where, source.sample_key, source.columns)
-    return key_of("line", FORMAT, str(model), model.seal, uri, table_id, *chosen)
+    by = (str(model), model.seal)
+    return Target(
+        # All but the version: what predictions have in common that can add to each other.
+        line=key_of("line", FORMAT, *by, version.uri, version.table_id, *chosen),
+        version=version.version,
+        state=state,
+        key=key_of("prediction", FORMAT, *by, version.identity, state, *chosen),
+    )
 
 
 @dataclass(frozen=True)
@@ -235,14 +247,18 @@ class _Work:
     cfg: PredictConfig
     model: ModelVersion
     out: PartTable
+    target: Target
 
-    @property
-    def key(self) -> str:
-        return key_of_prediction(self.source, self.version, self.model)
+    def brought(self, key: str, made: int, since: int | None) -> Brought:
+        """The finished prediction, which the version of `out` has that was read or written last."""
+        assert self.out.version is not None, "a prediction is somewhere"
+        return Brought(self.out.uri, self.out.version, self.model, self.version, key, made, since)
 
-    @property
-    def line(self) -> str:
-        return line_of_prediction(self.source, self.version, self.model)
+
+def _require_workers(store: Store, work: _Work) -> None:
+    """Raise what a corrupt package or a want of GPUs raises."""
+    workers.require_gpus(work.cfg.gpus)
+    _shared(store, work.model)
 
 
 def _make(store: Store, work: _Work, planned: Plan, calls: Calls) -> tuple[str, int]:
@@ -265,8 +281,9 @@ def _make(store: Store, work: _Work, planned: Plan, calls: Calls) -> tuple[str, 
         "table": str(work.version),
         "key": planned.key,
         "format": FORMAT,
-        "line": work.line,
-        "version": work.version.version,
+        "line": work.target.line,
+        "version": work.target.version,
+        "state": work.target.state,
         "base": planned.base.key if planned.base else None,
         "rows": total,
     }

@@ -148,8 +148,10 @@ class Commits:
         have = link.have if link else 0
         rows = self.same["rows"]
         if have != rows:
+            lack = f"lacks {rows - have} of the {rows} rows"
+            more = f"has {have} rows instead of the {rows}"
             raise DataError(
-                f"{self._out.uri} lacks {rows - have} of the {rows} rows of a prediction",
+                f"{self._out.uri} {lack if have < rows else more} of a prediction",
                 rule="Its parts are all there, so somebody has changed them",
                 fix=f"Delete its rows, key = '{self.same['key']}', to have them made again; "
                 "or restore them",

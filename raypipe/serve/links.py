@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from raypipe.errors import DataError
 from raypipe.serve import pieces
 from raypipe.serve.predicted_rows import CONSTANT
 from raypipe.tables import scan
@@ -32,6 +33,7 @@ Options = dict[str, str] | None
 class Link:
     """What a predictions table has of one prediction, without its base.
 
+    version, state: of the table, by number and by what is in it (between.state).
     rows: how many rows it has when it is finished. have: how many are there, in these parts.
     takes: some of its rows say what went from its base.
     """
@@ -40,6 +42,7 @@ class Link:
     line: str
     base: str | None
     version: int
+    state: str
     rows: int
     have: int
     parts: tuple[str, ...]
@@ -54,16 +57,39 @@ Links = dict[str, Link]  # by key
 
 
 def links(found: Counts) -> Links:
-    """The predictions in a table. found: rows of each part, by the values of CONSTANT."""
+    """The predictions in a table. found: rows of each part, by the values of CONSTANT.
+
+    Raises DataError for rows that no prediction writes.
+    """
     known: Links = {}
-    for (line, key, base, version, rows, part, gone), have in found.items():
-        if line is None:  # an earlier raypipe made it
+    old: dict[str, tuple[int, str]] = {}
+    for (line, key, base, version, state, rows, part, gone), have in found.items():
+        # An earlier raypipe made it; its keys are other keys.
+        if line is None or state is None:
+            old[key] = (have, part)
             continue
-        link = known.get(key) or Link(key, line, base, version, rows, 0, ())
+        new = Link(key, line, base, version, state, rows, 0, ())
+        link = known.get(key, new)
+        # All rows of a prediction say the same of it, and each belongs to a part.
+        is_same = replace(link, have=0, parts=(), takes=False) == new
+        if None in (key, version, rows) or not is_same or not pieces.is_part(part):
+            raise _foreign(have, key, part)
         parts = (*link.parts, part)
         takes = link.takes or gone is not None
         known[key] = replace(link, have=link.have + have, parts=parts, takes=takes)
+    for key in old.keys() & known.keys():
+        raise _foreign(old[key][0], key, old[key][1])
     return known
+
+
+def _foreign(rows: int, key: str | None, part: str | None) -> DataError:
+    """The error for rows of which nobody can say what they belong to."""
+    return DataError(
+        "The predictions table has rows that raypipe did not write",
+        got=f"{rows} with key={key}, part={part}",
+        rule="Rows that somebody adds or changes make predictions wrong",
+        fix="Delete these rows, or restore the table to its version before them",
+    )
 
 
 def finished(known: Links) -> set[str]:
@@ -106,15 +132,22 @@ def read_rows(uri: str, key: str, columns: list[str], storage_options: Options =
 
 
 def batches(
-    uri: str, key: str, columns: list[str], storage_options: Options = None
+    uri: str,
+    key: str,
+    columns: list[str],
+    storage_options: Options = None,
+    version: int | None = None,
 ) -> Iterator[pa.Table]:
-    """The rows of one finished prediction, some at a time."""
+    """The rows of one finished prediction, some at a time.
+
+    version: of the predictions table; None: the newest.
+    """
     path = resolve(uri)
     if not ImageTable.exists(path, storage_options):
         return
     # Pinned: others may add rows meanwhile.
     table = ImageTable(path, storage_options=storage_options)
-    pinned = table.pin()
+    pinned = table.pin(version)
     found = chain(links(counts(table, pinned, CONSTANT)), key)
     have = {field.name for field in table.at(pinned).schema().fields}
     if found and {*columns} <= have:

@@ -7,6 +7,7 @@ pieces; its part is named by the first and the last.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -45,6 +46,12 @@ def cut(rows: Rows) -> list[Piece]:
 def part(first: int, last: int) -> str:
     """The name of a commit that holds these pieces and all between."""
     return f"{first}-{last}"
+
+
+def is_part(name: str | None) -> bool:
+    """Can a commit have this name?"""
+    found = re.fullmatch(r"(\d{1,9})-(\d{1,9})", name or "")
+    return found is not None and int(found[1]) <= int(found[2])
 
 
 def numbers(parts: Iterable[str]) -> set[int]:

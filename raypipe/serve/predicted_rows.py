@@ -17,9 +17,10 @@ from raypipe.images.measure import LOOKS
 from raypipe.registry.package import Package
 from raypipe.tables.table import Columns
 
-FORMAT = 4
-"""Of a row. Format 3 has no `line`; format 2 no `error`, no looks, and one commit a prediction;
-format 1 neither key nor sha256. Predictions of older formats are made again."""
+FORMAT = 5
+"""Of a row. Format 4 has no `state`; format 3 no `line`; format 2 no `error`, no looks, and one
+commit a prediction; format 1 neither key nor sha256. Predictions of older formats are made again.
+"""
 
 SCHEMA = pa.schema(
     [
@@ -40,9 +41,11 @@ SCHEMA = pa.schema(
         ("width", pa.int32()),
         ("height", pa.int32()),
         # The prediction's model, table and selection, whatever the version: those of one line can
-        # add to each other. `version` is the number of the table's version.
+        # add to each other. `version` is the number of the table's version, `state` a hash of its
+        # files: after a restore from a backup the number may mean other rows.
         ("line", pa.string()),
         ("version", pa.int64()),
+        ("state", pa.string()),
         # The prediction that this one adds to, or null.
         ("base", pa.string()),
         # True: the row of the base with this id and sha256 is not in this version any more.
@@ -53,7 +56,7 @@ SCHEMA = pa.schema(
     ]
 )
 # Equal in all rows of a part. They say which parts of which predictions a table has.
-CONSTANT = ("line", "key", "base", "version", "rows", "part", "gone")
+CONSTANT = ("line", "key", "base", "version", "state", "rows", "part", "gone")
 GONE = "gone: not in the table any more"
 # What differs from row to row; the rest is the same in all rows of a part.
 OF_ROWS = (

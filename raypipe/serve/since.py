@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from raypipe.config import key_of
-from raypipe.errors import DataError
+from raypipe.errors import DataError, Unreachable
 from raypipe.serve.links import Link, Links, batches, finished
 from raypipe.serve.predicted_rows import gone
 from raypipe.tables import between
@@ -49,25 +49,51 @@ class Plan:
         return self.images + len(self.gone)
 
 
-def made(known: Links, line: str, version: TableVersion, key: str) -> str | None:
-    """The key of a finished prediction of this version; `key` itself if there is one."""
-    whole = finished(known)
-    of_version = [one.key for one in known.values() if _is_of(one, line, version.version)]
-    keys = sorted(set(of_version) & whole)
+@dataclass(frozen=True)
+class Target:
+    """A version of a table that is to have a prediction.
+
+    line: what its predictions have in common with those of other versions. state: of its rows
+    (between.state). key: of a prediction of all its rows.
+    """
+
+    line: str
+    version: int
+    state: str
+    key: str
+
+    def is_of(self, link: Link) -> bool:
+        """Is it a prediction of this version? The number alone may mean other rows: a table may
+        have been restored from a backup.
+        """
+        mine = (self.line, self.version, self.state)
+        return mine == (link.line, link.version, link.state)
+
+
+def made(known: Links, target: Target) -> str | None:
+    """The key of a finished prediction of this version; that of all its rows if there is one."""
+    keys = sorted(key for key in finished(known) if target.is_of(known[key]))
     # Those that add to an earlier prediction have keys of their own, and the same rows.
-    if key in keys:
-        return key
+    if target.key in keys:
+        return target.key
     return keys[0] if keys else None
 
 
-def begun(known: Links, line: str) -> list[Link]:
-    """The predictions of a line that are not there as a whole, those with most rows first."""
-    half = [one for one in known.values() if one.line == line and one.have < one.rows]
-    return sorted(half, key=lambda one: one.have, reverse=True)
+def _begun(known: Links, line: str) -> list[Link]:
+    """The predictions of a line that can be gone on with, those with most rows first."""
+    whole = finished(known)
+    half: list[Link] = []
+    for link in known.values():
+        has_base = link.base is None or link.base in whole
+        if link.line == line and link.have < link.rows and has_base:
+            half.append(link)
+    return sorted(half, key=lambda link: link.have, reverse=True)
 
 
-def _is_of(link: Link, line: str, version: int) -> bool:
-    return link.line == line and link.version == version
+def _earlier(known: Links, target: Target) -> list[Link]:
+    """The finished predictions of earlier versions."""
+    links = [known[key] for key in finished(known)]
+    return [one for one in links if one.line == target.line and one.version < target.version]
 
 
 @dataclass(frozen=True)
@@ -96,42 +122,36 @@ class Claim:
         return out.note({f"raypipe.{line}.version": self.version, f"raypipe.{line}.base": base})
 
 
-def unfinished(known: Links, line: str, claim: Claim | None) -> list[int]:
-    """The versions whose predictions were begun, and can be gone on with; the earliest first."""
-    whole = finished(known)
-    versions: set[int] = set()
-    for link in begun(known, line):
-        if link.base is None or link.base in whole:
-            versions.add(link.version)
-    is_made = claim and any(_is_of(known[key], line, claim.version) for key in whole)
-    if claim and not is_made:
+def unfinished(known: Links, target: Target, claim: Claim | None) -> list[int]:
+    """The versions whose predictions were begun and are of use, the earliest first.
+
+    Of use: a later version that is finished is what a prediction adds to, so what was begun before
+    it adds nothing.
+    """
+    last = max((link.version for link in _earlier(known, target)), default=-1)
+    versions = {link.version for link in _begun(known, target.line)}
+    if claim:
         versions.add(claim.version)
-    return sorted(versions)
+    # A later one that is finished needs nobody either.
+    whole = {known[key].version for key in finished(known) if known[key].line == target.line}
+    return sorted(number for number in versions - whole if number > last)
 
 
-def base_of(
-    known: Links, line: str, version: TableVersion, claim: Claim | None, since_last: bool
-) -> Link | None:
+def base_of(known: Links, target: Target, claim: Claim | None, since_last: bool) -> Link | None:
     """The prediction to add to; None: predict all rows.
 
     One that was begun is gone on with, whatever was asked: its rows are there already.
     """
-    whole = finished(known)
     # What was begun of this version is gone on with.
-    for link in begun(known, line):
-        can_go_on = link.base is None or link.base in whole
-        if link.version == version.version and can_go_on:
+    for link in _begun(known, target.line):
+        if target.is_of(link):
             return known[link.base] if link.base else None
     if not since_last:
         return None
 
     # Else the last finished one, or that of whoever has begun this version before its first row.
-    earlier: list[Link] = []
-    for key in whole:
-        link = known[key]
-        if link.line == line and link.version < version.version:
-            earlier.append(link)
-    if claim and claim.version == version.version:
+    earlier = _earlier(known, target)
+    if claim and claim.version == target.version:
         earlier = [link for link in earlier if link.version == claim.base]
     return max(earlier, key=lambda link: (link.version, link.key), default=None)
 
@@ -166,7 +186,10 @@ def _since(
 ) -> Plan:
     try:
         before = table.pin(base.version)
+        _require_state(table, before, where, base)
         found = between.between(table, before, version, where)
+    except Unreachable:
+        raise
     except DataError as e:
         say(
             f"What changed since v{base.version} cannot be told from the log ({e.what}): all "
@@ -181,6 +204,12 @@ def _since(
     its_key = key_of("since", key, base.key, names)
     gone_rows = _gone(out, base.key, found)
     return Plan(its_key, base, found.new, gone_rows)
+
+
+def _require_state(table: ImageTable, pinned: TableVersion, where: Where, base: Link) -> None:
+    """Raise DataError if the version has other rows than those that were predicted."""
+    if between.state(table, pinned, where) != base.state:
+        raise DataError(f"v{base.version} has other rows now: the table was restored from a backup")
 
 
 def _predicted(out: PartTable, key: str) -> np.ndarray:

@@ -125,16 +125,22 @@ def _cpu_pool(reading: Reading, shared: SharedPackage) -> _Pool:
     return _Pool(max(1, int(ray.cluster_resources().get("CPU", 1))), start, lambda: None)
 
 
-def _gpu_pool(reading: Reading, shared: SharedPackage, gpus: float) -> _Pool:
-    """An actor for each share of a GPU; each has as many CPUs, to decode with."""
-    have = ray.cluster_resources()
-    count = int(have.get("GPU", 0) / gpus)
-    if count < 1:
+def require_gpus(gpus: float) -> None:
+    """Raise ClusterError if no worker can have so many GPUs."""
+    have = ray.cluster_resources().get("GPU", 0)
+    if gpus > have:
         raise ClusterError(
             "No node of the cluster has so many GPUs",
-            got=f"predict.gpus={gpus:g}, the cluster has {have.get('GPU', 0):g}",
+            got=f"predict.gpus={gpus:g}, the cluster has {have:g}",
             fix="Set predict.gpus=0 to predict on CPUs",
         )
+
+
+def _gpu_pool(reading: Reading, shared: SharedPackage, gpus: float) -> _Pool:
+    """An actor for each share of a GPU; each has as many CPUs, to decode with."""
+    require_gpus(gpus)
+    have = ray.cluster_resources()
+    count = int(have.get("GPU", 0) / gpus)
     cpus = max(1, int(have.get("CPU", 1)) // count)
     # Two calls at a time: one decodes while the other computes.
     cls = ray.remote(num_gpus=gpus, num_cpus=cpus, max_concurrency=2, max_restarts=3)(_OnGpu)

@@ -58,6 +58,8 @@ FEEDBACK = pa.schema(
     [
         ("request_id", pa.string()),
         ("label", pa.string()),
+        # model.task, as the label was read
+        ("task", pa.string()),
         ("time", _TIME),
     ]
 )

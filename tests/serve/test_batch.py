@@ -188,10 +188,9 @@ def test_another_package_under_the_same_name_is_another_prediction(
     job: TrainJob, champion: ModelVersion
 ) -> None:
     other = dataclasses.replace(champion, tags=champion.tags | {promote.SEAL: "0" * 64})
-    version = ImageTable.open(job.table).pin()
-    assert batch.key_of_prediction(job.table, version, champion) != batch.key_of_prediction(
-        job.table, version, other
-    )
+    table, version = ImageTable.open_pinned(job.table)
+    one = batch.target_of(job.table, table, version, champion)
+    assert one.key != batch.target_of(job.table, table, version, other).key
 
 
 def test_predictions_are_not_put_into_a_table_of_something_else(
@@ -363,7 +362,7 @@ def test_a_prediction_that_ended_between_two_parts_goes_on_and_is_read_only_as_a
         batch.predict(store, job.run, in_parts, cfg)
     assert len(ids_of(cfg.out or "")) == 40
     table = ImageTable.open(in_parts)
-    key = batch.key_of_prediction(in_parts, table.pin(), champion)
+    key = batch.target_of(in_parts, table, table.pin(), champion).key
     assert len(batch.read_rows(cfg.out or "", key, ["label"])) == 0, "nobody reads a half one"
 
     made.clear()

@@ -373,3 +373,47 @@ def test_two_servers_on_one_cluster_do_not_know_each_other(
         assert ask(running, "/predict", image).status == 200
     # The end of one is not the end of Ray Serve.
     assert ask(running, "/predict", image).status == 200
+
+
+def test_feedback_keeps_the_type_of_a_label(running: Server, registered: Registered) -> None:
+    """true was the class 1, and 9007199254740993 the class 9007199254740992."""
+    request = ask(running, "/predict", registered.images[0]).body["request_id"]
+
+    def told(label: str) -> tuple[int, str]:
+        body = f'{{"request_id": "{request}", "label": {label}}}'.encode()
+        answer = ask(running, "/feedback", body, "application/json")
+        return answer.status, str(answer.body["error"]["got"])
+
+    assert told("true") == (422, "true")
+    assert told("9007199254740993") == (422, "9007199254740993")
+    for odd in ("NaN", "1e999", '["a"]', '{"a": 1}', "null", '" "', '"\\ud800"', "9" * 5000):
+        assert told(odd)[0] == 422, odd
+
+
+def test_a_head_without_end_is_refused_and_a_body_in_crumbs_is_taken(
+    running: Server, registered: Registered
+) -> None:
+    place = urlparse(running.address)
+
+    def sent(*parts: bytes) -> bytes:
+        with socket.create_connection((place.hostname, place.port), timeout=10) as line:
+            with suppress(ConnectionError):
+                for part in parts:
+                    line.sendall(part)
+            try:
+                return line.recv(100)
+            except ConnectionError:
+                return b"closed"
+
+    head = b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Type: image/png\r\n"
+    head += f"Authorization: Bearer {TOKEN}\r\n".encode()
+    for end in (b"X: ", b"Transfer-Encoding: chunked\r\n\r\n1\r\nx\r\n0\r\nX: "):
+        answer = sent(head + end, *[b"a" * 2**20] * 20)
+        assert answer == b"closed" or b" 431 " in answer
+    # 16 bytes a chunk, and two requests on one connection.
+    image = registered.images[0]
+    chunks = [image[n : n + 16] for n in range(0, len(image), 16)]
+    body = b"".join(b"%x\r\n%s\r\n" % (len(chunk), chunk) for chunk in chunks) + b"0\r\n\r\n"
+    whole = head + b"Transfer-Encoding: chunked\r\n\r\n" + body
+    assert b" 200 " in sent(whole) and b" 200 " in sent(whole * 3)
+    assert ask(running, "/predict", image).status == 200

@@ -6,14 +6,9 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
-from hashlib import sha256
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
@@ -21,83 +16,19 @@ from deltalake import DeltaTable, write_deltalake
 from raypipe.config import RunConfig
 from raypipe.errors import DataError
 from raypipe.serve import batch, links, pieces
-from raypipe.serve.batch import Calls, PredictConfig, PredictResult
+from raypipe.serve.batch import Calls
 from raypipe.tables import between, scan, versions
-from raypipe.tables.table import ImageTable, TableConfig, append
+from raypipe.tables.table import ImageTable, TableConfig
 from tests.serve.conftest import Registered
+from tests.serve.since_case import Case, predicted_once
 from tests.tables import handmade as by_hand
 
 pytestmark = pytest.mark.usefixtures("ray_session")
 
 
-@dataclass
-class Case:
-    """A table of 30 images in three files, and predictions of it."""
-
-    registered: Registered
-    folder: Path
-    said: list[str]
-
-    @property
-    def uri(self) -> str:
-        return str(self.folder / "t")
-
-    @property
-    def cfg(self) -> PredictConfig:
-        return PredictConfig(out=str(self.folder / "out"), since="last")
-
-    def add(self, first: int, count: int, names: list[str | None] | None = None) -> None:
-        images = self.registered.images[first : first + count]
-        ids = names or [f"i{n}" for n in range(first, first + count)]
-        columns = {"image_id": pa.array(ids, pa.string()), "split": ["train"] * len(ids)}
-        append(self.uri, pa.table(columns | {"image": pa.array(images, pa.binary())}), "add")
-
-    def predict(self, **source: Any) -> PredictResult:
-        run = RunConfig(name="mixed", dir=str(self.folder))
-        return batch.predict(
-            self.registered.store,
-            run,
-            TableConfig(uri=self.uri, **source),
-            self.cfg,
-            self.registered.version,
-            calls=Calls(say=self.said.append),
-        )
-
-    def check(self, done: PredictResult, **source: Any) -> None:
-        """The prediction has the rows of its version, each as often, with what the model says."""
-        cfg = TableConfig(uri=self.uri, **source)
-        table = ImageTable.open(cfg)
-        rows = scan.rows(table, done.table, ["image_id", "image"], cfg.where).to_pylist()
-        wanted = Counter((row["image_id"], sha256(row["image"]).hexdigest()) for row in rows)
-        found = batch.read_rows(
-            done.out.uri, done.key, ["image_id", "sha256", "label", "scores"]
-        ).to_pylist()
-        assert Counter((row["image_id"], row["sha256"]) for row in found) == wanted
-        assert done.images == len(found) == sum(done.labels.values())
-        for row in found:
-            label, scores = self.answer(row["sha256"])
-            assert row["label"] == label
-            np.testing.assert_allclose(row["scores"], scores, atol=1e-5)
-
-    def answer(self, digest: str) -> tuple[str, np.ndarray]:
-        hashes = [sha256(image).hexdigest() for image in self.registered.images]
-        place = hashes.index(digest)
-        return self.registered.answers.labels[place], self.registered.answers.scores_NC[place]
-
-    def raw(self) -> list[dict[str, Any]]:
-        out = ImageTable(str(self.folder / "out"))
-        return scan.rows(out, out.pin(), ["image_id", "sha256", "gone"]).to_pylist()
-
-
 @pytest.fixture
 def case(registered: Registered, tmp_path: Path) -> Case:
-    made = Case(registered, tmp_path, [])
-    for start in (0, 10, 20):
-        made.add(start, 10)
-    first = made.predict()
-    assert first.made == 30 and first.since is None
-    made.check(first)
-    return made
+    return predicted_once(registered, tmp_path)
 
 
 def appended(case: Case) -> None:
@@ -339,7 +270,7 @@ def test_rows_that_are_missing_in_the_predictions_are_said(case: Case) -> None:
 
 def test_a_chain_is_finished_if_each_link_is() -> None:
     def link(key: str, base: str | None, have: int) -> links.Link:
-        return links.Link(key, "l", base, 1, 2, have, ())
+        return links.Link(key, "l", base, 1, "s", 2, have, ())
 
     known = {
         "a": link("a", None, 2),

@@ -8,13 +8,16 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from raypipe.config import validate
 from raypipe.errors import DataError
 from raypipe.tables import scan
+from raypipe.tables.commits import append_once
 from raypipe.tables.ingest import IngestConfig, IngestResult, ingest, understand
-from raypipe.tables.request_log import RequestLog, RequestTables
+from raypipe.tables.provenance import commit_properties
+from raypipe.tables.request_log import FEEDBACK, RequestLog, RequestTables
 from raypipe.tables.table import ImageTable, TableConfig
 from tests.conftest import encode, striped
 
@@ -34,9 +37,10 @@ class Log:
         answer = {"request_id": request, "time": START, "image_id": name, "label": says}
         self.log.add({name: {"image": image, "time": START}}, [answer])
 
-    def label(self, request: str, label: str, minute: int = 0) -> None:
+    def label(self, request: str, label: str, minute: int = 0, task: str = "single_label") -> None:
         time = START + timedelta(minutes=minute)
-        self.log.add_feedback([{"request_id": request, "label": label, "time": time}])
+        row = {"request_id": request, "label": label, "task": task, "time": time}
+        self.log.add_feedback([row])
 
 
 @pytest.fixture
@@ -113,7 +117,7 @@ def test_labels_of_unknown_requests_are_counted(log: Log, tmp_path: Path) -> Non
     log.label("r0", "good")
     log.label("nobody", "good")
     cfg = validate(IngestConfig, {"from": {"kind": "feedback", "images": str(log.root)}})
-    assert "1 are for requests that are not in the log" in understand(cfg)[2]["understood as"]
+    assert "1 are for requests that were not kept" in understand(cfg)[2]["understood as"]
     assert taken(log, tmp_path / "t").accepted == 1
 
 
@@ -123,12 +127,42 @@ def test_without_labels_it_is_all_that_was_sent(log: Log, tmp_path: Path) -> Non
     assert set(labels(tmp_path / "t").values()) == {None}
 
 
-def test_a_label_of_another_task_goes_to_the_quarantine(log: Log, tmp_path: Path) -> None:
-    log.label("r0", "0.5")
-    log.label("r1", "good")
+def test_labels_of_another_task_are_left_out_and_counted(log: Log, tmp_path: Path) -> None:
+    log.label("r0", "0.5", task="regression")
+    log.label("r1", "0.7")  # a class of this name
+    log.label("r1", "0.9", 1, task="regression")
+    done = taken(log, tmp_path / "t", task="regression")
+    assert (done.accepted, done.quarantined) == (2, 0)
+    assert labels(tmp_path / "t") == {name(0): "0.5", name(1): "0.9"}
+    assert taken(log, tmp_path / "classes").accepted == 1
+    assert labels(tmp_path / "classes") == {name(1): "0.7"}
+    with pytest.raises(DataError, match="log of a model of another task") as refused:
+        taken(log, tmp_path / "u", task="multi_label")
+    assert "regression, single_label" in str(refused.value)
+    assert not (tmp_path / "u").exists()
+
+
+def test_a_log_of_before_labels_had_a_task_is_read_and_written(log: Log, tmp_path: Path) -> None:
+    """Its labels are read as those of the task that is asked for."""
+    old = {"request_id": ["r0", "r1"], "label": ["0.5", "good"], "time": [START, START]}
+    schema = pa.schema([field for field in FEEDBACK if field.name != "task"])
+    append_once(log.log.tables.feedback, pa.table(old, schema), None, commit_properties("feedback"))
     done = taken(log, tmp_path / "t", task="regression")
     assert (done.accepted, done.quarantined) == (1, 1)
-    assert labels(tmp_path / "t") == {name(0): "0.5"}
+    log.label("r2", "good")
+    assert taken(log, tmp_path / "classes").accepted == 3
+
+
+def test_a_label_replaces_one_of_another_source(log: Log, tmp_path: Path) -> None:
+    """An image is its bytes: what users correct may be an image of the training table."""
+    (tmp_path / "photos" / "bad").mkdir(parents=True)
+    (tmp_path / "photos" / "bad" / "1.png").write_bytes(IMAGES[0])
+    first = {"from": {"images": str(tmp_path / "photos")}, "splits": {"train": 1.0}}
+    ingest(TableConfig(uri=str(tmp_path / "t")), validate(IngestConfig, first))
+    log.label("r0", "good")
+    done = taken(log, tmp_path / "t")
+    assert (done.accepted, done.relabelled) == (0, 1)
+    assert labels(tmp_path / "t") == {name(0): "good"}
 
 
 def test_no_log_and_no_label_are_one_message(log: Log, tmp_path: Path) -> None:
@@ -138,6 +172,6 @@ def test_no_log_and_no_label_are_one_message(log: Log, tmp_path: Path) -> None:
         with pytest.raises(DataError, match="There is no request log here"):
             taken(log, tmp_path / "t", images=place)
     log.label("nobody", "good")
-    with pytest.raises(DataError, match="1 are for requests that are not in the log"):
+    with pytest.raises(DataError, match="1 are for requests that were not kept"):
         taken(log, tmp_path / "t")
     assert not (tmp_path / "t").exists()

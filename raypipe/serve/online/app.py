@@ -13,32 +13,28 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import HTMLResponse, JSONResponse
-from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from raypipe.errors import nearest
 from raypipe.images.decode import BadImage
-from raypipe.models import labels
-from raypipe.serve.online import openapi
+from raypipe.serve.online import body as body_bytes
+from raypipe.serve.online import feedback, openapi
 from raypipe.serve.online.batching import Batcher, Outcome
 from raypipe.serve.online.limits import Refused, Room
 from raypipe.serve.online.metrics import CONTENT_TYPE, Metrics
 from raypipe.serve.online.models import Models, Role
 from raypipe.serve.online.query import Wanted
-from raypipe.serve.online.request_log import Entry, Keeper, is_challenged, is_id, is_kept, now
+from raypipe.serve.online.request_log import Entry, Keeper, is_challenged, is_kept, now
 from raypipe.serve.online.settings import ServeConfig
 
 PLAIN_BYTES = ("", "application/octet-stream")
-LONGEST_LABEL = 1_000  # characters
-MOST_FEEDBACK = 64 * 2**10  # bytes of a body
 # Reasons of BadImage that say it is no image at all.
 NOT_AN_IMAGE = ("not_an_image", "empty")
 PAGE_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
@@ -80,13 +76,6 @@ def build(parts: Parts) -> FastAPI:
     return app
 
 
-class Feedback(BaseModel):
-    """The right label of an earlier request."""
-
-    request_id: str
-    label: str | float | int | bool | list[str] | None = Field(union_mode="left_to_right")
-
-
 class _Handlers:
     def __init__(self, parts: Parts) -> None:
         self.parts = parts
@@ -97,11 +86,11 @@ class _Handlers:
         cfg = self.parts.cfg
         wanted = Wanted.read(request.query_params)
         _require_image_type(request)
-        size = _announced(request, cfg.max_bytes)
+        size = body_bytes.announced(request, cfg.max_bytes)
         request_id = request.state.request_id
         # Room for the body is taken before a byte of it is read.
         with self.parts.room.hold(size):
-            data = await _body(request, cfg.max_bytes, cfg.timeout_s)
+            data = await body_bytes.read(request, cfg.max_bytes, cfg.timeout_s)
             role = self._role(request_id)
             outcome = await self._outcome(role, data)
         _require_prediction(outcome)
@@ -110,7 +99,7 @@ class _Handlers:
         self._note(request_id, data, outcome.by, outcome, seconds)
         if self._is_shadowed(request_id):
             self._show_shadow(request_id, data)
-        body = wanted.body(outcome, self._task_of(outcome), request_id)
+        body = wanted.body(outcome, request_id)
         return Response(
             json.dumps(body, ensure_ascii=False),
             media_type="application/json",
@@ -118,39 +107,23 @@ class _Handlers:
         )
 
     async def feedback(self, request: Request) -> Response:
-        cfg = self.parts.cfg
-        given = await _read_feedback(request, cfg.timeout_s)
-        if not is_id(given.request_id):
-            raise Refused(
-                422,
-                "This is no request id",
-                got=given.request_id[:100],
-                rule="It is the request_id of an answer: 32 hexadecimal digits",
-            )
+        cfg, keeper = self.parts.cfg, self.parts.keeper
+        given = await feedback.read(request, cfg.timeout_s)
         # The id itself says whether its request was kept: nothing is looked up.
-        if self.parts.keeper is None or not is_kept(given.request_id, cfg.keep):
+        if keeper is None or not is_kept(given.request_id, cfg.keep):
             raise Refused(
                 404,
                 "This request was not kept",
                 got=given.request_id,
                 rule=f"The server keeps {cfg.keep:.0%} of the requests (serve.keep)",
             )
-        # A label is read as one of the task, as ingest would.
+        task = self.parts.models.task
         served = self.parts.models.of("champion")
-        kind = served.package.task.kind if served else "single_label"
-        label = labels.read(kind, given.label)
-        if label.why or label.text is None or len(label.text) > LONGEST_LABEL:
-            raise Refused(
-                422,
-                f"This is no label: {label.why or 'it is blank or too long'}",
-                got=str(given.label)[:100],
-                rule=f"A label of model.task={kind}",
-            )
-        if served and not cfg.new_labels:
-            _require_known(label.text, kind, served.package.classes)
-        if not self.parts.keeper.feedback(given.request_id, label.text):
+        known = None if served is None or cfg.new_labels else served.package.classes
+        label = feedback.label_of(given, task, known)
+        if not keeper.feedback(given.request_id, label, task):
             raise Refused(503, "The request log is full", headers={"Retry-After": "10"})
-        return JSONResponse({"request_id": given.request_id, "label": label.text}, 202)
+        return JSONResponse({"request_id": given.request_id, "label": label}, 202)
 
     async def page(self) -> Response:
         headers = {"content-security-policy": PAGE_POLICY, "x-content-type-options": "nosniff"}
@@ -174,6 +147,9 @@ class _Handlers:
             problem = models.problem(role)
             if problem is not None:
                 problems[role] = {"version": problem.version or None, "why": problem.why}
+        if "challenger" in served and self._challenger_hangs():
+            why = "it does not answer any more; the champion answers for it"
+            problems["challenger"] = {"version": served["challenger"], "why": why}
         ready = "champion" in served and not self.parts.room.closed
         body: dict[str, Any] = {
             "ready": ready,
@@ -193,7 +169,12 @@ class _Handlers:
         challenger = self.parts.cfg.challenger
         if challenger is None or challenger.shadow or self.parts.models.of("challenger") is None:
             return "champion"
-        return "challenger" if is_challenged(request_id, challenger.share) else "champion"
+        if not is_challenged(request_id, challenger.share) or self._challenger_hangs():
+            return "champion"
+        return "challenger"
+
+    def _challenger_hangs(self) -> bool:
+        return self.parts.batcher.hangs(self.parts.cfg.timeout_s / 2)
 
     def _is_shadowed(self, request_id: str) -> bool:
         challenger = self.parts.cfg.challenger
@@ -203,22 +184,26 @@ class _Handlers:
 
     async def _outcome(self, role: Role, data: bytes) -> Outcome:
         timeout_s = self.parts.cfg.timeout_s
-        future = self.parts.batcher.submit(role, data, asyncio.get_running_loop())
-        # A client that gives up cancels this, and its image is not predicted.
+        # The champion answers for a challenger that takes half of the time: it may hang.
+        if role == "challenger":
+            with suppress(asyncio.TimeoutError):
+                return await self._from("challenger", data, timeout_s / 2)
+            timeout_s /= 2
         try:
-            return await asyncio.wait_for(future, timeout_s)
+            return await self._from("champion", data, timeout_s)
         except asyncio.TimeoutError:
             raise Refused(
                 503,
                 "The prediction took too long",
-                rule=f"serve.timeout_s is {timeout_s:g}",
+                rule=f"serve.timeout_s is {self.parts.cfg.timeout_s:g}",
                 fix="Send it again later",
                 headers={"Retry-After": "1"},
             ) from None
 
-    def _task_of(self, outcome: Outcome) -> Any:
-        served = self.parts.models.of(outcome.by) or self.parts.models.of("champion")
-        return served.package.task.kind if served else "single_label"
+    async def _from(self, role: Role, data: bytes, timeout_s: float) -> Outcome:
+        future = self.parts.batcher.submit(role, data, asyncio.get_running_loop())
+        # A client that gives up cancels this, and its image is not predicted.
+        return await asyncio.wait_for(future, timeout_s)
 
     def _note(
         self, request_id: str, data: bytes, role: str, outcome: Outcome, seconds: float
@@ -258,83 +243,6 @@ def _require_image_type(request: Request) -> None:
             rule="Its Content-Type is image/… or application/octet-stream",
             fix="curl -H 'Content-Type: image/jpeg' --data-binary @photo.jpg URL/predict",
         )
-
-
-def _announced(request: Request, max_bytes: int) -> int:
-    """Bytes to set aside for the body. Raises Refused (413) for an announced body too large."""
-    text = request.headers.get("content-length", "")
-    if not text.isdigit():
-        # It comes in chunks: the most that will be read of it.
-        return max_bytes
-    size = int(text)
-    if size > max_bytes:
-        raise _too_large(size, max_bytes)
-    return size
-
-
-def _too_large(size: int, max_bytes: int) -> Refused:
-    return Refused(
-        413,
-        "The body is too large",
-        got=f"{size:,} bytes",
-        rule=f"At most {max_bytes:,} bytes (serve.max_bytes)",
-        fix="Send a smaller image",
-    )
-
-
-async def _body(request: Request, max_bytes: int, timeout_s: float) -> bytes:
-    """The whole body. Raises Refused: 413 if it is too large, 408 if it does not arrive."""
-    try:
-        return await asyncio.wait_for(_collect(request, max_bytes), timeout_s)
-    except asyncio.TimeoutError:
-        raise Refused(
-            408,
-            "The body did not arrive in time",
-            rule=f"serve.timeout_s is {timeout_s:g}",
-            headers={"Connection": "close"},
-        ) from None
-
-
-async def _collect(request: Request, max_bytes: int) -> bytes:
-    parts: list[bytes] = []
-    size = 0
-    async for part in request.stream():
-        size += len(part)
-        # A length that was announced may be wrong, and chunks announce none.
-        if size > max_bytes:
-            raise _too_large(size, max_bytes)
-        parts.append(part)
-    return parts[0] if len(parts) == 1 else b"".join(parts)
-
-
-def _require_known(label: str, kind: labels.Kind, classes: Sequence[str]) -> None:
-    """Raise Refused (422) for a label that the model has no class for."""
-    if kind in labels.NUMERIC:
-        return
-    given = label.split(labels.BAR) if kind == "multi_label" else [label]
-    unknown = [name for name in given if name and name not in classes]
-    if unknown:
-        raise Refused(
-            422,
-            "The model has no such class",
-            got=unknown[0][:100],
-            rule=nearest(unknown[0], list(classes))[:300],
-            fix="serve.new_labels=true takes new classes, too",
-        )
-
-
-async def _read_feedback(request: Request, timeout_s: float) -> Feedback:
-    # Only JSON: a page of another site cannot send it without asking first.
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/json":
-        raise Refused(415, "Feedback is JSON", got=kind, fix="Content-Type: application/json")
-    body = await _body(request, MOST_FEEDBACK, timeout_s)
-    try:
-        return Feedback.model_validate_json(body)
-    except ValueError as e:
-        why = str(e).splitlines()[0]
-        rule = '{"request_id": "…", "label": "…"}'
-        raise Refused(422, "This is no feedback", got=why, rule=rule) from None
 
 
 def _require_prediction(outcome: Outcome) -> None:

@@ -12,8 +12,9 @@ How large a share may be is the batch plan's to say:
 - auto: the sizes that were measured to pay when the replica started (`measure`). Where two images
   together take clearly longer than one after the other, that is one image.
 
-Requests wait in a line for each role. A shadow's images are taken only when nobody else waits, and
-the oldest of them are dropped when there are too many: they never delay an answer.
+Requests wait in a line for each role. A challenger has threads of its own, so one that hangs keeps
+no request from the champion. A shadow's images are taken only when a champion's thread is free, a
+few at a time, and the oldest of them are dropped when there are too many.
 """
 
 from __future__ import annotations
@@ -25,20 +26,25 @@ import time
 from asyncio import AbstractEventLoop, Future
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
 
 from raypipe.errors import one_line
 from raypipe.images.decode import BadImage, decode_into
+from raypipe.models.labels import Kind
 from raypipe.registry.package import Package
 from raypipe.serve.online.models import Models, Role, Served
 
 log = logging.getLogger("raypipe")
 Line = Literal["champion", "challenger", "shadow"]
 MOST_SHADOWS = 256  # images that wait for a shadow
+CLOSE_S = 5.0  # to wait for workers at the end
+SHADOW_BATCH = 4  # predicted together, because they take time from answers meanwhile
+LOOK_S = 0.01  # between two looks whether a shadow may be predicted
 ROUND_S = 0.15  # of measuring one batch size
 ROUNDS = 2
 BUDGET_S = 3.0  # of measuring all of them
@@ -60,6 +66,7 @@ class Outcome:
     version: str
     by: Role
     classes: tuple[str, ...]
+    task: Kind = "single_label"
     batch: int = 1
     label: str | None = None
     scores_C: np.ndarray | None = None
@@ -163,7 +170,15 @@ def _rate(package: Package, workers: int, size: int) -> float:
 class Batcher:
     """The lines and their workers. `submit` and `shadow` are called from the event loop."""
 
-    def __init__(self, models: Models, plan: BatchPlan, workers: int, max_pixels: int) -> None:
+    def __init__(
+        self,
+        models: Models,
+        plan: BatchPlan,
+        workers: int,
+        max_pixels: int,
+        challenged: bool = False,
+    ) -> None:
+        """workers: threads of the champion, and as many of a challenger if there may be one."""
         self.models, self.plan, self.workers = models, plan, workers
         self._max_pixels = max_pixels
         self._lines: dict[Line, deque[Item]] = {
@@ -173,12 +188,10 @@ class Batcher:
         }
         self._change = threading.Condition()
         self._closed = False
-        self._threads = [
-            threading.Thread(target=self._work, name=f"predict-{n}", daemon=True)
-            for n in range(workers)
-        ]
-        for thread in self._threads:
-            thread.start()
+        # By thread: when it took the batch that it is at.
+        self._at_work: dict[threading.Thread, float] = {}
+        self._threads = self._started("champion")
+        self._others = self._started("challenger") if challenged else []
 
     def submit(self, role: Role, data: bytes, loop: AbstractEventLoop) -> Future[Outcome]:
         """The outcome of one image, on this event loop. Cancel it if nobody waits any more."""
@@ -189,9 +202,10 @@ class Batcher:
             if not future.done():
                 future.set_result(outcome)
 
-        # From a worker thread to the event loop.
+        # From a worker thread to the event loop. A server that stops has closed it.
         def done(outcome: Outcome) -> None:
-            loop.call_soon_threadsafe(resolve, outcome)
+            with suppress(RuntimeError):
+                loop.call_soon_threadsafe(resolve, outcome)
 
         self._put(role, Item(data, done, future.done, time.monotonic()))
         return future
@@ -208,15 +222,22 @@ class Batcher:
 
     def alive(self) -> bool:
         """Do all workers live? A replica without them answers nothing."""
-        return all(thread.is_alive() for thread in self._threads)
+        return all(thread.is_alive() for thread in (*self._threads, *self._others))
+
+    def hangs(self, seconds: float) -> bool:
+        """Has every thread of the challenger been at one batch for so long?"""
+        before = time.monotonic() - seconds
+        began = [self._at_work.get(thread, math.inf) for thread in self._others]
+        return bool(began) and max(began) < before
 
     def close(self) -> None:
-        """End the workers when the lines are empty."""
+        """End the workers when the lines are empty; those that hang are left behind."""
         with self._change:
             self._closed = True
             self._change.notify_all()
-        for thread in self._threads:
-            thread.join(timeout=5)
+        until = time.monotonic() + CLOSE_S
+        for thread in (*self._threads, *self._others):
+            thread.join(timeout=max(0.0, until - time.monotonic()))
 
     def _put(self, line: Line, item: Item) -> int:
         dropped = 0
@@ -227,14 +248,25 @@ class Batcher:
             if line == "shadow" and len(waiting) > MOST_SHADOWS:
                 waiting.popleft()
                 dropped = 1
-            self._change.notify()
+            # A thread of the other role may be the one that wakes up.
+            self._change.notify_all() if self._others else self._change.notify()
         return dropped
 
-    def _work(self) -> None:
+    def _started(self, role: Role) -> list[threading.Thread]:
+        threads = [
+            threading.Thread(target=self._work, args=(role,), name=f"{role}-{n}", daemon=True)
+            for n in range(self.workers)
+        ]
+        for thread in threads:
+            thread.start()
+        return threads
+
+    def _work(self, role: Role) -> None:
         """A worker: take a share, predict it, take the next."""
         torch.set_num_threads(1)
+        own = threading.current_thread()
         while True:
-            taken = self._take()
+            taken = self._take(role)
             if taken is None:
                 return
             line, items = taken
@@ -245,33 +277,42 @@ class Batcher:
                 log.exception("A batch failed")
                 for item in items:
                     item.done(Outcome("", "champion", (), failed=one_line(e)))
+            self._at_work.pop(own, None)
 
-    def _take(self) -> tuple[Line, list[Item]] | None:
-        """The next images of one line; None when closed and empty."""
+    def _take(self, role: Role) -> tuple[Line, list[Item]] | None:
+        """The next images of one line of this role; None when closed and empty."""
         with self._change:
             while True:
-                line = self._longest_waiting()
+                line = self._next_line(role)
                 if line is None:
                     if self._closed:
                         return None
-                    self._change.wait()
+                    # Nobody tells when a champion's thread becomes free for a shadow.
+                    is_shadow = role == "challenger" and bool(self._lines["shadow"])
+                    self._change.wait(LOOK_S if is_shadow else None)
                     continue
                 waiting = self._lines[line]
                 most = self.plan.take(len(waiting), self.workers)
+                if line == "shadow":
+                    most = min(most, SHADOW_BATCH)
                 # A batch that may wait does so until it is full; somebody else may take it.
                 left_s = waiting[0].since + self.plan.wait_s - time.monotonic()
                 if left_s > 0 and len(waiting) < self.plan.sizes[-1] and not self._closed:
                     self._change.wait(left_s)
                     continue
+                self._at_work[threading.current_thread()] = time.monotonic()
                 return line, [waiting.popleft() for _ in range(most)]
 
-    def _longest_waiting(self) -> Line | None:
-        """The line whose first image waits longest; shadows come last."""
-        answered: tuple[Line, ...] = ("champion", "challenger")
-        lines = [line for line in answered if self._lines[line]]
-        if lines:
-            return min(lines, key=lambda line: self._lines[line][0].since)
-        return "shadow" if self._lines["shadow"] else None
+    def _next_line(self, role: Role) -> Line | None:
+        """The line that a thread of this role serves now; shadows come last."""
+        if self._lines[role]:
+            return role
+        if role == "champion" or not self._lines["shadow"]:
+            return None
+        # A shadow uses what the champion leaves: the time of a thread that has nothing to do.
+        busy = sum(thread in self._at_work for thread in self._threads)
+        free = not self._lines["champion"] and busy < self.workers
+        return "shadow" if free or self._closed else None
 
     def _answer(self, line: Line, items: Sequence[Item]) -> None:
         # Nobody waits for the others any more.
@@ -330,8 +371,9 @@ def predict(served: Served, role: Role, pixels_NHWC: np.ndarray) -> list[Outcome
             alone = [predict(served, role, pixels_NHWC[n : n + 1]) for n in range(len(pixels_NHWC))]
             return [outcomes[0] for outcomes in alone]
         return [Outcome(served.version, role, package.classes, failed=one_line(e))]
-    same: dict[str, Any] = {"batch": len(pixels_NHWC)}
-    blank = Outcome(served.version, role, package.classes, **same)
+    blank = Outcome(
+        served.version, role, package.classes, package.task.kind, batch=len(pixels_NHWC)
+    )
     outcomes = []
     for n, label in enumerate(predictions.labels):
         scores_C, features_D = predictions.scores_NC[n], predictions.features_ND[n]

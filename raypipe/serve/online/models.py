@@ -1,9 +1,12 @@
 """The model versions that a replica holds, and how it follows an alias without a gap.
 
-A new version is loaded beside the old one, on a thread of its own, tries one image, and only then
-takes its place: the next batch is predicted with it, the running one ends with the old. A version
-that cannot be loaded changes nothing but `problem`, which health, metrics and log show. It is tried
-again after a while, less and less often, because a network may come back.
+A new version is loaded beside the old one, on the thread of its role. It tries one image, and only
+then takes its place: the next batch is predicted with it, the running one ends with the old. A
+version that cannot be loaded changes nothing but `problem`, which health, metrics and log show. It
+is tried again after a while, less and less often, because a network may come back.
+
+A server has one task for its whole life: clients rely on the form of its answers. A version of
+another task is refused.
 """
 
 from __future__ import annotations
@@ -11,13 +14,14 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
 import numpy as np
 
 from raypipe.errors import DataError, RaypipeError, one_line
+from raypipe.models.labels import Kind
 from raypipe.registry.package import Package
 
 log = logging.getLogger("raypipe")
@@ -67,25 +71,38 @@ class Source(Protocol):
 class Models:
     """The versions in use by role. `of` may be called from any thread."""
 
-    def __init__(self, source: Source, every_s: float, told: Callable[[str, str], None]) -> None:
+    def __init__(
+        self,
+        source: Source,
+        task: Kind,
+        roles: Sequence[Role],
+        every_s: float,
+        told: Callable[[str, str], None],
+    ) -> None:
         """told: called with (version, "loaded" or "refused") after each attempt to load."""
+        self.task = task
         self._source = source
         self._every_s = every_s
         self._told = told
         self._served: dict[Role, Served] = {}
         self._problems: dict[Role, Problem] = {}
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._follow, name="follow", daemon=True)
+        # A challenger that never finishes loading must not keep the champion from being followed.
+        self._threads = [
+            threading.Thread(target=self._follow, args=(role,), name=f"follow-{role}", daemon=True)
+            for role in roles
+        ]
 
     def start(self) -> None:
         """Load the champion, then follow. Raises DataError if there is no champion to load."""
-        self.look()
+        self.look("champion")
         if "champion" not in self._served:
             problem = self._problems.get("champion")
             raise DataError(
                 "The champion cannot be loaded", got=problem.why if problem else "no such alias"
             )
-        self._thread.start()
+        for thread in self._threads:
+            thread.start()
 
     def stop(self) -> None:
         self._stop.set()
@@ -97,25 +114,28 @@ class Models:
     def problem(self, role: Role) -> Problem | None:
         return self._problems.get(role)
 
-    def look(self) -> None:
-        """Ask for the targets once, and load what is new. Raises nothing."""
+    def look(self, role: Role) -> None:
+        """Ask for the role's target once, and load it if it is new. Raises nothing."""
+        target = Target(None)
         try:
-            targets = self._source.targets()
+            target = self._source.targets().get(role, target)
         except Exception as e:
             # The registry's actor may be starting again; what is loaded stays.
-            targets = {"champion": Target(None, problem=one_line(e))}
-        for role, target in targets.items():
-            try:
-                self._move(role, target)
-            except Exception as e:
-                # Nothing may end this thread. Our own mistakes keep their traceback in the log.
-                if not isinstance(e, RaypipeError):
-                    log.exception("Loading %s failed", target.version)
-                self._refuse(role, target.version or "", one_line(e))
+            target = Target(None, problem=one_line(e))
+        try:
+            self._move(role, target)
+        except Exception as e:
+            # Nothing may end this thread. Our own mistakes keep their traceback in the log.
+            if not isinstance(e, RaypipeError):
+                log.exception("Loading %s failed", target.version)
+            self._refuse(role, target.version or "", one_line(e))
 
-    def _follow(self) -> None:
-        while not self._stop.wait(self._every_s):
-            self.look()
+    def _follow(self, role: Role) -> None:
+        # At once, and then every few seconds: the challenger was not loaded before.
+        while True:
+            self.look(role)
+            if self._stop.wait(self._every_s):
+                return
 
     def _move(self, role: Role, target: Target) -> None:
         """Bring a role to its target, if that is another version than the one in use."""
@@ -145,20 +165,8 @@ class Models:
                 self._install(role, other)
                 return
         loaded = load(self._source.files(role, target.version), target)
-        self._require_task(loaded)
+        _require_task(loaded, self.task)
         self._install(role, loaded)
-
-    def _require_task(self, loaded: Served) -> None:
-        """Raise DataError for a version of another task: clients rely on the form of answers."""
-        champion = self._served.get("champion")
-        if champion is None or loaded.package.task.kind == champion.package.task.kind:
-            return
-        raise DataError(
-            "This version is of another task",
-            got=f"{loaded.version} has model.task={loaded.package.task.kind}",
-            rule=f"This server answers model.task={champion.package.task.kind}",
-            fix="Start a server of its own for it",
-        )
 
     def _install(self, role: Role, served: Served) -> None:
         # One assignment: a batch sees the old version or the new one.
@@ -191,6 +199,17 @@ def load(files: Mapping[str, bytes], target: Target) -> Served:
     # The model is built: its files need not stay in memory.
     package.files = {}
     return Served(str(target.version), package)
+
+
+def _require_task(served: Served, task: Kind) -> None:
+    kind = served.package.task.kind
+    if kind != task:
+        raise DataError(
+            "This version is of another task",
+            got=f"{served.version} has model.task={kind}",
+            rule=f"This server answers model.task={task}, and clients rely on that",
+            fix="Start a server of its own for it",
+        )
 
 
 def _same(served: Served, target: Target) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from raypipe.models.labels import BAR, NUMERIC, Kind
+from raypipe.models.labels import BAR, NUMERIC
 from raypipe.serve.online.batching import Outcome
 from raypipe.serve.online.limits import Refused
 
@@ -42,17 +42,17 @@ class Wanted:
             _truth(query, "embedding"),
         )
 
-    def body(self, outcome: Outcome, task: Kind, request_id: str) -> dict[str, Any]:
+    def body(self, outcome: Outcome, request_id: str) -> dict[str, Any]:
         """The JSON of an answer. A number is rounded to 6 digits."""
         assert outcome.scores_C is not None
         scores = outcome.scores_C.tolist()
         body: dict[str, Any] = {"request_id": request_id, "model": outcome.version}
-        if task in NUMERIC:
+        if outcome.task in NUMERIC:
             return body | {"label": outcome.label, "value": scores[0]} | self._features(outcome)
         # Classes by their score; with a threshold, the tags that are set are chosen again.
         label = outcome.label
         named = list(zip(outcome.classes, scores, strict=True))
-        if task == "multi_label":
+        if outcome.task == "multi_label":
             label = BAR.join(name for name, score in named if score >= self.threshold)
         ranked = sorted(named, key=lambda pair: -pair[1])
         body |= {"label": label, "score": round(ranked[0][1], _DIGITS)}

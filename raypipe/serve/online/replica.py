@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from raypipe.models.allocator import give_back, keep_memory
+from raypipe.models.labels import Kind
 from raypipe.serve.online import app as http
 from raypipe.serve.online import batching, heads
 from raypipe.serve.online.front import Front
@@ -37,11 +38,13 @@ ASK_S = 60.0  # to wait for the registry's actor
 class Setup:
     """What every replica of a server is given.
 
-    port: never 0. workers: threads that predict. requests: the root of the request log.
+    task: model.task of the version that was served first. port: never 0. workers: threads that
+    predict. requests: the root of the request log.
     """
 
     server: str
     cfg: ServeConfig
+    task: Kind
     port: int
     workers: int
     token_digest: str | None
@@ -77,7 +80,8 @@ class Replica:
         cfg = setup.cfg
         self.metrics = Metrics()
         self._asked = Asked(registry)
-        self.models = Models(self._asked, cfg.follow_s, self._tell)
+        roles: tuple[Role, ...] = ("champion", "challenger") if cfg.challenger else ("champion",)
+        self.models = Models(self._asked, setup.task, roles, cfg.follow_s, self._tell)
         # Raises where there is no model: the replica does not start, and Ray Serve says why. On a
         # thread, because Ray Serve refuses to wait for another actor on its event loop.
         with ThreadPoolExecutor(1) as pool:
@@ -89,7 +93,9 @@ class Replica:
         self._cfg, self._plan = cfg, plan
         # The largest batches were tried, and are mostly not used.
         give_back()
-        self.batcher = batching.Batcher(self.models, plan, setup.workers, cfg.max_pixels)
+        self.batcher = batching.Batcher(
+            self.models, plan, setup.workers, cfg.max_pixels, cfg.challenger is not None
+        )
         self.keeper: Keeper | None = None
         if cfg.keep > 0:
             tables = RequestLog(RequestTables.below(setup.requests))

@@ -23,6 +23,7 @@ from typing import Any
 
 from raypipe.errors import one_line
 from raypipe.images.decode import BadImage, open_image
+from raypipe.models.labels import Kind
 from raypipe.serve.online.batching import Outcome
 from raypipe.tables.request_log import RequestLog
 
@@ -93,9 +94,9 @@ class Keeper:
             if len(self._entries) >= FULL_ROWS or self._bytes >= FULL_BYTES:
                 self._change.notify()
 
-    def feedback(self, request_id: str, label: str | None) -> bool:
+    def feedback(self, request_id: str, label: str, task: Kind) -> bool:
         """Keep a label; False if the buffer is full."""
-        row = {"request_id": request_id, "label": label, "time": now()}
+        row = {"request_id": request_id, "label": label, "task": task, "time": now()}
         with self._change:
             if not self._fits(0):
                 return False

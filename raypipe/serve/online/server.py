@@ -37,6 +37,7 @@ from typing import Any
 
 from raypipe.config import RunConfig
 from raypipe.errors import ClusterError, ConfigError, one_line
+from raypipe.models.labels import Kind
 from raypipe.registry import promote, tracking
 from raypipe.registry.promote import ModelVersion
 from raypipe.registry.tracking import RegistryConfig
@@ -48,6 +49,15 @@ from raypipe.serve.signals import Stop
 
 log = logging.getLogger("raypipe")
 LOOK_S = 1.0  # between two looks at what the replicas report
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What `check` found. token_digest: the token's hash; None where none is asked for."""
+
+    model: ModelVersion
+    task: Kind
+    token_digest: str | None
 
 
 @dataclass(frozen=True)
@@ -68,10 +78,8 @@ class Server:
         return reports
 
 
-def check(
-    run: RunConfig, registry: RegistryConfig, cfg: ServeConfig
-) -> tuple[ModelVersion, str | None]:
-    """All that can be wrong before anything is started: the version to serve, and the token's hash.
+def check(run: RunConfig, registry: RegistryConfig, cfg: ServeConfig) -> Checked:
+    """All that can be wrong before anything is started.
 
     Raises ConfigError for the token, the address and a port in use, DataError where there is no
     champion or its package is not what was registered.
@@ -81,8 +89,8 @@ def check(
     _require_port(cfg)
     store = tracking.open_store(run, registry)
     version = promote.require_champion(store) if cfg.version is None else pinned(store, cfg.version)
-    promote.fetch(store, version)
-    return version, digest
+    package = promote.fetch(store, version)
+    return Checked(version, package.task.kind, digest)
 
 
 @contextmanager
@@ -94,12 +102,12 @@ def running(run: RunConfig, registry: RegistryConfig, cfg: ServeConfig) -> Itera
     """
     from ray import serve
 
-    version, digest = check(run, registry, cfg)
+    checked = check(run, registry, cfg)
     server = uuid.uuid4().hex[:12]
     name = f"raypipe-{server}"
     port = cfg.port or _free_port(cfg.host)
     requests = cfg.requests or str(run.path / "requests")
-    setup = Setup(server, cfg, port, _workers(cfg), digest, requests)
+    setup = Setup(server, cfg, checked.task, port, _workers(cfg), checked.token_digest, requests)
     _start_serve()
     # Ray Serve ends what it has begun only if it is told to.
     try:
@@ -112,7 +120,8 @@ def running(run: RunConfig, registry: RegistryConfig, cfg: ServeConfig) -> Itera
     try:
         host = f"[{cfg.host}]" if ":" in cfg.host else cfg.host
         desk = serve.get_deployment_handle("registry", name)
-        yield Server(name, f"http://{host}:{port}", version, requests, bool(digest), desk, handle)
+        asks = checked.token_digest is not None
+        yield Server(name, f"http://{host}:{port}", checked.model, requests, asks, desk, handle)
     finally:
         _delete(name)
         metrics.remove(server)

@@ -2,14 +2,16 @@
 came back to /feedback.
 
 A label names a request, and the request's answer names the image. What the model said is never a
-label. Of several labels for an image, of one request or of many, the last one counts. Images that
-nobody labelled are left out, unless labels are not asked for.
+label. Of several labels for an image, of one request or of many, the last one counts. A label that
+came back to a model of another task is left out: "0.5" is a number there and would be a class here.
+Images that nobody labelled are left out, unless labels are not asked for.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -65,7 +67,8 @@ def _labelled(part: Part, found: Found, task: Kind) -> Part:
 
 def _labels(tables: RequestTables, task: Kind, options: Options) -> tuple[Found, str]:
     """The last label of each image, and one line about all that came back."""
-    feedback = _rows(tables.feedback, ["request_id", "label", "time"], options).to_pylist()
+    feedback = _rows(tables.feedback, ["request_id", "label", "task", "time"], options).to_pylist()
+    _require_task(feedback, task)
     requests = pa.array([row["request_id"] for row in feedback], pa.string())
     answers = _rows(tables.answers, ["request_id", "image_id"], options)
     # Most requests get no label: only those that did become Python objects.
@@ -76,6 +79,9 @@ def _labels(tables: RequestTables, task: Kind, options: Options) -> tuple[Found,
     counts: Counter[str] = Counter()
     # In the order of time: a later label replaces an earlier one.
     for row in sorted(feedback, key=lambda row: row["time"]):
+        if row["task"] not in (task, None):
+            counts["other"] += 1
+            continue
         image = image_of.get(row["request_id"])
         if image is None:
             counts["lost"] += 1
@@ -87,12 +93,27 @@ def _labels(tables: RequestTables, task: Kind, options: Options) -> tuple[Found,
     return found, _said(len(feedback), len(found), counts)
 
 
+def _require_task(feedback: list[dict[str, Any]], task: Kind) -> None:
+    """Raise DataError where labels came back, and none of them to a model of this task."""
+    tasks = {row["task"] or task for row in feedback}
+    if tasks and task not in tasks:
+        raise DataError(
+            "This is the request log of a model of another task",
+            got=", ".join(sorted(tasks)),
+            rule=f"Labels of model.task={task} are asked for",
+            fix="Set model.task or ingest.from.task, or ingest.from.images to another log",
+        )
+
+
 def _said(came: int, images: int, counts: Counter[str]) -> str:
     said = f"{came} labels that came back, for {images} images"
     if counts["replaced"]:
         said += f"; {counts['replaced']} were replaced by a later one"
     if counts["lost"]:
-        said += f"; {counts['lost']} are for requests that are not in the log"
+        # serve.keep was lower then, or the server was killed before it wrote.
+        said += f"; {counts['lost']} are for requests that were not kept"
+    if counts["other"]:
+        said += f"; {counts['other']} came back to a model of another task"
     return said
 
 
@@ -101,4 +122,11 @@ def _rows(uri: str, columns: list[str], options: Options) -> pa.Table:
     if not ImageTable.exists(uri, options):
         return pa.table({name: pa.array([], pa.string()) for name in columns})
     table = ImageTable(uri, storage_options=options)
-    return scan.rows(table, table.pin(), columns)
+    pinned = table.pin()
+    # Logs of earlier versions have no column `task`.
+    have = [field.name for field in table.at(pinned).schema().fields]
+    rows = scan.rows(table, pinned, [name for name in columns if name in have])
+    for name in columns:
+        if name not in have:
+            rows = rows.append_column(name, pa.nulls(len(rows), pa.string()))
+    return rows
