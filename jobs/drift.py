@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 from raypipe.cli.app import run_verb
+from raypipe.cli.how import How
 from raypipe.main import entry
 
 
@@ -23,7 +24,7 @@ def check_on_databricks(config: str, overrides: list[str]) -> None:
             "DATABRICKS_RUNTIME_VERSION is set, but this is no Databricks runtime: the task "
             "value would be lost"
         )
-    result = run_verb("drift", Path(config), overrides, as_json=True)
+    result = run_verb("drift", Path(config), overrides, How(json=True))
     dbutils.jobs.taskValues.set(key="is_drift", value="true" if result["is_drift"] else "false")
 
 

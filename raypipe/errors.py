@@ -134,6 +134,10 @@ class DataError(RaypipeError):
     exit_code = 2
 
 
+class Unreachable(DataError):
+    """A table cannot be read or written now. Its data may be right: trying again may help."""
+
+
 class ClusterError(RaypipeError):
     """The cluster cannot do what was asked. Exit code 2: asking for less may work."""
 

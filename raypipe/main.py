@@ -11,7 +11,9 @@ from raypipe.cli import table
 from raypipe.cli.app import app
 from raypipe.cli.evaluate import evaluate
 from raypipe.cli.export import export
+from raypipe.cli.prepare import prepare
 from raypipe.cli.serve import serve
+from raypipe.cli.submit import jobs
 from raypipe.errors import ConfigError, nearest
 from raypipe.failures import report
 from raypipe.quickstart.command import quickstart
@@ -20,6 +22,8 @@ app.command("quickstart")(quickstart)
 app.command("evaluate")(evaluate)
 app.command("export")(export)
 app.command("serve")(serve)
+table.app.command("prepare")(prepare)
+app.command("jobs")(jobs)
 app.add_typer(table.app, name="table")
 
 

@@ -192,7 +192,7 @@ def test_the_console_hides_and_says_no_bare_nan(
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("", "cannot be submitted"),
+        ("", "refuses, or does not answer"),
         ("- a", "no runtime environment"),
         ("env_vars: [A]", "no runtime environment"),
         ("env_vars: {A: topsecret", "cannot be read"),
@@ -207,10 +207,10 @@ def test_an_odd_runtime_environment_is_one_message(
     submit.RUNTIME_ENV.parent.mkdir(parents=True)
     submit.RUNTIME_ENV.write_text(text)
     with pytest.raises(errors.RaypipeError, match=says) as caught:
-        submit.submit_job("http://127.0.0.1:9", ["train", "x.yaml"], print)
+        submit.submit("http://127.0.0.1:9", submit.Command("train", None, []), print)
     assert "topsecret" not in str(caught.value)
-    with pytest.raises(errors.ConfigError, match="address of --submit is blank"):
-        submit.submit_job(" ", ["train", "x.yaml"], print)
+    with pytest.raises(errors.ConfigError, match="address of the cluster is blank"):
+        submit.submit(" ", submit.Command("train", None, []), print)
 
 
 def test_a_submitted_job_takes_no_credential_with_it(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from raypipe.cli.console import Console
+from raypipe.cli.how import Detach, How, Json, Submit
 from raypipe.cluster.connect import prepare_environment
 from raypipe.config import load
 from raypipe.errors import ConfigError
@@ -34,25 +35,13 @@ Config = Annotated[
 Overrides = Annotated[
     list[str] | None, typer.Argument(help="section.key=value", show_default=False)
 ]
-Json = Annotated[
-    bool, typer.Option("--json", help="End with one JSON line on stdout; messages go to stderr.")
-]
-Submit = Annotated[
-    str | None,
-    typer.Option(
-        "--submit",
-        metavar="ADDRESS",
-        help="Run this verb as a job on the Ray cluster at http://HOST:8265.",
-    ),
-]
 
 
 def run_verb(
     name: str,
     config: Path | None,
     overrides: list[str] | None,
-    as_json: bool = False,
-    submit: str | None = None,
+    how: How,
     flags: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Load the configuration and run the verb; the three hops are cli -> config.load -> room.
@@ -61,28 +50,28 @@ def run_verb(
     code, if that is not 0.
     """
     prepare_environment()
-    console = Console(as_json)
+    console = Console(how.json)
     from raypipe.job import (
         Job,
     )  # rooms import torch and Ray: --help and a misspelt path should not wait for them
 
+    if how.detach and how.submit is None:
+        raise ConfigError("--detach is of a submitted verb", fix="Add --submit http://HOST:8265")
     job = load(Job, config, overrides or [])
-    # A job is run by the cluster's own raypipe; this process only follows it.
-    if submit is not None:
-        from raypipe.cluster.submit import submit_job
-        from raypipe.tables.storage import refuse_credentials, refuse_in_file
+    # A job is run by raypipe on the cluster; this process only follows it.
+    if how.submit is not None:
+        from raypipe.cli.submit import submitted
 
-        refuse_credentials(overrides or [])
-        refuse_in_file(job)
-        named = [str(config)] if config else []
-        options = [*flags, "--json"] if as_json else [*flags]
-        code = submit_job(submit, [name, *named, *(overrides or []), *options], console.say)
+        code = submitted(name, config, overrides or [], how, flags, job, console)
         if code:
             raise typer.Exit(code)
         return {}
     from raypipe.cli import verbs
     from raypipe.cluster.connect import close
+    from raypipe.cluster.luggage import require_lasting
+    from raypipe.tables.address import resolve
 
+    require_lasting({"run.dir": str(job.run.path), "table.uri": resolve(job.table.uri)})
     try:
         result = verbs.run(name, job, console)
     finally:
@@ -93,9 +82,13 @@ def run_verb(
 
 def _verb(name: str, help: str, example: str) -> None:
     def command(
-        config: Config, overrides: Overrides = None, json: Json = False, submit: Submit = None
+        config: Config,
+        overrides: Overrides = None,
+        json: Json = False,
+        submit: Submit = None,
+        detach: Detach = False,
     ) -> None:
-        run_verb(name, config, overrides, json, submit)
+        run_verb(name, config, overrides, How(json, submit, detach))
 
     app.command(name, help=f"{help}\n\nExample: [bold]raypipe {name} {EXAMPLE} {example}[/bold]")(
         command
@@ -127,6 +120,7 @@ def ingest(
     ] = False,
     json: Json = False,
     submit: Submit = None,
+    detach: Detach = False,
 ) -> None:
     """Verify images from a folder, tars, Parquet, Hugging Face or Delta, hash them and add them to
     the table, exactly once.
@@ -139,7 +133,8 @@ def ingest(
     flags = {"max_side": max_side, "quality": quality, "formats": listed, "workers": workers}
     flags |= {"dry_run": True} if dry_run else {}
     given = [f"ingest.{name}={value}" for name, value in flags.items() if value is not None]
-    run_verb("ingest", config, [*(overrides or []), *given], json, submit)
+    how = How(json, submit, detach)
+    run_verb("ingest", config, [*(overrides or []), *given], how)
 
 
 _verb(
@@ -173,6 +168,7 @@ def tune(
     ] = None,
     json: Json = False,
     submit: Submit = None,
+    detach: Detach = False,
 ) -> None:
     """Search hyperparameters (Ray Tune, ASHA) and register the best model.
 
@@ -197,8 +193,7 @@ def tune(
         "tune",
         Path(config) if config else None,
         given if config else _of_table(given),
-        json,
-        submit,
+        How(json, submit, detach),
     )
 
 
@@ -233,6 +228,7 @@ def predict(
     ] = False,
     json: Json = False,
     submit: Submit = None,
+    detach: Detach = False,
 ) -> None:
     """Predict every image of a table version into a Delta table; with --follow or --once only new
     and changed ones.
@@ -242,7 +238,7 @@ def predict(
     given = list(overrides or [])
     if follow or once:
         given.append(f"predict.follow={'once' if once else 'always'}")
-    run_verb("predict", config, given, json, submit)
+    run_verb("predict", config, given, How(json, submit, detach))
 
 
 _verb(
@@ -258,6 +254,7 @@ def drift(
     overrides: Overrides = None,
     json: Json = False,
     submit: Submit = None,
+    detach: Detach = False,
     exit_code: Annotated[
         bool, typer.Option("--exit-code", help="Exit with 3 when there is drift.")
     ] = False,
@@ -269,7 +266,7 @@ def drift(
     --exit-code[/bold]
     """
     flags = ["--exit-code"] if exit_code else []
-    result = run_verb("drift", config, overrides, json, submit, flags)
+    result = run_verb("drift", config, overrides, How(json, submit, detach), flags)
     # A submitted verb has left already, with its job's exit code.
     if exit_code and result.get("is_drift"):
         raise typer.Exit(3)

@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from raypipe.cli.app import Json, Submit, run_verb
+from raypipe.cli.app import run_verb
+from raypipe.cli.how import Detach, How, Json, Submit
 from raypipe.errors import ConfigError
 
 
@@ -34,6 +35,7 @@ def evaluate(
     ] = None,
     json: Json = False,
     submit: Submit = None,
+    detach: Detach = False,
 ) -> None:
     """Measure a registered model on a labelled table: overall, by slice with intervals, and its
     surest mistakes as pictures.
@@ -41,13 +43,13 @@ def evaluate(
     Example: [bold]raypipe evaluate models:/cells@champion tables/night evaluate.slices=[line]
     run.dir=runs/cells[/bold]
     """
-    given = list(overrides or [])
+    given, how = list(overrides or []), How(json, submit, detach)
     # `raypipe evaluate mine.yaml evaluate.group=part` names no table.
     if table is not None and "=" in table and not Path(table).exists():
         given, table = [table, *given], None
     named = [f"evaluate.table.uri={dumps(table)}"] if table else []
     if not model.startswith("models:/"):
-        run_verb("evaluate", Path(model), [*named, *given], json, submit)
+        run_verb("evaluate", Path(model), [*named, *given], how)
         return
     if table is None:
         raise ConfigError(
@@ -62,4 +64,4 @@ def evaluate(
     settings = [f"table.uri={dumps(table)}", f"evaluate.model={dumps(model)}", *named]
     for section, values in defaults(model).items():
         settings += [f"{section}.{name}={dumps(value)}" for name, value in values.items()]
-    run_verb("evaluate", None, [*settings, *given], json, submit)
+    run_verb("evaluate", None, [*settings, *given], how)

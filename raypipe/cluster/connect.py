@@ -2,7 +2,7 @@
 
 `address: auto` takes the first of these:
 
-1. RAY_ADDRESS, which is set inside a submitted job;
+1. in a submitted job, the job's own cluster (`of_job.py`), else RAY_ADDRESS;
 2. a cluster that `ray start` left running on this host for everybody (`shared.py`);
 3. a local cluster, which is started here and ends with this process.
 
@@ -27,6 +27,7 @@ from pydantic import Field
 
 from raypipe import guard
 from raypipe.cluster import watch
+from raypipe.cluster.of_job import own_cluster
 from raypipe.cluster.shared import shared_cluster
 from raypipe.config import Section
 from raypipe.errors import ClusterError, one_line
@@ -72,6 +73,10 @@ class ClusterConfig(Section):
 
     object_store_mb: int | None = Field(default=None, ge=80)
     """Size of Ray's object store in MiB. null: Ray's own choice."""
+
+    bring: tuple[str, ...] = ()
+    """Files and folders below the current one that travel with --submit. raypipe itself, the
+    configuration, `file:` models and python sources travel anyway."""
 
 
 def prepare_environment() -> None:
@@ -133,7 +138,7 @@ def _init(cfg: ClusterConfig, preload: str) -> None:
     options = {"log_to_driver": False, "logging_level": logging.ERROR}
     address = cfg.address
     if address == "auto":
-        address = _ray_address() or shared_cluster() or "local"
+        address = _of_job() or _ray_address() or shared_cluster() or "local"
     try:
         if address == "spark":
             ray.init(address=_start_on_spark(), **options)
@@ -216,6 +221,14 @@ def _start_on_spark() -> str:
     address, _ = setup_ray_cluster(max_worker_nodes=MAX_NUM_WORKER_NODES)
     os.environ["RAY_ADDRESS"] = address
     return str(address)
+
+
+def _of_job() -> str | None:
+    """The cluster whose job this process is, also for what Ray starts from here; else None."""
+    address = own_cluster()
+    if address is not None:
+        os.environ["RAY_ADDRESS"] = address
+    return address
 
 
 def _ray_address() -> str:

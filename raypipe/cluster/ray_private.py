@@ -76,3 +76,41 @@ def late_starts() -> tuple[type[Exception], ...]:
     )
 
     return WorkerGroupStartupFailedError, WorkerGroupStartupTimeoutError
+
+
+def jobs_client(address: str, timeout_s: float) -> Any:
+    """A JobSubmissionClient whose requests end after `timeout_s` without an answer.
+
+    The public one waits for ever where the network swallows packets.
+    """
+    from ray.job_submission import JobSubmissionClient
+
+    class Client(JobSubmissionClient):
+        def _do_request(self, *args: Any, **named: Any) -> Any:
+            return super()._do_request(*args, **{"timeout": timeout_s, **named})
+
+    return Client(address)
+
+
+def dashboard_of(head: str) -> str:
+    """The dashboard's address, which the head at HOST:PORT knows. It waits 35 s for a head."""
+    from ray.dashboard.utils import ray_address_to_api_server_url
+
+    return ray_address_to_api_server_url(head)
+
+
+def address_of_session(session: str) -> str | None:
+    """The address of a cluster that has a raylet on this host, by its session's name.
+
+    No public name leads from a session to its cluster. A raylet has both on its command line.
+    """
+    import psutil
+
+    for process in psutil.process_iter(["cmdline"]):
+        words = process.info["cmdline"] or [""]
+        if not words[0].endswith("/raylet") or not any(session in word for word in words):
+            continue
+        for word in words:
+            if word.startswith("--gcs-address="):
+                return word.partition("=")[2]
+    return None

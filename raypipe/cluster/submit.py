@@ -1,110 +1,144 @@
-"""Runs a verb as a Ray job.
-
-The current folder is uploaded as the job's working directory. The job's output is printed here,
-and a failed job fails this command.
-"""
+"""Runs a verb as a Ray job: packs what it needs, submits it once, follows it to its exit code."""
 
 from __future__ import annotations
 
-import asyncio
-import os
+import json
 import shlex
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from raypipe.cluster.connect import ENV, prepare_environment
+from raypipe.cluster import luggage
+from raypipe.cluster.connect import ENV
+from raypipe.cluster.jobs import Jobs, JobState, dashboard
 from raypipe.errors import (
-    ClusterError,
     ConfigError,
     RaypipeError,
     holds_secret,
     is_secret_name,
-    one_line,
 )
 
 RUNTIME_ENV = Path("infra/ray/runtime_env.yaml")
-VERB_CODES = 1, 2, 3
-ADDRESSES = "RAY_ADDRESS", "RAY_API_SERVER_ADDRESS"
-LAST_STATUS_TRIES = 30
-AGENT_TRIES = 6
+# Parts of a runtime environment that say what travels: that is ours to choose.
+OURS = "working_dir", "excludes"
 
 
-def submit_job(address: str, arguments: list[str], say: Callable[[str], None]) -> int:
-    """Run `raypipe ARGUMENTS` on the cluster whose dashboard is at `address`.
+@dataclass(frozen=True)
+class Command:
+    """`raypipe VERB [CONFIG] ARGUMENTS` and what else it needs there.
 
-    Returns the exit code of the verb there. Its message is in the job's output, which is printed
-    here. `say` prints one line.
+    modules: sources of the user's own modules by path. bring: paths below the current folder.
+    """
+
+    verb: str
+    config: Path | None
+    arguments: Sequence[str]
+    modules: Mapping[str, bytes] = field(default_factory=dict)
+    bring: Sequence[str] = ()
+
+
+def submit(address: str, command: Command, say: Callable[[str], None]) -> tuple[Jobs, str]:
+    """Submit a verb to the cluster whose dashboard is at `address`; returns its id there.
 
     Raises ConfigError for credentials in the job's environment, ClusterError if the job cannot be
-    submitted, RaypipeError if it ended without an exit code: stopped, or its node was lost.
+    submitted.
     """
-    prepare_environment()
-    from ray.job_submission import JobStatus, JobSubmissionClient
-
-    if not address.strip():
-        raise ConfigError(
-            "The address of --submit is blank",
-            rule="It is the dashboard's, like http://HOST:8265",
-            fix="Is its variable set? Without --submit the verb runs here",
-        )
+    address = dashboard(address)
     environment = _environment()
     refuse_secrets(address, environment["env_vars"])
+    bring = luggage.below_here(list(command.bring))
+    jobs = Jobs(address)
+    with luggage.packed(command.config, command.modules, bring) as (folder, config):
+        words = [str(Path.cwd()), config or "-", command.verb, *command.arguments]
+        entrypoint = f"python -m raypipe.submitted {shlex.join(words)}"
+        job = jobs.submit(command.verb, entrypoint, environment | {"working_dir": str(folder)})
+    say(f"Submitted as {job}; raypipe jobs {address} --stop {job} ends it")
+    return jobs, job
+
+
+def follow(jobs: Jobs, job: str, as_json: bool, say: Callable[[str], None]) -> int:
+    """Show the job's output until it ends; returns the exit code of its verb.
+
+    as_json: only the verb's JSON line goes to stdout, all else to stderr.
+
+    Raises RaypipeError if it ended without an exit code (stopped, or its node was lost), or if the
+    cluster has gone.
+    """
+    output = _Output(as_json)
     try:
-        with _own_address():
-            client = JobSubmissionClient(address)
-        runtime_env = environment | {"working_dir": str(Path.cwd())}
-        job = _submitted(client, f"python -m raypipe {shlex.join(arguments)}", runtime_env)
-    except Exception as e:
-        raise ClusterError(
-            f"The job cannot be submitted: {one_line(e)}",
-            got=address,
-            rule="The address is the dashboard's, and RAY_AUTH_MODE=token needs "
-            "the cluster's token in ~/.ray/auth_token",
-        ) from e
-    say(f"Submitted as {job}")
-
-    async def follow() -> None:
-        async for lines in client.tail_job_logs(job):
-            print(lines, end="", flush=True)
-
-    asyncio.run(follow())
-    # The log may end some moments before the job's status does.
-    info = client.get_job_info(job)
-    for _ in range(LAST_STATUS_TRIES):
-        if JobStatus(info.status).is_terminal():
-            break
-        time.sleep(1)
-        info = client.get_job_info(job)
-    if info.status == JobStatus.SUCCEEDED:
-        return 0
-    code = info.driver_exit_code
-    # A signal's number is negative; above 3 is no code of raypipe's.
-    if info.status == JobStatus.FAILED and code in VERB_CODES:
+        state = jobs.follow(job, output.take, say)
+    except KeyboardInterrupt:
+        raise RaypipeError(
+            f"{job} goes on without this command",
+            fix=f"raypipe jobs {jobs.address} --follow {job}, or --stop {job}",
+        ) from None
+    code = code_of(state, jobs.address)
+    output.end(code)
+    if code:
         say(f"Job {job} ended with exit code {code}")
-        return int(code)
+    return code
+
+
+def code_of(state: JobState, address: str) -> int:
+    """The exit code of the verb. Raises RaypipeError if the job ended without one."""
+    if state.code is not None:
+        return state.code
+    if state.status == "SUCCEEDED":
+        return 0
     raise RaypipeError(
-        f"Job {job} ended as {info.status}",
-        got=info.message,
-        fix=f"ray job logs {job}",
+        f"Job {state.job} ended as {state.status} without an exit code",
+        got=state.message or None,
+        fix=f"raypipe jobs {address} --follow {state.job} shows its output",
     )
 
 
-@contextmanager
-def _own_address() -> Iterator[None]:
-    """Within it, Ray takes the address that it is given.
+class _Output:
+    """Where the job's output goes. Its stdout and stderr come as one text."""
 
-    Otherwise RAY_ADDRESS would silently replace it, and the job would go to another cluster.
-    """
-    kept = {name: os.environ.pop(name) for name in ADDRESSES if name in os.environ}
+    def __init__(self, as_json: bool) -> None:
+        self._as_json = as_json
+        self._rest = ""
+        self._last = ""
+
+    def take(self, text: str) -> None:
+        if not self._as_json:
+            print(text, end="", flush=True)
+            return
+        # The last line that is a JSON object is the verb's; each earlier one was not.
+        *lines, self._rest = (self._rest + text).split("\n")
+        for line in lines:
+            if _is_object(line):
+                self._tell(self._last)
+                self._last = line
+            else:
+                self._tell(line)
+
+    def end(self, code: int) -> None:
+        """The job has ended. Raises RaypipeError where it succeeded without its JSON line."""
+        if not self._as_json:
+            return
+        self.take("\n" if self._rest else "")
+        if self._last:
+            print(self._last, flush=True)
+        elif code == 0:
+            raise RaypipeError("The job ended well, but its JSON line did not arrive")
+
+    def _tell(self, line: str) -> None:
+        if line:
+            print(line, file=sys.stderr, flush=True)
+
+
+def _is_object(line: str) -> bool:
+    if not line.startswith("{"):
+        return False
     try:
-        yield
-    finally:
-        os.environ.update(kept)
+        return isinstance(json.loads(line), dict)
+    except ValueError:
+        return False
 
 
 def _environment() -> dict[str, Any]:
@@ -126,22 +160,8 @@ def _environment() -> dict[str, Any]:
             f"{RUNTIME_ENV} is no runtime environment of Ray",
             rule="It is a mapping, and its env_vars are a mapping too",
         )
-    return environment | {"env_vars": ENV | variables}
-
-
-def _submitted(client: Any, entrypoint: str, runtime_env: dict[str, Any]) -> str:
-    """Submit the job; returns its id.
-
-    On a cluster that has just started, Ray's dashboard answers before its agents do.
-    """
-    for _ in range(AGENT_TRIES):
-        try:
-            return str(client.submit_job(entrypoint=entrypoint, runtime_env=runtime_env))
-        except RuntimeError as e:
-            if "No available agent" not in str(e):
-                raise
-            time.sleep(5)
-    return str(client.submit_job(entrypoint=entrypoint, runtime_env=runtime_env))
+    others = {name: value for name, value in environment.items() if name not in OURS}
+    return others | {"env_vars": ENV | variables}
 
 
 def refuse_secrets(address: str, variables: dict[str, str]) -> None:

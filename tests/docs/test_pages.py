@@ -48,9 +48,11 @@ ELSEWHERE = {
     "import mlflow\n\npredict = mlflow.pyfunc.spark_udf(": "serve/test_spark.py runs it",
     "from collections.abc import Iterator\n\nimport mlflow": "serve/test_spark.py runs it",
     "raypipe predict mine.yaml predict.table.uri": "serve/test_stream.py runs these commands",
+    "raypipe train jobs/configs/solar.yaml run.dir=runs/cluster": "cluster/test_submit.py does",
     "raypipe serve mine.yaml": "serve/test_online.py starts the server",
     "curl -H 'Content-Type: image/jpeg'": "the same: it asks so",
     "raypipe export onnx": "serve/test_same_everywhere.py exports so",
+    "raypipe table prepare tables/photos": "tables/test_prepare.py runs this command",
     "raypipe evaluate models:/screws@champion": "serve/test_evaluate.py runs both forms",
 }
 RUN = ("source .venv/bin/activate\ncat > mine.yaml", "import mlflow, pandas as pd")

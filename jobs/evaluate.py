@@ -1,0 +1,12 @@
+"""raypipe evaluate as a Ray job:
+
+ray job submit --working-dir . --runtime-env infra/ray/runtime_env.yaml -- python jobs/evaluate.py
+jobs/configs/solar.yaml
+"""
+
+import sys
+
+from raypipe.main import entry
+
+if __name__ == "__main__":
+    entry(["evaluate", *sys.argv[1:]])

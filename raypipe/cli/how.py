@@ -1,0 +1,37 @@
+"""How a verb runs: the options that every verb has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import typer
+
+Json = Annotated[
+    bool, typer.Option("--json", help="End with one JSON line on stdout; messages go to stderr.")
+]
+Submit = Annotated[
+    str | None,
+    typer.Option(
+        "--submit",
+        metavar="ADDRESS",
+        help="Run this verb as a job on the Ray cluster at http://HOST:8265.",
+    ),
+]
+
+
+Detach = Annotated[
+    bool,
+    typer.Option(
+        "--detach", help="With --submit: end when the job is submitted, and print its id."
+    ),
+]
+
+
+@dataclass(frozen=True)
+class How:
+    """How a verb runs. submit: a dashboard's address; None: here. detach: without following it."""
+
+    json: bool = False
+    submit: str | None = None
+    detach: bool = False

@@ -1,0 +1,300 @@
+"""Verbs as jobs of the cluster of this test session: what travels, how they end, who follows."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlparse
+
+import pytest
+import yaml
+
+from raypipe import submitted
+from raypipe.cluster import luggage
+from raypipe.cluster.jobs import Jobs, dashboard
+from raypipe.cluster.submit import Command, code_of, follow, submit
+from raypipe.errors import ClusterError, ConfigError, RaypipeError
+
+from .cut import Proxy
+
+pytestmark = pytest.mark.usefixtures("ray_session")
+PYTHON = "import time, sys; print('begins', flush=True)"
+
+
+@pytest.fixture
+def jobs(ray_session: str) -> Jobs:
+    return Jobs(ray_session)
+
+
+def started(jobs: Jobs, code: str) -> str:
+    return jobs.submit("train", f'python -c "{PYTHON}; {code}"', {})
+
+
+def raypipe(
+    *arguments: str, cwd: Path, env: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """The command, as a user's terminal runs it: without RAY_ADDRESS, in a folder of its own."""
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    environment |= {"PYTHONPATH": str(Path(__file__).parents[2]), **(env or {})}
+    return subprocess.run(
+        [sys.executable, "-m", "raypipe", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        cwd=cwd,
+        env=environment,
+    )
+
+
+def test_the_exit_code_and_the_output_of_a_job_come_back(
+    jobs: Jobs, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said: list[str] = []
+    for code in (0, 1, 2, 3):
+        job = started(jobs, f"sys.exit({code})")
+        assert follow(jobs, job, False, said.append) == code
+        assert capsys.readouterr().out.endswith("\nbegins\n")
+    assert said[-1] == f"Job {job} ended with exit code 3"
+    # What is no code of a verb is none: a signal, an interpreter that was not found.
+    for command in ("import os; os.kill(os.getpid(), 9)", "sys.exit(77)"):
+        job = started(jobs, command)
+        with pytest.raises(RaypipeError, match="ended as FAILED without an exit code"):
+            follow(jobs, job, False, said.append)
+    assert {state.job for state in jobs.listed()} >= {job}
+    listed = next(state for state in jobs.listed() if state.job == job)
+    assert (listed.verb, listed.code, listed.status) == ("train", None, "FAILED")
+
+
+def test_under_json_stdout_has_the_last_object_alone(
+    jobs: Jobs, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = ['{"a": 1}', "[1]", "{odd", "text", '{"b": {}}']
+    job = started(jobs, ";".join(f"print({line!r})".replace('"', '\\"') for line in lines))
+    assert follow(jobs, job, True, print) == 0
+    out, err = capsys.readouterr()
+    assert out == '{"b": {}}\n'
+    assert err.splitlines()[-5:] == ["begins", "[1]", "{odd", "text", '{"a": 1}']
+    with pytest.raises(RaypipeError, match="its JSON line did not arrive"):
+        follow(jobs, started(jobs, "0"), True, print)
+    # A verb that failed has none, and its own code says so.
+    assert follow(jobs, started(jobs, "sys.exit(2)"), True, print) == 2
+
+
+def test_a_job_is_found_again_after_the_connection_was_cut(
+    jobs: Jobs, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Twice, in the middle of its output: each line is shown once, in order."""
+    proxy = Proxy(urlparse(jobs.address).port or 0)
+    cut = Jobs(f"http://127.0.0.1:{proxy.port}")
+    job = started(cut, "[(print(n, flush=True), time.sleep(0.2)) for n in range(40)]; sys.exit(3)")
+    said: list[str] = []
+    ended: list[int] = []
+    thread = threading.Thread(target=lambda: ended.append(follow(cut, job, False, said.append)))
+    thread.start()
+    for _ in range(2):
+        time.sleep(2.5)
+        proxy.cut()
+        time.sleep(1.5)
+        proxy.listen(proxy.port)
+    thread.join(60)
+    assert ended == [3]
+    shown = capsys.readouterr().out.split()
+    assert shown[-41:] == ["begins", *map(str, range(40))] and shown.count("begins") == 1
+    lost = [line for line in said if "is lost" in line]
+    again = [line for line in said if "Connected again" in line]
+    assert len(again) == len(lost) == 2, said
+
+
+def test_a_cluster_that_stays_away_is_one_message(jobs: Jobs) -> None:
+    proxy = Proxy(urlparse(jobs.address).port or 0)
+    cut = Jobs(f"http://127.0.0.1:{proxy.port}", patience_s=2)
+    job = started(cut, "time.sleep(60)")
+    threading.Timer(1.0, proxy.cut).start()
+    with pytest.raises(RaypipeError, match="has not answered for 2 s") as gone:
+        cut.follow(job, print, print)
+    assert f"--follow {job}" in str(gone.value)
+    assert jobs.stop(job).status == "STOPPED"
+    # Again is harmless, and a job of another name is one message.
+    assert jobs.stop(job).status == "STOPPED"
+    with pytest.raises(ConfigError, match=f"no job 'x'.*{job[:14]}"):
+        jobs.stop("x")
+    with pytest.raises(RaypipeError, match="ended as STOPPED"):
+        code_of(jobs.state(job), jobs.address)
+
+
+def test_a_submission_whose_answer_is_lost_is_not_made_twice(
+    jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = jobs._client.submit_job
+
+    def cut_after(**given: Any) -> str:
+        real(**given)
+        raise ConnectionError("the answer is lost")
+
+    monkeypatch.setattr(jobs._client, "submit_job", cut_after)
+    before = len(jobs.listed())
+    job = started(jobs, "0")
+    assert follow(jobs, job, False, print) == 0
+    assert len(jobs.listed()) == before + 1
+
+
+@pytest.mark.parametrize(
+    "address", ["auto", "ray://127.0.0.1:10001", "spark", "http://", "ftp://x:1", "host"]
+)
+def test_what_is_no_dashboard_is_one_message(address: str) -> None:
+    with pytest.raises(ConfigError, match="no address of a dashboard"):
+        dashboard(address)
+
+
+def test_dead_addresses_are_one_message_soon() -> None:
+    began = time.monotonic()
+    for address in ("http://127.0.0.1:9", "127.0.0.1:9"):
+        with pytest.raises(ClusterError, match="answer"):
+            Jobs(address)
+    assert time.monotonic() - began < 20
+
+
+def test_only_what_is_needed_travels_and_once(
+    jobs: Jobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "secret.env").write_text("KEY=1")
+    (tmp_path / "big").mkdir()
+    (tmp_path / "big" / "one.bin").write_bytes(b"x" * 1000)
+    (tmp_path / "lists").mkdir()
+    (tmp_path / "lists" / "a.txt").write_text("a")
+    (tmp_path / "mine.yaml").write_text("table: {uri: t}\n")
+    config, modules = Path("mine.yaml"), {"pkg/net.py": b"1"}
+    bring = luggage.below_here(["lists"])
+    with luggage.packed(config, modules, bring) as (folder, inside):
+        assert inside == "job/mine.yaml"
+        found = {str(f.relative_to(folder)) for f in folder.rglob("*") if f.is_file()}
+    others = {name for name in found if not name.startswith("raypipe/")}
+    assert others == {"job/mine.yaml", "pkg/net.py", "lists/a.txt"}
+    assert "raypipe/main.py" in found and "raypipe/report/report.html.j2" in found
+    assert not any("__pycache__" in name for name in found)
+    for wrong in ("nothing", "../..", "/etc"):
+        with pytest.raises(ConfigError, match="cannot travel"):
+            luggage.below_here([wrong])
+    monkeypatch.setattr(luggage, "MOST_BYTES", 10)
+    with (
+        pytest.raises(ConfigError, match="Too much would travel"),
+        luggage.packed(None, {}, {"big": tmp_path / "big"}),
+    ):
+        pass
+
+    uploads: list[str] = []
+    real = jobs._client._upload_package
+    client = type(jobs._client)
+    monkeypatch.setattr(
+        client.__mro__[1],
+        "_upload_package",
+        lambda self, uri, *a, **k: (uploads.append(uri), real(uri, *a, **k)),
+    )
+    for _ in range(2):
+        command = Command("config", None, [str(time.time())])
+        found_jobs, job = submit(jobs.address, command, print)
+        assert code_of(found_jobs.follow(job, print, print), jobs.address) == 2
+    assert len(set(uploads)) == len(uploads) <= 1
+
+
+def test_paths_mean_what_they_mean_where_it_was_submitted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy, here = tmp_path / "copy", tmp_path / "here"
+    copy.mkdir(), here.mkdir()
+    monkeypatch.chdir(copy)
+    given = submitted.arguments([str(here), "job/a.yaml", "train", "x=1"])
+    assert given == ["train", str(copy / "job/a.yaml"), "x=1"] and Path.cwd() == here
+    # Another machine has no such folder, and a verb needs no configuration.
+    monkeypatch.chdir(copy)
+    assert submitted.arguments(["/no/such/folder", "-", "tune"]) == ["tune"]
+    assert Path.cwd() == copy
+    ray = "/tmp/ray/session_1/runtime_resources/working_dir_files/_ray_pkg_1/runs"
+    with pytest.raises(ConfigError, match=r"run\.dir lies in Ray's copy"):
+        luggage.require_lasting({"table.uri": "s3://b/t", "run.dir": ray})
+
+
+OTHER = """
+import ray, sys
+ray.init(address="local", num_cpus=1, object_store_memory=10**8, include_dashboard=False)
+print("up", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_job_joins_its_own_cluster_and_not_the_one_started_last(
+    jobs: Jobs, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Ray itself names the newest cluster of the host, another terminal's."""
+    look = "from raypipe.cluster.connect import ClusterConfig, connect; import os, ray; "
+    look += "named = os.environ['RAY_ADDRESS']; connect(ClusterConfig()); "
+    look += "print(named, ray.get_runtime_context().gcs_address, os.environ['RAY_ADDRESS'])"
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    with subprocess.Popen(
+        [sys.executable, "-c", OTHER],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
+    ) as other:
+        assert other.stdout is not None and other.stdin is not None
+        while "up" not in other.stdout.readline():
+            assert other.poll() is None
+        env = {"env_vars": {"PYTHONPATH": str(Path(__file__).parents[2])}}
+        job = jobs.submit("train", f'python -c "{look}"', env)
+        assert follow(jobs, job, False, print) == 0
+        other.stdin.close()
+    named, joined, kept = capsys.readouterr().out.split()[-3:]
+    assert joined == kept == os.environ["RAY_ADDRESS"]
+    assert named != joined, "Ray names the right cluster now: of_job.py may go"
+
+
+@pytest.mark.slow
+def test_a_verb_runs_there_as_it_does_here(ray_session: str, photos: Path, tmp_path: Path) -> None:
+    """A terminal in another folder, relative paths, a `file:` model beside the configuration."""
+    (tmp_path / "nets").mkdir()
+    (tmp_path / "nets" / "small.py").write_text(
+        "from torch import nn\n\n\ndef net(pretrained: bool) -> nn.Module:\n"
+        "    return nn.Sequential(nn.Conv2d(3, 8, 3, 2), nn.AdaptiveAvgPool2d(1), nn.Flatten())\n"
+    )
+    config = {
+        "run": {"name": "there", "dir": "runs/there"},
+        "table": {"uri": "tables/there"},
+        "ingest": {"from": {"images": str(photos), "labels": str(photos / "labels.csv")}},
+        "model": {"name": "file:nets.small:net", "mode": "finetune", "side_px": 32},
+        "train": {"epochs": 1, "batch_size": 16},
+    }
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(config))
+    there = ["mine.yaml", "--submit", ray_session, "--json"]
+    env = {"PYTHONPATH": f"{Path(__file__).parents[2]}{os.pathsep}{tmp_path}"}
+    for verb in ("ingest", "train"):
+        done = raypipe(verb, *there, cwd=tmp_path, env=env)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert isinstance(json.loads(done.stdout), dict)
+    assert (tmp_path / "tables" / "there" / "_delta_log").is_dir()
+    assert list((tmp_path / "runs" / "there").iterdir())
+    # Detached, then found again from another terminal.
+    done = raypipe("predict", *there, "--detach", cwd=tmp_path, env=env)
+    job = json.loads(done.stdout)["job"]
+    done = raypipe("jobs", ray_session, "--follow", job, "--json", cwd=tmp_path)
+    assert done.returncode == 0 and json.loads(done.stdout)["images"] > 0, done.stderr
+    done = raypipe("jobs", ray_session, "--json", cwd=tmp_path)
+    assert [each["verb"] for each in json.loads(done.stdout)["jobs"][:3]] == [
+        "predict",
+        "train",
+        "ingest",
+    ]
+    # Without the token nothing starts.
+    before = len(json.loads(done.stdout)["jobs"])
+    for wrong in ({"RAY_AUTH_MODE": "disabled"}, {"RAY_AUTH_TOKEN": "0" * 64}):
+        done = raypipe("train", *there, cwd=tmp_path, env=env | wrong)
+        assert done.returncode == 2 and "auth_token" in done.stderr, done.stderr
+        assert "Traceback" not in done.stderr and not done.stdout
+    assert len(Jobs(ray_session).listed()) == before
