@@ -39,9 +39,11 @@ def explain(error: BaseException) -> tuple[int, str]:
         return 2, f"{error.format_message()} See raypipe --help."
     # A library's message may quote an address with a password.
     print(hidden("".join(traceback.format_exception(error))), file=sys.stderr, end="")
-    kind = type(error).__name__
+    # Ray's own text is the worker's traceback: what it wraps says more in a line.
+    inner = getattr(error, "cause", None) or error
+    kind = type(inner).__name__
     advice = "This is a mistake of raypipe's: please report it with the lines above."
-    return 1, f"{kind}: {one_line(error)} {advice}"
+    return 1, f"{kind}: {one_line(inner)} {advice}"
 
 
 def find_own(error: BaseException | None) -> RaypipeError | None:

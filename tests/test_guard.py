@@ -139,3 +139,14 @@ def test_a_ray_cluster_that_lost_something_is_no_mistake_of_ours() -> None:
     assert code == 1 and "NodeDiedError" in text and "node 12 is gone" in text
     inside = RayTaskError("f", "a traceback", OSError(errno.ENOSPC, "full"))
     assert "disk is full" in explain(inside)[1]
+
+
+def test_a_mistake_in_a_worker_is_named_without_the_text_of_ray(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    from ray.exceptions import RayTaskError
+
+    wrapped = RayTaskError("f", "a long traceback", KeyError("no such thing"))
+    code, text = explain(wrapped.as_instanceof_cause())
+    assert code == 1 and text.startswith("KeyError: 'no such thing' This is a mistake")
+    assert "a long traceback" in capfd.readouterr().err

@@ -31,6 +31,7 @@ from torch import Tensor, nn
 
 from raypipe.errors import ConfigError, nearest
 from raypipe.models.backbones import BACKBONES, Backbone
+from raypipe.models.finite import is_finite
 
 IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # mean and std of most pretrainings
 
@@ -67,7 +68,7 @@ def width(backbone: nn.Module, side_px: int) -> int:
     try:
         features = backbone.eval()(images_BCHW)
         alone = backbone.eval()(images_BCHW[1:])
-    except (RuntimeError, ValueError, TypeError, AttributeError, IndexError) as e:
+    except Exception as e:  # the user's code raises anything
         raise ConfigError(
             f"This backbone fails on an image: {_one_line(e)}",
             got=f"model.side_px={side_px}",
@@ -81,6 +82,13 @@ def width(backbone: nn.Module, side_px: int) -> int:
             "A backbone gives one row of features an image",
             got=shape,
             rule="The shape is (images, features)",
+        )
+
+    if not is_finite(features):
+        raise ConfigError(
+            "This backbone gives features that are not finite",
+            got="NaN or infinity for an image of noise",
+            fix="Mend its weights or its code, or take another model.name",
         )
 
     # The second image must have the same features with and without the first one.

@@ -25,6 +25,7 @@ from importlib.machinery import ModuleSpec
 from importlib.metadata import packages_distributions
 from importlib.util import find_spec, spec_from_loader
 from pathlib import Path, PurePosixPath
+from types import CodeType
 from typing import Any
 
 from raypipe.errors import DataError
@@ -128,7 +129,7 @@ class _Finder(MetaPathFinder):
         stem = name.replace(".", "/")
         for file, is_package in ((f"{stem}/{_INIT}", True), (f"{stem}.py", False)):
             if file in self._code:
-                return spec_from_loader(name, _Loader(self._code[file], is_package))
+                return spec_from_loader(name, _Loader(self._code[file], is_package, file))
         # A folder of modules needs no __init__.py.
         if any(file.startswith(f"{stem}/") for file in self._code):
             return spec_from_loader(name, _Loader(b"", True))
@@ -140,9 +141,14 @@ class _Finder(MetaPathFinder):
 
 
 class _Loader(InspectLoader):
-    def __init__(self, source: bytes, is_package: bool) -> None:
+    def __init__(self, source: bytes, is_package: bool, file: str = "<nothing>") -> None:
         self._source = source
         self._is_package = is_package
+        self._file = file
+
+    def get_code(self, fullname: str) -> CodeType:
+        # With the file's name: a traceback then says where the user's code failed.
+        return self.source_to_code(self._source, self._file)
 
     def get_source(self, fullname: str) -> str:
         return self._source.decode("utf-8")

@@ -21,6 +21,7 @@ import hashlib
 import io
 import json
 import re
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +31,7 @@ import numpy as np
 from safetensors.torch import load, save
 
 from raypipe.config import require_format, to_json
-from raypipe.errors import DataError, one_line
+from raypipe.errors import DataError, RaypipeError, one_line
 from raypipe.images.decode import Picture, decode_batch, decode_good
 from raypipe.models.finite import require_rows, require_weights
 from raypipe.models.tasks import Task
@@ -44,6 +45,10 @@ AGAIN = "Train and register again, with a lower train.lr"
 _FILES = ("package.json", "weights.safetensors", "reference.npz")
 # Of a file in the package: no part begins with a dot, so none is `..`.
 _NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)*")
+
+
+# Errors that say enough by themselves.
+_AS_IT_IS = (RaypipeError, MemoryError)
 
 
 @dataclass(frozen=True)
@@ -138,8 +143,13 @@ class Package:
             # The package holds all weights, so nothing is downloaded and nothing frozen.
             architecture = {"pretrained": False, "mode": "finetune", "frozen_blocks": 0}
             cfg = ModelConfig.model_validate(self.info["model"] | architecture)
-            with own_code.importable(self._own_code()):
-                model = ImageModel(cfg, len(self.classes))
+            try:
+                with own_code.importable(self._own_code()):
+                    model = ImageModel(cfg, len(self.classes))
+            except _AS_IT_IS:
+                raise
+            except Exception as e:  # the user's code raises anything
+                raise self._failed("cannot be built", e) from e
             weights = load(self.files["weights.safetensors"])
             # A hash says nothing about NaN: such weights load, and predict one class.
             require_weights(
@@ -188,12 +198,31 @@ class Package:
     def predict_pixels(self, pixels_NHWC: np.ndarray) -> Predictions:
         """Labels and scores of decoded images: uint8 RGB, upright, of the model's side.
 
-        Raises DataError for a model whose scores are not finite.
+        Raises DataError for a model whose scores are not finite, RaypipeError for one that fails.
         """
-        features_ND, scores_NC = self.model.predict(pixels_NHWC)
+        model = self.model
+        try:
+            features_ND, scores_NC = model.predict(pixels_NHWC)
+        except _AS_IT_IS:
+            raise
+        except Exception as e:
+            raise self._failed(f"fails on {len(pixels_NHWC)} images", e) from e
         require_rows(scores_NC, "scores", AGAIN)
         require_rows(features_ND, "features", AGAIN)
         return Predictions(self.task.predictions(scores_NC), scores_NC, features_ND)
+
+    def _failed(self, what: str, error: Exception) -> RaypipeError:
+        """The error for one of the model's own code, which may be anybody's.
+
+        A worker must not raise the user's own class: the driver could not even read it.
+        """
+        at = traceback.extract_tb(error.__traceback__)[-1]
+        return RaypipeError(
+            f"The model {what}: {type(error).__name__}: {one_line(error)}",
+            got=self.info["model"]["name"],
+            rule=f"Its code raised this in {at.name}, line {at.lineno} of {Path(at.filename).name}",
+            fix="Take another version of the model, or mend its code and register it again",
+        )
 
 
 def build(

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from raypipe.errors import RaypipeError, one_line
 from raypipe.images import decode, measure
 from raypipe.images.measure import LOOKS
 from raypipe.registry.package import Package
@@ -69,7 +70,10 @@ OF_ROWS = (
 def predicted(package: Package, batch: pa.Table, names: Columns, threads: int = 1) -> pa.Table:
     """The columns OF_ROWS of one batch of images (columns id and image), in its order."""
     images = batch[names.image].to_pylist()
-    attempt = package.attempt(images, threads)
+    try:
+        attempt = package.attempt(images, threads)
+    except RaypipeError as e:
+        raise _naming(e, package, images, batch[names.id].to_pylist()) from e
     predictions = attempt.predictions
     good = np.array(attempt.good, dtype=np.int64)
 
@@ -97,6 +101,19 @@ def predicted(package: Package, batch: pa.Table, names: Columns, threads: int = 
     columns["width"] = pa.array([width for width, _ in sizes], pa.int32())
     columns["height"] = pa.array([height for _, height in sizes], pa.int32())
     return pa.table([columns[name] for name in OF_ROWS], names=list(OF_ROWS))
+
+
+def _naming(
+    error: RaypipeError, package: Package, images: list[bytes | None], names: list[str | None]
+) -> RaypipeError:
+    """The error of a model that fails on a batch, with the first image that it fails on alone."""
+    for image, name in zip(images, names, strict=True):
+        try:
+            package.attempt([image], 1)
+        except RaypipeError:
+            what = f"{error.what}; image {one_line(name, 100)!r} alone is enough"
+            return type(error)(what, got=error.got, rule=error.rule, fix=error.fix)
+    return error
 
 
 def gone(names: list[str | None], hashes: list[str | None]) -> pa.Table:

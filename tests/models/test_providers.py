@@ -222,6 +222,8 @@ def test_a_missing_library_is_named_with_what_installs_it(
         ("file:tiny:nothing", r"cannot be imported.*PYTHONPATH"),
         ("file:no_such_module:net", r"cannot be imported.*PYTHONPATH"),
         ("file:tiny", r"cannot be imported.*file:package\.module:factory"),
+        ("file:tiny:divided", r"features that are not finite.*another model\.name"),
+        ("file:tiny:angry", r"fails on an image: 'no such block'"),
         ("file:tiny:unpooled", r"one row of features an image.*\(1, 4, 38, 38\)"),
     ],
 )

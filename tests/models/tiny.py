@@ -19,6 +19,24 @@ def unpooled(pretrained: bool) -> nn.Module:
     return nn.Conv2d(3, 4, 3)
 
 
+class Divided(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.mean((2, 3)) / 0
+
+
+def divided(pretrained: bool) -> nn.Module:
+    return Divided()
+
+
+class Angry(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        raise KeyError("no such block")
+
+
+def angry(pretrained: bool) -> nn.Module:
+    return Angry()
+
+
 def says_nothing(pretrained: bool):  # type: ignore[no-untyped-def]
     raise AssertionError("must not be called")
 

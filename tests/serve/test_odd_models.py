@@ -1,0 +1,83 @@
+"""A model that fails in a worker of Ray: a message says what failed, where, and on which image."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from PIL import Image
+
+from raypipe.config import RunConfig
+from raypipe.errors import DataError, RaypipeError
+from raypipe.failures import explain
+from raypipe.models.zoo import ImageModel, ModelConfig
+from raypipe.registry import package
+from raypipe.registry.package import Reference
+from raypipe.registry.promote import ModelVersion
+from raypipe.serve import batch
+from raypipe.serve.batch import PredictConfig
+from raypipe.tables.table import TableConfig, append
+from tests.serve.conftest import CLASSES, Registered
+
+pytestmark = pytest.mark.usefixtures("ray_session")
+
+
+def odd(registered: Registered, how: str, folder: Path) -> ModelVersion:
+    name = "file:tests.serve.odd_models:net"
+    options = {"how": how}
+    cfg = ModelConfig(name=name, options=options, pretrained=False, mode="finetune", side_px=32)
+    model = ImageModel(cfg, len(CLASSES)).eval()
+    reference = Reference(np.zeros((4, 3)), np.full((4, 3), 1 / 3), tuple("wxyz"))
+    built = package.build(folder / how, model, cfg, CLASSES, reference, {})
+    return registered.another(f"odd-{how}", built)
+
+
+def predicted(registered: Registered, how: str, folder: Path) -> batch.PredictResult:
+    """Of nine images and a white one."""
+    white = io.BytesIO()
+    Image.new("RGB", (40, 40), "white").save(white, "PNG")
+    images = [*registered.images[:9], white.getvalue()]
+    ids = [f"i{n}" for n in range(9)] + ["the white one"]
+    rows = pa.table({"image_id": ids, "image": pa.array(images, pa.binary())})
+    append(str(folder / "t"), rows, "add")
+    run, source = RunConfig(name="mixed", dir=str(folder)), TableConfig(uri=str(folder / "t"))
+    model = odd(registered, how, folder)
+    return batch.predict(registered.store, run, source, PredictConfig(), model)
+
+
+@pytest.mark.parametrize("how", ["raise", "own"])
+def test_code_of_the_user_that_raises_is_named(
+    how: str, registered: Registered, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(RaypipeError, match="it was made to") as found:
+        predicted(registered, how, tmp_path)
+    code, text = explain(found.value)
+    assert code == 1 and "Traceback" not in capfd.readouterr().err
+    kind = {"raise": "ValueError", "own": "MyOwnError"}[how]
+    assert f"The model fails on 10 images: {kind}: it was made to" in text
+    assert "image 'the white one' alone is enough" in text
+    assert "in forward, line" in text and "of odd_models.py" in text
+
+
+def test_an_image_that_gives_nan_is_named_and_no_row_is_written(
+    registered: Registered, tmp_path: Path
+) -> None:
+    with pytest.raises(DataError, match=r"not finite; image 'the white one'.*1 of 10 images"):
+        predicted(registered, "nan", tmp_path)
+    assert not (tmp_path / "predictions").exists()
+
+
+@pytest.mark.slow
+def test_a_worker_that_dies_on_an_image_ends_in_one_message(
+    registered: Registered, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        predicted(registered, "exit", tmp_path)
+        pytest.fail("it was made to die")
+    except Exception as e:
+        code, text = explain(e)
+    assert code == 1 and "WorkerCrashedError" in text
+    assert "Traceback" not in capfd.readouterr().err
