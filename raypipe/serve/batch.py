@@ -199,13 +199,15 @@ def bring(
             return bring(store, run, source, cfg, calls, model)
 
         base = since.base_of(known, target, claim, is_last)
-        planned = since.plan(table, version, source.where, out, base, target.key, calls.say)
+        planned = since.plan(table, version, source.where, out, base, target, calls.say)
         mine = since.Claim(version.version, base.version if base else None)
         if planned.size and is_last and claim != mine:
             # What could refuse the work comes before the first commit.
             _require_workers(store, work)
             if not mine.make(out, target.line):
                 continue
+        if is_last:
+            since.note_nothing(planned, target, out)
         key, count = _make(store, work, planned, calls)
         return work.brought(key, made + count, mine.base)
     raise retries.busy(out.uri, f"{TRIES} tries")

@@ -77,10 +77,15 @@ def _some(rows: Rows) -> Rows:
 
 @dataclass(frozen=True)
 class Difference:
-    """new: rows of the later version that the earlier lacks. gone_N2: identities of the others'."""
+    """new: rows of the later version that the earlier lacks. gone_N2: identities of the others'.
+
+    files: how many had to be looked at. compared: their images had to be read.
+    """
 
     new: Rows
     gone_N2: np.ndarray
+    files: int
+    compared: bool = False
 
 
 NOTHING_N2 = np.empty((0, 2), np.uint64)
@@ -116,7 +121,7 @@ def between(
 
     new = selected(table, after, where, came)
     if not went:
-        return Difference(new, NOTHING_N2)
+        return Difference(new, NOTHING_N2, len(came))
     # Rows of files that were rewritten are on both sides: they are compared.
     old_rows = selected(table, before, where, went)
     known_N2 = identities(table, old_rows)
@@ -162,7 +167,8 @@ def compare(table: ImageTable, rows: Rows, known_N2: np.ndarray) -> Difference:
         counts.append(len(chosen))
     new = _some(replace(rows, fragments=fragments, counts=counts))
     is_gone = surplus(known_N2, mine_N2)
-    return Difference(new, known_N2[is_gone])
+    files = len({group.path for group in rows.fragments})
+    return Difference(new, known_N2[is_gone], files, compared=True)
 
 
 def identities(table: ImageTable, rows: Rows) -> np.ndarray:

@@ -15,9 +15,9 @@ from deltalake import DeltaTable
 
 from raypipe.config import RunConfig
 from raypipe.errors import ClusterError, DataError, RaypipeError, Unreachable
-from raypipe.serve import batch, pieces
+from raypipe.serve import batch, pieces, since
 from raypipe.serve.batch import Calls
-from raypipe.tables import scan
+from raypipe.tables import between, scan
 from raypipe.tables.table import ImageTable, TableConfig, append
 from tests.serve.conftest import Registered, flip_a_byte
 from tests.serve.since_case import Case, predicted_once
@@ -276,3 +276,90 @@ def test_the_summary_is_of_the_rows_that_were_made(case: Case) -> None:
     given = (case.registered.store, run, source, case.cfg, case.registered.version)
     done = batch.predict(*given, progress=gone)
     assert not case.raw() and done.images == sum(done.labels.values()) == 35
+
+
+def looked_at(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many files each look was at, from now on."""
+    sizes: list[int] = []
+    plain = between.selected
+
+    def counted(table: Any, pinned: Any, where: Any, only: Any = None) -> between.Rows:
+        files = table.snapshot(pinned).paths(table.uri)
+        sizes.append(len(files) if only is None else len(only))
+        return plain(table, pinned, where, only)
+
+    monkeypatch.setattr(between, "selected", counted)
+    return sizes
+
+
+@pytest.mark.parametrize("matches_at_first", [True, False])
+def test_what_brought_nothing_is_not_looked_at_for_ever(
+    matches_at_first: bool, registered: Registered, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stream with a rare `where`: each look is at the files that came since the last."""
+    monkeypatch.setattr(since, "LOOK_AGAIN", 2)
+    case = Case(registered, tmp_path, [])
+    rare: dict[str, Any] = {"where": {"image_id": ["i3", "i33", "i43"]}}
+    found = int(matches_at_first)
+    case.add(0 if matches_at_first else 10, 10)
+    if matches_at_first:
+        assert case.predict(**rare).made == 1
+    sizes = looked_at(monkeypatch)
+    for start in range(50, 170, 10):
+        case.add(start, 10)
+        if matches_at_first:
+            assert (case.predict(**rare).made, case.predict(**rare).images) == (0, 1)
+        else:
+            with pytest.raises(DataError, match="no images to predict"):
+                case.predict(**rare)
+    # Without a note the last of the twelve would be at all of them.
+    assert max(sizes) <= 3, sizes
+
+    # A match is found, whatever was noted; and what was noted is of no use to others.
+    case.add(30, 5)
+    done = case.predict(**rare)
+    assert (done.made, done.images) == (1, found + 1)
+    case.check(done, **rare)
+    others: dict[str, Any] = {"where": {"image_id": ["i4", "i55"]}}
+    case.check(case.predict(**others), **others)
+    # Nor after the predictions that it was about are gone.
+    DeltaTable(str(tmp_path / "out")).delete()
+    done = case.predict(**rare)
+    assert done.made == done.images == found + 1
+    case.check(done, **rare)
+
+
+def test_a_note_about_a_version_that_a_backup_replaced(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The number that was noted has other rows now, and they are predicted."""
+    monkeypatch.setattr(since, "LOOK_AGAIN", 0)
+    rare: dict[str, Any] = {"where": {"image_id": ["i3", "i33"]}}
+    assert case.predict(**rare).made == 1
+    backup = case.folder / "backup"
+    shutil.copytree(case.uri, backup)
+    case.add(50, 5)
+    assert case.predict(**rare).made == 0
+    restore(backup, case)
+    case.add(30, 5)
+    case.add(60, 5)
+    done = case.predict(**rare)
+    assert (done.made, done.images) == (1, 2)
+    case.check(done, **rare)
+
+
+def test_images_are_compared_once_for_what_brought_nothing(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An UPDATE rewrites files; the next versions do not read their images again."""
+    DeltaTable(case.uri).update({"split": "'val'"}, predicate="image_id = 'i4'")
+    assert case.predict().made == 0
+    sizes = looked_at(monkeypatch)
+    DeltaTable(case.uri).update({"split": "'val'"}, predicate="image_id = 'i14'")
+    assert case.predict().made == 0
+    # The file that came, and the one that went.
+    assert sizes == [1, 1]
+    case.add(30, 5)
+    done = case.predict()
+    assert done.made == 5 and not case.said
+    case.check(done)
