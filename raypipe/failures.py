@@ -9,9 +9,10 @@ import traceback
 from collections.abc import Iterator
 from contextlib import suppress
 
-from raypipe.errors import RaypipeError, hidden, one_line
+from raypipe.errors import ClusterError, RaypipeError, hidden, one_line
 
 AGAIN = "Run the same command again: what was finished is kept"
+DOCTOR = "`raypipe doctor` looks for the cause."
 
 
 def report(error: BaseException) -> int:
@@ -30,7 +31,9 @@ def explain(error: BaseException) -> tuple[int, str]:
     """
     known = find_own(error) or _of_machine(error) or _of_ray(error)
     if known is not None:
-        return known.exit_code, str(known)
+        # The doctor looks at tokens, addresses, memory and disks.
+        advice = f" {DOCTOR}" if isinstance(known, ClusterError) else ""
+        return known.exit_code, f"{known}{advice}"
     # click.Abort is Ctrl-C at a prompt.
     if any(isinstance(e, KeyboardInterrupt) or type(e).__name__ == "Abort" for e in chain(error)):
         return 1, "Interrupted. Run the same command again to go on."

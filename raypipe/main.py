@@ -9,6 +9,7 @@ import typer
 from raypipe import guard
 from raypipe.cli import table
 from raypipe.cli.app import app
+from raypipe.cli.doctor import doctor
 from raypipe.cli.evaluate import evaluate
 from raypipe.cli.export import export
 from raypipe.cli.prepare import prepare
@@ -24,6 +25,7 @@ app.command("export")(export)
 app.command("serve")(serve)
 table.app.command("prepare")(prepare)
 app.command("jobs")(jobs)
+app.command("doctor")(doctor)
 app.add_typer(table.app, name="table")
 
 

@@ -11,7 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from raypipe.failures import explain
+from raypipe.errors import ClusterError, ConfigError
+from raypipe.failures import DOCTOR, explain
 
 BEGIN = "import os, signal, sys, time\nfrom raypipe import guard\n"
 RUN = "\nsys.exit(guard.guarded(lambda: guard.report_code(work())))"
@@ -150,3 +151,9 @@ def test_a_mistake_in_a_worker_is_named_without_the_text_of_ray(
     code, text = explain(wrapped.as_instanceof_cause())
     assert code == 1 and text.startswith("KeyError: 'no such thing' This is a mistake")
     assert "a long traceback" in capfd.readouterr().err
+
+
+def test_after_an_error_of_the_cluster_the_doctor_is_named() -> None:
+    error = ClusterError("Cannot join", fix="Start one")
+    assert explain(error) == (2, f"Cannot join. Start one. {DOCTOR}")
+    assert DOCTOR not in explain(ConfigError("Wrong"))[1]

@@ -28,6 +28,17 @@ def is_of_program(address: str) -> bool:
     return bool(is_ray_init_cluster(GcsClient(address=address)))
 
 
+def metadata(address: str) -> dict[str, Any]:
+    """What a cluster says of itself: ray_version, python_version, ray_init_cluster and others.
+
+    Publicly, a version is compared only while joining, and that reserves what joining reserves.
+    """
+    from ray._common.usage.usage_lib import get_cluster_metadata
+    from ray._raylet import GcsClient  # type: ignore[attr-defined]
+
+    return dict(get_cluster_metadata(GcsClient(address=address)))
+
+
 def own_processes(names: Sequence[str]) -> dict[str, list[Any]] | None:
     """The Popen objects of a cluster that this process started, by Ray's name for each kind.
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 
 from raypipe.cluster import ray_private
@@ -25,8 +26,8 @@ PROBE_S = 3
 
 def shared_cluster() -> str | None:
     """The address of a running cluster that this user began with `ray start`, or None."""
-    address = _recorded()
-    if address is None or not _raylet_here(address) or not _listens(address):
+    address = recorded()
+    if address is None or not _raylet_here(address) or not listens(address):
         return None
     try:
         return None if ray_private.is_of_program(address) else address
@@ -43,7 +44,7 @@ def shared_cluster() -> str | None:
         return None
 
 
-def _recorded() -> str | None:
+def recorded() -> str | None:
     """The address that this user's last `ray start` wrote, or None."""
     record = Path(ray_private.address_file())
     try:
@@ -59,18 +60,33 @@ def _raylet_here(address: str) -> bool:
 
     A killed cluster leaves only its record.
     """
+    return any(f"--gcs-address={address}" in command for command in _raylets())
+
+
+def here() -> dict[str, list[str]]:
+    """recorded: the address that `ray start` wrote, if any. running: the addresses of all clusters
+    with a raylet of this user on this host, private ones too.
+    """
+    found = []
+    for command in _raylets():
+        for word in command:
+            if word.startswith("--gcs-address="):
+                found.append(word.partition("=")[2])
+    return {"recorded": [each for each in [recorded()] if each], "running": sorted(set(found))}
+
+
+def _raylets() -> Iterator[list[str]]:
+    """The command lines of this user's raylets."""
     import psutil  # type: ignore[import-untyped]
 
     for process in psutil.process_iter(["cmdline", "uids"]):
         command, uids = process.info["cmdline"], process.info["uids"]
         is_own = uids is not None and uids.real == os.getuid()
-        is_raylet = command and Path(command[0]).name == "raylet"
-        if is_own and is_raylet and f"--gcs-address={address}" in command:
-            return True
-    return False
+        if is_own and command and Path(command[0]).name == "raylet":
+            yield command
 
 
-def _listens(address: str) -> bool:
+def listens(address: str) -> bool:
     """Does the cluster's GCS accept a connection?"""
     host, _, port = address.rpartition(":")
     try:

@@ -83,22 +83,12 @@ def ensure(name: str) -> Path:
     only when it is complete, so a half-built sidecar is never used. Raises RaypipeError if pip
     fails.
     """
-    if name not in PROBES:
-        raise RaypipeError("There is no such sidecar", got=name, fix=nearest(name, list(PROBES)))
-    cache = Path(os.environ.get("RAYPIPE_HOME") or Path.home() / ".cache" / "raypipe")
-    home = cache.expanduser().absolute() / "sidecars"
-    requirements = LISTS / f"{name}.txt"
-    inputs = [
-        requirements.read_text(encoding="utf-8"),
-        platform.python_version(),
-        platform.machine(),
-        *_core_sites(),
-    ]
-    target = home / f"{name}-{hashlib.sha256(json.dumps(inputs).encode()).hexdigest()[:12]}"
+    target = place(name)
     interpreter = target / "bin" / "python"
     # `exists` follows the link, so it is False too if the base Python has been removed.
     if interpreter.exists():
         return interpreter
+    home, requirements = target.parent, LISTS / f"{name}.txt"
     home.mkdir(parents=True, exist_ok=True)
     lock = home / f"{target.name}.lock"
     try:
@@ -112,6 +102,33 @@ def ensure(name: str) -> Path:
             fix=f"Look for a hanging pip, then remove {lock.name} in {home}",
         ) from None
     return interpreter
+
+
+def place(name: str) -> Path:
+    """The folder of sidecar `name` on this node, whether it is there or not."""
+    if name not in PROBES:
+        raise RaypipeError("There is no such sidecar", got=name, fix=nearest(name, list(PROBES)))
+    cache = Path(os.environ.get("RAYPIPE_HOME") or Path.home() / ".cache" / "raypipe")
+    inputs = [
+        (LISTS / f"{name}.txt").read_text(encoding="utf-8"),
+        platform.python_version(),
+        platform.machine(),
+        *_core_sites(),
+    ]
+    digest = hashlib.sha256(json.dumps(inputs).encode()).hexdigest()[:12]
+    return cache.expanduser().absolute() / "sidecars" / f"{name}-{digest}"
+
+
+def damage(name: str, limit_s: float) -> str:
+    """Why the built sidecar `name` does not work, or "". It is tried as after its building.
+
+    Raises subprocess.TimeoutExpired.
+    """
+    command = [str(place(name) / "bin" / "python"), "-c", PROBES[name]]
+    tried = subprocess.run(
+        command, capture_output=True, text=True, env=_quiet(), timeout=limit_s, check=False
+    )
+    return _tail(tried.stderr, 1) or f"exit code {tried.returncode}" if tried.returncode else ""
 
 
 def call(
@@ -246,17 +263,21 @@ def _core_sites() -> list[str]:
 
 def _shell(name: str, command: list[str]) -> None:
     """Run a command. Raises RaypipeError with the end of its output if it fails."""
-    # pip takes packages on PYTHONPATH for installed. Without .pyc files, every first call of the
-    # sidecar costs 3 s more.
-    drop = ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE")
-    environment = {k: v for k, v in os.environ.items() if k not in drop} | QUIET
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, env=_quiet(), check=False)
     if done.returncode:
         raise RaypipeError(
             f"The sidecar {name} cannot be built:\n{_tail(done.stdout + done.stderr)}",
             fix="pip must be installed and reach a package index: "
             "set PIP_INDEX_URL to your mirror, and see that the disk has 1 GB",
         )
+
+
+def _quiet() -> dict[str, str]:
+    """The environment for a sidecar's own processes."""
+    # pip takes packages on PYTHONPATH for installed. Without .pyc files, every first call of the
+    # sidecar costs 3 s more.
+    drop = ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE")
+    return {k: v for k, v in os.environ.items() if k not in drop} | QUIET
 
 
 def _tail(text: str, lines: int = 12) -> str:

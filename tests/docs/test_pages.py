@@ -52,6 +52,7 @@ ELSEWHERE = {
     "raypipe serve mine.yaml": "serve/test_online.py starts the server",
     "curl -H 'Content-Type: image/jpeg'": "the same: it asks so",
     "raypipe export onnx": "serve/test_same_everywhere.py exports so",
+    "raypipe doctor": "doctor/test_faults.py and its neighbours run it",
     "raypipe table prepare tables/photos": "tables/test_prepare.py runs this command",
     "raypipe evaluate models:/screws@champion": "serve/test_evaluate.py runs both forms",
 }

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import sysconfig
-import time
 import warnings
-from pathlib import Path
 from typing import Any
 
 import torch
 
+from raypipe import torch_cache
 from raypipe.errors import ConfigError
 from raypipe.train.parallel.settings import ParallelConfig
 
 log = logging.getLogger("raypipe")
-# A compilation took 30 to 100 s on two busy cores. An older lock belongs to a dead process.
-COMPILES_WITHIN_S = 600.0
 # Elements of the smallest message: 25 MB in float32, as DDP's.
 SMALLEST_BUCKET = 6_500_000
 
@@ -84,17 +80,8 @@ def engine_config(
 
 
 def _remove_dead_locks() -> None:
-    """Remove the locks of compilations that died.
-
-    A process that is killed while it compiles leaves its lock. All later ones would wait for it
-    without end and without a message.
-    """
-    from torch.utils.cpp_extension import get_default_build_root
-
-    root = Path(os.environ.get("TORCH_EXTENSIONS_DIR", get_default_build_root()))
-    for lock in root.glob("**/lock"):
-        # OSError: another rank has removed it already.
-        with contextlib.suppress(OSError):
-            if time.time() - lock.stat().st_mtime > COMPILES_WITHIN_S:
-                log.warning("Removed the lock of a compilation that died: %s", lock)
-                lock.unlink()
+    """Remove the locks of compilations that died."""
+    for lock in torch_cache.dead_locks():
+        # Another rank may have removed it already.
+        lock.unlink(missing_ok=True)
+        log.warning("Removed the lock of a compilation that died: %s", lock)

@@ -1,0 +1,239 @@
+"""Checks of the places that a configuration names: run folder, table, MLflow; and of the clock."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from filelock import FileLock, Timeout
+
+from raypipe.doctor.finding import Asked, Finding, Mend, of_error, ok, skipped
+from raypipe.doctor.machine import existing
+from raypipe.doctor.process import Died, ask
+from raypipe.doctor.web import get
+from raypipe.errors import RaypipeError, hidden
+from raypipe.registry.store_check import migrate
+
+STORE_S = 40.0
+MLFLOW_S = 40.0
+# S3 and Azure refuse requests that are signed 15 minutes off.
+REFUSED_AT_S, SKEWED_AT_S = 600.0, 5.0
+NO_TABLE = "the configuration names no table"
+# Variables that object_store reads and people misspell.
+VARIABLES = [
+    *(f"AWS_{each}" for each in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY", "SESSION_TOKEN")),
+    *(f"AWS_{each}" for each in ("REGION", "DEFAULT_REGION", "ENDPOINT_URL", "ALLOW_HTTP")),
+    *(f"AZURE_STORAGE_{each}" for each in ("ACCOUNT_NAME", "ACCOUNT_KEY", "SAS_TOKEN")),
+    *(f"AZURE_{each}" for each in ("CLIENT_ID", "CLIENT_SECRET", "TENANT_ID")),
+    *(f"GOOGLE_{each}" for each in ("APPLICATION_CREDENTIALS", "SERVICE_ACCOUNT")),
+    "GOOGLE_SERVICE_ACCOUNT_KEY",
+]
+# Other variables of the same libraries, which look like one of those.
+OTHERS = {"AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL_STS", "AWS_REGIONS"}
+PREFIXES = "AWS_", "AZURE_", "GOOGLE_"
+
+
+def run_folder(asked: Asked) -> Sequence[Finding]:
+    """Can the run's folder be written, renamed in and locked?"""
+    folder = asked.settings.run.path
+    above = existing(folder)
+    probe = above / f".raypipe-doctor-{os.getpid()}-{time.monotonic_ns()}"
+    done = probe.with_suffix(".done")
+    # What a run does there: write, rename into place, lock.
+    try:
+        probe.write_text("raypipe doctor removes this", encoding="utf-8")
+        probe.rename(done)
+        with FileLock(probe, timeout=0):
+            pass
+    except (NotImplementedError, Timeout):
+        rule = "Locks keep two processes from doing the same work"
+        way_out = "Set run.dir to a file system with locks, or start one verb at a time"
+        return [Finding("run.dir", "warn", f"{above} has no locks", rule, way_out)]
+    except OSError as e:
+        rule = "Checkpoints, logs and MLflow's own store are written there"
+        way_out = "Set run.dir to a folder that this user may write, or mend its rights or its disk"
+        seen = f"{above} cannot be written: {e.strerror or e}"
+        return [Finding("run.dir", "fail", seen, rule, way_out)]
+    finally:
+        # A disk that may not be written says so again here.
+        for left in (probe, done):
+            with suppress(OSError):
+                left.unlink()
+    return [ok("run.dir", str(folder))]
+
+
+def table(asked: Asked) -> Sequence[Finding]:
+    """Can the table be read, and does its store take, list, give out and delete objects?"""
+    cfg = asked.settings.table
+    if cfg is None:
+        return [skipped("table", NO_TABLE), skipped("store", NO_TABLE)]
+    # JSON leaves credentials out: they travel apart, and only through a pipe.
+    settings = cfg.model_dump(mode="json")
+    try:
+        facts = ask(
+            "raypipe.tables.store_check:examine",
+            STORE_S,
+            settings=settings,
+            options=cfg.storage_options,
+        )
+    except Died as e:
+        rule = "A store answers within seconds"
+        way_out = "Check the endpoint and the region in table.uri and table.storage_options"
+        seen = f"{cfg.uri}: {e}"
+        return [Finding("store", "fail", seen, rule, way_out)]
+    return [_table(cfg.uri, facts), _store(cfg.uri, cfg.storage_options or {}, facts)]
+
+
+def _table(uri: str, facts: Mapping[str, Any]) -> Finding:
+    if facts["table_error"]:
+        what, got, rule, fix = facts["table_error"]
+        return of_error("table", RaypipeError(what, got=got, rule=rule, fix=fix))
+    if facts["table"]:
+        return ok("table", facts["table"])
+    return skipped("table", f"there is none at {uri} yet; raypipe ingest makes it")
+
+
+def _store(uri: str, options: Mapping[str, str], facts: Mapping[str, Any]) -> Finding:
+    errors, left = facts["store_error"], facts["left"]
+    keys = _where_keys_are(uri, options)
+    if not errors:
+        return ok("store", f"writes, lists, reads and deletes{keys}")
+    # The first step that failed; the later ones often fail for the same reason.
+    step, (what, _, rule, fix) = next(iter(errors.items()))
+    refused = f"{what}{keys}" + (f"; {left} stays there" if left else "")
+    # Without reading nothing works. Who may only read can train, but not ingest, clean or tag.
+    readable = not facts["table_error"] and facts["table"] and step in ("write", "delete")
+    if readable and "list" not in errors:
+        rule = "train, tune and evaluate read only; ingest, clean and tags write"
+        return Finding("store", "warn", f"read-only: {refused}", rule, fix)
+    return Finding("store", "fail", refused, rule or "Every verb lists and reads there", fix)
+
+
+def _where_keys_are(uri: str, options: Mapping[str, str]) -> str:
+    """Where the credentials come from; never what they are."""
+    if "://" not in uri or uri.startswith("file://"):
+        return ""
+    if any("key" in name.lower() or "token" in name.lower() for name in options):
+        return " (credentials: table.storage_options)"
+    names = [name for name in VARIABLES if name in os.environ and "REGION" not in name]
+    return f" (credentials: {', '.join(names) or 'none in the environment'})"
+
+
+def variables(asked: Asked) -> Sequence[Finding]:
+    """Is a variable of an object store misspelt?"""
+    wrong = misspelt(os.environ)
+    if not wrong:
+        return [ok("variables", "none of AWS_*, AZURE_* and GOOGLE_* is misspelt")]
+    seen = ", ".join(f"{name} (did you mean {meant}?)" for name, meant in wrong.items())
+    rule = "The store's library ignores a name that it does not know, and asks the real cloud"
+    way_out = "; ".join(f'export {meant}="${name}"; unset {name}' for name, meant in wrong.items())
+    return [Finding("variables", "fail", seen, rule, way_out)]
+
+
+def misspelt(environment: Mapping[str, str]) -> dict[str, str]:
+    """Variables that look like one of object_store's, and the one that was meant."""
+    found = {}
+    for name in environment:
+        if name in VARIABLES or name in OTHERS or not name.startswith(PREFIXES):
+            continue
+        close = get_close_matches(name, VARIABLES, n=1, cutoff=0.9)
+        if close:
+            found[name] = close[0]
+    return found
+
+
+def mlflow(asked: Asked) -> Sequence[Finding]:
+    """Does the MLflow store answer, and is it of this MLflow's release?"""
+    uri = asked.settings.registry.uri
+    folder = asked.settings.run.path / "mlflow"
+    try:
+        facts = ask("raypipe.registry.store_check:examine", MLFLOW_S, uri=uri, folder=str(folder))
+    except Died as e:
+        rule = "Runs and models are registered there"
+        way_out = "Check registry.uri; python -m pip install --force-reinstall mlflow if it breaks"
+        return [Finding("mlflow", "fail", str(e), rule, way_out)]
+    if facts["kind"] == "none":
+        return [ok("mlflow", f"{facts['file']}, which the first run makes")]
+    if facts["revision"] == facts["expected"]:
+        seen = f"schema {facts['revision']}" if facts["revision"] else "the server answers"
+        return [ok("mlflow", f"{hidden(uri or facts['file'])}: {seen}")]
+    return [_of_other_release(uri, facts)]
+
+
+def _of_other_release(uri: str | None, facts: Mapping[str, str]) -> Finding:
+    revision, expected, file = facts["revision"], facts["expected"], facts["file"]
+    seen = f"its schema is {revision or 'empty'}, this MLflow's is {expected}"
+    rule = "MLflow opens only a store of its own release"
+    if not file:
+        way_out = "Copy the database first, then mlflow db upgrade ADDRESS"
+        return Finding("mlflow", "fail", f"{hidden(uri or '')}: {seen}", rule, way_out)
+    mend = Mend(
+        f"copies {file} to {file}.before-{revision}, then migrates it to schema {expected}",
+        lambda: migrate(file, revision),
+    )
+    way_out = f"cp {file} {file}.before-{revision}; mlflow db upgrade sqlite:///{file}"
+    return Finding("mlflow", "fail", f"{file}: {seen}", rule, way_out, mend)
+
+
+def clock(asked: Asked) -> Sequence[Finding]:
+    """Does this clock agree with those of the stores?"""
+    skews = {}
+    for name, address in _servers(asked).items():
+        answer = get(address)
+        if answer.skew_s is not None:
+            skews[name] = answer.skew_s
+    skews["run.dir's file system"] = _skew_of_files(existing(asked.settings.run.path))
+    # The one that is furthest off.
+    name, skew = max(skews.items(), key=lambda item: abs(item[1]))
+    if abs(skew) < SKEWED_AT_S:
+        return [ok("clock", f"within {max(1.0, abs(skew)):.0f} s of {', '.join(skews)}")]
+    seen = f"{abs(skew):,.0f} s {'ahead of' if skew > 0 else 'behind'} {name}"
+    rule = "Stores refuse requests that are signed minutes off; versions by time would be others"
+    way_out = "Set the clocks by NTP, this host's or the store's: timedatectl set-ntp true"
+    state = "fail" if abs(skew) > REFUSED_AT_S else "warn"
+    return [Finding("clock", state, seen, rule, way_out)]  # type: ignore[arg-type]
+
+
+def _servers(asked: Asked) -> dict[str, str]:
+    """HTTP servers whose time counts: MLflow's, and the endpoint of the table's store."""
+    found = {}
+    uri = asked.settings.registry.uri or ""
+    if uri.startswith("http"):
+        found["MLflow"] = uri
+    cfg = asked.settings.table
+    options = {k.lower(): v for k, v in ((cfg.storage_options if cfg else None) or {}).items()}
+    if cfg is not None and cfg.uri.startswith(("s3://", "s3a://")):
+        found["the object store"] = (
+            options.get("aws_endpoint_url")
+            or options.get("endpoint_url")
+            or os.environ.get("AWS_ENDPOINT_URL")
+            or "https://s3.amazonaws.com"
+        )
+    elif cfg is not None and urlsplit(cfg.uri).scheme in ("az", "abfs", "abfss", "azure"):
+        account = options.get("azure_storage_account_name") or options.get("account_name")
+        endpoint = options.get("azure_storage_endpoint")
+        if endpoint or account:
+            found["the object store"] = endpoint or f"https://{account}.blob.core.windows.net"
+    elif cfg is not None and cfg.uri.startswith("gs://"):
+        found["the object store"] = "https://storage.googleapis.com"
+    return found
+
+
+def _skew_of_files(folder: Path) -> float:
+    """Seconds by which this clock is ahead of the one that stamps files in `folder`."""
+    probe = folder / f".raypipe-doctor-clock-{time.monotonic_ns()}"
+    try:
+        probe.touch()
+        return time.time() - probe.stat().st_mtime
+    except OSError:
+        # The check of the run folder says it.
+        return 0.0
+    finally:
+        with suppress(OSError):
+            probe.unlink()

@@ -1,0 +1,108 @@
+"""How an MLflow store looks from here, for `raypipe doctor`. It changes nothing.
+
+MLflow refuses a database of another release of its own, in the middle of a run's start. The release
+is a revision of alembic's; MLflow compares it under private names, which stand here alone.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from raypipe.errors import ConfigError, hidden, one_line
+from raypipe.registry.tracking import _address
+
+DATABASES = "sqlite", "postgresql", "mysql", "mssql"
+SQLITE = "sqlite:///"
+
+
+def examine(uri: str | None, folder: str) -> dict[str, Any]:
+    """What kind of store it is, and the revision of its schema.
+
+    uri: registry.uri; None means SQLite in `folder`. kind: database, server or none (not made
+    yet). revision, expected: of its schema, "" for a server. file: of a SQLite database.
+    Raises ConfigError for a store that MLflow refuses or that does not answer.
+    """
+    address = _address(uri) if uri else f"{SQLITE}{Path(folder) / 'mlflow.db'}"
+    scheme = address.partition("://")[0].partition("+")[0]
+    if scheme in DATABASES:
+        return _database(address)
+    if scheme in ("http", "https", "databricks", "databricks-uc", "databricks://", "uc"):
+        return _server(address)
+    raise ConfigError(
+        "MLflow 3 keeps no store in plain files",
+        got=hidden(address),
+        rule="It refuses file: and ./mlruns",
+        fix="Set registry.uri=null for SQLite in the run folder, or sqlite:////FOLDER/mlflow.db",
+    )
+
+
+def _database(address: str) -> dict[str, Any]:
+    file = address.removeprefix(SQLITE) if address.startswith(SQLITE) else ""
+    if file and not Path(file).exists():
+        return {"kind": "none", "revision": "", "expected": "", "file": file}
+    # MLflow exports no name that looks at a schema without changing it.
+    from mlflow.store.db.utils import (
+        _get_latest_schema_revision,
+        _get_schema_version,
+        create_sqlalchemy_engine,
+    )
+
+    try:
+        engine = create_sqlalchemy_engine(address)  # type: ignore[no-untyped-call]
+        revision = _get_schema_version(engine)  # type: ignore[no-untyped-call]
+    except Exception as e:
+        raise _unreachable(address, e) from e
+    expected = _get_latest_schema_revision()  # type: ignore[no-untyped-call]
+    return {"kind": "database", "revision": revision or "", "expected": expected, "file": file}
+
+
+def _server(address: str) -> dict[str, Any]:
+    # A dead server would be tried for minutes.
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "8")
+    import mlflow
+
+    try:
+        mlflow.MlflowClient(address, address).search_experiments(max_results=1)
+    except Exception as e:
+        raise _unreachable(address, e) from e
+    return {"kind": "server", "revision": "", "expected": "", "file": ""}
+
+
+def _unreachable(address: str, error: Exception) -> ConfigError:
+    fix = "Start it (mlflow server), or check registry.uri"
+    if "401" in str(error) or "403" in str(error):
+        fix = "Set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN"
+    return ConfigError(
+        f"The MLflow store does not answer: {one_line(error, 200)}",
+        got=hidden(address),
+        rule="Runs and models are registered there",
+        fix=fix,
+    )
+
+
+def migrate(file: str, revision: str) -> Path:
+    """Bring a SQLite store to this MLflow's schema; returns the copy of the old one beside it.
+
+    Raises ConfigError if MLflow cannot.
+    """
+    copy = Path(f"{file}.before-{revision or 'migration'}")
+    if copy.exists():
+        raise ConfigError("There is a copy of an earlier try", got=str(copy), fix="Move it away")
+    # SQLite's own backup: whole even while others write.
+    with closing(sqlite3.connect(file)) as old, closing(sqlite3.connect(copy)) as new:
+        old.backup(new)
+    # In a process of its own, because MLflow sets up logging and engines for good.
+    command = [sys.executable, "-m", "mlflow", "db", "upgrade", f"{SQLITE}{file}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        shutil.copyfile(copy, file)
+        raise ConfigError(f"MLflow cannot migrate its store: {one_line(done.stderr[-300:])}")
+    return copy

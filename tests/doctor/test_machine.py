@@ -1,0 +1,137 @@
+"""Faults of the machine, planted for real: each is named, and its way out works."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from raypipe.doctor import machine, packages
+from tests.doctor.conftest import Doctor
+
+
+def test_a_token_that_others_may_read(doctor: Doctor) -> None:
+    token = doctor.home / ".ray" / "auth_token"
+    token.chmod(0o644)
+    finding = doctor.names_and_mends("token", "--only", "token")
+    assert "0644" in finding["seen"]
+    # The same by --fix, which says what it does.
+    token.chmod(0o640)
+    told = doctor("--only", "token", "--fix")
+    assert told.code == 0 and token.stat().st_mode & 0o777 == 0o600
+    assert f"token: chmod 600 {token}" in told.err
+
+
+def test_authentication_that_is_off(doctor: Doctor) -> None:
+    doctor.names_and_mends("token", "--only", "token", RAY_AUTH_MODE="disabled")
+
+
+def test_a_torch_that_crashes_does_not_take_the_doctor_along(
+    doctor: Doctor, tmp_path: Path
+) -> None:
+    package = tmp_path / "broken" / "torch"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)")
+    told = doctor("--only", "libraries,text", PYTHONPATH=f"{package.parent}{os.pathsep}.")
+    assert "signal 11" in told.findings["imports"]["seen"] and told.state("text") == "ok"
+
+
+FACTS = {
+    "version": "2.13.0",
+    "cuda": "13.0",
+    "gpus": 2,
+    "why": "the driver is too old",
+    "has_gpu": True,
+    "visible": None,
+    "nccl": "2.28",
+    "bf16": False,
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "state", "seen"),
+    [
+        ({}, "ok", "nccl 2.28"),
+        ({"has_gpu": False, "gpus": 0}, "ok", "no GPU here"),
+        ({"cuda": None, "gpus": 0}, "fail", "this machine has a GPU"),
+        ({"gpus": 0}, "fail", "too old"),
+        ({"gpus": 0, "visible": ""}, "warn", "CUDA_VISIBLE_DEVICES"),
+        ({"nccl": ""}, "fail", "no nccl"),
+    ],
+)
+def test_a_torch_that_does_not_fit_its_gpu(
+    change: dict[str, object], state: str, seen: str
+) -> None:
+    """No GPU here: the judgement alone, of facts as libraries.py reports them."""
+    finding = packages.torch({**FACTS, **change})
+    assert finding.state == state and seen in finding.seen
+
+
+def test_bf16_where_it_is_slow() -> None:
+    assert packages.bf16(FACTS, {"precision": "bf16"}).state == "warn"
+    assert packages.bf16(FACTS, {}).state == "ok"
+    assert packages.bf16({**FACTS, "bf16": True}, {"precision": "bf16"}).state == "ok"
+
+
+def test_the_lock_of_a_compiler_that_was_killed(doctor: Doctor) -> None:
+    lock = doctor.home / ".cache" / "torch_extensions" / "py311_cpu" / "deepspeed_ccl" / "lock"
+    lock.parent.mkdir(parents=True)
+    lock.touch()
+    # A compilation that runs has a young lock: it is left alone.
+    assert doctor("--only", "locks").state("compile locks") == "ok" and lock.exists()
+    old = time.time() - 3600
+    os.utime(lock, (old, old))
+    doctor.names_and_mends("compile locks", "--only", "locks")
+    lock.touch()
+    os.utime(lock, (old, old))
+    assert doctor("--only", "locks", "--fix").code == 0 and not lock.exists()
+
+
+def test_a_disk_that_is_full(alone: Doctor) -> None:
+    full = "mount -t tmpfs -o size=8m none /mnt && head -c 9m /dev/zero > /mnt/fill; mkdir /mnt/r"
+    told = alone("run.dir=/mnt/r", "--only", "disks,run", first=full)
+    assert "0 MiB free in /mnt" in told.findings["disk of run.dir"]["seen"]
+    assert told.state("run.dir") == told.state("disk of run.dir") == "fail"
+    assert "set run.dir to another disk" in told.findings["disk of run.dir"]["way_out"]
+    told = alone(f"run.dir={alone.home}/run", "--only", "disks,run", first=full)
+    assert told.state("run.dir") == "ok" and told.state("disk of run.dir") != "fail"
+
+
+def test_a_run_folder_that_may_not_be_written(alone: Doctor) -> None:
+    read_only = "mount -t tmpfs -o ro none /mnt"
+    told = alone("run.dir=/mnt/run", "--only", "run", first=read_only)
+    assert "/mnt cannot be written: Read-only file system" in told.findings["run.dir"]["seen"]
+    writable = f"{read_only}; mount -o remount,rw /mnt"
+    assert alone("run.dir=/mnt/run", "--only", "run", first=writable).state("run.dir") == "ok"
+
+
+def test_a_shared_memory_of_docker(alone: Doctor) -> None:
+    small = "mount -t tmpfs -o size=64m none /dev/shm"
+    words = ("cluster.object_store_mb=300", "--only", "shm")
+    told = alone(*words, first=small)
+    assert told.state("/dev/shm") == "fail" and "64 MiB free" in told.findings["/dev/shm"]["seen"]
+    assert "--shm-size" in told.findings["/dev/shm"]["way_out"]
+    enough = small.replace("64m", "400m")
+    assert alone(*words, first=enough).state("/dev/shm") == "ok"
+
+
+def test_the_limit_of_a_container(tmp_path: Path) -> None:
+    """The lowest of its own group and of those above; both versions of control groups."""
+    own = tmp_path / "cgroup"
+    own.write_text("0::/kubepods/pod1/main\n")
+    groups = tmp_path / "two"
+    (groups / "kubepods/pod1/main").mkdir(parents=True)
+    (groups / "kubepods/pod1/main/memory.max").write_text("max\n")
+    (groups / "kubepods/pod1/memory.max").write_text(f"{3 * 2**30}\n")
+    (groups / "kubepods/memory.max").write_text(f"{9 * 2**30}\n")
+    assert machine.container_limit(groups, own) == 3 * 2**30
+    own.write_text("5:cpu,cpuacct:/a\n4:memory:/docker/1\n")
+    groups = tmp_path / "one"
+    (groups / "memory/docker/1").mkdir(parents=True)
+    (groups / "memory/docker/1/memory.limit_in_bytes").write_text("9223372036854771712\n")
+    assert machine.container_limit(groups, own) is None
+    (groups / "memory/memory.limit_in_bytes").write_text(f"{2**30}\n")
+    assert machine.container_limit(groups, own) == 2**30
+    assert machine.container_limit(groups, tmp_path / "none") is None
