@@ -101,7 +101,7 @@ def doctor(
 
 def show(console: Console, findings: Sequence[Finding]) -> None:
     """One line a finding, and below it the rule and the way out where something is wrong."""
-    width = max(len(finding.name) for finding in findings)
+    width = max(len("way out"), *(len(finding.name) for finding in findings))
     for finding in findings:
         style = STYLES[finding.state]
         head = f"{finding.state:<7}  {finding.name:<{width}}  "

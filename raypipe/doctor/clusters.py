@@ -11,7 +11,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from raypipe.cluster import shared
-from raypipe.doctor.finding import Asked, Finding, Mend, ok, skipped
+from raypipe.doctor.finding import Asked, Finding, Mend, State, ok, skipped
 from raypipe.doctor.process import Died, ask
 from raypipe.doctor.web import Answer, get
 
@@ -100,8 +100,10 @@ def _wanted(asked: Asked, recorded: Sequence[str]) -> tuple[str, str]:
 def _ask(address: str) -> Told:
     if not shared.listens(address):
         return Told(address, error="nobody listens there")
+    # As verbs do: a value of the user's own wins.
+    mode = {MODE: os.environ.get(MODE, "token")}
     try:
-        told = ask(METADATA, ANSWER_S, address=address)
+        told = ask(METADATA, ANSWER_S, mode, address=address)
     except Died as e:
         return Told(address, error=str(e))
     return Told(
@@ -154,7 +156,8 @@ def _about(setting: str, cluster: Told) -> Finding:
 
     if _is_gone(cluster):
         return _dead(setting)
-    if "Authentication" in cluster.error or "InvalidAuthToken" in cluster.error:
+    # Without any token Ray aborts the process that asks.
+    if "Authentication" in cluster.error or (cluster.error and not _secret()):
         return _refused(setting)
     if cluster.error:
         rule = "A Ray cluster answers within a second"
@@ -212,17 +215,19 @@ def _secret() -> str:
 def _others(setting: str, address: str, told: dict[str, Told]) -> Finding:
     """The finding about all clusters with a raylet on this host."""
     name = "other clusters"
+    # Ray's record of a cluster stays when the cluster is killed.
+    if address in told and _is_gone(told[address]):
+        address = ""
     # A cluster that refuses the token counts as somebody else's.
     others = [each for each in told.values() if each.address != address and not _is_gone(each)]
     private = [each.address for each in others if each.is_private]
     open_ = [each.address for each in others if not each.is_private and not each.error]
+    left_alone = f"{len(private)} of other programs, which are left alone" if private else "none"
     if not open_ or setting != "cluster.address=auto":
-        seen = f"{len(private)} of other programs, which are left alone" if private else "none"
-        return ok(name, seen)
-    if not address:
-        seen = f"{', '.join(open_)} runs here too"
-    else:
-        seen = f"{address} and {', '.join(open_)} run here"
+        return ok(name, left_alone)
+    seen = f"{' and '.join([*filter(None, [address]), *open_])} run here; private: {left_alone}"
+    # raypipe's own local cluster stands beside another one; two of `ray start` get mixed up.
+    state: State = "fail" if address else "warn"
     rule = "With two on one host, a job may land on the wrong one, and Ray Train's clean-up fails"
     way_out = f"export RAY_ADDRESS={address or open_[0]}, or `ray stop` the one that is not needed"
-    return Finding(name, "fail", seen, rule, way_out)
+    return Finding(name, state, seen, rule, way_out)

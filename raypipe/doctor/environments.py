@@ -12,7 +12,7 @@ from pathlib import Path
 
 from raypipe import torch_cache
 from raypipe.cluster import sidecar
-from raypipe.doctor.finding import Asked, Finding, Mend, ok, skipped
+from raypipe.doctor.finding import Asked, Finding, Mend, State, ok, skipped
 from raypipe.errors import one_line
 
 IMPORT_S = 60.0
@@ -99,19 +99,19 @@ def java(asked: Asked) -> Sequence[Finding]:
             rule = "cluster.address=spark starts Ray on Spark's executors"
             return [Finding("java", "fail", "pyspark is not installed", rule, way_out)]
         return [skipped("java", "pyspark is not installed")]
-    state = "fail" if wanted else "warn"
+    state: State = "fail" if wanted else "warn"
     rule = f"Spark 4 needs Java {JAVA}"
     way_out = f"Install a JDK {JAVA} (Debian: openjdk-{JAVA}-jre-headless), and set JAVA_HOME to it"
     command = _java()
     if command is None:
-        return [Finding("java", state, "no java on the PATH", rule, way_out)]  # type: ignore[arg-type]
+        return [Finding("java", state, "no java on the PATH", rule, way_out)]
     said = _version_of(command)
     # Java 8 calls itself 1.8.
     found = re.search(r'version "(?:1\.)?(\d+)', said)
     if found and int(found[1]) >= JAVA:
         return [ok("java", f"Java {found[1]} at {command}")]
     seen = f"{command} is Java {found[1]}" if found else f"{command} says {one_line(said, 80)!r}"
-    return [Finding("java", state, seen, rule, way_out)]  # type: ignore[arg-type]
+    return [Finding("java", state, seen, rule, way_out)]
 
 
 def _java() -> str | None:

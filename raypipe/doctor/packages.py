@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from raypipe.doctor.finding import Asked, Finding, of_error, ok
+from raypipe.doctor.finding import Asked, Finding, State, of_error, ok
 from raypipe.doctor.process import Died, ask
 from raypipe.errors import RaypipeError
 
@@ -177,8 +177,8 @@ def companions(facts: Mapping[str, Any], asked: Asked) -> Sequence[Finding]:
             f"python -m pip uninstall {name} (raypipe needs it for models named {name}:… only), "
             "or install the build for this torch from the same index"
         )
-        state = "fail" if used else "warn"
-        findings.append(Finding(name, state, problem, rule, way_out))  # type: ignore[arg-type]
+        state: State = "fail" if used else "warn"
+        findings.append(Finding(name, state, problem, rule, way_out))
     return findings
 
 

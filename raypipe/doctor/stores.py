@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from filelock import FileLock, Timeout
 
-from raypipe.doctor.finding import Asked, Finding, Mend, of_error, ok, skipped
+from raypipe.doctor.finding import Asked, Finding, Mend, State, of_error, ok, skipped
 from raypipe.doctor.machine import existing
 from raypipe.doctor.process import Died, ask
 from raypipe.doctor.web import get
@@ -196,8 +196,8 @@ def clock(asked: Asked) -> Sequence[Finding]:
     seen = f"{abs(skew):,.0f} s {'ahead of' if skew > 0 else 'behind'} {name}"
     rule = "Stores refuse requests that are signed minutes off; versions by time would be others"
     way_out = "Set the clocks by NTP, this host's or the store's: timedatectl set-ntp true"
-    state = "fail" if abs(skew) > REFUSED_AT_S else "warn"
-    return [Finding("clock", state, seen, rule, way_out)]  # type: ignore[arg-type]
+    state: State = "fail" if abs(skew) > REFUSED_AT_S else "warn"
+    return [Finding("clock", state, seen, rule, way_out)]
 
 
 def _servers(asked: Asked) -> dict[str, str]:

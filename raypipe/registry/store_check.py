@@ -66,7 +66,7 @@ def _database(address: str) -> dict[str, Any]:
 def _server(address: str) -> dict[str, Any]:
     # A dead server would be tried for minutes.
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "8")
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "5")
     import mlflow
 
     try:

@@ -27,7 +27,7 @@ from raypipe.tables.table import ImageTable, TableConfig
 FOLDER = "_raypipe_doctor"
 CONTENT = b"raypipe doctor wrote this, and removes it"
 # A dead endpoint would be tried for three minutes.
-IMPATIENT = {"max_retries": "1", "retry_timeout": "8s", "connect_timeout": "4s", "timeout": "8s"}
+IMPATIENT = {"max_retries": "1", "retry_timeout": "5s", "connect_timeout": "3s", "timeout": "5s"}
 
 
 def examine(settings: dict[str, Any], options: dict[str, str] | None) -> dict[str, Any]:
@@ -45,6 +45,10 @@ def examine(settings: dict[str, Any], options: dict[str, str] | None) -> dict[st
             answer["table"] = str(ImageTable.open_pinned(cfg)[1])
     except RaypipeError as e:
         answer["table_error"] = parts(e)
+        # Each step would wait for the same silence again.
+        if "cannot be reached" in e.what:
+            answer["store_error"] = {"list": parts(e)}
+            return answer
     # A catalog gives credentials for its own tables only.
     if not resolve(cfg.uri).startswith(UNITY):
         answer["store_error"], answer["left"] = _tried(resolve(cfg.uri), impatient)
@@ -78,6 +82,9 @@ def _tried(uri: str, options: dict[str, str]) -> tuple[dict[str, list[Any]], str
     def write() -> None:
         if isinstance(store, LocalFileSystem):
             store.create_dir(folder, recursive=True)
+        if not isinstance(store, LocalFileSystem):
+            _put(store, path)
+            return
         with store.open_output_stream(path) as out:
             out.write(CONTENT)
 
@@ -103,6 +110,13 @@ def _tried(uri: str, options: dict[str, str]) -> tuple[dict[str, list[Any]], str
         with suppress(OSError):
             Path(folder).rmdir()
     return errors, "" if removed else f"{uri}/{name}"
+
+
+def _put(store: PyFileSystem, path: str) -> None:
+    """Write the object. deltalake's public stream refuses the buffers that Arrow hands it (1.6)."""
+    stream = store.handler._handler.open_output_stream(path, None)
+    stream.write(CONTENT)
+    stream.close()
 
 
 def _opened(uri: str, options: dict[str, str]) -> tuple[FileSystem, str]:

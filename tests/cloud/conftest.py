@@ -53,7 +53,7 @@ class Store:
 def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
     pytest.importorskip("moto.server", reason="moto is in the extra `dev`")
     command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", "0"]
-    with _served(
+    with served(
         command, r"Running on (http://127\.0\.0\.1:\d+)", tmp_path_factory.mktemp("moto")
     ) as endpoint:
         _put(f"{endpoint}/images", {})
@@ -83,7 +83,7 @@ def azure(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
         r"successfully listens on (http://127\.0\.0\.1:\d+)",
         {"AZURITE_ACCOUNTS": f"{ACCOUNT}:{ACCOUNT_KEY}"},
     )
-    with _served(command, ready, tmp_path_factory.mktemp("azurite"), account) as endpoint:
+    with served(command, ready, tmp_path_factory.mktemp("azurite"), account) as endpoint:
         _make_container(f"{endpoint}/{ACCOUNT}", "images")
         options = {
             "azure_storage_account_name": ACCOUNT,
@@ -101,7 +101,7 @@ def store(request: pytest.FixtureRequest) -> Store:
 
 
 @contextmanager
-def _served(
+def served(
     command: list[str], ready: str, folder: Path, env: dict[str, str] | None = None
 ) -> Iterator[str]:
     """The address that a server prints once it listens; the server lives as long as the block."""
@@ -139,7 +139,7 @@ def relayed(endpoint: str, folder: Path) -> Iterator[tuple[str, Callable[[], int
     host, _, port = endpoint.removeprefix("http://").partition(":")
     moved = folder / "moved"
     command = [sys.executable, str(Path(__file__).with_name("relay.py")), host, port, str(moved)]
-    with _served(command, r"Relaying on (http://127\.0\.0\.1:\d+)", folder) as address:
+    with served(command, r"Relaying on (http://127\.0\.0\.1:\d+)", folder) as address:
         yield address, lambda: int(moved.read_text())
 
 
@@ -152,7 +152,7 @@ def logged(endpoint: str, folder: Path, delay_s: float = 0) -> Iterator[tuple[st
     log = folder / "requests.jsonl"
     script = str(Path(__file__).with_name("request_log.py"))
     command = [sys.executable, script, host, port, str(log), str(delay_s)]
-    with _served(command, r"Relaying on (http://127\.0\.0\.1:\d+)", folder) as address:
+    with served(command, r"Relaying on (http://127\.0\.0\.1:\d+)", folder) as address:
         yield address, log
 
 

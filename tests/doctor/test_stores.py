@@ -1,0 +1,191 @@
+"""Faults of stores, planted for real: S3 with rights and signatures (moto), MLflow's databases."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sqlite3
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from raypipe.registry.store_check import migrate
+from raypipe.tables.store_check import FOLDER
+from raypipe.tables.table import append
+from tests.cloud.conftest import served
+from tests.doctor.conftest import Doctor
+
+TABLE = "s3://images/cells"
+
+
+@dataclass(frozen=True)
+class Guarded:
+    """A bucket behind S3's own rights. keys: of each user, id and secret."""
+
+    endpoint: str
+    keys: dict[str, tuple[str, str]]
+
+    def options(self, user: str, secret: str | None = None) -> list[str]:
+        """Settings of a configuration."""
+        key, own = self.keys[user]
+        values = {
+            "AWS_ENDPOINT_URL": self.endpoint,
+            "AWS_ALLOW_HTTP": '"true"',
+            "AWS_REGION": "us-east-1",
+            "AWS_ACCESS_KEY_ID": key,
+            "AWS_SECRET_ACCESS_KEY": secret or own,
+        }
+        return [f"table.storage_options.{name}={value}" for name, value in values.items()]
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
+    boto3 = pytest.importorskip("boto3", reason="moto is in the extra `dev`")
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", "0"]
+    ready = r"Running on (http://127\.0\.0\.1:\d+)"
+    with served(command, ready, tmp_path_factory.mktemp("moto")) as endpoint:
+        root = {"aws_access_key_id": "root", "aws_secret_access_key": "rootroot"}
+        root |= {"endpoint_url": endpoint, "region_name": "us-east-1"}
+        boto3.client("s3", **root).create_bucket(Bucket="images")
+        iam = boto3.client("iam", **root)
+        keys = {}
+        for user, actions in {"writer": ["s3:*"], "reader": ["s3:Get*", "s3:List*"]}.items():
+            rights = {"Effect": "Allow", "Action": actions, "Resource": "*"}
+            policy = json.dumps({"Version": "2012-10-17", "Statement": [rights]})
+            iam.create_user(UserName=user)
+            iam.put_user_policy(UserName=user, PolicyName="own", PolicyDocument=policy)
+            key = iam.create_access_key(UserName=user)["AccessKey"]
+            keys[user] = key["AccessKeyId"], key["SecretAccessKey"]
+        # From now on every signature and every right is checked.
+        address, how = f"{endpoint}/moto-api/reset-auth", {"Content-Type": "text/plain"}
+        asked = urllib.request.Request(address, b"0", how)
+        with urllib.request.urlopen(asked, timeout=10):
+            pass
+        yield Guarded(endpoint, keys)
+
+
+@pytest.mark.cloud
+def test_credentials_that_do_not_work_or_may_only_read(
+    guarded: Guarded, doctor: Doctor, tmp_path: Path
+) -> None:
+    words = (f"table.uri={TABLE}", f"run.dir={tmp_path}", "--only", "table,clock")
+    secret = guarded.keys["writer"][1]
+    options = dict(each.split("options.")[1].split("=", 1) for each in guarded.options("writer"))
+    options["AWS_ALLOW_HTTP"] = "true"
+    append(TABLE, pa.table({"image": pa.array([b"x"], pa.binary())}), "add", options)
+
+    wrong = doctor(*guarded.options("writer", "w" * 40), *words)
+    assert wrong.state("table") == wrong.state("store") == "fail"
+    assert "refuses the credentials (SignatureDoesNotMatch" in wrong.findings["store"]["seen"]
+    assert "table.storage_options" in wrong.findings["store"]["way_out"]
+    assert "wwww" not in wrong.err + str(wrong.findings)
+
+    reader = doctor(*guarded.options("reader"), *words)
+    assert reader.state("table") == "ok" and reader.state("store") == "warn"
+    assert "read-only" in reader.findings["store"]["seen"]
+
+    writer = doctor(*guarded.options("writer"), *words)
+    assert writer.state("table") == writer.state("store") == writer.state("clock") == "ok"
+    assert secret not in writer.err + str(writer.findings)
+    assert "the object store" in writer.findings["clock"]["seen"]
+    # What was written is gone again.
+    boto3 = pytest.importorskip("boto3")
+    named = {"aws_access_key_id": guarded.keys["writer"][0], "aws_secret_access_key": secret}
+    store = boto3.client("s3", endpoint_url=guarded.endpoint, region_name="us-east-1", **named)
+    names = [each["Key"] for each in store.list_objects_v2(Bucket="images")["Contents"]]
+    assert names and not any(FOLDER in name for name in names)
+
+
+@pytest.fixture
+def silent() -> Iterator[str]:
+    """A server that takes connections and never answers, like a network that swallows packets."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"http://127.0.0.1:{server.getsockname()[1]}"
+
+
+def test_stores_that_never_answer_are_named_in_time(
+    silent: str, doctor: Doctor, tmp_path: Path
+) -> None:
+    options = {"AWS_ENDPOINT_URL": silent, "AWS_ALLOW_HTTP": '"true"', "AWS_REGION": "us-east-1"}
+    options |= {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret-secret"}
+    given = [f"table.storage_options.{name}={value}" for name, value in options.items()]
+    places = (f"table.uri={TABLE}", f"registry.uri={silent}", f"run.dir={tmp_path}")
+    began = time.monotonic()
+    told = doctor(*places, *given, "--only", "table,mlflow,clock")
+    assert time.monotonic() - began < 30
+    assert told.state("table") == told.state("store") == told.state("mlflow") == "fail"
+    assert told.state("clock") == "ok"
+    assert "cannot be reached" in told.findings["table"]["seen"]
+    assert "registry.uri" in told.findings["mlflow"]["way_out"]
+
+
+def test_a_local_table_leaves_no_trace(doctor: Doctor, tmp_path: Path) -> None:
+    words = (f"run.dir={tmp_path / 'run'}", "--only", "table,run,mlflow")
+    told = doctor(f"table.uri={tmp_path / 'a' / 'cells'}", *words)
+    assert told.state("table") == "skipped" and told.state("store") == "ok" and told.code == 0
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["home"]
+
+
+def test_a_store_of_mlflow_in_plain_files(doctor: Doctor, tmp_path: Path) -> None:
+    words = (f"run.dir={tmp_path}", "--only", "mlflow")
+    told = doctor(f"registry.uri={tmp_path}/mlruns", *words)
+    finding = told.findings["mlflow"]
+    assert finding["state"] == "fail" and "refuses file:" in finding["rule"]
+    assert finding["way_out"].startswith("Set registry.uri=null")
+    assert doctor("registry.uri=null", *words).state("mlflow") == "ok"
+
+
+def make_old(file: Path) -> str:
+    """A SQLite store as the release before made it: one revision back. Returns that revision."""
+    from alembic import command
+    from alembic.script import ScriptDirectory
+    from mlflow.store.db.utils import _get_alembic_config, create_sqlalchemy_engine
+    from mlflow.store.tracking.dbmodels.initial_models import Base
+
+    config = _get_alembic_config(f"sqlite:///{file}")
+    newest, before, *_ = ScriptDirectory.from_config(config).walk_revisions()
+    engine = create_sqlalchemy_engine(f"sqlite:///{file}")
+    Base.metadata.create_all(engine)
+    with engine.begin() as connection:
+        config.attributes["connection"] = connection
+        command.upgrade(config, before.revision)
+    engine.dispose()
+    assert newest.revision != before.revision
+    return str(before.revision)
+
+
+def test_a_store_of_an_older_mlflow(doctor: Doctor, tmp_path: Path) -> None:
+    file = tmp_path / "run" / "mlflow" / "mlflow.db"
+    file.parent.mkdir(parents=True)
+    revision = make_old(file)
+    words = (f"run.dir={tmp_path / 'run'}", "--only", "mlflow")
+    told = doctor(*words)
+    finding = told.findings["mlflow"]
+    assert told.code == 1 and f"its schema is {revision}" in finding["seen"]
+    assert f"mlflow db upgrade sqlite:///{file}" in finding["way_out"] and finding["can_fix"]
+
+    mended = doctor(*words, "--fix")
+    assert mended.state("mlflow") == "ok" and mended.code == 0
+    copy = file.with_name(f"{file.name}.before-{revision}")
+    assert f"copies {file} to {copy}" in mended.err
+    with closing(sqlite3.connect(copy)) as old:
+        assert old.execute("select version_num from alembic_version").fetchall() == [(revision,)]
+
+
+def test_a_store_that_cannot_be_migrated_stays_as_it_is(tmp_path: Path) -> None:
+    file = tmp_path / "mlflow.db"
+    with closing(sqlite3.connect(file)) as made:
+        made.execute("create table alembic_version (version_num text)")
+        made.execute("insert into alembic_version values ('of_2030')")
+        made.commit()
+    with pytest.raises(Exception, match="MLflow cannot migrate its store"):
+        migrate(str(file), "of_2030")
+    with closing(sqlite3.connect(file)) as after:
+        assert after.execute("select version_num from alembic_version").fetchall() == [("of_2030",)]
