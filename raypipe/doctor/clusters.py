@@ -179,6 +179,10 @@ def _about(setting: str, cluster: Told) -> Finding:
         rule = "Whoever reaches it may run code on it"
         way_out = f"ray stop; export {MODE}=token; ray start --head"
         return Finding("cluster", "warn", f"{setting} asks for no token", rule, way_out)
+    if MODE not in os.environ:
+        seen = f"{cluster.address} asks for a token, and {MODE} is not set here"
+        rule = "raypipe sets it for itself; `ray job submit` and `ray status` are refused without"
+        return Finding("cluster", "warn", seen, rule, f"export {MODE}=token")
     return ok("cluster", f"{cluster.address} with Ray {cluster.ray}")
 
 

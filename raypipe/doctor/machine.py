@@ -247,7 +247,8 @@ def _port(name: str, host: str, port: int, setting: str, expected: str) -> Findi
         except OSError as e:
             why = one_line(e.strerror or e)
     command = _holder(port)
-    holder = " ".join(Path(word).name for word in command)[:60] or "another user's process"
+    # Its id, program and script. Later words may hold secrets of that program.
+    holder = " ".join(Path(word).name for word in command[:3]) or "another user's process"
     if any(expected in word for word in command):
         return ok(name, f"{port} is taken by {holder}")
     rule = f"Whoever asks for {host}:{port} reaches that program ({why})"

@@ -33,7 +33,7 @@ def examine(uri: str | None, folder: str) -> dict[str, Any]:
     scheme = address.partition("://")[0].partition("+")[0]
     if scheme in DATABASES:
         return _database(address)
-    if scheme in ("http", "https", "databricks", "databricks-uc", "databricks://", "uc"):
+    if scheme in ("http", "https", "databricks", "databricks-uc"):
         return _server(address)
     raise ConfigError(
         "MLflow 3 keeps no store in plain files",
