@@ -26,9 +26,10 @@ from typing import Any
 from pydantic import Field
 
 from raypipe import guard
-from raypipe.cluster import watch
+from raypipe.cluster import spark, watch
 from raypipe.cluster.of_job import own_cluster
 from raypipe.cluster.shared import shared_cluster
+from raypipe.cluster.spark import SparkConfig
 from raypipe.config import Section
 from raypipe.errors import ClusterError, one_line
 
@@ -58,11 +59,15 @@ ENV = {
 
 
 class ClusterConfig(Section):
-    """Which Ray cluster to use. All but `address` is about a local cluster."""
+    """Which Ray cluster to use. All but `address` and `bring` is about one that starts here."""
 
     address: str = "auto"
     """auto; local; host:port; spark (Ray on the Spark cluster that this process drives, as on
-    Databricks); or none: fine-tuning by one worker needs no cluster."""
+    Databricks); or none: fine-tuning by one worker needs no cluster. Not ray://, Ray Client: Ray
+    Train cannot run over it."""
+
+    spark: SparkConfig = SparkConfig()
+    """The size of Ray with cluster.address=spark."""
 
     dashboard: bool = False
     """Run Ray's dashboard, on loopback. It and its metrics take time from trainings that use all
@@ -72,7 +77,7 @@ class ClusterConfig(Section):
     """CPUs of the local cluster. null: Ray's own choice, which is all."""
 
     object_store_mb: int | None = Field(default=None, ge=80)
-    """Size of Ray's object store in MiB. null: Ray's own choice."""
+    """Size of Ray's object store in MiB, on each node. null: Ray's own choice."""
 
     bring: tuple[str, ...] = ()
     """Files and folders below the current one that travel with --submit. raypipe itself, the
@@ -105,7 +110,7 @@ def connect(cfg: ClusterConfig, needed: bool = True, preload: str = "") -> dict[
     if cfg.address != "none" and not ray.is_initialized():
         _init(cfg, preload)
         _quiet_data()
-        _stop_watches.append(watch.start(guard.abort))
+        _stop_watches.append(watch.start(guard.abort, spark.find_ended))
     if ray.is_initialized():
         return {name: float(value) for name, value in ray.cluster_resources().items()}
     import torch
@@ -115,7 +120,7 @@ def connect(cfg: ClusterConfig, needed: bool = True, preload: str = "") -> dict[
 
 
 def close() -> None:
-    """Leave the cluster; a local one that this process started stops."""
+    """Leave the cluster; one that this process started, here or on Spark, stops."""
     import ray
 
     while _stop_watches:
@@ -123,6 +128,7 @@ def close() -> None:
         stop()
     if ray.is_initialized():
         ray.shutdown()
+    spark.stop()
     while _own:
         # A later `connect` in this process must not look for a cluster that is gone.
         address = _own.pop()
@@ -139,15 +145,23 @@ def _init(cfg: ClusterConfig, preload: str) -> None:
     address = cfg.address
     if address == "auto":
         address = _of_job() or _ray_address() or shared_cluster() or "local"
+    if address.startswith("ray://"):
+        raise ClusterError(
+            "ray:// is Ray Client, over which Ray Train and Tune cannot run",
+            got=address,
+            fix="Submit the verb (--submit http://HOST:8265), or set HOST:6379 on a node",
+        )
     try:
         if address == "spark":
-            ray.init(address=_start_on_spark(), **options)
+            spark.start(cfg.spark, cfg.object_store_mb, cfg.dashboard)
         elif address == "local":
             # Processes that are started from here join this cluster, not a second one.
             os.environ["RAY_ADDRESS"] = _start_here(cfg, preload, options)
             _own.append(os.environ["RAY_ADDRESS"])
         else:
             ray.init(address=address, **options)
+    except ClusterError:
+        raise
     except Exception as e:
         raise _connection_error(address, e) from e
     token = Path.home() / ".ray" / "auth_token"
@@ -212,15 +226,6 @@ def _children() -> list[Any]:
     import psutil  # type: ignore[import-untyped]
 
     return list(psutil.Process().children())
-
-
-def _start_on_spark() -> str:
-    """Start Ray on every Spark worker; returns its address. It ends with the Spark application."""
-    from ray.util.spark import MAX_NUM_WORKER_NODES, setup_ray_cluster
-
-    address, _ = setup_ray_cluster(max_worker_nodes=MAX_NUM_WORKER_NODES)
-    os.environ["RAY_ADDRESS"] = address
-    return str(address)
 
 
 def _of_job() -> str | None:

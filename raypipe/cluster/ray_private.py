@@ -6,7 +6,11 @@ cluster and then names the one that moved. Each door says why no public name doe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 
@@ -125,3 +129,67 @@ def address_of_session(session: str) -> str | None:
             if word.startswith("--gcs-address="):
                 return word.partition("=")[2]
     return None
+
+
+# PATH of the Spark executors while Ray starts there; spark_hook.py reads it.
+PATH_OF_NODES: list[str] = []
+
+
+@contextmanager
+def spark_start(session: Any, start_head: Callable[..., Any], path: str) -> Iterator[None]:
+    """Within it, setup_ray_cluster uses this Spark session and starts its head by `start_head`.
+
+    start_head(command, environment) returns the process and its last lines of output, once it
+    listens. path: PATH of the nodes. Publicly, the session must be the thread's active one, the
+    dashboard listens everywhere, and the head has 20 s, all of which are waited.
+    """
+    import ray
+    from ray.util.spark import cluster_init, databricks_hook
+
+    # It tells of each node that ends, as all do when Ray is stopped.
+    server = logging.getLogger("ray.autoscaler._private.spark.spark_job_server")
+    server.propagate = False
+    server.addHandler(logging.NullHandler())
+    logging.getLogger("ray.util.spark").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", "Spark session is not provided")
+
+    def head(command: list[str], synchronous: bool, extra_env: dict[str, str]) -> Any:
+        return start_head(command, extra_env)
+
+    quiet_init = functools.partial(ray.init, log_to_driver=False, logging_level=logging.ERROR)
+    own: list[tuple[Any, str, Any]] = [
+        (ray, "init", quiet_init),
+        (cluster_init, "get_spark_session", lambda: session),
+        (cluster_init, "_start_ray_head_node", head),
+        (cluster_init, "_RAY_HEAD_STARTUP_TIMEOUT", 0),
+        # Warnings are shown by IPython, which a job's Python file may lack.
+        (databricks_hook, "get_databricks_display_html_function", lambda: lambda html: None),
+    ]
+    before = [(module, name, getattr(module, name)) for module, name, _ in own]
+    PATH_OF_NODES.append(path)
+    try:
+        for module, name, value in own:
+            setattr(module, name, value)
+        yield
+    finally:
+        for module, name, value in before:
+            setattr(module, name, value)
+        PATH_OF_NODES.remove(path)
+
+
+def spark_processes(folder: str) -> tuple[list[Any], list[Any]]:
+    """The Ray nodes on this host with this temporary folder, and all of their processes.
+
+    Each is a psutil.Process. When a node has ended, some of its agents look for the head for a
+    minute before they end.
+    """
+    import psutil
+
+    flag = f"--temp-dir={folder}"
+    nodes, below = set(), set()
+    for process in psutil.process_iter(["cmdline"]):
+        if flag in (process.info["cmdline"] or []):
+            nodes.add(process)
+            with suppress(psutil.Error):
+                below |= {*process.children(recursive=True)}
+    return list(nodes), list(below - nodes)

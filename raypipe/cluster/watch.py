@@ -26,10 +26,10 @@ NAMES = {"gcs_server": "head (gcs_server)", "raylet": "raylet"}
 FindEnded = Callable[[], str]
 
 
-def start(lost: Callable[[str], None]) -> Callable[[], None]:
+def start(lost: Callable[[str], None], below: FindEnded = str) -> Callable[[], None]:
     """Watch the cluster that this process is connected to; returns a function that stops it.
 
-    `lost` is called at most once, from a thread.
+    `lost` is called at most once, from a thread. below: asks for what the cluster itself runs on.
     """
     import ray
 
@@ -40,7 +40,7 @@ def start(lost: Callable[[str], None]) -> Callable[[], None]:
 
     def look() -> None:
         while not stopped.wait(EVERY_S):
-            ended = find_ended()
+            ended = find_ended() or below()
             if ended and not stopped.wait(EVERY_S) and ray.is_initialized():
                 lost(
                     f"The Ray cluster of this command is gone: its {ended} has ended. "
@@ -76,11 +76,11 @@ def _of_node() -> FindEnded | None:
     raylet = ray_private.raylet_of(ray.get_runtime_context().get_node_id())
     if raylet is None:
         return None
-    return lambda: "" if _lives(raylet) else NAMES["raylet"]
+    return lambda: "" if lives(raylet) else NAMES["raylet"]
 
 
-def _lives(process: Any) -> bool:
-    """process: of psutil."""
+def lives(process: Any) -> bool:
+    """Does this psutil.Process still run? One that nobody has waited for does not."""
     import psutil  # type: ignore[import-untyped]
 
     try:

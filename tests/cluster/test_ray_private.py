@@ -87,3 +87,21 @@ def test_pbt_has_the_methods_that_the_population_overrides(
 ) -> None:
     code = getattr(PopulationBasedTraining, method).__code__
     assert list(code.co_varnames[: code.co_argcount]) == arguments
+
+
+def test_ray_on_spark_has_the_names_that_are_replaced_while_it_starts() -> None:
+    pytest.importorskip("pyspark", reason="raypipe[spark]")
+    import inspect
+
+    from ray.util.spark import cluster_init, databricks_hook
+
+    head = inspect.signature(cluster_init._start_ray_head_node)
+    assert list(head.parameters) == ["ray_head_node_cmd", "synchronous", "extra_env"]
+    assert cluster_init._RAY_HEAD_STARTUP_TIMEOUT > 0
+    source = inspect.getsource(cluster_init)
+    assert 'f"--dashboard-host={' in source and "time.sleep(_RAY_HEAD_STARTUP_TIMEOUT)" in source
+    before = cluster_init.get_spark_session, ray.init
+    with ray_private.spark_start("session", print, "/bin"):
+        assert cluster_init.get_spark_session() == "session"
+        assert databricks_hook.get_databricks_display_html_function()("warning") is None
+    assert (cluster_init.get_spark_session, ray.init) == before

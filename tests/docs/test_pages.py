@@ -49,6 +49,8 @@ ELSEWHERE = {
     "from collections.abc import Iterator\n\nimport mlflow": "serve/test_spark.py runs it",
     "raypipe predict mine.yaml predict.table.uri": "serve/test_stream.py runs these commands",
     "raypipe train jobs/configs/solar.yaml run.dir=runs/cluster": "cluster/test_submit.py does",
+    "# Two executors on this machine.": "cluster/test_spark.py starts Spark so",
+    "from raypipe.cluster.connect import ClusterConfig, close": "cluster/test_spark.py does so",
     "raypipe serve mine.yaml": "serve/test_online.py starts the server",
     "curl -H 'Content-Type: image/jpeg'": "the same: it asks so",
     "raypipe export onnx": "serve/test_same_everywhere.py exports so",
