@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from raypipe.costs.settings import CostConfig
 from raypipe.search.settings import SearchConfig
 from raypipe.serve.batch import PredictConfig
 from raypipe.serve.evaluation import EvaluateConfig
@@ -38,3 +39,5 @@ class Job(TrainSections):
     """Which images are added to the table, and how."""
     clean: CleanConfig = CleanConfig()
     """What counts as a duplicate or a bad image, and which of these are dropped."""
+    cost: CostConfig = CostConfig()
+    """The node type that the job runs on, and prices, for estimates of money."""

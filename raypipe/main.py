@@ -9,6 +9,7 @@ import typer
 from raypipe import guard
 from raypipe.cli import table
 from raypipe.cli.app import app
+from raypipe.cli.cost import cost
 from raypipe.cli.doctor import doctor
 from raypipe.cli.evaluate import evaluate
 from raypipe.cli.export import export
@@ -23,6 +24,7 @@ app.command("quickstart")(quickstart)
 app.command("evaluate")(evaluate)
 app.command("export")(export)
 app.command("serve")(serve)
+app.command("cost")(cost)
 table.app.command("prepare")(prepare)
 app.command("jobs")(jobs)
 app.command("doctor")(doctor)

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from raypipe.cli.console import Console
-from raypipe.cli.how import Detach, How, Json, Submit
+from raypipe.cli.how import Detach, DryRun, How, Json, Submit
 from raypipe.cluster.connect import prepare_environment
 from raypipe.config import load
 from raypipe.errors import ConfigError
@@ -62,6 +62,7 @@ def run_verb(
     if how.submit is not None:
         from raypipe.cli.submit import submitted
 
+        flags = [*flags, "--dry-run"] if how.dry_run else flags
         code = submitted(name, config, overrides or [], how, flags, job, console)
         if code:
             raise typer.Exit(code)
@@ -72,8 +73,9 @@ def run_verb(
     from raypipe.tables.address import resolve
 
     require_lasting({"run.dir": str(job.run.path), "table.uri": resolve(job.table.uri)})
+    run = verbs.plan if how.dry_run else verbs.run
     try:
-        result = verbs.run(name, job, console)
+        result = run(name, job, console)
     finally:
         close()
     console.finish(result)
@@ -87,8 +89,9 @@ def _verb(name: str, help: str, example: str) -> None:
         json: Json = False,
         submit: Submit = None,
         detach: Detach = False,
+        dry_run: DryRun = False,
     ) -> None:
-        run_verb(name, config, overrides, How(json, submit, detach))
+        run_verb(name, config, overrides, How(json, submit, detach, dry_run))
 
     app.command(name, help=f"{help}\n\nExample: [bold]raypipe {name} {EXAMPLE} {example}[/bold]")(
         command
@@ -169,6 +172,7 @@ def tune(
     json: Json = False,
     submit: Submit = None,
     detach: Detach = False,
+    dry_run: DryRun = False,
 ) -> None:
     """Search hyperparameters (Ray Tune, ASHA) and register the best model.
 
@@ -193,7 +197,7 @@ def tune(
         "tune",
         Path(config) if config else None,
         given if config else _of_table(given),
-        How(json, submit, detach),
+        How(json, submit, detach, dry_run),
     )
 
 
@@ -229,6 +233,7 @@ def predict(
     json: Json = False,
     submit: Submit = None,
     detach: Detach = False,
+    dry_run: DryRun = False,
 ) -> None:
     """Predict every image of a table version into a Delta table; with --follow or --once only new
     and changed ones.
@@ -238,7 +243,7 @@ def predict(
     given = list(overrides or [])
     if follow or once:
         given.append(f"predict.follow={'once' if once else 'always'}")
-    run_verb("predict", config, given, How(json, submit, detach))
+    run_verb("predict", config, given, How(json, submit, detach, dry_run))
 
 
 _verb(
@@ -255,6 +260,7 @@ def drift(
     json: Json = False,
     submit: Submit = None,
     detach: Detach = False,
+    dry_run: DryRun = False,
     exit_code: Annotated[
         bool, typer.Option("--exit-code", help="Exit with 3 when there is drift.")
     ] = False,
@@ -266,7 +272,7 @@ def drift(
     --exit-code[/bold]
     """
     flags = ["--exit-code"] if exit_code else []
-    result = run_verb("drift", config, overrides, How(json, submit, detach), flags)
+    result = run_verb("drift", config, overrides, How(json, submit, detach, dry_run), flags)
     # A submitted verb has left already, with its job's exit code.
     if exit_code and result.get("is_drift"):
         raise typer.Exit(3)

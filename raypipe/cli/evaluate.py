@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from raypipe.cli.app import run_verb
-from raypipe.cli.how import Detach, How, Json, Submit
+from raypipe.cli.how import Detach, DryRun, How, Json, Submit
 from raypipe.errors import ConfigError
 
 
@@ -36,6 +36,7 @@ def evaluate(
     json: Json = False,
     submit: Submit = None,
     detach: Detach = False,
+    dry_run: DryRun = False,
 ) -> None:
     """Measure a registered model on a labelled table: overall, by slice with intervals, and its
     surest mistakes as pictures.
@@ -43,7 +44,7 @@ def evaluate(
     Example: [bold]raypipe evaluate models:/cells@champion tables/night evaluate.slices=[line]
     run.dir=runs/cells[/bold]
     """
-    given, how = list(overrides or []), How(json, submit, detach)
+    given, how = list(overrides or []), How(json, submit, detach, dry_run)
     # `raypipe evaluate mine.yaml evaluate.group=part` names no table.
     if table is not None and "=" in table and not Path(table).exists():
         given, table = [table, *given], None

@@ -28,10 +28,24 @@ Detach = Annotated[
 ]
 
 
+DryRun = Annotated[
+    bool,
+    typer.Option(
+        "--dry-run",
+        help="Say what it would do, and what it would take in seconds, memory and money; "
+        "write nothing.",
+    ),
+]
+
+
 @dataclass(frozen=True)
 class How:
-    """How a verb runs. submit: a dashboard's address; None: here. detach: without following it."""
+    """How a verb runs.
+
+    submit: a dashboard's address; None: here. detach: without following it. dry_run: only its plan.
+    """
 
     json: bool = False
     submit: str | None = None
     detach: bool = False
+    dry_run: bool = False

@@ -50,6 +50,9 @@ ENV = {
     # Results go to MLflow. Three more copies of them would cost time on every report.
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    # How long a thread of OpenMP spins at a barrier before it sleeps. By default it is a
+    # millisecond: where anything else runs, each barrier of a step waits for a core that spins.
+    "GOMP_SPINCOUNT": "10000",
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
     "MLFLOW_LOGGING_LEVEL": "WARNING",
@@ -117,6 +120,40 @@ def connect(cfg: ClusterConfig, needed: bool = True, preload: str = "") -> dict[
 
     # One worker trains in this process.
     return {"CPU": 1.0, "GPU": float(torch.cuda.is_available())}
+
+
+def expected(cfg: ClusterConfig) -> tuple[dict[str, float], int, str]:
+    """The resources that `connect` would give, on how many nodes, and where; starts no cluster.
+
+    A cluster that runs is joined and asked. Raises ClusterError if it cannot be.
+    """
+    prepare_environment()
+    import ray
+
+    address = cfg.address
+    if address == "auto":
+        address = _of_job() or _ray_address() or shared_cluster() or "local"
+    starts = address in ("local", "none", "spark") and not ray.is_initialized()
+    if not starts:
+        resources = connect(cfg)
+        count = nodes()
+        return resources, count, f"the cluster at {address}, {count} node{'s' * (count > 1)}"
+    import torch
+
+    cpus = 1 if address == "none" else cfg.cpus or os.cpu_count() or 1
+    here = {"CPU": float(cpus), "GPU": float(torch.cuda.device_count())}
+    if address == "spark":
+        return here, 1, "a Ray cluster that Spark will start; measured as if it were this machine"
+    return here, 1, "this machine"
+
+
+def nodes() -> int:
+    """How many nodes the cluster has; 1 where none is joined."""
+    import ray
+
+    if not ray.is_initialized():
+        return 1
+    return sum(1 for node in ray.nodes() if node["Alive"])
 
 
 def close() -> None:

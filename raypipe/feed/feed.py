@@ -151,19 +151,21 @@ def await_decoded(sources: Iterable[Source]) -> None:
             logged = True
 
 
-def choose(cfg: FeedConfig, decoded_mb: float) -> str:
+def choose(cfg: FeedConfig, decoded_mb: float, store_mb: float | None = None) -> str:
     """The loader for so many megabytes of decoded pixels.
 
-    Falls back to threads, with a warning, where the cache was asked for and cannot hold them.
+    store_mb: of the object store; None: that of the cluster that is joined. Falls back to threads,
+    with a warning, where the cache was asked for and cannot hold them.
     """
     if cfg.carrier in ("threads", "offload"):
         return cfg.carrier
-    if not ray.is_initialized():
+    if store_mb is None and not ray.is_initialized():
         log.info("Feed: threads (there is no cluster to keep decoded images)")
         return "threads"
 
     # The cache is limited by its setting and by the memory that the cluster can give it.
-    store_mb = ray.cluster_resources().get("object_store_memory", 0) / 2**20
+    if store_mb is None:
+        store_mb = ray.cluster_resources().get("object_store_memory", 0) / 2**20
     limit_mb = min(cfg.cache_mb, store_mb * CACHE_SHARE)
     fits = decoded_mb <= limit_mb
     if cfg.carrier == "cache" and not fits:

@@ -261,3 +261,6 @@ class TrainResult:
     seconds: float
     stopped: str | None = None
     """Why it stopped before its last epoch, if it did."""
+    device_s: float = 0.0
+    """Seconds in the training loop times workers, of all calls that the training took; 0: not
+    known."""

@@ -55,6 +55,7 @@ class Outcome:
     best_epoch: int
     checkpoint: str
     stopped: str | None
+    device_s: float = 0.0  # 0: not known, in results of older versions
 
 
 @dataclass(frozen=True)
@@ -147,6 +148,7 @@ def _run_into(planned: Plan, progress: Report, report_position: ReportPosition) 
         best_epoch=state.best_epoch,
         checkpoint=str(_best_checkpoint(checkpoints, state)),
         stopped=state.stopped,
+        device_s=state.worker_s,
     )
     # Written last: while this file is missing, the run counts as unfinished.
     write_atomic(folder / "result.json", to_json(asdict(outcome) | {"format": FORMAT}))
@@ -213,7 +215,8 @@ def _read_outcome(result_file: Path) -> Outcome:
             rule="An older raypipe called an epoch of NaN the best",
             fix=f"Remove {result_file.parent} to train again, or lower train.lr",
         )
-    return Outcome(history, read["best_epoch"], str(best), read["stopped"])
+    device_s = float(read.get("device_s", 0.0))
+    return Outcome(history, read["best_epoch"], str(best), read["stopped"], device_s)
 
 
 def check_start(job: TrainJob) -> None:
@@ -310,4 +313,5 @@ def _result(planned: Plan, outcome: Outcome, seconds: float) -> TrainResult:
         checkpoint=outcome.checkpoint,
         seconds=seconds,
         stopped=outcome.stopped,
+        device_s=outcome.device_s,
     )

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from raypipe.costs.spent import Spent
 from raypipe.registry.promote import ModelVersion
 from raypipe.search import page as search_page
 from raypipe.search import refit
@@ -134,6 +135,7 @@ class Trained(Result):
     job: TrainJob
     result: TrainResult
     registered: Registered
+    spent: Spent
     test: Mapping[str, float] = field(default_factory=dict)
 
     def facts(self) -> Facts:
@@ -144,7 +146,7 @@ class Trained(Result):
         facts |= prepared_from(result.version, "prepared from")
         facts[f"{train.result} epoch"] = result.best_epoch + 1
         facts["stopped"] = result.stopped or f"after all {train.epochs} epochs"
-        return facts | _cost(self.job, result)
+        return facts | _cost(self.job, result) | self.spent.facts()
 
     def summary(self) -> Facts:
         result = self.result
@@ -156,6 +158,7 @@ class Trained(Result):
             "test": self.test,
             "epochs": len(result.history),
             "stopped": result.stopped,
+            "spent": self.spent.summary(),
             "mlflow_uri": self.registered.mlflow_uri,
         }
 
@@ -199,6 +202,7 @@ class Searched(Result):
     registered: Registered
     report: Path
     best_config: Path
+    spent: Spent
     test: Mapping[str, float] = field(default_factory=dict)
 
     @property
@@ -232,7 +236,7 @@ class Searched(Result):
         again = f"raypipe train {self.best_config}"
         if result.members:
             again += " (the best trial alone: a mean of weights is not trained)"
-        return {**facts, "report": self.report, "again": again}
+        return {**facts, **self.spent.facts(), "report": self.report, "again": again}
 
     def summary(self) -> Facts:
         result = self.result
@@ -252,6 +256,7 @@ class Searched(Result):
             "best": result.trials[0].changes,
             "ahead": [asdict(one) for one in result.ahead],
             "stopped": result.stopped,
+            "spent": self.spent.summary(),
             "mlflow_uri": self.registered.mlflow_uri,
         }
 

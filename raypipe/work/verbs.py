@@ -6,11 +6,13 @@ and run again.
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from raypipe.cluster.connect import connect
+from raypipe.cluster.connect import connect, nodes
 from raypipe.config import replace, save
+from raypipe.costs.spent import Price, Spent
 from raypipe.errors import ConfigError
 from raypipe.feed.dataset import Pinned, pin
 from raypipe.job import Job
@@ -78,6 +80,7 @@ def clean(job: Job, show: Show) -> Cleaned:
 
 def train(job: Job, show: Show) -> Trained:
     """Train one model and register it; the first model becomes champion."""
+    began = time.monotonic()
     pinned = pin(job.table, job.feed, kind=job.model.task)
     check_workers(job.train, connect(job.cluster, job.training.needs_cluster))
     # A wrong address must not cost a training.
@@ -89,7 +92,9 @@ def train(job: Job, show: Show) -> Trained:
         result = trainer.run(planned, told.epoch, told.step)
     version = publish(store, planned, result, "train")
     registered = Registered(version, crown_first(store, version), store.uri)
-    return Trained(planned.job, result, registered, _test(planned, result, store))
+    test = _test(planned, result, store)
+    spent = Spent(time.monotonic() - began, result.device_s, Price.of(job.cost, nodes()))
+    return Trained(planned.job, result, registered, spent, test)
 
 
 def _tell_overlap(pinned: Pinned, job: Job, show: Show) -> None:
@@ -121,6 +126,7 @@ def _test(planned: trainer.Plan, result: TrainResult, store: Store) -> dict[str,
 
 def tune(job: Job, show: Show) -> Searched:
     """Search hyperparameters and register the best model; the first one becomes champion."""
+    began = time.monotonic()
     pinned = pin(job.table, job.feed, kind=job.model.task)
     # Trials' processes import Tune's patches when they start.
     connect(job.cluster, preload=tune_patches.PRELOAD)
@@ -129,7 +135,18 @@ def tune(job: Job, show: Show) -> Searched:
     registered = Registered(version, crown_first(store, version), store.uri)
     test = _test(result.plan, result.best, store)
     page = search_page.write(result, version, store, test)
-    return Searched(result, registered, page, best_config(result), test)
+    spent = _search_spent(result, time.monotonic() - began, job)
+    return Searched(result, registered, page, best_config(result), spent, test)
+
+
+def _search_spent(result: SearchResult, seconds: float, job: Job) -> Spent:
+    """What the trials held of devices, and the epochs that they were spared."""
+    # A refit is a training of its own, after the trials.
+    device_s = sum(trial.seconds for trial in result.trials) * job.train.most_workers
+    if result.refitted:
+        device_s += result.best.device_s
+    saved = 1 - result.epochs / result.full_epochs if result.full_epochs else 0.0
+    return Spent(seconds, device_s, Price.of(job.cost, nodes()), saved)
 
 
 def search_and_register(

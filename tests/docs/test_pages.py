@@ -51,6 +51,7 @@ ELSEWHERE = {
     "raypipe train jobs/configs/solar.yaml run.dir=runs/cluster": "cluster/test_submit.py does",
     "# Two executors on this machine.": "cluster/test_spark.py starts Spark so",
     "from raypipe.cluster.connect import ClusterConfig, close": "cluster/test_spark.py does so",
+    "raypipe train jobs/configs/solar.yaml --dry-run": "e2e/test_dry_run.py runs both",
     "raypipe serve mine.yaml": "serve/test_online.py starts the server",
     "curl -H 'Content-Type: image/jpeg'": "the same: it asks so",
     "raypipe export onnx": "serve/test_same_everywhere.py exports so",

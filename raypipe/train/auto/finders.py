@@ -49,13 +49,27 @@ def resolve(
         fields = {name: asdict(value) for name, value in values.items()}
         write_atomic(path, config.to_json(fields))
     # The first run reads its own file too: so all runs see the same numbers.
+    return config.replace(job, _stored(path, wanted))
+
+
+def _stored(path: Path, wanted: tuple[str, ...]) -> dict[str, float]:
+    """The numbers in the file, by dotted field."""
     stored = json.loads(path.read_text())
     changes = {}
     for name in wanted:
         value = AutoValue(**stored[name])
         log.info("train.%s=%g: %s", name, value.value, value.reason)
         changes[f"train.{name}"] = value.value
-    return config.replace(job, changes)
+    return changes
+
+
+def found(job: TrainJob, pinned: Pinned) -> TrainJob:
+    """The job with the numbers that an earlier run found; `auto` stays where none did."""
+    wanted = _wanted(job, ())
+    path = _path(job, pinned, wanted, 1.0)
+    if not wanted or not path.exists():
+        return job
+    return config.replace(job, _stored(path, wanted))
 
 
 def _wanted(job: TrainJob, drawn: tuple[str, ...]) -> tuple[str, ...]:
