@@ -7,6 +7,7 @@ they have parents.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -49,7 +50,7 @@ START_S = 240
 
 # Holds a cluster until its stdin ends, as a notebook does. Tells what it has and what it leaves.
 HOLD = """
-import json, os, sys
+import hashlib, json, os, sys
 from pyspark.sql import SparkSession
 
 builder = SparkSession.builder.master(sys.argv[1]).config("spark.ui.enabled", "false")
@@ -73,7 +74,9 @@ def seen():
     time.sleep(3)  # so that each node runs one
     node = ray.get_runtime_context().get_node_id()
     names = "AWS_SECRET_ACCESS_KEY", "RAY_AUTH_MODE", "RAY_USAGE_STATS_ENABLED", "RAY_ADDRESS"
-    return node, os.getpid(), {name: os.environ.get(name) for name in names}
+    found = {name: os.environ.get(name) for name in names}
+    token = hashlib.sha256(os.environ["RAY_AUTH_TOKEN"].encode()).hexdigest()
+    return node, os.getpid(), found | {"token": token}
 
 nodes = ray.get([seen.remote() for _ in range(2)])
 head = os.environ["RAY_ADDRESS"]
@@ -84,6 +87,26 @@ changed = {n for n in {*before, *os.environ} if before.get(n) != os.environ.get(
 alive = session.range(3).count()  # the session is not ours to stop
 print(json.dumps({"changed": sorted(changed), "alive": alive}), flush=True)
 session.stop()
+"""
+
+
+# Three tasks of which a node runs one at a time.
+GROW = """
+import os, time
+from raypipe.cluster.connect import ClusterConfig, close, connect, prepare_environment
+
+prepare_environment()
+options = {"workers": 2, "cpus": 2, "memory": 500, "autoscale": True}
+resources = connect(ClusterConfig(address="spark", object_store_mb=200, spark=options))
+import ray
+
+@ray.remote(num_cpus=2)
+def seen():
+    time.sleep(20)
+    return ray.get_runtime_context().get_node_id()
+
+print(resources["CPU"], len(set(ray.get([seen.remote() for _ in range(3)]))))
+close()
 """
 
 
@@ -195,6 +218,7 @@ def test_the_nodes_are_two_processes_with_what_they_need(held: Held) -> None:
             "AWS_SECRET_ACCESS_KEY": CANARY,
             "RAY_AUTH_MODE": "token",
             "RAY_USAGE_STATS_ENABLED": "0",
+            "token": hashlib.sha256(token().encode()).hexdigest(),
         }
     # Dashboards listen on loopback only.
     port = int(held.dashboard.rpartition(":")[2])
@@ -307,6 +331,24 @@ def test_a_verb_alone_starts_spark_and_ends_it(job: Path, tmp_path: Path) -> Non
     assert code == 0, out + err
     assert seconds_until_gone(mark, 30) < 30
     assert isinstance(json.loads(out), dict)
+
+
+@pytest.mark.slow
+def test_it_grows_while_work_waits(tmp_path: Path) -> None:
+    """Run by spark-submit, which starts Java before Python."""
+    script, mark = tmp_path / "grow.py", uuid.uuid4().hex
+    script.write_text(GROW)
+    spark_submit = Path(pyspark.__file__).parent / "bin" / "spark-submit"
+    done = subprocess.run(
+        [str(spark_submit), "--master", MASTER, str(script)],
+        env=environment(**{MARK: mark, "PYSPARK_SUBMIT_ARGS": ""}),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert seconds_until_gone(mark, 30) < 30
+    assert done.stdout.splitlines()[-1] == "2.0 2"
 
 
 @pytest.mark.parametrize(
