@@ -16,12 +16,12 @@ from raypipe.tables.fragment import Options, new_file
 from raypipe.tables.pages import Chunk
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Footer:
     """What the end of a file says. Arrays with the suffix _G have one entry a row group."""
 
-    data: bytes = field(repr=False)
-    """A Parquet file of this footer alone: `fragment.open_file` parses it."""
+    data: bytes | None = field(repr=False)
+    """A Parquet file of this footer alone: `fragment.open_file` parses it. None: not kept."""
     schema: pa.Schema
     """The columns as the file has them."""
     rows_G: tuple[int, ...]

@@ -48,7 +48,7 @@ MOST_SENT = 65_536  # bytes of a footer that is sent with a row group; to read o
 BUFFER_BYTES = 65_536
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Fragment:
     """One row group of a file."""
 

@@ -10,6 +10,9 @@ Names: arrays with the suffix _N have one entry a row of a file (or a file of th
 
 from __future__ import annotations
 
+import itertools
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from urllib.parse import unquote, urlsplit
@@ -26,8 +29,12 @@ from raypipe.tables.conditions import Where
 from raypipe.tables.footer import Footer
 from raypipe.tables.fragment import Fragment, matches, with_fields
 
+# A relative path without anything that an address encodes, and without empty or dotted folders.
+PLAIN = re.compile(r"\w[\w.=-]*(/\w[\w.=-]*)*", re.ASCII)
+_Stored = tuple[tuple[str, str], ...]  # (name in the table, name in the file)
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, slots=True)
 class File:
     """One data file of a version.
 
@@ -60,18 +67,22 @@ def files(
         ("modification_time", "ascending"),
         ("path", "ascending"),
     ]
-    actions = pa.table(delta.get_add_actions(flatten=True)).sort_by(order)
+    actions = pa.table(delta.get_add_actions(flatten=True))
     keep_N = _may_match(actions, schema, where)
-    actions = actions.filter(pa.array(keep_N))
-
     partition_columns = delta.metadata().partition_columns
+    # Statistics take most of the memory, and are not needed any more.
+    needed = ["path", "modification_time", *(f"partition.{name}" for name in partition_columns)]
+    actions = actions.select(needed).filter(pa.array(keep_N)).sort_by(order)
+
     masks = dict(deletion_masks(delta) if masks is None else masks)
     table_root = delta.table_uri.rstrip("/")
+    placed = Places(delta.table_uri)
+    partitions = _partitions(actions, partition_columns)
     selected = []
-    for i, logged_path in enumerate(actions["path"].to_pylist()):
-        root, path = place(delta.table_uri, logged_path)
-        partition = tuple((name, actions[f"partition.{name}"][i]) for name in partition_columns)
-        mask = masks.pop(_mask_key(root, path), None)
+    # Tables have hundreds of thousands of files: each line here is run for each.
+    for logged_path, partition in zip(actions["path"].to_pylist(), partitions, strict=True):
+        root, path = placed(logged_path)
+        mask = masks.pop(_mask_key(root, path), None) if masks else None
         # A catalog's table is opened by its own name again: its credentials belong to that name.
         opened_under = uri if root == table_root else root
         selected.append(File(opened_under, path, partition, mask))
@@ -83,6 +94,14 @@ def files(
             got=sorted(masks)[0],
         )
     return selected, schema
+
+
+def _partitions(actions: pa.Table, names: list[str]) -> Iterator[tuple[tuple[str, pa.Scalar], ...]]:
+    """The partition values of each file. Files of one partition share them."""
+    if not names:
+        return itertools.repeat((), len(actions))
+    columns = [actions[f"partition.{name}"].combine_chunks() for name in names]
+    return (tuple(zip(names, values, strict=True)) for values in zip(*columns, strict=True))
 
 
 def _check_conditions(delta: DeltaTable, schema: pa.Schema, where: Where) -> None:
@@ -98,13 +117,33 @@ def _check_conditions(delta: DeltaTable, schema: pa.Schema, where: Where) -> Non
         conditions.values(texts, schema.field(name).type, name)
 
 
-def row_groups(file: File, footer: Footer, schema: pa.Schema, image: str) -> list[Fragment]:
+class Names:
+    """How the files of a table call its columns. Files with the same schema are looked at once."""
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self._schema = schema
+        # By the schema object, which is kept, so that no other one gets its id. The footers of a
+        # snapshot share equal ones.
+        self._found: dict[tuple[int, tuple[str, ...]], tuple[pa.Schema, _Stored]] = {}
+
+    def of(self, footer: Footer, file: File) -> _Stored:
+        """(name in the table, name in the file) where they differ. Raises DataError."""
+        partition = tuple(name for name, _ in file.partition)
+        key = (id(footer.schema), partition)
+        if key not in self._found:
+            self._found[key] = footer.schema, _stored_names(footer.schema, self._schema, file)
+        return self._found[key][1]
+
+
+def row_groups(file: File, footer: Footer, names_of: Names, image: str) -> list[Fragment]:
     """The row groups of a file, from its footer. `image`: the table's column. Raises DataError."""
-    names = _stored_names(footer.schema, schema, file)
-    deleted_N = _deleted_rows(file, sum(footer.rows_G))
+    names = names_of.of(footer, file)
+    deleted_N = None if file.keep_N is None else _deleted_rows(file, sum(footer.rows_G))
     fragments, start = [], 0
     for number, rows in enumerate(footer.rows_G):
-        deleted = deleted_N[start : start + rows]
+        deleted = b""
+        if deleted_N is not None and deleted_N[start : start + rows].any():
+            deleted = np.packbits(deleted_N[start : start + rows]).tobytes()
         chunk = footer.images_G[number]
         fragments.append(
             Fragment(
@@ -115,7 +154,7 @@ def row_groups(file: File, footer: Footer, schema: pa.Schema, image: str) -> lis
                 bytes=footer.bytes_G[number],
                 partition=file.partition,
                 names=names,
-                deleted=np.packbits(deleted).tobytes() if deleted.any() else b"",
+                deleted=deleted,
                 image=(image, chunk) if chunk else None,
                 footer=footer.data,
             )
@@ -164,7 +203,7 @@ def stored_as(field: pa.Field) -> str:
     return f"{key.decode()}: {field.type}"
 
 
-def _stored_names(stored: pa.Schema, schema: pa.Schema, file: File) -> tuple[tuple[str, str], ...]:
+def _stored_names(stored: pa.Schema, schema: pa.Schema, file: File) -> _Stored:
     """(name in the table, name in the file) where they differ; "" when the file lacks it."""
     partition = dict(file.partition)
     fields = [field for field in schema if field.name not in partition]
@@ -253,6 +292,23 @@ def deletion_masks(delta: DeltaTable) -> dict[str, np.ndarray]:
     for path, selection in zip(paths, selections, strict=True):
         masks[unquote(path)] = selection.values.to_numpy(zero_copy_only=False)
     return masks
+
+
+class Places:
+    """`place` for many files of one table: those that are named plainly are not parsed."""
+
+    def __init__(self, table_uri: str) -> None:
+        self._table_uri = table_uri
+        root = table_uri.rstrip("/")
+        is_local = root.startswith("file://") or "://" not in root
+        self._root = unquote(root.removeprefix("file://")) if is_local else root
+        self._before = f"{self._root}/" if is_local else ""
+
+    def __call__(self, path: str) -> tuple[str, str]:
+        # Letters, digits and -_.=/ mean themselves in an address. Other texts are parsed.
+        if PLAIN.fullmatch(path):
+            return self._root, self._before + path
+        return place(self._table_uri, path)
 
 
 def place(table_uri: str, path: str) -> tuple[str, str]:

@@ -86,7 +86,9 @@ def plan(
     )
 
     # `map` keeps the order of the files.
-    fragments = []
+    fragments: list[Fragment] = []
+    if table.sample == 1:
+        return list(itertools.chain.from_iterable(files)), schema
     with ThreadPoolExecutor(THREADS) as pool:
         for groups in pool.map(lambda groups: sample.sampled(groups, schema, table), files):
             fragments += groups

@@ -12,6 +12,7 @@ get the footers of the files that they read, in their fragments.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import threading
 from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -27,6 +28,9 @@ from raypipe.tables.footer import Footer, read_footer
 from raypipe.tables.fragment import Fragment, Options
 
 THREADS = 8  # reading footers waits for storage more than it computes
+AT_ONCE = 16  # files that one of them reads, before it asks for more
+WAVE = 1024  # files
+KEPT = 64 * 2**20  # bytes of footers: 300,000 files have 400 MB and more
 
 
 class Snapshot:
@@ -37,6 +41,9 @@ class Snapshot:
         self._lock = threading.Lock()
         self._masks: dict[str, np.ndarray] | None = None
         self._footers: dict[tuple[str, str, str], Footer] = {}
+        self._schemas: dict[bytes, pa.Schema] = {}
+        self._schema = pa.schema([])  # the last of them
+        self._kept_bytes = 0
 
     def files(
         self,
@@ -58,9 +65,10 @@ class Snapshot:
             if only is not None:
                 files = [file for file in files if file.path in only]
             footers = self._footers_of(files, schema, image, options)
+        names = log.Names(schema)
         groups = []
         for file, footer in zip(files, footers, strict=True):
-            groups.append(log.row_groups(file, footer, schema, image))
+            groups.append(log.row_groups(file, footer, names, image))
         return groups, schema
 
     def schema(self) -> pa.Schema:
@@ -119,14 +127,37 @@ class Snapshot:
     ) -> list[Footer]:
         """The footers of these files. Reads those that were never read."""
 
-        def read(file: log.File) -> Footer:
-            return read_footer(file.uri, file.path, schema, image, options)
+        def read(some: Sequence[log.File]) -> list[Footer]:
+            found = []
+            for file in some:
+                found.append(read_footer(file.uri, file.path, schema, image, options))
+            return found
 
         missing = [file for file in files if (file.uri, file.path, image) not in self._footers]
         with ThreadPoolExecutor(THREADS) as pool:
-            for file, footer in zip(missing, pool.map(read, missing), strict=True):
-                self._footers[file.uri, file.path, image] = footer
+            # One wave after the other, so that bytes that are not kept go soon.
+            for first in range(0, len(missing), WAVE):
+                wave = missing[first : first + WAVE]
+                runs = [wave[start : start + AT_ONCE] for start in range(0, len(wave), AT_ONCE)]
+                footers = itertools.chain.from_iterable(pool.map(read, runs))
+                for file, footer in zip(wave, footers, strict=True):
+                    self._footers[file.uri, file.path, image] = self._kept(footer)
         return [self._footers[file.uri, file.path, image] for file in files]
+
+    def _kept(self, footer: Footer) -> Footer:
+        """The footer as it is kept: equal schemas are one object, and bytes are kept up to KEPT.
+
+        Who reads a file whose footer was not kept reads it again, on its own node.
+        """
+        # Most files of a table have the schema of the file before.
+        if not footer.schema.equals(self._schema, check_metadata=True):
+            text = footer.schema.serialize().to_pybytes()
+            self._schema = self._schemas.setdefault(text, footer.schema)
+        data = footer.data
+        if data is not None:
+            self._kept_bytes += len(data)
+            data = data if self._kept_bytes <= KEPT else None
+        return Footer(data, self._schema, footer.rows_G, footer.bytes_G, footer.images_G)
 
 
 class Snapshots:
