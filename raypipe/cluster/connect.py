@@ -27,7 +27,7 @@ from pydantic import Field
 
 from raypipe import guard
 from raypipe.cluster import spark, watch
-from raypipe.cluster.of_job import own_cluster
+from raypipe.cluster.of_job import lift_thread_limit, own_cluster
 from raypipe.cluster.shared import shared_cluster
 from raypipe.cluster.spark import SparkConfig
 from raypipe.config import Section
@@ -89,6 +89,7 @@ class ClusterConfig(Section):
 
 def prepare_environment() -> None:
     """Set the switches in ENV, which Ray and MLflow read at import; the user's own values win."""
+    lift_thread_limit()
     for name, value in ENV.items():
         os.environ.setdefault(name, value)
 

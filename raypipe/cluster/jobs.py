@@ -97,8 +97,10 @@ class Jobs:
                     return job
                 # On a cluster that has just started, the dashboard answers before its agents do.
                 tries -= 1
-                if "No available agent" not in str(e) or not tries:
+                if "No available agent" not in str(e):
                     raise _no_answer(self.address, e) from e
+                if not tries:
+                    raise _no_agent(self.address) from e
                 time.sleep(AGENT_S)
 
     def state(self, job: str) -> JobState:
@@ -288,6 +290,16 @@ def _own_address() -> Iterator[None]:
         yield
     finally:
         os.environ.update(kept)
+
+
+def _no_agent(address: str) -> ClusterError:
+    return ClusterError(
+        "The cluster has no agent that could start a job",
+        got=address,
+        rule="Each node runs one, on port 52365 unless ray start says otherwise: a second cluster "
+        "on the host finds the port taken",
+        fix="Start that cluster with --dashboard-agent-listen-port=52366",
+    )
 
 
 def _no_answer(address: str, error: Exception) -> ClusterError:

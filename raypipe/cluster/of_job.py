@@ -1,4 +1,4 @@
-"""The cluster that a submitted job belongs to.
+"""The cluster that a submitted job belongs to, and the threads that its process may use.
 
 Ray gives a job's process RAY_ADDRESS. It takes the address of the cluster that was started last on
 that host, whoever started it: where two run there, a job of one runs on the other, without a word
@@ -7,6 +7,7 @@ that host, whoever started it: where two run there, a job of one runs on the oth
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from contextlib import suppress
@@ -14,6 +15,7 @@ from pathlib import Path
 
 from raypipe.cluster import ray_private
 
+THREADS = "OMP_NUM_THREADS"
 JOB_CONFIG = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 _SESSION = re.compile(r"/(session_[^/]+)/logs/job-driver-")
 
@@ -22,6 +24,34 @@ def own_cluster() -> str | None:
     """The address of the cluster whose job this process is; None outside of a job."""
     session = _session() if JOB_CONFIG in os.environ else None
     return ray_private.address_of_session(session) if session else None
+
+
+def lift_thread_limit() -> None:
+    """Give a job's process all threads of its node, unless somebody limited them on purpose.
+
+    Ray starts it from an actor without a CPU, and such an actor and what it starts have
+    OMP_NUM_THREADS=1: a training in the job's own process would take one core, without a word. Call
+    it before torch is imported. What the job's runtime environment or the node itself sets, stays.
+    """
+    if JOB_CONFIG not in os.environ or os.environ.get(THREADS) != "1":
+        return
+    with suppress(ValueError, AttributeError):
+        config = json.loads(os.environ[JOB_CONFIG])
+        if THREADS in ((config.get("runtime_env") or {}).get("env_vars") or {}):
+            return
+    if not _node_has(THREADS):
+        del os.environ[THREADS]
+
+
+def _node_has(name: str) -> bool:
+    """Was the raylet that started this job itself started with the variable?"""
+    import psutil  # type: ignore[import-untyped]
+
+    for parent in psutil.Process().parents():
+        with suppress(psutil.Error):
+            if parent.name() == "raylet":
+                return name in parent.environ()
+    return False
 
 
 def _session() -> str | None:

@@ -298,3 +298,29 @@ def test_a_verb_runs_there_as_it_does_here(ray_session: str, photos: Path, tmp_p
         assert done.returncode == 2 and "auth_token" in done.stderr, done.stderr
         assert "Traceback" not in done.stderr and not done.stdout
     assert len(Jobs(ray_session).listed()) == before
+
+
+@pytest.mark.parametrize(
+    "config, threads",
+    [
+        ({}, "None"),
+        ({"runtime_env": {"env_vars": {"OMP_NUM_THREADS": "1"}}}, "1"),
+        ({"runtime_env": None}, "None"),
+        (None, "1"),
+    ],
+)
+def test_a_job_trains_with_all_threads_unless_somebody_limits_them(
+    config: dict[str, object] | None, threads: str
+) -> None:
+    """Ray gives a job's process one thread. None: no job, so the limit is the user's own."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    environment.pop("RAY_JOB_CONFIG_JSON_ENV_VAR", None)
+    if config is not None:
+        environment["RAY_JOB_CONFIG_JSON_ENV_VAR"] = json.dumps(config)
+    code = (
+        "import os; from raypipe.cluster.connect import prepare_environment; "
+        "prepare_environment(); print(os.environ.get('OMP_NUM_THREADS'))"
+    )
+    ran = [sys.executable, "-c", code]
+    done = subprocess.run(ran, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == threads
