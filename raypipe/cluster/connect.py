@@ -150,11 +150,16 @@ def expected(cfg: ClusterConfig) -> tuple[dict[str, float], int, str]:
 
 def nodes() -> int:
     """How many nodes the cluster has; 1 where none is joined."""
+    return max(1, len(resources_by_node()))
+
+
+def resources_by_node() -> list[dict[str, float]]:
+    """The resources of each living node by name; none where no cluster is joined."""
     import ray
 
     if not ray.is_initialized():
-        return 1
-    return sum(1 for node in ray.nodes() if node["Alive"])
+        return []
+    return [dict(node["Resources"]) for node in ray.nodes() if node["Alive"]]
 
 
 def close() -> None:

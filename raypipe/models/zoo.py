@@ -112,9 +112,12 @@ class ModelConfig(Section):
     def _frozen_needs_weights(self) -> ModelConfig:
         exist = has_weights(self.name)
         if self.mode == "frozen" and not (self.pretrained and exist):
+            fix = "Set model.mode=finetune"
+            # Both at once: the next message would be about this one.
+            if self.pretrained and not exist:
+                fix += " and model.pretrained=false"
             raise ValueError(
-                f"mode frozen needs pretrained weights, and {self.name} starts at random. "
-                "Set model.mode=finetune"
+                f"mode frozen needs pretrained weights, and {self.name} starts at random. {fix}"
             )
         if self.views > 1 and self.mode == "frozen":
             raise ValueError(

@@ -93,6 +93,13 @@ def check(
     return cfg, space
 
 
+def one_worker(job: TrainJob) -> TrainJob:
+    """`train.workers=auto` of a search: trials side by side use devices better than workers that
+    wait for each other.
+    """
+    return replace(job, {"train.workers": 1}) if job.train.workers == "auto" else job
+
+
 def search(
     job: TrainJob,
     cfg: SearchConfig,
@@ -107,6 +114,7 @@ def search(
     Raises ConfigError or ClusterError if the search cannot run, RaypipeError if no trial is usable.
     """
     rows = pinned or pin(job.table, job.feed, kind=job.model.task)
+    job = one_worker(job)
     cfg, space = check(job, cfg, rows.counts)
     # Trials share what is found: one batch size and learning rate for all, unless they draw them.
     share = gpu_share(job, cfg)

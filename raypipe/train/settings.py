@@ -16,7 +16,7 @@ from raypipe.train.stopping import StoppingConfig
 _RULES = {
     "batch_size": "a whole number from 1 up, or auto",
     "lr": "a number above 0, or auto",
-    "workers": "a whole number from 1 up, or the fewest and the most, as in [2, 8]",
+    "workers": "a whole number from 1 up, the fewest and the most as in [2, 8], or auto",
 }
 
 
@@ -30,10 +30,12 @@ class TrainConfig(ParallelConfig):
     lr: Annotated[float, Field(gt=0)] | Literal["auto"] = 1e-3  # type: ignore[assignment]
     """Peak learning rate, of the head; 0.001 is AdamW's usual one. `auto`: found by a range test on
     the training data."""
-    workers: Annotated[int, Field(ge=1)] | tuple[Annotated[int, Field(ge=1)], int] = 1
+    workers: (
+        Annotated[int, Field(ge=1)] | tuple[Annotated[int, Field(ge=1)], int] | Literal["auto"]
+    ) = 1
     """Processes that train. 1: the calling process. `[2, 8]`: as many of these as there is room
     for, at the start, after workers were lost, and when room for more appears and a restart
-    pays."""
+    pays. `auto`: all GPUs of the cluster's largest node, else 1."""
     epochs: int = Field(default=20, ge=1)
     """The most epochs; `stopping` may end the training earlier."""
     lr_batch: int | None = Field(default=None, ge=1)
@@ -89,10 +91,15 @@ class TrainConfig(ParallelConfig):
 
     @property
     def fewest_workers(self) -> int:
+        """`auto` counts as 1, until the cluster is known (topology.py)."""
+        if self.workers == "auto":
+            return 1
         return self.workers if isinstance(self.workers, int) else self.workers[0]
 
     @property
     def most_workers(self) -> int:
+        if self.workers == "auto":
+            return 1
         return self.workers if isinstance(self.workers, int) else self.workers[1]
 
     @property

@@ -40,6 +40,7 @@ from raypipe.train.measure.meter import ReportPosition
 from raypipe.train.objective import METRICS
 from raypipe.train.preemption import on_sigterm
 from raypipe.train.stopping import unusable
+from raypipe.train.topology import settled
 from raypipe.train.worker import Data, Prepared, meter_of, train_stages
 
 log = logging.getLogger("raypipe")
@@ -83,7 +84,9 @@ def plan(job: TrainJob, pinned: Pinned | None = None) -> Plan:
     pinned: the job's rows, if they are pinned already. Raises DataError, ClusterError or
     RaypipeError as `run` does.
     """
-    check_workers(job.train, connect(job.cluster, job.needs_cluster))
+    resources = connect(job.cluster, job.needs_cluster)
+    job = settled(job)
+    check_workers(job.train, resources)
     rows = pinned or pin(job.table, job.feed, kind=job.model.task)
     # Made once, for the finders and for the training.
     data = Prepared(lambda: prepare(job, rows))

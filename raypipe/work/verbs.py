@@ -33,6 +33,7 @@ from raypipe.train import trainer, unseen
 from raypipe.train.job import TrainJob, TrainResult
 from raypipe.train.launch import check_workers
 from raypipe.train.publish import publish
+from raypipe.train.topology import settled
 from raypipe.watch import check as drift_check
 from raypipe.watch import retrain as loop
 from raypipe.watch.check import CheckResult
@@ -82,7 +83,9 @@ def train(job: Job, show: Show) -> Trained:
     """Train one model and register it; the first model becomes champion."""
     began = time.monotonic()
     pinned = pin(job.table, job.feed, kind=job.model.task)
-    check_workers(job.train, connect(job.cluster, job.training.needs_cluster))
+    resources = connect(job.cluster, job.training.needs_cluster)
+    job = replace(job, {"train.workers": settled(job.training).train.workers})
+    check_workers(job.train, resources)
     # A wrong address must not cost a training.
     store = tracking.open_store(job.run, job.registry)
     _tell_overlap(pinned, job, show)
@@ -156,6 +159,7 @@ def search_and_register(
 
     pinned: the job's rows, if they are pinned already.
     """
+    job = replace(job, {"train.workers": tuner.one_worker(job.training).train.workers})
     tuner.check(job.training, job.search)
     store = tracking.open_store(job.run, job.registry)
     with show.searching(job.train.stopping.metric) as told:

@@ -69,6 +69,16 @@ def test_train_says_what_it_would_do_and_take(cli: Cli, config: Path, table: Pat
     assert (files(config.parent), files(table)) == before, "a dry run wrote something"
 
 
+def test_workers_are_chosen_with_a_reason(cli: Cli, config: Path) -> None:
+    given = [*MODEL, "train.epochs=1", "train.batch_size=16", "train.workers=auto"]
+    code, out, err = cli("train", config, *given, "--dry-run", "--json")
+    assert code == 0, err
+    assert json.loads(out)["plan"]["workers"].startswith("1 (there is no GPU")
+    code, out, err = cli("train", config, *given, "--json")
+    assert code == 0, err
+    assert "train.workers=1: there is no GPU" in err
+
+
 def test_a_finished_training_is_named(cli: Cli, config: Path) -> None:
     given = [*MODEL, "train.epochs=1", "train.batch_size=16", "train.precision=fp32"]
     code, out, err = cli("train", config, *given, "--json")

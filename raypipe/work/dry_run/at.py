@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from raypipe.cluster.connect import resources_by_node
 from raypipe.config import replace as changed
 from raypipe.costs import rates
 from raypipe.costs.estimate import Counts, Where
@@ -46,6 +47,11 @@ class At:
     def where(self, job: TrainJob) -> Where:
         gpu = wants_gpu(job.train, dict(self.resources))
         return Where(self.resources.get("CPU", 1), job.train.most_workers, gpu)
+
+    def gpus_by_node(self) -> list[int]:
+        """GPUs of each node; of this machine where no cluster is joined."""
+        found = [int(node.get("GPU", 0)) for node in resources_by_node()]
+        return found or [int(self.resources.get("GPU", 0))]
 
     def facts(self) -> Facts:
         cpus, gpus = self.resources.get("CPU", 0), self.resources.get("GPU", 0)

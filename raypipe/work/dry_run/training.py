@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import torch
 
+from raypipe.config import replace as replaced
 from raypipe.costs import estimate
 from raypipe.costs.estimate import Counts, Part, Where
 from raypipe.costs.rates import Rates
@@ -15,6 +16,8 @@ from raypipe.train.job import TrainJob
 from raypipe.train.launch import check_workers, wants_gpu
 from raypipe.train.parallel.memory import Choice, choose, device_memory, need_of
 from raypipe.train.parallel.precision import compute_dtype
+from raypipe.train.topology import choose as choose_workers
+from raypipe.train.topology import spans_nodes
 from raypipe.work.dry_run.at import At, carrier_of, data, model_facts, training_job
 from raypipe.work.planned import Planned
 from raypipe.work.result import Facts
@@ -24,8 +27,12 @@ LOOPS = "epochs", "trials"  # the parts that a budget ends
 
 def train(at: At) -> Planned:
     job, counts, pinned = training_job(at.job)
+    workers, why = job.train.most_workers, _topology(at, job)
+    if job.train.workers == "auto":
+        workers, why = choose_workers(at.gpus_by_node(), int(job.train.batch_size))
+        job = replaced(job, {"train.workers": workers})
     check_workers(job.train, dict(at.resources))
-    workers, where = job.train.most_workers, at.where(job)
+    where = at.where(job)
     at.show.say("Measuring some images on this machine")
     found = at.measured(job, pinned, max(1, int(job.train.batch_size) // workers))
 
@@ -41,7 +48,7 @@ def train(at: At) -> Planned:
     # What it would do.
     choice = _memory(job, pinned, where)
     facts = data(pinned) | model_facts(job, pinned) | at.facts()
-    facts["workers"] = f"{workers} ({_topology(at, job)})"
+    facts["workers"] = f"{workers} ({why})"
     facts["images come from"] = "kept features" if frozen else carrier
     facts["strategy"] = choice.reason
     facts["memory of a worker"] = f"{choice.bytes_a_device / 2**20:,.0f} MB"
@@ -97,6 +104,9 @@ def _memory(job: TrainJob, pinned: Pinned, where: Where) -> Choice:
 def _topology(at: At, job: TrainJob) -> str:
     """Why so many workers, and whether another number would be better."""
     workers, cpus = job.train.most_workers, at.resources.get("CPU", 1)
+    spans = spans_nodes(workers, at.gpus_by_node())
+    if spans is not None:
+        return spans
     if wants_gpu(job.train, dict(at.resources)):
         gpus = int(at.resources.get("GPU", 0))
         if workers < gpus:
