@@ -26,7 +26,7 @@ from typing import Any
 from pydantic import Field
 
 from raypipe import guard
-from raypipe.cluster import spark, watch
+from raypipe.cluster import head, spark, watch
 from raypipe.cluster.of_job import lift_thread_limit, own_cluster
 from raypipe.cluster.shared import shared_cluster
 from raypipe.cluster.spark import SparkConfig
@@ -188,12 +188,8 @@ def _init(cfg: ClusterConfig, preload: str) -> None:
     address = cfg.address
     if address == "auto":
         address = _of_job() or _ray_address() or shared_cluster() or "local"
-    if address.startswith("ray://"):
-        raise ClusterError(
-            "ray:// is Ray Client, over which Ray Train and Tune cannot run",
-            got=address,
-            fix="Submit the verb (--submit http://HOST:8265), or set HOST:6379 on a node",
-        )
+    if address not in ("local", "spark"):
+        head.require(address, _setting(cfg, address))
     try:
         if address == "spark":
             spark.start(cfg.spark, cfg.object_store_mb, cfg.dashboard)
@@ -212,6 +208,12 @@ def _init(cfg: ClusterConfig, preload: str) -> None:
         # Ray leaves its token readable by everyone.
         token.chmod(0o600)
     log.info("Ray cluster at %s with %g CPUs", address, ray.cluster_resources().get("CPU", 0))
+
+
+def _setting(cfg: ClusterConfig, address: str) -> str:
+    """Which setting named this address."""
+    is_own = cfg.address == "auto" and os.environ.get("RAY_ADDRESS") == address
+    return "RAY_ADDRESS" if is_own else "cluster.address"
 
 
 def _connection_error(address: str, error: Exception) -> ClusterError:

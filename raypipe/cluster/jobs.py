@@ -10,7 +10,6 @@ import asyncio
 import logging
 import os
 import re
-import socket
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -19,14 +18,13 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
-from raypipe.cluster import ray_private
+from raypipe.cluster import head, ray_private
 from raypipe.cluster.connect import prepare_environment
 from raypipe.errors import ClusterError, ConfigError, RaypipeError, nearest, one_line
 
 log = logging.getLogger("raypipe")
 ADDRESSES = "RAY_ADDRESS", "RAY_API_SERVER_ADDRESS"
 ANSWER_S = 30.0  # to wait for an answer of the dashboard
-CONNECT_S = 5.0
 AGENT_TRIES, AGENT_S = 6, 5.0
 POLL_S = 5.0
 LAST_LINES_S = 10.0  # of the log, after the job has ended
@@ -255,10 +253,11 @@ def dashboard(address: str) -> str:
 
 def _of_head(address: str) -> str:
     """The dashboard of the cluster whose head is at HOST:PORT. Raises ClusterError."""
-    host, _, port = address.rpartition(":")
     try:
         # Ray would wait 35 s for a head that is not there.
-        socket.create_connection((host.strip("[]"), int(port)), CONNECT_S).close()
+        reason = head.silence(address)
+        if reason:
+            raise ConnectionError(reason)
         return ray_private.dashboard_of(address)
     except Exception as e:
         raise ClusterError(

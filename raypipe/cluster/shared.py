@@ -12,22 +12,19 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 
-from raypipe.cluster import ray_private
+from raypipe.cluster import head, ray_private
 from raypipe.errors import one_line
 
 log = logging.getLogger("raypipe")
-# A GCS on this host answers in milliseconds. Ray's client would wait 40 s for a dead one.
-PROBE_S = 3
 
 
 def shared_cluster() -> str | None:
     """The address of a running cluster that this user began with `ray start`, or None."""
     address = recorded()
-    if address is None or not _raylet_here(address) or not listens(address):
+    if address is None or not _raylet_here(address) or head.silence(address):
         return None
     try:
         return None if ray_private.is_of_program(address) else address
@@ -84,13 +81,3 @@ def _raylets() -> Iterator[list[str]]:
         is_own = uids is not None and uids.real == os.getuid()
         if is_own and command and Path(command[0]).name == "raylet":
             yield command
-
-
-def listens(address: str) -> bool:
-    """Does the cluster's GCS accept a connection?"""
-    host, _, port = address.rpartition(":")
-    try:
-        with socket.create_connection((host.strip("[]"), int(port)), timeout=PROBE_S):
-            return True
-    except (OSError, ValueError):
-        return False

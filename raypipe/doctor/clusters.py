@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from raypipe.cluster import shared
+from raypipe.cluster import head
 from raypipe.doctor.finding import Asked, Finding, Mend, State, ok, skipped
 from raypipe.doctor.process import Died, ask
 from raypipe.doctor.web import Answer, get
@@ -98,7 +98,7 @@ def _wanted(asked: Asked, recorded: Sequence[str]) -> tuple[str, str]:
 
 
 def _ask(address: str) -> Told:
-    if not shared.listens(address):
+    if not head.listens(address):
         return Told(address, error="nobody listens there")
     # As verbs do: a value of the user's own wins.
     mode = {MODE: os.environ.get(MODE, "token")}
@@ -121,7 +121,7 @@ def _joined(setting: str, address: str, told: dict[str, Told]) -> Finding:
         return _dashboard(setting, address)
     if address.startswith("ray://"):
         parts = urlsplit(address)
-        if shared.listens(parts.netloc):
+        if head.listens(parts.netloc):
             return ok("cluster", f"{setting}: somebody listens there")
         return _dead(setting)
     # Ray's record of a cluster stays when the cluster is killed; raypipe then starts its own.

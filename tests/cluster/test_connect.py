@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
+
+from raypipe.errors import ClusterError
 
 ROOT = Path(__file__).parents[2]
 
@@ -145,3 +150,92 @@ def test_ray_that_starts_too_slowly_is_tried_once_more(monkeypatch: pytest.Monke
         for process in (*tries, bystander):
             process.kill()
             process.wait()
+
+
+@pytest.fixture(params=["dead", "mute", "web", "closes"])
+def no_head(request: pytest.FixtureRequest) -> Iterator[tuple[str, str]]:
+    """An address without a head of a cluster, and what is said of it."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        says = {"dead": "refused", "mute": "silence for 3 s"}.get(request.param, "something else")
+
+        def answer() -> None:
+            while True:
+                try:
+                    connection, _ = server.accept()
+                except OSError:
+                    return
+                with connection:
+                    connection.recv(33)
+                    if request.param == "web":
+                        connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+        thread = threading.Thread(target=answer, daemon=True)
+        if request.param == "dead":
+            server.close()
+        elif request.param != "mute":
+            thread.start()
+        yield f"127.0.0.1:{port}", says
+        if thread.is_alive():
+            server.shutdown(socket.SHUT_RDWR)
+            thread.join(timeout=10)
+
+
+# Joins as a verb does, and ends as one.
+REFUSED = """
+import sys
+from raypipe import failures
+from raypipe.cluster import connect
+try:
+    connect.connect(connect.ClusterConfig(address=sys.argv[1]))
+except Exception as e:
+    sys.exit(failures.report(e))
+"""
+
+
+@pytest.mark.parametrize("setting", ["RAY_ADDRESS", "cluster.address"])
+def test_no_head_at_the_address_is_one_message_within_seconds(
+    no_head: tuple[str, str], setting: str
+) -> None:
+    """Ray itself waits 80 s, and then ends the process. In a process of its own: were the head
+    not asked first, Ray would end this one."""
+    address, says = no_head
+    given = address if setting == "cluster.address" else "auto"
+    before = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-c", REFUSED, given],
+        env=os.environ | {"RAY_ADDRESS": address if given == "auto" else ""},
+        capture_output=True,
+        text=True,
+        timeout=30,
+        cwd=ROOT,
+    )
+    assert time.monotonic() - before < 20, done
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1, done
+    assert "No head of a Ray cluster answers: " in done.stderr and says in done.stderr
+    assert f"(got '{setting}={address}')" in done.stderr
+    assert "unset RAY_ADDRESS" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("address", "says"),
+    [
+        ("ray://127.0.0.1:10001", r"Ray Client.*RAY_ADDRESS=ray://.*--submit http://HOST:8265"),
+        ("nonsense", r"no address of a cluster.*RAY_ADDRESS=nonsense.*HOST:PORT of a head"),
+        ("127.0.0.1:", r"no address of a cluster.*HOST:PORT of a head"),
+        ("127.0.0.1:99999", r"No head .*port"),
+        ("[::1]:1", r"No head .*refused|No head .*address"),
+    ],
+)
+def test_what_is_no_address_is_refused(address: str, says: str) -> None:
+    from raypipe.cluster import head
+
+    with pytest.raises(ClusterError, match=says):
+        head.require(address, "RAY_ADDRESS")
+
+
+def test_a_head_answers(ray_session: str) -> None:
+    from raypipe.cluster import head
+
+    assert head.silence(ray_session) == "" and head.listens(ray_session)
+    head.require(ray_session, "RAY_ADDRESS")
