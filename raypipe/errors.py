@@ -138,6 +138,12 @@ class Unreachable(DataError):
     """A table cannot be read or written now. Its data may be right: trying again may help."""
 
 
+class FullDisk(Unreachable):
+    """A disk, or its owner's share of it, has no room for what is written. Exit code 1."""
+
+    exit_code = 1
+
+
 class ClusterError(RaypipeError):
     """The cluster cannot do what was asked. Exit code 2: asking for less may work."""
 

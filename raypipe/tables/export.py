@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from raypipe.errors import DataError, nearest
-from raypipe.tables import fragment, scan
+from raypipe.tables import fragment, scan, storage
 from raypipe.tables.conditions import Where, both
 from raypipe.tables.export_writers import (
     LABELS,
@@ -98,7 +98,7 @@ def export(
             _check_target(table, out, overwrite)
             _replace(out, partial, Path(scratch, "before"))
     except OSError as e:
-        raise DataError(f"The target cannot be written: {e}", got=str(out)) from None
+        raise storage.refusal(e, str(out), "The target cannot be written") from None
     if done.without_image:
         log.warning("%d rows of %s have no image, and no file", done.without_image, pinned)
     return done

@@ -13,6 +13,7 @@ src/{aws,azure,gcp,client}; delta-rs crates/{aws,core/src/logstore}.
 
 from __future__ import annotations
 
+import errno
 import re
 from collections.abc import Sequence
 from typing import Annotated, Any, NamedTuple
@@ -22,6 +23,7 @@ from pydantic import BaseModel, BeforeValidator, PlainSerializer
 from raypipe.errors import (
     ConfigError,
     DataError,
+    FullDisk,
     Unreachable,
     hidden,
     holds_secret,
@@ -238,9 +240,11 @@ def refusal(error: Exception, uri: str, what: str, fix: str = "") -> DataError:
     """The DataError for an error of deltalake.
 
     When the object store failed, the message has the store's cause and fix. Otherwise it has `what`
-    and `fix`. Unreachable: the store failed, or the system (a full disk, a forbidden file).
+    and `fix`. Unreachable: the store failed, or the system (a forbidden file); FullDisk.
     """
     message = message_of(error)
+    if is_full(error):
+        return FullDisk(f"{what}: {message}", got=uri, rule="The disk is full", fix=_MAKE_ROOM)
     known = cause(error, uri)
     if known is None:
         kind = Unreachable if of_system(error) else DataError
@@ -251,6 +255,13 @@ def refusal(error: Exception, uri: str, what: str, fix: str = "") -> DataError:
         rule=known.rule,
         fix=known.fix,
     )
+
+
+def is_full(error: Exception) -> bool:
+    """Is a disk full, or a quota used up? deltalake says so only in its text."""
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return True
+    return bool(_NO_ROOM.search(message_of(error)))
 
 
 def of_system(error: Exception) -> bool:
@@ -271,6 +282,11 @@ def cause(error: Exception, uri: str) -> Cause | None:
     return None
 
 
+# Rust, Arrow and Python all quote the system's own words.
+_NO_ROOM = re.compile(r"No space left on device|Disk quota exceeded|\(os error (28|122)\)")
+_MAKE_ROOM = (
+    "Make room, or write to another disk. Run the same command again: what was finished is kept"
+)
 _WHERE_KEYS = (
     "Put them into the environment (AWS_*, AZURE_*, GOOGLE_*) of the driver and every node, "
     "or table.storage_options"

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from raypipe.errors import DataError
+from raypipe.errors import DataError, FullDisk
 from raypipe.tables import rewrite, scan, versions
 from raypipe.tables.changes import Change
 from raypipe.tables.commits import append_once
@@ -208,8 +208,10 @@ def test_a_full_disk_ends_in_one_message(small_disk: Path) -> None:
     uri = str(small_disk / "t")
     append(uri, row(), "add")
     large = row(image=os.urandom(3 * 2**20))
-    with pytest.raises(DataError, match=r"The table cannot be written: .*No space left"):
+    says = r"The table cannot be written: .*No space left.*The disk is full\. Make room"
+    with pytest.raises(FullDisk, match=says) as raised:
         append_once(uri, large, DeltaTable(uri), commit_properties("ingest"))
+    assert raised.value.exit_code == 1
     assert DeltaTable(uri).version() == 0
 
 
@@ -222,7 +224,8 @@ def test_a_rewrite_on_a_full_disk_ends_in_one_message_and_leaves_no_file(small_d
     place = rewrite.places(table, table.pin(), ["image_id"]).to_pylist()[0]
     change = {place["file"]: Change(values={"label": {place["place"]: "b"}})}
     # Not "cannot be read": nothing is wrong with the file that was copied.
-    with pytest.raises(DataError, match=r"^Rows of the table cannot be changed: .*No space left"):
+    says = r"^Rows of the table cannot be changed: .*No space left.* Make room"
+    with pytest.raises(FullDisk, match=says):
         rewrite.commit(table, table.delta(), change, commit_properties("mend"))
     assert files(small_disk) == before
 
