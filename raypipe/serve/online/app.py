@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -34,6 +35,7 @@ from raypipe.serve.online.query import Wanted
 from raypipe.serve.online.request_log import Entry, Keeper, is_challenged, is_kept, now
 from raypipe.serve.online.settings import ServeConfig
 
+log = logging.getLogger("raypipe")
 PLAIN_BYTES = ("", "application/octet-stream")
 # Reasons of BadImage that say it is no image at all.
 NOT_AN_IMAGE = ("not_an_image", "empty")
@@ -93,7 +95,7 @@ class _Handlers:
             data = await body_bytes.read(request, cfg.max_bytes, cfg.timeout_s)
             role = self._role(request_id)
             outcome = await self._outcome(role, data)
-        _require_prediction(outcome)
+        _require_prediction(outcome, request_id)
         # Counted and kept; the request log never waits for a disk here.
         seconds = time.perf_counter() - began
         self._note(request_id, data, outcome.by, outcome, seconds)
@@ -245,12 +247,18 @@ def _require_image_type(request: Request) -> None:
         )
 
 
-def _require_prediction(outcome: Outcome) -> None:
+def _require_prediction(outcome: Outcome, request_id: str) -> None:
     """Raise Refused for an image that is bad (415, 422) and for a model that failed (500)."""
     if outcome.bad is not None:
         raise _bad_image(outcome.bad)
     if outcome.label is None:
-        # The reason is in the log: it may name files of the server.
+        # The reason is for the log only: it may name files of the server.
+        log.warning(
+            "Request %s got 500: %s failed on its image: %s",
+            request_id,
+            outcome.version,
+            outcome.failed,
+        )
         raise Refused(
             500,
             "The model could not predict this image",

@@ -329,6 +329,9 @@ class Batcher:
         # Each image has its own outcome, also where the batch failed as a whole.
         for item, outcome in zip(good, predict(served, role, pixels_NHWC), strict=True):
             if outcome.failed:
+                # The champion's failures are logged with the request that gets a 500.
+                if role == "challenger":
+                    log.warning("%s failed on an image: %s", served.version, outcome.failed)
                 self._instead(line, [item], outcome.failed, outcome)
             else:
                 item.done(outcome)
