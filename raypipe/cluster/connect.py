@@ -107,10 +107,7 @@ def connect(cfg: ClusterConfig, needed: bool = True, preload: str = "") -> dict[
     prepare_environment()
     import ray
 
-    if cfg.address == "none" and needed:
-        raise ClusterError(
-            "This needs a cluster", got="cluster.address=none", fix="Set cluster.address=auto"
-        )
+    _require_address(cfg, needed)
     if cfg.address != "none" and not ray.is_initialized():
         _init(cfg, preload)
         _quiet_data()
@@ -123,12 +120,21 @@ def connect(cfg: ClusterConfig, needed: bool = True, preload: str = "") -> dict[
     return {"CPU": 1.0, "GPU": float(torch.cuda.is_available())}
 
 
-def expected(cfg: ClusterConfig) -> tuple[dict[str, float], int, str]:
+def _require_address(cfg: ClusterConfig, needed: bool) -> None:
+    if cfg.address == "none" and needed:
+        raise ClusterError(
+            "This needs a cluster", got="cluster.address=none", fix="Set cluster.address=auto"
+        )
+
+
+def expected(cfg: ClusterConfig, needed: bool = True) -> tuple[dict[str, float], int, str]:
     """The resources that `connect` would give, on how many nodes, and where; starts no cluster.
 
-    A cluster that runs is joined and asked. Raises ClusterError if it cannot be.
+    A cluster that runs is joined and asked. Raises ClusterError if it cannot be, and as `connect`
+    does if a cluster is `needed`.
     """
     prepare_environment()
+    _require_address(cfg, needed)
     import ray
 
     address = cfg.address
@@ -136,7 +142,7 @@ def expected(cfg: ClusterConfig) -> tuple[dict[str, float], int, str]:
         address = _of_job() or _ray_address() or shared_cluster() or "local"
     starts = address in ("local", "none", "spark") and not ray.is_initialized()
     if not starts:
-        resources = connect(cfg)
+        resources = connect(cfg, needed)
         count = nodes()
         return resources, count, f"the cluster at {address}, {count} node{'s' * (count > 1)}"
     import torch

@@ -38,6 +38,7 @@ DECODE_S, STEP_S, LOOK_S, EMBED_S = 1.0, 3.5, 0.8, 1.2
 PREDICT_S = 4.0
 PREDICT_ROWS = 64  # of a row group
 EMBED_BATCH = 64  # as the tasks that compute features, and as predict.batch_size is by default
+Now = Callable[[], float]  # a clock of CPU seconds
 REFERENCE_S = 0.0237  # CPU seconds of `_python_work` on the machine where estimate.py was measured
 
 
@@ -101,25 +102,26 @@ def measure(job: TrainJob, pinned: Pinned, batch_size: int, neighbours: int = -1
     decode, batch = _decoding(job, images, batch_size)
     # Features are computed by tasks with one CPU each, side by side.
     tasks = (os.cpu_count() or 1) - 1 if job.model.mode == "frozen" else neighbours
-    with _crowd(tasks):
-        embed, width = _embedding(job, batch, len(pinned.classes))
+    with _crowd(tasks) as now:
+        embed, width = _embedding(job, batch, len(pinned.classes), now)
     data = images
     if job.model.mode == "frozen":
         data = _random_features(images, width)
-    with _crowd(neighbours):
-        step, look, device = _training(job, data, batch_size)
+    with _crowd(neighbours) as now:
+        step, look, device = _training(job, data, batch_size, now)
     slowness = _python_work() / REFERENCE_S
     return Rates(decode, step, look, embed, device, slowness, time.perf_counter() - began)
 
 
 @contextmanager
-def _crowd(neighbours: int) -> Iterator[None]:
+def _crowd(neighbours: int) -> Iterator[Now]:
     """One thread for torch, and so many others that compute, too: they share caches and memory.
 
-    -1: all threads, and nobody else.
+    -1: all threads, and nobody else. Gives the clock of the CPU seconds that count: in a crowd
+    those of this thread alone.
     """
     if neighbours < 0:
-        yield
+        yield time.process_time
         return
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -128,7 +130,7 @@ def _crowd(neighbours: int) -> Iterator[None]:
     for thread in busy:
         thread.start()
     try:
-        yield
+        yield time.thread_time
     finally:
         done.set()
         for thread in busy:
@@ -176,14 +178,14 @@ def _endless(feed: Feed) -> Iterator[Batch]:
         epoch += 1
 
 
-def _embedding(job: TrainJob, batch: Batch, classes: int) -> tuple[Rate, int]:
+def _embedding(job: TrainJob, batch: Batch, classes: int, now: Now) -> tuple[Rate, int]:
     """A forward pass of the whole model, and how many features it gives."""
     pixels_BHWC = np.resize(batch.inputs.numpy(), (EMBED_BATCH, *batch.inputs.shape[1:]))
     model = ImageModel(job.model, classes).for_inference()
     if torch.cuda.is_available():
         model = model.to("cuda")
     features_BD, _ = model.predict(pixels_BHWC)
-    rate = _rate(lambda: model.predict(pixels_BHWC), EMBED_BATCH, EMBED_S)
+    rate = _rate(lambda: model.predict(pixels_BHWC), EMBED_BATCH, EMBED_S, now)
     return rate, features_BD.shape[1]
 
 
@@ -196,7 +198,7 @@ def _random_features(data: Data, width: int) -> Data:
     return Data(data.classes, True, source, source)
 
 
-def _training(job: TrainJob, data: Data, batch_size: int) -> tuple[Rate, Rate, str]:
+def _training(job: TrainJob, data: Data, batch_size: int, now: Now) -> tuple[Rate, Rate, str]:
     """A training step, validation, and the device that they ran on."""
     torch.manual_seed(job.run.seed)
     objective = objective_of(job, data)
@@ -218,10 +220,10 @@ def _training(job: TrainJob, data: Data, batch_size: int) -> tuple[Rate, Rate, s
         return objective.totals(engine.forward(batch.inputs), batch.labels_B).cpu()
 
     images = len(batch.samples_B)
-    stepped = _rate(step, images, STEP_S)
+    stepped = _rate(step, images, STEP_S, now)
     engine.eval()
     with torch.no_grad():
-        looked = _rate(look, images, LOOK_S)
+        looked = _rate(look, images, LOOK_S, now)
     device = engine.device
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     return stepped, looked, name
@@ -231,11 +233,11 @@ def of_package(package: Package, groups: Sequence[Fragment], reading: Reading) -
     """What it takes to read and predict an image of these row groups in a task with one CPU."""
     began = time.perf_counter()
     keep_memory()
-    with _crowd((os.cpu_count() or 1) - 1):
+    with _crowd((os.cpu_count() or 1) - 1) as now:
         # Loads the model, and allocates.
         _predicted(package, groups[0], reading, 1)
         images = 0
-        clock = _Clock(PREDICT_S)
+        clock = _Clock(PREDICT_S, now)
         for group in groups:
             if not clock.goes_on():
                 break
@@ -256,7 +258,7 @@ def _predicted(package: Package, group: Fragment, reading: Reading, most: int) -
     return len(rows)
 
 
-def _rate(call: Callable[[], Any], images: int, seconds: float) -> Rate:
+def _rate(call: Callable[[], Any], images: int, seconds: float, now: Now) -> Rate:
     """The median of calls that wait for their result.
 
     The first one, which allocates, does not count. A mean would count what other processes do: a
@@ -266,7 +268,7 @@ def _rate(call: Callable[[], Any], images: int, seconds: float) -> Rate:
     cpu_s, wall_s = [], []
     whole = _Clock(seconds)
     while whole.goes_on():
-        clock = _Clock(0.0)
+        clock = _Clock(0.0, now)
         call()
         taken = clock.rate(images)
         cpu_s.append(taken.cpu_s)
@@ -277,11 +279,10 @@ def _rate(call: Callable[[], Any], images: int, seconds: float) -> Rate:
 class _Clock:
     """Goes on for some seconds, and at least once."""
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, now: Now = time.process_time) -> None:
         self._seconds = seconds
         self._asked = False
-        # With one thread, only this one counts: others may run beside it (`_crowd`).
-        self._now = time.thread_time if torch.get_num_threads() == 1 else time.process_time
+        self._now = now
         self._cpu, self._wall = self._now(), time.perf_counter()
 
     def goes_on(self) -> bool:

@@ -34,8 +34,10 @@ class Price:
 
 @dataclass(frozen=True)
 class Spent:
-    """seconds: of the verb, by the clock. device_s: seconds that trainings held a device, a GPU or
-    a CPU worker. saved: the share of the epochs that the scheduler and stopping rules left out.
+    """seconds: of this call of the verb, by the clock; `usd` is what they cost. device_s: seconds
+    that trainings held a device, a GPU or a CPU worker, in all calls that they took: a training
+    that went on, or was finished before, has more of them than this call. saved: the share of the
+    epochs that the scheduler and stopping rules left out.
     """
 
     seconds: float
@@ -48,9 +50,10 @@ class Spent:
         return self.price.usd(self.seconds) if self.price else None
 
     def facts(self) -> dict[str, str]:
-        text = f"{duration(self.seconds)}, {self.device_s / 3600:.4f} device hours"
+        text = duration(self.seconds)
         if self.price is not None:
             text += f", ${self.usd:,.2f} ({self.price})"
+        text += f"; the training {self.device_s / 3600:.4f} device hours, with earlier calls"
         facts = {"took": text}
         if self.saved > 0:
             facts["saved"] = f"{self.saved:.0%} of the epochs, by ending early what was not better"

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from raypipe.errors import ConfigError, hidden, one_line
-from raypipe.registry.tracking import _address
+from raypipe.registry.tracking import address_of
 
 DATABASES = "sqlite", "postgresql", "mysql", "mssql"
 SQLITE = "sqlite:///"
@@ -29,7 +29,7 @@ def examine(uri: str | None, folder: str) -> dict[str, Any]:
     yet). revision, expected: of its schema, "" for a server. file: of a SQLite database.
     Raises ConfigError for a store that MLflow refuses or that does not answer.
     """
-    address = _address(uri) if uri else f"{SQLITE}{Path(folder) / 'mlflow.db'}"
+    address = address_of(uri) if uri else f"{SQLITE}{Path(folder) / 'mlflow.db'}"
     scheme = address.partition("://")[0].partition("+")[0]
     if scheme in DATABASES:
         return _database(address)

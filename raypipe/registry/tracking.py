@@ -83,23 +83,26 @@ class Store:
     address: str = field(repr=False, default="")  # for MLflow alone: may hold a password
 
 
-def open_store(run: RunConfig, cfg: RegistryConfig) -> Store:
+def open_store(run: RunConfig, cfg: RegistryConfig, create: bool = True) -> Store:
     """Open or create the store. Raises ConfigError if MLflow cannot open it.
+
+    create: false leaves a store as it is; one in a file must exist.
 
     The first use of a SQLite store migrates it, which takes some seconds.
     """
     import mlflow
 
-    _check_names(run, cfg)
+    check_names(run, cfg)
     folder = run.path / "mlflow"
-    folder.mkdir(parents=True, exist_ok=True)
-    uri = _address(cfg.uri) if cfg.uri else f"sqlite:///{folder / 'mlflow.db'}"
+    if create:
+        folder.mkdir(parents=True, exist_ok=True)
+    uri = address_of(cfg.uri) if cfg.uri else f"sqlite:///{folder / 'mlflow.db'}"
     mlflow.set_tracking_uri(uri)
     mlflow.set_registry_uri(uri)
     try:
         client = mlflow.MlflowClient(uri, uri)
         artifacts = (folder / "artifacts").as_uri() if uri.startswith("sqlite") else None
-        experiment_id = _experiment_id(client, cfg.experiment, artifacts)
+        experiment_id = _experiment_id(client, cfg.experiment, artifacts, create)
     except Exception as e:
         raise ConfigError(
             f"The MLflow store cannot be opened: {one_line(e)}",
@@ -109,7 +112,7 @@ def open_store(run: RunConfig, cfg: RegistryConfig) -> Store:
     return Store(client, hidden(uri), experiment_id, cfg.model or run.name, cfg.alias, folder, uri)
 
 
-def _check_names(run: RunConfig, cfg: RegistryConfig) -> None:
+def check_names(run: RunConfig, cfg: RegistryConfig) -> None:
     """Raise ConfigError for names that MLflow refuses later, when a training is over.
 
     In an SQLite address the part after `?` is options, and SQLAlchemy reads `%41` as `A`. So with ?
@@ -139,15 +142,17 @@ def _check_names(run: RunConfig, cfg: RegistryConfig) -> None:
         )
 
 
-def _experiment_id(client: MlflowClient, name: str, artifacts: str | None) -> str:
-    """The id of an experiment, which is created if it does not exist."""
+def _experiment_id(client: MlflowClient, name: str, artifacts: str | None, create: bool) -> str:
+    """The id of an experiment; if it does not exist, it is created, or has the id ""."""
     experiment = client.get_experiment_by_name(name)
     if experiment:
         return str(experiment.experiment_id)
+    if not create:
+        return ""
     return str(client.create_experiment(name, artifact_location=artifacts))
 
 
-def _address(uri: str) -> str:
+def address_of(uri: str) -> str:
     """The address itself, or for `env:NAME` the value of that environment variable."""
     name = uri.removeprefix("env:")
     if name == uri:

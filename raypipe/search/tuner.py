@@ -54,15 +54,19 @@ log = logging.getLogger("raypipe")
 
 
 def check(
-    job: TrainJob, cfg: SearchConfig, counts: Mapping[str, int] | None = None
+    job: TrainJob,
+    cfg: SearchConfig,
+    counts: Mapping[str, int] | None = None,
+    resources: Mapping[str, float] | None = None,
 ) -> tuple[SearchConfig, Space]:
     """The search with its space filled in, and that space, parsed.
 
-    counts: labelled images of each split; a default space depends on them.
+    counts: labelled images of each split; a default space depends on them. resources: of the
+    cluster that will search; None: those of the joined one.
 
     Raises ConfigError or ClusterError if the search cannot run. Nothing is written before.
     """
-    resources = ray.cluster_resources()
+    resources = dict(resources or ray.cluster_resources())
     # What the cluster and the installation must have.
     check_workers(job.train, resources)
     if cfg.searcher != "random":

@@ -46,11 +46,12 @@ def check_workers(cfg: TrainConfig, resources: dict[str, float]) -> None:
     kind = "GPU" if wants_gpu(cfg, resources) else "CPU"
     have = int(resources.get(kind, 0))
     if cfg.fewest_workers > have:
+        workers = f"Set train.workers={max(1, have)}"
         raise ClusterError(
             "More workers than the cluster has",
             got=f"train.workers={cfg.workers}",
             rule=f"It has {have} {kind}s",
-            fix=f"Set train.workers={max(1, have)}",
+            fix="Set train.gpu=auto" if kind == "GPU" and not have else workers,
         )
 
 

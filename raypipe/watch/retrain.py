@@ -93,7 +93,7 @@ def retrain(
     package = promote.fetch(store, champion)
     pinned = pinned or pin(job.table, job.feed, kind=job.model.task)
     # First the decision to train at all. It needs no model, so it comes before anything costly.
-    labelled = _labelled_by_source(job, pinned)
+    labelled = labelled_by_source(job, pinned)
     wanted = decide.retrain(
         bool(checked and checked.report.is_drift),
         labelled,
@@ -195,7 +195,7 @@ def _workers(job: TrainJob) -> str:
     return f"{job.train.most_workers} worker{'s' * (job.train.most_workers > 1)}"
 
 
-def _labelled_by_source(job: TrainJob, pinned: Pinned) -> dict[str, int]:
+def labelled_by_source(job: TrainJob, pinned: Pinned) -> dict[str, int]:
     """Labelled training rows of each source; a table without sources is one."""
     names = pinned.table.columns
     fields = {field.name for field in pinned.table.at(pinned.version).schema().fields}

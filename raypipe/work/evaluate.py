@@ -92,7 +92,7 @@ def evaluate(job: Job, show: Show) -> Evaluated:
     ImageTable.open(source).pin(source.version)
     find.require_store(job.run, job.registry)
     store = tracking.open_store(job.run, job.registry)
-    model = _model(store, cfg.model)
+    model = model_of(store, cfg.model)
     connect(job.cluster)
     # Without a table of its own, the evaluation is of images that the search did not see.
     if cfg.table is None:
@@ -106,7 +106,7 @@ def evaluate(job: Job, show: Show) -> Evaluated:
                 fix="Name a labelled table: evaluate.table.uri=…",
             )
     else:
-        columns = _columns(cfg.table, model.package)
+        columns = columns_of(cfg.table, model.package)
         table = ImageTable.open(cfg.table.model_copy(update={"columns": columns}))
         version, where = table.pin(cfg.table.version), cfg.table.where
     _warn_of_training_images(table, version, where, model.package, show)
@@ -134,7 +134,7 @@ def _calibration_error(done: Evaluation) -> float | None:
     return calibration.error if calibration else None
 
 
-def _model(store: Store, wanted: str | None) -> Model:
+def model_of(store: Store, wanted: str | None) -> Model:
     """The version that evaluate.model names; the champion where it names none."""
     number, alias = None, store.alias
     named = find.MODEL.fullmatch(wanted or "")
@@ -157,7 +157,7 @@ def _model(store: Store, wanted: str | None) -> Model:
     return Model(promote.fetch(store, version), version)
 
 
-def _columns(source: TableConfig, package: Package) -> Columns:
+def columns_of(source: TableConfig, package: Package) -> Columns:
     """The columns that the user names; else those of the table that the model was trained on."""
     if "columns" in source.model_fields_set:
         return source.columns

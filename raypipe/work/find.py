@@ -12,6 +12,7 @@ from raypipe.errors import ConfigError, DataError
 from raypipe.job import Job
 from raypipe.registry import promote, tracking
 from raypipe.registry.tracking import RegistryConfig
+from raypipe.tables.table import TableConfig
 from raypipe.work.model import Model
 
 # MLflow takes no name with a colon or a quotation mark.
@@ -79,14 +80,37 @@ def _find(model: str, settings: Mapping[str, Any], overrides: Sequence[str]) -> 
     return Model(promote.fetch(store, version), version)
 
 
+def store_file(run: RunConfig, registry: RegistryConfig) -> Path | None:
+    """The database of a store in a file; None for a store elsewhere."""
+    if registry.uri is None:
+        return run.path / "mlflow" / "mlflow.db"
+    address = tracking.address_of(registry.uri)
+    if not address.startswith("sqlite:///"):
+        return None
+    # What follows ? are options.
+    return Path(address.removeprefix("sqlite:///").partition("?")[0])
+
+
 def require_store(run: RunConfig, registry: RegistryConfig) -> None:
     """Opening a store makes it: a misspelt name must not leave an empty one behind."""
-    if registry.uri is None and not (run.path / "mlflow" / "mlflow.db").exists():
+    file = store_file(run, registry)
+    if file is not None and not file.exists():
         raise DataError(
             "There is no model store here",
-            got=str(run.path),
+            got=str(run.path if registry.uri is None else file),
             fix="Name the run's folder, run={'dir': …}, or the store, registry={'uri': …}",
         )
+
+
+def batch_of(job: Job) -> TableConfig:
+    """The batch that a drift check looks at. Raises ConfigError where the job names none."""
+    if job.watch.batch is None:
+        raise ConfigError(
+            "There is no batch to check",
+            rule="watch.batch.uri names a Delta table of new images",
+            fix="Add watch.batch.uri=…",
+        )
+    return job.watch.batch
 
 
 def unknown(model: str, rule: str) -> ConfigError:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from raypipe.cluster.connect import connect, nodes
 from raypipe.config import replace, save
 from raypipe.costs.spent import Price, Spent
-from raypipe.errors import ConfigError
 from raypipe.feed.dataset import Pinned, pin
 from raypipe.job import Job
 from raypipe.registry import promote, tracking
@@ -28,7 +27,7 @@ from raypipe.serve.batch import Calls
 from raypipe.tables import clean as cleaning
 from raypipe.tables.ingest import ingest as ingest_images
 from raypipe.tables.ingest import understand
-from raypipe.tables.table import ImageTable, TableConfig
+from raypipe.tables.table import ImageTable
 from raypipe.train import trainer, unseen
 from raypipe.train.job import TrainJob, TrainResult
 from raypipe.train.launch import check_workers
@@ -39,6 +38,7 @@ from raypipe.watch import retrain as loop
 from raypipe.watch.check import CheckResult
 from raypipe.work import evaluate as evaluation
 from raypipe.work.evaluate import Evaluated
+from raypipe.work.find import batch_of
 from raypipe.work.results import (
     Cleaned,
     Drifted,
@@ -250,7 +250,7 @@ def retrain(job: Job, show: Show) -> Retrained:
 
 
 def _check(job: Job, show: Show) -> CheckResult:
-    source = _batch(job)
+    source = batch_of(job)
     ImageTable.open(source).pin(source.version)
     store = tracking.open_store(job.run, job.registry)
     promote.require_champion(store)
@@ -259,13 +259,3 @@ def _check(job: Job, show: Show) -> CheckResult:
         return drift_check.check(
             store, job.run, source, job.watch.name, job.predict, job.drift, progress=tick
         )
-
-
-def _batch(job: Job) -> TableConfig:
-    if job.watch.batch is None:
-        raise ConfigError(
-            "There is no batch to check",
-            rule="watch.batch.uri names a Delta table of new images",
-            fix="Add watch.batch.uri=…",
-        )
-    return job.watch.batch

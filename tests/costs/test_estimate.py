@@ -80,7 +80,8 @@ def test_money_is_of_all_nodes_for_as_long_as_the_verb_takes() -> None:
     spent = Spent(seconds=1800, device_s=7200, price=price, saved=0.25)
     assert spent.usd == 2.0
     assert spent.facts()["took"] == (
-        "30 min, 2.0000 device hours, $2.00 (4 x g5.xlarge at $1.000 an hour)"
+        "30 min, $2.00 (4 x g5.xlarge at $1.000 an hour); "
+        "the training 2.0000 device hours, with earlier calls"
     )
     assert "25%" in spent.facts()["saved"]
     assert Spent(10, 10).usd is None and "$" not in Spent(10, 10).facts()["took"]

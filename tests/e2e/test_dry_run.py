@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import ray
+import torch
 
 from raypipe.config import validate
 from raypipe.costs import rates
@@ -147,3 +148,104 @@ def test_cost_compares_nodes(cli: Cli, config: Path) -> None:
     assert code == 0 and "Standard_NC24ads_A100_v4" in out
     code, _, err = cli("cost")
     assert code == 2 and "no configuration" in err
+
+
+@pytest.mark.parametrize(
+    ("verb", "wrong", "said"),
+    [
+        ("tune", "by_epoch={1: {train.lr: 0.01}}", "by_epoch"),
+        ("tune", "train.gpu=true", "Set train.gpu=auto"),
+        ("tune", "cluster.address=none", "needs a cluster"),
+        ("tune", "search.refit={train.workerz: 2}", "search.refit"),
+        ("train", "train.start_from=/nowhere", "train.start_from"),
+        ("train", "train.class_weights={nobody: 1}", "train.class_weights"),
+        ("train", "registry.alias=v1", "registry.alias=v1"),
+        ("retrain", "cluster.dashboard=false", "no batch"),
+    ],
+)
+def test_what_the_verb_refuses_has_no_plan(
+    cli: Cli, config: Path, verb: str, wrong: str, said: str
+) -> None:
+    code, out, err = cli(verb, config, *MODEL, wrong, "--dry-run")
+    assert code == 2 and said in err and not out
+
+
+def test_what_is_not_known_yet_is_said(cli: Cli, config: Path) -> None:
+    auto = ["train.batch_size=auto", "train.lr=auto"]
+    for verb in ("train", "tune"):
+        code, out, err = cli(verb, config, *MODEL, *auto, "--dry-run", "--json")
+        assert code == 0, err
+        said = json.loads(out)
+        assert "assumed" in said["plan"]["batch"]
+        assert "train.batch_size" in said["not_estimated"]
+
+
+def test_budgets_end_epochs(cli: Cli, config: Path) -> None:
+    given = [*MODEL, "train.epochs=1000", "train.batch_size=16"]
+    money = ["train.stopping.money=0.001", "train.stopping.price_per_hour=1"]
+    code, out, err = cli("train", config, *given, *money, "--dry-run", "--json")
+    assert code == 0, err
+    [epochs] = [part for part in json.loads(out)["parts"] if part["name"] == "epochs"]
+    assert epochs["seconds"] == pytest.approx(3.6)
+    capped = [*MODEL, "train.epochs=9", "search.samples=6", "search.stopping.epochs=4"]
+    code, out, err = cli("tune", config, *capped, "--dry-run", "--json")
+    assert code == 0, err
+    assert json.loads(out)["plan"]["epochs"].startswith("4 of 54")
+
+
+@pytest.mark.parametrize("more", ["search.scheduler=pbt", "search.concurrent=6"])
+def test_no_more_trials_run_at_a_time_than_there_are_cpus(
+    cli: Cli, config: Path, more: str
+) -> None:
+    space = "search.space={train.lr: 'loguniform(0.001, 0.01)'}"
+    given = [*MODEL, "train.epochs=2", "search.samples=6", space, more]
+    code, out, err = cli("tune", config, *given, "--dry-run", "--json")
+    assert code == 0, err
+    cpus = int(ray.cluster_resources()["CPU"])
+    assert f"6, {min(6, cpus)} at a time" in json.loads(out)["plan"]["trials"]
+
+
+def test_decoding_counts_all_threads_where_torch_has_one(cli: Cli, config: Path) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        code, out, err = cli("train", config, *MODEL, "train.epochs=1", "--dry-run", "--json")
+    finally:
+        torch.set_num_threads(before)
+    assert code == 0, err
+    [once] = [part for part in json.loads(out)["parts"] if part["name"] == "decoding once"]
+    # To hash and decode a JPEG takes more than 20 us; to take it from a queue takes less.
+    assert once["cpu_s"] > 60 * 20e-6
+
+
+def test_a_named_model_and_a_finished_prediction_are_the_ones_planned(
+    cli: Cli, config: Path, tmp_path: Path
+) -> None:
+    given = [*MODEL, "train.epochs=1", "train.batch_size=16"]
+    for lr in ("0.001", "0.002"):
+        code, _, err = cli("train", config, *given, f"train.lr={lr}", "--json")
+        assert code == 0, err
+    code, out, err = cli("evaluate", config, "evaluate.model=2", "--dry-run", "--json")
+    assert code == 0, err
+    assert json.loads(out)["plan"]["model"] == "dry/2"
+    code, _, err = cli("evaluate", config, "evaluate.model=9", "--dry-run")
+    assert code == 2 and "9" in err
+
+    # A challenger has the champion's settings, whatever the job says.
+    retrain = ["watch.force=true", "watch.retrain_samples=1", "train.epochs=50"]
+    code, out, err = cli("retrain", config, *MODEL, *retrain, "--dry-run", "--json")
+    assert code == 0, err
+    assert json.loads(out)["plan"]["epochs"] == 1
+
+    code, _, err = cli("predict", config, "--json")
+    assert code == 0, err
+    for more in ([], ["--once"]):
+        code, out, err = cli("predict", config, *more, "--dry-run", "--json")
+        assert code == 0, err
+        said = json.loads(out)
+        assert said["plan"]["images"] == 0 and "already" in said["plan"]["kept"]
+
+    # A store that is not there is not made.
+    nowhere = tmp_path / "nowhere.db"
+    code, _, err = cli("predict", config, f"registry.uri=sqlite:///{nowhere}", "--dry-run")
+    assert code == 2 and "no model store" in err and not nowhere.exists()

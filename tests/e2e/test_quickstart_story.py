@@ -42,4 +42,4 @@ def test_a_table_without_sources_can_be_retrained_on(tmp_path: Path) -> None:
     append(str(tmp_path / "t"), pa.Table.from_pylist(rows), "test")
     job = validate(Job, {"table": {"uri": str(tmp_path / "t")}})
     pinned = pin(job.table, job.feed)
-    assert retrain._labelled_by_source(job, pinned) == {"all": 29}
+    assert retrain.labelled_by_source(job, pinned) == {"all": 29}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -15,11 +15,16 @@ from raypipe.costs.rates import Rates
 from raypipe.feed import feed
 from raypipe.feed.dataset import Pinned, pin
 from raypipe.job import Job
+from raypipe.models.tasks import NUMERIC
 from raypipe.models.zoo import ImageModel
+from raypipe.registry import tracking
 from raypipe.train.auto import finders
 from raypipe.train.job import TrainJob
 from raypipe.train.launch import wants_gpu
+from raypipe.train.losses import check_weights
 from raypipe.train.parallel.memory import device_memory
+from raypipe.train.trainer import check_start
+from raypipe.work.find import store_file
 from raypipe.work.result import Facts, prepared_from
 from raypipe.work.show import Show
 
@@ -58,10 +63,15 @@ class At:
         return {"runs on": f"{self.place}: {cpus:g} CPUs, {gpus:g} GPUs"}
 
 
-def training_job(job: Job) -> tuple[TrainJob, Counts, Pinned]:
-    """The training of a job with numbers for `auto`, as far as they are known, and its images."""
+def training_job(job: TrainJob) -> tuple[TrainJob, Counts, Pinned]:
+    """The training with numbers for `auto`, as far as they are known, and its images.
+
+    Raises ConfigError and DataError as a training does before its first step.
+    """
     pinned = pin(job.table, job.feed, kind=job.model.task)
-    training = finders.found(job.training, pinned)
+    check_weights(job.train.class_weights, pinned.classes)
+    check_start(job)
+    training = finders.found(job, pinned)
     if training.train.batch_size == "auto":
         training = changed(training, {"train.batch_size": AUTO_BATCH})
     counts = pinned.counts
@@ -86,8 +96,28 @@ def data(pinned: Pinned) -> Facts:
     version = pinned.version
     facts: Facts = {"table": str(version), **prepared_from(version, "prepared from")}
     facts["images"] = pinned.counts
-    facts["task"] = f"{pinned.task.kind}, {len(pinned.classes)} classes"
+    kind, classes = pinned.task.kind, len(pinned.classes)
+    # A number is no class.
+    facts["task"] = kind if kind in NUMERIC else f"{kind}, {classes} classes"
     return facts
+
+
+def check_registry(job: Job) -> None:
+    """Raise ConfigError for names that MLflow refuses, and for a store that does not answer.
+
+    A store that does not exist yet is not made.
+    """
+    tracking.check_names(job.run, job.registry)
+    file = store_file(job.run, job.registry)
+    if file is None or file.exists():
+        tracking.open_store(job.run, job.registry, create=False)
+
+
+def unfound(job: TrainJob, pinned: Pinned, drawn: Collection[str] = ()) -> list[str]:
+    """The fields that are `auto` and that no earlier run found, less those that a search draws."""
+    known = finders.found(job, pinned).train
+    fields = {"train.batch_size": known.batch_size, "train.lr": known.lr}
+    return [name for name in fields if fields[name] == "auto" and name not in drawn]
 
 
 def model_facts(job: TrainJob, pinned: Pinned) -> Facts:

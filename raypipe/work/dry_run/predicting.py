@@ -1,92 +1,150 @@
-"""The plans of verbs that predict a table with the champion."""
+"""The plans of verbs that predict a table with a registered model."""
 
 from __future__ import annotations
 
+from raypipe.config import replace as changed
 from raypipe.costs import estimate, rates
 from raypipe.costs.estimate import Part
 from raypipe.errors import ConfigError, DataError
 from raypipe.feed.dataset import pin
 from raypipe.job import Job
-from raypipe.registry import promote, tracking
+from raypipe.registry import tracking
 from raypipe.registry.package import Package
-from raypipe.registry.promote import ModelVersion
+from raypipe.registry.tracking import Store
+from raypipe.serve import batch, since
+from raypipe.serve.links import links
 from raypipe.serve.workers import Reading
 from raypipe.tables import between
-from raypipe.tables.table import ImageTable, TableConfig
+from raypipe.tables.between import Rows
+from raypipe.tables.table import ImageTable, TableConfig, TableVersion
 from raypipe.work.dry_run.at import At
-from raypipe.work.find import require_store
+from raypipe.work.evaluate import columns_of, model_of
+from raypipe.work.find import batch_of, require_store
+from raypipe.work.model import Model
 from raypipe.work.planned import Planned
 from raypipe.work.result import Facts, prepared_from
 
 
 def predict(at: At) -> Planned:
-    source = at.job.predict.table or at.job.watch.batch or at.job.table
-    facts, parts = predictions(at, source)
-    if at.job.predict.follow == "always":
+    job = at.job
+    source = job.predict.table or job.watch.batch or job.table
+    follows = job.predict.follow
+    if follows and source.version is not None:
+        raise ConfigError(
+            "A stream follows the newest version",
+            got=f"version={source.version}",
+            fix="Leave the table's version out",
+        )
+    facts, parts = predictions(at, source, "last" if follows else job.predict.since)
+    if follows == "always":
         facts["follows"] = "new versions, until SIGTERM: estimated is the version of now"
     return Planned("predict", facts, parts, most=True)
 
 
-def predictions(at: At, source: TableConfig) -> tuple[Facts, tuple[Part, ...]]:
-    """Predicting a table with the champion."""
-    cfg = at.job.predict
+def predictions(
+    at: At, source: TableConfig, added_to: str | None
+) -> tuple[Facts, tuple[Part, ...]]:
+    """Predicting a table with the champion. added_to: as predict.since."""
+    job = at.job
     table, version = ImageTable.open_pinned(source)
-    model, package = champion(at.job)
-    rows = between.selected(table, version, source.where)
-    images = sum(rows.counts)
-    if not images:
-        raise DataError(
-            f"{version} has no row to predict", got=source.where, fix="Check table.where"
+    model = _model(at, None)
+    cfg = changed(job.predict, {"since": added_to})
+    # What is predicted already is not predicted again.
+    out = batch.open_out(job.run, source, cfg, "plan a prediction")
+    target = batch.target_of(source, table, version, model.version)
+    known = links(out.counts())
+    if since.made(known, target) is not None:
+        facts = _facts(at, table, version, model, 0)
+        kept = f"this model has predicted this version already, in {out.uri}"
+        return facts | {"kept": kept}, (estimate.START.part("start", 1.0),)
+    claim = since.Claim.of(out, target.line) if added_to else None
+    base = since.base_of(known, target, claim, bool(added_to))
+    planned = since.plan(table, version, source.where, out, base, target, at.show.say)
+    if not planned.size and base is None:
+        raise batch.NothingToPredict(
+            f"{version} has no images to predict",
+            got=source.where or None,
+            fix="Check the table's version, where and sample",
         )
+    facts, parts = _work(at, table, version, planned.rows, model)
+    if base is not None:
+        facts["added to"] = f"what this model has predicted of v{base.version}"
+    return facts, parts
 
-    # What it takes.
+
+def _work(
+    at: At, table: ImageTable, version: TableVersion, rows: Rows, model: Model
+) -> tuple[Facts, tuple[Part, ...]]:
+    """Predicting these rows in tasks of the cluster."""
+    images = sum(rows.counts)
+    facts = _facts(at, table, version, model, images)
+    if not images:
+        return facts, (estimate.START.part("start", 1.0),)
     at.show.say("Measuring some images on this machine")
-    reading = Reading.of(rows, table.columns, cfg.batch_size, table.storage_options)
-    found = rates.of_package(package, rows.fragments, reading)
+    reading = Reading.of(rows, table.columns, at.job.predict.batch_size, table.storage_options)
+    found = rates.of_package(model.package, rows.fragments, reading)
     at.calibrated.append(found.seconds)
     cpus = max(1.0, at.resources.get("CPU", 1))
     # A task gets about a second of work, so few images occupy few processes.
     busy = min(cpus, max(1.0, images * found.image.cpu_s))
-    parts = (
+    return facts, (
         estimate.START.part("start", found.slowness),
         estimate.WORKER.part("workers", found.slowness, busy),
         estimate.predicting(images, found.image, cpus),
     )
 
-    # What it would do.
+
+def _facts(at: At, table: ImageTable, version: TableVersion, model: Model, images: int) -> Facts:
     facts: Facts = {"table": str(version), **prepared_from(version, "prepared from")}
-    facts |= {"images": images, "model": str(model)} | at.facts()
+    facts |= {"images": images, "model": str(model.version)} | at.facts()
+    cpus, gpus = max(1.0, at.resources.get("CPU", 1)), at.job.predict.gpus
     facts["workers"] = f"{cpus:g}, a CPU each"
-    if cfg.gpus:
-        facts["workers"] = f"a GPU each (predict.gpus={cfg.gpus:g}); measured is this machine's CPU"
-    facts["kept"] = "what this model has predicted of this version is not predicted again"
-    return facts, parts
+    if gpus:
+        facts["workers"] = f"a GPU each (predict.gpus={gpus:g}); measured is this machine's CPU"
+    return facts
 
 
-def champion(job: Job) -> tuple[ModelVersion, Package]:
+def _store(job: Job) -> Store:
     require_store(job.run, job.registry)
-    store = tracking.open_store(job.run, job.registry)
-    model = promote.require_champion(store)
-    return model, promote.fetch(store, model)
+    return tracking.open_store(job.run, job.registry, create=False)
+
+
+def _model(at: At, wanted: str | None) -> Model:
+    """A registered model; the champion where none is named."""
+    return model_of(_store(at.job), wanted)
+
+
+def champion(job: Job) -> Package:
+    return model_of(_store(job), None).package
 
 
 def drift(at: At) -> Planned:
-    source = at.job.watch.batch
-    if source is None:
-        raise ConfigError("There is no batch to check", fix="Add watch.batch.uri=…")
-    facts, parts = predictions(at, source)
+    source = batch_of(at.job)
+    facts, parts = predictions(at, source, at.job.predict.since)
     facts["tests"] = f"against the reference of {facts['model']}, alpha {at.job.drift.alpha:g}"
     return Planned("drift", facts, parts, most=True, missing="the tests in their sidecar")
 
 
 def evaluate(at: At) -> Planned:
-    source = at.job.evaluate.table
+    job = at.job
+    source = job.evaluate.table
+    # A wrong table comes before a wrong model, as in the verb.
+    ImageTable.open_pinned(source or job.table)
+    model = _model(at, job.evaluate.model)
     if source is None:
         # The test split of the job's own table.
-        pinned = pin(at.job.table, at.job.feed, kind=at.job.model.task)
-        split = {at.job.table.columns.split: pinned.parts(at.job.feed.test)}
-        source = at.job.table.model_copy(update={"where": {**at.job.table.where, **split}})
-    facts, parts = predictions(at, source)
+        pinned = pin(job.table, job.feed, kind=model.package.task.kind)
+        table, version, where = pinned.table, pinned.version, pinned.rows_of(job.feed.test)
+    else:
+        columns = columns_of(source, model.package)
+        table, version = ImageTable.open_pinned(source.model_copy(update={"columns": columns}))
+        where = source.where
+    rows = between.selected(table, version, where)
+    if not sum(rows.counts):
+        raise DataError(
+            f"{version} has no image to evaluate on", got=where or None, fix="Check evaluate.table"
+        )
+    facts, parts = _work(at, table, version, rows, model)
     return Planned("evaluate", facts, parts, most=True, missing="intervals and the page")
 
 

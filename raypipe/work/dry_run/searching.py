@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from dataclasses import replace
 
 from raypipe.config import replace as changed
+from raypipe.config import validate
 from raypipe.costs import estimate
-from raypipe.costs.estimate import Counts, Part
-from raypipe.feed.dataset import Pinned
+from raypipe.costs.estimate import Part
+from raypipe.feed.dataset import pin
+from raypipe.search import tuner
 from raypipe.search.schedulers.halving import rungs
 from raypipe.search.searchers import tune_searchers
 from raypipe.search.settings import SearchConfig
-from raypipe.search.space import defaults, parse
-from raypipe.search.space.space import Changes, Space
 from raypipe.search.trials.trial import data_key
 from raypipe.search.trials.trial_resources import plan_resources
 from raypipe.train.job import TrainJob
-from raypipe.train.launch import wants_gpu
-from raypipe.work.dry_run.at import At, data, model_facts, training_job
+from raypipe.watch import around
+from raypipe.watch import retrain as loop
+from raypipe.work.dry_run import training
+from raypipe.work.dry_run.at import At, check_registry, data, model_facts, training_job, unfound
 from raypipe.work.dry_run.predicting import champion, predictions
 from raypipe.work.dry_run.training import afterwards, within
+from raypipe.work.find import batch_of
 from raypipe.work.planned import Planned
 from raypipe.work.result import Facts
 
@@ -29,34 +31,28 @@ MOST_KINDS = 3  # backbones and resolutions that are measured
 
 
 def tune(at: At) -> Planned:
-    job, counts, pinned = training_job(at.job)
-    cfg, space = _space(at, job, at.job.search, pinned)
-    planned = tune_searchers.plan(job, cfg, space, [])
-    parts, facts = _search(at, job, cfg, planned, pinned, counts)
-    if cfg.refit is not None:
-        facts["refit"] = "the best trial's settings once more: not estimated"
-    missing = "the refit" if cfg.refit is not None else ""
-    return Planned("tune", facts, tuple(within(parts, cfg.stopping.seconds)), True, missing)
-
-
-def _space(at: At, job: TrainJob, cfg: SearchConfig, pinned: Pinned) -> tuple[SearchConfig, Space]:
-    gpu = wants_gpu(job.train, dict(at.resources))
-    cfg = defaults.with_default_space(job, cfg, pinned.counts, gpu)
-    return cfg, parse.parse(cfg.space or {}, job)
+    check_registry(at.job)
+    parts, facts, missing = _search(at, at.job.training, at.job.search)
+    return Planned("tune", facts, parts, most=True, missing=", ".join(missing))
 
 
 def _search(
-    at: At,
-    job: TrainJob,
-    cfg: SearchConfig,
-    planned: Sequence[Changes],
-    pinned: Pinned,
-    counts: Counts,
-) -> tuple[list[Part], Facts]:
-    """The parts of a search, and its facts."""
+    at: At, given: TrainJob, cfg: SearchConfig
+) -> tuple[tuple[Part, ...], Facts, list[str]]:
+    """The parts of a search, its facts, and what is not estimated.
+
+    Raises ConfigError, ClusterError and DataError as the search does before its first trial.
+    """
+    # As the search itself decides train.workers=auto.
+    given = tuner.one_worker(given)
+    job, counts, pinned = training_job(given)
+    cfg, space = tuner.check(given, cfg, pinned.counts, at.resources)
+    planned = tune_searchers.plan(job, cfg, space.of(job), [])
     total = len(planned)
-    side_by_side = plan_resources(job, cfg, at.resources, total).concurrent
-    at_once = max(1, min(side_by_side, total))
+    resources = plan_resources(job, cfg, at.resources, total)
+    # Tune starts no more trials than there are CPUs and GPUs for, whatever a search asks for.
+    room = min(at.resources.get(kind, 0) / amount for kind, amount in resources.trial.items())
+    at_once = max(1, min(resources.concurrent, total, int(room)))
     epochs = _epochs(cfg, job.train.epochs, total)
 
     # Trials of one backbone and resolution take about the same.
@@ -79,7 +75,9 @@ def _search(
         # What they train on is decoded before the first one starts.
         made, loop = estimate.training(counts, share, found, at.where(trial), "cache", frozen)
         once.append(made)
-        trials.append(replace(loop, seconds=loop.seconds / at_once))
+        # Trials of several workers share the CPUs: together they are as fast as these.
+        least_s = 0.0 if at.where(trial).gpu else loop.cpu_s / at.where(trial).cpus
+        trials.append(replace(loop, seconds=max(least_s, loop.seconds / at_once)))
 
     # What they share comes before and after them.
     parts = [
@@ -99,32 +97,50 @@ def _search(
     facts["epochs"] = (
         f"{epochs:,.0f} of {total * job.train.epochs:,}, as {cfg.scheduler} saves them"
     )
+    if cfg.stopping.epochs is not None:
+        facts["epochs"] += f", at most {cfg.stopping.epochs:,} (search.stopping.epochs)"
     if len(kinds) > MOST_KINDS:
         facts["measured"] = f"{MOST_KINDS} of {len(kinds)} kinds of images and backbones"
-    return parts, facts
+    auto = unfound(given, pinned, space.always)
+    if "train.batch_size" in auto:
+        facts["batch"] = f"{job.train.batch_size} assumed: train.batch_size=auto is not found yet"
+    missing = [f"finding {name}" for name in auto]
+    if cfg.refit is not None:
+        facts["refit"] = "the best trial's settings once more: not estimated"
+        missing.append("the refit")
+    # As the search's monitor counts them.
+    workers = at_once * resources.trial.get("GPU", float(job.train.most_workers))
+    return tuple(within(parts, cfg.stopping, workers)), facts, missing
 
 
 def _epochs(cfg: SearchConfig, epochs: int, trials: int) -> float:
     """Epochs of all trials together, as the scheduler leaves them."""
+    most = float(epochs * trials)
     if cfg.scheduler in ("asha", "pasha", "hyperband"):
         found = rungs(epochs, min(cfg.grace, epochs), cfg.reduction)
-        return estimate.halving_epochs(trials, found, cfg.reduction)
-    return float(epochs * trials)
+        most = estimate.halving_epochs(trials, found, cfg.reduction)
+    return min(most, float(cfg.stopping.epochs or most))
 
 
 def retrain(at: At) -> Planned:
-    """The check, and the search for a challenger that follows if there is drift."""
-    job, counts, pinned = training_job(at.job)
+    """The check, and the challenger that follows if there is drift."""
+    job = at.job
+    pinned = pin(job.table, job.feed, kind=job.model.task)
     facts: Facts = {}
     parts: tuple[Part, ...] = ()
-    if at.job.watch.batch is not None:
-        facts, parts = predictions(at, at.job.watch.batch)
+    if job.watch.batch is not None or not job.watch.force:
+        facts, parts = predictions(at, batch_of(job), job.predict.since)
         facts = {f"check: {name}": value for name, value in facts.items()}
-    champion(at.job)
-    trials = at.job.watch.retrain_samples
-    around = SearchConfig(samples=trials, scheduler="none")
-    search, found = _search(at, job, around, [{}] * trials, pinned, counts)
-    facts |= found
-    del facts["searched"]
-    missing = "the tests in their sidecar, a refit, and the comparison of two models"
-    return Planned("retrain", facts, (*parts, *search), most=True, missing=missing)
+
+    # A challenger starts from the champion's settings, not from the job's.
+    theirs = validate(TrainJob, champion(job).info["config"])
+    labelled = loop.labelled_by_source(job.training, pinned)
+    version = pinned.version.version
+    first = around.challenger(job.training, job.watch, job.search.refit, theirs, version, labelled)
+    if job.watch.retrain_samples > 1:
+        base, cfg = around.searched(job.search, job.watch, first)
+        trained, found, missing = _search(at, base, cfg)
+    else:
+        trained, found, missing = training.parts_of(at, first)
+    missing = ["the tests in their sidecar", *missing, "the comparison of two models"]
+    return Planned("retrain", facts | found, (*parts, *trained), True, ", ".join(missing))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import torch
@@ -16,9 +17,18 @@ from raypipe.train.job import TrainJob
 from raypipe.train.launch import check_workers, wants_gpu
 from raypipe.train.parallel.memory import Choice, choose, device_memory, need_of
 from raypipe.train.parallel.precision import compute_dtype
+from raypipe.train.stopping import BudgetConfig
 from raypipe.train.topology import choose as choose_workers
 from raypipe.train.topology import spans_nodes
-from raypipe.work.dry_run.at import At, carrier_of, data, model_facts, training_job
+from raypipe.work.dry_run.at import (
+    At,
+    carrier_of,
+    check_registry,
+    data,
+    model_facts,
+    training_job,
+    unfound,
+)
 from raypipe.work.planned import Planned
 from raypipe.work.result import Facts
 
@@ -26,10 +36,18 @@ LOOPS = "epochs", "trials"  # the parts that a budget ends
 
 
 def train(at: At) -> Planned:
-    job, counts, pinned = training_job(at.job)
+    check_registry(at.job)
+    parts, facts, missing = parts_of(at, at.job.training)
+    return Planned("train", facts, parts, most=True, missing=", ".join(missing))
+
+
+def parts_of(at: At, given: TrainJob) -> tuple[tuple[Part, ...], Facts, list[str]]:
+    """The parts of a training, its facts, and what is not estimated."""
+    job, counts, pinned = training_job(given)
     workers, why = job.train.most_workers, _topology(at, job)
     if job.train.workers == "auto":
-        workers, why = choose_workers(at.gpus_by_node(), int(job.train.batch_size))
+        gpus = [] if job.train.gpu is False else at.gpus_by_node()
+        workers, why = choose_workers(gpus, int(job.train.batch_size))
         job = replaced(job, {"train.workers": workers})
     check_workers(job.train, dict(at.resources))
     where = at.where(job)
@@ -51,10 +69,14 @@ def train(at: At) -> Planned:
     facts["workers"] = f"{workers} ({why})"
     facts["images come from"] = "kept features" if frozen else carrier
     facts["strategy"] = choice.reason
-    facts["memory of a worker"] = f"{choice.bytes_a_device / 2**20:,.0f} MB"
+    facts["memory of a worker"] = f"{choice.bytes_a_device / 2**20:,.0f} MB beside Python's own"
     facts["epochs"] = job.train.epochs
     facts |= _kept(job, pinned)
-    return Planned("train", facts, tuple(within(parts, job.train.stopping.seconds)), most=True)
+    auto = unfound(given, pinned)
+    if "train.batch_size" in auto:
+        facts["batch"] = f"{job.train.batch_size} assumed: train.batch_size=auto is not found yet"
+    missing = [f"finding {name}" for name in auto]
+    return tuple(within(parts, job.train.stopping, workers)), facts, missing
 
 
 def afterwards(job: TrainJob, counts: Counts, found: Rates, where: Where) -> list[Part]:
@@ -67,10 +89,18 @@ def afterwards(job: TrainJob, counts: Counts, found: Rates, where: Where) -> lis
     ]
 
 
-def within(parts: list[Part], seconds: float | None) -> list[Part]:
-    """The parts, with epochs cut off where a budget in seconds ends them."""
-    if seconds is None:
+def within(parts: list[Part], cfg: BudgetConfig, workers: float) -> list[Part]:
+    """The parts, with epochs cut off where a budget ends them. workers: that train at a time."""
+    limits = []
+    if cfg.seconds is not None:
+        limits.append(cfg.seconds)
+    if cfg.gpu_hours is not None:
+        limits.append(cfg.gpu_hours * 3600 / workers)
+    if cfg.money is not None:
+        limits.append(cfg.money / (cfg.price_per_hour or math.inf) * 3600 / workers)
+    if not limits:
         return parts
+    seconds = min(limits)
     cut = []
     for part in parts:
         share = min(1.0, seconds / part.seconds) if part.name in LOOPS and part.seconds else 1.0

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 from raypipe.cluster.connect import expected
@@ -32,7 +34,22 @@ def plan(verb: str, job: Job, show: Show) -> Planned:
         raise ConfigError(
             "This verb has no plan", got=f"{verb} --dry-run", rule=f"These have: {known}"
         )
-    at = At(job, show, *expected(job.cluster), calibrated=[])
-    found = PLANS[verb](at)
+    needs_cluster = verb != "train" or job.training.needs_cluster
+    at = At(job, show, *expected(job.cluster, needs_cluster), calibrated=[])
+    with _few_retries():
+        found = PLANS[verb](at)
     price = Price.of(job.cost, at.nodes)
     return replace(found, verb=verb, price=price, calibration_s=sum(at.calibrated))
+
+
+@contextmanager
+def _few_retries() -> Iterator[None]:
+    """MLflow asks a server that does not answer eight times, for minutes. A plan asks twice."""
+    name = "MLFLOW_HTTP_REQUEST_MAX_RETRIES"
+    given = os.environ.get(name)
+    os.environ.setdefault(name, "1")
+    try:
+        yield
+    finally:
+        if given is None:
+            del os.environ[name]
