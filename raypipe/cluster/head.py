@@ -1,7 +1,7 @@
 """Asks an address whether the head of a Ray cluster is there, before Ray does.
 
-`ray.init` waits for a head that is not there for 80 s or more (measured, Ray 2.56), and then ends
-the process without an exception. A head's GCS speaks gRPC, so HTTP/2. A server of HTTP/2 sends its
+`ray.init` said nothing within 80 s where no head was (Ray 2.56; it was then ended from outside). A
+head's GCS speaks gRPC, so HTTP/2. A server of HTTP/2 sends its
 settings first, within milliseconds, however busy it is (RFC 9113, section 3.4). That tells a head
 from a port of something else.
 """

@@ -197,8 +197,8 @@ except Exception as e:
 def test_no_head_at_the_address_is_one_message_within_seconds(
     no_head: tuple[str, str], setting: str
 ) -> None:
-    """Ray itself waits 80 s, and then ends the process. In a process of its own: were the head
-    not asked first, Ray would end this one."""
+    """Ray itself says nothing for more than a minute. In a process of its own, so that a wait for
+    Ray ends with the timeout."""
     address, says = no_head
     given = address if setting == "cluster.address" else "auto"
     before = time.monotonic()
