@@ -53,10 +53,24 @@ class Offer:
         return None if self.run_s is None else self.run_s / 3600 * self.usd_per_hour
 
 
+def require_known(names: Sequence[str]) -> None:
+    """Raise ConfigError for a node type whose CPUs and GPUs are not known here."""
+    for name in names:
+        if name not in NODES:
+            raise ConfigError(
+                "This node type is not known",
+                got=name,
+                rule=nearest(name, list(NODES)),
+                fix="raypipe cost --nodes list shows the known ones; take the one most like it, "
+                "and give that your own price: cost.price_per_hour",
+            )
+
+
 def offers(
     names: Sequence[str], cfg: CostConfig, counts: Counts, epochs: int, model: Model, rates: Rates
 ) -> list[Offer]:
     """An offer of each node type, cheapest run first. Raises ConfigError for unknown types."""
+    require_known(names)
     made = [_offer(name, cfg, counts, epochs, model, rates) for name in dict.fromkeys(names)]
     return sorted(made, key=lambda one: (one.run_usd is None, one.run_usd or 0.0))
 
@@ -64,13 +78,6 @@ def offers(
 def _offer(
     name: str, cfg: CostConfig, counts: Counts, epochs: int, model: Model, rates: Rates
 ) -> Offer:
-    if name not in NODES:
-        raise ConfigError(
-            "This node type is not known",
-            got=name,
-            rule=nearest(name, list(NODES)),
-            fix="raypipe cost --nodes list; for others, cost.price_per_hour and your own runs",
-        )
     node = NODES[name]
     usd = cfg.price(name)
     assert usd is not None, "known node types have a price"

@@ -73,6 +73,8 @@ def _usd(amount: float | None) -> str:
 
 def cost(job: Job, nodes: Sequence[str], show: Show) -> Compared:
     """Compare node types for the job's training. Raises ConfigError for unknown ones."""
+    # A wrong name must not cost a measurement.
+    compare.require_known(nodes)
     training, counts, pinned = at.training_job(job.training)
     show.say("Measuring some images on this machine")
     found = rates.measure(training, pinned, int(training.train.batch_size))
