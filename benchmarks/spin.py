@@ -1,5 +1,5 @@
-"""Claim: with raypipe's GOMP_SPINCOUNT a training step on CPUs is as fast as without on a quiet
-machine, and several times as fast where something else runs.
+"""Claim: with raypipe's GOMP_SPINCOUNT a training step on CPUs is at least twice as fast where
+something else runs, and at most a tenth slower on a quiet machine.
 
 python -m benchmarks.spin --json [--rounds 3]
 
