@@ -35,6 +35,7 @@ from rich.table import Table
 from rich.text import Text
 
 from raypipe.config import to_json
+from raypipe.costs.spent import duration
 from raypipe.errors import hidden
 from raypipe.report.formats import cell
 
@@ -228,7 +229,7 @@ class Training:
         began, share = self._since = self._since or (now, done)
         if done >= 1 or done <= share or now - began < PACE_AFTER_S:
             return ""
-        return f"{_duration((now - began) / (done - share) * (1 - done))} left"
+        return f"{duration((now - began) / (done - share) * (1 - done))} left"
 
 
 class Searching:
@@ -244,7 +245,7 @@ class Searching:
     def __call__(self, done: int, total: int, standings: Sequence[Standing]) -> None:
         now = time.monotonic()
         begun = max(done, len(standings))  # one that failed at once has nothing to show
-        elapsed = _duration(now - self._started)
+        elapsed = duration(now - self._started)
         ended = f"Searching: {begun} of {total} trials begun, {done} ended, {elapsed}"
         if self._live is not None:
             self._live.update(Group(ended, _leaderboard(self._metric, standings)))
@@ -310,10 +311,3 @@ def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) ->
         # As text: rich would read the label `[red]` as a colour and show nothing.
         table.add_row(*[Text(cell(v)) for v in row])
     return table
-
-
-def _duration(seconds: float) -> str:
-    minutes = round(seconds / 60)
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"

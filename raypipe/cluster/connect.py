@@ -50,8 +50,9 @@ ENV = {
     # Results go to MLflow. Three more copies of them would cost time on every report.
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-    # How long a thread of OpenMP spins at a barrier before it sleeps. By default it is a
-    # millisecond: where anything else runs, each barrier of a step waits for a core that spins.
+    # How long a thread of OpenMP spins at a barrier before it sleeps. By default it is longer:
+    # where anything else runs, each barrier of a step waits for a core that spins.
+    # benchmarks/spin.py measures both.
     "GOMP_SPINCOUNT": "10000",
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",

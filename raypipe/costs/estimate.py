@@ -4,8 +4,9 @@ A verb is a list of parts. Each part has seconds by the clock, CPU seconds of al
 device seconds: those in which a training or a prediction task holds a device, that is a GPU, or
 where there is none a CPU worker.
 
-What does not depend on the images is START and the constants beside it. They were measured
-(benchmarks/costs.py) on the machine of REFERENCE_S in rates.py, and grow with `Rates.slowness`.
+What does not depend on the images is START and the constants beside it. They are the CPU seconds of
+verbs on a few tiny images, on the machine of REFERENCE_S in rates.py. They grow with
+`Rates.slowness`. benchmarks/costs.py compares whole estimates with what verbs take.
 """
 
 from __future__ import annotations
@@ -55,10 +56,10 @@ class Where:
     devices: int
     gpu: bool
 
-    def spread(self, rate: Rate, images: float, most: float | None = None) -> tuple[float, float]:
+    def spread(self, rate: Rate, images: float) -> tuple[float, float]:
         """(seconds, CPU seconds) of work that tasks of one CPU each share."""
         cpu_s = rate.cpu_s * images
-        return cpu_s / max(1.0, min(self.cpus, most or self.cpus)), cpu_s
+        return cpu_s / max(1.0, self.cpus), cpu_s
 
 
 def total(parts: Sequence[Part]) -> Part:
