@@ -1,0 +1,84 @@
+"""One side of benchmarks/drift.py, in a process of its own.
+
+python -m benchmarks.drift_side exact|alibi FOLDER     # alibi: with the sidecar's interpreter
+
+It reads samples.npz of FOLDER (reference, batch, width, permutations, seed) and prints one JSON
+line. seconds: from arrays in memory to the p-value, without imports. peak_gb: the most that the
+process held, all in.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.scale.memory import peak_mb
+
+
+def exact(reference: np.ndarray, batch: np.ndarray, width: float, chosen: np.ndarray) -> Any:
+    from raypipe.watch.mmd import mmd
+
+    found = mmd(reference, batch, width, chosen)
+    # Alibi's own p-value: without the observed grouping.
+    p_value = float((found.permuted_P >= found.statistic).mean())
+    return found.statistic, p_value
+
+
+def alibi(reference: np.ndarray, batch: np.ndarray, width: float, count: int, seed: int) -> Any:
+    from raypipe.watch.alibi_sidecar import alibi
+
+    detector = alibi().MMDDrift(
+        reference,
+        backend="pytorch",
+        n_permutations=count,
+        device="cpu",
+        sigma=np.array([width], np.float32),
+        configure_kernel_from_x_ref=False,
+    )
+    torch.manual_seed(seed)
+    data = detector.predict(batch)["data"]
+    return float(data["distance"]), float(data["p_val"])
+
+
+def permutations(rows: int, batch_rows: int, count: int, seed: int) -> np.ndarray:
+    """Those that Alibi draws with this seed: (rows + batch_rows, count) bool."""
+    torch.manual_seed(seed)
+    chosen = np.zeros((rows + batch_rows, count), bool)
+    for p in range(count):
+        chosen[torch.randperm(len(chosen))[-batch_rows:].numpy(), p] = True
+    return chosen
+
+
+def main() -> None:
+    side, folder = sys.argv[1], Path(sys.argv[2])
+    given = np.load(folder / "samples.npz")
+    reference, batch = given["reference"], given["batch"]
+    width, count, seed = float(given["width"]), int(given["permutations"]), int(given["seed"])
+    compare: Callable[[], Any]
+    if side == "alibi":
+        from raypipe.watch.alibi_sidecar import alibi as detectors
+
+        detectors()  # its import takes seconds
+        compare = partial(alibi, reference, batch, width, count, seed)
+    else:
+        from raypipe.watch import mmd as _  # noqa: F401
+
+        chosen = permutations(len(reference), len(batch), count, seed)
+        compare = partial(exact, reference, batch, width, chosen)
+    began = time.perf_counter()
+    statistic, p_value = compare()
+    seconds = time.perf_counter() - began
+    found = {"seconds": seconds, "statistic": statistic, "p_value": p_value}
+    print(json.dumps(found | {"peak_gb": peak_mb() / 1024, "threads": torch.get_num_threads()}))
+
+
+if __name__ == "__main__":
+    main()
