@@ -49,20 +49,29 @@ def cluster(folder: Path) -> Iterator[tuple[str, str]]:
     # Another cluster of this host may have the usual port.
     shown.append(f"--dashboard-agent-listen-port={free_port()}")
     command = [*head, *shown, f"--temp-dir={folder}"]
-    with (folder.parent / "ray.log").open("w") as log:
+    # Keeps a token that is there. On a new machine there is none, and Ray would refuse to start.
+    subprocess.run([*RAY, "get-auth-token", "--generate"], check=True, capture_output=True)
+    printed = folder.parent / "ray.log"
+    with printed.open("w") as log:
         started = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
     try:
-        deadline = time.monotonic() + 90
-        while time.monotonic() < deadline:
-            with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", dashboard)) == 0:
-                    break
-            time.sleep(0.5)
+        _wait_for(dashboard, started, printed)
         time.sleep(8)  # processes that Ray starts in advance
         yield f"127.0.0.1:{port}", f"http://127.0.0.1:{dashboard}"
     finally:
         started.terminate()
         started.wait(60)
+
+
+def _wait_for(port: int, started: subprocess.Popen[bytes], printed: Path) -> None:
+    """Until something listens on the port. Ends the benchmark if Ray does not start."""
+    deadline = time.monotonic() + 90
+    while time.monotonic() < deadline and started.poll() is None:
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        time.sleep(0.5)
+    raise SystemExit(f"Ray did not start:\n{printed.read_text()[-2000:]}")
 
 
 def run(config: Path, folder: Path, how: list[str]) -> float:

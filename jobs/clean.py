@@ -1,12 +1,10 @@
-"""raypipe clean as a Ray job:
+"""raypipe clean as a Ray job; installed as raypipe-clean:
 
 ray job submit --working-dir . --runtime-env infra/ray/runtime_env.yaml -- python jobs/clean.py
 jobs/configs/solar.yaml
 """
 
-import sys
-
-from raypipe.main import entry
+from raypipe.job_commands import clean
 
 if __name__ == "__main__":
-    entry(["clean", *sys.argv[1:]])
+    clean()

@@ -1,12 +1,10 @@
-"""raypipe evaluate as a Ray job:
+"""raypipe evaluate as a Ray job; installed as raypipe-evaluate:
 
 ray job submit --working-dir . --runtime-env infra/ray/runtime_env.yaml -- python jobs/evaluate.py
 jobs/configs/solar.yaml
 """
 
-import sys
-
-from raypipe.main import entry
+from raypipe.job_commands import evaluate
 
 if __name__ == "__main__":
-    entry(["evaluate", *sys.argv[1:]])
+    evaluate()

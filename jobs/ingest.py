@@ -1,12 +1,10 @@
-"""raypipe ingest as a Ray job:
+"""raypipe ingest as a Ray job; installed as raypipe-ingest:
 
 ray job submit --working-dir . --runtime-env infra/ray/runtime_env.yaml -- python jobs/ingest.py
 jobs/configs/solar.yaml
 """
 
-import sys
-
-from raypipe.main import entry
+from raypipe.job_commands import ingest
 
 if __name__ == "__main__":
-    entry(["ingest", *sys.argv[1:]])
+    ingest()

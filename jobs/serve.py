@@ -1,12 +1,10 @@
-"""raypipe serve as a Ray job:
+"""raypipe serve as a Ray job; installed as raypipe-serve:
 
 ray job submit --working-dir . --runtime-env infra/ray/runtime_env.yaml -- python jobs/serve.py
 jobs/configs/solar.yaml
 """
 
-import sys
-
-from raypipe.main import entry
+from raypipe.job_commands import serve
 
 if __name__ == "__main__":
-    entry(["serve", *sys.argv[1:]])
+    serve()

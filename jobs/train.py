@@ -1,12 +1,10 @@
-"""raypipe train as a Ray job:
+"""raypipe train as a Ray job; installed as raypipe-train:
 
 ray job submit --working-dir . --runtime-env infra/ray/runtime_env.yaml -- python jobs/train.py
 jobs/configs/solar.yaml
 """
 
-import sys
-
-from raypipe.main import entry
+from raypipe.job_commands import train
 
 if __name__ == "__main__":
-    entry(["train", *sys.argv[1:]])
+    train()

@@ -117,8 +117,10 @@ class RunConfig(Section):
             raise ValueError("a run needs a folder, and an empty name would be the current one")
         if "://" in dir:
             raise ValueError(
-                "a run keeps its files in a folder of this machine or one that all nodes share, "
-                "not behind a URL"
+                "a run keeps its files in a folder of this machine, or on several nodes in one "
+                "that all of them share, not behind a URL: files are locked and renamed there. "
+                "Mount a shared disk (NFS, FSx, Azure Files) and name its folder. Copies go to an "
+                "object store with artifacts.uri"
             )
         folder = Path(dir).expanduser().absolute()
         # Without permission to look, the error comes from whoever writes there.
@@ -131,7 +133,9 @@ class RunConfig(Section):
 
     @property
     def path(self) -> Path:
-        return Path(self.dir).expanduser().absolute()
+        folder = Path(self.dir).expanduser().absolute()
+        # LINK/.. is what the link's target lies in. MLflow would drop both words.
+        return folder.resolve() if ".." in folder.parts else folder
 
 
 def load(

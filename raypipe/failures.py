@@ -29,7 +29,7 @@ def explain(error: BaseException) -> tuple[int, str]:
     An exception that is none of the known cases is a mistake of raypipe's. Its traceback is
     printed on stderr, above the message.
     """
-    known = find_own(error) or _of_machine(error) or _of_ray(error)
+    known = find_own(error) or _of_machine(error) or _of_ray(error) or _of_mlflow(error)
     if known is not None:
         # The doctor looks at tokens, addresses, memory and disks.
         advice = f" {DOCTOR}" if isinstance(known, ClusterError) else ""
@@ -105,10 +105,44 @@ def _of_ray(error: BaseException) -> RaypipeError | None:
     if exceptions is None:
         return None
     for e in chain(error):
+        if isinstance(e, exceptions.ObjectStoreFullError | exceptions.OutOfDiskError):
+            return RaypipeError(
+                "Ray's object store is full, and so is the disk that takes what does not fit",
+                rule="Its memory is /dev/shm, its disk that of Ray's temporary folder, /tmp/ray",
+                fix="Make room there, or give Ray more memory: cluster.object_store_mb of a "
+                f"cluster that starts here, `ray start --object-store-memory`. {AGAIN}",
+            )
         if isinstance(e, exceptions.RayError) and not isinstance(e, exceptions.RayTaskError):
             lost = f"{type(e).__name__}: {one_line(e)}"
-            return RaypipeError(f"The Ray cluster lost what this needs: {lost}", fix=AGAIN)
+            # Ray does not say why a worker crashed. With a full /tmp/ray it cannot even log.
+            crashed = isinstance(e, exceptions.WorkerCrashedError)
+            cause = "Mostly its node has no memory or no disk left: `raypipe doctor` looks at both"
+            return RaypipeError(
+                f"The Ray cluster lost what this needs: {lost}",
+                rule=cause if crashed else "",
+                fix=AGAIN,
+            )
     return None
+
+
+def _of_mlflow(error: BaseException) -> RaypipeError | None:
+    """MLflow's server answered when the verb began, and no longer."""
+    # Without MLflow in this process, no exception is MLflow's.
+    mlflow, requests = (sys.modules.get(n) for n in ("mlflow.exceptions", "requests.exceptions"))
+    if mlflow is None or requests is None:
+        return None
+    found = list(chain(error))
+    # RetryError: its answers were of kind 5xx.
+    lost = (requests.ConnectionError, requests.Timeout, requests.RetryError)
+    ours = [e for e in found if isinstance(e, mlflow.MlflowException)]
+    if not ours or not any(isinstance(e, lost) for e in found):
+        return None
+    # "API request to http://… failed with exception …"
+    reason = str(ours[0]).partition(" failed with")[0]
+    return RaypipeError(
+        f"MLflow's server does not answer any more: {one_line(reason)}",
+        fix=f"{AGAIN}, and is logged and registered then",
+    )
 
 
 def _mute_stdout() -> None:

@@ -98,12 +98,17 @@ def _begin_child(write: int, mask: Any, parent: int) -> None:
     """Tie the child's life to its parent's, and restore the signal mask."""
     global _pipe
     _pipe = write
+    die_with(parent)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def die_with(parent: int) -> None:
+    """From now on the kernel kills this process when `parent`, its parent, has ended."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     # The parent may have died before prctl.
     if os.getppid() != parent:
         os._exit(1)
-    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def _wait(child: int, signals: set[signal.Signals]) -> int:

@@ -7,13 +7,14 @@ import sys
 import typer
 
 from raypipe import guard
-from raypipe.cli import table
+from raypipe.cli import sidecars, table
 from raypipe.cli.app import app
 from raypipe.cli.cost import cost
 from raypipe.cli.doctor import doctor
 from raypipe.cli.evaluate import evaluate
 from raypipe.cli.export import export
 from raypipe.cli.prepare import prepare
+from raypipe.cli.promote import promote, rollback
 from raypipe.cli.serve import serve
 from raypipe.cli.submit import jobs
 from raypipe.errors import ConfigError, nearest
@@ -24,10 +25,13 @@ app.command("quickstart")(quickstart)
 app.command("evaluate")(evaluate)
 app.command("export")(export)
 app.command("serve")(serve)
+app.command("promote")(promote)
+app.command("rollback")(rollback)
 app.command("cost")(cost)
 table.app.command("prepare")(prepare)
 app.command("jobs")(jobs)
 app.command("doctor")(doctor)
+app.add_typer(sidecars.app, name="sidecars")
 app.add_typer(table.app, name="table")
 
 

@@ -15,6 +15,7 @@ connect.prepare_environment()
 import io  # noqa: E402
 import logging  # noqa: E402
 import re  # noqa: E402
+import subprocess  # noqa: E402
 from collections.abc import Callable, Iterator  # noqa: E402
 from pathlib import Path  # noqa: E402
 from typing import Any  # noqa: E402
@@ -153,6 +154,23 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
         lines.append(f"{seed:02d}.png,{label}")
     (folder / "labels.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
     return folder
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 1 MB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
+    try:
+        mounted = subprocess.run(command, capture_output=True, check=False).returncode == 0
+    except OSError:
+        mounted = False
+    if not mounted or not os.path.ismount(folder):
+        pytest.skip("this user may not mount")
+    yield folder
+    # -l: a file may still be open.
+    subprocess.run(["umount", "-l", str(folder)], capture_output=True, check=False)
 
 
 @pytest.fixture

@@ -91,6 +91,11 @@ NOTHING_THERE: list[tuple[str, list[str], list[str]]] = [
     ("train", ["table.version=[1]"], ["table.version", r"\[1\]"]),
     ("train", ["table.where=mono"], ["table.where is wrong", "'mono'"]),
     ("train", ["table.uri="], ["table.uri is wrong", "valid string"]),
+    (
+        "train",
+        ["run.dir=s3://bucket/run"],
+        ["run.dir is wrong", "s3://bucket/run", "not behind a URL", "NFS", "artifacts.uri"],
+    ),
     ("train", ["run.dir=job.yaml"], ["run.dir is wrong", "'job.yaml'", "a file or lies below one"]),
     ("train", ["run.dir=job.yaml/run"], ["run.dir is wrong", "a file or lies below one"]),
     ("tune", ["search.samples=0"], ["search.samples is wrong", "got 0"]),

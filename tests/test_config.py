@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pydantic import Field
 
 from raypipe import config
-from raypipe.config import Section
+from raypipe.config import RunConfig, Section
 from raypipe.errors import ConfigError
 from raypipe.job import Job
 
@@ -258,3 +258,11 @@ cluster: {dashboard: off}
 def test_what_no_number_is_is_refused(text: str, says: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=says):
         config.load(Job, written(tmp_path, text), ["table.uri=t"])
+
+
+def test_a_run_folder_beyond_a_link_is_one_place_for_everybody(tmp_path: Path) -> None:
+    """MLflow's store takes `link/..` for nothing, the system goes where the link leads."""
+    (tmp_path / "far" / "away").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "far" / "away")
+    run = RunConfig(dir=str(tmp_path / "link" / ".." / "run"))
+    assert run.path == tmp_path / "far" / "run"

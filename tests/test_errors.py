@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import pickle
+import time
 
 import pytest
 from ray import cloudpickle
 from ray.exceptions import RayTaskError
 
 from raypipe.cluster.connect import prepare_environment
-from raypipe.errors import ClusterError, ConfigError, DataError, RaypipeError, nearest
+from raypipe.errors import ClusterError, ConfigError, DataError, RaypipeError, hidden, nearest
 from raypipe.failures import find_own
 from raypipe.images.decode import BadImage
 
@@ -84,3 +85,25 @@ def test_an_error_raised_on_a_worker_arrives_whole() -> None:
     own = find_own(caught.value)
     assert type(own) is DataError
     assert (str(own), own.got, own.exit_code) == ("Wrong (got 3). Mend it.", 3, 2)
+
+
+def test_a_secret_that_one_process_knows_does_not_leave_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker has a password in its environment; the driver, which shows the error, has not."""
+    monkeypatch.setenv("OF_THE_NODE_PASSWORD", "canary-of-the-node")
+    error = DataError("no login: canary-of-the-node", got=["canary-of-the-node"], fix="Not canary")
+    plain = DataError("wrong", got={"a": 1}, rule="A rule")
+    crossed = [pickle.dumps(each) for each in (error, plain)]
+    monkeypatch.delenv("OF_THE_NODE_PASSWORD")
+    assert b"canary-of-the-node" not in crossed[0]
+    there, other = (pickle.loads(each) for each in crossed)
+    assert str(there) == "no login: *** (got ['***']). Not canary."
+    assert (type(there), other.got, str(other)) == (DataError, {"a": 1}, str(plain))
+
+
+def test_a_long_text_without_blanks_is_looked_through_at_once() -> None:
+    """It took time by the square of its length: 23 s for this one."""
+    began = time.process_time()
+    assert hidden("y" * 200_000) == "y" * 200_000
+    assert time.process_time() - began < 2
+    address = "y" * 1000 + "https://someone:canary-12345@host/x"
+    assert "canary-12345" not in hidden(address)

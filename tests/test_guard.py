@@ -142,6 +142,35 @@ def test_a_ray_cluster_that_lost_something_is_no_mistake_of_ours() -> None:
     assert "disk is full" in explain(inside)[1]
 
 
+def test_a_full_object_store_has_its_own_way_out() -> None:
+    from ray.exceptions import (
+        ObjectStoreFullError,
+        OutOfDiskError,
+        RayTaskError,
+        WorkerCrashedError,
+    )
+
+    for error in (ObjectStoreFullError("no room"), OutOfDiskError("no room")):
+        code, text = explain(RayTaskError("f", "a traceback", error))
+        assert code == 1 and "object store is full" in text
+        assert "/dev/shm" in text and "cluster.object_store_mb" in text
+    # Workers crash where the disk is full to the last byte; only nodes can say so.
+    code, text = explain(WorkerCrashedError())
+    assert code == 1 and "no disk left: `raypipe doctor`" in text
+
+
+def test_an_mlflow_server_that_died_is_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    from mlflow import MlflowClient
+
+    dead = "http://127.0.0.1:9"
+    with pytest.raises(Exception, match="Max retries exceeded") as raised:
+        MlflowClient(dead, dead).search_registered_models()
+    code, text = explain(raised.value)
+    assert code == 1 and text.startswith("MLflow's server does not answer any more: API request")
+    assert dead in text and "Run the same command again" in text and "mistake" not in text
+
+
 def test_a_mistake_in_a_worker_is_named_without_the_text_of_ray(
     capfd: pytest.CaptureFixture[str],
 ) -> None:

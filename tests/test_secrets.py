@@ -9,10 +9,13 @@ import json
 import logging
 import os
 import pickle
+import re
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import quote, quote_plus
 
 import pytest
 import yaml
@@ -22,7 +25,15 @@ from raypipe import errors
 from raypipe.cli.console import Console
 from raypipe.cluster import submit
 from raypipe.config import load, validate
-from raypipe.errors import ConfigError, DataError, hidden, holds_secret, is_secret_name
+from raypipe.errors import (
+    ConfigError,
+    DataError,
+    hidden,
+    holds_secret,
+    is_secret_name,
+    one_line,
+    without_secrets,
+)
 from raypipe.job import Job
 from raypipe.registry.tracking import RegistryConfig
 from raypipe.tables import storage
@@ -149,6 +160,31 @@ def test_messages_hide_what_is_known_to_be_secret(monkeypatch: pytest.MonkeyPatc
     assert hidden(f"InvalidKey {SECRET}") == "InvalidKey ***"
 
 
+@pytest.mark.parametrize("secret", ["it's a \"mixed\\one/+ 1", "two  blanks é/x=", "-/begins"])
+def test_a_secret_is_hidden_however_it_is_written(
+    secret: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Messages show values by repr; addresses and JSON have spellings of their own."""
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", secret)
+    spellings = [secret, quote(secret, safe=""), quote(secret), quote_plus(secret)]
+    spellings += [quote(secret, safe="").lower(), json.dumps(secret), json.dumps([secret])]
+    spellings += [repr(secret), repr(f"'{secret}\""), json.dumps(json.dumps(secret))]
+    spellings += [json.dumps(secret).replace("/", "\\/"), repr({"x": repr(secret)})]
+    for text in spellings:
+        assert re.sub(r"[\\'\"\[\]{}x: ]", "", hidden(text)) == "***", text
+    # A text that is cut has no half of a secret at its end.
+    assert one_line("x" * 10 + secret, 16) == "x" * 10 + "***"
+    assert "***" in str(DataError("Refused", got=[secret]))
+
+
+def test_hiding_takes_no_longer_than_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A secret of backslashes, and a text that is nearly it, are the worst that there is."""
+    monkeypatch.setenv("DB_PASSWORD", "\\" * 30 + "a" + "\\" * 30 + "b")
+    started = time.process_time()
+    hidden(("\\" * 3000 + "a") * 100)
+    assert time.process_time() - started < 5
+
+
 def test_which_names_are_secret() -> None:
     secret = (
         "AWS_SECRET_ACCESS_KEY AWS_ACCESS_KEY_ID HF_TOKEN PGPASSWORD AZURE_CLIENT_SECRET "
@@ -195,6 +231,7 @@ def test_the_console_hides_and_says_no_bare_nan(
         ("", "refuses, or does not answer"),
         ("- a", "no runtime environment"),
         ("env_vars: [A]", "no runtime environment"),
+        ("envvars: {A: topsecret}", "knows no envvars, .* Did you mean 'env_vars'"),
         ("env_vars: {A: topsecret", "cannot be read"),
     ],
 )
@@ -250,6 +287,35 @@ def test_a_missing_variable_for_the_store_is_one_message(
         ConfigError, match=r"environment variable OUR_MLFLOW is not set.*export OUR_MLFLOW"
     ):
         tracking.open_store(RunConfig(dir=str(tmp_path)), RegistryConfig(uri="env:OUR_MLFLOW"))
+
+
+@pytest.mark.parametrize("kind", [ValueError, DataError])
+def test_an_error_of_a_worker_holds_no_secret(ray_session: str, kind: type[Exception]) -> None:
+    """Ray writes its traceback, with what caused it, into its logs and onto its dashboard."""
+    import ray
+
+    def work() -> None:
+        os.environ["AWS_SECRET_ACCESS_KEY"] = SECRET
+        try:
+            raise OSError(f"no login with {SECRET}")
+        except OSError as e:
+            raise kind(f"not read: {e}") from e
+
+    with pytest.raises(ray.exceptions.RayTaskError) as shown:
+        ray.get(ray.remote(max_retries=0)(without_secrets(work)).remote())
+    assert SECRET not in str(shown.value) and "not read: no login with ***" in str(shown.value)
+    with pytest.raises(ray.exceptions.RayTaskError, match=SECRET):
+        ray.get(ray.remote(max_retries=0)(work).remote())
+
+
+def test_other_errors_of_a_worker_stay_as_they_are() -> None:
+    @without_secrets
+    def work(number: int) -> int:
+        return 1 // number
+
+    assert work(1) == 1
+    with pytest.raises(ZeroDivisionError):
+        work(0)
 
 
 VARIABLES = (

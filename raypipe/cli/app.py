@@ -70,9 +70,13 @@ def run_verb(
     from raypipe.cli import verbs
     from raypipe.cluster.connect import close
     from raypipe.cluster.luggage import require_lasting
+    from raypipe.stores import address
     from raypipe.tables.address import resolve
 
-    require_lasting({"run.dir": str(job.run.path), "table.uri": resolve(job.table.uri)})
+    places = {"run.dir": str(job.run.path), "table.uri": resolve(job.table.uri)}
+    if job.artifacts.uri is not None:
+        places["artifacts.uri"] = address(job.artifacts.uri)
+    require_lasting(places)
     run = verbs.plan if how.dry_run else verbs.run
     try:
         result = run(name, job, console)
@@ -276,18 +280,6 @@ def drift(
     # A submitted verb has left already, with its job's exit code.
     if exit_code and result.get("is_drift"):
         raise typer.Exit(3)
-
-
-@app.command()
-def sidecars() -> None:
-    """Build the fastdup and Alibi Detect environments on this machine now, instead of at first use.
-
-    Example: [bold]raypipe sidecars[/bold]
-    """
-    console = Console()
-    from raypipe.cluster.sidecar import PROBES, ensure
-
-    console.facts({name: ensure(name).parent.parent for name in PROBES})
 
 
 @app.command("config")

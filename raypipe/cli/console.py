@@ -34,6 +34,7 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
+from raypipe.artifacts.run_log import SAID
 from raypipe.config import to_json
 from raypipe.costs.spent import duration
 from raypipe.errors import hidden
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
     from raypipe.train.loop import LoopState
     from raypipe.train.measure.meter import Position
 
+_said = logging.getLogger(SAID)
+_said.propagate = False
 PLAIN_EVERY_S = 5.0
 ENDED_EVERY_S = 30.0
 PACE_AFTER_S = 2.0  # before, what is left would be a guess
@@ -82,6 +85,7 @@ class Console:
 
     def say(self, text: str) -> None:
         """A line about what is going on, with the time since the start."""
+        _said.info("%s", text)
         seconds = int(time.monotonic() - self._started)
         stamp = (f"{seconds // 60:d}:{seconds % 60:02d}", "dim")
         self.err.print(

@@ -87,6 +87,7 @@ def jobs(
             raise typer.Exit(code)
         return
     if stop:
+        console.say(f"{stop} is asked to end; it may take a minute to save what it has begun")
         state = found.stop(stop)
         console.facts({"job": state.job, "status": state.status})
         console.finish({"job": state.job, "status": state.status})

@@ -23,12 +23,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from raypipe import guard
-from raypipe.cluster import head, spark, watch
+from raypipe.cluster import head, ray_private, sidecar, spark, spark_session, watch
 from raypipe.cluster.of_job import lift_thread_limit, own_cluster
 from raypipe.cluster.shared import shared_cluster
+from raypipe.cluster.sidecars import archive
 from raypipe.cluster.spark import SparkConfig
 from raypipe.config import Section
 from raypipe.errors import ClusterError, one_line
@@ -42,6 +43,9 @@ _stop_watches: list[Callable[[], None]] = []  # functions that stop watching it
 ENV = {
     "RAY_AUTH_MODE": "token",
     "RAY_USAGE_STATS_ENABLED": "0",
+    # A cluster of `ray start` would send one report that says that reports are off (Ray 2.60,
+    # ray/dashboard/modules/usage_stats). Nothing listens there.
+    "RAY_USAGE_STATS_REPORT_URL": "http://127.0.0.1:9",
     "RAY_TRAIN_ENABLE_V2_MIGRATION_WARNINGS": "0",
     # A report waits for a poll: 2 s each by default.
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.25",
@@ -57,6 +61,8 @@ ENV = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
     "MLFLOW_LOGGING_LEVEL": "WARNING",
+    # With a server it prints two lines of addresses a run, also where stdout has JSON alone.
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "GIT_PYTHON_REFRESH": "quiet",
 }
@@ -83,9 +89,26 @@ class ClusterConfig(Section):
     object_store_mb: int | None = Field(default=None, ge=80)
     """Size of Ray's object store in MiB, on each node. null: Ray's own choice."""
 
+    sidecars: str | None = None
+    """An archive of `raypipe sidecars pack`, from which nodes without internet build fastdup's and
+    Alibi Detect's environments: a path that every node sees, or s3://, gs://, az://, abfss://.
+    #sha256=… behind it holds it to one content. null: RAYPIPE_SIDECARS, else a package index."""
+
+    usage_every_s: float | None = Field(default=5.0, ge=1)
+    """Seconds between two readings of CPU, memory, disk, network and GPUs of each node while a
+    training or a search runs. They go to MLflow's system metrics and into the summary. null:
+    none."""
+
     bring: tuple[str, ...] = ()
     """Files and folders below the current one that travel with --submit. raypipe itself, the
     configuration, `file:` models and python sources travel anyway."""
+
+    @field_validator("sidecars")
+    @classmethod
+    def _archive(cls, address: str | None) -> str | None:
+        if address is not None:
+            archive.check(address)
+        return address
 
 
 def prepare_environment() -> None:
@@ -106,10 +129,12 @@ def connect(cfg: ClusterConfig, needed: bool = True, preload: str = "") -> dict[
     Raises ClusterError with the address and a fix; also if a cluster is `needed` but none is to be.
     """
     prepare_environment()
+    sidecar.take_from(cfg.sidecars)
     import ray
 
     _require_address(cfg, needed)
     if cfg.address != "none" and not ray.is_initialized():
+        ray_private.errors_to_stderr()
         _init(cfg, preload)
         _quiet_data()
         _stop_watches.append(watch.start(guard.abort, spark.find_ended))
@@ -138,9 +163,7 @@ def expected(cfg: ClusterConfig, needed: bool = True) -> tuple[dict[str, float],
     _require_address(cfg, needed)
     import ray
 
-    address = cfg.address
-    if address == "auto":
-        address = _of_job() or _ray_address() or shared_cluster() or "local"
+    address = _address(cfg)
     starts = address in ("local", "none", "spark") and not ray.is_initialized()
     if not starts:
         resources = connect(cfg, needed)
@@ -179,6 +202,7 @@ def close() -> None:
     if ray.is_initialized():
         ray.shutdown()
     spark.stop()
+    spark_session.close()
     while _own:
         # A later `connect` in this process must not look for a cluster that is gone.
         address = _own.pop()
@@ -192,9 +216,7 @@ def _init(cfg: ClusterConfig, preload: str) -> None:
     import ray
 
     options = {"log_to_driver": False, "logging_level": logging.ERROR}
-    address = cfg.address
-    if address == "auto":
-        address = _of_job() or _ray_address() or shared_cluster() or "local"
+    address = _address(cfg)
     if address not in ("local", "spark"):
         head.require(address, _setting(cfg, address))
     try:
@@ -215,6 +237,15 @@ def _init(cfg: ClusterConfig, preload: str) -> None:
         # Ray leaves its token readable by everyone.
         token.chmod(0o600)
     log.info("Ray cluster at %s with %g CPUs", address, ray.cluster_resources().get("CPU", 0))
+
+
+def _address(cfg: ClusterConfig) -> str:
+    """HOST:PORT of the cluster to join, else local, spark or none. Raises ClusterError."""
+    if cfg.address != "none":
+        head.require_token()
+    if cfg.address != "auto":
+        return cfg.address
+    return _of_job() or _ray_address() or shared_cluster() or "local"
 
 
 def _setting(cfg: ClusterConfig, address: str) -> str:
@@ -260,9 +291,14 @@ def _start_here(cfg: ClusterConfig, preload: str, options: dict[str, Any]) -> st
         "include_dashboard": cfg.dashboard,
         "dashboard_host": "127.0.0.1",
     }
+
+    def start() -> str:
+        with ray_private.without_usage_module():
+            return str(ray.init(address="local", **size, **options).address_info["address"])
+
     before = set(_children())
     try:
-        return str(ray.init(address="local", **size, **options).address_info["address"])
+        return start()
     except Exception as e:
         # Ray leaves the processes that it had started.
         for process in set(_children()) - before:
@@ -271,7 +307,7 @@ def _start_here(cfg: ClusterConfig, preload: str, options: dict[str, Any]) -> st
         if "timed out during startup" not in str(e):
             raise
         log.info("Ray did not start within 30 s, as happens on a busy machine; trying once more")
-    return str(ray.init(address="local", **size, **options).address_info["address"])
+    return start()
 
 
 def _children() -> list[Any]:

@@ -3,7 +3,7 @@
 `ray.init` said nothing within 80 s where no head was (Ray 2.56; it was then ended from outside). A
 head's GCS speaks gRPC, so HTTP/2. A server of HTTP/2 sends its
 settings first, within milliseconds, however busy it is (RFC 9113, section 3.4). That tells a head
-from a port of something else.
+from a port of something else. A head that refuses this user's token says so at once, too.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 import re
 import socket
 
+from raypipe.cluster import ray_private
 from raypipe.errors import ClusterError, one_line
 
 # A head on this host answers in milliseconds.
@@ -23,7 +24,7 @@ _FRAME_HEAD, _KIND_AT, _SETTINGS = 9, 3, 4
 
 
 def require(address: str, setting: str) -> None:
-    """Raise ClusterError within seconds unless a head may be at this address.
+    """Raise ClusterError within seconds unless a head that takes the token may be at this address.
 
     setting: where the address comes from, for the message.
     """
@@ -49,6 +50,25 @@ def require(address: str, setting: str) -> None:
             fix="Start that cluster, or name none: unset RAY_ADDRESS, and set cluster.address=auto "
             "or local",
         )
+    if refuses_token(address):
+        raise ClusterError(
+            "The Ray cluster refuses the token of this process",
+            got=f"{setting}={address}, RAY_AUTH_MODE={os.environ.get('RAY_AUTH_MODE', '')}",
+            rule="RAY_AUTH_MODE=token must be set where the cluster was started and here, "
+            "with the same ~/.ray/auth_token",
+            fix="Copy the head's ~/.ray/auth_token here (mode 600) or into RAY_AUTH_TOKEN, or set "
+            "cluster.address=local to start a cluster of your own",
+        )
+
+
+def require_token() -> None:
+    """Raise ClusterError if Ray would end this process because it cannot read the token."""
+    fault = ray_private.token_fault()
+    if fault:
+        raise ClusterError(
+            f"Ray cannot read its token: {one_line(fault)}",
+            fix="unset RAY_AUTH_TOKEN_PATH, or copy the cluster's token there",
+        )
 
 
 def listens(address: str) -> bool:
@@ -64,7 +84,7 @@ def silence(address: str) -> str:
     """Why no head of a cluster can be at HOST:PORT; "" if one answers."""
     try:
         with _connected(address) as connection:
-            if os.environ.get("RAY_USE_TLS", "0") not in ("", "0"):
+            if _is_encrypted():
                 return ""  # it takes encrypted words only
             connection.sendall(_PREFACE)
             answer = connection.recv(_FRAME_HEAD, socket.MSG_WAITALL)
@@ -74,6 +94,15 @@ def silence(address: str) -> str:
         return one_line(e)
     is_head = len(answer) == _FRAME_HEAD and answer[_KIND_AT] == _SETTINGS
     return "" if is_head else "something else listens there"
+
+
+def refuses_token(address: str) -> bool:
+    """Does the head at HOST:PORT say that it does not take this process's token?"""
+    return not _is_encrypted() and ray_private.refuses_token(address, PROBE_S)
+
+
+def _is_encrypted() -> bool:
+    return os.environ.get("RAY_USE_TLS", "0") not in ("", "0")
 
 
 def _connected(address: str) -> socket.socket:

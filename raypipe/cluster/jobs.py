@@ -29,6 +29,8 @@ AGENT_TRIES, AGENT_S = 6, 5.0
 POLL_S = 5.0
 LAST_LINES_S = 10.0  # of the log, after the job has ended
 PATIENCE_S = 300.0  # without a connection
+STOPS_S = 60  # for a job to end by itself, once it was asked to
+KILLED_S = 15.0  # for Ray to kill it then
 VERB_CODES = 0, 1, 2, 3
 
 
@@ -120,13 +122,16 @@ class Jobs:
         oldest = datetime.min.replace(tzinfo=timezone.utc)
         return sorted(found, key=lambda state: state.began or oldest, reverse=True)
 
-    def stop(self, job: str, wait_s: float = 60.0) -> JobState:
-        """Ask the job to end, and wait for it. Raises ConfigError, ClusterError."""
+    def stop(self, job: str, wait_s: float = STOPS_S + KILLED_S) -> JobState:
+        """Ask the job to end, and wait for it. Raises ConfigError, ClusterError.
+
+        The state may be one that has not ended: a job that others submitted may take longer.
+        """
         try:
             state = self.state(job)
             if not state.has_ended:
                 self._client.stop_job(job)
-            # SIGTERM first; Ray kills what has not ended after some seconds.
+            # SIGTERM first; Ray kills what has not ended after STOPS_S (submit.py).
             until = time.monotonic() + wait_s
             while not state.has_ended and time.monotonic() < until:
                 time.sleep(0.5)
@@ -302,8 +307,10 @@ def _no_agent(address: str) -> ClusterError:
 
 
 def _no_answer(address: str, error: Exception) -> ClusterError:
+    # Ray's advice on tokens is longer than a line; the rule below says the same.
+    reason = one_line(str(error).partition("Ensure that the token")[0])
     return ClusterError(
-        f"The cluster refuses, or does not answer: {one_line(error)}",
+        f"The cluster refuses, or does not answer: {reason}",
         got=address,
         rule="The address is the dashboard's, and RAY_AUTH_MODE=token needs the cluster's token "
         "in ~/.ray/auth_token",

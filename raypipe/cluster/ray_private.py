@@ -56,6 +56,25 @@ def own_processes(names: Sequence[str]) -> dict[str, list[Any]] | None:
     return {name: [i.process for i in node.all_processes.get(name, [])] for name in names}
 
 
+def errors_to_stderr() -> None:
+    """What Ray says of lost workers and nodes goes to stderr; it goes to stdout otherwise.
+
+    stdout has the results of a verb, under --json one line alone. `log_to_driver` and
+    `logging_level` of ray.init do not concern these messages.
+    """
+    from ray._private import worker
+
+    real = worker.print_to_stdstream
+    if getattr(real, "goes_to_stderr", False):
+        return
+
+    def printed(batch: dict[str, Any], *given: Any, **named: Any) -> Any:
+        return real({**batch, "is_err": True}, *given, **named)
+
+    printed.goes_to_stderr = True  # type: ignore[attr-defined]
+    worker.print_to_stdstream = printed
+
+
 def raylet_of(node_id: str) -> Any | None:
     """The raylet of a node as a psutil.Process; None if it runs on another machine.
 
@@ -91,6 +110,48 @@ def late_starts() -> tuple[type[Exception], ...]:
     )
 
     return WorkerGroupStartupFailedError, WorkerGroupStartupTimeoutError
+
+
+def token_fault() -> str:
+    """Why Ray cannot read the token that this process is to use; "" if it can, or there is none.
+
+    Publicly, a file of RAY_AUTH_TOKEN_PATH that is missing or empty aborts the process, with a
+    stack of C++.
+    """
+    from ray._raylet import AuthenticationTokenLoader  # type: ignore[attr-defined]
+    from ray.exceptions import AuthenticationError
+
+    try:
+        AuthenticationTokenLoader.instance().has_token(ignore_auth_mode=True)
+    except AuthenticationError as e:
+        return str(e).partition(". Ensure")[0]
+    return ""
+
+
+def refuses_token(address: str, timeout_s: float) -> bool:
+    """Does the head at HOST:PORT refuse the token of this process, or its having none?
+
+    False also where it does not answer. Publicly, `ray.init` tries for 20 s, and prints a line of
+    its log for each second.
+    """
+    import grpc  # type: ignore[import-untyped]
+    from ray._private.authentication.http_token_authentication import (
+        get_auth_headers_if_auth_enabled,
+    )
+    from ray.exceptions import AuthenticationError
+
+    try:
+        headers = get_auth_headers_if_auth_enabled({})
+    except AuthenticationError:
+        headers = {}  # there is no token, and the head may want none
+    token = [(name.lower(), value) for name, value in headers.items()]
+    with grpc.insecure_channel(address) as channel:
+        ask = channel.unary_unary("/ray.rpc.NodeInfoGcsService/GetClusterId")
+        try:
+            ask(b"", timeout=timeout_s, metadata=token)
+        except grpc.RpcError as e:
+            return bool(e.code() == grpc.StatusCode.UNAUTHENTICATED)
+    return False
 
 
 def jobs_client(address: str, timeout_s: float) -> Any:
@@ -129,6 +190,33 @@ def address_of_session(session: str) -> str | None:
             if word.startswith("--gcs-address="):
                 return word.partition("=")[2]
     return None
+
+
+@contextmanager
+def without_usage_module() -> Iterator[None]:
+    """Within it, `ray.init(include_dashboard=False)` leaves out the module of usage reports.
+
+    Reports are off by RAY_USAGE_STATS_ENABLED; the module asks the cloud's metadata services and
+    DNS who the host is all the same, for a report that is never sent. No setting leaves it out. The
+    process of the dashboard must have some module: it gets one that is off by default.
+    """
+    from ray._private import services
+
+    real = services.start_ray_process
+
+    def started(command: list[str], *given: Any, **named: Any) -> Any:
+        module = "--modules-to-load="
+        words = [
+            f"{module}PlatformEventsHead" if word == f"{module}UsageStatsHead" else word
+            for word in command
+        ]
+        return real(words, *given, **named)
+
+    services.start_ray_process = started
+    try:
+        yield
+    finally:
+        services.start_ray_process = real
 
 
 # PATH of the Spark executors while Ray starts there; spark_hook.py reads it.

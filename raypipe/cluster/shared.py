@@ -26,19 +26,22 @@ def shared_cluster() -> str | None:
     address = recorded()
     if address is None or not _raylet_here(address) or head.silence(address):
         return None
-    try:
-        return None if ray_private.is_of_program(address) else address
-    except Exception as e:
-        # For example an old Ray or another token. Without its metadata, it is not joined.
-        reason = one_line(f"{type(e).__name__}: {e}", 200)
-        log.warning(
-            "The Ray cluster at %s cannot be joined (%s). Another one is started; "
-            "set RAY_ADDRESS=%s to insist",
-            address,
-            reason,
-            address,
-        )
-        return None
+    # Without its metadata, a cluster is not joined.
+    if head.refuses_token(address):
+        reason = "it refuses this user's token, ~/.ray/auth_token with RAY_AUTH_MODE=token"
+    else:
+        try:
+            return None if ray_private.is_of_program(address) else address
+        except Exception as e:  # for example an old Ray
+            reason = one_line(f"{type(e).__name__}: {e}", 200)
+    log.warning(
+        "The Ray cluster at %s cannot be joined (%s). Another one is started; "
+        "set RAY_ADDRESS=%s to insist",
+        address,
+        reason,
+        address,
+    )
+    return None
 
 
 def recorded() -> str | None:

@@ -20,8 +20,6 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-import re
-import shutil
 import signal
 import socket
 import subprocess
@@ -37,15 +35,22 @@ from typing import Any
 from pydantic import Field, model_validator
 from typing_extensions import Self
 
-from raypipe.cluster import ray_private, watch
+from raypipe.cluster import ray_private, spark_session, watch
 from raypipe.cluster.spark_room import Room, Wanted, look, room_of
+from raypipe.cluster.spark_session import Purpose
 from raypipe.config import Section
 from raypipe.errors import ClusterError, RaypipeError, one_line
 
 log = logging.getLogger("raypipe")
 HOOK = "RAY_ON_SPARK_START_HOOK"
 DASHBOARD_PORT = 8265
-OLDEST_JAVA = 17
+RAY = Purpose(
+    who="Ray",
+    setting="cluster.address=spark",
+    instead="cluster.address=auto",
+    alone="cluster.address=local",
+    fewer="cluster.spark.workers, cpus or gpus",
+)
 # What setup_ray_cluster and ray.init set in this process.
 VARIABLES = HOOK, "RAY_ADDRESS", "PYTHONBREAKPOINT"
 HEAD_S = 60
@@ -89,9 +94,8 @@ class SparkConfig(Section):
 class _Started:
     """What this process started and has to end; `stop` may be called at any point, also twice."""
 
-    def __init__(self, session: Any, own_session: bool) -> None:
+    def __init__(self, session: Any) -> None:
         self.session = session
-        self.own_session = own_session
         self.head: subprocess.Popen[bytes] | None = None
         self.folder: str | None = None
         self.environment = {name: os.environ.get(name) for name in VARIABLES}
@@ -107,9 +111,7 @@ class _Started:
             self._wait_for(nodes)
             # Without a node, its agents would look for the head for a minute.
             _kill(below)
-            if self.own_session:
-                with suppress(Exception):
-                    self.session.stop()
+            spark_session.close()
         for name, value in self.environment.items():
             _set(name, value)
 
@@ -134,8 +136,7 @@ def start(cfg: SparkConfig, object_store_mb: int | None, dashboard: bool) -> str
     port = cfg.dashboard_port or (DASHBOARD_PORT if dashboard else None)
     if port is not None:
         _require_free(port)
-    session, own = _session()
-    started = _Started(session, own)
+    started = _Started(spark_session.get(RAY))
     _stops.append(started)
     atexit.register(started.stop)
     try:
@@ -157,12 +158,7 @@ def find_ended() -> str:
         if time.monotonic() - started.asked_at < ASK_S:
             continue
         started.asked_at = time.monotonic()
-        try:
-            has_ended = started.session.sparkContext._jsc.sc().isStopped()
-        except Exception:
-            # Its Java process does not answer.
-            has_ended = True
-        if has_ended:
+        if spark_session.has_ended(started.session):
             return "Spark application"
     return ""
 
@@ -172,8 +168,9 @@ def _start(cfg: SparkConfig, object_store_mb: int | None, port: int | None, to: 
     from ray.util.spark import setup_ray_cluster
 
     session = to.session
-    node = look(session)
-    room = room_of(session, Wanted(cfg.workers, cfg.cpus, cfg.gpus), node.gpus)
+    node = look(session, RAY)
+    wanted = Wanted(cfg.workers, cfg.cpus, cfg.gpus)
+    room = room_of(session, wanted, node.gpus, RAY)
     ensure_token()
     os.environ[HOOK] = "raypipe.cluster.spark_hook.Hook"
     # A head that is looked for in the environment would be another cluster's.
@@ -276,57 +273,6 @@ def ensure_token() -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
         with os.fdopen(os.open(file, flags, 0o600), "w") as new:
             new.write(secrets.token_hex(32))
-
-
-def _session() -> tuple[Any, bool]:
-    """The active Spark session, else a new one of Spark's own settings; and whether it is new."""
-    try:
-        from pyspark import SparkConf, SparkContext
-        from pyspark.sql import SparkSession
-    except ImportError as e:
-        raise ClusterError(
-            f"cluster.address=spark needs pyspark: {one_line(e)}",
-            fix="pip install 'raypipe[spark]', or set cluster.address=auto",
-        ) from e
-    active = SparkSession.getActiveSession()
-    if active is not None:
-        return active, False
-    # Databricks and spark-submit have started Java already.
-    if "PYSPARK_GATEWAY_PORT" not in os.environ and SparkContext._gateway is None:
-        _require_java()
-    is_new = SparkContext._active_spark_context is None
-    try:
-        # What spark-submit and spark-defaults.conf say wins.
-        conf = SparkConf()
-        conf.setIfMissing("spark.app.name", "raypipe")
-        conf.setIfMissing("spark.ui.enabled", "false")
-        conf.setIfMissing("spark.ui.showConsoleProgress", "false")
-        session = SparkSession.builder.config(conf=conf).getOrCreate()
-    except Exception as e:
-        raise ClusterError(
-            f"Spark does not start: {one_line(e)}",
-            rule="Its master comes from spark-submit, spark-defaults.conf or an active session",
-            fix="Make a SparkSession first, or run `spark-submit --master …`",
-        ) from e
-    return session, is_new and "DATABRICKS_RUNTIME_VERSION" not in os.environ
-
-
-def _require_java() -> None:
-    home = os.environ.get("JAVA_HOME")
-    java = shutil.which(str(Path(home) / "bin" / "java") if home else "java")
-    said = "none"
-    if java is not None:
-        done = subprocess.run([java, "-version"], capture_output=True, text=True)
-        said = one_line(done.stderr, 80)
-        found = re.search(r'version "(\d+)', said)
-        if found and int(found[1]) >= OLDEST_JAVA:
-            return
-    raise ClusterError(
-        "Spark needs Java",
-        got=said,
-        rule=f"Java {OLDEST_JAVA} or newer, in JAVA_HOME or on PATH",
-        fix=f"Install it (apt install openjdk-{OLDEST_JAVA}-jre-headless) or set JAVA_HOME",
-    )
 
 
 def _require_free(port: int) -> None:

@@ -1,7 +1,8 @@
-"""What the Ray nodes on Spark executors get from the driver: Ray asks this class while it starts.
+"""What processes on Spark executors get from the driver's environment (`carried`), and Ray's hook.
 
-Ray's own hook for Databricks needs IPython, which a job's Python file may lack, and stops the
-cluster 30 minutes after the last notebook command. This one keeps the rest of it.
+Ray asks the class Hook while it starts there. Ray's own hook for Databricks needs IPython, which a
+job's Python file may lack, and stops the cluster 30 minutes after the last notebook command. This
+one keeps the rest of it.
 """
 
 from __future__ import annotations
@@ -27,6 +28,9 @@ CARRIED = (
     "RAYPIPE_",
     "HF_TOKEN",
     "PGPASSWORD",
+    "PIP_INDEX_URL",
+    "PIP_EXTRA_INDEX_URL",
+    "PIP_TRUSTED_HOST",
     "DATABRICKS_HOST",
     "DATABRICKS_TOKEN",
     "DATABRICKS_CLIENT_",
@@ -36,11 +40,20 @@ CARRIED = (
 DATABRICKS = "DATABRICKS_RUNTIME_VERSION"
 
 
-def environment() -> dict[str, str]:
-    """The variables that every Ray node gets, by name: the switches, the token, credentials."""
+def carried() -> dict[str, str]:
+    """The variables that every process gets, by name: the switches, and credentials."""
     names = [n for n in os.environ if n in ENV or n.startswith(CARRIED)]
     # A machine's own certificates and folders are not the nodes'.
     found = {name: os.environ[name] for name in names if name != "RAYPIPE_HOME"}
+    if DATABRICKS in os.environ:
+        # As Ray's own hook does: torch would take loopback there.
+        found["GLOO_SOCKET_IFNAME"] = "eth0"
+    return found
+
+
+def environment() -> dict[str, str]:
+    """The variables that every Ray node gets, by name: `carried` and the token."""
+    found = carried()
     modules = [*os.environ.get(PRELOAD, "").split(","), WORKER]
     found[PRELOAD] = ",".join(dict.fromkeys(filter(None, modules)))
     found["RAY_AUTH_TOKEN"] = token()
@@ -72,8 +85,7 @@ class Hook(RayOnSparkStartHook):
     def custom_environment_variables(self) -> dict[str, str]:
         variables = environment()
         if DATABRICKS in os.environ:
-            # As Ray's own hook does: torch would take loopback there.
-            variables |= {"GLOO_SOCKET_IFNAME": "eth0", "DISABLE_MLFLOW_INTEGRATION": "TRUE"}
+            variables["DISABLE_MLFLOW_INTEGRATION"] = "TRUE"
         return variables
 
     def on_spark_job_created(self, job_group_id: str) -> None:

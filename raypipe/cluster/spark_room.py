@@ -1,7 +1,8 @@
-"""How many Ray nodes the executors of a Spark application have room for.
+"""What the executors of a Spark application run on, and how many tasks they have room for.
 
-Ray itself asks Spark to run a task of the wanted size, which hangs without a word if no executor is
-large enough (run in Ray 2.60). So the room is counted from the executors that have come up.
+Ray asks Spark to run a task of the wanted size, which hangs without a word if no executor is large
+enough (run in Ray 2.60). A stage of barrier tasks waits ten minutes. So the room is counted from
+the executors that have come up, before anything starts.
 """
 
 from __future__ import annotations
@@ -11,19 +12,22 @@ import platform
 import shutil
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from raypipe.cluster.spark_session import Purpose
 from raypipe.errors import ClusterError, one_line
 
 EXECUTORS_S = 60  # a new application's executors come one after the other
 STEADY_S = 5
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What the configuration asks for; None: what there is."""
+    """What is asked for, cpus and gpus for each worker; None: what there is."""
 
     workers: int | None
     cpus: int | None
@@ -32,7 +36,7 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Room:
-    """What Ray gets."""
+    """What there is room for, cpus and gpus for each worker."""
 
     workers: int
     cpus: int
@@ -40,7 +44,7 @@ class Room:
 
     def __str__(self) -> str:
         gpus = f" and {self.gpus} GPUs" if self.gpus else ""
-        return f"{self.workers} nodes of {self.cpus} CPUs{gpus}"
+        return f"{self.workers} workers of {self.cpus} CPUs{gpus}"
 
 
 @dataclass(frozen=True)
@@ -62,22 +66,30 @@ class Executors:
     gpus: int
 
 
-def look(session: Any) -> Node:
-    """Run a task on an executor. Raises ClusterError if its Python cannot run a Ray node."""
-    master = _context(session).master
+def ask(session: Any, tell: Callable[[int], T], purpose: Purpose) -> T:
+    """What `tell(1)` returns on an executor. Raises ClusterError if none can run it."""
+    master = _context(session, purpose).master
     if master == "local" or master.startswith("local["):
         raise ClusterError(
-            "This Spark has no executors for Ray",
+            f"This Spark has no executors for {purpose.who}",
             got=f"master {master}",
-            fix="Set cluster.address=local: one machine needs no Spark",
+            fix=f"Set {purpose.alone}: one machine needs no Spark",
         )
     try:
-        told = session.sparkContext.parallelize([1], 1).map(_tell).collect()[0]
+        return session.sparkContext.parallelize([1], 1).map(tell).collect()[0]
     except Exception as e:
-        raise _no_task(e) from e
+        raise ClusterError(
+            f"A Spark executor cannot run a Python task: {one_line(e)}",
+            rule="Its Python must be this one's version, with raypipe installed",
+            fix="Set PYSPARK_PYTHON to the Python of the nodes",
+        ) from e
+
+
+def look(session: Any, purpose: Purpose) -> Node:
+    """Run a task on an executor. Raises ClusterError if its Python cannot run a Ray node."""
     import ray
 
-    node = Node(*told)
+    node = Node(*ask(session, _tell, purpose))
     own = (".".join(platform.python_version_tuple()[:2]), ray.__version__)
     if (node.python, node.ray) != own:
         raise ClusterError(
@@ -103,29 +115,24 @@ def _tell(_: int) -> tuple[str, str, str, int]:
     return version, ray.__version__, path, gpus
 
 
-def _context(session: Any) -> Any:
+def _context(session: Any, purpose: Purpose) -> Any:
     try:
         return session.sparkContext
     except Exception as e:
         raise ClusterError(
-            f"Ray needs Spark's own driver, not Spark Connect: {one_line(e, 120)}",
+            f"{purpose.who} needs Spark's own driver, not Spark Connect: {one_line(e, 120)}",
             rule="Serverless and shared clusters of Databricks have none",
             fix="Use a single-user (dedicated) cluster",
         ) from e
 
 
-def _no_task(error: Exception) -> ClusterError:
-    return ClusterError(
-        f"A Spark executor cannot run a Python task: {one_line(error)}",
-        rule="Its Python must be this one's version, with raypipe installed",
-        fix="Set PYSPARK_PYTHON to the Python of the nodes",
-    )
-
-
-def room_of(session: Any, wanted: Wanted, gpus: int) -> Room:
+def room_of(
+    session: Any, wanted: Wanted, gpus: int, purpose: Purpose, may_grow: bool = True
+) -> Room:
     """What fits, once the executors have come up. Raises ClusterError if that is too little.
 
-    gpus: of an executor's machine; Spark's own setting counts before it.
+    gpus: of an executor's machine; Spark's own setting counts before it. may_grow: a Spark that
+    grows by itself has room for all workers if one fits.
     """
     conf = session.sparkContext.getConf()
     until = time.monotonic() + EXECUTORS_S
@@ -140,10 +147,10 @@ def room_of(session: Any, wanted: Wanted, gpus: int) -> Room:
         if fits is not None and is_enough and (wanted.workers or is_steady):
             return Room(wanted.workers or fits.workers, fits.cpus, fits.gpus)
         # More executors come when tasks wait: Ray's own wait decides.
-        if fits is not None and wanted.workers and _is_elastic(conf):
+        if fits is not None and wanted.workers and may_grow and _is_elastic(conf):
             return Room(wanted.workers, fits.cpus, fits.gpus)
         if time.monotonic() > until or (is_steady and now.count and fits is None):
-            raise _no_room(now, fits, wanted)
+            raise _no_room(now, fits, wanted, purpose)
         time.sleep(0.3)
 
 
@@ -180,7 +187,9 @@ def _is_elastic(conf: Any) -> bool:
     return conf.get("spark.dynamicAllocation.enabled", "false") == "true" or "auto" in scaling
 
 
-def _no_room(executors: Executors, fits: Room | None, wanted: Wanted) -> ClusterError:
+def _no_room(
+    executors: Executors, fits: Room | None, wanted: Wanted, purpose: Purpose
+) -> ClusterError:
     asked = Room(wanted.workers or 1, wanted.cpus or executors.cpus, wanted.gpus or 0)
     offer = f"{executors.count} executors of {executors.cpus} CPUs and {executors.gpus} GPUs"
     if executors.count == 0:
@@ -189,10 +198,10 @@ def _no_room(executors: Executors, fits: Room | None, wanted: Wanted) -> Cluster
             rule=f"None came up within {EXECUTORS_S} s",
             fix="See Spark's own log: its cluster may be full, or its master not reachable",
         )
-    room = "no such node" if fits is None else f"{fits.workers} of them"
+    room = "no such worker" if fits is None else f"{fits.workers} of them"
     return ClusterError(
-        "Spark has too little room for Ray",
+        f"Spark has too little room for {purpose.who}",
         got=str(asked),
         rule=f"There are {offer}, which have room for {room}",
-        fix="Lower cluster.spark.workers, cpus or gpus, or give Spark more executors or cores",
+        fix=f"Lower {purpose.fewer}, or give Spark more executors or cores",
     )

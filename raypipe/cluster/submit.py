@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -14,17 +15,24 @@ import yaml
 
 from raypipe.cluster import luggage
 from raypipe.cluster.connect import ENV
-from raypipe.cluster.jobs import Jobs, JobState, dashboard
+from raypipe.cluster.jobs import STOPS_S, Jobs, JobState, dashboard
 from raypipe.errors import (
     ConfigError,
     RaypipeError,
     holds_secret,
     is_secret_name,
+    nearest,
+    one_line,
 )
 
 RUNTIME_ENV = Path("infra/ray/runtime_env.yaml")
 # Parts of a runtime environment that say what travels: that is ours to choose.
 OURS = "working_dir", "excludes"
+# With it, Ray knows more fields than its own.
+PLUGINS = "RAY_RUNTIME_ENV_PLUGINS"
+# Ray kills a job that was asked to end after 3 s, if its environment does not say otherwise. A
+# prediction commits what its workers have begun, and a training saves its step.
+ENDS_WITHIN = {"RAY_JOB_STOP_WAIT_TIME_S": str(STOPS_S)}
 
 
 @dataclass(frozen=True)
@@ -84,16 +92,37 @@ def follow(jobs: Jobs, job: str, as_json: bool, say: Callable[[str], None]) -> i
 
 
 def code_of(state: JobState, address: str) -> int:
-    """The exit code of the verb. Raises RaypipeError if the job ended without one."""
+    """The exit code of the verb. Raises RaypipeError if it was stopped, or ended without one."""
     if state.code is not None:
         return state.code
     if state.status == "SUCCEEDED":
         return 0
+    if state.status == "STOPPED":
+        raise RaypipeError(
+            f"Job {state.job} was stopped",
+            rule="What it had finished is kept",
+            fix=f"Submit the same command again to go on; raypipe jobs {address} --follow "
+            f"{state.job} shows how far it was",
+        )
+    if "runtime_env setup failed" in state.message:
+        raise RaypipeError(
+            f"The cluster cannot make the environment of job {state.job}",
+            got=_last_error(state.message),
+            rule=f"{RUNTIME_ENV} of the folder where it was submitted names packages and variables",
+            fix="Mend it there, or install what it names on the cluster's nodes",
+        )
     raise RaypipeError(
         f"Job {state.job} ended as {state.status} without an exit code",
         got=state.message or None,
         fix=f"raypipe jobs {address} --follow {state.job} shows its output",
     )
+
+
+def _last_error(text: str) -> str:
+    """The last line of Ray's report that tells of an error, else the last one."""
+    lines = [line.strip() for line in text.replace("\\n", "\n").splitlines() if line.strip()]
+    errors = [line for line in lines if "error" in line.lower()]
+    return one_line((errors or lines)[-1])
 
 
 class _Output:
@@ -144,8 +173,12 @@ def _is_object(line: str) -> bool:
 def _environment() -> dict[str, Any]:
     """The job's runtime environment: that of infra/ray/runtime_env.yaml, over our own variables.
 
-    Raises ConfigError for a file that is no mapping, without a line of it: it may hold a secret.
+    Raises ConfigError for a file that is no mapping, without a line of it: it may hold a secret,
+    and for a field that Ray would ignore.
     """
+    # Ray takes a second to import, and only a submission needs it.
+    from ray.runtime_env import RuntimeEnv
+
     environment: Any = {}
     if RUNTIME_ENV.exists():
         try:
@@ -160,8 +193,14 @@ def _environment() -> dict[str, Any]:
             f"{RUNTIME_ENV} is no runtime environment of Ray",
             rule="It is a mapping, and its env_vars are a mapping too",
         )
+    unknown = [] if PLUGINS in os.environ else sorted({*environment} - RuntimeEnv.known_fields)
+    if unknown:
+        raise ConfigError(
+            f"{RUNTIME_ENV}: Ray knows no {unknown[0]}, and would ignore it",
+            fix=nearest(unknown[0], sorted(k for k in RuntimeEnv.known_fields if k[0] != "_")),
+        )
     others = {name: value for name, value in environment.items() if name not in OURS}
-    return others | {"env_vars": ENV | variables}
+    return others | {"env_vars": ENV | ENDS_WITHIN | variables}
 
 
 def refuse_secrets(address: str, variables: dict[str, str]) -> None:

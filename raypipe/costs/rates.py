@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from raypipe.feed.dataset import Pinned
-from raypipe.feed.feed import Batch, Feed, prepare
+from raypipe.feed.feed import Batch, Feed, fetch, prepare
 from raypipe.models.allocator import keep_memory
 from raypipe.models.zoo import ImageModel
 from raypipe.registry.package import Package
@@ -34,7 +34,8 @@ from raypipe.train.loop import augmented
 from raypipe.train.worker import Data, objective_of, trainable
 
 # Seconds for each measurement. One call that takes longer is still finished.
-DECODE_S, STEP_S, LOOK_S, EMBED_S = 1.0, 3.5, 0.8, 1.2
+DECODE_S, STEP_S, LOOK_S, EMBED_S = 1.0, 3.0, 0.8, 1.2
+HEAD_STEP_S = 1.5  # a head's step takes milliseconds
 PREDICT_S = 4.0
 PREDICT_ROWS = 64  # of a row group
 EMBED_BATCH = 64  # as the tasks that compute features, and as predict.batch_size is by default
@@ -191,9 +192,8 @@ def _embedding(job: TrainJob, batch: Batch, classes: int, now: Now) -> tuple[Rat
 
 def _random_features(data: Data, width: int) -> Data:
     """The same rows with features of no image: how long a head trains does not depend on them."""
-    features_ND = np.random.default_rng(0).standard_normal(
-        (len(data.train.rows), width), np.float32
-    )
+    rows = fetch(data.train.rows)  # in the object store, where a cluster is joined
+    features_ND = np.random.default_rng(0).standard_normal((len(rows), width), np.float32)
     source = replace(data.train, carrier="memory", inputs=features_ND)
     return Data(data.classes, True, source, source)
 
@@ -207,6 +207,8 @@ def _training(job: TrainJob, data: Data, batch_size: int, now: Now) -> tuple[Rat
     feed = Feed(data.train, data.val, batch_size, job.run.seed, device=engine.device)
     try:
         batch = next(_endless(feed))
+        # A head's step is so short that the batch counts, too: its order, and copying its rows.
+        feeding = _feeding(feed, now) if data.features else Rate(0.0, 0.0)
     finally:
         feed.close()
     # As in an epoch in which all blocks that will ever learn are unfrozen.
@@ -220,13 +222,20 @@ def _training(job: TrainJob, data: Data, batch_size: int, now: Now) -> tuple[Rat
         return objective.totals(engine.forward(batch.inputs), batch.labels_B).cpu()
 
     images = len(batch.samples_B)
-    stepped = _rate(step, images, STEP_S, now)
+    stepped = _rate(step, images, HEAD_STEP_S if data.features else STEP_S, now)
     engine.eval()
     with torch.no_grad():
         looked = _rate(look, images, LOOK_S, now)
     device = engine.device
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-    return stepped, looked, name
+    return stepped + feeding, looked, name
+
+
+def _feeding(feed: Feed, now: Now) -> Rate:
+    """What it takes to order an epoch and to hand out its batches of ready features."""
+    clock = _Clock(0.0, now)
+    images = sum(len(batch.samples_B) for batch in feed.train(1))
+    return clock.rate(images)
 
 
 def of_package(package: Package, groups: Sequence[Fragment], reading: Reading) -> Prediction:

@@ -12,10 +12,13 @@ from pathlib import Path
 
 from raypipe import torch_cache
 from raypipe.cluster import sidecar
-from raypipe.doctor.finding import Asked, Finding, Mend, State, ok, skipped
-from raypipe.errors import one_line
+from raypipe.cluster.sidecars import build
+from raypipe.doctor.finding import Asked, Finding, Mend, State, of_error, ok, skipped
+from raypipe.doctor.process import Died, ask
+from raypipe.errors import RaypipeError, one_line
 
 IMPORT_S = 60.0
+ARCHIVE_S = 30.0
 # pyspark 4 needs it.
 JAVA = 17
 # Their versions are the sidecars' own; on PYTHONPATH the core's would come first.
@@ -24,17 +27,21 @@ PINNED = "numpy", "PIL", "pandas"
 
 def fastdup(asked: Asked) -> Sequence[Finding]:
     """Does the sidecar of fastdup work?"""
-    return [_sidecar("fastdup")]
+    return [_sidecar("fastdup", asked)]
 
 
 def alibi(asked: Asked) -> Sequence[Finding]:
     """Does the sidecar of Alibi Detect work?"""
-    return [_sidecar("alibi")]
+    return [_sidecar("alibi", asked)]
 
 
-def _sidecar(name: str) -> Finding:
-    folder = sidecar.place(name)
+def _sidecar(name: str, asked: Asked) -> Finding:
     called = f"sidecar {name}"
+    try:
+        folder = build.place(name)
+    except RaypipeError as e:
+        # What does not need it works.
+        return of_error(called, e, "warn")
     # Ray hands PYTHONPATH on to the sidecar's worker.
     shadowed = [
         f"{entry}/{each}" for entry in _python_path() for each in PINNED if _in(entry, each)
@@ -44,22 +51,53 @@ def _sidecar(name: str) -> Finding:
         way_out = "unset PYTHONPATH, or leave that folder out of it"
         return Finding(called, "fail", f"PYTHONPATH holds {shadowed[0]}", rule, way_out)
     if not (folder / "bin" / "python").exists():
-        rule = "It is built at first use, which takes half a minute and a package index"
-        mend = Mend(f"builds it in {folder}", lambda: sidecar.ensure(name))
-        return Finding(called, "warn", f"not built yet: {folder}", rule, "raypipe sidecars", mend)
+        return _not_built(called, name, folder, asked)
     # The import that proved it when it was built.
-    problem = sidecar.damage(name, IMPORT_S)
+    problem = build.damage(name, IMPORT_S)
     if not problem:
         return ok(called, str(folder))
 
     def rebuild() -> None:
         shutil.rmtree(folder)
-        sidecar.ensure(name)
+        _ensure(name, asked)
 
     rule = "It was whole when it was built: a package in it was removed or changed since"
     mend = Mend(f"removes {folder} and builds it again", rebuild)
-    way_out = f"rm -r {folder}; raypipe sidecars"
+    way_out = f"rm -r {folder}; {_command(asked)}"
     return Finding(called, "fail", f"damaged: {problem}", rule, way_out, mend)
+
+
+def _not_built(called: str, name: str, folder: Path, asked: Asked) -> Finding:
+    """It is built at first use, if its archive or an index gives out the wheels."""
+    address = _archive(asked)
+    try:
+        if address:
+            ask("raypipe.cluster.sidecars.archive:look", ARCHIVE_S, address=address, name=name)
+    except RaypipeError as e:
+        return of_error(called, e)
+    except Died as e:
+        rule = "The wheels come from the archive that cluster.sidecars or RAYPIPE_SIDECARS names"
+        way_out = "Check its address, the network, and the credentials in the environment"
+        return Finding(called, "fail", f"{address}: {e}", rule, way_out)
+    source = f"the archive {address}, which fits" if address else "a package index"
+    rule = f"It is built at first use, in half a minute, from {source}"
+    mend = Mend(f"builds it in {folder}", lambda: _ensure(name, asked))
+    return Finding(called, "warn", f"not built yet: {folder}", rule, _command(asked), mend)
+
+
+def _archive(asked: Asked) -> str:
+    return asked.settings.cluster.sidecars or os.environ.get(build.ARCHIVE, "")
+
+
+def _ensure(name: str, asked: Asked) -> None:
+    sidecar.take_from(asked.settings.cluster.sidecars)
+    sidecar.ensure(name)
+
+
+def _command(asked: Asked) -> str:
+    """What builds the sidecars from the archive of the configuration, too."""
+    address = asked.settings.cluster.sidecars
+    return f"{build.ARCHIVE}='{address}' raypipe sidecars" if address else "raypipe sidecars"
 
 
 def _python_path() -> list[str]:
@@ -92,11 +130,12 @@ def locks(asked: Asked) -> Sequence[Finding]:
 
 def java(asked: Asked) -> Sequence[Finding]:
     """Is there a Java that Spark takes, where Spark is installed?"""
-    wanted = asked.settings.cluster.address == "spark"
+    launcher = asked.settings.train.get("launcher", "ray")
+    wanted = asked.settings.cluster.address == "spark" or launcher != "ray"
     if importlib.util.find_spec("pyspark") is None:
         if wanted and "DATABRICKS_RUNTIME_VERSION" not in os.environ:
             way_out = "pip install 'raypipe[spark]'"
-            rule = "cluster.address=spark starts Ray on Spark's executors"
+            rule = "cluster.address=spark and train.launcher=torch_distributor run on Spark"
             return [Finding("java", "fail", "pyspark is not installed", rule, way_out)]
         return [skipped("java", "pyspark is not installed")]
     state: State = "fail" if wanted else "warn"

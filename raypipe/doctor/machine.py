@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from raypipe.cluster import container
 from raypipe.doctor.finding import Asked, Finding, ok
 from raypipe.errors import one_line
 
@@ -62,12 +63,10 @@ def text(asked: Asked) -> Sequence[Finding]:
 
 def memory(asked: Asked) -> Sequence[Finding]:
     """Is there enough memory, and may this container use it?"""
-    host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limit = container_limit()
-    most = min(host, limit or host)
+    host, most = container.host_memory(), container.usable_memory()
     seen = f"{_gib(most)} of memory"
-    if limit is not None and limit < host:
-        seen = f"the container may use {_gib(limit)} of the host's {_gib(host)}"
+    if most < host:
+        seen = f"the container may use {_gib(most)} of the host's {_gib(host)}"
     # Ray would start, and the kernel would kill its workers later.
     wanted = (asked.settings.cluster.object_store_mb or 0) * 2**20
     if wanted > most / 2:
@@ -79,47 +78,9 @@ def memory(asked: Asked) -> Sequence[Finding]:
         return [ok("memory", seen)]
     rule = f"Ray, a driver and two workers take about {_gib(GOOD_MEMORY)}"
     way_out = "Raise the container's limit (docker run --memory 8g; resources.limits.memory)"
-    if limit is None or limit >= host:
+    if most == host:
         way_out = "Set cluster.cpus=1 and a small train.batch_size, or use a larger machine"
     return [Finding("memory", "fail" if most < LEAST_MEMORY else "warn", seen, rule, way_out)]
-
-
-def container_limit(
-    groups: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")
-) -> int | None:
-    """Bytes that this process's control group may use; None without a limit.
-
-    A group has the limits of all groups above it too. Version 2 has one tree; version 1 has one of
-    its own for memory, and writes a huge number where there is no limit.
-    """
-    try:
-        lines = own.read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return None
-    found = []
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        # Only lines of version 1 name controllers.
-        root, file = groups, "memory.max"
-        if controllers:
-            root, file = groups / "memory", "memory.limit_in_bytes"
-            if "memory" not in controllers.split(","):
-                continue
-        group = root / path.strip("/")
-        for folder in (group, *group.parents):
-            found += _number_in(folder / file)
-            if folder == root:
-                break
-    return min((limit for limit in found if limit < 2**60), default=None)
-
-
-def _number_in(file: Path) -> list[int]:
-    """The number in a file; nothing for `max` or without a file."""
-    try:
-        text = file.read_text(encoding="utf-8").strip()
-    except OSError:
-        return []
-    return [int(text)] if text.isdecimal() else []
 
 
 def shared_memory(asked: Asked) -> Sequence[Finding]:

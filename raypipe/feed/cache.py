@@ -19,11 +19,12 @@ import ray
 import torch
 
 from raypipe.feed.buffers import Buffers
-from raypipe.feed.dataset import FeedConfig, Rows
+from raypipe.feed.dataset import FeedConfig
 from raypipe.feed.decoding import Replaced, decode_group
 from raypipe.feed.groups import stand_ins
 from raypipe.feed.loaders import Loaded, none_readable, report_broken
 from raypipe.feed.order import Step
+from raypipe.feed.rows import Rows
 
 Block = tuple[np.ndarray, Replaced]  # a row group: its pixels_nHWC, and its broken images
 
@@ -64,15 +65,12 @@ def decode_here(rows: Rows, side_px: int) -> tuple[Any, ...]:
 def _arguments(rows: Rows, group: int, side_px: int) -> tuple[Any, ...]:
     """The arguments of `decode_group` for one row group."""
     assert rows.row_N is not None
-    start = int(rows.sizes_F[:group].sum())
-    samples = slice(start, start + int(rows.sizes_F[group]))
-    digests = None if rows.sha256_N32 is None else rows.sha256_N32[samples]
     return (
         rows.fragments[group].for_task(),
         rows.column,
         rows.storage_options,
-        rows.row_N[samples],
-        digests,
+        rows.row_N[rows.samples(group)],
+        rows.hash_field,
         side_px,
     )
 
@@ -90,7 +88,7 @@ class Cached:
     _ready: dict[int, Block] = field(default_factory=dict)
 
     def batches(self, steps: Iterator[Step]) -> Iterator[Loaded]:
-        bounds = np.concatenate(([0], np.cumsum(self.rows.sizes_F)))
+        bounds = self.rows.bounds
         buffers = Buffers()
         for step in steps:
             # The blocks that hold this step's samples.

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from pydantic import Field, model_validator
 
 from raypipe.config import Section
 from raypipe.errors import DataError
-from raypipe.feed.order import Order
-from raypipe.feed.sampling import balanced_weights
-from raypipe.models.tasks import NUMERIC, Kind, Task
-from raypipe.tables import conditions, label_column, scan
+from raypipe.feed.columns import Columns
+from raypipe.models.tasks import Kind, Task
+from raypipe.tables import conditions, scan
 from raypipe.tables.address import resolve
-from raypipe.tables.fragment import Fragment
 from raypipe.tables.table import ImageTable, TableConfig, TableVersion
 
 
@@ -118,7 +114,8 @@ class FeedConfig(Section):
 class Pinned:
     """The rows of one job: a table version, and the task that its labels pose.
 
-    counts: labelled rows by split. splits: all values of the split column.
+    counts: labelled rows by split. splits: all values of the split column. columns: labels and
+    splits of all rows.
     """
 
     table: ImageTable
@@ -126,7 +123,8 @@ class Pinned:
     where: dict[str, str | list[str]]
     task: Task
     counts: dict[str, int]
-    splits: frozenset[str] = frozenset()
+    splits: frozenset[str]
+    columns: Columns = field(repr=False, compare=False)
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -147,44 +145,6 @@ class Pinned:
 
     def parts(self, split: str) -> list[str]:
         return parts(split, self.splits)
-
-
-@dataclass(frozen=True)
-class Rows:
-    """The labelled rows of one split, without their images: small.
-
-    Samples are numbered 0..N-1 through the row groups, in table order.
-
-    labels_N: int64, or labels_NC float32 where the task has no single label.
-    ids: strings that name samples in messages. They need not be unique.
-    sizes_F: samples in each row group. fragments: where each row group lies.
-    row_N: each sample's physical row in its row group.
-    sha256_N32: the hash of its stored bytes; zeros where a row has none; None: no row has one.
-    weights_N: only where sampling is weighted by a column or by sources.
-    column: the name of the image column.
-    """
-
-    labels_N: np.ndarray
-    ids: pa.Array
-    sizes_F: np.ndarray
-    fragments: tuple[Fragment, ...] = ()
-    row_N: np.ndarray | None = None
-    sha256_N32: np.ndarray | None = None
-    weights_N: np.ndarray | None = None
-    column: str = ""
-    storage_options: dict[str, str] | None = field(default=None, repr=False)
-
-    def __len__(self) -> int:
-        return len(self.labels_N)
-
-    def order(self, cfg: FeedConfig, batch_size: int, seed: int) -> Order:
-        """The order of these samples in training. batch_size is global."""
-        weights_N = self.weights_N
-        if cfg.sampling == "balanced":
-            weights_N = balanced_weights(self.labels_N)
-        return Order(
-            self.sizes_F, batch_size, seed, cfg.shards, cfg.window, cfg.drop_last, weights_N
-        )
 
 
 def parts(split: str, known: Collection[str] = ()) -> list[str]:
@@ -235,31 +195,29 @@ def pin(
     _check_label_type(table, version, kind)
 
     # Small columns only: images are not read here.
-    rows = scan.rows(table, version, [columns.label, columns.split], cfg.where)
-    read = label_column.read(rows[columns.label], kind, columns.label)
-    is_labelled = pc.is_valid(read)
-    labelled = rows.filter(is_labelled)
-    if not len(labelled):
+    read = Columns.read(table, version, kind, cfg.where)
+    by_split = read.labelled()
+    if not by_split:
         raise DataError(
             f"{version} has no labels in column {columns.label!r}",
-            got=f"{len(rows)} rows, all unlabelled",
+            got=f"{read.matching} rows, all unlabelled",
             rule="Training needs labelled rows",
             fix="Ingest with labels, or map another column with table.columns.label",
         )
 
     # What the labels say, and how many there are in each split.
-    labels = read.filter(is_labelled).to_pylist()
-    task = _task(kind, classes, labels, version)
-    values = pc.unique(rows[columns.split]).to_pylist()
-    splits = frozenset(value for value in values if value is not None)
-    counts = _counts(labelled[columns.split], feed, splits, version)
-    return Pinned(table, version, dict(cfg.where), task, counts, splits)
+    task = _task(kind, classes, read.labels.distinct, version)
+    splits = frozenset(read.splits.values)
+    counts = _counts(by_split, feed, splits, version)
+    return Pinned(table, version, dict(cfg.where), task, counts, splits, read)
 
 
 def _task(
-    kind: Kind, classes: tuple[str, ...] | None, labels: Sequence[Any], version: TableVersion
+    kind: Kind, classes: tuple[str, ...] | None, labels: Sequence[str], version: TableVersion
 ) -> Task:
-    """The task that the labels pose. classes: those of an earlier model, else the labels' own."""
+    """The task that the different labels pose. classes: those of an earlier model, else the
+    labels' own.
+    """
     task = Task(kind, classes) if classes else Task.of(kind, labels)
     if kind == "single_label" and len(task.classes) < 2:
         raise DataError(
@@ -274,13 +232,11 @@ def _task(
             rule="The tags are the classes to learn",
             fix="Check table.columns.label",
         )
-    if kind in NUMERIC:
-        task.encode(labels)  # raises for a label that is no number, before anything is decoded
     return task
 
 
 def _counts(
-    split_column: pa.ChunkedArray,
+    by_split: Mapping[str | None, int],
     feed: FeedConfig,
     splits: frozenset[str],
     version: TableVersion,
@@ -294,17 +250,15 @@ def _counts(
     for split in dict.fromkeys((feed.train, feed.val, feed.test)):
         by_value: dict[str, int] = {}
         for value in parts(split, splits):
-            rows = pc.sum(pc.equal(split_column, value))
-            by_value[value] = rows.as_py() or 0  # the sum of no row is null
+            by_value[value] = by_split.get(value, 0)
         counts[split] = sum(by_value.values())
 
         # Where a split names several values, one of them may be misspelt.
         empty = [value for value, rows in by_value.items() if not rows]
         if empty and (split != feed.test or counts[split]):
-            existing = {s for s in split_column.to_pylist() if s is not None}
             raise DataError(
                 f"{version} has no labelled rows in split {empty[0]!r}",
-                got=sorted(existing),
+                got=sorted(value for value in by_split if value is not None),
                 fix="Set feed.train, feed.val and feed.test to splits it has",
             )
     return counts

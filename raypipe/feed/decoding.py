@@ -10,7 +10,9 @@ import itertools
 from collections.abc import Sequence
 
 import numpy as np
+import pyarrow as pa
 
+from raypipe.feed import stored
 from raypipe.feed.encoded import Broken, encoded
 from raypipe.images.decode import BadImage, decode_into
 from raypipe.tables.fragment import Fragment
@@ -55,10 +57,12 @@ def decode_group(
     column: str,
     storage_options: dict[str, str] | None,
     row_n: np.ndarray,
-    digests: np.ndarray | None,
+    hashes: pa.Field | None,
     side_px: int,
 ) -> tuple[np.ndarray, Replaced]:
     """Decode and check one row group: (pixels_nHWC, its broken images).
+
+    hashes: the column to compare with; None: nothing is compared.
 
     A broken image is replaced by the next readable one of the row group. Where there is none, its
     pixels are 0 and its replacement is -1: the loader looks in other row groups.
@@ -69,7 +73,7 @@ def decode_group(
     undecoded = decode_many([images[row] for row in row_n.tolist()], pixels_nHWC)
 
     # An image may be both; a wrong sha256 says more than a decoder's error.
-    mismatched = images.broken(row_n, digests)
+    mismatched = images.broken(row_n, stored.digests(fragment, hashes, row_n, storage_options))
     broken = dict(undecoded + mismatched)
 
     replaced: Replaced = {}
@@ -91,11 +95,14 @@ def hash_group(
     column: str,
     storage_options: dict[str, str] | None,
     row_n: np.ndarray,
-    digests: np.ndarray | None,
+    hashes: pa.Field | None,
 ) -> tuple[np.ndarray, Broken]:
-    """Hash and check one row group: (sha256_n32 of the stored bytes, its broken images)."""
+    """Hash and check one row group: (sha256_n32 of the stored bytes, its broken images).
+
+    hashes: as for `decode_group`.
+    """
     images = encoded(fragment, column, storage_options)
-    broken = images.broken(row_n, digests)
-    hashes = [images.digest(row) for row in row_n.tolist()]
-    sha256_n32 = np.frombuffer(b"".join(hashes), np.uint8).reshape(-1, 32)
+    broken = images.broken(row_n, stored.digests(fragment, hashes, row_n, storage_options))
+    found = b"".join(images.digest(row) for row in row_n.tolist())
+    sha256_n32 = np.frombuffer(found, np.uint8).reshape(-1, 32)
     return sha256_n32, broken

@@ -72,8 +72,8 @@ def encoded(
 ) -> Encoded:
     """Read a row group's images."""
     # Usual case: plain Parquet pages. The images are used where they lie in the file's bytes.
-    name, chunk = fragment.image or ("", None)
-    if chunk is not None and name == column:
+    chunk = fragment.chunk
+    if chunk is not None and fragment.image == column:
         memory = (buffers or Buffers()).take(chunk.size).data
         data = read_bytes(fragment, chunk.offset, memory, storage_options)
         spans = pages.spans(data, chunk.rows, chunk.nullable)

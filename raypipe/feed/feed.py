@@ -26,10 +26,11 @@ from torch import Tensor
 from raypipe.errors import DataError
 from raypipe.feed import order
 from raypipe.feed.cache import Cached, InMemory, decode_all, decode_here
-from raypipe.feed.dataset import FeedConfig, Pinned, Rows
+from raypipe.feed.dataset import FeedConfig, Pinned
 from raypipe.feed.loaders import Loaded, Loader, Streaming, TaskDecoder, ThreadDecoder
 from raypipe.feed.locate import locate
 from raypipe.feed.order import Step
+from raypipe.feed.rows import Rows
 from raypipe.feed.share import Share
 
 log = logging.getLogger("raypipe")
@@ -97,14 +98,17 @@ def prepare(
     cfg: FeedConfig,
     seed: int,
     here: bool = False,
+    most: int | None = None,
 ) -> dict[str, Source]:
     """The splits of a pinned version as sources, all with one loader.
 
     The cache starts to decode now and is filled while training runs. here: this process decodes,
-    and everything is decoded when this returns.
+    and everything is decoded when this returns. most: images of each split; None: all.
     """
     # One loader for all splits: it depends on the size of all their pixels.
-    rows_by_split = {split: locate(pinned, split, cfg) for split in splits}
+    rows_by_split = {
+        split: locate(pinned, split, cfg).sampled(most) for split in sorted(set(splits))
+    }
     images = sum(len(rows) for rows in rows_by_split.values())
     decoded_mb = images * side_px**2 * 3 / 2**20
     carrier = choose(cfg, decoded_mb)
@@ -281,7 +285,7 @@ class Feed:
             yield from self._order.rank(later, 0, self._rank, self._world)
 
     def _batch(self, inputs: Tensor, samples_B: np.ndarray, planned: Step, rows: Rows) -> Batch:
-        labels_B = torch.from_numpy(rows.labels_N[samples_B])
+        labels_B = torch.from_numpy(rows.labels(samples_B))
         # From pinned memory the copy runs while the device still computes the step before.
         inputs = inputs.to(self._device, non_blocking=True)
         labels_B = labels_B.to(self._device, non_blocking=True)
@@ -291,7 +295,7 @@ class Feed:
         self, path: Path, epoch: int, step: int, samples_B: np.ndarray, planned: Step
     ) -> None:
         images = planned.share.images  # leaves out an image that is computed but counts nothing
-        ids = self._train_rows.ids.take(samples_B[:images]).to_pylist()
+        ids = self._train_rows.ids_of(samples_B[:images])
         line = {
             "epoch": epoch,
             "step": step,

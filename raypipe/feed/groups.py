@@ -23,9 +23,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import numpy as np
 
 from raypipe.feed.buffers import Buffers
-from raypipe.feed.dataset import Rows
 from raypipe.feed.encoded import Broken, Encoded, encoded
 from raypipe.feed.order import Step
+from raypipe.feed.rows import Rows
 
 AHEAD = 4  # steps between the request for a row group and its use
 READERS = 2  # threads
@@ -43,7 +43,7 @@ class RowGroups:
     def __init__(self, rows: Rows, intact: dict[int, int]) -> None:
         self._rows = rows
         self._intact = intact
-        self._bounds = np.concatenate(([0], np.cumsum(rows.sizes_F)))
+        self._bounds = rows.bounds
         self._reads: dict[int, Future[Group]] = {}  # by row group
         self._until: dict[int, int] = {}  # the position at which a row group is used up
         self._pool = ThreadPoolExecutor(READERS, thread_name_prefix="row-groups")
@@ -119,21 +119,21 @@ class RowGroups:
         images = encoded(rows.fragments[group], rows.column, rows.storage_options, self._buffers)
         if rows.row_N is None:
             return images, {}
-        first, last = self._bounds[group : group + 2].tolist()
+        samples = rows.samples(group)
 
         # Without hashes, only null images can be detected.
-        if rows.sha256_N32 is None:
-            broken = images.broken(rows.row_N[first:last], None)
-            return images, _by_sample(broken, first)
+        if rows.hash_field is None:
+            broken = images.broken(rows.row_N[samples], None)
+            return images, _by_sample(broken, samples.start)
 
         # The same bytes as when all images matched: nothing to hash.
         checksum = images.checksum
         if self._intact.get(group) == checksum:
             return images, {}
-        broken = images.broken(rows.row_N[first:last], rows.sha256_N32[first:last])
+        broken = images.broken(rows.row_N[samples], rows.digests(group))
         if not broken:
             self._intact[group] = checksum
-        return images, _by_sample(broken, first)
+        return images, _by_sample(broken, samples.start)
 
 
 def _by_sample(broken: Broken, first: int) -> dict[int, str]:

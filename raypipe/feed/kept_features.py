@@ -11,22 +11,36 @@ names: it is never read, and its features are computed again.
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from raypipe.errors import DataError
 from raypipe.models.fingerprint import backbone_hash
 from raypipe.models.zoo import ImageModel, ModelConfig
 from raypipe.tables import scan
-from raypipe.tables.table import ImageTable, append
+from raypipe.tables.table import ImageTable, TableVersion, append
 
 log = logging.getLogger("raypipe")
 
 FORMAT = 2
 COLUMNS = ("content", "features", "format")
-Vectors = dict[bytes, np.ndarray]  # features by content
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What was kept at one time.
+
+    contents: sha256 of each row, fixed binary of 32 bytes. features: features_nD of the same rows
+    in the same order, in parts; they are read when they are asked for.
+    """
+
+    contents: pa.Array
+    features: Iterator[np.ndarray]
 
 
 class KeptFeatures:
@@ -41,50 +55,53 @@ class KeptFeatures:
         self._prefix = f"{model.slug}-{model.pixels}px-"
         self.uri = f"{store}/{self._prefix}{weights}"
 
-    def read(self) -> Vectors:
-        """All that is kept. Raises DataError for a table of another format or another backbone."""
+    def read(self) -> Kept:
+        """What is kept now. Raises DataError for a table of another format or another backbone."""
         if not ImageTable.exists(self.uri):
             self._log_old_folders()
-            return {}
+            return Kept(as_contents(b""), iter(()))
         table = ImageTable(self.uri)
         pinned = table.pin()
-        names = [field.name for field in table.at(pinned).schema().fields]
+        names = {field.name for field in table.at(pinned).schema().fields}
 
         # All rows must be of this format and width; a mixture would train on wrong features.
-        if set(names) == set(COLUMNS):
-            rows = scan.rows(table, pinned, names)
-            vectors = self._vectors(rows)
-            if vectors is not None:
-                return vectors
-        raise DataError(
+        if names != set(COLUMNS):
+            raise self._other_format()
+        rows = scan.rows(table, pinned, ["content", "format"])
+        contents = rows["content"].filter(pc.equal(rows["format"], FORMAT))
+        # A content that exists in another format only is missing here.
+        if len(contents) < len(rows) and len(contents.unique()) < len(rows["content"].unique()):
+            raise self._other_format()
+        joined = b"".join(_joined(chunk, 32) or b"" for chunk in contents.chunks)
+        if len(joined) != 32 * len(contents):
+            raise self._other_format()
+        return Kept(as_contents(joined), self._features(table, pinned))
+
+    def _features(self, table: ImageTable, pinned: TableVersion) -> Iterator[np.ndarray]:
+        """features_nD of the rows of this format, a row group at a time."""
+        for rows in scan.each(table, pinned, ["features", "format"]):
+            features = rows["features"].filter(pc.equal(rows["format"], FORMAT)).combine_chunks()
+            joined = _joined(features, 4 * self.width)
+            if joined is None:
+                raise self._other_format()
+            yield np.frombuffer(joined, np.float32).reshape(-1, self.width)
+
+    def _other_format(self) -> DataError:
+        return DataError(
             f"These kept features are not of format {FORMAT}, or not of this backbone",
             got=self.uri,
             rule="Kept features are read only if all rows are of this format and backbone",
             fix="Remove this folder: they are made again",
         )
 
-    def _vectors(self, rows: pa.Table) -> Vectors | None:
-        """The rows as vectors by content; None where they are not as this class writes them."""
-        vectors: Vectors = {}
-        columns = [rows[name].to_pylist() for name in COLUMNS]
-        for content, features, format in zip(*columns, strict=True):
-            if format == FORMAT:
-                vectors[content] = np.frombuffer(features, np.float32)
-
-        # A content that exists in another format only is missing here.
-        complete = len(vectors) == len(rows["content"].unique())
-        hashes = all(len(content) == 32 for content in vectors)
-        widths = all(len(vector) == self.width for vector in vectors.values())
-        return vectors if complete and hashes and widths else None
-
-    def add(self, vectors: Vectors, why: str) -> None:
+    def add(self, contents: Sequence[bytes], features_nD: np.ndarray, why: str) -> None:
         """Keep more. Two runs may keep the same content at the same time: that does no harm."""
-        features = [vector.astype(np.float32).tobytes() for vector in vectors.values()]
+        features_nB = np.ascontiguousarray(features_nD, np.float32).view(np.uint8)
         rows = pa.table(
             {
-                "content": pa.array(list(vectors), pa.binary()),
-                "features": pa.array(features, pa.binary()),
-                "format": pa.array([FORMAT] * len(vectors), pa.int32()),
+                "content": pa.array(contents, pa.binary()),
+                "features": pa.array([row.tobytes() for row in features_nB], pa.binary()),
+                "format": pa.array([FORMAT] * len(contents), pa.int32()),
             }
         )
         try:
@@ -107,3 +124,22 @@ class KeptFeatures:
                     "%s may be removed",
                     folder,
                 )
+
+
+def as_contents(joined: bytes | np.ndarray) -> pa.Array:
+    """Hashes that lie end to end as an Arrow column, which finds them faster than a dict."""
+    data = pa.py_buffer(joined)
+    return pa.Array.from_buffers(pa.binary(32), data.size // 32, [None, data])
+
+
+def _joined(values: pa.Array, width: int) -> memoryview | None:
+    """The bytes of a binary column, end to end; None unless each value has `width` bytes."""
+    lengths = pc.binary_length(values)
+    if values.null_count or not pc.all(pc.equal(lengths, width), min_count=0).as_py():
+        return None
+    if not len(values):
+        return memoryview(b"")
+    offset_type = np.int64 if pa.types.is_large_binary(values.type) else np.int32
+    _, offsets, data = values.buffers()
+    ends = np.frombuffer(offsets, offset_type)[values.offset : values.offset + len(values) + 1]
+    return memoryview(data or b"")[int(ends[0]) : int(ends[-1])]

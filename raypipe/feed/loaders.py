@@ -31,11 +31,12 @@ from torch import Tensor
 
 from raypipe.errors import DataError
 from raypipe.feed.buffers import Buffers
-from raypipe.feed.dataset import FeedConfig, Rows
+from raypipe.feed.dataset import FeedConfig
 from raypipe.feed.decoding import decode_bytes, decode_many, try_decode
 from raypipe.feed.encoded import Broken
 from raypipe.feed.groups import RowGroups
 from raypipe.feed.order import Step
+from raypipe.feed.rows import Rows
 
 log = logging.getLogger("raypipe")
 
@@ -122,15 +123,18 @@ def report_broken(
     rows: Rows, cfg: FeedConfig, replaced: dict[int, str], sample: int, reason: str
 ) -> None:
     """Log a broken image once and enter it in `replaced`. Raises DataError under on_bad=stop."""
-    image = rows.ids[sample].as_py()
     if cfg.on_bad == "stop":
         raise DataError(
-            f"Image {image} is broken: {reason}",
+            f"Image {rows.name(sample)} is broken: {reason}",
             rule="feed.on_bad=stop ends a run at the first one",
             fix="Restore it, drop it with raypipe clean, or set feed.on_bad=replace",
         )
     if sample not in replaced:
-        log.warning("Image %s is broken (%s); the next readable one takes its place", image, reason)
+        log.warning(
+            "Image %s is broken (%s); the next readable one takes its place",
+            rows.name(sample),
+            reason,
+        )
     replaced[sample] = reason
 
 

@@ -1,104 +1,108 @@
-"""Where every labelled image of a split lies, with its label, its sha256 and its sampling
-weight.
-"""
+"""Where every labelled image of a split lies, with its label and its sampling weight."""
 
 from __future__ import annotations
 
 import logging
-import re
+from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from raypipe.errors import DataError
-from raypipe.feed.dataset import FeedConfig, Pinned, Rows
+from raypipe.feed import stored
+from raypipe.feed.dataset import FeedConfig, Pinned
 from raypipe.feed.encoded import MISMATCH, encoded
+from raypipe.feed.rows import Rows
 from raypipe.feed.sampling import source_weights
-from raypipe.tables import label_column, scan
-from raypipe.tables.fragment import Fragment, is_bytes
+from raypipe.feed.stored import SHA256
+from raypipe.tables import scan
 
 log = logging.getLogger("raypipe")
 
-SHA256 = "sha256"  # the hash of the stored bytes: a column of tables that raypipe writes
 PROBES = 8  # row groups that are read to check the column as a whole
 ENOUGH = 16  # images that must not match before the whole column counts as wrong
 
 
-def locate(pinned: Pinned, split: str, cfg: FeedConfig, hashes: bool | None = None) -> Rows:
+def locate(pinned: Pinned, split: str, cfg: FeedConfig, contents: bool = False) -> Rows:
     """The labelled rows of a split; no row where the split is empty.
 
-    hashes: read the column sha256, too. None: only where cfg.verify asks for it.
+    contents: read ids and hashes of all rows now, as the features of a frozen backbone need them.
 
     Raises DataError for a missing column, unusable weights, rows of files without the image column,
     and a column sha256 that hashes other bytes.
     """
     table = pinned.table
     columns = table.columns
-    schema = pa.schema(table.at(pinned.version).schema().to_arrow())
-    hashed = SHA256 in schema.names and (cfg.verify if hashes is None else hashes)
-    weights = cfg.weights if cfg.sampling == "weighted" else None
-    by_source = cfg.sampling == "sources" and split == cfg.train  # only training draws by source
+    schema = table.snapshot(pinned.version).schema()
+    table.require(table.at(pinned.version), columns.id)
+    # Ids are names: they are read as text.
+    as_names, _ = scan.with_names(table, schema, [columns.id], {})
+    hashes = schema.field(SHA256) if SHA256 in schema.names and (cfg.verify or contents) else None
 
-    wanted = [columns.id, columns.label]
-    if hashed:
-        wanted.append(SHA256)
-    if weights:
-        wanted.append(weights)
-    if by_source:
-        wanted.append(columns.source)
-
-    fragments, groups = _labelled_groups(pinned, split, wanted)
-    if not groups:
-        no_labels = pinned.task.encode([])
-        no_ids = pa.array([], pa.large_string())
-        return Rows(no_labels, no_ids, np.empty(0, np.int64), column=columns.image)
-
-    # Sampling weights, only where the config asks for some.
-    rows = pa.concat_tables(groups)
-    weights_N = None
-    if weights:
-        weights_N = _weights(rows[weights], weights)
-    if by_source:
-        sources_N = [str(source) for source in rows[columns.source].to_pylist()]
-        weights_N = source_weights(sources_N, cfg.mix)
-
-    ids = [chunk.cast(pa.large_string()) for chunk in rows[columns.id].chunks]
+    read = pinned.columns
+    chosen_P = read.chosen(pinned.parts(split))
+    sizes_F, row_N = read.places(chosen_P)
+    groups = np.flatnonzero(sizes_F).tolist()
+    fragments = [read.fragments[group] for group in groups]
+    if hashes is None:
+        # Images are read without the footer, which would travel to every node.
+        fragments = [fragment.for_images() for fragment in fragments]
     located = Rows(
-        labels_N=pinned.task.encode(rows[columns.label].to_pylist()),
-        ids=pa.concat_arrays(ids),
-        sizes_F=np.array([len(group) for group in groups], dtype=np.int64),
-        fragments=tuple(fragment.for_images() for fragment in fragments),
-        row_N=rows[scan.ROW].to_numpy().astype(np.int32),
-        sha256_N32=_digests(rows[SHA256], pinned, split) if hashed else None,
-        weights_N=weights_N,
+        labels_N=read.labels.encoded(pinned.task, chosen_P),
+        sizes_F=sizes_F[groups],
+        fragments=tuple(fragments),
+        row_N=row_N,
         column=columns.image,
+        id_field=as_names.field(columns.id),
+        hash_field=hashes,
         storage_options=table.storage_options,
     )
+    if not groups:
+        return located
+
     # Refuse rows that cannot be what was stored, before anything is decoded.
+    located = replace(located, weights_N=_weights_of(located, pinned, split, cfg))
     _check_images(located, pinned, split)
-    if cfg.verify and located.sha256_N32 is not None:
-        _check_hash_column(located, pinned)
+    if contents:
+        located = _with_contents(located, pinned)
+    if cfg.verify and hashes is not None:
+        _check_hash_column(located, pinned, split)
     return located
 
 
-def _labelled_groups(
-    pinned: Pinned, split: str, columns: list[str]
-) -> tuple[list[Fragment], list[pa.Table]]:
-    """The row groups of a split that have labelled rows, and these rows."""
-    label = pinned.table.columns.label
-    kind = pinned.task.kind
-    fragments: list[Fragment] = []
-    groups: list[pa.Table] = []
-    where = pinned.rows_of(split)
-    for fragment, group in scan.located(pinned.table, pinned.version, columns, where):
-        at = group.schema.get_field_index(label)
-        group = group.set_column(at, label, label_column.read(group[label], kind, label))
-        labelled = group.filter(pc.is_valid(group[label]))
-        if len(labelled):
-            fragments.append(fragment)
-            groups.append(labelled)
-    return fragments, groups
+def _columns_of(rows: Rows, pinned: Pinned, names: list[str]) -> pa.Table:
+    """Small columns of all samples, in their order."""
+    assert rows.row_N is not None
+    fragments, parts = scan.numbered(pinned.table, pinned.version, names, only=rows.fragments)
+    # Which of all rows of these row groups are samples.
+    physical_F = np.array([fragment.rows for fragment in fragments], np.int64)
+    is_sample_P = np.zeros(int(physical_F.sum()), bool)
+    is_sample_P[np.repeat(np.cumsum(physical_F) - physical_F, rows.sizes_F) + rows.row_N] = True
+    return pa.concat_tables(
+        part.filter(pa.array(is_sample_P[numbers_N])) for part, numbers_N in parts
+    )
+
+
+def _with_contents(rows: Rows, pinned: Pinned) -> Rows:
+    """The rows with their ids and, if there are any, their hashes."""
+    names = [pinned.table.columns.id] + ([SHA256] if rows.hash_field is not None else [])
+    read = _columns_of(rows, pinned, names)
+    ids = [chunk.cast(pa.large_string()) for chunk in read[names[0]].chunks]
+    hashes = stored.parsed(read[SHA256]) if rows.hash_field is not None else None
+    return replace(rows, ids=pa.concat_arrays(ids), sha256_N32=hashes)
+
+
+def _weights_of(rows: Rows, pinned: Pinned, split: str, cfg: FeedConfig) -> np.ndarray | None:
+    """Sampling weights, only where the config asks for some. Only training draws by source."""
+    if cfg.sampling == "weighted" and cfg.weights:
+        read = _columns_of(rows, pinned, [cfg.weights])
+        return _weights(read[cfg.weights], cfg.weights)
+    if cfg.sampling == "sources" and split == cfg.train:
+        name = pinned.table.columns.source
+        sources = _columns_of(rows, pinned, [name])[name].combine_chunks().dictionary_encode()
+        return source_weights(sources, cfg.mix)
+    return None
 
 
 def _weights(column: pa.ChunkedArray, name: str) -> np.ndarray:
@@ -128,39 +132,6 @@ def _weights(column: pa.ChunkedArray, name: str) -> np.ndarray:
     return weights_N
 
 
-def _digests(column: pa.ChunkedArray, pinned: Pinned, split: str) -> np.ndarray | None:
-    """The column sha256 as N x 32 bytes: zeros where a value is no sha256, None where none is.
-
-    Logs a warning with the number of images that cannot be checked.
-    """
-    kind = column.type
-    readable = pa.types.is_string(kind) or pa.types.is_large_string(kind) or is_bytes(kind)
-    digests = [_digest(value) for value in column.to_pylist()] if readable else []
-    known = sum(digest is not None for digest in digests)
-    if known < len(column):
-        log.warning(
-            "%d of %d images of split %s have no sha256 in %s: "
-            "whether they changed is not checked, only that they decode",
-            len(column) - known,
-            len(column),
-            split,
-            pinned.version,
-        )
-    if not known:
-        return None
-    joined = b"".join(digest or bytes(32) for digest in digests)
-    return np.frombuffer(joined, np.uint8).reshape(-1, 32)
-
-
-def _digest(value: str | bytes | None) -> bytes | None:
-    """32 bytes of a sha256 (64 hexadecimal digits or the bytes themselves); None for all else."""
-    if isinstance(value, str):
-        return bytes.fromhex(value) if re.fullmatch("[0-9a-fA-F]{64}", value) else None
-    if value is not None and len(value) == 32:
-        return value
-    return None
-
-
 def _check_images(rows: Rows, pinned: Pinned, split: str) -> None:
     """Raise DataError for rows of files that were written before the image column was added."""
     lacks_column = [dict(fragment.names).get(rows.column) == "" for fragment in rows.fragments]
@@ -175,27 +146,27 @@ def _check_images(rows: Rows, pinned: Pinned, split: str) -> None:
         )
 
 
-def _check_hash_column(rows: Rows, pinned: Pinned) -> None:
+def _check_hash_column(rows: Rows, pinned: Pinned, split: str) -> None:
     """Raise DataError where the column sha256 is well-formed but hashes other bytes.
 
     Reads row groups from all over the table until one image matches. In a sound table this is the
-    first image.
+    first image. Logs a warning with the number of images that cannot be checked.
     """
-    assert rows.row_N is not None and rows.sha256_N32 is not None
-    ends_F = np.cumsum(rows.sizes_F)
-    probes = np.unique(np.linspace(0, len(ends_F) - 1, PROBES).astype(int)).tolist()
+    assert rows.row_N is not None
+    probes = np.unique(np.linspace(0, len(rows.sizes_F) - 1, PROBES).astype(int)).tolist()
+    digests = {group: rows.digests(group) for group in probes}
+    _warn_of_unknown(list(digests.values()), rows, pinned, split)
+
     groups_without_match = 0
     mismatches = 0
-    for group in probes:
-        end = int(ends_F[group])
-        samples = slice(end - int(rows.sizes_F[group]), end)
-        digests = rows.sha256_N32[samples]
-        hashed = int(digests.any(1).sum())  # zeros: an image without a usable sha256
+    for group, digests_n32 in digests.items():
+        assert digests_n32 is not None
+        hashed = int(digests_n32.any(1).sum())  # zeros: an image without a usable sha256
         if not hashed:
             continue
         # One image that matches shows that the column is what it should be.
         images = encoded(rows.fragments[group], rows.column, rows.storage_options)
-        broken = images.broken(rows.row_N[samples], digests)
+        broken = images.broken(rows.row_N[rows.samples(group)], digests_n32)
         wrong = sum(reason == MISMATCH for _, reason in broken)
         if wrong < hashed:
             return
@@ -210,3 +181,23 @@ def _check_hash_column(rows: Rows, pinned: Pinned) -> None:
             rule="feed.verify compares the stored bytes with it",
             fix="Set feed.verify=false if it hashes something else; else restore the table",
         )
+
+
+def _warn_of_unknown(
+    probed: Sequence[np.ndarray | None], rows: Rows, pinned: Pinned, split: str
+) -> None:
+    """Log how many images have no usable sha256, of those in the row groups that were looked at."""
+    known = sum(int(digests_n32.any(1).sum()) for digests_n32 in probed if digests_n32 is not None)
+    images = sum(len(digests_n32) for digests_n32 in probed if digests_n32 is not None)
+    if known == images:
+        return
+    some = "" if images == len(rows) else f" in {len(probed)} of {len(rows.sizes_F)} row groups"
+    log.warning(
+        "%d of %d images of split %s%s have no sha256 in %s: "
+        "whether they changed is not checked, only that they decode",
+        images - known,
+        images,
+        split,
+        some,
+        pinned.version,
+    )

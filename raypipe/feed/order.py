@@ -102,12 +102,14 @@ class Order:
 
         # Weighted: plan an epoch of a table that holds sample n copies_N[n] times.
         copies_N = resample(self.weights_N, np.random.default_rng([self.seed, epoch, 1]))
-        drawn = np.repeat(np.arange(len(copies_N)), copies_N)
+        numbers = np.arange(len(copies_N), dtype=copies_N.dtype)
+        drawn = np.repeat(numbers, copies_N)
 
         # The sizes of its row groups: the copies between each group's first and last sample.
-        group_bounds = np.concatenate(([0], np.cumsum(self.sizes_F)))
-        copies_before = np.concatenate(([0], np.cumsum(copies_N)))
-        sizes_F = np.diff(copies_before[group_bounds])
+        sizes_F = np.zeros(len(self.sizes_F), np.int64)
+        has_samples = self.sizes_F > 0
+        starts = (np.cumsum(self.sizes_F) - self.sizes_F)[has_samples]
+        sizes_F[has_samples] = np.add.reduceat(copies_N, starts, dtype=np.int64)
         return Epoch(self, sizes_F, epoch, drawn)
 
     def rank(self, epoch: int, step: int, rank: int, world: int) -> Iterator[Step]:
@@ -238,7 +240,7 @@ class Epoch:
         place_in_group = shuffled_line - self._group_starts[group]
         samples = self._first_sample_F[group] + place_in_group
         if self._drawn is not None:
-            samples = self._drawn[samples]
+            samples = self._drawn[samples].astype(np.int64)
 
         # The window's last place in its shard, as a position of the stream.
         last_in_window = high - shard_start - 1
@@ -313,11 +315,13 @@ def evaluation(sizes_F: np.ndarray, batch_size: int, rank: int, world: int) -> I
     """
     ends_F = np.cumsum(sizes_F)
     samples = int(sizes_F.sum())
-    mine = np.array_split(np.arange(samples), world)[rank]
+    first, end = _part(samples, world, rank)
 
     # Rounded up; one empty batch where there is no sample.
     batches = max(1, -(-samples // (batch_size * world)))
-    for part_B in np.array_split(mine, batches):
+    for number in range(batches):
+        start, stop = _part(end - first, batches, number)
+        part_B = np.arange(first + start, first + stop)
         # A row group is used up when the pass is behind its last sample.
         group_B = np.searchsorted(ends_F, part_B, side="right")
         until_B = ends_F[group_B]
@@ -329,3 +333,10 @@ def evaluation(sizes_F: np.ndarray, batch_size: int, rank: int, world: int) -> I
             positions_B=part_B,
             share=Share.whole(len(part_B)),
         )
+
+
+def _part(samples: int, parts: int, number: int) -> tuple[int, int]:
+    """Where one of `parts` nearly equal parts begins and ends; the first ones are the larger."""
+    size, rest = divmod(samples, parts)
+    start = number * size + min(number, rest)
+    return start, start + size + (number < rest)

@@ -29,7 +29,7 @@ from typing import Any, get_type_hints
 import torch
 from torch import Tensor, nn
 
-from raypipe.errors import ConfigError, nearest
+from raypipe.errors import ConfigError, nearest, one_line
 from raypipe.models.backbones import BACKBONES, Backbone
 from raypipe.models.finite import is_finite
 
@@ -70,7 +70,7 @@ def width(backbone: nn.Module, side_px: int) -> int:
         alone = backbone.eval()(images_BCHW[1:])
     except Exception as e:  # the user's code raises anything
         raise ConfigError(
-            f"This backbone fails on an image: {_one_line(e)}",
+            f"This backbone fails on an image: {one_line(e, 200)}",
             got=f"model.side_px={side_px}",
             fix="Set model.side_px to what it was made for, or take another model.name",
         ) from e
@@ -132,7 +132,7 @@ def hugging_face(name: str, options: dict[str, Any]) -> Backbone:
             # A torchvision built for CUDA on a CPU-only torch breaks transformers, too.
             raise _lacks("transformers", "hf", e) from None
         except (OSError, ValueError) as e:
-            raise ConfigError(f"The weights cannot be read: {_one_line(e)}", got=name) from None
+            raise ConfigError(f"The weights cannot be read: {one_line(e, 200)}", got=name) from None
 
     # Masked autoencoders hide patches in their pretraining only.
     if hasattr(config, "mask_ratio"):
@@ -170,7 +170,7 @@ def _hugging_face_config(
         ) from None
     except ValueError as e:
         raise ConfigError(
-            f"Hugging Face cannot read this config: {_one_line(e)}", got=name
+            f"Hugging Face cannot read this config: {one_line(e, 200)}", got=name
         ) from None
 
 
@@ -361,14 +361,9 @@ def _import(module: str, extra: str) -> Any:
 
 def _lacks(library: str, extra: str, error: Exception) -> ConfigError:
     return ConfigError(
-        f"model.name={extra}:… needs {library}: {_one_line(error)}",
+        f"model.name={extra}:… needs {library}: {one_line(error, 200)}",
         fix=f"pip install 'raypipe[{extra}]', or take a model of another provider",
     )
-
-
-def _one_line(error: Exception) -> str:
-    """The first 200 characters of an error, on one line."""
-    return " ".join(str(error).split())[:200]
 
 
 PROVIDERS: dict[str, Callable[[str, dict[str, Any]], Backbone]] = {

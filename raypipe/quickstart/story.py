@@ -28,6 +28,7 @@ from raypipe import report
 from raypipe.cli.console import Console
 from raypipe.cluster import sidecar
 from raypipe.cluster.connect import connect
+from raypipe.cluster.sidecars import build, pins
 from raypipe.config import replace
 from raypipe.errors import ConfigError, RaypipeError
 from raypipe.job import Job
@@ -83,7 +84,10 @@ def tell(job: Job, console: Console, fresh: bool = False) -> dict[str, Any]:
 
     console.heading("Day 1: the cells we know")
     # Built before the clock of the first step starts: it takes a minute on a new machine.
-    for name in sidecar.PROBES:
+    sidecar.take_from(job.cluster.sidecars)
+    for name in pins.names():
+        build.place(name)  # raises where this Python cannot have one
+    for name in pins.names():
         sidecar.ensure(name)
     with _step(story, console, "Ingest mono cells") as done:
         mono = _ingest(console, job, cells, name="mono", kind="mono", share=(0.0, NIGHT_SHARE))

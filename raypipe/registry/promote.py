@@ -1,13 +1,15 @@
 """Registered versions and the champion alias.
 
-The alias is moved by compare-and-set, because MLflow lets the last writer win. A promotion names
-the champion that the challenger was compared with, takes the store's lock and reads the alias
-again. It refuses if somebody else has moved the alias meanwhile.
+MLflow lets the last writer of an alias win. So a move is fenced by a commit in the table of moves
+(moves.py), and the alias follows that table (follow.py). A promotion names the champion that the
+challenger was compared with; it is refused if the alias has moved since. A version that was rolled
+back is barred, and a decision is carried out once.
 """
 
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,9 +18,13 @@ from urllib.parse import urlparse
 from filelock import FileLock
 
 from raypipe.errors import DataError, RaypipeError, one_line
-from raypipe.registry import mlflow_model
+from raypipe.registry import follow, mlflow_model
+from raypipe.registry.follow import Held
+from raypipe.registry.moves import History, Why
 from raypipe.registry.package import Package
 from raypipe.registry.tracking import KEY, Store
+from raypipe.tables import retries
+from raypipe.tables.commits import TRIES, Moved
 
 SEAL = "raypipe.manifest"  # tag of a registered version: sha256 of its package's manifest
 
@@ -43,7 +49,9 @@ class ModelVersion:
 
 def _model_version(entity: Any) -> ModelVersion:
     """From MLflow's own record of a version."""
-    return ModelVersion(entity.name, int(entity.version), str(entity.source), dict(entity.tags))
+    # Marks of alias moves say nothing about the version itself.
+    tags = {k: v for k, v in entity.tags.items() if not k.startswith(follow.APPLIED)}
+    return ModelVersion(entity.name, int(entity.version), str(entity.source), tags)
 
 
 def find(store: Store, key: str) -> ModelVersion | None:
@@ -115,17 +123,12 @@ def register(
 
 
 def champion(store: Store) -> ModelVersion | None:
-    """The version that the alias points at, or None before the first promotion."""
-    from mlflow.exceptions import MlflowException
+    """The version that the alias points at, or None before the first promotion.
 
-    try:
-        entity = store.client.get_model_version_by_alias(store.model, store.alias)
-    except MlflowException as e:
-        # No model of this name, or no such alias.
-        if e.error_code in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
-            return None
-        raise
-    return _model_version(entity)
+    The alias is brought in line with the table of moves first.
+    """
+    entity = follow.held(store).entity
+    return None if entity is None else _model_version(entity)
 
 
 def require_champion(store: Store) -> ModelVersion:
@@ -140,27 +143,123 @@ def require_champion(store: Store) -> ModelVersion:
     return version
 
 
-def promote(store: Store, challenger: ModelVersion, expected: int | None) -> None:
+class Lost(RaypipeError):
+    """Somebody else moved the alias first."""
+
+
+class Barred(DataError):
+    """The version was rolled back, or its decision was carried out before."""
+
+
+def promote(
+    store: Store,
+    challenger: ModelVersion,
+    expected: int | None,
+    why: Why = "promotion",
+    note: str = "",
+    evidence: Mapping[str, Any] | None = None,
+    unbar: bool = False,
+) -> None:
     """Point the alias at `challenger`, if it still points at version `expected`.
 
-    `expected` is None if there was no champion. Raises RaypipeError if the alias has moved.
+    `expected` is None if there was no champion. evidence: keys of what called for it, as of its
+    decision. unbar: also a version that was rolled back. Raises Lost if the alias has moved, Barred
+    for a version that was rolled back and for a decision that was carried out before.
     """
-    with FileLock(store.folder / "promote.lock"):
-        # Compare, under the lock, then set.
-        now = champion(store)
-        current = now.version if now else None
+
+    def check(now: Held) -> None:
+        if not unbar:
+            _refuse_barred(store, now.history, challenger.version, evidence or {})
+        if now.version != expected:
+            raise _lost(store, now, challenger.version, expected, why)
+
+    _move(store, challenger.version, check, why, note, evidence)
+
+
+def rollback(store: Store, to: int | None = None, note: str = "") -> tuple[int | None, int]:
+    """Point the alias at version `to` (None: the one before), and bar the version it leaves.
+
+    Returns (version before, version after). If the newest move is a rollback already, None
+    changes nothing: the call may be repeated. Raises DataError without an earlier version, Barred
+    for one that was rolled back itself, Lost if the alias moves meanwhile.
+    """
+    now = follow.held(store)
+    newest = now.history.newest
+    if to is None and newest is not None and newest.why == "rollback" and newest.version_to:
+        return newest.version_from, newest.version_to
+    target = now.history.before(now.version) if to is None else to
+    if target is None or (target not in now.history.used() and target != now.version):
+        raise DataError(
+            f"There is no earlier {store.alias} of {store.model!r} to go back to",
+            got=f"version {to or now.version}",
+            rule="A rollback goes to a version that the table of moves has as an earlier one",
+            fix="raypipe promote CONFIG --version N moves to any version",
+        )
+    require_version(store, target, "Name another one: raypipe rollback CONFIG --to N")
+
+    def check(then: Held) -> None:
+        _refuse_barred(store, then.history, target, {})
+        if then.version != now.version:
+            raise _lost(store, then, target, now.version, "rollback")
+
+    _move(store, target, check, "rollback", note, None)
+    return now.version, target
+
+
+def _move(
+    store: Store,
+    to: int,
+    check: Callable[[Held], None],
+    why: Why,
+    note: str,
+    evidence: Mapping[str, Any] | None,
+) -> None:
+    """Move the alias if `check` does not refuse; again and again while others commit to the
+    table."""
+    for attempt in range(1, TRIES + 1):
+        now = follow.held(store)
         # Done already, perhaps by an earlier run of this command that was killed afterwards.
-        if current == challenger.version:
+        if now.version == to:
             return
-        if current != expected:
-            raise RaypipeError(
-                f"The {store.alias} of {store.model!r} changed "
-                f"while version {challenger.version} was being compared",
-                got=f"version {current}",
-                rule=f"It was compared with version {expected}",
-                fix="Run raypipe retrain again",
-            )
-        store.client.set_registered_model_alias(store.model, store.alias, str(challenger.version))
+        check(now)
+        try:
+            follow.move(store, now, to, why, note, evidence)
+            return
+        except Moved:
+            # Perhaps a move of another model. If it was this one's, `check` says who won.
+            retries.pause(attempt)
+    raise retries.busy(store.moves, f"{TRIES} tries")
+
+
+def _lost(store: Store, now: Held, version: int, expected: int | None, why: Why) -> Lost:
+    newest = now.history.newest
+    moved = f". The newest move: {newest}" if newest else ""
+    if why == "promotion":
+        doing, rule = "compared", f"It was compared with version {expected}"
+        fix = "Run raypipe retrain again"
+    else:
+        doing, rule = "put in its place", f"It was version {expected}"
+        fix = "See raypipe promote CONFIG --history, then run the command again"
+    return Lost(
+        f"The {store.alias} of {store.model!r} changed while version {version} was being {doing}",
+        got=f"version {now.version}",
+        rule=rule + moved,
+        fix=fix,
+    )
+
+
+def _refuse_barred(
+    store: Store, history: History, version: int, evidence: Mapping[str, Any]
+) -> None:
+    rolled_back = history.rolled_back(version)
+    done = history.of_decision(evidence.get("decision"))
+    if rolled_back is None and done is None:
+        return
+    what = f"Version {version} of {store.model!r} is not promoted again"
+    rule = f"It was rolled back: {rolled_back}"
+    if rolled_back is None:
+        rule = f"This decision was carried out before, and the alias was moved since: {done}"
+    raise Barred(what, rule=rule, fix=f"raypipe promote CONFIG --version {version} --unbar")
 
 
 def fetch(store: Store, version: ModelVersion) -> Package:
@@ -183,6 +282,8 @@ def _files(store: Store, version: ModelVersion, into: str | None) -> Path:
     """The folder of the version's MLflow model; a local one where it is, unless `into` is given."""
     import mlflow
 
+    # MLflow looks for a version's logged model in its global store: another one may be open, too.
+    mlflow.set_tracking_uri(store.address)
     try:
         folder = mlflow.artifacts.download_artifacts(
             artifact_uri=version.uri, tracking_uri=store.address, dst_path=into

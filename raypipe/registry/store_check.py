@@ -104,5 +104,7 @@ def migrate(file: str, revision: str) -> Path:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         shutil.copyfile(copy, file)
-        raise ConfigError(f"MLflow cannot migrate its store: {one_line(done.stderr[-300:])}")
+        raise ConfigError(
+            f"MLflow cannot migrate its store: {one_line(hidden(done.stderr)[-300:])}"
+        )
     return copy

@@ -29,19 +29,25 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock
+from pydantic import Field, model_validator
+from typing_extensions import Self
 
 from raypipe.config import RunConfig, Section
 from raypipe.errors import ConfigError, hidden, keep_secrets_of, one_line
+from raypipe.tables import storage
+from raypipe.tables.storage import StorageOptions
 from raypipe.tables.table import TableVersion
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 KEY = "raypipe.key"
+MOVES = "raypipe-moves"  # the table of alias moves, where no setting names it
 PREPARED_FROM = "raypipe.prepared_from"  # the version that a prepared table stands for
 OF_TEST = "test_", "eval.", "gate."  # how names of metrics of test images begin
 OWNER = "raypipe.owner"  # host and folder whose lock guards the run
@@ -66,8 +72,32 @@ class RegistryConfig(Section):
     data_licence: str = ""
     """Licence of the training images, for the model's card."""
 
+    judged_images: int | None = Field(default=100_000, ge=1)
+    """So many images of a split at most judge a model when it is published: its validation split,
+    whose features and scores are also the reference that drift is compared with, and its test
+    split. A larger split is sampled evenly, and the card says so. They are predicted by one process
+    that holds their features. null: all."""
+
     alias: str = "champion"
     """Alias of the version in use. Promotion moves it; predictions and drift checks follow it."""
+
+    moves: str | None = None
+    """Delta table of all moves of aliases, a folder or an address in an object store. It fences
+    promotions of several hosts. null: `raypipe-moves` beside the MLflow store, if that is SQLite;
+    else below `artifacts.uri`, if that is set; else in the run folder, which fences only the hosts
+    that share it."""
+
+    moves_storage_options: StorageOptions = Field(default=None, repr=False)
+    """Options of the store of `registry.moves`, as those of a table. Credentials among them are
+    never written; they may be in the environment instead."""
+
+    @model_validator(mode="after")
+    def _moves_fit(self) -> Self:
+        if self.moves is not None:
+            if not self.moves.strip():
+                raise ValueError("moves is empty. Name a folder or an object store, or set null")
+            storage.check(self.moves, self.moves_storage_options)
+        return self
 
 
 @dataclass(frozen=True)
@@ -81,6 +111,9 @@ class Store:
     alias: str
     folder: Path  # the run's own files of the store, and its locks
     address: str = field(repr=False, default="")  # for MLflow alone: may hold a password
+    moves: str = ""  # the Delta table of alias moves
+    moves_options: dict[str, str] | None = field(repr=False, default=None)
+    is_shared: bool = True  # do all hosts of the MLflow store share that table?
 
 
 def open_store(run: RunConfig, cfg: RegistryConfig, create: bool = True) -> Store:
@@ -109,7 +142,41 @@ def open_store(run: RunConfig, cfg: RegistryConfig, create: bool = True) -> Stor
             got=uri,
             fix="Check registry.uri",
         ) from e
-    return Store(client, hidden(uri), experiment_id, cfg.model or run.name, cfg.alias, folder, uri)
+    moves, is_shared = moves_of(run, cfg)
+    return Store(
+        client,
+        hidden(uri),
+        experiment_id,
+        cfg.model or run.name,
+        cfg.alias,
+        folder,
+        uri,
+        moves,
+        cfg.moves_storage_options,
+        is_shared,
+    )
+
+
+def store_file(run: RunConfig, cfg: RegistryConfig) -> Path | None:
+    """The database of a store in a file; None for a store elsewhere."""
+    if cfg.uri is None:
+        return run.path / "mlflow" / "mlflow.db"
+    address = address_of(cfg.uri)
+    if not address.startswith("sqlite:///"):
+        return None
+    # What follows ? are options.
+    return Path(address.removeprefix("sqlite:///").partition("?")[0])
+
+
+def moves_of(run: RunConfig, cfg: RegistryConfig) -> tuple[str, bool]:
+    """The table of alias moves, and whether all hosts of the MLflow store share it."""
+    if cfg.moves is not None:
+        return cfg.moves, True
+    file = store_file(run, cfg)
+    if file is not None:
+        # The same folder by whichever link: two runs that share the store share the table.
+        return str(file.absolute().resolve().parent / MOVES), True
+    return str(run.path / "mlflow" / MOVES), False
 
 
 def check_names(run: RunConfig, cfg: RegistryConfig) -> None:
@@ -293,6 +360,15 @@ def log_metrics(store: Store, run_id: str, metrics: Mapping[str, float]) -> None
         store.client.log_metric(run_id, allowed_name(name), float(value))
 
 
+def log_once(store: Store, key: str, metrics: Mapping[str, float]) -> None:
+    """Log metrics into the finished run of this key, unless it has them: a rerun takes less."""
+    run_id = finished_run(store, key)
+    if run_id is None:
+        return
+    logged = store.client.get_run(run_id).data.metrics
+    log_metrics(store, run_id, {k: v for k, v in metrics.items() if allowed_name(k) not in logged})
+
+
 def looks(store: Store, version: TableVersion) -> int:
     """How many runs of the experiment have metrics of test images of this table, in any version.
 
@@ -349,8 +425,12 @@ def code_commit() -> str | None:
 
     RAYPIPE_COMMIT names it where there is no checkout; otherwise git does.
     """
-    if os.environ.get("RAYPIPE_COMMIT"):
-        return os.environ["RAYPIPE_COMMIT"]
+    return os.environ.get("RAYPIPE_COMMIT") or _git_commit()
+
+
+@lru_cache(maxsize=1)
+def _git_commit() -> str | None:
+    """Asked once: code that runs does not change, and a search of 1,000 trials asks as often."""
     try:
         git = subprocess.run(
             ["git", "rev-parse", "HEAD"],

@@ -99,6 +99,9 @@ class Trial:
     epochs: int
     stopped_early: bool = False
     curve: Sequence[float] = ()  # the metric after each epoch
+    seconds: float = 0.0  # for which it held devices; 0: not known
+    device_s: float = 0.0  # seconds times devices
+    usd: float | None = None  # None: the price is not known
 
 
 @dataclass(frozen=True)

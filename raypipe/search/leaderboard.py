@@ -15,6 +15,7 @@ both are shown wherever the order is:
 from __future__ import annotations
 
 import json
+import logging
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -22,7 +23,11 @@ from dataclasses import replace as with_
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+
+from raypipe.cluster import usage
 from raypipe.config import metrics_of, require_format, to_json
+from raypipe.errors import DataError, one_line
 from raypipe.feed.dataset import Pinned
 from raypipe.files import write_atomic
 from raypipe.models import finite
@@ -32,12 +37,18 @@ from raypipe.search.trials.standing import Standing
 from raypipe.tables.table import TableVersion
 from raypipe.train import checkpoint
 from raypipe.train.job import TrainJob, TrainResult
+from raypipe.train.measure.utilisation import Utilisation, utilisation
 from raypipe.train.settings import TrainConfig
 from raypipe.train.stopping import Mode, improved, unusable
 from raypipe.train.trainer import Plan, prepare
 from raypipe.train.worker import Prepared
 
-FORMAT = 2  # of result.json; format 1 (ba74455 and before) has fewer fields, which count as empty
+log = logging.getLogger("raypipe")
+# A trial's name, values, metrics by epoch, and what it took.
+Run = tuple[str, dict[str, Any], tuple[dict[str, float], ...], dict[str, float]]
+# Of result.json. Format 2 knows no `kept` and not what trials took; format 1 (ba74455 and before)
+# has fewer fields still. What is missing has its default.
+FORMAT = 3
 
 
 @dataclass(frozen=True)
@@ -67,13 +78,24 @@ class Trial:
     """Why its own rule (train.stopping) ended it."""
 
     seconds: float = 0.0
-    """Time in its training loop."""
+    """For which it held devices, as the search's budgets count; in results of older versions its
+    time in the training loop."""
+
+    device_s: float = 0.0
+    """Seconds times devices: GPUs, shares of one, or without any CPU workers. 0: not known, in
+    results of older versions."""
+
+    cut: bool = False
+    """Ended by a budget, its own or the search's: the epochs that it lacks were not spared."""
 
     failures: int = 0
     """How often it failed, also if a retry succeeded."""
 
     schedule: tuple[dict[str, Any], ...] = ()
     """For a trial that took over weights: values by epoch (trial_checkpoints.Schedule)."""
+
+    kept: bool = True
+    """False: `search.keep` had the files of its checkpoint deleted."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +111,18 @@ class Ahead:
 
     first: float
     """The first one's best after as many epochs."""
+
+
+@dataclass(frozen=True)
+class Spared:
+    """What the scheduler, and the trials' own rules, saved by ending trials early.
+
+    share: of the epochs that all trials would have run. device_s: what these epochs would have
+    held, at each trial's own pace.
+    """
+
+    share: float = 0.0
+    device_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -154,9 +188,39 @@ class SearchResult:
         return self.folder
 
     @property
+    def used(self) -> Utilisation | None:
+        """How busy the nodes were while the trials ran."""
+        epochs = [metrics for trial in self.trials for metrics in trial.history]
+        return utilisation(usage.read(self.folder / usage.FILE), epochs)
+
+    @property
     def epochs(self) -> int:
         """How many epochs all trials ran together."""
         return sum(trial.epochs for trial in self.trials)
+
+    @property
+    def device_s(self) -> float:
+        """Seconds times devices of all trials, and of the refit after them."""
+        # Older results know the trials' seconds alone.
+        workers = self.job.train.most_workers
+        held = [trial.device_s or trial.seconds * workers for trial in self.trials]
+        return sum(held) + (self.best.device_s if self.refitted else 0.0)
+
+    def runs(self, usd_per_device_s: float | None = None) -> list[Run]:
+        """The trials as MLflow gets them, with what each took."""
+        runs = []
+        for trial in self.trials:
+            hours = trial.device_s / 3600
+            cost = {"cost.seconds": trial.seconds, "cost.device_hours": hours}
+            if usd_per_device_s is not None:
+                cost["cost.usd"] = trial.device_s * usd_per_device_s
+            runs.append((trial.name, trial.changes, trial.history, cost))
+        return runs
+
+    @property
+    def spared(self) -> Spared:
+        """What ending trials early has saved."""
+        return spared(self.trials, self.job.train.epochs, self.full_epochs)
 
     @property
     def mode(self) -> Mode:
@@ -169,6 +233,21 @@ class SearchResult:
     @property
     def ahead(self) -> list[Ahead]:
         return ahead(self.trials, self.metric, self.mode)
+
+
+def spared(trials: Sequence[Trial], each: int, full_epochs: int) -> Spared:
+    """What early stopping saved of `each` epochs that every trial would have run.
+
+    Epochs that a budget cut, or that a failed trial lacks, were not saved.
+    """
+    epochs = device_s = 0.0
+    for trial in trials:
+        if trial.cut or trial.checkpoint is None or not trial.epochs:
+            continue
+        missing = max(0, each - trial.epochs)
+        epochs += missing
+        device_s += missing * trial.device_s / trial.epochs
+    return Spared(epochs / full_epochs if full_epochs else 0.0, device_s)
 
 
 def standings(trials: Sequence[Trial], metric: str, mode: Mode) -> list[Standing]:
@@ -189,6 +268,8 @@ def standings(trials: Sequence[Trial], metric: str, mode: Mode) -> list[Standing
             trial.epochs,
             state,
             equal_epochs.get(trial.name),
+            trial.seconds,
+            trial.device_s,
         )
         rows.append(row)
     return rows
@@ -276,14 +357,14 @@ def read(file: Path) -> tuple[tuple[Trial, ...], str | None, int]:
     """(trials from best to worst, why the search ended before its last, images decoded)."""
     outcome = json.loads(file.read_text())
     require_format(outcome, FORMAT, file)
-    trials = [_read_trial(fields) for fields in outcome["trials"]]
+    trials = [_read_trial(fields, file.parent / "trials") for fields in outcome["trials"]]
     # Only trials that an older version ranked by NaN move.
     trials.sort(key=lambda trial: trial.checkpoint is None)
     return tuple(trials), outcome["stopped"], outcome.get("decoded", 0)
 
 
-def _read_trial(fields: dict[str, Any]) -> Trial:
-    """A trial of result.json.
+def _read_trial(fields: dict[str, Any], trials: Path) -> Trial:
+    """A trial of result.json. trials: where their checkpoints are now; the folder may have moved.
 
     Older versions ranked a trial by the accuracy of an epoch of NaN: such a trial counts as failed.
     """
@@ -292,6 +373,9 @@ def _read_trial(fields: dict[str, Any]) -> Trial:
     history = tuple(metrics_of(line) for line in fields["history"])
     schedule = tuple(fields.get("schedule", ()))
     trial = Trial(**{**fields, "metric": metric, "history": history, "schedule": schedule})
+    if trial.checkpoint is not None:
+        path = str(trial_checkpoints.below(trials, trial.checkpoint))
+        trial = with_(trial, checkpoint=path)
     if _usable(trial):
         return trial
     return with_(trial, metric=math.nan, checkpoint=None)
@@ -306,17 +390,29 @@ def _usable(trial: Trial) -> bool:
     return any(unusable(metrics) is None for metrics in having)
 
 
-def trial_of(result: Any, metric: str, mode: str, train: TrainConfig, trials: Path) -> Trial:
+def trial_of(
+    result: Any,
+    metric: str,
+    mode: str,
+    train: TrainConfig,
+    trials: Path,
+    check_weights: bool = True,
+) -> Trial:
     """The trial of one of Tune's results, with the checkpoint of its best usable epoch.
 
-    trials: the folder of all trials' checkpoints.
+    trials: the folder of all trials' checkpoints. check_weights: read them all, and take no epoch
+    whose weights are not finite.
     """
     name = trial_checkpoints.name_of(result.path)
     changes = dict(result.config or {})
     # Find the folder as the trial itself does: an exploit may have changed it.
     pointer = result.checkpoint.path if result.checkpoint else None
-    pointed = trial_checkpoints.pointed_checkpoint(pointer)
+    pointed = trial_checkpoints.pointed_checkpoint(pointer, trials)
     folder = trial_checkpoints.folder_of(trials, name, changes, pointed)
+
+    ended = folder / trial_checkpoints.ENDED
+    if ended.exists():
+        return _read_trial(json.loads(ended.read_text()), trials)
 
     # A trial keeps its best checkpoints and the last one, whose state has the whole history.
     kept = trial_checkpoints.epoch_checkpoints(folder)
@@ -328,7 +424,8 @@ def trial_of(result: Any, metric: str, mode: str, train: TrainConfig, trials: Pa
     sign = -1 if mode == "max" else 1
     usable.sort(key=lambda epoch: (sign * values[epoch], epoch))
     # Loading weights is slow, so it stops at the first epoch whose weights are finite.
-    best = next((epoch for epoch in usable if _has_finite_weights(kept[epoch][1])), None)
+    sound = _has_finite_weights if check_weights else lambda _: True
+    best = next((epoch for epoch in usable if sound(kept[epoch][1])), None)
     # Failed: it keeps its history and offers no model.
     if result.error is not None or last is None or best is None:
         return Trial(name, changes, math.nan, len(history), False, history, None)
@@ -351,8 +448,13 @@ def trial_of(result: Any, metric: str, mode: str, train: TrainConfig, trials: Pa
 
 
 def _has_finite_weights(folder: Path) -> bool:
-    weights = checkpoint.read(folder, verified=True).weights
-    return finite.first_bad(weights) is None
+    """Are the weights what was saved, and finite?"""
+    try:
+        weights = checkpoint.read(folder, verified=True).weights
+        return finite.first_bad(weights) is None
+    except (DataError, SafetensorError, OSError, ValueError) as e:
+        log.warning("Skipped checkpoint %s: %s", folder, one_line(e))
+        return False
 
 
 def training_result(

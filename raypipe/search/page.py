@@ -17,21 +17,33 @@ from raypipe.search.leaderboard import SearchResult, Trial
 from raypipe.search.trials.epoch_result import metric_of
 
 
-def section(result: SearchResult) -> report.Search:
-    """The part of a page that shows all trials and how much each field mattered."""
+def section(result: SearchResult, usd_per_device_s: float | None = None) -> report.Search:
+    """The part of a page that shows all trials and how much each field mattered.
+
+    usd_per_device_s: what a second of a device costs; None: not known.
+    """
     trials = []
     for rank, trial in enumerate(result.trials, 1):
-        trials.append(_trial(rank, trial, result.metric))
+        trials.append(_trial(rank, trial, result.metric, usd_per_device_s))
     shares = importance(result.trials, result.metric, result.mode)
     return report.Search(result.metric, tuple(trials), result.full_epochs, shares)
 
 
-def _trial(rank: int, trial: Trial, metric: str) -> report.Trial:
+def _trial(rank: int, trial: Trial, metric: str, usd_per_device_s: float | None) -> report.Trial:
     # A failed trial has NaN, which a page cannot show.
     value = trial.metric if math.isfinite(trial.metric) else None
     curve = tuple(metric_of(line, metric) for line in trial.history)
     return report.Trial(
-        rank, f"trial {rank}", trial.changes, value, trial.epochs, trial.stopped_early, curve
+        rank,
+        f"trial {rank}",
+        trial.changes,
+        value,
+        trial.epochs,
+        trial.stopped_early,
+        curve,
+        seconds=trial.seconds,
+        device_s=trial.device_s,
+        usd=None if usd_per_device_s is None else trial.device_s * usd_per_device_s,
     )
 
 
@@ -52,28 +64,36 @@ def ranking(result: SearchResult) -> dict[str, str]:
 
 
 def write(
-    result: SearchResult, version: ModelVersion, store: tracking.Store, tested: Mapping[str, float]
+    result: SearchResult,
+    version: ModelVersion,
+    store: tracking.Store,
+    tested: Mapping[str, float],
+    usd_per_device_s: float | None = None,
 ) -> Path:
     """Write the page of one search into its folder; returns its path.
 
-    version: the registered model's. tested: its metrics on the test split.
+    version: the registered model's. tested: its metrics on the test split. usd_per_device_s: what a
+    second of a device costs; None: not known.
     """
     header = report.Header(
         f"Search over {result.job.model.name}",
         result.stopped or "",
         result.key,
         datetime.now(timezone.utc),
-        _facts(result, version, tested),
+        _facts(result, version, tested, usd_per_device_s),
     )
     # Where the model comes from: commit, registry and the whole job.
     sources = (("Code", tracking.code_commit() or "no checkout"), ("MLflow", store.uri))
     lineage = report.Lineage(sources, dump(result.job))
-    page = report.Page(header, search=section(result), lineage=lineage)
+    page = report.Page(header, search=section(result, usd_per_device_s), lineage=lineage)
     return report.write(page, result.folder / "report.html")
 
 
 def _facts(
-    result: SearchResult, version: ModelVersion, tested: Mapping[str, float]
+    result: SearchResult,
+    version: ModelVersion,
+    tested: Mapping[str, float],
+    usd_per_device_s: float | None,
 ) -> tuple[tuple[str, str], ...]:
     """(name, text) of the lines at the page's head."""
     trials = len(result.trials)
@@ -89,4 +109,17 @@ def _facts(
         facts.append(("On the test split", ", ".join(metrics)))
     for name, text in ranking(result).items():
         facts.append((name.capitalize(), text))
+    facts.append(("Took", _hours(result.device_s, usd_per_device_s)))
+    if result.spared.share > 0:
+        hours = _hours(result.spared.device_s, usd_per_device_s)
+        facts.append(
+            ("Saved by early stopping", f"{result.spared.share:.0%} of the epochs, {hours}")
+        )
+    if result.used is not None:
+        facts.append(("Nodes", result.used.text()))
     return tuple(facts)
+
+
+def _hours(device_s: float, usd_per_device_s: float | None) -> str:
+    text = f"{device_s / 3600:.4f} device hours"
+    return text if usd_per_device_s is None else f"{text}, ${device_s * usd_per_device_s:,.2f}"

@@ -22,6 +22,7 @@ from raypipe.train import checkpoint, trainer
 from raypipe.train.job import TrainJob
 from raypipe.train.loop import Report
 from raypipe.train.measure.meter import ReportPosition
+from raypipe.train.spark_place import refuse
 
 _SHAPE = {"model.name", "model.mode", "model.options"}  # with others, weights do not fit
 
@@ -29,7 +30,7 @@ _SHAPE = {"model.name", "model.mode", "model.options"}  # with others, weights d
 def check(job: TrainJob, cfg: SearchConfig) -> None:
     """Raise ConfigError, before a search starts, for a refit that its job refuses."""
     if cfg.refit is not None:
-        _replaced(job, _changes(job, cfg.refit))
+        refuse(_replaced(job, _changes(job, cfg.refit)), "search.refit")
 
 
 def job_of(job: TrainJob, wanted: dict[str, Any], result: SearchResult) -> TrainJob:

@@ -83,7 +83,14 @@ class SearchConfig(Section):
     A trial of several workers takes one GPU for each worker.
     """
 
-    # Which model the search registers.
+    # Which model the search registers, and which it keeps.
+    keep: int = Field(default=3, ge=1)
+    """Checkpoints of so many best trials are kept, beside those that a soup averages.
+
+    Trials that run, or that wait to be continued, keep theirs too. So does a trial that failed,
+    until the search has ended. Deleted weights come back only by training.
+    """
+
     soup: int = Field(default=1, ge=1)
     """Average the weights of up to so many of the best trials; 1: no average.
 

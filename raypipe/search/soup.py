@@ -29,6 +29,7 @@ from raypipe.train.parallel.snapshot import Piece, Snapshot
 from raypipe.train.stopping import Mode, unusable
 
 FILE = "soup.json"
+WEIGHTS = "soup"
 Weights = Mapping[str, Tensor]
 Validate = Callable[[Weights], dict[str, float]]
 
@@ -80,7 +81,7 @@ def make(
     # A checkpoint like any other; its state is the best trial's.
     state = checkpoint.read(Path(str(best.checkpoint))).state
     pieces = {name: Piece.whole(tensor) for name, tensor in mean.items()}
-    path = checkpoint.write(folder / "soup", Snapshot(pieces), state)
+    path = checkpoint.write(folder / WEIGHTS, Snapshot(pieces), state)
     soup = Soup(tuple(members), metrics, str(path))
     (folder / FILE).write_text(to_json(asdict(soup)))
     return soup
@@ -95,7 +96,8 @@ def read(folder: Path) -> Soup | None:
     metrics = metrics_of(fields["metrics"])
     if unusable(metrics) is not None:
         return None  # an older version accepted such a mean
-    return Soup(tuple(fields["members"]), metrics, fields["checkpoint"])
+    # The folder may have been moved since.
+    return Soup(tuple(fields["members"]), metrics, str(folder / WEIGHTS))
 
 
 def _weights(trial: Trial) -> dict[str, Tensor]:

@@ -6,7 +6,10 @@ command finds the folder, restores the finished trials and runs the rest:
     search/KEY/config.yaml      the job and the search
     search/KEY/tune/            Ray Tune's own state
     search/KEY/trials/          the trials' checkpoints (trial_checkpoints.py)
-    search/KEY/result.json      the ranked trials; written last, so the search is finished
+    search/KEY/usage.json       what the nodes did
+    search/KEY/result.json      the ranked trials; with it the search is finished
+
+When it is finished, `kept` deletes checkpoints that nobody reads again.
 """
 
 from __future__ import annotations
@@ -23,11 +26,13 @@ from typing import Any
 import ray
 from ray import tune
 
+from raypipe.cluster.recorder import recorded
+from raypipe.cluster.usage import FILE as USAGE
 from raypipe.config import key_of, replace, save
 from raypipe.errors import ConfigError, RaypipeError
 from raypipe.feed.dataset import Pinned, pin
 from raypipe.files import owned
-from raypipe.search import leaderboard, refit, soup
+from raypipe.search import kept, leaderboard, refit, soup
 from raypipe.search.leaderboard import SearchResult, Trial
 from raypipe.search.schedulers import mutations, pbt
 from raypipe.search.schedulers.tune_schedulers import drawn_ahead, memory, scheduler
@@ -38,7 +43,7 @@ from raypipe.search.space import defaults
 from raypipe.search.space import parse as spaces
 from raypipe.search.space.space import Space
 from raypipe.search.trials import tune_patches
-from raypipe.search.trials.monitor import Listener, Monitor, Stop
+from raypipe.search.trials.monitor import Held, Listener, Monitor, Stop
 from raypipe.search.trials.multi_worker_trial import GroupTrial
 from raypipe.search.trials.trial import data_key, folder_name, run_trial
 from raypipe.search.trials.trial_data import decoded_images, prepare_data
@@ -46,7 +51,9 @@ from raypipe.search.trials.trial_resources import TrialResources, gpu_share, pla
 from raypipe.search.warm_start import earlier
 from raypipe.train.auto import finders
 from raypipe.train.job import TrainJob
-from raypipe.train.launch import check_workers, wants_gpu
+from raypipe.train.launch import check_workers, require_shared_folder, wants_gpu
+from raypipe.train.spark_place import refuse
+from raypipe.train.stopping import is_budget
 from raypipe.train.trainer import check_start, prepare
 from raypipe.train.worker import Data, validate
 
@@ -66,6 +73,7 @@ def check(
 
     Raises ConfigError or ClusterError if the search cannot run. Nothing is written before.
     """
+    refuse(job, "A search")
     resources = dict(resources or ray.cluster_resources())
     # What the cluster and the installation must have.
     check_workers(job.train, resources)
@@ -125,16 +133,17 @@ def search(
     job = finders.resolve(job, rows, lambda: prepare(job, rows), space.always, share)
     space = space.of(job)
 
-    # A refit comes after the search and does not change it.
+    # A refit comes after the search and does not change it; what is kept does not, either.
     cfg = cfg.model_copy(update={"refit": None})
-    key = key_of(job.training_key(rows.version), cfg)
+    key = key_of(job.training_key(rows.version), cfg.model_dump(mode="json", exclude={"keep"}))
     folder = job.run.path / "search" / key
     started = time.perf_counter()
     if not (folder / "result.json").exists():
         with owned(folder):
             # Another process may have finished the search while this one waited.
             if not (folder / "result.json").exists():
-                _search_into(folder, cfg, space, rows, progress)
+                with recorded(folder / USAGE, job.cluster.usage_every_s):
+                    _search_into(folder, cfg, space, rows, progress)
     seconds = time.perf_counter() - started
     return _result(folder, key, space, rows, seconds)
 
@@ -144,6 +153,7 @@ def _search_into(
 ) -> None:
     """Run or continue the search, and write result.json into its folder."""
     job = space.job
+    require_shared_folder(job)
     save(job, folder / "config.yaml", search=cfg)
     # What to try. After a restore all of this is the same again: hints are stored, and the
     # planned trials depend on the seed.
@@ -160,19 +170,23 @@ def _search_into(
     else:
         tune_scheduler = scheduler(cfg, job.train, total)
     strategy = _Strategy(total, make_searcher, tune_scheduler)
-    trials, stopped = _run(job, cfg, strategy, data, folder, progress)
+    keeping = kept.Kept(job, cfg, folder)
+    trials, stopped = _run(job, cfg, strategy, data, folder, progress, keeping)
 
     # After the last trial. A kill before the last line repeats these steps.
     mutations.write_schedule(folder / "schedule.yaml", trials[0].schedule)
     if cfg.soup > 1:
         _average_best(job, cfg.soup, trials, data, folder)
     leaderboard.write(folder / "result.json", trials, stopped, decoded_images(data))
+    kept.clear(folder, trials)
 
 
 def _result(folder: Path, key: str, space: Space, pinned: Pinned, seconds: float) -> SearchResult:
     """The result of a finished search, read from its folder."""
     job = space.job
     trials, stopped, decoded = leaderboard.read(folder / "result.json")
+    # A kill may have come right after result.json.
+    kept.clear(folder, trials)
     best = trials[0]
     if best.checkpoint is None:  # an older version may have kept such a search
         raise _nothing_usable(len(trials), folder)
@@ -207,7 +221,9 @@ def _average_best(
     key = data_key(best_job)
     # Weights of another backbone or resolution cannot be averaged, and the validation arrays
     # below are those of the best trial.
-    alike = [trial for trial in trials if data_key(replace(job, trial.changes)) == key]
+    alike = [
+        trial for trial in trials if trial.kept and data_key(replace(job, trial.changes)) == key
+    ]
     rule = job.train.stopping
     soup.make(
         alike[:most],
@@ -239,6 +255,7 @@ def _run(
     data: dict[str, Data],
     folder: Path,
     progress: Listener,
+    keeping: kept.Kept,
 ) -> tuple[list[Trial], str | None]:
     """Run all trials in Tune, or the rest of an interrupted search.
 
@@ -249,8 +266,10 @@ def _run(
     trainable = _trainable(job, data, folder, resources)
     # What the search's rule looks at, and what the user sees.
     rule = job.train.stopping
-    workers = resources.trial.get("GPU", float(job.train.most_workers))
-    monitor = Monitor(strategy.total, rule.metric, rule.mode, cfg.stopping, workers, progress)
+    devices = resources.trial.get("GPU", 1.0)
+    monitor = Monitor(
+        strategy.total, rule.metric, rule.mode, cfg.stopping, devices, progress, keeping.ended
+    )
     # After a kill Tune continues; its own folder has the state.
     tuner = _restored(folder / "tune", trainable)
     if tuner is None:
@@ -271,7 +290,7 @@ def _run(
         monitor.put_into(tune_patches.run_config(tuner))
     with tune_patches.applied(multi_worker=resources.worker is not None):
         results = tuner.fit()
-    ranked = _ranked(results, job, monitor, folder)
+    ranked = keeping.result(_ranked(results, job, monitor, folder))
     # Tune calls back for a trial's end before it counts the trial as ended, so the listener has not
     # yet seen the last one.
     standings = leaderboard.standings(ranked, rule.metric, rule.mode)
@@ -373,9 +392,25 @@ def _trial_of(result: Any, job: TrainJob, monitor: Monitor, folder: Path) -> Tri
     rule = job.train.stopping
     trial = leaderboard.trial_of(result, rule.metric, rule.mode, job.train, folder / "trials")
     failures = monitor.failures.get(trial.name, 0)
+    # A search that an older version began has no record of it.
+    held = monitor.held.get(trial.name, Held(trial.seconds))
     # Older versions kept no schedule beside the weights.
     schedule = trial.schedule or mutations.schedules(folder).get(trial.name, ())
-    return with_(trial, failures=failures, schedule=schedule)
+    return with_(
+        trial,
+        failures=failures,
+        schedule=schedule,
+        seconds=held.seconds,
+        device_s=held.device_s,
+        cut=_is_cut(trial, monitor),
+    )
+
+
+def _is_cut(trial: Trial, monitor: Monitor) -> bool:
+    """Did a budget end this trial, its own or the search's?"""
+    # The scheduler had paused it, or it was running.
+    is_open = trial.stopped_early and trial.name not in monitor.ended_before
+    return is_budget(trial.stopped) or (is_open and is_budget(monitor.stopped))
 
 
 def _nothing_usable(trials: int, folder: Path) -> RaypipeError:

@@ -81,7 +81,8 @@ class PredictResult:
     labels: the number of images by label; for numeric tasks, the least, the mean and the most.
     key: names the prediction; `read_rows` selects its rows by it. broken: images without a
     prediction, because they do not decode; they are among `images`. made: how many this call
-    predicted. since: the version that they were added to.
+    predicted, and device_s the seconds that its workers took. since: the version that they were
+    added to.
     """
 
     out: TableVersion
@@ -92,6 +93,7 @@ class PredictResult:
     key: str
     broken: int = 0
     made: int = field(default=0, compare=False)
+    device_s: float = field(default=0.0, compare=False)
     since: int | None = field(default=None, compare=False)
 
 
@@ -127,14 +129,26 @@ def predict(
         labels=summary.labels,
         key=done.key,
         broken=summary.broken,
-        made=done.made,
+        made=done.made.images,
+        device_s=done.made.device_s,
         since=done.since,
     )
 
 
 @dataclass(frozen=True)
+class Made:
+    """What one call has predicted: images, and the seconds that workers took for them."""
+
+    images: int = 0
+    device_s: float = 0.0
+
+    def __add__(self, other: Made) -> Made:
+        return Made(self.images + other.images, self.device_s + other.device_s)
+
+
+@dataclass(frozen=True)
 class Brought:
-    """A finished prediction, not read. out: the version that has it whole. made, since: as in
+    """A finished prediction, not read. out: the version that has it whole. since: as in
     PredictResult.
     """
 
@@ -143,7 +157,7 @@ class Brought:
     model: ModelVersion
     version: TableVersion
     key: str
-    made: int
+    made: Made
     since: int | None
 
 
@@ -165,7 +179,7 @@ def bring(
     target = target_of(source, table, version, model)
     work = _Work(table, version, source, cfg, model, out, target)
     is_last = cfg.since == "last"
-    made = 0
+    made = Made()
     left: set[int] = set()  # versions that cannot be finished
     for _ in range(TRIES):
         known = links(out.counts())
@@ -208,8 +222,8 @@ def bring(
                 continue
         if is_last:
             since.note_nothing(planned, target, out)
-        key, count = _make(store, work, planned, calls)
-        return work.brought(key, made + count, mine.base)
+        key, more = _make(store, work, planned, calls)
+        return work.brought(key, made + more, mine.base)
     raise retries.busy(out.uri, f"{TRIES} tries")
 
 
@@ -251,7 +265,7 @@ class _Work:
     out: PartTable
     target: Target
 
-    def brought(self, key: str, made: int, since: int | None) -> Brought:
+    def brought(self, key: str, made: Made, since: int | None) -> Brought:
         """The finished prediction, which the version of `out` has that was read or written last."""
         assert self.out.version is not None, "a prediction is somewhere"
         return Brought(self.out.uri, self.out.version, self.model, self.version, key, made, since)
@@ -263,14 +277,14 @@ def _require_workers(store: Store, work: _Work) -> None:
     _shared(store, work.model)
 
 
-def _make(store: Store, work: _Work, planned: Plan, calls: Calls) -> tuple[str, int]:
-    """Predict and commit what is missing; returns the key of the whole, and the rows predicted.
+def _make(store: Store, work: _Work, planned: Plan, calls: Calls) -> tuple[str, Made]:
+    """Predict and commit what is missing; returns the key of the whole, and what was predicted.
 
     Raises DataError where there is no row, Stopped when the caller asks to stop.
     """
     total = planned.size
     if not total and planned.base:
-        return planned.base.key, 0  # nothing has changed
+        return planned.base.key, Made()  # nothing has changed
     if not total:
         raise NothingToPredict(
             f"{work.version} has no images to predict",
@@ -304,7 +318,7 @@ def _make(store: Store, work: _Work, planned: Plan, calls: Calls) -> tuple[str, 
     commits.add_gone(planned.gone, len(cut))
     commits.require_all()
     calls.progress(planned.images, planned.images)
-    return planned.key, commits.made
+    return planned.key, Made(commits.made, commits.device_s)
 
 
 _last_shared: list[SharedPackage] = []

@@ -7,7 +7,6 @@ a rival commits first, what it has committed is left out, and the rest is tried 
 from __future__ import annotations
 
 import logging
-import random
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -64,6 +63,7 @@ class Commits:
         self._since = time.monotonic()
         self._done = 0
         self.made = 0
+        self.device_s = 0.0  # that workers took for these rows
         self.there: set[int] = set()
         self._look()
 
@@ -86,7 +86,8 @@ class Commits:
         return self.there >= {piece.number for piece in cut}
 
     def add_all(self, stream: Iterator[Done]) -> None:
-        for done, rows in stream:
+        for done, rows, seconds in stream:
+            self.device_s += seconds
             self._rows += len(rows)
             self._bytes += rows.nbytes
             # The rows of its pieces, one after the other.
@@ -130,7 +131,7 @@ class Commits:
             lost += 1
             if lost == TRIES:
                 raise retries.busy(self._out.uri, f"{TRIES} tries")
-            time.sleep(random.uniform(0, 0.02 * min(lost, 10)))
+            retries.pause(lost)
 
     def add_gone(self, rows: pa.Table, first: int) -> None:
         """Commit the rows that say what went, as pieces after all others."""

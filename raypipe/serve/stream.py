@@ -156,13 +156,14 @@ class _Stream:
             return
         # A version that came meanwhile may be among them.
         self._seen = (done.version.identity, str(model))
-        if done.made:
+        made = done.made.images
+        if made:
             seconds = time.monotonic() - began
-            log.info("%s: %d rows in %.1f s", done.version, done.made, seconds)
+            log.info("%s: %d rows in %.1f s", done.version, made, seconds)
         self.result = replace(
             self.result,
             model=str(model),
             version=done.version.version,
-            rows=self.result.rows + done.made,
-            micro_batches=self.result.micro_batches + bool(done.made),
+            rows=self.result.rows + made,
+            micro_batches=self.result.micro_batches + bool(made),
         )

@@ -21,7 +21,7 @@ import pyarrow as pa
 import ray
 
 from raypipe.cluster.tasks import result
-from raypipe.errors import ClusterError
+from raypipe.errors import ClusterError, without_secrets
 from raypipe.serve.pieces import Piece
 from raypipe.serve.predicted_rows import predicted
 from raypipe.serve.shared_package import SharedPackage
@@ -35,7 +35,7 @@ MOST_PIECES = 16  # of a task: 4,096 rows, 20 MB where embeddings have 1,280 num
 AHEAD = 3  # tasks for each worker: one runs, one waits beside it, one is on its way
 
 Start = Callable[[tuple[Fragment, ...]], Any]
-Done = tuple[tuple[Piece, ...], pa.Table]
+Done = tuple[tuple[Piece, ...], pa.Table, float]  # pieces, their rows, a worker's seconds
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def stream(
             done, reference = started.popleft()
             rows, seconds = result(reference)
             at_once = _pieces(seconds / len(done), len(waiting) / (2 * pool.workers))
-            yield done, rows
+            yield done, rows, seconds
     finally:
         # The consumer stops early, or a task has failed: the others are of no use.
         for _, reference in started:
@@ -176,6 +176,7 @@ class _OnGpu:
         return _predict(groups, reading, shared, threads)
 
 
+@without_secrets
 def _predict(
     groups: list[Fragment], reading: Reading, shared: SharedPackage, threads: int
 ) -> tuple[pa.Table, float]:

@@ -23,7 +23,7 @@ import pyarrow as pa
 import ray
 
 from raypipe.cluster.tasks import result
-from raypipe.errors import DataError
+from raypipe.errors import DataError, without_secrets
 from raypipe.tables import fragment, history, scan
 from raypipe.tables.conditions import Where
 from raypipe.tables.fragment import Fragment, Options
@@ -213,7 +213,7 @@ def _identified(table: ImageTable, rows: Rows) -> Iterator[tuple[np.ndarray, np.
     """Of each row group: the rows' numbers in it, and their identities. By tasks on the cluster."""
     columns = (table.columns.id, table.columns.image)
     reading = ray.put((rows.schema, columns, rows.where, table.storage_options))
-    task = ray.remote(num_cpus=1, max_retries=3)(_identify)
+    task = ray.remote(num_cpus=1, max_retries=3)(without_secrets(_identify))
     # A few tasks at a time, and their results in order.
     started: deque[ray.ObjectRef] = deque()
     for group in rows.fragments:

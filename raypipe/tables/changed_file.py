@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from raypipe import stores
 from raypipe.tables import fragment, log
 from raypipe.tables.changes import Change
 from raypipe.tables.table import ImageTable
@@ -33,7 +34,7 @@ class NewFile:
         options = table.storage_options or {}
         self.remote = fragment.remote(table.uri, tuple(sorted(options.items())))
         if self.remote is None:
-            folder = fragment.local(table.uri)
+            folder = stores.local(table.uri)
             self.path = str(Path(folder, name))
         else:
             self.path = name

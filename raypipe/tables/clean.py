@@ -28,6 +28,7 @@ from PIL import Image
 from pydantic import Field
 
 from raypipe.cluster import sidecar
+from raypipe.cluster.sidecars import build
 from raypipe.config import Section, key_of
 from raypipe.errors import DataError
 from raypipe.images.decode import BadImage, decode, encode_png
@@ -109,6 +110,7 @@ def clean(source: TableConfig, cfg: CleanConfig) -> CleanResult:
     table has got other rows since the pinned version: they were not judged.
     """
     tags.check_name(cfg.tag)  # before anything is dropped
+    build.place("fastdup")  # raises where there is none for this Python
     table = ImageTable.open(source)
     raw = table.pin(source.version)
     # Before an hour of looking at images: their rows could not be dropped.

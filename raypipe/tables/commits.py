@@ -12,8 +12,6 @@ succeed (measured: 4,000 rows of 2,000). So here an append goes like this:
 
 from __future__ import annotations
 
-import random
-import time
 import uuid
 from collections.abc import Callable
 
@@ -21,6 +19,7 @@ import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, WriterProperties, write_deltalake
 from deltalake.exceptions import CommitFailedError, DeltaError
 
+from raypipe import stores
 from raypipe.errors import DataError
 from raypipe.tables import constraints, protocol, retries, scan, storage
 from raypipe.tables.address import resolve
@@ -88,7 +87,7 @@ def append_once(
         if broken is not None:
             raise broken from None
         # deltalake raises its errors of Arrow as bare Exceptions.
-        if isinstance(e, (OSError, DeltaError)) or type(e) is Exception or storage.cause(e, uri):
+        if isinstance(e, (OSError, DeltaError)) or type(e) is Exception or stores.cause(e, uri):
             raise storage.refusal(
                 e, uri, "The table cannot be written", "Check that the folder can be written"
             ) from e
@@ -130,8 +129,7 @@ def rows_once(
             append_once(path, made, base, commit_properties(why), storage_options=storage_options)
             return made.select(columns) if columns else made
         except Moved:
-            # At random, and longer each time: otherwise rivals would meet again.
-            time.sleep(random.uniform(0, 0.02 * min(attempt, 10)))
+            retries.pause(attempt)
     raise retries.busy(path, f"{TRIES} tries")
 
 

@@ -18,7 +18,7 @@ import pyarrow as pa
 from deltalake import DeltaTable, QueryBuilder, write_deltalake
 
 from raypipe.errors import DataError, one_line
-from raypipe.tables.storage import message_of
+from raypipe.stores import message_of
 
 CHECK = "delta.constraints."
 APPEND_ONLY = "delta.appendOnly"

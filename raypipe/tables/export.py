@@ -24,6 +24,7 @@ from pathlib import Path, PurePosixPath
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from raypipe import stores
 from raypipe.errors import DataError, nearest
 from raypipe.tables import fragment, scan, storage
 from raypipe.tables.conditions import Where, both
@@ -180,7 +181,7 @@ def _check_target(table: ImageTable, out: Path, overwrite: bool) -> None:
 
 def _refuse_table(table: ImageTable, out: Path) -> None:
     """Raise DataError when `out` is the table's folder, lies in it, or contains it."""
-    folder = fragment.local(table.uri)
+    folder = stores.local(table.uri)
     if "://" in folder:
         return
     # The real paths: a link may lead into the table.

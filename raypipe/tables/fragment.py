@@ -25,7 +25,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
-from urllib.parse import unquote
 
 import numpy as np
 import pyarrow as pa
@@ -34,6 +33,7 @@ import pyarrow.parquet as pq
 from deltalake.fs import DeltaStorageHandler
 from pyarrow.fs import FileSystem, PyFileSystem
 
+from raypipe import stores
 from raypipe.errors import DataError
 from raypipe.tables import conditions, names, storage
 from raypipe.tables.casting import conform
@@ -64,10 +64,20 @@ class Fragment:
     """(name in the table, name in the file) where these differ; "" when the file lacks it."""
     deleted: Bits = b""
     """One bit a physical row; empty when no row is deleted."""
-    image: tuple[str, Chunk] | None = None
-    """The table's image column, and where it lies; None where pyarrow must read it."""
+    image: str = ""
+    """The table's image column, if it can be read in place (pages.py); else blank."""
+    image_offset: int = 0
+    image_size: int = 0
+    image_nullable: bool = False
     footer: Bytes | None = field(default=None, compare=False, repr=False)
     """The file's footer (footer.py), one object for all its row groups; None: read it."""
+
+    @property
+    def chunk(self) -> Chunk | None:
+        """Where the images lie; None: pyarrow must read them."""
+        if not self.image:
+            return None
+        return Chunk(self.image_offset, self.image_size, self.rows, self.image_nullable)
 
     def for_images(self) -> Fragment:
         """This fragment, for whoever reads its images alone: no footer where none is needed."""
@@ -273,14 +283,9 @@ def new_file(
             fix="Pin a newer version",
         ) from None
     except (pa.ArrowException, OSError) as e:
-        if storage.cause(e, uri) or storage.of_system(e):
+        if stores.cause(e, uri) or stores.of_system(e):
             raise storage.refusal(e, uri, "A file of the table cannot be opened") from None
         raise DataError(f"A file of {uri} is no readable Parquet: {e}", got=path) from None
-
-
-def local(uri: str) -> str:
-    """The folder of a local table. A plain path is used as it is; a file:// URL is decoded."""
-    return unquote(uri.removeprefix("file://")) if uri.startswith("file://") else uri
 
 
 @lru_cache(maxsize=32)

@@ -26,8 +26,9 @@ from deltalake import DeltaTable
 from pyarrow.fs import FileSelector
 
 from raypipe.errors import DataError
+from raypipe.stores import local
 from raypipe.tables import storage
-from raypipe.tables.fragment import Options, local, remote
+from raypipe.tables.fragment import Options, remote
 
 READERS = 8  # a commit is a small file: reading waits more than it computes
 _COMMIT_FILE = re.compile(r"(\d{20})\.json")

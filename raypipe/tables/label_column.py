@@ -7,6 +7,8 @@ no class. Ingest can quarantine a row with such a value; here it is an error.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pyarrow as pa
 
 from raypipe.errors import DataError
@@ -29,8 +31,13 @@ def read(column: pa.ChunkedArray | pa.Array, kind: Kind, name: str) -> pa.Array:
     array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
     # A million rows have few different labels: each is read once.
     encoded = array.cast(pa.string()).dictionary_encode()
-    texts = [_text(value, kind, name) for value in encoded.dictionary.to_pylist()]
-    return pa.array(texts, pa.string()).take(encoded.indices)
+    read_once = texts(encoded.dictionary.to_pylist(), kind, name)
+    return pa.array(read_once, pa.string()).take(encoded.indices)
+
+
+def texts(values: Sequence[str], kind: Kind, name: str) -> list[str | None]:
+    """What the texts of column `name` mean as labels; None: unlabelled. Raises DataError."""
+    return [_text(value, kind, name) for value in values]
 
 
 def _text(value: str, kind: Kind, name: str) -> str | None:

@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable
 
+from raypipe import stores
 from raypipe.errors import DataError, nearest
 from raypipe.tables import conditions, protocol, storage
 from raypipe.tables.casting import FIELD_ID, PARQUET_FIELD_ID, PHYSICAL_NAME, position
@@ -138,24 +139,26 @@ class Names:
 def row_groups(file: File, footer: Footer, names_of: Names, image: str) -> list[Fragment]:
     """The row groups of a file, from its footer. `image`: the table's column. Raises DataError."""
     names = names_of.of(footer, file)
-    deleted_N = None if file.keep_N is None else _deleted_rows(file, sum(footer.rows_G))
+    deleted_N = None if file.keep_N is None else _deleted_rows(file, footer.rows)
     fragments, start = [], 0
-    for number, rows in enumerate(footer.rows_G):
+    for number, (rows, size, chunk) in enumerate(footer.groups()):
         deleted = b""
         if deleted_N is not None and deleted_N[start : start + rows].any():
             deleted = np.packbits(deleted_N[start : start + rows]).tobytes()
-        chunk = footer.images_G[number]
         fragments.append(
             Fragment(
                 uri=file.uri,
                 path=file.path,
                 row_group=number,
                 rows=rows,
-                bytes=footer.bytes_G[number],
+                bytes=size,
                 partition=file.partition,
                 names=names,
                 deleted=deleted,
-                image=(image, chunk) if chunk else None,
+                image=image if chunk else "",
+                image_offset=chunk.offset if chunk else 0,
+                image_size=chunk.size if chunk else 0,
+                image_nullable=chunk is not None and chunk.nullable,
                 footer=footer.data,
             )
         )
@@ -281,7 +284,7 @@ def deletion_masks(delta: DeltaTable) -> dict[str, np.ndarray]:
     except Exception as e:
         # For a missing, short or damaged vector deltalake raises its own error, OSError or
         # a bare Exception.
-        if storage.cause(e, delta.table_uri):
+        if stores.cause(e, delta.table_uri):
             raise storage.refusal(e, delta.table_uri, "A deletion vector cannot be read") from None
         raise DataError(
             f"A deletion vector of {delta.table_uri} cannot be read: {' '.join(str(e).split())}",

@@ -13,8 +13,6 @@ ids of the images are read again, and those that are there by now are left out.
 
 from __future__ import annotations
 
-import random
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -129,8 +127,7 @@ class RequestLog:
                     uri, rows, base, commit_properties(why), _STATISTICS, self.options
                 )
             except Moved:
-                # At random, and longer each time: otherwise rivals would meet again.
-                time.sleep(random.uniform(0, 0.02 * min(attempt, 10)))
+                retries.pause(attempt)
                 continue
             if uri == self.tables.images:
                 self._known |= {_short(name) for name in rows["image_id"].to_pylist()}

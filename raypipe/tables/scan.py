@@ -40,6 +40,7 @@ __all__ = [
     "distributed",
     "each",
     "located",
+    "numbered",
     "placed",
     "plan",
     "rows",
@@ -50,6 +51,12 @@ __all__ = [
 FILE = "raypipe.file"
 ROW = "raypipe.row"
 THREADS = 8  # reading small columns waits for storage more than it computes
+AT_ONCE = 20_000  # rows of small files that a thread reads, before it asks for more
+AHEAD = 4 * THREADS  # such reads that are started before the first one's result is used
+
+
+# Row groups, their rows, and the rows' physical numbers.
+_Part = tuple[list[Fragment], pa.Table, np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -86,9 +93,9 @@ def plan(
     )
 
     # `map` keeps the order of the files.
-    fragments: list[Fragment] = []
     if table.sample == 1:
         return list(itertools.chain.from_iterable(files)), schema
+    fragments: list[Fragment] = []
     with ThreadPoolExecutor(THREADS) as pool:
         for groups in pool.map(lambda groups: sample.sampled(groups, schema, table), files):
             fragments += groups
@@ -154,6 +161,34 @@ def located(
             values = values.append_column(ROW, pa.array(numbers.astype(np.int32)))
             located_rows.append((group, values))
     return located_rows
+
+
+def numbered(
+    table: ImageTable,
+    pinned: TableVersion,
+    columns: list[str],
+    where: Where | None = None,
+    only: Sequence[Fragment] | None = None,
+) -> tuple[list[Fragment], Iterator[tuple[pa.Table, np.ndarray]]]:
+    """Small columns of very many rows, for a caller that keeps little of them.
+
+    only: row groups of an earlier plan; None: every row group of the version.
+    Returns the row groups, and the matching rows of some files at a time with the physical number
+    of each row, counted through all these row groups (int64). Memory holds the rows of a few
+    hundred files.
+    """
+    planned = _plan_read(table, pinned, columns, where, only)
+
+    def read() -> Iterator[tuple[pa.Table, np.ndarray]]:
+        before = 0  # rows of the row groups that were read
+        for parts in _read_some(planned):
+            numbers = []
+            for run, _, rows_N in parts:
+                numbers.append(rows_N + before)
+                before += sum(group.rows for group in run)
+            yield pa.concat_tables([part for _, part, _ in parts]), np.concatenate(numbers)
+
+    return planned.fragments, read()
 
 
 def counted(
@@ -283,29 +318,61 @@ def _read_task(
     return ReadTask(read, metadata, schema=schema)
 
 
-def _read_here(planned: _Read) -> Iterator[tuple[list[Fragment], pa.Table, np.ndarray]]:
+def _read_here(planned: _Read) -> Iterator[_Part]:
     """Read with threads of this process, in order: row groups, their rows, the rows' numbers."""
+    return itertools.chain.from_iterable(_read_some(planned))
+
+
+def _read_some(planned: _Read) -> Iterator[list[_Part]]:
+    """As `_read_here`, some files at a time. To hand over each file alone costs more than to read
+    it.
+    """
     types = [planned.schema.field(name).type for name in planned.columns]
     has_images = any(pa.types.is_binary(kind) for kind in types)
 
     # Small columns of a whole file are read at once, images one row group at a time.
-    runs = []
+    runs: Iterator[list[Fragment]]
     if has_images:
-        runs = [[group] for group in planned.fragments]
+        runs = ([group] for group in planned.fragments)
     else:
-        for _, groups in itertools.groupby(planned.fragments, key=lambda group: group.path):
-            runs.append(list(groups))
+        by_file = itertools.groupby(planned.fragments, key=lambda group: group.path)
+        runs = (list(groups) for _, groups in by_file)
+    together = _together(runs, 1 if has_images else AT_ONCE)
 
-    def read(run: list[Fragment]) -> tuple[list[Fragment], pa.Table, np.ndarray]:
-        part, rows_N = planned.read(run)
-        return run, part, rows_N
+    def read(some: list[list[Fragment]]) -> list[_Part]:
+        return [(run, *planned.read(run)) for run in some]
 
+    # What was read waits here: a caller that is slower than the threads must not let it pile up.
+    ahead: deque[Future[list[_Part]]] = deque()
     with ThreadPoolExecutor(THREADS) as pool:
-        yield from pool.map(read, runs)
+        for some in together:
+            ahead.append(pool.submit(read, some))
+            if len(ahead) > AHEAD:
+                yield ahead.popleft().result()
+        while ahead:
+            yield ahead.popleft().result()
+
+
+def _together(runs: Iterable[list[Fragment]], rows: int) -> Iterator[list[list[Fragment]]]:
+    """Neighbouring files, as many as have so many rows together; at least one."""
+    some: list[list[Fragment]] = []
+    counted_rows = 0
+    for run in runs:
+        some.append(run)
+        counted_rows += sum(group.rows for group in run)
+        if counted_rows >= rows:
+            yield some
+            some, counted_rows = [], 0
+    if some:
+        yield some
 
 
 def _plan_read(
-    table: ImageTable, pinned: TableVersion, columns: list[str], where: Where | None
+    table: ImageTable,
+    pinned: TableVersion,
+    columns: list[str],
+    where: Where | None,
+    only: Sequence[Fragment] | None = None,
 ) -> _Read:
     """Plan a read of some columns. Raises DataError for columns that cannot be read.
 
@@ -324,7 +391,10 @@ def _plan_read(
             fix="Rename it",
         )
 
-    fragments, schema = plan(table, pinned, where)
+    if only is None:
+        fragments, schema = plan(table, pinned, where)
+    else:
+        fragments, schema = list(only), table.snapshot(pinned).schema()
     as_names, where = with_names(table, schema, columns, where)
     return _Read(
         fragments=fragments,

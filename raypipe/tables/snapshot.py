@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -30,7 +30,7 @@ from raypipe.tables.fragment import Fragment, Options
 THREADS = 8  # reading footers waits for storage more than it computes
 AT_ONCE = 16  # files that one of them reads, before it asks for more
 WAVE = 1024  # files
-KEPT = 64 * 2**20  # bytes of footers: 300,000 files have 400 MB and more
+KEPT = 32 * 2**20  # bytes of footers: 300,000 files have 400 MB and more
 
 
 class Snapshot:
@@ -40,7 +40,8 @@ class Snapshot:
         self.delta = delta
         self._lock = threading.Lock()
         self._masks: dict[str, np.ndarray] | None = None
-        self._footers: dict[tuple[str, str, str], Footer] = {}
+        # By address and image column, then by path.
+        self._footers: dict[tuple[str, str], dict[str, Footer]] = {}
         self._schemas: dict[bytes, pa.Schema] = {}
         self._schema = pa.schema([])  # the last of them
         self._kept_bytes = 0
@@ -52,7 +53,7 @@ class Snapshot:
         image: str,
         options: Options,
         only: Collection[str] | None = None,
-    ) -> tuple[list[list[Fragment]], pa.Schema]:
+    ) -> tuple[Iterator[list[Fragment]], pa.Schema]:
         """The row groups of each file that may hold a match, oldest first, and the table's schema.
 
         uri: the name that the table is opened by. image: the column with the images. only: the
@@ -65,11 +66,7 @@ class Snapshot:
             if only is not None:
                 files = [file for file in files if file.path in only]
             footers = self._footers_of(files, schema, image, options)
-        names = log.Names(schema)
-        groups = []
-        for file, footer in zip(files, footers, strict=True):
-            groups.append(log.row_groups(file, footer, names, image))
-        return groups, schema
+        return _row_groups(files, footers, log.Names(schema), image), schema
 
     def schema(self) -> pa.Schema:
         """The table's schema, as `files` returns it."""
@@ -133,7 +130,8 @@ class Snapshot:
                 found.append(read_footer(file.uri, file.path, schema, image, options))
             return found
 
-        missing = [file for file in files if (file.uri, file.path, image) not in self._footers]
+        known = {uri: self._footers.setdefault((uri, image), {}) for uri in _addresses(files)}
+        missing = [file for file in files if file.path not in known[file.uri]]
         with ThreadPoolExecutor(THREADS) as pool:
             # One wave after the other, so that bytes that are not kept go soon.
             for first in range(0, len(missing), WAVE):
@@ -141,8 +139,8 @@ class Snapshot:
                 runs = [wave[start : start + AT_ONCE] for start in range(0, len(wave), AT_ONCE)]
                 footers = itertools.chain.from_iterable(pool.map(read, runs))
                 for file, footer in zip(wave, footers, strict=True):
-                    self._footers[file.uri, file.path, image] = self._kept(footer)
-        return [self._footers[file.uri, file.path, image] for file in files]
+                    known[file.uri][file.path] = self._kept(footer)
+        return [known[file.uri][file.path] for file in files]
 
     def _kept(self, footer: Footer) -> Footer:
         """The footer as it is kept: equal schemas are one object, and bytes are kept up to KEPT.
@@ -157,7 +155,24 @@ class Snapshot:
         if data is not None:
             self._kept_bytes += len(data)
             data = data if self._kept_bytes <= KEPT else None
-        return Footer(data, self._schema, footer.rows_G, footer.bytes_G, footer.images_G)
+        return Footer(data, self._schema, footer.packed)
+
+
+def _row_groups(
+    files: list[log.File], footers: list[Footer], names: log.Names, image: str
+) -> Iterator[list[Fragment]]:
+    """The row groups of each file. A file is forgotten when its row groups are made: there may be
+    hundreds of thousands.
+    """
+    files.reverse()
+    footers.reverse()
+    while files:
+        yield log.row_groups(files.pop(), footers.pop(), names, image)
+
+
+def _addresses(files: Sequence[log.File]) -> set[str]:
+    """What the files are opened under: the table, and the tables that it was cloned from."""
+    return {file.uri for file in files}
 
 
 class Snapshots:

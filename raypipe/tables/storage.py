@@ -13,19 +13,17 @@ src/{aws,azure,gcp,client}; delta-rs crates/{aws,core/src/logstore}.
 
 from __future__ import annotations
 
-import errno
-import re
 from collections.abc import Sequence
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, PlainSerializer
 
+from raypipe import stores
 from raypipe.errors import (
     ConfigError,
     DataError,
     FullDisk,
     Unreachable,
-    hidden,
     holds_secret,
     keep_secret,
     keep_secrets_of,
@@ -108,7 +106,7 @@ _SECRET = {
     "gs": _names(("", "google_"), "service_account_key bearer_token proxy_url"),
 }
 # The store that each scheme of an address means.
-_STORES = {
+STORES = {
     "s3": "s3",
     "s3a": "s3",
     "gs": "gs",
@@ -160,7 +158,7 @@ def check(uri: str, options: dict[str, str] | None) -> None:
     Options of a store that raypipe does not know are not checked. Values that may be secrets are
     kept out of all later messages.
     """
-    store = _STORES.get(uri.partition("://")[0])
+    store = STORES.get(uri.partition("://")[0])
     for name, value in (options or {}).items():
         # From here on errors.py hides these values in every message.
         if name.lower() not in _HARMLESS_ANYWHERE:
@@ -204,7 +202,7 @@ def refuse_in_file(cfg: BaseModel, name: str = "") -> None:
                 "A credential would travel to the cluster in a file that it keeps",
                 got=f"{full_name}: {', '.join(secret_names)}",
                 rule="--submit sends the working folder, and with it the configuration",
-                fix=_WHERE_KEYS.partition(", or")[0],
+                fix=stores.WHERE_KEYS.partition(", or")[0],
             )
 
 
@@ -223,17 +221,8 @@ def refuse_credentials(overrides: Sequence[str]) -> None:
             raise ConfigError(
                 "A credential would stand on the cluster's dashboard",
                 got=section + marker + option,
-                fix=_WHERE_KEYS,
+                fix=stores.WHERE_KEYS,
             )
-
-
-class Cause(NamedTuple):
-    """Why the object store failed. `pattern` finds it in a message of deltalake."""
-
-    pattern: str
-    cause: str
-    rule: str
-    fix: str
 
 
 def refusal(error: Exception, uri: str, what: str, fix: str = "") -> DataError:
@@ -242,122 +231,18 @@ def refusal(error: Exception, uri: str, what: str, fix: str = "") -> DataError:
     When the object store failed, the message has the store's cause and fix. Otherwise it has `what`
     and `fix`. Unreachable: the store failed, or the system (a forbidden file); FullDisk.
     """
-    message = message_of(error)
-    if is_full(error):
-        return FullDisk(f"{what}: {message}", got=uri, rule="The disk is full", fix=_MAKE_ROOM)
-    known = cause(error, uri)
+    message = stores.message_of(error)
+    if stores.is_full(error):
+        return FullDisk(
+            f"{what}: {message}", got=uri, rule="The disk is full", fix=stores.MAKE_ROOM
+        )
+    known = stores.cause(error, uri)
     if known is None:
-        kind = Unreachable if of_system(error) else DataError
+        kind = Unreachable if stores.of_system(error) else DataError
         return kind(f"{what}: {message}", got=uri, fix=fix)
     return Unreachable(
-        f"{what}: {known.cause} ({_brief(message)})",
+        f"{what}: {known.cause} ({stores.brief(message)})",
         got=uri,
         rule=known.rule,
         fix=known.fix,
     )
-
-
-def is_full(error: Exception) -> bool:
-    """Is a disk full, or a quota used up? deltalake says so only in its text."""
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return True
-    return bool(_NO_ROOM.search(message_of(error)))
-
-
-def of_system(error: Exception) -> bool:
-    """Did the system refuse? Arrow raises OSError for damaged files, too, without a number."""
-    if isinstance(error, FileNotFoundError):
-        return False
-    return isinstance(error, OSError) and error.errno is not None
-
-
-def cause(error: Exception, uri: str) -> Cause | None:
-    """The cause when the object store failed; None when the table itself did, or is local."""
-    if "://" not in uri:
-        return None  # a local table
-    message = message_of(error)
-    for known in _CAUSES:
-        if re.search(known.pattern, message):
-            return known
-    return None
-
-
-# Rust, Arrow and Python all quote the system's own words.
-_NO_ROOM = re.compile(r"No space left on device|Disk quota exceeded|\(os error (28|122)\)")
-_MAKE_ROOM = (
-    "Make room, or write to another disk. Run the same command again: what was finished is kept"
-)
-_WHERE_KEYS = (
-    "Put them into the environment (AWS_*, AZURE_*, GOOGLE_*) of the driver and every node, "
-    "or table.storage_options"
-)
-# The first pattern that matches decides.
-_CAUSES = (
-    Cause(
-        pattern="NoSuchBucket|ContainerNotFound|FilesystemNotFound|bucket does not exist",
-        cause="there is no such bucket or container",
-        rule="raypipe makes tables, not buckets",
-        fix="Make it, or check table.uri",
-    ),
-    Cause(
-        pattern="169.254.169.254|IMDS|credentials provider|No credentials",
-        cause="there are no credentials",
-        rule="",
-        fix=_WHERE_KEYS,
-    ),
-    Cause(
-        pattern=(
-            "Invalid Access Key|privileges|status code 40[13]|Unauthorized|Forbidden"
-            "|SignatureDoesNotMatch|InvalidAccessKeyId"
-        ),
-        cause="the store refuses the credentials",
-        rule="They must be valid for this bucket, for reading and for what is to be written",
-        fix=_WHERE_KEYS,
-    ),
-    Cause(
-        pattern="Invalid table version",
-        cause="the store lists a log from its beginning when asked for its end",
-        rule="object_store 0.13 sends `startFrom` to Azure, which Azurite knows from 3.37 on",
-        fix="Write to a store that knows it",
-    ),
-    Cause(
-        pattern="scheme is not allowed",
-        cause="the endpoint is plain http",
-        rule="Only https is taken unasked",
-        fix=(
-            'Add AWS_ALLOW_HTTP: "true" (azure_allow_http) to table.storage_options, for a '
-            "test server"
-        ),
-    ),
-    Cause(
-        pattern=(
-            "dns error|error sending request|timed out|deadline has elapsed"
-            "|[Cc]onnection (refused|reset|closed)"
-        ),
-        cause="the store cannot be reached",
-        rule=(
-            "It was tried for as long as max_retries (10) and retry_timeout (180s) of "
-            "table.storage_options say"
-        ),
-        fix="Check the endpoint, the account's or the region's name, and the network",
-    ),
-)
-
-
-def message_of(error: Exception) -> str:
-    """The error on one line, without colours and without secrets."""
-    # deltalake colours its messages and spreads them over several lines.
-    uncoloured = re.sub(r"\x1b\[[0-9;]*m|↳", "", str(error))
-    one_line = " ".join(uncoloured.split())
-    return hidden(one_line)
-
-
-def _brief(text: str) -> str:
-    """Code and message of an answer in XML; any other text is cut at 400 characters."""
-    answer = re.search(r"<Code>(.*?)</Code>.*?<Message>(.*?)</Message>", text)
-    if answer is None:
-        return text[:400]
-    code, message = answer[1], answer[2]
-    # A request id helps nobody here.
-    message = message.split(" RequestId:")[0]
-    return f"{code}: {message}".rstrip(".")

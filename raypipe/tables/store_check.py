@@ -19,9 +19,9 @@ from deltalake.fs import DeltaStorageHandler
 from pyarrow.fs import FileSelector, FileSystem, LocalFileSystem, PyFileSystem
 
 from raypipe.errors import DataError, RaypipeError
+from raypipe.stores import local
 from raypipe.tables import storage
 from raypipe.tables.address import UNITY, resolve
-from raypipe.tables.fragment import local
 from raypipe.tables.table import ImageTable, TableConfig
 
 FOLDER = "_raypipe_doctor"

@@ -16,14 +16,16 @@ from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import DeltaError, TableNotFoundError
 from pydantic import Field, model_validator
 
+from raypipe import stores
 from raypipe.config import Section
 from raypipe.errors import DataError, nearest
+from raypipe.stores import message_of
 from raypipe.tables import history, prepared, protocol, storage, tags
 from raypipe.tables.address import UNITY, resolve
 from raypipe.tables.provenance import commit_properties, history_row
 from raypipe.tables.schema import writer_properties
 from raypipe.tables.snapshot import Snapshot, Snapshots
-from raypipe.tables.storage import StorageOptions, message_of
+from raypipe.tables.storage import StorageOptions
 from raypipe.tables.tags import Tags
 
 
@@ -356,7 +358,7 @@ class ImageTable:
                 "on the driver and on every worker",
                 fix="Set both, and grant EXTERNAL USE SCHEMA; or name a folder with a slash",
             )
-        if version is None or storage.cause(error, self.uri):
+        if version is None or stores.cause(error, self.uri):
             return storage.refusal(error, self.uri, "The Delta table cannot be opened")
         return DataError(
             f"{self.uri} has no version {version}: {message_of(error)}",

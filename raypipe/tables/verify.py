@@ -22,6 +22,7 @@ from typing import Any, Literal, TypeVar
 import pyarrow as pa
 
 from raypipe.cluster.connect import ClusterConfig, connect
+from raypipe.errors import without_secrets
 from raypipe.images import decode, measure, shrink
 from raypipe.tables.sources.candidate import Candidate, Part, Read
 
@@ -174,7 +175,7 @@ def by_ray(verify: Verifier, parts: Iterable[Part], workers: int) -> Iterator[pa
     import ray
 
     verifier = ray.put(verify)  # the known ids travel once, not with every task
-    task = ray.remote(num_cpus=1, max_retries=3)(_verified)
+    task = ray.remote(num_cpus=1, max_retries=3)(without_secrets(_verified))
     references = _ahead(lambda chunk: task.remote(verifier, chunk), chunks(parts), workers * AHEAD)
     for reference in references:
         table = ray.get(reference)

@@ -10,9 +10,11 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import torch
 
 from raypipe import report
+from raypipe.feed.columns import Labels
 from raypipe.feed.dataset import Pinned
 from raypipe.models.quality import quality
 from raypipe.models.tasks import NUMERIC, tags
@@ -45,7 +47,6 @@ def card(
 
     looks: how often the test images of the table were looked at before.
     """
-    labels = _training_labels(job, pinned)
     is_number = pinned.task.kind in NUMERIC
     return Card(
         name=name,
@@ -60,8 +61,8 @@ def card(
             ("Key", result.key),
         ),
         data=_data(job, pinned),
-        balance=() if is_number else _balance(pinned, labels),
-        quantiles=_quantiles(labels) if is_number else (),
+        balance=() if is_number else _balance(job, pinned),
+        quantiles=_quantiles(job, pinned) if is_number else (),
         judged=_judged(job, pinned, unseen, looks),
         calibrated=str(unseen.calibrated or ""),
         intended_use=job.registry.intended_use,
@@ -87,29 +88,33 @@ def _data(job: TrainJob, pinned: Pinned) -> report.Facts:
     return tuple(facts)
 
 
-def _training_labels(job: TrainJob, pinned: Pinned) -> list[str]:
-    """Of the rows that were trained on, whatever the feed drew of them."""
-    column = pinned.table.columns.label
-    rows = scan.rows(pinned.table, pinned.version, [column], pinned.rows_of(job.feed.train))
-    read = label_column.read(rows[column], pinned.task.kind, column)
-    return list(read.drop_null().to_pylist())
+def _balance(job: TrainJob, pinned: Pinned) -> tuple[tuple[str, int], ...]:
+    """Training images by class or tag, most first, whatever the feed drew of them."""
+    labels = pinned.columns.labels
+    assert isinstance(labels, Labels)
+    by_label = labels.counts(pinned.columns.chosen(pinned.parts(job.feed.train)))
+    if pinned.task.kind != "multi_label":
+        return tuple(Counter(by_label).most_common())
+    by_tag: Counter[str] = Counter()
+    for label, images in by_label.items():
+        for tag in tags(label):
+            by_tag[tag] += images
+    return tuple(by_tag.most_common())
 
 
-def _balance(pinned: Pinned, labels: list[str]) -> tuple[tuple[str, int], ...]:
-    """Training images by class or tag, most first."""
-    if pinned.task.kind == "multi_label":
-        counted = Counter(tag for label in labels for tag in tags(label))
-    else:
-        counted = Counter(labels)
-    return tuple(counted.most_common())
-
-
-def _quantiles(labels: list[str]) -> tuple[tuple[str, float], ...]:
+def _quantiles(job: TrainJob, pinned: Pinned) -> tuple[tuple[str, float], ...]:
     """Below which label a share of the training images lies."""
-    numbers = np.array(labels, np.float64)
+    column = pinned.table.columns.label
+    wanted = pinned.rows_of(job.feed.train)
+    _, parts = scan.numbered(pinned.table, pinned.version, [column], wanted)
+    numbers = []
+    for rows, _ in parts:
+        read = label_column.read(rows[column], pinned.task.kind, column).drop_null()
+        numbers.append(np.array(read.to_pylist(), np.float64))
+    number_N = np.concatenate(numbers)
     found = []
     for share, name in QUANTILES.items():
-        found.append((name, float(np.quantile(numbers, share))))
+        found.append((name, float(np.quantile(number_N, share))))
     return tuple(found)
 
 
@@ -120,10 +125,16 @@ def _judged(job: TrainJob, pinned: Pinned, unseen: Unseen, looks: int) -> Judged
     everything = np.ones(len(scores_NC), bool)
     return Judged(
         split=unseen.split,
-        caution=_caution(job, unseen, looks),
+        caution=_sample(pinned, unseen) + _caution(job, unseen, looks),
         quality=quality(task, scores_NC, targets_NC, _metrics(pinned, unseen, everything)),
         slices=_slices(job, pinned, unseen),
     )
+
+
+def _sample(pinned: Pinned, unseen: Unseen) -> str:
+    """Of how many images the numbers are, if not of all."""
+    judged, images = len(unseen.labels_N), pinned.counts[unseen.split]
+    return f"Of {judged:,} of its {images:,} images, drawn evenly. " if judged < images else ""
 
 
 def _caution(job: TrainJob, unseen: Unseen, looks: int) -> str:
@@ -155,13 +166,16 @@ def _slices(job: TrainJob, pinned: Pinned, unseen: Unseen) -> tuple[SliceMetrics
     if not {columns.source, columns.id} <= known:
         return ()
     wanted = pinned.rows_of(unseen.split)
-    rows = scan.rows(pinned.table, pinned.version, [columns.id, columns.source], wanted)
-    ids = rows[columns.id].cast(pa.string()).to_pylist()
+    judged = pa.array(sorted(set(unseen.reference.ids)), pa.string())
     sources: dict[str, str | None] = {}
-    for image_id, source in zip(ids, rows[columns.source].to_pylist(), strict=True):
-        # An id of images from two sources says nothing about either.
-        same = sources.get(image_id, source) == source
-        sources[image_id] = source if same else None
+    for rows in scan.each(pinned.table, pinned.version, [columns.id, columns.source], wanted):
+        ids_N = rows[columns.id].cast(pa.string())
+        is_judged = pc.is_in(ids_N, value_set=judged)
+        of_N = rows[columns.source].filter(is_judged).to_pylist()
+        for image_id, source in zip(ids_N.filter(is_judged).to_pylist(), of_N, strict=True):
+            # An id of images from two sources says nothing about either.
+            same = sources.get(image_id, source) == source
+            sources[image_id] = source if same else None
     of_row = np.array([str(sources.get(i) or "") for i in unseen.reference.ids])
     # One source is the whole split, which the card shows anyway.
     names = sorted(set(of_row.tolist()) - {""})

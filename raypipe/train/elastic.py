@@ -22,9 +22,10 @@ The protocol while a group trains:
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -64,6 +65,28 @@ def _fits(free: Resources, worker: Resources) -> int:
         if need > 0:
             fits.append(int(free.get(kind, 0) / need + 1e-6))
     return min(fits)
+
+
+def cpus_of_each(
+    nodes: Sequence[Resources], workers: int, more: Resources, decoding: bool
+) -> float:
+    """The most CPUs that each worker can have, up to one; 0 if not all of them fit.
+
+    nodes: what each has in all. more: what a worker needs beside CPUs. decoding: see `room`. The
+    sum of all CPUs is not enough: what is free on two nodes is of no use to a task of one CPU.
+    """
+    shares = {1.0}
+    for node in nodes:
+        # A node gives all its CPUs to workers, or all but the one for decode tasks.
+        for cpus in (node.get("CPU", 0), node.get("CPU", 0) - 1):
+            shares |= {cpus / count for count in range(1, workers + 1) if 0 < cpus < count}
+    named = {str(n): node for n, node in enumerate(nodes)}
+    for share in sorted(shares, reverse=True):
+        # Ray counts in ten-thousandths.
+        cpus = math.floor(share * 10_000 + 1e-6) / 10_000
+        if cpus > 0 and room(named, {"CPU": cpus, **more}, decoding) >= workers:
+            return cpus
+    return 0.0
 
 
 def steady_room(worker: Resources, decoding: bool, wanted: int) -> int:

@@ -44,6 +44,7 @@ _NOT_IN_KEY: dict[str, set[str]] = {
     "feed": {"carrier", "cache_mb", "threads", "prefetch", "trace"},
     "train": {
         "workers",
+        "launcher",
         "gpu",
         "timeout_s",
         "max_failures",
@@ -202,6 +203,8 @@ class TrainJob(TrainSections):
     @property
     def needs_cluster(self) -> bool:
         """Several workers need one, and so do Ray's tasks, which embed or decode images."""
+        if self.train.launcher != "ray":
+            return False
         return (
             self.train.workers != 1
             or self.model.mode == "frozen"

@@ -22,13 +22,17 @@ from typing import TYPE_CHECKING
 import ray
 
 from raypipe.cluster import ray_private
-from raypipe.errors import ClusterError, RaypipeError
-from raypipe.train import checkpoint, elastic
+from raypipe.cluster.connect import connect, nodes, resources_by_node
+from raypipe.cluster.folder import require_shared
+from raypipe.errors import ClusterError, RaypipeError, one_line
+from raypipe.feed.feed import await_decoded
+from raypipe.train import checkpoint, elastic, spark_place
 from raypipe.train.checkpoint.saver import newest
 from raypipe.train.job import TrainJob
 from raypipe.train.loop import LoopState, Report
 from raypipe.train.measure.meter import ReportPosition
 from raypipe.train.settings import TrainConfig
+from raypipe.train.topology import settled
 from raypipe.train.worker import Data
 from raypipe.train.worker_group import Callbacks, Share, run_group
 
@@ -36,6 +40,27 @@ if TYPE_CHECKING:
     from ray.train import TrainingFailedError
 
 log = logging.getLogger("raypipe")
+FEWEST_CPUS = 0.1  # of a worker, where all CPUs are taken
+
+
+def join(job: TrainJob) -> TrainJob:
+    """Connect to what will train the job; the job with a number for `train.workers=auto`.
+
+    Raises ClusterError when there is too little room, ConfigError for what the launcher refuses.
+    """
+    if job.train.launcher != "ray":
+        spark_place.check(job)
+        spark_place.require_room(job)
+        return job
+    resources = connect(job.cluster, job.needs_cluster)
+    job = settled(job)
+    check_workers(job.train, resources)
+    return job
+
+
+def nodes_of(job: TrainJob) -> int:
+    """How many machines the training has."""
+    return nodes() if job.train.launcher == "ray" else spark_place.nodes()
 
 
 def check_workers(cfg: TrainConfig, resources: dict[str, float]) -> None:
@@ -75,7 +100,8 @@ def on_workers(
     once a second. share: what the training may use; None means the whole cluster, and then an
     elastic training may grow while it runs. The state is unfinished when the file `leave` appeared.
 
-    Raises RaypipeError when more workers failed than `train.max_failures`.
+    Raises RaypipeError when more workers failed than `train.max_failures`, ConfigError if the nodes
+    do not share run.dir.
     """
     from ray.train import TrainingFailedError
 
@@ -89,6 +115,9 @@ def on_workers(
     while True:
         # A driver that was killed may have left the file.
         leave_to_grow.unlink(missing_ok=True)
+        if share is None:
+            # Each time: a node may have joined. A search has asked for its trials.
+            require_shared_folder(job)
         workers = _workers_to_start(job, data, share)
         if cfg.elastic:
             bounds = (cfg.fewest_workers, cfg.most_workers)
@@ -134,6 +163,13 @@ def on_workers(
         log.info("%s from epoch %d, step %d", why, state.epoch, state.step)
 
 
+def require_shared_folder(job: TrainJob) -> None:
+    """Raise ConfigError if a node that may train does not share run.dir with this one."""
+    worker = {"CPU": FEWEST_CPUS} | _gpu(job, ray.cluster_resources())
+    fix = "Set run.dir to a folder that all nodes share, or cluster.address=local for this one"
+    require_shared(job.run.path, worker, "run.dir", fix)
+
+
 def _with_growth(progress: Report, growth: elastic.Growth) -> Report:
     def report(metrics: dict[str, float], state: LoopState) -> None:
         growth.epoch_ended(state.epoch)
@@ -177,11 +213,24 @@ def _gpu(job: TrainJob, resources: dict[str, float]) -> dict[str, float]:
 
 
 def _whole_cluster(job: TrainJob, data: Data, workers: int) -> Share:
-    """All of the cluster for these workers, less one CPU if tasks decode."""
-    resources = ray.cluster_resources()
-    spare = resources.get("CPU", 1) - _decodes_in_tasks(data)
-    cpus = max(0.1, min(1.0, spare / workers))
-    return Share({"CPU": cpus} | _gpu(job, resources))
+    """All of the cluster for these workers, less one CPU if tasks decode.
+
+    Raises ClusterError where no CPU is left for tasks that decode all the time.
+    """
+    nodes = resources_by_node()
+    gpu = _gpu(job, ray.cluster_resources())
+    cpus = elastic.cpus_of_each(nodes, workers, gpu, _decodes_in_tasks(data))
+    if not cpus and data.train.carrier == "offload":
+        raise ClusterError(
+            "No CPU is left for the tasks that decode",
+            got=f"feed.carrier=offload with {workers} workers",
+            rule="A task takes a whole CPU of one node, beside those of the workers",
+            fix="Set feed.carrier=threads, or fewer train.workers",
+        )
+    if not cpus:
+        # The workers would take the last CPU from what still decodes.
+        await_decoded([data.train, data.val])
+    return Share({"CPU": cpus or FEWEST_CPUS} | gpu)
 
 
 def _is_lost_node(error: TrainingFailedError) -> bool:
@@ -215,7 +264,7 @@ def _cause(error: TrainingFailedError, checkpoints: Path) -> RaypipeError:
         if isinstance(cause, RaypipeError):
             return cause
     first = causes[0] if causes else error
-    reason = " ".join(str(first).split())[:400]
+    reason = one_line(first, 400)
     return RaypipeError(
         f"Training failed on a worker: {reason}", fix=f"Checkpoints are kept in {checkpoints}"
     )

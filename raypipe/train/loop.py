@@ -124,7 +124,7 @@ def fit(
             lr = peak_lr * factor(cfg.schedule, done, all_steps, cfg.warmup)
             engine.set_lr(lr, state.epoch)
             # Dropout: a resumed run draws what an uninterrupted one would.
-            torch.manual_seed(_mixed_seed(seed, state.epoch, state.step, engine.rank))
+            _seed(engine.device, seed, state.epoch, state.step, engine.rank)
             inputs, targets = augmented(batch, objective, augmentation, seed, state.epoch)
             # Ranks may get parts of different sizes; `share` makes the mean that of all images.
             share = batch.share
@@ -240,12 +240,18 @@ def _weighted_loss(
     return criterion(logits_BC, targets) * weight
 
 
-def _mixed_seed(*parts: int) -> int:
-    """One seed from several numbers: seed, epoch, step and rank."""
+def _seed(device: torch.device, *parts: int) -> None:
+    """Seed what draws on the CPU and on `device`, by several numbers: seed, epoch, step and rank.
+
+    Not torch.manual_seed: for each kind of device that is not in use it keeps the call for later,
+    with a traceback. That took 1.1 ms, a third of the step of a head on frozen features.
+    """
     mixed = 0
     for part in parts:
         mixed = (mixed * 1_000_003 + part + 1) % 2**63
-    return mixed
+    torch.default_generator.manual_seed(mixed)
+    if device.type == "cuda":
+        torch.cuda.manual_seed(mixed)
 
 
 @torch.no_grad()

@@ -13,9 +13,11 @@ from typing import Any
 
 from filelock import FileLock
 
+from raypipe.cluster import usage
+from raypipe.cluster.usage import Nodes
 from raypipe.config import dump, key_of, to_json
 from raypipe.feed.dataset import Pinned
-from raypipe.registry import package, promote, tracking
+from raypipe.registry import package, promote, system_metrics, tracking
 from raypipe.registry.card import HTML, MARKDOWN, html, markdown
 from raypipe.registry.promote import ModelVersion
 from raypipe.registry.tracking import Store
@@ -27,8 +29,8 @@ from raypipe.train.trainer import Plan, assemble
 
 CALIBRATION = "raypipe.calibration"  # tag of a version: its Calibrated, as JSON
 
-# A trial: its name, its parameters and the metrics of its epochs.
-Child = tuple[str, dict[str, Any], Sequence[dict[str, float]]]
+# A trial: its name, its parameters, the metrics of its epochs, and what it took.
+Child = tuple[str, dict[str, Any], Sequence[dict[str, float]], dict[str, float]]
 
 
 def publish(
@@ -37,17 +39,20 @@ def publish(
     result: TrainResult,
     name: str,
     children: Sequence[Child] = (),
+    recorded: Sequence[Path] = (),
 ) -> ModelVersion:
     """Register the `result` of a plan, or return the version that was registered for it before.
 
-    children: trials, logged as nested runs.
+    children: trials, logged as nested runs. recorded: folders of work before this training, which
+    recorded what the nodes did too, as the search before a refit.
     """
     assert planned.pinned.version == result.version, "a plan and the result of another one"
     # Of two processes that publish the same result, the second waits and finds the first's version.
     key = package_key(planned.job, result)
     with FileLock(store.folder / f"publish-{key}.lock"):
         registered = promote.find(store, key)
-        return registered or _publish(store, planned, result, key, name, children)
+        folders = [*recorded, planned.folder]
+        return registered or _publish(store, planned, result, key, name, children, folders)
 
 
 def package_key(job: TrainJob, result: TrainResult) -> str:
@@ -63,6 +68,7 @@ def _publish(
     key: str,
     name: str,
     children: Sequence[Child],
+    recorded: Sequence[Path],
 ) -> ModelVersion:
     job, pinned = planned.job, planned.pinned
     model = assemble(job, result)
@@ -96,7 +102,8 @@ def _publish(
     extra = {name: text.encode() for name, text in pages.items()}
     reference = held_out.reference
     package.build(folder, model, job.model, result.classes, reference, facts, extra)
-    run_id = _log(store, job, result, name, config, children)
+    nodes = usage.read(*(folder / usage.FILE for folder in recorded))
+    run_id = _log(store, job, result, name, config, children, nodes)
     for file, text in pages.items():
         tracking.log_text(store, run_id, text, file)
     tags = {
@@ -118,10 +125,12 @@ def _sources(job: TrainJob, pinned: Pinned) -> list[str]:
     schema = pinned.table.at(pinned.version).schema()
     if column not in {field.name for field in schema.fields}:
         return []
-    rows = pinned.rows_of(job.feed.train)
-    trained = scan.rows(pinned.table, pinned.version, [column], rows)
-    names = trained[column].to_pylist()
-    return sorted({str(name) for name in names})
+    wanted = pinned.rows_of(job.feed.train)
+    _, parts = scan.numbered(pinned.table, pinned.version, [column], wanted)
+    names: set[str] = set()
+    for rows, _ in parts:
+        names.update(str(name) for name in rows[column].unique().to_pylist())
+    return sorted(names)
 
 
 def _log(
@@ -131,16 +140,19 @@ def _log(
     name: str,
     config: dict[str, Any],
     children: Sequence[Child],
+    nodes: Nodes,
 ) -> str:
     """Log the run and the trials to MLflow; the run's id."""
 
     def log_into(run_id: str) -> None:
         tracking.log_history(store, run_id, result.history)
         tracking.log_text(store, run_id, dump(job), "config.yaml")
-        for child, params, history in children:
+        for child, params, history, cost in children:
             with tracking.run(
                 store, f"{result.key}/{child}", child, params, result.version, parent=run_id
             ) as child_id:
                 tracking.log_history(store, child_id, history)
+                tracking.log_metrics(store, child_id, cost)
+        system_metrics.log(store, run_id, nodes)
 
     return tracking.once(store, result.key, name, config, result.version, log_into)

@@ -36,6 +36,9 @@ class TrainConfig(ParallelConfig):
     """Processes that train. 1: the calling process. `[2, 8]`: as many of these as there is room
     for, at the start, after workers were lost, and when room for more appears and a restart
     pays. `auto`: all GPUs of the cluster's largest node, else 1."""
+    launcher: Literal["ray", "torch_distributor"] = "ray"
+    """What starts the workers: `ray`, or `torch_distributor` of PySpark, on the executors of a
+    Spark cluster that has no Ray; then one worker trains on an executor, too."""
     epochs: int = Field(default=20, ge=1)
     """The most epochs; `stopping` may end the training earlier."""
     lr_batch: int | None = Field(default=None, ge=1)
@@ -123,6 +126,22 @@ class TrainConfig(ParallelConfig):
         if self.fewest_workers > self.most_workers:
             both = [self.fewest_workers, self.most_workers]
             raise ValueError(f"workers={both} says the most before the fewest")
+        return self
+
+    @model_validator(mode="after")
+    def _known_to_spark(self) -> TrainConfig:
+        if self.launcher == "ray":
+            return self
+        if not isinstance(self.workers, int):
+            raise ValueError(
+                f"workers={self.workers} asks Ray for room as it trains. "
+                f"launcher={self.launcher} takes one number of workers"
+            )
+        if self.batch_size == "auto":
+            raise ValueError(
+                "batch_size=auto is found on a device of the Ray cluster. "
+                f"Give a number for launcher={self.launcher}"
+            )
         return self
 
     @model_validator(mode="after")

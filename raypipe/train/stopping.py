@@ -19,6 +19,8 @@ from pydantic import Field, model_validator
 from raypipe.config import Section
 
 Mode = Literal["max", "min"]
+# Words of every reason that is a budget.
+OF_BUDGET = "the budget of "
 LOWER_IS_BETTER = ("val_loss", "val_mae", "val_rmse")
 SMOOTHED: dict[str, Callable[[Iterable[float]], float]] = {"mean": fmean, "median": median}
 
@@ -262,7 +264,7 @@ def budget(limit: float, of: str, cost: Callable[[float, float], float]) -> Rule
     def rule(p: Progress) -> str | None:
         spent = cost(p.seconds, p.worker_s)
         ahead = cost(p.ahead_s, p.ahead_worker_s)
-        limit_of = f"the budget of {_amount(limit)} {of}"
+        limit_of = f"{OF_BUDGET}{_amount(limit)} {of}"
         if spent >= limit:
             return f"{limit_of} is spent ({_amount(spent)})"
         # Stop before the step that would overspend, not after it.
@@ -277,9 +279,14 @@ def epochs(limit: int) -> Rule:
     """All epochs together have reached the limit."""
 
     def rule(p: Progress) -> str | None:
-        return f"the budget of {_count(limit, 'epoch')} is spent" if p.epochs >= limit else None
+        return f"{OF_BUDGET}{_count(limit, 'epoch')} is spent" if p.epochs >= limit else None
 
     return rule
+
+
+def is_budget(reason: str | None) -> bool:
+    """Did a budget stop the training or the search, rather than what it had learned?"""
+    return reason is not None and OF_BUDGET in reason
 
 
 def any_of(*rules: Rule) -> Rule:

@@ -3,9 +3,10 @@
 The plan is made once and handed on, to `publish` and `test` as well: whoever pins again reads the
 table's log and footers again, and may find another version.
 
-With one worker the loop runs in this process. With more, Ray Train starts them, and each runs the
-same `train_rank`. The run's folder is named by everything that determines the result. So the same
-command resumes an interrupted run, and returns the result of a finished one.
+With one worker the loop runs in this process. With more, Ray Train or Spark (`train.launcher`)
+starts them, and each runs the same `train_rank`. The run's folder is named by everything that
+determines the result. So the same command resumes an interrupted run, and returns the result of a
+finished one.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 
-from raypipe.cluster.connect import connect
+from raypipe.cluster.recorder import recorded
+from raypipe.cluster.usage import FILE as USAGE
 from raypipe.config import metrics_of, require_format, save, to_json
 from raypipe.errors import ConfigError, RaypipeError
 from raypipe.feed import feed as feeds
@@ -32,15 +34,15 @@ from raypipe.train import checkpoint
 from raypipe.train.auto import finders
 from raypipe.train.checkpoint.saver import Saver, newest
 from raypipe.train.job import TrainJob, TrainResult
-from raypipe.train.launch import check_workers, on_workers
+from raypipe.train.launch import join, on_workers
 from raypipe.train.loop import LoopState, Report
 from raypipe.train.losses import check_weights
 from raypipe.train.measure import tensorboard
 from raypipe.train.measure.meter import ReportPosition
 from raypipe.train.objective import METRICS
 from raypipe.train.preemption import on_sigterm
+from raypipe.train.spark_launch import on_executors
 from raypipe.train.stopping import unusable
-from raypipe.train.topology import settled
 from raypipe.train.worker import Data, Prepared, meter_of, train_stages
 
 log = logging.getLogger("raypipe")
@@ -84,9 +86,7 @@ def plan(job: TrainJob, pinned: Pinned | None = None) -> Plan:
     pinned: the job's rows, if they are pinned already. Raises DataError, ClusterError or
     RaypipeError as `run` does.
     """
-    resources = connect(job.cluster, job.needs_cluster)
-    job = settled(job)
-    check_workers(job.train, resources)
+    job = join(job)
     rows = pinned or pin(job.table, job.feed, kind=job.model.task)
     # Made once, for the finders and for the training.
     data = Prepared(lambda: prepare(job, rows))
@@ -143,7 +143,10 @@ def _run_into(planned: Plan, progress: Report, report_position: ReportPosition) 
     reporting: AbstractContextManager[Report] = nullcontext(progress)
     if job.train.tensorboard:
         reporting = tensorboard.recorded(folder / "tensorboard", progress)
-    with reporting as report:
+    # The nodes of Spark are not read: the driver's alone would say that nothing was busy.
+    every_s = job.cluster.usage_every_s if job.train.launcher == "ray" else None
+    usage = recorded(folder / USAGE, every_s)
+    with reporting as report, usage:
         state = _train(job, planned.data(), checkpoints, report, report_position)
     _require_usable(job, state)
     outcome = Outcome(
@@ -248,7 +251,9 @@ def _train(
     leave = checkpoints.with_name("leave")
     leave.unlink(missing_ok=True)
     with on_sigterm(leave.touch):
-        if job.train.workers == 1:
+        if job.train.launcher != "ray":
+            state = on_executors(job, data, checkpoints, leave, progress, report_position)
+        elif job.train.workers == 1:
             with Saver(checkpoints, job.train) as saver:
                 meter = meter_of(job, checkpoints.parent, report_position)
                 resume = partial(newest, checkpoints)
@@ -283,14 +288,24 @@ def prepare(job: TrainJob, pinned: Pinned, here: bool = False) -> Data:
 
 
 def sources(
-    job: TrainJob, pinned: Pinned, splits: list[str], here: bool = False
+    job: TrainJob,
+    pinned: Pinned,
+    splits: list[str],
+    here: bool = False,
+    most: int | None = None,
 ) -> dict[str, Source]:
-    """What the feed reads of each split: features of a frozen backbone, or images."""
+    """What the feed reads of each split: features of a frozen backbone, or images.
+
+    most: of each split; None: all.
+    """
     if job.model.mode == "frozen":
         store = str(job.run.path / "features")
-        return feature_sources(pinned, splits, job.model, job.feed, store)
-    side_px = job.model.pixels
-    return feeds.prepare(pinned, splits, side_px, job.feed, job.run.seed, here)
+        return feature_sources(pinned, splits, job.model, job.feed, store, most)
+    feed = job.feed
+    if job.train.launcher != "ray":
+        # Ray's object store is not where the workers are, if this process has one.
+        feed = feed.model_copy(update={"carrier": "threads"})
+    return feeds.prepare(pinned, splits, job.model.pixels, feed, job.run.seed, here, most)
 
 
 def assemble(job: TrainJob, result: TrainResult) -> ImageModel:

@@ -100,7 +100,7 @@ def reference(job: TrainJob, model: ImageModel, pinned: Pinned, folder: Path) ->
         split = feed.test
     predicted, labels_N = predict_split(job, model, pinned, split)
     if split == feed.test:
-        _store_test(folder, pinned, predicted, labels_N)
+        _store_test(job, folder, pinned, predicted, labels_N)
     if not job.model.calibrate:
         return Unseen(split, predicted, labels_N)
 
@@ -131,7 +131,7 @@ def _measured(
     if not pinned.counts[job.feed.test]:
         return found
     tested, labels_N = predict_split(job, model, pinned, job.feed.test)
-    _store_test(folder, pinned, tested, labels_N)
+    _store_test(job, folder, pinned, tested, labels_N)
     kind, targets_NC = pinned.task.kind, _targets(pinned, labels_N)
     mended_NC = _tempered(kind, tested.scores_NC, found.temperature)
     return replace(
@@ -166,17 +166,21 @@ def test(planned: trainer.Plan, result: TrainResult) -> dict[str, float]:
             return {}
         model = trainer.assemble(job, result)
         predicted, labels_N = predict_split(job, model, pinned, split)
-        _store_test(planned.folder, pinned, predicted, labels_N)
+        _store_test(job, planned.folder, pinned, predicted, labels_N)
     return metrics_of(json.loads(stored.read_text()))
 
 
-def _store_test(folder: Path, pinned: Pinned, predicted: Reference, labels_N: np.ndarray) -> None:
+def _store_test(
+    job: TrainJob, folder: Path, pinned: Pinned, predicted: Reference, labels_N: np.ndarray
+) -> None:
     # A copy: labels in Ray's object store are read-only.
     labels = torch.tensor(labels_N)
     scores = torch.from_numpy(predicted.scores_NC)
     metrics = judge(pinned.task, scores, labels)
     # judge names metrics as in validation.
     renamed = {name.replace("val_", "test_"): value for name, value in metrics.items()}
+    if len(labels) < pinned.counts[job.feed.test]:
+        renamed["test_images"] = len(labels)  # a sample
     write_atomic(folder / TEST, to_json(renamed))
 
 
@@ -185,9 +189,10 @@ def predict_split(
 ) -> tuple[Reference, np.ndarray]:
     """Features and scores of a split, and the labels of the images they are of.
 
-    The feed replaces a broken image by its neighbour: then the label is the neighbour's too.
+    Of a split with more images than registry.judged_images, they are of a sample. The feed replaces
+    a broken image by its neighbour: then the label is the neighbour's too.
     """
-    source = trainer.sources(job, pinned, [split])[split]
+    source = trainer.sources(job, pinned, [split], most=job.registry.judged_images)[split]
     feed = Feed(source, source, 256, job.run.seed)
     frozen = job.model.mode == "frozen"
     predictor = model if frozen else model.for_inference()
@@ -209,7 +214,9 @@ def predict_split(
     scores_NC = np.concatenate(scores)
     require_rows(scores_NC, "scores", "Train again with a lower train.lr")
     rows = fetch(source.rows)
+    # Images are read without the footer, which ids need: no file is asked for it again.
+    rows = replace(rows, fragments=pinned.columns.with_footers(rows.fragments))
     # A package keeps ids as text: a null one is blank, and not the name "None".
-    ids = tuple(image_id or "" for image_id in rows.ids.take(samples_N).to_pylist())
-    labels_N = rows.labels_N[samples_N]
+    ids = tuple(image_id or "" for image_id in rows.ids_of(samples_N))
+    labels_N = rows.labels(samples_N)
     return Reference(features_ND, scores_NC, ids), labels_N

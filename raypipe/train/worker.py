@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from raypipe.errors import ConfigError
+from raypipe.errors import ConfigError, one_line
 from raypipe.feed.feed import Feed, Source, fetch
 from raypipe.models import finite
 from raypipe.models.tasks import Task
@@ -170,7 +170,7 @@ def start_from(model: nn.Module, folder: Path) -> None:
         raise ConfigError(
             "train.start_from holds the weights of another model",
             got=str(folder),
-            rule=str(e).splitlines()[-1].strip()[:200],
+            rule=one_line(str(e).splitlines()[-1], 200),
             fix="Set model.name, model.mode and the classes as they were there, "
             "or train.start_from=null",
         ) from None

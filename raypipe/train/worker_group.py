@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Any
 import ray
 import torch
 
+from raypipe.errors import without_secrets
 from raypipe.train.checkpoint.saver import Saver, agreed_newest
 from raypipe.train.job import TrainJob
 from raypipe.train.loop import LoopState, Report
@@ -118,8 +119,11 @@ def run_group(
     from ray.train import RunConfig, ScalingConfig
     from ray.train.torch import TorchConfig, TorchTrainer
 
+    from raypipe.train.one_worker import OneWorkerConfig
+
     cfg = job.train
     gpu = "GPU" in share.worker
+    group = OneWorkerConfig if workers == 1 else TorchConfig
     queue = _queue_beside_driver(share.ahead)
     setup = WorkerSetup(
         job=job.model_dump(mode="json"),
@@ -136,7 +140,7 @@ def run_group(
         scaling_config=ScalingConfig(
             num_workers=workers, use_gpu=gpu, resources_per_worker=share.worker
         ),
-        torch_config=TorchConfig(backend="nccl" if gpu else "gloo", timeout_s=int(cfg.timeout_s)),
+        torch_config=group(backend="nccl" if gpu else "gloo", timeout_s=int(cfg.timeout_s)),
         run_config=RunConfig(
             # A new name each time. Under an old name Ray would resume its own record of that run,
             # or refuse to start when a kill left the record torn. We resume from our checkpoints.
@@ -197,6 +201,7 @@ def _relayed(queue: Queue, callbacks: Callbacks) -> Iterator[None]:
         queue.shutdown(force=True)
 
 
+@without_secrets
 def run_worker(config: dict[str, Any]) -> dict[str, Any]:
     """Ray Train runs this on each worker. Returns the loop's state.
 

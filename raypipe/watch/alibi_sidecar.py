@@ -76,12 +76,14 @@ def check(
     return {"unusual": _unusual(arrays["ref_embedding"], arrays["batch_embedding"])}, facts
 
 
-def _alibi() -> Any:
+def alibi() -> Any:
     """`alibi_detect.cd`, which wants pydantic 1 while Ray refuses it: lend it the copy inside
-    pydantic 2 for the import.
+    pydantic 2 for the import. Its test of classifiers, which nothing here calls, imports what scipy
+    has no longer under Python 3.13.
     """
     lent = ("pydantic", "pydantic.fields")
     if "alibi_detect.cd" not in sys.modules:
+        vars(importlib.import_module("scipy.stats")).setdefault("binom_test", None)
         own = {name: importlib.import_module(name) for name in lent}
         sys.modules.update(
             {
@@ -114,7 +116,7 @@ def _permutation_test(
             "sigma": np.array([_width(np.concatenate([reference, batch]))], dtype=np.float32),
             "configure_kernel_from_x_ref": False,
         }
-    data = getattr(_alibi(), kinds[detector])(reference, **how).predict(batch)["data"]
+    data = getattr(alibi(), kinds[detector])(reference, **how).predict(batch)["data"]
     # alibi's p is the share of permutations at least as extreme, which can be 0. The data as
     # observed is one permutation too.
     p_value = (round(float(data["p_val"]) * count) + 1) / (count + 1)
@@ -125,7 +127,7 @@ def _ks(reference: np.ndarray, batch: np.ndarray) -> dict[str, float]:
     """The largest two-sample Kolmogorov-Smirnov distance over columns, and min(1, columns *
     smallest p): Bonferroni.
     """
-    data = _alibi().KSDrift(reference, p_val=0.05).predict(batch, drift_type="feature")["data"]
+    data = alibi().KSDrift(reference, p_val=0.05).predict(batch, drift_type="feature")["data"]
     p_value = min(1.0, reference.shape[1] * float(np.min(data["p_val"])))
     return {"statistic": float(np.max(data["distance"])), "p_value": p_value}
 

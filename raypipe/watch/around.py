@@ -38,7 +38,8 @@ def challenger(
     `sources`.
 
     What a refit changed is put back as the job has it: trained on validation rows, no trial could
-    be judged. `train.start_from` is left out: it may be gone, and know fewer classes.
+    be judged. `train.start_from` is left out: it may be gone, and know fewer classes. Where it is
+    trained is the job's to say.
 
     refit: search.refit of the job.
     """
@@ -48,6 +49,7 @@ def challenger(
         "cluster": job.cluster.model_dump(),
         "registry": job.registry.model_dump(),
         "train.workers": watch.retrain_workers,
+        "train.launcher": job.train.launcher,
         "train.start_from": None,
     }
     if set(parts(champions.feed.val)) <= set(parts(champions.feed.train)):

@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from raypipe.cluster import usage
 from raypipe.config import key_of, to_json, validate
 from raypipe.feed.dataset import Pinned, pin
 from raypipe.files import write_atomic
@@ -36,6 +37,7 @@ from raypipe.tables.commits import rows_once
 from raypipe.train import trainer
 from raypipe.train.job import TrainJob
 from raypipe.train.loop import LoopState
+from raypipe.train.measure.utilisation import Utilisation, utilisation
 from raypipe.train.publish import publish
 from raypipe.watch import around, decide
 from raypipe.watch.check import CheckResult, now
@@ -74,6 +76,8 @@ class RetrainResult:
     decision: Decision
     slices: tuple[Comparison, ...]
     union: Comparison | None = None  # all rows of all slices
+    key: str | None = None  # of the challenger's training
+    device_s: float = 0.0  # that the challenger's trainings held devices
 
 
 def retrain(
@@ -109,9 +113,9 @@ def retrain(
         job, cfg.watch, cfg.search.refit, theirs, pinned.version.version, labelled
     )
     if cfg.watch.retrain_samples > 1:
-        challenger = _search(store, cfg, first, pinned, say)
+        challenger, trained, device_s = _search(store, cfg, first, pinned, say)
     else:
-        challenger = _train(store, first, pinned, say)
+        challenger, trained, device_s = _train(store, first, pinned, say)
     # Fields of a slice are part of the key: a row that lacks one of them could not be read.
     parts = (champion, challenger, pinned.version)
     said = (
@@ -138,12 +142,17 @@ def retrain(
     place = str(job.run.path / "decisions")
     stored = rows_once(place, _ROW, {"key": key}, made, f"gate {challenger}").to_pylist()[0]
     slices, union, decision = _decided(stored)
-    _carry_out(store, champion, challenger, decision, slices, key)
+    evidence = {"decision": key, "check": Path(checked.page).stem if checked else None}
+    decision = _carry_out(store, champion, challenger, decision, slices, evidence)
     say(decision.reason)
-    return RetrainResult(champion, challenger, decision, slices, union)
+    return RetrainResult(champion, challenger, decision, slices, union, trained, device_s)
 
 
-def _train(store: Store, job: TrainJob, opened: Pinned, say: Callable[[str], None]) -> ModelVersion:
+# The challenger, the key of its training, and the device seconds of all that led to it.
+Challenger = tuple[ModelVersion, str, float]
+
+
+def _train(store: Store, job: TrainJob, opened: Pinned, say: Callable[[str], None]) -> Challenger:
     """The champion's settings and no others, on the new rows."""
     say(f"Training a challenger on {_table(job)} with {_workers(job)}")
     planned = trainer.plan(job, _pin(job, opened))
@@ -152,7 +161,14 @@ def _train(store: Store, job: TrainJob, opened: Pinned, say: Callable[[str], Non
         say(f"epoch {state.epoch}: {decide.headline(metrics)}")
 
     result = trainer.run(planned, told)
-    return publish(store, planned, result, "challenger")
+    _tell(utilisation(usage.read(planned.folder / usage.FILE), result.history), say)
+    return publish(store, planned, result, "challenger"), result.key, result.device_s
+
+
+def _tell(used: Utilisation | None, say: Callable[[str], None]) -> None:
+    """How busy the nodes were; nothing where the training was too short to say."""
+    if used is not None:
+        say(f"Nodes: {used.text()}")
 
 
 def _pin(job: TrainJob, opened: Pinned) -> Pinned:
@@ -162,7 +178,7 @@ def _pin(job: TrainJob, opened: Pinned) -> Pinned:
 
 def _search(
     store: Store, cfg: RetrainConfigs, first: TrainJob, opened: Pinned, say: Callable[[str], None]
-) -> ModelVersion:
+) -> Challenger:
     """The best of some trials around the champion's settings.
 
     A killed search goes on where it was; a finished one is read again.
@@ -177,14 +193,15 @@ def _search(
     found = tuner.search(base, search, pinned=_pin(base, opened))
     best = found.trials[0]
     drawn = cell(dict(sorted(best.changes.items())))
+    _tell(found.used, say)
     say(f"Best on validation: {best.name}, {found.metric} {best.metric:.4g} ({drawn})")
     # The best settings once more, on validation images too, if the job says so.
     if search.refit is not None:
         again = refit.job_of(base, search.refit, found)
         say(f"Training {best.name} once more, on {again.feed.train}, with {_workers(again)}")
         found = refit.refit(again, found, lambda metrics, state: None, lambda position: None)
-    children = [(t.name, t.changes, t.history) for t in found.trials]
-    return publish(store, found.plan, found.best, "challenger", children)
+    version = publish(store, found.plan, found.best, "challenger", found.runs(), [found.folder])
+    return version, found.best.key, found.device_s
 
 
 def _table(job: TrainJob) -> str:
@@ -204,14 +221,17 @@ def labelled_by_source(job: TrainJob, pinned: Pinned) -> dict[str, int]:
     if has_sources:
         wanted.append(names.source)
     trained_on = pinned.rows_of(job.feed.train)
-    rows = scan.rows(pinned.table, pinned.version, wanted, trained_on)
-    # A row whose label is blank teaches nothing.
-    labels = label_column.read(rows[names.label], pinned.task.kind, names.label)
-    labelled = rows.filter(labels.is_valid())
-    if not has_sources:
-        return {"all": len(labelled)} if len(labelled) else {}
-    sources = [str(source) for source in labelled[names.source].to_pylist()]
-    return dict(Counter(sources))
+    _, parts = scan.numbered(pinned.table, pinned.version, wanted, trained_on)
+    by_source: Counter[str] = Counter()
+    for rows, _ in parts:
+        # A row whose label is blank teaches nothing.
+        labels = label_column.read(rows[names.label], pinned.task.kind, names.label)
+        labelled = rows.filter(labels.is_valid())
+        if has_sources:
+            by_source.update(str(source) for source in labelled[names.source].to_pylist())
+        elif len(labelled):
+            by_source["all"] += len(labelled)
+    return dict(by_source)
 
 
 def _judge(
@@ -268,9 +288,12 @@ def _carry_out(
     challenger: ModelVersion,
     decision: Decision,
     slices: tuple[Comparison, ...],
-    key: str,
-) -> None:
-    """Log the decision, and move the alias if it says so. Both do nothing the second time."""
+    evidence: dict[str, Any],
+) -> Decision:
+    """Log the decision, and move the alias if it says so. Both do nothing the second time.
+
+    Returns the decision; where a rollback stands against it, one not to promote.
+    """
 
     def log_into(run_id: str) -> None:
         for s in slices:
@@ -280,10 +303,15 @@ def _carry_out(
         tracking.log_text(store, run_id, decision.reason, "decision.txt")
 
     params = {"champion": str(champion), "challenger": str(challenger)}
-    tracking.once(store, key, f"gate {challenger}", params, None, log_into)
+    tracking.once(store, evidence["decision"], f"gate {challenger}", params, None, log_into)
+    if not decision.act:
+        return decision
     # Only if the alias still points at the champion that was compared.
-    if decision.act:
-        promote.promote(store, challenger, expected=champion.version)
+    try:
+        promote.promote(store, challenger, champion.version, evidence=evidence)
+    except promote.Barred as e:
+        return Decision(False, str(e))
+    return decision
 
 
 def _as_rows(

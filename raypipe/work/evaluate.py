@@ -83,6 +83,9 @@ class Evaluated(Result):
     def report_page(self) -> str | None:
         return str(self.page)
 
+    def key(self) -> str:
+        return self.page.stem.removeprefix("evaluation-")
+
 
 def evaluate(job: Job, show: Show) -> Evaluated:
     """Evaluate evaluate.model, else the champion, on evaluate.table, else the job's test split."""

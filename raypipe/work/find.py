@@ -80,20 +80,9 @@ def _find(model: str, settings: Mapping[str, Any], overrides: Sequence[str]) -> 
     return Model(promote.fetch(store, version), version)
 
 
-def store_file(run: RunConfig, registry: RegistryConfig) -> Path | None:
-    """The database of a store in a file; None for a store elsewhere."""
-    if registry.uri is None:
-        return run.path / "mlflow" / "mlflow.db"
-    address = tracking.address_of(registry.uri)
-    if not address.startswith("sqlite:///"):
-        return None
-    # What follows ? are options.
-    return Path(address.removeprefix("sqlite:///").partition("?")[0])
-
-
 def require_store(run: RunConfig, registry: RegistryConfig) -> None:
     """Opening a store makes it: a misspelt name must not leave an empty one behind."""
-    file = store_file(run, registry)
+    file = tracking.store_file(run, registry)
     if file is not None and not file.exists():
         raise DataError(
             "There is no model store here",

@@ -36,6 +36,15 @@ class Result:
         """The path of the HTML report, if there is one."""
         return None
 
+    def key(self) -> str:
+        """Names the result among those of its verb; "" where nothing does."""
+        return ""
+
+    def files(self) -> dict[str, Path]:
+        """Files and folders that it made, by their names below `artifacts.uri`."""
+        page = self.report_page()
+        return {} if page is None else {"report.html": Path(page)}
+
     def __repr__(self) -> str:
         """Text, like that on a terminal."""
         facts = self.facts()

@@ -11,8 +11,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from raypipe.config import RunConfig
 from raypipe.costs.spent import Spent
 from raypipe.registry.promote import ModelVersion
+from raypipe.registry.tracking import KEY
 from raypipe.search import page as search_page
 from raypipe.search import refit
 from raypipe.search.leaderboard import SearchResult
@@ -21,6 +23,7 @@ from raypipe.serve.stream import StreamResult
 from raypipe.tables.clean import CleanResult
 from raypipe.tables.ingest import IngestResult
 from raypipe.train.job import TrainJob, TrainResult
+from raypipe.train.measure.utilisation import Utilisation
 from raypipe.train.publish import CALIBRATION
 from raypipe.train.unseen import Calibrated
 from raypipe.watch.check import CheckResult
@@ -102,6 +105,11 @@ class Cleaned(Result):
         }
 
 
+def _of_folder(folder: Path, *names: str) -> dict[str, Path]:
+    """Files of a run's folder, as far as they exist."""
+    return {name: folder / name for name in names}
+
+
 @dataclass(frozen=True)
 class Registered:
     """A model version, the champion after it was registered, and the MLflow store of both."""
@@ -127,6 +135,11 @@ class Registered:
     def summary(self) -> Facts:
         return {"model": str(self.model), "champion": str(self.champion)}
 
+    def files(self, run: RunConfig) -> dict[str, Path]:
+        """The package, where this folder built it."""
+        key = self.model.tags.get(KEY)
+        return {"package": run.path / "packages" / key} if key else {}
+
 
 @dataclass(frozen=True, repr=False)
 class Trained(Result):
@@ -137,6 +150,15 @@ class Trained(Result):
     registered: Registered
     spent: Spent
     test: Mapping[str, float] = field(default_factory=dict)
+    used: Utilisation | None = None
+
+    def key(self) -> str:
+        return self.result.key
+
+    def files(self) -> dict[str, Path]:
+        folder = self.job.folder(self.result.key)
+        made = _of_folder(folder, "config.yaml", "result.json", "usage.json")
+        return {**made, **self.registered.files(self.job.run)}
 
     def facts(self) -> Facts:
         result, train = self.result, self.job.train
@@ -146,7 +168,7 @@ class Trained(Result):
         facts |= prepared_from(result.version, "prepared from")
         facts[f"{train.result} epoch"] = result.best_epoch + 1
         facts["stopped"] = result.stopped or f"after all {train.epochs} epochs"
-        return facts | _cost(self.job, result) | self.spent.facts()
+        return facts | _cost(self.job, result) | _nodes(self.used) | self.spent.facts()
 
     def summary(self) -> Facts:
         result = self.result
@@ -159,8 +181,14 @@ class Trained(Result):
             "epochs": len(result.history),
             "stopped": result.stopped,
             "spent": self.spent.summary(),
+            "usage": self.used.summary() if self.used else None,
             "mlflow_uri": self.registered.mlflow_uri,
         }
+
+
+def _nodes(used: Utilisation | None) -> dict[str, str]:
+    """How busy the nodes were; nothing where a run was too short to say."""
+    return {"nodes": used.text()} if used else {}
 
 
 def _cost(job: TrainJob, result: TrainResult) -> Facts:
@@ -204,16 +232,27 @@ class Searched(Result):
     best_config: Path
     spent: Spent
     test: Mapping[str, float] = field(default_factory=dict)
+    used: Utilisation | None = None
 
     @property
     def leaderboard(self) -> Table:
-        return leaderboard(self.result.metric, self.result.standings)
+        price = self.spent.price
+        a_second = price.usd_per_device_s if price else None
+        return leaderboard(self.result.metric, self.result.standings, usd_per_device_s=a_second)
 
     def tables(self) -> list[Table]:
         return [self.leaderboard]
 
     def report_page(self) -> str:
         return str(self.report)
+
+    def key(self) -> str:
+        return self.result.best.key
+
+    def files(self) -> dict[str, Path]:
+        names = ("config.yaml", "best.yaml", "result.json", "schedule.yaml", "usage.json")
+        made = _of_folder(self.result.folder, *names)
+        return {**super().files(), **made, **self.registered.files(self.result.job.run)}
 
     def facts(self) -> Facts:
         result = self.result
@@ -236,7 +275,8 @@ class Searched(Result):
         again = f"raypipe train {self.best_config}"
         if result.members:
             again += " (the best trial alone: a mean of weights is not trained)"
-        return {**facts, **self.spent.facts(), "report": self.report, "again": again}
+        facts |= _nodes(self.used) | self.spent.facts()
+        return {**facts, "report": self.report, "again": again}
 
     def summary(self) -> Facts:
         result = self.result
@@ -252,13 +292,29 @@ class Searched(Result):
             "report": str(self.report),
             "best_config": str(self.best_config),
             "trials": len(result.trials),
+            "trial_costs": self._trial_costs(),
             "decoded": result.decoded,
             "best": result.trials[0].changes,
             "ahead": [asdict(one) for one in result.ahead],
             "stopped": result.stopped,
             "spent": self.spent.summary(),
+            "usage": self.used.summary() if self.used else None,
             "mlflow_uri": self.registered.mlflow_uri,
         }
+
+    def _trial_costs(self) -> list[Facts]:
+        price = self.spent.price
+        a_second = price.usd_per_device_s if price else None
+        return [
+            {
+                "trial": trial.name,
+                "epochs": trial.epochs,
+                "seconds": trial.seconds,
+                "device_s": trial.device_s,
+                "usd": None if a_second is None else trial.device_s * a_second,
+            }
+            for trial in self.result.trials
+        ]
 
 
 @dataclass(frozen=True, repr=False)
@@ -266,6 +322,10 @@ class Predicted(Result):
     """Predictions of a table; `done.out` is the table that holds them."""
 
     done: PredictResult
+    spent: Spent
+
+    def key(self) -> str:
+        return self.done.key
 
     def facts(self) -> Facts:
         done = self.done
@@ -277,6 +337,7 @@ class Predicted(Result):
             **({"do not decode": done.broken} if done.broken else {}),
             **({"new": f"{done.made} since v{done.since}"} if done.since is not None else {}),
             "predictions": done.out,
+            **self.spent.facts(),
         }
 
     def summary(self) -> Facts:
@@ -291,6 +352,7 @@ class Predicted(Result):
             "labels": done.labels,
             "made": done.made,
             "since": done.since,
+            "spent": self.spent.summary(),
         }
 
 
@@ -333,6 +395,9 @@ class Drifted(Result):
     def report_page(self) -> str:
         return self.checked.page
 
+    def key(self) -> str:
+        return Path(self.checked.page).stem.removeprefix("drift-")
+
     def facts(self) -> Facts:
         return {**prepared_from(self.checked.table, "prepared from"), "report": self.checked.page}
 
@@ -356,6 +421,8 @@ class Retrained(Result):
     done: RetrainResult
     champion: ModelVersion | None
     checked: CheckResult | None = None
+    spent: Spent | None = None
+    run: RunConfig | None = None
 
     @property
     def promoted(self) -> bool:
@@ -370,9 +437,21 @@ class Retrained(Result):
     def report_page(self) -> str | None:
         return None if self.checked is None else self.checked.page
 
+    def key(self) -> str:
+        # Without a challenger, the drift check is what there is.
+        return self.done.key or (Path(self.checked.page).stem if self.checked else "")
+
+    def files(self) -> dict[str, Path]:
+        challenger, run = self.done.challenger, self.run
+        if challenger is None or run is None:
+            return super().files()
+        champion = self.champion or challenger
+        return {**super().files(), **Registered(challenger, champion, "").files(run)}
+
     def facts(self) -> Facts:
         report = {} if self.checked is None else {"report": self.checked.page}
-        return {**report, "decision": self.done.decision.reason}
+        took = self.spent.facts() if self.spent else {}
+        return {**report, **took, "decision": self.done.decision.reason}
 
     def summary(self) -> Facts:
         done = self.done
@@ -393,5 +472,6 @@ class Retrained(Result):
             "reason": done.decision.reason,
             "champion": str(self.champion),
             "challenger": str(done.challenger) if done.challenger else None,
+            "spent": self.spent.summary() if self.spent else None,
             "slices": slices,
         }

@@ -24,8 +24,16 @@ class Table:
     rows: list[list[Any]]
 
 
-def leaderboard(metric: str, standings: Sequence[Standing], top: int = 8) -> Table:
-    """The best `top` trials, with the values that each one tried."""
+def leaderboard(
+    metric: str,
+    standings: Sequence[Standing],
+    top: int = 8,
+    usd_per_device_s: float | None = None,
+) -> Table:
+    """The best `top` trials, with the values that each one tried, and what each took.
+
+    usd_per_device_s: what a second of a device costs; None: not known.
+    """
     shown = standings[:top]
     # Not every trial draws every field.
     fields = list(dict.fromkeys(field for s in shown for field in s.changes))
@@ -34,12 +42,13 @@ def leaderboard(metric: str, standings: Sequence[Standing], top: int = 8) -> Tab
     # Trials that ended after different numbers of epochs are compared after equally many.
     even = next((s.compared[0] for s in standings if s.compared), None)
 
+    costs = _cost_columns(standings, usd_per_device_s)
     rows: list[list[Any]] = []
     for i, s in enumerate(shown, 1):
         row: list[Any] = [i, _number(s.best)]
         if even is not None:
             row.append(_number(s.compared[1]) if s.compared else None)
-        row += [s.epochs, s.state]
+        row += [s.epochs, s.state, *_cost_of(s, costs, usd_per_device_s)]
         if in_one_column:
             row.append({short[field]: value for field, value in s.changes.items()})
         else:
@@ -48,7 +57,24 @@ def leaderboard(metric: str, standings: Sequence[Standing], top: int = 8) -> Tab
     more = f", best {top} of {len(standings)}" if len(standings) > top else ""
     after = [] if even is None else [f"after {even}"]
     names = ["values"] if in_one_column else list(short.values())
-    return Table(f"Leaderboard{more}", ["#", metric, *after, "epochs", "", *names], rows)
+    columns = ["#", metric, *after, "epochs", "", *costs, *names]
+    return Table(f"Leaderboard{more}", columns, rows)
+
+
+def _cost_columns(standings: Sequence[Standing], usd_per_device_s: float | None) -> list[str]:
+    """Seconds, device seconds where they are others, and money where its price is known."""
+    if not any(s.seconds for s in standings):
+        return []
+    columns = ["s"]
+    if any(abs(s.device_s - s.seconds) > 0.05 for s in standings):
+        columns.append("device s")
+    return columns if usd_per_device_s is None else [*columns, "$"]
+
+
+def _cost_of(s: Standing, columns: Sequence[str], usd_per_device_s: float | None) -> list[Any]:
+    usd = s.device_s * (usd_per_device_s or 0.0)
+    known = {"s": round(s.seconds, 1), "device s": round(s.device_s, 1), "$": f"{usd:.4f}"}
+    return [known[name] for name in columns]
 
 
 def _number(value: float) -> float | None:

@@ -7,9 +7,11 @@ and run again.
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from raypipe.cluster import usage
 from raypipe.cluster.connect import connect, nodes
 from raypipe.config import replace, save
 from raypipe.costs.spent import Price, Spent
@@ -17,7 +19,7 @@ from raypipe.feed.dataset import Pinned, pin
 from raypipe.job import Job
 from raypipe.registry import promote, tracking
 from raypipe.registry.promote import ModelVersion
-from raypipe.registry.tracking import Store
+from raypipe.registry.tracking import KEY, Store
 from raypipe.search import page as search_page
 from raypipe.search import refit, tuner
 from raypipe.search.leaderboard import SearchResult
@@ -30,12 +32,14 @@ from raypipe.tables.ingest import understand
 from raypipe.tables.table import ImageTable
 from raypipe.train import trainer, unseen
 from raypipe.train.job import TrainJob, TrainResult
-from raypipe.train.launch import check_workers
+from raypipe.train.launch import join, nodes_of, wants_gpu
+from raypipe.train.measure.utilisation import utilisation
 from raypipe.train.publish import publish
-from raypipe.train.topology import settled
+from raypipe.train.spark_place import refuse
 from raypipe.watch import check as drift_check
 from raypipe.watch import retrain as loop
 from raypipe.watch.check import CheckResult
+from raypipe.work import artifacts
 from raypipe.work import evaluate as evaluation
 from raypipe.work.evaluate import Evaluated
 from raypipe.work.find import batch_of
@@ -56,6 +60,7 @@ if TYPE_CHECKING:
     from raypipe.work.serve import Served
 
 
+@artifacts.kept
 def ingest(job: Job, show: Show) -> Ingested:
     """Add a source's images to the job's table; with dry_run, only say what would be done."""
     cfg = job.ingest
@@ -70,6 +75,7 @@ def ingest(job: Job, show: Show) -> Ingested:
     return Ingested(job.table.uri, done, {})
 
 
+@artifacts.kept
 def clean(job: Job, show: Show) -> Cleaned:
     """Judge the images of the job's table, and tag a version without the ones to drop."""
     # A wrong name must not cost a cluster start.
@@ -79,13 +85,12 @@ def clean(job: Job, show: Show) -> Cleaned:
     return Cleaned(cleaning.clean(job.table, job.clean), job.clean.tag)
 
 
+@artifacts.kept
 def train(job: Job, show: Show) -> Trained:
     """Train one model and register it; the first model becomes champion."""
     began = time.monotonic()
     pinned = pin(job.table, job.feed, kind=job.model.task)
-    resources = connect(job.cluster, job.training.needs_cluster)
-    job = replace(job, {"train.workers": settled(job.training).train.workers})
-    check_workers(job.train, resources)
+    job = replace(job, {"train.workers": join(job.training).train.workers})
     # A wrong address must not cost a training.
     store = tracking.open_store(job.run, job.registry)
     _tell_overlap(pinned, job, show)
@@ -96,8 +101,11 @@ def train(job: Job, show: Show) -> Trained:
     version = publish(store, planned, result, "train")
     registered = Registered(version, crown_first(store, version), store.uri)
     test = _test(planned, result, store)
-    spent = Spent(time.monotonic() - began, result.device_s, Price.of(job.cost, nodes()))
-    return Trained(planned.job, result, registered, spent, test)
+    price = Price.of(job.cost, nodes_of(job.training))
+    spent = Spent(time.monotonic() - began, result.device_s, price)
+    tracking.log_once(store, result.key, spent.logged())
+    used = utilisation(usage.read(planned.folder / usage.FILE), result.history)
+    return Trained(planned.job, result, registered, spent, test, used)
 
 
 def _tell_overlap(pinned: Pinned, job: Job, show: Show) -> None:
@@ -127,37 +135,39 @@ def _test(planned: trainer.Plan, result: TrainResult, store: Store) -> dict[str,
     return tested
 
 
+@artifacts.kept
 def tune(job: Job, show: Show) -> Searched:
     """Search hyperparameters and register the best model; the first one becomes champion."""
     began = time.monotonic()
+    refuse(job.training, "A search")
     pinned = pin(job.table, job.feed, kind=job.model.task)
     # Trials' processes import Tune's patches when they start.
-    connect(job.cluster, preload=tune_patches.PRELOAD)
+    resources = connect(job.cluster, preload=tune_patches.PRELOAD)
     _tell_overlap(pinned, job, show)
-    result, version, store = search_and_register(job, show, pinned)
+    price = _price(job, resources)
+    result, version, store = search_and_register(job, show, pinned, price)
     registered = Registered(version, crown_first(store, version), store.uri)
     test = _test(result.plan, result.best, store)
-    page = search_page.write(result, version, store, test)
-    spent = _search_spent(result, time.monotonic() - began, job)
-    return Searched(result, registered, page, best_config(result), spent, test)
+    a_second = price.usd_per_device_s if price else None
+    page = search_page.write(result, version, store, test, a_second)
+    seconds, device_s = time.monotonic() - began, result.device_s
+    spent = Spent(seconds, device_s, price, result.spared.share, result.spared.device_s)
+    tracking.log_once(store, result.best.key, spent.logged())
+    return Searched(result, registered, page, best_config(result), spent, test, result.used)
 
 
-def _search_spent(result: SearchResult, seconds: float, job: Job) -> Spent:
-    """What the trials held of devices, and the epochs that they were spared."""
-    # A refit is a training of its own, after the trials.
-    device_s = sum(trial.seconds for trial in result.trials) * job.train.most_workers
-    if result.refitted:
-        device_s += result.best.device_s
-    saved = 1 - result.epochs / result.full_epochs if result.full_epochs else 0.0
-    return Spent(seconds, device_s, Price.of(job.cost, nodes()), saved)
+def _price(job: Job, resources: dict[str, float]) -> Price | None:
+    """What the nodes cost, if the configuration says on what it runs."""
+    kind = "GPU" if wants_gpu(job.train, resources) else "CPU"
+    return Price.of(job.cost, nodes(), resources.get(kind, 0.0))
 
 
 def search_and_register(
-    job: Job, show: Show, pinned: Pinned | None = None
+    job: Job, show: Show, pinned: Pinned | None = None, price: Price | None = None
 ) -> tuple[SearchResult, ModelVersion, Store]:
     """The search, its refit if the job asks for one, and the registered model.
 
-    pinned: the job's rows, if they are pinned already.
+    pinned: the job's rows, if they are pinned already. price: of the nodes, for the trials' runs.
     """
     job = replace(job, {"train.workers": tuner.one_worker(job.training).train.workers})
     tuner.check(job.training, job.search)
@@ -167,8 +177,9 @@ def search_and_register(
     if job.search.refit is not None:
         again = refit.job_of(job.training, job.search.refit, result)
         result = _refitted(again, result, show)
-    children = [(t.name, t.changes, t.history) for t in result.trials]
-    return result, publish(store, result.plan, result.best, "search", children), store
+    children = result.runs(price.usd_per_device_s if price else None)
+    version = publish(store, result.plan, result.best, "search", children, [result.folder])
+    return result, version, store
 
 
 def _refitted(again: TrainJob, found: SearchResult, show: Show) -> SearchResult:
@@ -193,16 +204,22 @@ def crown_first(store: Store, version: ModelVersion) -> ModelVersion:
     """The first model becomes champion; a later one has to win against it (raypipe retrain)."""
     champion = promote.champion(store)
     if champion is None:
-        promote.promote(store, version, expected=None)
-        return version
+        # Another training may have been faster: then its model is the first.
+        with suppress(promote.Lost):
+            promote.promote(
+                store, version, expected=None, evidence={"first": version.tags.get(KEY)}
+            )
+        return promote.require_champion(store)
     return champion
 
 
+@artifacts.kept
 def predict(job: Job, show: Show) -> Predicted | Followed:
     """Predict every image of predict.table, else watch.batch, else the job's table.
 
     With predict.follow the images of its new versions, too, until SIGTERM.
     """
+    began = time.monotonic()
     source = job.predict.table or job.watch.batch or job.table
     ImageTable.open(source).pin(source.version)
     store = tracking.open_store(job.run, job.registry)
@@ -215,14 +232,18 @@ def predict(job: Job, show: Show) -> Predicted | Followed:
     with show.progress(f"Predicting {source.uri}") as tick:
         calls = Calls(tick, show.say)
         done = batch.predict(store, job.run, source, job.predict, calls=calls)
-    return Predicted(done)
+    price = Price.of(job.cost, nodes())
+    spent = Spent(time.monotonic() - began, done.device_s, price, of="prediction")
+    return Predicted(done, spent)
 
 
+@artifacts.kept
 def evaluate(job: Job, show: Show) -> Evaluated:
     """The metrics of a registered model on a labelled table, and where it is worse."""
     return evaluation.evaluate(job, show)
 
 
+@artifacts.kept
 def serve(job: Job, show: Show) -> Served:
     """The champion behind HTTP, until SIGTERM or SIGINT."""
     # Not at the top: the other verbs should not wait for a web server's imports.
@@ -231,22 +252,31 @@ def serve(job: Job, show: Show) -> Served:
     return serving.serve(job, show)
 
 
+@artifacts.kept
 def drift(job: Job, show: Show) -> Drifted:
     """Compare watch.batch with the champion's reference."""
     return Drifted(_check(job, show))
 
 
+@artifacts.kept
 def retrain(job: Job, show: Show) -> Retrained:
     """Check for drift; on drift train a challenger, compare it, and promote it when better."""
+    began = time.monotonic()
+    if job.watch.retrain_samples > 1:
+        refuse(job.training, "The search for a challenger", "watch.retrain_samples=1")
     pinned = pin(job.table, job.feed, kind=job.model.task)
     checked = None
     if job.watch.batch is not None or not job.watch.force:
         checked = _check(job, show)
-    connect(job.cluster)
+    resources = connect(job.cluster)
     store = tracking.open_store(job.run, job.registry)
     cfg = loop.RetrainConfigs(job.search, job.watch, job.gate)
     done = loop.retrain(store, job.training, cfg, checked, say=show.say, pinned=pinned)
-    return Retrained(done, promote.champion(store), checked)
+    spent = None
+    if done.key is not None:
+        spent = Spent(time.monotonic() - began, done.device_s, _price(job, resources))
+        tracking.log_once(store, done.key, spent.logged())
+    return Retrained(done, promote.champion(store), checked, spent, job.run)
 
 
 def _check(job: Job, show: Show) -> CheckResult:

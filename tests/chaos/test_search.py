@@ -43,6 +43,7 @@ def job(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Job:
         "search": {
             "samples": 1,
             "scheduler": "none",
+            "keep": len(RATES),
             "space": {"train.lr": f"grid({', '.join(map(str, RATES))})"},
         },
     }
@@ -110,3 +111,33 @@ def test_a_search_goes_on_where_its_driver_died(
     runs = mlflow.search_runs(search_all_experiments=True, output_format="list")
     names = [run.info.run_name for run in runs]
     assert len(names) == len(set(names)) == 1 + len(RATES), names
+
+
+@pytest.mark.parametrize("ended_before", [2, 4])
+def test_a_killed_search_that_keeps_one_trial_finds_the_same(
+    job: Job, undisturbed: dict[str, Any], tmp_path: Path, ended_before: int
+) -> None:
+    """Checkpoints of trials that had ended are gone when it is killed."""
+    mine = replace(job, {"run.dir": str(tmp_path / "run"), "search.keep": 1})
+    process = tune(mine)
+    gone = "search/*/trials/*/*/ended.json"
+    deadline = time.monotonic() + 300
+    while len(list(mine.run.path.glob(gone))) < ended_before and time.monotonic() < deadline:
+        assert process.poll() is None
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait(10) == -signal.SIGKILL
+    assert not list(mine.run.path.glob("search/*/result.json")), "killed mid-search"
+
+    again = ended(tune(mine))
+    assert (again["best"], again["trials"]) == (undisturbed["best"], undisturbed["trials"])
+    (result,) = mine.run.path.glob("search/*/result.json")
+    (whole,) = job.run.path.glob("search/*/result.json")
+    assert lines_of(result) == lines_of(whole)
+    assert len({path.parents[1] for path in result.parent.glob("trials/*/*/epoch-*")}) == 1
+
+
+def lines_of(result: Path) -> list[tuple[str, float, int]]:
+    """The leaderboard without times and places."""
+    trials = json.loads(result.read_text())["trials"]
+    return [(trial["name"], trial["metric"], trial["epochs"]) for trial in trials]

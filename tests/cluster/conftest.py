@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.cluster import tiny_sidecar
+
 
 @pytest.fixture(scope="session")
 def job(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -40,3 +42,9 @@ def job(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         assert main(["ingest", str(path), "ingest.name=photos"]) == 0
         assert main(["train", str(path), "cluster.address=none"]) == 0
     return path
+
+
+@pytest.fixture
+def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A sidecar `tiny` that is built in a second; see tiny_sidecar.py."""
+    return tiny_sidecar.install(tmp_path, monkeypatch)

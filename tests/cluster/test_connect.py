@@ -201,10 +201,18 @@ def test_no_head_at_the_address_is_one_message_within_seconds(
     Ray ends with the timeout."""
     address, says = no_head
     given = address if setting == "cluster.address" else "auto"
+    said = refused(given, RAY_ADDRESS=address if given == "auto" else "")
+    assert "No head of a Ray cluster answers: " in said and says in said
+    assert f"(got '{setting}={address}')" in said
+    assert "unset RAY_ADDRESS" in said
+
+
+def refused(given: str, **environment: str) -> str:
+    """The one message, which comes within seconds, of a process that cannot join."""
     before = time.monotonic()
     done = subprocess.run(
         [sys.executable, "-c", REFUSED, given],
-        env=os.environ | {"RAY_ADDRESS": address if given == "auto" else ""},
+        env=os.environ | environment,
         capture_output=True,
         text=True,
         timeout=30,
@@ -212,9 +220,54 @@ def test_no_head_at_the_address_is_one_message_within_seconds(
     )
     assert time.monotonic() - before < 20, done
     assert done.returncode == 2 and len(done.stderr.splitlines()) == 1, done
-    assert "No head of a Ray cluster answers: " in done.stderr and says in done.stderr
-    assert f"(got '{setting}={address}')" in done.stderr
-    assert "unset RAY_ADDRESS" in done.stderr
+    return done.stderr
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"RAY_AUTH_MODE": "disabled"}, {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64}]
+)
+def test_a_refused_token_is_one_message_within_seconds(
+    ray_session: str, wrong: dict[str, str]
+) -> None:
+    """Ray itself tries for 20 s, and prints a line of its log for each."""
+    said = refused("auto", RAY_ADDRESS=ray_session, **wrong)
+    assert f"RAY_ADDRESS={ray_session}, RAY_AUTH_MODE={wrong['RAY_AUTH_MODE']}" in said
+    assert "refuses the token" in said and "~/.ray/auth_token" in said and "0" * 64 not in said
+
+
+@pytest.mark.parametrize("given", ["local", "auto", "127.0.0.1:1"])
+def test_a_token_that_cannot_be_read_is_one_message(given: str, tmp_path: Path) -> None:
+    """Ray itself aborts the process, with a stack of C++."""
+    nowhere = str(tmp_path / "none")
+    said = refused(given, RAY_AUTH_MODE="token", RAY_AUTH_TOKEN_PATH=nowhere, RAY_ADDRESS="")
+    assert "cannot read its token" in said and nowhere in said
+    assert "unset RAY_AUTH_TOKEN_PATH" in said
+
+
+SHARED = """
+import logging
+logging.basicConfig()
+from raypipe.cluster.shared import shared_cluster
+print(shared_cluster())
+"""
+
+
+def test_a_recorded_cluster_that_refuses_the_token_is_left_alone(
+    ray_session: str, short: Path
+) -> None:
+    """Without any token, Ray itself aborts the process that asks."""
+    (short / "ray" / "ray_current_cluster").write_text(ray_session)
+    bare = {k: v for k, v in os.environ.items() if not k.startswith("RAY_A")}
+    done = subprocess.run(
+        [sys.executable, "-c", SHARED],
+        env=bare | {"RAY_AUTH_MODE": "token", "HOME": str(short)},
+        capture_output=True,
+        text=True,
+        timeout=30,
+        cwd=ROOT,
+    )
+    assert (done.returncode, done.stdout) == (0, "None\n"), done
+    assert f"{ray_session} cannot be joined (it refuses this user's token" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,9 @@ One test a name: the name of the failing test says what an upgrade has moved.
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -23,12 +26,58 @@ def test_a_cluster_of_ray_init_says_so_in_its_metadata(ray_session: str) -> None
     assert ray_private.is_of_program(ray_session)
 
 
+TOKEN = """
+import sys
+from raypipe.cluster import ray_private
+print(ray_private.token_fault() or ray_private.refuses_token(sys.argv[1], 5.0))
+"""
+
+
+def test_a_head_says_whether_it_takes_a_token(ray_session: str, tmp_path: Path) -> None:
+    # Ray reads mode and token once a process.
+    bare = {k: v for k, v in os.environ.items() if not k.startswith("RAY_AUTH")}
+    nowhere = str(tmp_path / "none")
+    cases = [
+        ({"RAY_AUTH_MODE": "token"}, "False"),
+        ({"RAY_AUTH_MODE": "disabled"}, "True"),
+        ({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64}, "True"),
+        ({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": nowhere}, nowhere),
+    ]
+    for more, said in cases:
+        done = subprocess.run(
+            [sys.executable, "-c", TOKEN, ray_session],
+            env=bare | more,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert done.stdout.strip().endswith(said), done
+
+
 @pytest.mark.usefixtures("ray_session")
 def test_head_and_raylet_are_known_to_the_process_that_started_them() -> None:
     processes = ray_private.own_processes(["gcs_server", "raylet"])
     assert processes is not None
     for name in ("gcs_server", "raylet"):
         assert len(processes[name]) == 1 and processes[name][0].poll() is None
+
+
+ALONE = """
+import psutil, ray
+from raypipe.cluster.connect import ClusterConfig, connect
+connect(ClusterConfig(address="local"))
+(dashboard,) = [p for p in psutil.Process().children() if "dashboard.py" in " ".join(p.cmdline())]
+print([word for word in dashboard.cmdline() if word.startswith("--modules")])
+logs = ray._private.worker._global_node.get_logs_dir_path()
+print(open(f"{logs}/dashboard.log").read())
+"""
+
+
+def test_a_cluster_of_ours_has_no_module_that_asks_who_the_host_is() -> None:
+    done = subprocess.run([sys.executable, "-c", ALONE], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "['--modules-to-load=PlatformEventsHead']" in done.stdout
+    assert "Loaded 0 dashboard head modules" in done.stdout
 
 
 @pytest.mark.usefixtures("ray_session")
@@ -105,3 +154,16 @@ def test_ray_on_spark_has_the_names_that_are_replaced_while_it_starts() -> None:
         assert cluster_init.get_spark_session() == "session"
         assert databricks_hook.get_databricks_display_html_function()("warning") is None
     assert (cluster_init.get_spark_session, ray.init) == before
+
+
+def test_what_ray_says_of_lost_workers_leaves_stdout_alone(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from ray._private import worker
+
+    ray_private.errors_to_stderr()
+    ray_private.errors_to_stderr()  # each call of connect asks for it
+    lost = {"lines": ["a worker died"], "pid": "raylet", "is_err": False}
+    worker.print_to_stdstream(lost, ignore_prefix=False)
+    out, err = capsys.readouterr()
+    assert out == "" and "a worker died" in err

@@ -1,25 +1,18 @@
-"""Ray on Spark: `cluster.address=spark` on two executors, each a process of its own.
-
-What a test starts inherits a mark in its environment, by which it is found again, whoever has
-become its parent. Ray's workers and agents overwrite theirs with their titles: they are found while
-they have parents.
-"""
+"""Ray on Spark: `cluster.address=spark` on two executors, each a process of its own."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
-import re
 import signal
 import socket
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,13 +21,21 @@ from typing import Any
 import psutil
 import pytest
 
-from raypipe.cluster.watch import lives
+from tests.local_spark import (
+    MARK,
+    MASTER,
+    ROOT,
+    environment,
+    executor_of,
+    marked,
+    one_message,
+    require_spark,
+    seconds_until_gone,
+    verb,
+)
 
-pyspark = pytest.importorskip("pyspark", reason="raypipe[spark]")
+pyspark = require_spark()
 pytestmark = pytest.mark.spark
-ROOT = Path(__file__).parents[2]
-MASTER = "local-cluster[2,2,2048]"
-MARK = "RAYPIPE_TEST_MARK"
 CANARY = "canary-of-the-store-7c1f"
 SHOWN = [
     "/api/jobs/",
@@ -110,39 +111,6 @@ close()
 """
 
 
-def environment(**more: str) -> dict[str, str]:
-    kept = {k: v for k, v in os.environ.items() if k not in ("RAY_ADDRESS", "SPARK_HOME")}
-    bin = Path(sys.executable).parent
-    return kept | {
-        "PATH": f"{bin}{os.pathsep}{kept['PATH']}",
-        "PYTHONPATH": str(ROOT),
-        "SPARK_LOCAL_IP": "127.0.0.1",
-        "PYSPARK_SUBMIT_ARGS": f"--master {MASTER} --conf spark.log.level=OFF pyspark-shell",
-        "RAY_AUTH_MODE": "token",
-        **more,
-    }
-
-
-def marked(mark: str) -> set[psutil.Process]:
-    """All processes that live and carry the mark, and what lives below them."""
-    found = set()
-    for process in psutil.process_iter():
-        with suppress(psutil.Error):
-            if process.environ().get(MARK) == mark:
-                found |= {process, *process.children(recursive=True)}
-    return set(filter(lives, found))
-
-
-def seconds_until_gone(mark: str, limit_s: float, known: Iterable[psutil.Process] = ()) -> float:
-    """known: more processes, which may have lost mark and parents."""
-    began = time.monotonic()
-    while left := marked(mark) | set(filter(lives, known)):
-        if time.monotonic() - began > limit_s:
-            raise AssertionError([process.as_dict(["pid", "cmdline"]) for process in left])
-        time.sleep(0.2)
-    return time.monotonic() - began
-
-
 @dataclass
 class Held:
     process: subprocess.Popen[str]
@@ -209,7 +177,7 @@ def test_the_nodes_are_two_processes_with_what_they_need(held: Held) -> None:
     assert held.told["resources"]["CPU"] == 4, "the head computes nothing"
     (one, first, here), (other, second, there) = held.told["nodes"]
     assert one != other and first != second
-    executors = [executor_of(pid) for pid in (first, second)]
+    executors = [executor_of(pid).pid for pid in (first, second)]
     assert executors[0] != executors[1]
     for seen in (here, there):
         port = held.told["head"].rpartition(":")[2]
@@ -224,14 +192,6 @@ def test_the_nodes_are_two_processes_with_what_they_need(held: Held) -> None:
     port = int(held.dashboard.rpartition(":")[2])
     places = {c.laddr.ip for c in psutil.net_connections("tcp") if c.laddr.port == port}
     assert places == {"127.0.0.1"}
-
-
-def executor_of(pid: int) -> int:
-    """The Spark executor, a Java process, that a process descends from."""
-    for process in psutil.Process(pid).parents():
-        if any("CoarseGrainedExecutorBackend" in word for word in process.cmdline()):
-            return process.pid
-    raise AssertionError(f"{pid} has no executor")
 
 
 def test_verbs_run_there_as_submitted_jobs(held: Held, job: Path, tmp_path: Path) -> None:
@@ -252,8 +212,8 @@ def test_verbs_run_there_as_submitted_jobs(held: Held, job: Path, tmp_path: Path
     assert len({actor["node_id"] for actor in trainers}) == 2, "on both executors"
     done = submit(held, "tune", *own, "search.samples=2", "search.scheduler=none")
     assert done.returncode == 0, done.stdout + done.stderr
-    for verb in ("predict", "drift"):
-        done = submit(held, verb, *own)
+    for name in ("predict", "drift"):
+        done = submit(held, name, *own)
         assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -304,21 +264,6 @@ def test_spark_that_dies_under_way_ends_its_driver() -> None:
     print(f"all processes have ended after {seconds_until_gone(held.mark, 120, known):.1f} s")
 
 
-def verb(*arguments: str, master: str = MASTER, **more: str) -> tuple[int, str, str, str]:
-    """A verb that starts Spark itself. Returns its exit code, stdout, stderr and its mark."""
-    mark = uuid.uuid4().hex
-    given = f"--master {master} pyspark-shell"
-    done = subprocess.run(
-        [sys.executable, "-m", "raypipe", *arguments],
-        env=environment(**{MARK: mark, "PYSPARK_SUBMIT_ARGS": given, **more}),
-        capture_output=True,
-        text=True,
-        timeout=300,
-        cwd=ROOT,
-    )
-    return done.returncode, done.stdout, done.stderr, mark
-
-
 SMALL = ["cluster.address=spark", "cluster.object_store_mb=200"]
 
 
@@ -354,8 +299,8 @@ def test_it_grows_while_work_waits(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        (["cluster.spark.cpus=3"], "2 executors of 2 CPUs and 0 GPUs.* room for no such node"),
-        (["cluster.spark.gpus=1"], "2 executors of 2 CPUs and 0 GPUs.* room for no such node"),
+        (["cluster.spark.cpus=3"], "2 executors of 2 CPUs and 0 GPUs.* room for no such worker"),
+        (["cluster.spark.gpus=1"], "2 executors of 2 CPUs and 0 GPUs.* room for no such worker"),
         (["cluster.spark.workers=3", "cluster.spark.cpus=2"], "room for 2 of them"),
     ],
 )
@@ -363,14 +308,6 @@ def test_too_little_room_is_one_message(job: Path, asked: list[str], said: str) 
     code, out, err, mark = verb("train", str(job), *SMALL, "train.workers=2", *asked)
     assert seconds_until_gone(mark, 30) < 30
     assert (code, out) == (2, "") and one_message(err, said)
-
-
-def one_message(err: str, said: str) -> bool:
-    """One line of raypipe's holds it, and nobody's traceback is shown."""
-    lines = [line for line in err.splitlines() if line.startswith("raypipe:")]
-    assert len(lines) == 1 and "Traceback" not in err, err
-    assert re.search(said, lines[0]), lines
-    return True
 
 
 def test_what_is_missing_is_one_message(job: Path, tmp_path: Path) -> None:

@@ -76,14 +76,19 @@ def test_a_slower_machine_starts_more_slowly() -> None:
 
 
 def test_money_is_of_all_nodes_for_as_long_as_the_verb_takes() -> None:
-    price = Price("g5.xlarge", 1.0, nodes=4)
-    spent = Spent(seconds=1800, device_s=7200, price=price, saved=0.25)
+    price = Price("g5.xlarge", 1.0, nodes=4, devices=8)
+    spent = Spent(1800, device_s=7200, price=price, saved=0.25, saved_device_s=3600)
     assert spent.usd == 2.0
     assert spent.facts()["took"] == (
         "30 min, $2.00 (4 x g5.xlarge at $1.000 an hour); "
         "the training 2.0000 device hours, with earlier calls"
     )
-    assert "25%" in spent.facts()["saved"]
+    # Half a dollar for an hour of one of eight devices.
+    assert spent.facts()["saved"].startswith("25% of the epochs, about 1.0000 device hours, $0.50")
+    assert spent.summary()["saved_usd"] == spent.saved_usd == pytest.approx(0.5)
+    assert spent.logged() == {"cost.seconds": 1800, "cost.device_hours": 2.0, "cost.usd": 2.0}
+    assert set(Spent(10, 10).logged()) == {"cost.seconds", "cost.device_hours"}
+    assert Price("g5.xlarge", 1.0, nodes=4).usd_per_device_s is None
     assert Spent(10, 10).usd is None and "$" not in Spent(10, 10).facts()["took"]
 
 

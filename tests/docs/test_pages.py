@@ -34,7 +34,7 @@ ELSEWHERE = {
     "make install    # .venv with pinned versions": "CI runs make",
     "raypipe ingest mine.yaml     # images and labels become a Delta table": "its "
     "lines are lines of the tutorial's block, which is run",
-    "source .venv/bin/activate\nexport RAY_AUTH_MODE=token RAY_USAGE_STATS_ENABLED=0": "a cluster "
+    "make install                              # once": "a cluster "
     "for everybody on this host, on fixed ports: test_connect.py starts one on its own, "
     "search/test_clusters.py submits",
     "export RAY_AUTH_MODE=token RAY_USAGE_STATS_ENABLED=0": "the same, in infra/ray",
@@ -47,9 +47,12 @@ ELSEWHERE = {
     "curl http://127.0.0.1:5001/invocations": "the same: it asks with such a body",
     "import mlflow\n\npredict = mlflow.pyfunc.spark_udf(": "serve/test_spark.py runs it",
     "from collections.abc import Iterator\n\nimport mlflow": "serve/test_spark.py runs it",
+    "raypipe sidecars pack --python 3.12 --out": "cloud/test_sidecars.py packs into a store",
     "raypipe predict mine.yaml predict.table.uri": "serve/test_stream.py runs these commands",
     "raypipe train jobs/configs/solar.yaml run.dir=runs/cluster": "cluster/test_submit.py does",
     "# Two executors on this machine.": "cluster/test_spark.py starts Spark so",
+    "export SPARK_LOCAL_IP=127.0.0.1\nexport PYSPARK_SUBMIT_ARGS": "train/test_spark_launch.py "
+    "does",
     "from raypipe.cluster.connect import ClusterConfig, close": "cluster/test_spark.py does so",
     "raypipe train jobs/configs/solar.yaml --dry-run": "e2e/test_dry_run.py runs both",
     "raypipe serve mine.yaml": "serve/test_online.py starts the server",
@@ -57,6 +60,7 @@ ELSEWHERE = {
     "raypipe export onnx": "serve/test_same_everywhere.py exports so",
     "raypipe doctor": "doctor/test_faults.py and its neighbours run it",
     "raypipe table prepare tables/photos": "tables/test_prepare.py runs this command",
+    "raypipe promote mine.yaml --history": "registry/test_moves.py runs these verbs",
     "raypipe evaluate models:/screws@champion": "serve/test_evaluate.py runs both forms",
 }
 RUN = ("source .venv/bin/activate\ncat > mine.yaml", "import mlflow, pandas as pd")
@@ -161,7 +165,9 @@ def test_every_command_is_one_that_the_command_line_takes(
     for file in files:
         place = tmp_path / file if file == "mine.yaml" else ROOT / file
         load(Job, place, settings)
-    told = CliRunner().invoke(app, [*words[: 2 if words[0] == "table" else 1], "--help"])
+    # Groups have verbs of their own.
+    deep = words[0] == "table" or words[:2] == ["sidecars", "pack"]
+    told = CliRunner().invoke(app, [*words[: 2 if deep else 1], "--help"])
     assert told.exit_code == 0, f"{where}: {told.output}"
     for option in (w for w in words if w.startswith("--")):
         assert option in re.sub(r"\x1b\[[0-9;]*m", "", told.output), f"{where}: {option}"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from raypipe.doctor import machine, packages
+from raypipe.doctor import packages
 from tests.doctor.conftest import Doctor
 
 
@@ -115,23 +115,3 @@ def test_a_shared_memory_of_docker(alone: Doctor) -> None:
     assert "--shm-size" in told.findings["/dev/shm"]["way_out"]
     enough = small.replace("64m", "400m")
     assert alone(*words, first=enough).state("/dev/shm") == "ok"
-
-
-def test_the_limit_of_a_container(tmp_path: Path) -> None:
-    """The lowest of its own group and of those above; both versions of control groups."""
-    own = tmp_path / "cgroup"
-    own.write_text("0::/kubepods/pod1/main\n")
-    groups = tmp_path / "two"
-    (groups / "kubepods/pod1/main").mkdir(parents=True)
-    (groups / "kubepods/pod1/main/memory.max").write_text("max\n")
-    (groups / "kubepods/pod1/memory.max").write_text(f"{3 * 2**30}\n")
-    (groups / "kubepods/memory.max").write_text(f"{9 * 2**30}\n")
-    assert machine.container_limit(groups, own) == 3 * 2**30
-    own.write_text("5:cpu,cpuacct:/a\n4:memory:/docker/1\n")
-    groups = tmp_path / "one"
-    (groups / "memory/docker/1").mkdir(parents=True)
-    (groups / "memory/docker/1/memory.limit_in_bytes").write_text("9223372036854771712\n")
-    assert machine.container_limit(groups, own) is None
-    (groups / "memory/memory.limit_in_bytes").write_text(f"{2**30}\n")
-    assert machine.container_limit(groups, own) == 2**30
-    assert machine.container_limit(groups, tmp_path / "none") is None

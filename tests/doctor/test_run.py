@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from raypipe.cluster import sidecar
+from raypipe.cluster.sidecars import pins
 from raypipe.doctor.checks import CHECKS, chosen
 from raypipe.doctor.finding import Asked, Check, Finding, Mend, ok
 from raypipe.doctor.process import Died, ask
@@ -110,7 +111,7 @@ def test_every_check_has_a_name_and_an_unknown_one_is_refused() -> None:
 @pytest.mark.slow
 def test_all_checks_of_this_machine_take_seconds(tmp_path: Path) -> None:
     """At most 20 s of CPU, with all its processes, and 40 s by the clock; sidecars are there."""
-    for name in sidecar.PROBES:
+    for name in pins.names():
         sidecar.ensure(name)
     here = Doctor(tmp_path, dict(os.environ))
     used, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()

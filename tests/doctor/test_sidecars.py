@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import os
 import shutil
+import zipfile
 from pathlib import Path
 
 import PIL
 import pytest
 
 from raypipe.cluster import sidecar
+from raypipe.cluster.sidecars import build, pins
+from raypipe.cluster.sidecars.archive import MANIFEST
+from raypipe.cluster.sidecars.manifest import Manifest
+from raypipe.doctor import environments
+from raypipe.doctor.finding import Asked, Settings
 from tests.doctor.conftest import Doctor
 
 
@@ -28,6 +34,58 @@ def test_a_path_that_hides_the_packages_of_a_sidecar(doctor: Doctor, tmp_path: P
     assert told.findings["sidecar fastdup"]["way_out"] == "raypipe sidecars"
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        Settings(cluster={"address": "spark"}),
+        Settings(train={"launcher": "torch_distributor"}),
+    ],
+)
+def test_what_spark_needs_is_a_failure_where_the_configuration_wants_spark(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JAVA_HOME", "/nowhere")
+    (wanted,) = environments.java(Asked(settings=settings))
+    (unasked,) = environments.java(Asked())
+    assert wanted.state == "fail" and unasked.state in ("warn", "skipped")
+
+
+def archive_of(file: Path, target: pins.Target) -> str:
+    """An archive of the sidecars as far as the doctor looks: it reads no wheel."""
+    hashes = {n: pins.digest(pins.pins(n, target)) for n in ("alibi", "fastdup")}
+    with zipfile.ZipFile(file, "w") as out:
+        told = Manifest(target, hashes, {name: [] for name in hashes}, {})
+        out.writestr(MANIFEST, told.to_json())
+    return str(file)
+
+
+def test_an_archive_that_nodes_take_is_looked_at(doctor: Doctor, tmp_path: Path) -> None:
+    words = "--only", "fastdup,alibi"
+    fits = archive_of(tmp_path / "fits.zip", pins.here())
+    told = doctor(*words, RAYPIPE_SIDECARS=fits)
+    for name in ("sidecar fastdup", "sidecar alibi"):
+        assert told.state(name) == "warn" and told.findings[name]["can_fix"]
+        assert f"the archive {fits}, which fits" in told.findings[name]["rule"]
+    # The configuration names another one than the environment.
+    other = archive_of(tmp_path / "other.zip", pins.Target("3.10", "x86_64"))
+    told = doctor(f"cluster.sidecars={other}", *words, RAYPIPE_SIDECARS=fits)
+    assert told.code == 1 and told.state("sidecar alibi") == "fail"
+    finding = told.findings["sidecar fastdup"]
+    assert "is for Python 3.10" in finding["seen"] and "sidecars pack" in finding["way_out"]
+    told = doctor(f"cluster.sidecars={fits}", *words)
+    assert (
+        told.findings["sidecar alibi"]["way_out"] == f"RAYPIPE_SIDECARS='{fits}' raypipe sidecars"
+    )
+    # A store that is not there, within the doctor's time.
+    dead = {"AWS_ENDPOINT_URL": "http://127.0.0.1:9", "AWS_ALLOW_HTTP": "true"}
+    keys = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "canary-in-the-store"}
+    told = doctor(*words, RAYPIPE_SIDECARS="s3://plant/x.zip", **dead, **keys)
+    finding = told.findings["sidecar alibi"]
+    assert finding["state"] == "fail" and "cannot be read" in finding["seen"]
+    assert "Check the address and the network" in finding["way_out"]
+    assert "canary" not in told.err + str(told.findings)
+
+
 @pytest.mark.slow
 def test_a_damaged_sidecar_is_built_again(doctor: Doctor, tmp_path: Path) -> None:
     built = sidecar.ensure("fastdup").parent.parent
@@ -43,4 +101,4 @@ def test_a_damaged_sidecar_is_built_again(doctor: Doctor, tmp_path: Path) -> Non
     told = doctor(*words, "--fix", **home)
     assert told.code == 0 and told.state("sidecar fastdup") == "ok"
     assert f"removes {folder} and builds it again" in told.err
-    assert sidecar.damage("fastdup", 60) == ""
+    assert build.damage("fastdup", 60) == ""

@@ -249,3 +249,18 @@ def test_a_named_model_and_a_finished_prediction_are_the_ones_planned(
     nowhere = tmp_path / "nowhere.db"
     code, _, err = cli("predict", config, f"registry.uri=sqlite:///{nowhere}", "--dry-run")
     assert code == 2 and "no model store" in err and not nowhere.exists()
+
+
+def test_the_plan_names_the_launcher_and_starts_no_spark(cli: Cli, config: Path) -> None:
+    given = [*MODEL, "train.launcher=torch_distributor", "train.workers=3", "train.epochs=1"]
+    code, out, err = cli("train", config, *given, "--dry-run", "--json")
+    assert code == 0, err
+    told = json.loads(out)
+    assert told["plan"]["launcher"] == "torch_distributor"
+    assert told["plan"]["images come from"] == "threads"
+    assert "executors of Spark" in told["plan"]["runs on"]
+    assert "the start of Spark" in told["not_estimated"]
+    code, _, err = cli("train", config, *given, "--dry-run", "feed.carrier=cache")
+    assert code == 2 and "trains without Ray" in err
+    code, _, err = cli("tune", config, *given, "--dry-run")
+    assert code == 2 and "A search needs Ray" in err

@@ -203,6 +203,23 @@ def test_drift_leads_to_a_better_champion_and_a_rerun_adds_nothing(
     )
     check(store, job, nights["other"], "other", first)
     assert counts(job) == before
+    assert_a_rollback_stays(store, job, both, alarm)
+
+
+def assert_a_rollback_stays(store: tracking.Store, job: Job, both: Job, alarm: CheckResult) -> None:
+    """The same night again: no training, no version, and the reason says who rolled back."""
+    assert promote.rollback(store, note="by hand") == (2, 1)
+    before = counts(job)
+    first = promote.require_champion(store)
+    assert first.version == 1
+    for _ in range(2):
+        again = retrain(store, both, alarm, first)
+        assert not again.decision.act
+        assert "It was rolled back: rollback by" in again.decision.reason
+        assert "--version 2 --unbar" in again.decision.reason
+    assert promote.require_champion(store).version == 1 and counts(job) == before
+    second = promote.require_version(store, 2, "")
+    promote.promote(store, second, expected=1, why="by hand", unbar=True)
 
 
 def assert_found_by_a_balanced_search(

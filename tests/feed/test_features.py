@@ -45,7 +45,7 @@ def test_pinning_counts_labelled_rows_and_orders_classes(pinned: Pinned) -> None
 @pytest.mark.parametrize("split", ["train", "val"])
 def test_every_labelled_row_is_located_once(pinned: Pinned, split: str) -> None:
     rows = locate(pinned, split, FEED)
-    ids = rows.ids.to_pylist()
+    ids = rows.ids_of(range(len(rows)))
     assert {
         i: pinned.classes[label] for i, label in zip(ids, rows.labels_N, strict=True)
     } == labelled(pinned, split)
@@ -81,6 +81,9 @@ def test_features_are_computed_once_and_the_same_at_any_split_of_work(
                 and rows.labels_N.tolist() == fetch(other.rows).labels_N.tolist()
             )
             np.testing.assert_allclose(inputs, fetch(other.inputs), rtol=1e-4, atol=1e-4)
+    # Validation may be the training split again.
+    twice = made("two", "train", "train")["train"]
+    np.testing.assert_allclose(fetch(twice.inputs), fetch(again["train"].inputs))
     assert set(fetch(together["train"].rows).ids.to_pylist()) == labelled(pinned, "train").keys()
 
 

@@ -70,7 +70,7 @@ def opened(
 
 def ids(feed: Feed, batch: Batch, split: str = "train") -> list[str]:
     rows = feed._train_rows if split == "train" else feed._val_rows
-    return rows.ids.take(batch.samples_B).to_pylist()  # type: ignore[no-any-return]
+    return rows.ids_of(batch.samples_B)
 
 
 @pytest.mark.parametrize("carrier", CARRIERS)

@@ -52,7 +52,7 @@ def test_a_column_may_be_called_row(role: str, tmp_path: Path) -> None:
     assert len(rows) == 10 and rows.row_N is not None
     assert rows.row_N.tolist() == [i for i in range(20) if i % 4 < 2]
     expected = [f"n{i}" if role == "id" else str(i) for i in rows.row_N.tolist()]
-    assert rows.ids.to_pylist() == expected
+    assert rows.ids_of(range(len(rows))) == expected
 
 
 def test_a_column_may_play_two_roles(tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ def test_a_column_may_play_two_roles(tmp_path: Path) -> None:
         "val",
         FEED.model_copy(update={"verify": False}),
     )
-    assert rows.ids.to_pylist() == hashes[1::2]
+    assert rows.ids_of(range(len(rows))) == hashes[1::2]
 
 
 def test_rows_written_before_the_image_column_are_named(tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_a_column_that_only_the_pinned_version_has_is_read(tmp_path: Path) -> No
 def test_an_empty_split_has_no_rows(tmp_path: Path) -> None:
     pinned = pin(config(made(tmp_path)), FEED)
     rows = locate(pinned, "test", FEED)
-    assert (len(rows), len(rows.ids), rows.fragments) == (0, 0, ())
+    assert (len(rows), rows.ids_of([]), rows.fragments) == (0, [], ())
 
 
 @pytest.mark.parametrize("seed", [-1, 2**32, 1.5, "x"])

@@ -77,7 +77,7 @@ def shown(feed: Feed, images: Sequence[bytes]) -> list[int]:
     """The images of an epoch, each of which is what its id says, with its label."""
     seen: list[int] = []
     for batch in feed.train(0):
-        ids = [int(i) for i in feed._train_rows.ids.take(batch.samples_B).to_pylist()]
+        ids = [int(i) for i in feed._train_rows.ids_of(batch.samples_B)]
         for pixels, label, i in zip(
             batch.inputs.numpy(), batch.labels_B.tolist(), ids, strict=True
         ):
@@ -206,7 +206,7 @@ def test_images_are_read_whatever_arrow_type_their_file_names(
         )
     feed = opened(table)
     assert set(shown(feed, padded)) == set(range(30)) and feed.replaced == 0
-    assert locate(pin(table, FeedConfig()), "train", FeedConfig()).sha256_N32 is not None
+    assert locate(pin(table, FeedConfig()), "train", FeedConfig()).digests(0) is not None
 
 
 def test_what_is_predicted_of_a_stand_in_is_judged_by_its_own_label(

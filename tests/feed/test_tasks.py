@@ -83,7 +83,7 @@ def test_labels_come_out_as_targets_and_unlabelled_rows_stay_behind(
     unlabelled = [
         i for i, label in enumerate(labels) if label in (None, " ") or held_blank(kind, label)
     ]
-    assert rows.ids.to_pylist() == [str(i) for i in range(4) if i not in unlabelled]
+    assert rows.ids_of(range(len(rows))) == [str(i) for i in range(4) if i not in unlabelled]
     np.testing.assert_array_equal(rows.labels_N, encoded)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import math
 import random
+from itertools import combinations, pairwise
 from typing import Any
 
 import pytest
@@ -193,6 +194,26 @@ def test_noise_is_how_far_apart_curves_are_that_cross_and_cross_again() -> None:
         noise([a, b]) == pytest.approx(0.1) and noise([a, below], 0.25) == 0.25 and noise([]) == 0
     )
     assert noise([a, {1: 0.4, 2: 0.7}]) == 0  # once might be for good
+
+
+@given(
+    curves=st.lists(
+        st.dictionaries(st.integers(1, 6), st.sampled_from([0.1, 0.2, 0.3, 0.4]), max_size=6),
+        max_size=7,
+    )
+)
+def test_the_noise_of_all_pairs_at_once_is_that_of_each_pair(
+    curves: list[dict[int, float]],
+) -> None:
+    apart = []
+    for one, other in combinations(curves, 2):
+        leads = [one[epoch] - other[epoch] for epoch in sorted(one.keys() & other.keys())]
+        signs = [lead > 0 for lead in leads if lead]
+        if sum(a != b for a, b in pairwise(signs)) >= 2:
+            apart.append(abs(leads[-1]))
+    apart.sort()
+    expected = apart[min(len(apart) - 1, int(0.9 * len(apart)))] if apart else 0.7
+    assert noise(curves, 0.7) == expected
 
 
 @pytest.mark.parametrize("capped", [False, True])

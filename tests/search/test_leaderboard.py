@@ -18,6 +18,7 @@ from raypipe.train import checkpoint
 from raypipe.train.loop import LoopState
 from raypipe.train.parallel.snapshot import Piece, Snapshot
 from raypipe.train.settings import TrainConfig
+from raypipe.work import tables
 
 NAN = float("nan")
 
@@ -112,12 +113,30 @@ def test_a_result_file_is_json_for_every_reader_and_reads_back(tmp_path: Path) -
 
     json.loads((tmp_path / "result.json").read_text(), parse_constant=refuse)
     back, stopped, decoded = leaderboard.read(tmp_path / "result.json")
+    # Its checkpoint is where the folder is now.
+    moved = replace(trials[0], checkpoint=str(tmp_path / "trials" / "somewhere"))
     assert (
-        back[0] == trials[0]
+        back[0] == moved
         and math.isnan(back[1].metric)
         and math.isnan(back[1].history[0]["val_loss"])
     )
     assert stopped is None and decoded == 3
+
+
+def test_a_search_in_a_folder_that_moved_has_its_trials(tmp_path: Path) -> None:
+    """Pointers, ended trials and result.json name where the checkpoints were written."""
+    old, new = tmp_path / "old", tmp_path / "new"
+    ended = kept(old / "trials", "a", (0.7, 0.3, 1.0), (0.9, 0.2, 1.0))
+    train = TrainConfig(epochs=2)
+    before = trial_of(ended, "val_accuracy", "max", train, old / "trials")
+    leaderboard.write(old / "result.json", [before], None, 0)
+    old.rename(new)
+    ended.checkpoint.path = str(new / "tune" / "a")
+    after = trial_of(ended, "val_accuracy", "max", train, new / "trials")
+    for found in (after, leaderboard.read(new / "result.json")[0][0]):
+        assert found == replace(before, checkpoint=found.checkpoint)
+        folder = Path(str(found.checkpoint))
+        assert folder.is_relative_to(new) and checkpoint.verify(folder) is None
 
 
 def test_a_result_of_an_older_version_is_judged_again(tmp_path: Path) -> None:
@@ -153,3 +172,31 @@ def test_where_all_had_as_many_epochs_nothing_is_added() -> None:
     assert (
         compared(trials, "val_accuracy", "max") == {} and ahead(trials, "val_accuracy", "max") == []
     )
+
+
+def test_what_a_budget_cut_or_a_failure_lost_was_not_saved() -> None:
+    """Ten epochs each: the scheduler ended one after 2, a budget another, and one failed."""
+    whole = replace(curve("a", *[0.5] * 10), device_s=100.0)
+    early = replace(curve("b", 0.4, 0.4), stopped_early=True, device_s=10.0)
+    cut = replace(curve("c", 0.4, 0.4), stopped_early=True, device_s=10.0, cut=True)
+    failed = replace(trial("d", NAN, 0.5, failed=True), device_s=5.0)
+    own = replace(curve("e", *[0.5] * 5, stopped="no improvement"), device_s=20.0)
+    found = leaderboard.spared([whole, early, cut, failed, own], 10, 50)
+    # 8 epochs at 5 s, and 5 epochs at 4 s.
+    assert found == leaderboard.Spared(13 / 50, 8 * 5.0 + 5 * 4.0)
+    assert leaderboard.spared([], 10, 0) == leaderboard.Spared()
+
+
+def test_the_columns_of_cost_are_those_that_say_something() -> None:
+    done = [replace(curve("a", 0.5), seconds=3.0, device_s=3.0)]
+    rows = leaderboard.standings(done, "val_accuracy", "max")
+    assert "s" in tables.leaderboard("val_accuracy", rows).columns
+    assert "device s" not in tables.leaderboard("val_accuracy", rows).columns
+    priced = tables.leaderboard("val_accuracy", rows, usd_per_device_s=0.5)
+    assert priced.rows[0][priced.columns.index("$")] == "1.5000"
+    shared = leaderboard.standings([replace(done[0], device_s=1.5)], "val_accuracy", "max")
+    table = tables.leaderboard("val_accuracy", shared)
+    assert table.rows[0][table.columns.index("device s")] == 1.5
+    # An older result knows neither.
+    old = leaderboard.standings([curve("a", 0.5)], "val_accuracy", "max")
+    assert not {"s", "device s", "$"} & set(tables.leaderboard("val_accuracy", old).columns)

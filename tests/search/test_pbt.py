@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import ray
 import torch
 import yaml
 from hypothesis import given
@@ -156,6 +157,17 @@ def test_the_schedule_says_what_the_weights_were_trained_with(
     assert [line["epoch"] for line in clone.schedule] == sorted(
         {line["epoch"] for line in clone.schedule}
     )
+
+
+def test_a_clones_time_is_its_own(searched: tuple[Job, SearchResult]) -> None:
+    """Tune's total of a clone has its donor's seconds; all trials together held the CPUs that there
+    are, and no more.
+    """
+    job, result = searched
+    assert moved(job, result), "nobody took over anything"
+    assert all(trial.seconds > 0 for trial in result.trials)
+    cpus = ray.cluster_resources()["CPU"]
+    assert result.device_s < cpus * result.seconds
 
 
 def test_a_search_read_again_is_the_same(searched: tuple[Job, SearchResult]) -> None:

@@ -49,6 +49,14 @@ def test_a_trial_joins_where_the_mean_is_as_good(tmp_path: Path) -> None:
     assert found.metrics == loss(weights)
 
 
+def test_a_soup_in_a_folder_that_moved_is_found(tmp_path: Path) -> None:
+    folder = tmp_path / "old"
+    trials = [trial(folder, name, w) for name, w in (("a", 0.8), ("b", 1.4))]
+    assert soup.make(trials, loss, "val_loss", "min", folder)
+    found = soup.read(folder.rename(tmp_path / "new"))
+    assert found is not None and checkpoint.verify(Path(found.checkpoint)) is None
+
+
 def test_the_best_alone_is_no_soup(tmp_path: Path) -> None:
     trials = [trial(tmp_path, name, w) for name, w in (("a", 1.1), ("b", 9.0))]
     assert (

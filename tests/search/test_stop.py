@@ -12,7 +12,7 @@ from ray import tune
 from ray.tune.experiment import Trial
 
 from raypipe.search.trials import tune_patches
-from raypipe.search.trials.monitor import Monitor, Stop
+from raypipe.search.trials.monitor import Held, Monitor, Stop
 from raypipe.search.trials.standing import Standing
 from raypipe.train.stopping import SearchStoppingConfig
 
@@ -36,16 +36,29 @@ class Told:
         return self.done
 
 
-def watch(workers: float = 1.0, listener: Any = None, **stopping: Any) -> Monitor:
+def watch(devices: float = 1.0, listener: Any = None, **stopping: Any) -> Monitor:
     heard = [listener] if listener else []
     rule = SearchStoppingConfig(**stopping)
-    made = Monitor(16, "val_accuracy", "max", rule, workers, *heard)
+    made = Monitor(16, "val_accuracy", "max", rule, devices, *heard)
     made.setup()
     return made
 
 
-def epoch(seen: Monitor, name: str, value: float, number: int = 1, seconds: float = 1.0) -> None:
-    result = {"val_accuracy": value, "training_iteration": number, "time_total_s": seconds}
+def epoch(
+    seen: Monitor,
+    name: str,
+    value: float,
+    number: int = 1,
+    seconds: float = 1.0,
+    workers: float = 1.0,
+) -> None:
+    result = {
+        "val_accuracy": value,
+        "training_iteration": number,
+        "time_this_iter_s": seconds,
+        "time_total_s": 1e6,  # of a clone: its donor's, too
+        "workers": workers,
+    }
     seen.on_trial_result(0, [], Told(name), result)
 
 
@@ -104,11 +117,11 @@ def test_a_trial_that_ends_again_after_a_restore_counts_once() -> None:
 def test_targets_and_budgets_count_running_trials_and_shares_of_a_gpu(
     stopping: dict[str, Any], says: str
 ) -> None:
-    seen = watch(workers=0.5, **stopping)
+    seen = watch(devices=0.5, **stopping)
     epoch(seen, "a", 0.5, 2, 3600.0)
     epoch(seen, "b", 0.7, 2, 3000.0)
     assert not Stop(seen).stop_all()
-    epoch(seen, "b", 0.92, 3, 3600.0)
+    epoch(seen, "b", 0.92, 3, 600.0)
     assert Stop(seen).stop_all() and seen.stopped == says
 
 
@@ -175,14 +188,44 @@ def test_who_listens_hears_how_trials_stand() -> None:
             0,
             [one, two],
             trial,
-            {"val_accuracy": value, "training_iteration": epochs, "time_total_s": 1.0},
+            {"val_accuracy": value, "training_iteration": epochs, "time_this_iter_s": 1.0},
         )
     one.done, one.last_result = True, {"ended": True}
     seen.on_trial_complete(0, [one, two], one)
     lr = {"train.lr": 0.1}
-    assert told[0] == (0, 16, []) and told[2] == (0, 16, [Standing("a", lr, 0.4, 2, "running")])
+    assert told[0] == (0, 16, []) and told[2] == (
+        0,
+        16,
+        [Standing("a", lr, 0.4, 2, "running", None, 3.0, 3.0)],
+    )
     assert told[-1] == (
         1,
         16,
-        [Standing("b", lr, 0.5, 1, "waiting"), Standing("a", lr, 0.4, 2, "full")],
+        [
+            Standing("b", lr, 0.5, 1, "waiting", None, 1.0, 1.0),
+            Standing("a", lr, 0.4, 2, "full", None, 3.0, 3.0),
+        ],
     )
+
+
+def test_a_trial_holds_the_devices_that_its_workers_had() -> None:
+    """An elastic group may start with fewer than its most; a clone's donor is not counted."""
+    seen = watch(gpu_hours=1)
+    epoch(seen, "a", 0.5, 1, 10.0, workers=2.0)
+    epoch(seen, "a", 0.6, 2, 10.0, workers=1.0)
+    epoch(seen, "b", 0.4, 1, 5.0, workers=4.0)
+    assert seen.held == {"a": Held(20.0, 30.0), "b": Held(5.0, 20.0)}
+    assert seen.progress().worker_s == 50.0
+    again = watch()
+    again.set_state(cloudpickle.loads(cloudpickle.dumps(seen.get_state())))
+    epoch(again, "a", 0.7, 3, 1.0, workers=2.0)
+    assert again.held["a"] == Held(21.0, 32.0)
+
+
+def test_only_trials_that_ended_before_the_search_was_stopped_were_ended_early() -> None:
+    seen = watch(epochs=3)
+    trial(seen, "a", 0.5, 0.4)
+    epoch(seen, "b", 0.5)
+    assert Stop(seen).stop_all()
+    seen.on_trial_complete(0, [], Told("b", done=True))
+    assert seen.ended_before == {"a"}

@@ -261,3 +261,37 @@ def test_trials_start_when_their_images_are_decoded(
             )
         )
     assert ready == [True] and len({source.side_px for source in prepared}) == 4
+
+
+def test_trials_say_what_they_held_and_what_was_spared(searched: Searched) -> None:
+    _, result = searched
+    assert all(trial.seconds > 0 for trial in result.trials)
+    # One worker a trial, on a CPU.
+    assert [trial.device_s for trial in result.trials] == [t.seconds for t in result.trials]
+    assert result.device_s == pytest.approx(sum(trial.seconds for trial in result.trials))
+    # Two trials at a time held two CPUs for as long as the search took, at most.
+    assert result.device_s < 2 * result.seconds
+    missing = result.full_epochs - result.epochs
+    assert missing and result.spared.share == pytest.approx(missing / result.full_epochs)
+    assert not any(trial.cut for trial in result.trials)
+    (first, *_) = result.runs(usd_per_device_s=0.5)
+    assert first[3]["cost.usd"] == pytest.approx(result.trials[0].device_s / 2)
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_what_the_searchs_budget_cut_was_not_spared(searches: Searches, tmp_path: Path) -> None:
+    changes = {
+        "search.samples": 4,
+        "search.space": {"train.lr": "loguniform(1e-4, 1e-2)"},
+        "search.scheduler": "none",
+        "search.concurrent": 1,
+        "search.stopping.epochs": 6,
+        "train.stopping.patience": None,
+    }
+    result = search(searches(tmp_path / "run", **changes))
+    assert result.stopped and "budget of 6 epochs" in result.stopped
+    # Four epochs of the first trial, two or three of the second.
+    whole = [trial for trial in result.trials if trial.epochs == 4]
+    cut = [trial for trial in result.trials if trial.epochs < 4]
+    assert whole and cut and all(t.cut for t in cut) and not any(t.cut for t in whole)
+    assert result.spared.share == 0 == result.spared.device_s

@@ -70,7 +70,7 @@ def champion(store: Store, job: TrainJob, trained: TrainResult) -> ModelVersion:
         trainer.plan(job),
         trained,
         "train",
-        children=[("trial 1", {"train.lr": 0.01}, trained.history)],
+        children=[("trial 1", {"train.lr": 0.01}, trained.history, {"cost.seconds": 1.0})],
     )
     promote.promote(store, made, expected=None)
     return made

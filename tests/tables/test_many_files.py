@@ -86,6 +86,7 @@ def test_rows_are_the_same_however_many_footers_are_kept(
 def test_files_of_one_schema_share_it(table: ImageTable) -> None:
     held = table.snapshot(table.pin(None))
     held.files(table.uri, {}, "image", None)
-    schemas = {id(footer.schema) for footer in held._footers.values()}
+    by_path = held._footers[table.uri, "image"]
+    schemas = {id(footer.schema) for footer in by_path.values()}
     # Three, and that of the file which the delete wrote.
     assert len(schemas) == 4

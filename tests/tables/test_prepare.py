@@ -24,6 +24,7 @@ from raypipe.tables.prepare import run
 from raypipe.tables.prepare.run import PrepareResult, prepare
 from raypipe.tables.prepare.staged import FOLDER
 from raypipe.tables.table import Columns, ImageTable, TableConfig, append
+from tests.tables.prepared_rows import rows_of as read
 
 pytestmark = pytest.mark.usefixtures("ray_session")
 Cli = Callable[..., tuple[int, str, str]]
@@ -56,19 +57,6 @@ def src(tmp_path: Path, two_hundred: list[bytes]) -> TableConfig:
     append(uri, rows(list(two_hundred[100:]), 100), "two")
     append(uri, rows([None, b"junk", two_hundred[0][:-40]], 200), "broken")
     return TableConfig(uri=uri, columns=Columns(id="nr"))
-
-
-def read(uri: str | Path, version: int | None = None) -> list[dict[str, Any]]:
-    """All rows as any reader sees them, in their order."""
-    table = ImageTable(str(uri), Columns(id="nr"))
-    pinned = table.pin(version)
-    fragments, schema = scan.plan(table, pinned)
-    found: list[dict[str, Any]] = []
-    for group in fragments:
-        from raypipe.tables import fragment
-
-        found += fragment.read([group], schema, schema.names, {}, None)[0].to_pylist()
-    return found
 
 
 def test_images_are_smaller_and_all_else_is_as_it_was(src: TableConfig, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from raypipe import stores
 from raypipe.config import dump, load, validate
 from raypipe.errors import ConfigError, DataError
 from raypipe.job import Job
@@ -128,7 +129,7 @@ def test_a_run_is_not_kept_behind_a_url() -> None:
 
 
 def test_a_local_folder_has_no_store_to_blame() -> None:
-    assert storage.cause(OSError("Connection refused"), "/tables/t") is None
+    assert stores.cause(OSError("Connection refused"), "/tables/t") is None
     found: Callable[..., DataError] = storage.refusal
     assert str(found(OSError("no space"), "/tables/t", "It cannot be written", "Make space")) == (
         "It cannot be written: no space (got '/tables/t'). Make space."

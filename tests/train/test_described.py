@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from raypipe.config import validate
+from raypipe.config import replace, validate
 from raypipe.registry import tracking
 from raypipe.tables.table import TableConfig, TableVersion
-from raypipe.train import trainer
+from raypipe.train import trainer, unseen
 from raypipe.train.job import TrainJob
 from raypipe.train.publish import package_key, publish
 
@@ -51,6 +53,42 @@ def test_numbers_of_a_test_split_say_how_often_it_was_looked_at(jobs: Jobs) -> N
     assert "This is look 4 at it" in published(jobs(**on_all, **{"run.seed": 5}))
     # Of validation images another sentence is true.
     assert "It chose the epoch" in published(jobs(**{"train.epochs": 1}))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"feed.carrier": "cache"},
+        {"feed.carrier": "threads"},
+        {"model": {"mode": "frozen", "side_px": 32}},
+    ],
+    ids=["cache", "threads", "frozen"],
+)
+def test_a_large_split_judges_by_a_sample_and_the_card_says_so(
+    changes: dict[str, Any], jobs: Jobs
+) -> None:
+    job = jobs(**{"train.epochs": 1, "feed.test": "train"} | changes)
+    result = trainer.run(job)
+    planned = trainer.plan(job)
+    model = trainer.assemble(job, result)
+    whole, labels_N = unseen.predict_split(job, model, planned.pinned, "val")
+    most = len(labels_N) - 3
+    sampled = replace(job, {"registry.judged_images": most})
+    planned = trainer.plan(sampled)
+    assert planned.folder == trainer.plan(job).folder, "it is the same training"
+
+    some, some_labels_n = unseen.predict_split(sampled, model, planned.pinned, "val")
+    again, _ = unseen.predict_split(sampled, model, planned.pinned, "val")
+    assert again.ids == some.ids and len(set(some.ids)) == most
+    place = {image_id: row for row, image_id in enumerate(whole.ids)}
+    rows = [place[image_id] for image_id in some.ids]
+    np.testing.assert_allclose(some.scores_NC, whole.scores_NC[rows], atol=1e-6)
+    np.testing.assert_allclose(some.features_ND, whole.features_ND[rows], atol=1e-6)
+    assert (some_labels_n == labels_N[rows]).all()
+
+    assert f"Of {most} of its {len(labels_N)} images, drawn evenly" in published(sampled)
+    tested = unseen.test(planned, result)
+    assert tested["test_images"] == most < planned.pinned.counts["train"]
 
 
 def test_numbers_have_a_distribution_of_labels(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from raypipe.train import elastic
 from raypipe.train.elastic import RESTART_S, pays, room
@@ -29,6 +31,35 @@ def test_a_cpu_for_decode_tasks_stays_free_on_one_node() -> None:
     assert room(gpus, {"CPU": 1.0, "GPU": 1.0}, decoding=True) == 4, (
         "there are CPUs to spare beside the GPUs"
     )
+
+
+def test_each_worker_gets_as_many_cpus_as_leave_one_for_decode_tasks() -> None:
+    def cpus(nodes: list[float], workers: int, decoding: bool = True) -> float:
+        return elastic.cpus_of_each([{"CPU": n} for n in nodes], workers, {}, decoding)
+
+    assert cpus([8, 8], 2) == 1 and cpus([2, 2], 4, decoding=False) == 1
+    assert cpus([2], 2) == 0.5 and cpus([4], 4) == 0.75
+    # Three CPUs for four workers: but 0.75 each would leave half a CPU on either node.
+    assert cpus([2, 2], 4) == 0.6666
+    assert cpus([1, 1], 2) == 0.5 and cpus([8, 1], 9) == 0.8888
+    # The CPU that stays free may be the only one.
+    assert cpus([1], 1) == 0 and cpus([1], 1, decoding=False) == 1
+    gpus = [{"CPU": 2.0, "GPU": 4.0}]
+    assert elastic.cpus_of_each(gpus, 4, {"GPU": 1.0}, True) == 0.25
+    assert elastic.cpus_of_each(gpus, 5, {"GPU": 1.0}, True) == 0
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=4), st.integers(1, 12), st.booleans())
+def test_workers_that_fit_one_by_one_fit_together(
+    nodes: list[int], workers: int, decoding: bool
+) -> None:
+    """Placed as Ray packs them: as many as fit on one node after the other."""
+    each = elastic.cpus_of_each([{"CPU": float(n)} for n in nodes], workers, {}, decoding)
+    if not each:
+        assert decoding and max(nodes) == 1 and sum(nodes) == 1
+        return
+    places = {str(n): {"CPU": float(cpus)} for n, cpus in enumerate(nodes)}
+    assert room(places, {"CPU": each}, decoding) >= workers and 0 < each <= 1
 
 
 def test_a_group_grows_only_if_what_is_left_gets_shorter_by_more_than_a_start_takes() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 from hypothesis import given
@@ -12,7 +10,7 @@ from torch import nn
 
 from raypipe.models.zoo import ImageModel, ModelConfig
 from raypipe.train.parallel.blocks import checkpoint_activations
-from raypipe.train.parallel.memory import Need, activation_bytes, choose, container_limit, need_of
+from raypipe.train.parallel.memory import Need, activation_bytes, choose, need_of
 from raypipe.train.parallel.norms import sync_batch_norms
 
 from .parallel_ranks import tiny
@@ -108,49 +106,6 @@ def test_activations_are_what_the_backward_pass_keeps() -> None:
 
 def _image(px: int) -> torch.Tensor:
     return torch.empty((1, px, px, 3), device="meta")
-
-
-@pytest.mark.parametrize(
-    ("membership", "files", "limit"),
-    [
-        ("0::/", {"memory.max": "1073741824"}, 2**30),  # v2, in its own namespace
-        (
-            "0::/a/b",
-            {"memory.max": "max", "a/memory.max": "2048", "a/b/memory.max": "4096"},
-            2048,
-        ),  # the least above it
-        ("0::/a", {"a/memory.max": "max"}, None),
-        (
-            "5:cpu:/\n4:memory:/docker/x\n0::/",
-            {"memory/memory.limit_in_bytes": "4096"},
-            4096,
-        ),  # v1: the host's path
-        (
-            "4:memory:/x",
-            {"memory/x/memory.limit_in_bytes": "9223372036854771712"},
-            None,
-        ),  # v1: nothing set
-        (
-            "4:cpu,memory:/x",
-            {"memory/memory.limit_in_bytes": "8192", "memory/x/memory.limit_in_bytes": "512"},
-            512,
-        ),
-        ("nonsense", {}, None),
-    ],
-)
-def test_a_containers_limit_is_read(
-    tmp_path: Path, membership: str, files: dict[str, str], limit: int | None
-) -> None:
-    (tmp_path / "cgroup").write_text(membership + "\n")
-    for name, text in files.items():
-        file = tmp_path / "fs" / name
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text + "\n")
-    assert container_limit(tmp_path / "cgroup", tmp_path / "fs") == limit
-
-
-def test_without_cgroups_there_is_no_limit(tmp_path: Path) -> None:
-    assert container_limit(tmp_path / "none", tmp_path) is None
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

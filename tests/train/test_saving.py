@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -106,18 +104,6 @@ def test_the_best_are_kept(metric: Any, count: int, epochs: set[int]) -> None:
     assert saver.kept(state, StoppingConfig(metric=metric), count) == {
         checkpoint.name(epoch) for epoch in epochs
     }
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    if subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)], check=False
-    ).returncode:
-        pytest.skip("only root may mount a small disk")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
 
 
 @pytest.mark.chaos

@@ -230,7 +230,8 @@ class _Population:
         A donor whose checkpoint is missing or damaged is skipped with a warning.
         """
         last_checkpoint = self._trial_state[donor].last_checkpoint  # type: ignore[attr-defined]
-        pointed = trial_checkpoints.pointed_checkpoint(last_checkpoint.path)
+        trials = self.folder / "trials"
+        pointed = trial_checkpoints.pointed_checkpoint(last_checkpoint.path, trials)
         problem = "no checkpoint" if pointed is None else checkpoint.verify(pointed)
         if pointed is None or problem:
             log.warning(
@@ -254,7 +255,6 @@ class _Population:
         # drops the note and does nothing else.
         controller.pause_trial(trial, should_checkpoint=False)
         # Link the donor's files before it may delete them, then record the exploit.
-        trials = self.folder / "trials"
         trial_checkpoints.prepare_folder(trials, _name(trial), trial.config, pointed)
         mutations.append(self.folder, {**mutation, "values": dict(trial.config)})
 

@@ -46,6 +46,7 @@ _FIXED = {
     "model.std": _FEATURES,
     "model.calibrate": "It changes what is registered after the search, and no trial",
     "train.workers": "Trials of one search are of one size",
+    "train.launcher": "Trials of one search run on Ray",
     "by_epoch": "Population based training (search.scheduler=pbt) finds values by epoch",
 }
 

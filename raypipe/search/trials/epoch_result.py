@@ -19,6 +19,7 @@ from raypipe.train.stopping import Mode, unusable
 # Keys of a result, beside the epoch's metrics.
 EPOCH = "epoch"  # finished epochs; Tune's own count starts again with every restart
 ENDED = "ended"  # True for the trial's last epoch
+WORKERS = "workers"  # that trained the epoch; without it: one
 UNUSABLE = "unusable"  # True when a loss or the metric is not finite: the weights are lost
 
 WORST = 1e300  # still finite, so a mean of such values is finite too
@@ -33,7 +34,12 @@ def metric_of(metrics: Mapping[str, float], metric: str) -> float:
 
 
 def result_of(
-    metrics: Mapping[str, float], epoch: int, ended: bool, metric: str, mode: Mode
+    metrics: Mapping[str, float],
+    epoch: int,
+    ended: bool,
+    metric: str,
+    mode: Mode,
+    workers: float = 1.0,
 ) -> dict[str, Any]:
     """The result to report to Tune for one epoch: finite numbers only."""
     result: dict[str, Any] = {}
@@ -42,6 +48,8 @@ def result_of(
             result[name] = value
     result[EPOCH] = epoch
     result[ENDED] = ended
+    if workers != 1.0:
+        result[WORKERS] = workers
     if math.isnan(metric_of(metrics, metric)):
         result[metric] = -WORST if mode == "max" else WORST
         result[UNUSABLE] = True

@@ -14,30 +14,50 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from ray import tune
 
 from raypipe.search.trials import trial_checkpoints
-from raypipe.search.trials.epoch_result import ENDED, metric_of_result
+from raypipe.search.trials.epoch_result import ENDED, WORKERS, metric_of_result
 from raypipe.search.trials.standing import Standing
 from raypipe.train.stopping import Mode, Progress, SearchStoppingConfig, improved, of_search
 
 # Called with: trials that ended, trials in total, and the trials that reported, best first.
 Listener = Callable[[int, int, list[Standing]], None]
 
-_SAVED = ("_best", "_epochs", "_seconds", "_ended", "failures", "stopped")
+# Called with Tune's trial when it has ended without an error.
+Ended = Callable[[Any], None]
+
+_SAVED = ("_best", "_epochs", "_ended", "held", "ended_before", "failures", "stopped")
+
+
+@dataclass(frozen=True)
+class Held:
+    """What a trial held of the cluster, also before it was paused or restored."""
+
+    seconds: float = 0.0
+    device_s: float = 0.0
+    """Seconds times devices: GPUs, or shares of one, or without any CPU workers."""
+
+    def __add__(self, other: Held) -> Held:
+        return Held(self.seconds + other.seconds, self.device_s + other.device_s)
 
 
 def _nobody(done: int, total: int, standings: list[Standing]) -> None:
     """The listener of a search that nobody watches."""
 
 
+def _nothing(trial: Any) -> None:
+    """Nothing is to be done when a trial ends."""
+
+
 class Monitor(tune.Callback):  # type: ignore[misc]
     """Records what trials report, passes it to `listener`, and knows whether the search must stop.
 
-    workers: how many workers (GPUs, or shares of one) a trial takes; a budget in GPU-hours counts
-    them.
+    devices: how many devices (GPUs, or shares of one) a worker of a trial takes; a budget in
+    GPU-hours counts them.
     """
 
     def __init__(
@@ -46,23 +66,30 @@ class Monitor(tune.Callback):  # type: ignore[misc]
         metric: str,
         mode: Mode,
         stopping: SearchStoppingConfig,
-        workers: float,
+        devices: float,
         listener: Listener = _nobody,
+        ended: Ended = _nothing,
     ) -> None:
         self._listener = listener
+        self._tell_end = ended
         self._total = total
         self._metric = metric
         self._mode = mode
         self._stopping = stopping
-        self._workers = workers
+        self._devices = devices
 
         # By trial id.
         self._best: dict[str, float] = {}
         self._epochs: dict[str, int] = {}
-        self._seconds: dict[str, float] = {}
         self._ended: list[str] = []  # in the order in which they ended
+        # What a report would else work out again for each of a thousand trials.
+        self._has_ended: set[str] = set()
+        self._shown: dict[str, Standing] = {}
 
-        self.failures: dict[str, int] = {}  # by the name of the trial's folder
+        # By the name of the trial's folder, which is the same after a restore.
+        self.held: dict[str, Held] = {}
+        self.ended_before: set[str] = set()  # the rule stopped the search, if it did
+        self.failures: dict[str, int] = {}
         self.stopped: str | None = None  # why the search's rule stopped it
 
         self._before = 0.0  # seconds of the search before it was restored
@@ -75,7 +102,7 @@ class Monitor(tune.Callback):  # type: ignore[misc]
         run_config.stop = Stop(self)
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_listener": _nobody}
+        return self.__dict__ | {"_listener": _nobody, "_tell_end": _nothing}
 
     def setup(self, *args: Any, **info: Any) -> None:
         self._started = time.perf_counter()
@@ -84,13 +111,13 @@ class Monitor(tune.Callback):  # type: ignore[misc]
         """What the stopping rules look at."""
         # A trial that ended without a usable epoch counts as NaN.
         ended = [self._best.get(trial, math.nan) for trial in self._ended]
-        running = [value for trial, value in self._best.items() if trial not in self._ended]
+        running = [value for trial, value in self._best.items() if trial not in self._has_ended]
         return Progress(
             self._metric,
             self._mode,
             ended,
             seconds=self._elapsed(),
-            worker_s=sum(self._seconds.values()) * self._workers,
+            worker_s=sum(held.device_s for held in self.held.values()),
             unit="trial",
             running=running,
             epochs=sum(self._epochs.values()),
@@ -111,19 +138,30 @@ class Monitor(tune.Callback):  # type: ignore[misc]
         if improved(value, self._best.get(name), self._mode):
             self._best[name] = value
         self._epochs[name] = result["training_iteration"]
-        self._seconds[name] = result["time_total_s"]
+        # Not Tune's total: a clone's has its donor's time.
+        seconds = float(result["time_this_iter_s"])
+        device_s = seconds * float(result.get(WORKERS, 1.0)) * self._devices
+        folder = trial_checkpoints.name_of(trial.path)
+        self.held[folder] = self.held.get(folder, Held()) + Held(seconds, device_s)
         self._notify(trials)
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        self._count_end(trials, trial)
+        self._tell_end(trial)
+
+    def _count_end(self, trials: list[Any], trial: Any) -> None:
         # A trial that failed may run again after a restore, and end a second time.
-        if trial.trial_id not in self._ended:
+        if trial.trial_id not in self._has_ended:
             self._ended.append(trial.trial_id)
+            self._has_ended.add(trial.trial_id)
+        if self.stopped is None:
+            self.ended_before.add(trial_checkpoints.name_of(trial.path))
         self._notify(trials)
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """The trial failed for the last time."""
         self.on_trial_recover(iteration, trials, trial)
-        self.on_trial_complete(iteration, trials, trial)
+        self._count_end(trials, trial)
 
     def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """The trial failed, and Tune runs it again."""
@@ -137,6 +175,7 @@ class Monitor(tune.Callback):  # type: ignore[misc]
 
     def set_state(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _started=time.perf_counter())
+        self._has_ended = set(self._ended)
 
     def _elapsed(self) -> float:
         """Seconds that the search has run, also before it was restored."""
@@ -151,13 +190,31 @@ class Monitor(tune.Callback):  # type: ignore[misc]
         self._listener(done, self._total, standings)
 
     def _standing(self, trial: Any) -> Standing:
-        return Standing(
-            trial_checkpoints.name_of(trial.path),
-            trial.config,
-            self._best[trial.trial_id],
-            self._epochs[trial.trial_id],
+        """The trial's line, made again only if it changed."""
+        trial_id = trial.trial_id
+        shown = self._shown.get(trial_id)
+        name = shown.name if shown else trial_checkpoints.name_of(trial.path)
+        held = self.held.get(name, Held())
+        now = (
+            self._best[trial_id],
+            self._epochs[trial_id],
             _state(trial),
+            held.seconds,
+            held.device_s,
         )
+        # After an exploit of PBT, the trial has another config.
+        if shown is None or shown.changes is not trial.config or now != _numbers(shown):
+            best, epochs, state, seconds, device_s = now
+            shown = Standing(
+                name, trial.config, best, epochs, state, seconds=seconds, device_s=device_s
+            )
+            self._shown[trial_id] = shown
+        return shown
+
+
+def _numbers(shown: Standing) -> tuple[float, int, str, float, float]:
+    """What a report may change."""
+    return shown.best, shown.epochs, shown.state, shown.seconds, shown.device_s
 
 
 def _state(trial: Any) -> str:

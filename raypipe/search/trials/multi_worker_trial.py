@@ -32,6 +32,7 @@ from typing import Any
 import ray
 from ray import tune
 
+from raypipe.errors import without_secrets
 from raypipe.search.trials import trial_checkpoints
 from raypipe.search.trials.epoch_result import ENDED, EPOCH, result_of
 from raypipe.search.trials.trial import data_key, job_of
@@ -80,13 +81,14 @@ class GroupTrial(tune.Trainable):  # type: ignore[misc]
 
     def load_checkpoint(self, folder: str) -> None:  # type: ignore[override]
         """Continue from the checkpoint that Tune's `folder` names: the trial's or a donor's."""
-        self._pointed = trial_checkpoints.pointed_checkpoint(folder)
+        self._pointed = trial_checkpoints.pointed_checkpoint(folder, self._trials)
         self._reported = trial_checkpoints.reported_epoch(folder)
 
     def save_checkpoint(self, folder: str) -> None:
         """Write a pointer to the checkpoint of the epoch that the last `step` returned."""
         trial_checkpoints.write_pointer(Path(folder), self._last_checkpoint, self._last_epoch)
 
+    @without_secrets
     def step(self) -> Result:
         """The result of the next epoch; waits until it is trained. Raises the group's error."""
         if self._thread is None:
@@ -138,6 +140,8 @@ class GroupTrial(tune.Trainable):  # type: ignore[misc]
             self._trial_job = job
             resume = newest(self._folder)
             state = trial_checkpoints.state_of(resume) if resume else LoopState()
+            # A clone begins with its donor's clocks.
+            self._clocks = state.seconds, state.worker_s
             ended = state.finished(job.train.epochs)
             if ended:
                 # `step` needs a result. Tune had this one before a kill, and may have lost it.
@@ -163,11 +167,23 @@ class GroupTrial(tune.Trainable):  # type: ignore[misc]
         train = self._trial_job.train
         rule = train.stopping
         with self._reporting:
+            workers = self._workers_since_last(state)
             for epoch, metrics in trial_checkpoints.unreported(state, self._reported):
                 if self._leaving:
                     return
                 ended = epoch == state.epoch and state.finished(train.epochs)
-                result = result_of(metrics, epoch, ended, rule.metric, rule.mode)
+                result = result_of(metrics, epoch, ended, rule.metric, rule.mode, workers)
                 self._reported = epoch
                 self._results.put((self._folder / checkpoint.name(state.epoch), result))
                 self._next_step.acquire()
+
+    def _workers_since_last(self, state: LoopState) -> float:
+        """How many workers trained since the last report: an elastic trial may start with fewer
+        than its most.
+        """
+        seconds, worker_s = (
+            now - then
+            for now, then in zip((state.seconds, state.worker_s), self._clocks, strict=True)
+        )
+        self._clocks = state.seconds, state.worker_s
+        return worker_s / seconds if seconds > 0 else float(self._trial_job.train.most_workers)

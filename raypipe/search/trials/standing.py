@@ -24,3 +24,9 @@ class Standing:
 
     compared: tuple[int, float] | None = None
     """(N, its best of the first N epochs), if trials ended after different numbers of epochs."""
+
+    seconds: float = 0.0
+    """For which it held devices."""
+
+    device_s: float = 0.0
+    """Seconds times devices."""

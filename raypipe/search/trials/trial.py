@@ -15,6 +15,7 @@ from typing import Any
 from ray import tune
 
 from raypipe.config import key_of, replace
+from raypipe.errors import without_secrets
 from raypipe.search.trials import trial_checkpoints
 from raypipe.search.trials.epoch_result import result_of
 from raypipe.train import checkpoint
@@ -52,6 +53,7 @@ def job_of(job: dict[str, Any], changes: dict[str, Any]) -> TrainJob:
     return replace(base, {**changes, "train.checkpoint_async": False})
 
 
+@without_secrets
 def run_trial(
     changes: dict[str, Any], job: dict[str, Any], data: dict[str, Data], trials: str
 ) -> None:
@@ -74,7 +76,7 @@ def run_trial(
         Path(trials),
         trial_checkpoints.name_of(tune.get_context().get_trial_dir()),
         changes,
-        trial_checkpoints.pointed_checkpoint(pointer),
+        trial_checkpoints.pointed_checkpoint(pointer, Path(trials)),
     )
 
     def report(_: dict[str, float], state: LoopState) -> None:

@@ -4,6 +4,7 @@ Layout, below the search's folder:
 
     trials/TRIAL/KEY/epoch-…        checkpoints, written by the trial's Saver
     trials/TRIAL/KEY/schedule.json  the values by epoch that these weights were trained with
+    trials/TRIAL/KEY/ended.json     what the leaderboard says of it, once its checkpoints are gone
 
 1. The checkpoint that Tune stores with a result is a pointer: a file of 100 bytes that names one of
    the trial's own checkpoints. So Tune copies no weights. Population based training (PBT) needs the
@@ -35,6 +36,7 @@ from raypipe.train.loop import LoopState
 log = logging.getLogger("raypipe")
 POINTER = "pointer.json"
 SCHEDULE = "schedule.json"
+ENDED = "ended.json"
 
 # Lines {"epoch": N, field: value, …}: the values from epoch N on. N counts finished epochs, so the
 # first line has N = 0.
@@ -59,11 +61,20 @@ def write_pointer(folder: Path, target: Path, epoch: int) -> None:
     (folder / POINTER).write_text(json.dumps(pointer))
 
 
-def pointed_checkpoint(folder: str | Path | None) -> Path | None:
-    """Our checkpoint that a Tune checkpoint names; None without a Tune checkpoint."""
+def pointed_checkpoint(folder: str | Path | None, trials: Path) -> Path | None:
+    """Our checkpoint that a Tune checkpoint names; None without a Tune checkpoint.
+
+    trials: the folder of all trials' checkpoints. The pointer has the path that the checkpoint was
+    written under, and the run's folder may have been moved since.
+    """
     if not folder:
         return None
-    return Path(_read_pointer(folder)["checkpoint"])
+    return below(trials, _read_pointer(folder)["checkpoint"])
+
+
+def below(trials: Path, checkpoint: str) -> Path:
+    """The checkpoint in this folder of all trials, wherever it was written."""
+    return trials.joinpath(*Path(checkpoint).parts[-3:])
 
 
 def reported_epoch(folder: str | Path | None) -> int:
@@ -99,6 +110,8 @@ def prepare_folder(trials: Path, trial: str, values: dict[str, Any], pointed: Pa
     """
     folder = folder_of(trials, trial, values, pointed)
     if folder.exists():
+        # A killed search may have forgotten that the trial had ended: it trains again.
+        (folder / ENDED).unlink(missing_ok=True)
         return folder
     _delete_old_folders(folder.parent)
     if pointed is None or not _copy_donor(folder, pointed, values):
@@ -140,10 +153,13 @@ def state_of(verified: Path) -> LoopState:
 
 
 def epoch_checkpoints(folder: Path) -> dict[int, tuple[LoopState, Path]]:
-    """By epoch: state and path of each complete checkpoint that was saved at an epoch's end."""
+    """By epoch: state and path of each complete checkpoint that was saved at an epoch's end.
+
+    Weights are not hashed here: that took as long as reading them all, for each trial.
+    """
     checkpoints = {}
     for path in sorted(folder.glob("epoch-*")) if folder.exists() else []:
-        if checkpoint.verify(path) is not None:
+        if checkpoint.verify(path, hashes=False) is not None:
             continue
         state = state_of(path)
         if state.step == 0:

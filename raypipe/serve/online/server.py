@@ -33,8 +33,10 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from raypipe.cluster.folder import require_shared
 from raypipe.config import RunConfig
 from raypipe.errors import ClusterError, ConfigError, one_line
 from raypipe.models.labels import Kind
@@ -98,7 +100,8 @@ def running(run: RunConfig, registry: RegistryConfig, cfg: ServeConfig) -> Itera
     """A server on the cluster that this process is connected to; it stops when the block ends.
 
     Requests in the house get their answers, and the request log is written. Raises what `check`
-    does, and ClusterError if the replicas do not start.
+    does, ConfigError for a request log that other nodes do not share, and ClusterError if the
+    replicas do not start.
     """
     from ray import serve
 
@@ -108,6 +111,9 @@ def running(run: RunConfig, registry: RegistryConfig, cfg: ServeConfig) -> Itera
     port = cfg.port or _free_port(cfg.host)
     requests = cfg.requests or str(run.path / "requests")
     setup = Setup(server, cfg, checked.task, port, _workers(cfg), checked.token_digest, requests)
+    if cfg.keep > 0 and "://" not in requests:
+        fix = "Set serve.requests to a place that all nodes share, or serve.keep=0"
+        require_shared(Path(requests), {"CPU": setup.workers}, "serve.requests", fix)
     _start_serve()
     # Ray Serve ends what it has begun only if it is told to.
     try:
@@ -140,12 +146,13 @@ def _application(setup: Setup, run: RunConfig, registry: RegistryConfig) -> Any:
     """The two deployments: the registry, and the replicas that ask it."""
     from ray import serve
 
-    # One actor asks MLflow for all replicas. It needs no CPU of its own.
+    # One actor asks MLflow for all replicas. It needs no CPU of its own. It runs on this node,
+    # where the store was opened just now: its file may be on no other.
     cfg = setup.cfg
     desk = serve.deployment(Registry).options(
         name="registry",
         max_ongoing_requests=100,
-        ray_actor_options={"num_cpus": 0},
+        ray_actor_options={"num_cpus": 0, "resources": _here()},
     )
     # Threads of torch are the batcher's to choose.
     environment = metrics.environment(setup.server) | {"OMP_NUM_THREADS": "1"}
@@ -161,6 +168,15 @@ def _application(setup: Setup, run: RunConfig, registry: RegistryConfig) -> Any:
         },
     )
     return replicas.bind(setup, desk.bind(run, registry, cfg))
+
+
+def _here() -> dict[str, float]:
+    """A resource that this node has and no other."""
+    import ray
+
+    here = ray.get_runtime_context().get_node_id()
+    (node,) = [node for node in ray.nodes() if node["NodeID"] == here]
+    return {f"node:{node['NodeManagerAddress']}": 0.001}
 
 
 def _workers(cfg: ServeConfig) -> int:

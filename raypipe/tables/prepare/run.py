@@ -20,10 +20,12 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import pyarrow as pa
 from deltalake import DeltaTable
 
+from raypipe.cluster.folder import require_shared
 from raypipe.config import key_of
 from raypipe.errors import DataError
 from raypipe.images.smaller import Shape
@@ -111,6 +113,8 @@ def _make(work: Work, planned: Plan, tasks: int | None, progress: Progress) -> P
     done = _begun(staged) if cut else {}
     missing = [part for part in cut if part.number not in done]
     shared = len(done)
+    if missing and "://" not in work.dst.removeprefix("file://"):
+        _require_shared(work.dst)
 
     total = sum(part.rows for part in cut)
     rows = total - sum(part.rows for part in missing)
@@ -136,6 +140,13 @@ def _begun(staged: Staged) -> dict[int, Made]:
     except (OSError, pa.ArrowException) as e:
         what = "The prepared table cannot be written"
         raise storage.refusal(e, staged.uri, what, "Check that the folder can be written") from None
+
+
+def _require_shared(dst: str) -> None:
+    """Before hours of work, and not at their end."""
+    folder = Path(dst.removeprefix("file://"))
+    fix = "Name a folder that all nodes share, or an object store"
+    require_shared(folder, {"CPU": 1}, "DST", fix)
 
 
 def _coding(work: Work, planned: Plan, staged: Staged) -> Coding:

@@ -21,6 +21,7 @@ from typing import Any
 import pyarrow as pa
 from pyarrow.fs import FileSelector, FileSystem, FileType, LocalFileSystem, SubTreeFileSystem
 
+from raypipe import stores
 from raypipe.tables import fragment
 from raypipe.tables.fragment import Options
 
@@ -58,7 +59,7 @@ class Staged:
     def files(self) -> FileSystem:
         """The table's folder; names are relative to it."""
         store = fragment.remote(self.uri, tuple(sorted((self.options or {}).items())))
-        return store or SubTreeFileSystem(fragment.local(self.uri), LocalFileSystem())
+        return store or SubTreeFileSystem(stores.local(self.uri), LocalFileSystem())
 
     @property
     def folder(self) -> str:

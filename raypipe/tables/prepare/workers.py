@@ -13,6 +13,7 @@ from typing import Any
 import ray
 
 from raypipe.cluster.tasks import result
+from raypipe.errors import without_secrets
 from raypipe.tables.commits import Moved
 from raypipe.tables.prepare.parts import Coding, Part, make
 from raypipe.tables.prepare.staged import Made
@@ -30,7 +31,7 @@ def stream(parts: list[Part], coding: Coding, workers: int | None) -> Iterator[t
         return
     most = AHEAD * max(1, int(ray.cluster_resources().get("CPU", 1)))
     how = ray.put(coding)
-    task = ray.remote(num_cpus=1, max_retries=3)(make)
+    task = ray.remote(num_cpus=1, max_retries=3)(without_secrets(make))
     waiting = random.sample(parts, len(parts))
     started: list[Any] = []
     try:

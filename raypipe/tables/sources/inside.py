@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path, PurePath
 
+from raypipe import stores
 from raypipe.errors import DataError
-from raypipe.tables import fragment, log
+from raypipe.tables import log
 from raypipe.tables.sources.fence import ROOTS, Fence
 from raypipe.tables.table import ImageTable, TableVersion
 
@@ -22,7 +23,7 @@ def require(table: ImageTable, pinned: TableVersion, fence: Fence) -> None:
     A shallow clone has such files: set `roots` to the table that it was cloned from.
     """
     files, _ = log.files(table.at(pinned), table.uri, {})
-    folder = fragment.local(table.uri)
+    folder = stores.local(table.uri)
     if "://" not in folder:
         own = Fence(folder, fence.roots, fence.max_bytes)
         for file in files:

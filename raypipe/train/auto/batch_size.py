@@ -31,13 +31,13 @@ FEWEST_STEPS = 10  # an epoch keeps at least so many, however large a batch woul
 def find(job: TrainJob, data: Data, gpu_share: float) -> AutoValue:
     """The global batch size. gpu_share: the part of a GPU's memory that may be used."""
     # At least one image per micro batch, and FEWEST_STEPS steps an epoch.
-    labels_N = fetch(data.train.rows).labels_N
-    most = max(1, job.train.accumulate, len(labels_N) // FEWEST_STEPS)
+    rows = fetch(data.train.rows)
+    most = max(1, job.train.accumulate, len(rows) // FEWEST_STEPS)
     if data.features:
-        return _for_features(len(labels_N), most)
+        return _for_features(len(rows), most)
     # Memory and time do not depend on the label: one is enough.
     objective = objective_of(job, data)
-    label = labels_N[:1]
+    label = rows.labels(slice(1))
     if torch.cuda.is_available():
         return _largest_that_fits(job, objective, label, most, gpu_share)
     return _fastest(job, objective, label, most)

@@ -95,7 +95,8 @@ def _find_where_it_trains(
     job: TrainJob, data: Data, wanted: tuple[str, ...], gpu_share: float
 ) -> dict[str, AutoValue]:
     """Run `find` in this process, or on a GPU of the cluster, which this machine may not have."""
-    if job.train.workers == 1 or not wants_gpu(job.train, ray.cluster_resources()):
+    here = job.train.workers == 1 or job.train.launcher != "ray"
+    if here or not wants_gpu(job.train, ray.cluster_resources()):
         return find(job, data, wanted, gpu_share)
     job_fields = job.model_dump(mode="json")
     find_remotely = ray.remote(num_gpus=1, max_retries=0)(

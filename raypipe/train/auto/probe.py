@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection
 
 import torch
 
-from raypipe.errors import RaypipeError
+from raypipe.errors import RaypipeError, one_line
 
 _FITS, _TOO_LARGE, _FAILED = 0, 3, 4
 
@@ -67,7 +67,7 @@ def _run(work: Callable[[int], None], batch_size: int, send: Connection) -> None
     except Exception as e:
         if ran_out(e):
             raise SystemExit(_TOO_LARGE) from None
-        send.send(f"{type(e).__name__}: {e}"[:400])
+        send.send(one_line(f"{type(e).__name__}: {e}", 400))
         raise SystemExit(_FAILED) from None
 
 

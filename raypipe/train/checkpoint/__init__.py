@@ -95,8 +95,12 @@ def publish(folder: Path, state: LoopState, world: int, attempt: str, timeout_s:
     return folder
 
 
-def verify(folder: Path) -> str | None:
-    """None when the checkpoint is complete, else what is wrong with it."""
+def verify(folder: Path, hashes: bool = True) -> str | None:
+    """None when the checkpoint is complete, else what is wrong with it.
+
+    hashes: false looks at the sizes of the files with tensors alone. Whoever reads a tensor then
+    still compares it with its own hash.
+    """
     try:
         files = json.loads((folder / MANIFEST).read_text())["files"]
     except (OSError, ValueError, KeyError, TypeError) as e:
@@ -106,7 +110,7 @@ def verify(folder: Path) -> str | None:
         # The size first: it costs nothing, and finds files that a kill cut short.
         if not path.is_file() or path.stat().st_size != expected["bytes"]:
             return f"{name} is missing or cut short"
-        if _sha256(path) != expected["sha256"]:
+        if (hashes or path.suffix == ".json") and _sha256(path) != expected["sha256"]:
             return f"{name} does not match its sha256"
     return None
 

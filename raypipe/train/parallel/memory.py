@@ -11,13 +11,12 @@ memory (Rajbhandari et al. 2020, section 3):
 from __future__ import annotations
 
 import logging
-import os
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
+from raypipe.cluster import container
 from raypipe.torch_private import storage_id
 from raypipe.train.parallel.blocks import blocks
 from raypipe.train.shapes import without_values
@@ -160,51 +159,7 @@ def device_memory(device: torch.device, ranks_here: int) -> int:
     """Bytes that one rank may use, if `ranks_here` share this machine."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
-    host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return min(host, container_limit() or host) // ranks_here
-
-
-def container_limit(
-    membership: Path = Path("/proc/self/cgroup"), mount: Path = Path("/sys/fs/cgroup")
-) -> int | None:
-    """The smallest memory limit in bytes of this process's cgroup and its parents, or None.
-
-    It reads cgroup v2 and v1. A container sees its host's memory, but the kernel kills it when it
-    takes more than its own limit.
-    """
-    try:
-        lines = membership.read_text().splitlines()
-    except OSError:
-        return None
-    limits: list[int] = []
-    for line in lines:
-        # A line is HIERARCHY:CONTROLLERS:PATH; version 2 has no controllers.
-        fields = line.split(":", 2)
-        if len(fields) != 3:
-            continue
-        _, controllers, path = fields
-        if controllers == "":
-            root, name = mount, "memory.max"
-        elif "memory" in controllers.split(","):
-            root, name = mount / "memory", "memory.limit_in_bytes"
-        else:
-            continue
-        # Inside a container the path may be the host's. Only a part of it exists there.
-        parts = [p for p in path.split("/") if p not in ("", "..")]
-        for count in range(len(parts) + 1):
-            limit = _limit(root.joinpath(*parts[:count]) / name)
-            if limit is not None:
-                limits.append(limit)
-    return min(limits, default=None)
-
-
-def _limit(file: Path) -> int | None:
-    """The limit in a cgroup's file. Unlimited is `max` in version 2, a number near 2^63 in 1."""
-    try:
-        text = file.read_text().strip()
-    except OSError:
-        return None
-    return int(text) if text.isdigit() and int(text) < 2**60 else None
+    return container.usable_memory() // ranks_here
 
 
 def _size(n: float) -> str:

@@ -24,7 +24,6 @@ from raypipe.train.launch import wants_gpu
 from raypipe.train.losses import check_weights
 from raypipe.train.parallel.memory import device_memory
 from raypipe.train.trainer import check_start
-from raypipe.work.find import store_file
 from raypipe.work.result import Facts, prepared_from
 from raypipe.work.show import Show
 
@@ -83,7 +82,7 @@ def training_job(job: TrainJob) -> tuple[TrainJob, Counts, Pinned]:
 
 def carrier_of(job: TrainJob, pinned: Pinned, resources: Mapping[str, float]) -> str:
     """The loader that the training will choose. resources: of the cluster, if it runs."""
-    if job.cluster.address == "none":
+    if job.cluster.address == "none" or job.train.launcher != "ray":
         return "threads"
     images = sum(pinned.counts[split] for split in {job.feed.train, job.feed.val})
     decoded_mb = images * job.model.pixels**2 * 3 / 2**20
@@ -108,7 +107,7 @@ def check_registry(job: Job) -> None:
     A store that does not exist yet is not made.
     """
     tracking.check_names(job.run, job.registry)
-    file = store_file(job.run, job.registry)
+    file = tracking.store_file(job.run, job.registry)
     if file is None or file.exists():
         tracking.open_store(job.run, job.registry, create=False)
 

@@ -13,6 +13,7 @@ from raypipe.costs.estimate import Counts, Part, Where
 from raypipe.costs.rates import Rates
 from raypipe.feed.dataset import Pinned
 from raypipe.models.zoo import ImageModel
+from raypipe.train import spark_place
 from raypipe.train.job import TrainJob
 from raypipe.train.launch import check_workers, wants_gpu
 from raypipe.train.parallel.memory import Choice, choose, device_memory, need_of
@@ -49,7 +50,10 @@ def parts_of(at: At, given: TrainJob) -> tuple[tuple[Part, ...], Facts, list[str
         gpus = [] if job.train.gpu is False else at.gpus_by_node()
         workers, why = choose_workers(gpus, int(job.train.batch_size))
         job = replaced(job, {"train.workers": workers})
-    check_workers(job.train, dict(at.resources))
+    if job.train.launcher == "ray":
+        check_workers(job.train, dict(at.resources))
+    else:
+        spark_place.check(job)
     where = at.where(job)
     at.show.say("Measuring some images on this machine")
     found = at.measured(job, pinned, max(1, int(job.train.batch_size) // workers))
@@ -58,7 +62,7 @@ def parts_of(at: At, given: TrainJob) -> tuple[tuple[Part, ...], Facts, list[str
     carrier = carrier_of(job, pinned, at.resources)
     frozen = job.model.mode == "frozen"
     parts = [estimate.START.part("start", found.slowness)]
-    if workers > 1:
+    if workers > 1 or job.train.launcher != "ray":
         parts.append(estimate.WORKER.part("workers", found.slowness, workers))
     parts += estimate.training(counts, job.train.epochs, found, where, carrier, frozen)
     parts += afterwards(job, counts, found, where)
@@ -67,6 +71,7 @@ def parts_of(at: At, given: TrainJob) -> tuple[tuple[Part, ...], Facts, list[str
     choice = _memory(job, pinned, where)
     facts = data(pinned) | model_facts(job, pinned) | at.facts()
     facts["workers"] = f"{workers} ({why})"
+    facts["launcher"] = job.train.launcher
     facts["images come from"] = "kept features" if frozen else carrier
     facts["strategy"] = choice.reason
     facts["memory of a worker"] = f"{choice.bytes_a_device / 2**20:,.0f} MB beside Python's own"
@@ -76,6 +81,8 @@ def parts_of(at: At, given: TrainJob) -> tuple[tuple[Part, ...], Facts, list[str
     if "train.batch_size" in auto:
         facts["batch"] = f"{job.train.batch_size} assumed: train.batch_size=auto is not found yet"
     missing = [f"finding {name}" for name in auto]
+    if job.train.launcher != "ray":
+        missing.append("the start of Spark")
     return tuple(within(parts, job.train.stopping, workers)), facts, missing
 
 
@@ -134,6 +141,8 @@ def _memory(job: TrainJob, pinned: Pinned, where: Where) -> Choice:
 def _topology(at: At, job: TrainJob) -> str:
     """Why so many workers, and whether another number would be better."""
     workers, cpus = job.train.most_workers, at.resources.get("CPU", 1)
+    if job.train.launcher != "ray":
+        return "barrier tasks on the executors of Spark"
     spans = spans_nodes(workers, at.gpus_by_node())
     if spans is not None:
         return spans

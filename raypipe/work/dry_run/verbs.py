@@ -11,6 +11,7 @@ from raypipe.cluster.connect import expected
 from raypipe.costs.spent import Price
 from raypipe.errors import ConfigError
 from raypipe.job import Job
+from raypipe.train import spark_place
 from raypipe.work.dry_run import predicting, searching, training
 from raypipe.work.dry_run.at import At
 from raypipe.work.planned import Planned
@@ -34,12 +35,20 @@ def plan(verb: str, job: Job, show: Show) -> Planned:
         raise ConfigError(
             "This verb has no plan", got=f"{verb} --dry-run", rule=f"These have: {known}"
         )
-    needs_cluster = verb != "train" or job.training.needs_cluster
-    at = At(job, show, *expected(job.cluster, needs_cluster), calibrated=[])
+    at = At(job, show, *_place(verb, job), calibrated=[])
     with _few_retries():
         found = PLANS[verb](at)
     price = Price.of(job.cost, at.nodes)
     return replace(found, verb=verb, price=price, calibration_s=sum(at.calibrated))
+
+
+def _place(verb: str, job: Job) -> tuple[dict[str, float], int, str]:
+    """What the verb would run on: resources by name, nodes, and where."""
+    if verb == "tune":
+        spark_place.refuse(job.training, "A search")
+    if verb == "train" and job.train.launcher != "ray":
+        return spark_place.expected(job.training)
+    return expected(job.cluster, verb != "train" or job.training.needs_cluster)
 
 
 @contextmanager

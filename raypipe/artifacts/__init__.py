@@ -1,0 +1,1 @@
+"""Copies of what a verb made, in an object store: `artifacts.uri`."""

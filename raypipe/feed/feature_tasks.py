@@ -1,0 +1,91 @@
+"""The work of stored features, as Ray tasks: embed the images of a row group."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import ray
+import torch
+
+from raypipe.errors import without_secrets
+from raypipe.feed.decoding import try_decode
+from raypipe.feed.encoded import Broken, encoded
+from raypipe.models.allocator import keep_memory
+from raypipe.models.zoo import ImageModel, ModelConfig
+from raypipe.tables.fragment import Fragment
+
+AT_ONCE = 64  # images decoded before they are embedded
+
+
+def embed_group(
+    fragment: Fragment,
+    column: str,
+    storage_options: dict[str, str] | None,
+    row_n: np.ndarray,
+    model_json: str,
+) -> tuple[list[bytes], np.ndarray, Broken]:
+    """(contents of these rows, features of the readable ones, which are not readable and why).
+
+    A Ray task. row_n: physical rows of the row group.
+    """
+    images = encoded(fragment, column, storage_options)
+    backbone = _backbone(model_json)
+    side_px = ModelConfig.model_validate_json(model_json).pixels
+    broken: Broken = []
+    no_images = np.empty((0, side_px, side_px, 3), np.uint8)
+    features = [backbone.predict(no_images)[0]]
+
+    # Fill a batch with the images that decode, and embed it when it is full.
+    pixels_BHWC = np.empty((AT_ONCE, side_px, side_px, 3), np.uint8)
+    used = 0
+    for n, row in enumerate(row_n.tolist()):
+        reason = try_decode(images[row], pixels_BHWC[used])
+        if reason is not None:
+            broken.append((n, reason))
+            continue
+        used += 1
+        if used == AT_ONCE:
+            features.append(backbone.predict(pixels_BHWC)[0])
+            used = 0
+    if used:
+        features.append(backbone.predict(pixels_BHWC[:used])[0])
+
+    contents = [images.digest(row) for row in row_n.tolist()]
+    return contents, np.concatenate(features), broken
+
+
+def run_tasks(function: Any, calls: Iterable[tuple[Any, ...]]) -> Iterator[Any]:
+    """The results of a function's calls, in order: as Ray tasks, or here without a cluster.
+
+    Two tasks a CPU are started at a time, so that the object store holds neither all arguments nor
+    all results.
+    """
+    if not ray.is_initialized():
+        for call in calls:
+            yield function(*call)
+        return
+    task = ray.remote(without_secrets(function)).options(
+        num_cpus=1, scheduling_strategy="SPREAD", max_retries=5
+    )
+    most = 2 * max(1, int(ray.cluster_resources().get("CPU", 1)))
+    started: deque[Any] = deque()
+    for call in calls:
+        started.append(task.remote(*call))
+        if len(started) >= most:
+            yield ray.get(started.popleft())
+    while started:
+        yield ray.get(started.popleft())
+
+
+@lru_cache(maxsize=1)
+def _backbone(model_json: str) -> ImageModel:
+    """The model of a ModelConfig as JSON (hashable), built once in each worker process."""
+    if ray.is_initialized():
+        # Ray runs one task a CPU, so each takes one thread.
+        torch.set_num_threads(1)
+        keep_memory()
+    return ImageModel(ModelConfig.model_validate_json(model_json), classes=2).for_inference()

@@ -1,0 +1,189 @@
+"""The alias in MLflow follows the table of moves.
+
+MLflow has no compare-and-set, so a move is committed to the table first. Then the alias is set, the
+table is read again (a newer move wins), the alias is read back, and the version gets the tag
+`raypipe.move.ALIAS` with the move's number: the move is applied.
+
+If the alias differs from the newest move, it is looked at twice, LOOK_AGAIN_S apart, because a
+promoter may be between its commit and the alias. If it still differs, this rule tells a crash from
+a move by hand:
+
+- The newest move has no tag, and the alias still is where that move began: its process died. The
+  alias is set, and one log line says so.
+- Otherwise somebody moved the alias in MLflow (or deleted it, or the version). That is recorded as
+  a move `by hand`, and stays.
+
+A promoter that sleeps longer than LOOK_AGAIN_S between its look at the table and its call to MLflow
+may set an old alias; it mends that when it wakes, unless somebody else has recorded it by then.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from raypipe.errors import DataError, RaypipeError
+from raypipe.registry import moves
+from raypipe.registry.moves import History, Move
+from raypipe.registry.tracking import Store
+from raypipe.tables import retries
+from raypipe.tables.commits import TRIES, Moved
+
+log = logging.getLogger("raypipe")
+LOOK_AGAIN_S = 0.5
+APPLIED = "raypipe.move."  # tag of a version, with the alias: the number of the applied move
+_NOT_THERE = "RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"
+
+
+@dataclass(frozen=True)
+class Held:
+    """What the alias names (MLflow's own record of the version, or None), and its moves."""
+
+    entity: Any
+    history: History
+
+    @property
+    def version(self) -> int | None:
+        return int(self.entity.version) if self.entity else None
+
+
+def held(store: Store) -> Held:
+    """The alias, in line with the table. Raises DataError for a table that cannot be read."""
+    seen = None
+    for attempt in range(1, TRIES + 1):
+        now = Held(_alias(store), moves.read(store))
+        move = now.history.newest
+        if move is None:
+            return now
+        if now.version == move.version_to:
+            if now.entity is not None and not _has_tag(store, now.entity, move):
+                _tag(store, move)
+            return now
+        difference = (now.version, move.number)
+        if seen != difference:
+            seen = difference
+            time.sleep(LOOK_AGAIN_S)
+            continue
+        if now.version == move.version_from and not _is_applied(store, move):
+            said = "The table of moves says version %s of %s, the %s said %s: mended"
+            log.warning(said, move.version_to, store.model, store.alias, now.version)
+            apply(store, move)
+        elif not _record_by_hand(store, now, move):
+            return now
+        retries.pause(attempt)
+    raise retries.busy(store.moves, f"{TRIES} tries")
+
+
+def move(
+    store: Store,
+    now: Held,
+    to: int,
+    why: moves.Why,
+    note: str = "",
+    evidence: Mapping[str, Any] | None = None,
+) -> None:
+    """Commit a move to version `to`, and let the alias follow. Raises Moved; see moves.append."""
+    if not store.is_shared:
+        log.warning(
+            "Promotions of other hosts are not fenced: the moves of %s are kept in %s alone. "
+            "Set registry.moves to a Delta table that all hosts share",
+            store.model,
+            store.moves,
+        )
+    apply(store, moves.append(store, now.history, (now.version, to), why, note, evidence))
+
+
+def apply(store: Store, move: Move) -> None:
+    """Set the alias to the newest move's version, and read it back. `move` was the newest."""
+    for attempt in range(1, TRIES + 1):
+        # By hand to nowhere: there is nothing to set.
+        if move.version_to is None:
+            return
+        alias = store.model, store.alias, str(move.version_to)
+        _set(store.client.set_registered_model_alias, *alias)
+        newest = moves.read(store).newest
+        entity = _alias(store)
+        if newest is None or newest.number == move.number:
+            if entity is not None and int(entity.version) == move.version_to:
+                _tag(store, move)
+                return
+        else:
+            move = newest
+        retries.pause(attempt)
+    raise RaypipeError(
+        f"The {store.alias} of {store.model!r} does not follow the table of moves",
+        got=store.moves,
+        rule=f"Version {move.version_to}: {move}",
+        fix="Run the command again: it sets the alias",
+    )
+
+
+def _record_by_hand(store: Store, now: Held, newest: Move) -> bool:
+    """Record that somebody moved the alias in MLflow. False if the table cannot be written."""
+    who = f"somebody in MLflow, seen by {moves.who()}"
+    ends = newest.version_to, now.version
+    try:
+        moves.append(store, now.history, ends, "by hand", "not by raypipe", by=who)
+    except Moved:
+        return True
+    except DataError as e:
+        # A server may have a table that it can only read: the alias counts, a promoter records it.
+        log.warning("A move by hand of %s could not be recorded: %s", store.model, e)
+        return False
+    said = "The %s of %s was moved by hand in MLflow from version %s to %s: recorded"
+    log.warning(said, store.alias, store.model, *ends)
+    return True
+
+
+def _alias(store: Store) -> Any:
+    """MLflow's record of the version that the alias names; None without one."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        return store.client.get_model_version_by_alias(store.model, store.alias)
+    except MlflowException as e:
+        # No model of this name, or no such alias.
+        if e.error_code in _NOT_THERE:
+            return None
+        raise
+
+
+def _is_applied(store: Store, move: Move) -> bool:
+    """Did the alias follow this move? A version that was deleted since has no tag: it counts."""
+    from mlflow.exceptions import MlflowException
+
+    if move.version_to is None:
+        return True
+    try:
+        entity = store.client.get_model_version(store.model, str(move.version_to))
+    except MlflowException as e:
+        if e.error_code in _NOT_THERE:
+            return True
+        raise
+    return _has_tag(store, entity, move)
+
+
+def _has_tag(store: Store, entity: Any, move: Move) -> bool:
+    return int(entity.tags.get(APPLIED + store.alias, 0)) >= move.number
+
+
+def _tag(store: Store, move: Move) -> None:
+    tag = APPLIED + store.alias, str(move.number)
+    _set(store.client.set_model_version_tag, store.model, str(move.version_to), *tag)
+
+
+def _set(write: Callable[..., None], *given: str) -> None:
+    """Write to MLflow, again after an error: of two that insert one alias or tag at once, MLflow's
+    SQL store refuses one (measured: one of 150 promotions by three threads)."""
+    from mlflow.exceptions import MlflowException
+
+    for attempt in range(1, 4):
+        try:
+            return write(*given)
+        except MlflowException:
+            if attempt == 3:
+                raise
+            retries.pause(attempt)

@@ -1,0 +1,84 @@
+"""Moves of the champion alias by hand, and the history of all moves."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+from raypipe.job import Job
+from raypipe.registry import follow, tracking
+from raypipe.registry import promote as registry
+from raypipe.registry.moves import Move
+from raypipe.registry.tracking import Store
+from raypipe.work.find import require_store
+from raypipe.work.result import Facts, Result
+from raypipe.work.tables import Table
+
+
+@dataclass(frozen=True, repr=False)
+class Moved(Result):
+    """The alias after a move, or the moves that it has made (`listed`)."""
+
+    store: Store
+    before: int | None
+    after: int | None
+    moves: tuple[Move, ...]
+    listed: bool = False
+
+    def tables(self) -> list[Table]:
+        if not self.listed:
+            return []
+        columns = ["move", "at (UTC)", "from", "to", "why", "who", "note"]
+        rows = []
+        for m in self.moves:
+            ends = [m.version_from, m.version_to]
+            rows.append([m.number, f"{m.at:%Y-%m-%d %H:%M:%S}", *ends, m.why, m.who, m.note])
+        return [Table(f"Moves of {self.store.model}@{self.store.alias}", columns, rows)]
+
+    def facts(self) -> Facts:
+        facts: Facts = {self.store.alias: f"{self.store.model}/{self.after}"}
+        if not self.listed:
+            newest = self.moves[-1] if self.moves else None
+            same = self.before == self.after
+            facts["moved"] = "no: it was there already" if same else f"from version {self.before}"
+            facts["newest move"] = newest or "none"
+        return {**facts, "table of moves": self.store.moves}
+
+    def summary(self) -> Facts:
+        moves = [asdict(m) | {"at": m.at.isoformat()} for m in self.moves]
+        facts: Facts = {"model": self.store.model, "alias": self.store.alias}
+        facts |= {"before": self.before, "after": self.after}
+        return {**facts, "moves": moves if self.listed else moves[-1:]}
+
+
+def promote(job: Job, version: int, note: str, unbar: bool) -> Moved:
+    """Promote a version by hand. Raises DataError for one that is not there or was rolled back."""
+    store = _open(job)
+    challenger = registry.require_version(store, version, "raypipe promote CONFIG --version N")
+    before = follow.held(store).version
+    registry.promote(store, challenger, before, "by hand", note, unbar=unbar)
+    return _moved(store, before)
+
+
+def rollback(job: Job, to: int | None, note: str) -> Moved:
+    """Go back to version `to`, or to the one before. Raises as registry.promote.rollback does."""
+    store = _open(job)
+    before = follow.held(store).version
+    registry.rollback(store, to, note)
+    return _moved(store, before)
+
+
+def history(job: Job) -> Moved:
+    """All moves of the job's alias."""
+    store = _open(job)
+    now = follow.held(store)
+    return Moved(store, now.version, now.version, now.history.moves, listed=True)
+
+
+def _open(job: Job) -> Store:
+    require_store(job.run, job.registry)
+    return tracking.open_store(job.run, job.registry, create=False)
+
+
+def _moved(store: Store, before: int | None) -> Moved:
+    now = follow.held(store)
+    return Moved(store, before, now.version, now.history.moves)

@@ -1,0 +1,347 @@
+"""The fence of promotions, on SQLite and on `mlflow server`: real processes and run folders."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+
+from raypipe.config import RunConfig, validate
+from raypipe.errors import DataError
+from raypipe.job import Job
+from raypipe.main import main
+from raypipe.registry import moves, promote, tracking
+from raypipe.registry.tracking import RegistryConfig, Store
+from raypipe.watch import retrain
+from raypipe.watch.decide import Decision
+from tests.serve import servers
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module", params=["sqlite", "server"])
+def address(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp("mlflow")
+    sqlite = f"sqlite:///{folder}/store.db"
+    if request.param == "sqlite":
+        yield sqlite
+        return
+    arguments = ("server", "--workers", "1", "--backend-store-uri", sqlite)
+    # Without it they go into the current folder, which is the checkout.
+    arguments += ("--artifacts-destination", str(folder / "artifacts"))
+    with servers.mlflow(*arguments, ready="/health", log=folder / "log") as url:
+        yield url
+
+
+@dataclass
+class Place:
+    """One MLflow store and its table of moves; each run folder opens it anew."""
+
+    uri: str
+    root: Path
+
+    @property
+    def moves(self) -> str:
+        return str(self.root / "moves")
+
+    def open(self, run: str = "a", **changes: object) -> Store:
+        cfg = RegistryConfig(uri=self.uri, moves=self.moves, model="m", **changes)
+        return tracking.open_store(RunConfig(dir=str(self.root / run)), cfg)
+
+    def start(self, run: str, versions: list[int], **more: object) -> subprocess.Popen:
+        (self.root / run).mkdir(exist_ok=True)
+        given = {"uri": self.uri, "moves": self.moves, "dir": str(self.root / run)}
+        given |= {"versions": versions, "go": str(self.root / "go"), "expected": "any"} | more
+        command = [sys.executable, "-m", "tests.registry.mover", json.dumps(given)]
+        return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+    def config(self, **registry: object) -> Path:
+        file = self.root / "mine.yaml"
+        settings = {"uri": self.uri, "moves": self.moves, "model": "m"} | registry
+        tree = {"table": {"uri": "/none"}, "run": {"dir": str(self.root / "a")}}
+        file.write_text(json.dumps(tree | {"registry": settings}))
+        return file
+
+
+@pytest.fixture
+def place(address: str, tmp_path: Path) -> Iterator[Place]:
+    place = Place(address, tmp_path)
+    client = place.open().client
+    client.create_registered_model("m")
+    for _ in range(4):
+        client.create_model_version("m", source="s3://none/model")
+    yield place
+    client.delete_registered_model("m")
+
+
+def move(store: Store, to: int, **more: object) -> None:
+    now = promote.champion(store)
+    version = promote.require_version(store, to, "")
+    promote.promote(store, version, now.version if now else None, **more)
+
+
+def alias(store: Store) -> int:
+    return int(store.client.get_model_version_by_alias("m", "champion").version)
+
+
+def told(store: Store) -> list[tuple[int | None, int | None, str]]:
+    return [(m.version_from, m.version_to, m.why) for m in moves.read(store).moves]
+
+
+def test_of_two_processes_with_two_run_folders_one_wins(place: Place) -> None:
+    store = place.open()
+    move(store, 1)
+    both = [place.start("a", [2], expected=1), place.start("b", [3], expected=1)]
+    while not all((place.root / run / "ready").exists() for run in "ab"):
+        assert all(process.poll() is None for process in both), both[0].communicate()
+    (place.root / "go").touch()
+    said = [json.loads(process.communicate(timeout=60)[0]) for process in both]
+    won = [number for one in said for number in one["won"]]
+    refused = [text for one in said for text in one["refused"]]
+    assert len(won) == len(refused) == 1
+    assert f"got 'version {won[0]}'" in refused[0]
+    assert "The newest move: promotion by " in refused[0] and "retrain again" in refused[0]
+    assert alias(store) == won[0]
+    assert told(store) == [(None, 1, "promotion"), (1, won[0], "promotion")]
+
+
+def test_two_promoters_in_a_loop_leave_one_chain(place: Place) -> None:
+    store = place.open()
+    (place.root / "go").touch()
+    both = [place.start("a", [1, 2] * 5), place.start("b", [3, 4] * 5)]
+    said = [json.loads(process.communicate(timeout=200)[0]) for process in both]
+    found = moves.read(store).moves
+    assert len(found) <= sum(len(one["won"]) for one in said)
+    assert [m.number for m in found] == list(range(1, len(found) + 1))
+    ends = [None, *(m.version_to for m in found)]
+    assert [m.version_from for m in found] == ends[:-1], "each begins where the last one ended"
+    assert {m.why for m in found} == {"promotion"}, "no promoter's alias looks moved by hand"
+    assert alias(store) == found[-1].version_to
+
+
+def test_a_promoter_killed_before_the_alias_is_finished_once(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = place.open("b")
+    move(store, 1)
+    (place.root / "go").touch()
+    killed = place.start("a", [2], expected=1, dies=True)
+    killed.communicate(timeout=60)
+    assert killed.returncode == -9
+    assert (alias(store), told(store)[-1]) == (1, (1, 2, "promotion")), "it died in between"
+    with caplog.at_level(logging.WARNING, "raypipe"):
+        assert promote.require_champion(store).version == alias(store) == 2
+        assert promote.require_champion(store).version == 2
+    assert "says version 2 of m, the champion said 1: mended" in caplog.text
+    assert caplog.text.count("mended") == 1 and len(told(store)) == 2
+
+
+def test_a_move_by_hand_in_mlflow_is_recorded_and_stays(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = place.open()
+    move(store, 1)
+    move(store, 2)
+    # Back to where the newest move began: as after a crash, but that move was applied.
+    store.client.set_registered_model_alias("m", "champion", "1")
+    with caplog.at_level(logging.WARNING, "raypipe"):
+        assert promote.require_champion(store).version == alias(store) == 1
+    assert "moved by hand in MLflow from version 2 to 1: recorded" in caplog.text
+    assert promote.require_champion(store).version == 1
+    assert told(store)[-1] == (2, 1, "by hand") and len(told(store)) == 3
+    store.client.delete_registered_model_alias("m", "champion")
+    assert promote.champion(store) is None and told(store)[-1] == (1, None, "by hand")
+    move(store, 3)
+    store.client.delete_model_version("m", "3")
+    assert promote.champion(store) is None and told(store)[-1] == (3, None, "by hand")
+    move(store, 2)
+    assert alias(store) == 2
+
+
+def test_who_may_only_read_the_table_follows_a_move_by_hand(
+    place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As a server does whose credentials only read."""
+    store = place.open()
+    move(store, 1)
+    store.client.set_registered_model_alias("m", "champion", "2")
+
+    def refused(*given: object, **more: object) -> None:
+        raise DataError("The table cannot be written")
+
+    with monkeypatch.context() as patched, caplog.at_level(logging.WARNING, "raypipe"):
+        patched.setattr(moves, "append_once", refused)
+        assert promote.require_champion(store).version == 2
+    assert "could not be recorded" in caplog.text and len(told(store)) == 1
+    assert promote.require_champion(store).version == 2
+    assert told(store)[-1] == (1, 2, "by hand")
+
+
+def test_a_version_that_was_rolled_back_is_barred_until_said_otherwise(place: Place) -> None:
+    store = place.open()
+    for version in (1, 2, 3):
+        move(store, version)
+    assert promote.rollback(store, note="alarms") == (3, 2)
+    assert promote.rollback(store) == (3, 2), "a second call changes nothing"
+    assert alias(store) == 2 and len(told(store)) == 4
+    with pytest.raises(
+        promote.Barred, match=r"not promoted again.*rolled back: rollback by .*--unbar"
+    ):
+        move(store, 3)
+    assert promote.rollback(store, to=1) == (2, 1)
+    with pytest.raises(promote.Barred, match=r"Version 2 of 'm' is not promoted again"):
+        promote.rollback(store, to=2)
+    with pytest.raises(
+        DataError, match=r"no earlier champion of 'm' to go back to .got 'version 4"
+    ):
+        promote.rollback(store, to=4)
+    move(store, 3, unbar=True)
+    assert promote.rollback(store) == (3, 1), "version 2 is barred: the one before it counts"
+
+
+def test_a_decision_that_was_carried_out_is_not_replayed(place: Place) -> None:
+    """Neither over a rollback, nor over a move by hand in MLflow."""
+    store = place.open()
+    move(store, 1)
+    champion, challenger = (promote.require_version(store, n, "") for n in (1, 2))
+
+    def night(key: str) -> Decision:
+        evidence = {"decision": key, "check": None}
+        yes = Decision(True, "better")
+        return retrain._carry_out(store, champion, challenger, yes, (), evidence)
+
+    assert night("d1").act and night("d1").act and alias(store) == 2
+    store.client.set_registered_model_alias("m", "champion", "1")
+    again = night("d1")
+    assert not again.act and "carried out before, and the alias was moved since" in again.reason
+    assert alias(store) == 1
+    assert night("d2").act and alias(store) == 2, "another decision counts"
+    promote.rollback(store)
+    for key in ("d1", "d2", "d3"):
+        again = night(key)
+        assert not again.act and "rolled back" in again.reason and "--unbar" in again.reason
+    assert alias(store) == 1
+
+
+def test_models_and_aliases_in_one_table_are_told_apart(place: Place) -> None:
+    store = place.open()
+    move(store, 1)
+    store.client.create_registered_model("other")
+    try:
+        store.client.create_model_version("other", source="s3://none/model")
+        other = dataclasses.replace(store, model="other")
+        blue = dataclasses.replace(store, alias="blue")
+        assert promote.champion(other) is None and promote.champion(blue) is None
+        promote.promote(other, promote.versions(other)[0], None)
+        move(blue, 3)
+        assert (promote.require_champion(other).version, alias(store)) == (1, 1)
+        assert [len(told(s)) for s in (store, other, blue)] == [1, 1, 1]
+    finally:
+        store.client.delete_registered_model("other")
+    # A model of the same name, as in another MLflow store, has its own moves.
+    store.client.delete_registered_model("m")
+    assert promote.champion(store) is None
+    store.client.create_registered_model("m")
+    store.client.create_model_version("m", source="s3://none/model")
+    assert told(store) == [] and promote.champion(store) is None
+
+
+@pytest.mark.parametrize("broken", ["something else", "lacks columns", "no log"])
+def test_a_table_that_is_none_of_moves_is_one_message(place: Place, broken: str) -> None:
+    if broken == "something else":
+        write_deltalake(place.moves, pa.table({"image_id": ["a"]}))
+        says = "is a table of something else.*image_id"
+    elif broken == "lacks columns":
+        write_deltalake(place.moves, pa.table({"model": ["m"], "alias": ["champion"]}))
+        says = r"no table of moves.*no column number.*Set registry\.moves"
+    else:
+        move(place.open(), 1)
+        for file in Path(place.moves, "_delta_log").glob("*.json"):
+            file.write_text("{torn")
+        says = "cannot be (opened|read)"
+    with pytest.raises(DataError, match=says):
+        promote.champion(place.open())
+    if broken != "no log":
+        assert DeltaTable(place.moves).version() == 0
+
+
+def test_the_verbs(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
+    config = str(place.config())
+
+    def said(*arguments: str) -> dict:
+        assert main([*arguments, "--json"]) == 0, capsys.readouterr().err
+        return json.loads(capsys.readouterr().out)
+
+    for version in ("1", "2", "2"):
+        done = said("promote", config, "--version", version, "--why", "looked at")
+    assert (done["before"], done["after"], done["moves"][0]["note"]) == (2, 2, "looked at")
+    assert said("rollback", config)["after"] == 1
+    assert said("rollback", config)["after"] == 1
+    assert main(["promote", config, "--version", "2"]) == 2
+    assert "--unbar" in capsys.readouterr().err
+    assert main(["promote", config, "--version", "9"]) == 2
+    assert "has no version 9" in capsys.readouterr().err
+    assert main(["promote", config]) == 2
+    assert said("promote", config, "--version", "2", "--unbar")["after"] == 2
+    listed = said("promote", config, "--history")["moves"]
+    assert [m["why"] for m in listed] == ["by hand", "by hand", "rollback", "by hand"]
+    assert main(["promote", config, "--history"]) == 0
+    assert "rollback" in capsys.readouterr().out
+
+
+def test_where_the_table_is(tmp_path: Path) -> None:
+    def of(**sections: dict) -> RegistryConfig:
+        table = {"table": {"uri": "/t"}}
+        return validate(Job, table | sections).registry
+
+    run = RunConfig(dir=str(tmp_path / "run"))
+    beside = tracking.moves_of(run, of(registry={"uri": f"sqlite:///{tmp_path}/x/mlflow.db"}))
+    assert beside == (str(tmp_path / "x" / "raypipe-moves"), True)
+    assert tracking.moves_of(run, of()) == (str(tmp_path / "run/mlflow/raypipe-moves"), True)
+    server = {"uri": "http://127.0.0.1:5000"}
+    assert tracking.moves_of(run, of(registry=server))[1] is False
+    artifacts = {"uri": "s3://bucket/a/", "storage_options": {"AWS_REGION": "eu-west-1"}}
+    shared = of(registry=server, artifacts=artifacts)
+    assert tracking.moves_of(run, shared) == ("s3://bucket/a/raypipe-moves", True)
+    assert shared.moves_storage_options == {"AWS_REGION": "eu-west-1"}
+    assert of(artifacts=artifacts).moves is None, "a store in a file has it beside"
+
+
+def test_hosts_that_share_no_table_are_told_so(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = dataclasses.replace(place.open(), is_shared=False)
+    with caplog.at_level(logging.WARNING, "raypipe"):
+        move(store, 1)
+    assert "not fenced" in caplog.text and "Set registry.moves" in caplog.text
+
+
+def test_a_copied_run_folder_and_a_clock_that_goes_back(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = place.open()
+    move(store, 1)
+    shutil.copytree(place.root / "a", place.root / "copy")
+
+    class Earlier(moves.datetime):
+        @classmethod
+        def now(cls, tz: object = None) -> moves.datetime:
+            return moves.datetime(2001, 1, 1, tzinfo=moves.UTC)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(moves, "datetime", Earlier)
+        move(place.open("copy"), 2)
+    assert promote.require_champion(store).version == 2 and told(store)[-1] == (1, 2, "promotion")
+    assert promote.rollback(store) == (2, 1), "the order is that of commits, not of clocks"
