@@ -117,13 +117,12 @@ def run_group(
     Raises TrainingFailedError of Ray Train.
     """
     from ray.train import RunConfig, ScalingConfig
-    from ray.train.torch import TorchConfig, TorchTrainer
+    from ray.train.torch import TorchTrainer
 
-    from raypipe.train.one_worker import OneWorkerConfig
+    from raypipe.train.one_node import NodeConfig
 
     cfg = job.train
     gpu = "GPU" in share.worker
-    group = OneWorkerConfig if workers == 1 else TorchConfig
     queue = _queue_beside_driver(share.ahead)
     setup = WorkerSetup(
         job=job.model_dump(mode="json"),
@@ -140,7 +139,7 @@ def run_group(
         scaling_config=ScalingConfig(
             num_workers=workers, use_gpu=gpu, resources_per_worker=share.worker
         ),
-        torch_config=group(backend="nccl" if gpu else "gloo", timeout_s=int(cfg.timeout_s)),
+        torch_config=NodeConfig(backend="nccl" if gpu else "gloo", timeout_s=int(cfg.timeout_s)),
         run_config=RunConfig(
             # A new name each time. Under an old name Ray would resume its own record of that run,
             # or refuse to start when a kill left the record torn. We resume from our checkpoints.

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from raypipe.config import RunConfig
-from raypipe.errors import DataError, one_line
+from raypipe.errors import DataError, RaypipeError, one_line
 from raypipe.registry import promote, tracking
 from raypipe.registry.promote import ModelVersion
 from raypipe.registry.tracking import RegistryConfig, Store
@@ -53,7 +53,13 @@ class Registry:
         named = self._versions.get(version)
         if named is None:
             raise DataError("This version is no target any more", got=version)
-        return dict(promote.fetch(self._store, named).files)
+        try:
+            return dict(promote.fetch(self._store, named).files)
+        except RaypipeError:
+            raise
+        except Exception as e:
+            # Beyond this process it would be a traceback of Ray's.
+            raise RaypipeError(f"The registry does not give its files: {one_line(e)}") from e
 
     def reports(self) -> dict[str, Mapping[str, str]]:
         """What the replicas reported last."""

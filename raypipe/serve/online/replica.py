@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+from raypipe.cluster import tasks
 from raypipe.models.allocator import give_back, keep_memory
 from raypipe.models.labels import Kind
 from raypipe.serve.online import app as http
@@ -60,15 +61,15 @@ class Asked:
         self.report: Mapping[str, str] = {}
 
     def targets(self) -> Mapping[Role, Target]:
-        answer: Mapping[Role, Target] = self._handle.targets.remote(
-            self._name, dict(self.report)
-        ).result(timeout_s=ASK_S)
+        asked = self._handle.targets.remote(self._name, dict(self.report))
+        with tasks.own_errors():
+            answer: Mapping[Role, Target] = asked.result(timeout_s=ASK_S)
         return answer
 
     def files(self, role: Role, version: str) -> Mapping[str, bytes]:
-        answer: Mapping[str, bytes] = self._handle.files.remote(role, version).result(
-            timeout_s=ASK_S
-        )
+        asked = self._handle.files.remote(role, version)
+        with tasks.own_errors():
+            answer: Mapping[str, bytes] = asked.result(timeout_s=ASK_S)
         return answer
 
 
