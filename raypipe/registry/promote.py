@@ -27,6 +27,7 @@ from raypipe.tables import retries
 from raypipe.tables.commits import TRIES, Moved
 
 SEAL = "raypipe.manifest"  # tag of a registered version: sha256 of its package's manifest
+DECISION = "raypipe.decision"  # tag of a challenger: key of its comparison, and how it ended
 
 
 @dataclass(frozen=True)
@@ -49,8 +50,9 @@ class ModelVersion:
 
 def _model_version(entity: Any) -> ModelVersion:
     """From MLflow's own record of a version."""
-    # Marks of alias moves say nothing about the version itself.
-    tags = {k: v for k, v in entity.tags.items() if not k.startswith(follow.APPLIED)}
+    # What was decided later says nothing about the version itself.
+    later = follow.APPLIED, DECISION
+    tags = {k: v for k, v in entity.tags.items() if not k.startswith(later)}
     return ModelVersion(entity.name, int(entity.version), str(entity.source), tags)
 
 
@@ -120,6 +122,12 @@ def register(
             store.client.delete_model_version(store.model, created.version)
             return first
         return _model_version(created)
+
+
+def tag_decision(store: Store, version: ModelVersion, key: str, promoted: bool) -> None:
+    """Note on a challenger how the comparison with this key ended."""
+    said = f"{key} {'promoted' if promoted else 'refused'}"
+    store.client.set_model_version_tag(version.name, str(version.version), DECISION, said)
 
 
 def champion(store: Store) -> ModelVersion | None:

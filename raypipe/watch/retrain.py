@@ -12,7 +12,7 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,7 @@ from raypipe.train import trainer
 from raypipe.train.job import TrainJob
 from raypipe.train.loop import LoopState
 from raypipe.train.measure.utilisation import Utilisation, utilisation
+from raypipe.train.origin import CalledFor
 from raypipe.train.publish import publish
 from raypipe.watch import around, decide
 from raypipe.watch.check import CheckResult, now
@@ -112,10 +113,11 @@ def retrain(
     first = around.challenger(
         job, cfg.watch, cfg.search.refit, theirs, pinned.version.version, labelled
     )
+    why = CalledFor("retrain", wanted.reason, champion, _evidence(checked))
     if cfg.watch.retrain_samples > 1:
-        challenger, trained, device_s = _search(store, cfg, first, pinned, say)
+        challenger, trained, device_s = _search(store, cfg, first, pinned, say, why)
     else:
-        challenger, trained, device_s = _train(store, first, pinned, say)
+        challenger, trained, device_s = _train(store, first, pinned, say, why)
     # Fields of a slice are part of the key: a row that lacks one of them could not be read.
     parts = (champion, challenger, pinned.version)
     said = (
@@ -152,7 +154,23 @@ def retrain(
 Challenger = tuple[ModelVersion, str, float]
 
 
-def _train(store: Store, job: TrainJob, opened: Pinned, say: Callable[[str], None]) -> Challenger:
+def _evidence(checked: CheckResult | None) -> dict[str, Any]:
+    """The drift check that called for a challenger, as its package keeps it."""
+    if checked is None:
+        return {}
+    found = checked.report
+    return {
+        "check": Path(checked.page).stem.rpartition("-")[2],
+        "batch": str(checked.table),
+        "is_drift": found.is_drift,
+        "p_value": found.p_value,
+        "alpha": found.alpha,
+    }
+
+
+def _train(
+    store: Store, job: TrainJob, opened: Pinned, say: Callable[[str], None], why: CalledFor
+) -> Challenger:
     """The champion's settings and no others, on the new rows."""
     say(f"Training a challenger on {_table(job)} with {_workers(job)}")
     planned = trainer.plan(job, _pin(job, opened))
@@ -162,7 +180,8 @@ def _train(store: Store, job: TrainJob, opened: Pinned, say: Callable[[str], Non
 
     result = trainer.run(planned, told)
     _tell(utilisation(usage.read(planned.folder / usage.FILE), result.history), say)
-    return publish(store, planned, result, "challenger"), result.key, result.device_s
+    version = publish(store, planned, result, "challenger", called_for=why)
+    return version, result.key, result.device_s
 
 
 def _tell(used: Utilisation | None, say: Callable[[str], None]) -> None:
@@ -177,7 +196,12 @@ def _pin(job: TrainJob, opened: Pinned) -> Pinned:
 
 
 def _search(
-    store: Store, cfg: RetrainConfigs, first: TrainJob, opened: Pinned, say: Callable[[str], None]
+    store: Store,
+    cfg: RetrainConfigs,
+    first: TrainJob,
+    opened: Pinned,
+    say: Callable[[str], None],
+    why: CalledFor,
 ) -> Challenger:
     """The best of some trials around the champion's settings.
 
@@ -200,7 +224,9 @@ def _search(
         again = refit.job_of(base, search.refit, found)
         say(f"Training {best.name} once more, on {again.feed.train}, with {_workers(again)}")
         found = refit.refit(again, found, lambda metrics, state: None, lambda position: None)
-    version = publish(store, found.plan, found.best, "challenger", found.runs(), [found.folder])
+    why = replace(why, device_s=found.device_s)
+    folders = [found.folder]
+    version = publish(store, found.plan, found.best, "challenger", found.runs(), folders, why)
     return version, found.best.key, found.device_s
 
 
@@ -304,6 +330,7 @@ def _carry_out(
 
     params = {"champion": str(champion), "challenger": str(challenger)}
     tracking.once(store, evidence["decision"], f"gate {challenger}", params, None, log_into)
+    promote.tag_decision(store, challenger, evidence["decision"], decision.act)
     if not decision.act:
         return decision
     # Only if the alias still points at the champion that was compared.
