@@ -121,6 +121,6 @@ def _cpu() -> str:
 def _memory_mb() -> int | None:
     """Of the whole host."""
     try:
-        return int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2**20)
+        return int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 10**6)
     except (ValueError, OSError):  # no Linux
         return None

@@ -155,6 +155,10 @@ class Lost(RaypipeError):
     """Somebody else moved the alias first."""
 
 
+class Gone(DataError):
+    """The files of a version are not where MLflow keeps them, or cannot be reached."""
+
+
 class Barred(DataError):
     """The version was rolled back, or its decision was carried out before."""
 
@@ -298,7 +302,7 @@ def _files(store: Store, version: ModelVersion, into: str | None) -> Path:
         )
     except (OSError, mlflow.MlflowException) as e:
         # MLflow keeps absolute addresses: a store whose folder was moved names the old place.
-        raise DataError(
+        raise Gone(
             f"The files of {version} are not where MLflow keeps them: {one_line(e)}",
             got=str(version.uri),
             rule="A run's folder that was moved cannot be read by MLflow",

@@ -59,7 +59,9 @@ def commits(
     # `times` needs every earlier file; only the requested commits are read.
     versions = [version for version in times if version > after]
     with ThreadPoolExecutor(READERS) as pool:
-        contents = dict(zip(versions, pool.map(log.commit, versions, [files] * len(versions)), strict=True))
+        contents = dict(
+            zip(versions, pool.map(log.commit, versions, [files] * len(versions)), strict=True)
+        )
 
     entries = []
     for version in sorted(contents, reverse=True):
@@ -187,7 +189,9 @@ class _Log:
         # Not every store gives a time.
         return [(entry.base_name, entry.mtime_ns or 0) for entry in entries]
 
-    def commit(self, version: int, files: bool) -> tuple[dict[str, Any], bool, dict[str, list[str]]]:
+    def commit(
+        self, version: int, files: bool
+    ) -> tuple[dict[str, Any], bool, dict[str, list[str]]]:
         """The commitInfo of a version, whether rows were added, removed or changed, and the paths
         of the files that it added and removed, if `files` are wanted.
 
