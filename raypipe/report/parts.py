@@ -210,6 +210,7 @@ class Block:
     pictures: tuple[Picture, ...] = ()
     pictures_title: str = ""
     chip: tuple[Tone, str] | None = None  # beside the title
+    notes: tuple[str, ...] = ()  # below the text, smaller
 
 
 @dataclass(frozen=True)
@@ -224,7 +225,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Event:
-    """Something that happened. at: its time, as text; chip: a word that stands out, or ""."""
+    """Something that happened. at: its time, as text; chip: a warning in a word, or ""."""
 
     at: str
     title: str

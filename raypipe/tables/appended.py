@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from raypipe.tables import history, scan
+from raypipe.tables import history, log, scan
 from raypipe.tables.address import resolve
 from raypipe.tables.table import ImageTable
 
@@ -38,6 +38,7 @@ def read(uri: str, storage_options: dict[str, str] | None = None, clock: str = "
     table = ImageTable(path, storage_options=storage_options)
     pinned = table.pin()
     delta = table.at(pinned)
+    placed = log.Places(delta.table_uri)
     added: dict[str, int] = {}
     altered = ""
     for entry in reversed(history.commits(delta, path, storage_options, files=True)):
@@ -45,7 +46,8 @@ def read(uri: str, storage_options: dict[str, str] | None = None, clock: str = "
         if entry["removed"] and entry["changes"]:
             altered = altered or f"{what} in commit {number} changed rows"
         if entry["changes"]:
-            added |= dict.fromkeys(entry["added"], number)
+            # As a scan names the files.
+            added |= {placed(name)[1]: number for name in entry["added"]}
     names = [field.name for field in delta.schema().fields]
     found: list[dict[str, Any]] = []
     for fragment, part in scan.located(table, pinned, names):

@@ -57,15 +57,25 @@ class Cleaning:
         return "Not cleaned" if self.state == "not cleaned" else "Not known"
 
 
-def of(table: ImageTable, version: TableVersion) -> Cleaning:
-    """The cleaning of a version; of a prepared table that of its source. Never raises."""
+def of(table: ImageTable, version: TableVersion, was: Cleaning | None = None) -> Cleaning:
+    """The cleaning of a version; of a prepared table that of its source. Never raises.
+
+    was: what was found earlier. Then the answer differs from it only if it was wrong: a version
+    that somebody has judged since, or by other limits, is what it was.
+    """
     # What cannot be found out must not cost a training: its reason is the answer.
     try:
         if version.origin:
             uri, _, number = version.origin.rpartition("@v")
             table = ImageTable(resolve(uri), storage_options=table.storage_options)
             version = table.pin(int(number))
-        return _of(table, version)
+        now = _of(table, version)
+        if was is not None and was.state == "not cleaned" and now.state == "judged":
+            return was
+        if was is not None and was.state == now.state == "judged":
+            at = TableVersion(table.uri, int(was.judged.rpartition("@v")[2]))
+            return _counted("judged", table, at, was.policy, now.source)
+        return now
     except Exception as e:
         return Cleaning("unknown", source=f"The log or the verdicts cannot be read: {one_line(e)}")
 

@@ -21,7 +21,6 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
 
 from deltalake import DeltaTable
 from pyarrow.fs import FileSelector
@@ -46,7 +45,7 @@ def commits(
 
     Each entry has the fields of its commitInfo and: version; timestamp (ms); operation ("" when the
     writer gave none); changes (True when rows were added, removed or changed). With `files` also
-    added and removed: paths of files, decoded. Raises DataError.
+    added and removed: paths of files, as the log writes them. Raises DataError.
     """
     log = _Log(uri, storage_options)
     # Another writer may have committed since `delta` was opened.
@@ -217,7 +216,7 @@ class _Log:
                     continue
                 # A commit may name 100,000 files.
                 if files:
-                    path = unquote(str(file.get("path", "")))
+                    path = str(file.get("path", ""))
                     named["added" if kind == "add" else "removed"].append(path)
                 if file.get("dataChange", True):
                     changes = True

@@ -171,7 +171,7 @@ def model(job: Job, number: int | None, reread: bool = True) -> Proven:
     else:
         fix = "raypipe promote CONFIG --history shows versions that were in use"
         version = promote.require_version(store, number, fix)
-    found = gather.gather(store, version, job.run, reread)
+    found = gather.gather(store, version, job.run, reread, job.table.storage_options)
     answers = questions.answers(found)
     page = job.run.path / "reports" / f"model-{_name(store)}-{version.version}.html"
     report.write(proof_page.page(found, answers), page)

@@ -76,7 +76,9 @@ class Found:
     def made(self) -> Mapping[str, Any]:
         """What the package says of how it came to be; {} in an older one."""
         made = self.info.get(origin.MADE)
-        return made if isinstance(made, dict) else {}
+        # Of a later raypipe, its names may mean something else.
+        known = isinstance(made, dict) and made.get("format") == origin.FORMAT
+        return made if known else {}
 
     @property
     def package(self) -> str:
@@ -103,8 +105,18 @@ class Found:
         return found[-1] if found else None
 
 
-def gather(store: Store, version: ModelVersion, run: RunConfig, reread: bool = True) -> Found:
-    """What is known of a version. reread: read its rows' ids and labels again, and compare."""
+def gather(
+    store: Store,
+    version: ModelVersion,
+    run: RunConfig,
+    reread: bool = True,
+    storage_options: dict[str, str] | None = None,
+) -> Found:
+    """What is known of a version.
+
+    reread: read its rows' ids and labels again, and compare. storage_options: of the store of its
+    table, which no package keeps.
+    """
     errors: dict[str, str] = {}
 
     def tried(part: str, read: Callable[[], T], otherwise: T) -> T:
@@ -117,9 +129,10 @@ def gather(store: Store, version: ModelVersion, run: RunConfig, reread: bool = T
 
     package, seal = _package(store, version)
     info: Mapping[str, Any] = package.info if package else {}
-    table, judged = Table("It was not looked for"), ()
+    table, judged = Table("The package does not say which"), [_not_again("There is no package")]
     if package is not None:
-        table, judged = _again(package, reread)
+        nothing = Table("The package cannot be read"), judged
+        table, judged = tried("table", lambda: _again(package, reread, storage_options), nothing)
     mlflow = tried("mlflow", lambda: recorded.of_version(store, version), None)
     held = tried("moves", lambda: follow.held(store), None)
     listed = tried("moves", lambda: moves.read(store).moves, ())
@@ -155,16 +168,21 @@ def _with_runs(found: Found, tried: Callable[..., Any]) -> Found:
     reason = None
     if gate is not None:
         reason = tried("gate", lambda: recorded.text_of(found.store, gate, "decision.txt"), None)
-    evidence = found.made.get("called_for", {}).get("evidence", {})
-    check = str(evidence.get("check", ""))
-    drift = tried("drift", lambda: recorded.of_key(found.store, check), None)
+
+    def check_run() -> Recorded | None:
+        evidence = found.made.get("called_for", {}).get("evidence", {})
+        return recorded.of_key(found.store, str(evidence.get("check", "")))
+
+    drift = tried("drift", check_run, None)
     return replace(found, gate=gate, gate_reason=reason, drift=drift)
 
 
 def _package(store: Store, version: ModelVersion) -> tuple[Package | None, Check]:
     what = "The package is the one that was registered"
     try:
-        return promote.fetch(store, version), Check(what, True, f"sha256 {version.seal}", True)
+        return promote.fetch(store, version), Check(
+            what, True, f"sha256 {(version.seal or '')[:12]}", True
+        )
     except promote.Gone as e:
         return None, Check(what, None, hidden(one_line(e)))
     except DataError as e:
@@ -174,18 +192,30 @@ def _package(store: Store, version: ModelVersion) -> tuple[Package | None, Check
         return None, Check(what, None, hidden(one_line(e)))
 
 
-def _again(package: Package, reread: bool) -> tuple[Table, list[Check]]:
+def _again(
+    package: Package, reread: bool, storage_options: dict[str, str] | None
+) -> tuple[Table, list[Check]]:
     """The pinned table as it is now, and the metrics of the judged rows, computed again."""
     info = package.info
     try:
         job = validate(TrainJob, info["config"])
-        named = job.table.model_copy(update={"version": info["table"]["version"]})
+        # The address as it was resolved: the configuration's may be relative to another folder.
+        named = job.table.model_copy(
+            update={
+                "uri": info["table"]["uri"],
+                "version": info["table"]["version"],
+                "storage_options": storage_options,
+            }
+        )
         pinned = pin(named, job.feed, package.classes or None, package.task.kind)
     except Exception as e:
         return Table(hidden(one_line(e))), [_not_again(hidden(one_line(e)))]
+    said = info.get(origin.MADE, {}).get("cleaning")
+    was = Cleaning(**said) if said else None
+    cleaning = cleaned.of(pinned.table, pinned.version, was)
     if not reread:
         why = "Not tried: --quick reads no rows"
-        table = Table("", pinned.version.table_id, {}, cleaned.of(pinned.table, pinned.version))
+        table = Table("", pinned.version.table_id, {}, cleaning)
         return table, [_not_again(why)]
     try:
         rows = origin.rows_of(job, pinned)
@@ -193,7 +223,6 @@ def _again(package: Package, reread: bool) -> tuple[Table, list[Check]]:
         return Table(hidden(one_line(e)), pinned.version.table_id), [
             _not_again(hidden(one_line(e)))
         ]
-    cleaning = cleaned.of(pinned.table, pinned.version)
     table = Table("", pinned.version.table_id, rows, cleaning)
     try:
         return table, _judged_again(job, pinned, package)

@@ -73,15 +73,17 @@ def _in_use(found: Found) -> str:
 
 
 def _block(answer: Answer) -> report.Block:
-    facts = [("Said by", "; ".join(answer.sources) or "nobody")]
+    notes = []
+    if answer.sources:
+        notes.append(f"Said by {'; '.join(answer.sources)}")
     if answer.why:
-        facts.append(("Not known", answer.why))
+        notes.append(f"Not known: {answer.why}" if answer.text else answer.why)
     tables = [*_EXTRA.get(answer.name, _none)(answer.facts)]
     if answer.checks:
         tables.append(_checks(answer))
     text = answer.text or "Not known."
     return report.Block(
-        answer.question, text, tuple(facts), tables=tuple(tables), chip=MARKS[answer.status]
+        answer.question, text, tables=tuple(tables), chip=MARKS[answer.status], notes=tuple(notes)
     )
 
 

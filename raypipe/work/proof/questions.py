@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from raypipe.costs.spent import duration
+from raypipe.errors import one_line
 from raypipe.registry.moves import Move
-from raypipe.registry.tracking import KEY
+from raypipe.registry.tracking import KEY, allowed_name
 from raypipe.report.formats import cell, number
+from raypipe.tables.cleaned import Cleaning
 from raypipe.watch import records
 from raypipe.work.proof.answers import NOT_RECORDED, Answer, Check
 from raypipe.work.proof.gather import Found
@@ -18,19 +20,21 @@ SHOWN = 12  # hex digits of a hash, where people read it
 
 def answers(found: Found) -> tuple[Answer, ...]:
     """The eight answers, in the order in which they are asked."""
-    return (
-        rows(found),
-        cleaning(found),
-        code(found),
-        packages(found),
-        quality(found),
-        replaced(found),
-        why(found),
-        cost(found),
-    )
+    return tuple(_answered(ask, found) for ask in ASKED)
+
+
+def _answered(ask: Callable[[Found], Answer], found: Found) -> Answer:
+    """A package may hold anything: a record that cannot be read is one that is not known."""
+    try:
+        return ask(found)
+    except (KeyError, TypeError, ValueError, AttributeError) as e:
+        why = f"The record cannot be read: {type(e).__name__} {one_line(e)}"
+        name, question = ask.__name__, (ask.__doc__ or "").partition("\n")[0]
+        return Answer(name, question, "", {}, (found.package,), (found.seal,), why)
 
 
 def rows(found: Found) -> Answer:
+    """Which rows is it made of?"""
     table, made = found.info.get("table", {}), found.made
     name, question = "rows", "Which rows is it made of?"
     if not table:
@@ -86,8 +90,7 @@ def _rows_again(found: Found) -> list[Check]:
 
 
 def cleaning(found: Found) -> Answer:
-    from raypipe.tables.cleaned import Cleaning
-
+    """How was it cleaned?"""
     name, question = "cleaning", "How was it cleaned?"
     said = found.made.get("cleaning")
     now = found.table.cleaning
@@ -117,6 +120,7 @@ def cleaning(found: Found) -> Answer:
 
 
 def code(found: Found) -> Answer:
+    """Which configuration and code made it?"""
     name, question = "code", "Which configuration and code made it?"
     config, made = found.info.get("config"), found.made.get("code")
     if not config:
@@ -158,6 +162,7 @@ def _logged_code(found: Found, ran: Mapping[str, Any]) -> list[Check]:
 
 
 def packages(found: Found) -> Answer:
+    """Which packages and hardware made it?"""
     name, question = "packages", "Which packages and hardware made it?"
     made = found.made
     if not made:
@@ -179,6 +184,7 @@ def packages(found: Found) -> Answer:
 
 
 def quality(found: Found) -> Answer:
+    """How good is it, by slice, and on which rows?"""
     name, question = "quality", "How good is it, by slice, and on which rows?"
     judged, info = found.made.get("judged"), found.info
     if not info:
@@ -213,7 +219,7 @@ def quality(found: Found) -> Answer:
 
 
 def replaced(found: Found) -> Answer:
-    """The newest move to this version, and the comparison that called for it."""
+    """Which model did it replace, and by what comparison?"""
     name, question = "replaced", "Which model did it replace, and by what comparison?"
     alias = f"{found.store.model}@{found.store.alias}"
     if "moves" in found.errors:
@@ -256,6 +262,7 @@ def replaced(found: Found) -> Answer:
 
 
 def why(found: Found) -> Answer:
+    """Why was it made?"""
     name, question = "why", "Why was it made?"
     called = found.made.get("called_for")
     if not called:
@@ -280,6 +287,7 @@ def why(found: Found) -> Answer:
 
 
 def cost(found: Found) -> Answer:
+    """What did it cost?"""
     name, question = "cost", "What did it cost?"
     spent = found.made.get("spent")
     logged: dict[str, float] = {}
@@ -329,6 +337,7 @@ def _decision_checks(found: Found) -> list[Check]:
         checks.append(Check(what, True, "they were only appended to"))
     if row is None:
         return checks
+    checks.append(_only(found.decisions.rows, row))
     what = "MLflow's run of the comparison says the same"
     if gate is None or found.gate_reason is None:
         reason = found.errors.get("gate", "It is not there")
@@ -344,9 +353,14 @@ def _decision_checks(found: Found) -> list[Check]:
     return [*checks, Check(what, same and not differ, said)]
 
 
-def _metric(metrics: Mapping[str, float], name: str) -> float | None:
-    from raypipe.registry.tracking import allowed_name
+def _only(rows: Sequence[Mapping[str, Any]], row: Mapping[str, Any]) -> Check:
+    """A key is written once: of two rows with one key, somebody else wrote one."""
+    same = [one for one in rows if one.get("key") == row.get("key")]
+    said = f"{len(same)} row{'s' * (len(same) > 1)} with the key {row.get('key')}"
+    return Check("One row has its key", len(same) == 1, said)
 
+
+def _metric(metrics: Mapping[str, float], name: str) -> float | None:
     return metrics.get(allowed_name(name))
 
 
@@ -362,7 +376,10 @@ def _check_checks(
     else:
         same = (row.get("p_value"), row.get("is_drift")) == (p_value, is_drift)
         said = f"p {row.get('p_value')}, drift {row.get('is_drift')}"
-        checks.append(Check("The check's row says the same", same, said))
+        checks += [
+            Check("The check's row says the same", same, said),
+            _only(found.checks.rows, row),
+        ]
         if found.checks.altered:
             what = "Nobody changed a row of the drift checks"
             checks.append(Check(what, False, found.checks.altered))
@@ -411,3 +428,15 @@ def _sealed(found: Found, name: str, question: str) -> Answer:
 
 def _unknown(name: str, question: str, why: str, sources: tuple[str, ...] = ()) -> Answer:
     return Answer(name, question, "", {}, sources, (), why)
+
+
+ASKED: tuple[Callable[[Found], Answer], ...] = (
+    rows,
+    cleaning,
+    code,
+    packages,
+    quality,
+    replaced,
+    why,
+    cost,
+)
