@@ -118,7 +118,11 @@ class Told(Result):
         return self.page.stem
 
 
-_PLURAL = {"check": "drift checks", "decision": "comparisons", "move": "moves"}
+_PLURAL: dict[timeline.Kind, str] = {
+    "check": "drift checks",
+    "decision": "comparisons",
+    "move": "moves",
+}
 
 
 def job_of(

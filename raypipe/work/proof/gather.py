@@ -77,8 +77,9 @@ class Found:
         """What the package says of how it came to be; {} in an older one."""
         made = self.info.get(origin.MADE)
         # Of a later raypipe, its names may mean something else.
-        known = isinstance(made, dict) and made.get("format") == origin.FORMAT
-        return made if known else {}
+        if not isinstance(made, dict) or made.get("format") != origin.FORMAT:
+            return {}
+        return made
 
     @property
     def package(self) -> str:
@@ -98,7 +99,8 @@ class Found:
         key = (move.evidence.get("decision") if move else None) or self.noted
         mine = [row for row in self.decisions.rows if row.get("challenger") == str(self.version)]
         named = [row for row in self.decisions.rows if key and row.get("key") == key]
-        return (named or mine or [None])[-1]
+        rows = named or mine
+        return rows[-1] if rows else None
 
     def check_row(self, key: str) -> Mapping[str, Any] | None:
         found = [row for row in self.checks.rows if row.get("key") == key]
@@ -135,7 +137,8 @@ def gather(
         table, judged = tried("table", lambda: _again(package, reread, storage_options), nothing)
     mlflow = tried("mlflow", lambda: recorded.of_version(store, version), None)
     held = tried("moves", lambda: follow.held(store), None)
-    listed = tried("moves", lambda: moves.read(store).moves, ())
+    nothing_moved: tuple[Move, ...] = ()
+    listed = tried("moves", lambda: moves.read(store).moves, nothing_moved)
     place = store.moves
     log = tried("moves", lambda: appended.read(place, store.moves_options), NO_TABLE)
     decisions = tried("decisions", lambda: records.decisions(run), NO_TABLE)

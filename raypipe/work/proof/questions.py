@@ -128,9 +128,9 @@ def code(found: Found) -> Answer:
     ran = made or {"commit": found.info.get("code_commit")}
     commit, dirty = ran.get("commit"), ran.get("dirty")
     named = f"commit {commit}" if commit else "no checkout"
-    files = {True: "with changed files", False: "without changed files"}.get(
-        dirty, "and nobody knows whether files were changed"
-    )
+    files = "and nobody knows whether files were changed"
+    if dirty is not None:
+        files = "with changed files" if dirty else "without changed files"
     text = f"Training {found.info.get('key')} by raypipe {ran.get('raypipe', '')}".rstrip()
     text += f", {named}, {files}"
     if ran.get("sha256"):
@@ -197,10 +197,10 @@ def quality(found: Found) -> Answer:
     facts: dict[str, Any] = {"training": info.get("metrics"), "judged": judged, "test": tested}
     facts["compared"] = compared
     if judged is None:
-        metrics = {k: v for k, v in (info.get("metrics") or {}).items() if k.startswith("val_")}
+        said = info.get("metrics") or {}
+        val = {key: value for key, value in said.items() if key.startswith("val_")}
         why = f"Metrics by slice, and which rows were judged. {NOT_RECORDED}"
-        sources = (found.package,)
-        return Answer(name, question, cell(metrics), facts, sources, (found.seal,), why)
+        return Answer(name, question, cell(val), facts, (found.package,), (found.seal,), why)
     table = info.get("table", {})
     text = (
         f"{cell(judged['metrics'])} on {judged['images']:,} rows of {judged['split']} in "
