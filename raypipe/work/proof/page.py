@@ -155,7 +155,7 @@ def _compared(slices: Sequence[Mapping[str, Any]]) -> report.Table:
     columns = (
         ("Slice", ""),
         ("Images", "num"),
-        ("It replaced", "num"),
+        ("The champion then", "num"),
         ("This one", "num"),
         ("p-value", "num"),
     )

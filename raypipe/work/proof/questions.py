@@ -238,9 +238,9 @@ def replaced(found: Found) -> Answer:
         sources.append(f"{found.store.moves}, move {move.number}")
     checks.append(
         Check(
-            "Nobody changed a row of the table of moves",
+            "By its log, the table of moves was only appended to",
             not found.moves_altered,
-            found.moves_altered or "it was only appended to",
+            found.moves_altered or found.store.moves,
         )
     )
     missing = ""
@@ -328,13 +328,9 @@ def _decision_checks(found: Found) -> list[Check]:
     """A decision's row, against what MLflow kept of it, and against the table's own history."""
     row, gate = found.decision, found.gate
     checks = []
-    if found.decisions.altered:
-        checks.append(
-            Check("Nobody changed a row of the decisions", False, found.decisions.altered)
-        )
-    else:
-        what = "Nobody changed a row of the decisions"
-        checks.append(Check(what, True, "they were only appended to"))
+    altered = found.decisions.altered
+    what = "By its log, the table of decisions was only appended to"
+    checks.append(Check(what, not altered, altered or found.decisions.place))
     if row is None:
         return checks
     checks.append(_only(found.decisions.rows, row))
@@ -380,9 +376,9 @@ def _check_checks(
             Check("The check's row says the same", same, said),
             _only(found.checks.rows, row),
         ]
-        if found.checks.altered:
-            what = "Nobody changed a row of the drift checks"
-            checks.append(Check(what, False, found.checks.altered))
+        altered = found.checks.altered
+        what = "By its log, the table of drift checks was only appended to"
+        checks.append(Check(what, not altered, altered or found.checks.place))
     what = "MLflow's run of the check says the same"
     if found.drift is None:
         reason = found.errors.get("drift", "It is not there")
