@@ -17,7 +17,7 @@ from deltalake import DeltaTable, write_deltalake
 from raypipe.config import RunConfig, key_of, validate
 from raypipe.job import Job
 from raypipe.registry import package as packages
-from raypipe.registry import promote, tracking
+from raypipe.registry import promote, recorded, tracking
 from raypipe.registry.promote import ModelVersion
 from raypipe.registry.tracking import Store
 from raypipe.tables.commits import rows_once
@@ -150,6 +150,14 @@ def test_eight_of_eight_questions_are_answered(loop: Loop, cli: Cli) -> None:
     assert "<i>s" not in page and "&lt;i&gt;s" in page and "<b>0" not in page
     kept = json.loads(Path(said["report"]).with_suffix(".json").read_text())
     assert kept["answers"] == said["answers"]
+
+
+def test_the_decision_is_noted_on_the_challenger_and_is_no_part_of_it(loop: Loop) -> None:
+    assert recorded.decision_of(loop.store, loop.second) == loop.decision
+    assert recorded.decision_of(loop.store, loop.first) == ""
+    # A version that is looked up later equals the one that was registered.
+    assert promote.require_champion(loop.store) == loop.second
+    assert loop.second.tags["raypipe.parent"] == str(loop.first)
 
 
 def test_the_first_champion_replaced_none(loop: Loop) -> None:
