@@ -220,7 +220,7 @@ def _timeline_page(told: Told, places: Sequence[str]) -> report.Page:
         report.Verdict(
             "up" if told.in_use else "quiet",
             f"{store.alias}: {f'version {told.in_use}' if told.in_use else 'none'}",
-            f"{counts['move']} moves",
+            f"Moves: {counts['move']}",
             "events",
         ),
         report.Verdict(
@@ -228,7 +228,7 @@ def _timeline_page(told: Told, places: Sequence[str]) -> report.Page:
             f"{drifted} of {counts['check']} checks found drift"
             if counts["check"]
             else "No checks yet",
-            f"{counts['decision']} comparisons, {promoted} won by the challenger",
+            f"Comparisons: {counts['decision']}, won by the challenger: {promoted}",
             "events",
         ),
     ]

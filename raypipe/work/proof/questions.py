@@ -9,7 +9,7 @@ from raypipe.costs.spent import duration
 from raypipe.errors import one_line
 from raypipe.registry.moves import Move
 from raypipe.registry.tracking import KEY, allowed_name
-from raypipe.report.formats import cell, number
+from raypipe.report.formats import cell, chance
 from raypipe.tables.cleaned import Cleaning
 from raypipe.watch import records
 from raypipe.work.proof.answers import NOT_RECORDED, Answer, Check
@@ -273,7 +273,7 @@ def why(found: Found) -> Answer:
         text += f". It is to replace {parent}, and starts from its settings"
     if key := str(evidence.get("check", "")):
         row = found.check_row(key)
-        text += f". Drift check {key} of {evidence.get('batch')}: p {number(evidence['p_value'])}"
+        text += f". Drift check {key} of {evidence.get('batch')}: p {chance(evidence['p_value'])}"
         sources.append(f"{found.checks.place or found.run.path}, key {key}")
         checks += _check_checks(found, evidence, row)
         if row is None:
