@@ -48,7 +48,9 @@ _ROW = pa.schema(
         ("reference_images", pa.int64()),
         ("batch_images", pa.int64()),
         ("format", pa.int32()),
-        ("window", pa.string()),
+        # Its number; null for a batch that was named by its version.
+        ("window", pa.int64()),
+        ("since", pa.int64()),
     ]
 )
 
@@ -146,8 +148,7 @@ def check(
             drift,
             run.seed,
         )
-        row = _as_row(key, name, str(model), predicted.version, found)
-        row["window"] = str(window) if window is not None and window.number else None
+        row = _as_row(key, name, str(model), predicted.version, found, window)
         return pa.Table.from_pylist([row], _ROW)
 
     # The tests run only if this evidence is not stored yet. Two checks at once store it once.
@@ -247,7 +248,12 @@ def _metrics(found: DriftReport) -> dict[str, float]:
 
 
 def _as_row(
-    key: str, name: str, model: str, version: TableVersion, found: DriftReport
+    key: str,
+    name: str,
+    model: str,
+    version: TableVersion,
+    found: DriftReport,
+    window: Window | None = None,
 ) -> dict[str, Any]:
     whole = asdict(found)
     evidence, unusual = to_json(whole.pop("evidence")), to_json(whole.pop("unusual"))
@@ -260,6 +266,8 @@ def _as_row(
         "evidence": evidence,
         "unusual": unusual,
         "format": FORMAT,
+        "window": window.number if window is not None and window.number else None,
+        "since": window.since if window is not None else None,
     }
 
 

@@ -277,7 +277,7 @@ def retrain(job: Job, show: Show) -> Retrained:
             checked = found
     resources = connect(job.cluster)
     store = tracking.open_store(job.run, job.registry)
-    cfg = loop.RetrainConfigs(job.search, job.watch, job.gate)
+    cfg = loop.RetrainConfigs(job.search, job.watch, job.gate, job.clean)
     done = loop.retrain(store, job.training, cfg, checked, say=show.say, pinned=pinned)
     spent = None
     if done.key is not None:
