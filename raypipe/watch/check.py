@@ -105,6 +105,9 @@ def check_window(
         windows.leave(window)
         raise
     windows.checked(window, done.key, done.predictions)
+    without = window.images - done.report.batch_images
+    if window.number and without:
+        say(f"{without} of {window.images} images have no prediction (broken): they are left out")
     return done
 
 

@@ -90,12 +90,13 @@ def retrain(
     they are pinned already.
     """
     is_named = champion is not None
+    options = cfg.watch.storage_options
+    past = Journal(cfg.watch.place(job.run, "retrains"), f"{store.model}@{store.alias}", options)
+    _finish(store, job.run, cfg.watch, past, say)
     champion = champion or promote.require_champion(store)
     package = promote.fetch(store, champion)
     pinned = pinned or pin(job.table, job.feed, kind=job.model.task)
     # First the decision to train at all. It needs no model, so it comes before anything costly.
-    options = cfg.watch.storage_options
-    past = Journal(cfg.watch.place(job.run, "retrains"), f"{store.model}@{store.alias}", options)
     cycle = _cycle(past, _key(job, cfg, champion, pinned))
     known = history.checks(job.run, cfg.watch, str(champion), checked)
     wanted = policy.retrain(
@@ -109,7 +110,7 @@ def retrain(
     say(wanted.reason)
     if not wanted.act:
         return RetrainResult(champion, None, wanted, ())
-    done = _again(store, job.run, cfg.watch, champion, past.data(cycle, "ended"), checked)
+    done = _decided(store, job.run, cfg.watch, past.data(cycle, "ended"))
     if done is not None:
         say(done.decision.reason)
         return done
@@ -204,7 +205,8 @@ def _retrain(
         challenger, trained, device_s = _search(store, cfg, first, pinned, say)
     else:
         challenger, trained, device_s = _train(store, first, pinned, say)
-    held.reached("trained", challenger=str(challenger), device_s=device_s)
+    spent = {"training": trained, "device_s": device_s}
+    held.reached("trained", challenger=str(challenger), **spent)
     # Fields of a slice are part of the key: a row that lacks one of them could not be read.
     parts = (champion, challenger, pinned.version)
     said = (
@@ -232,44 +234,57 @@ def _retrain(
     options = cfg.watch.storage_options
     stored = rows_once(place, decisions.ROW, {"key": key}, made, f"gate {challenger}", options)
     slices, union, decision = decisions.decided(stored.to_pylist()[0])
-    held.reached("compared", decision=key, promote=decision.act)
-    decision = _carry_out(store, champion, challenger, decision, slices, _evidence(key, checked))
-    held.reached("ended", decision=key, training=trained, device_s=device_s)
+    evidence = {"decision": key, "check": Path(checked.page).stem if checked else None}
+    held.reached("compared", evidence=evidence, **spent)
+    decision = _carry_out(store, champion, challenger, decision, slices, evidence)
+    held.reached("ended", evidence=evidence, **spent)
     say(decision.reason)
     return RetrainResult(champion, challenger, decision, slices, union, trained, device_s)
 
 
-def _again(
-    store: Store,
-    run: RunConfig,
-    watch: WatchConfig,
-    champion: ModelVersion,
-    ended: Mapping[str, Any] | None,
-    checked: CheckResult | None,
-) -> RetrainResult | None:
-    """The result of a retrain that has ended, from its decision: nothing is trained or compared.
+def _finish(
+    store: Store, run: RunConfig, watch: WatchConfig, past: Journal, say: Callable[[str], None]
+) -> None:
+    """Carry out the decision that a killed run has left behind, if there is one.
 
-    Carrying it out once more does nothing, or says what stands against it. None where there is no
-    such decision.
+    Whatever this run is about: its check may find no drift, or the alias may have moved already.
     """
-    if ended is None:
-        return None
-    key = str(ended["decision"])
-    row = decisions.find(run, watch, key)
-    if row is None:
+    compared = [event for event in past.events if event.event == "compared"]
+    if not compared or past.data(compared[-1].cycle, "ended") is not None:
+        return
+    cycle = compared[-1].cycle
+    with hold(past, cycle, say) as held:
+        left = past.data(cycle, "compared")
+        if isinstance(held, Busy) or left is None or past.data(cycle, "ended") is not None:
+            return
+        say("An earlier run ended before it had carried its decision out")
+        done = _decided(store, run, watch, left)
+        if done is not None:
+            held.reached("ended", **left)
+            say(done.decision.reason)
+
+
+def _decided(
+    store: Store, run: RunConfig, watch: WatchConfig, kept: Mapping[str, Any] | None
+) -> RetrainResult | None:
+    """The result of a retrain from its decision: nothing is trained or compared.
+
+    kept: what its journal says. Carrying it out once more does nothing, or says what stands against
+    it. None where there is no such decision.
+    """
+    row = decisions.find(run, watch, kept["evidence"]["decision"]) if kept else None
+    if kept is None or row is None:
         return None
     slices, union, decision = decisions.decided(row)
-    number = int(row["challenger"].rpartition("/")[2])
+    numbers = [int(row[name].rpartition("/")[2]) for name in ("champion", "challenger")]
     fix = "It was deleted: a retrain for another version of the table makes a new one"
-    challenger = promote.require_version(store, number, fix)
-    decision = _carry_out(store, champion, challenger, decision, slices, _evidence(key, checked))
-    training, device_s = str(ended["training"]), float(ended["device_s"])
+    champion, challenger = (promote.require_version(store, number, fix) for number in numbers)
+    try:
+        decision = _carry_out(store, champion, challenger, decision, slices, kept["evidence"])
+    except promote.Lost as e:
+        decision = Decision(False, str(e))
+    training, device_s = str(kept["training"]), float(kept["device_s"])
     return RetrainResult(champion, challenger, decision, slices, union, training, device_s)
-
-
-def _evidence(decision: str, checked: CheckResult | None) -> dict[str, Any]:
-    """What a move of the alias says of its reason."""
-    return {"decision": decision, "check": Path(checked.page).stem if checked else None}
 
 
 # The challenger, the key of its training, and the device seconds of all that led to it.
