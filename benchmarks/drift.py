@@ -36,7 +36,7 @@ def samples(rows: int, folder: Path, seed: int) -> None:
     nearly equal, and the statistic is as small as Alibi's rounding in float32 (1e-7): p differed by
     .01 then.
     """
-    from raypipe.watch.mmd import median_width
+    from raypipe.watch.projection import median_width
 
     rng = np.random.default_rng(seed)
     mix = rng.normal(size=(FACTORS, FEATURES)).astype(np.float32)

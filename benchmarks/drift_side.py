@@ -48,15 +48,6 @@ def alibi(reference: np.ndarray, batch: np.ndarray, width: float, count: int, se
     return float(data["distance"]), float(data["p_val"])
 
 
-def permutations(rows: int, batch_rows: int, count: int, seed: int) -> np.ndarray:
-    """Those that Alibi draws with this seed: (rows + batch_rows, count) bool."""
-    torch.manual_seed(seed)
-    chosen = np.zeros((rows + batch_rows, count), bool)
-    for p in range(count):
-        chosen[torch.randperm(len(chosen))[-batch_rows:].numpy(), p] = True
-    return chosen
-
-
 def main() -> None:
     side, folder = sys.argv[1], Path(sys.argv[2])
     given = np.load(folder / "samples.npz")
@@ -69,9 +60,10 @@ def main() -> None:
         detectors()  # its import takes seconds
         compare = partial(alibi, reference, batch, width, count, seed)
     else:
-        from raypipe.watch import mmd as _  # noqa: F401
+        from raypipe.watch.mmd import regroupings
 
-        chosen = permutations(len(reference), len(batch), count, seed)
+        # Those that Alibi draws.
+        chosen = regroupings(len(reference), len(batch), count, seed)
         compare = partial(exact, reference, batch, width, chosen)
     began = time.perf_counter()
     statistic, p_value = compare()
