@@ -1,10 +1,10 @@
 """One side of benchmarks/drift.py, in a process of its own.
 
-python -m benchmarks.drift_side exact|alibi FOLDER     # alibi: with the sidecar's interpreter
+python -m benchmarks.drift_side exact|alibi|alibi64 FOLDER     # alibi: the sidecar's interpreter
 
 It reads samples.npz of FOLDER (reference, batch, width, permutations, seed) and prints one JSON
 line. seconds: from arrays in memory to the p-value, without imports. peak_gb: the most that the
-process held, all in.
+process held, all in. alibi64: Alibi in float64, to tell its rounding from a difference.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def alibi(reference: np.ndarray, batch: np.ndarray, width: float, count: int, se
         backend="pytorch",
         n_permutations=count,
         device="cpu",
-        sigma=np.array([width], np.float32),
+        sigma=np.array([width], reference.dtype),
         configure_kernel_from_x_ref=False,
     )
     torch.manual_seed(seed)
@@ -54,10 +54,12 @@ def main() -> None:
     reference, batch = given["reference"], given["batch"]
     width, count, seed = float(given["width"]), int(given["permutations"]), int(given["seed"])
     compare: Callable[[], Any]
-    if side == "alibi":
+    if side.startswith("alibi"):
         from raypipe.watch.alibi_sidecar import alibi as detectors
 
         detectors()  # its import takes seconds
+        if side == "alibi64":
+            reference, batch = reference.astype(np.float64), batch.astype(np.float64)
         compare = partial(alibi, reference, batch, width, count, seed)
     else:
         from raypipe.watch.mmd import regroupings
