@@ -15,6 +15,7 @@ import torch
 from raypipe.config import metrics_of, to_json
 from raypipe.feed.dataset import Pinned
 from raypipe.feed.feed import Feed, fetch
+from raypipe.feed.locate import locate
 from raypipe.files import write_atomic
 from raypipe.models import calibrate
 from raypipe.models.finite import require_rows
@@ -222,5 +223,8 @@ def predict_split(
     labels_N = rows.labels(samples_N)
     looks_NK = None
     if looks:
+        if frozen:
+            # Features come without the places of their images. The samples are the same.
+            rows = locate(pinned, split, job.feed).sampled(job.registry.judged_images)
         looks_NK = looked_at.looks(rows, samples_N, job.model.pixels, job.feed.threads)
     return Reference(features_ND, scores_NC, ids, looks_NK), labels_N

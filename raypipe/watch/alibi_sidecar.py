@@ -1,8 +1,9 @@
 """Alibi Detect in its sidecar: arrays of both sides in, test statistics and p-values out.
 
 Runs under numpy 1 (see `cluster/sidecar.py`), so it imports nothing of raypipe but its neighbours
-`alibi_trained.py` and `projection.py`. 0.11.4 is Apache-2.0, 0.13.0 is not. The arrays are projected already
-(`projection.py`), so that Alibi Detect and the exact tests compare the same numbers.
+`alibi_trained.py` and `projection.py`. 0.11.4 is Apache-2.0, 0.13.0 is not. The arrays are
+projected already (`projection.py`), so that Alibi Detect and the exact tests compare the same
+numbers.
 
 Cost: 500+500 rows, 64 components, 500 permutations: about 2 s on one core, and 4 s more for the
 first import.
@@ -19,8 +20,8 @@ import numpy as np
 from raypipe.watch.projection import LEAST_CVM
 
 PERMUTED = {"mmd": "MMDDrift", "lsdd": "LSDDDrift"}
-# Rows of both sides up to which MMD is computed in float64: above, its matrix takes too much memory.
-# In float32 Alibi Detect's statistic is off by up to 4e-7, and a permutation in 100 may change sides.
+# Rows of both sides up to which MMD is computed in float64: of more its matrix takes too much
+# memory. In float32 the statistic is off by up to 4e-7, and a permutation in 100 may change sides.
 PRECISE = 4_000
 BY_COLUMN = {"ks": "KSDrift", "looks": "KSDrift", "cvm": "CVMDrift", "chi2": "ChiSquareDrift"}
 
