@@ -33,7 +33,7 @@ def test_a_reference_says_what_its_images_look_like(
     job = jobs(**changes)
     pinned = pin(job.table, job.feed)
     model = ImageModel(job.model, len(pinned.classes))
-    pixels_NHWC, labels_N, ids = decoded(job)
+    pixels_NHWC, _, ids = decoded(job)
     found = unseen.reference(job, model, pinned, job.run.path).reference
     looks_NK = found.looks_NK
     assert found.ids == ids and looks_NK is not None and looks_NK.shape == (len(ids), len(SEEN))
