@@ -263,11 +263,12 @@ def _pairs(
     if reference.seen.labels_N is None or batch.seen.labels_N is None:
         missing["classes"] = "the model predicts no classes"
     else:
-        labels_L = np.array([*reference.seen.labels_N, *batch.seen.labels_N], dtype=np.str_)
-        names, numbers_L = np.unique(labels_L, return_inverse=True)
-        numbers_L1 = numbers_L.reshape(-1, 1).astype(np.int64)
-        rows = len(reference.seen.labels_N)
-        pairs["classes"] = Pair(numbers_L1[:rows], numbers_L1[rows:], tuple(names.tolist()))
+        # Not an array of text: one long name would make all of them as long.
+        labels = [list(side.seen.labels_N or ()) for side in (reference, batch)]
+        names = tuple(sorted({name for side in labels for name in side}))
+        number = {name: place for place, name in enumerate(names)}
+        numbered = [np.array([[number[name]] for name in side], np.int64) for side in labels]
+        pairs["classes"] = Pair(*numbered, names)
     looks = _looks(reference, batch)
     if isinstance(looks, str):
         missing["looks"] = looks

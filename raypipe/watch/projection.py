@@ -91,10 +91,11 @@ def unusual(reference_ND: np.ndarray, batch_MD: np.ndarray) -> np.ndarray:
     In units of the reference's own median. Here the reference sets the scale alone: this ranks
     images for people to look at and is no test.
     """
-    spread_D = reference_ND.std(0)
+    # In float64, where no square overflows.
+    spread_D = reference_ND.std(0, dtype=np.float64)
     # A feature that is dead in the reference must not rule.
     spread_D = np.maximum(spread_D, max(0.1 * float(np.median(spread_D)), 1e-6))
-    mean_D = reference_ND.mean(0)
+    mean_D = reference_ND.mean(0, dtype=np.float64)
     reference_ND, batch_MD = (
         ((side - mean_D) / spread_D).astype(np.float64) for side in (reference_ND, batch_MD)
     )

@@ -123,6 +123,14 @@ def test_dead_features_and_two_classes_are_no_trouble() -> None:
     assert not report.is_drift
 
 
+def test_the_largest_numbers_are_no_trouble() -> None:
+    ref, batch = sample(1, 50), sample(2, 50)
+    ref[0][3, 50], batch[0][7, 50] = 3e38, -3e38
+    report = check(ref, batch)
+    assert np.isfinite([e.statistic for e in report.evidence]).all() and not report.is_drift
+    assert np.isfinite([distance for _, distance in report.unusual]).all()
+
+
 def test_what_cannot_be_compared_is_refused() -> None:
     ref, batch = sample(1, 50), sample(2, 50)
     with pytest.raises(
