@@ -260,10 +260,11 @@ def build(
 
     ids = np.array(reference.ids, dtype=np.str_)
     arrays = io.BytesIO()
-    looks = {}
+    stored = {"features": features_ND, "scores": scores_NC, "ids": ids}
     if reference.looks_NK is not None:
-        looks = {"looks": reference.looks_NK.astype(np.float32), "looks_columns": np.array(SEEN)}
-    np.savez(arrays, features=features_ND, scores=scores_NC, ids=ids, **looks)
+        stored["looks"] = reference.looks_NK.astype(np.float32)
+        stored["looks_columns"] = np.array(SEEN)
+    np.savez(arrays, **stored)  # type: ignore[arg-type]
     info = {
         "model": cfg.resolved().model_dump(mode="json"),
         "side_px": cfg.pixels,

@@ -253,28 +253,33 @@ def _pairs(
         projection.subsample(side.embedding_ND.astype(np.float32), cfg.max_rows, rng)
         for side in (reference, batch)
     ]
-    pairs = {
-        "embedding": Pair(*projection.project(*sides)),
-        "scores": Pair(
-            *(projection.columns(side.scores_NC.astype(np.float32)) for side in (reference, batch))
-        ),
-    }
+    ours, theirs = (
+        projection.columns(side.scores_NC.astype(np.float32)) for side in (reference, batch)
+    )
+    pairs = {"embedding": Pair(*projection.project(*sides)), "scores": Pair(ours, theirs)}
     missing = {}
-    if reference.seen.labels_N is None or batch.seen.labels_N is None:
-        missing["classes"] = "the model predicts no classes"
-    else:
-        # Not an array of text: one long name would make all of them as long.
-        labels = [list(side.seen.labels_N or ()) for side in (reference, batch)]
-        names = tuple(sorted({name for side in labels for name in side}))
-        number = {name: place for place, name in enumerate(names)}
-        numbered = [np.array([[number[name]] for name in side], np.int64) for side in labels]
-        pairs["classes"] = Pair(*numbered, names)
-    looks = _looks(reference, batch)
-    if isinstance(looks, str):
-        missing["looks"] = looks
-    else:
-        pairs["looks"] = looks
+    for on, found in (
+        ("classes", _classes(reference, batch)),
+        ("looks", _looks(reference, batch)),
+    ):
+        if isinstance(found, str):
+            missing[on] = found
+        else:
+            pairs[on] = found
     return pairs, missing
+
+
+def _classes(reference: _Side, batch: _Side) -> Pair | str:
+    """The number of each image's predicted class; or why not."""
+    ours, theirs = reference.seen.labels_N, batch.seen.labels_N
+    if ours is None or theirs is None:
+        return "the model predicts no classes"
+    # Not an array of text: one long name would make all of them as long.
+    names = tuple(sorted({*ours, *theirs}))
+    number = {name: place for place, name in enumerate(names)}
+    ours_N1 = np.array([[number[name]] for name in ours], np.int64)
+    theirs_M1 = np.array([[number[name]] for name in theirs], np.int64)
+    return Pair(ours_N1, theirs_M1, names)
 
 
 def _looks(reference: _Side, batch: _Side) -> Pair | str:

@@ -89,7 +89,7 @@ def run(
 def _alibi(
     tests: Sequence[tuple[str, str]], pairs: Mapping[str, Pair], setting: Setting, alpha: float
 ) -> dict[tuple[str, str], Found]:
-    arrays = {}
+    arrays: dict[str, np.ndarray] = {}
     for on in {on for _, on in tests}:
         arrays |= {f"ref.{on}": pairs[on].reference, f"batch.{on}": pairs[on].batch}
     options = {
