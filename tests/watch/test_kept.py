@@ -17,13 +17,15 @@ from raypipe.watch.decide import Decision
 from raypipe.watch.detect import DriftReport, Evidence
 
 FOUND = DriftReport(
-    (Evidence("mmd", "embedding", 0.5, 0.01, 0.05, True),),
+    (Evidence("mmd", "embedding", 0.5, 0.01, 0.05, True, "exact", 'x: "odd"'),),
     0.01,
     True,
     0.05,
     30,
     40,
     ((3, 2.5), (1, 2.0)),
+    "exact",
+    ("exact for mmd", "looks left out: an older raypipe"),
 )
 
 
