@@ -70,7 +70,10 @@ class Pictures:
         every = Regrouped.of(self.features[:-2], self.features[-2:], width, 0)
         self.kernel = every._kernel_LL
         self.light = np.stack(
-            [made[f"{kind}:1"].mean(0) - made["test"].mean(0) for kind in ("brightness", "contrast")]
+            [
+                made[f"{kind}:1"].mean(0) - made["test"].mean(0)
+                for kind in ("brightness", "contrast")
+            ]
         )
 
     def p_value(self, reference: np.ndarray, window: np.ndarray, seed: int) -> float:
@@ -269,7 +272,9 @@ def tails(share: float) -> dict[str, Any]:
             "of_truly_above": int((truth_C > LEVEL).sum()),
             "missed": int(((p_C > LEVEL) & (truth_C <= LEVEL)).sum()),
             "of_truly_below": int((truth_C <= LEVEL).sum()),
-            "wrong_beyond_a_factor_of_2": int((((p_C <= LEVEL) != (truth_C <= LEVEL)) & clear).sum()),
+            "wrong_beyond_a_factor_of_2": int(
+                (((p_C <= LEVEL) != (truth_C <= LEVEL)) & clear).sum()
+            ),
             "p_of_0": int((p_C == 0).sum()),
         }
     found["sequential"]["permutations_mean"] = float(np.mean(permutations))
@@ -309,6 +314,7 @@ def evalue(share: float) -> dict[str, Any]:
             limit = norm.isf(LEVEL / 2) * np.sqrt(1 / WINDOW + 1 / REFERENCE)
             alarms = {
                 "spending": np.abs(away) >= limit,
+                "spending_over_1_7_28_nights": _spans(away, nights),
                 "e_process": _e_process(away, REFERENCE) >= 1 / CFG.false_alarm,
                 "e_process_reference_taken_as_exact": _e_process(away, 10**9)
                 >= 1 / CFG.false_alarm,
@@ -323,6 +329,24 @@ def evalue(share: float) -> dict[str, Any]:
                 key = "alarm_ever" if size == 0 else f"delay_at_{size}_sd"
                 found.setdefault(name, {}).setdefault(rule, {})[key] = value
     return found
+
+
+def _spans(away_SN: np.ndarray, nights_SN: np.ndarray) -> np.ndarray:
+    """A third of the level each for tonight, the last 7 and the last 28 nights together.
+
+    The variance of a mean of many nights is that of independent nights.
+    """
+    alarm_SN = np.zeros(away_SN.shape, bool)
+    offset_S1 = away_SN[:, :1] - nights_SN[:, :1]
+    sums = np.concatenate([np.zeros((len(nights_SN), 1)), np.cumsum(nights_SN, 1)], 1)
+    for span in (1, 7, 28):
+        ends = np.arange(1, nights_SN.shape[1] + 1)
+        starts = np.maximum(0, ends - span)
+        rows_N = (ends - starts) * WINDOW
+        means_SN = (sums[:, ends] - sums[:, starts]) / (ends - starts) + offset_S1
+        limit_N = norm.isf(LEVEL / 6) * np.sqrt(1 / rows_N + 1 / REFERENCE)
+        alarm_SN |= np.abs(means_SN) >= limit_N
+    return alarm_SN
 
 
 def _e_process(away_SN: np.ndarray, reference: int, prior_sd: float = 0.3) -> np.ndarray:
@@ -343,7 +367,7 @@ def _e_process(away_SN: np.ndarray, reference: int, prior_sd: float = 0.3) -> np
         log_ratio = 0.5 * score**2 / (information + prior_sd**-2)
         log_ratio -= 0.5 * np.log1p(prior_sd**2 * information)
         # Nights of onset still to come have a ratio of 1.
-        values[:, t - 1] = (np.exp(log_ratio).sum(1) + nights - t) / nights
+        values[:, t - 1] = (np.exp(np.minimum(log_ratio, 500)).sum(1) + nights - t) / nights
     return values
 
 

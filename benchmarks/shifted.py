@@ -1,7 +1,7 @@
 """Embeddings of real pictures and of corrupted copies, computed once and kept in a temporary folder.
 
-Two champions: solar (ELPV, trained on mono cells; poly is the natural shift) and emoji (Google's
-drawings; Twitter's are the natural shift). Each has a linear head on frozen EfficientNet-Lite0
+Three champions: solar (ELPV, trained on mono cells; poly is the natural shift), emoji (Google's
+drawings; Twitter's are the natural shift) and solar_poly (solar the other way round). Each has a linear head on frozen EfficientNet-Lite0
 features: logistic regression, whose penalty a cross-validation of its training rows has chosen.
 
 Parts of a champion's own domain: train, validation (what severity is calibrated on), test. Shifted
@@ -36,7 +36,7 @@ SEVERITIES = {
     "jpeg": (30, 12, 5),  # quality
 }
 STRENGTHS = (0.3, 0.6, 1.0)
-SIDE_PX = {"solar": 160, "emoji": 96}
+SIDE_PX = {"solar": 160, "emoji": 96, "solar_poly": 160}
 EMOJI = Path.home() / ".cache/raypipe/emoji-16.0.0/node_modules"
 
 
@@ -74,14 +74,15 @@ def _pixels(path: Path, side_px: int) -> np.ndarray:
     return np.asarray(flat.resize((side_px, side_px), Image.Resampling.BILINEAR))
 
 
-def _solar() -> tuple[dict[str, list[Path]], dict[str, np.ndarray]]:
+def _solar(own: str) -> tuple[dict[str, list[Path]], dict[str, np.ndarray]]:
     from raypipe.quickstart.elpv import cells
 
     folder, rows = cells()
     names = np.array([row["label"] == "defective" for row in rows]).astype(int)
-    mono = [i for i, row in enumerate(rows) if row["type"] == "mono"]
-    poly = [i for i, row in enumerate(rows) if row["type"] == "poly"]
-    return _split([folder / row["file"] for row in rows], names, mono, poly, (474, 300))
+    mine = [i for i, row in enumerate(rows) if row["type"] == own]
+    other = [i for i, row in enumerate(rows) if row["type"] != own]
+    files = [folder / row["file"] for row in rows]
+    return _split(files, names, mine, other, (len(mine) - 600, 300))
 
 
 def _emoji() -> tuple[dict[str, list[Path]], dict[str, np.ndarray]]:
@@ -120,7 +121,10 @@ def _embedded(name: str) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     from raypipe.models.zoo import ImageModel, ModelConfig
 
     kept = Path(tempfile.gettempdir()) / f"raypipe-shifted-2-{name}.npz"
-    paths, labels = _solar() if name == "solar" else _emoji()
+    if name == "emoji":
+        paths, labels = _emoji()
+    else:
+        paths, labels = _solar("mono" if name == "solar" else "poly")
     if not kept.exists():
         side_px = SIDE_PX[name]
         model = ImageModel(ModelConfig(side_px=side_px), 2).for_inference()
@@ -152,7 +156,7 @@ def _embedded(name: str) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
 
 
 def world(name: str) -> World:
-    """solar or emoji: features, scores of the champion, labels."""
+    """solar, emoji or solar_poly: features, scores of the champion, labels."""
     features, labels = _embedded(name)
     scaler = StandardScaler().fit(features["train"])
     head = LogisticRegressionCV(Cs=np.logspace(-5, -1, 5), cv=5, max_iter=300)
