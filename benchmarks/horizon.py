@@ -2,16 +2,20 @@
 
     python -m benchmarks.horizon --json [--only streams,drift,tails,evalue,cost]
 
-Rules: horizon (raypipe.watch.horizon at its defaults: 3 % in 365 checks), nightly (p < .01 each
+Rules: horizon (raypipe.watch.horizon at its defaults: 3 % in 365 checks, single nights), spans (the
+same budget over tonight, 7 and 28 nights), nightly (p < .01 each
 night, Alibi Detect's usual way; the p-value is the same), weekly (retrain every seventh night,
 look at nothing). One retrain is counted as 37 CPU minutes (2026-11-21-solar.md).
 
 streams: nights without drift. ELPV mono cells: a reference of 200 and windows of 50, drawn from
-1,074 embeddings, anew for each stream. `independent`: a new window each night. `pool`: 80 % of the
-images stay from night to night. `weather`: all images of a night are moved along two real
-directions (darker, less contrast), each by an AR(1) of 0.8; judged by `night_p` against 60 earlier
-nights. `weather_by_rows`: the same nights judged by permutation of rows, which does not cover them.
-`season`: a yearly wave is added after the reference's 60 nights; not covered either.
+1,074 embeddings, anew for each stream.
+- `independent`: a new window each night.
+- `pool`: 80 % of the images stay from night to night.
+- `pool_spans`: the same, with the last 7 and 28 nights tested too.
+- `weather`: all images of a night are moved along two real directions (darker, less contrast), each
+  by an AR(1) of 0.8; judged by `night_p` against 60 earlier nights.
+- `weather_by_rows`: the same judged by permutation of rows, which does not cover it.
+- `season`: a yearly wave is added after the reference's 60 nights; not covered either.
 drift: from night 100 on.
 tails: 30 + 20 rows of 4 dimensions; 200,000 permutations are the truth.
 evalue: one dimension, Gaussian: spending against an e-process with the reference's error in it.
@@ -33,7 +37,7 @@ from scipy.stats import norm
 from benchmarks.feed import commit, machine
 from benchmarks.shifted import world
 from raypipe.watch import mmd
-from raypipe.watch.horizon import Regrouped, WatchHorizon, night_p, sequential_p
+from raypipe.watch.horizon import SPANS, Regrouped, WatchHorizon, last_nights, night_p
 
 CFG = WatchHorizon()
 LEVEL = CFG.false_alarm / CFG.checks
@@ -43,7 +47,16 @@ STAY = 0.8
 WEATHER, WEATHER_SD, REFERENCE_NIGHTS = 0.8, 0.7, 60
 RETRAIN_MIN = 37
 # 1,000 without drift whose model is covered, and a few that are not.
-STREAMS = {"independent": 300, "pool": 300, "weather": 400, "weather_by_rows": 20, "season": 200}
+STREAMS = {
+    "independent": 250,
+    "pool": 200,
+    "pool_spans": 150,
+    "weather": 400,
+    "weather_by_rows": 20,
+    "season": 200,
+}
+COVERED = ("independent", "pool", "pool_spans", "weather")
+MOST_ROWS = 200  # of a span of nights
 
 Table = dict[str, np.ndarray]
 
@@ -76,10 +89,12 @@ class Pictures:
             ]
         )
 
-    def p_value(self, reference: np.ndarray, window: np.ndarray, seed: int) -> float:
+    def p_value(
+        self, reference: np.ndarray, window: np.ndarray, seed: int, level: float = LEVEL
+    ) -> float:
         picked = np.concatenate([reference, window])
         kernel_LL = self.kernel[picked[:, None], picked]
-        return Regrouped(kernel_LL, len(reference), seed).p_value(LEVEL).p_value
+        return Regrouped(kernel_LL, len(reference), seed).p_value(level).p_value
 
 
 def windows(pool: np.ndarray, stay: float, rng: np.random.Generator) -> Iterator[np.ndarray]:
@@ -93,14 +108,34 @@ def windows(pool: np.ndarray, stay: float, rng: np.random.Generator) -> Iterator
         window = np.concatenate([old, fresh])
 
 
-def rows_stream(pictures: Pictures, stay: float, seed: int) -> np.ndarray:
+def rows_stream(pictures: Pictures, kind: str, seed: int) -> np.ndarray:
+    """p-values of a stream; of `pool_spans` the smallest of three, times three."""
     rng = np.random.default_rng(seed)
     order = rng.permutation(pictures.rows["mono"])
     reference, pool = order[:REFERENCE], order[REFERENCE:]
-    drawn = windows(pool, stay, rng)
-    return np.array(
-        [pictures.p_value(reference, next(drawn), seed * 1000 + t) for t in range(NIGHTS)]
-    )
+    drawn = windows(pool, 0.0 if kind == "independent" else STAY, rng)
+    seen: list[np.ndarray] = []
+    p_values = []
+    for t in range(NIGHTS):
+        seen.append(next(drawn))
+        spans = SPANS if kind == "pool_spans" else (1,)
+        p_values.append(_spans_p(pictures, reference, seen, spans, seed * 1000 + t))
+    return np.array(p_values)
+
+
+def _spans_p(
+    pictures: Pictures,
+    reference: np.ndarray,
+    seen: list[np.ndarray],
+    spans: tuple[int, ...],
+    seed: int,
+) -> float:
+    smallest = 1.0
+    for span in spans[: len(seen)]:
+        rows = np.array(last_nights(seen, span, MOST_ROWS, seed))
+        p = pictures.p_value(reference, rows, seed, LEVEL / len(spans))
+        smallest = min(smallest, p * len(spans))
+    return smallest
 
 
 def weather(nights: int, rng: np.random.Generator) -> np.ndarray:
@@ -147,9 +182,8 @@ def streams(pictures: Pictures, share: float) -> dict[str, Any]:
     for kind, full in STREAMS.items():
         count = max(2, round(full * share))
         made: Callable[[int], np.ndarray]
-        if kind in ("independent", "pool"):
-            stay = STAY if kind == "pool" else 0.0
-            made = lambda seed, stay=stay: rows_stream(pictures, stay, seed)  # noqa: E731
+        if kind in ("independent", "pool", "pool_spans"):
+            made = lambda seed, kind=kind: rows_stream(pictures, kind, seed)  # noqa: E731
         else:
             made = lambda seed, kind=kind: weather_stream(pictures, kind, seed)  # noqa: E731
         p_SN = np.stack([made(seed) for seed in range(count)])
@@ -161,7 +195,7 @@ def streams(pictures: Pictures, share: float) -> dict[str, Any]:
             "nightly_alarms_a_year": float((p_SN < NIGHTLY).sum(1).mean()),
             "lag_1_correlation_of_z": _lag(p_SN),
         }
-        if kind in ("independent", "pool", "weather"):
+        if kind in COVERED:
             covered.append(ever)
         print(kind, found[kind], file=sys.stderr, flush=True)
     every = np.concatenate(covered)
@@ -187,13 +221,15 @@ def drift(pictures: Pictures, share: float) -> dict[str, Any]:
     }
     found: dict[str, Any] = {}
     for kind, (part, mixed) in kinds.items():
-        delays: dict[str, list[int]] = {"horizon": [], "nightly": []}
-        for seed in range(max(2, round(40 * share))):
+        delays: dict[str, list[int]] = {"spans": [], "horizon": [], "nightly": []}
+        for seed in range(max(2, round(30 * share))):
             rng = np.random.default_rng(seed)
             order = rng.permutation(pictures.rows["mono"])
             reference, pool = order[:REFERENCE], order[REFERENCE:]
             moved = round(mixed * WINDOW)
             first: dict[str, int] = {}
+            # Nights before the onset, that are in the spans too.
+            seen = [rng.choice(pool, WINDOW, replace=False) for _ in range(28)]
             for t in range(NIGHTS - ONSET):
                 window = np.concatenate(
                     [
@@ -201,11 +237,17 @@ def drift(pictures: Pictures, share: float) -> dict[str, Any]:
                         rng.choice(pool, WINDOW - moved, replace=False),
                     ]
                 )
+                seen.append(window)
                 p = pictures.p_value(reference, window, seed * 1000 + t)
                 if p < NIGHTLY:
                     first.setdefault("nightly", t)
                 if p <= LEVEL:
                     first.setdefault("horizon", t)
+                if "spans" not in first:
+                    together = _spans_p(pictures, reference, seen, SPANS, seed * 1000 + t)
+                    if together <= LEVEL:
+                        first["spans"] = t
+                if len(first) == len(delays):
                     break
             for rule in delays:
                 delays[rule].append(first.get(rule, NIGHTS - ONSET))

@@ -1,8 +1,9 @@
-"""Embeddings of real pictures and of corrupted copies, computed once and kept in a temporary folder.
+"""Embeddings of real pictures and of corrupted copies, computed once, kept in a temporary folder.
 
 Three champions: solar (ELPV, trained on mono cells; poly is the natural shift), emoji (Google's
-drawings; Twitter's are the natural shift) and solar_poly (solar the other way round). Each has a linear head on frozen EfficientNet-Lite0
-features: logistic regression, whose penalty a cross-validation of its training rows has chosen.
+drawings; Twitter's are the natural shift) and solar_poly (solar the other way round). Each has a
+linear head on frozen EfficientNet-Lite0 features: logistic regression, whose penalty a
+cross-validation of its training rows has chosen.
 
 Parts of a champion's own domain: train, validation (what severity is calibrated on), test. Shifted
 copies of validation pictures come from raypipe.images.shifts; corrupted copies of test pictures are
