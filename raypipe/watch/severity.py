@@ -15,7 +15,8 @@ predicted classes differ. A linear model of these says by how much the accuracy 
 What keeps the interval honest: the model is tried on kinds of windows that it was not fitted on
 (one kind is left out at a time) and on other images. Its errors there grow with the distance, and
 with how far the signs are from any that calibration has seen. The interval has this size, and the
-chance of drawing few images. Where it would be wider than `WIDEST`, there is no answer.
+chance of drawing few images. There is no answer where it would be wider than `WIDEST`, nor further
+away than the shifted copies are.
 
 What it cannot see: classes that look as before and mean something else.
 
@@ -42,12 +43,16 @@ from raypipe.watch.severity_windows import (
     fitted,
     left_out,
     novelty,
+    reach,
     scale,
 )
 from raypipe.watch.signs import Known, Rows, distance, know, signs
 
 WIDEST = 0.30
 """An interval wider than 30 points of accuracy, at 200 images, is no answer."""
+BEYOND = 1.5
+"""Known domains are answered that far beyond the farthest window of other images that was drawn,
+and signs that are so much newer than any of a kind left out."""
 LEAST_ROWS = 30
 LEAST_VALIDATION, LEAST_OF_DOMAIN = 100, 20
 
@@ -78,6 +83,9 @@ class Calibration:
     # Standard deviation of the model's error: of any window, by distance, by novelty of signs.
     error_3: list[float]
     quantile: float
+    # Limits of distance and of novelty.
+    farthest: float
+    newest: float
 
     def to_json(self) -> dict[str, Any]:
         """Plain lists and numbers; `Calibration(**…)` reads them."""
@@ -135,7 +143,7 @@ def calibrate(
             rule=f"Labels are whole numbers from 0 to {scores_NC.shape[1] - 1}",
         )
     plain_N = shifts_N == ""
-    names = sorted(set(domains_N))
+    names = [str(name) for name in np.unique(domains_N)]
     distinct = np.unique(images_N[plain_N])
     counts = {name: len(np.unique(images_N[plain_N & (domains_N == name)])) for name in names}
     few = [name for name in names if counts[name] < LEAST_OF_DOMAIN]
@@ -150,7 +158,7 @@ def calibrate(
 
     rng = np.random.default_rng(seed)
     given = (np.asarray(scores_NC), labels_N, np.asarray(features_ND, np.float64))
-    kinds = [*DRAWN, *sorted(set(shifts_N[~plain_N]))]
+    kinds = [*DRAWN, *(str(kind) for kind in np.unique(shifts_N[~plain_N]))]
 
     def halves(half_N: np.ndarray, other_N: np.ndarray) -> tuple[Windows, Windows]:
         known, table = know(given, domains_N, plain_N & half_N, images_N)
@@ -195,6 +203,8 @@ def calibrate(
         kind_W=windows.kind_W.tolist(),
         error_3=error_3.tolist(),
         quantile=quantile,
+        farthest=max(reach(windows), BEYOND * float(error_WS[kind_W < len(DRAWN), 1].max())),
+        newest=BEYOND * float(error_WS[:, 2].max()),
     )
 
 
@@ -251,13 +261,13 @@ def estimate(calibration: Calibration, scores_MC: np.ndarray, features_MD: np.nd
         drawn = _variance(accuracy, images, calibration.images)
         return calibration.quantile * float(np.sqrt(drawn + error**2))
 
+    where = f"outside of what was calibrated: {signs_S[1]:.1f} from the known domains"
+    if signs_S[1] > calibration.farthest or new > calibration.newest:
+        return _abstained(f"{where}, and signs like these were not seen", nearest)
     widest = 2 * half_width(WINDOW)
     if widest > WIDEST:
-        return _abstained(
-            f"outside of what was calibrated: {signs_S[1]:.1f} from the known domains, and the "
-            f"interval would be {100 * widest:.0f} points wide",
-            nearest,
-        )
+        text = f"{where}, and the interval would be {100 * widest:.0f} points wide"
+        return _abstained(text, nearest)
     half = half_width(rows)
     return Estimate(accuracy, max(0.0, accuracy - half), min(1.0, accuracy + half), "", nearest)
 

@@ -139,6 +139,13 @@ def novelty(signs_WS: np.ndarray, seen_VS: np.ndarray, kind_V: np.ndarray) -> np
     return novelty_W
 
 
+def reach(windows: Windows) -> float:
+    """The distance that at least `LEAST_KINDS` kinds of windows have reached."""
+    kinds = np.unique(windows.kind_W)
+    farthest = [windows.signs_WS[windows.kind_W == kind, 1].max() for kind in kinds]
+    return float(np.sort(farthest)[-min(LEAST_KINDS, len(farthest))])
+
+
 def scale(
     grows_W3: np.ndarray, residual_W: np.ndarray, kind_W: np.ndarray, drawn_variance: float
 ) -> tuple[np.ndarray, float]:

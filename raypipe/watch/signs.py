@@ -17,6 +17,8 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.optimize import nnls
 
+from raypipe.errors import DataError
+
 DIRECTIONS, ROWS_A_DIRECTION = 32, 8
 NEIGHBOURS = 5
 LEAST_SPREAD = 0.3
@@ -60,7 +62,11 @@ def know(
     scores_NC, labels_N, features_ND = given
     reference_RD = features_ND[reference_N]
     deviation_D = reference_RD.std(0)
-    deviation_D = np.maximum(deviation_D, max(LEAST_SPREAD * np.median(deviation_D), 1e-9))
+    # A constant feature's deviation may be rounding.
+    varies_D = deviation_D > 1e-9 * (1 + np.abs(reference_RD).max(0))
+    if not varies_D.any():
+        raise DataError("The features of validation are the same for all images")
+    deviation_D = np.maximum(deviation_D, LEAST_SPREAD * np.median(deviation_D[varies_D]))
     standard_RD = (reference_RD - reference_RD.mean(0)) / deviation_D
     count = max(1, min(DIRECTIONS, len(reference_RD) // ROWS_A_DIRECTION, features_ND.shape[1]))
     _, sizes, axes = np.linalg.svd(standard_RD, full_matrices=False)
