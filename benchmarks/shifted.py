@@ -157,8 +157,24 @@ def _embedded(name: str) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
 
 
 def world(name: str) -> World:
-    """solar, emoji or solar_poly: features, scores of the champion, labels."""
-    features, labels = _embedded(name)
+    """solar, emoji, solar_poly or solar_both: features, scores of the champion, labels.
+
+    solar_both is a champion that knows mono and poly: the names of its parts begin with the domain
+    ("mono/test"), and it has no natural shift.
+    """
+    if name != "solar_both":
+        features, labels = _embedded(name)
+    else:
+        features, labels = {}, {}
+        for domain, source in (("mono", "solar"), ("poly", "solar_poly")):
+            made, known = _embedded(source)
+            for part in made:
+                if part not in ("train", "other"):
+                    features[f"{domain}/{part}"] = made[part]
+                    labels[f"{domain}/{part}"] = known[part]
+            for kept, found in ((features, made), (labels, known)):
+                before = [kept["train"]] if "train" in kept else []
+                kept["train"] = np.concatenate([*before, found["train"]])
     scaler = StandardScaler().fit(features["train"])
     head = LogisticRegressionCV(Cs=np.logspace(-5, -1, 5), cv=5, max_iter=300)
     head.fit(scaler.transform(features["train"]), labels["train"])
@@ -167,7 +183,7 @@ def world(name: str) -> World:
 
 
 if __name__ == "__main__":
-    for champion in SIDE_PX:
+    for champion in [*SIDE_PX, "solar_both"]:
         made = world(champion)
         for part, scores_NC in made.scores.items():
             right = (scores_NC.argmax(1) == made.labels[part]).mean()
