@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -137,6 +137,11 @@ def test_far_outside_it_abstains_and_says_so(two_domains: Calibration) -> None:
     found = estimate(two_domains, *far.window(np.arange(200)))
     assert "outside of what was calibrated" in found.abstains
     assert np.isnan([found.accuracy, found.low, found.high]).all()
+    # However small the errors were in calibration.
+    sure = replace(two_domains, error_3=[0.0, 0.0, 0.0])
+    for limit in ({"newest": np.inf}, {"farthest": np.inf}):
+        one = estimate(replace(sure, **limit), *far.window(np.arange(200)))
+        assert "were not seen" in one.abstains
     few = estimate(two_domains, *draw(10, rng).window(np.arange(10)))
     assert "10 images are too few" in few.abstains
 
@@ -190,12 +195,22 @@ def test_features_that_never_vary_do_no_harm() -> None:
     window = draw(200, np.random.default_rng(10))
     features = np.concatenate([window.features, np.ones((200, 500))], axis=1)
     assert not estimate(calibration, window.scores, features).abstains
+    # One that hardly varies is no measure of distances.
+    nearly = replace_feature(made, 20, 1e-7 * np.random.default_rng(0).normal(size=300))
+    features[:, 20] = 1e-5
+    assert not estimate(nearly.calibrate(), window.scores, features).abstains
     # A feature that wakes up is a shift, and no division by zero.
     features[:, 20] = 50
     assert estimate(calibration, window.scores, features).abstains
     made.features_ND = np.ones_like(made.features_ND)
     with pytest.raises(DataError, match="the same for all images"):
         made.calibrate()
+
+
+def replace_feature(made: Given, place: int, values: np.ndarray) -> Given:
+    features = made.features_ND.copy()
+    features[:, place] = values
+    return replace(made, features_ND=features)
 
 
 def broken(field: str, value: object) -> Given:
