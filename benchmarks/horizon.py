@@ -56,7 +56,7 @@ STREAMS = {
     "season": 200,
 }
 COVERED = ("independent", "pool", "pool_spans", "weather")
-MOST_ROWS = 200  # of a span of nights
+MOST_ROWS = 100  # of a span of nights
 
 Table = dict[str, np.ndarray]
 
@@ -138,6 +138,8 @@ def _spans_p(
         rows = np.array(last_nights(seen, span, MOST_ROWS, seed))
         p = pictures.p_value(reference, rows, seed, LEVEL / len(spans))
         smallest = min(smallest, p * len(spans))
+        if smallest <= LEVEL:
+            break
     return smallest
 
 
@@ -223,7 +225,7 @@ def drift(pictures: Pictures, share: float) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for kind, (part, mixed) in kinds.items():
         delays: dict[str, list[int]] = {"spans": [], "horizon": [], "nightly": []}
-        for seed in range(max(2, round(30 * share))):
+        for seed in range(max(2, round(12 * share))):
             rng = np.random.default_rng(seed)
             order = rng.permutation(pictures.rows["mono"])
             reference, pool = order[:REFERENCE], order[REFERENCE:]
