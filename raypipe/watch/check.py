@@ -53,7 +53,7 @@ _ROW = pa.schema(
 @dataclass(frozen=True)
 class CheckResult:
     """A drift report and what it is about. `predictions` (place, key) of the batch: read_batch
-    finds them.
+    finds them. `key` names the evidence, and the run of all that follows from it.
     """
 
     name: str
@@ -62,6 +62,7 @@ class CheckResult:
     report: DriftReport
     page: str
     predictions: tuple[str, str]
+    key: str = ""
 
 
 def check(
@@ -117,7 +118,7 @@ def check(
     page = report.Page(header, checks=(picture,))
     path = report.write(page, run.path / "reports" / f"drift-{name}-{key}.html")
     predictions = (predicted.out.uri, predicted.key)
-    return CheckResult(name, str(model), predicted.table, found, str(path), predictions)
+    return CheckResult(name, str(model), predicted.table, found, str(path), predictions, key)
 
 
 def now() -> datetime:

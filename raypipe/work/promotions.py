@@ -76,7 +76,7 @@ def history(job: Job) -> Moved:
 
 def _open(job: Job) -> Store:
     require_store(job.run, job.registry)
-    return tracking.open_store(job.run, job.registry, create=False)
+    return tracking.open_store(job.run, job.registry, job.artifacts, create=False)
 
 
 def _moved(store: Store, before: int | None) -> Moved:

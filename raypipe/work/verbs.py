@@ -92,7 +92,7 @@ def train(job: Job, show: Show) -> Trained:
     pinned = pin(job.table, job.feed, kind=job.model.task)
     job = replace(job, {"train.workers": join(job.training).train.workers})
     # A wrong address must not cost a training.
-    store = tracking.open_store(job.run, job.registry)
+    store = tracking.open_store(job.run, job.registry, job.artifacts)
     _tell_overlap(pinned, job, show)
     show.say(f"Training {job.model.name} ({job.model.mode}) with {_workers(job)}")
     with show.training(job.train.epochs, job.train.stopping.metric) as told:
@@ -171,7 +171,7 @@ def search_and_register(
     """
     job = replace(job, {"train.workers": tuner.one_worker(job.training).train.workers})
     tuner.check(job.training, job.search)
-    store = tracking.open_store(job.run, job.registry)
+    store = tracking.open_store(job.run, job.registry, job.artifacts)
     with show.searching(job.train.stopping.metric) as told:
         result = tuner.search(job.training, job.search, told, pinned)
     if job.search.refit is not None:
@@ -222,7 +222,7 @@ def predict(job: Job, show: Show) -> Predicted | Followed:
     began = time.monotonic()
     source = job.predict.table or job.watch.batch or job.table
     ImageTable.open(source).pin(source.version)
-    store = tracking.open_store(job.run, job.registry)
+    store = tracking.open_store(job.run, job.registry, job.artifacts)
     promote.require_champion(store)
     connect(job.cluster)
     if job.predict.follow:
@@ -269,7 +269,7 @@ def retrain(job: Job, show: Show) -> Retrained:
     if job.watch.batch is not None or not job.watch.force:
         checked = _check(job, show)
     resources = connect(job.cluster)
-    store = tracking.open_store(job.run, job.registry)
+    store = tracking.open_store(job.run, job.registry, job.artifacts)
     cfg = loop.RetrainConfigs(job.search, job.watch, job.gate)
     done = loop.retrain(store, job.training, cfg, checked, say=show.say, pinned=pinned)
     spent = None
@@ -282,7 +282,7 @@ def retrain(job: Job, show: Show) -> Retrained:
 def _check(job: Job, show: Show) -> CheckResult:
     source = batch_of(job)
     ImageTable.open(source).pin(source.version)
-    store = tracking.open_store(job.run, job.registry)
+    store = tracking.open_store(job.run, job.registry, job.artifacts)
     promote.require_champion(store)
     connect(job.cluster)
     with show.progress(f"Predicting {source.uri}") as tick:
