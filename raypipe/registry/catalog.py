@@ -58,11 +58,12 @@ def check_addresses(uri: str, registry: str) -> None:
 def check_experiment(uri: str, name: str) -> None:
     """Raise ConfigError for an experiment that a Databricks workspace would refuse."""
     if is_databricks(uri) and not re.fullmatch(r"(/[^/]+){2,}", name):
+        last = name.strip("/").rpartition("/")[2] or "raypipe"
         raise ConfigError(
             "On Databricks an experiment is a path in the workspace",
             got=f"registry.experiment={name}",
             rule="It begins with /Users/NAME/ or /Shared/, and its folder exists",
-            fix=f"Set registry.experiment=/Shared/{name.strip('/').rpartition('/')[2] or 'raypipe'}",
+            fix=f"Set registry.experiment=/Shared/{last}",
         )
 
 

@@ -9,6 +9,7 @@ from pydantic import Field, field_validator
 from raypipe.config import Section
 from raypipe.search.settings import dotted
 from raypipe.tables.table import TableConfig
+from raypipe.watch.sinks import LogConfig, SinkConfig
 
 
 class WatchConfig(Section):
@@ -31,6 +32,10 @@ class WatchConfig(Section):
     drawn equally often, or by feed.mix; else the champion's is kept."""
     force: bool = False
     """Retrain without drift."""
+    sinks: tuple[SinkConfig, ...] = (LogConfig(),)
+    """Who is told of finished checks, missed windows, decisions, retrains, promotions, and that a
+    run has finished: `{type: log}`, `{type: webhook, url: …, secret_env: …}`. A sink that fails is
+    one warning; the check goes on."""
 
     @field_validator("retrain_space", mode="before")
     @classmethod

@@ -31,7 +31,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal, Protocol
-from urllib.parse import urljoin, urlsplit
+from urllib.parse import unquote, urljoin, urlsplit
 
 import requests
 from filelock import FileLock, Timeout
@@ -136,6 +136,9 @@ def _webhook(run: RunConfig, cfg: WebhookConfig) -> Webhook:
     keep_secrets_of(url)
     try:
         parts = urlsplit(url)
+        if url != cfg.url:
+            # It is not in the configuration because it is secret, perhaps all of its path.
+            keep_secret(parts.path)
         is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
         is_address = False
@@ -211,6 +214,15 @@ class Webhook:
         self._url, self._secret, self._folder = url, secret, folder
         self._within_s = within_s
         self._is_dead = self._has_warned = False
+
+    def _signed_in(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
+        """With the address's own password, if it has one: requests would take one of ~/.netrc."""
+        parts = urlsplit(self._url)
+        if parts.username or parts.password:
+            pair = f"{unquote(parts.username or '')}:{unquote(parts.password or '')}"
+            basic = base64.b64encode(pair.encode()).decode()
+            request.headers["Authorization"] = f"Basic {basic}"
+        return request
 
     def send(self, event: Event) -> None:
         """Keep the event as a note, and deliver all notes; never raises."""
@@ -310,7 +322,13 @@ class Webhook:
         try:
             # The answer's body is never read: it may have no end.
             with requests.post(
-                url, body, headers=headers, timeout=left_s, allow_redirects=False, stream=True
+                url,
+                body,
+                headers=headers,
+                auth=self._signed_in,
+                timeout=left_s,
+                allow_redirects=False,
+                stream=True,
             ) as answer:
                 return answer
         except (requests.Timeout, requests.ConnectionError) as e:

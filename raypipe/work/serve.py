@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from raypipe.cluster.connect import connect
 from raypipe.job import Job
+from raypipe.registry import tracking
 from raypipe.serve.online import server
 from raypipe.serve.signals import stopping
 from raypipe.work.find import require_store

@@ -37,9 +37,10 @@ from raypipe.train.measure.utilisation import utilisation
 from raypipe.train.publish import publish
 from raypipe.train.spark_place import refuse
 from raypipe.watch import check as drift_check
+from raypipe.watch import events, sinks
 from raypipe.watch import retrain as loop
 from raypipe.watch.check import CheckResult
-from raypipe.work import artifacts
+from raypipe.work import artifacts, told
 from raypipe.work import evaluate as evaluation
 from raypipe.work.evaluate import Evaluated
 from raypipe.work.find import batch_of
@@ -255,28 +256,37 @@ def serve(job: Job, show: Show) -> Served:
 @artifacts.kept
 def drift(job: Job, show: Show) -> Drifted:
     """Compare watch.batch with the champion's reference."""
-    return Drifted(_check(job, show))
+    tell = sinks.opened(job.run, job.watch.sinks)
+    checked = _check(job, show)
+    tell.send(told.of_check(checked), events.heartbeat(checked.key, "drift"))
+    return Drifted(checked)
 
 
 @artifacts.kept
 def retrain(job: Job, show: Show) -> Retrained:
     """Check for drift; on drift train a challenger, compare it, and promote it when better."""
     began = time.monotonic()
+    tell = sinks.opened(job.run, job.watch.sinks)
     if job.watch.retrain_samples > 1:
         refuse(job.training, "The search for a challenger", "watch.retrain_samples=1")
     pinned = pin(job.table, job.feed, kind=job.model.task)
     checked = None
     if job.watch.batch is not None or not job.watch.force:
         checked = _check(job, show)
+        tell.send(told.of_check(checked))
     resources = connect(job.cluster)
     store = tracking.open_store(job.run, job.registry, job.artifacts)
     cfg = loop.RetrainConfigs(job.search, job.watch, job.gate)
+    run = told.run_of(checked, promote.require_champion(store), pinned.version)
+    tell.send(events.state(run, "started"))
     done = loop.retrain(store, job.training, cfg, checked, say=show.say, pinned=pinned)
     spent = None
     if done.key is not None:
         spent = Spent(time.monotonic() - began, done.device_s, _price(job, resources))
         tracking.log_once(store, done.key, spent.logged())
-    return Retrained(done, promote.champion(store), checked, spent, job.run)
+    champion = promote.champion(store)
+    tell.send(*told.of_retrain(run, done, champion), events.heartbeat(run, "retrain"))
+    return Retrained(done, champion, checked, spent, job.run)
 
 
 def _check(job: Job, show: Show) -> CheckResult:

@@ -1,4 +1,4 @@
-"""The stores that promotions are tested on: SQLite, `mlflow server`, and the double of Unity Catalog."""
+"""Stores that promotions are tested on: SQLite, `mlflow server`, the double of Unity Catalog."""
 
 from __future__ import annotations
 
