@@ -52,11 +52,16 @@ class Held:
         return int(self.entity.version) if self.entity else None
 
 
+def look(store: Store) -> Held:
+    """The alias and its moves as they are now. Nothing is mended and nothing recorded."""
+    return Held(_alias(store), moves.read(store))
+
+
 def held(store: Store) -> Held:
     """The alias, in line with the table. Raises DataError for a table that cannot be read."""
     seen = None
     for attempt in range(1, TRIES + 1):
-        now = Held(_alias(store), moves.read(store))
+        now = look(store)
         move = now.history.newest
         if move is None:
             return now

@@ -74,10 +74,18 @@ def versions(store: Store) -> list[ModelVersion]:
 
 def _entities(store: Store) -> Iterator[Any]:
     """MLflow's own records of all versions, oldest first."""
+    from mlflow.exceptions import MlflowException
+
     numbers: dict[int, Any] = {}
     token = None
     while True:
-        page = store.client.search_model_versions(f"name = '{store.model}'", page_token=token)
+        try:
+            page = store.client.search_model_versions(f"name = '{store.model}'", page_token=token)
+        except MlflowException as e:
+            # Unity Catalog says so of a model that does not exist yet; others find nothing.
+            if follow.says_not_there(e):
+                return
+            raise
         numbers |= {int(entity.version): entity for entity in page}
         token = page.token
         if not token:
@@ -222,9 +230,51 @@ def rollback(store: Store, to: int | None = None, note: str = "") -> tuple[int |
     for one that was rolled back itself, Lost if the alias moves meanwhile.
     """
     now = follow.held(store)
+    done = _rolled_back(now) if to is None else None
+    if done is not None:
+        return done
+    target = _target(store, now, to)
+
+    def check(then: Held) -> None:
+        _refuse_barred(store, then.history, target, {})
+        if then.version != now.version:
+            raise _lost(store, then, target, now.version, "rollback")
+
+    _move(store, target, check, "rollback", note, None)
+    return now.version, target
+
+
+def plan(
+    store: Store, version: int | None, unbar: bool = False, rolls_back: bool = False
+) -> tuple[int | None, int, History]:
+    """What a promotion of this version, or a rollback to it, would do: (from, to, the moves).
+
+    Nothing is written; a crash that the next command would mend is not mended. version: None for
+    the one before, of a rollback. Raises what the move itself would.
+    """
+    now = follow.look(store)
+    if rolls_back:
+        done = _rolled_back(now) if version is None else None
+        if done is not None:
+            return done[1], done[1], now.history
+        version = _target(store, now, version)
+    assert version is not None, "a promotion names its version"
+    challenger = require_version(store, version, "raypipe promote CONFIG --version N")
+    if not unbar and now.version != version:
+        _refuse_barred(store, now.history, challenger.version, {})
+    return now.version, challenger.version, now.history
+
+
+def _rolled_back(now: Held) -> tuple[int | None, int] | None:
+    """The ends of the newest move, if that is a rollback already."""
     newest = now.history.newest
-    if to is None and newest is not None and newest.why == "rollback" and newest.version_to:
-        return newest.version_from, newest.version_to
+    if newest is None or newest.why != "rollback" or not newest.version_to:
+        return None
+    return newest.version_from, newest.version_to
+
+
+def _target(store: Store, now: Held, to: int | None) -> int:
+    """The version that a rollback goes to. Raises DataError where there is none."""
     target = now.history.before(now.version) if to is None else to
     if target is None or (target not in now.history.used() and target != now.version):
         raise DataError(
@@ -234,14 +284,7 @@ def rollback(store: Store, to: int | None = None, note: str = "") -> tuple[int |
             fix="raypipe promote CONFIG --version N moves to any version",
         )
     require_version(store, target, "Name another one: raypipe rollback CONFIG --to N")
-
-    def check(then: Held) -> None:
-        _refuse_barred(store, then.history, target, {})
-        if then.version != now.version:
-            raise _lost(store, then, target, now.version, "rollback")
-
-    _move(store, target, check, "rollback", note, None)
-    return now.version, target
+    return target
 
 
 def _move(

@@ -296,11 +296,34 @@ def test_the_verbs(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
         assert main([*arguments, "--json"]) == 0, capsys.readouterr().err
         return json.loads(capsys.readouterr().out)
 
+    def planned(*arguments: str) -> tuple[int | None, int]:
+        """Nothing is written by a dry run."""
+        before = (
+            sorted(place.root.rglob("*.json")),
+            place.open().client.get_registered_model(place.model),
+        )
+        told = said(*arguments, "--dry-run")
+        after = (
+            sorted(place.root.rglob("*.json")),
+            place.open().client.get_registered_model(place.model),
+        )
+        assert before[0] == after[0] and dict(before[1]) == dict(after[1]) and told["dry_run"]
+        return told["before"], told["after"]
+
+    assert planned("promote", config, "--version", "1") == (None, 1)
     for version in ("1", "2", "2"):
         done = said("promote", config, "--version", version, "--why", "looked at")
     assert (done["before"], done["after"], done["moves"][0]["note"]) == (2, 2, "looked at")
+    assert planned("rollback", config) == (2, 1) == planned("rollback", config, "--to", "1")
+    assert main(["rollback", config, "--to", "4", "--dry-run"]) == 2
+    assert "no earlier champion" in capsys.readouterr().err
     assert said("rollback", config)["after"] == 1
+    assert planned("rollback", config) == (1, 1), "a second one changes nothing"
     assert said("rollback", config)["after"] == 1
+    for more in ([], ["--dry-run"]):
+        assert main(["promote", config, "--version", "2", *more]) == 2
+        assert "--unbar" in capsys.readouterr().err
+    assert planned("promote", config, "--version", "2", "--unbar") == (1, 2)
     assert main(["promote", config, "--version", "2"]) == 2
     assert "--unbar" in capsys.readouterr().err
     assert main(["promote", config, "--version", "9"]) == 2
