@@ -23,13 +23,11 @@ from pydantic import Field, model_validator
 from raypipe.cluster import sidecar
 from raypipe.config import Section
 from raypipe.errors import DataError
+from raypipe.watch.settings import LEAST_ROWS
 
 LEAST_P = (
     1e-300  # Kolmogorov-Smirnov's p underflows to 0 on large batches, and no evidence is certain
 )
-# Per side: below, the smallest drift that any test finds at alpha 0.01 is larger than two standard
-# deviations.
-LEAST_ROWS = 20
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ check the same rows are two signs of life.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any, Literal
@@ -47,10 +47,9 @@ class Event:
         return told | {"text": self.text, "facts": dict(self.facts)}
 
 
-def missed(run: str, windows: Sequence[str]) -> Event:
-    """A run found windows that were due and that no earlier run had read."""
-    text = f"{len(windows)} windows were missed and are read now: {', '.join(windows)}"
-    return Event("missed", run, text, {"windows": list(windows)})
+def missed(run: str, which: str) -> Event:
+    """Checks did not run when they were due; `which` in words. A run has their images now."""
+    return Event("missed", run, f"Missed: {which}", {"missed": which})
 
 
 def state(run: str, name: str, **facts: Any) -> Event:

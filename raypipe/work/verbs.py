@@ -40,6 +40,7 @@ from raypipe.watch import check as drift_check
 from raypipe.watch import events, sinks
 from raypipe.watch import retrain as loop
 from raypipe.watch.check import CheckResult
+from raypipe.watch.windows import Waiting
 from raypipe.work import artifacts, told
 from raypipe.work import evaluate as evaluation
 from raypipe.work.evaluate import Evaluated
@@ -54,6 +55,7 @@ from raypipe.work.results import (
     Retrained,
     Searched,
     Trained,
+    Waited,
 )
 from raypipe.work.show import Show
 
@@ -254,12 +256,13 @@ def serve(job: Job, show: Show) -> Served:
 
 
 @artifacts.kept
-def drift(job: Job, show: Show) -> Drifted:
-    """Compare watch.batch with the champion's reference."""
+def drift(job: Job, show: Show) -> Drifted | Waited:
+    """Compare what came to watch.batch since the last check with the champion's reference."""
     tell = sinks.opened(job.run, job.watch.sinks)
     checked = _check(job, show)
-    tell.send(told.of_check(checked), events.heartbeat(checked.key, "drift"))
-    return Drifted(checked)
+    run, happened = told.of_check(checked)
+    tell.send(*happened, events.heartbeat(run, "drift"))
+    return Waited(checked) if isinstance(checked, Waiting) else Drifted(checked)
 
 
 @artifacts.kept
@@ -272,8 +275,12 @@ def retrain(job: Job, show: Show) -> Retrained:
     pinned = pin(job.table, job.feed, kind=job.model.task)
     checked = None
     if job.watch.batch is not None or not job.watch.force:
-        checked = _check(job, show)
-        tell.send(told.of_check(checked))
+        found = _check(job, show)
+        tell.send(*told.of_check(found)[1])
+        if isinstance(found, Waiting):
+            show.say(str(found))
+        else:
+            checked = found
     resources = connect(job.cluster)
     store = tracking.open_store(job.run, job.registry, job.artifacts)
     cfg = loop.RetrainConfigs(job.search, job.watch, job.gate)
@@ -289,13 +296,13 @@ def retrain(job: Job, show: Show) -> Retrained:
     return Retrained(done, champion, checked, spent, job.run)
 
 
-def _check(job: Job, show: Show) -> CheckResult:
+def _check(job: Job, show: Show) -> CheckResult | Waiting:
     source = batch_of(job)
     ImageTable.open(source).pin(source.version)
     store = tracking.open_store(job.run, job.registry, job.artifacts)
     promote.require_champion(store)
     connect(job.cluster)
     with show.progress(f"Predicting {source.uri}") as tick:
-        return drift_check.check(
-            store, job.run, source, job.watch.name, job.predict, job.drift, progress=tick
+        return drift_check.check_window(
+            store, job.run, source, job.watch, job.predict, job.drift, show.say, tick
         )

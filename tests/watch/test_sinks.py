@@ -125,9 +125,8 @@ def test_ids_are_of_content_and_a_heartbeat_is_of_its_time() -> None:
     assert first.id == later.id != check(2).id
     beats = [events.heartbeat("run1", "drift") for _ in range(2)]
     assert beats[0].id != beats[1].id, "two nights with the same rows are two signs of life"
-    assert json.loads(json.dumps(events.missed("r", ["v3 to v5"]).as_json()))["facts"] == {
-        "windows": ["v3 to v5"]
-    }
+    lost = events.missed("r", "2 checks since v3").as_json()
+    assert json.loads(json.dumps(lost))["facts"] == {"missed": "2 checks since v3"}
 
 
 def test_a_secret_as_the_standard_writes_it_and_one_in_a_file(
