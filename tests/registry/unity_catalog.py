@@ -35,6 +35,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
+import mlflow
 import yaml
 
 TOKEN = "dapi-of-the-double-0123456789"
@@ -488,6 +489,8 @@ def serving(folder: Path, runs: str | None = None) -> Iterator[Double]:
 
     runs: address of the `mlflow server` that keeps runs.
     """
+    # Stores that are opened meanwhile become MLflow's global ones.
+    before = mlflow.get_tracking_uri(), mlflow.get_registry_uri()
     folder.mkdir(parents=True, exist_ok=True)
     certificate = folder / "certificate.pem"
     certificate.write_bytes(_certificate())
@@ -512,6 +515,8 @@ def serving(folder: Path, runs: str | None = None) -> Iterator[Double]:
     try:
         yield Double(address, catalog, environment)
     finally:
+        mlflow.set_tracking_uri(before[0])
+        mlflow.set_registry_uri(before[1])
         server.shutdown()
         thread.join()
         server.server_close()
