@@ -338,10 +338,19 @@ def test_no_more_notes_than_the_bound(
 
 
 def test_two_processes_at_once_deliver_all(receiver: Receiver, tmp_path: Path) -> None:
+    def act(handler: BaseHTTPRequestHandler) -> None:
+        time.sleep(0.03)  # so that the other process sees the same notes
+        handler.send_response(200)
+        handler.end_headers()
+
+    receiver.act = act
     code = (
         "import sys; from tests.watch.test_sinks import *\n"
-        "tell = opened(Path(sys.argv[1]), sys.argv[2], within_s=20)\n"
-        "for n in range(10): tell.send(check(f'{sys.argv[3]}-{n}'))\n"
+        "folder, url, name = Path(sys.argv[1]), *sys.argv[2:]\n"
+        "tell = opened(folder, url, within_s=20)\n"
+        "(folder / name).touch()\n"
+        "while not (folder / 'a').exists() or not (folder / 'b').exists(): time.sleep(0.001)\n"
+        "for n in range(10): tell.send(check(f'{name}-{n}'))\n"
     )
     command = [sys.executable, "-c", code, str(tmp_path), receiver.url]
     both = [subprocess.Popen([*command, name], cwd=ROOT) for name in "ab"]
