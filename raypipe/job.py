@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from pydantic import model_validator
-from typing_extensions import Self
-
 from raypipe.artifacts.settings import ArtifactsConfig
 from raypipe.costs.settings import CostConfig
-from raypipe.registry.tracking import MOVES
 from raypipe.search.settings import SearchConfig
 from raypipe.serve.batch import PredictConfig
 from raypipe.serve.evaluation import EvaluateConfig
@@ -48,17 +44,3 @@ class Job(TrainSections):
     """The node type that the job runs on, and prices, for estimates of money."""
     artifacts: ArtifactsConfig = ArtifactsConfig()
     """Where copies of reports, packages and logs go."""
-
-    @model_validator(mode="after")
-    def _moves_beside_artifacts(self) -> Self:
-        """Hosts of a remote MLflow store share its table of moves, where they share artifacts."""
-        uri = self.registry.uri
-        is_remote = uri is not None and not uri.startswith("sqlite:")
-        if self.artifacts.uri is not None and is_remote and self.registry.moves is None:
-            moved = {
-                "moves": f"{self.artifacts.uri.rstrip('/')}/{MOVES}",
-                "moves_storage_options": self.artifacts.storage_options,
-            }
-            # The model is frozen, so its field is set past pydantic.
-            self.__dict__["registry"] = self.registry.model_copy(update=moved)
-        return self

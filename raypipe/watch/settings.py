@@ -11,6 +11,7 @@ from raypipe.search.settings import dotted
 from raypipe.tables.storage import StorageOptions
 from raypipe.tables.table import TableConfig
 from raypipe.watch.policy import PolicyConfig
+from raypipe.watch.sinks import LogConfig, SinkConfig
 
 # Per side: below, the smallest drift that any test finds at alpha 0.01 is larger than two standard
 # deviations.
@@ -56,6 +57,10 @@ class WatchConfig(Section):
     """When checks call for a retrain."""
     force: bool = False
     """Retrain without drift, and whatever the policy says."""
+    sinks: tuple[SinkConfig, ...] = (LogConfig(),)
+    """Who is told of finished checks, missed windows, decisions, retrains, promotions, and that a
+    run has finished: `{type: log}`, `{type: webhook, url: …, secret_env: …}`. A sink that fails is
+    one warning; the check goes on."""
 
     def place(self, run: RunConfig, table: str) -> str:
         """The address of one of the tables of checks, windows and decisions."""
