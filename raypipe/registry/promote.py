@@ -27,6 +27,7 @@ from raypipe.tables import retries
 from raypipe.tables.commits import TRIES, Moved
 
 SEAL = "raypipe.manifest"  # tag of a registered version: sha256 of its package's manifest
+DECISION = "raypipe.decision"  # tag of a challenger: key of its comparison, and how it ended
 
 
 @dataclass(frozen=True)
@@ -49,9 +50,10 @@ class ModelVersion:
 
 def _model_version(entity: Any) -> ModelVersion:
     """From MLflow's own record of a version."""
-    # Marks of alias moves say nothing about the version itself.
+    # What was decided later says nothing about the version itself.
+    later = follow.APPLIED, DECISION
     tags = catalog.read(entity.tags)
-    tags = {k: v for k, v in tags.items() if not k.startswith(follow.APPLIED)}
+    tags = {k: v for k, v in tags.items() if not k.startswith(later)}
     return ModelVersion(entity.name, int(entity.version), str(entity.source), tags)
 
 
@@ -168,6 +170,14 @@ def register(
         return _model_version(created)
 
 
+def tag_decision(store: Store, version: ModelVersion, decision: str, promoted: bool) -> None:
+    """Note on a challenger how the comparison with the key `decision` ended."""
+    said = f"{decision} {'promoted' if promoted else 'refused'}"
+    tag = catalog.written({DECISION: said}) if store.is_catalog else {DECISION: said}
+    for key, value in tag.items():
+        store.client.set_model_version_tag(version.name, str(version.version), key, value)
+
+
 def champion(store: Store) -> ModelVersion | None:
     """The version that the alias points at, or None before the first promotion.
 
@@ -191,6 +201,10 @@ def require_champion(store: Store) -> ModelVersion:
 
 class Lost(RaypipeError):
     """Somebody else moved the alias first."""
+
+
+class Gone(DataError):
+    """The files of a version are not where MLflow keeps them, or cannot be reached."""
 
 
 class Barred(DataError):
@@ -381,7 +395,7 @@ def _files(store: Store, version: ModelVersion, into: str | None) -> Path:
         )
     except (OSError, mlflow.MlflowException) as e:
         # MLflow keeps absolute addresses: a store whose folder was moved names the old place.
-        raise DataError(
+        raise Gone(
             f"The files of {version} are not where MLflow keeps them: {one_line(e)}",
             got=str(version.uri),
             rule="A run's folder that was moved cannot be read by MLflow",

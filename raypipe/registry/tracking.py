@@ -25,12 +25,10 @@ import json
 import os
 import re
 import socket
-import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -40,7 +38,7 @@ from typing_extensions import Self
 
 from raypipe.config import RunConfig, Section
 from raypipe.errors import ConfigError, hidden, keep_secrets_of, one_line
-from raypipe.registry import catalog
+from raypipe.registry import catalog, made_by
 from raypipe.tables import storage
 from raypipe.tables.storage import StorageOptions
 from raypipe.tables.table import TableVersion
@@ -491,28 +489,8 @@ def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def code_commit() -> str | None:
-    """The commit of the code that runs, or None.
-
-    RAYPIPE_COMMIT names it where there is no checkout; otherwise git does.
-    """
-    return os.environ.get("RAYPIPE_COMMIT") or _git_commit()
-
-
-@lru_cache(maxsize=1)
-def _git_commit() -> str | None:
-    """Asked once: code that runs does not change, and a search of 1,000 trials asks as often."""
-    try:
-        git = subprocess.run(
-            ["git", "rev-parse", "HEAD"],
-            cwd=Path(__file__).parent,
-            capture_output=True,
-            text=True,
-            timeout=10,
-            check=False,
-        )
-        return git.stdout.strip() or None
-    except (OSError, subprocess.TimeoutExpired):
-        return None
+    """The commit of the code that runs, or None; see made_by.commit."""
+    return made_by.commit()
 
 
 def _log_params(store: Store, run_id: str, params: Mapping[str, Any]) -> None:

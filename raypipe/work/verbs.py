@@ -34,6 +34,7 @@ from raypipe.train import trainer, unseen
 from raypipe.train.job import TrainJob, TrainResult
 from raypipe.train.launch import join, nodes_of, wants_gpu
 from raypipe.train.measure.utilisation import utilisation
+from raypipe.train.origin import CalledFor
 from raypipe.train.publish import publish
 from raypipe.train.spark_place import refuse
 from raypipe.watch import check as drift_check
@@ -181,7 +182,8 @@ def search_and_register(
         again = refit.job_of(job.training, job.search.refit, result)
         result = _refitted(again, result, show)
     children = result.runs(price.usd_per_device_s if price else None)
-    version = publish(store, result.plan, result.best, "search", children, [result.folder])
+    asked = CalledFor("tune", "raypipe tune was called", device_s=result.device_s)
+    version = publish(store, result.plan, result.best, "search", children, [result.folder], asked)
     return result, version, store
 
 

@@ -61,6 +61,7 @@ ELSEWHERE = {
     "raypipe doctor": "doctor/test_faults.py and its neighbours run it",
     "raypipe table prepare tables/photos": "tables/test_prepare.py runs this command",
     "raypipe promote mine.yaml --history": "registry/test_moves.py runs these verbs",
+    "raypipe report model mine.yaml": "work/test_proof.py runs these verbs",
     "raypipe evaluate models:/screws@champion": "serve/test_evaluate.py runs both forms",
 }
 RUN = ("source .venv/bin/activate\ncat > mine.yaml", "import mlflow, pandas as pd")
@@ -166,7 +167,7 @@ def test_every_command_is_one_that_the_command_line_takes(
         place = tmp_path / file if file == "mine.yaml" else ROOT / file
         load(Job, place, settings)
     # Groups have verbs of their own.
-    deep = words[0] == "table" or words[:2] == ["sidecars", "pack"]
+    deep = words[0] in ("table", "report") or words[:2] == ["sidecars", "pack"]
     told = CliRunner().invoke(app, [*words[: 2 if deep else 1], "--help"])
     assert told.exit_code == 0, f"{where}: {told.output}"
     for option in (w for w in words if w.startswith("--")):
