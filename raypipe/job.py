@@ -50,6 +50,16 @@ class Job(TrainSections):
     """Where copies of reports, packages and logs go."""
 
     @model_validator(mode="after")
+    def _reference_as_watched(self) -> Self:
+        """What a registered model keeps of its reference is what the drift check asks for."""
+        wanted = {"domain": self.watch.domain, "group": self.watch.group}
+        unset = {n: v for n, v in wanted.items() if v and getattr(self.registry, n) is None}
+        if unset:
+            # The model is frozen, so its field is set past pydantic.
+            self.__dict__["registry"] = self.registry.model_copy(update=unset)
+        return self
+
+    @model_validator(mode="after")
     def _moves_beside_artifacts(self) -> Self:
         """Hosts of a remote MLflow store share its table of moves, where they share artifacts."""
         uri = self.registry.uri

@@ -81,11 +81,18 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Reference:
-    """Unseen images of the training domain: features_ND, scores_NC and their ids, row by row."""
+    """Unseen images of the training's domains: features_ND, scores_NC and their ids, row by row.
+
+    domains: each row's known domain, as a source or a camera; empty: the table names none. None: an
+    older raypipe wrote the package. groups: rows of one name belong together, as the cells of one
+    module; None: each row stands alone.
+    """
 
     features_ND: np.ndarray
     scores_NC: np.ndarray
     ids: tuple[str, ...]
+    domains: tuple[str, ...] | None = None
+    groups: tuple[str, ...] | None = None
 
 
 class Package:
@@ -175,7 +182,13 @@ class Package:
 
     def reference(self) -> Reference:
         with np.load(io.BytesIO(self.files["reference.npz"]), allow_pickle=False) as arrays:
-            return Reference(arrays["features"], arrays["scores"], tuple(arrays["ids"].tolist()))
+            names = {
+                name: tuple(arrays[name].tolist())
+                for name in ("domains", "groups")
+                if name in arrays
+            }
+            ids = tuple(arrays["ids"].tolist())
+            return Reference(arrays["features"], arrays["scores"], ids, **names)
 
     def predict(self, images: Sequence[bytes], threads: int = 2) -> Predictions:
         """Labels and scores of encoded images.
@@ -250,7 +263,9 @@ def build(
 
     ids = np.array(reference.ids, dtype=np.str_)
     arrays = io.BytesIO()
-    np.savez(arrays, features=features_ND, scores=scores_NC, ids=ids)
+    names = {"domains": reference.domains, "groups": reference.groups}
+    given = {name: np.array(texts, np.str_) for name, texts in names.items() if texts is not None}
+    np.savez(arrays, features=features_ND, scores=scores_NC, ids=ids, **given)
     info = {
         "model": cfg.resolved().model_dump(mode="json"),
         "side_px": cfg.pixels,
