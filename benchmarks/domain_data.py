@@ -26,7 +26,7 @@ VENDORS = ("google", "twitter")
 # Pictures of each vendor, drawn apart: a picture and its twin are never in the same comparison.
 EMOJI_IMAGES = 1_500
 # Cells of each module type that are corrupted.
-CORRUPTED = 150
+CORRUPTED = 250
 # Mild, middle, strong.
 SEVERITIES = {
     "noise": (8, 16, 32),  # standard deviation, of 255

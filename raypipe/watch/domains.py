@@ -14,8 +14,9 @@ five rows, and fitted weights cost nothing. With one domain it is the usual perm
 Components and the kernel's width come from all rows together, as in alibi_sidecar.py. What was
 tried instead, and what was worse: benchmarks/results/2026-11-25-domains.md.
 
-Rows of one group (the cells of one module) change places together. Copies of a row count once:
-somebody draws windows with replacement, and a copy is no new evidence.
+Rows of one group (the cells of one module) change places together. Copies of a row count once, as
+a copy is no new evidence. But a camera that hangs sends one picture all night: whether one row comes
+more often than chance repeats any is a test of its own.
 
 Legend: N rows of the reference, M of the window, L = N + M, D features, C classes, K domains,
 P permutations.
@@ -27,6 +28,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from scipy import stats
 
 from raypipe.errors import DataError
 from raypipe.watch import memberships
@@ -75,6 +77,8 @@ class Fit:
     statistic, p_value: squared MMD of features to the nearest mixture; of scores to the mixture
     with the same weights. It is the biased estimate, never below 0. least_p: no p-value of this
     window can be smaller. rows: (reference, window) that were compared, without copies.
+    most_copies: of the row that the window holds most often. copies_p_value: how likely one row
+    comes so often, if the window's different rows are drawn with replacement.
     """
 
     statistic: float
@@ -84,6 +88,8 @@ class Fit:
     parts: tuple[Part, ...]
     least_p: float
     rows: tuple[int, int]
+    most_copies: int
+    copies_p_value: float
 
 
 def fit(
@@ -101,9 +107,9 @@ def fit(
     rng = np.random.default_rng(seed)
     given = ["all"] * len(reference.features_ND) if reference.domains is None else reference.domains
     names, domain_N = sorted({str(name) for name in given}), _codes(given)
-    kept_N = _distinct(reference, domain_N)
+    kept_N, _ = _distinct(reference, domain_N)
     kept_N = kept_N[_evenly(domain_N[kept_N], REFERENCE_ROWS * most, rng)]
-    kept_M = _distinct(window, np.zeros(len(window.features_ND)))
+    kept_M, copies_M = _distinct(window, np.zeros(len(window.features_ND)))
     if len(kept_M) > most:
         kept_M = np.sort(rng.choice(kept_M, most, replace=False))
     if reference.groups is None or window.groups is None:
@@ -155,6 +161,8 @@ def fit(
         parts=tuple(sorted(parts, key=lambda part: -part.weight)),
         least_p=max(1 / (permutations + 1), 1 / placed.regroupings()),
         rows=(count, len(kept_M)),
+        most_copies=int(copies_M.max()),
+        copies_p_value=_copies_p_value(copies_M),
     )
 
 
@@ -186,14 +194,21 @@ def _check(reference: Rows, window: Rows) -> None:
             )
 
 
-def _distinct(rows: Rows, code_N: np.ndarray) -> np.ndarray:
-    """The places of the rows, without copies of a row in its own domain."""
+def _distinct(rows: Rows, code_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(places of the rows, without copies of a row in its own domain; how often each comes)."""
     features = np.asarray(rows.features_ND, np.float32)
     # 0.0 and -0.0 are equal, and their bytes are not.
     labelled = np.column_stack([code_N.astype(np.float32), features]) + np.float32(0)
     bytes_N = np.ascontiguousarray(labelled).view(np.dtype((np.void, labelled[0].nbytes)))
-    _, first = np.unique(bytes_N.ravel(), return_index=True)
-    return np.sort(first)
+    _, first, counts = np.unique(bytes_N.ravel(), return_index=True, return_counts=True)
+    order = first.argsort()
+    return first[order], counts[order]
+
+
+def _copies_p_value(copies_M: np.ndarray) -> float:
+    """A bound: all different rows are equally likely, and each may be the one that comes most."""
+    drawn = stats.binom(int(copies_M.sum()), 1 / len(copies_M))
+    return min(1.0, len(copies_M) * float(drawn.sf(copies_M.max() - 1)))
 
 
 def _evenly(code_N: np.ndarray, most: int, rng: np.random.Generator) -> np.ndarray:

@@ -139,10 +139,15 @@ def project(pooled_LD: np.ndarray) -> np.ndarray:
 
 
 def gaussian(squared_LL: np.ndarray) -> np.ndarray:
-    """Kernel values of all pairs, float32; the width by the median of the distances."""
+    """Kernel values of all pairs, float32; the width by the median of the distances.
+
+    Their mean is taken off: it cancels in every distance between mixtures, where its rounding would
+    not.
+    """
     median = float(np.median(squared_LL[np.triu_indices(len(squared_LL), 1)]))
-    found: np.ndarray = np.exp(-squared_LL / max(median, 1e-12)).astype(np.float32)
-    return found
+    kernel_LL = np.exp(-squared_LL / max(median, 1e-12))
+    centred: np.ndarray = (kernel_LL - kernel_LL.mean()).astype(np.float32)
+    return centred
 
 
 def squared_distances(one_LD: np.ndarray, other_MD: np.ndarray | None = None) -> np.ndarray:
