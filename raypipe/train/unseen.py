@@ -15,15 +15,13 @@ import torch
 from raypipe.config import metrics_of, to_json
 from raypipe.feed.dataset import Pinned
 from raypipe.feed.feed import Feed, fetch
-from raypipe.feed.locate import columns_of
-from raypipe.feed.rows import Rows
 from raypipe.files import write_atomic
 from raypipe.models import calibrate
 from raypipe.models.finite import require_rows
 from raypipe.models.labels import Kind
 from raypipe.models.zoo import ImageModel
 from raypipe.registry.package import Reference
-from raypipe.train import trainer
+from raypipe.train import belonging, looked_at, trainer
 from raypipe.train.job import TrainJob, TrainResult
 from raypipe.train.objective import judge
 
@@ -100,7 +98,7 @@ def reference(job: TrainJob, model: ImageModel, pinned: Pinned, folder: Path) ->
     trained_on_val = set(pinned.parts(feed.val)) <= set(pinned.parts(feed.train))
     if trained_on_val and pinned.counts[feed.test]:
         split = feed.test
-    predicted, labels_N = predict_split(job, model, pinned, split, named=True)
+    predicted, labels_N = predict_split(job, model, pinned, split, described=True)
     if split == feed.test:
         _store_test(job, folder, pinned, predicted, labels_N)
     if not job.model.calibrate:
@@ -187,13 +185,13 @@ def _store_test(
 
 
 def predict_split(
-    job: TrainJob, model: ImageModel, pinned: Pinned, split: str, named: bool = False
+    job: TrainJob, model: ImageModel, pinned: Pinned, split: str, described: bool = False
 ) -> tuple[Reference, np.ndarray]:
     """Features and scores of a split, and the labels of the images they are of.
 
     Of a split with more images than registry.judged_images, they are of a sample. The feed replaces
-    a broken image by its neighbour: then the label is the neighbour's too. named: with the domain
-    and the group of each image.
+    a broken image by its neighbour: then the label is the neighbour's too. described: with all that
+    a reference says of its images.
     """
     source = trainer.sources(job, pinned, [split], most=job.registry.judged_images)[split]
     feed = Feed(source, source, 256, job.run.seed)
@@ -222,23 +220,8 @@ def predict_split(
     # A package keeps ids as text: a null one is blank, and not the name "None".
     ids = tuple(image_id or "" for image_id in rows.ids_of(samples_N))
     labels_N = rows.labels(samples_N)
-    if not named:
+    if not described:
         return Reference(features_ND, scores_NC, ids), labels_N
-    domain = job.registry.domain
-    if domain is None and _has(pinned, pinned.table.columns.source):
-        domain = pinned.table.columns.source
-    domains = _texts(rows, pinned, domain, samples_N) if domain else ()
-    group = job.registry.group
-    groups = _texts(rows, pinned, group, samples_N) if group else None
-    return Reference(features_ND, scores_NC, ids, domains, groups), labels_N
-
-
-def _has(pinned: Pinned, column: str) -> bool:
-    return column in {field.name for field in pinned.table.at(pinned.version).schema().fields}
-
-
-def _texts(rows: Rows, pinned: Pinned, column: str, samples_N: np.ndarray) -> tuple[str, ...]:
-    """The column's values of some samples, as text; blank for a null."""
-    values = columns_of(rows, pinned, [column])[column].to_pylist()
-    texts = ["" if value is None else str(value) for value in values]
-    return tuple(texts[sample] for sample in samples_N.tolist())
+    looks_NK = looked_at.looks(rows, samples_N, job.model.pixels, job.feed.threads)
+    domains, groups = belonging.names(job.registry, pinned, rows, samples_N)
+    return Reference(features_ND, scores_NC, ids, looks_NK, domains, groups), labels_N

@@ -399,7 +399,12 @@ class Drifted(Result):
         return Path(self.checked.page).stem.removeprefix("drift-")
 
     def facts(self) -> Facts:
-        return {**prepared_from(self.checked.table, "prepared from"), "report": self.checked.page}
+        notes = self.checked.report.notes
+        return {
+            **prepared_from(self.checked.table, "prepared from"),
+            **({"tests": "; ".join(notes)} if notes else {}),
+            "report": self.checked.page,
+        }
 
     def summary(self) -> Facts:
         report = self.checked.report
@@ -410,6 +415,8 @@ class Drifted(Result):
             "table": str(self.checked.table),
             **prepared_from(self.checked.table),
             "evidence": report.evidence,
+            "engine": report.engine,
+            "notes": report.notes,
             "report": self.checked.page,
         }
 

@@ -142,5 +142,5 @@ def retrain(at: At) -> Planned:
         trained, found, missing = _search(at, base, cfg)
     else:
         trained, found, missing = training.parts_of(at, first)
-    missing = ["the tests in their sidecar", *missing, "the comparison of two models"]
+    missing = ["the drift tests", *missing, "the comparison of two models"]
     return Planned("retrain", facts | found, (*parts, *trained), True, ", ".join(missing))
