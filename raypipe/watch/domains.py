@@ -11,12 +11,18 @@ rows and these rows change places at random, and the weights are fitted anew. If
 mixture and the likelihoods are right, the data as observed are one of these regroupings, whatever
 the weights are. So nothing is held out, windows may be larger than the reference, a domain may have
 five rows, and fitted weights cost nothing. With one domain it is the usual permutation test of MMD.
+
+Of near domains nobody can say which ones a window holds. If it holds one of two alone, the weights
+lie at the edge of what is allowed, and fit less freely than between the two. So the test is made
+twice, with all domains and with the fewest that explain the window, and the larger p-value counts.
+(Of 300 windows of one of two near domains, 9 % had p < 0.05 without this.)
+
 Components and the kernel's width come from all rows together, as in alibi_sidecar.py. What was
 tried instead, and what was worse: benchmarks/results/2026-11-25-domains.md.
 
 Rows of one group (the cells of one module) change places together. Copies of a row count once, as
-a copy is no new evidence. But a camera that hangs sends one picture all night: whether one row comes
-more often than chance repeats any is a test of its own.
+a copy is no new evidence. But a camera that hangs sends one picture all night: whether one row
+comes more often than chance repeats any is a test of its own.
 
 Legend: N rows of the reference, M of the window, L = N + M, D features, C classes, K domains,
 P permutations.
@@ -46,7 +52,7 @@ class Rows:
     """The rows of one side, as arrays and lists of one length.
 
     domains: a name each, of reference rows; None: all are one domain. groups: rows of one name
-    belong together; None: each row stands alone.
+    belong together, those of a blank name do not; None: each row stands alone.
     """
 
     features_ND: np.ndarray
@@ -115,7 +121,7 @@ def fit(
     if reference.groups is None or window.groups is None:
         group_N, group_M = np.arange(len(kept_N)), np.arange(len(kept_M))
     else:
-        group_N, group_M = _codes(reference.groups)[kept_N], _codes(window.groups)[kept_M]
+        group_N, group_M = _groups(reference.groups)[kept_N], _groups(window.groups)[kept_M]
         # Groups can change places only if they are of one size.
         size = min(_median_size(group_N), _median_size(group_M))
         first_N, first_M = _at_most(group_N, size, rng), _at_most(group_M, size, rng)
@@ -134,15 +140,21 @@ def fit(
     each_MK = memberships.log_likelihoods(points_LD[:count], domain_n, points_LD[count:], seed)
     unit_UK = np.stack([each_MK[unit_M == unit].mean(0) for unit in range(len(units_M))])
     member_UK = memberships.posterior(unit_UK)
-    drawn_U = (member_UK.cumsum(1) < rng.random((len(member_UK), 1))).sum(1)
-    drawn_U = drawn_U.clip(max=len(names) - 1)
-
-    unit_L, domain_U, is_window_U = _units(group_N, domain_n, unit_M, drawn_U)
-    placed = Placed(unit_L, domain_U, is_window_U, len(names))
     squared_LL = squared_distances(points_LD)
     kernels = gaussian(squared_LL), gaussian(squared_distances(score_points_LC))
-    statistics_2P, weights_K = statistics(kernels, placed, permutations, rng)
-    p_values = [(row >= row[0] - TIE).mean() for row in statistics_2P]
+    worlds = [member_UK]
+    fewest_UK = memberships.sparse(unit_UK)
+    if (fewest_UK == 0).any():
+        worlds.append(fewest_UK)
+    p_values, least_p = np.zeros(2), 1 / (permutations + 1)
+    for likely_UK in worlds:
+        drawn_U = (likely_UK.cumsum(1) <= rng.random((len(likely_UK), 1))).sum(1)
+        drawn_U = drawn_U.clip(max=len(names) - 1)
+        unit_L, domain_U, is_window_U = _units(group_N, domain_n, unit_M, drawn_U)
+        placed = Placed(unit_L, domain_U, is_window_U, len(names))
+        statistics_2P, weights_K = statistics(kernels, placed, permutations, rng)
+        p_values = np.maximum(p_values, (statistics_2P >= statistics_2P[:, :1] - TIE).mean(1))
+        least_p = max(least_p, 1 / placed.regroupings())
 
     domain_M = member_UK.argmax(1)[unit_M]
     unlike_M = memberships.is_unlike(
@@ -159,7 +171,7 @@ def fit(
         score_statistic=float(statistics_2P[1, 0]),
         score_p_value=float(p_values[1]),
         parts=tuple(sorted(parts, key=lambda part: -part.weight)),
-        least_p=max(1 / (permutations + 1), 1 / placed.regroupings()),
+        least_p=least_p,
         rows=(count, len(kept_M)),
         most_copies=int(copies_M.max()),
         copies_p_value=_copies_p_value(copies_M),
@@ -234,6 +246,10 @@ def _evenly(code_N: np.ndarray, most: int, rng: np.random.Generator) -> np.ndarr
 
 def _codes(names: Sequence[str]) -> np.ndarray:
     return np.unique(np.asarray(names, dtype=np.str_), return_inverse=True)[1]
+
+
+def _groups(names: Sequence[str]) -> np.ndarray:
+    return _codes([name or f"\n{row}" for row, name in enumerate(names)])
 
 
 def _median_size(group_N: np.ndarray) -> int:

@@ -20,6 +20,8 @@ EM_STEPS = 100
 # A domain's mean is drawn towards the mean of all, as if so many of its rows lay there.
 PRIOR_ROWS = 2
 SHRINKAGE = 0.1  # of the covariance towards its diagonal
+# Nats: a window without this domain would be 20 times as rare.
+PLAUSIBLE = 3.0
 NEIGHBOURS = 5
 # A row is unlike a domain if it lies farther from it than this share of the domain's own rows.
 USUAL = 0.99
@@ -61,6 +63,33 @@ def posterior(log_likelihood_MK: np.ndarray) -> np.ndarray:
         # One row more, of all domains: no share becomes 0.
         share_K = (member_MK.sum(0) + 1 / domains) / (rows + 1)
     return member_MK
+
+
+def sparse(log_likelihood_MK: np.ndarray) -> np.ndarray:
+    """The posterior with as few domains as the window allows: others have probability 0.
+
+    Those whose absence costs less than PLAUSIBLE of log likelihood are left out, the rarest first.
+    """
+    kept = list(range(log_likelihood_MK.shape[1]))
+    member_MK = posterior(log_likelihood_MK)
+    best = _evidence(log_likelihood_MK)
+    while len(kept) > 1:
+        rarest = kept[int(member_MK.sum(0).argmin())]
+        fewer = [domain for domain in kept if domain != rarest]
+        if best - _evidence(log_likelihood_MK[:, fewer]) > PLAUSIBLE:
+            break
+        kept, member_MK = fewer, posterior(log_likelihood_MK[:, fewer])
+    found = np.zeros_like(log_likelihood_MK)
+    found[:, kept] = member_MK
+    return found
+
+
+def _evidence(log_likelihood_MK: np.ndarray) -> float:
+    """log likelihood of the window under its most likely mixture."""
+    share_K = posterior(log_likelihood_MK).mean(0)
+    top_M1 = log_likelihood_MK.max(1, keepdims=True)
+    mixed_M = np.exp(log_likelihood_MK - top_M1) @ share_K
+    return float((np.log(mixed_M) + top_M1[:, 0]).sum())
 
 
 def is_unlike(

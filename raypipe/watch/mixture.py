@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-# Principal components at most, and at most a quarter of the rows.
-COMPONENTS = 64
+from raypipe.watch.projection import COMPONENTS
+
 AT_ONCE = 50  # permutations whose matrices are in memory together
 STEPS = 200  # of the fit of the weights
 
