@@ -86,6 +86,8 @@ def test_whole_groups_are_compared_where_both_sides_have_them() -> None:
     assert not found.is_drift and any("whole groups" in note for note in found.notes)
     few = night(2, groups=(["a"] * 120 + ["b"] * 120, ["w"] * 80))
     assert not few.is_drift and any("groups are so few" in note for note in few.notes)
+    alone = night(0, names=None, groups=groups)
+    assert {e.detector for e in alone.evidence} == {"mixture"}, "mmd and ks know no groups"
     one_side = night(0, groups=(groups[0], None))  # type: ignore[arg-type]
     assert not any("groups" in note for note in one_side.notes)
     with pytest.raises(DataError, match="batch_groups"):
