@@ -96,60 +96,78 @@ def others(reference_ND: np.ndarray, window_MD: np.ndarray, seed: int) -> dict[s
     }
 
 
-def story(seeds: int) -> dict[str, Any]:
+Scores = Callable[[np.ndarray], np.ndarray]
+
+
+def champion(
+    rng: np.random.Generator, wanted: Callable[[str], bool]
+) -> tuple[Rows, Scores, dict[str, np.ndarray]]:
+    """(reference, scores of features, pools that nights are drawn from) of the story's end."""
     features_ND, type_N, defective_N, _ = domain_data.cells()
-    faulty = {fault: domain_data.corrupted(*fault) for fault in FAULTS}
-    pictures = np.concatenate([domain_data.emoji(vendor) for vendor in domain_data.VENDORS])
-    counts: dict[str, list[int]] = defaultdict(list)
-    plain: dict[str, list[int]] = defaultdict(list)
-    distinct = {}
-    for seed in range(seeds):
-        rng = np.random.default_rng(seed)
-        nights, reference, training = [], [], []
-        for name in domain_data.TYPES:
-            rows = rng.permutation(np.flatnonzero(type_N == name))
-            ends = int(0.2 * len(rows)), int(0.2 * len(rows)) + int(0.8 * 0.3 * len(rows))
-            parts = np.split(rows, ends)
-            nights.append(parts[0])
-            reference.append(parts[1])
-            training.append(parts[2])
-        ref, train = np.concatenate(reference), np.concatenate(training)
-        scores = probe(features_ND[train], defective_N[train])
-        known = Rows(features_ND[ref], scores(features_ND[ref]), type_N[ref].tolist())
-        unseen = np.concatenate(nights)
-        pools = {"mono": features_ND[nights[0]], "poly": features_ND[nights[1]]}
-        pools["mixed"] = features_ND[unseen]
-        distinct = {name: len(pool) for name, pool in pools.items()}
-        for (kind, severity), (faulty_nD, place_n) in faulty.items():
+    nights, reference, training = [], [], []
+    for name in domain_data.TYPES:
+        rows = rng.permutation(np.flatnonzero(type_N == name))
+        night = len(rows) // 5
+        ends = night, night + 3 * (len(rows) - night) // 10
+        for part, kept in zip(np.split(rows, ends), (nights, reference, training), strict=True):
+            kept.append(part)
+    ref, train = np.concatenate(reference), np.concatenate(training)
+    scores = probe(features_ND[train], defective_N[train])
+    known = Rows(features_ND[ref], scores(features_ND[ref]), type_N[ref].tolist())
+
+    unseen = np.concatenate(nights)
+    pools = {"mono": features_ND[nights[0]], "poly": features_ND[nights[1]]}
+    pools["mixed"] = features_ND[unseen]
+    if wanted("emoji"):
+        pools["emoji"] = np.concatenate([domain_data.emoji(v) for v in domain_data.VENDORS])
+    for kind, severity in FAULTS:
+        name = f"{kind} {severity}"
+        if wanted(name):
             # Faulty pictures of cells that neither training nor reference saw.
-            pools[f"{kind} {severity}"] = faulty_nD[np.isin(place_n, unseen)]
-        pools["emoji"] = pictures
+            faulty_nD, place_n = domain_data.corrupted(kind, severity)
+            pools[name] = faulty_nD[np.isin(place_n, unseen)]
+    return known, scores, {name: pool for name, pool in pools.items() if wanted(name)}
+
+
+def story(
+    seeds: range, wanted: Callable[[str], bool] = lambda name: True, plain: bool = True
+) -> dict[str, Any]:
+    """wanted: which nights. plain: judge the nights of known domains by mmd and ks, too."""
+    counts: dict[str, list[int]] = defaultdict(list)
+    without: dict[str, list[int]] = defaultdict(list)
+    distinct = {}
+    for seed in seeds:
+        rng = np.random.default_rng(seed)
+        known, scores, pools = champion(rng, wanted)
         for name, pool in pools.items():
-            count = 0
+            fired = defaultdict(int)
             for night in range(20):
-                rows = rng.choice(len(pool), NIGHT, replace=True)
+                drawn = np.random.default_rng([seed, night])
+                rows = drawn.choice(len(pool), NIGHT, replace=True)
                 window = Rows(pool[rows], scores(pool[rows]))
-                count += alarms(fit(known, window, seed=100 * seed + night))
-                if seed == 0 and name in distinct:
-                    said = others(known.features_ND, pool[rows], night)
-                    for test, p_value in said.items():
-                        plain[f"{name} {test}"].append(int(p_value < ALPHA))
-            counts[name].append(count)
-            show(f"story seed {seed}", name, count, "of 20")
+                fired["mixture"] += alarms(fit(known, window, seed=100 * seed + night))
+                if plain and name in ("mono", "poly", "mixed"):
+                    for test, p_value in others(known.features_ND, pool[rows], night).items():
+                        fired[test] += p_value < ALPHA
+            counts[name].append(fired.pop("mixture"))
+            for test, count in fired.items():
+                without[f"{name}, {test}"].append(count)
+            distinct[name] = len(pool)
+            show("story, seed", seed, name, counts[name][-1], dict(fired), "of 20")
     return {
         "alarms_of_20": dict(counts),
-        "distinct_cells": distinct,
+        "distinct_images": distinct,
         "reference_rows": len(known.features_ND),
-        "without_domains_of_20": {name: sum(said) for name, said in plain.items()},
+        "without_domains_of_20": dict(without),
     }
 
 
-def solar(windows: int) -> dict[str, Any]:
+def solar(windows: range) -> dict[str, Any]:
     """One domain: the reference is mono, the probe knows mono cells."""
     features_ND, type_N, defective_N, _ = domain_data.cells()
     mono, poly = (np.flatnonzero(type_N == name) for name in domain_data.TYPES)
     found: dict[str, int] = {"mono": 0, "poly": 0}
-    for seed in range(windows):
+    for seed in windows:
         rng = np.random.default_rng(seed)
         mixed = rng.permutation(mono)
         ref, night, train = np.split(mixed, (400, 400 + NIGHT))
@@ -161,21 +179,21 @@ def solar(windows: int) -> dict[str, Any]:
         for name, rows in asked.items():
             window = Rows(features_ND[rows], scores(features_ND[rows]))
             found[name] += alarms(fit(known, window, seed=seed))
-    test = stats.binomtest(found["mono"], windows, ALPHA, alternative="greater")
+    test = stats.binomtest(found["mono"], len(windows), ALPHA, alternative="greater")
     show("solar", found, test.pvalue)
     return {
         "poly_fired_of_50": found["poly"],
         "mono_alarms": found["mono"],
-        "mono_windows": windows,
+        "mono_windows": len(windows),
         "mono_binomial_p": float(test.pvalue),
     }
 
 
-def emoji(windows: int) -> dict[str, Any]:
+def emoji(windows: range) -> dict[str, Any]:
     """A reference of 500 of one vendor; the window has other pictures of the other vendor."""
     sides = [domain_data.emoji(vendor) for vendor in domain_data.VENDORS]
     fired = {"other": 0, "same": 0}
-    for seed in range(windows):
+    for seed in windows:
         rng = np.random.default_rng(seed)
         one, other = sides[seed % 2], sides[1 - seed % 2]
         rows = rng.permutation(len(one))
@@ -184,11 +202,11 @@ def emoji(windows: int) -> dict[str, Any]:
         for name, side in (("other", other), ("same", one)):
             found = fit(known, Rows(side[chosen], constant(chosen)), seed=seed)
             fired[name] += found.p_value < ALPHA
-    show("emoji", fired, windows)
-    return {"fired": fired["other"], "same_vendor_alarms": fired["same"], "windows": windows}
+    show("emoji", fired, len(windows))
+    return {"fired": fired["other"], "same_vendor_alarms": fired["same"], "windows": len(windows)}
 
 
-def power(windows: int) -> dict[str, Any]:
+def power(windows: range) -> dict[str, Any]:
     """Each detector alone at alpha, on the embedding; no row occurs twice."""
     features_ND, type_N, _, _ = domain_data.cells()
     sides = [domain_data.emoji(vendor) for vendor in domain_data.VENDORS]
@@ -203,7 +221,7 @@ def power(windows: int) -> dict[str, Any]:
     ) -> None:
         for size in sizes:
             fired: dict[str, int] = defaultdict(int)
-            for seed in range(windows):
+            for seed in windows:
                 known, window_MD = draw(np.random.default_rng(seed), size)
                 if len(window_MD) < size:
                     break
@@ -212,7 +230,7 @@ def power(windows: int) -> dict[str, Any]:
                 for test, p_value in said.items():
                     fired[test] += p_value < ALPHA
             else:
-                table[f"{name}, {size}"] = {test: n / windows for test, n in fired.items()}
+                table[f"{name}, {size}"] = {test: n / len(windows) for test, n in fired.items()}
                 show("power", name, size, table[f"{name}, {size}"])
 
     def of_mono(rng: np.random.Generator) -> tuple[Rows, np.ndarray]:
@@ -269,7 +287,7 @@ def power(windows: int) -> dict[str, Any]:
     return table
 
 
-def synthetic(windows: int) -> dict[str, Any]:
+def synthetic(windows: range) -> dict[str, Any]:
     """Skewed, correlated features as behind a ReLU; domains differ in one factor each."""
     mix = np.random.default_rng(0).normal(size=(12, 96))
 
@@ -297,7 +315,7 @@ def synthetic(windows: int) -> dict[str, Any]:
     found = {}
     for name, (counts, size, weights, apart) in cases.items():
         p_values = []
-        for seed in range(windows):
+        for seed in windows:
             rng = np.random.default_rng(seed)
             ref = np.concatenate([rows(rng, n, k, apart) for k, n in enumerate(counts)])
             names = np.repeat([f"d{k}" for k in range(len(counts))], counts).tolist()
@@ -311,21 +329,21 @@ def synthetic(windows: int) -> dict[str, Any]:
             "below_.05": float((said <= 0.05).mean()),
             "mean": float(said.mean()),
             "binomial_p_.05": float(
-                stats.binomtest(int((said <= 0.05).sum()), windows, 0.05, "greater").pvalue
+                stats.binomtest(int((said <= 0.05).sum()), len(windows), 0.05, "greater").pvalue
             ),
         }
         show("synthetic", name, found[name])
     return found
 
 
-def groups(windows: int) -> dict[str, Any]:
+def groups(windows: range) -> dict[str, Any]:
     """Windows of five whole modules of one type; the other modules of both types are known."""
     features_ND, type_N, _, module_N = domain_data.cells()
     pictures = domain_data.emoji("google")
     whole = [m for m in np.unique(module_N) if (module_N == m).sum() >= 40]
     kinds = {m: type_N[module_N == m][0] for m in whole}
     fired: dict[str, list[bool]] = defaultdict(list)
-    for seed in range(windows):
+    for seed in windows:
         rng = np.random.default_rng(seed)
         name = domain_data.TYPES[seed % 2]
         chosen = rng.permutation([m for m in whole if kinds[m] == name])[:5]
@@ -350,7 +368,7 @@ def groups(windows: int) -> dict[str, Any]:
     show("groups", {name: sum(said) for name, said in fired.items()}, least)
     return {
         "alarms_at_.05": {name: sum(said) for name, said in fired.items()},
-        "windows": windows,
+        "windows": len(windows),
         "least_p": least,
         "modules": {
             name: sum(kind == name for kind in kinds.values()) for name in domain_data.TYPES
@@ -358,7 +376,7 @@ def groups(windows: int) -> dict[str, Any]:
     }
 
 
-def found_clusters(windows: int) -> dict[str, Any]:
+def found_clusters(windows: range) -> dict[str, Any]:
     """Nights against a reference of 260 + 370 cells whose types nobody wrote down."""
     features_ND, type_N, _, _ = domain_data.cells()
     fired: dict[str, dict[str, int]] = {
@@ -366,7 +384,7 @@ def found_clusters(windows: int) -> dict[str, Any]:
         "one domain": defaultdict(int),
     }
     counts = []
-    for seed in range(windows):
+    for seed in windows:
         rng = np.random.default_rng(seed)
         mono, poly = (rng.permutation(np.flatnonzero(type_N == n)) for n in domain_data.TYPES)
         ref = np.concatenate([mono[:260], poly[:370]])
@@ -385,7 +403,7 @@ def found_clusters(windows: int) -> dict[str, Any]:
     show("clusters", {how: dict(said) for how, said in fired.items()}, counts)
     return {
         "alarms": {how: dict(said) for how, said in fired.items()},
-        "windows": windows,
+        "windows": len(windows),
         "clusters": counts,
     }
 
@@ -394,8 +412,8 @@ def show(*what: object) -> None:
     print(*what, file=sys.stderr, flush=True)
 
 
-SECTIONS: dict[str, tuple[Callable[[int], dict[str, Any]], int]] = {
-    "story": (story, 3),
+SECTIONS: dict[str, tuple[Callable[[range], dict[str, Any]], int]] = {
+    "story": (story, 2),
     "solar": (solar, 200),
     "emoji": (emoji, 200),
     "power": (power, 20),
@@ -409,13 +427,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--only", default=",".join(SECTIONS))
-    parser.add_argument("--repeats", type=int, help="of each section; null: as in the docs")
+    parser.add_argument("--repeats", type=int, help="seeds of each section; default: all of them")
+    parser.add_argument("--first", type=int, default=0, help="the first seed, to go on with a part")
     given = parser.parse_args()
     found: dict[str, Any] = {}
     for name in given.only.split(","):
         section, repeats = SECTIONS[name]
         started = time.process_time()
-        found[name] = section(given.repeats or repeats)
+        found[name] = section(range(given.first, given.first + (given.repeats or repeats)))
         found[name]["cpu_s"] = round(time.process_time() - started, 1)
     found |= {
         "machine": machine(),

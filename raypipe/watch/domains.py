@@ -107,7 +107,8 @@ def fit(
     evenly over its domains. Groups count if both sides have them. Equal input and seed give an
     equal result. Raises DataError for rows that are not finite, or that do not fit together.
 
-    500 + 1,500 rows of 1,280 features, two domains, 500 permutations: 3 s on one core.
+    500 + 1,500 rows of 1,280 features, 500 permutations: 4 s on one core with two domains, 5 s with
+    ten; 300 MB. 200 + 630 rows: 0.6 s.
     """
     _check(reference, window)
     rng = np.random.default_rng(seed)

@@ -14,6 +14,7 @@ import numpy as np
 from raypipe.watch.projection import COMPONENTS
 
 AT_ONCE = 50  # permutations whose matrices are in memory together
+MANY = 10**12  # more regroupings than anybody draws
 STEPS = 200  # of the fit of the weights
 
 
@@ -32,7 +33,8 @@ class Placed:
         for domain in range(self.domains):
             mine = self.domain_U == domain
             chosen = int((mine & self.is_window_U).sum())
-            found *= min(float(math.comb(int(mine.sum()), chosen)), 1e12)
+            # Exact numbers of this size do not fit into a float.
+            found *= float(min(math.comb(int(mine.sum()), chosen), MANY))
         return found
 
     def sides(self, count: int, rng: np.random.Generator, observed: bool) -> np.ndarray:

@@ -171,10 +171,13 @@ def test_many_domains_are_joined_and_keep_their_names(monkeypatch: pytest.Monkey
 
 def test_small_domains_are_kept_whole_when_the_reference_is_cut() -> None:
     rng = np.random.default_rng(8)
-    parts = [draw(rng, 900, 0), draw(rng, 40, 1), draw(rng, 5, 2)]
+    parts = [draw(rng, 1900, 0), draw(rng, 40, 1), draw(rng, 5, 2)]
     found = fit(side(parts, "abc"), side([draw(rng, 60, 1)]), 99, most=50)
     assert found.rows == (domains.REFERENCE_ROWS * 50, 50)
     assert found.parts[0].domain == "b" and found.p_value > 0.01
+    # All of them: more regroupings than a float can count.
+    found = fit(side(parts, "abc"), side([draw(rng, 500, 0)]), 20, most=700)
+    assert found.rows == (1945, 500) and found.least_p == pytest.approx(1 / 21)
 
 
 def test_odd_rows_do_no_harm() -> None:
