@@ -44,6 +44,7 @@ from raypipe.watch.mixture import Placed, gaussian, project, squared_distances, 
 MOST_DOMAINS = 10
 # Rows of the reference that are compared, for each row of the window's limit.
 REFERENCE_ROWS = 3
+CLEAR = 0.3
 TIE = 1e-7  # differences below are rounding, in float32
 
 
@@ -107,8 +108,8 @@ def fit(
     evenly over its domains. Groups count if both sides have them. Equal input and seed give an
     equal result. Raises DataError for rows that are not finite, or that do not fit together.
 
-    500 + 1,500 rows of 1,280 features, 500 permutations: 4 s on one core with two domains, 5 s with
-    ten; 300 MB. 200 + 630 rows: 0.6 s.
+    500 + 1,500 rows of 1,280 features, 500 permutations: 1.1 s on one core with two domains, 2.3 s
+    with ten; 300 MB. 200 + 630 rows: 0.35 s.
     """
     _check(reference, window)
     rng = np.random.default_rng(seed)
@@ -149,6 +150,9 @@ def fit(
         worlds.append(fewest_UK)
     p_values, least_p = np.zeros(2), 1 / (permutations + 1)
     for likely_UK in worlds:
+        # The larger p-value counts, and it is no news already.
+        if p_values.min() > CLEAR:
+            break
         drawn_U = (likely_UK.cumsum(1) <= rng.random((len(likely_UK), 1))).sum(1)
         drawn_U = drawn_U.clip(max=len(names) - 1)
         unit_L, domain_U, is_window_U = _units(group_N, domain_n, unit_M, drawn_U)

@@ -80,7 +80,11 @@ def statistics(
 
 def _products(kernel_LL: np.ndarray, sides: np.ndarray) -> np.ndarray:
     """Mean kernel values (P, K + 1, K + 1) between the domains and the window."""
-    return np.matmul(sides.transpose(0, 2, 1), np.matmul(kernel_LL, sides)).astype(np.float64)
+    count, rows, each = sides.shape
+    # One wide product: as many thin ones take four times as long.
+    wide = sides.transpose(1, 0, 2).reshape(rows, count * each)
+    by_row = (kernel_LL @ wide).reshape(rows, count, each).transpose(1, 0, 2)
+    return np.matmul(sides.transpose(0, 2, 1), by_row).astype(np.float64)
 
 
 def _distance(products: np.ndarray, weights_PK: np.ndarray) -> np.ndarray:
