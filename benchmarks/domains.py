@@ -39,6 +39,7 @@ from raypipe.watch import mmd as exact
 from raypipe.watch import projection
 from raypipe.watch.clusters import clusters
 from raypipe.watch.domains import Fit, Rows, fit
+from raypipe.watch.mixture import project
 
 ALPHA = 0.01
 NIGHT = 200
@@ -85,7 +86,9 @@ def alarms(found: Fit) -> bool:
 
 def others(reference_ND: np.ndarray, window_MD: np.ndarray, seed: int) -> dict[str, float]:
     """p-values of the tests that know no domains."""
-    reference, window = projection.project(reference_ND.astype(float), window_MD.astype(float))
+    # As projection.project, by a faster way to the same components.
+    points_LD = project(np.concatenate([reference_ND, window_MD])).astype(np.float32)
+    reference, window = np.split(points_LD, [len(reference_ND)])
     width = projection.median_width(np.concatenate([reference, window]), seed)
     chosen = exact.regroupings(len(reference), len(window), 200, seed)
     pairs = zip(reference.T, window.T, strict=True)
@@ -206,20 +209,23 @@ def emoji(windows: range) -> dict[str, Any]:
     return {"fired": fired["other"], "same_vendor_alarms": fired["same"], "windows": len(windows)}
 
 
-def power(windows: range) -> dict[str, Any]:
+def power(
+    windows: range,
+    wanted: Callable[[str], bool] = lambda name: True,
+    sizes: tuple[int, ...] = (50, 100, 200, 500),
+) -> dict[str, Any]:
     """Each detector alone at alpha, on the embedding; no row occurs twice."""
     features_ND, type_N, _, _ = domain_data.cells()
     sides = [domain_data.emoji(vendor) for vendor in domain_data.VENDORS]
     places = domain_data.corrupted(*FAULTS[0])[1]
     rest = np.setdiff1d(np.arange(len(type_N)), places)
     mono, poly = (rest[type_N[rest] == name] for name in domain_data.TYPES)
-    sizes = (50, 100, 200, 500)
     table: dict[str, dict[str, float]] = {}
 
     def measure(
         name: str, draw: Callable[[np.random.Generator, int], tuple[Rows, np.ndarray]]
     ) -> None:
-        for size in sizes:
+        for size in sizes if wanted(name) else ():
             fired: dict[str, int] = defaultdict(int)
             for seed in windows:
                 known, window_MD = draw(np.random.default_rng(seed), size)
