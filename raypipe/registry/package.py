@@ -269,7 +269,7 @@ def build(
 
     ids = np.array(reference.ids, dtype=np.str_)
     arrays = io.BytesIO()
-    kept = {}
+    kept: dict[str, Any] = {}
     if reference.looks_NK is not None:
         kept = {"looks": reference.looks_NK.astype(np.float32), "looks_columns": np.array(SEEN)}
     for name, texts in (("domains", reference.domains), ("groups", reference.groups)):

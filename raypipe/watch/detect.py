@@ -214,11 +214,8 @@ def detect(
     batch = _Side(batch_embedding, batch_scores, batch_seen)
     _check(reference, batch)
     pairs, missing = _pairs(reference, batch, cfg, seed)
-    sides = [
-        Rows(one.embedding_ND, one.scores_NC, one.seen.domains, one.seen.groups)
-        for one in (reference, batch)
-    ]
-    chosen = cfg.detectors or ((MIXTURE,) if by_domain.is_default(*sides) else DEFAULT)
+    known, window = _rows(reference), _rows(batch)
+    chosen = cfg.detectors or ((MIXTURE,) if by_domain.is_default(known, window) else DEFAULT)
     others = tests([name for name in chosen if name != MIXTURE])
     asked = [test for test in others if test[1] in pairs]
     left_out = [f"{name} left out: {missing[on]}" for name, on in others if on in missing]
@@ -233,13 +230,14 @@ def detect(
     pooled_LK = np.concatenate([embedding.reference, embedding.batch])
     setting = Setting(cfg.permutations, seed, projection.median_width(pooled_LK, seed))
     found = engine.run(asked, choice, pairs, setting, cfg.alpha)
-    notes, parts = [choice.why] if asked else [], ()
+    notes: tuple[str, ...] = (choice.why,) if asked else ()
+    parts: tuple[Part, ...] = ()
     if MIXTURE in chosen:
-        mixed = by_domain.test(*sides, cfg.permutations, cfg.max_rows, seed)
+        mixed = by_domain.test(known, window, cfg.permutations, cfg.max_rows, seed)
         choice = choice.also(MIXTURE, engine.EXACT)
         asked += [(MIXTURE, on) for on, _ in mixed.found]
         found += [one for _, one in mixed.found]
-        notes, parts = [*notes, *mixed.notes], mixed.parts
+        notes, parts = (*notes, *mixed.notes), mixed.parts
 
     p_values = [max(one.p_value, LEAST_P) for one in found]
     rejected = holm(p_values, cfg.alpha)
@@ -275,6 +273,10 @@ def detect(
         notes=(*notes, *left_out),
         parts=parts,
     )
+
+
+def _rows(side: _Side) -> Rows:
+    return Rows(side.embedding_ND, side.scores_NC, side.seen.domains, side.seen.groups)
 
 
 def _thresholds(p_values: Sequence[float], rejected: int, alpha: float) -> list[float]:
