@@ -15,8 +15,8 @@ from raypipe.watch.mixture import project, squared_distances
 
 MOST = 6
 # Of pairs in one cluster of one half, the share that the other half puts together too. Tibshirani
-# and Walther recommend 0.8 to 0.9.
-STRONG = 0.9
+# and Walther recommend 0.8 to 0.9. At 0.9, two kinds of solar cells were missed in 3 of 8 draws.
+STRONG = 0.8
 SPLITS = 5
 STARTS = 5
 STEPS = 50
