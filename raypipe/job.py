@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from pydantic import model_validator
+
 from raypipe.artifacts.settings import ArtifactsConfig
 from raypipe.costs.settings import CostConfig
 from raypipe.search.settings import SearchConfig
@@ -44,3 +48,15 @@ class Job(TrainSections):
     """The node type that the job runs on, and prices, for estimates of money."""
     artifacts: ArtifactsConfig = ArtifactsConfig()
     """Where copies of reports, packages and logs go."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _reference_as_watched(cls, tree: Any) -> Any:
+        """What a registered model keeps of its reference is what the drift check asks for."""
+        watch = tree.get("watch") if isinstance(tree, dict) else None
+        registry = tree.get("registry", {}) if isinstance(tree, dict) else None
+        if not isinstance(watch, dict) or not isinstance(registry, dict):
+            return tree
+        wanted = {name: watch[name] for name in ("domain", "group") if watch.get(name)}
+        own = {name: value for name, value in registry.items() if value is not None}
+        return {**tree, "registry": {**registry, **wanted, **own}} if wanted else tree

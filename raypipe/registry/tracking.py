@@ -85,6 +85,16 @@ class RegistryConfig(Section):
     split. A larger split is sampled evenly, and the card says so. They are predicted by one process
     that holds their features. null: all."""
 
+    domain: str | None = None
+    """Column that names the known domain of an image, as its camera or its site. The reference
+    keeps the domain of each image, and a batch drifts if it fits no mixture of them. null: the
+    job's `watch.domain`; else the source column, if the table has one."""
+
+    group: str | None = None
+    """Column that names the images that belong together, as the cells of one module. Such images
+    are not independent, and drift checks know it. null: the job's `watch.group`; else each image
+    stands alone."""
+
     alias: str = "champion"
     """Alias of the version in use. Promotion moves it; predictions and drift checks follow it."""
 
