@@ -33,6 +33,7 @@ from safetensors.torch import load, save
 from raypipe.config import require_format, to_json
 from raypipe.errors import DataError, RaypipeError, one_line
 from raypipe.images.decode import Picture, decode_batch, decode_good
+from raypipe.images.measure import SEEN
 from raypipe.models.finite import require_rows, require_weights
 from raypipe.models.tasks import Task
 from raypipe.models.zoo import ImageModel, ModelConfig
@@ -81,11 +82,16 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Reference:
-    """Unseen images of the training domain: features_ND, scores_NC and their ids, row by row."""
+    """Unseen images of the training domain: features_ND, scores_NC and their ids, row by row.
+
+    looks_NK: float32, the columns of `measure.SEEN`; NaN for images that were not looked at. None:
+    an older raypipe wrote the package.
+    """
 
     features_ND: np.ndarray
     scores_NC: np.ndarray
     ids: tuple[str, ...]
+    looks_NK: np.ndarray | None = None
 
 
 class Package:
@@ -175,7 +181,11 @@ class Package:
 
     def reference(self) -> Reference:
         with np.load(io.BytesIO(self.files["reference.npz"]), allow_pickle=False) as arrays:
-            return Reference(arrays["features"], arrays["scores"], tuple(arrays["ids"].tolist()))
+            ids = tuple(arrays["ids"].tolist())
+            # Only looks whose columns are those of today.
+            known = "looks" in arrays and tuple(arrays["looks_columns"].tolist()) == SEEN
+            looks_NK = arrays["looks"] if known else None
+            return Reference(arrays["features"], arrays["scores"], ids, looks_NK)
 
     def predict(self, images: Sequence[bytes], threads: int = 2) -> Predictions:
         """Labels and scores of encoded images.
@@ -250,7 +260,11 @@ def build(
 
     ids = np.array(reference.ids, dtype=np.str_)
     arrays = io.BytesIO()
-    np.savez(arrays, features=features_ND, scores=scores_NC, ids=ids)
+    stored = {"features": features_ND, "scores": scores_NC, "ids": ids}
+    if reference.looks_NK is not None:
+        stored["looks"] = reference.looks_NK.astype(np.float32)
+        stored["looks_columns"] = np.array(SEEN)
+    np.savez(arrays, **stored)  # type: ignore[arg-type]
     info = {
         "model": cfg.resolved().model_dump(mode="json"),
         "side_px": cfg.pixels,

@@ -21,14 +21,17 @@ import pyarrow.compute as pc
 from raypipe import report
 from raypipe.config import RunConfig, key_of, to_json
 from raypipe.errors import DataError, Unreachable
+from raypipe.images.measure import SEEN
+from raypipe.models.tasks import NUMERIC
 from raypipe.registry import promote, tracking
+from raypipe.registry.package import Package
 from raypipe.registry.promote import ModelVersion
 from raypipe.registry.tracking import Store
 from raypipe.serve import batch
 from raypipe.serve.batch import Brought, Calls, PredictConfig
 from raypipe.tables.commits import rows_once
 from raypipe.tables.table import ImageTable, TableConfig, TableVersion
-from raypipe.watch.detect import DriftConfig, DriftReport, Evidence, detect
+from raypipe.watch.detect import DriftConfig, DriftReport, Evidence, Seen, detect
 from raypipe.watch.pictures import Batch, picture_of
 from raypipe.watch.settings import WatchConfig
 from raypipe.watch.windows import Waiting, Window, Windows
@@ -39,7 +42,17 @@ FORMAT = 2
 _ROW = pa.schema(
     [
         (n, pa.string())
-        for n in ("key", "name", "model", "table", "checked_at", "evidence", "unusual")
+        for n in (
+            "key",
+            "name",
+            "model",
+            "table",
+            "checked_at",
+            "evidence",
+            "unusual",
+            "engine",
+            "notes",
+        )
     ]
     + [
         ("is_drift", pa.bool_()),
@@ -48,7 +61,9 @@ _ROW = pa.schema(
         ("reference_images", pa.int64()),
         ("batch_images", pa.int64()),
         ("format", pa.int32()),
-        ("window", pa.string()),
+        # Its number; null for a batch that was named by its version.
+        ("window", pa.int64()),
+        ("since", pa.int64()),
     ]
 )
 
@@ -103,6 +118,9 @@ def check_window(
         windows.leave(window)
         raise
     windows.checked(window, done.key, done.predictions)
+    without = window.images - done.report.batch_images
+    if window.number and without:
+        say(f"{without} of {window.images} images have no prediction (broken): they are left out")
     return done
 
 
@@ -145,9 +163,10 @@ def check(
             mine.scores_NC,
             drift,
             run.seed,
+            Seen(_labels(package, reference.scores_NC), reference.looks_NK),
+            Seen(_labels(package, mine.scores_NC), mine.looks_NK),
         )
-        row = _as_row(key, name, str(model), predicted.version, found)
-        row["window"] = str(window) if window is not None and window.number else None
+        row = _as_row(key, name, str(model), predicted.version, found, window)
         return pa.Table.from_pylist([row], _ROW)
 
     # The tests run only if this evidence is not stored yet. Two checks at once store it once.
@@ -160,12 +179,13 @@ def check(
         tracking.log_metrics(store, run_id, _metrics(found))
 
     params = {"drift": drift.model_dump(mode="json"), "model": str(model)}
+    params |= {"drift.engine": found.engine, "drift.notes": "; ".join(found.notes)}
     tracking.once(store, key, f"drift {name}", params, predicted.version, log_metrics)
 
     # The page is drawn again each time: it is not evidence, and may have been deleted.
     compared = f"{_looked_at(predicted.version, window)} against the reference of {model}"
     header = report.Header(
-        f"Drift check: {name}", compared, key, now(), _facts(model, predicted.version)
+        f"Drift check: {name}", compared, key, now(), _facts(model, predicted.version, found)
     )
     picture = picture_of(found, name, package, mine, ImageTable.open(batch_table))
     page = report.Page(header, checks=(picture,))
@@ -204,14 +224,22 @@ def now() -> datetime:
     return datetime.now(timezone.utc)
 
 
-def _facts(model: ModelVersion, version: TableVersion) -> tuple[tuple[str, str], ...]:
+def _facts(
+    model: ModelVersion, version: TableVersion, found: DriftReport
+) -> tuple[tuple[str, str], ...]:
     prepared = (("Prepared from", version.origin),) if version.origin else ()
     return (
         *prepared,
         ("Model", str(model)),
         ("Trained on", model.tags.get("raypipe.table", "?")),
         ("Code", tracking.code_commit() or "no checkout"),
+        *(("Drift tests", note) for note in found.notes),
     )
+
+
+def _labels(package: Package, scores_NC: np.ndarray) -> list[str] | None:
+    """The predicted classes; None of a model that predicts numbers."""
+    return None if package.task.kind in NUMERIC else package.task.predictions(scores_NC)
 
 
 def read_batch(
@@ -222,7 +250,7 @@ def read_batch(
     They are in the order of ids and hashes, which is the same whenever they are read. Images that
     do not decode have no features, and are left out.
     """
-    columns = ["image_id", "sha256", "embedding", "scores", "error"]
+    columns = ["image_id", "sha256", "embedding", "scores", "error", *SEEN]
     rows = batch.read_rows(uri, key, columns, storage_options)
     rows = rows.filter(pc.is_null(rows["error"]))
     if not len(rows):
@@ -232,9 +260,10 @@ def read_batch(
         )
     rows = rows.sort_by([("image_id", "ascending"), ("sha256", "ascending")])
     features, scores = (np.stack(rows[name].to_numpy()) for name in ("embedding", "scores"))
-    return Batch(
-        version, rows["image_id"].to_pylist(), rows["sha256"].to_pylist(), features, scores
-    )
+    # A look that is not known is null there, and NaN here.
+    looks_NK = np.stack([rows[name].cast(pa.float32()).to_numpy() for name in SEEN], axis=1)
+    ids, hashes = rows["image_id"].to_pylist(), rows["sha256"].to_pylist()
+    return Batch(version, ids, hashes, features, scores, looks_NK)
 
 
 def _metrics(found: DriftReport) -> dict[str, float]:
@@ -247,19 +276,26 @@ def _metrics(found: DriftReport) -> dict[str, float]:
 
 
 def _as_row(
-    key: str, name: str, model: str, version: TableVersion, found: DriftReport
+    key: str,
+    name: str,
+    model: str,
+    version: TableVersion,
+    found: DriftReport,
+    window: Window | None = None,
 ) -> dict[str, Any]:
     whole = asdict(found)
-    evidence, unusual = to_json(whole.pop("evidence")), to_json(whole.pop("unusual"))
-    return whole | {
+    as_text = {name: to_json(whole.pop(name)) for name in ("evidence", "unusual", "notes")}
+    return {
+        **whole,
+        **as_text,
         "key": key,
         "name": name,
         "model": model,
         "table": str(version),
         "checked_at": now().isoformat(),
-        "evidence": evidence,
-        "unusual": unusual,
         "format": FORMAT,
+        "window": window.number if window is not None and window.number else None,
+        "since": window.since if window is not None else None,
     }
 
 
@@ -274,4 +310,6 @@ def _report(row: dict[str, Any]) -> DriftReport:
         row["reference_images"],
         row["batch_images"],
         unusual,
+        row["engine"],
+        tuple(json.loads(row["notes"])),
     )

@@ -10,6 +10,7 @@ from raypipe.config import RunConfig, Section
 from raypipe.search.settings import dotted
 from raypipe.tables.storage import StorageOptions
 from raypipe.tables.table import TableConfig
+from raypipe.watch.policy import PolicyConfig
 from raypipe.watch.sinks import LogConfig, SinkConfig
 
 # Per side: below, the smallest drift that any test finds at alpha 0.01 is larger than two standard
@@ -49,8 +50,13 @@ class WatchConfig(Section):
     retrain_sampling: Literal["auto", "natural", "balanced", "sources", "weighted"] = "auto"
     """feed.sampling of the challenger. auto: if the champion's is natural, old and new sources are
     drawn equally often, or by feed.mix; else the champion's is kept."""
+    clean: Literal["off", "stop", "go_on"] = "off"
+    """Clean the table (section clean) before a retrain, and train on the version without what was
+    dropped. If fastdup cannot start: stop; or go_on with what ingest has checked, and say so."""
+    policy: PolicyConfig = PolicyConfig()
+    """When checks call for a retrain."""
     force: bool = False
-    """Retrain without drift."""
+    """Retrain without drift, and whatever the policy says."""
     sinks: tuple[SinkConfig, ...] = (LogConfig(),)
     """Who is told of finished checks, missed windows, decisions, retrains, promotions, and that a
     run has finished: `{type: log}`, `{type: webhook, url: …, secret_env: …}`. A sink that fails is

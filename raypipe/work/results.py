@@ -400,7 +400,12 @@ class Drifted(Result):
         return Path(self.checked.page).stem.removeprefix("drift-")
 
     def facts(self) -> Facts:
-        return {**prepared_from(self.checked.table, "prepared from"), "report": self.checked.page}
+        notes = self.checked.report.notes
+        return {
+            **prepared_from(self.checked.table, "prepared from"),
+            **({"tests": "; ".join(notes)} if notes else {}),
+            "report": self.checked.page,
+        }
 
     def summary(self) -> Facts:
         report = self.checked.report
@@ -412,6 +417,8 @@ class Drifted(Result):
             **prepared_from(self.checked.table),
             **window_facts(self.checked.window),
             "evidence": report.evidence,
+            "engine": report.engine,
+            "notes": report.notes,
             "report": self.checked.page,
         }
 

@@ -283,7 +283,7 @@ def retrain(job: Job, show: Show) -> Retrained:
             checked = found
     resources = connect(job.cluster)
     store = tracking.open_store(job.run, job.registry, job.artifacts)
-    cfg = loop.RetrainConfigs(job.search, job.watch, job.gate)
+    cfg = loop.RetrainConfigs(job.search, job.watch, job.gate, job.clean)
     run = told.run_of(checked, promote.require_champion(store), pinned.version)
     tell.send(events.state(run, "started"))
     done = loop.retrain(store, job.training, cfg, checked, say=show.say, pinned=pinned)

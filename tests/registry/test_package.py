@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from raypipe.config import validate
 from raypipe.errors import DataError
 from raypipe.images.decode import decode_batch
+from raypipe.images.measure import SEEN
 from raypipe.models.zoo import ImageModel, ModelConfig
 from raypipe.registry import package
 from raypipe.registry.package import Package, Reference
@@ -43,6 +44,19 @@ def test_lineage_and_reference_come_back(built: Package) -> None:
     reference = built.reference()
     assert reference.features_ND.shape == (30, 64) and reference.scores_NC.shape == (30, 3)
     assert reference.ids[7] == "image 7"
+    assert reference.looks_NK is None, "as in a package of an older raypipe"
+
+
+def test_looks_come_back_if_their_columns_are_known(
+    model: ImageModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = np.arange(3 * len(SEEN), dtype=np.float32).reshape(3, -1)
+    looks[1] = np.nan
+    reference = Reference(np.zeros((3, 64)), np.full((3, 3), 1 / 3), tuple("xyz"), looks)
+    made = Package(package.build(tmp_path / "p", model, CFG, ("a", "b", "c"), reference, {}))
+    np.testing.assert_array_equal(made.reference().looks_NK, looks)
+    monkeypatch.setattr("raypipe.registry.package.SEEN", (*SEEN, "hue"))
+    assert made.reference().looks_NK is None
 
 
 def test_a_copy_elsewhere_is_the_same_package(

@@ -18,6 +18,7 @@ import pytest
 from raypipe.config import save, validate
 from raypipe.errors import DataError
 from raypipe.feed.dataset import pin
+from raypipe.images.measure import SEEN
 from raypipe.job import Job
 from raypipe.registry import promote, tracking
 from raypipe.registry.promote import ModelVersion
@@ -308,7 +309,10 @@ def test_an_image_that_does_not_decode_is_a_row_with_its_error(
     assert {(row["width"], len(row["scores"])) for row in whole} == {(32, 2)}
     assert all(0 < row["brightness"] < 1 for row in whole)
     # A drift check compares those that have features.
-    assert len(read_batch(done.table, done.out.uri, done.key).ids) == 25
+    compared = read_batch(done.table, done.out.uri, done.key)
+    assert len(compared.ids) == 25
+    assert compared.looks_NK is not None and np.isfinite(compared.looks_NK).all()
+    assert (compared.looks_NK[:, SEEN.index("width")] == 32).all()
 
 
 def test_where_no_image_decodes_there_are_rows_and_nothing_to_compare(

@@ -122,7 +122,7 @@ def drift(at: At) -> Planned:
     source = batch_of(at.job)
     facts, parts = predictions(at, source, at.job.predict.since)
     facts["tests"] = f"against the reference of {facts['model']}, alpha {at.job.drift.alpha:g}"
-    return Planned("drift", facts, parts, most=True, missing="the tests in their sidecar")
+    return Planned("drift", facts, parts, most=True, missing="the drift tests")
 
 
 def evaluate(at: At) -> Planned:
