@@ -113,6 +113,14 @@ def test_an_event_is_signed_json(receiver: Receiver, tmp_path: Path) -> None:
     assert not verified(headers, body, SECRET.encode(), time.time() + 3600), "a replay"
     assert not verified(headers, body + b" ", SECRET.encode(), time.time())
     assert not verified(headers, body, b"another", time.time())
+    # The receiver that the tutorial shows.
+    page = (ROOT / "docs" / "tutorial.md").read_text()
+    shown: dict = {}
+    _, first, rest = page.partition("import base64")
+    exec(first + rest.partition("```")[0], shown)
+    accepts = shown["is_from_raypipe"]
+    assert accepts(headers, body, SECRET)
+    assert not accepts(headers, body, "another") and not accepts(headers, b"{}", SECRET)
     told = json.loads(body)
     assert (told["kind"], told["run"], told["text"]) == ("check", "run1", "poly drifts")
     assert told["facts"] == {"is_drift": True, "p_value": 1e-5} and told["format"] == 1
