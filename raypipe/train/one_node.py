@@ -1,9 +1,9 @@
 """The process group of Ray Train workers that share a node: its store is a file.
 
 Ray gives every group a TCPStore, which listens on all addresses of the node: whoever reaches the
-node may write to it. And each of its clients asks DNS for the name of ::ffff:127.0.0.1, which stands
-in no /etc/hosts, so the question leaves the host. Listening on loopback alone does not help: the
-clients still go by IPv6 (measured). Groups that span nodes are Ray's own.
+node may write to it. And each of its clients asks DNS for the name of ::ffff:127.0.0.1, which
+stands in no /etc/hosts, so the question leaves the host. Listening on loopback alone does not help:
+the clients still go by IPv6 (measured). Groups that span nodes are Ray's own.
 """
 
 from __future__ import annotations
@@ -74,7 +74,8 @@ def _begin(backend: str, folder: str, timeout_s: int) -> None:
         "LOCAL_WORLD_SIZE": str(context.get_local_world_size()),
         "NODE_RANK": "0",
     }
-    store = dist.FileStore(str(Path(folder) / "store"), workers)
+    path = str(Path(folder) / "store")
+    store = dist.FileStore(path, workers)  # type: ignore[attr-defined]  # torch has no stub of it
     timeout = timedelta(seconds=timeout_s)
     store.set_timeout(timeout)
     dist.init_process_group(backend, store=store, rank=rank, world_size=workers, timeout=timeout)

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from raypipe import report
 from raypipe.config import RunConfig, key_of, to_json
-from raypipe.errors import DataError
+from raypipe.errors import DataError, Unreachable
 from raypipe.images.measure import SEEN
 from raypipe.models.tasks import NUMERIC
 from raypipe.registry import promote, tracking
@@ -28,11 +28,13 @@ from raypipe.registry.package import Package
 from raypipe.registry.promote import ModelVersion
 from raypipe.registry.tracking import Store
 from raypipe.serve import batch
-from raypipe.serve.batch import PredictConfig
+from raypipe.serve.batch import Brought, Calls, PredictConfig
 from raypipe.tables.commits import rows_once
 from raypipe.tables.table import ImageTable, TableConfig, TableVersion
 from raypipe.watch.detect import DriftConfig, DriftReport, Evidence, Seen, detect
 from raypipe.watch.pictures import Batch, picture_of
+from raypipe.watch.settings import WatchConfig
+from raypipe.watch.windows import Waiting, Window, Windows
 
 # Of a row of evidence; a key of format 1 named fewer things, so its rows are not looked at and the
 # check is made again.
@@ -59,6 +61,9 @@ _ROW = pa.schema(
         ("reference_images", pa.int64()),
         ("batch_images", pa.int64()),
         ("format", pa.int32()),
+        # Its number; null for a batch that was named by its version.
+        ("window", pa.int64()),
+        ("since", pa.int64()),
     ]
 )
 
@@ -75,6 +80,48 @@ class CheckResult:
     report: DriftReport
     page: str
     predictions: tuple[str, str]
+    key: str = ""
+    window: Window | None = None
+
+
+def check_window(
+    store: Store,
+    run: RunConfig,
+    batch_table: TableConfig,
+    watch: WatchConfig,
+    predict: PredictConfig,
+    drift: DriftConfig,
+    say: Callable[[str], None],
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> CheckResult | Waiting:
+    """Check the images that came since the last check; see `check`.
+
+    Waiting: there are too few. Needs a connection to Ray. A kill anywhere loses no image and checks
+    none twice: the next call goes on with the same window.
+    """
+    windows = Windows(batch_table, watch, run, say)
+    window = windows.next()
+    if window.missed:
+        say(f"Missed: {window.missed}; their images are in this window")
+    if isinstance(window, Waiting):
+        return window
+    if window.again:
+        say(f"Nothing came since {window}: it is looked at again")
+    try:
+        done = check(
+            store, run, batch_table, watch.name, predict, drift, None, progress, window, watch
+        )
+    except Unreachable:
+        raise
+    except DataError:
+        # The next check has these images and more: one that fails must not stop all that follow.
+        windows.leave(window)
+        raise
+    windows.checked(window, done.key, done.predictions)
+    without = window.images - done.report.batch_images
+    if window.number and without:
+        say(f"{without} of {window.images} images have no prediction (broken): they are left out")
+    return done
 
 
 def check(
@@ -86,18 +133,26 @@ def check(
     drift: DriftConfig,
     model: ModelVersion | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
+    window: Window | None = None,
+    watch: WatchConfig | None = None,
 ) -> CheckResult:
     """Compare the pinned batch with the reference of `model` (default: the champion).
 
-    progress: called with (done, total) images while the batch is predicted. Raises DataError as
-    tables do.
+    progress: called with (done, total) images while the batch is predicted. window: the images that
+    are looked at; None: all of the batch. watch: says where the evidence is kept. Raises DataError
+    as tables do.
     """
     model = model or promote.require_champion(store)
-    predicted = batch.predict(store, run, batch_table, predict, model, progress)
-    key = key_of("evidence", FORMAT, predicted.key, drift, run.seed)
+    watch = watch or WatchConfig()
+    predicted = _predict(store, run, batch_table, predict, model, window, Calls(progress))
+    # Of a window by its number: a vacuum may leave other files to read the same images from.
+    about = window.key if window is not None and window.rows is not None else predicted.key
+    key = key_of("evidence", FORMAT, about, str(model), model.seal, drift, run.seed)
+    if about == predicted.key:
+        key = key_of("evidence", FORMAT, predicted.key, drift, run.seed)
     package = promote.fetch(store, model)
     options = batch_table.storage_options
-    mine = read_batch(predicted.table, predicted.out.uri, predicted.key, options)
+    mine = read_batch(predicted.version, predicted.uri, predicted.key, options)
     reference = package.reference()
 
     def made() -> pa.Table:
@@ -111,10 +166,13 @@ def check(
             Seen(_labels(package, reference.scores_NC), reference.looks_NK),
             Seen(_labels(package, mine.scores_NC), mine.looks_NK),
         )
-        return pa.Table.from_pylist([_as_row(key, name, str(model), predicted.table, found)], _ROW)
+        row = _as_row(key, name, str(model), predicted.version, found, window)
+        return pa.Table.from_pylist([row], _ROW)
 
     # The tests run only if this evidence is not stored yet. Two checks at once store it once.
-    stored = rows_once(str(run.path / "drift"), _ROW, {"key": key}, made, f"drift check {name}")
+    place = watch.place(run, "drift")
+    why = f"drift check {name}"
+    stored = rows_once(place, _ROW, {"key": key}, made, why, watch.storage_options)
     found = _report(stored.to_pylist()[0])
 
     def log_metrics(run_id: str) -> None:
@@ -122,18 +180,44 @@ def check(
 
     params = {"drift": drift.model_dump(mode="json"), "model": str(model)}
     params |= {"drift.engine": found.engine, "drift.notes": "; ".join(found.notes)}
-    tracking.once(store, key, f"drift {name}", params, predicted.table, log_metrics)
+    tracking.once(store, key, f"drift {name}", params, predicted.version, log_metrics)
 
     # The page is drawn again each time: it is not evidence, and may have been deleted.
-    compared = f"{predicted.table} against the reference of {model}"
+    compared = f"{_looked_at(predicted.version, window)} against the reference of {model}"
     header = report.Header(
-        f"Drift check: {name}", compared, key, now(), _facts(model, predicted.table, found)
+        f"Drift check: {name}", compared, key, now(), _facts(model, predicted.version, found)
     )
     picture = picture_of(found, name, package, mine, ImageTable.open(batch_table))
     page = report.Page(header, checks=(picture,))
     path = report.write(page, run.path / "reports" / f"drift-{name}-{key}.html")
-    predictions = (predicted.out.uri, predicted.key)
-    return CheckResult(name, str(model), predicted.table, found, str(path), predictions)
+    predictions = (predicted.uri, predicted.key)
+    return CheckResult(
+        name, str(model), predicted.version, found, str(path), predictions, key, window
+    )
+
+
+def _predict(
+    store: Store,
+    run: RunConfig,
+    source: TableConfig,
+    cfg: PredictConfig,
+    model: ModelVersion,
+    window: Window | None,
+    calls: Calls,
+) -> Brought:
+    if window is None:
+        return batch.bring(store, run, source, cfg, calls, model)
+    # The version that the window was opened with; there may be newer ones.
+    pinned = source.model_copy(update={"version": window.version.version})
+    if window.rows is None:
+        return batch.bring(store, run, pinned, cfg, calls, model)
+    return batch.bring_rows(store, run, pinned, cfg, model, window.rows, window.key, calls)
+
+
+def _looked_at(version: TableVersion, window: Window | None) -> str:
+    if window is None or not window.number:
+        return str(version)
+    return f"{version}, {window},"
 
 
 def now() -> datetime:
@@ -192,22 +276,26 @@ def _metrics(found: DriftReport) -> dict[str, float]:
 
 
 def _as_row(
-    key: str, name: str, model: str, version: TableVersion, found: DriftReport
+    key: str,
+    name: str,
+    model: str,
+    version: TableVersion,
+    found: DriftReport,
+    window: Window | None = None,
 ) -> dict[str, Any]:
     whole = asdict(found)
     as_text = {name: to_json(whole.pop(name)) for name in ("evidence", "unusual", "notes")}
-    return (
-        whole
-        | as_text
-        | {
-            "key": key,
-            "name": name,
-            "model": model,
-            "table": str(version),
-            "checked_at": now().isoformat(),
-            "format": FORMAT,
-        }
-    )
+    about = {
+        "key": key,
+        "name": name,
+        "model": model,
+        "table": str(version),
+        "checked_at": now().isoformat(),
+        "format": FORMAT,
+        "window": window.number if window is not None and window.number else None,
+        "since": window.since if window is not None else None,
+    }
+    return whole | as_text | about
 
 
 def _report(row: dict[str, Any]) -> DriftReport:

@@ -27,14 +27,12 @@ from raypipe.watch import engine, projection
 from raypipe.watch.detectors import DETECTORS
 from raypipe.watch.detectors.detector import Pair, Setting
 from raypipe.watch.engine import Engine
+from raypipe.watch.settings import LEAST_ROWS
 from raypipe.watch.superiority import holm
 
 LEAST_P = (
     1e-300  # Kolmogorov-Smirnov's p underflows to 0 on large batches, and no evidence is certain
 )
-# Per side: below, the smallest drift that any test finds at alpha 0.01 is larger than two standard
-# deviations.
-LEAST_ROWS = 20
 
 Name = Literal[
     "mmd", "ks", "cvm", "chi2", "looks", "lsdd", "classifier", "spot_the_diff", "learned_kernel"

@@ -6,9 +6,15 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
-from raypipe.config import Section
+from raypipe.config import RunConfig, Section
 from raypipe.search.settings import dotted
+from raypipe.tables.storage import StorageOptions
 from raypipe.tables.table import TableConfig
+from raypipe.watch.policy import PolicyConfig
+
+# Per side: below, the smallest drift that any test finds at alpha 0.01 is larger than two standard
+# deviations.
+LEAST_ROWS = 20
 
 
 class WatchConfig(Section):
@@ -18,6 +24,20 @@ class WatchConfig(Section):
     """The table of new images that is compared with the champion's reference."""
     name: str = "batch"
     """What the evidence and the report call the batch."""
+    window: Literal["since_last", "last_n", "all"] = "since_last"
+    """Which images of watch.batch a check looks at. since_last: those that came after the last
+    check, each once. last_n: the newest. all: every one, as for a batch with a version."""
+    last_n: int = Field(default=1000, ge=LEAST_ROWS)
+    """Images of window=last_n, or a few more: a commit to the table stays whole."""
+    min_images: int = Field(default=50, ge=LEAST_ROWS)
+    """With fewer new images there is no check: they stay for the next one."""
+    every_h: float | None = Field(default=None, gt=0)
+    """Hours between scheduled checks. A check that comes later names those that did not run."""
+    out: str | None = None
+    """The folder, on any store, of the tables of checks, windows and decisions. null: the run's
+    folder."""
+    storage_options: StorageOptions = Field(default=None, repr=False)
+    """Options of object_store for watch.out. Credentials may be in the environment instead."""
     retrain_workers: int = Field(default=1, ge=1)
     """Workers of each trial of a retrain, or of its refit if the job has a search.refit."""
     retrain_samples: int = Field(default=8, ge=1)
@@ -29,8 +49,17 @@ class WatchConfig(Section):
     retrain_sampling: Literal["auto", "natural", "balanced", "sources", "weighted"] = "auto"
     """feed.sampling of the challenger. auto: if the champion's is natural, old and new sources are
     drawn equally often, or by feed.mix; else the champion's is kept."""
+    clean: Literal["off", "stop", "go_on"] = "off"
+    """Clean the table (section clean) before a retrain, and train on the version without what was
+    dropped. If fastdup cannot start: stop; or go_on with what ingest has checked, and say so."""
+    policy: PolicyConfig = PolicyConfig()
+    """When checks call for a retrain."""
     force: bool = False
-    """Retrain without drift."""
+    """Retrain without drift, and whatever the policy says."""
+
+    def place(self, run: RunConfig, table: str) -> str:
+        """The address of one of the tables of checks, windows and decisions."""
+        return f"{(self.out or str(run.path)).rstrip('/')}/{table}"
 
     @field_validator("retrain_space", mode="before")
     @classmethod

@@ -39,6 +39,7 @@ from raypipe.train.spark_place import refuse
 from raypipe.watch import check as drift_check
 from raypipe.watch import retrain as loop
 from raypipe.watch.check import CheckResult
+from raypipe.watch.windows import Waiting
 from raypipe.work import artifacts
 from raypipe.work import evaluate as evaluation
 from raypipe.work.evaluate import Evaluated
@@ -53,6 +54,7 @@ from raypipe.work.results import (
     Retrained,
     Searched,
     Trained,
+    Waited,
 )
 from raypipe.work.show import Show
 
@@ -253,9 +255,10 @@ def serve(job: Job, show: Show) -> Served:
 
 
 @artifacts.kept
-def drift(job: Job, show: Show) -> Drifted:
-    """Compare watch.batch with the champion's reference."""
-    return Drifted(_check(job, show))
+def drift(job: Job, show: Show) -> Drifted | Waited:
+    """Compare what came to watch.batch since the last check with the champion's reference."""
+    checked = _check(job, show)
+    return Waited(checked) if isinstance(checked, Waiting) else Drifted(checked)
 
 
 @artifacts.kept
@@ -267,10 +270,14 @@ def retrain(job: Job, show: Show) -> Retrained:
     pinned = pin(job.table, job.feed, kind=job.model.task)
     checked = None
     if job.watch.batch is not None or not job.watch.force:
-        checked = _check(job, show)
+        found = _check(job, show)
+        if isinstance(found, Waiting):
+            show.say(str(found))
+        else:
+            checked = found
     resources = connect(job.cluster)
     store = tracking.open_store(job.run, job.registry)
-    cfg = loop.RetrainConfigs(job.search, job.watch, job.gate)
+    cfg = loop.RetrainConfigs(job.search, job.watch, job.gate, job.clean)
     done = loop.retrain(store, job.training, cfg, checked, say=show.say, pinned=pinned)
     spent = None
     if done.key is not None:
@@ -279,13 +286,13 @@ def retrain(job: Job, show: Show) -> Retrained:
     return Retrained(done, promote.champion(store), checked, spent, job.run)
 
 
-def _check(job: Job, show: Show) -> CheckResult:
+def _check(job: Job, show: Show) -> CheckResult | Waiting:
     source = batch_of(job)
     ImageTable.open(source).pin(source.version)
     store = tracking.open_store(job.run, job.registry)
     promote.require_champion(store)
     connect(job.cluster)
     with show.progress(f"Predicting {source.uri}") as tick:
-        return drift_check.check(
-            store, job.run, source, job.watch.name, job.predict, job.drift, progress=tick
+        return drift_check.check_window(
+            store, job.run, source, job.watch, job.predict, job.drift, show.say, tick
         )

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from raypipe.tables.commits import rows_named, rows_once
 from raypipe.tables.table import TableVersion, append
-from raypipe.watch import check, retrain
+from raypipe.watch import check, decisions
 from raypipe.watch.comparison import compare
 from raypipe.watch.decide import Decision
 from raypipe.watch.detect import DriftReport, Evidence
@@ -53,12 +53,12 @@ def test_a_decision_comes_back_as_it_was(tmp_path: Path) -> None:
     slices = tuple(compare(name, *rows, is_new=name == "new") for name in ("old", "new"))
     union = compare("all", *rows, is_new=False)
     decision = Decision(True, "Promoted")
-    made = retrain._as_rows("k", ("cells/1", "cells/2", "/t@v3"), slices, union, decision)
+    made = decisions.as_row("k", ("cells/1", "cells/2", "/t@v3"), slices, union, decision)
     kept = rows_once(
-        str(tmp_path / "decisions"), retrain._ROW, {"key": "k"}, lambda: made, "gate cells/2"
+        str(tmp_path / "decisions"), decisions.ROW, {"key": "k"}, lambda: made, "gate cells/2"
     ).to_pylist()
-    assert len(kept) == 1 and kept[0]["format"] == retrain.FORMAT
-    assert retrain._decided(kept[0]) == (slices, union, decision)
+    assert len(kept) == 1 and kept[0]["format"] == decisions.FORMAT
+    assert decisions.decided(kept[0]) == (slices, union, decision)
     assert "NaN" not in kept[0]["slices"]
 
 

@@ -1,0 +1,132 @@
+"""Do the checks call for a retrain? Pure functions: no cluster, no clock, no registry."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from pydantic import Field, model_validator
+
+from raypipe.config import Section
+from raypipe.watch.decide import Decision
+
+
+class PolicyConfig(Section):
+    """When checks call for a retrain."""
+
+    k: int = Field(default=1, ge=1)
+    """So many of the last `of` checks of the champion must find drift."""
+
+    of: int = Field(default=1, ge=1)
+    """The number of checks that are looked at."""
+
+    severity: float | None = Field(default=None, gt=0, lt=1)
+    """The least loss of accuracy, by estimate without labels, that is worth a retrain: 0.05 is five
+    points. Drift whose loss cannot be estimated counts. null: any drift."""
+
+    min_images: int = Field(default=20, ge=1)
+    """Labelled training images that the champion's training did not have. With fewer, raypipe asks
+    for labels."""
+
+    cooldown: int = Field(default=0, ge=0)
+    """Checks after a retrain in which no other one begins."""
+
+    daily_cap: int = Field(default=2, ge=1)
+    """Retrains within 24 hours."""
+
+    budget_h: float | None = Field(default=None, gt=0)
+    """Device hours that retrains may take within 30 days. One that has begun is finished."""
+
+    @model_validator(mode="after")
+    def _k_of(self) -> PolicyConfig:
+        if self.k > self.of:
+            raise ValueError(f"k={self.k} of {self.of} checks: k is at most `of`")
+        return self
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A check of the champion. loss: the estimated loss of accuracy, in its least likely size (the
+    lower end of its interval); None where nobody can tell."""
+
+    is_drift: bool
+    loss: float | None = None
+
+
+@dataclass(frozen=True)
+class Tried:
+    """An earlier retrain. checks: of the model, since then. device_h: hours of devices it took."""
+
+    at: datetime
+    checks: int
+    device_h: float = 0.0
+
+
+def retrain(
+    checks: Sequence[Seen],
+    labels: Mapping[str, int],
+    tried: Sequence[Tried],
+    now: datetime,
+    policy: PolicyConfig,
+    force: bool = False,
+) -> Decision:
+    """Retrain when the policy's share of the last checks found drift, and there are new labels.
+
+    checks: of the champion, oldest first. labels: labelled training images that the champion's
+    training did not have, by source. tried: retrains of this model, whatever came of them.
+    """
+    if force:
+        return Decision(True, "Retraining was asked for")
+    last = list(checks)[-policy.of :]
+    drifted = [seen for seen in last if seen.is_drift]
+    if not drifted:
+        return Decision(False, "No drift: the champion stays")
+    if len(drifted) < policy.k:
+        text = f"Drift in {len(drifted)} of the last {len(last)} checks: the policy asks for "
+        return Decision(False, f"{text}{policy.k} of {policy.of}")
+
+    found = "Drift"
+    if policy.severity is not None:
+        known = [seen.loss for seen in drifted if seen.loss is not None]
+        # An image unlike all that was calibrated may be the worst: without an estimate it counts.
+        if len(known) == len(drifted) and max(known) < policy.severity:
+            text = f"Drift that costs at least {100 * max(known):.1f} points by estimate: the "
+            return Decision(False, f"{text}policy asks for {100 * policy.severity:.1f}")
+        found = f"Drift ({_loss(known)})"
+    obstacle = _too_often(tried, now, policy)
+    if obstacle:
+        return Decision(False, f"{found}, but {obstacle}")
+
+    total = sum(labels.values())
+    if total < policy.min_images:
+        have = "no labelled images" if not total else f"{total} labelled images"
+        text = f"{found}, but {have} that the champion has not seen: waiting for labels"
+        return Decision(False, f"{text} ({policy.min_images} are asked for)" if total else text)
+    counts = ", ".join(f"{labels[source]} images of {source}" for source in sorted(labels))
+    return Decision(True, f"{found}, and labels: {counts}")
+
+
+def _loss(known: Sequence[float]) -> str:
+    if not known:
+        return "its cost cannot be estimated"
+    return f"at least {100 * max(known):.1f} points are lost by estimate"
+
+
+def _too_often(tried: Sequence[Tried], now: datetime, policy: PolicyConfig) -> str:
+    """Why there were enough retrains for now; empty if there were not."""
+    if tried and min(one.checks for one in tried) < policy.cooldown:
+        since = min(one.checks for one in tried)
+        checks = "1 check" if since == 1 else f"{since} checks"
+        return f"{checks} since the last retrain: the policy waits for {policy.cooldown}"
+    # A clock that went back a little does not make a retrain forgotten.
+    today = [one for one in tried if abs(now - one.at) < timedelta(days=1)]
+    if len(today) >= policy.daily_cap:
+        return f"{len(today)} retrains within a day: the policy allows {policy.daily_cap}"
+    if policy.budget_h is not None:
+        month = [one for one in tried if abs(now - one.at) < timedelta(days=30)]
+        spent = sum(one.device_h for one in month)
+        if spent >= policy.budget_h:
+            took = f"{spent:.2g} device hours went into retrains within 30 days"
+            return f"{took}: the budget is {policy.budget_h:g}"
+    return ""
