@@ -12,6 +12,7 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,7 +33,7 @@ from raypipe.serve.batch import Brought, Calls, PredictConfig
 from raypipe.tables import scan
 from raypipe.tables.commits import rows_once
 from raypipe.tables.table import ImageTable, TableConfig, TableVersion
-from raypipe.watch import by_domain
+from raypipe.watch import ask, by_domain, projection
 from raypipe.watch.detect import DriftConfig, DriftReport, Evidence, Seen, detect
 from raypipe.watch.domains import Part
 from raypipe.watch.pictures import Batch, picture_of
@@ -86,6 +87,7 @@ class CheckResult:
     predictions: tuple[str, str]
     key: str = ""
     window: Window | None = None
+    to_label: str = ""  # a CSV of images that are most worth a label, after drift
 
 
 def check_window(
@@ -203,10 +205,35 @@ def check(
     picture = picture_of(found, name, package, mine, ImageTable.open(batch_table))
     page = report.Page(header, checks=(picture,))
     path = report.write(page, run.path / "reports" / f"drift-{name}-{key}.html")
+    to_label = ""
+    if found.is_drift and watch.ask:
+        to_label = str(path.with_name(f"to-label-{key}.csv"))
+        _ask(Path(to_label), package, reference, mine, watch.ask, drift.max_rows, run.seed)
     predictions = (predicted.uri, predicted.key)
     return CheckResult(
-        name, str(model), predicted.version, found, str(path), predictions, key, window
+        name, str(model), predicted.version, found, str(path), predictions, key, window, to_label
     )
+
+
+def _ask(
+    file: Path,
+    package: Package,
+    reference: Reference,
+    mine: Batch,
+    most: int,
+    max_rows: int,
+    seed: int,
+) -> None:
+    """Write down which images are most worth a label."""
+    rng = np.random.default_rng(seed)
+    known_ND = projection.subsample(reference.features_ND, max_rows, rng)
+    distance_N = projection.unusual(known_ND, mine.features_ND)
+    # The scores of a numeric task are no classes.
+    classes = _labels(package, mine.scores_NC)
+    scores_NC = mine.scores_NC[:, :1] if classes is None else mine.scores_NC
+    asked = ask.worth_a_label(scores_NC, distance_N, mine.sha256, most)
+    labels = classes or [""] * len(mine.ids)
+    ask.write(file, asked, mine.ids, mine.sha256, labels, scores_NC, distance_N)
 
 
 def _predict(

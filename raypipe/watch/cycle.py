@@ -154,8 +154,10 @@ class Journal:
 class Held:
     """The lease of one retrain, and its states. Made by `hold`."""
 
-    def __init__(self, journal: Journal, cycle: str, holder: str) -> None:
-        self._journal, self.cycle, self._holder = journal, cycle, holder
+    def __init__(
+        self, journal: Journal, cycle: str, holder: str, told: Callable[[str], None]
+    ) -> None:
+        self._journal, self.cycle, self._holder, self._told = journal, cycle, holder, told
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="lease", daemon=True)
         self._thread.start()
@@ -165,6 +167,7 @@ class Held:
         for attempt in range(1, TRIES + 1):
             self.require()
             if self._journal.add(self.cycle, state, self._holder, data):
+                self._told(state)
                 return
             retries.pause(attempt)
         raise retries.busy(self._journal.uri, f"{TRIES} tries")
@@ -209,19 +212,19 @@ def hold(
     journal: Journal,
     cycle: str,
     say: Callable[[str], None] = log.info,
-    lease_s: float | None = None,
+    told: Callable[[str], None] = lambda state: None,
 ) -> Iterator[Held | Busy]:
     """Hold the lease of a model's retrain inside a `with` block; Busy if another process does.
 
-    It waits at most LEASE_S to see whether the other one lives. Raises DataError for a table that
-    cannot be read or written.
+    told: called with each state that was kept. It waits at most LEASE_S to see whether the other
+    one lives. Raises DataError for a table that cannot be read or written.
     """
     holder = uuid.uuid4().hex
-    taken = _take(journal, cycle, holder, say, LEASE_S if lease_s is None else lease_s)
+    taken = _take(journal, cycle, holder, say)
     if isinstance(taken, Busy):
         yield taken
         return
-    held = Held(journal, cycle, holder)
+    held = Held(journal, cycle, holder, told)
     try:
         yield held
     except BaseException as e:
@@ -234,9 +237,7 @@ def hold(
     held.close(None)
 
 
-def _take(
-    journal: Journal, cycle: str, holder: str, say: Callable[[str], None], lease_s: float
-) -> Busy | None:
+def _take(journal: Journal, cycle: str, holder: str, say: Callable[[str], None]) -> Busy | None:
     """Take the lease; Busy if its holder lives."""
     me = {"who": f"{socket.gethostname()} process {os.getpid()}", **_process()}
     for attempt in range(1, TRIES + 1):
@@ -247,7 +248,7 @@ def _take(
             alive = _is_alive(held.data)
             if alive is None:
                 say(f"{who} holds the lease: waiting for a sign of life")
-                alive = _shows_life(journal, held, lease_s)
+                alive = _shows_life(journal, held)
                 if journal.held != held:
                     continue  # given back, or taken by a third: look again
             if alive:
@@ -259,12 +260,12 @@ def _take(
     raise retries.busy(journal.uri, f"{TRIES} tries")
 
 
-def _shows_life(journal: Journal, held: Event, lease_s: float) -> bool:
+def _shows_life(journal: Journal, held: Event) -> bool:
     """Does the holder write anything within the lease, by this process's own clock?"""
     seen = journal.last_of(held.holder).number
-    until = time.monotonic() + lease_s
+    until = time.monotonic() + LEASE_S
     while time.monotonic() < until:
-        time.sleep(lease_s / 40)
+        time.sleep(LEASE_S / 40)
         journal.refresh()
         if journal.held != held:
             return False

@@ -84,11 +84,12 @@ def retrain(
     champion: ModelVersion | None = None,
     say: Callable[[str], None] = log.info,
     pinned: Pinned | None = None,
+    told: Callable[[str], None] = lambda state: None,
 ) -> RetrainResult:
     """Train a challenger if drift and labels call for it, compare it, and promote it if better.
 
     champion: the current one by default, and as long as it is current. pinned: the job's rows, if
-    they are pinned already.
+    they are pinned already. told: called with each state that is reached and kept.
     """
     is_named = champion is not None
     options = cfg.watch.storage_options
@@ -115,7 +116,7 @@ def retrain(
     if done is not None:
         say(done.decision.reason)
         return done
-    with hold(past, cycle, say) as held:
+    with hold(past, cycle, say, told) as held:
         if isinstance(held, Busy):
             say(f"{held}: this run leaves it to that one")
             return RetrainResult(champion, None, Decision(False, str(held)), ())

@@ -32,6 +32,8 @@ class WatchConfig(Section):
     """Images of window=last_n, or a few more: a commit to the table stays whole."""
     min_images: int = Field(default=50, ge=LEAST_ROWS)
     """With fewer new images there is no check: they stay for the next one."""
+    ask: int = Field(default=100, ge=0)
+    """After drift: so many images that are most worth a label, in a CSV beside the report."""
     every_h: float | None = Field(default=None, gt=0)
     """Hours between scheduled checks. A check that comes later names those that did not run."""
     out: str | None = None

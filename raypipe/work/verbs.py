@@ -288,7 +288,13 @@ def retrain(job: Job, show: Show) -> Retrained:
     cfg = loop.RetrainConfigs(job.search, job.watch, job.gate, job.clean)
     run = told.run_of(checked, promote.require_champion(store), pinned.version)
     tell.send(events.state(run, "started"))
-    done = loop.retrain(store, job.training, cfg, checked, say=show.say, pinned=pinned)
+
+    def reached(state: str) -> None:
+        tell.send(events.state(run, state))
+
+    done = loop.retrain(
+        store, job.training, cfg, checked, say=show.say, pinned=pinned, told=reached
+    )
     spent = None
     if done.key is not None:
         spent = Spent(time.monotonic() - began, done.device_s, _price(job, resources))
