@@ -11,6 +11,8 @@ from pydantic import Field, model_validator
 from raypipe.config import Section
 from raypipe.watch.decide import Decision
 
+FREE_FAILURES = 3  # tried again at once so often
+
 
 class PolicyConfig(Section):
     """When checks call for a retrain."""
@@ -130,3 +132,22 @@ def _too_often(tried: Sequence[Tried], now: datetime, policy: PolicyConfig) -> s
             took = f"{spent:.2g} device hours went into retrains within 30 days"
             return f"{took}: the budget is {policy.budget_h:g}"
     return ""
+
+
+def backed_off(failures: Sequence[datetime], now: datetime) -> str:
+    """Why a retrain that failed is not tried again yet; empty if it may be.
+
+    failures: when it broke, oldest first. From the third on the pauses double: 1, 2, … 24 hours. A
+    scheduler that starts a broken job again and again must not use up a cluster.
+    """
+    if len(failures) < FREE_FAILURES:
+        return ""
+    pause_h = min(24, 2 ** min(10, len(failures) - FREE_FAILURES))
+    # Of a clock that went back nobody knows how long ago it was: it is tried.
+    if not timedelta() <= now - failures[-1] < timedelta(hours=pause_h):
+        return ""
+    hours = "1 hour" if pause_h == 1 else f"{pause_h} hours"
+    return (
+        f"The retrain failed {len(failures)} times, the last time at {failures[-1]:%H:%M} UTC: it "
+        f"is tried again {hours} later, or now with watch.force=true"
+    )

@@ -116,6 +116,11 @@ def retrain(
     if done is not None:
         say(done.decision.reason)
         return done
+    failures = [e.at for e in past.events if e.cycle == cycle and e.event == "failed"]
+    pause = "" if cfg.watch.force else policy.backed_off(failures, now())
+    if pause:
+        say(pause)
+        return RetrainResult(champion, None, Decision(False, pause), ())
     with hold(past, cycle, say, told) as held:
         if isinstance(held, Busy):
             say(f"{held}: this run leaves it to that one")

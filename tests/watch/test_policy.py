@@ -10,7 +10,7 @@ import pytest
 
 from raypipe.config import validate
 from raypipe.errors import ConfigError
-from raypipe.watch.policy import Checked, PolicyConfig, Tried, retrain
+from raypipe.watch.policy import Checked, PolicyConfig, Tried, backed_off, retrain
 
 NOW = datetime(2026, 11, 25, 3, tzinfo=UTC)
 CALM, DRIFT = Checked(False), Checked(True)
@@ -75,3 +75,15 @@ def test_an_order_needs_nothing_else() -> None:
 def test_a_policy_that_says_nothing_is_refused(bad: dict[str, float]) -> None:
     with pytest.raises(ConfigError):
         validate(PolicyConfig, bad)
+
+
+def test_what_fails_again_and_again_is_tried_less_and_less_often() -> None:
+    def pause(failures: int, hours: float) -> str:
+        last = NOW - timedelta(hours=hours)
+        return backed_off([last - timedelta(days=1)] * (failures - 1) + [last], NOW)
+
+    assert backed_off([], NOW) == pause(2, 0) == ""
+    assert "failed 3 times, the last time at 02:30 UTC: it is tried again 1 hour" in pause(3, 0.5)
+    assert pause(3, 1.1) == "" and "4 hours" in pause(5, 3.9) and pause(5, 4.1) == ""
+    assert "24 hours" in pause(90, 23) and pause(90, 25) == ""
+    assert pause(9, -1) == "", "the clock went back"
