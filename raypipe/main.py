@@ -7,6 +7,7 @@ import sys
 import typer
 
 from raypipe import guard
+from raypipe.cli import report as reports
 from raypipe.cli import sidecars, table
 from raypipe.cli.app import app
 from raypipe.cli.cost import cost
@@ -33,6 +34,7 @@ app.command("jobs")(jobs)
 app.command("doctor")(doctor)
 app.add_typer(sidecars.app, name="sidecars")
 app.add_typer(table.app, name="table")
+app.add_typer(reports.app, name="report")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -45,7 +47,7 @@ def main(arguments: list[str] | None = None) -> int:
         if arguments and not arguments[0].startswith("-"):
             known = sorted(
                 [c.name or "" for c in app.registered_commands]
-                + ["drift", "quickstart", "sidecars", "table"]
+                + ["drift", "quickstart", "report", "sidecars", "table"]
             )
             if arguments[0] not in known:
                 raise ConfigError(

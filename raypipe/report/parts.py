@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
+Tone = Literal["good", "alert", "up", "quiet", "fact"]  # the colour and the icon of a word
 Facts = tuple[tuple[str, str], ...]  # (name, value) pairs, in the order in which they are shown
 
 
@@ -208,6 +209,48 @@ class Block:
     tables: tuple[Table, ...] = ()
     pictures: tuple[Picture, ...] = ()
     pictures_title: str = ""
+    chip: tuple[Tone, str] | None = None  # beside the title
+    notes: tuple[str, ...] = ()  # below the text, smaller
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One line at the top of the page. target: the id of the section that says more."""
+
+    tone: Tone
+    text: str
+    detail: str
+    target: str
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that happened. at: its time, as text; chip: a warning in a word, or ""."""
+
+    at: str
+    title: str
+    what: str
+    tone: Tone = "quiet"
+    chip: str = ""
+
+
+@dataclass(frozen=True)
+class Folded:
+    """Events of which nobody needs to read each; they are there when asked for."""
+
+    title: str
+    what: str
+    events: tuple[Event, ...]
+
+
+@dataclass(frozen=True)
+class Events:
+    """What happened, newest first."""
+
+    title: str
+    text: str
+    rows: tuple[Event | Folded, ...]
+    open_rows: int = 60  # further rows are folded away
 
 
 @dataclass(frozen=True)
@@ -220,5 +263,7 @@ class Page:
     search: Search | None = None
     cleaning: Cleaning | None = None
     blocks: tuple[Block, ...] = ()
+    verdicts: tuple[Verdict, ...] = ()
+    events: Events | None = None
     timeline: Timeline | None = None
     lineage: Lineage | None = None

@@ -35,12 +35,17 @@ _COMMIT_FILE = re.compile(r"(\d{20})\.json")
 
 
 def commits(
-    delta: DeltaTable, uri: str, storage_options: Options, after: int = -1
+    delta: DeltaTable,
+    uri: str,
+    storage_options: Options,
+    after: int = -1,
+    files: bool = False,
 ) -> list[dict[str, Any]]:
     """The commits after version `after` and up to this version, newest first.
 
     Each entry has the fields of its commitInfo and: version; timestamp (ms); operation ("" when the
-    writer gave none); changes (True when rows were added, removed or changed). Raises DataError.
+    writer gave none); changes (True when rows were added, removed or changed). With `files` also
+    added and removed: paths of files, as the log writes them. Raises DataError.
     """
     log = _Log(uri, storage_options)
     # Another writer may have committed since `delta` was opened.
@@ -53,11 +58,13 @@ def commits(
     # `times` needs every earlier file; only the requested commits are read.
     versions = [version for version in times if version > after]
     with ThreadPoolExecutor(READERS) as pool:
-        contents = dict(zip(versions, pool.map(log.commit, versions), strict=True))
+        contents = dict(
+            zip(versions, pool.map(log.commit, versions, [files] * len(versions)), strict=True)
+        )
 
     entries = []
     for version in sorted(contents, reverse=True):
-        info, changes = contents[version]
+        info, changes, named = contents[version]
         timestamp = times[version]
         own_time = info.get("inCommitTimestamp")
         if _has_own_time(delta, version) and isinstance(own_time, int):
@@ -67,6 +74,7 @@ def commits(
             "version": version,
             "timestamp": timestamp,
             "changes": changes,
+            **(named if files else {}),
         }
         entries.append({"operation": "", **info, **computed})
     return entries
@@ -180,8 +188,11 @@ class _Log:
         # Not every store gives a time.
         return [(entry.base_name, entry.mtime_ns or 0) for entry in entries]
 
-    def commit(self, version: int) -> tuple[dict[str, Any], bool]:
-        """The commitInfo of a version, and whether rows were added, removed or changed.
+    def commit(
+        self, version: int, files: bool
+    ) -> tuple[dict[str, Any], bool, dict[str, list[str]]]:
+        """The commitInfo of a version, whether rows were added, removed or changed, and the paths
+        of the files that it added and removed, if `files` are wanted.
 
         A compaction moves rows and changes none. Raises DataError.
         """
@@ -195,14 +206,21 @@ class _Log:
         # One action a line: the first commitInfo counts, and every added or removed file.
         info: dict[str, Any] = {}
         changes = False
+        named: dict[str, list[str]] = {"added": [], "removed": []}
         for action in actions:
             if not info and action.get("commitInfo"):
                 info = action["commitInfo"]
             for kind in ("add", "remove"):
                 file = action.get(kind)
-                if file and file.get("dataChange", True):
+                if not file:
+                    continue
+                # A commit may name 100,000 files.
+                if files:
+                    path = str(file.get("path", ""))
+                    named["added" if kind == "add" else "removed"].append(path)
+                if file.get("dataChange", True):
                     changes = True
-        return info, changes
+        return info, changes, named
 
     def _text(self, name: str) -> str:
         if isinstance(self.folder, Path):

@@ -127,6 +127,11 @@ def read(
     return [row for row in rows if row["verdict"] != JUDGED]
 
 
+def about(images: str, judged: list[str], storage_options: dict[str, str] | None = None) -> Rows:
+    """All rows about these versions (uri@vN) under any policy, JUDGED ones too."""
+    return _rows(images, {"table": judged}, storage_options)
+
+
 def dropped_ids(
     images: str, policies: set[str] | None, storage_options: dict[str, str] | None = None
 ) -> set[str]:

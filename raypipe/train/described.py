@@ -63,7 +63,7 @@ def card(
         data=_data(job, pinned),
         balance=() if is_number else _balance(job, pinned),
         quantiles=_quantiles(job, pinned) if is_number else (),
-        judged=_judged(job, pinned, unseen, looks),
+        judged=judged(job, pinned, unseen, looks),
         calibrated=str(unseen.calibrated or ""),
         intended_use=job.registry.intended_use,
         data_licence=job.registry.data_licence,
@@ -118,7 +118,8 @@ def _quantiles(job: TrainJob, pinned: Pinned) -> tuple[tuple[str, float], ...]:
     return tuple(found)
 
 
-def _judged(job: TrainJob, pinned: Pinned, unseen: Unseen, looks: int) -> Judged:
+def judged(job: TrainJob, pinned: Pinned, unseen: Unseen, looks: int = 0) -> Judged:
+    """How good the model is on images that its weights have not seen; looks: see `card`."""
     # The scores are those of the package, calibrated if it is.
     task, scores_NC = pinned.task, unseen.reference.scores_NC
     targets_NC = task.targets(torch.tensor(unseen.labels_N)).numpy()

@@ -16,18 +16,22 @@ from filelock import FileLock
 from raypipe.cluster import usage
 from raypipe.cluster.usage import Nodes
 from raypipe.config import dump, key_of, to_json
+from raypipe.errors import hidden
 from raypipe.feed.dataset import Pinned
 from raypipe.registry import package, promote, system_metrics, tracking
 from raypipe.registry.card import HTML, MARKDOWN, html, markdown
 from raypipe.registry.promote import ModelVersion
 from raypipe.registry.tracking import Store
 from raypipe.tables import scan
-from raypipe.train import unseen
+from raypipe.train import origin, unseen
 from raypipe.train.described import card
 from raypipe.train.job import TrainJob, TrainResult
+from raypipe.train.origin import CalledFor
 from raypipe.train.trainer import Plan, assemble
 
 CALIBRATION = "raypipe.calibration"  # tag of a version: its Calibrated, as JSON
+PARENT = "raypipe.parent"  # NAME/N of the champion that it was to replace
+CODE = "raypipe.code"  # sha256 of the code that made it
 
 # A trial: its name, its parameters, the metrics of its epochs, and what it took.
 Child = tuple[str, dict[str, Any], Sequence[dict[str, float]], dict[str, float]]
@@ -40,11 +44,13 @@ def publish(
     name: str,
     children: Sequence[Child] = (),
     recorded: Sequence[Path] = (),
+    called_for: CalledFor | None = None,
 ) -> ModelVersion:
     """Register the `result` of a plan, or return the version that was registered for it before.
 
     children: trials, logged as nested runs. recorded: folders of work before this training, which
-    recorded what the nodes did too, as the search before a refit.
+    recorded what the nodes did too, as the search before a refit. called_for: why it was made;
+    None: somebody wanted it.
     """
     assert planned.pinned.version == result.version, "a plan and the result of another one"
     # Of two processes that publish the same result, the second waits and finds the first's version.
@@ -52,7 +58,10 @@ def publish(
     with FileLock(store.folder / f"publish-{key}.lock"):
         registered = promote.find(store, key)
         folders = [*recorded, planned.folder]
-        return registered or _publish(store, planned, result, key, name, children, folders)
+        if registered is not None:
+            return registered
+        why = called_for or CalledFor(name, f"raypipe {name} was called")
+        return _publish(store, planned, result, key, name, children, folders, why)
 
 
 def package_key(job: TrainJob, result: TrainResult) -> str:
@@ -69,6 +78,7 @@ def _publish(
     name: str,
     children: Sequence[Child],
     recorded: Sequence[Path],
+    called_for: CalledFor,
 ) -> ModelVersion:
     job, pinned = planned.job, planned.pinned
     model = assemble(job, result)
@@ -100,9 +110,13 @@ def _publish(
     described = card(job, pinned, result, held_out, store.model, looks)
     pages = {HTML: html(described), MARKDOWN: markdown(described)}
     extra = {name: text.encode() for name, text in pages.items()}
+    nodes = usage.read(*(folder / usage.FILE for folder in recorded))
+    made = origin.facts(
+        job, pinned, result, held_out, described.judged, nodes, called_for, len(children)
+    )
+    facts[origin.MADE] = made
     reference = held_out.reference
     package.build(folder, model, job.model, result.classes, reference, facts, extra)
-    nodes = usage.read(*(folder / usage.FILE for folder in recorded))
     run_id = _log(store, job, result, name, config, children, nodes)
     for file, text in pages.items():
         tracking.log_text(store, run_id, text, file)
@@ -111,12 +125,26 @@ def _publish(
         "raypipe.task": job.model.task,
         "raypipe.sources": ",".join(sources),
         "raypipe.metrics": to_json(result.metrics),
+        **_tags(made),
     }
     if pinned.version.origin:
         tags[tracking.PREPARED_FROM] = pinned.version.origin
     if calibrated is not None:
         tags[CALIBRATION] = to_json(asdict(calibrated))
     return promote.register(store, run_id, Path(folder), key, tags)
+
+
+def _tags(made: dict[str, Any]) -> dict[str, str]:
+    """What pages of MLflow and other tools look for; the package says the same, and more."""
+    code, called_for = made["code"], made["called_for"]
+    tags = {"raypipe.rows": made["rows"]["train"]["ids_sha256"], CODE: code["sha256"]}
+    if code["commit"]:
+        tags["raypipe.commit"] = code["commit"] + ("-dirty" if code["dirty"] else "")
+    if called_for["parent"]:
+        tags[PARENT] = called_for["parent"]
+    # MLflow takes 5,000 characters, Unity Catalog 256.
+    tags["raypipe.why"] = hidden(called_for["reason"])[:250]
+    return tags
 
 
 def _sources(job: TrainJob, pinned: Pinned) -> list[str]:

@@ -24,14 +24,17 @@ from raypipe.errors import DataError, Unreachable
 from raypipe.images.measure import SEEN
 from raypipe.models.tasks import NUMERIC
 from raypipe.registry import promote, tracking
-from raypipe.registry.package import Package
+from raypipe.registry.package import Package, Reference
 from raypipe.registry.promote import ModelVersion
 from raypipe.registry.tracking import Store
 from raypipe.serve import batch
 from raypipe.serve.batch import Brought, Calls, PredictConfig
+from raypipe.tables import scan
 from raypipe.tables.commits import rows_once
 from raypipe.tables.table import ImageTable, TableConfig, TableVersion
+from raypipe.watch import by_domain
 from raypipe.watch.detect import DriftConfig, DriftReport, Evidence, Seen, detect
+from raypipe.watch.domains import Part
 from raypipe.watch.pictures import Batch, picture_of
 from raypipe.watch.settings import WatchConfig
 from raypipe.watch.windows import Waiting, Window, Windows
@@ -52,6 +55,7 @@ _ROW = pa.schema(
             "unusual",
             "engine",
             "notes",
+            "parts",
         )
     ]
     + [
@@ -163,8 +167,17 @@ def check(
             mine.scores_NC,
             drift,
             run.seed,
-            Seen(_labels(package, reference.scores_NC), reference.looks_NK),
-            Seen(_labels(package, mine.scores_NC), mine.looks_NK),
+            Seen(
+                _labels(package, reference.scores_NC),
+                reference.looks_NK,
+                by_domain.names(reference.domains, reference.features_ND),
+                reference.groups,
+            ),
+            Seen(
+                _labels(package, mine.scores_NC),
+                mine.looks_NK,
+                groups=_groups(package, reference, batch_table, mine),
+            ),
         )
         row = _as_row(key, name, str(model), predicted.version, found, window)
         return pa.Table.from_pylist([row], _ROW)
@@ -242,6 +255,21 @@ def _labels(package: Package, scores_NC: np.ndarray) -> list[str] | None:
     return None if package.task.kind in NUMERIC else package.task.predictions(scores_NC)
 
 
+def _groups(
+    package: Package, reference: Reference, source: TableConfig, mine: Batch
+) -> list[str] | None:
+    """The group of each image of the batch, blank where it has none. None: its table names none."""
+    column = package.info["config"].get("registry", {}).get("group")
+    table = ImageTable.open(source)
+    if reference.groups is None or column not in table.at(mine.version).schema().to_arrow().names:
+        return None
+    ids = table.columns.id
+    read = scan.rows(table, mine.version, [ids, column])
+    pairs = zip(read[ids].to_pylist(), read[column].to_pylist(), strict=True)
+    by_id = {image_id: "" if group is None else str(group) for image_id, group in pairs}
+    return [by_id.get(image_id, "") for image_id in mine.ids]
+
+
 def read_batch(
     version: TableVersion, uri: str, key: str, storage_options: dict[str, str] | None = None
 ) -> Batch:
@@ -284,8 +312,10 @@ def _as_row(
     window: Window | None = None,
 ) -> dict[str, Any]:
     whole = asdict(found)
-    as_text = {name: to_json(whole.pop(name)) for name in ("evidence", "unusual", "notes")}
-    about = {
+    as_text = {name: to_json(whole.pop(name)) for name in ("evidence", "unusual", "notes", "parts")}
+    return {
+        **whole,
+        **as_text,
         "key": key,
         "name": name,
         "model": model,
@@ -295,7 +325,6 @@ def _as_row(
         "window": window.number if window is not None and window.number else None,
         "since": window.since if window is not None else None,
     }
-    return whole | as_text | about
 
 
 def _report(row: dict[str, Any]) -> DriftReport:
@@ -311,4 +340,5 @@ def _report(row: dict[str, Any]) -> DriftReport:
         unusual,
         row["engine"],
         tuple(json.loads(row["notes"])),
+        tuple(Part(**part) for part in json.loads(row["parts"])),
     )

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -23,9 +23,11 @@ from pydantic import Field, model_validator
 from raypipe.config import Section
 from raypipe.errors import DataError
 from raypipe.images.measure import SEEN
-from raypipe.watch import engine, projection
+from raypipe.watch import by_domain, engine, projection
+from raypipe.watch.by_domain import MIXTURE
 from raypipe.watch.detectors import DETECTORS
 from raypipe.watch.detectors.detector import Pair, Setting
+from raypipe.watch.domains import Part, Rows
 from raypipe.watch.engine import Engine
 from raypipe.watch.settings import LEAST_ROWS
 from raypipe.watch.superiority import holm
@@ -35,8 +37,20 @@ LEAST_P = (
 )
 
 Name = Literal[
-    "mmd", "ks", "cvm", "chi2", "looks", "lsdd", "classifier", "spot_the_diff", "learned_kernel"
+    "mixture",
+    "mmd",
+    "ks",
+    "cvm",
+    "chi2",
+    "looks",
+    "lsdd",
+    "classifier",
+    "spot_the_diff",
+    "learned_kernel",
 ]
+
+# Where there is one domain, and no group.
+DEFAULT: tuple[Name, ...] = ("mmd", "ks")
 
 
 @dataclass(frozen=True)
@@ -44,11 +58,14 @@ class Seen:
     """What else is known of the images of one side, row by row; None: nothing.
 
     labels_N: predicted classes. looks_NK: the columns of `measure.SEEN`; NaN where an image was not
-    looked at.
+    looked at. domains: of reference images, as by_domain.names gives them. groups: images of one
+    name belong together.
     """
 
     labels_N: Sequence[str] | None = None
     looks_NK: np.ndarray | None = None
+    domains: Sequence[str] | None = None
+    groups: Sequence[str] | None = None
 
 
 NOTHING = Seen()
@@ -86,7 +103,8 @@ class DriftReport:
 
     A distance of 1 is the usual one between reference images; 2 is twice as far from all the
     reference. engine: exact, alibi, or both. notes: why this engine, and which detectors were left
-    out, for people.
+    out, for people. parts: which known domain each part of the batch resembles; empty without the
+    detector mixture.
     """
 
     evidence: tuple[Evidence, ...]
@@ -98,6 +116,12 @@ class DriftReport:
     unusual: tuple[tuple[int, float], ...]
     engine: str = ""
     notes: tuple[str, ...] = ()
+    parts: tuple[Part, ...] = ()
+
+
+def tests(detectors: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    """(detector, what it looks at): the pieces of evidence that they give at most."""
+    return tuple((name, on) for name in detectors for on in DETECTORS[name].looks_at)
 
 
 class DriftConfig(Section):
@@ -105,10 +129,14 @@ class DriftConfig(Section):
 
     alpha: float = Field(default=0.01, gt=0, lt=0.5)
     """Probability of a false alarm for one check, over all its tests together."""
-    detectors: tuple[Name, ...] = Field(default=("mmd", "ks"), min_length=1)
-    """mmd, lsdd, classifier, spot_the_diff and learned_kernel compare embeddings as a whole. ks and
-    cvm compare single features, and the scores. chi2 compares how often each class is predicted.
-    looks compares brightness, contrast, sharpness and size.
+    detectors: Annotated[tuple[Name, ...], Field(min_length=1)] | None = None
+    """null: mixture if the champion knows several domains (`watch.domain`), or if groups are known
+    (`watch.group`); else mmd and ks.
+
+    mixture compares with the nearest mixture of the domains: a batch of one of them is no drift,
+    which all others would call one. mmd, lsdd, classifier, spot_the_diff and learned_kernel compare
+    embeddings as a whole. ks and cvm compare single features, and the scores. chi2 compares how
+    often each class is predicted. looks compares brightness, contrast, sharpness and size.
     """
     engine: Engine = "auto"
     """Where the tests are computed. exact: in raypipe. alibi: by Alibi Detect in its sidecar. auto:
@@ -130,7 +158,7 @@ class DriftConfig(Section):
     @property
     def tests(self) -> tuple[tuple[str, str], ...]:
         """(detector, what it looks at): the pieces of evidence that a check yields at most."""
-        return tuple((name, on) for name in self.detectors for on in DETECTORS[name].looks_at)
+        return tests(self.detectors or DEFAULT)
 
     @property
     def pieces(self) -> int:
@@ -139,10 +167,11 @@ class DriftConfig(Section):
 
     @model_validator(mode="after")
     def _can_raise_an_alarm(self) -> DriftConfig:
-        if len(set(self.detectors)) < len(self.detectors):
+        chosen = self.detectors or DEFAULT
+        if len(set(chosen)) < len(chosen):
             raise ValueError("each detector once: a repeated one only makes each test stricter")
         smallest = 1 / (self.permutations + 1)
-        permuting = any(DETECTORS[name].permutes for name in self.detectors)
+        permuting = any(DETECTORS[name].permutes for name in chosen)
         if permuting and smallest >= self.alpha / self.pieces:
             need = int(self.pieces / self.alpha)
             raise ValueError(
@@ -153,7 +182,7 @@ class DriftConfig(Section):
 
     @model_validator(mode="after")
     def _engine_has_them(self) -> DriftConfig:
-        missing = [name for name in self.detectors if DETECTORS[name].exact is None]
+        missing = [name for name in self.detectors or () if not DETECTORS[name].is_here]
         if self.engine == "exact" and missing:
             raise ValueError(
                 f"engine exact has no {', '.join(missing)}: only Alibi Detect has; "
@@ -183,19 +212,30 @@ def detect(
     batch = _Side(batch_embedding, batch_scores, batch_seen)
     _check(reference, batch)
     pairs, missing = _pairs(reference, batch, cfg, seed)
-    tests = [test for test in cfg.tests if test[1] in pairs]
-    left_out = [f"{name} left out: {missing[on]}" for name, on in cfg.tests if on in missing]
-    if not tests:
+    known, window = _rows(reference), _rows(batch)
+    chosen = cfg.detectors or ((MIXTURE,) if by_domain.is_default(known, window) else DEFAULT)
+    others = tests([name for name in chosen if name != MIXTURE])
+    asked = [test for test in others if test[1] in pairs]
+    left_out = [f"{name} left out: {missing[on]}" for name, on in others if on in missing]
+    if not asked and MIXTURE not in chosen:
         raise DataError(
             "No detector has what it looks at",
             got="; ".join(left_out),
             fix="Add mmd or ks to drift.detectors",
         )
-    choice = engine.choose(cfg.engine, list(dict.fromkeys(name for name, _ in tests)))
+    choice = engine.choose(cfg.engine, list(dict.fromkeys(name for name, _ in asked)))
     embedding = pairs["embedding"]
     pooled_LK = np.concatenate([embedding.reference, embedding.batch])
     setting = Setting(cfg.permutations, seed, projection.median_width(pooled_LK, seed))
-    found = engine.run(tests, choice, pairs, setting, cfg.alpha)
+    found = engine.run(asked, choice, pairs, setting, cfg.alpha)
+    notes: tuple[str, ...] = (choice.why,) if asked else ()
+    parts: tuple[Part, ...] = ()
+    if MIXTURE in chosen:
+        mixed = by_domain.test(known, window, cfg.permutations, cfg.max_rows, seed)
+        choice = choice.also(MIXTURE, engine.EXACT)
+        asked += [(MIXTURE, on) for on, _ in mixed.found]
+        found += [one for _, one in mixed.found]
+        notes, parts = (*notes, *mixed.notes), mixed.parts
 
     p_values = [max(one.p_value, LEAST_P) for one in found]
     rejected = holm(p_values, cfg.alpha)
@@ -212,7 +252,7 @@ def detect(
             detail=one.detail,
         )
         for place, ((name, on), one, p_value, threshold) in enumerate(
-            zip(tests, found, p_values, thresholds, strict=True)
+            zip(asked, found, p_values, thresholds, strict=True)
         )
     )
     distance_M = projection.unusual(
@@ -228,8 +268,13 @@ def detect(
         batch_images=len(batch.embedding_ND),
         unusual=tuple((int(row), float(distance_M[row])) for row in most),
         engine=choice.name,
-        notes=(choice.why, *left_out),
+        notes=(*notes, *left_out),
+        parts=parts,
     )
+
+
+def _rows(side: _Side) -> Rows:
+    return Rows(side.embedding_ND, side.scores_NC, side.seen.domains, side.seen.groups)
 
 
 def _thresholds(p_values: Sequence[float], rejected: int, alpha: float) -> list[float]:
@@ -322,6 +367,8 @@ def _check(reference: _Side, batch: _Side) -> None:
             ("scores", one.scores_NC),
             ("labels", one.seen.labels_N),
             ("looks", one.seen.looks_NK),
+            ("domains", one.seen.domains),
+            ("groups", one.seen.groups),
         )
         for what, rows in others:
             if rows is not None and len(rows) != len(one.embedding_ND):

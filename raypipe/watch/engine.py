@@ -30,6 +30,10 @@ class Choice:
     engine_by_detector: Mapping[str, str]
     why: str
 
+    def also(self, detector: str, engine: str) -> Choice:
+        """With one detector more."""
+        return Choice({**self.engine_by_detector, detector: engine}, self.why)
+
     @property
     def name(self) -> str:
         """exact, alibi, or both."""

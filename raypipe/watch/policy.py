@@ -46,7 +46,7 @@ class PolicyConfig(Section):
 
 
 @dataclass(frozen=True)
-class Seen:
+class Checked:
     """A check of the champion. loss: the estimated loss of accuracy, in its least likely size (the
     lower end of its interval); None where nobody can tell."""
 
@@ -64,7 +64,7 @@ class Tried:
 
 
 def retrain(
-    checks: Sequence[Seen],
+    checks: Sequence[Checked],
     labels: Mapping[str, int],
     tried: Sequence[Tried],
     now: datetime,

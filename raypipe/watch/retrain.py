@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,7 @@ from raypipe.train import trainer
 from raypipe.train.job import TrainJob
 from raypipe.train.loop import LoopState
 from raypipe.train.measure.utilisation import Utilisation, utilisation
+from raypipe.train.origin import CalledFor
 from raypipe.train.publish import publish
 from raypipe.watch import around, decide, decisions, history, labels, policy
 from raypipe.watch.check import CheckResult, now
@@ -126,7 +127,8 @@ def retrain(
             return RetrainResult(champion, None, Decision(False, text), ())
         if cfg.watch.clean != "off":
             pinned = _cleaned(job, cfg, champion, pinned, held, say)
-        return _retrain(store, job, cfg, checked, champion, package, pinned, held, say)
+        asked = wanted.reason
+        return _retrain(store, job, cfg, checked, champion, package, pinned, held, asked, say)
 
 
 def _key(job: TrainJob, cfg: RetrainConfigs, champion: ModelVersion, pinned: Pinned) -> str:
@@ -192,6 +194,7 @@ def _retrain(
     package: Package,
     pinned: Pinned,
     held: Held,
+    reason: str,
     say: Callable[[str], None],
 ) -> RetrainResult:
     """Train a challenger, compare it, and carry out what follows, holding the lease."""
@@ -201,10 +204,11 @@ def _retrain(
     first = around.challenger(
         job, cfg.watch, cfg.search.refit, theirs, pinned.version.version, labelled
     )
+    why = CalledFor("retrain", reason, champion, _evidence(checked))
     if cfg.watch.retrain_samples > 1:
-        challenger, trained, device_s = _search(store, cfg, first, pinned, say)
+        challenger, trained, device_s = _search(store, cfg, first, pinned, say, why)
     else:
-        challenger, trained, device_s = _train(store, first, pinned, say)
+        challenger, trained, device_s = _train(store, first, pinned, say, why)
     spent = {"training": trained, "device_s": device_s}
     held.reached("trained", challenger=str(challenger), **spent)
     # Fields of a slice are part of the key: a row that lacks one of them could not be read.
@@ -291,7 +295,23 @@ def _decided(
 Challenger = tuple[ModelVersion, str, float]
 
 
-def _train(store: Store, job: TrainJob, opened: Pinned, say: Callable[[str], None]) -> Challenger:
+def _evidence(checked: CheckResult | None) -> dict[str, Any]:
+    """The drift check that called for a challenger, as its package keeps it."""
+    if checked is None:
+        return {}
+    found = checked.report
+    return {
+        "check": Path(checked.page).stem.rpartition("-")[2],
+        "batch": str(checked.table),
+        "is_drift": found.is_drift,
+        "p_value": found.p_value,
+        "alpha": found.alpha,
+    }
+
+
+def _train(
+    store: Store, job: TrainJob, opened: Pinned, say: Callable[[str], None], why: CalledFor
+) -> Challenger:
     """The champion's settings and no others, on the new rows."""
     say(f"Training a challenger on {_table(job)} with {_workers(job)}")
     planned = trainer.plan(job, _pin(job, opened))
@@ -301,7 +321,8 @@ def _train(store: Store, job: TrainJob, opened: Pinned, say: Callable[[str], Non
 
     result = trainer.run(planned, told)
     _tell(utilisation(usage.read(planned.folder / usage.FILE), result.history), say)
-    return publish(store, planned, result, "challenger"), result.key, result.device_s
+    version = publish(store, planned, result, "challenger", called_for=why)
+    return version, result.key, result.device_s
 
 
 def _tell(used: Utilisation | None, say: Callable[[str], None]) -> None:
@@ -316,7 +337,12 @@ def _pin(job: TrainJob, opened: Pinned) -> Pinned:
 
 
 def _search(
-    store: Store, cfg: RetrainConfigs, first: TrainJob, opened: Pinned, say: Callable[[str], None]
+    store: Store,
+    cfg: RetrainConfigs,
+    first: TrainJob,
+    opened: Pinned,
+    say: Callable[[str], None],
+    why: CalledFor,
 ) -> Challenger:
     """The best of some trials around the champion's settings.
 
@@ -339,7 +365,9 @@ def _search(
         again = refit.job_of(base, search.refit, found)
         say(f"Training {best.name} once more, on {again.feed.train}, with {_workers(again)}")
         found = refit.refit(again, found, lambda metrics, state: None, lambda position: None)
-    version = publish(store, found.plan, found.best, "challenger", found.runs(), [found.folder])
+    why = replace(why, device_s=found.device_s)
+    folders = [found.folder]
+    version = publish(store, found.plan, found.best, "challenger", found.runs(), folders, why)
     return version, found.best.key, found.device_s
 
 
@@ -421,6 +449,7 @@ def _carry_out(
 
     params = {"champion": str(champion), "challenger": str(challenger)}
     tracking.once(store, evidence["decision"], f"gate {challenger}", params, None, log_into)
+    promote.tag_decision(store, challenger, evidence["decision"], decision.act)
     if not decision.act:
         return decision
     # Only if the alias still points at the champion that was compared.

@@ -11,6 +11,7 @@ from raypipe.search.settings import dotted
 from raypipe.tables.storage import StorageOptions
 from raypipe.tables.table import TableConfig
 from raypipe.watch.policy import PolicyConfig
+from raypipe.watch.sinks import LogConfig, SinkConfig
 
 # Per side: below, the smallest drift that any test finds at alpha 0.01 is larger than two standard
 # deviations.
@@ -38,6 +39,15 @@ class WatchConfig(Section):
     folder."""
     storage_options: StorageOptions = Field(default=None, repr=False)
     """Options of object_store for watch.out. Credentials may be in the environment instead."""
+    domain: str | None = None
+    """Column that names the known domain of an image, as its camera or its site. A champion keeps a
+    reference of each domain that it was trained for; a batch of one of them, or of any mixture, is
+    no drift. It is read when a model is registered. null: the source column, if the table has one.
+    """
+    group: str | None = None
+    """Column that names images that belong together, as the cells of one module. If both the
+    champion's table and the batch have it, drift checks compare whole groups: the cells of one
+    module differ from others without drift. null: each image stands alone."""
     retrain_workers: int = Field(default=1, ge=1)
     """Workers of each trial of a retrain, or of its refit if the job has a search.refit."""
     retrain_samples: int = Field(default=8, ge=1)
@@ -56,6 +66,10 @@ class WatchConfig(Section):
     """When checks call for a retrain."""
     force: bool = False
     """Retrain without drift, and whatever the policy says."""
+    sinks: tuple[SinkConfig, ...] = (LogConfig(),)
+    """Who is told of finished checks, missed windows, decisions, retrains, promotions, and that a
+    run has finished: `{type: log}`, `{type: webhook, url: …, secret_env: …}`. A sink that fails is
+    one warning; the check goes on."""
 
     def place(self, run: RunConfig, table: str) -> str:
         """The address of one of the tables of checks, windows and decisions."""

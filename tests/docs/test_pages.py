@@ -47,6 +47,7 @@ ELSEWHERE = {
     "curl http://127.0.0.1:5001/invocations": "the same: it asks with such a body",
     "import mlflow\n\npredict = mlflow.pyfunc.spark_udf(": "serve/test_spark.py runs it",
     "from collections.abc import Iterator\n\nimport mlflow": "serve/test_spark.py runs it",
+    "import base64, hashlib, hmac, time": "watch/test_sinks.py runs it on a real request",
     "raypipe sidecars pack --python 3.12 --out": "cloud/test_sidecars.py packs into a store",
     "raypipe predict mine.yaml predict.table.uri": "serve/test_stream.py runs these commands",
     "raypipe train jobs/configs/solar.yaml run.dir=runs/cluster": "cluster/test_submit.py does",
@@ -61,6 +62,7 @@ ELSEWHERE = {
     "raypipe doctor": "doctor/test_faults.py and its neighbours run it",
     "raypipe table prepare tables/photos": "tables/test_prepare.py runs this command",
     "raypipe promote mine.yaml --history": "registry/test_moves.py runs these verbs",
+    "raypipe report model mine.yaml": "work/test_proof.py runs these verbs",
     "raypipe evaluate models:/screws@champion": "serve/test_evaluate.py runs both forms",
 }
 RUN = ("source .venv/bin/activate\ncat > mine.yaml", "import mlflow, pandas as pd")
@@ -166,7 +168,7 @@ def test_every_command_is_one_that_the_command_line_takes(
         place = tmp_path / file if file == "mine.yaml" else ROOT / file
         load(Job, place, settings)
     # Groups have verbs of their own.
-    deep = words[0] == "table" or words[:2] == ["sidecars", "pack"]
+    deep = words[0] in ("table", "report") or words[:2] == ["sidecars", "pack"]
     told = CliRunner().invoke(app, [*words[: 2 if deep else 1], "--help"])
     assert told.exit_code == 0, f"{where}: {told.output}"
     for option in (w for w in words if w.startswith("--")):

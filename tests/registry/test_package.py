@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -225,3 +226,17 @@ def test_a_package_says_no_bare_nan(model: ImageModel, tmp_path: Path) -> None:
     )
     assert "NaN" not in (tmp_path / "package.json").read_text()
     assert Package(tmp_path).info["metrics"] == {"val_loss": None}
+
+
+def test_a_reference_keeps_domains_and_groups_and_an_older_one_has_none(
+    built: Package, model: ImageModel, tmp_path: Path
+) -> None:
+    plain = built.reference()
+    assert plain.domains is None and plain.groups is None
+    domains, groups = ("ü|'\n", "") * 15, tuple(f"module {i // 4}" for i in range(30))
+    for kept in ((domains, groups), (domains, None), ((), None)):
+        reference = replace(plain, domains=kept[0], groups=kept[1])
+        folder = tmp_path / f"of {len(kept[0])} {kept[1] is None}"
+        package.build(folder, model, CFG, ("a", "b", "c"), reference, {})
+        found = Package(folder).reference()
+        assert (found.domains, found.groups) == kept

@@ -10,10 +10,10 @@ import pytest
 
 from raypipe.config import validate
 from raypipe.errors import ConfigError
-from raypipe.watch.policy import PolicyConfig, Seen, Tried, retrain
+from raypipe.watch.policy import Checked, PolicyConfig, Tried, retrain
 
 NOW = datetime(2026, 11, 25, 3, tzinfo=UTC)
-CALM, DRIFT = Seen(False), Seen(True)
+CALM, DRIFT = Checked(False), Checked(True)
 MANY = {"poly": 300}
 
 
@@ -37,8 +37,8 @@ def hours(ago: float, checks: int = 1, device_h: float = 0.0) -> Tried:
         ([DRIFT, CALM, DRIFT, CALM], MANY, [], {"k": 2, "of": 3}, False, "1 of the last 3"),
         ([DRIFT, DRIFT, CALM], MANY, [], {"k": 2, "of": 3}, True, "Drift, and labels"),
         # severity
-        ([Seen(True, 0.02)], MANY, [], {"severity": 0.05}, False, "at least 2.0 points .* 5.0"),
-        ([Seen(True, 0.06)], MANY, [], {"severity": 0.05}, True, "at least 6.0 points are lost"),
+        ([Checked(True, 0.02)], MANY, [], {"severity": 0.05}, False, "at least 2.0 points .* 5.0"),
+        ([Checked(True, 0.06)], MANY, [], {"severity": 0.05}, True, "at least 6.0 points are lost"),
         ([DRIFT], MANY, [], {"severity": 0.05}, True, "its cost cannot be estimated"),
         # how often
         ([DRIFT], MANY, [hours(30, checks=1)], {"cooldown": 3}, False, "1 check since the last"),
@@ -52,7 +52,7 @@ def hours(ago: float, checks: int = 1, device_h: float = 0.0) -> Tried:
     ],
 )
 def test_every_decision_and_its_reason(
-    checks: list[Seen],
+    checks: list[Checked],
     labels: dict[str, int],
     tried: list[Tried],
     policy: dict[str, Any],

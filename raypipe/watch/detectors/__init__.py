@@ -8,6 +8,7 @@ from raypipe.watch.detectors.detector import Detector
 DETECTORS = {
     one.name: one
     for one in (
+        Detector("mixture", ("embedding", "scores", "copies"), True, by_domain=True),
         Detector("mmd", ("embedding",), True, kernel.mmd),
         Detector("ks", ("embedding", "scores"), False, by_column.ks),
         Detector("cvm", ("embedding", "scores"), False, by_column.cvm),

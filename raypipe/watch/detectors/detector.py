@@ -60,3 +60,10 @@ class Detector:
     looks_at: tuple[str, ...]
     permutes: bool
     exact: Exact | None = None
+    by_domain: bool = False
+    """It needs whole features, domains and groups: detect calls it (by_domain.py)."""
+
+    @property
+    def is_here(self) -> bool:
+        """raypipe computes it."""
+        return self.exact is not None or self.by_domain

@@ -106,7 +106,7 @@ def _facts(at: At, table: ImageTable, version: TableVersion, model: Model, image
 
 def _store(job: Job) -> Store:
     require_store(job.run, job.registry)
-    return tracking.open_store(job.run, job.registry, create=False)
+    return tracking.open_store(job.run, job.registry, job.artifacts, create=False)
 
 
 def _model(at: At, wanted: str | None) -> Model:

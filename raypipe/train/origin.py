@@ -1,0 +1,99 @@
+"""How a version came to be: what its package says beside its weights, under `made`.
+
+Rows, cleaning, code, packages, hardware, judgement, cost, and what called for it. The package's
+seal covers all of it. `raypipe report model` reads it, and checks what can be checked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from datetime import datetime, timezone
+from typing import Any
+
+from raypipe.cluster.usage import Nodes
+from raypipe.feed.dataset import Pinned
+from raypipe.registry import made_by
+from raypipe.registry.card import Judged
+from raypipe.registry.promote import ModelVersion
+from raypipe.tables import cleaned, identity
+from raypipe.train.job import TrainJob, TrainResult
+from raypipe.train.unseen import Unseen
+
+MADE = "made"  # its name in package.json
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class CalledFor:
+    """Why a version was made.
+
+    verb: that made it. reason: in words. parent: the champion that it is to replace, whose settings
+    it starts from. evidence: what called for it, as of a drift check its key and its p-value.
+    device_s: of all trainings that led to it; None: of its own alone.
+    """
+
+    verb: str
+    reason: str
+    parent: ModelVersion | None = None
+    evidence: Mapping[str, Any] = field(default_factory=dict)
+    device_s: float | None = None
+
+
+def facts(
+    job: TrainJob,
+    pinned: Pinned,
+    result: TrainResult,
+    unseen: Unseen,
+    judged: Judged,
+    nodes: Nodes,
+    called_for: CalledFor,
+    trials: int,
+) -> dict[str, Any]:
+    """What the package of this result says under `made`; plain values, fit for JSON."""
+    parent = called_for.parent
+    sizes = [asdict(node.size) for _, node in sorted(nodes.items())]
+    return {
+        "format": FORMAT,
+        "at": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "table_id": pinned.version.table_id,
+        "rows": rows_of(job, pinned),
+        "cleaning": asdict(cleaned.of(pinned.table, pinned.version)),
+        "code": made_by.code(),
+        "packages": made_by.packages(),
+        "machine": made_by.machine(),
+        # Of the nodes that were recorded; a short training has none.
+        "nodes": sizes,
+        "judged": {
+            "split": judged.split,
+            "caution": judged.caution,
+            "images": judged.quality.images,
+            "ids_sha256": identity.of_ids(unseen.reference.ids).ids_sha256,
+            "metrics": judged.quality.metrics,
+            "slices": [asdict(part) for part in judged.slices],
+        },
+        "spent": {
+            "seconds": result.seconds,
+            "device_s": result.device_s,
+            "all_device_s": called_for.device_s,
+            "trials": trials,
+        },
+        "called_for": {
+            "verb": called_for.verb,
+            "reason": called_for.reason,
+            "parent": str(parent) if parent else "",
+            "parent_seal": parent.seal if parent else "",
+            "evidence": dict(called_for.evidence),
+        },
+    }
+
+
+def rows_of(job: TrainJob, pinned: Pinned) -> dict[str, dict[str, Any]]:
+    """The labelled rows of each split of the job: their number, and the hash of their ids."""
+    found = {}
+    splits = {"train": job.feed.train, "val": job.feed.val, "test": job.feed.test}
+    for role, split in splits.items():
+        kind, where = pinned.task.kind, pinned.rows_of(split)
+        rows = identity.labelled(pinned.table, pinned.version, where, kind)
+        found[role] = {"split": split, **asdict(rows)}
+    return found

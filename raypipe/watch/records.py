@@ -1,0 +1,36 @@
+"""What is kept of drift checks and decisions, as its two tables say it.
+
+Read only. A table of an earlier or later raypipe has other columns; what is missing is left out.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from raypipe.config import RunConfig
+from raypipe.tables import appended
+from raypipe.tables.appended import Appended
+from raypipe.watch.settings import WatchConfig
+
+
+def checks(run: RunConfig, watch: WatchConfig) -> Appended:
+    """The drift checks, oldest commit first."""
+    return appended.read(watch.place(run, "drift"), watch.storage_options, clock="checked_at")
+
+
+def decisions(run: RunConfig, watch: WatchConfig) -> Appended:
+    """The comparisons of champion and challenger, oldest commit first."""
+    place = watch.place(run, "decisions")
+    return appended.read(place, watch.storage_options, clock="decided_at")
+
+
+def slices_of(row: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The slices that a decision compared; [] where its text cannot be read."""
+    try:
+        read = json.loads(row.get("slices") or "{}")
+        found = read["slices"] if isinstance(read, dict) else read
+        return [dict(one) for one in found]
+    except (ValueError, KeyError, TypeError):
+        return []

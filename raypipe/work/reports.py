@@ -1,0 +1,267 @@
+"""raypipe report: what is known of a registered version, and what happened to a model."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+
+from raypipe import report
+from raypipe.config import key_of, load, to_json
+from raypipe.errors import ConfigError
+from raypipe.files import write_atomic
+from raypipe.job import Job
+from raypipe.registry import follow, moves, promote, tracking
+from raypipe.registry.tracking import Store
+from raypipe.tables import appended
+from raypipe.watch import records
+from raypipe.work import find
+from raypipe.work.proof import gather, questions, timeline
+from raypipe.work.proof import page as proof_page
+from raypipe.work.proof.answers import Answer, overall
+from raypipe.work.proof.gather import Found
+from raypipe.work.proof.timeline import Happened
+from raypipe.work.result import Facts, Result
+from raypipe.work.tables import Table
+
+PREFIX = "models:/"
+
+
+@dataclass(frozen=True, repr=False)
+class Proven(Result):
+    """The eight answers about a version, and their page."""
+
+    found: Found
+    answers: tuple[Answer, ...]
+    page: Path
+
+    @property
+    def status(self) -> str:
+        return overall(self.answers)
+
+    def tables(self) -> list[Table]:
+        rows = []
+        for answer in self.answers:
+            said = answer.text or f"Not known: {answer.why}"
+            rows.append([answer.question, proof_page.MARKS[answer.status][1], said])
+        return [Table(f"Model {self.found.version}", ["question", "", "answer"], rows)]
+
+    def facts(self) -> Facts:
+        wrong = []
+        for answer in self.answers:
+            wrong += [check.what for check in answer.checks if check.ok is False]
+        facts: Facts = {"answered": f"{self._answered} of {len(self.answers)}"}
+        if wrong:
+            facts["not true"] = list(dict.fromkeys(wrong))
+        return {**facts, "report": self.page, "json": self.page.with_suffix(".json")}
+
+    @property
+    def _answered(self) -> int:
+        return sum(1 for answer in self.answers if answer.text)
+
+    def summary(self) -> Facts:
+        found = self.found
+        return {
+            "model": str(found.version),
+            "alias": found.store.alias,
+            "in_use": found.in_use,
+            "seal": found.version.seal,
+            "status": self.status,
+            "answered": self._answered,
+            "questions": len(self.answers),
+            "answers": [answer.summary() for answer in self.answers],
+            "report": str(self.page),
+        }
+
+    def report_page(self) -> str:
+        return str(self.page)
+
+    def key(self) -> str:
+        return self.page.stem
+
+
+@dataclass(frozen=True, repr=False)
+class Told(Result):
+    """What happened to a model, oldest first, and its page."""
+
+    store: Store
+    rows: tuple[Happened, ...]
+    altered: tuple[str, ...]
+    in_use: int | None
+    page: Path
+
+    def facts(self) -> Facts:
+        counts = Counter(row.kind for row in self.rows)
+        facts: Facts = {self.store.alias: f"{self.store.model}/{self.in_use}"}
+        facts |= {name: counts[kind] for kind, name in _PLURAL.items()}
+        if self.altered:
+            facts["changed afterwards"] = list(self.altered)
+        return {**facts, "report": self.page, "json": self.page.with_suffix(".json")}
+
+    def summary(self) -> Facts:
+        return {
+            "model": self.store.model,
+            "alias": self.store.alias,
+            "in_use": self.in_use,
+            "altered": list(self.altered),
+            "events": [row.summary() for row in self.rows],
+            "report": str(self.page),
+        }
+
+    def report_page(self) -> str:
+        return str(self.page)
+
+    def key(self) -> str:
+        return self.page.stem
+
+
+_PLURAL: dict[timeline.Kind, str] = {
+    "check": "drift checks",
+    "decision": "comparisons",
+    "move": "moves",
+}
+
+
+def job_of(
+    model: str, config: Path | None, overrides: Sequence[str], number: int | None
+) -> tuple[Job, int | None]:
+    """The job that says which model is meant and where, and the version; None: its alias.
+
+    model: NAME@ALIAS, NAME/N, the same behind models:/, or a configuration, whose own model and
+    alias are meant. number: a version of it. Raises ConfigError for a text that is none of these.
+    """
+    if Path(model).is_file():
+        if config is not None:
+            raise ConfigError(
+                "Two configurations were named",
+                got=f"{model}, {config}",
+                fix="raypipe report model CONFIG, or raypipe report model NAME@champion CONFIG",
+            )
+        return load(Job, Path(model), overrides), number
+    named = find.MODEL.fullmatch(model if model.startswith(PREFIX) else PREFIX + model)
+    if named is None:
+        raise find.unknown(model, "NAME@ALIAS, NAME/VERSION, or a YAML configuration")
+    version = named["version"]
+    if version is not None and number is not None:
+        raise ConfigError(
+            "Two versions were named",
+            got=f"{model}, --version {number}",
+            fix="Leave out --version",
+        )
+    number = int(version) if version is not None else number
+    given = [f"registry.model={to_json(named['name'])}"]
+    if named["alias"]:
+        given.append(f"registry.alias={to_json(named['alias'])}")
+    if config is not None:
+        return load(Job, config, [*given, *overrides]), number
+    # Without a configuration it is looked for as `raypipe evaluate` does: in runs/NAME.
+    name = named["name"]
+    given += [f"run.name={to_json(name)}", f"run.dir={to_json(f'runs/{name}')}"]
+    given.append(f"table.uri={to_json(f'runs/{name}')}")
+    return load(Job, None, [*given, *overrides]), number
+
+
+def model(job: Job, number: int | None, reread: bool = True) -> Proven:
+    """The eight answers about version `number`, None: the job's alias; and their page and JSON.
+
+    Raises DataError where there is no such version.
+    """
+    store = _open(job)
+    if number is None:
+        version = promote.require_champion(store)
+    else:
+        fix = "raypipe promote CONFIG --history shows versions that were in use"
+        version = promote.require_version(store, number, fix)
+    found = gather.gather(store, version, job.run, job.watch, reread, job.table.storage_options)
+    answers = questions.answers(found)
+    page = job.run.path / "reports" / f"model-{_name(store)}-{version.version}.html"
+    report.write(proof_page.page(found, answers), page)
+    done = Proven(found, answers, page)
+    _keep(done, page)
+    return done
+
+
+def tell(job: Job) -> Told:
+    """What happened to the job's model: its checks, comparisons and alias moves, and the page."""
+    store = _open(job)
+    held = follow.held(store)
+    checks = records.checks(job.run, job.watch)
+    decisions = records.decisions(job.run, job.watch)
+    mine = f"{store.model}/"
+    # One folder may hold records of several models.
+    of_checks = [row for row in checks.rows if str(row.get("model")).startswith(mine)]
+    of_decisions = [row for row in decisions.rows if str(row.get("champion")).startswith(mine)]
+    log = appended.read(store.moves, store.moves_options)
+    altered = []
+    for name, table in (("drift checks", checks), ("comparisons", decisions), ("moves", log)):
+        if table.altered:
+            altered.append(f"The table of {name}: {table.altered}")
+    rows = timeline.merge(
+        [timeline.check(row) for row in of_checks],
+        [timeline.decision(row) for row in of_decisions],
+        [timeline.move(one, store.alias) for one in moves.read(store).moves],
+    )
+    page = job.run.path / "reports" / f"timeline-{_name(store)}.html"
+    told = Told(store, tuple(rows), tuple(altered), held.version, page)
+    places = (checks.place, decisions.place, log.place)
+    report.write(_timeline_page(told, places), page)
+    _keep(told, page)
+    return told
+
+
+def _timeline_page(told: Told, places: Sequence[str]) -> report.Page:
+    store, rows = told.store, told.rows
+    drifted = sum(1 for row in rows if row.kind == "check" and row.is_alert)
+    promoted = sum(1 for row in rows if row.kind == "decision" and row.is_up)
+    counts = Counter(row.kind for row in rows)
+    top = [
+        report.Verdict(
+            "up" if told.in_use else "quiet",
+            f"{store.alias}: {f'version {told.in_use}' if told.in_use else 'none'}",
+            f"{counts['move']} moves",
+            "events",
+        ),
+        report.Verdict(
+            "alert" if drifted else "good",
+            f"{drifted} of {counts['check']} checks found drift"
+            if counts["check"]
+            else "No checks yet",
+            f"{counts['decision']} comparisons, {promoted} won by the challenger",
+            "events",
+        ),
+    ]
+    top += [report.Verdict("alert", "Changed afterwards", text, "events") for text in told.altered]
+    back = sum(1 for row in rows if row.is_back)
+    text = "Newest first, in the order of commits; times are those of the writers' clocks."
+    if back:
+        text += f" {back} of them say earlier than the row before."
+    if not rows:
+        text = "Nothing has happened yet: no check, no comparison, no move of the alias."
+    header = report.Header(
+        f"Timeline of {store.model}",
+        f"Drift checks, comparisons, and moves of {store.alias}",
+        store.model,
+        datetime.now(timezone.utc),
+        tuple(zip(("Checks", "Comparisons", "Moves"), places, strict=True)),
+    )
+    events = report.Events("What happened", text, timeline.events(rows))
+    return report.Page(header, verdicts=tuple(top), events=events)
+
+
+def _open(job: Job) -> Store:
+    find.require_store(job.run, job.registry)
+    return tracking.open_store(job.run, job.registry, create=False)
+
+
+def _name(store: Store) -> str:
+    """The model as part of a file's name; a name that cannot be one gets its hash."""
+    plain = re.sub(r"[^\w.-]+", "-", store.model)[:60].strip(".-")
+    return plain if plain == store.model else f"{plain}-{key_of(store.model)[:6]}".strip("-")
+
+
+def _keep(result: Result, page: Path) -> None:
+    """Write what --json prints beside the page."""
+    write_atomic(page.with_suffix(".json"), to_json(result.summary(), indent=2))

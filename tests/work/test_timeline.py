@@ -1,0 +1,79 @@
+"""One order for three tables: each keeps its own, whatever the clocks say."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta, timezone
+from itertools import pairwise
+
+from raypipe.registry.moves import Move
+from raypipe.report import Folded
+from raypipe.tables.appended import COMMIT
+from raypipe.work.proof import timeline
+from raypipe.work.proof.timeline import Happened
+
+DAY_1 = datetime(2026, 1, 1, 3, tzinfo=timezone.utc)
+
+
+def night(number: int, days: float | None = None, is_drift: bool = False) -> Happened:
+    at = DAY_1 + timedelta(days=number if days is None else days)
+    row = {"key": f"c{number}", "name": "night", "model": "cells/1", "table": f"n@v{number}"}
+    row |= {"p_value": 0.001 if is_drift else 0.5, "is_drift": is_drift}
+    return timeline.check({**row, "checked_at": at.isoformat(), COMMIT: number})
+
+
+def decided(key: str, days: float, commit: int = 0) -> Happened:
+    row = {"key": key, "champion": "cells/1", "challenger": "cells/2", "promoted": True}
+    at = DAY_1 + timedelta(days=days)
+    return timeline.decision({**row, "reason": "", "decided_at": at.isoformat(), COMMIT: commit})
+
+
+def moved(number: int, days: float, **evidence: str) -> Happened:
+    at = DAY_1 + timedelta(days=days)
+    return timeline.move(Move(number, 1, 2, at, "me", "promotion", "", evidence), "champion")
+
+
+def keys(rows: list[Happened]) -> list[str]:
+    return [row.key for row in rows]
+
+
+def test_a_clock_that_went_back_moves_no_row() -> None:
+    nights = [night(0), night(1), night(2, days=-30), night(3)]
+    merged = timeline.merge(nights, [], [])
+    assert keys(merged) == ["c0", "c1", "c2", "c3"]
+    assert [row.is_back for row in merged] == [False, False, True, False]
+
+
+def test_a_move_comes_after_its_decision_and_that_after_its_table() -> None:
+    """The host that moved the alias has a clock a year behind."""
+    merged = timeline.merge(
+        [night(0), night(1, is_drift=True)],
+        [decided("d", 1.1)],
+        [moved(1, -2), moved(2, -365, decision="d", check="drift-night-c1")],
+    )
+    assert keys(merged) == ["1", "c0", "c1", "d", "2"]
+
+
+def test_records_that_wait_for_each_other_do_not_hang() -> None:
+    # The second move says it carried out a decision whose table has it behind another's.
+    merged = timeline.merge([], [decided("a", 1), decided("b", 2)], [moved(1, 0, decision="b")])
+    assert keys(merged) == ["a", "b", "1"]
+    assert keys(timeline.merge([], [], [moved(1, 0, decision="gone")])) == ["1"]
+    assert timeline.merge([], [], []) == []
+
+
+def test_hundreds_of_nights_are_a_page_that_can_be_read() -> None:
+    nights = [night(i, is_drift=i in (100, 250)) for i in range(400)]
+    shown = timeline.events(timeline.merge(nights, [], []))
+    assert len(shown) == 5
+    folded = [row for row in shown if isinstance(row, Folded)]
+    assert [len(row.events) for row in folded] == [149, 149, 100]
+    # None is lost, and the newest is first.
+    times = [event.at for row in folded for event in row.events]
+    assert len(times) == 398 and all(a >= b for a, b in pairwise(times))
+
+
+def test_rows_without_a_time_or_with_a_broken_one_stay() -> None:
+    rows = [timeline.check({"key": "a", "checked_at": "yesterday"}), timeline.check({"key": "b"})]
+    merged = timeline.merge(rows, [decided("d", 0)], [])
+    assert sorted(keys(merged)) == ["a", "b", "d"]
+    assert all(event for event in timeline.events(merged))
