@@ -65,7 +65,7 @@ def samples(rows: int, folder: Path, seed: int) -> None:
 def side(name: str, folder: Path) -> dict[str, Any]:
     from raypipe.cluster import sidecar
 
-    python = str(sidecar.ensure("alibi")) if name == "alibi" else sys.executable
+    python = str(sidecar.ensure("alibi")) if name.startswith("alibi") else sys.executable
     command = [python, "-m", "benchmarks.drift_side", name, str(folder)]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

@@ -9,7 +9,6 @@ round.
 from __future__ import annotations
 
 import csv
-import html
 import io
 from pathlib import Path
 
@@ -30,7 +29,6 @@ from raypipe.watch.check import CheckResult
 from raypipe.watch.check import check as check_batch
 from raypipe.watch.retrain import RetrainConfigs, RetrainResult
 from raypipe.watch.retrain import retrain as retrain_job
-from raypipe.work.results import Drifted
 
 SIDE = 64
 
@@ -177,22 +175,7 @@ def test_drift_leads_to_a_better_champion_and_a_rerun_adds_nothing(
     found = {e.on: e for e in wide.report.evidence}
     assert wide.report.is_drift and found.keys() == {"embedding", "scores", "classes", "looks"}
     assert found["looks"].detail and found["classes"].detail
-    # Which engine it was, and why: on the page, in the summary and in the MLflow run.
-    (why,) = wide.report.notes
-    assert wide.report.engine == "exact and alibi" and "exact for mmd, ks, cvm, chi2, looks" in why
-    assert "alibi for lsdd" in why
-    assert why in html.unescape(Path(wide.page).read_text())
-    assert (
-        Drifted(wide).summary()["engine"] == "exact and alibi"
-        and Drifted(wide).facts()["tests"] == why
-    )
-    (run,) = (
-        run
-        for run in store.client.search_runs([store.experiment_id])
-        if run.info.run_name == "drift wide"
-    )
-    assert run.data.params["drift.engine"] == "exact and alibi"
-    assert run.data.params["drift.notes"] == why
+    assert wide.report.engine == "exact and alibi"
 
     first = promote.require_champion(store)
     waiting = retrain(store, with_(job, table={"uri": images}), alarm, first)

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 
 # embedding: principal components. scores: of all classes. classes: the number of the predicted one.
-# looks: brightness, contrast, sharpness, width and height.
-KINDS = ("embedding", "scores", "classes", "looks")
+# looks: brightness, contrast, sharpness, width and height. copies: how often one image comes
+# (by_domain.py).
+KINDS = ("embedding", "scores", "classes", "looks", "copies")
 
 
 @dataclass(frozen=True)
