@@ -30,7 +30,7 @@ class WatchConfig(Section):
     check, each once. last_n: the newest. all: every one, as for a batch with a version."""
     last_n: int = Field(default=1000, ge=LEAST_ROWS)
     """Images of window=last_n, or a few more: a commit to the table stays whole."""
-    min_images: int = Field(default=50, ge=LEAST_ROWS)
+    min_images: int = Field(default=LEAST_ROWS, ge=LEAST_ROWS)
     """With fewer new images there is no check: they stay for the next one."""
     ask: int = Field(default=100, ge=0)
     """After drift: so many images that are most worth a label, in a CSV beside the report."""
