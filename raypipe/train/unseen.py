@@ -223,9 +223,9 @@ def predict_split(
     labels_N = rows.labels(samples_N)
     if not described:
         return Reference(features_ND, scores_NC, ids), labels_N
-    domains, groups = belonging.names(job.registry, pinned, rows, samples_N)
     if frozen:
         # Features come without the places of their images. The samples are the same.
         rows = locate(pinned, split, job.feed).sampled(job.registry.judged_images)
+    domains, groups = belonging.names(job.registry, pinned, rows, samples_N)
     looks_NK = looked_at.looks(rows, samples_N, job.model.pixels, job.feed.threads)
     return Reference(features_ND, scores_NC, ids, looks_NK, domains, groups), labels_N
