@@ -37,7 +37,8 @@ from scipy.stats import norm
 from benchmarks.feed import commit, machine
 from benchmarks.shifted import world
 from raypipe.watch import mmd
-from raypipe.watch.horizon import SPANS, Regrouped, WatchHorizon, last_nights, night_p
+from raypipe.watch.horizon import SPANS, Regrouped, last_nights, night_p
+from raypipe.watch.policy import WatchHorizon
 
 CFG = WatchHorizon()
 LEVEL = CFG.false_alarm / CFG.checks

@@ -33,7 +33,7 @@ from raypipe.serve.batch import Brought, Calls, PredictConfig
 from raypipe.tables import scan
 from raypipe.tables.commits import rows_once
 from raypipe.tables.table import ImageTable, TableConfig, TableVersion
-from raypipe.watch import ask, by_domain, projection
+from raypipe.watch import ask, by_domain, projection, promise
 from raypipe.watch.detect import DriftConfig, DriftReport, Evidence, Seen, detect
 from raypipe.watch.domains import Part
 from raypipe.watch.pictures import Batch, picture_of
@@ -68,6 +68,8 @@ _ROW = pa.schema(
         ("format", pa.int32()),
         # Its number; null for a batch that was named by its version.
         ("window", pa.int64()),
+        # Was alpha a share of watch.horizon?
+        ("promised", pa.bool_()),
         ("since", pa.int64()),
     ]
 )
@@ -156,32 +158,33 @@ def check(
     key = key_of("evidence", FORMAT, about, str(model), model.seal, drift, run.seed)
     if about == predicted.key:
         key = key_of("evidence", FORMAT, predicted.key, drift, run.seed)
+    alpha = promise.level(run, watch, window.number if window else None, str(model))
+    if watch.horizon is not None:
+        key = key_of(key, watch.horizon)
     package = promote.fetch(store, model)
     options = batch_table.storage_options
     mine = read_batch(predicted.version, predicted.uri, predicted.key, options)
     reference = package.reference()
 
     def made() -> pa.Table:
-        found = detect(
-            reference.features_ND,
-            mine.features_ND,
-            reference.scores_NC,
-            mine.scores_NC,
-            drift,
-            run.seed,
-            Seen(
-                _labels(package, reference.scores_NC),
-                reference.looks_NK,
-                by_domain.names(reference.domains, reference.features_ND),
-                reference.groups,
-            ),
-            Seen(
-                _labels(package, mine.scores_NC),
-                mine.looks_NK,
-                groups=_groups(package, reference, batch_table, mine),
-            ),
+        ours = Seen(
+            _labels(package, reference.scores_NC),
+            reference.looks_NK,
+            by_domain.names(reference.domains, reference.features_ND),
+            reference.groups,
         )
-        row = _as_row(key, name, str(model), predicted.version, found, window)
+        theirs = Seen(
+            _labels(package, mine.scores_NC),
+            mine.looks_NK,
+            groups=_groups(package, reference, batch_table, mine),
+        )
+        embeddings = (reference.features_ND, mine.features_ND)
+        scores = (reference.scores_NC, mine.scores_NC)
+        found = promise.kept(
+            drift, alpha, lambda cfg: detect(*embeddings, *scores, cfg, run.seed, ours, theirs)
+        )
+        is_promised = watch.horizon is not None
+        row = _as_row(key, name, str(model), predicted.version, found, window, is_promised)
         return pa.Table.from_pylist([row], _ROW)
 
     # The tests run only if this evidence is not stored yet. Two checks at once store it once.
@@ -337,6 +340,7 @@ def _as_row(
     version: TableVersion,
     found: DriftReport,
     window: Window | None = None,
+    promised: bool = False,
 ) -> dict[str, Any]:
     whole = asdict(found)
     as_text = {name: to_json(whole.pop(name)) for name in ("evidence", "unusual", "notes", "parts")}
@@ -351,6 +355,7 @@ def _as_row(
         "format": FORMAT,
         "window": window.number if window is not None and window.number else None,
         "since": window.since if window is not None else None,
+        "promised": promised,
     }
 
 

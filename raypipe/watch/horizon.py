@@ -41,10 +41,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from pydantic import Field
 from scipy.stats import f as f_distribution
 
-from raypipe.config import Section
 from raypipe.errors import DataError
 from raypipe.watch import mmd
 
@@ -61,15 +59,6 @@ SPANS = (1, 7, 28)
 DIRECTIONS = 8
 NIGHTS_A_DIRECTION = 5
 LEAST_NIGHTS = 20
-
-
-class WatchHorizon(Section):
-    """How often false alarms may come, over many checks. `watch.horizon`."""
-
-    checks: int = Field(default=365, ge=1, le=100_000)
-    """How many checks in a row the promise is about: a year of nights."""
-    false_alarm: float = Field(default=0.03, gt=0, lt=0.5)
-    """The highest probability of any false alarm in that many checks in a row."""
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,15 @@ from raypipe.watch.decide import Decision
 FREE_FAILURES = 3  # tried again at once so often
 
 
+class WatchHorizon(Section):
+    """How often false alarms may come, over many checks. `watch.horizon`."""
+
+    checks: int = Field(default=365, ge=1, le=100_000)
+    """How many checks in a row the promise is about: a year of nights."""
+    false_alarm: float = Field(default=0.03, gt=0, lt=0.5)
+    """The highest probability of any false alarm in that many checks in a row."""
+
+
 class PolicyConfig(Section):
     """When checks call for a retrain."""
 

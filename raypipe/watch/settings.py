@@ -10,7 +10,7 @@ from raypipe.config import RunConfig, Section
 from raypipe.search.settings import dotted
 from raypipe.tables.storage import StorageOptions
 from raypipe.tables.table import TableConfig
-from raypipe.watch.policy import PolicyConfig
+from raypipe.watch.policy import PolicyConfig, WatchHorizon
 from raypipe.watch.sinks import LogConfig, SinkConfig
 
 # Per side: below, the smallest drift that any test finds at alpha 0.01 is larger than two standard
@@ -34,6 +34,9 @@ class WatchConfig(Section):
     """With fewer new images there is no check: they stay for the next one."""
     ask: int = Field(default=100, ge=0)
     """After drift: so many images that are most worth a label, in a CSV beside the report."""
+    horizon: WatchHorizon | None = None
+    """A false-alarm rate over many checks, in place of drift.alpha for each: `{checks: 365,
+    false_alarm: 0.03}`. null: drift.alpha."""
     every_h: float | None = Field(default=None, gt=0)
     """Hours between scheduled checks. A check that comes later names those that did not run."""
     out: str | None = None

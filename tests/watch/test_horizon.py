@@ -11,11 +11,11 @@ from raypipe.watch import mmd
 from raypipe.watch.horizon import (
     Horizon,
     Regrouped,
-    WatchHorizon,
     last_nights,
     night_p,
     sequential_p,
 )
+from raypipe.watch.policy import WatchHorizon
 
 YEAR = Horizon(365, 0.03)
 
