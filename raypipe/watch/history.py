@@ -9,13 +9,13 @@ from raypipe.config import RunConfig
 from raypipe.tables.commits import rows_named
 from raypipe.watch.check import CheckResult
 from raypipe.watch.cycle import Journal
-from raypipe.watch.policy import Checked, Tried
+from raypipe.watch.policy import Tried
 from raypipe.watch.settings import WatchConfig
 
 
 def checks(
     run: RunConfig, watch: WatchConfig, model: str, newest: CheckResult | None
-) -> list[Checked]:
+) -> list[bool]:
     """The checks of this model under watch.name, oldest first; of a window the last one counts."""
     place = watch.place(run, "drift")
     columns = ["key", "table", "window", "is_drift", "checked_at"]
@@ -32,8 +32,8 @@ def checks(
         if newest is None or row["key"] != newest.key:
             found[about] = bool(row["is_drift"])
     # The check that led here comes last, whatever the clocks say.
-    last = [Checked(is_newest)] if newest else []
-    return [*map(Checked, found.values()), *last]
+    last = [is_newest] if newest else []
+    return [*found.values(), *last]
 
 
 def tried(past: Journal, cycle: str, watch: WatchConfig, run: RunConfig) -> list[Tried]:

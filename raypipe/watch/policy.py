@@ -32,10 +32,6 @@ class PolicyConfig(Section):
     of: int = Field(default=1, ge=1)
     """The number of checks that are looked at."""
 
-    severity: float | None = Field(default=None, gt=0, lt=1)
-    """The least loss of accuracy, by estimate without labels, that is worth a retrain: 0.05 is five
-    points. Drift whose loss cannot be estimated counts. null: any drift."""
-
     min_images: int = Field(default=20, ge=1)
     """Labelled training images that the champion's training did not have. With fewer, raypipe asks
     for labels."""
@@ -57,15 +53,6 @@ class PolicyConfig(Section):
 
 
 @dataclass(frozen=True)
-class Checked:
-    """A check of the champion. loss: the estimated loss of accuracy, in its least likely size (the
-    lower end of its interval); None where nobody can tell."""
-
-    is_drift: bool
-    loss: float | None = None
-
-
-@dataclass(frozen=True)
 class Tried:
     """An earlier retrain. checks: of the model, since then. device_h: hours of devices it took."""
 
@@ -75,7 +62,7 @@ class Tried:
 
 
 def retrain(
-    checks: Sequence[Checked],
+    checks: Sequence[bool],
     labels: Mapping[str, int],
     tried: Sequence[Tried],
     now: datetime,
@@ -84,44 +71,31 @@ def retrain(
 ) -> Decision:
     """Retrain when the policy's share of the last checks found drift, and there are new labels.
 
-    checks: of the champion, oldest first. labels: labelled training images that the champion's
-    training did not have, by source. tried: retrains of this model, whatever came of them.
+    checks: whether each check of the champion found drift, oldest first. labels: labelled training
+    images that the champion's training did not have, by source. tried: retrains of this model,
+    whatever came of them.
     """
     if force:
         return Decision(True, "Retraining was asked for")
     last = list(checks)[-policy.of :]
-    drifted = [seen for seen in last if seen.is_drift]
+    drifted = sum(last)
     if not drifted:
         return Decision(False, "No drift: the champion stays")
-    if len(drifted) < policy.k:
-        text = f"Drift in {len(drifted)} of the last {len(last)} checks: the policy asks for "
+    if drifted < policy.k:
+        text = f"Drift in {drifted} of the last {len(last)} checks: the policy asks for "
         return Decision(False, f"{text}{policy.k} of {policy.of}")
 
-    found = "Drift"
-    if policy.severity is not None:
-        known = [seen.loss for seen in drifted if seen.loss is not None]
-        # An image unlike all that was calibrated may be the worst: without an estimate it counts.
-        if len(known) == len(drifted) and max(known) < policy.severity:
-            text = f"Drift that costs at least {100 * max(known):.1f} points by estimate: the "
-            return Decision(False, f"{text}policy asks for {100 * policy.severity:.1f}")
-        found = f"Drift ({_loss(known)})"
     obstacle = _too_often(tried, now, policy)
     if obstacle:
-        return Decision(False, f"{found}, but {obstacle}")
+        return Decision(False, f"Drift, but {obstacle}")
 
     total = sum(labels.values())
     if total < policy.min_images:
         have = "no labelled images" if not total else f"{total} labelled images"
-        text = f"{found}, but {have} that the champion has not seen: waiting for labels"
+        text = f"Drift, but {have} that the champion has not seen: waiting for labels"
         return Decision(False, f"{text} ({policy.min_images} are asked for)" if total else text)
     counts = ", ".join(f"{labels[source]} images of {source}" for source in sorted(labels))
-    return Decision(True, f"{found}, and labels: {counts}")
-
-
-def _loss(known: Sequence[float]) -> str:
-    if not known:
-        return "its cost cannot be estimated"
-    return f"at least {100 * max(known):.1f} points are lost by estimate"
+    return Decision(True, f"Drift, and labels: {counts}")
 
 
 def _too_often(tried: Sequence[Tried], now: datetime, policy: PolicyConfig) -> str:

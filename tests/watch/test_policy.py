@@ -10,10 +10,10 @@ import pytest
 
 from raypipe.config import validate
 from raypipe.errors import ConfigError
-from raypipe.watch.policy import Checked, PolicyConfig, Tried, backed_off, retrain
+from raypipe.watch.policy import PolicyConfig, Tried, backed_off, retrain
 
 NOW = datetime(2026, 11, 25, 3, tzinfo=UTC)
-CALM, DRIFT = Checked(False), Checked(True)
+CALM, DRIFT = False, True
 MANY = {"poly": 300}
 
 
@@ -36,10 +36,6 @@ def hours(ago: float, checks: int = 1, device_h: float = 0.0) -> Tried:
         ([DRIFT, CALM, DRIFT], MANY, [], {"k": 2, "of": 3}, True, "Drift, and labels"),
         ([DRIFT, CALM, DRIFT, CALM], MANY, [], {"k": 2, "of": 3}, False, "1 of the last 3"),
         ([DRIFT, DRIFT, CALM], MANY, [], {"k": 2, "of": 3}, True, "Drift, and labels"),
-        # severity
-        ([Checked(True, 0.02)], MANY, [], {"severity": 0.05}, False, "at least 2.0 points .* 5.0"),
-        ([Checked(True, 0.06)], MANY, [], {"severity": 0.05}, True, "at least 6.0 points are lost"),
-        ([DRIFT], MANY, [], {"severity": 0.05}, True, "its cost cannot be estimated"),
         # how often
         ([DRIFT], MANY, [hours(30, checks=1)], {"cooldown": 3}, False, "1 check since the last"),
         ([DRIFT], MANY, [hours(90, checks=3)], {"cooldown": 3}, True, "labels"),
@@ -52,7 +48,7 @@ def hours(ago: float, checks: int = 1, device_h: float = 0.0) -> Tried:
     ],
 )
 def test_every_decision_and_its_reason(
-    checks: list[Checked],
+    checks: list[bool],
     labels: dict[str, int],
     tried: list[Tried],
     policy: dict[str, Any],
@@ -69,9 +65,7 @@ def test_an_order_needs_nothing_else() -> None:
     assert decision.act and decision.reason == "Retraining was asked for"
 
 
-@pytest.mark.parametrize(
-    "bad", [{"k": 3, "of": 2}, {"k": 0}, {"min_images": 0}, {"severity": 0}, {"budget_h": -1}]
-)
+@pytest.mark.parametrize("bad", [{"k": 3, "of": 2}, {"k": 0}, {"min_images": 0}, {"budget_h": -1}])
 def test_a_policy_that_says_nothing_is_refused(bad: dict[str, float]) -> None:
     with pytest.raises(ConfigError):
         validate(PolicyConfig, bad)
