@@ -27,7 +27,7 @@ a third of its level. Distinct images of several nights are exchangeable with th
 the promise holds. Under model 2 only single nights are tested.
 
 Few permutations cannot show 8.2e-5, so `sequential_p` draws until it knows (Besag and Clifford
-1991): about a hundred on a usual night, 50,000 on one that alarms.
+1991): eight on a usual night in the median, 49,000 on one that alarms.
 
 Letters in names: N rows of the reference, M of the window, L = N + M, P permutations, B nights of
 the reference, Q directions.

@@ -67,14 +67,13 @@ class Calibration:
     domains: list[str]
     kinds: list[str]
     accuracy: float
-    images: int
     directions_DQ: list[list[float]]
     offset_Q: list[float]
     reference_NQ: list[list[float]]
     means_KQ: list[list[float]]
     scores_KC: list[list[float]]
-    # Confidence, log distance to the nearest images, accuracy.
-    facts_K3: list[list[float]]
+    # Confidence, log distance to the nearest images, accuracy, 1 / images.
+    facts_K4: list[list[float]]
     weights_S: list[float]
     # The signs of calibration's windows in units of their spread, and the number of their kind.
     spread_S: list[float]
@@ -176,11 +175,13 @@ def calibrate(
         # Each half holds each domain, or there is nothing to compare with.
         half_N = balanced(half_N, domains_N, plain_N, images_N)
         tried.append(left_out(*halves(half_N, ~half_N), len(kinds)))
-    error_WS, residual_W, kind_W = (np.concatenate(parts) for parts in zip(*tried, strict=True))
+    error_WS, residual_W, kind_W, few_W = (
+        np.concatenate(parts) for parts in zip(*tried, strict=True)
+    )
     accuracy = float((given[0].argmax(1) == labels_N)[plain_N].mean())
-    # Of a window, and of the half that it was compared with.
-    drawn_variance = _variance(accuracy, WINDOW, len(distinct) // 2)
-    error_3, quantile = scale(error_WS, residual_W, kind_W, drawn_variance)
+    # The chance in the other half's images stays in error_3. To subtract it too is right in theory,
+    # and covered 84 % where this covers 97 % (benchmarks/results/2026-11-25-severity.md).
+    error_3, quantile = scale(error_WS, residual_W, kind_W, _variance(accuracy, WINDOW, few_W))
 
     every = np.ones(rows, bool)
     known, table = know(given, domains_N, plain_N, images_N)
@@ -190,13 +191,12 @@ def calibrate(
         domains=names,
         kinds=kinds[len(DRAWN) :],
         accuracy=accuracy,
-        images=len(distinct),
         directions_DQ=_plain(known.directions_DQ),
         offset_Q=_plain(known.offset_Q),
         reference_NQ=_plain(known.reference_NQ),
         means_KQ=_plain(known.means_KQ),
         scores_KC=_plain(known.scores_KC),
-        facts_K3=_plain(known.facts_K3),
+        facts_K4=_plain(known.facts_K4),
         weights_S=fitted(windows, np.ones(len(windows.kind_W), bool)).tolist(),
         spread_S=spread_S.tolist(),
         seen_WS=_plain(windows.signs_WS / spread_S),
@@ -234,7 +234,7 @@ def estimate(calibration: Calibration, scores_MC: np.ndarray, features_MD: np.nd
                 calibration.reference_NQ,
                 calibration.means_KQ,
                 calibration.scores_KC,
-                calibration.facts_K3,
+                calibration.facts_K4,
             )
         ),
     )
@@ -249,7 +249,7 @@ def estimate(calibration: Calibration, scores_MC: np.ndarray, features_MD: np.nd
     }
 
     change = float(signs_S @ np.asarray(calibration.weights_S))
-    accuracy = float(np.clip(shares_K @ known.facts_K3[:, 2] + change, 0, 1))
+    accuracy = float(np.clip(shares_K @ known.facts_K4[:, 2] + change, 0, 1))
     new = novelty(
         signs_S[None] / np.asarray(calibration.spread_S),
         np.asarray(calibration.seen_WS),
@@ -258,7 +258,7 @@ def estimate(calibration: Calibration, scores_MC: np.ndarray, features_MD: np.nd
     error = float(np.asarray(calibration.error_3) @ [1, signs_S[1], new])
 
     def half_width(images: int) -> float:
-        drawn = _variance(accuracy, images, calibration.images)
+        drawn = float(_variance(accuracy, images, shares_K**2 @ known.facts_K4[:, 3]))
         return calibration.quantile * float(np.sqrt(drawn + error**2))
 
     where = f"outside of what was calibrated: {signs_S[1]:.1f} from the known domains"
@@ -272,14 +272,15 @@ def estimate(calibration: Calibration, scores_MC: np.ndarray, features_MD: np.nd
     return Estimate(accuracy, max(0.0, accuracy - half), min(1.0, accuracy + half), "", nearest)
 
 
-def _variance(accuracy: float, window: int, validation: int) -> float:
+def _variance(accuracy: float, window: int, few_W: np.ndarray) -> np.ndarray:
     """Of the accuracy on a window of images minus that on validation, by the chance of drawing.
+    few_W: 1 / images of validation.
 
     With two right and two wrong images added (Agresti and Coull 1998): without them, an accuracy
     of 1 would have no width.
     """
     share = (accuracy * window + 2) / (window + 4)
-    return share * (1 - share) * (1 / window + 1 / validation)
+    return share * (1 - share) * (1 / window + few_W)
 
 
 def _abstained(why: str, nearest: dict[str, float] | None = None) -> Estimate:

@@ -32,11 +32,16 @@ DRAWN = ("domains", "classes", "unsure")
 
 @dataclass(frozen=True)
 class Windows:
-    """Drawn windows: their kinds, signs, and by how much their accuracy differs."""
+    """Drawn windows: their kinds, signs, and by how much their accuracy differs.
+
+    few_W: 1 / the number of known images that a window is compared with. It is compared with a
+    domain's images only as far as it is of this domain.
+    """
 
     kind_W: np.ndarray
     signs_WS: np.ndarray
     change_W: np.ndarray
+    few_W: np.ndarray
 
 
 def balanced(
@@ -68,7 +73,7 @@ def draw(
     sizes_K = np.bincount(domain_N[plain], minlength=len(names))
     classes = table.scores_NC.shape[1]
     confidence_N = table.scores_NC.max(1)
-    kind_W, signs_WS, change_W = [], [], []
+    kind_W, signs_WS, change_W, few_W = [], [], [], []
     for number, kind in enumerate(kinds):
         is_shift = number >= len(DRAWN)
         shifted = np.flatnonzero(part_N & (shifts_N == kind)) if is_shift else plain
@@ -92,8 +97,9 @@ def draw(
             signs_S, shares_K = signs(known, window)
             kind_W.append(number)
             signs_WS.append(signs_S)
-            change_W.append(window.right_N.mean() - shares_K @ known.facts_K3[:, 2])
-    return Windows(np.array(kind_W), np.array(signs_WS), np.array(change_W))
+            change_W.append(window.right_N.mean() - shares_K @ known.facts_K4[:, 2])
+            few_W.append(shares_K**2 @ known.facts_K4[:, 3])
+    return Windows(*(np.array(part) for part in (kind_W, signs_WS, change_W, few_W)))
 
 
 def fitted(windows: Windows, use_W: np.ndarray) -> np.ndarray:
@@ -115,10 +121,10 @@ def fitted(windows: Windows, use_W: np.ndarray) -> np.ndarray:
 
 def left_out(
     fitted_on: Windows, tried_on: Windows, kinds: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(what errors may grow with, errors, kinds) of windows whose kind was left out."""
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """(what errors may grow with, errors, kinds, few_W) of windows whose kind was left out."""
     spread_S = fitted_on.signs_WS.std(0) + 1e-9
-    grows, errors, of_kind = [], [], []
+    grows, errors, of_kind, few = [], [], [], []
     for kind in range(kinds):
         others = fitted_on.kind_W != kind
         mine = tried_on.kind_W == kind
@@ -131,7 +137,9 @@ def left_out(
         grows.append(np.column_stack([np.ones(mine.sum()), signs_WS[:, 1], novelty_W]))
         errors.append(signs_WS @ fitted(fitted_on, others) - tried_on.change_W[mine])
         of_kind.append(np.full(mine.sum(), kind))
-    return np.concatenate(grows), np.concatenate(errors), np.concatenate(of_kind)
+        few.append(tried_on.few_W[mine])
+    grows_W3, error_W, kind_W, few_W = map(np.concatenate, (grows, errors, of_kind, few))
+    return grows_W3, error_W, kind_W, few_W
 
 
 def novelty(signs_WS: np.ndarray, seen_VS: np.ndarray, kind_V: np.ndarray) -> np.ndarray:
@@ -153,11 +161,12 @@ def reach(windows: Windows) -> float:
 
 
 def scale(
-    grows_W3: np.ndarray, residual_W: np.ndarray, kind_W: np.ndarray, drawn_variance: float
+    grows_W3: np.ndarray, residual_W: np.ndarray, kind_W: np.ndarray, drawn_W: np.ndarray
 ) -> tuple[np.ndarray, float]:
     """(error_3, quantile): the likeliest size of errors, each kind counting alike.
 
     The size is a sum of a constant, a part by distance and a part by novelty, none negative.
+    drawn_W: the variance by the chance of drawing, which comes on top.
     """
     weight_W = 1 / np.bincount(kind_W)[kind_W]
     steps = np.array([0, 5, 10, 15, 20, 25, 30, 38, 46, 56, 68, 82, 100, 150]) / 1000
@@ -166,12 +175,12 @@ def scale(
         for by_distance in steps:
             for by_novelty in steps:
                 tried_3 = np.array([constant, by_distance, by_novelty])
-                variance_W = (grows_W3 @ tried_3) ** 2 + drawn_variance
+                variance_W = (grows_W3 @ tried_3) ** 2 + drawn_W
                 loss_W = residual_W**2 / variance_W + np.log(variance_W)
                 loss = float(weight_W @ loss_W)
                 if loss < lowest:
                     best, lowest = tried_3, loss
-    relative_W = np.abs(residual_W) / np.sqrt((grows_W3 @ best) ** 2 + drawn_variance)
+    relative_W = np.abs(residual_W) / np.sqrt((grows_W3 @ best) ** 2 + drawn_W)
     order = np.argsort(relative_W)
     reached = np.cumsum(weight_W[order]) / weight_W.sum()
     place = min(int(np.searchsorted(reached, COVER)), len(order) - 1)

@@ -49,7 +49,7 @@ class Known:
     reference_NQ: np.ndarray
     means_KQ: np.ndarray
     scores_KC: np.ndarray
-    facts_K3: np.ndarray
+    facts_K4: np.ndarray
 
 
 def know(
@@ -89,7 +89,12 @@ def know(
         np.stack([one.scores_NC.mean(0) for one in of_domains]),
         np.array(
             [
-                [one.scores_NC.max(1).mean(), one.far_N.mean(), one.right_N.mean()]
+                [
+                    one.scores_NC.max(1).mean(),
+                    one.far_N.mean(),
+                    one.right_N.mean(),
+                    1 / len(one.far_N),
+                ]
                 for one in of_domains
             ]
         ),
@@ -125,12 +130,12 @@ def signs(known: Known, window: Rows) -> tuple[np.ndarray, np.ndarray]:
     # The mean of few rows lies away by chance.
     by_chance = (window.points_NQ.var(0) / len(window.points_NQ)).sum()
     away = np.sqrt(max(0.0, float(away_Q @ away_Q - by_chance)))
-    expected_3 = shares_K @ known.facts_K3
+    expected_4 = shares_K @ known.facts_K4
     predicted_C = window.scores_NC.mean(0) - shares_K @ known.scores_KC
     four = [
-        window.scores_NC.max(1).mean() - expected_3[0],
+        window.scores_NC.max(1).mean() - expected_4[0],
         away,
-        window.far_N.mean() - expected_3[1],
+        window.far_N.mean() - expected_4[1],
         0.5 * np.abs(predicted_C).sum(),
     ]
     return np.array(four), shares_K
