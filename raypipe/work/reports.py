@@ -221,7 +221,7 @@ def _timeline_page(told: Told, places: Sequence[str]) -> report.Page:
         report.Verdict(
             "up" if told.in_use else "quiet",
             f"{store.alias}: {f'version {told.in_use}' if told.in_use else 'none'}",
-            f"{counts['move']} moves",
+            _times(counts["move"], "move"),
             "events",
         ),
         report.Verdict(
@@ -229,7 +229,7 @@ def _timeline_page(told: Told, places: Sequence[str]) -> report.Page:
             f"{drifted} of {counts['check']} checks found drift"
             if counts["check"]
             else "No checks yet",
-            f"{counts['decision']} comparisons, {promoted} won by the challenger",
+            f"{_times(counts['decision'], 'comparison')}, {promoted} won by the challenger",
             "events",
         ),
     ]
@@ -265,3 +265,7 @@ def _name(store: Store) -> str:
 def _keep(result: Result, page: Path) -> None:
     """Write what --json prints beside the page."""
     write_atomic(page.with_suffix(".json"), to_json(result.summary(), indent=2))
+
+
+def _times(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
