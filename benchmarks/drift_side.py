@@ -1,10 +1,10 @@
 """One side of benchmarks/drift.py, in a process of its own.
 
-python -m benchmarks.drift_side exact|alibi FOLDER     # alibi: with the sidecar's interpreter
+python -m benchmarks.drift_side exact|alibi|alibi64 FOLDER     # alibi: the sidecar's interpreter
 
 It reads samples.npz of FOLDER (reference, batch, width, permutations, seed) and prints one JSON
 line. seconds: from arrays in memory to the p-value, without imports. peak_gb: the most that the
-process held, all in.
+process held, all in. alibi64: Alibi in float64, to tell its rounding from a difference.
 """
 
 from __future__ import annotations
@@ -23,9 +23,11 @@ import torch
 from benchmarks.scale.memory import peak_mb
 
 
-def exact(reference: np.ndarray, batch: np.ndarray, width: float, chosen: np.ndarray) -> Any:
-    from raypipe.watch.mmd import mmd
+def exact(reference: np.ndarray, batch: np.ndarray, width: float, count: int, seed: int) -> Any:
+    from raypipe.watch.mmd import mmd, regroupings
 
+    # Those that Alibi draws.
+    chosen = regroupings(len(reference), len(batch), count, seed)
     found = mmd(reference, batch, width, chosen)
     # Alibi's own p-value: without the observed grouping.
     p_value = float((found.permuted_P >= found.statistic).mean())
@@ -40,21 +42,12 @@ def alibi(reference: np.ndarray, batch: np.ndarray, width: float, count: int, se
         backend="pytorch",
         n_permutations=count,
         device="cpu",
-        sigma=np.array([width], np.float32),
+        sigma=np.array([width], reference.dtype),
         configure_kernel_from_x_ref=False,
     )
     torch.manual_seed(seed)
     data = detector.predict(batch)["data"]
     return float(data["distance"]), float(data["p_val"])
-
-
-def permutations(rows: int, batch_rows: int, count: int, seed: int) -> np.ndarray:
-    """Those that Alibi draws with this seed: (rows + batch_rows, count) bool."""
-    torch.manual_seed(seed)
-    chosen = np.zeros((rows + batch_rows, count), bool)
-    for p in range(count):
-        chosen[torch.randperm(len(chosen))[-batch_rows:].numpy(), p] = True
-    return chosen
 
 
 def main() -> None:
@@ -63,16 +56,17 @@ def main() -> None:
     reference, batch = given["reference"], given["batch"]
     width, count, seed = float(given["width"]), int(given["permutations"]), int(given["seed"])
     compare: Callable[[], Any]
-    if side == "alibi":
+    if side.startswith("alibi"):
         from raypipe.watch.alibi_sidecar import alibi as detectors
 
         detectors()  # its import takes seconds
+        if side == "alibi64":
+            reference, batch = reference.astype(np.float64), batch.astype(np.float64)
         compare = partial(alibi, reference, batch, width, count, seed)
     else:
         from raypipe.watch import mmd as _  # noqa: F401
 
-        chosen = permutations(len(reference), len(batch), count, seed)
-        compare = partial(exact, reference, batch, width, chosen)
+        compare = partial(exact, reference, batch, width, count, seed)
     began = time.perf_counter()
     statistic, p_value = compare()
     seconds = time.perf_counter() - began

@@ -43,6 +43,7 @@ from raypipe.work.results import (
     Retrained,
     Searched,
     Trained,
+    Waited,
 )
 
 PathLike = str | Path
@@ -97,8 +98,8 @@ def evaluate(model: str, table: PathLike | None = None, **settings: Any) -> Eval
 
 def drift(
     table: PathLike | None = None, *, batch: PathLike | None = None, **settings: Any
-) -> Drifted:
-    """Compare the table `batch` with the reference of the champion of `table`."""
+) -> Drifted | Waited:
+    """Compare what came to `batch` since the last check with the champion's reference."""
     return verbs.drift(_job(table, {"watch.batch.uri": batch}, settings), Console())
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,15 +17,17 @@ LOCK = "lock"
 def write_atomic(path: Path, content: str | bytes) -> Path:
     """Write `content` to `path`; a reader sees the old file or the new one, never half.
 
-    Text is written as UTF-8. Makes the parent folder. The content goes to `NAME.partial` first,
-    which then takes the name.
-
-    Two processes that write the same path at the same time are not supported.
+    Text is written as UTF-8. Makes the parent folder. The content goes to a `.partial` file of its
+    own first, which then takes the name: of two processes that write one path, the last one wins.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.partial")
-    partial.write_bytes(content.encode() if isinstance(content, str) else content)
-    return partial.replace(path)
+    partial = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}.partial")
+    try:
+        partial.write_bytes(content.encode() if isinstance(content, str) else content)
+        return partial.replace(path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
 
 
 @contextmanager

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from pydantic import model_validator
-from typing_extensions import Self
 
 from raypipe.artifacts.settings import ArtifactsConfig
 from raypipe.costs.settings import CostConfig
-from raypipe.registry.tracking import MOVES
 from raypipe.search.settings import SearchConfig
 from raypipe.serve.batch import PredictConfig
 from raypipe.serve.evaluation import EvaluateConfig
@@ -49,16 +49,14 @@ class Job(TrainSections):
     artifacts: ArtifactsConfig = ArtifactsConfig()
     """Where copies of reports, packages and logs go."""
 
-    @model_validator(mode="after")
-    def _moves_beside_artifacts(self) -> Self:
-        """Hosts of a remote MLflow store share its table of moves, where they share artifacts."""
-        uri = self.registry.uri
-        is_remote = uri is not None and not uri.startswith("sqlite:")
-        if self.artifacts.uri is not None and is_remote and self.registry.moves is None:
-            moved = {
-                "moves": f"{self.artifacts.uri.rstrip('/')}/{MOVES}",
-                "moves_storage_options": self.artifacts.storage_options,
-            }
-            # The model is frozen, so its field is set past pydantic.
-            self.__dict__["registry"] = self.registry.model_copy(update=moved)
-        return self
+    @model_validator(mode="before")
+    @classmethod
+    def _reference_as_watched(cls, tree: Any) -> Any:
+        """What a registered model keeps of its reference is what the drift check asks for."""
+        watch = tree.get("watch") if isinstance(tree, dict) else None
+        registry = tree.get("registry", {}) if isinstance(tree, dict) else None
+        if not isinstance(watch, dict) or not isinstance(registry, dict):
+            return tree
+        wanted = {name: watch[name] for name in ("domain", "group") if watch.get(name)}
+        own = {name: value for name, value in registry.items() if value is not None}
+        return {**tree, "registry": {**registry, **wanted, **own}} if wanted else tree

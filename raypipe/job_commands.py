@@ -39,6 +39,8 @@ predict = _command("predict")
 evaluate = _command("evaluate")
 retrain = _command("retrain")
 serve = _command("serve")
+promote = _command("promote")
+rollback = _command("rollback")
 
 
 def prepare() -> None:

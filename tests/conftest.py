@@ -20,10 +20,14 @@ from collections.abc import Callable, Iterator  # noqa: E402
 from pathlib import Path  # noqa: E402
 from typing import Any  # noqa: E402
 
+import hypothesis  # noqa: E402
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 from PIL import Image, ImageDraw  # noqa: E402
 
+# How long an example takes says more about the machine than about the code.
+hypothesis.settings.register_profile("raypipe", deadline=None)
+hypothesis.settings.load_profile("raypipe")
 # A file that says one of these may start or join a Ray cluster.
 MAY_USE_RAY = re.compile(
     r"\b(ray|ray_session|trainer|verbs|tuner|retrain\w*|refit|cli|connect|cluster|quickstart)\b"

@@ -1,13 +1,16 @@
-"""Folders that one process owns: the second waits, and a killed owner holds nobody up."""
+"""Files that are replaced in one step. Folders that one process owns: the second waits, and a
+killed owner holds nobody up.
+"""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from raypipe.files import owned
+from raypipe.files import owned, write_atomic
 
 OWNER = """
 import sys, time
@@ -60,3 +63,14 @@ def test_a_folder_can_be_owned_again_after_an_error(tmp_path: Path) -> None:
                 raise ValueError
         except ValueError:
             pass
+
+
+def test_many_may_write_one_file_at_once(tmp_path: Path) -> None:
+    """Two drift checks of one window draw one page."""
+    file = tmp_path / "page.html"
+    texts = [letter * 200_000 for letter in "abcd"]
+    with ThreadPoolExecutor(4) as pool:
+        for done in [pool.submit(write_atomic, file, text) for text in texts * 25]:
+            done.result()
+    assert file.read_text() in texts
+    assert [path.name for path in tmp_path.iterdir()] == ["page.html"]

@@ -269,8 +269,8 @@ def drift(
         bool, typer.Option("--exit-code", help="Exit with 3 when there is drift.")
     ] = False,
 ) -> None:
-    """Compare a batch with the champion's reference (Alibi Detect: MMD, KS); write evidence and an
-    HTML report.
+    """Compare a batch with the champion's reference (MMD, KS and others); write evidence
+    and an HTML report.
 
     Example: [bold]raypipe drift jobs/configs/solar.yaml watch.batch.uri=tables/night
     --exit-code[/bold]

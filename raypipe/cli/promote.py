@@ -22,6 +22,7 @@ Overrides = Annotated[
     list[str] | None,
     typer.Argument(help="section.key=value, as registry.alias=blue", show_default=False),
 ]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would move; write nothing.")]
 Why = Annotated[str, typer.Option("--why", metavar="TEXT", help="Kept with the move.")]
 
 
@@ -39,6 +40,7 @@ def promote(
         bool, typer.Option("--history", help="Only list the moves of the alias.")
     ] = False,
     json: Json = False,
+    dry_run: DryRun = False,
 ) -> None:
     """Promote a registered version by hand, whatever the gate says.
 
@@ -54,6 +56,8 @@ def promote(
 
     if version is None:
         _end(promotions.history(job), console)
+    elif dry_run:
+        _end(promotions.plan(job, version, unbar), console)
     else:
         _end(promotions.promote(job, version, why, unbar), console)
 
@@ -67,6 +71,7 @@ def rollback(
     ] = None,
     why: Why = "",
     json: Json = False,
+    dry_run: DryRun = False,
 ) -> None:
     """Go back to an earlier champion. The version it leaves is not promoted again until
     raypipe promote --version N --unbar. Without --to, a second call changes nothing.
@@ -76,7 +81,10 @@ def rollback(
     console, job = _begin(config, overrides, json)
     from raypipe.work import promotions
 
-    _end(promotions.rollback(job, to, why), console)
+    if dry_run:
+        _end(promotions.plan(job, to, rolls_back=True), console)
+    else:
+        _end(promotions.rollback(job, to, why), console)
 
 
 def _begin(config: Path, overrides: list[str] | None, json: bool) -> tuple[Console, Job]:

@@ -150,6 +150,10 @@ def _words(annotation: Any) -> str:
     return str(getattr(annotation, "__name__", annotation))
 
 
+def _plain(value: Any) -> Any:
+    return value.model_dump(mode="json") if isinstance(value, BaseModel) else str(value)
+
+
 def _default(field: FieldInfo) -> str:
     if field.is_required():
         return REQUIRED
@@ -159,7 +163,7 @@ def _default(field: FieldInfo) -> str:
         return DEFAULTS
     if isinstance(value, tuple):
         value = list(value)
-    text = json.dumps(value, default=str)
+    text = json.dumps(value, default=_plain)
     return text.strip('"') if isinstance(value, str) and value else text
 
 

@@ -71,7 +71,7 @@ def locate(pinned: Pinned, split: str, cfg: FeedConfig, contents: bool = False) 
     return located
 
 
-def _columns_of(rows: Rows, pinned: Pinned, names: list[str]) -> pa.Table:
+def columns_of(rows: Rows, pinned: Pinned, names: list[str]) -> pa.Table:
     """Small columns of all samples, in their order."""
     assert rows.row_N is not None
     fragments, parts = scan.numbered(pinned.table, pinned.version, names, only=rows.fragments)
@@ -87,7 +87,7 @@ def _columns_of(rows: Rows, pinned: Pinned, names: list[str]) -> pa.Table:
 def _with_contents(rows: Rows, pinned: Pinned) -> Rows:
     """The rows with their ids and, if there are any, their hashes."""
     names = [pinned.table.columns.id] + ([SHA256] if rows.hash_field is not None else [])
-    read = _columns_of(rows, pinned, names)
+    read = columns_of(rows, pinned, names)
     ids = [chunk.cast(pa.large_string()) for chunk in read[names[0]].chunks]
     hashes = stored.parsed(read[SHA256]) if rows.hash_field is not None else None
     return replace(rows, ids=pa.concat_arrays(ids), sha256_N32=hashes)
@@ -96,11 +96,11 @@ def _with_contents(rows: Rows, pinned: Pinned) -> Rows:
 def _weights_of(rows: Rows, pinned: Pinned, split: str, cfg: FeedConfig) -> np.ndarray | None:
     """Sampling weights, only where the config asks for some. Only training draws by source."""
     if cfg.sampling == "weighted" and cfg.weights:
-        read = _columns_of(rows, pinned, [cfg.weights])
+        read = columns_of(rows, pinned, [cfg.weights])
         return _weights(read[cfg.weights], cfg.weights)
     if cfg.sampling == "sources" and split == cfg.train:
         name = pinned.table.columns.source
-        sources = _columns_of(rows, pinned, [name])[name].combine_chunks().dictionary_encode()
+        sources = columns_of(rows, pinned, [name])[name].combine_chunks().dictionary_encode()
         return source_weights(sources, cfg.mix)
     return None
 

@@ -16,6 +16,7 @@ import numpy as np
 BITS = 256
 ROWS, COLUMNS = 16, 17
 LOOKS = ("brightness", "contrast", "sharpness")  # what `statistics` gives
+SEEN = (*LOOKS, "width", "height")  # with the size as it is stored: what drift checks compare
 FLAT = 0.01  # grey levels: rounding of float32 sums differs by less where nothing else does
 
 PIXELS_AT_ONCE = 65_536  # of `statistics`: 256 kB of grey levels

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from raypipe.errors import DataError, RaypipeError
-from raypipe.registry import moves
+from raypipe.registry import catalog, moves
 from raypipe.registry.moves import History, Move
 from raypipe.registry.tracking import Store
 from raypipe.tables import retries
@@ -35,7 +35,9 @@ from raypipe.tables.commits import TRIES, Moved
 log = logging.getLogger("raypipe")
 LOOK_AGAIN_S = 0.5
 APPLIED = "raypipe.move."  # tag of a version, with the alias: the number of the applied move
-_NOT_THERE = "RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"
+# What MLflow's stores answer where there is no such model, version or alias. Its SQL store calls a
+# missing alias an invalid parameter, as it calls much else.
+_NOT_THERE = "RESOURCE_DOES_NOT_EXIST", "NOT_FOUND"
 
 
 @dataclass(frozen=True)
@@ -50,11 +52,16 @@ class Held:
         return int(self.entity.version) if self.entity else None
 
 
+def look(store: Store) -> Held:
+    """The alias and its moves as they are now. Nothing is mended and nothing recorded."""
+    return Held(_alias(store), moves.read(store))
+
+
 def held(store: Store) -> Held:
     """The alias, in line with the table. Raises DataError for a table that cannot be read."""
     seen = None
     for attempt in range(1, TRIES + 1):
-        now = Held(_alias(store), moves.read(store))
+        now = look(store)
         move = now.history.newest
         if move is None:
             return now
@@ -146,9 +153,15 @@ def _alias(store: Store) -> Any:
         return store.client.get_model_version_by_alias(store.model, store.alias)
     except MlflowException as e:
         # No model of this name, or no such alias.
-        if e.error_code in _NOT_THERE:
+        if says_not_there(e):
             return None
         raise
+
+
+def says_not_there(error: Any) -> bool:
+    """Does this error of MLflow's say that a model, a version or an alias does not exist?"""
+    is_invalid = error.error_code == "INVALID_PARAMETER_VALUE"
+    return error.error_code in _NOT_THERE or (is_invalid and "not found" in str(error))
 
 
 def _is_applied(store: Store, move: Move) -> bool:
@@ -160,19 +173,23 @@ def _is_applied(store: Store, move: Move) -> bool:
     try:
         entity = store.client.get_model_version(store.model, str(move.version_to))
     except MlflowException as e:
-        if e.error_code in _NOT_THERE:
+        if says_not_there(e):
             return True
         raise
     return _has_tag(store, entity, move)
 
 
 def _has_tag(store: Store, entity: Any, move: Move) -> bool:
-    return int(entity.tags.get(APPLIED + store.alias, 0)) >= move.number
+    return int(catalog.read(entity.tags).get(APPLIED + store.alias, 0)) >= move.number
 
 
 def _tag(store: Store, move: Move) -> None:
-    tag = APPLIED + store.alias, str(move.number)
-    _set(store.client.set_model_version_tag, store.model, str(move.version_to), *tag)
+    tag = {APPLIED + store.alias: str(move.number)}
+    if store.is_catalog:
+        tag = catalog.written(tag)
+    for name, value in tag.items():
+        version = str(move.version_to)
+        _set(store.client.set_model_version_tag, store.model, version, name, value)
 
 
 def _set(write: Callable[..., None], *given: str) -> None:

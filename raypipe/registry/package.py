@@ -33,6 +33,7 @@ from safetensors.torch import load, save
 from raypipe.config import require_format, to_json
 from raypipe.errors import DataError, RaypipeError, one_line
 from raypipe.images.decode import Picture, decode_batch, decode_good
+from raypipe.images.measure import SEEN
 from raypipe.models.finite import require_rows, require_weights
 from raypipe.models.tasks import Task
 from raypipe.models.zoo import ImageModel, ModelConfig
@@ -81,11 +82,20 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Reference:
-    """Unseen images of the training domain: features_ND, scores_NC and their ids, row by row."""
+    """Unseen images of the training's domains: features_ND, scores_NC and their ids, row by row.
+
+    looks_NK: float32, the columns of `measure.SEEN`; NaN for images that were not looked at. None:
+    an older raypipe wrote the package. domains: each row's known domain, as a source or a camera;
+    empty: the table names none. None: an older raypipe wrote the package. groups: rows of one name
+    belong together, as the cells of one module; None: each row stands alone.
+    """
 
     features_ND: np.ndarray
     scores_NC: np.ndarray
     ids: tuple[str, ...]
+    looks_NK: np.ndarray | None = None
+    domains: tuple[str, ...] | None = None
+    groups: tuple[str, ...] | None = None
 
 
 class Package:
@@ -175,7 +185,16 @@ class Package:
 
     def reference(self) -> Reference:
         with np.load(io.BytesIO(self.files["reference.npz"]), allow_pickle=False) as arrays:
-            return Reference(arrays["features"], arrays["scores"], tuple(arrays["ids"].tolist()))
+            ids = tuple(arrays["ids"].tolist())
+            # Only looks whose columns are those of today.
+            known = "looks" in arrays and tuple(arrays["looks_columns"].tolist()) == SEEN
+            looks_NK = arrays["looks"] if known else None
+            names = {
+                name: tuple(arrays[name].tolist())
+                for name in ("domains", "groups")
+                if name in arrays
+            }
+            return Reference(arrays["features"], arrays["scores"], ids, looks_NK, **names)
 
     def predict(self, images: Sequence[bytes], threads: int = 2) -> Predictions:
         """Labels and scores of encoded images.
@@ -250,7 +269,13 @@ def build(
 
     ids = np.array(reference.ids, dtype=np.str_)
     arrays = io.BytesIO()
-    np.savez(arrays, features=features_ND, scores=scores_NC, ids=ids)
+    kept: dict[str, Any] = {}
+    if reference.looks_NK is not None:
+        kept = {"looks": reference.looks_NK.astype(np.float32), "looks_columns": np.array(SEEN)}
+    for name, texts in (("domains", reference.domains), ("groups", reference.groups)):
+        if texts is not None:
+            kept[name] = np.array(texts, np.str_)
+    np.savez(arrays, features=features_ND, scores=scores_NC, ids=ids, **kept)
     info = {
         "model": cfg.resolved().model_dump(mode="json"),
         "side_px": cfg.pixels,

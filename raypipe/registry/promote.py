@@ -9,7 +9,7 @@ back is barred, and a decision is carried out once.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from urllib.parse import urlparse
 from filelock import FileLock
 
 from raypipe.errors import DataError, RaypipeError, one_line
-from raypipe.registry import follow, mlflow_model
+from raypipe.registry import catalog, follow, mlflow_model
 from raypipe.registry.follow import Held
 from raypipe.registry.moves import History, Why
 from raypipe.registry.package import Package
@@ -52,7 +52,8 @@ def _model_version(entity: Any) -> ModelVersion:
     """From MLflow's own record of a version."""
     # What was decided later says nothing about the version itself.
     later = follow.APPLIED, DECISION
-    tags = {k: v for k, v in entity.tags.items() if not k.startswith(later)}
+    tags = catalog.read(entity.tags)
+    tags = {k: v for k, v in tags.items() if not k.startswith(later)}
     return ModelVersion(entity.name, int(entity.version), str(entity.source), tags)
 
 
@@ -61,25 +62,68 @@ def find(store: Store, key: str) -> ModelVersion | None:
 
     A version without a seal does not count: registering it again gives one that can be checked.
     """
-    for version in versions(store):
-        if version.tags.get(KEY) == key and version.seal:
+    for entity in _entities(store):
+        version = _model_version(entity)
+        if version.tags.get(KEY) == key and version.seal and _is_ready(entity):
             return version
     return None
 
 
 def versions(store: Store) -> list[ModelVersion]:
-    """Every registered version, oldest first."""
-    entities = store.client.search_model_versions(f"name = '{store.model}'")
-    return sorted((_model_version(entity) for entity in entities), key=lambda v: v.version)
+    """Every registered version whose files are there, oldest first."""
+    return [_model_version(entity) for entity in _entities(store) if _is_ready(entity)]
+
+
+def _entities(store: Store) -> Iterator[Any]:
+    """MLflow's own records of all versions, oldest first."""
+    from mlflow.exceptions import MlflowException
+
+    numbers: dict[int, Any] = {}
+    token = None
+    while True:
+        try:
+            page = store.client.search_model_versions(f"name = '{store.model}'", page_token=token)
+        except MlflowException as e:
+            # Unity Catalog says so of a model that does not exist yet; others find nothing.
+            if follow.says_not_there(e):
+                return
+            raise
+        numbers |= {int(entity.version): entity for entity in page}
+        token = page.token
+        if not token:
+            break
+    for number in sorted(numbers):
+        entity = numbers[number]
+        # What Unity Catalog finds has no tags: each version is asked for, and may be gone by now.
+        if store.is_catalog:
+            entity = _entity(store, number)
+        if entity is not None:
+            yield entity
+
+
+def _entity(store: Store, number: int) -> Any:
+    """MLflow's own record of one version; None if there is none."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        return store.client.get_model_version(store.model, str(number))
+    except MlflowException as e:
+        if follow.says_not_there(e):
+            return None
+        raise
+
+
+def _is_ready(entity: Any) -> bool:
+    """Are its files there? In Unity Catalog a version comes first; its writer may have died."""
+    return entity.status == "READY"
 
 
 def require_version(store: Store, number: int, fix: str) -> ModelVersion:
     """The version with this number. Raises DataError with this `fix` if there is none."""
-    known = versions(store)
-    for version in known:
-        if version.version == number:
-            return version
-    numbers = ", ".join(str(version.version) for version in known)
+    found = _entity(store, number)
+    if found is not None and _is_ready(found):
+        return _model_version(found)
+    numbers = ", ".join(str(version.version) for version in versions(store))
     raise DataError(
         f"The model {store.model!r} has no version {number}",
         got=store.uri,
@@ -99,7 +143,7 @@ def register(
 
     # log_model takes its address from the process, which may have opened another store since.
     mlflow.set_tracking_uri(store.address)
-    mlflow.set_registry_uri(store.address)
+    mlflow.set_registry_uri(store.registry)
     with FileLock(store.folder / "register.lock"):
         before = find(store, key)
         if before is not None:
@@ -108,15 +152,17 @@ def register(
         opened = Package(package)
         logged = mlflow_model.log(run_id, opened)
         _ensure_name(store)
+        marks = {KEY: key, SEAL: opened.seal} | tags
         created = store.client.create_model_version(
             store.model,
             source=logged.model_uri,
             run_id=run_id,
-            tags={KEY: key, SEAL: opened.seal} | tags,
+            tags=catalog.written(marks) if store.is_catalog else marks,
             model_id=logged.model_id,
         )
         # The lock holds on hosts that share the folder. If a host that does not share it has
-        # registered the same key meanwhile, the first version counts.
+        # registered the same key meanwhile, the first version counts. In Unity Catalog that one may
+        # become ready after this look: then both stay, and the first counts from then on.
         first = find(store, key)
         if first is not None and first.version < int(created.version):
             store.client.delete_model_version(store.model, created.version)
@@ -124,10 +170,12 @@ def register(
         return _model_version(created)
 
 
-def tag_decision(store: Store, version: ModelVersion, key: str, promoted: bool) -> None:
-    """Note on a challenger how the comparison with this key ended."""
-    said = f"{key} {'promoted' if promoted else 'refused'}"
-    store.client.set_model_version_tag(version.name, str(version.version), DECISION, said)
+def tag_decision(store: Store, version: ModelVersion, decision: str, promoted: bool) -> None:
+    """Note on a challenger how the comparison with the key `decision` ended."""
+    said = f"{decision} {'promoted' if promoted else 'refused'}"
+    tag = catalog.written({DECISION: said}) if store.is_catalog else {DECISION: said}
+    for key, value in tag.items():
+        store.client.set_model_version_tag(version.name, str(version.version), key, value)
 
 
 def champion(store: Store) -> ModelVersion | None:
@@ -196,9 +244,51 @@ def rollback(store: Store, to: int | None = None, note: str = "") -> tuple[int |
     for one that was rolled back itself, Lost if the alias moves meanwhile.
     """
     now = follow.held(store)
+    done = _rolled_back(now) if to is None else None
+    if done is not None:
+        return done
+    target = _target(store, now, to)
+
+    def check(then: Held) -> None:
+        _refuse_barred(store, then.history, target, {})
+        if then.version != now.version:
+            raise _lost(store, then, target, now.version, "rollback")
+
+    _move(store, target, check, "rollback", note, None)
+    return now.version, target
+
+
+def plan(
+    store: Store, version: int | None, unbar: bool = False, rolls_back: bool = False
+) -> tuple[int | None, int, History]:
+    """What a promotion of this version, or a rollback to it, would do: (from, to, the moves).
+
+    Nothing is written; a crash that the next command would mend is not mended. version: None for
+    the one before, of a rollback. Raises what the move itself would.
+    """
+    now = follow.look(store)
+    if rolls_back:
+        done = _rolled_back(now) if version is None else None
+        if done is not None:
+            return done[1], done[1], now.history
+        version = _target(store, now, version)
+    assert version is not None, "a promotion names its version"
+    challenger = require_version(store, version, "raypipe promote CONFIG --version N")
+    if not unbar and now.version != version:
+        _refuse_barred(store, now.history, challenger.version, {})
+    return now.version, challenger.version, now.history
+
+
+def _rolled_back(now: Held) -> tuple[int | None, int] | None:
+    """The ends of the newest move, if that is a rollback already."""
     newest = now.history.newest
-    if to is None and newest is not None and newest.why == "rollback" and newest.version_to:
-        return newest.version_from, newest.version_to
+    if newest is None or newest.why != "rollback" or not newest.version_to:
+        return None
+    return newest.version_from, newest.version_to
+
+
+def _target(store: Store, now: Held, to: int | None) -> int:
+    """The version that a rollback goes to. Raises DataError where there is none."""
     target = now.history.before(now.version) if to is None else to
     if target is None or (target not in now.history.used() and target != now.version):
         raise DataError(
@@ -208,14 +298,7 @@ def rollback(store: Store, to: int | None = None, note: str = "") -> tuple[int |
             fix="raypipe promote CONFIG --version N moves to any version",
         )
     require_version(store, target, "Name another one: raypipe rollback CONFIG --to N")
-
-    def check(then: Held) -> None:
-        _refuse_barred(store, then.history, target, {})
-        if then.version != now.version:
-            raise _lost(store, then, target, now.version, "rollback")
-
-    _move(store, target, check, "rollback", note, None)
-    return now.version, target
+    return target
 
 
 def _move(
@@ -281,13 +364,18 @@ def fetch(store: Store, version: ModelVersion) -> Package:
     for a package that is not the registered one, or that cannot be checked because the version has
     no seal.
     """
-    address = store.client.get_model_version_download_uri(version.name, str(version.version))
+    # Unity Catalog has a copy of its own, elsewhere than the run's.
+    address = "models:" if store.is_catalog else _download_uri(store, version)
     if urlparse(address).scheme in ("", "file"):
-        return _package(_files(store, version, None), version)
+        return _package(_files(store, version, None), version, store.is_catalog)
     with tempfile.TemporaryDirectory(prefix="raypipe-") as temporary:
-        package = _package(_files(store, version, temporary), version)
+        package = _package(_files(store, version, temporary), version, store.is_catalog)
     package.folder = None  # all of its files are in memory
     return package
+
+
+def _download_uri(store: Store, version: ModelVersion) -> str:
+    return store.client.get_model_version_download_uri(version.name, str(version.version))
 
 
 def _files(store: Store, version: ModelVersion, into: str | None) -> Path:
@@ -296,9 +384,14 @@ def _files(store: Store, version: ModelVersion, into: str | None) -> Path:
 
     # MLflow looks for a version's logged model in its global store: another one may be open, too.
     mlflow.set_tracking_uri(store.address)
+    # A version in Unity Catalog names the logged model that it was copied from, which may be gone.
+    uri = f"models:/{version}" if store.is_catalog else version.uri
     try:
         folder = mlflow.artifacts.download_artifacts(
-            artifact_uri=version.uri, tracking_uri=store.address, dst_path=into
+            artifact_uri=uri,
+            tracking_uri=store.address,
+            registry_uri=store.registry,
+            dst_path=into,
         )
     except (OSError, mlflow.MlflowException) as e:
         # MLflow keeps absolute addresses: a store whose folder was moved names the old place.
@@ -311,7 +404,7 @@ def _files(store: Store, version: ModelVersion, into: str | None) -> Path:
     return Path(folder)
 
 
-def _package(folder: Path, version: ModelVersion) -> Package:
+def _package(folder: Path, version: ModelVersion, is_catalog: bool) -> Package:
     """The package among the files of an MLflow model. Raises DataError; see `fetch`."""
     package = folder / "artifacts" / "package"
     # MLflow keeps the name of the folder that was logged.
@@ -319,13 +412,14 @@ def _package(folder: Path, version: ModelVersion) -> Package:
         package = next(folder.glob("artifacts/*"), package)
     if version.seal is None:
         seal = Package(package).seal
+        tag = next(iter(catalog.written({SEAL: seal}))) if is_catalog else SEAL
         set_tag = (
             f"MlflowClient().set_model_version_tag({version.name!r}, '{version.version}', "
-            f"'{SEAL}', '{seal}')"
+            f"'{tag}', '{seal}')"
         )
         raise DataError(
             f"The model version {version} has no seal, so its package cannot be checked",
-            got=f"no tag {SEAL}: an earlier raypipe registered it",
+            got=f"no tag {tag}: an earlier raypipe registered it",
             rule="raypipe loads a package only if its manifest has the sha256 "
             "that the registry keeps",
             fix="Train and register again; or, if you trust its files as they are, "

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from raypipe.registry import catalog
 from raypipe.registry.promote import DECISION, ModelVersion
 from raypipe.registry.tracking import Store, finished_run
 
@@ -54,7 +55,7 @@ def text_of(store: Store, run: Recorded, name: str) -> str | None:
 def decision_of(store: Store, version: ModelVersion) -> str:
     """The key of the comparison that was noted on a challenger; "" without one."""
     tags = store.client.get_model_version(version.name, str(version.version)).tags
-    return str(tags.get(DECISION, "")).partition(" ")[0]
+    return str(catalog.read(tags).get(DECISION, "")).partition(" ")[0]
 
 
 def _run(store: Store, run_id: str) -> Recorded | None:

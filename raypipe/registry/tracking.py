@@ -3,7 +3,8 @@
 Only this room imports MLflow. Every run has the tag `raypipe.key`, a hash of what determines its
 result. If a finished run with the key exists, it is reused, so a rerun after a kill adds no second
 run. The default store is SQLite in the run folder. `databricks` or an http address works as well;
-MLflow 3 refuses file stores.
+MLflow 3 refuses file stores. Models may be registered elsewhere than runs, as in Unity Catalog
+(catalog.py).
 
 Several processes may want a run of the same key. The protocol:
 
@@ -29,7 +30,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from filelock import FileLock
 from pydantic import Field, model_validator
@@ -37,7 +38,7 @@ from typing_extensions import Self
 
 from raypipe.config import RunConfig, Section
 from raypipe.errors import ConfigError, hidden, keep_secrets_of, one_line
-from raypipe.registry import made_by
+from raypipe.registry import catalog, made_by
 from raypipe.tables import storage
 from raypipe.tables.storage import StorageOptions
 from raypipe.tables.table import TableVersion
@@ -59,11 +60,18 @@ class RegistryConfig(Section):
     """Address of the MLflow store. null: SQLite in the run folder. `env:NAME`: the address in the
     environment variable NAME, which may hold a password as no other address may."""
 
+    registry_uri: str | None = None
+    """Address of the model registry, where it is not in the same store. `databricks-uc` or
+    `databricks-uc://PROFILE`: Unity Catalog. `env:NAME` as for uri. null: the store of uri, and
+    Unity Catalog if that is Databricks."""
+
     experiment: str = "raypipe"
-    """MLflow experiment of all runs; it is created if it does not exist."""
+    """MLflow experiment of all runs; it is created if it does not exist. On Databricks a path in
+    the workspace, as /Shared/raypipe or /Users/NAME/raypipe."""
 
     model: str | None = None
-    """Name under which models are registered. null: the run's name."""
+    """Name under which models are registered; in Unity Catalog catalog.schema.model. null: the
+    run's name."""
 
     intended_use: str = ""
     """What the model is for and what it is not for, in words; its card says it."""
@@ -77,14 +85,24 @@ class RegistryConfig(Section):
     split. A larger split is sampled evenly, and the card says so. They are predicted by one process
     that holds their features. null: all."""
 
+    domain: str | None = None
+    """Column that names the known domain of an image, as its camera or its site. The reference
+    keeps the domain of each image, and a batch drifts if it fits no mixture of them. null: the
+    job's `watch.domain`; else the source column, if the table has one."""
+
+    group: str | None = None
+    """Column that names the images that belong together, as the cells of one module. Such images
+    are not independent, and drift checks know it. null: the job's `watch.group`; else each image
+    stands alone."""
+
     alias: str = "champion"
     """Alias of the version in use. Promotion moves it; predictions and drift checks follow it."""
 
     moves: str | None = None
     """Delta table of all moves of aliases, a folder or an address in an object store. It fences
-    promotions of several hosts. null: `raypipe-moves` beside the MLflow store, if that is SQLite;
-    else below `artifacts.uri`, if that is set; else in the run folder, which fences only the hosts
-    that share it."""
+    promotions of several hosts. null: `raypipe-moves` beside the registry, if that is SQLite; else
+    (a server, Unity Catalog) below `artifacts.uri`, if that is set; else in the run folder, which
+    fences only the hosts that share it."""
 
     moves_storage_options: StorageOptions = Field(default=None, repr=False)
     """Options of the store of `registry.moves`, as those of a table. Credentials among them are
@@ -110,15 +128,43 @@ class Store:
     alias: str
     folder: Path  # the run's own files of the store, and its locks
     address: str = field(repr=False, default="")  # for MLflow alone: may hold a password
+    registry: str = field(repr=False, default="")  # the same, of the model registry
     moves: str = ""  # the Delta table of alias moves
     moves_options: dict[str, str] | None = field(repr=False, default=None)
     is_shared: bool = True  # do all hosts of the MLflow store share that table?
 
+    @property
+    def is_catalog(self) -> bool:
+        """Are the models in Unity Catalog?"""
+        return catalog.is_catalog(self.registry)
 
-def open_store(run: RunConfig, cfg: RegistryConfig, create: bool = True) -> Store:
+
+class Place(Protocol):
+    """A place in an object store that hosts share: the section `artifacts`."""
+
+    @property
+    def uri(self) -> str | None: ...
+
+    @property
+    def storage_options(self) -> dict[str, str] | None: ...
+
+
+@dataclass(frozen=True)
+class MovesPlace:
+    """The table of alias moves, and whether all hosts of the registry share it."""
+
+    uri: str
+    options: dict[str, str] | None = field(repr=False, default=None)
+    is_shared: bool = True
+
+
+def open_store(
+    run: RunConfig, cfg: RegistryConfig, beside: Place | None = None, *, create: bool = True
+) -> Store:
     """Open or create the store. Raises ConfigError if MLflow cannot open it.
 
-    create: false leaves a store as it is; one in a file must exist.
+    beside: where the table of moves may lie; see moves_of. create: false leaves a store as it is;
+    one in a file must exist.
 
     The first use of a SQLite store migrates it, which takes some seconds.
     """
@@ -128,11 +174,11 @@ def open_store(run: RunConfig, cfg: RegistryConfig, create: bool = True) -> Stor
     folder = run.path / "mlflow"
     if create:
         folder.mkdir(parents=True, exist_ok=True)
-    uri = address_of(cfg.uri) if cfg.uri else f"sqlite:///{folder / 'mlflow.db'}"
+    uri, registry = addresses(run, cfg)
     mlflow.set_tracking_uri(uri)
-    mlflow.set_registry_uri(uri)
+    mlflow.set_registry_uri(registry)
     try:
-        client = mlflow.MlflowClient(uri, uri)
+        client = mlflow.MlflowClient(uri, registry)
         artifacts = (folder / "artifacts").as_uri() if uri.startswith("sqlite") else None
         experiment_id = _experiment_id(client, cfg.experiment, artifacts, create)
     except Exception as e:
@@ -141,7 +187,7 @@ def open_store(run: RunConfig, cfg: RegistryConfig, create: bool = True) -> Stor
             got=uri,
             fix="Check registry.uri",
         ) from e
-    moves, is_shared = moves_of(run, cfg)
+    moves = moves_of(run, cfg, beside)
     return Store(
         client,
         hidden(uri),
@@ -150,32 +196,58 @@ def open_store(run: RunConfig, cfg: RegistryConfig, create: bool = True) -> Stor
         cfg.alias,
         folder,
         uri,
-        moves,
-        cfg.moves_storage_options,
-        is_shared,
+        registry,
+        moves.uri,
+        moves.options,
+        moves.is_shared,
     )
+
+
+def addresses(run: RunConfig, cfg: RegistryConfig) -> tuple[str, str]:
+    """Where runs are, and where models are registered. Raises ConfigError for addresses that
+    Databricks does not have."""
+    uri = address_of(cfg.uri) if cfg.uri else f"sqlite:///{run.path / 'mlflow' / 'mlflow.db'}"
+    registry = catalog.default_registry(uri)
+    if cfg.registry_uri is not None:
+        registry = address_of(cfg.registry_uri, "registry.registry_uri")
+    catalog.check_addresses(uri, registry)
+    return uri, registry
 
 
 def store_file(run: RunConfig, cfg: RegistryConfig) -> Path | None:
     """The database of a store in a file; None for a store elsewhere."""
-    if cfg.uri is None:
-        return run.path / "mlflow" / "mlflow.db"
-    address = address_of(cfg.uri)
+    return _file(addresses(run, cfg)[0])
+
+
+def _file(address: str) -> Path | None:
     if not address.startswith("sqlite:///"):
         return None
     # What follows ? are options.
     return Path(address.removeprefix("sqlite:///").partition("?")[0])
 
 
-def moves_of(run: RunConfig, cfg: RegistryConfig) -> tuple[str, bool]:
-    """The table of alias moves, and whether all hosts of the MLflow store share it."""
+def moves_of(run: RunConfig, cfg: RegistryConfig, beside: Place | None = None) -> MovesPlace:
+    """The table of alias moves. beside: a place that the hosts of a remote registry share."""
     if cfg.moves is not None:
-        return cfg.moves, True
-    file = store_file(run, cfg)
+        return MovesPlace(cfg.moves, cfg.moves_storage_options)
+    file = _file(addresses(run, cfg)[1])
     if file is not None:
         # The same folder by whichever link: two runs that share the store share the table.
-        return str(file.absolute().resolve().parent / MOVES), True
-    return str(run.path / "mlflow" / MOVES), False
+        return MovesPlace(str(file.absolute().resolve().parent / MOVES), cfg.moves_storage_options)
+    if beside is not None and beside.uri is not None:
+        options = cfg.moves_storage_options or beside.storage_options
+        return MovesPlace(f"{beside.uri.rstrip('/')}/{MOVES}", options)
+    mine = str(run.path / "mlflow" / MOVES)
+    return MovesPlace(mine, cfg.moves_storage_options, is_shared=False)
+
+
+def placed(run: RunConfig, cfg: RegistryConfig, beside: Place) -> RegistryConfig:
+    """The section with its table of moves named, for those who know no other section."""
+    moves = moves_of(run, cfg, beside)
+    if not moves.is_shared:
+        return cfg
+    named = {"moves": moves.uri, "moves_storage_options": moves.options}
+    return cfg.model_copy(update=named)
 
 
 def check_names(run: RunConfig, cfg: RegistryConfig) -> None:
@@ -206,6 +278,10 @@ def check_names(run: RunConfig, cfg: RegistryConfig) -> None:
             rule="An alias has letters, digits, _ and -, and is neither `latest` nor like v1",
             fix="Set registry.alias=champion",
         )
+    uri, registry = addresses(run, cfg)
+    catalog.check_experiment(uri, cfg.experiment)
+    if catalog.is_catalog(registry):
+        catalog.check_names(model, cfg.alias)
 
 
 def _experiment_id(client: MlflowClient, name: str, artifacts: str | None, create: bool) -> str:
@@ -218,8 +294,11 @@ def _experiment_id(client: MlflowClient, name: str, artifacts: str | None, creat
     return str(client.create_experiment(name, artifact_location=artifacts))
 
 
-def address_of(uri: str) -> str:
-    """The address itself, or for `env:NAME` the value of that environment variable."""
+def address_of(uri: str, of: str = "registry.uri") -> str:
+    """The address itself, or for `env:NAME` the value of that environment variable.
+
+    of: the setting that has it.
+    """
     name = uri.removeprefix("env:")
     if name == uri:
         return uri
@@ -227,9 +306,9 @@ def address_of(uri: str) -> str:
     if not address:
         raise ConfigError(
             f"The environment variable {name} is not set",
-            got=f"registry.uri={uri}",
+            got=f"{of}={uri}",
             rule="env:NAME takes MLflow's address from the variable NAME",
-            fix=f"export {name}=…, or set registry.uri",
+            fix=f"export {name}=…, or set {of}",
         )
     keep_secrets_of(address)
     return address

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from pydantic import Field
@@ -28,14 +28,15 @@ from raypipe.registry.promote import ModelVersion
 from raypipe.registry.tracking import Store
 from raypipe.serve import pieces, since, workers
 from raypipe.serve.commits import Calls, Commits, Stopped
-from raypipe.serve.links import batches, links, read_rows
-from raypipe.serve.predicted_rows import CONSTANT, FORMAT, SCHEMA
+from raypipe.serve.links import batches, finished, links, read_rows
+from raypipe.serve.predicted_rows import CONSTANT, FORMAT, SCHEMA, gone
 from raypipe.serve.shared_package import SharedPackage, share
 from raypipe.serve.since import Plan, Target
 from raypipe.serve.summary import Summary
 from raypipe.serve.workers import Reading
 from raypipe.tables import between, retries
 from raypipe.tables.address import resolve
+from raypipe.tables.between import Rows
 from raypipe.tables.commits import TRIES
 from raypipe.tables.parts import PartTable
 from raypipe.tables.table import ImageTable, TableConfig, TableVersion
@@ -225,6 +226,34 @@ def bring(
         key, more = _make(store, work, planned, calls)
         return work.brought(key, made + more, mine.base)
     raise retries.busy(out.uri, f"{TRIES} tries")
+
+
+def bring_rows(
+    store: Store,
+    run: RunConfig,
+    source: TableConfig,
+    cfg: PredictConfig,
+    model: ModelVersion,
+    rows: Rows,
+    named: str,
+    calls: Calls,
+) -> Brought:
+    """Predict some rows of a pinned version, once. Raises as `predict` does, and Stopped.
+
+    named: by what is in `rows`. Other predictions of the table neither add to these nor have them.
+    """
+    table, version = ImageTable.open_pinned(source)
+    out = open_out(run, source, cfg, f"predict {sum(rows.counts)} rows of {version} with {model}")
+    target = target_of(source, table, version, model)
+    # The rows of a window do not change, but a vacuum may leave other files to read them from:
+    # their pieces would be other pieces.
+    files = [[one.path, one.row_group, one.deleted.hex()] for one in rows.fragments]
+    key = key_of("rows", target.key, named, files)
+    work = _Work(table, version, source, cfg, model, out, replace(target, line=key, key=key))
+    if key in finished(links(out.counts())):
+        return work.brought(key, Made(), None)
+    key, made = _make(store, work, Plan(key, None, rows, gone([], []), costly=False), calls)
+    return work.brought(key, made, None)
 
 
 def open_out(run: RunConfig, source: TableConfig, cfg: PredictConfig, why: str) -> PartTable:

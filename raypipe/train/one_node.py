@@ -1,28 +1,26 @@
-"""The process group of Ray Train workers that share a node: its store stays on loopback.
+"""The process group of Ray Train workers that share a node: its store is a file.
 
-Ray gives every group a TCPStore that listens on all addresses of the node, by IPv6 with IPv4 inside.
-Anyone who reaches the node may write to that store, and torch asks DNS for the name of each peer:
-::ffff:127.0.0.1 stands in no /etc/hosts, so the question leaves the host. Here the store listens on
-127.0.0.1 alone. Groups that span nodes are Ray's own.
+Ray gives every group a TCPStore, which listens on all addresses of the node: whoever reaches the
+node may write to it. And each of its clients asks DNS for the name of ::ffff:127.0.0.1, which
+stands in no /etc/hosts, so the question leaves the host. Listening on loopback alone does not help:
+the clients still go by IPv6 (measured). Groups that span nodes are Ray's own.
 """
 
 from __future__ import annotations
 
 import os
-import socket
+import shutil
+import tempfile
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 from ray.train.backend import Backend
 from ray.train.torch import TorchConfig
 
-LOOPBACK = "127.0.0.1"
-
-_listening: socket.socket | None = None  # in the worker of rank 0, until the store takes it
-
 
 class NodeConfig(TorchConfig):
-    """Ray's TorchConfig, with the store on loopback where one node holds all workers."""
+    """Ray's TorchConfig, with the store in a file where one node holds all workers."""
 
     @property
     def backend_cls(self) -> type[Backend]:
@@ -34,16 +32,20 @@ class _Node(Backend):
 
     def __init__(self) -> None:
         self._theirs: Backend = TorchConfig().backend_cls()
+        self._folder = ""
 
     def on_start(self, worker_group: Any, backend_config: Any) -> None:
         if len(set(worker_group.execute(_node))) > 1:
             self._theirs.on_start(worker_group, backend_config)
             return
-        port = worker_group.execute_single(0, _listen)
-        worker_group.execute(_begin, backend_config.backend, port, backend_config.timeout_s)
+        # A new one for each group: a file of an earlier group would say that all are there.
+        self._folder = worker_group.execute_single(0, _make_folder)
+        worker_group.execute(_begin, backend_config.backend, self._folder, backend_config.timeout_s)
 
     def on_shutdown(self, worker_group: Any, backend_config: Any) -> None:
         self._theirs.on_shutdown(worker_group, backend_config)
+        if self._folder:
+            worker_group.execute_single(0, shutil.rmtree, self._folder, ignore_errors=True)
 
 
 def _node() -> str:
@@ -52,19 +54,16 @@ def _node() -> str:
     return str(ray.get_runtime_context().get_node_id())
 
 
-def _listen() -> int:
-    """In rank 0: take a free port of loopback; the store's clients may connect from now on."""
-    global _listening
-    _listening = socket.create_server((LOOPBACK, 0))
-    return int(_listening.getsockname()[1])
+def _make_folder() -> str:
+    # On the node's own disk: a network's may have no file locks.
+    return tempfile.mkdtemp(prefix="raypipe-group-")
 
 
-def _begin(backend: str, port: int, timeout_s: int) -> None:
+def _begin(backend: str, folder: str, timeout_s: int) -> None:
     """In every worker: join the group."""
     import ray.train
     import torch.distributed as dist
 
-    global _listening
     context = ray.train.get_context()
     rank, workers = context.get_world_rank(), context.get_world_size()
     # As torchrun sets them: DeepSpeed reads some.
@@ -74,18 +73,9 @@ def _begin(backend: str, port: int, timeout_s: int) -> None:
         "LOCAL_RANK": str(context.get_local_rank()),
         "LOCAL_WORLD_SIZE": str(context.get_local_world_size()),
         "NODE_RANK": "0",
-        "MASTER_ADDR": LOOPBACK,
-        "MASTER_PORT": str(port),
     }
+    path = str(Path(folder) / "store")
+    store = dist.FileStore(path, workers)  # type: ignore[attr-defined]  # torch has no stub of it
     timeout = timedelta(seconds=timeout_s)
-    taken, _listening = _listening, None
-    store = dist.TCPStore(
-        LOOPBACK,
-        port,
-        workers,
-        is_master=rank == 0,
-        timeout=timeout,
-        # The store closes the socket at its end.
-        master_listen_fd=taken.detach() if taken else None,
-    )
+    store.set_timeout(timeout)
     dist.init_process_group(backend, store=store, rank=rank, world_size=workers, timeout=timeout)

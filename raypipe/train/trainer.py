@@ -88,6 +88,9 @@ def plan(job: TrainJob, pinned: Pinned | None = None) -> Plan:
     """
     job = join(job)
     rows = pinned or pin(job.table, job.feed, kind=job.model.task)
+    # Before hours of training: the reference is drawn when they are over.
+    named = [name for name in (job.registry.domain, job.registry.group) if name]
+    rows.table.require(rows.table.at(rows.version), *named)
     # Made once, for the finders and for the training.
     data = Prepared(lambda: prepare(job, rows))
     resolved = finders.resolve(job, rows, data)

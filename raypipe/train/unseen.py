@@ -15,13 +15,14 @@ import torch
 from raypipe.config import metrics_of, to_json
 from raypipe.feed.dataset import Pinned
 from raypipe.feed.feed import Feed, fetch
+from raypipe.feed.locate import locate
 from raypipe.files import write_atomic
 from raypipe.models import calibrate
 from raypipe.models.finite import require_rows
 from raypipe.models.labels import Kind
 from raypipe.models.zoo import ImageModel
 from raypipe.registry.package import Reference
-from raypipe.train import trainer
+from raypipe.train import belonging, looked_at, trainer
 from raypipe.train.job import TrainJob, TrainResult
 from raypipe.train.objective import judge
 
@@ -98,7 +99,7 @@ def reference(job: TrainJob, model: ImageModel, pinned: Pinned, folder: Path) ->
     trained_on_val = set(pinned.parts(feed.val)) <= set(pinned.parts(feed.train))
     if trained_on_val and pinned.counts[feed.test]:
         split = feed.test
-    predicted, labels_N = predict_split(job, model, pinned, split)
+    predicted, labels_N = predict_split(job, model, pinned, split, described=True)
     if split == feed.test:
         _store_test(job, folder, pinned, predicted, labels_N)
     if not job.model.calibrate:
@@ -185,12 +186,13 @@ def _store_test(
 
 
 def predict_split(
-    job: TrainJob, model: ImageModel, pinned: Pinned, split: str
+    job: TrainJob, model: ImageModel, pinned: Pinned, split: str, described: bool = False
 ) -> tuple[Reference, np.ndarray]:
     """Features and scores of a split, and the labels of the images they are of.
 
     Of a split with more images than registry.judged_images, they are of a sample. The feed replaces
-    a broken image by its neighbour: then the label is the neighbour's too.
+    a broken image by its neighbour: then the label is the neighbour's too. described: with all that
+    a reference says of its images.
     """
     source = trainer.sources(job, pinned, [split], most=job.registry.judged_images)[split]
     feed = Feed(source, source, 256, job.run.seed)
@@ -219,4 +221,11 @@ def predict_split(
     # A package keeps ids as text: a null one is blank, and not the name "None".
     ids = tuple(image_id or "" for image_id in rows.ids_of(samples_N))
     labels_N = rows.labels(samples_N)
-    return Reference(features_ND, scores_NC, ids), labels_N
+    if not described:
+        return Reference(features_ND, scores_NC, ids), labels_N
+    if frozen:
+        # Features come without the places of their images. The samples are the same.
+        rows = locate(pinned, split, job.feed).sampled(job.registry.judged_images)
+    domains, groups = belonging.names(job.registry, pinned, rows, samples_N)
+    looks_NK = looked_at.looks(rows, samples_N, job.model.pixels, job.feed.threads)
+    return Reference(features_ND, scores_NC, ids, looks_NK, domains, groups), labels_N

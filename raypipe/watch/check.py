@@ -12,6 +12,7 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,16 +21,24 @@ import pyarrow.compute as pc
 
 from raypipe import report
 from raypipe.config import RunConfig, key_of, to_json
-from raypipe.errors import DataError
+from raypipe.errors import DataError, Unreachable
+from raypipe.images.measure import SEEN
+from raypipe.models.tasks import NUMERIC
 from raypipe.registry import promote, tracking
+from raypipe.registry.package import Package, Reference
 from raypipe.registry.promote import ModelVersion
 from raypipe.registry.tracking import Store
 from raypipe.serve import batch
-from raypipe.serve.batch import PredictConfig
+from raypipe.serve.batch import Brought, Calls, PredictConfig
+from raypipe.tables import scan
 from raypipe.tables.commits import rows_once
 from raypipe.tables.table import ImageTable, TableConfig, TableVersion
-from raypipe.watch.detect import DriftConfig, DriftReport, Evidence, detect
+from raypipe.watch import ask, by_domain, projection, promise
+from raypipe.watch.detect import DriftConfig, DriftReport, Evidence, Seen, detect
+from raypipe.watch.domains import Part
 from raypipe.watch.pictures import Batch, picture_of
+from raypipe.watch.settings import WatchConfig
+from raypipe.watch.windows import Waiting, Window, Windows
 
 # Of a row of evidence; a key of format 1 named fewer things, so its rows are not looked at and the
 # check is made again.
@@ -37,7 +46,18 @@ FORMAT = 2
 _ROW = pa.schema(
     [
         (n, pa.string())
-        for n in ("key", "name", "model", "table", "checked_at", "evidence", "unusual")
+        for n in (
+            "key",
+            "name",
+            "model",
+            "table",
+            "checked_at",
+            "evidence",
+            "unusual",
+            "engine",
+            "notes",
+            "parts",
+        )
     ]
     + [
         ("is_drift", pa.bool_()),
@@ -46,6 +66,11 @@ _ROW = pa.schema(
         ("reference_images", pa.int64()),
         ("batch_images", pa.int64()),
         ("format", pa.int32()),
+        # Its number; null for a batch that was named by its version.
+        ("window", pa.int64()),
+        # Was alpha a share of watch.horizon?
+        ("promised", pa.bool_()),
+        ("since", pa.int64()),
     ]
 )
 
@@ -62,6 +87,49 @@ class CheckResult:
     report: DriftReport
     page: str
     predictions: tuple[str, str]
+    key: str = ""
+    window: Window | None = None
+    to_label: str = ""  # a CSV of images that are most worth a label, after drift
+
+
+def check_window(
+    store: Store,
+    run: RunConfig,
+    batch_table: TableConfig,
+    watch: WatchConfig,
+    predict: PredictConfig,
+    drift: DriftConfig,
+    say: Callable[[str], None],
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> CheckResult | Waiting:
+    """Check the images that came since the last check; see `check`.
+
+    Waiting: there are too few. Needs a connection to Ray. A kill anywhere loses no image and checks
+    none twice: the next call goes on with the same window.
+    """
+    windows = Windows(batch_table, watch, run, say)
+    window = windows.next()
+    if window.missed:
+        say(f"Missed: {window.missed}; their images are in this window")
+    if isinstance(window, Waiting):
+        return window
+    if window.again:
+        say(f"Nothing came since {window}: it is looked at again")
+    try:
+        done = check(
+            store, run, batch_table, watch.name, predict, drift, None, progress, window, watch
+        )
+    except Unreachable:
+        raise
+    except DataError:
+        # The next check has these images and more: one that fails must not stop all that follow.
+        windows.leave(window)
+        raise
+    windows.checked(window, done.key, done.predictions)
+    without = window.images - done.report.batch_images
+    if window.number and without:
+        say(f"{without} of {window.images} images have no prediction (broken): they are left out")
+    return done
 
 
 def check(
@@ -73,65 +141,163 @@ def check(
     drift: DriftConfig,
     model: ModelVersion | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
+    window: Window | None = None,
+    watch: WatchConfig | None = None,
 ) -> CheckResult:
     """Compare the pinned batch with the reference of `model` (default: the champion).
 
-    progress: called with (done, total) images while the batch is predicted. Raises DataError as
-    tables do.
+    progress: called with (done, total) images while the batch is predicted. window: the images that
+    are looked at; None: all of the batch. watch: says where the evidence is kept. Raises DataError
+    as tables do.
     """
     model = model or promote.require_champion(store)
-    predicted = batch.predict(store, run, batch_table, predict, model, progress)
-    key = key_of("evidence", FORMAT, predicted.key, drift, run.seed)
+    watch = watch or WatchConfig()
+    predicted = _predict(store, run, batch_table, predict, model, window, Calls(progress))
+    # Of a window by its number: a vacuum may leave other files to read the same images from.
+    about = window.key if window is not None and window.rows is not None else predicted.key
+    key = key_of("evidence", FORMAT, about, str(model), model.seal, drift, run.seed)
+    if about == predicted.key:
+        key = key_of("evidence", FORMAT, predicted.key, drift, run.seed)
+    alpha = promise.level(run, watch, window.number if window else None, str(model))
+    if watch.horizon is not None:
+        key = key_of(key, watch.horizon)
     package = promote.fetch(store, model)
     options = batch_table.storage_options
-    mine = read_batch(predicted.table, predicted.out.uri, predicted.key, options)
+    mine = read_batch(predicted.version, predicted.uri, predicted.key, options)
     reference = package.reference()
 
     def made() -> pa.Table:
-        found = detect(
-            reference.features_ND,
-            mine.features_ND,
-            reference.scores_NC,
-            mine.scores_NC,
-            drift,
-            run.seed,
+        ours = Seen(
+            _labels(package, reference.scores_NC),
+            reference.looks_NK,
+            by_domain.names(reference.domains, reference.features_ND),
+            reference.groups,
         )
-        return pa.Table.from_pylist([_as_row(key, name, str(model), predicted.table, found)], _ROW)
+        theirs = Seen(
+            _labels(package, mine.scores_NC),
+            mine.looks_NK,
+            groups=_groups(package, reference, batch_table, mine),
+        )
+        embeddings = (reference.features_ND, mine.features_ND)
+        scores = (reference.scores_NC, mine.scores_NC)
+        found = promise.kept(
+            drift, alpha, lambda cfg: detect(*embeddings, *scores, cfg, run.seed, ours, theirs)
+        )
+        is_promised = watch.horizon is not None
+        row = _as_row(key, name, str(model), predicted.version, found, window, is_promised)
+        return pa.Table.from_pylist([row], _ROW)
 
     # The tests run only if this evidence is not stored yet. Two checks at once store it once.
-    stored = rows_once(str(run.path / "drift"), _ROW, {"key": key}, made, f"drift check {name}")
+    place = watch.place(run, "drift")
+    why = f"drift check {name}"
+    stored = rows_once(place, _ROW, {"key": key}, made, why, watch.storage_options)
     found = _report(stored.to_pylist()[0])
 
     def log_metrics(run_id: str) -> None:
         tracking.log_metrics(store, run_id, _metrics(found))
 
     params = {"drift": drift.model_dump(mode="json"), "model": str(model)}
-    tracking.once(store, key, f"drift {name}", params, predicted.table, log_metrics)
+    params |= {"drift.engine": found.engine, "drift.notes": "; ".join(found.notes)}
+    tracking.once(store, key, f"drift {name}", params, predicted.version, log_metrics)
 
     # The page is drawn again each time: it is not evidence, and may have been deleted.
-    compared = f"{predicted.table} against the reference of {model}"
+    compared = f"{_looked_at(predicted.version, window)} against the reference of {model}"
     header = report.Header(
-        f"Drift check: {name}", compared, key, now(), _facts(model, predicted.table)
+        f"Drift check: {name}", compared, key, now(), _facts(model, predicted.version, found)
     )
     picture = picture_of(found, name, package, mine, ImageTable.open(batch_table))
     page = report.Page(header, checks=(picture,))
     path = report.write(page, run.path / "reports" / f"drift-{name}-{key}.html")
-    predictions = (predicted.out.uri, predicted.key)
-    return CheckResult(name, str(model), predicted.table, found, str(path), predictions)
+    to_label = ""
+    if found.is_drift and watch.ask:
+        to_label = str(path.with_name(f"to-label-{key}.csv"))
+        _ask(Path(to_label), package, reference, mine, watch.ask, drift.max_rows, run.seed)
+    predictions = (predicted.uri, predicted.key)
+    return CheckResult(
+        name, str(model), predicted.version, found, str(path), predictions, key, window, to_label
+    )
+
+
+def _ask(
+    file: Path,
+    package: Package,
+    reference: Reference,
+    mine: Batch,
+    most: int,
+    max_rows: int,
+    seed: int,
+) -> None:
+    """Write down which images are most worth a label."""
+    rng = np.random.default_rng(seed)
+    known_ND = projection.subsample(reference.features_ND, max_rows, rng)
+    distance_N = projection.unusual(known_ND, mine.features_ND)
+    # The scores of a numeric task are no classes.
+    classes = _labels(package, mine.scores_NC)
+    scores_NC = mine.scores_NC[:, :1] if classes is None else mine.scores_NC
+    asked = ask.worth_a_label(scores_NC, distance_N, mine.sha256, most)
+    labels = classes or [""] * len(mine.ids)
+    ask.write(file, asked, mine.ids, mine.sha256, labels, scores_NC, distance_N)
+
+
+def _predict(
+    store: Store,
+    run: RunConfig,
+    source: TableConfig,
+    cfg: PredictConfig,
+    model: ModelVersion,
+    window: Window | None,
+    calls: Calls,
+) -> Brought:
+    if window is None:
+        return batch.bring(store, run, source, cfg, calls, model)
+    # The version that the window was opened with; there may be newer ones.
+    pinned = source.model_copy(update={"version": window.version.version})
+    if window.rows is None:
+        return batch.bring(store, run, pinned, cfg, calls, model)
+    return batch.bring_rows(store, run, pinned, cfg, model, window.rows, window.key, calls)
+
+
+def _looked_at(version: TableVersion, window: Window | None) -> str:
+    if window is None or not window.number:
+        return str(version)
+    return f"{version}, {window},"
 
 
 def now() -> datetime:
     return datetime.now(timezone.utc)
 
 
-def _facts(model: ModelVersion, version: TableVersion) -> tuple[tuple[str, str], ...]:
+def _facts(
+    model: ModelVersion, version: TableVersion, found: DriftReport
+) -> tuple[tuple[str, str], ...]:
     prepared = (("Prepared from", version.origin),) if version.origin else ()
     return (
         *prepared,
         ("Model", str(model)),
         ("Trained on", model.tags.get("raypipe.table", "?")),
         ("Code", tracking.code_commit() or "no checkout"),
+        *(("Drift tests", note) for note in found.notes),
     )
+
+
+def _labels(package: Package, scores_NC: np.ndarray) -> list[str] | None:
+    """The predicted classes; None of a model that predicts numbers."""
+    return None if package.task.kind in NUMERIC else package.task.predictions(scores_NC)
+
+
+def _groups(
+    package: Package, reference: Reference, source: TableConfig, mine: Batch
+) -> list[str] | None:
+    """The group of each image of the batch, blank where it has none. None: its table names none."""
+    column = package.info["config"].get("registry", {}).get("group")
+    table = ImageTable.open(source)
+    if reference.groups is None or column not in table.at(mine.version).schema().to_arrow().names:
+        return None
+    ids = table.columns.id
+    read = scan.rows(table, mine.version, [ids, column])
+    pairs = zip(read[ids].to_pylist(), read[column].to_pylist(), strict=True)
+    by_id = {image_id: "" if group is None else str(group) for image_id, group in pairs}
+    return [by_id.get(image_id, "") for image_id in mine.ids]
 
 
 def read_batch(
@@ -142,7 +308,7 @@ def read_batch(
     They are in the order of ids and hashes, which is the same whenever they are read. Images that
     do not decode have no features, and are left out.
     """
-    columns = ["image_id", "sha256", "embedding", "scores", "error"]
+    columns = ["image_id", "sha256", "embedding", "scores", "error", *SEEN]
     rows = batch.read_rows(uri, key, columns, storage_options)
     rows = rows.filter(pc.is_null(rows["error"]))
     if not len(rows):
@@ -152,9 +318,10 @@ def read_batch(
         )
     rows = rows.sort_by([("image_id", "ascending"), ("sha256", "ascending")])
     features, scores = (np.stack(rows[name].to_numpy()) for name in ("embedding", "scores"))
-    return Batch(
-        version, rows["image_id"].to_pylist(), rows["sha256"].to_pylist(), features, scores
-    )
+    # A look that is not known is null there, and NaN here.
+    looks_NK = np.stack([rows[name].cast(pa.float32()).to_numpy() for name in SEEN], axis=1)
+    ids, hashes = rows["image_id"].to_pylist(), rows["sha256"].to_pylist()
+    return Batch(version, ids, hashes, features, scores, looks_NK)
 
 
 def _metrics(found: DriftReport) -> dict[str, float]:
@@ -167,19 +334,28 @@ def _metrics(found: DriftReport) -> dict[str, float]:
 
 
 def _as_row(
-    key: str, name: str, model: str, version: TableVersion, found: DriftReport
+    key: str,
+    name: str,
+    model: str,
+    version: TableVersion,
+    found: DriftReport,
+    window: Window | None = None,
+    promised: bool = False,
 ) -> dict[str, Any]:
     whole = asdict(found)
-    evidence, unusual = to_json(whole.pop("evidence")), to_json(whole.pop("unusual"))
-    return whole | {
+    as_text = {name: to_json(whole.pop(name)) for name in ("evidence", "unusual", "notes", "parts")}
+    return {
+        **whole,
+        **as_text,
         "key": key,
         "name": name,
         "model": model,
         "table": str(version),
         "checked_at": now().isoformat(),
-        "evidence": evidence,
-        "unusual": unusual,
         "format": FORMAT,
+        "window": window.number if window is not None and window.number else None,
+        "since": window.since if window is not None else None,
+        "promised": promised,
     }
 
 
@@ -194,4 +370,7 @@ def _report(row: dict[str, Any]) -> DriftReport:
         row["reference_images"],
         row["batch_images"],
         unusual,
+        row["engine"],
+        tuple(json.loads(row["notes"])),
+        tuple(Part(**part) for part in json.loads(row["parts"])),
     )

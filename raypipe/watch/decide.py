@@ -1,9 +1,6 @@
-"""Evidence and policy -> decision. Pure functions: no cluster, no clock, no registry.
+"""Is the challenger better than the champion? Pure functions: no cluster, no clock, no registry.
 
-Two questions are decided here: does drift call for a retrain, and is the challenger better than the
-champion?
-
-The second is a paired comparison. Both models see the same test rows, in slices: one slice is one
+It is a paired comparison. Both models see the same test rows, in slices: one slice is one
 source of images. A challenger is promoted when two things are shown, and each bounds one error:
 
 - Superiority. The challenger is better over all test rows together, or on one slice. The p-values
@@ -89,29 +86,6 @@ def gate(slices: Sequence[Comparison], union: Comparison | None, cfg: GateConfig
     gains = ", ".join(f"{s.change} (p = {s.p_value:.2g})" for s in better)
     others = [_safe(s, level) for s in judged if s not in better]
     return Decision(True, "; ".join([f"Promoted: {gains}", *others]))
-
-
-def retrain(
-    is_drift: bool,
-    labelled_by_source: Mapping[str, int],
-    known_sources: Sequence[str],
-    force: bool = False,
-) -> Decision:
-    """Retrain when there is drift and labelled training rows of a source new to the champion.
-
-    `labelled_by_source`: the number of labelled training rows of each source.
-    """
-    if force:
-        return Decision(True, "Retraining was asked for")
-    if not is_drift:
-        return Decision(False, "No drift: the champion stays")
-    new = [source for source in sorted(labelled_by_source) if source not in known_sources]
-    if not new:
-        known = ", ".join(known_sources) or "what the champion knows"
-        text = f"Drift, but no labelled images beyond {known}: waiting for labels"
-        return Decision(False, text)
-    counts = ", ".join(f"{labelled_by_source[source]} images of {source}" for source in new)
-    return Decision(True, f"Drift, and labels: {counts}")
 
 
 def headline(metrics: Mapping[str, float]) -> str:

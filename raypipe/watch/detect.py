@@ -1,10 +1,9 @@
 """Has the world moved? Evidence from several detectors, judged together at one false-alarm rate.
 
-The tests run in the Alibi Detect sidecar (`alibi_sidecar.py`): MMD by permutation and
-Kolmogorov-Smirnov on the embedding, Kolmogorov-Smirnov on the predicted scores. With m pieces of
-evidence each is judged at alpha/m (Bonferroni), so `alpha` is the false-alarm rate of the whole
-check: at most one false alarm in 100 nightly checks at 0.01. Pieces about the same images are
-correlated, which makes Bonferroni careful, not wrong.
+`detectors/` says what is tested, `engine.py` where. With m pieces of evidence the smallest p-value
+is judged at alpha/m, the next at alpha/(m-1), and so on until one is not small enough (Holm 1979).
+So `alpha` is the false-alarm rate of the whole check: at most one false alarm in 100 nightly checks
+at 0.01. Pieces about the same images are correlated, which makes this careful, not wrong.
 
 The rate holds for images drawn independently. Images that come in groups (the cells of one module,
 the frames of one film) differ from group to group: two neighbouring blocks of 130 ELPV mono cells
@@ -14,28 +13,77 @@ compare with batches that hold many groups too.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import Field, model_validator
 
-from raypipe.cluster import sidecar
 from raypipe.config import Section
 from raypipe.errors import DataError
+from raypipe.images.measure import SEEN
+from raypipe.watch import by_domain, engine, projection
+from raypipe.watch.by_domain import MIXTURE
+from raypipe.watch.detectors import DETECTORS
+from raypipe.watch.detectors.detector import Pair, Setting
+from raypipe.watch.domains import Part, Rows
+from raypipe.watch.engine import Engine
+from raypipe.watch.settings import LEAST_ROWS
+from raypipe.watch.superiority import holm
 
 LEAST_P = (
     1e-300  # Kolmogorov-Smirnov's p underflows to 0 on large batches, and no evidence is certain
 )
-# Per side: below, the smallest drift that any test finds at alpha 0.01 is larger than two standard
-# deviations.
-LEAST_ROWS = 20
+
+Name = Literal[
+    "mixture",
+    "mmd",
+    "ks",
+    "cvm",
+    "chi2",
+    "looks",
+    "lsdd",
+    "classifier",
+    "spot_the_diff",
+    "learned_kernel",
+]
+
+# Where there is one domain, and no group.
+DEFAULT: tuple[Name, ...] = ("mmd", "ks")
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What else is known of the images of one side, row by row; None: nothing.
+
+    labels_N: predicted classes. looks_NK: the columns of `measure.SEEN`; NaN where an image was not
+    looked at. domains: of reference images, as by_domain.names gives them. groups: images of one
+    name belong together.
+    """
+
+    labels_N: Sequence[str] | None = None
+    looks_NK: np.ndarray | None = None
+    domains: Sequence[str] | None = None
+    groups: Sequence[str] | None = None
+
+
+NOTHING = Seen()
+
+
+@dataclass(frozen=True)
+class _Side:
+    embedding_ND: np.ndarray
+    scores_NC: np.ndarray
+    seen: Seen
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """One test: `detector` looked at `on` (embedding or scores); drift when `p_value` is below
-    `threshold` = alpha / m.
+    """One test: `detector` looked at `on`; drift when `p_value` is at most `threshold`.
+
+    threshold: Holm's, alpha / (m - r) for the piece with the r smaller p-values; those behind the
+    first one without drift share its threshold. engine: exact or alibi. detail: what moved most.
     """
 
     detector: str
@@ -44,6 +92,8 @@ class Evidence:
     p_value: float
     threshold: float
     is_drift: bool
+    engine: str = ""
+    detail: str = ""
 
 
 @dataclass(frozen=True)
@@ -52,7 +102,9 @@ class DriftReport:
     distance), most unusual first.
 
     A distance of 1 is the usual one between reference images; 2 is twice as far from all the
-    reference.
+    reference. engine: exact, alibi, or both. notes: why this engine, and which detectors were left
+    out, for people. parts: which known domain each part of the batch resembles; empty without the
+    detector mixture.
     """
 
     evidence: tuple[Evidence, ...]
@@ -62,41 +114,79 @@ class DriftReport:
     reference_images: int
     batch_images: int
     unusual: tuple[tuple[int, float], ...]
+    engine: str = ""
+    notes: tuple[str, ...] = ()
+    parts: tuple[Part, ...] = ()
+
+
+def tests(detectors: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    """(detector, what it looks at): the pieces of evidence that they give at most."""
+    return tuple((name, on) for name in detectors for on in DETECTORS[name].looks_at)
 
 
 class DriftConfig(Section):
-    """Which tests run and how often a check may raise a false alarm."""
+    """Which tests run, where, and how often a check may raise a false alarm."""
 
     alpha: float = Field(default=0.01, gt=0, lt=0.5)
     """Probability of a false alarm for one check, over all its tests together."""
-    detectors: tuple[Literal["mmd", "ks", "lsdd"], ...] = Field(default=("mmd", "ks"), min_length=1)
-    """mmd and lsdd compare embeddings as a whole. ks compares single features, and the scores."""
+    detectors: Annotated[tuple[Name, ...], Field(min_length=1)] | None = None
+    """null: mixture if the champion knows several domains (`watch.domain`), or if groups are known
+    (`watch.group`); else mmd and ks.
+
+    mixture compares with the nearest mixture of the domains: a batch of one of them is no drift,
+    which all others would call one. mmd, lsdd, classifier, spot_the_diff and learned_kernel compare
+    embeddings as a whole. ks and cvm compare single features, and the scores. chi2 compares how
+    often each class is predicted. looks compares brightness, contrast, sharpness and size.
+    """
+    engine: Engine = "auto"
+    """Where the tests are computed. exact: in raypipe. alibi: by Alibi Detect in its sidecar. auto:
+    exact where raypipe has the test, with equal results; alibi for lsdd, classifier, spot_the_diff
+    and learned_kernel. The report says which, and why."""
     permutations: int = Field(default=500, ge=20)
-    """Random regroupings behind a p-value of mmd or lsdd; the time grows with them.
+    """Random regroupings behind a p-value of mmd, lsdd or learned_kernel, and of chi2 where classes
+    have few images; the time grows with them.
 
     At least the number of tests / alpha: the smallest p-value is 1 / (permutations + 1). More: a
     steadier p-value.
     """
     max_rows: int = Field(default=500, ge=LEAST_ROWS)
-    """Images of each side that are compared; more are sampled. The time grows with its square."""
+    """Images of each side whose embeddings are compared; more are sampled. The time grows with its
+    square."""
     unusual: int = Field(default=12, ge=0)
     """Pictures in the report of images that are least like the reference."""
 
     @property
+    def tests(self) -> tuple[tuple[str, str], ...]:
+        """(detector, what it looks at): the pieces of evidence that a check yields at most."""
+        return tests(self.detectors or DEFAULT)
+
+    @property
     def pieces(self) -> int:
         """How much evidence a check yields: KS looks at the embedding and at the scores."""
-        return len(self.detectors) + ("ks" in self.detectors)
+        return len(self.tests)
 
     @model_validator(mode="after")
     def _can_raise_an_alarm(self) -> DriftConfig:
-        if len(set(self.detectors)) < len(self.detectors):
-            raise ValueError("each detector once: a repeated one only raises the Bonferroni factor")
+        chosen = self.detectors or DEFAULT
+        if len(set(chosen)) < len(chosen):
+            raise ValueError("each detector once: a repeated one only makes each test stricter")
         smallest = 1 / (self.permutations + 1)
-        if set(self.detectors) - {"ks"} and smallest >= self.alpha / self.pieces:
+        permuting = any(DETECTORS[name].permutes for name in chosen)
+        if permuting and smallest >= self.alpha / self.pieces:
             need = int(self.pieces / self.alpha)
             raise ValueError(
                 f"permutations must be at least {need} at alpha {self.alpha}: no smaller p than "
                 f"{smallest:.4f} can come out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _engine_has_them(self) -> DriftConfig:
+        missing = [name for name in self.detectors or () if not DETECTORS[name].is_here]
+        if self.engine == "exact" and missing:
+            raise ValueError(
+                f"engine exact has no {', '.join(missing)}: only Alibi Detect has; "
+                "engine auto takes it for these alone"
             )
         return self
 
@@ -108,66 +198,193 @@ def detect(
     batch_scores: np.ndarray,
     cfg: DriftConfig,
     seed: int,
+    ref_seen: Seen = NOTHING,
+    batch_seen: Seen = NOTHING,
 ) -> DriftReport:
     """Compare a batch with the champion's reference: embeddings (images, d) and scores (images,
     classes), finite numbers.
 
-    Needs a connection to Ray. Equal input and seed give an equal report. DataError for what cannot
-    be compared.
+    A detector that looks at what one side does not have is left out, and the report says so. Tests
+    of Alibi Detect need a connection to Ray. Equal input and seed give an equal report. DataError
+    for what cannot be compared.
     """
-    arrays = {
-        "ref_embedding": ref_embedding,
-        "batch_embedding": batch_embedding,
-        "ref_scores": ref_scores,
-        "batch_scores": batch_scores,
-    }
-    for name, array in arrays.items():
-        _check(name, array)
-    for what in ("embedding", "scores"):
-        ours, theirs = arrays[f"ref_{what}"].shape[1], arrays[f"batch_{what}"].shape[1]
-        if ours != theirs:
+    reference = _Side(ref_embedding, ref_scores, ref_seen)
+    batch = _Side(batch_embedding, batch_scores, batch_seen)
+    _check(reference, batch)
+    pairs, missing = _pairs(reference, batch, cfg, seed)
+    known, window = _rows(reference), _rows(batch)
+    chosen = cfg.detectors or ((MIXTURE,) if by_domain.is_default(known, window) else DEFAULT)
+    others = tests([name for name in chosen if name != MIXTURE])
+    asked = [test for test in others if test[1] in pairs]
+    left_out = [f"{name} left out: {missing[on]}" for name, on in others if on in missing]
+    if not asked and MIXTURE not in chosen:
+        raise DataError(
+            "No detector has what it looks at",
+            got="; ".join(left_out),
+            fix="Add mmd or ks to drift.detectors",
+        )
+    choice = engine.choose(cfg.engine, list(dict.fromkeys(name for name, _ in asked)))
+    embedding = pairs["embedding"]
+    pooled_LK = np.concatenate([embedding.reference, embedding.batch])
+    setting = Setting(cfg.permutations, seed, projection.median_width(pooled_LK, seed))
+    found = engine.run(asked, choice, pairs, setting, cfg.alpha)
+    notes: tuple[str, ...] = (choice.why,) if asked else ()
+    parts: tuple[Part, ...] = ()
+    if MIXTURE in chosen:
+        mixed = by_domain.test(known, window, cfg.permutations, cfg.max_rows, seed)
+        choice = choice.also(MIXTURE, engine.EXACT)
+        asked += [(MIXTURE, on) for on, _ in mixed.found]
+        found += [one for _, one in mixed.found]
+        notes, parts = (*notes, *mixed.notes), mixed.parts
+
+    p_values = [max(one.p_value, LEAST_P) for one in found]
+    rejected = holm(p_values, cfg.alpha)
+    thresholds = _thresholds(p_values, len(rejected), cfg.alpha)
+    evidence = tuple(
+        Evidence(
+            detector=name,
+            on=on,
+            statistic=one.statistic,
+            p_value=p_value,
+            threshold=threshold,
+            is_drift=place in rejected,
+            engine=choice.engine_by_detector[name],
+            detail=one.detail,
+        )
+        for place, ((name, on), one, p_value, threshold) in enumerate(
+            zip(asked, found, p_values, thresholds, strict=True)
+        )
+    )
+    distance_M = projection.unusual(
+        reference.embedding_ND.astype(np.float32), batch.embedding_ND.astype(np.float32)
+    )
+    most = np.argsort(-distance_M, kind="stable")[: cfg.unusual]
+    return DriftReport(
+        evidence=evidence,
+        p_value=min(1.0, len(evidence) * min(p_values)),
+        is_drift=bool(rejected),
+        alpha=cfg.alpha,
+        reference_images=len(reference.embedding_ND),
+        batch_images=len(batch.embedding_ND),
+        unusual=tuple((int(row), float(distance_M[row])) for row in most),
+        engine=choice.name,
+        notes=(*notes, *left_out),
+        parts=parts,
+    )
+
+
+def _rows(side: _Side) -> Rows:
+    return Rows(side.embedding_ND, side.scores_NC, side.seen.domains, side.seen.groups)
+
+
+def _thresholds(p_values: Sequence[float], rejected: int, alpha: float) -> list[float]:
+    """Holm's level of each p-value. Behind the first that is not rejected, no level counts: these
+    have its level, which their larger p-values miss too."""
+    by_size = np.argsort(p_values, kind="stable")
+    rank = np.empty(len(p_values), int)
+    rank[by_size] = np.arange(len(p_values))
+    return [alpha / (len(p_values) - r) for r in np.minimum(rank, rejected).tolist()]
+
+
+def _pairs(
+    reference: _Side, batch: _Side, cfg: DriftConfig, seed: int
+) -> tuple[dict[str, Pair], dict[str, str]]:
+    """Both sides of each kind as the tests see them; and why others are missing."""
+    rng = np.random.default_rng(seed)
+    # float32 first, as a package and a table of predictions keep them.
+    sides = [
+        projection.subsample(side.embedding_ND.astype(np.float32), cfg.max_rows, rng)
+        for side in (reference, batch)
+    ]
+    ours, theirs = (
+        projection.columns(side.scores_NC.astype(np.float32)) for side in (reference, batch)
+    )
+    pairs = {"embedding": Pair(*projection.project(*sides)), "scores": Pair(ours, theirs)}
+    missing = {}
+    for on, found in (
+        ("classes", _classes(reference, batch)),
+        ("looks", _looks(reference, batch)),
+    ):
+        if isinstance(found, str):
+            missing[on] = found
+        else:
+            pairs[on] = found
+    return pairs, missing
+
+
+def _classes(reference: _Side, batch: _Side) -> Pair | str:
+    """The number of each image's predicted class; or why not."""
+    ours, theirs = reference.seen.labels_N, batch.seen.labels_N
+    if ours is None or theirs is None:
+        return "the model predicts no classes"
+    # Not an array of text: one long name would make all of them as long.
+    names = tuple(sorted({*ours, *theirs}))
+    number = {name: place for place, name in enumerate(names)}
+    ours_N1 = np.array([[number[name]] for name in ours], np.int64)
+    theirs_M1 = np.array([[number[name]] for name in theirs], np.int64)
+    return Pair(ours_N1, theirs_M1, names)
+
+
+def _looks(reference: _Side, batch: _Side) -> Pair | str:
+    """What images look like: the columns that vary, of images that were looked at; or why not."""
+    both = []
+    for name, side in (("champion's package", reference), ("batch", batch)):
+        if side.seen.looks_NK is None:
+            return f"the {name} does not say what its images look like; an older raypipe wrote it"
+        seen_NK = np.asarray(side.seen.looks_NK, np.float64)
+        seen_NK = seen_NK[np.isfinite(seen_NK).all(axis=1)]
+        if len(seen_NK) < LEAST_ROWS:
+            return f"only {len(seen_NK)} images of the {name} were looked at"
+        both.append(seen_NK)
+    pooled_LK = np.concatenate(both)
+    varies = np.flatnonzero(np.ptp(pooled_LK, axis=0) > 0)
+    if not len(varies):
+        return "all images look the same"
+    names = tuple(SEEN[k] for k in varies)
+    return Pair(both[0][:, varies], both[1][:, varies], names)
+
+
+def _check(reference: _Side, batch: _Side) -> None:
+    """Raise DataError for sides that cannot be compared."""
+    for side, one in (("ref", reference), ("batch", batch)):
+        _check_array(f"{side}_embedding", one.embedding_ND)
+        _check_array(f"{side}_scores", one.scores_NC)
+    for what, ours, theirs in (
+        ("embedding", reference.embedding_ND, batch.embedding_ND),
+        ("scores", reference.scores_NC, batch.scores_NC),
+    ):
+        if ours.shape[1] != theirs.shape[1]:
             fix = (
                 "Compute both with the same model version: the reference is kept in the "
                 "champion's package"
             )
             raise DataError(
-                f"The batch's {what} is {theirs} wide and the reference's {ours}", fix=fix
+                f"The batch's {what} is {theirs.shape[1]} wide and the reference's {ours.shape[1]}",
+                fix=fix,
             )
-    for side in ("ref", "batch"):
-        embedded, scored = (len(arrays[f"{side}_embedding"]), len(arrays[f"{side}_scores"]))
-        if embedded != scored:
-            raise DataError(
-                f"{side}_embedding has {embedded} rows and {side}_scores {scored}",
-                rule="Row i of both is image i",
-            )
-    options = {**cfg.model_dump(mode="json", exclude={"unusual"}), "seed": seed}
-    floats = {name: np.asarray(array, dtype=np.float32) for name, array in arrays.items()}
-    found, facts = sidecar.call("alibi", "raypipe.watch.alibi_sidecar:check", floats, options)
-    threshold = cfg.alpha / len(facts["evidence"])
-    evidence = tuple(
-        Evidence(
-            e["detector"],
-            e["on"],
-            e["statistic"],
-            max(e["p_value"], LEAST_P),
-            threshold,
-            e["p_value"] < threshold,
+    for side, one in (("ref", reference), ("batch", batch)):
+        others = (
+            ("scores", one.scores_NC),
+            ("labels", one.seen.labels_N),
+            ("looks", one.seen.looks_NK),
+            ("domains", one.seen.domains),
+            ("groups", one.seen.groups),
         )
-        for e in facts["evidence"]
-    )
-    most = np.argsort(-found["unusual"], kind="stable")[: cfg.unusual]
-    return DriftReport(
-        evidence=evidence,
-        p_value=min(1.0, len(evidence) * min(e.p_value for e in evidence)),
-        is_drift=any(e.is_drift for e in evidence),
-        alpha=cfg.alpha,
-        reference_images=len(ref_embedding),
-        batch_images=len(batch_embedding),
-        unusual=tuple((int(row), float(found["unusual"][row])) for row in most),
-    )
+        for what, rows in others:
+            if rows is not None and len(rows) != len(one.embedding_ND):
+                raise DataError(
+                    f"{side}_embedding has {len(one.embedding_ND)} rows and {side}_{what} "
+                    f"{len(rows)}",
+                    rule="Row i of both is image i",
+                )
+        if one.seen.looks_NK is not None and one.seen.looks_NK.shape[1:] != (len(SEEN),):
+            raise DataError(
+                f"{side}_looks has the shape {one.seen.looks_NK.shape}",
+                rule=f"Its columns are {', '.join(SEEN)}",
+            )
 
 
-def _check(name: str, array: np.ndarray) -> None:
+def _check_array(name: str, array: np.ndarray) -> None:
     side = "reference" if name.startswith("ref") else "batch"
     if array.ndim != 2 or array.shape[1] == 0:
         raise DataError(

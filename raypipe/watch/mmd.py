@@ -20,8 +20,6 @@ from torch import Tensor
 
 # Rows of a block, which is 4 MB of float32.
 BLOCK = 1024
-# Pairs of rows that the kernel's width is measured on (off by less than 1 %: test_mmd.py).
-PAIRS = 200_000
 
 
 @dataclass(frozen=True)
@@ -78,32 +76,17 @@ def mmd(
 
 
 def regroupings(rows: int, batch_rows: int, count: int, seed: int) -> np.ndarray:
-    """in_batch_LP of `mmd`: `count` random ways to call `batch_rows` of all rows the batch."""
-    rng = np.random.default_rng(seed)
+    """in_batch_LP of `mmd`: `count` random ways to call `batch_rows` of all rows the batch.
+
+    They are those that Alibi Detect draws after torch.manual_seed(seed), so that both engines give
+    equal p-values.
+    """
+    generator = torch.Generator().manual_seed(seed)
     chosen_LP = np.zeros((rows + batch_rows, count), bool)
     for p in range(count):
-        chosen_LP[rng.choice(len(chosen_LP), batch_rows, replace=False), p] = True
+        drawn = torch.randperm(len(chosen_LP), generator=generator)[-batch_rows:]
+        chosen_LP[drawn.numpy(), p] = True
     return chosen_LP
-
-
-def median_width(pooled_LD: np.ndarray, seed: int) -> float:
-    """The median heuristic: the kernel's width by the distances between rows of both samples.
-
-    Of reference and batch together, so that it does not know which is which.
-    """
-    rng = np.random.default_rng(seed)
-    count = len(pooled_LD)
-    if count * (count - 1) // 2 <= PAIRS:
-        one, other = np.triu_indices(count, 1)
-    else:
-        one = rng.integers(count, size=PAIRS)
-        # Another row than the first.
-        other = (one + rng.integers(1, count, size=PAIRS)) % count
-    squared = [
-        ((pooled_LD[one[part]] - pooled_LD[other[part]]).astype(np.float64) ** 2).sum(1)
-        for part in np.array_split(np.arange(len(one)), max(1, len(one) // 10_000))
-    ]
-    return float(np.sqrt(0.5 * max(np.median(np.concatenate(squared)), 1e-12)))
 
 
 def _scaled(pooled_LD: np.ndarray, width: float) -> Tensor:

@@ -22,13 +22,17 @@ MOST_UNDER_ONE_ID = 64  # images looked at to find the one that the report shows
 
 @dataclass(frozen=True)
 class Batch:
-    """A predicted batch. Row i of both arrays is the image ids[i] with the hash sha256[i]."""
+    """A predicted batch. Row i of the arrays is the image ids[i] with the hash sha256[i].
+
+    looks_NK: the columns of `measure.SEEN`; None: not read.
+    """
 
     version: TableVersion
     ids: list[str | None]
     sha256: list[str]
     features_ND: np.ndarray
     scores_NC: np.ndarray
+    looks_NK: np.ndarray | None = None
 
 
 def picture_of(
@@ -48,7 +52,8 @@ def picture_of(
 
     evidence = []
     for e in found.evidence:
-        line = report.Evidence(e.detector, e.on, e.statistic, e.p_value, e.threshold, e.is_drift)
+        on = f"{e.on} ({e.detail})" if e.detail else e.on
+        line = report.Evidence(e.detector, on, e.statistic, e.p_value, e.threshold, e.is_drift)
         evidence.append(line)
     reference = package.reference()
     is_binary = len(package.classes) == 2

@@ -1,4 +1,4 @@
-"""What a run's folder keeps of drift checks and decisions, as its two tables say it.
+"""What is kept of drift checks and decisions, as its two tables say it.
 
 Read only. A table of an earlier or later raypipe has other columns; what is missing is left out.
 """
@@ -12,18 +12,18 @@ from typing import Any
 from raypipe.config import RunConfig
 from raypipe.tables import appended
 from raypipe.tables.appended import Appended
-
-CHECKS, DECISIONS = "drift", "decisions"  # tables of a run's folder
-
-
-def checks(run: RunConfig) -> Appended:
-    """The drift checks of a run, oldest commit first."""
-    return appended.read(str(run.path / CHECKS), clock="checked_at")
+from raypipe.watch.settings import WatchConfig
 
 
-def decisions(run: RunConfig) -> Appended:
-    """The comparisons of champion and challenger of a run, oldest commit first."""
-    return appended.read(str(run.path / DECISIONS), clock="decided_at")
+def checks(run: RunConfig, watch: WatchConfig) -> Appended:
+    """The drift checks, oldest commit first."""
+    return appended.read(watch.place(run, "drift"), watch.storage_options, clock="checked_at")
+
+
+def decisions(run: RunConfig, watch: WatchConfig) -> Appended:
+    """The comparisons of champion and challenger, oldest commit first."""
+    place = watch.place(run, "decisions")
+    return appended.read(place, watch.storage_options, clock="decided_at")
 
 
 def slices_of(row: Mapping[str, Any]) -> list[dict[str, Any]]:

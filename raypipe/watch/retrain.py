@@ -8,11 +8,9 @@ model version.
 
 from __future__ import annotations
 
-import json
 import logging
-from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +19,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from raypipe.cluster import usage
-from raypipe.config import key_of, to_json, validate
+from raypipe.config import RunConfig, key_of, validate
+from raypipe.errors import DataError, RaypipeError, one_line
 from raypipe.feed.dataset import Pinned, pin
 from raypipe.files import write_atomic
 from raypipe.registry import promote, tracking
@@ -32,7 +31,9 @@ from raypipe.report.formats import cell
 from raypipe.search import refit, tuner
 from raypipe.search.settings import SearchConfig
 from raypipe.serve import evaluate
-from raypipe.tables import label_column, scan
+from raypipe.tables import between
+from raypipe.tables import clean as cleaning
+from raypipe.tables.clean import CleanConfig
 from raypipe.tables.commits import rows_once
 from raypipe.train import trainer
 from raypipe.train.job import TrainJob
@@ -40,23 +41,16 @@ from raypipe.train.loop import LoopState
 from raypipe.train.measure.utilisation import Utilisation, utilisation
 from raypipe.train.origin import CalledFor
 from raypipe.train.publish import publish
-from raypipe.watch import around, decide
+from raypipe.watch import around, decide, decisions, history, labels, policy
 from raypipe.watch.check import CheckResult, now
 from raypipe.watch.comparison import Comparison, compare
+from raypipe.watch.cycle import Busy, Held, Journal, hold
 from raypipe.watch.decide import Decision, GateConfig
 from raypipe.watch.settings import WatchConfig
 
 log = logging.getLogger("raypipe")
-_ROW = pa.schema(
-    [
-        (n, pa.string())
-        for n in ("key", "champion", "challenger", "table", "slices", "reason", "decided_at")
-    ]
-    + [("promoted", pa.bool_()), ("format", pa.int32())]
-)
-# Of a row; a key of format 1 named fewer things, so its rows are not looked at and the comparison
-# is made again.
-FORMAT = 2
+# Settings of watch that decide what a retrain makes.
+RETRAIN_SETTINGS = {"retrain_samples", "retrain_space", "retrain_sampling", "clean"}
 
 
 @dataclass(frozen=True)
@@ -66,6 +60,7 @@ class RetrainConfigs:
     search: SearchConfig
     watch: WatchConfig
     gate: GateConfig
+    clean: CleanConfig = field(default_factory=CleanConfig)
 
 
 @dataclass(frozen=True)
@@ -89,35 +84,139 @@ def retrain(
     champion: ModelVersion | None = None,
     say: Callable[[str], None] = log.info,
     pinned: Pinned | None = None,
+    told: Callable[[str], None] = lambda state: None,
 ) -> RetrainResult:
     """Train a challenger if drift and labels call for it, compare it, and promote it if better.
 
-    champion: the current one by default. pinned: the job's rows, if they are pinned already.
+    champion: the current one by default, and as long as it is current. pinned: the job's rows, if
+    they are pinned already. told: called with each state that is reached and kept.
     """
+    is_named = champion is not None
+    options = cfg.watch.storage_options
+    past = Journal(cfg.watch.place(job.run, "retrains"), f"{store.model}@{store.alias}", options)
+    _finish(store, job.run, cfg.watch, past, say)
     champion = champion or promote.require_champion(store)
     package = promote.fetch(store, champion)
     pinned = pinned or pin(job.table, job.feed, kind=job.model.task)
     # First the decision to train at all. It needs no model, so it comes before anything costly.
-    labelled = labelled_by_source(job, pinned)
-    wanted = decide.retrain(
-        bool(checked and checked.report.is_drift),
-        labelled,
-        package.info["table"]["sources"],
+    cycle = _cycle(past, _key(job, cfg, champion, pinned))
+    known = history.checks(job.run, cfg.watch, str(champion), checked)
+    wanted = policy.retrain(
+        known,
+        labels.new_labels(job, pinned, package),
+        history.tried(past, cycle, cfg.watch, job.run),
+        now(),
+        cfg.watch.policy,
         cfg.watch.force,
     )
     say(wanted.reason)
     if not wanted.act:
         return RetrainResult(champion, None, wanted, ())
+    done = _decided(store, job.run, cfg.watch, past.data(cycle, "ended"))
+    if done is not None:
+        say(done.decision.reason)
+        return done
+    failures = [e.at for e in past.events if e.cycle == cycle and e.event == "failed"]
+    pause = "" if cfg.watch.force else policy.backed_off(failures, now())
+    if pause:
+        say(pause)
+        return RetrainResult(champion, None, Decision(False, pause), ())
+    with hold(past, cycle, say, told) as held:
+        if isinstance(held, Busy):
+            say(f"{held}: this run leaves it to that one")
+            return RetrainResult(champion, None, Decision(False, str(held)), ())
+        # Whoever held it before may have promoted. What was compared is carried out, or refused.
+        current = promote.require_champion(store)
+        begun = past.data(cycle, "compared") is not None
+        if current.version != champion.version and not (is_named or begun):
+            text = f"{current} has become champion meanwhile: the checks are of {champion}"
+            return RetrainResult(champion, None, Decision(False, text), ())
+        if cfg.watch.clean != "off":
+            pinned = _cleaned(job, cfg, champion, pinned, held, say)
+        asked = wanted.reason
+        return _retrain(store, job, cfg, checked, champion, package, pinned, held, asked, say)
+
+
+def _key(job: TrainJob, cfg: RetrainConfigs, champion: ModelVersion, pinned: Pinned) -> str:
+    """Names a retrain: what it starts from, and what it is to do.
+
+    By the table's rows, not by its version: a tag is a version, too.
+    """
+    state = between.state(pinned.table, pinned.version, job.table.where)
+    rows = (pinned.version.uri, pinned.version.table_id, state, job.table.where)
+    chosen = (job.table.sample_key, job.table.columns, job.feed)
+    how = cfg.watch.model_dump(mode="json", include=RETRAIN_SETTINGS)
+    by = (str(champion), champion.seal)
+    return key_of("retrain", *by, *rows, *chosen, cfg.search, cfg.gate, how)
+
+
+def _cycle(past: Journal, key: str) -> str:
+    """The retrain with this key; where an earlier one has cleaned the table, that one."""
+    for event in past.events:
+        if event.event == "cleaned" and event.data.get("key") == key:
+            return event.cycle
+    return key
+
+
+def _cleaned(
+    job: TrainJob,
+    cfg: RetrainConfigs,
+    champion: ModelVersion,
+    pinned: Pinned,
+    held: Held,
+    say: Callable[[str], None],
+) -> Pinned:
+    """The rows without those that raypipe clean drops.
+
+    Where its engine cannot start, watch.clean says whether to stop, or go on with what ingest has
+    checked.
+    """
+    say(f"Cleaning {pinned.version}")
+    source = job.table.model_copy(update={"version": pinned.version.version})
+    try:
+        done = cleaning.clean(source, cfg.clean)
+    except DataError:
+        raise
+    except RaypipeError as e:
+        if cfg.watch.clean == "stop":
+            raise
+        say(f"Not cleaned ({e.what}): going on with what ingest has checked")
+        held.reached("cleaned", how="ingest's own checks", why=one_line(e))
+        return pinned
+    cleaned = job.table.model_copy(update={"version": done.clean.version})
+    again = pin(cleaned, job.feed, kind=job.model.task)
+    key = _key(job, cfg, champion, again)
+    held.reached("cleaned", how="fastdup", dropped=done.dropped, table=str(done.clean), key=key)
+    say(f"Cleaned: {done.dropped} of {done.images} images dropped")
+    return again
+
+
+def _retrain(
+    store: Store,
+    job: TrainJob,
+    cfg: RetrainConfigs,
+    checked: CheckResult | None,
+    champion: ModelVersion,
+    package: Package,
+    pinned: Pinned,
+    held: Held,
+    reason: str,
+    say: Callable[[str], None],
+) -> RetrainResult:
+    """Train a challenger, compare it, and carry out what follows, holding the lease."""
+    labelled = labels.labelled_by_source(job, pinned)
     # The package says how the champion was trained: a challenger starts from those settings.
     theirs = validate(TrainJob, package.info["config"])
     first = around.challenger(
         job, cfg.watch, cfg.search.refit, theirs, pinned.version.version, labelled
     )
-    why = CalledFor("retrain", wanted.reason, champion, _evidence(checked))
+    why = CalledFor("retrain", reason, champion, _evidence(checked))
     if cfg.watch.retrain_samples > 1:
         challenger, trained, device_s = _search(store, cfg, first, pinned, say, why)
     else:
         challenger, trained, device_s = _train(store, first, pinned, say, why)
+    spent = {"training": trained, "device_s": device_s}
+    held.reached("trained", challenger=str(challenger), **spent)
     # Fields of a slice are part of the key: a row that lacks one of them could not be read.
     parts = (champion, challenger, pinned.version)
     said = (
@@ -129,7 +228,7 @@ def retrain(
         sorted(Comparison.__annotations__),
     )
     named = (str(champion), str(challenger), pinned.version.identity)
-    key = key_of("decision", FORMAT, *named, champion.seal, challenger.seal, *said)
+    key = key_of("decision", decisions.FORMAT, *named, champion.seal, challenger.seal, *said)
 
     def made() -> pa.Table:
         say(f"Comparing champion {champion} and challenger {challenger} on the same test rows")
@@ -137,17 +236,65 @@ def retrain(
         _keep(rows, job.run.path / "reports" / f"judged-{key}.parquet")
         # The package is the champion's.
         slices, union = _compare(rows, package.info["table"]["sources"], _unit(package))
-        return _as_rows(key, parts, slices, union, decide.gate(slices, union, cfg.gate))
+        return decisions.as_row(key, parts, slices, union, decide.gate(slices, union, cfg.gate))
 
     # The decision is written before it is carried out. A run that was killed in between finds it,
     # and does not look at the test rows again.
-    place = str(job.run.path / "decisions")
-    stored = rows_once(place, _ROW, {"key": key}, made, f"gate {challenger}").to_pylist()[0]
-    slices, union, decision = _decided(stored)
+    place = cfg.watch.place(job.run, "decisions")
+    options = cfg.watch.storage_options
+    stored = rows_once(place, decisions.ROW, {"key": key}, made, f"gate {challenger}", options)
+    slices, union, decision = decisions.decided(stored.to_pylist()[0])
     evidence = {"decision": key, "check": Path(checked.page).stem if checked else None}
+    held.reached("compared", evidence=evidence, **spent)
     decision = _carry_out(store, champion, challenger, decision, slices, evidence)
+    held.reached("ended", evidence=evidence, **spent)
     say(decision.reason)
     return RetrainResult(champion, challenger, decision, slices, union, trained, device_s)
+
+
+def _finish(
+    store: Store, run: RunConfig, watch: WatchConfig, past: Journal, say: Callable[[str], None]
+) -> None:
+    """Carry out the decision that a killed run has left behind, if there is one.
+
+    Whatever this run is about: its check may find no drift, or the alias may have moved already.
+    """
+    compared = [event for event in past.events if event.event == "compared"]
+    if not compared or past.data(compared[-1].cycle, "ended") is not None:
+        return
+    cycle = compared[-1].cycle
+    with hold(past, cycle, say) as held:
+        left = past.data(cycle, "compared")
+        if isinstance(held, Busy) or left is None or past.data(cycle, "ended") is not None:
+            return
+        say("An earlier run ended before it had carried its decision out")
+        done = _decided(store, run, watch, left)
+        if done is not None:
+            held.reached("ended", **left)
+            say(done.decision.reason)
+
+
+def _decided(
+    store: Store, run: RunConfig, watch: WatchConfig, kept: Mapping[str, Any] | None
+) -> RetrainResult | None:
+    """The result of a retrain from its decision: nothing is trained or compared.
+
+    kept: what its journal says. Carrying it out once more does nothing, or says what stands against
+    it. None where there is no such decision.
+    """
+    row = decisions.find(run, watch, kept["evidence"]["decision"]) if kept else None
+    if kept is None or row is None:
+        return None
+    slices, union, decision = decisions.decided(row)
+    numbers = [int(row[name].rpartition("/")[2]) for name in ("champion", "challenger")]
+    fix = "It was deleted: a retrain for another version of the table makes a new one"
+    champion, challenger = (promote.require_version(store, number, fix) for number in numbers)
+    try:
+        decision = _carry_out(store, champion, challenger, decision, slices, kept["evidence"])
+    except promote.Lost as e:
+        decision = Decision(False, str(e))
+    training, device_s = str(kept["training"]), float(kept["device_s"])
+    return RetrainResult(champion, challenger, decision, slices, union, training, device_s)
 
 
 # The challenger, the key of its training, and the device seconds of all that led to it.
@@ -238,28 +385,6 @@ def _workers(job: TrainJob) -> str:
     return f"{job.train.most_workers} worker{'s' * (job.train.most_workers > 1)}"
 
 
-def labelled_by_source(job: TrainJob, pinned: Pinned) -> dict[str, int]:
-    """Labelled training rows of each source; a table without sources is one."""
-    names = pinned.table.columns
-    fields = {field.name for field in pinned.table.at(pinned.version).schema().fields}
-    has_sources = names.source in fields
-    wanted = [names.label]
-    if has_sources:
-        wanted.append(names.source)
-    trained_on = pinned.rows_of(job.feed.train)
-    _, parts = scan.numbered(pinned.table, pinned.version, wanted, trained_on)
-    by_source: Counter[str] = Counter()
-    for rows, _ in parts:
-        # A row whose label is blank teaches nothing.
-        labels = label_column.read(rows[names.label], pinned.task.kind, names.label)
-        labelled = rows.filter(labels.is_valid())
-        if has_sources:
-            by_source.update(str(source) for source in labelled[names.source].to_pylist())
-        elif len(labelled):
-            by_source["all"] += len(labelled)
-    return dict(by_source)
-
-
 def _judge(
     store: Store, job: TrainJob, challenger: ModelVersion, package: Package, pinned: Pinned
 ) -> pa.Table:
@@ -339,41 +464,3 @@ def _carry_out(
     except promote.Barred as e:
         return Decision(False, str(e))
     return decision
-
-
-def _as_rows(
-    key: str,
-    parts: tuple[Any, Any, Any],
-    slices: tuple[Comparison, ...],
-    union: Comparison | None,
-    decision: Decision,
-) -> pa.Table:
-    """The decision as its row of the table `decisions`; `_decided` reads it."""
-    champion, challenger, table = map(str, parts)
-    row = {
-        "key": key,
-        "champion": champion,
-        "challenger": challenger,
-        "table": table,
-        "promoted": decision.act,
-    }
-    judged = {"slices": [asdict(s) for s in slices], "union": asdict(union) if union else None}
-    row |= {
-        "reason": decision.reason,
-        "slices": to_json(judged),
-        "decided_at": now().isoformat(),
-        "format": FORMAT,
-    }
-    return pa.Table.from_pylist([row], _ROW)
-
-
-def _decided(row: dict[str, Any]) -> tuple[tuple[Comparison, ...], Comparison | None, Decision]:
-    """(slices, all rows together, decision) from a row that `_as_rows` wrote."""
-    judged = json.loads(row["slices"])
-    slices = tuple(Comparison(**fields) for fields in judged["slices"])
-    # Without any row there was nothing to compare.
-    union = None
-    if judged["union"]:
-        union = Comparison(**judged["union"])
-    decision = Decision(row["promoted"], row["reason"])
-    return slices, union, decision

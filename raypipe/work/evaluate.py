@@ -94,7 +94,7 @@ def evaluate(job: Job, show: Show) -> Evaluated:
     source = cfg.table or job.table
     ImageTable.open(source).pin(source.version)
     find.require_store(job.run, job.registry)
-    store = tracking.open_store(job.run, job.registry)
+    store = tracking.open_store(job.run, job.registry, job.artifacts)
     model = model_of(store, cfg.model)
     connect(job.cluster)
     # Without a table of its own, the evaluation is of images that the search did not see.

@@ -48,7 +48,7 @@ def of_command(model: str, overrides: Sequence[str]) -> Model:
         raise unknown(model, "models:/NAME@ALIAS, models:/NAME/VERSION or a YAML configuration")
     job = load(Job, model, overrides)
     require_store(job.run, job.registry)
-    store = tracking.open_store(job.run, job.registry)
+    store = tracking.open_store(job.run, job.registry, job.artifacts)
     champion = promote.require_champion(store)
     return Model(promote.fetch(store, champion), champion)
 

@@ -23,6 +23,8 @@ class Moved(Result):
     after: int | None
     moves: tuple[Move, ...]
     listed: bool = False
+    is_plan: bool = False
+    """Of --dry-run: nothing was moved."""
 
     def tables(self) -> list[Table]:
         if not self.listed:
@@ -35,6 +37,8 @@ class Moved(Result):
         return [Table(f"Moves of {self.store.model}@{self.store.alias}", columns, rows)]
 
     def facts(self) -> Facts:
+        if self.is_plan:
+            return self._planned()
         facts: Facts = {self.store.alias: f"{self.store.model}/{self.after}"}
         if not self.listed:
             newest = self.moves[-1] if self.moves else None
@@ -43,10 +47,25 @@ class Moved(Result):
             facts["newest move"] = newest or "none"
         return {**facts, "table of moves": self.store.moves}
 
+    def _planned(self) -> Facts:
+        alias, newest = self.store.alias, self.moves[-1] if self.moves else None
+        facts: Facts = {alias: f"{self.store.model}/{self.before}"}
+        if self.before is None:
+            facts[alias] = "none"
+        same = self.before == self.after
+        facts["would move"] = "no: it is there already" if same else f"to version {self.after}"
+        if newest is not None and newest.version_to != self.before:
+            # The command itself would mend or record this first.
+            facts["note"] = f"the table of moves says version {newest.version_to}: {newest}"
+        if not self.store.is_shared:
+            facts["fence"] = "only hosts that share the run folder; set registry.moves"
+        return {**facts, "newest move": newest or "none", "table of moves": self.store.moves}
+
     def summary(self) -> Facts:
         moves = [asdict(m) | {"at": m.at.isoformat()} for m in self.moves]
         facts: Facts = {"model": self.store.model, "alias": self.store.alias}
         facts |= {"before": self.before, "after": self.after}
+        facts |= {"dry_run": True} if self.is_plan else {}
         return {**facts, "moves": moves if self.listed else moves[-1:]}
 
 
@@ -67,6 +86,13 @@ def rollback(job: Job, to: int | None, note: str) -> Moved:
     return _moved(store, before)
 
 
+def plan(job: Job, version: int | None, unbar: bool = False, rolls_back: bool = False) -> Moved:
+    """What `promote` or, with rolls_back, `rollback` would do. Raises what they would."""
+    store = _open(job)
+    before, after, moves = registry.plan(store, version, unbar, rolls_back)
+    return Moved(store, before, after, moves.moves, is_plan=True)
+
+
 def history(job: Job) -> Moved:
     """All moves of the job's alias."""
     store = _open(job)
@@ -76,7 +102,7 @@ def history(job: Job) -> Moved:
 
 def _open(job: Job) -> Store:
     require_store(job.run, job.registry)
-    return tracking.open_store(job.run, job.registry, create=False)
+    return tracking.open_store(job.run, job.registry, job.artifacts, create=False)
 
 
 def _moved(store: Store, before: int | None) -> Moved:

@@ -175,7 +175,7 @@ def model(job: Job, number: int | None, reread: bool = True) -> Proven:
     else:
         fix = "raypipe promote CONFIG --history shows versions that were in use"
         version = promote.require_version(store, number, fix)
-    found = gather.gather(store, version, job.run, reread, job.table.storage_options)
+    found = gather.gather(store, version, job.run, job.watch, reread, job.table.storage_options)
     answers = questions.answers(found)
     page = job.run.path / "reports" / f"model-{_name(store)}-{version.version}.html"
     report.write(proof_page.page(found, answers), page)
@@ -188,7 +188,8 @@ def tell(job: Job) -> Told:
     """What happened to the job's model: its checks, comparisons and alias moves, and the page."""
     store = _open(job)
     held = follow.held(store)
-    checks, decisions = records.checks(job.run), records.decisions(job.run)
+    checks = records.checks(job.run, job.watch)
+    decisions = records.decisions(job.run, job.watch)
     mine = f"{store.model}/"
     # One folder may hold records of several models.
     of_checks = [row for row in checks.rows if str(row.get("model")).startswith(mine)]
@@ -220,7 +221,7 @@ def _timeline_page(told: Told, places: Sequence[str]) -> report.Page:
         report.Verdict(
             "up" if told.in_use else "quiet",
             f"{store.alias}: {f'version {told.in_use}' if told.in_use else 'none'}",
-            f"Moves: {counts['move']}",
+            _times(counts["move"], "move"),
             "events",
         ),
         report.Verdict(
@@ -228,7 +229,7 @@ def _timeline_page(told: Told, places: Sequence[str]) -> report.Page:
             f"{drifted} of {counts['check']} checks found drift"
             if counts["check"]
             else "No checks yet",
-            f"Comparisons: {counts['decision']}, won by the challenger: {promoted}",
+            f"{_times(counts['decision'], 'comparison')}, {promoted} won by the challenger",
             "events",
         ),
     ]
@@ -264,3 +265,7 @@ def _name(store: Store) -> str:
 def _keep(result: Result, page: Path) -> None:
     """Write what --json prints beside the page."""
     write_atomic(page.with_suffix(".json"), to_json(result.summary(), indent=2))
+
+
+def _times(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -28,6 +28,7 @@ from raypipe.train.publish import CALIBRATION
 from raypipe.train.unseen import Calibrated
 from raypipe.watch.check import CheckResult
 from raypipe.watch.retrain import RetrainResult
+from raypipe.watch.windows import Waiting, Window
 from raypipe.work.result import Facts, Result, prepared_from
 from raypipe.work.tables import LEVEL, Table, comparison, evidence, leaderboard
 
@@ -399,7 +400,12 @@ class Drifted(Result):
         return Path(self.checked.page).stem.removeprefix("drift-")
 
     def facts(self) -> Facts:
-        return {**prepared_from(self.checked.table, "prepared from"), "report": self.checked.page}
+        notes = self.checked.report.notes
+        return {
+            **prepared_from(self.checked.table, "prepared from"),
+            **({"tests": "; ".join(notes)} if notes else {}),
+            "report": self.checked.page,
+        }
 
     def summary(self) -> Facts:
         report = self.checked.report
@@ -409,9 +415,38 @@ class Drifted(Result):
             "model": self.checked.model,
             "table": str(self.checked.table),
             **prepared_from(self.checked.table),
+            **window_facts(self.checked.window),
             "evidence": report.evidence,
+            "engine": report.engine,
+            "notes": report.notes,
             "report": self.checked.page,
         }
+
+
+def window_facts(window: Window | None) -> Facts:
+    """Which images were looked at; nothing for a batch that was named by its version."""
+    if window is None or not window.number:
+        return {}
+    known: Facts = {"window": window.number, "since": window.since, "again": window.again}
+    return known | ({"missed": window.missed} if window.missed else {})
+
+
+@dataclass(frozen=True, repr=False)
+class Waited(Result):
+    """A drift check that had too few new images: they stay for the next one."""
+
+    waiting: Waiting
+    is_drift = False
+
+    def facts(self) -> Facts:
+        missed = {"missed": self.waiting.missed} if self.waiting.missed else {}
+        return {"no check": str(self.waiting), **missed}
+
+    def summary(self) -> Facts:
+        w = self.waiting
+        known = {"is_drift": False, "p_value": None, "table": str(w.table), "since": w.since}
+        missed = {"missed": w.missed} if w.missed else {}
+        return known | {"waiting": {"images": w.images, "needed": w.needed}} | missed
 
 
 @dataclass(frozen=True, repr=False)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from raypipe.cluster.connect import connect
 from raypipe.job import Job
+from raypipe.registry import tracking
 from raypipe.serve.online import server
 from raypipe.serve.signals import stopping
 from raypipe.work.find import require_store
@@ -32,12 +33,13 @@ def serve(job: Job, show: Show) -> Served:
     """Serve until SIGTERM or SIGINT. Raises ConfigError or DataError before anything is started."""
     require_store(job.run, job.registry)
     # A missing champion, a port in use or a bad token must not cost a cluster start.
-    server.check(job.run, job.registry, job.serve)
+    registry = tracking.placed(job.run, job.registry, job.artifacts)
+    server.check(job.run, registry, job.serve)
     connect(job.cluster)
     # Signals end the wait, and leaving the block ends the replicas with grace.
     with (
         stopping() as stop,
-        server.running(job.run, job.registry, job.serve) as running,
+        server.running(job.run, registry, job.serve) as running,
     ):
         show.facts(_facts(running, job))
         server.wait(running, show.say, stop)

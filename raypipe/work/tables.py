@@ -87,7 +87,8 @@ def evidence(checked: CheckResult) -> Table:
     rows = []
     for e in report.evidence:
         verdict = "drift" if e.is_drift else "no drift"
-        rows.append([e.detector.upper(), e.on, e.statistic, p_text(e.p_value), verdict])
+        on = f"{e.on} ({e.detail})" if e.detail else e.on
+        rows.append([e.detector.upper(), on, e.statistic, p_text(e.p_value), verdict])
     said = "DRIFT" if report.is_drift else "no drift"
     sizes = f"{report.batch_images} images against {report.reference_images}"
     p = f"p {p_text(report.p_value)}, alpha {report.alpha:g}"

@@ -38,9 +38,11 @@ from raypipe.train.origin import CalledFor
 from raypipe.train.publish import publish
 from raypipe.train.spark_place import refuse
 from raypipe.watch import check as drift_check
+from raypipe.watch import events, sinks
 from raypipe.watch import retrain as loop
 from raypipe.watch.check import CheckResult
-from raypipe.work import artifacts
+from raypipe.watch.windows import Waiting
+from raypipe.work import artifacts, told
 from raypipe.work import evaluate as evaluation
 from raypipe.work.evaluate import Evaluated
 from raypipe.work.find import batch_of
@@ -54,6 +56,7 @@ from raypipe.work.results import (
     Retrained,
     Searched,
     Trained,
+    Waited,
 )
 from raypipe.work.show import Show
 
@@ -93,7 +96,7 @@ def train(job: Job, show: Show) -> Trained:
     pinned = pin(job.table, job.feed, kind=job.model.task)
     job = replace(job, {"train.workers": join(job.training).train.workers})
     # A wrong address must not cost a training.
-    store = tracking.open_store(job.run, job.registry)
+    store = tracking.open_store(job.run, job.registry, job.artifacts)
     _tell_overlap(pinned, job, show)
     show.say(f"Training {job.model.name} ({job.model.mode}) with {_workers(job)}")
     with show.training(job.train.epochs, job.train.stopping.metric) as told:
@@ -172,7 +175,7 @@ def search_and_register(
     """
     job = replace(job, {"train.workers": tuner.one_worker(job.training).train.workers})
     tuner.check(job.training, job.search)
-    store = tracking.open_store(job.run, job.registry)
+    store = tracking.open_store(job.run, job.registry, job.artifacts)
     with show.searching(job.train.stopping.metric) as told:
         result = tuner.search(job.training, job.search, told, pinned)
     if job.search.refit is not None:
@@ -224,7 +227,7 @@ def predict(job: Job, show: Show) -> Predicted | Followed:
     began = time.monotonic()
     source = job.predict.table or job.watch.batch or job.table
     ImageTable.open(source).pin(source.version)
-    store = tracking.open_store(job.run, job.registry)
+    store = tracking.open_store(job.run, job.registry, job.artifacts)
     promote.require_champion(store)
     connect(job.cluster)
     if job.predict.follow:
@@ -255,39 +258,59 @@ def serve(job: Job, show: Show) -> Served:
 
 
 @artifacts.kept
-def drift(job: Job, show: Show) -> Drifted:
-    """Compare watch.batch with the champion's reference."""
-    return Drifted(_check(job, show))
+def drift(job: Job, show: Show) -> Drifted | Waited:
+    """Compare what came to watch.batch since the last check with the champion's reference."""
+    tell = sinks.opened(job.run, job.watch.sinks)
+    checked = _check(job, show)
+    run, happened = told.of_check(checked)
+    tell.send(*happened, events.heartbeat(run, "drift"))
+    return Waited(checked) if isinstance(checked, Waiting) else Drifted(checked)
 
 
 @artifacts.kept
 def retrain(job: Job, show: Show) -> Retrained:
     """Check for drift; on drift train a challenger, compare it, and promote it when better."""
     began = time.monotonic()
+    tell = sinks.opened(job.run, job.watch.sinks)
     if job.watch.retrain_samples > 1:
         refuse(job.training, "The search for a challenger", "watch.retrain_samples=1")
     pinned = pin(job.table, job.feed, kind=job.model.task)
     checked = None
     if job.watch.batch is not None or not job.watch.force:
-        checked = _check(job, show)
+        found = _check(job, show)
+        tell.send(*told.of_check(found)[1])
+        if isinstance(found, Waiting):
+            show.say(str(found))
+        else:
+            checked = found
     resources = connect(job.cluster)
-    store = tracking.open_store(job.run, job.registry)
-    cfg = loop.RetrainConfigs(job.search, job.watch, job.gate)
-    done = loop.retrain(store, job.training, cfg, checked, say=show.say, pinned=pinned)
+    store = tracking.open_store(job.run, job.registry, job.artifacts)
+    cfg = loop.RetrainConfigs(job.search, job.watch, job.gate, job.clean)
+    run = told.run_of(checked, promote.require_champion(store), pinned.version)
+    tell.send(events.state(run, "started"))
+
+    def reached(state: str) -> None:
+        tell.send(events.state(run, state))
+
+    done = loop.retrain(
+        store, job.training, cfg, checked, say=show.say, pinned=pinned, told=reached
+    )
     spent = None
     if done.key is not None:
         spent = Spent(time.monotonic() - began, done.device_s, _price(job, resources))
         tracking.log_once(store, done.key, spent.logged())
-    return Retrained(done, promote.champion(store), checked, spent, job.run)
+    champion = promote.champion(store)
+    tell.send(*told.of_retrain(run, done, champion), events.heartbeat(run, "retrain"))
+    return Retrained(done, champion, checked, spent, job.run)
 
 
-def _check(job: Job, show: Show) -> CheckResult:
+def _check(job: Job, show: Show) -> CheckResult | Waiting:
     source = batch_of(job)
     ImageTable.open(source).pin(source.version)
-    store = tracking.open_store(job.run, job.registry)
+    store = tracking.open_store(job.run, job.registry, job.artifacts)
     promote.require_champion(store)
     connect(job.cluster)
     with show.progress(f"Predicting {source.uri}") as tick:
-        return drift_check.check(
-            store, job.run, source, job.watch.name, job.predict, job.drift, progress=tick
+        return drift_check.check_window(
+            store, job.run, source, job.watch, job.predict, job.drift, show.say, tick
         )

@@ -47,6 +47,7 @@ ELSEWHERE = {
     "curl http://127.0.0.1:5001/invocations": "the same: it asks with such a body",
     "import mlflow\n\npredict = mlflow.pyfunc.spark_udf(": "serve/test_spark.py runs it",
     "from collections.abc import Iterator\n\nimport mlflow": "serve/test_spark.py runs it",
+    "import base64, hashlib, hmac, time": "watch/test_sinks.py runs it on a real request",
     "raypipe sidecars pack --python 3.12 --out": "cloud/test_sidecars.py packs into a store",
     "raypipe predict mine.yaml predict.table.uri": "serve/test_stream.py runs these commands",
     "raypipe train jobs/configs/solar.yaml run.dir=runs/cluster": "cluster/test_submit.py does",

@@ -170,6 +170,12 @@ def test_drift_leads_to_a_better_champion_and_a_rerun_adds_nothing(
         ("ks", "scores"),
     }
     assert Path(alarm.page).read_text().count("data:image/") >= 12
+    every = {"detectors": ["mmd", "ks", "cvm", "chi2", "looks", "lsdd"], "permutations": 800}
+    wide = check(store, with_(job, drift=every), nights["other"], "wide")
+    found = {e.on: e for e in wide.report.evidence}
+    assert wide.report.is_drift and found.keys() == {"embedding", "scores", "classes", "looks"}
+    assert found["looks"].detail and found["classes"].detail
+    assert wide.report.engine == "exact and alibi"
 
     first = promote.require_champion(store)
     waiting = retrain(store, with_(job, table={"uri": images}), alarm, first)

@@ -12,7 +12,7 @@ from raypipe.config import load, validate
 from raypipe.feed.dataset import pin
 from raypipe.job import Job
 from raypipe.tables.table import append
-from raypipe.watch import retrain
+from raypipe.watch import labels
 
 SOLAR = Path(__file__).parents[2] / "jobs" / "configs" / "solar.yaml"
 MONO_CELLS = 1074
@@ -42,4 +42,4 @@ def test_a_table_without_sources_can_be_retrained_on(tmp_path: Path) -> None:
     append(str(tmp_path / "t"), pa.Table.from_pylist(rows), "test")
     job = validate(Job, {"table": {"uri": str(tmp_path / "t")}})
     pinned = pin(job.table, job.feed)
-    assert retrain.labelled_by_source(job, pinned) == {"all": 29}
+    assert labels.labelled_by_source(job, pinned) == {"all": 29}

@@ -1,6 +1,6 @@
 """A process that promotes versions: python -m tests.registry.mover JSON, which has
 
-uri, moves, dir    of the store and the run's folder
+registry, dir      the section, and the run's folder
 versions           the versions to promote, one after the other, each from wherever the alias is
 expected           the version that it must be moved from; "any": where it is
 go                 a file to wait for
@@ -25,7 +25,7 @@ from raypipe.registry.tracking import RegistryConfig
 
 
 def main(given: dict) -> dict:
-    cfg = RegistryConfig(uri=given["uri"], moves=given["moves"], model="m")
+    cfg = RegistryConfig(**given["registry"])
     store = tracking.open_store(RunConfig(dir=given["dir"]), cfg)
     if given.get("dies"):
         follow.apply = lambda *_: os.kill(os.getpid(), signal.SIGKILL)

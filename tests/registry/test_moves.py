@@ -1,4 +1,5 @@
-"""The fence of promotions, on SQLite and on `mlflow server`: real processes and run folders."""
+"""The fence of promotions, on SQLite, on `mlflow server` and on the double of Unity Catalog: real
+processes and run folders."""
 
 from __future__ import annotations
 
@@ -15,75 +16,86 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
+from mlflow import MlflowClient
+from mlflow.models import Model
 
 from raypipe.config import RunConfig, validate
 from raypipe.errors import DataError
 from raypipe.job import Job
 from raypipe.main import main
-from raypipe.registry import moves, promote, tracking
+from raypipe.registry import mlflow_model, moves, promote, tracking
 from raypipe.registry.tracking import RegistryConfig, Store
 from raypipe.watch import retrain
 from raypipe.watch.decide import Decision
-from tests.serve import servers
+from tests.registry import stores
+from tests.registry.stores import Address
 
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture(scope="module", params=["sqlite", "server"])
+@pytest.fixture(scope="module", params=stores.ALL)
 def address(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[str]:
-    folder = tmp_path_factory.mktemp("mlflow")
-    sqlite = f"sqlite:///{folder}/store.db"
-    if request.param == "sqlite":
-        yield sqlite
-        return
-    arguments = ("server", "--workers", "1", "--backend-store-uri", sqlite)
-    # Without it they go into the current folder, which is the checkout.
-    arguments += ("--artifacts-destination", str(folder / "artifacts"))
-    with servers.mlflow(*arguments, ready="/health", log=folder / "log") as url:
-        yield url
+) -> Iterator[Address]:
+    with stores.address(request.param, tmp_path_factory.mktemp("mlflow")) as address:
+        yield address
 
 
 @dataclass
 class Place:
     """One MLflow store and its table of moves; each run folder opens it anew."""
 
-    uri: str
+    address: Address
     root: Path
+
+    @property
+    def model(self) -> str:
+        return f"{self.address.before}m"
 
     @property
     def moves(self) -> str:
         return str(self.root / "moves")
 
     def open(self, run: str = "a", **changes: object) -> Store:
-        cfg = RegistryConfig(uri=self.uri, moves=self.moves, model="m", **changes)
+        given = self.address.settings | {"moves": self.moves, "model": self.model}
+        cfg = RegistryConfig(**given, **changes)
         return tracking.open_store(RunConfig(dir=str(self.root / run)), cfg)
 
     def start(self, run: str, versions: list[int], **more: object) -> subprocess.Popen:
         (self.root / run).mkdir(exist_ok=True)
-        given = {"uri": self.uri, "moves": self.moves, "dir": str(self.root / run)}
+        registry = self.address.settings | {"moves": self.moves, "model": self.model}
+        given = {"registry": registry, "dir": str(self.root / run)}
         given |= {"versions": versions, "go": str(self.root / "go"), "expected": "any"} | more
         command = [sys.executable, "-m", "tests.registry.mover", json.dumps(given)]
         return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
     def config(self, **registry: object) -> Path:
         file = self.root / "mine.yaml"
-        settings = {"uri": self.uri, "moves": self.moves, "model": "m"} | registry
+        settings = self.address.settings | {"moves": self.moves, "model": self.model} | registry
         tree = {"table": {"uri": "/none"}, "run": {"dir": str(self.root / "a")}}
         file.write_text(json.dumps(tree | {"registry": settings}))
         return file
 
 
 @pytest.fixture
-def place(address: str, tmp_path: Path) -> Iterator[Place]:
+def place(address: Address, tmp_path: Path) -> Iterator[Place]:
     place = Place(address, tmp_path)
     client = place.open().client
-    client.create_registered_model("m")
+    client.create_registered_model(place.model)
     for _ in range(4):
-        client.create_model_version("m", source="s3://none/model")
+        create(client, place.model, address, tmp_path / "model")
     yield place
-    client.delete_registered_model("m")
+    client.delete_registered_model(place.model)
+
+
+def create(client: MlflowClient, model: str, address: Address, folder: Path) -> None:
+    """A version without a package. Unity Catalog copies its files, so they are there."""
+    source = "s3://none/model"
+    if address.catalog is not None:
+        source = str(folder)
+        folder.mkdir(exist_ok=True)
+        Model(signature=mlflow_model.signature()).save(folder / "MLmodel")
+    client.create_model_version(model, source=source)
 
 
 def move(store: Store, to: int, **more: object) -> None:
@@ -93,7 +105,7 @@ def move(store: Store, to: int, **more: object) -> None:
 
 
 def alias(store: Store) -> int:
-    return int(store.client.get_model_version_by_alias("m", "champion").version)
+    return int(store.client.get_model_version_by_alias(store.model, "champion").version)
 
 
 def told(store: Store) -> list[tuple[int | None, int | None, str]]:
@@ -144,7 +156,7 @@ def test_a_promoter_killed_before_the_alias_is_finished_once(
     with caplog.at_level(logging.WARNING, "raypipe"):
         assert promote.require_champion(store).version == alias(store) == 2
         assert promote.require_champion(store).version == 2
-    assert "says version 2 of m, the champion said 1: mended" in caplog.text
+    assert f"says version 2 of {place.model}, the champion said 1: mended" in caplog.text
     assert caplog.text.count("mended") == 1 and len(told(store)) == 2
 
 
@@ -155,16 +167,16 @@ def test_a_move_by_hand_in_mlflow_is_recorded_and_stays(
     move(store, 1)
     move(store, 2)
     # Back to where the newest move began: as after a crash, but that move was applied.
-    store.client.set_registered_model_alias("m", "champion", "1")
+    store.client.set_registered_model_alias(store.model, "champion", "1")
     with caplog.at_level(logging.WARNING, "raypipe"):
         assert promote.require_champion(store).version == alias(store) == 1
     assert "moved by hand in MLflow from version 2 to 1: recorded" in caplog.text
     assert promote.require_champion(store).version == 1
     assert told(store)[-1] == (2, 1, "by hand") and len(told(store)) == 3
-    store.client.delete_registered_model_alias("m", "champion")
+    store.client.delete_registered_model_alias(store.model, "champion")
     assert promote.champion(store) is None and told(store)[-1] == (1, None, "by hand")
     move(store, 3)
-    store.client.delete_model_version("m", "3")
+    store.client.delete_model_version(store.model, "3")
     assert promote.champion(store) is None and told(store)[-1] == (3, None, "by hand")
     move(store, 2)
     assert alias(store) == 2
@@ -176,7 +188,7 @@ def test_who_may_only_read_the_table_follows_a_move_by_hand(
     """As a server does whose credentials only read."""
     store = place.open()
     move(store, 1)
-    store.client.set_registered_model_alias("m", "champion", "2")
+    store.client.set_registered_model_alias(store.model, "champion", "2")
 
     def refused(*given: object, **more: object) -> None:
         raise DataError("The table cannot be written")
@@ -201,10 +213,10 @@ def test_a_version_that_was_rolled_back_is_barred_until_said_otherwise(place: Pl
     ):
         move(store, 3)
     assert promote.rollback(store, to=1) == (2, 1)
-    with pytest.raises(promote.Barred, match=r"Version 2 of 'm' is not promoted again"):
+    with pytest.raises(promote.Barred, match=r"Version 2 of '.*m' is not promoted again"):
         promote.rollback(store, to=2)
     with pytest.raises(
-        DataError, match=r"no earlier champion of 'm' to go back to .got 'version 4"
+        DataError, match=r"no earlier champion of '.*m' to go back to .got 'version 4"
     ):
         promote.rollback(store, to=4)
     move(store, 3, unbar=True)
@@ -223,7 +235,7 @@ def test_a_decision_that_was_carried_out_is_not_replayed(place: Place) -> None:
         return retrain._carry_out(store, champion, challenger, yes, (), evidence)
 
     assert night("d1").act and night("d1").act and alias(store) == 2
-    store.client.set_registered_model_alias("m", "champion", "1")
+    store.client.set_registered_model_alias(store.model, "champion", "1")
     again = night("d1")
     assert not again.act and "carried out before, and the alias was moved since" in again.reason
     assert alias(store) == 1
@@ -238,10 +250,10 @@ def test_a_decision_that_was_carried_out_is_not_replayed(place: Place) -> None:
 def test_models_and_aliases_in_one_table_are_told_apart(place: Place) -> None:
     store = place.open()
     move(store, 1)
-    store.client.create_registered_model("other")
+    other = dataclasses.replace(store, model=f"{place.address.before}other")
+    store.client.create_registered_model(other.model)
     try:
-        store.client.create_model_version("other", source="s3://none/model")
-        other = dataclasses.replace(store, model="other")
+        create(store.client, other.model, place.address, place.root / "model")
         blue = dataclasses.replace(store, alias="blue")
         assert promote.champion(other) is None and promote.champion(blue) is None
         promote.promote(other, promote.versions(other)[0], None)
@@ -249,12 +261,12 @@ def test_models_and_aliases_in_one_table_are_told_apart(place: Place) -> None:
         assert (promote.require_champion(other).version, alias(store)) == (1, 1)
         assert [len(told(s)) for s in (store, other, blue)] == [1, 1, 1]
     finally:
-        store.client.delete_registered_model("other")
+        store.client.delete_registered_model(other.model)
     # A model of the same name, as in another MLflow store, has its own moves.
-    store.client.delete_registered_model("m")
+    store.client.delete_registered_model(store.model)
     assert promote.champion(store) is None
-    store.client.create_registered_model("m")
-    store.client.create_model_version("m", source="s3://none/model")
+    store.client.create_registered_model(store.model)
+    create(store.client, store.model, place.address, place.root / "model")
     assert told(store) == [] and promote.champion(store) is None
 
 
@@ -284,11 +296,34 @@ def test_the_verbs(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
         assert main([*arguments, "--json"]) == 0, capsys.readouterr().err
         return json.loads(capsys.readouterr().out)
 
+    def planned(*arguments: str) -> tuple[int | None, int]:
+        """Nothing is written by a dry run."""
+        before = (
+            sorted(place.root.rglob("*.json")),
+            place.open().client.get_registered_model(place.model),
+        )
+        told = said(*arguments, "--dry-run")
+        after = (
+            sorted(place.root.rglob("*.json")),
+            place.open().client.get_registered_model(place.model),
+        )
+        assert before[0] == after[0] and dict(before[1]) == dict(after[1]) and told["dry_run"]
+        return told["before"], told["after"]
+
+    assert planned("promote", config, "--version", "1") == (None, 1)
     for version in ("1", "2", "2"):
         done = said("promote", config, "--version", version, "--why", "looked at")
     assert (done["before"], done["after"], done["moves"][0]["note"]) == (2, 2, "looked at")
+    assert planned("rollback", config) == (2, 1) == planned("rollback", config, "--to", "1")
+    assert main(["rollback", config, "--to", "4", "--dry-run"]) == 2
+    assert "no earlier champion" in capsys.readouterr().err
     assert said("rollback", config)["after"] == 1
+    assert planned("rollback", config) == (1, 1), "a second one changes nothing"
     assert said("rollback", config)["after"] == 1
+    for more in ([], ["--dry-run"]):
+        assert main(["promote", config, "--version", "2", *more]) == 2
+        assert "--unbar" in capsys.readouterr().err
+    assert planned("promote", config, "--version", "2", "--unbar") == (1, 2)
     assert main(["promote", config, "--version", "2"]) == 2
     assert "--unbar" in capsys.readouterr().err
     assert main(["promote", config, "--version", "9"]) == 2
@@ -302,21 +337,34 @@ def test_the_verbs(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_where_the_table_is(tmp_path: Path) -> None:
-    def of(**sections: dict) -> RegistryConfig:
-        table = {"table": {"uri": "/t"}}
-        return validate(Job, table | sections).registry
-
     run = RunConfig(dir=str(tmp_path / "run"))
-    beside = tracking.moves_of(run, of(registry={"uri": f"sqlite:///{tmp_path}/x/mlflow.db"}))
-    assert beside == (str(tmp_path / "x" / "raypipe-moves"), True)
-    assert tracking.moves_of(run, of()) == (str(tmp_path / "run/mlflow/raypipe-moves"), True)
+
+    def of(**sections: dict) -> tuple[str, dict | None, bool]:
+        job = validate(Job, {"table": {"uri": "/t"}} | sections)
+        found = tracking.moves_of(run, job.registry, job.artifacts)
+        # Who knows the registry alone is given the same table.
+        alone = tracking.moves_of(run, tracking.placed(run, job.registry, job.artifacts))
+        assert alone == found
+        return found.uri, found.options, found.is_shared
+
+    beside = {"uri": f"sqlite:///{tmp_path}/x/mlflow.db"}
+    assert of(registry=beside) == (str(tmp_path / "x" / "raypipe-moves"), None, True)
+    mine = str(tmp_path / "run/mlflow/raypipe-moves")
+    assert of() == (mine, None, True)
     server = {"uri": "http://127.0.0.1:5000"}
-    assert tracking.moves_of(run, of(registry=server))[1] is False
-    artifacts = {"uri": "s3://bucket/a/", "storage_options": {"AWS_REGION": "eu-west-1"}}
-    shared = of(registry=server, artifacts=artifacts)
-    assert tracking.moves_of(run, shared) == ("s3://bucket/a/raypipe-moves", True)
-    assert shared.moves_storage_options == {"AWS_REGION": "eu-west-1"}
-    assert of(artifacts=artifacts).moves is None, "a store in a file has it beside"
+    assert of(registry=server) == (mine, None, False)
+    options = {"AWS_REGION": "eu-west-1"}
+    artifacts = {"uri": "s3://bucket/a/", "storage_options": options}
+    shared = ("s3://bucket/a/raypipe-moves", options, True)
+    assert of(registry=server, artifacts=artifacts) == shared
+    assert of(artifacts=artifacts) == (mine, None, True), "a store in a file has it beside"
+    # Runs in a file of this host say nothing of hosts that share Unity Catalog.
+    for registry in ({"registry_uri": "databricks-uc"}, {"uri": "databricks"}):
+        unity = registry | {"model": "main.default.m", "experiment": "/Shared/m"}
+        assert of(registry=unity) == (mine, None, False)
+        assert of(registry=unity, artifacts=artifacts) == shared
+        named = unity | {"moves": "abfss://c@a.dfs.core.windows.net/moves"}
+        assert of(registry=named, artifacts=artifacts) == (named["moves"], None, True)
 
 
 def test_hosts_that_share_no_table_are_told_so(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from raypipe.config import validate
 from raypipe.errors import DataError
 from raypipe.images.decode import decode_batch
+from raypipe.images.measure import SEEN
 from raypipe.models.zoo import ImageModel, ModelConfig
 from raypipe.registry import package
 from raypipe.registry.package import Package, Reference
@@ -43,6 +45,19 @@ def test_lineage_and_reference_come_back(built: Package) -> None:
     reference = built.reference()
     assert reference.features_ND.shape == (30, 64) and reference.scores_NC.shape == (30, 3)
     assert reference.ids[7] == "image 7"
+    assert reference.looks_NK is None, "as in a package of an older raypipe"
+
+
+def test_looks_come_back_if_their_columns_are_known(
+    model: ImageModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = np.arange(3 * len(SEEN), dtype=np.float32).reshape(3, -1)
+    looks[1] = np.nan
+    reference = Reference(np.zeros((3, 64)), np.full((3, 3), 1 / 3), tuple("xyz"), looks)
+    made = Package(package.build(tmp_path / "p", model, CFG, ("a", "b", "c"), reference, {}))
+    np.testing.assert_array_equal(made.reference().looks_NK, looks)
+    monkeypatch.setattr("raypipe.registry.package.SEEN", (*SEEN, "hue"))
+    assert made.reference().looks_NK is None
 
 
 def test_a_copy_elsewhere_is_the_same_package(
@@ -211,3 +226,17 @@ def test_a_package_says_no_bare_nan(model: ImageModel, tmp_path: Path) -> None:
     )
     assert "NaN" not in (tmp_path / "package.json").read_text()
     assert Package(tmp_path).info["metrics"] == {"val_loss": None}
+
+
+def test_a_reference_keeps_domains_and_groups_and_an_older_one_has_none(
+    built: Package, model: ImageModel, tmp_path: Path
+) -> None:
+    plain = built.reference()
+    assert plain.domains is None and plain.groups is None
+    domains, groups = ("ü|'\n", "") * 15, tuple(f"module {i // 4}" for i in range(30))
+    for kept in ((domains, groups), (domains, None), ((), None)):
+        reference = replace(plain, domains=kept[0], groups=kept[1])
+        folder = tmp_path / f"of {len(kept[0])} {kept[1] is None}"
+        package.build(folder, model, CFG, ("a", "b", "c"), reference, {})
+        found = Package(folder).reference()
+        assert (found.domains, found.groups) == kept

@@ -1,11 +1,14 @@
-"""Real MLflow on SQLite: a key has one run, and only a challenger that won is promoted."""
+"""Real MLflow on SQLite: a key has one run, and only a challenger that won is promoted.
+
+What a promotion does is shown on `mlflow server` and on the double of Unity Catalog, too.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from hashlib import sha256
 from pathlib import Path
 
@@ -21,6 +24,8 @@ from raypipe.registry.package import Package
 from raypipe.registry.promote import ModelVersion
 from raypipe.registry.tracking import RegistryConfig, Store
 from raypipe.tables.table import TableVersion
+from tests.registry import stores
+from tests.registry.stores import Address
 
 VERSION = TableVersion("/data/cells", 17)
 
@@ -28,6 +33,22 @@ VERSION = TableVersion("/data/cells", 17)
 @pytest.fixture
 def store(shared_store: Store, request: pytest.FixtureRequest) -> Store:
     return dataclasses.replace(shared_store, model=f"model of {request.node.name[:40]}")
+
+
+@pytest.fixture(scope="module", params=stores.ALL)
+def address(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Address]:
+    with stores.address(request.param, tmp_path_factory.mktemp("mlflow")) as address:
+        yield address
+
+
+@pytest.fixture
+def promoting(address: Address, tmp_path: Path, request: pytest.FixtureRequest) -> Store:
+    """A store of each kind, for what a promotion does."""
+    model = f"{address.before}{request.node.originalname[:40].lower()}"
+    cfg = RegistryConfig(**address.settings, model=model)
+    return tracking.open_store(RunConfig(dir=str(tmp_path / "run")), cfg)
 
 
 def runs_with(store: Store, key: str) -> list[mlflow.entities.Run]:
@@ -136,8 +157,9 @@ def register(store: Store, built: Package, key: str) -> ModelVersion:
 
 
 def test_a_registered_package_is_served_by_mlflow_and_holds_no_pickle(
-    store: Store, built: Package, textured: Callable[..., bytes]
+    promoting: Store, built: Package, textured: Callable[..., bytes]
 ) -> None:
+    store = promoting
     made = register(store, built, "served")
     again = promote.register(store, "no such run", built.folder, "served", {})
     assert again == made == promote.find(store, "served") and promote.versions(store) == [made]
@@ -158,7 +180,8 @@ def test_a_registered_package_is_served_by_mlflow_and_holds_no_pickle(
 
     fetched = promote.fetch(store, made)
     assert fetched.classes == built.classes and fetched.predict(images).labels == mine.labels
-    files = [p for p in store.folder.rglob("*") if p.is_file() and "artifacts" in p.parts]
+    kept = Path(mlflow.artifacts.download_artifacts(f"models:/{store.model}/1"))
+    files = [p for p in kept.rglob("*") if p.is_file()]
     assert any(p.name == "weights.safetensors" for p in files)
     assert not [p for p in files if p.suffix in (".pkl", ".pickle", ".pt", ".pth", ".bin")]
     requirements = next(p for p in files if p.name == "requirements.txt").read_text()
@@ -190,9 +213,13 @@ def test_a_registered_version_whose_package_was_swapped_is_refused(
         promote.fetch(store, made)
 
 
-def test_a_version_without_a_seal_is_refused_with_the_way_out(store: Store, built: Package) -> None:
+def test_a_version_without_a_seal_is_refused_with_the_way_out(
+    promoting: Store, built: Package
+) -> None:
+    store = promoting
     made = register(store, built, "unsealed")
-    store.client.delete_model_version_tag(store.model, "1", promote.SEAL)
+    tag = "raypipe__manifest" if store.is_catalog else promote.SEAL
+    store.client.delete_model_version_tag(store.model, "1", tag)
     bare = promote.versions(store)[0]
     assert (
         promote.find(store, "unsealed") is None
@@ -210,10 +237,11 @@ def test_a_version_without_a_seal_is_refused_with_the_way_out(store: Store, buil
 
 
 def test_the_alias_moves_only_from_where_the_comparison_saw_it(
-    store: Store, built: Package
+    promoting: Store, built: Package
 ) -> None:
+    store = promoting
     assert promote.champion(store) is None
-    with pytest.raises(DataError, match=r"There is no champion of 'model of .*raypipe tune CONFIG"):
+    with pytest.raises(DataError, match=r"There is no champion of '.*raypipe tune CONFIG"):
         promote.require_champion(store)
     first, second, third = (register(store, built, f"{store.model}-{n}") for n in range(3))
     promote.promote(store, first, expected=None)
@@ -231,7 +259,8 @@ def test_the_alias_moves_only_from_where_the_comparison_saw_it(
     assert promote.require_champion(store).version == 2
 
 
-def test_other_aliases_are_other_champions(store: Store, built: Package) -> None:
+def test_other_aliases_are_other_champions(promoting: Store, built: Package) -> None:
+    store = promoting
     made = register(store, built, store.model)
     blue = dataclasses.replace(store, alias="blue")
     promote.promote(blue, made, expected=None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import html
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ import pytest
 from raypipe.config import save, validate
 from raypipe.errors import DataError
 from raypipe.feed.dataset import pin
+from raypipe.images.measure import SEEN
 from raypipe.job import Job
 from raypipe.registry import promote, tracking
 from raypipe.registry.promote import ModelVersion
@@ -30,9 +32,10 @@ from raypipe.tables.table import Columns, ImageTable, TableConfig, append
 from raypipe.train import trainer, unseen
 from raypipe.train.job import TrainJob, TrainResult
 from raypipe.train.publish import publish
-from raypipe.watch.check import read_batch
-from raypipe.watch.detect import DriftReport
+from raypipe.watch.check import check, read_batch
+from raypipe.watch.detect import DriftConfig, DriftReport
 from raypipe.watch.pictures import images_of, picture_of
+from raypipe.work.results import Drifted
 
 
 @pytest.fixture(scope="module")
@@ -308,7 +311,32 @@ def test_an_image_that_does_not_decode_is_a_row_with_its_error(
     assert {(row["width"], len(row["scores"])) for row in whole} == {(32, 2)}
     assert all(0 < row["brightness"] < 1 for row in whole)
     # A drift check compares those that have features.
-    assert len(read_batch(done.table, done.out.uri, done.key).ids) == 25
+    compared = read_batch(done.table, done.out.uri, done.key)
+    assert len(compared.ids) == 25
+    assert compared.looks_NK is not None and np.isfinite(compared.looks_NK).all()
+    assert (compared.looks_NK[:, SEEN.index("width")] == 32).all()
+
+
+def test_a_check_shows_which_engine_it_was_and_why(
+    store: Store, job: TrainJob, champion: ModelVersion, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the page, in the summary and in the MLflow run."""
+    monkeypatch.setattr("raypipe.watch.detect.LEAST_ROWS", 10)  # the reference has 17 images
+    every = ("mmd", "ks", "cvm", "chi2", "looks")
+    drift = DriftConfig(detectors=every, permutations=800)
+    done = check(store, job.run, job.table, "wide", PredictConfig(), drift, champion)
+    again = check(store, job.run, job.table, "wide", PredictConfig(), drift, champion)
+    assert again.report == done.report, "as it was stored"
+    assert {e.on for e in done.report.evidence} == {"embedding", "scores", "classes", "looks"}
+    assert {e.engine for e in done.report.evidence} == {"exact"}
+    (why,) = done.report.notes
+    assert done.report.engine == "exact" and "exact for mmd, ks, cvm, chi2, looks" in why
+    assert why in html.unescape(Path(done.page).read_text())
+    shown = Drifted(done)
+    assert shown.summary()["engine"] == "exact" and shown.facts()["tests"] == why
+    runs = store.client.search_runs([store.experiment_id], max_results=100)
+    (run,) = (run for run in runs if run.info.run_name == "drift wide")
+    assert run.data.params["drift.engine"] == "exact" and run.data.params["drift.notes"] == why
 
 
 def test_where_no_image_decodes_there_are_rows_and_nothing_to_compare(

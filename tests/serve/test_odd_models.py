@@ -35,12 +35,14 @@ def odd(registered: Registered, how: str, folder: Path) -> ModelVersion:
     return registered.another(f"odd-{how}", built)
 
 
-def predicted(registered: Registered, how: str, folder: Path) -> batch.PredictResult:
+def predicted(
+    registered: Registered, how: str, folder: Path, others: int = 9
+) -> batch.PredictResult:
     """Of nine images and a white one."""
     white = io.BytesIO()
     Image.new("RGB", (40, 40), "white").save(white, "PNG")
-    images = [*registered.images[:9], white.getvalue()]
-    ids = [f"i{n}" for n in range(9)] + ["the white one"]
+    images = [*registered.images[:others], white.getvalue()]
+    ids = [f"i{n}" for n in range(others)] + ["the white one"]
     rows = pa.table({"image_id": ids, "image": pa.array(images, pa.binary())})
     append(str(folder / "t"), rows, "add")
     run, source = RunConfig(name="mixed", dir=str(folder)), TableConfig(uri=str(folder / "t"))
@@ -62,11 +64,25 @@ def test_code_of_the_user_that_raises_is_named(
     assert "in forward, line" in text and "of odd_models.py" in text
 
 
-def test_an_image_that_gives_nan_is_named_and_no_row_is_written(
+def test_an_image_that_gives_nan_is_a_row_with_its_error(
     registered: Registered, tmp_path: Path
 ) -> None:
-    with pytest.raises(DataError, match=r"not finite; image 'the white one'.*1 of 10 images"):
-        predicted(registered, "nan", tmp_path)
+    """One image must not stop a table of a million, or each night that has it."""
+    done = predicted(registered, "nan", tmp_path)
+    assert (done.images, done.broken) == (10, 1)
+    columns = ["image_id", "label", "scores", "error"]
+    rows = batch.read_rows(done.out.uri, done.key, columns).to_pylist()
+    bad = [row for row in rows if row["error"]]
+    assert [row["image_id"] for row in bad] == ["the white one"]
+    assert bad[0]["error"] == "the model's answer is not finite" and bad[0]["label"] is None
+    assert all(np.isfinite(row["scores"]).all() for row in rows if not row["error"])
+
+
+def test_a_model_without_a_finite_answer_writes_no_row(
+    registered: Registered, tmp_path: Path
+) -> None:
+    with pytest.raises(DataError, match=r"not finite; image 'the white one' alone"):
+        predicted(registered, "nan", tmp_path, others=0)
     assert not (tmp_path / "predictions").exists()
 
 

@@ -1,8 +1,9 @@
-"""The process group of workers that share a node: who can reach its store."""
+"""The process group of workers that share a node: its store listens nowhere, and does not stay."""
 
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 
 import psutil
@@ -15,25 +16,28 @@ from ray.train.torch import TorchTrainer
 
 from raypipe.train.one_node import NodeConfig
 
+EVERYWHERE = ("0.0.0.0", "::")
+
 
 def told(config: dict[str, str]) -> None:
-    """In each worker: sum the ranks, and note where the store listens."""
+    """In each worker: sum the ranks, and count the ports that other hosts may reach."""
     total = torch.tensor([float(dist.get_rank() + 1)])
     dist.all_reduce(total)
-    port = int(os.environ["MASTER_PORT"])
-    hosts = {
-        each.laddr.ip
-        for each in psutil.net_connections("tcp")
-        if each.status == "LISTEN" and each.laddr.port == port
-    }
+    listening = psutil.Process().net_connections("tcp")
+    ports = [each for each in listening if each.status == "LISTEN" and each.laddr.ip in EVERYWHERE]
     path = Path(config["folder"]) / str(train.get_context().get_world_rank())
-    path.write_text(f"{total.item():.0f} {dist.get_world_size()} {' '.join(hosts)}")
+    env = os.environ["RANK"], os.environ["LOCAL_RANK"], os.environ["WORLD_SIZE"]
+    path.write_text(f"{total.item():.0f} {env} {len(ports)}")
 
 
 @pytest.mark.parametrize(("workers", "total"), [(1, 1), (2, 3)])
-def test_the_store_listens_on_loopback_alone(
+def test_no_store_listens_for_other_hosts_and_none_is_left(
     ray_session: str, tmp_path: Path, workers: int, total: int
 ) -> None:
+    def left() -> set[Path]:
+        return set(Path(tempfile.gettempdir()).glob("raypipe-group-*"))
+
+    before = left()
     TorchTrainer(
         told,
         train_loop_config={"folder": str(tmp_path)},
@@ -44,4 +48,6 @@ def test_the_store_listens_on_loopback_alone(
         run_config=RunConfig(name="store", storage_path=str(tmp_path / "ray")),
     ).fit()
     for rank in range(workers):
-        assert (tmp_path / str(rank)).read_text() == f"{total} {workers} 127.0.0.1"
+        env = str(rank), str(rank), str(workers)
+        assert (tmp_path / str(rank)).read_text() == f"{total} {env} 1", "Ray's own port"
+    assert left() <= before

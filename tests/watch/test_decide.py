@@ -1,4 +1,4 @@
-"""Promote or keep, retrain or wait: pure functions, every refusal with its reason."""
+"""Promote or keep: pure functions, every refusal with its reason."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from benchmarks.gate import promoted
 from raypipe.config import validate
 from raypipe.errors import ConfigError
 from raypipe.watch.comparison import Comparison, compare, merged
-from raypipe.watch.decide import Decision, GateConfig, _level, gate, retrain
+from raypipe.watch.decide import Decision, GateConfig, _level, gate
 from raypipe.watch.safety import LOOSEST
 
 GATE = GateConfig()
@@ -334,40 +334,6 @@ def test_pooled_slices_are_what_their_rows_together_are(parts: list[list[float]]
     assert (pooled.won, pooled.lost) == (together.won, together.lost)
     assert pooled.difference == pytest.approx(together.difference, abs=1e-9)
     assert pooled.spread == pytest.approx(together.spread, abs=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("drift", "labelled", "known", "force", "acts", "says"),
-    [
-        (
-            True,
-            {"mono": 500, "poly": 200},
-            ["mono"],
-            False,
-            True,
-            "Drift, and labels: 200 images of poly",
-        ),
-        (
-            True,
-            {"mono": 500},
-            ["mono"],
-            False,
-            False,
-            "no labelled images beyond mono: waiting for labels",
-        ),
-        (True, {}, [], False, False, "beyond what the champion knows: waiting for labels"),
-        (True, {"mono": 500, "poly": 200}, ["mono", "poly"], False, False, "waiting for labels"),
-        (False, {"mono": 500, "poly": 200}, ["mono"], False, False, "No drift: the champion stays"),
-        (False, {"mono": 500}, ["mono"], True, True, "Retraining was asked for"),
-        (True, {"z": 1, "a": 2}, [], False, True, "2 images of a, 1 images of z"),
-    ],
-)
-def test_a_retrain_needs_drift_and_labels_or_an_order(
-    drift: bool, labelled: dict[str, int], known: list[str], force: bool, acts: bool, says: str
-) -> None:
-    decision = retrain(drift, labelled, known, force)
-    assert decision.act is acts
-    assert says in decision.reason
 
 
 @pytest.mark.parametrize(

@@ -11,19 +11,21 @@ import pyarrow as pa
 
 from raypipe.tables.commits import rows_named, rows_once
 from raypipe.tables.table import TableVersion, append
-from raypipe.watch import check, retrain
+from raypipe.watch import check, decisions
 from raypipe.watch.comparison import compare
 from raypipe.watch.decide import Decision
 from raypipe.watch.detect import DriftReport, Evidence
 
 FOUND = DriftReport(
-    (Evidence("mmd", "embedding", 0.5, 0.01, 0.05, True),),
+    (Evidence("mmd", "embedding", 0.5, 0.01, 0.05, True, "exact", 'x: "odd"'),),
     0.01,
     True,
     0.05,
     30,
     40,
     ((3, 2.5), (1, 2.0)),
+    "exact",
+    ("exact for mmd", "looks left out: an older raypipe"),
 )
 
 
@@ -51,12 +53,12 @@ def test_a_decision_comes_back_as_it_was(tmp_path: Path) -> None:
     slices = tuple(compare(name, *rows, is_new=name == "new") for name in ("old", "new"))
     union = compare("all", *rows, is_new=False)
     decision = Decision(True, "Promoted")
-    made = retrain._as_rows("k", ("cells/1", "cells/2", "/t@v3"), slices, union, decision)
+    made = decisions.as_row("k", ("cells/1", "cells/2", "/t@v3"), slices, union, decision)
     kept = rows_once(
-        str(tmp_path / "decisions"), retrain._ROW, {"key": "k"}, lambda: made, "gate cells/2"
+        str(tmp_path / "decisions"), decisions.ROW, {"key": "k"}, lambda: made, "gate cells/2"
     ).to_pylist()
-    assert len(kept) == 1 and kept[0]["format"] == retrain.FORMAT
-    assert retrain._decided(kept[0]) == (slices, union, decision)
+    assert len(kept) == 1 and kept[0]["format"] == decisions.FORMAT
+    assert decisions.decided(kept[0]) == (slices, union, decision)
     assert "NaN" not in kept[0]["slices"]
 
 

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from raypipe.watch import mmd
-from raypipe.watch.mmd import median_width, regroupings
+from raypipe.watch.mmd import regroupings
+from raypipe.watch.projection import median_width
 
 
 def by_definition(points_LD: np.ndarray, in_batch_L: np.ndarray, width: float) -> float:
@@ -61,10 +62,3 @@ def test_equal_rows_are_no_trouble() -> None:
     points = np.ones((30, 3), np.float32)
     found = mmd.mmd(points[:20], points[20:], median_width(points, 0), regroupings(20, 10, 50, 0))
     assert found.statistic == pytest.approx(0, abs=1e-6) and found.p_value == 1
-
-
-def test_the_width_of_many_rows_is_that_of_a_sample_of_pairs() -> None:
-    rng = np.random.default_rng(0)
-    many = rng.normal(size=(1500, 8)).astype(np.float32)
-    all_pairs = ((many[:, None] - many[None]) ** 2).sum(2)[np.triu_indices(1500, 1)]
-    assert median_width(many, 0) == pytest.approx(np.sqrt(0.5 * np.median(all_pairs)), rel=0.01)

@@ -24,7 +24,7 @@ from raypipe.tables.commits import rows_once
 from raypipe.train import origin, trainer
 from raypipe.train.origin import CalledFor
 from raypipe.train.publish import publish
-from raypipe.watch import check, retrain
+from raypipe.watch import check, decisions, retrain
 from raypipe.watch.comparison import compare
 from raypipe.watch.decide import Decision
 from raypipe.work import reports
@@ -52,7 +52,7 @@ class Loop:
 
 
 @pytest.fixture(scope="module")
-def loop(tmp_path_factory: pytest.TempPathFactory) -> Loop:
+def loop(ray_session: str, tmp_path_factory: pytest.TempPathFactory) -> Loop:
     root = tmp_path_factory.mktemp("proof")
     rows = []
     for i in range(40):
@@ -95,9 +95,9 @@ def loop(tmp_path_factory: pytest.TempPathFactory) -> Loop:
     slices = (compare("<i>s</i>", [True] * 5 + [False] * 15, [True] * 20, is_new=True),)
     decision = Decision(True, "Promoted: +75.0 points on <i>s</i> (p = 0.00003)")
     parts = (first, second, "t@v0")
-    row = retrain._as_rows(key, parts, slices, None, decision)
+    row = decisions.as_row(key, parts, slices, None, decision)
     place = str(job.run.path / "decisions")
-    rows_once(place, retrain._ROW, {"key": key}, lambda: row, "gate")
+    rows_once(place, decisions.ROW, {"key": key}, lambda: row, "gate")
     named = {"decision": key, "check": f"drift-night-{CHECK}"}
     retrain._carry_out(store, first, second, decision, slices, named)
     return Loop(root, job, store, first, second, key)

@@ -109,7 +109,7 @@ def check_registry(job: Job) -> None:
     tracking.check_names(job.run, job.registry)
     file = tracking.store_file(job.run, job.registry)
     if file is None or file.exists():
-        tracking.open_store(job.run, job.registry, create=False)
+        tracking.open_store(job.run, job.registry, job.artifacts, create=False)
 
 
 def unfound(job: TrainJob, pinned: Pinned, drawn: Collection[str] = ()) -> list[str]:

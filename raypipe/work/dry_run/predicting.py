@@ -106,7 +106,7 @@ def _facts(at: At, table: ImageTable, version: TableVersion, model: Model, image
 
 def _store(job: Job) -> Store:
     require_store(job.run, job.registry)
-    return tracking.open_store(job.run, job.registry, create=False)
+    return tracking.open_store(job.run, job.registry, job.artifacts, create=False)
 
 
 def _model(at: At, wanted: str | None) -> Model:
@@ -122,7 +122,7 @@ def drift(at: At) -> Planned:
     source = batch_of(at.job)
     facts, parts = predictions(at, source, at.job.predict.since)
     facts["tests"] = f"against the reference of {facts['model']}, alpha {at.job.drift.alpha:g}"
-    return Planned("drift", facts, parts, most=True, missing="the tests in their sidecar")
+    return Planned("drift", facts, parts, most=True, missing="the drift tests")
 
 
 def evaluate(at: At) -> Planned:

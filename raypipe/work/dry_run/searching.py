@@ -17,8 +17,7 @@ from raypipe.search.settings import SearchConfig
 from raypipe.search.trials.trial import data_key
 from raypipe.search.trials.trial_resources import plan_resources
 from raypipe.train.job import TrainJob
-from raypipe.watch import around
-from raypipe.watch import retrain as loop
+from raypipe.watch import around, labels
 from raypipe.work.dry_run import training
 from raypipe.work.dry_run.at import At, check_registry, data, model_facts, training_job, unfound
 from raypipe.work.dry_run.predicting import champion, predictions
@@ -134,7 +133,7 @@ def retrain(at: At) -> Planned:
 
     # A challenger starts from the champion's settings, not from the job's.
     theirs = validate(TrainJob, champion(job).info["config"])
-    labelled = loop.labelled_by_source(job.training, pinned)
+    labelled = labels.labelled_by_source(job.training, pinned)
     version = pinned.version.version
     first = around.challenger(job.training, job.watch, job.search.refit, theirs, version, labelled)
     if job.watch.retrain_samples > 1:
@@ -142,5 +141,5 @@ def retrain(at: At) -> Planned:
         trained, found, missing = _search(at, base, cfg)
     else:
         trained, found, missing = training.parts_of(at, first)
-    missing = ["the tests in their sidecar", *missing, "the comparison of two models"]
+    missing = ["the drift tests", *missing, "the comparison of two models"]
     return Planned("retrain", facts | found, (*parts, *trained), True, ", ".join(missing))

@@ -32,6 +32,7 @@ from raypipe.train import described, origin
 from raypipe.train.job import TrainJob
 from raypipe.train.unseen import Unseen
 from raypipe.watch import records
+from raypipe.watch.settings import WatchConfig
 from raypipe.work.proof.answers import Check
 
 T = TypeVar("T")
@@ -111,6 +112,7 @@ def gather(
     store: Store,
     version: ModelVersion,
     run: RunConfig,
+    watch: WatchConfig,
     reread: bool = True,
     storage_options: dict[str, str] | None = None,
 ) -> Found:
@@ -141,8 +143,8 @@ def gather(
     listed = tried("moves", lambda: moves.read(store).moves, nothing_moved)
     place = store.moves
     log = tried("moves", lambda: appended.read(place, store.moves_options), NO_TABLE)
-    decisions = tried("decisions", lambda: records.decisions(run), NO_TABLE)
-    checks = tried("checks", lambda: records.checks(run), NO_TABLE)
+    decisions = tried("decisions", lambda: records.decisions(run, watch), NO_TABLE)
+    checks = tried("checks", lambda: records.checks(run, watch), NO_TABLE)
     noted = tried("mlflow", lambda: recorded.decision_of(store, version), "")
     found = Found(
         store,

@@ -1,0 +1,162 @@
+"""Embeddings for `benchmarks.domains`: solar cells, corrupted ones, and the two emoji sets.
+
+EfficientNet-Lite0 with ImageNet weights, 224 px, 1,280 features: computed once and kept as .npz in
+the system's folder for temporary files, one file a set. About 40 images a second on one core.
+
+The emoji pictures are two packages of npm (Google's are Apache-2.0, Twitter's CC BY 4.0). They are
+installed once into the user's cache, as the tests do with Azurite.
+"""
+
+from __future__ import annotations
+
+import io
+import shutil
+import subprocess
+import tempfile
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageEnhance, ImageFilter
+
+EMOJI = "16.0.0"
+TYPES = ("mono", "poly")
+VENDORS = ("google", "twitter")
+# Pictures of each vendor, drawn apart: a picture and its twin are never in the same comparison.
+EMOJI_IMAGES = 1_500
+# Cells of each module type that are corrupted.
+CORRUPTED = 250
+# Mild, middle, strong.
+SEVERITIES = {
+    "noise": (8, 16, 32),  # standard deviation, of 255
+    "blur": (1.0, 2.0, 4.0),  # radius in pixels, of 300
+    "dark": (0.85, 0.7, 0.5),  # factor of the brightness
+    "contrast": (0.85, 0.7, 0.5),  # factor around the mean
+    "jpeg": (30, 15, 7),  # quality
+}
+CACHE = Path(tempfile.gettempdir()) / "raypipe-domains"
+
+
+def corrupt(image: Image.Image, kind: str, amount: float, seed: int) -> Image.Image:
+    """A copy with one fault. seed: of the noise."""
+    if kind == "noise":
+        noise = np.random.default_rng(seed).normal(0, amount, (image.height, image.width, 1))
+        noisy = np.asarray(image, np.float64) + noise
+        return Image.fromarray(noisy.clip(0, 255).astype(np.uint8))
+    if kind == "blur":
+        return image.filter(ImageFilter.GaussianBlur(amount))
+    if kind == "dark":
+        return ImageEnhance.Brightness(image).enhance(amount)
+    if kind == "contrast":
+        return ImageEnhance.Contrast(image).enhance(amount)
+    data = io.BytesIO()
+    image.save(data, "JPEG", quality=int(amount))
+    return Image.open(data).convert("RGB")
+
+
+def cells() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """(features_ND, type_N, defective_N, module_N) of all solar cells, in the order of files.
+
+    module_N: the data set names no modules. Its cells lie module by module, so 60 neighbours of
+    one type are called one; some of these blocks hold parts of two modules.
+    """
+    from raypipe.quickstart.elpv import cells as listed
+
+    folder, rows = listed()
+    rows.sort(key=lambda row: row["file"])
+    types_N = np.array([row["type"] for row in rows])
+    defective_N = np.array([row["label"] == "defective" for row in rows])
+    starts = np.flatnonzero(np.r_[True, types_N[1:] != types_N[:-1]])
+    run_N = np.repeat(starts, np.diff(np.r_[starts, len(rows)]))
+    module_N = run_N * 1000 + (np.arange(len(rows)) - run_N) // 60
+    files = [folder / row["file"] for row in rows]
+    features_ND = _kept("cells", lambda: embed([_opened(file) for file in files]))
+    return features_ND, types_N, defective_N, module_N
+
+
+def corrupted(kind: str, severity: int) -> tuple[np.ndarray, np.ndarray]:
+    """(features_nD, place_n) of CORRUPTED cells of each type with one fault.
+
+    place_n: which of all cells each is. They are the same cells for all faults.
+    """
+    from raypipe.quickstart.elpv import cells as listed
+
+    folder, rows = listed()
+    rows.sort(key=lambda row: row["file"])
+    types_N = np.array([row["type"] for row in rows])
+    rng = np.random.default_rng(1)
+    each = [rng.permutation(np.flatnonzero(types_N == name))[:CORRUPTED] for name in TYPES]
+    place_n = np.concatenate(each)
+
+    def made() -> np.ndarray:
+        amount = SEVERITIES[kind][severity]
+        files = [(at, folder / rows[at]["file"]) for at in place_n.tolist()]
+        return embed([corrupt(_opened(file), kind, amount, at) for at, file in files])
+
+    return _kept(f"{kind}-{severity}", made), place_n
+
+
+def emoji(vendor: str) -> np.ndarray:
+    """features_ND of one vendor's pictures, on white. The same N names for both vendors."""
+    home = _emoji_home()
+    folders = {
+        name: home / f"node_modules/emoji-datasource-{name}/img/{name}/64" for name in VENDORS
+    }
+    names = {name: {path.name for path in folder.iterdir()} for name, folder in folders.items()}
+    both = sorted(names["google"] & names["twitter"])
+    chosen = np.random.default_rng(0).permutation(len(both))[:EMOJI_IMAGES]
+
+    def made() -> np.ndarray:
+        return embed([_opened(folders[vendor] / both[at]) for at in chosen])
+
+    return _kept(f"emoji-{vendor}", made)
+
+
+def embed(images: list[Image.Image]) -> np.ndarray:
+    """features_ND as a model package computes them."""
+    from raypipe.images.decode import decode_good
+    from raypipe.models.zoo import ImageModel, ModelConfig
+
+    model = ImageModel(ModelConfig(name="efficientnet_lite0"), 2).for_inference()
+    found = []
+    for at in range(0, len(images), 64):
+        pixels = [np.asarray(image.convert("RGB")) for image in images[at : at + 64]]
+        found.append(model.predict(decode_good(pixels, 224, 1).pixels_NHWC)[0])
+    return np.concatenate(found)
+
+
+def _opened(path: Path) -> Image.Image:
+    image = Image.open(path)
+    if image.mode in ("P", "RGBA", "LA"):
+        image = image.convert("RGBA")
+        white = Image.new("RGBA", image.size, "white")
+        return Image.alpha_composite(white, image).convert("RGB")
+    return image.convert("RGB")
+
+
+def _kept(name: str, made: Callable[[], np.ndarray]) -> np.ndarray:
+    path = CACHE / f"{name}.npy"
+    if not path.exists():
+        CACHE.mkdir(exist_ok=True)
+        features_ND = made()
+        partial = path.with_name(f"{uuid.uuid4().hex}.npy")
+        np.save(partial, features_ND)
+        partial.replace(path)
+    found: np.ndarray = np.load(path)
+    return found
+
+
+def _emoji_home() -> Path:
+    home = Path.home() / ".cache" / "raypipe" / f"emoji-{EMOJI}"
+    if not home.exists():
+        npm = shutil.which("npm")
+        if npm is None:
+            raise SystemExit("The emoji pictures are packages of npm, which is not installed here")
+        partial = home.with_name(f"{home.name}.{uuid.uuid4().hex[:8]}")
+        packages = [f"emoji-datasource-{vendor}@{EMOJI}" for vendor in VENDORS]
+        flags = ["--no-audit", "--no-fund", "--ignore-scripts"]
+        command = [npm, "install", "--prefix", str(partial), *flags, *packages]
+        subprocess.run(command, check=True)
+        partial.replace(home)
+    return home

@@ -1,0 +1,72 @@
+"""Decisions about challengers, as rows of a Delta table."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Any
+
+import pyarrow as pa
+
+from raypipe.config import RunConfig, to_json
+from raypipe.tables.commits import rows_named
+from raypipe.watch.check import now
+from raypipe.watch.comparison import Comparison
+from raypipe.watch.decide import Decision
+from raypipe.watch.settings import WatchConfig
+
+ROW = pa.schema(
+    [
+        (n, pa.string())
+        for n in ("key", "champion", "challenger", "table", "slices", "reason", "decided_at")
+    ]
+    + [("promoted", pa.bool_()), ("format", pa.int32())]
+)
+# Of a row; a key of format 1 named fewer things, so its rows are not looked at and the comparison
+# is made again.
+FORMAT = 2
+
+
+def find(run: RunConfig, watch: WatchConfig, key: str) -> dict[str, Any] | None:
+    """The row of the decision with this key, if there is one."""
+    place = watch.place(run, "decisions")
+    rows = rows_named(place, {"key": key}, None, watch.storage_options).to_pylist()
+    return rows[0] if rows else None
+
+
+def as_row(
+    key: str,
+    parts: tuple[Any, Any, Any],
+    slices: tuple[Comparison, ...],
+    union: Comparison | None,
+    decision: Decision,
+) -> pa.Table:
+    """The decision as its row of the table `decisions`; `decided` reads it."""
+    champion, challenger, table = map(str, parts)
+    row = {
+        "key": key,
+        "champion": champion,
+        "challenger": challenger,
+        "table": table,
+        "promoted": decision.act,
+    }
+    judged = {"slices": [asdict(s) for s in slices], "union": asdict(union) if union else None}
+    row |= {
+        "reason": decision.reason,
+        "slices": to_json(judged),
+        "decided_at": now().isoformat(),
+        "format": FORMAT,
+    }
+    return pa.Table.from_pylist([row], ROW)
+
+
+def decided(row: dict[str, Any]) -> tuple[tuple[Comparison, ...], Comparison | None, Decision]:
+    """(slices, all rows together, decision) from a row that `as_row` wrote."""
+    judged = json.loads(row["slices"])
+    slices = tuple(Comparison(**fields) for fields in judged["slices"])
+    # Without any row there was nothing to compare.
+    union = None
+    if judged["union"]:
+        union = Comparison(**judged["union"])
+    decision = Decision(row["promoted"], row["reason"])
+    return slices, union, decision

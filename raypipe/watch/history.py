@@ -1,0 +1,53 @@
+"""What was checked and tried before: what a policy looks at."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from raypipe.config import RunConfig
+from raypipe.tables.commits import rows_named
+from raypipe.watch.check import CheckResult
+from raypipe.watch.cycle import Journal
+from raypipe.watch.policy import Tried
+from raypipe.watch.settings import WatchConfig
+
+
+def checks(
+    run: RunConfig, watch: WatchConfig, model: str, newest: CheckResult | None
+) -> list[bool]:
+    """The checks of this model under watch.name, oldest first; of a window the last one counts."""
+    place = watch.place(run, "drift")
+    columns = ["key", "table", "window", "is_drift", "checked_at"]
+    named = {"name": watch.name, "model": model}
+    rows = rows_named(place, named, columns, watch.storage_options).to_pylist()
+    found: dict[tuple[str, Any], bool] = {}
+    is_newest = newest.report.is_drift if newest else False
+    for row in sorted(rows, key=lambda row: (row["window"] or 0, row["checked_at"])):
+        # Windows are numbered for each table. Without one, the version is what was checked.
+        table = row["table"].rpartition("@v")[0] if row["window"] else row["table"]
+        about = (table, row["window"])
+        # An earlier check of the same, with other settings, goes.
+        found.pop(about, None)
+        if newest is None or row["key"] != newest.key:
+            found[about] = bool(row["is_drift"])
+    # The check that led here comes last, whatever the clocks say.
+    last = [is_newest] if newest else []
+    return [*found.values(), *last]
+
+
+def tried(past: Journal, cycle: str, watch: WatchConfig, run: RunConfig) -> list[Tried]:
+    """Earlier retrains of this model, but this one: a retrain that has begun is gone on with."""
+    place = watch.place(run, "drift")
+    rows = rows_named(place, {"name": watch.name}, ["checked_at"], watch.storage_options)
+    times = (
+        [datetime.fromisoformat(text) for text in rows["checked_at"].to_pylist()] if rows else []
+    )
+    found: dict[str, Tried] = {}
+    for event in past.events:
+        if event.cycle == cycle or event.event not in ("held", "ended"):
+            continue
+        hours = float(event.data.get("device_s", 0.0)) / 3600
+        since = sum(time > event.at for time in times)
+        found[event.cycle] = Tried(event.at, since, hours)
+    return list(found.values())

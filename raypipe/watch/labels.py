@@ -1,0 +1,95 @@
+"""Labelled training images: how many there are of each source, and how many are new.
+
+New are those that the champion's training did not have: rows of another id, or that had no label
+then.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+
+from raypipe.errors import DataError, Unreachable
+from raypipe.feed.dataset import Pinned
+from raypipe.registry.package import Package
+from raypipe.tables import label_column, scan
+from raypipe.tables.table import TableVersion
+from raypipe.train.job import TrainJob
+
+log = logging.getLogger("raypipe")
+SOURCE = "raypipe source"  # a name that no column of a table is likely to have
+
+
+def new_labels(job: TrainJob, pinned: Pinned, package: Package) -> dict[str, int]:
+    """Labelled training images that the champion's training did not have, by source.
+
+    Where the champion's version of the table cannot be read any more, images of new sources count.
+    """
+    theirs = package.info["table"]
+    # A table that was made again starts at version 0 again.
+    if theirs["uri"] == pinned.version.uri and theirs["version"] <= pinned.version.version:
+        try:
+            before = pinned.table.pin(theirs["version"])
+            had = _labelled_ids(job, pinned, before)
+        except Unreachable:
+            raise
+        except DataError as e:
+            log.warning("Images of new sources count as new labels: %s", e.what)
+        else:
+            return _surplus(_labelled_ids(job, pinned, pinned.version), had)
+    labelled = labelled_by_source(job, pinned)
+    return {name: n for name, n in labelled.items() if name not in theirs["sources"]}
+
+
+def labelled_by_source(job: TrainJob, pinned: Pinned) -> dict[str, int]:
+    """Labelled training rows of each source; a table without sources is one."""
+    by_source: Counter[str] = Counter()
+    for rows in _labelled(job, pinned, pinned.version, []):
+        by_source.update(_sources(rows))
+    return dict(by_source)
+
+
+def _labelled_ids(job: TrainJob, pinned: Pinned, version: TableVersion) -> Counter[tuple[str, Any]]:
+    """How often each (source, id) is among the labelled training rows of a version."""
+    found: Counter[tuple[str, Any]] = Counter()
+    for rows in _labelled(job, pinned, version, [pinned.table.columns.id]):
+        ids = rows[pinned.table.columns.id].to_pylist()
+        found.update(zip(_sources(rows), ids, strict=True))
+    return found
+
+
+def _surplus(now: Counter[tuple[str, Any]], before: Counter[tuple[str, Any]]) -> dict[str, int]:
+    by_source: Counter[str] = Counter()
+    for (source, _), count in (now - before).items():
+        by_source[source] += count
+    return dict(by_source)
+
+
+def _labelled(
+    job: TrainJob, pinned: Pinned, version: TableVersion, more: list[str]
+) -> Iterator[pa.Table]:
+    """The labelled training rows of a version, some at a time: `source`, and the columns `more`."""
+    names = pinned.table.columns
+    fields = {field.name for field in pinned.table.at(version).schema().fields}
+    wanted = list(dict.fromkeys([names.label, *more]))
+    if names.source in fields:
+        wanted.append(names.source)
+    trained_on = pinned.rows_of(job.feed.train)
+    _, parts = scan.numbered(pinned.table, version, list(dict.fromkeys(wanted)), trained_on)
+    for rows, _ in parts:
+        # A row whose label is blank teaches nothing.
+        labels = label_column.read(rows[names.label], pinned.task.kind, names.label)
+        rows = rows.filter(labels.is_valid())
+        if names.source in fields:
+            sources = pa.array([str(one) for one in rows[names.source].to_pylist()], pa.string())
+        else:
+            sources = pa.array(["all"] * len(rows), pa.string())
+        yield rows.append_column(SOURCE, sources)
+
+
+def _sources(rows: pa.Table) -> list[str]:
+    return [str(source) for source in rows[SOURCE].to_pylist()]

@@ -1,0 +1,384 @@
+"""Where events go: the log, and a webhook. Nothing here raises into the work that it tells of.
+
+A webhook's event is written as a note in the run's folder first, and deleted when the receiver has
+answered 2xx. So an event outlives a kill and a dead receiver: the next event, or the next run in
+this folder, delivers the notes that are left, oldest first.
+
+    run.dir/sinks/HASH/TIME-ID.json   one event to deliver to the webhook with this address
+    run.dir/sinks/HASH/lock           held by the process that delivers
+
+A request follows https://www.standardwebhooks.com, for which many languages have a library:
+
+    webhook-id: ID                 the event's id; a second one of the same id is the same event
+    webhook-timestamp: SECONDS     when it was sent; refuse one that is minutes old
+    webhook-signature: v1,BASE64   HMAC-SHA256 of "ID.SECONDS.BODY" under the secret
+
+An address may hold a secret in its path, as Slack's do: messages have its host alone.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import json
+import logging
+import os
+import threading
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated, Any, Literal, Protocol
+from urllib.parse import unquote, urljoin, urlsplit
+
+import requests
+from filelock import FileLock, Timeout
+from pydantic import Field, model_validator
+from typing_extensions import Self
+
+from raypipe.config import RunConfig, Section, to_json
+from raypipe.errors import ConfigError, hidden, keep_secret, keep_secrets_of
+from raypipe.files import write_atomic
+from raypipe.watch.events import Event
+
+log = logging.getLogger("raypipe")
+MOST_NOTES = 1000  # of one webhook; the oldest go first
+FIRST_PAUSE_S = 0.5
+# Answers after which a second try may help: too early, too many, and the server's own trouble.
+_TRY_AGAIN = {408, 425, 429, 500, 502, 503, 504}
+_KEEP_METHOD = {307, 308}  # redirects that keep the method and the body
+_MOST_REDIRECTS = 3
+_SHORTEST = 16  # characters of a secret
+
+
+class LogConfig(Section):
+    """Events as lines of the log."""
+
+    type: Literal["log"] = "log"
+    """One line each, with the run's id."""
+
+
+class WebhookConfig(Section):
+    """Events as signed JSON, sent to an address."""
+
+    type: Literal["webhook"]
+    """POST, signed as standardwebhooks.com says."""
+    url: str
+    """https://HOST/PATH. `env:NAME`: the address in the environment variable NAME, which may hold
+    a secret as no other address may."""
+    secret_env: str | None = None
+    """The environment variable with the secret that signs, of 16 characters or more. One that
+    begins with whsec_ is read as base64."""
+    secret_file: str | None = None
+    """A file with the secret, instead of a variable; blanks around it do not count."""
+    within_s: float = Field(default=20.0, gt=0, le=300)
+    """Seconds that one event may take, with all tries. After that it is kept for the next run."""
+
+    @model_validator(mode="after")
+    def _one_secret(self) -> Self:
+        if (self.secret_env is None) == (self.secret_file is None):
+            raise ValueError("a webhook has either a secret_env or a secret_file")
+        return self
+
+
+SinkConfig = Annotated[LogConfig | WebhookConfig, Field(discriminator="type")]
+
+
+class Sink(Protocol):
+    """Takes events. `send` neither raises nor takes longer than the sink was given."""
+
+    def send(self, event: Event) -> None: ...
+
+
+class Log:
+    """Each event is a line; its facts are JSON."""
+
+    def send(self, event: Event) -> None:
+        said = hidden(f"{event.kind} {event.run}: {event.text} {to_json(dict(event.facts))}")
+        log.info("%s", said)
+
+
+class Sinks:
+    """All sinks of a job. A fault of one is one warning, and the others get the event."""
+
+    def __init__(self, sinks: Sequence[Sink]) -> None:
+        self._sinks = tuple(sinks)
+        self._warned: set[int] = set()
+
+    def send(self, *events: Event) -> None:
+        for event in events:
+            for number, sink in enumerate(self._sinks):
+                try:
+                    sink.send(event)
+                except Exception as e:  # a sink is never worth a night's check
+                    if number not in self._warned:
+                        self._warned.add(number)
+                        kind = type(sink).__name__
+                        # Its text may hold an address.
+                        log.warning("The sink %s failed: %s", kind, type(e).__name__)
+
+
+def opened(run: RunConfig, sinks: Sequence[LogConfig | WebhookConfig]) -> Sinks:
+    """The sinks of these settings. Raises ConfigError for an address or a secret that is not there.
+
+    It is called before the work, which must not end because of them.
+    """
+    made: list[Sink] = []
+    for cfg in sinks:
+        made.append(Log() if isinstance(cfg, LogConfig) else _webhook(run, cfg))
+    return Sinks(made)
+
+
+def _webhook(run: RunConfig, cfg: WebhookConfig) -> Webhook:
+    url = _of_environment(cfg.url.removeprefix("env:")) if cfg.url.startswith("env:") else cfg.url
+    keep_secrets_of(url)
+    try:
+        parts = urlsplit(url)
+        if url != cfg.url:
+            # It is not in the configuration because it is secret, perhaps all of its path.
+            keep_secret(parts.path)
+        is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_address = False
+    if not is_address:
+        # What was meant as an address may be a secret.
+        raise ConfigError(
+            "The address of a webhook is none",
+            got=cfg.url if cfg.url.startswith("env:") else None,
+            rule="It is https://HOST/PATH",
+            fix="Set watch.sinks' url",
+        )
+    if cfg.secret_env is not None:
+        secret, named = _of_environment(cfg.secret_env), cfg.secret_env
+    else:
+        named = str(cfg.secret_file)
+        try:
+            secret = Path(named).expanduser().read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as e:
+            raise ConfigError(
+                "The secret of a webhook cannot be read",
+                got=f"{named}: {type(e).__name__}",
+                fix="Set watch.sinks' secret_file, or secret_env",
+            ) from None
+    keep_secret(secret)
+    key = secret.encode()
+    if secret.startswith("whsec_"):
+        with suppress(ValueError):
+            key = base64.b64decode(secret.removeprefix("whsec_"), validate=True)
+    if len(secret) < _SHORTEST or not key:
+        raise ConfigError(
+            "The secret of a webhook is too short",
+            got=f"{len(secret)} characters in {named}",
+            rule=f"It has {_SHORTEST} or more, so that nobody guesses it",
+            fix="openssl rand -hex 32 makes one",
+        )
+    digest = hashlib.sha256(url.encode()).hexdigest()[:16]
+    return Webhook(url, key, run.path / "sinks" / digest, cfg.within_s)
+
+
+def _of_environment(name: str) -> str:
+    value = os.environ.get(name, "").strip()
+    if not value:
+        raise ConfigError(
+            f"The environment variable {name} is not set",
+            rule="A sink of watch.sinks takes its address or its secret from it",
+            fix=f"export {name}=…",
+        )
+    return value
+
+
+def signature(secret: bytes, id: str, seconds: int, body: bytes) -> str:
+    """The value of the header webhook-signature."""
+    signed = f"{id}.{seconds}.".encode() + body
+    return "v1," + base64.b64encode(hmac.digest(secret, signed, "sha256")).decode()
+
+
+class _Again(Exception):
+    """The try failed and another may help. after_s: what the server asks to wait."""
+
+    def __init__(self, why: str, after_s: float = 0.0) -> None:
+        super().__init__(why)
+        self.after_s = after_s
+
+
+class _Refused(Exception):
+    """The try failed, and the same again would fail too."""
+
+
+class Webhook:
+    """Signed requests to one address. within_s: of one event, with all tries."""
+
+    def __init__(self, url: str, secret: bytes, folder: Path, within_s: float) -> None:
+        self._url, self._secret, self._folder = url, secret, folder
+        self._within_s = within_s
+        self._is_dead = self._has_warned = False
+
+    def _signed_in(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
+        """With the address's own password, if it has one: requests would take one of ~/.netrc."""
+        parts = urlsplit(self._url)
+        if parts.username or parts.password:
+            pair = f"{unquote(parts.username or '')}:{unquote(parts.password or '')}"
+            basic = base64.b64encode(pair.encode()).decode()
+            request.headers["Authorization"] = f"Basic {basic}"
+        return request
+
+    def send(self, event: Event) -> None:
+        """Keep the event as a note, and deliver all notes; never raises."""
+        try:
+            self._keep(event)
+            # A receiver that is dead is not waited for again and again by one run.
+            if not self._is_dead:
+                self._deliver(time.monotonic() + self._within_s)
+        except OSError as e:
+            self._warn(f"its notes cannot be kept ({type(e).__name__})")
+
+    def _keep(self, event: Event) -> None:
+        # The clock may go back: names order the notes well enough, and ids tell them apart.
+        name = f"{time.time_ns():020d}-{event.id}-{uuid.uuid4().hex[:6]}.json"
+        write_atomic(self._folder / name, hidden(to_json(event.as_json())))
+        notes = self._notes()
+        for old in notes[:-MOST_NOTES]:
+            old.unlink(missing_ok=True)
+        if len(notes) > MOST_NOTES:
+            self._warn(f"more than {MOST_NOTES} events wait: the oldest was dropped")
+
+    def _notes(self) -> list[Path]:
+        return sorted(self._folder.glob("*.json"))
+
+    def _deliver(self, until: float) -> None:
+        """Deliver what waits, oldest first. Another process that delivers takes these notes, too,
+        or leaves them to the next event."""
+        try:
+            with FileLock(self._folder / "lock").acquire(
+                timeout=max(0.0, until - time.monotonic())
+            ):
+                for note in self._notes():
+                    # After a long outage the rest waits for the next event.
+                    if time.monotonic() >= until:
+                        return
+                    if not self._delivered(note, until):
+                        self._is_dead = True
+                        return
+        except (Timeout, NotImplementedError):
+            log.debug("Another process delivers the events of %s", self._host)
+
+    def _delivered(self, note: Path, until: float) -> bool:
+        try:
+            body = note.read_bytes()
+            id = str(json.loads(body)["id"])
+        except FileNotFoundError:
+            return True
+        except (ValueError, KeyError, TypeError):
+            # Torn by a full disk: it can never be sent.
+            note.unlink(missing_ok=True)
+            return True
+        pause_s = FIRST_PAUSE_S
+        while True:
+            try:
+                within(until - time.monotonic(), lambda: self._post(id, body, until))
+                note.unlink(missing_ok=True)
+                return True
+            except _Again as e:
+                wait_s = max(pause_s, e.after_s)
+                if time.monotonic() + wait_s >= until:
+                    self._warn(str(e))
+                    return False
+                time.sleep(wait_s)
+                pause_s *= 2
+            except _Refused as e:
+                self._warn(str(e))
+                return False
+
+    def _post(self, id: str, body: bytes, until: float) -> None:
+        """One try, with redirects inside the same host. Raises _Again or _Refused."""
+        url = self._url
+        for _ in range(_MOST_REDIRECTS + 1):
+            answer = self._answer(url, id, body, until)
+            status, location = answer.status_code, answer.headers.get("Location")
+            if status not in _KEEP_METHOD or location is None:
+                break
+            url = urljoin(url, location)
+            if _origin(url) != _origin(self._url):
+                raise _Refused("it redirects to another host, which is refused")
+        if 200 <= status < 300:
+            return
+        if status in _TRY_AGAIN:
+            raise _Again(f"it answered {status}", _seconds(answer.headers.get("Retry-After")))
+        raise _Refused(f"it answered {status}")
+
+    def _answer(self, url: str, id: str, body: bytes, until: float) -> requests.Response:
+        # Signed at each try: a receiver refuses a time that is long ago.
+        seconds = int(time.time())
+        headers = {
+            "Content-Type": "application/json",
+            "User-Agent": "raypipe",
+            "webhook-id": id,
+            "webhook-timestamp": str(seconds),
+            "webhook-signature": signature(self._secret, id, seconds, body),
+        }
+        left_s = max(0.1, until - time.monotonic())
+        try:
+            # The answer's body is never read: it may have no end.
+            with requests.post(
+                url,
+                body,
+                headers=headers,
+                auth=self._signed_in,
+                timeout=left_s,
+                allow_redirects=False,
+                stream=True,
+            ) as answer:
+                return answer
+        except (requests.Timeout, requests.ConnectionError) as e:
+            raise _Again(f"it does not answer ({type(e).__name__})") from None
+        except (requests.RequestException, ValueError) as e:
+            raise _Refused(f"the request failed ({type(e).__name__})") from None
+
+    @property
+    def _host(self) -> str:
+        return str(urlsplit(self._url).hostname)
+
+    def _warn(self, why: str) -> None:
+        """One warning a run."""
+        if not self._has_warned:
+            said = "The webhook at %s: %s. Events wait in %s for the next run"
+            log.warning(said, self._host, hidden(why), self._folder)
+        self._has_warned = True
+
+
+def within(seconds: float, work: Callable[[], Any]) -> None:
+    """Run `work`, which takes no longer than `seconds` of this thread. Raises what it raises.
+
+    A timeout of a socket begins anew with each byte: a server that drips would hold us for ever.
+    """
+    raised: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as e:
+            raised.append(e)
+
+    thread = threading.Thread(target=run, daemon=True, name="webhook")
+    thread.start()
+    thread.join(max(0.0, seconds))
+    if thread.is_alive():
+        raise _Again("it does not answer in time")
+    if raised:
+        raise raised[0]
+
+
+def _origin(url: str) -> tuple[str, str | None, int | None]:
+    parts = urlsplit(url)
+    port = parts.port or {"http": 80, "https": 443}.get(parts.scheme)
+    return parts.scheme, parts.hostname, port
+
+
+def _seconds(retry_after: str | None) -> float:
+    """Seconds of a header Retry-After; 0 without one. Dates are taken for none."""
+    try:
+        return max(0.0, float(retry_after or 0))
+    except ValueError:
+        return 0.0

@@ -1,0 +1,68 @@
+"""Results of drift checks and retrains as events (watch/events.py)."""
+
+from __future__ import annotations
+
+from raypipe.config import key_of
+from raypipe.registry.promote import ModelVersion
+from raypipe.tables.table import TableVersion
+from raypipe.watch.check import CheckResult
+from raypipe.watch.events import Event, missed, state
+from raypipe.watch.retrain import RetrainResult
+from raypipe.watch.windows import Waiting
+
+
+def run_of(checked: CheckResult | None, champion: ModelVersion, table: TableVersion) -> str:
+    """The word that joins all events of one piece of work.
+
+    table: what a retrain without a check is about.
+    """
+    if checked is not None:
+        return checked.key
+    return key_of("forced", str(champion), champion.seal, table.identity)
+
+
+def of_check(checked: CheckResult | Waiting) -> tuple[str, list[Event]]:
+    """The run, and its events: checks that were missed, and a check that has finished.
+
+    A run that only waits for more images tells of no check. Its heartbeat says that it ran.
+    """
+    if isinstance(checked, Waiting):
+        run = key_of("waiting", checked)
+        return run, [missed(run, checked.missed)] if checked.missed else []
+    events = []
+    window = checked.window
+    if window is not None and window.missed:
+        events.append(missed(checked.key, window.missed))
+    found = checked.report
+    said = "drifts" if found.is_drift else "does not drift"
+    facts = {
+        "name": checked.name,
+        "model": checked.model,
+        "table": str(checked.table),
+        "window": str(window) if window is not None and window.number else None,
+        "is_drift": found.is_drift,
+        "p_value": found.p_value,
+        "images": found.batch_images,
+    }
+    text = f"{checked.name} {said} against {checked.model}: p={found.p_value:.3g}"
+    return checked.key, [*events, Event("check", checked.key, text, facts)]
+
+
+def of_retrain(run: str, done: RetrainResult, now: ModelVersion | None) -> list[Event]:
+    """What was decided, whether the champion moved, and that the retrain has finished.
+
+    now: the champion after it.
+    """
+    decision, challenger = done.decision, done.challenger
+    named = str(challenger) if challenger else None
+    facts = {"act": decision.act, "champion": str(done.champion), "challenger": named}
+    events = [Event("decision", run, decision.reason, facts)]
+    if challenger is not None and decision.act and now is not None:
+        moved = {
+            "model": now.name,
+            "version_from": done.champion.version,
+            "version_to": now.version,
+        }
+        # Somebody else may have moved the alias since: then that is what is told.
+        events.append(Event("promotion", run, f"{now} replaces {done.champion}", moved))
+    return [*events, state(run, "finished", challenger=named, training=done.key)]

@@ -1,0 +1,88 @@
+"""A registered model keeps the domain and the group of each image of its reference."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from raypipe.config import replace, validate
+from raypipe.errors import DataError
+from raypipe.feed.dataset import pin
+from raypipe.job import Job
+from raypipe.registry import promote, tracking
+from raypipe.tables import scan
+from raypipe.tables.ingest import IngestConfig, ingest
+from raypipe.tables.table import ImageTable, TableConfig
+from raypipe.train import trainer, unseen
+from raypipe.train.publish import publish
+from raypipe.watch import by_domain
+
+from .conftest import Jobs
+
+
+@pytest.fixture(scope="module")
+def two_sources(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> TableConfig:
+    table = TableConfig(uri=str(tmp_path_factory.mktemp("domains") / "photos"))
+    source = {"images": str(photos), "labels": str(photos / "labels.csv")}
+    for name, share in (("east", (0.0, 0.4)), ("west", (0.4, 1.0))):
+        cfg = {"from": source, "name": name, "share": share, "splits": {"train": 0.6, "val": 0.4}}
+        ingest(table, validate(IngestConfig, cfg))
+    return table
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_the_package_says_of_each_image_where_it_comes_from(
+    jobs: Jobs, two_sources: TableConfig
+) -> None:
+    job = jobs(**{"table": two_sources.model_dump(), "train.epochs": 1, "registry.group": "label"})
+    store = tracking.open_store(job.run, job.registry)
+    version = publish(store, trainer.plan(job), trainer.run(job), "two")
+    reference = promote.fetch(store, version).reference()
+
+    table = ImageTable.open(two_sources)
+    rows = scan.rows(table, table.pin(), ["image_id", "source", "label"]).to_pylist()
+    by_id = {row["image_id"]: row for row in rows}
+    assert reference.domains == tuple(by_id[i]["source"] for i in reference.ids)
+    assert reference.groups == tuple(by_id[i]["label"] for i in reference.ids)
+    assert set(reference.domains) == {"east", "west"} and len(set(reference.groups)) > 1
+
+    # A sample of the split, out of order in the table, is named as it is.
+    few = replace(job, {"registry.judged_images": 9, "registry.domain": "image_id"})
+    pinned = pin(few.table, few.feed)
+    model = trainer.assemble(few, trainer.run(few))
+    sampled, _ = unseen.predict_split(few, model, pinned, "val", described=True)
+    assert len(sampled.ids) == 9 and sampled.domains == sampled.ids
+    plain, _ = unseen.predict_split(few, model, pinned, "val")
+    assert plain.domains is None and plain.groups is None
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_a_missing_column_is_refused_before_the_training(jobs: Jobs) -> None:
+    for name in ("domain", "group"):
+        with pytest.raises(DataError, match="no column 'camra'"):
+            trainer.plan(jobs(**{f"registry.{name}": "camra"}))
+
+
+def test_the_drift_check_and_the_reference_are_set_in_one_place() -> None:
+    watched = {"table": {"uri": "x"}, "watch": {"domain": "camera", "group": "module"}}
+    job = validate(Job, watched)
+    assert (job.training.registry.domain, job.training.registry.group) == ("camera", "module")
+    # Again, as a job is changed on its way: nothing is lost.
+    assert replace(job, {"train.epochs": 3}).training.registry.domain == "camera"
+    own = validate(Job, watched | {"registry": {"domain": "site"}})
+    assert (own.registry.domain, own.registry.group) == ("site", "module")
+    assert validate(Job, {"table": {"uri": "x"}}).registry.domain is None
+
+
+def test_a_table_without_sources_has_clusters_and_an_older_package_has_one_domain() -> None:
+    import numpy as np
+
+    features = np.random.default_rng(0).normal(size=(200, 8))
+    features[:100] += 20
+    assert by_domain.names(None, features) is None
+    assert by_domain.names(("a", "b"), features) == ("a", "b")
+    clustered = by_domain.names((), features)
+    assert clustered == ["cluster 1"] * 100 + ["cluster 2"] * 100 or clustered == (
+        ["cluster 2"] * 100 + ["cluster 1"] * 100
+    )

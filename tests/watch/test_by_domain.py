@@ -1,0 +1,135 @@
+"""A drift check of a champion that knows several domains, from its report's point of view."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from deltalake import write_deltalake
+
+from raypipe.config import validate
+from raypipe.errors import ConfigError, DataError
+from raypipe.registry.package import Reference
+from raypipe.tables.table import ImageTable, TableConfig
+from raypipe.watch import check
+from raypipe.watch.detect import DriftConfig, DriftReport, Seen, detect
+from raypipe.watch.pictures import Batch
+
+WIDTH = 30
+MIX = np.random.default_rng(0).normal(size=(5, WIDTH))
+NAMES = ["mono"] * 120 + ["poly"] * 120
+
+
+def draw(rng: np.random.Generator, rows: int, domain: int) -> np.ndarray:
+    factors = rng.normal(size=(rows, 5))
+    factors[:, domain] += 3
+    drawn: np.ndarray = np.maximum(factors @ MIX + rng.normal(size=(rows, WIDTH)), 0)
+    return drawn
+
+
+def night(
+    domain: int,
+    cfg: DriftConfig | None = None,
+    names: list[str] | None = NAMES,
+    groups: tuple[list[str], list[str]] | None = None,
+) -> DriftReport:
+    rng = np.random.default_rng(4)
+    known = np.concatenate([draw(rng, 120, 0), draw(rng, 120, 1)])
+    batch = draw(rng, 80, domain)
+    scores = rng.dirichlet(np.ones(3), 320)
+    of = groups or (None, None)
+    reference, seen = Seen(domains=names, groups=of[0]), Seen(groups=of[1])
+    cfg = cfg or DriftConfig()
+    return detect(known, batch, scores[:240], scores[240:], cfg, 0, reference, seen)
+
+
+def test_a_night_of_one_domain_is_no_drift_and_the_report_names_it() -> None:
+    for domain, name in enumerate(("mono", "poly")):
+        found = night(domain)
+        assert not found.is_drift and found.engine == "exact"
+        assert [(e.detector, e.on) for e in found.evidence] == [
+            ("mixture", "embedding"),
+            ("mixture", "scores"),
+        ]
+        assert name in found.evidence[0].detail and found.parts[0].domain == name
+        assert found.parts[0].share > 0.9
+        assert any(f"of the batch resemble {name}" in note for note in found.notes)
+    third = night(2)
+    assert third.is_drift and third.evidence[0].is_drift
+
+
+def test_without_domains_the_usual_tests_run_and_call_it_drift() -> None:
+    for names in (None, ["one"] * 240):
+        found = night(0, names=names)
+        assert {e.detector for e in found.evidence} == {"mmd", "ks"}
+        assert found.is_drift, "the control: this is why domains are kept"
+        assert found.parts == ()
+
+
+def test_detectors_that_somebody_names_are_the_ones_that_run() -> None:
+    found = night(0, DriftConfig(detectors=("mixture", "ks")))
+    assert [e.detector for e in found.evidence] == ["ks", "ks", "mixture", "mixture"]
+    assert [e.is_drift for e in found.evidence] == [True, False, False, False]
+    alone = night(0, DriftConfig(detectors=("mixture",), engine="exact"), names=None)
+    assert alone.parts[0].domain == "all" and alone.is_drift
+    with pytest.raises(ConfigError, match="permutations must be at least 3000"):
+        validate(DriftConfig, {"detectors": ["mixture"], "alpha": 0.001})
+
+
+def test_whole_groups_are_compared_where_both_sides_have_them() -> None:
+    groups = ([f"r{i // 10}" for i in range(240)], [f"w{i // 10}" for i in range(80)])
+    found = night(0, groups=groups)
+    assert not found.is_drift and any("whole groups" in note for note in found.notes)
+    few = night(2, groups=(["a"] * 120 + ["b"] * 120, ["w"] * 80))
+    assert not few.is_drift and any("groups are so few" in note for note in few.notes)
+    alone = night(0, names=None, groups=groups)
+    assert {e.detector for e in alone.evidence} == {"mixture"}, "mmd and ks know no groups"
+    one_side = night(0, groups=(groups[0], None))  # type: ignore[arg-type]
+    assert not any("groups" in note for note in one_side.notes)
+    with pytest.raises(DataError, match="batch_groups"):
+        night(0, groups=(groups[0], ["w"] * 79))
+
+
+def test_a_camera_that_hangs_is_found() -> None:
+    rng = np.random.default_rng(5)
+    known, batch = draw(rng, 120, 0), draw(rng, 80, 0)
+    batch[30:] = batch[3]
+    scores = np.full((200, 2), 0.5)
+    cfg = DriftConfig(detectors=("mixture",))
+    found = detect(known, batch, scores[:120], scores[120:], cfg, 0)
+    assert [e.on for e in found.evidence if e.is_drift] == ["copies"]
+    assert "one image comes 51 times" in found.evidence[-1].detail
+
+
+def test_the_parts_come_back_from_the_table_of_evidence() -> None:
+    found = night(0)
+    row = check._as_row("key", "night", "cells/3", _version(), found)
+    assert check._report(pa.Table.from_pylist([row], check._ROW).to_pylist()[0]) == found
+    assert replace(found, parts=()) != found
+
+
+def _version() -> check.TableVersion:
+    return check.TableVersion("/night", 4)
+
+
+def test_the_groups_of_a_batch_are_read_from_its_table(tmp_path: Path) -> None:
+    uri = str(tmp_path / "night")
+    rows = {"image_id": ["a", "b", "c"], "image": [b"1", b"2", b"3"], "module": [7, None, 8]}
+    write_deltalake(uri, pa.table(rows))
+    source = TableConfig(uri=uri)
+    version = ImageTable.open(source).pin()
+    empty = np.zeros((4, 1))
+    mine = Batch(version, ["c", "a", "b", None], ["", "", "", ""], empty, empty)
+    reference = Reference(empty, empty, tuple("wxyz"), groups=("1", "1", "2", "2"))
+
+    def groups(registry: dict[str, str], kept: Reference = reference) -> list[str] | None:
+        package = SimpleNamespace(info={"config": {"registry": registry}})
+        return check._groups(package, kept, source, mine)  # type: ignore[arg-type]
+
+    assert groups({"group": "module"}) == ["8", "7", "", ""]
+    assert groups({"group": "gone"}) is None and groups({}) is None
+    assert groups({"group": "module"}, replace(reference, groups=None)) is None

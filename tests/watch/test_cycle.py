@@ -1,0 +1,151 @@
+"""The lease of a retrain: one holder at a time, and none for ever."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from raypipe.watch import cycle
+from raypipe.watch.cycle import Busy, Held, Journal, LeaseLost, hold
+
+HOLDER = """
+import sys, time
+from raypipe.watch import cycle
+with cycle.hold(cycle.Journal(sys.argv[1], "cells", None), "c") as held:
+    print(type(held).__name__, flush=True)
+    time.sleep(float(sys.argv[2]))
+"""
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> str:
+    return str(tmp_path / "retrains")
+
+
+def journal(place: str, scope: str = "cells") -> Journal:
+    return Journal(place, scope, None)
+
+
+def other_process(place: str, seconds: float) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", HOLDER, place, str(seconds)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None and process.stdout.readline() == "Held\n"
+    return process
+
+
+def test_states_are_kept_with_what_came_of_them(place: str) -> None:
+    with hold(journal(place), "c") as held:
+        assert isinstance(held, Held)
+        assert journal(place).data("c", "trained") is None
+        held.reached("trained", challenger="cells/2")
+    with hold(journal(place), "c") as again, hold(journal(place, "other"), "c") as other:
+        assert isinstance(again, Held) and isinstance(other, Held)
+        assert journal(place).data("c", "trained") == {"challenger": "cells/2"}
+        other_model = journal(place, "other")
+        assert other_model.data("c", "trained") is None, "another model in the same table"
+    events = [event.event for event in journal(place).events]
+    assert events == ["held", "trained", "released", "held", "released"]
+
+
+def test_the_second_at_once_leaves_it_to_the_first(place: str) -> None:
+    process = other_process(place, 60)
+    try:
+        began = time.monotonic()
+        with hold(journal(place), "c") as held:
+            assert isinstance(held, Busy) and str(process.pid) in held.who
+            assert "under way" in str(held)
+        assert time.monotonic() - began < 5, "the machine says at once that it lives"
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_killed_holder_is_followed_at_once(place: str) -> None:
+    process = other_process(place, 60)
+    process.kill()
+    process.wait()
+    said: list[str] = []
+    began = time.monotonic()
+    with hold(journal(place), "c", said.append) as held:
+        assert isinstance(held, Held)
+    assert time.monotonic() - began < 5 and "ended without giving" in said[0]
+
+
+def test_on_another_machine_silence_decides(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its processes cannot be seen from here, and its clock is of no account."""
+    monkeypatch.setattr(cycle, "LEASE_S", 2.0)
+    far = {"who": "far process 1", "kernel": "another", "pid": 1, "started": 0.0}
+    assert journal(place).add("c", "held", "far", far)
+    stop = threading.Event()
+
+    def beats() -> None:
+        mine = journal(place)
+        while not stop.wait(0.3):
+            mine.refresh()
+            mine.add("c", "beat", "far", {})
+
+    thread = threading.Thread(target=beats)
+    thread.start()
+    with hold(journal(place), "c") as held:
+        assert isinstance(held, Busy) and held.who == "far process 1"
+    stop.set()
+    thread.join()
+    began = time.monotonic()
+    with hold(journal(place), "c") as held:
+        assert isinstance(held, Held)
+        assert time.monotonic() - began > 1.9
+
+
+def test_who_slept_through_its_lease_writes_nothing_more(place: str) -> None:
+    slow = journal(place)
+    with pytest.raises(LeaseLost, match="taken over"), hold(slow, "c") as held:
+        assert isinstance(held, Held)
+        rival = journal(place)
+        assert rival.add("c", "held", "rival", {"who": "rival"})
+        held.reached("compared")
+    events = [(event.event, event.holder == "rival") for event in journal(place).events]
+    assert events == [("held", False), ("held", True)]
+
+
+def test_beats_show_life(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cycle, "LEASE_S", 0.4)
+    with hold(journal(place), "c"):
+        time.sleep(1)
+    assert [event.event for event in journal(place).events].count("beat") >= 3
+
+
+def test_what_broke_is_kept_and_gives_the_lease_back(place: str) -> None:
+    with pytest.raises(ValueError, match="no disk"), hold(journal(place), "c"):
+        raise ValueError("no disk")
+    last = journal(place).events
+    assert [event.event for event in last] == ["held", "failed", "released"]
+    assert last[1].data == {"why": "no disk"}
+
+
+def test_of_four_at_once_one_holds(place: str) -> None:
+    script = HOLDER.replace("print(type(held)", "print(json.dumps(type(held)").replace(
+        "__name__,", "__name__),"
+    )
+    script = "import json\n" + script
+    command = [sys.executable, "-c", script, place, "3"]
+    started = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(4)]
+    said = [json.loads(process.communicate(timeout=60)[0]) for process in started]
+    assert sorted(said) == ["Busy", "Busy", "Busy", "Held"]
+
+
+def test_a_number_of_a_process_may_belong_to_another_by_now(place: str) -> None:
+    process = other_process(place, 60)
+    held = journal(place).held
+    assert held is not None
+    data = {**held.data, "pid": os.getpid()}
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert cycle._is_alive(held.data) is False and cycle._is_alive(data) is False

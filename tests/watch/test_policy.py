@@ -1,0 +1,83 @@
+"""When checks call for a retrain: a table of cases, each with its reason."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from raypipe.config import validate
+from raypipe.errors import ConfigError
+from raypipe.watch.policy import PolicyConfig, Tried, backed_off, retrain
+
+NOW = datetime(2026, 11, 25, 3, tzinfo=UTC)
+CALM, DRIFT = False, True
+MANY = {"poly": 300}
+
+
+def hours(ago: float, checks: int = 1, device_h: float = 0.0) -> Tried:
+    return Tried(NOW - timedelta(hours=ago), checks, device_h)
+
+
+@pytest.mark.parametrize(
+    ("checks", "labels", "tried", "policy", "acts", "says"),
+    [
+        ([], MANY, [], {}, False, "No drift: the champion stays"),
+        ([DRIFT, CALM], MANY, [], {}, False, "No drift: the champion stays"),
+        ([CALM, DRIFT], MANY, [], {}, True, "Drift, and labels: 300 images of poly"),
+        ([DRIFT], {"b": 30, "a": 9}, [], {}, True, "labels: 9 images of a, 30 images of b"),
+        ([DRIFT], {}, [], {}, False, "no labelled images that the champion has not seen: waiting"),
+        ([DRIFT], {"a": 19}, [], {}, False, "19 labelled images .* waiting for labels .20 are"),
+        ([DRIFT], {"a": 20}, [], {}, True, "20 images of a"),
+        # k of n
+        ([DRIFT], MANY, [], {"k": 2, "of": 3}, False, "1 of the last 1 checks: .* 2 of 3"),
+        ([DRIFT, CALM, DRIFT], MANY, [], {"k": 2, "of": 3}, True, "Drift, and labels"),
+        ([DRIFT, CALM, DRIFT, CALM], MANY, [], {"k": 2, "of": 3}, False, "1 of the last 3"),
+        ([DRIFT, DRIFT, CALM], MANY, [], {"k": 2, "of": 3}, True, "Drift, and labels"),
+        # how often
+        ([DRIFT], MANY, [hours(30, checks=1)], {"cooldown": 3}, False, "1 check since the last"),
+        ([DRIFT], MANY, [hours(90, checks=3)], {"cooldown": 3}, True, "labels"),
+        ([DRIFT], MANY, [hours(3)], {}, True, "labels"),
+        ([DRIFT], MANY, [hours(3), hours(9)], {}, False, "2 retrains within a day: .* allows 2"),
+        ([DRIFT], MANY, [hours(25), hours(26)], {}, True, "labels"),
+        ([DRIFT], MANY, [hours(-3), hours(3)], {}, False, "2 retrains within a day"),
+        ([DRIFT], MANY, [hours(99, 4, 2.5)], {"budget_h": 2}, False, "2.5 device hours .* is 2"),
+        ([DRIFT], MANY, [hours(800, 40, 2.5)], {"budget_h": 2}, True, "labels"),
+    ],
+)
+def test_every_decision_and_its_reason(
+    checks: list[bool],
+    labels: dict[str, int],
+    tried: list[Tried],
+    policy: dict[str, Any],
+    acts: bool,
+    says: str,
+) -> None:
+    decision = retrain(checks, labels, tried, NOW, validate(PolicyConfig, policy))
+    assert decision.act is acts
+    assert re.search(says, decision.reason), decision.reason
+
+
+def test_an_order_needs_nothing_else() -> None:
+    decision = retrain([], {}, [hours(1)] * 9, NOW, PolicyConfig(), force=True)
+    assert decision.act and decision.reason == "Retraining was asked for"
+
+
+@pytest.mark.parametrize("bad", [{"k": 3, "of": 2}, {"k": 0}, {"min_images": 0}, {"budget_h": -1}])
+def test_a_policy_that_says_nothing_is_refused(bad: dict[str, float]) -> None:
+    with pytest.raises(ConfigError):
+        validate(PolicyConfig, bad)
+
+
+def test_what_fails_again_and_again_is_tried_less_and_less_often() -> None:
+    def pause(failures: int, hours: float) -> str:
+        last = NOW - timedelta(hours=hours)
+        return backed_off([last - timedelta(days=1)] * (failures - 1) + [last], NOW)
+
+    assert backed_off([], NOW) == pause(2, 0) == ""
+    assert "failed 3 times, the last time at 02:30 UTC: it is tried again 1 hour" in pause(3, 0.5)
+    assert pause(3, 1.1) == "" and "4 hours" in pause(5, 3.9) and pause(5, 4.1) == ""
+    assert "24 hours" in pause(90, 23) and pause(90, 25) == ""
+    assert pause(9, -1) == "", "the clock went back"
