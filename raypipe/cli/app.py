@@ -268,6 +268,14 @@ def drift(
     exit_code: Annotated[
         bool, typer.Option("--exit-code", help="Exit with 3 when there is drift.")
     ] = False,
+    power: Annotated[
+        bool,
+        typer.Option(
+            "--power",
+            help="Check nothing: say how often windows of watch.power images alarm without drift, "
+            "and which changes are found, measured on the champion's reference.",
+        ),
+    ] = False,
 ) -> None:
     """Compare a batch with the champion's reference (MMD, KS and others); write evidence
     and an HTML report.
@@ -275,8 +283,11 @@ def drift(
     Example: [bold]raypipe drift jobs/configs/solar.yaml watch.batch.uri=tables/night
     --exit-code[/bold]
     """
-    flags = ["--exit-code"] if exit_code else []
-    result = run_verb("drift", config, overrides, How(json, submit, detach, dry_run), flags)
+    flags = ["--exit-code"] * exit_code + ["--power"] * power
+    how = How(json, submit, detach, dry_run)
+    # A job is the verb with its flags.
+    name = "power" if power and submit is None else "drift"
+    result = run_verb(name, config, overrides, how, flags)
     # A submitted verb has left already, with its job's exit code.
     if exit_code and result.get("is_drift"):
         raise typer.Exit(3)

@@ -37,6 +37,7 @@ from raypipe.watch import ask, by_domain, projection, promise
 from raypipe.watch.detect import DriftConfig, DriftReport, Evidence, Seen, detect
 from raypipe.watch.domains import Part
 from raypipe.watch.pictures import Batch, picture_of
+from raypipe.watch.power import Known
 from raypipe.watch.settings import WatchConfig
 from raypipe.watch.windows import Waiting, Window, Windows
 
@@ -167,12 +168,7 @@ def check(
     reference = package.reference()
 
     def made() -> pa.Table:
-        ours = Seen(
-            _labels(package, reference.scores_NC),
-            reference.looks_NK,
-            by_domain.names(reference.domains, reference.features_ND),
-            reference.groups,
-        )
+        ours = known(package).seen
         theirs = Seen(
             _labels(package, mine.scores_NC),
             mine.looks_NK,
@@ -237,6 +233,18 @@ def _ask(
     asked = ask.worth_a_label(scores_NC, distance_N, mine.sha256, most)
     labels = classes or [""] * len(mine.ids)
     ask.write(file, asked, mine.ids, mine.sha256, labels, scores_NC, distance_N)
+
+
+def known(package: Package) -> Known:
+    """The reference of a champion, as detectors see it."""
+    reference = package.reference()
+    seen = Seen(
+        _labels(package, reference.scores_NC),
+        reference.looks_NK,
+        by_domain.names(reference.domains, reference.features_ND),
+        reference.groups,
+    )
+    return Known(reference.features_ND, reference.scores_NC, seen)
 
 
 def _predict(

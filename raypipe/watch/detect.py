@@ -161,6 +161,12 @@ class DriftConfig(Section):
         return tests(self.detectors or DEFAULT)
 
     @property
+    def needs_sidecar(self) -> bool:
+        """Is anything asked for that Alibi Detect computes?"""
+        names = self.detectors or ()
+        return self.engine == "alibi" or not all(DETECTORS[name].is_here for name in names)
+
+    @property
     def pieces(self) -> int:
         """How much evidence a check yields: KS looks at the embedding and at the scores."""
         return len(self.tests)

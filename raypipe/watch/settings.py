@@ -34,6 +34,8 @@ class WatchConfig(Section):
     """With fewer new images there is no check: they stay for the next one."""
     ask: int = Field(default=100, ge=0)
     """After drift: so many images that are most worth a label, in a CSV beside the report."""
+    power: int = Field(default=200, ge=LEAST_ROWS)
+    """Images of each window of `raypipe drift --power`: as many as a check usually has."""
     horizon: WatchHorizon | None = None
     """A false-alarm rate over many checks, in place of drift.alpha for each: `{checks: 365,
     false_alarm: 0.03}`. null: drift.alpha."""

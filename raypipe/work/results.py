@@ -27,6 +27,7 @@ from raypipe.train.measure.utilisation import Utilisation
 from raypipe.train.publish import CALIBRATION
 from raypipe.train.unseen import Calibrated
 from raypipe.watch.check import CheckResult
+from raypipe.watch.power import Power, as_facts
 from raypipe.watch.retrain import RetrainResult
 from raypipe.watch.windows import Waiting, Window
 from raypipe.work.result import Facts, Result, prepared_from
@@ -429,6 +430,20 @@ def window_facts(window: Window | None) -> Facts:
         return {}
     known: Facts = {"window": window.number, "since": window.since, "again": window.again}
     return known | ({"missed": window.missed} if window.missed else {})
+
+
+@dataclass(frozen=True, repr=False)
+class Powered(Result):
+    """What a drift check can see."""
+
+    power: Power
+    champion: ModelVersion
+
+    def facts(self) -> Facts:
+        return {"champion": str(self.champion), **as_facts(self.power)}
+
+    def summary(self) -> Facts:
+        return {"champion": str(self.champion), **asdict(self.power), "holds": self.power.holds}
 
 
 @dataclass(frozen=True, repr=False)

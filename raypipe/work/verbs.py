@@ -41,6 +41,7 @@ from raypipe.watch import check as drift_check
 from raypipe.watch import events, sinks
 from raypipe.watch import retrain as loop
 from raypipe.watch.check import CheckResult
+from raypipe.watch.power import measure
 from raypipe.watch.windows import Waiting
 from raypipe.work import artifacts, told
 from raypipe.work import evaluate as evaluation
@@ -51,6 +52,7 @@ from raypipe.work.results import (
     Drifted,
     Followed,
     Ingested,
+    Powered,
     Predicted,
     Registered,
     Retrained,
@@ -265,6 +267,17 @@ def drift(job: Job, show: Show) -> Drifted | Waited:
     run, happened = told.of_check(checked)
     tell.send(*happened, events.heartbeat(run, "drift"))
     return Waited(checked) if isinstance(checked, Waiting) else Drifted(checked)
+
+
+def power(job: Job, show: Show) -> Powered:
+    """How often the drift check of the job alarms without drift, and which changes it finds."""
+    store = tracking.open_store(job.run, job.registry, job.artifacts)
+    champion = promote.require_champion(store)
+    if job.drift.needs_sidecar:
+        connect(job.cluster)
+    known = drift_check.known(promote.fetch(store, champion))
+    with show.progress(f"Windows of the reference of {champion}", "windows") as tick:
+        return Powered(measure(known, job.drift, job.watch.power, job.run.seed, tick), champion)
 
 
 @artifacts.kept
