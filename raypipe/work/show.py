@@ -28,7 +28,9 @@ class Show(Protocol):
     def facts(self, facts: Mapping[str, Any]) -> None:
         """Names and values, a line each."""
 
-    def progress(self, label: str) -> AbstractContextManager[Callable[..., None]]:
+    def progress(
+        self, label: str, unit: str = "images"
+    ) -> AbstractContextManager[Callable[..., None]]:
         """A function that takes (done, total)."""
 
     def training(self, epochs: int, metric: str) -> AbstractContextManager[Training]: ...
