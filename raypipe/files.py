@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
+import re
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,6 +30,16 @@ def write_atomic(path: Path, content: str | bytes) -> Path:
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
+
+
+def in_name(text: str) -> str:
+    """The text as part of a file's name. What cannot be one, or is too long, gets its hash."""
+    plain = re.sub(r"[^\w.-]+", "-", text)
+    # A file system counts bytes, and most allow 255.
+    plain = plain.encode()[:100].decode(errors="ignore").strip(".-")
+    if plain == text:
+        return text
+    return f"{plain}-{hashlib.sha256(text.encode()).hexdigest()[:6]}".strip("-")
 
 
 @contextmanager

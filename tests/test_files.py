@@ -10,7 +10,9 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from raypipe.files import owned, write_atomic
+import pytest
+
+from raypipe.files import in_name, owned, write_atomic
 
 OWNER = """
 import sys, time
@@ -74,3 +76,18 @@ def test_many_may_write_one_file_at_once(tmp_path: Path) -> None:
             done.result()
     assert file.read_text() in texts
     assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
+
+
+@pytest.mark.parametrize(
+    "text", ["../../x", "a/b", "x" * 300, "é" * 300, "a\0b", "<b>", "a\nb", "..", ".", ""]
+)
+def test_any_text_is_part_of_a_file_name(text: str, tmp_path: Path) -> None:
+    """watch.name and the name of a model are anything; a report must land in its folder."""
+    file = tmp_path / f"drift-{in_name(text)}-0123456789abcdef.html"
+    write_atomic(file, "page")
+    assert [path.name for path in tmp_path.iterdir()] == [file.name]
+
+
+def test_plain_names_stay_and_others_do_not_meet() -> None:
+    assert in_name("night_2.größe-1") == "night_2.größe-1"
+    assert len({in_name(text) for text in ("a/b", "a-b", "a b", "x" * 300, "x" * 301)}) == 5

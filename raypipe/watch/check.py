@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 from raypipe import report
 from raypipe.config import RunConfig, key_of, to_json
 from raypipe.errors import DataError, Unreachable
+from raypipe.files import in_name
 from raypipe.images.measure import SEEN
 from raypipe.models.tasks import NUMERIC
 from raypipe.registry import promote, tracking
@@ -203,7 +204,7 @@ def check(
     )
     picture = picture_of(found, name, package, mine, ImageTable.open(batch_table))
     page = report.Page(header, checks=(picture,))
-    path = report.write(page, run.path / "reports" / f"drift-{name}-{key}.html")
+    path = report.write(page, run.path / "reports" / f"drift-{in_name(name)}-{key}.html")
     to_label = ""
     if found.is_drift and watch.ask:
         to_label = str(path.with_name(f"to-label-{key}.csv"))

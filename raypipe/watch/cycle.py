@@ -9,7 +9,8 @@ Each event is committed directly on those that were read, so nobody writes on an
 
 A lease outlives its process, and is taken over when that process is gone: on the same machine that
 is seen at once; elsewhere by its silence for LEASE_S of the observer's own clock, so clocks that
-differ or go back do not matter. Whoever lost its lease cannot write a state any more, and stops.
+differ or go back do not matter. A process of the same machine that lives, and has written nothing
+lately (it was stopped, or could not give the lease back), is waited for in the same way. Whoever lost its lease cannot write a state any more, and stops.
 
 The states are a record; the work itself finds what it has done by its own keys (retrain.py). So a
 run that is killed anywhere goes on when it is started again.
@@ -246,6 +247,8 @@ def _take(journal: Journal, cycle: str, holder: str, say: Callable[[str], None])
         if held is not None:
             who = str(held.data.get("who", "?"))
             alive = _is_alive(held.data)
+            if alive and not _is_fresh(journal.last_of(held.holder)):
+                alive = None
             if alive is None:
                 say(f"{who} holds the lease: waiting for a sign of life")
                 alive = _shows_life(journal, held)
@@ -272,6 +275,12 @@ def _shows_life(journal: Journal, held: Event) -> bool:
         if journal.last_of(held.holder).number != seen:
             return True
     return False
+
+
+def _is_fresh(event: Event) -> bool:
+    """Was it written within the lease, by this machine's clock? Not known after that went back."""
+    age_s = (datetime.now(UTC) - event.at).total_seconds()
+    return 0 <= age_s < LEASE_S
 
 
 def _process() -> dict[str, Any]:

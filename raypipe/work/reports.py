@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,9 +9,9 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from raypipe import report
-from raypipe.config import key_of, load, to_json
+from raypipe.config import load, to_json
 from raypipe.errors import ConfigError
-from raypipe.files import write_atomic
+from raypipe.files import in_name, write_atomic
 from raypipe.job import Job
 from raypipe.registry import follow, moves, promote, tracking
 from raypipe.registry.tracking import Store
@@ -177,7 +176,7 @@ def model(job: Job, number: int | None, reread: bool = True) -> Proven:
         version = promote.require_version(store, number, fix)
     found = gather.gather(store, version, job.run, job.watch, reread, job.table.storage_options)
     answers = questions.answers(found)
-    page = job.run.path / "reports" / f"model-{_name(store)}-{version.version}.html"
+    page = job.run.path / "reports" / f"model-{in_name(store.model)}-{version.version}.html"
     report.write(proof_page.page(found, answers), page)
     done = Proven(found, answers, page)
     _keep(done, page)
@@ -204,7 +203,7 @@ def tell(job: Job) -> Told:
         [timeline.decision(row) for row in of_decisions],
         [timeline.move(one, store.alias) for one in moves.read(store).moves],
     )
-    page = job.run.path / "reports" / f"timeline-{_name(store)}.html"
+    page = job.run.path / "reports" / f"timeline-{in_name(store.model)}.html"
     told = Told(store, tuple(rows), tuple(altered), held.version, page)
     places = (checks.place, decisions.place, log.place)
     report.write(_timeline_page(told, places), page)
@@ -254,12 +253,6 @@ def _timeline_page(told: Told, places: Sequence[str]) -> report.Page:
 def _open(job: Job) -> Store:
     find.require_store(job.run, job.registry)
     return tracking.open_store(job.run, job.registry, create=False)
-
-
-def _name(store: Store) -> str:
-    """The model as part of a file's name; a name that cannot be one gets its hash."""
-    plain = re.sub(r"[^\w.-]+", "-", store.model)[:60].strip(".-")
-    return plain if plain == store.model else f"{plain}-{key_of(store.model)[:6]}".strip("-")
 
 
 def _keep(result: Result, page: Path) -> None:

@@ -149,3 +149,44 @@ def test_a_number_of_a_process_may_belong_to_another_by_now(place: str) -> None:
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert cycle._is_alive(held.data) is False and cycle._is_alive(data) is False
+
+
+def test_a_lease_that_could_not_be_given_back_does_not_last_as_long_as_its_process(
+    place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A notebook lives on after its retrain broke, and its store was away."""
+    monkeypatch.setattr(cycle, "LEASE_S", 1.0)
+    add = Journal.add
+
+    def away(self: Journal, cycle: str, event: str, *more: object) -> bool:
+        if event in ("failed", "released"):
+            raise OSError("the store is away")
+        return add(self, cycle, event, *more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Journal, "add", away)
+        with pytest.raises(ValueError, match="broke"), hold(journal(place), "c"):
+            raise ValueError("broke")
+    time.sleep(1.1)
+    with hold(journal(place), "c") as held:
+        assert isinstance(held, Held)
+
+
+def test_a_stopped_holder_is_followed_and_writes_nothing_when_it_wakes(
+    place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cycle, "LEASE_S", 1.0)
+    process = other_process(place, 1)
+    try:
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(1.1)
+        with hold(journal(place), "c") as held:
+            assert isinstance(held, Held)
+            process.send_signal(signal.SIGCONT)
+            assert process.wait(30) == 1, "LeaseLost"
+            held.reached("trained")
+    finally:
+        process.kill()
+        process.wait()
+    events = [event.event for event in journal(place).events if event.event != "beat"]
+    assert events == ["held", "held", "trained", "released"]
