@@ -70,6 +70,9 @@ _ROW = pa.schema(
         ("format", pa.int32()),
         # Its number; null for a batch that was named by its version.
         ("window", pa.int64()),
+        # What was looked at: the key of the window, or of the prediction. The number of a window is
+        # no name: the windows of another table, or of one made again, have the same numbers.
+        ("about", pa.string()),
         # Was alpha a share of watch.horizon?
         ("promised", pa.bool_()),
         ("since", pa.int64()),
@@ -160,7 +163,8 @@ def check(
     key = key_of("evidence", FORMAT, about, str(model), model.seal, drift, run.seed)
     if about == predicted.key:
         key = key_of("evidence", FORMAT, predicted.key, drift, run.seed)
-    alpha = promise.level(run, watch, window.number if window else None, str(model))
+    looked_at = predicted.key if window is None else window.key
+    alpha = promise.level(run, watch, looked_at, str(model))
     if watch.horizon is not None:
         key = key_of(key, watch.horizon)
     package = promote.fetch(store, model)
@@ -181,7 +185,9 @@ def check(
             drift, alpha, lambda cfg: detect(*embeddings, *scores, cfg, run.seed, ours, theirs)
         )
         is_promised = watch.horizon is not None
-        row = _as_row(key, name, str(model), predicted.version, found, window, is_promised)
+        row = _as_row(
+            key, name, str(model), predicted.version, found, window, is_promised, looked_at
+        )
         return pa.Table.from_pylist([row], _ROW)
 
     # The tests run only if this evidence is not stored yet. Two checks at once store it once.
@@ -350,6 +356,7 @@ def _as_row(
     found: DriftReport,
     window: Window | None = None,
     promised: bool = False,
+    about: str = "",
 ) -> dict[str, Any]:
     whole = asdict(found)
     as_text = {name: to_json(whole.pop(name)) for name in ("evidence", "unusual", "notes", "parts")}
@@ -365,6 +372,7 @@ def _as_row(
         "window": window.number if window is not None and window.number else None,
         "since": window.since if window is not None else None,
         "promised": promised,
+        "about": about,
     }
 
 

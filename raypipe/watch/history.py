@@ -7,6 +7,7 @@ from typing import Any
 
 from raypipe.config import RunConfig
 from raypipe.tables.commits import rows_named
+from raypipe.watch import records
 from raypipe.watch.check import CheckResult
 from raypipe.watch.cycle import Journal
 from raypipe.watch.policy import Tried
@@ -17,17 +18,15 @@ def checks(
     run: RunConfig, watch: WatchConfig, model: str, newest: CheckResult | None
 ) -> list[bool]:
     """The checks of this model under watch.name, oldest first; of a window the last one counts."""
-    place = watch.place(run, "drift")
-    columns = ["key", "table", "window", "is_drift", "checked_at"]
-    named = {"name": watch.name, "model": model}
-    rows = rows_named(place, named, columns, watch.storage_options).to_pylist()
-    found: dict[tuple[str, Any], bool] = {}
+    found: dict[Any, bool] = {}
     is_newest = newest.report.is_drift if newest else False
-    for row in sorted(rows, key=lambda row: (row["window"] or 0, row["checked_at"])):
-        # Windows are numbered for each table. Without one, the version is what was checked.
-        table = row["table"].rpartition("@v")[0] if row["window"] else row["table"]
-        about = (table, row["window"])
+    # In the order of their commits: clocks go back, and windows of another table, or of one that
+    # was made again, have the same numbers.
+    for row in records.checks(run, watch).rows:
+        if (row.get("name"), row.get("model")) != (watch.name, model):
+            continue
         # An earlier check of the same, with other settings, goes.
+        about = records.looked_at(row)
         found.pop(about, None)
         if newest is None or row["key"] != newest.key:
             found[about] = bool(row["is_drift"])

@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 from raypipe.config import RunConfig
-from raypipe.tables.commits import rows_named
+from raypipe.watch import records
 from raypipe.watch.detect import DEFAULT, DriftConfig, DriftReport, tests
 from raypipe.watch.horizon import Horizon
 from raypipe.watch.settings import WatchConfig
@@ -24,19 +23,17 @@ NOTHING_LEFT = 1e-12
 """The alpha of a check whose horizon is spent: it looks, and cannot alarm."""
 
 
-def level(run: RunConfig, watch: WatchConfig, window: Any, model: str) -> float | None:
-    """The alpha of a check of this window by this model; None without a horizon.
+def level(run: RunConfig, watch: WatchConfig, about: str, model: str) -> float | None:
+    """The alpha of a check by this model; None without a horizon.
 
-    What was spent before is in the evidence: of checks under a horizon, each once.
+    about: what is looked at, as the evidence names it. What was spent before is in the evidence: of checks under a horizon, each once.
     """
     if watch.horizon is None:
         return None
-    columns = ["alpha", "promised", "window", "model", "checked_at"]
-    place = watch.place(run, "drift")
-    rows = rows_named(place, {"name": watch.name}, columns, watch.storage_options).to_pylist()
+    rows = [row for row in records.checks(run, watch).rows if row.get("name") == watch.name]
     # The same check again spends nothing.
-    others = [r for r in rows if r["promised"] and (r["window"], r["model"]) != (window, model)]
-    others.sort(key=lambda row: (row["window"] or 0, row["checked_at"]))
+    this = (about, model)
+    others = [r for r in rows if r.get("promised") and (records.looked_at(r), r["model"]) != this]
     horizon = Horizon(watch.horizon.checks, watch.horizon.false_alarm)
     return max(NOTHING_LEFT, horizon.level([row["alpha"] for row in others]))
 

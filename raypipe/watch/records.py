@@ -20,6 +20,15 @@ def checks(run: RunConfig, watch: WatchConfig) -> Appended:
     return appended.read(watch.place(run, "drift"), watch.storage_options, clock="checked_at")
 
 
+def looked_at(row: Mapping[str, Any]) -> Any:
+    """What a drift check was about: equal for two checks of the same images."""
+    if row.get("about"):
+        return row["about"]
+    # An earlier raypipe kept numbers of windows; without one, the version is what was checked.
+    table, window = str(row["table"]), row.get("window")
+    return (table.rpartition("@v")[0] if window else table, window)
+
+
 def decisions(run: RunConfig, watch: WatchConfig) -> Appended:
     """The comparisons of champion and challenger, oldest commit first."""
     place = watch.place(run, "decisions")

@@ -268,10 +268,31 @@ def _finish(
         if isinstance(held, Busy) or left is None or past.data(cycle, "ended") is not None:
             return
         say("An earlier run ended before it had carried its decision out")
+        lost = _lost(store, run, watch, left)
+        if lost:
+            # Else no retrain of this model could ever begin.
+            held.reached("ended", **left)
+            say(f"It is not carried out: {lost}")
+            return
         done = _decided(store, run, watch, left)
         if done is not None:
             held.reached("ended", **left)
             say(done.decision.reason)
+
+
+def _lost(store: Store, run: RunConfig, watch: WatchConfig, kept: Mapping[str, Any]) -> str:
+    """What is not there any more of a decision, in words; "" if it can be carried out."""
+    row = decisions.find(run, watch, kept["evidence"]["decision"])
+    if row is None:
+        return "the row of the decision was deleted"
+    there = {version.version for version in promote.versions(store)}
+    gone = [text for text in (row["champion"], row["challenger"]) if _number(text) not in there]
+    return f"{gone[0]} was deleted" if gone else ""
+
+
+def _number(version: str) -> int:
+    """Of a version as a decision names it."""
+    return int(version.rpartition("/")[2])
 
 
 def _decided(
@@ -286,7 +307,7 @@ def _decided(
     if kept is None or row is None:
         return None
     slices, union, decision = decisions.decided(row)
-    numbers = [int(row[name].rpartition("/")[2]) for name in ("champion", "challenger")]
+    numbers = [_number(row[name]) for name in ("champion", "challenger")]
     fix = "It was deleted: a retrain for another version of the table makes a new one"
     champion, challenger = (promote.require_version(store, number, fix) for number in numbers)
     try:

@@ -22,7 +22,14 @@ def spent(run: RunConfig, *checks: tuple[int, str, float, bool]) -> None:
     """Evidence of (window, model, alpha, whether it was promised)."""
     rows = [
         dict.fromkeys(check._ROW.names)
-        | {"name": "batch", "window": window, "model": model, "alpha": alpha, "promised": promised}
+        | {
+            "name": "batch",
+            "about": f"w{window}",
+            "window": window,
+            "model": model,
+            "alpha": alpha,
+            "promised": promised,
+        }
         | {"checked_at": "2026-11-25"}
         for window, model, alpha, promised in checks
     ]
@@ -31,18 +38,28 @@ def spent(run: RunConfig, *checks: tuple[int, str, float, bool]) -> None:
 
 def test_a_check_spends_its_share_and_no_more_than_is_left(tmp_path: Path) -> None:
     run = RunConfig(name="a", dir=str(tmp_path))
-    assert promise.level(run, WatchConfig(), 1, "m/1") is None
-    assert promise.level(run, WATCH, 1, "m/1") == pytest.approx(0.003)
+    assert promise.level(run, WatchConfig(), "w1", "m/1") is None
+    assert promise.level(run, WATCH, "w1", "m/1") == pytest.approx(0.003)
     spent(run, *[(n, "m/1", 0.003, True) for n in range(1, 9)], (9, "m/1", 0.01, False))
-    assert promise.level(run, WATCH, 10, "m/1") == pytest.approx(0.003), "of another regime"
+    assert promise.level(run, WATCH, "w10", "m/1") == pytest.approx(0.003), "of another regime"
     spent(run, (10, "m/1", 0.005, True))
     left = 0.03 - 8 * 0.003 - 0.005
-    assert promise.level(run, WATCH, 11, "m/1") == pytest.approx(left)
-    assert promise.level(run, WATCH, 10, "m/1") == pytest.approx(0.003), "the same check again"
+    assert promise.level(run, WATCH, "w11", "m/1") == pytest.approx(left)
+    assert promise.level(run, WATCH, "w10", "m/1") == pytest.approx(0.003), "the same check again"
     spent(run, (11, "m/1", 0.001, True))
-    assert promise.level(run, WATCH, 12, "m/1") == pytest.approx(0.003), "the first is forgotten"
+    assert promise.level(run, WATCH, "w12", "m/1") == pytest.approx(0.003), "the first is forgotten"
     spent(run, (12, "m/1", 0.02, True))
-    assert promise.level(run, WATCH, 13, "m/1") == promise.NOTHING_LEFT
+    assert promise.level(run, WATCH, "w13", "m/1") == promise.NOTHING_LEFT
+
+
+def test_a_window_of_another_table_is_another_check(tmp_path: Path) -> None:
+    """Both are window 1, under the same name: what the first one spent is gone for the second."""
+    run = RunConfig(name="a", dir=str(tmp_path))
+    spent(run, (1, "m/1", 0.02, True))
+    assert promise.level(run, WATCH, "window 1 of another", "m/1") == pytest.approx(0.003)
+    spent(run, (1, "m/1", 0.02, True), (None, "m/1", 0.0295, True))
+    left = promise.level(run, WATCH, "a whole version", "m/1")
+    assert left == promise.NOTHING_LEFT, "whole versions have no number, and are checks, too"
 
 
 def sides(shift: float) -> dict[str, Any]:

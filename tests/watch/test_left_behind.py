@@ -1,0 +1,53 @@
+"""A decision that a killed run has left behind, of which something was deleted since."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from raypipe.config import RunConfig
+from raypipe.registry import tracking
+from raypipe.registry.tracking import RegistryConfig, Store
+from raypipe.tables.table import append
+from raypipe.watch import decisions, retrain
+from raypipe.watch.cycle import Journal, hold
+from raypipe.watch.decide import Decision
+from raypipe.watch.settings import WatchConfig
+
+WATCH = WatchConfig()
+
+
+@pytest.fixture
+def left(tmp_path: Path) -> tuple[RunConfig, Store, Journal]:
+    """Compared, and killed before it was carried out."""
+    run = RunConfig(name="m", dir=str(tmp_path / "run"))
+    store = tracking.open_store(run, RegistryConfig(model="m"))
+    store.client.create_registered_model("m")
+    for _ in range(2):
+        store.client.create_model_version("m", source="s3://none/model")
+    parts = ("m/1", "m/2", "t@v1")
+    row = decisions.as_row("d", parts, (), None, Decision(True, "better"))
+    append(WATCH.place(run, "decisions"), row, "gate")
+    journal = Journal(WATCH.place(run, "retrains"), "m@champion", None)
+    with hold(journal, "c") as held:
+        kept = {"training": "t", "device_s": 1.0, "evidence": {"decision": "d", "check": None}}
+        held.reached("compared", **kept)  # type: ignore[union-attr]
+    return run, store, journal
+
+
+@pytest.mark.parametrize("gone", ["version", "decision"])
+def test_what_cannot_be_carried_out_does_not_stop_all_that_follow(
+    left: tuple[RunConfig, Store, Journal], gone: str
+) -> None:
+    run, store, journal = left
+    if gone == "version":
+        store.client.delete_model_version("m", "2")
+    else:
+        Path(WATCH.place(run, "decisions")).rename(run.path / "elsewhere")
+    said: list[str] = []
+    retrain._finish(store, run, WATCH, journal, said.append)
+    assert "not carried out" in said[-1] and "deleted" in said[-1]
+    events = journal.events
+    retrain._finish(store, run, WATCH, journal, said.append)
+    assert journal.events == events and len(said) == 2, "once"
