@@ -10,7 +10,8 @@ Each event is committed directly on those that were read, so nobody writes on an
 A lease outlives its process, and is taken over when that process is gone: on the same machine that
 is seen at once; elsewhere by its silence for LEASE_S of the observer's own clock, so clocks that
 differ or go back do not matter. A process of the same machine that lives, and has written nothing
-lately (it was stopped, or could not give the lease back), is waited for in the same way. Whoever lost its lease cannot write a state any more, and stops.
+lately (it was stopped, or could not give the lease back), is waited for in the same way. Whoever
+lost its lease cannot write a state any more, and stops.
 
 The states are a record; the work itself finds what it has done by its own keys (retrain.py). So a
 run that is killed anywhere goes on when it is started again.

@@ -2,8 +2,8 @@
 
 Both get the same arrays, the same kernel's width and the same permutations, and give the same
 numbers: the statistics of mmd differ by less than 1e-5, p-values not at all (test_engines.py).
-`auto` computes here what it can, as that needs no sidecar and is faster: 73 times with 2,000 + 2,000
-rows, 86 times with 10,000 + 10,000 (benchmarks/results/2026-11-25-drift.md).
+`auto` computes here what it can, as that needs no sidecar and is faster: 73 times with 2,000 rows a
+side, 86 times with 10,000 (benchmarks/results/2026-11-25-drift.md).
 """
 
 from __future__ import annotations
