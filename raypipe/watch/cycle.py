@@ -10,7 +10,8 @@ Each event is committed directly on those that were read, so nobody writes on an
 A lease outlives its process, and is taken over when that process is gone: on the same machine that
 is seen at once; elsewhere by its silence for LEASE_S of the observer's own clock, so clocks that
 differ or go back do not matter. A process of the same machine that lives, and has written nothing
-lately (it was stopped, or could not give the lease back), is waited for in the same way. Whoever lost its lease cannot write a state any more, and stops.
+lately (it was stopped, or could not give the lease back), is waited for in the same way. Whoever
+lost its lease cannot write a state any more, and stops.
 
 The states are a record; the work itself finds what it has done by its own keys (retrain.py). So a
 run that is killed anywhere goes on when it is started again.
@@ -38,7 +39,15 @@ import pyarrow as pa
 from raypipe.errors import RaypipeError, one_line
 from raypipe.tables import retries, scan
 from raypipe.tables.address import resolve
-from raypipe.tables.commits import TRIES, Moved, append_once, newest, require_columns_of
+from raypipe.tables.commits import (
+    TRIES,
+    Moved,
+    append_once,
+    json_of,
+    newest,
+    require_columns_of,
+    require_rows_of,
+)
 from raypipe.tables.provenance import commit_properties
 from raypipe.tables.table import ImageTable
 
@@ -106,8 +115,11 @@ class Journal:
             require_columns_of(SCHEMA, self._base, self.uri, "retrain")
             table = ImageTable(self.uri, storage_options=self._options)
             pinned = table.pin(self._base.version())
-            rows = scan.rows(table, pinned, SCHEMA.names, {"scope": self.scope}).to_pylist()
-            found = [Event(**{**row, "data": json.loads(row["data"])}) for row in rows]
+            rows = scan.rows(table, pinned, SCHEMA.names, {"scope": self.scope})
+            require_rows_of(SCHEMA, rows, self.uri)
+            found = [
+                Event(**{**row, "data": json_of(row["data"], self.uri)}) for row in rows.to_pylist()
+            ]
             self.events = tuple(sorted(found, key=lambda event: event.number))
 
     def add(self, cycle: str, event: str, holder: str, data: Mapping[str, Any]) -> bool:

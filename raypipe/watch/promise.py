@@ -26,7 +26,8 @@ NOTHING_LEFT = 1e-12
 def level(run: RunConfig, watch: WatchConfig, about: str, model: str) -> float | None:
     """The alpha of a check by this model; None without a horizon.
 
-    about: what is looked at, as the evidence names it. What was spent before is in the evidence: of checks under a horizon, each once.
+    about: what is looked at, as the evidence names it. What was spent before is in the evidence: of
+    checks under a horizon, each once.
     """
     if watch.horizon is None:
         return None

@@ -32,7 +32,14 @@ from raypipe.serve.links import batches
 from raypipe.tables import between, retries, scan
 from raypipe.tables.address import resolve
 from raypipe.tables.between import NOTHING_N2, Rows
-from raypipe.tables.commits import TRIES, Moved, append_once, newest, require_columns_of
+from raypipe.tables.commits import (
+    TRIES,
+    Moved,
+    append_once,
+    newest,
+    require_columns_of,
+    require_rows_of,
+)
 from raypipe.tables.provenance import commit_properties
 from raypipe.tables.table import ImageTable, TableConfig, TableVersion
 from raypipe.watch.settings import WatchConfig
@@ -140,8 +147,10 @@ class Log:
         table = ImageTable(self.uri, storage_options=self._options)
         pinned = table.pin(self._base.version())
         names = [field.name for field in SCHEMA if field.name in Entry.__annotations__]
-        rows = scan.rows(table, pinned, names, {"line": self.line}).to_pylist()
-        self.entries = tuple(sorted((Entry(**row) for row in rows), key=lambda e: e.number))
+        rows = scan.rows(table, pinned, names, {"line": self.line})
+        require_rows_of(SCHEMA, rows, self.uri, {"since"})
+        entries = [Entry(**row) for row in rows.to_pylist()]
+        self.entries = tuple(sorted(entries, key=lambda e: e.number))
 
     def add(self, entry: Entry, name: str, table: str) -> bool:
         """Commit an event directly after those that were read; its number is given here.
