@@ -18,7 +18,6 @@ from scipy.stats import rankdata
 
 from raypipe.files import write_atomic
 
-
 BLANK = " \t\r\n\v\f\0\u00a0\u200b\ufeff"
 
 

@@ -213,13 +213,17 @@ class Windows:
         raise retries.busy(self.log.uri, f"{TRIES} tries")
 
     def checked(self, window: Window, evidence: str, predictions: tuple[str, str]) -> None:
-        """Keep that this window has its evidence. Does nothing the second time."""
+        """Keep that this window has its evidence. Does nothing the second time.
+
+        Nor if the window was left, and its images are in a newer one, which has more.
+        """
         for attempt in range(1, TRIES + 1):
-            open_now = self.log.open
-            if open_now is None or open_now.window != window.number:
+            # Another check of it may have failed, and left it: this one has its evidence.
+            last = self.log.last("opened", "checked", "left")
+            if last is None or last.event == "checked" or not _is_of(last, window):
                 return
             done = replace(
-                open_now,
+                last,
                 event="checked",
                 at=self._clock(),
                 evidence=evidence,
@@ -235,7 +239,7 @@ class Windows:
         """The window cannot be checked as it is: its images belong to the next one, with more."""
         for attempt in range(1, TRIES + 1):
             open_now = self.log.open
-            if open_now is None or open_now.window != window.number:
+            if open_now is None or not _is_of(open_now, window):
                 return
             if self._add(replace(open_now, event="left", at=self._clock())):
                 return
@@ -468,3 +472,9 @@ class Windows:
             return ""
         checks = "1 check" if count == 1 else f"{count} checks"
         return f"{checks} did not run since {last.at:%Y-%m-%d %H:%M} UTC"
+
+
+def _is_of(entry: Entry, window: Window) -> bool:
+    """Is the event about this window? One that is opened after it was left has its number, too."""
+    known = entry.window, entry.version, entry.state
+    return known == (window.number, window.version.version, window.state)
