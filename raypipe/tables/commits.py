@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -236,6 +236,17 @@ def require_rows_of(
             raise _foreign_row(path, f"{name} is {kind}")
         if name not in may_be_null and rows[name].null_count:
             raise _foreign_row(path, f"a row without {name}")
+
+
+def require_still_there(path: str, base: DeltaTable | None, before: Sequence[object]) -> None:
+    """Raise DataError if there is no table, although rows were read from it `before`."""
+    if base is None and before:
+        raise DataError(
+            f"{path} is no table any more",
+            got=f"{len(before)} rows were there before",
+            rule="Its store is away, or somebody deleted it",
+            fix="Make the store reachable, and run the command again",
+        )
 
 
 def json_of(text: str, path: str) -> dict[str, Any]:

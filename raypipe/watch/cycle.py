@@ -47,6 +47,7 @@ from raypipe.tables.commits import (
     newest,
     require_columns_of,
     require_rows_of,
+    require_still_there,
 )
 from raypipe.tables.provenance import commit_properties
 from raypipe.tables.table import ImageTable
@@ -108,9 +109,11 @@ class Journal:
     def refresh(self) -> None:
         """Read the newest version. Raises DataError for a table of something else."""
         with self._lock:
-            self._base = newest(self.uri, self._options)
-            if self._base is None:
-                self.events = ()
+            base = newest(self.uri, self._options)
+            # Its store is away, or it was deleted: that says nothing about the lease.
+            require_still_there(self.uri, base, self.events)
+            self._base = base
+            if base is None:
                 return
             require_columns_of(SCHEMA, self._base, self.uri, "retrain")
             table = ImageTable(self.uri, storage_options=self._options)

@@ -39,6 +39,7 @@ from raypipe.tables.commits import (
     newest,
     require_columns_of,
     require_rows_of,
+    require_still_there,
 )
 from raypipe.tables.provenance import commit_properties
 from raypipe.tables.table import ImageTable, TableConfig, TableVersion
@@ -139,9 +140,10 @@ class Log:
 
     def refresh(self) -> None:
         """Read the newest version. Raises DataError for a table of something else."""
-        self._base = newest(self.uri, self._options)
-        self.entries = ()
-        if self._base is None:
+        base = newest(self.uri, self._options)
+        require_still_there(self.uri, base, self.entries)
+        self._base = base
+        if base is None:
             return
         require_columns_of(SCHEMA, self._base, self.uri, "drift check")
         table = ImageTable(self.uri, storage_options=self._options)

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 from raypipe.config import RunConfig
+from raypipe.errors import DataError
 from raypipe.tables.table import TableConfig, append
 from raypipe.watch.settings import WatchConfig
 from raypipe.watch.windows import Entry, Window, Windows
@@ -67,3 +68,14 @@ def test_a_window_that_was_left_and_checked_all_the_same_is_checked(
     for windows in both:
         windows.checked(old, "evidence", ("p", "k"))
     assert events(other) == [("opened", 0), ("left", 0), ("checked", 0)]
+
+
+def test_a_log_that_went_away_is_said(both: tuple[Windows, Windows]) -> None:
+    """Else the check would end as if it had been noted."""
+    slow, _ = both
+    old = opened(slow, 0, 1)
+    Path(slow.log.uri).rename(slow.log.uri + " elsewhere")
+    with pytest.raises(DataError, match="no table any more"):
+        slow.log.refresh()
+    with pytest.raises(DataError):
+        slow.checked(old, "evidence", ("p", "k"))
