@@ -180,7 +180,9 @@ def _is_applied(store: Store, move: Move) -> bool:
 
 
 def _has_tag(store: Store, entity: Any, move: Move) -> bool:
-    return int(catalog.read(entity.tags).get(APPLIED + store.alias, 0)) >= move.number
+    number = str(catalog.read(entity.tags).get(APPLIED + store.alias, ""))
+    # Anybody may write a tag.
+    return number.isdecimal() and int(number) >= move.number
 
 
 def _tag(store: Store, move: Move) -> None:

@@ -21,7 +21,13 @@ import pyarrow as pa
 from raypipe.errors import DataError
 from raypipe.tables import scan
 from raypipe.tables.address import resolve
-from raypipe.tables.commits import append_once, newest, require_columns_of
+from raypipe.tables.commits import (
+    append_once,
+    json_of,
+    newest,
+    require_columns_of,
+    require_rows_of,
+)
 from raypipe.tables.provenance import commit_properties
 from raypipe.tables.table import ImageTable
 
@@ -133,9 +139,10 @@ def read(store: Store) -> History:
             fix="Set registry.moves to another place",
         )
     where: scan.Where = {"model": store.model, "alias": store.alias}
-    rows = scan.rows(table, table.pin(base.version()), SCHEMA.names, where).to_pylist()
-    made = _made(store) if rows else None
-    found = [_move(row) for row in rows if row["model_made"] == made]
+    rows = scan.rows(table, table.pin(base.version()), SCHEMA.names, where)
+    require_rows_of(SCHEMA, rows, path, {"version_from", "version_to"})
+    made = _made(store) if len(rows) else None
+    found = [_move(row, path) for row in rows.to_pylist() if row["model_made"] == made]
     return History(tuple(sorted(found, key=lambda move: move.number)), base)
 
 
@@ -179,9 +186,9 @@ def append(
     return move
 
 
-def _move(row: Mapping[str, Any]) -> Move:
+def _move(row: Mapping[str, Any], path: str) -> Move:
     kept = {name: row[name] for name in Move.__annotations__ if name != "evidence"}
-    return Move(**kept, evidence=json.loads(row["evidence"]))
+    return Move(**kept, evidence=json_of(row["evidence"], path))
 
 
 def _made(store: Store) -> int | None:

@@ -12,8 +12,10 @@ succeed (measured: 4,000 rows of 2,000). So here an append goes like this:
 
 from __future__ import annotations
 
+import json
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
 
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, WriterProperties, write_deltalake
@@ -222,6 +224,49 @@ def require_columns_of(schema: pa.Schema, base: DeltaTable, path: str, why: str)
             rule=f"Its columns are {', '.join(schema.names)}",
             fix="Name another place, or remove that table",
         )
+
+
+def require_rows_of(
+    schema: pa.Schema, rows: pa.Table, path: str, may_be_null: Collection[str] = ()
+) -> None:
+    """Raise DataError for rows that raypipe did not write: without a value, or of other types."""
+    for name in rows.column_names:
+        kind = _plain(rows.schema.field(name).type)
+        if kind != _plain(schema.field(name).type):
+            raise _foreign_row(path, f"{name} is {kind}")
+        if name not in may_be_null and rows[name].null_count:
+            raise _foreign_row(path, f"a row without {name}")
+
+
+def require_still_there(path: str, base: DeltaTable | None, before: Sequence[object]) -> None:
+    """Raise DataError if there is no table, although rows were read from it `before`."""
+    if base is None and before:
+        raise DataError(
+            f"{path} is no table any more",
+            got=f"{len(before)} rows were there before",
+            rule="Its store is away, or somebody deleted it",
+            fix="Make the store reachable, and run the command again",
+        )
+
+
+def json_of(text: str, path: str) -> dict[str, Any]:
+    """The JSON object that a row of the table at `path` holds. Raises DataError for other text."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise _foreign_row(path, f"{text[:60]!r} is no JSON object")
+    return found
+
+
+def _foreign_row(path: str, got: str) -> DataError:
+    return DataError(
+        f"{path} has rows that raypipe did not write",
+        got=got,
+        rule="Nobody but raypipe adds rows to this table",
+        fix="Delete these rows, or restore the table to its version before them",
+    )
 
 
 def newest(uri: str, storage_options: dict[str, str] | None) -> DeltaTable | None:

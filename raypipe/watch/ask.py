@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import io
+import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,6 +17,8 @@ import numpy as np
 from scipy.stats import rankdata
 
 from raypipe.files import write_atomic
+
+BLANK = " \t\r\n\v\f\0\u00a0\u200b\ufeff"
 
 
 def worth_a_label(
@@ -26,10 +29,10 @@ def worth_a_label(
     scores_NC: of classes; of one column (a number) novelty alone counts. distance_N: to the nearest
     known images (projection.unusual). sha256: of each image.
     """
-    value_N = rankdata(distance_N)
+    value_N = _ranks(distance_N)
     unsure_N = uncertainty(scores_NC)
     if unsure_N is not None:
-        value_N = value_N + rankdata(unsure_N)
+        value_N = value_N + _ranks(unsure_N)
     asked: list[int] = []
     seen: set[str] = set()
     for row in np.argsort(-value_N, kind="stable").tolist():
@@ -39,6 +42,15 @@ def worth_a_label(
             seen.add(sha256[row])
             asked.append(row)
     return asked
+
+
+def _ranks(value_N: np.ndarray) -> np.ndarray:
+    """Ranks, the highest for the largest. A value that is no number is stranger than all others.
+
+    rankdata itself gives NaN to all rows if one is NaN.
+    """
+    ranks_N: np.ndarray = rankdata(np.nan_to_num(value_N, nan=np.inf, posinf=np.inf))
+    return ranks_N
 
 
 def uncertainty(scores_NC: np.ndarray) -> np.ndarray | None:
@@ -72,5 +84,9 @@ def write(
 
 
 def _plain(text: str | None) -> str:
-    """A spreadsheet would compute a cell that begins with one of these."""
-    return "'" + text if text and text[0] in "=+-@\t\r" else text or ""
+    """A spreadsheet would compute a cell that begins with one of these, also after blanks."""
+    if not text:
+        return ""
+    # NFKC: full-width forms of them count, too.
+    start = unicodedata.normalize("NFKC", text).lstrip(BLANK)[:1]
+    return "'" + text if text[0] in "\t\r\n" or (start and start in "=+-@") else text

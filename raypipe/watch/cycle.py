@@ -39,7 +39,16 @@ import pyarrow as pa
 from raypipe.errors import RaypipeError, one_line
 from raypipe.tables import retries, scan
 from raypipe.tables.address import resolve
-from raypipe.tables.commits import TRIES, Moved, append_once, newest, require_columns_of
+from raypipe.tables.commits import (
+    TRIES,
+    Moved,
+    append_once,
+    json_of,
+    newest,
+    require_columns_of,
+    require_rows_of,
+    require_still_there,
+)
 from raypipe.tables.provenance import commit_properties
 from raypipe.tables.table import ImageTable
 
@@ -100,15 +109,20 @@ class Journal:
     def refresh(self) -> None:
         """Read the newest version. Raises DataError for a table of something else."""
         with self._lock:
-            self._base = newest(self.uri, self._options)
-            if self._base is None:
-                self.events = ()
+            base = newest(self.uri, self._options)
+            # Its store is away, or it was deleted: that says nothing about the lease.
+            require_still_there(self.uri, base, self.events)
+            self._base = base
+            if base is None:
                 return
             require_columns_of(SCHEMA, self._base, self.uri, "retrain")
             table = ImageTable(self.uri, storage_options=self._options)
             pinned = table.pin(self._base.version())
-            rows = scan.rows(table, pinned, SCHEMA.names, {"scope": self.scope}).to_pylist()
-            found = [Event(**{**row, "data": json.loads(row["data"])}) for row in rows]
+            rows = scan.rows(table, pinned, SCHEMA.names, {"scope": self.scope})
+            require_rows_of(SCHEMA, rows, self.uri)
+            found = [
+                Event(**{**row, "data": json_of(row["data"], self.uri)}) for row in rows.to_pylist()
+            ]
             self.events = tuple(sorted(found, key=lambda event: event.number))
 
     def add(self, cycle: str, event: str, holder: str, data: Mapping[str, Any]) -> bool:

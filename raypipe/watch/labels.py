@@ -30,8 +30,10 @@ def new_labels(job: TrainJob, pinned: Pinned, package: Package) -> dict[str, int
     Where the champion's version of the table cannot be read any more, images of new sources count.
     """
     theirs = package.info["table"]
-    # A table that was made again starts at version 0 again.
-    if theirs["uri"] == pinned.version.uri and theirs["version"] <= pinned.version.version:
+    # A table that was made again starts at version 0 again, and may have grown past theirs.
+    made = package.info.get("made", {}).get("table_id") or pinned.version.table_id
+    is_same = (theirs["uri"], made) == (pinned.version.uri, pinned.version.table_id)
+    if is_same and theirs["version"] <= pinned.version.version:
         try:
             before = pinned.table.pin(theirs["version"])
             had = _labelled_ids(job, pinned, before)

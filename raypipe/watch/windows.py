@@ -32,7 +32,15 @@ from raypipe.serve.links import batches
 from raypipe.tables import between, retries, scan
 from raypipe.tables.address import resolve
 from raypipe.tables.between import NOTHING_N2, Rows
-from raypipe.tables.commits import TRIES, Moved, append_once, newest, require_columns_of
+from raypipe.tables.commits import (
+    TRIES,
+    Moved,
+    append_once,
+    newest,
+    require_columns_of,
+    require_rows_of,
+    require_still_there,
+)
 from raypipe.tables.provenance import commit_properties
 from raypipe.tables.table import ImageTable, TableConfig, TableVersion
 from raypipe.watch.settings import WatchConfig
@@ -132,16 +140,19 @@ class Log:
 
     def refresh(self) -> None:
         """Read the newest version. Raises DataError for a table of something else."""
-        self._base = newest(self.uri, self._options)
-        self.entries = ()
-        if self._base is None:
+        base = newest(self.uri, self._options)
+        require_still_there(self.uri, base, self.entries)
+        self._base = base
+        if base is None:
             return
         require_columns_of(SCHEMA, self._base, self.uri, "drift check")
         table = ImageTable(self.uri, storage_options=self._options)
         pinned = table.pin(self._base.version())
         names = [field.name for field in SCHEMA if field.name in Entry.__annotations__]
-        rows = scan.rows(table, pinned, names, {"line": self.line}).to_pylist()
-        self.entries = tuple(sorted((Entry(**row) for row in rows), key=lambda e: e.number))
+        rows = scan.rows(table, pinned, names, {"line": self.line})
+        require_rows_of(SCHEMA, rows, self.uri, {"since"})
+        entries = [Entry(**row) for row in rows.to_pylist()]
+        self.entries = tuple(sorted(entries, key=lambda e: e.number))
 
     def add(self, entry: Entry, name: str, table: str) -> bool:
         """Commit an event directly after those that were read; its number is given here.
@@ -204,13 +215,17 @@ class Windows:
         raise retries.busy(self.log.uri, f"{TRIES} tries")
 
     def checked(self, window: Window, evidence: str, predictions: tuple[str, str]) -> None:
-        """Keep that this window has its evidence. Does nothing the second time."""
+        """Keep that this window has its evidence. Does nothing the second time.
+
+        Nor if the window was left, and its images are in a newer one, which has more.
+        """
         for attempt in range(1, TRIES + 1):
-            open_now = self.log.open
-            if open_now is None or open_now.window != window.number:
+            # Another check of it may have failed, and left it: this one has its evidence.
+            last = self.log.last("opened", "checked", "left")
+            if last is None or last.event == "checked" or not _is_of(last, window):
                 return
             done = replace(
-                open_now,
+                last,
                 event="checked",
                 at=self._clock(),
                 evidence=evidence,
@@ -226,7 +241,7 @@ class Windows:
         """The window cannot be checked as it is: its images belong to the next one, with more."""
         for attempt in range(1, TRIES + 1):
             open_now = self.log.open
-            if open_now is None or open_now.window != window.number:
+            if open_now is None or not _is_of(open_now, window):
                 return
             if self._add(replace(open_now, event="left", at=self._clock())):
                 return
@@ -459,3 +474,9 @@ class Windows:
             return ""
         checks = "1 check" if count == 1 else f"{count} checks"
         return f"{checks} did not run since {last.at:%Y-%m-%d %H:%M} UTC"
+
+
+def _is_of(entry: Entry, window: Window) -> bool:
+    """Is the event about this window? One that is opened after it was left has its number, too."""
+    known = entry.window, entry.version, entry.state
+    return known == (window.number, window.version.version, window.state)

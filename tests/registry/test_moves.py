@@ -289,6 +289,29 @@ def test_a_table_that_is_none_of_moves_is_one_message(place: Place, broken: str)
         assert DeltaTable(place.moves).version() == 0
 
 
+@pytest.mark.parametrize("changes", [{"number": None}, {"at": None}, {"evidence": "{"}])
+def test_a_foreign_row_is_one_message(place: Place, changes: dict[str, object]) -> None:
+    store = place.open()
+    move(store, 1)
+    rows = DeltaTable(place.moves).to_pyarrow_table().to_pylist()
+    foreign = pa.Table.from_pylist([rows[0] | {"number": 2} | changes], moves.SCHEMA)
+    write_deltalake(place.moves, foreign, mode="append")
+    with pytest.raises(DataError, match="rows that raypipe did not write"):
+        promote.champion(store)
+
+
+def test_a_tag_by_hand_that_is_no_number_is_none(place: Place) -> None:
+    store = place.open()
+    move(store, 1)
+    name = f"raypipe.move.{store.alias}"
+    if place.address.catalog is None:
+        store.client.set_model_version_tag(store.model, "1", name, "yes")
+    found = promote.champion(store)
+    assert found is not None and found.version == 1
+    move(store, 2)
+    assert alias(store) == 2
+
+
 def test_the_verbs(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
     config = str(place.config())
 

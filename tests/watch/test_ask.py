@@ -6,6 +6,7 @@ import csv
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from raypipe.watch import ask
 
@@ -25,6 +26,18 @@ def test_of_numbers_novelty_alone_counts() -> None:
     numbers_N1 = np.array([[3.0], [9.0], [1.0]])
     assert ask.uncertainty(numbers_N1) is None
     assert ask.worth_a_label(numbers_N1, np.array([1.0, 1.5, 3.0]), list("abc"), 2) == [2, 1]
+
+
+def test_what_is_no_number_is_asked_for_and_leaves_the_others_their_places() -> None:
+    scores_NC = np.array([SURE, UNSURE, [np.nan] * 3, SURE])
+    distance_N = np.array([1.0, 9.0, np.nan, 4.0])
+    assert ask.worth_a_label(scores_NC, distance_N, list("abcd"), 4) == [2, 1, 3, 0]
+
+
+@pytest.mark.parametrize("text", ["=1", " =1", "\n=1", "\t1", "\ufeff=1", "\uff1d1", "-1", "@a"])
+def test_no_cell_is_computed(text: str) -> None:
+    assert ask._plain(text) == "'" + text
+    assert ask._plain("a" + text) == "a" + text
 
 
 def test_the_file_is_plain_text_for_a_spreadsheet(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from raypipe.errors import DataError
 from raypipe.watch import cycle
 from raypipe.watch.cycle import Busy, Held, Journal, LeaseLost, hold
 
@@ -190,3 +191,23 @@ def test_a_stopped_holder_is_followed_and_writes_nothing_when_it_wakes(
         process.wait()
     events = [event.event for event in journal(place).events if event.event != "beat"]
     assert events == ["held", "held", "trained", "released"]
+
+
+def test_a_table_that_is_away_for_a_moment_is_no_lost_lease(
+    place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was said that another process had taken the retrain over, and the beats ended."""
+    monkeypatch.setattr(cycle, "LEASE_S", 0.4)
+    elsewhere = Path(place + " elsewhere")
+    with hold(journal(place), "c") as held:
+        assert isinstance(held, Held)
+        Path(place).rename(elsewhere)
+        time.sleep(0.5)
+        with pytest.raises(DataError, match=r"no table any more.*store is away"):
+            held._journal.refresh()
+        elsewhere.rename(place)
+        count = len(journal(place).events)
+        time.sleep(0.5)
+        held.reached("trained")
+    events = [event.event for event in journal(place).events]
+    assert "beat" in events[count:] and events[-2:] == ["trained", "released"]

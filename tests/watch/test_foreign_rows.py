@@ -1,0 +1,57 @@
+"""Rows that somebody else has put into a table of raypipe's own: one message, and no traceback."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from raypipe.errors import DataError
+from raypipe.tables.table import append
+from raypipe.watch import cycle, windows
+
+NOW = datetime(2026, 11, 25, tzinfo=UTC)
+WINDOW = {"line": "l", "number": 1, "event": "opened", "window": 1, "name": "n", "table": "t"}
+WINDOW |= {"since": None, "version": 3, "state": "s", "images": 9, "at": NOW, "evidence": ""}
+WINDOW |= {"predictions": "", "prediction": ""}
+EVENT = {"number": 1, "scope": "s", "cycle": "c", "event": "held", "holder": "h", "at": NOW}
+EVENT |= {"data": "{}"}
+
+
+@pytest.mark.parametrize(
+    "changes", [{name: None} for name in WINDOW if name not in ("line", "name", "table", "since")]
+)
+def test_windows(changes: dict[str, Any], tmp_path: Path) -> None:
+    uri = str(tmp_path / "windows")
+    append(uri, pa.Table.from_pylist([WINDOW], windows.SCHEMA), "mine")
+    assert windows.Log(uri, "l", None).open is not None
+    foreign = pa.Table.from_pylist([WINDOW | {"number": 2} | changes], windows.SCHEMA)
+    append(uri, foreign, "foreign")
+    with pytest.raises(DataError, match=r"raypipe did not write.*restore the table"):
+        windows.Log(uri, "l", None)
+    assert windows.Log(uri, "another line", None).entries == ()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [*({name: None} for name in EVENT if name != "scope"), {"data": "{"}, {"data": "[1]"}],
+)
+def test_retrains(changes: dict[str, Any], tmp_path: Path) -> None:
+    uri = str(tmp_path / "retrains")
+    append(uri, pa.Table.from_pylist([EVENT], cycle.SCHEMA), "mine")
+    assert cycle.Journal(uri, "s", None).held is not None
+    append(uri, pa.Table.from_pylist([EVENT | {"number": 2} | changes], cycle.SCHEMA), "foreign")
+    with pytest.raises(DataError, match=r"raypipe did not write.*restore the table"):
+        cycle.Journal(uri, "s", None)
+
+
+def test_columns_of_other_types(tmp_path: Path) -> None:
+    for name, schema in (("windows", windows.SCHEMA), ("retrains", cycle.SCHEMA)):
+        append(str(tmp_path / name), pa.table({one: ["x"] for one in schema.names}), "foreign")
+    with pytest.raises(DataError, match="number is string"):
+        windows.Log(str(tmp_path / "windows"), "x", None)
+    with pytest.raises(DataError, match="number is string"):
+        cycle.Journal(str(tmp_path / "retrains"), "x", None)
