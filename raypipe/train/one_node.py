@@ -18,6 +18,8 @@ from typing import Any
 from ray.train.backend import Backend
 from ray.train.torch import TorchConfig
 
+REMOVE_S = 10.0  # until a worker is taken for dead
+
 
 class NodeConfig(TorchConfig):
     """Ray's TorchConfig, with the store in a file where one node holds all workers."""
@@ -43,9 +45,26 @@ class _Node(Backend):
         worker_group.execute(_begin, backend_config.backend, self._folder, backend_config.timeout_s)
 
     def on_shutdown(self, worker_group: Any, backend_config: Any) -> None:
-        self._theirs.on_shutdown(worker_group, backend_config)
-        if self._folder:
-            worker_group.execute_single(0, shutil.rmtree, self._folder, ignore_errors=True)
+        try:
+            # It fails if any worker is dead.
+            self._theirs.on_shutdown(worker_group, backend_config)
+        finally:
+            self._remove_folder(worker_group)
+
+    def _remove_folder(self, worker_group: Any) -> None:
+        """By the first worker that still answers. If none does, the folder stays: a few bytes."""
+        import ray
+
+        for rank in range(len(worker_group)) if self._folder else ():
+            try:
+                done = worker_group.execute_single_async(
+                    rank, shutil.rmtree, self._folder, ignore_errors=True
+                )
+                ray.get(done, timeout=REMOVE_S)
+            except ray.exceptions.RayError:
+                continue
+            self._folder = ""
+            return
 
 
 def _node() -> str:
