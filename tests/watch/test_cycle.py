@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -18,11 +17,13 @@ from raypipe.watch import cycle
 from raypipe.watch.cycle import Busy, Held, Journal, LeaseLost, hold
 
 HOLDER = """
-import sys, time
+import os, sys, time
 from raypipe.watch import cycle
 with cycle.hold(cycle.Journal(sys.argv[1], "cells", None), "c") as held:
     print(type(held).__name__, flush=True)
-    time.sleep(float(sys.argv[2]))
+    until = time.monotonic() + float(sys.argv[2])
+    while time.monotonic() < until and not os.path.exists(sys.argv[1] + ".stop"):
+        time.sleep(0.05)
 """
 
 
@@ -40,6 +41,17 @@ def other_process(place: str, seconds: float) -> subprocess.Popen[str]:
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None and process.stdout.readline() == "Held\n"
     return process
+
+
+def beats(place: str) -> int:
+    return [event.event for event in journal(place).events].count("beat")
+
+
+def wait_for_beats(place: str, count: int) -> None:
+    until = time.monotonic() + 30
+    while beats(place) < count:
+        assert time.monotonic() < until, f"{beats(place)} of {count} beats"
+        time.sleep(0.05)
 
 
 def test_states_are_kept_with_what_came_of_them(place: str) -> None:
@@ -63,7 +75,7 @@ def test_the_second_at_once_leaves_it_to_the_first(place: str) -> None:
         with hold(journal(place), "c") as held:
             assert isinstance(held, Busy) and str(process.pid) in held.who
             assert "under way" in str(held)
-        assert time.monotonic() - began < 5, "the machine says at once that it lives"
+        assert time.monotonic() - began < 30, "the machine says at once that it lives"
     finally:
         process.kill()
         process.wait()
@@ -77,23 +89,23 @@ def test_a_killed_holder_is_followed_at_once(place: str) -> None:
     began = time.monotonic()
     with hold(journal(place), "c", said.append) as held:
         assert isinstance(held, Held)
-    assert time.monotonic() - began < 5 and "ended without giving" in said[0]
+    assert time.monotonic() - began < 30 and "ended without giving" in said[0]
 
 
 def test_on_another_machine_silence_decides(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its processes cannot be seen from here, and its clock is of no account."""
-    monkeypatch.setattr(cycle, "LEASE_S", 2.0)
+    monkeypatch.setattr(cycle, "LEASE_S", 4.0)
     far = {"who": "far process 1", "kernel": "another", "pid": 1, "started": 0.0}
     assert journal(place).add("c", "held", "far", far)
     stop = threading.Event()
 
-    def beats() -> None:
+    def beat() -> None:
         mine = journal(place)
         while not stop.wait(0.3):
             mine.refresh()
             mine.add("c", "beat", "far", {})
 
-    thread = threading.Thread(target=beats)
+    thread = threading.Thread(target=beat)
     thread.start()
     with hold(journal(place), "c") as held:
         assert isinstance(held, Busy) and held.who == "far process 1"
@@ -102,7 +114,7 @@ def test_on_another_machine_silence_decides(place: str, monkeypatch: pytest.Monk
     began = time.monotonic()
     with hold(journal(place), "c") as held:
         assert isinstance(held, Held)
-        assert time.monotonic() - began > 1.9
+        assert time.monotonic() - began > 3.9
 
 
 def test_who_slept_through_its_lease_writes_nothing_more(place: str) -> None:
@@ -119,8 +131,7 @@ def test_who_slept_through_its_lease_writes_nothing_more(place: str) -> None:
 def test_beats_show_life(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cycle, "LEASE_S", 0.4)
     with hold(journal(place), "c"):
-        time.sleep(1)
-    assert [event.event for event in journal(place).events].count("beat") >= 3
+        wait_for_beats(place, 3)
 
 
 def test_what_broke_is_kept_and_gives_the_lease_back(place: str) -> None:
@@ -132,13 +143,11 @@ def test_what_broke_is_kept_and_gives_the_lease_back(place: str) -> None:
 
 
 def test_of_four_at_once_one_holds(place: str) -> None:
-    script = HOLDER.replace("print(type(held)", "print(json.dumps(type(held)").replace(
-        "__name__,", "__name__),"
-    )
-    script = "import json\n" + script
-    command = [sys.executable, "-c", script, place, "3"]
+    command = [sys.executable, "-c", HOLDER, place, "60"]
     started = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(4)]
-    said = [json.loads(process.communicate(timeout=60)[0]) for process in started]
+    said = [process.stdout.readline().strip() for process in started if process.stdout]
+    Path(place + ".stop").touch()
+    assert [process.wait(60) for process in started] == [0, 0, 0, 0]
     assert sorted(said) == ["Busy", "Busy", "Busy", "Held"]
 
 
@@ -206,8 +215,7 @@ def test_a_table_that_is_away_for_a_moment_is_no_lost_lease(
         with pytest.raises(DataError, match=r"no table any more.*store is away"):
             held._journal.refresh()
         elsewhere.rename(place)
-        count = len(journal(place).events)
-        time.sleep(0.5)
+        wait_for_beats(place, beats(place) + 1)
         held.reached("trained")
     events = [event.event for event in journal(place).events]
-    assert "beat" in events[count:] and events[-2:] == ["trained", "released"]
+    assert events[-2:] == ["trained", "released"]
