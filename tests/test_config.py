@@ -182,7 +182,12 @@ def test_a_key_changes_with_every_setting_and_with_nothing_else() -> None:
 
 def test_every_name_the_config_offers_can_be_written_in_a_file() -> None:
     # Sections that may be null.
-    optional = ["watch.batch.uri=y", "predict.table.uri=z", "evaluate.table.uri=w"]
+    optional = [
+        "watch.batch.uri=y",
+        "watch.horizon.checks=9",
+        "predict.table.uri=z",
+        "evaluate.table.uri=w",
+    ]
     given = ["table.uri=x", "serve.challenger.share=0.1", *optional]
     job = config.load(Job, None, given).model_dump()
     for name in config.field_names(Job):

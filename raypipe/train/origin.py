@@ -93,7 +93,10 @@ def rows_of(job: TrainJob, pinned: Pinned) -> dict[str, dict[str, Any]]:
     found = {}
     splits = {"train": job.feed.train, "val": job.feed.val, "test": job.feed.test}
     for role, split in splits.items():
-        kind, where = pinned.task.kind, pinned.rows_of(split)
-        rows = identity.labelled(pinned.table, pinned.version, where, kind)
+        # A split without rows may be no value that the column can have: `test` among numbers.
+        rows = identity.of_ids([])
+        if pinned.counts[split]:
+            kind, where = pinned.task.kind, pinned.rows_of(split)
+            rows = identity.labelled(pinned.table, pinned.version, where, kind)
         found[role] = {"split": split, **asdict(rows)}
     return found

@@ -63,6 +63,7 @@ ELSEWHERE = {
     "raypipe table prepare tables/photos": "tables/test_prepare.py runs this command",
     "raypipe promote mine.yaml --history": "registry/test_moves.py runs these verbs",
     "raypipe report model mine.yaml": "work/test_proof.py runs these verbs",
+    "raypipe drift mine.yaml watch.batch.uri=tables/nightly": "chaos/test_nights.py runs both",
     "raypipe evaluate models:/screws@champion": "serve/test_evaluate.py runs both forms",
 }
 RUN = ("source .venv/bin/activate\ncat > mine.yaml", "import mlflow, pandas as pd")

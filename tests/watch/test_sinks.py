@@ -47,9 +47,12 @@ class Receiver:
 
 
 @pytest.fixture(autouse=True)
-def heard(monkeypatch: pytest.MonkeyPatch) -> None:
-    """caplog hears raypipe's log although a command of another test has taken it over."""
+def heard(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """caplog hears raypipe's log, whatever other tests have done: a command takes the log over, and
+    a connection to Ray silences the handlers of Ray Data, where pytest puts its own.
+    """
     monkeypatch.setattr(logging.getLogger("raypipe"), "propagate", True)
+    monkeypatch.setattr(caplog.handler, "level", logging.NOTSET)
 
 
 @pytest.fixture
