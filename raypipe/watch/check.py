@@ -158,11 +158,11 @@ def check(
     model = model or promote.require_champion(store)
     watch = watch or WatchConfig()
     predicted = _predict(store, run, batch_table, predict, model, window, Calls(progress))
+    about: tuple[str | None, ...] = (predicted.key,)
     # Of a window by its number: a vacuum may leave other files to read the same images from.
-    about = window.key if window is not None and window.rows is not None else predicted.key
-    key = key_of("evidence", FORMAT, about, str(model), model.seal, drift, run.seed)
-    if about == predicted.key:
-        key = key_of("evidence", FORMAT, predicted.key, drift, run.seed)
+    if window is not None and window.rows is not None:
+        about = (window.key, str(model), model.seal)
+    key = key_of("evidence", FORMAT, *about, drift, run.seed)
     looked_at = predicted.key if window is None else window.key
     alpha = promise.level(run, watch, looked_at, str(model))
     if watch.horizon is not None:
@@ -173,7 +173,7 @@ def check(
     reference = package.reference()
 
     def made() -> pa.Table:
-        ours = known(package).seen
+        ours = known(package, reference).seen
         theirs = Seen(
             _labels(package, mine.scores_NC),
             mine.looks_NK,
@@ -242,9 +242,8 @@ def _ask(
     ask.write(file, asked, mine.ids, mine.sha256, labels, scores_NC, distance_N)
 
 
-def known(package: Package) -> Known:
-    """The reference of a champion, as detectors see it."""
-    reference = package.reference()
+def known(package: Package, reference: Reference) -> Known:
+    """The reference of a champion's package, as detectors see it."""
     seen = Seen(
         _labels(package, reference.scores_NC),
         reference.looks_NK,

@@ -77,10 +77,9 @@ def _labelled(
     """The labelled training rows of a version, some at a time: `source`, and the columns `more`."""
     names = pinned.table.columns
     fields = {field.name for field in pinned.table.at(version).schema().fields}
-    wanted = list(dict.fromkeys([names.label, *more]))
-    if names.source in fields:
-        wanted.append(names.source)
+    wanted = [names.label, *more, *([names.source] if names.source in fields else [])]
     trained_on = pinned.rows_of(job.feed.train)
+    # One column may be two of them.
     _, parts = scan.numbered(pinned.table, version, list(dict.fromkeys(wanted)), trained_on)
     for rows, _ in parts:
         # A row whose label is blank teaches nothing.

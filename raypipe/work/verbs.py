@@ -275,7 +275,8 @@ def power(job: Job, show: Show) -> Powered:
     champion = promote.require_champion(store)
     if job.drift.needs_sidecar:
         connect(job.cluster)
-    known = drift_check.known(promote.fetch(store, champion))
+    package = promote.fetch(store, champion)
+    known = drift_check.known(package, package.reference())
     with show.progress(f"Windows of the reference of {champion}", "windows") as tick:
         return Powered(measure(known, job.drift, job.watch.power, job.run.seed, tick), champion)
 
