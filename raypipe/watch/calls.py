@@ -91,4 +91,7 @@ def of_check(run: RunConfig, watch: WatchConfig, scope: str, checked: CheckResul
     decision = policy.retrain(known, enough, tried, now(), watch.policy)
     if not decision.act:
         return decision
-    return Decision(False, "Drift, and the policy calls for a retrain: raypipe retrain begins one")
+    found = decision.reason.partition(", and labels")[0]
+    return Decision(
+        False, f"{found}, and the policy calls for a retrain: raypipe retrain begins one"
+    )

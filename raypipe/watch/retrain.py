@@ -241,7 +241,7 @@ def _retrain(
     def made() -> pa.Table:
         say(f"Comparing champion {champion} and challenger {challenger} on the same test rows")
         both = [package, promote.fetch(store, challenger)]
-        rows = evaluate.judge(both, pinned.table, pinned.version, pinned.rows_of(job.feed.test))
+        rows = _judge(both, job, pinned)
         _keep(rows, job.run.path / "reports" / f"judged-{key}.parquet")
         # The package is the champion's.
         slices, union = _compare(rows, package.info["table"]["sources"], _unit(package))
@@ -419,6 +419,13 @@ def _table(job: TrainJob) -> str:
 
 def _workers(job: TrainJob) -> str:
     return f"{job.train.most_workers} worker{'s' * (job.train.most_workers > 1)}"
+
+
+def _judge(both: Sequence[Package], job: TrainJob, pinned: Pinned) -> pa.Table:
+    """The labelled test rows: the slice of each (group), and whether champion (model_0) and
+    challenger (model_1) have it right, or their absolute errors.
+    """
+    return evaluate.judge(both, pinned.table, pinned.version, pinned.rows_of(job.feed.test))
 
 
 def _keep(judged: pa.Table, file: Path) -> None:

@@ -19,7 +19,7 @@ from raypipe.report.formats import chance
 from raypipe.tables.appended import COMMIT
 
 Kind = Literal["check", "call", "decision", "move"]
-QUIET = "No drift"  # how the reason of a decision not to retrain begins where nothing happened
+QUIET = "No drift: the champion stays"  # the policy's reason where nothing happened
 FOLD = 3  # checks in a row without drift that become one line
 NEVER = datetime.max.replace(tzinfo=timezone.utc)
 
@@ -197,7 +197,7 @@ def events(rows: Sequence[Happened]) -> tuple[report.Event | report.Folded, ...]
     for row in reversed(rows):
         is_quiet = row.kind == "check" and not row.is_alert
         # What such a check led to: nothing.
-        is_quiet |= row.kind == "call" and row.text.startswith(QUIET)
+        is_quiet |= row.kind == "call" and row.text == QUIET
         if is_quiet and not row.is_back:
             quiet.append(row)
             continue
