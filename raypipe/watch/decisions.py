@@ -13,6 +13,7 @@ from raypipe.tables.commits import rows_named
 from raypipe.watch.check import now
 from raypipe.watch.comparison import Comparison
 from raypipe.watch.decide import Decision
+from raypipe.watch.limits import Measured, Named
 from raypipe.watch.settings import WatchConfig
 
 ROW = pa.schema(
@@ -40,6 +41,8 @@ def as_row(
     slices: tuple[Comparison, ...],
     union: Comparison | None,
     decision: Decision,
+    named: tuple[Named, ...] = (),
+    measured: Measured | None = None,
 ) -> pa.Table:
     """The decision as its row of the table `decisions`; `decided` reads it."""
     champion, challenger, table = map(str, parts)
@@ -50,7 +53,13 @@ def as_row(
         "table": table,
         "promoted": decision.act,
     }
-    judged = {"slices": [asdict(s) for s in slices], "union": asdict(union) if union else None}
+    judged: dict[str, Any] = {"slices": [asdict(s) for s in slices]}
+    judged["union"] = asdict(union) if union else None
+    # Without limits a row is as it always was.
+    if named:
+        judged["named"] = [asdict(one) for one in named]
+    if measured is not None:
+        judged["measured"] = measured.as_json()
     row |= {
         "reason": decision.reason,
         "slices": to_json(judged),
@@ -70,3 +79,14 @@ def decided(row: dict[str, Any]) -> tuple[tuple[Comparison, ...], Comparison | N
         union = Comparison(**judged["union"])
     decision = Decision(row["promoted"], row["reason"])
     return slices, union, decision
+
+
+def limited(row: dict[str, Any]) -> dict[str, Any]:
+    """`named` and `measured` of a result, from a row that `as_row` wrote."""
+    judged = json.loads(row["slices"])
+    named = tuple(
+        Named(one["name"], Comparison(**one["judged"]) if one["judged"] else None)
+        for one in judged.get("named", ())
+    )
+    measured = judged.get("measured")
+    return {"named": named, "measured": Measured.read(measured) if measured else None}

@@ -41,11 +41,12 @@ from raypipe.train.loop import LoopState
 from raypipe.train.measure.utilisation import Utilisation, utilisation
 from raypipe.train.origin import CalledFor
 from raypipe.train.publish import publish
-from raypipe.watch import around, decide, decisions, history, labels, policy
+from raypipe.watch import around, decide, decisions, history, labels, limited, policy
 from raypipe.watch.check import CheckResult, now
 from raypipe.watch.comparison import Comparison, compare
 from raypipe.watch.cycle import Busy, Held, Journal, hold
 from raypipe.watch.decide import Decision, GateConfig
+from raypipe.watch.limits import Measured, Named
 from raypipe.watch.settings import WatchConfig
 
 log = logging.getLogger("raypipe")
@@ -74,6 +75,8 @@ class RetrainResult:
     union: Comparison | None = None  # all rows of all slices
     key: str | None = None  # of the challenger's training
     device_s: float = 0.0  # that the challenger's trainings held devices
+    named: tuple[Named, ...] = ()  # slices that the gate names
+    measured: Measured | None = None  # latency and size, where the gate limits them
 
 
 def retrain(
@@ -85,11 +88,13 @@ def retrain(
     say: Callable[[str], None] = log.info,
     pinned: Pinned | None = None,
     told: Callable[[str], None] = lambda state: None,
+    decided: Callable[[Decision], None] = lambda decision: None,
 ) -> RetrainResult:
     """Train a challenger if drift and labels call for it, compare it, and promote it if better.
 
     champion: the current one by default, and as long as it is current. pinned: the job's rows, if
-    they are pinned already. told: called with each state that is reached and kept.
+    they are pinned already. told: called with each state that is reached and kept. decided: called
+    with the decision to train or not, before anything is trained.
     """
     is_named = champion is not None
     options = cfg.watch.storage_options
@@ -110,6 +115,7 @@ def retrain(
         cfg.watch.force,
     )
     say(wanted.reason)
+    decided(wanted)
     if not wanted.act:
         return RetrainResult(champion, None, wanted, ())
     done = _decided(store, job.run, cfg.watch, past.data(cycle, "ended"))
@@ -147,7 +153,7 @@ def _key(job: TrainJob, cfg: RetrainConfigs, champion: ModelVersion, pinned: Pin
     chosen = (job.table.sample_key, job.table.columns, job.feed)
     how = cfg.watch.model_dump(mode="json", include=RETRAIN_SETTINGS)
     by = (str(champion), champion.seal)
-    return key_of("retrain", *by, *rows, *chosen, cfg.search, cfg.gate, how)
+    return key_of("retrain", *by, *rows, *chosen, cfg.search, decide.key_part(cfg.gate), how)
 
 
 def _cycle(past: Journal, key: str) -> str:
@@ -205,6 +211,8 @@ def _retrain(
 ) -> RetrainResult:
     """Train a challenger, compare it, and carry out what follows, holding the lease."""
     labelled = labels.labelled_by_source(job, pinned)
+    # A slice of a column that is not there must not cost a training.
+    parts_of = limited.rows_of(cfg.gate, job, pinned)
     # The package says how the champion was trained: a challenger starts from those settings.
     theirs = validate(TrainJob, package.info["config"])
     first = around.challenger(
@@ -220,7 +228,7 @@ def _retrain(
     # Fields of a slice are part of the key: a row that lacks one of them could not be read.
     parts = (champion, challenger, pinned.version)
     said = (
-        cfg.gate,
+        decide.key_part(cfg.gate),
         job.table.where,
         job.table.sample_key,
         job.table.columns,
@@ -232,24 +240,30 @@ def _retrain(
 
     def made() -> pa.Table:
         say(f"Comparing champion {champion} and challenger {challenger} on the same test rows")
-        rows = _judge(store, job, challenger, package, pinned)
+        both = [package, promote.fetch(store, challenger)]
+        rows = _judge(both, job, pinned)
         _keep(rows, job.run.path / "reports" / f"judged-{key}.parquet")
         # The package is the champion's.
         slices, union = _compare(rows, package.info["table"]["sources"], _unit(package))
-        return decisions.as_row(key, parts, slices, union, decide.gate(slices, union, cfg.gate))
+        named = limited.compared(rows, parts_of, _unit(package))
+        measured = limited.measured(both, cfg.gate, job, pinned, say)
+        decision = decide.gate(slices, union, cfg.gate, named, measured)
+        return decisions.as_row(key, parts, slices, union, decision, named, measured)
 
     # The decision is written before it is carried out. A run that was killed in between finds it,
     # and does not look at the test rows again.
     place = cfg.watch.place(job.run, "decisions")
     options = cfg.watch.storage_options
     stored = rows_once(place, decisions.ROW, {"key": key}, made, f"gate {challenger}", options)
-    slices, union, decision = decisions.decided(stored.to_pylist()[0])
+    row = stored.to_pylist()[0]
+    slices, union, decision = decisions.decided(row)
     evidence = {"decision": key, "check": Path(checked.page).stem if checked else None}
     held.reached("compared", evidence=evidence, **spent)
     decision = _carry_out(store, champion, challenger, decision, slices, evidence)
     held.reached("ended", evidence=evidence, **spent)
     say(decision.reason)
-    return RetrainResult(champion, challenger, decision, slices, union, trained, device_s)
+    done = RetrainResult(champion, challenger, decision, slices, union, trained, device_s)
+    return replace(done, **decisions.limited(row))
 
 
 def _finish(
@@ -315,7 +329,8 @@ def _decided(
     except promote.Lost as e:
         decision = Decision(False, str(e))
     training, device_s = str(kept["training"]), float(kept["device_s"])
-    return RetrainResult(champion, challenger, decision, slices, union, training, device_s)
+    done = RetrainResult(champion, challenger, decision, slices, union, training, device_s)
+    return replace(done, **decisions.limited(row))
 
 
 # The challenger, the key of its training, and the device seconds of all that led to it.
@@ -406,13 +421,10 @@ def _workers(job: TrainJob) -> str:
     return f"{job.train.most_workers} worker{'s' * (job.train.most_workers > 1)}"
 
 
-def _judge(
-    store: Store, job: TrainJob, challenger: ModelVersion, package: Package, pinned: Pinned
-) -> pa.Table:
+def _judge(both: Sequence[Package], job: TrainJob, pinned: Pinned) -> pa.Table:
     """The labelled test rows: the slice of each (group), and whether champion (model_0) and
     challenger (model_1) have it right, or their absolute errors.
     """
-    both = [package, promote.fetch(store, challenger)]
     return evaluate.judge(both, pinned.table, pinned.version, pinned.rows_of(job.feed.test))
 
 

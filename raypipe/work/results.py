@@ -27,11 +27,12 @@ from raypipe.train.measure.utilisation import Utilisation
 from raypipe.train.publish import CALIBRATION
 from raypipe.train.unseen import Calibrated
 from raypipe.watch.check import CheckResult
+from raypipe.watch.comparison import Comparison
 from raypipe.watch.power import Power, as_facts
 from raypipe.watch.retrain import RetrainResult
 from raypipe.watch.windows import Waiting, Window
 from raypipe.work.result import Facts, Result, prepared_from
-from raypipe.work.tables import LEVEL, Table, comparison, evidence, leaderboard
+from raypipe.work.tables import LEVEL, Table, comparison, evidence, leaderboard, limits
 
 COUNTS = (
     "seen accepted present dropped other_split returned relabelled labels_removed duplicates "
@@ -481,8 +482,8 @@ class Retrained(Result):
     def tables(self) -> list[Table]:
         found = [] if self.checked is None else [evidence(self.checked)]
         # Without a challenger there is nothing to compare.
-        compared = comparison(self.done)
-        return found if compared is None else [*found, compared]
+        more = [comparison(self.done), limits(self.done)]
+        return [*found, *(table for table in more if table is not None)]
 
     def report_page(self) -> str | None:
         return None if self.checked is None else self.checked.page
@@ -505,23 +506,27 @@ class Retrained(Result):
 
     def summary(self) -> Facts:
         done = self.done
-        slices = {}
-        for s in done.slices:
-            slices[s.slice] = {
-                "champion": s.champion,
-                "challenger": s.challenger,
-                "measure": "accuracy" if s.unit is None else "mean absolute error",
-                "images": s.images,
-                "p_value": s.p_value,
-                "won": s.won,
-                "lost": s.lost,
-                "at_worst": s.at_worst(LEVEL),
-            }
+        named = {one.name: _slice(one.judged) if one.judged else None for one in done.named}
         return {
             "promoted": self.promoted,
             "reason": done.decision.reason,
             "champion": str(self.champion),
             "challenger": str(done.challenger) if done.challenger else None,
             "spent": self.spent.summary() if self.spent else None,
-            "slices": slices,
+            "slices": {s.slice: _slice(s) for s in done.slices},
+            **({"named_slices": named} if named else {}),
+            **({"limits": done.measured.as_json()} if done.measured else {}),
         }
+
+
+def _slice(s: Comparison) -> Facts:
+    return {
+        "champion": s.champion,
+        "challenger": s.challenger,
+        "measure": "accuracy" if s.unit is None else "mean absolute error",
+        "images": s.images,
+        "p_value": s.p_value,
+        "won": s.won,
+        "lost": s.lost,
+        "at_worst": s.at_worst(LEVEL),
+    }

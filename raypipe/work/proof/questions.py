@@ -196,6 +196,7 @@ def quality(found: Found) -> Answer:
     compared = records.slices_of(found.decision or {})
     facts: dict[str, Any] = {"training": info.get("metrics"), "judged": judged, "test": tested}
     facts["compared"] = compared
+    facts |= records.limits_of(found.decision or {})
     if judged is None:
         said = info.get("metrics") or {}
         val = {key: value for key, value in said.items() if key.startswith("val_")}
@@ -407,7 +408,8 @@ def _decision_facts(row: Mapping[str, Any] | None) -> dict[str, Any] | None:
     if row is None:
         return None
     names = ("key", "champion", "challenger", "table", "promoted", "reason", "decided_at")
-    return {**{name: row.get(name) for name in names}, "slices": records.slices_of(row)}
+    said = {name: row.get(name) for name in names}
+    return {**said, "slices": records.slices_of(row), **records.limits_of(row)}
 
 
 def _of(move: Move) -> str:
