@@ -188,6 +188,10 @@ class Held:
             retries.pause(attempt)
         raise retries.busy(self._journal.uri, f"{TRIES} tries")
 
+    def data(self, state: str) -> Mapping[str, Any] | None:
+        """What was kept with a state of this retrain; None if it was not reached."""
+        return self._journal.data(self.cycle, state)
+
     def require(self) -> None:
         """Raise LeaseLost if the lease is not ours any more."""
         held = self._journal.held
