@@ -24,7 +24,7 @@ from raypipe.registry.package import Package
 from raypipe.registry.promote import ModelVersion
 from raypipe.registry.tracking import Store
 from raypipe.search.settings import SearchConfig
-from raypipe.tables import between
+from raypipe.tables import between, cleaned
 from raypipe.tables import clean as cleaning
 from raypipe.tables.clean import CleanConfig
 from raypipe.tables.commits import rows_once
@@ -48,6 +48,7 @@ RETRAIN_SETTINGS = {
     "replay",
     "clean",
 }
+FASTDUP = "fastdup"  # how a table was cleaned
 LEAST_H = 1 / 60  # device hours of a retrain that has begun: it is finished
 
 
@@ -97,9 +98,10 @@ def retrain(
     package = promote.fetch(store, champion)
     pinned = pinned or pin(job.table, job.feed, kind=job.model.task)
     # First the decision to train at all. It needs no model, so it comes before anything costly.
-    cycle = _cycle(past, _key(job, cfg, champion, pinned))
+    asked = _asked(job, cfg, champion)
+    cycle = _cycle(past, _key(job, cfg, champion, pinned), asked, pinned)
     known = history.checks(job.run, cfg.watch, str(champion), checked)
-    tried = history.tried(past, cycle, cfg.watch, job.run)
+    tried = history.tried(past, cycle, cfg.watch, job.run, now())
     wanted = policy.retrain(
         known,
         labels.new_labels(job, pinned, package),
@@ -120,7 +122,8 @@ def retrain(
     if pause:
         say(pause)
         return RetrainResult(champion, None, Decision(False, pause), ())
-    with hold(past, cycle, say, told) as held:
+    count = history.count(cfg.watch, job.run)
+    with hold(past, cycle, say, told, {"checks": count}) as held:
         if isinstance(held, Busy):
             say(f"{held}: this run leaves it to that one")
             return RetrainResult(champion, None, Decision(False, str(held)), ())
@@ -132,7 +135,7 @@ def retrain(
             return RetrainResult(champion, None, Decision(False, text), ())
         if cfg.watch.clean != "off":
             pinned = _cleaned(job, cfg, champion, pinned, held, say)
-        asked, spent_h = wanted.reason, policy.spent_h(tried, now())
+        spent_h = policy.spent_h(tried, now())
         return _retrain(
             store, job, cfg, checked, champion, package, pinned, held, asked, spent_h, say
         )
@@ -145,18 +148,39 @@ def _key(job: TrainJob, cfg: RetrainConfigs, champion: ModelVersion, pinned: Pin
     """
     state = between.state(pinned.table, pinned.version, job.table.where)
     rows = (pinned.version.uri, pinned.version.table_id, state, job.table.where)
+    return key_of("retrain", rows, _asked(job, cfg, champion))
+
+
+def _asked(job: TrainJob, cfg: RetrainConfigs, champion: ModelVersion) -> str:
+    """Names what a retrain is to do, whatever the rows."""
     chosen = (job.table.sample_key, job.table.columns, job.feed)
     how = cfg.watch.model_dump(mode="json", include=RETRAIN_SETTINGS)
-    by = (str(champion), champion.seal)
-    return key_of("retrain", *by, *rows, *chosen, cfg.search, cfg.gate, how)
+    return key_of(str(champion), champion.seal, *chosen, cfg.search, cfg.gate, how)
 
 
-def _cycle(past: Journal, key: str) -> str:
-    """The retrain with this key; where an earlier one has cleaned the table, that one."""
+def _cycle(past: Journal, key: str, asked: str, pinned: Pinned) -> str:
+    """The retrain with this key; where an earlier one has cleaned the table, that one.
+
+    A kill may come between the commit of the cleaning and the state `cleaned`. Then the state
+    `cleaning` says which version was to be cleaned, and the table's log that it was.
+    """
     for event in past.events:
         if event.event == "cleaned" and event.data.get("key") == key:
             return event.cycle
+    for event in reversed(past.events):
+        if event.event != "cleaning" or event.data.get("asked") != asked:
+            continue
+        if past.data(event.cycle, "cleaned") is None and _is_clean_of(pinned, event.data):
+            return event.cycle
     return key
+
+
+def _is_clean_of(pinned: Pinned, begun: Mapping[str, Any]) -> bool:
+    """Are the pinned rows those that a cleaning has left, which `begun` with this version?"""
+    if begun.get("table_id") != pinned.version.table_id:
+        return False
+    said = cleaned.of(pinned.table, pinned.version)
+    return said.state == "cleaned" and said.judged.endswith(f"@v{begun['version']}")
 
 
 def _cleaned(
@@ -170,10 +194,24 @@ def _cleaned(
     """The rows without those that raypipe clean drops.
 
     Where its engine cannot start, watch.clean says whether to stop, or go on with what ingest has
-    checked.
+    checked. A rerun goes on with what the first run has decided: else there were two challengers.
     """
-    say(f"Cleaning {pinned.version}")
-    source = job.table.model_copy(update={"version": pinned.version.version})
+    kept = held.data("cleaned")
+    if kept is not None:
+        if kept.get("key") == _key(job, cfg, champion, pinned):
+            return pinned
+        if kept["how"] != FASTDUP:
+            say(f"Not cleaned ({kept['why']}): going on with what ingest has checked")
+            return pinned
+    begun, number = held.data("cleaning"), pinned.version.version
+    if begun is not None and _is_clean_of(pinned, begun):
+        # Its commit is found again.
+        number = int(begun["version"])
+    elif begun is None:
+        named = {"version": number, "table_id": pinned.version.table_id}
+        held.reached("cleaning", **named, asked=_asked(job, cfg, champion))
+    say(f"Cleaning {pinned.table.uri}@v{number}")
+    source = job.table.model_copy(update={"version": number})
     try:
         done = cleaning.clean(source, cfg.clean)
     except DataError:
@@ -184,10 +222,10 @@ def _cleaned(
         say(f"Not cleaned ({e.what}): going on with what ingest has checked")
         held.reached("cleaned", how="ingest's own checks", why=one_line(e))
         return pinned
-    cleaned = job.table.model_copy(update={"version": done.clean.version})
-    again = pin(cleaned, job.feed, kind=job.model.task)
+    clean_table = job.table.model_copy(update={"version": done.clean.version})
+    again = pin(clean_table, job.feed, kind=job.model.task)
     key = _key(job, cfg, champion, again)
-    held.reached("cleaned", how="fastdup", dropped=done.dropped, table=str(done.clean), key=key)
+    held.reached("cleaned", how=FASTDUP, dropped=done.dropped, table=str(done.clean), key=key)
     say(f"Cleaned: {done.dropped} of {done.images} images dropped")
     return again
 
