@@ -123,7 +123,7 @@ def test_another_cleaning_is_no_part_of_this_retrain(job: TrainJob, engine: Engi
     assert run(job, other, said)[0] not in cycles(job, configs("stop")) - cycles(job, other)
     columns = {"image_id": ["n"], "image": [b"y"], "label": ["a"], "split": ["train"]}
     append(job.table.uri, pa.table(columns), "add")
-    first, rows = run(job, cfg, said)
+    first, _ = run(job, cfg, said)
     assert len(cycles(job, cfg)) == 3 and first in cycles(job, cfg)
 
 
