@@ -102,8 +102,11 @@ def _why_cold(
     job: TrainJob, watch: WatchConfig, package: Package, known_N2: np.ndarray | None
 ) -> str:
     """Why the challenger cannot start from the champion's weights; "" if it can."""
-    if watch.retrain_from != "champion":
-        return f"watch.retrain_from={watch.retrain_from}"
+    if watch.retrain_from == "pretrained":
+        return "watch.retrain_from=pretrained"
+    if watch.retrain_from == "auto" and job.model.mode == "frozen":
+        # Its loss has one minimum: the start only says how near to it a short training comes.
+        return "a head on frozen features starts anew with watch.retrain_from=auto"
     drawn = sorted(SHAPE & set(watch.retrain_space or {}))
     if drawn and watch.retrain_samples > 1:
         return f"watch.retrain_space draws {drawn[0]}"

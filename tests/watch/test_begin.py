@@ -200,7 +200,11 @@ def test_a_list_of_rows_that_was_altered_is_refused_and_one_of_all_rows_too(
     ("watch", "why"),
     [
         ({"retrain_from": "pretrained"}, "watch.retrain_from=pretrained"),
-        ({"retrain_space": {"model.name": "choice(a, b)"}}, "draws model.name"),
+        ({}, "a head on frozen features starts anew"),
+        (
+            {"retrain_from": "champion", "retrain_space": {"model.name": "choice(a, b)"}},
+            "draws model.name",
+        ),
     ],
 )
 def test_a_cold_start_is_said(tmp_path: Path, watch: dict[str, Any], why: str) -> None:
