@@ -42,6 +42,16 @@ def in_name(text: str) -> str:
     return f"{plain}-{hashlib.sha256(text.encode()).hexdigest()[:6]}".strip("-")
 
 
+def by_content(path: str | None) -> str | None:
+    """What a path means in a key: a file or folder that is named by a sha256 of its content is the
+    same one everywhere.
+    """
+    if path is None:
+        return None
+    name = Path(path).name.partition(".")[0]
+    return name if re.fullmatch("[0-9a-f]{64}", name) else path
+
+
 @contextmanager
 def owned(folder: Path) -> Iterator[None]:
     """Make `folder`, and own it: another process that wants it waits here until this one is done.

@@ -23,7 +23,7 @@ from raypipe.registry.card import HTML, MARKDOWN, html, markdown
 from raypipe.registry.promote import ModelVersion
 from raypipe.registry.tracking import Store
 from raypipe.tables import scan
-from raypipe.train import origin, unseen
+from raypipe.train import learned, origin, unseen
 from raypipe.train.described import card
 from raypipe.train.job import TrainJob, TrainResult
 from raypipe.train.origin import CalledFor
@@ -110,6 +110,8 @@ def _publish(
     described = card(job, pinned, result, held_out, store.model, looks)
     pages = {HTML: html(described), MARKDOWN: markdown(described)}
     extra = {name: text.encode() for name, text in pages.items()}
+    trained_on_N2 = learned.of_training(job, pinned)
+    extra |= learned.files(trained_on_N2, called_for.start.inherited_N2)
     nodes = usage.read(*(folder / usage.FILE for folder in recorded))
     made = origin.facts(
         job, pinned, result, held_out, described.judged, nodes, called_for, len(children)

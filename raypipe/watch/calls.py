@@ -7,6 +7,8 @@ or two processes at once add none.
 
 from __future__ import annotations
 
+from functools import partial
+
 import pyarrow as pa
 
 from raypipe.config import RunConfig, key_of
@@ -64,12 +66,16 @@ def keep(
         }
         made = pa.Table.from_pylist([row], ROW)
         why = f"retrain {model}: {'yes' if decision.act else 'no'}"
-        stored = rows_once(place, ROW, {"key": key}, lambda made=made: made, why, options)
+        stored = rows_once(place, ROW, {"key": key}, partial(_is, made), why, options)
         if only_first or _same(stored.to_pylist()[0], decision, champion):
             return
         # Another process was first, with another answer: this one comes after it.
         retries.pause(attempt)
     raise retries.busy(place, f"{TRIES} tries")
+
+
+def _is(made: pa.Table) -> pa.Table:
+    return made
 
 
 def _same(row: dict[str, object], decision: Decision, champion: str) -> bool:
@@ -85,7 +91,7 @@ def of_check(run: RunConfig, watch: WatchConfig, scope: str, checked: CheckResul
     """
     past = Journal(watch.place(run, "retrains"), scope, watch.storage_options)
     known = history.checks(run, watch, checked.model, checked)
-    tried = history.tried(past, "", watch, run)
+    tried = history.tried(past, "", watch, run, now())
     # As if there were labels enough.
     enough = {"": watch.policy.min_images}
     decision = policy.retrain(known, enough, tried, now(), watch.policy)

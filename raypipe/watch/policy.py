@@ -43,7 +43,8 @@ class PolicyConfig(Section):
     """Retrains within 24 hours."""
 
     budget_h: float | None = Field(default=None, gt=0)
-    """Device hours that retrains may take within 30 days. One that has begun is finished."""
+    """Device hours that retrains may take within 30 days. A search ends when they are used up; what
+    has begun is finished."""
 
     @model_validator(mode="after")
     def _k_of(self) -> PolicyConfig:
@@ -109,12 +110,16 @@ def _too_often(tried: Sequence[Tried], now: datetime, policy: PolicyConfig) -> s
     if len(today) >= policy.daily_cap:
         return f"{len(today)} retrains within a day: the policy allows {policy.daily_cap}"
     if policy.budget_h is not None:
-        month = [one for one in tried if abs(now - one.at) < timedelta(days=30)]
-        spent = sum(one.device_h for one in month)
+        spent = spent_h(tried, now)
         if spent >= policy.budget_h:
             took = f"{spent:.2g} device hours went into retrains within 30 days"
             return f"{took}: the budget is {policy.budget_h:g}"
     return ""
+
+
+def spent_h(tried: Sequence[Tried], now: datetime) -> float:
+    """Device hours that went into retrains within 30 days."""
+    return sum(one.device_h for one in tried if abs(now - one.at) < timedelta(days=30))
 
 
 def backed_off(failures: Sequence[datetime], now: datetime) -> str:

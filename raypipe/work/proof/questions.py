@@ -271,7 +271,7 @@ def why(found: Found) -> Answer:
     text, parent, evidence = called["reason"], called["parent"], called["evidence"]
     sources, checks, missing = [found.package], [found.seal], ""
     if parent:
-        text += f". It is to replace {parent}, and starts from its settings"
+        text += f". It is to replace {parent}, and starts from its settings{_start(found)}"
     if key := str(evidence.get("check", "")):
         row = found.check_row(key)
         text += f". Drift check {key} of {evidence.get('batch')}: p {chance(evidence['p_value'])}"
@@ -283,8 +283,25 @@ def why(found: Found) -> Answer:
     if move is not None and move.note:
         text += f". Note of its promotion: {move.note}"
         sources.append(f"{found.store.moves}, move {move.number}")
-    facts = {**called, "move": _move_facts(move)}
+    facts = {**called, "start": found.made.get("start"), "move": _move_facts(move)}
     return Answer(name, question, text, facts, tuple(sources), tuple(checks), missing)
+
+
+def _start(found: Found) -> str:
+    """Whose weights and which old rows it began with, in words; "" for an older package."""
+    start = found.made.get("start")
+    if not start:
+        return ""
+    text = f" and its weights ({start['inherited']:,} rows behind them)"
+    if not start["version"]:
+        text = f", with other weights ({start['weights']})"
+    replay = start["replay"]
+    if replay:
+        text += (
+            f"; trained on {replay['new']:,} new rows and {replay['replayed']:,} of "
+            f"{replay['old']:,} old ones"
+        )
+    return text
 
 
 def cost(found: Found) -> Answer:
