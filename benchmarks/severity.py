@@ -29,7 +29,7 @@ import numpy as np
 
 from benchmarks.feed import commit, machine
 from benchmarks.shifted import SEVERITIES, World, world
-from raypipe.watch.severity import Calibration, calibrate, estimate
+from raypipe.models.severity import Calibration, calibrate, estimate
 
 WINDOW, WINDOWS = 200, 50
 LIKE_A_CORRUPTION = ("gamma", "pixelate", "dead")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from raypipe.errors import DataError
-from raypipe.watch.severity import Calibration, calibrate, estimate
+from raypipe.models.severity import Calibration, calibrate, estimate
 
 FEATURES = 12
 KINDS = {"darker": 0, "softer": 1, "turned": 2, "dirty": 3}
@@ -161,7 +161,7 @@ def test_it_is_json_and_the_same_twice(two_domains: Calibration) -> None:
     again = given({"mono": 0.0, "poly": 4.0}).calibrate()
     assert again == two_domains
     text = json.dumps(two_domains.to_json(), allow_nan=False)
-    read = Calibration(**json.loads(text))
+    read = Calibration.from_json(json.loads(text), "m/1")
     window = draw(150, np.random.default_rng(6)).window(np.arange(150))
     assert estimate(read, *window) == estimate(two_domains, *window)
     assert len(text) < 1_000_000
