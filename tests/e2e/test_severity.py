@@ -169,7 +169,7 @@ def test_broken_images_are_left_out_of_the_estimate(
     assert found.low is not None and found.high is not None
     assert found.low <= accuracy(champion, images, 90_000) <= found.high
     broken = table(tmp_path / "broken", [b"rot"] * 40)
-    with pytest.raises(DataError, match="No image of .* decodes"):
+    with pytest.raises(DataError, match=r"No image of .* decodes"):
         checked(store, job, broken, "broken")
     few = table(tmp_path / "few", images[:1])
     with pytest.raises(DataError, match="too few images for a drift test"):
