@@ -34,6 +34,8 @@ from raypipe.train import shifted, unseen
 from raypipe.watch import history
 from raypipe.watch.check import CheckResult, check
 
+pytestmark = pytest.mark.slow  # a minute and a half
+
 SIDE = 64
 HOME = 15.0  # contrast of stripes, in grey levels
 
@@ -127,7 +129,6 @@ def test_an_estimate_is_near_the_truth(
     found = done.report.severity
     assert found.why_not == "" and found.low is not None and found.high is not None
     assert found.low <= truth <= found.high and found.high - found.low < 0.3
-    print(f"true {truth:.3f}, {found}")
     assert (found.loss[0] > 0.02) == (contrast < HOME)  # type: ignore[index]
     assert found.known == pytest.approx(champion.severity().accuracy)  # type: ignore[union-attr]
     page = Path(done.page).read_text(encoding="utf-8")
