@@ -33,7 +33,7 @@ from raypipe.train.job import TrainJob
 from raypipe.train.unseen import Unseen
 
 STRENGTHS = (0.3, 0.6, 1.0)
-KNOWN = 1_000
+KNOWN = 500
 """Images as they are, of which the package keeps 32 numbers each."""
 LEAST_COPIED = 40
 AT_ONCE = 16

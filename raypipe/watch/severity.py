@@ -27,8 +27,9 @@ EARLIER = "the check was made by an older raypipe"
 class Severity:
     """An estimate of the accuracy on a window, 0 to 1, with its interval; or why there is none.
 
-    known: the accuracy on validation images of the nearest mixture of known domains. The four
-    numbers are None without an estimate.
+    known: the accuracy on held-out images of the nearest mixture of known domains: of validation,
+    or of the test split if validation was trained on. The four numbers are None without an
+    estimate.
     """
 
     accuracy: float | None = None
@@ -57,7 +58,7 @@ class Severity:
         )
         return (
             f"estimated accuracy {accuracy} % (interval {low} to {high} %), "
-            f"on validation images {known} %"
+            f"on held-out images {known} %"
         )
 
 

@@ -16,7 +16,7 @@ def test_a_row_says_what_was_estimated() -> None:
     found = of_row(ROW)
     assert as_row(found) == ROW | {"no_estimate": None} and of_row(as_row(found)) == found
     assert found.loss == pytest.approx((0.15, 0.05, 0.25))
-    text = "estimated accuracy 80 % (interval 70 to 90 %), on validation images 95 %"
+    text = "estimated accuracy 80 % (interval 70 to 90 %), on held-out images 95 %"
     assert str(found) == text
     unknown = Severity(why_not="25 images are too few")
     assert of_row(as_row(unknown)) == unknown and unknown.loss is None
