@@ -353,9 +353,9 @@ def _check_calibration(made: Calibration, where: str) -> None:
     shares = np.concatenate([[made.accuracy], arrays["facts_K4"][:, 2], arrays["facts_K4"][:, 3]])
     if ((shares < 0) | (shares > 1)).any():
         raise _refused(where, "an accuracy that is not from 0 to 1")
-    positive = [arrays["spread_S"] > 0, made.quantile >= 1.96]
-    positive += [arrays["error_3"] >= 0, made.farthest >= 0, made.newest >= 0]
-    if not all(np.all(one) for one in positive):
+    is_small = [made.quantile < 1.96, made.farthest < 0, made.newest < 0]
+    is_small += [bool((arrays["spread_S"] <= 0).any()), bool((arrays["error_3"] < 0).any())]
+    if any(is_small):
         raise _refused(where, "an error or a limit below what calibration gives")
 
 

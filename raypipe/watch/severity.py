@@ -88,10 +88,12 @@ def of_row(row: Mapping[str, Any]) -> Severity:
     """What a row of checks says; rows of an older raypipe, and foreign ones, say nothing."""
     names = ("accuracy", "accuracy_low", "accuracy_high", "accuracy_known")
     numbers = [row.get(name) for name in names]
-    is_known = all(isinstance(n, float) and math.isfinite(n) and 0 <= n <= 1 for n in numbers)
-    if not is_known:
+    # NaN is in no range.
+    shares = [n for n in numbers if isinstance(n, float) and 0 <= n <= 1]
+    if len(shares) < len(numbers):
         return Severity(why_not=str(row.get("no_estimate") or EARLIER))
-    return Severity(*numbers)
+    accuracy, low, high, known = shares
+    return Severity(accuracy, low, high, known)
 
 
 def as_row(found: Severity) -> dict[str, Any]:
