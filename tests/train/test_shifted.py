@@ -58,4 +58,7 @@ def test_few_images_cost_nothing_and_say_why(
     monkeypatch.delattr(shifted, "_copies")
     found = shifted.measured(job, model, pinned, held_out)
     assert found.calibration is None and found.copied == 0
-    assert found.why_not == "too few labelled validation images to calibrate on (24 images)"
+    images = len(held_out.labels_N)
+    assert found.why_not == (
+        f"too few labelled validation images to calibrate on ({images} images)"
+    )
