@@ -196,7 +196,7 @@ def _night(
     with _step(story, console, f"Drift check {name}") as done:
         checked = check(store, job.run, table, name, job.predict, job.drift, model)
         _show(console, tables.evidence(checked))
-        console.facts({"report": checked.page})
+        console.facts({"what it costs": str(checked.report.severity), "report": checked.page})
         done(
             ("Drift" if checked.report.is_drift else "No drift")
             + f", p {tables.p_text(checked.report.p_value)}"

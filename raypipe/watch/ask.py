@@ -89,9 +89,11 @@ def _comparable(features_ND: np.ndarray) -> np.ndarray:
     is_number_N = np.isfinite(rows_ND).all(1)
     # Squares of what is larger are no numbers any more.
     rows_ND = np.clip(np.where(is_number_N[:, None], rows_ND, 0.0), -1e100, 1e100)
-    spread_D = rows_ND[is_number_N].std(0) if is_number_N.any() else np.ones(rows_ND.shape[1])
-    alive_D: np.ndarray = np.asarray(spread_D > 1e-6 * max(1e-300, spread_D.max(initial=0.0)))
-    rows_ND = rows_ND[:, alive_D] / spread_D[alive_D]
+    spread_D: np.ndarray = np.ones(rows_ND.shape[1])
+    if is_number_N.any():
+        spread_D = rows_ND[is_number_N].std(0)
+    alive = np.flatnonzero(spread_D > 1e-6 * max(1e-300, spread_D.max(initial=0.0)))
+    rows_ND = rows_ND[:, alive] / spread_D[alive]
     far = 10 * np.sqrt(1.0 + rows_ND.shape[1])
     return np.column_stack([rows_ND, np.where(is_number_N, 0.0, far)])
 

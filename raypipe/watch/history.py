@@ -8,19 +8,18 @@ from typing import Any
 
 from raypipe.config import RunConfig
 from raypipe.tables.commits import rows_named
-from raypipe.watch import records
+from raypipe.watch import records, severity
 from raypipe.watch.check import CheckResult
 from raypipe.watch.cycle import Journal
-from raypipe.watch.policy import Tried
+from raypipe.watch.policy import Checked, Tried
 from raypipe.watch.settings import WatchConfig
 
 
 def checks(
     run: RunConfig, watch: WatchConfig, model: str, newest: CheckResult | None
-) -> list[bool]:
+) -> list[Checked]:
     """The checks of this model under watch.name, oldest first; of a window the last one counts."""
-    found: dict[Any, bool] = {}
-    is_newest = newest.report.is_drift if newest else False
+    found: dict[Any, Checked] = {}
     # In the order of their commits: clocks go back, and windows of another table, or of one that
     # was made again, have the same numbers.
     for row in records.checks(run, watch).rows:
@@ -30,9 +29,9 @@ def checks(
         about = records.looked_at(row)
         found.pop(about, None)
         if newest is None or row["key"] != newest.key:
-            found[about] = bool(row["is_drift"])
+            found[about] = Checked(bool(row["is_drift"]), severity.of_row(row))
     # The check that led here comes last, whatever the clocks say.
-    last = [is_newest] if newest else []
+    last = [Checked(newest.report.is_drift, newest.report.severity)] if newest else []
     return [*found.values(), *last]
 
 

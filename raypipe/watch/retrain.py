@@ -416,6 +416,7 @@ def _evidence(checked: CheckResult | None) -> dict[str, Any]:
         "is_drift": found.is_drift,
         "p_value": found.p_value,
         "alpha": found.alpha,
+        "severity": str(found.severity),
     }
 
 

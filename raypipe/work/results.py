@@ -30,6 +30,7 @@ from raypipe.watch.check import CheckResult
 from raypipe.watch.comparison import Comparison
 from raypipe.watch.power import Power, as_facts
 from raypipe.watch.retrain import RetrainResult
+from raypipe.watch.severity import Severity
 from raypipe.watch.windows import Waiting, Window
 from raypipe.work.result import Facts, Result, prepared_from
 from raypipe.work.tables import LEVEL, Table, comparison, evidence, leaderboard, limits
@@ -405,6 +406,7 @@ class Drifted(Result):
         notes = self.checked.report.notes
         return {
             **prepared_from(self.checked.table, "prepared from"),
+            "what it costs": str(self.checked.report.severity),
             **({"tests": "; ".join(notes)} if notes else {}),
             "report": self.checked.page,
         }
@@ -419,10 +421,24 @@ class Drifted(Result):
             **prepared_from(self.checked.table),
             **window_facts(self.checked.window),
             "evidence": report.evidence,
+            "severity": severity_facts(report.severity),
             "engine": report.engine,
             "notes": report.notes,
             "report": self.checked.page,
         }
+
+
+def severity_facts(found: Severity) -> Facts:
+    """The estimated accuracy and its loss; without one, null and why."""
+    loss = found.loss
+    return {
+        "accuracy": found.accuracy,
+        "low": found.low,
+        "high": found.high,
+        "known": found.known,
+        "loss": loss[0] if loss else None,
+        "why_not": found.why_not or None,
+    }
 
 
 def window_facts(window: Window | None) -> Facts:

@@ -11,7 +11,7 @@ import pytest
 from raypipe.config import RunConfig
 from raypipe.tables.table import append
 from raypipe.watch import check, cycle, history
-from raypipe.watch.policy import PolicyConfig, retrain
+from raypipe.watch.policy import Checked, PolicyConfig, retrain
 from raypipe.watch.settings import WatchConfig
 
 WATCH = WatchConfig()
@@ -24,6 +24,10 @@ def kept(run: RunConfig, about: str, window: int | None, drift: bool, at: str) -
     append(WATCH.place(run, "drift"), pa.Table.from_pylist([row], check._ROW), "check")
 
 
+def drifts(run: RunConfig) -> list[bool]:
+    return [one.is_drift for one in history.checks(run, WATCH, "m/1", None)]
+
+
 def test_checks_are_in_the_order_of_their_commits(tmp_path: Path) -> None:
     """Of a table that was made again, the windows are numbered anew; a clock may go back; and
     whole versions have no number."""
@@ -32,11 +36,11 @@ def test_checks_are_in_the_order_of_their_commits(tmp_path: Path) -> None:
         kept(run, f"old {number}", number, True, f"2026-01-0{number}")
     for number in (1, 2):
         kept(run, f"new {number}", number, False, f"2025-12-0{number}")
-    assert history.checks(run, WATCH, "m/1", None) == [True, True, True, False, False]
+    assert drifts(run) == [True, True, True, False, False]
     kept(run, "version 7", None, True, "2025-01-01")
-    assert history.checks(run, WATCH, "m/1", None)[-2:] == [False, True]
+    assert drifts(run)[-2:] == [False, True]
     kept(run, "new 2", 2, True, "2026-02-01")
-    assert history.checks(run, WATCH, "m/1", None) == [True, True, True, False, True, True]
+    assert drifts(run) == [True, True, True, False, True, True]
 
 
 NIGHT = datetime(2026, 11, 25, 3, tzinfo=UTC)
@@ -97,7 +101,7 @@ def test_a_host_with_another_clock_neither_blocks_for_ever_nor_gives_a_second_re
     def asks(at_h: float, policy: PolicyConfig) -> str:
         past.refresh()
         tried = history.tried(past, "next", WATCH, run, hour(at_h))
-        return retrain([True], {"new": 99}, tried, hour(at_h), policy).reason
+        return retrain([Checked(True)], {"new": 99}, tried, hour(at_h), policy).reason
 
     cap = PolicyConfig(daily_cap=1)
     assert "within a day" in asks(0.5, cap)
@@ -116,3 +120,14 @@ def test_leases_of_an_older_raypipe_are_counted_by_clocks(tmp_path: Path) -> Non
     kept(run, "1", 1, True, "2999-01-01T00:00:00+00:00")
     [one] = history.tried(past, "next", WATCH, run, datetime.now(UTC))
     assert one.checks == 1
+
+
+def test_what_a_check_costs_is_read_with_it(tmp_path: Path) -> None:
+    run = RunConfig(name="a", dir=str(tmp_path))
+    kept(run, "old", None, True, "2026-01-01")
+    row = dict.fromkeys(check._ROW.names) | {"key": "new", "name": "batch", "model": "m/1"}
+    row |= {"table": "t@v1", "about": "new", "is_drift": True, "checked_at": "2026-01-02"}
+    row |= {"accuracy": 0.8, "accuracy_low": 0.7, "accuracy_high": 0.9, "accuracy_known": 0.9}
+    append(WATCH.place(run, "drift"), pa.Table.from_pylist([row], check._ROW), "check")
+    old, new = history.checks(run, WATCH, "m/1", None)
+    assert old.severity.loss is None and new.severity.loss == pytest.approx((0.1, 0.0, 0.2))

@@ -17,6 +17,7 @@ from typing import Any, Literal
 from raypipe import report
 from raypipe.report.formats import chance
 from raypipe.tables.appended import COMMIT
+from raypipe.watch import severity
 
 Kind = Literal["check", "call", "decision", "move"]
 QUIET = "No drift: the champion stays"  # the policy's reason where nothing happened
@@ -63,7 +64,7 @@ def check(row: Mapping[str, Any]) -> Happened:
     p_text = "not known" if p_value is None else chance(float(p_value))
     text = (
         f"{row.get('table')} against the reference of {row.get('model')}: p {p_text}, "
-        f"{row.get('batch_images')} images"
+        f"{row.get('batch_images')} images; {severity.of_row(row)}"
     )
     facts = {name: row.get(name) for name in ("name", "model", "table", "p_value", "is_drift")}
     word = "Drift" if is_drift else "No drift"

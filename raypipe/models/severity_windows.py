@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from raypipe.watch.signs import Known, Rows, signs
+from raypipe.models.signs import Known, Rows, signs
 
 WINDOW = 200
 COVER = 0.95
