@@ -1,9 +1,10 @@
 """What a published model's estimate of its own accuracy is calibrated on: shifted copies.
 
 A sample of the unseen images is changed on purpose (images/shifts.py), each in all nine ways and
-each way at one of three strengths, by turn. All three strengths of all ways cost 27 predictions an
-image instead of 9, and hardly narrow the interval (benchmarks/results/2026-11-25-severity.md). Both
-the number of images and the seconds are bounded: registry.severity_images and severity_s.
+each way at one of three strengths, by turn: 9 predictions an image. All images at all strengths are
+nine to eighteen times as many, and the interval is about a point narrower
+(benchmarks/results/2026-11-25-severity.md). Both the number of images and the seconds are bounded:
+registry.severity_images and severity_s.
 
 The training loop knows nothing of it. Where it makes no sense, the reason is kept in the package,
 and drift checks name it.
