@@ -289,12 +289,14 @@ def estimate(calibration: Calibration, scores_MC: np.ndarray, features_MD: np.nd
         drawn = float(_variance(accuracy, images, shares_K**2 @ known.facts_K4[:, 3]))
         return calibration.quantile * float(np.sqrt(drawn + error**2))
 
-    where = f"outside of what was calibrated: {signs_S[1]:.1f} from the known domains"
-    if signs_S[1] > calibration.farthest or new > calibration.newest:
-        return _abstained(f"{where}, and signs like these were not seen", nearest)
+    if signs_S[1] > calibration.farthest:
+        far = f"distance {signs_S[1]:.1f}, calibrated up to {calibration.farthest:.1f}"
+        return _abstained(f"the images are too unlike those the model knows ({far})", nearest)
+    if new > calibration.newest:
+        return _abstained("the images differ in a way that was not calibrated", nearest)
     widest = 2 * half_width(WINDOW)
     if widest > WIDEST:
-        text = f"{where}, and the interval would be {100 * widest:.0f} points wide"
+        text = f"the interval would be {100 * widest:.0f} points wide, too wide to say anything"
         return _abstained(text, nearest)
     half = half_width(rows)
     low, high = max(0.0, accuracy - half), min(1.0, accuracy + half)

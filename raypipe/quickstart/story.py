@@ -41,6 +41,7 @@ from raypipe.tables import scan
 from raypipe.tables.clean import CleanResult, clean
 from raypipe.tables.ingest import IngestResult, ingest
 from raypipe.tables.table import ImageTable, TableConfig, TableVersion
+from raypipe.watch import calls
 from raypipe.watch.check import CheckResult, check
 from raypipe.watch.retrain import RetrainConfigs, RetrainResult, retrain
 from raypipe.work import tables, verbs
@@ -150,6 +151,9 @@ def tell(job: Job, console: Console, fresh: bool = False) -> dict[str, Any]:
             checks["poly"],
             first,
             console.say,
+            decided=lambda said: calls.keep(
+                job.run, job.watch, checks["poly"].key, store.model, str(first), said
+            ),
         )
         _show(console, tables.comparison(after))
         done(after.decision.reason)

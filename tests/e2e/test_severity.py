@@ -147,9 +147,9 @@ def test_garbage_gets_no_estimate_and_is_no_calm(store: Store, job: Job, tmp_pat
     console = Console(as_json=True)
     said = verbs.run("drift", validate(Job, _nested(job, watched)), console)
     assert said["is_drift"] and said["severity"]["accuracy"] is None
-    assert "outside of what was calibrated" in said["severity"]["why_not"]
+    assert "too unlike those the model knows" in said["severity"]["why_not"]
     page = Path(said["report"]).read_text(encoding="utf-8")
-    assert "The accuracy on these images is not known: outside of what was calibrated" in page
+    assert "The accuracy on these images is not known: the images are too unlike" in page
     # A policy of losses acts on it.
     past = history.checks(job.run, validate(Job, _nested(job, watched)).watch, said["model"], None)
     assert past[-1].is_drift and past[-1].severity.loss is None
