@@ -11,7 +11,7 @@ from pathlib import Path
 from raypipe import report
 from raypipe.config import load, to_json
 from raypipe.errors import ConfigError
-from raypipe.files import in_name, write_atomic
+from raypipe.files import in_name, is_there, write_atomic
 from raypipe.job import Job
 from raypipe.registry import follow, moves, promote, tracking
 from raypipe.registry.tracking import Store
@@ -133,7 +133,7 @@ def job_of(
     model: NAME@ALIAS, NAME/N, the same behind models:/, or a configuration, whose own model and
     alias are meant. number: a version of it. Raises ConfigError for a text that is none of these.
     """
-    if Path(model).is_file():
+    if is_there(model) and Path(model).is_file():
         if config is not None:
             raise ConfigError(
                 "Two configurations were named",
