@@ -26,7 +26,7 @@ from raypipe.images.measure import SEEN
 from raypipe.watch import by_domain, engine, projection
 from raypipe.watch.by_domain import MIXTURE
 from raypipe.watch.detectors import DETECTORS
-from raypipe.watch.detectors.detector import Pair, Setting
+from raypipe.watch.detectors.detector import MOST_ONLINE, Pair, Setting
 from raypipe.watch.domains import Part, Rows
 from raypipe.watch.engine import Engine
 from raypipe.watch.settings import LEAST_ROWS
@@ -39,6 +39,7 @@ LEAST_P = (
 Name = Literal[
     "mixture",
     "mmd",
+    "online",
     "ks",
     "cvm",
     "chi2",
@@ -59,13 +60,14 @@ class Seen:
 
     labels_N: predicted classes. looks_NK: the columns of `measure.SEEN`; NaN where an image was not
     looked at. domains: of reference images, as by_domain.names gives them. groups: images of one
-    name belong together.
+    name belong together. arrived_N: of a batch, when each image came, in any unit; NaN: unknown.
     """
 
     labels_N: Sequence[str] | None = None
     looks_NK: np.ndarray | None = None
     domains: Sequence[str] | None = None
     groups: Sequence[str] | None = None
+    arrived_N: Sequence[float] | None = None
 
 
 NOTHING = Seen()
@@ -136,7 +138,9 @@ class DriftConfig(Section):
     mixture compares with the nearest mixture of the domains: a batch of one of them is no drift,
     which all others would call one. mmd, lsdd, classifier, spot_the_diff and learned_kernel compare
     embeddings as a whole. ks and cvm compare single features, and the scores. chi2 compares how
-    often each class is predicted. looks compares brightness, contrast, sharpness and size.
+    often each class is predicted. looks compares brightness, contrast, sharpness and size. online
+    slides a window over the batch as its images came (`watch.arrived`): it finds a change that most
+    of a night hides.
     """
     engine: Engine = "auto"
     """Where the tests are computed. exact: in raypipe. alibi: by Alibi Detect in its sidecar. auto:
@@ -152,6 +156,9 @@ class DriftConfig(Section):
     max_rows: int = Field(default=500, ge=LEAST_ROWS)
     """Images of each side whose embeddings are compared; more are sampled. The time grows with its
     square."""
+    window: int = Field(default=50, ge=10)
+    """Images of the window that the detector online slides over a batch, at most half of it.
+    Smaller: it finds a strong change sooner. Larger: it finds a weaker one."""
     unusual: int = Field(default=12, ge=0)
     """Pictures in the report of images that are least like the reference."""
 
@@ -232,7 +239,8 @@ def detect(
     choice = engine.choose(cfg.engine, list(dict.fromkeys(name for name, _ in asked)))
     embedding = pairs["embedding"]
     pooled_LK = np.concatenate([embedding.reference, embedding.batch])
-    setting = Setting(cfg.permutations, seed, projection.median_width(pooled_LK, seed))
+    width = projection.median_width(pooled_LK, seed)
+    setting = Setting(cfg.permutations, seed, width, cfg.window)
     found = engine.run(asked, choice, pairs, setting, cfg.alpha)
     notes: tuple[str, ...] = (choice.why,) if asked else ()
     parts: tuple[Part, ...] = ()
@@ -310,6 +318,7 @@ def _pairs(
     for on, found in (
         ("classes", _classes(reference, batch)),
         ("looks", _looks(reference, batch)),
+        ("arrival", _arrival(reference, batch, cfg, seed)),
     ):
         if isinstance(found, str):
             missing[on] = found
@@ -350,6 +359,28 @@ def _looks(reference: _Side, batch: _Side) -> Pair | str:
     return Pair(both[0][:, varies], both[1][:, varies], names)
 
 
+def _arrival(reference: _Side, batch: _Side, cfg: DriftConfig, seed: int) -> Pair | str:
+    """The batch in the order in which its images came; or why not."""
+    if "online" not in (cfg.detectors or ()):
+        return "nobody asks for it"
+    if batch.seen.arrived_N is None:
+        return "nothing says in which order the images came: name their column in watch.arrived"
+    if reference.seen.groups is not None and batch.seen.groups is not None:
+        return "images come in groups (watch.group), and neighbours of one group are alike"
+    arrived_M = np.asarray(batch.seen.arrived_N, np.float64)
+    order_M = np.argsort(arrived_M, kind="stable")
+    order_M = order_M[np.isfinite(arrived_M[order_M])]
+    if len(order_M) < LEAST_ROWS:
+        return f"only {len(order_M)} images of the batch say when they came"
+    rng = np.random.default_rng(seed)
+    most = min(cfg.max_rows, MOST_ONLINE)
+    sides = [
+        projection.subsample(rows_ND.astype(np.float32), most, rng)
+        for rows_ND in (reference.embedding_ND, batch.embedding_ND[order_M])
+    ]
+    return Pair(*projection.project(*sides))
+
+
 def _check(reference: _Side, batch: _Side) -> None:
     """Raise DataError for sides that cannot be compared."""
     for side, one in (("ref", reference), ("batch", batch)):
@@ -375,6 +406,7 @@ def _check(reference: _Side, batch: _Side) -> None:
             ("looks", one.seen.looks_NK),
             ("domains", one.seen.domains),
             ("groups", one.seen.groups),
+            ("arrived", one.seen.arrived_N),
         )
         for what, rows in others:
             if rows is not None and len(rows) != len(one.embedding_ND):

@@ -56,13 +56,13 @@ def mmd(
     # Sums over pairs of different rows: of all rows, of each row with all, inside each batch.
     row_sums_L = torch.zeros(len(points_LD), dtype=torch.float64)
     inside_P = torch.zeros(chosen_LP.shape[1], dtype=torch.float64)
-    for one, other, kernel in _blocks(points_LD):
+    for one, other, values in _blocks(points_LD):
         times = 1 if one == other else 2
-        of_chosen = kernel @ chosen_LP[other].to(kernel.dtype)
+        of_chosen = values @ chosen_LP[other].to(values.dtype)
         inside_P += times * (of_chosen * chosen_LP[one]).sum(0, dtype=torch.float64)
-        row_sums_L[one] += kernel.sum(1)
+        row_sums_L[one] += values.sum(1)
         if one != other:
-            row_sums_L[other] += kernel.sum(0)
+            row_sums_L[other] += values.sum(0)
     touching_P = torch.stack([row_sums_L[chosen].sum() for chosen in chosen_LP.T])
     across_P = touching_P - inside_P
     inside_rest_P = row_sums_L.sum() - touching_P - across_P
@@ -89,6 +89,15 @@ def regroupings(rows: int, batch_rows: int, count: int, seed: int) -> np.ndarray
     return chosen_LP
 
 
+def kernel(pooled_LD: np.ndarray, width: float) -> np.ndarray:
+    """The values of all pairs, float32 (L, L); no row is paired with itself: 0."""
+    kernel_LL = np.zeros((len(pooled_LD), len(pooled_LD)), np.float32)
+    for one, other, values in _blocks(_scaled(pooled_LD, width)):
+        kernel_LL[one, other] = values.numpy()
+        kernel_LL[other, one] = values.numpy().T
+    return kernel_LL
+
+
 def _scaled(pooled_LD: np.ndarray, width: float) -> Tensor:
     """Rows whose squared distances are the kernel's negative exponents.
 
@@ -113,7 +122,7 @@ def _blocks(points_LD: Tensor) -> Iterator[tuple[slice, slice, Tensor]]:
             exponents = torch.addmm(-squares_L[other], twice, points_LD[other].T)
             exponents -= squares_L[one, None]
             # Rounding may make the distance of equal rows negative.
-            kernel = exponents.clamp_(max=0).exp_()
+            values = exponents.clamp_(max=0).exp_()
             if one == other:
-                kernel.fill_diagonal_(0)
-            yield one, other, kernel
+                values.fill_diagonal_(0)
+            yield one, other, values

@@ -10,6 +10,7 @@ DETECTORS = {
     for one in (
         Detector("mixture", ("embedding", "scores", "copies"), True, by_domain=True),
         Detector("mmd", ("embedding",), True, kernel.mmd),
+        Detector("online", ("arrival",), True, kernel.online, only_here=True),
         Detector("ks", ("embedding", "scores"), False, by_column.ks),
         Detector("cvm", ("embedding", "scores"), False, by_column.cvm),
         Detector("chi2", ("classes",), True, classes.chi2),

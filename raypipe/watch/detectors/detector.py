@@ -15,8 +15,11 @@ import numpy as np
 
 # embedding: principal components. scores: of all classes. classes: the number of the predicted one.
 # looks: brightness, contrast, sharpness, width and height. copies: how often one image comes
-# (by_domain.py).
-KINDS = ("embedding", "scores", "classes", "looks", "copies")
+# (by_domain.py). arrival: components too, the batch in the order in which its images came.
+KINDS = ("embedding", "scores", "classes", "looks", "copies", "arrival")
+
+MOST_ONLINE = 4_000
+"""Rows of a side that online compares: the kernel's matrix then takes 256 MB."""
 
 
 @dataclass(frozen=True)
@@ -30,11 +33,12 @@ class Pair:
 
 @dataclass(frozen=True)
 class Setting:
-    """What tests need beside the arrays. width: of MMD's kernel."""
+    """What tests need beside the arrays. width: of MMD's kernel. window: images of online's."""
 
     permutations: int
     seed: int
     width: float
+    window: int = 50
 
 
 @dataclass(frozen=True)
@@ -63,6 +67,9 @@ class Detector:
     exact: Exact | None = None
     by_domain: bool = False
     """It needs whole features, domains and groups: detect calls it (by_domain.py)."""
+
+    only_here: bool = False
+    """Alibi Detect has no p-value for it, so it is computed here with any drift.engine."""
 
     @property
     def is_here(self) -> bool:
