@@ -7,8 +7,8 @@ at 0.01. Pieces about the same images are correlated, which makes this careful, 
 
 The rate holds for images drawn independently. Images that come in groups (the cells of one module,
 the frames of one film) differ from group to group: two neighbouring blocks of 130 ELPV mono cells
-alarm always (7 of 7), random halves never (0 of 100). Draw the reference over many groups, and
-compare with batches that hold many groups too.
+alarm always (7 of 7), random halves never (0 of 100). With `watch.group`, mixture and mmd move
+whole groups, and the rate holds for groups drawn independently; batches must hold many of them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pydantic import Field, model_validator
 from raypipe.config import Section
 from raypipe.errors import DataError
 from raypipe.images.measure import SEEN
-from raypipe.watch import by_domain, engine, projection
+from raypipe.watch import by_domain, engine, groups, projection
 from raypipe.watch.by_domain import MIXTURE
 from raypipe.watch.detectors import DETECTORS
 from raypipe.watch.detectors.detector import MOST_ONLINE, Pair, Setting
@@ -228,16 +228,30 @@ def detect(
     known, window = _rows(reference), _rows(batch)
     chosen = cfg.detectors or ((MIXTURE,) if by_domain.is_default(known, window) else DEFAULT)
     others = tests([name for name in chosen if name != MIXTURE])
-    asked = [test for test in others if test[1] in pairs]
-    left_out = [f"{name} left out: {missing[on]}" for name, on in others if on in missing]
+    embedding = pairs["embedding"]
+    too_few = _too_few_groups(embedding.units, cfg.alpha / len(tests(chosen)))
+    why_not = {
+        (name, on): too_few if too_few and DETECTORS[name].moves_groups else missing.get(on, "")
+        for name, on in others
+    }
+    asked = [test for test, why in why_not.items() if not why]
+    left_out = [f"{name} left out: {why}" for (name, _), why in why_not.items() if why]
     if not asked and MIXTURE not in chosen:
         raise DataError(
             "No detector has what it looks at",
             got="; ".join(left_out),
-            fix="Add mmd or ks to drift.detectors",
+            fix="Wait for a batch of more groups, or check several batches together"
+            if too_few
+            else "Add mmd or ks to drift.detectors",
         )
-    choice = engine.choose(cfg.engine, list(dict.fromkeys(name for name, _ in asked)))
-    embedding = pairs["embedding"]
+    names = list(dict.fromkeys(name for name, _ in asked))
+    choice = engine.choose(cfg.engine, names, grouped=embedding.units is not None)
+    single = [name for name in names if not DETECTORS[name].moves_groups]
+    if embedding.units is not None and single:
+        left_out.append(
+            f"{', '.join(single)}: images count as independent draws, and these come in groups; "
+            "more false alarms than alpha says"
+        )
     pooled_LK = np.concatenate([embedding.reference, embedding.batch])
     width = projection.median_width(pooled_LK, seed)
     setting = Setting(cfg.permutations, seed, width, cfg.window)
@@ -306,14 +320,25 @@ def _pairs(
     """Both sides of each kind as the tests see them; and why others are missing."""
     rng = np.random.default_rng(seed)
     # float32 first, as a package and a table of predictions keep them.
-    sides = [
-        projection.subsample(side.embedding_ND.astype(np.float32), cfg.max_rows, rng)
-        for side in (reference, batch)
-    ]
+    rows = [side.embedding_ND.astype(np.float32) for side in (reference, batch)]
+    units = None
+    if reference.seen.groups is None or batch.seen.groups is None:
+        sides = [projection.subsample(one, cfg.max_rows, rng) for one in rows]
+    else:
+        of = [groups.codes(reference.seen.groups), groups.codes(batch.seen.groups)]
+        size = min(groups.median_size(one) for one in of)
+        kept = [groups.at_most(one, size, rng) for one in of]
+        kept = [
+            one[groups.whole(of_side[one], cfg.max_rows, rng)]
+            for one, of_side in zip(kept, of, strict=True)
+        ]
+        units = groups.Units.of(*(o[one] for o, one in zip(of, kept, strict=True)))
+        sides = [side[one].astype(np.float64) for side, one in zip(rows, kept, strict=True)]
     ours, theirs = (
         projection.columns(side.scores_NC.astype(np.float32)) for side in (reference, batch)
     )
-    pairs = {"embedding": Pair(*projection.project(*sides)), "scores": Pair(ours, theirs)}
+    embedding = Pair(*projection.project(*sides), units=units)
+    pairs = {"embedding": embedding, "scores": Pair(ours, theirs)}
     missing = {}
     for on, found in (
         ("classes", _classes(reference, batch)),
@@ -325,6 +350,18 @@ def _pairs(
         else:
             pairs[on] = found
     return pairs, missing
+
+
+def _too_few_groups(units: groups.Units | None, needed: float) -> str:
+    """Why no regrouping of these can show a p-value of `needed`; "" if it can."""
+    if units is None or (min(units.counts) > 1 and 1 / units.ways <= needed):
+        return ""
+    ours, theirs = units.counts
+    return (
+        f"{ours} groups of the reference and {theirs} of the batch can change places in "
+        f"{units.ways:.0f} ways, so no p-value below {1 / units.ways:.2g} can come out, and an "
+        f"alarm takes {needed:.2g}"
+    )
 
 
 def _classes(reference: _Side, batch: _Side) -> Pair | str:

@@ -40,10 +40,19 @@ class Choice:
         return " and ".join(sorted(set(self.engine_by_detector.values()), reverse=True))
 
 
-def choose(engine: Engine, detectors: Sequence[str]) -> Choice:
-    """The engine of each detector. Raises KeyError for an unknown detector."""
+def choose(engine: Engine, detectors: Sequence[str], grouped: bool = False) -> Choice:
+    """The engine of each detector. Raises KeyError for an unknown detector.
+
+    grouped: images come in groups, of which Alibi Detect knows nothing.
+    """
     own = [name for name in detectors if DETECTORS[name].only_here]
     no_other = f"exact for {', '.join(own)}: Alibi Detect gives no p-value for it" if own else ""
+    moving = [name for name in detectors if grouped and DETECTORS[name].moves_groups]
+    if moving:
+        own += moving
+        no_other = "; ".join(
+            filter(None, [no_other, f"exact for {', '.join(moving)}: whole groups change places"])
+        )
     if engine != "auto":
         chosen = dict.fromkeys(detectors, engine) | dict.fromkeys(own, EXACT)
         return Choice(

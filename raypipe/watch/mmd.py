@@ -25,15 +25,16 @@ BLOCK = 1024
 @dataclass(frozen=True)
 class Mmd:
     """statistic: the squared MMD, which may be slightly negative. permuted_P: of each
-    permutation."""
+    permutation. rounding: statistics that differ by less are equal."""
 
     statistic: float
     permuted_P: np.ndarray
+    rounding: float = 0.0
 
     @property
     def p_value(self) -> float:
         """The share of regroupings that are at least as extreme; the observed one counts too."""
-        extreme = int((self.permuted_P >= self.statistic).sum())
+        extreme = int((self.permuted_P >= self.statistic - self.rounding).sum())
         return (extreme + 1) / (len(self.permuted_P) + 1)
 
 
@@ -43,14 +44,13 @@ def mmd(
     """Compare two samples of at least two rows of finite numbers.
 
     width: the kernel exp(-d² / 2 width²). in_batch_LP: bool, which rows of (reference, batch) each
-    permutation calls the batch; every column has M true ones (`regroupings`).
+    permutation calls the batch: every column has M true ones (`regroupings`); about M, and at least
+    two of each kind, where whole groups change places (groups.py).
 
     Memory: L * (D + P / 4) floats, and a few blocks. Time: L² * (D + P) / 2 multiplications.
     """
-    rows = len(reference_ND)
-    batch_rows = len(batch_MD)
     points_LD = _scaled(np.concatenate([reference_ND, batch_MD]), width)
-    observed_L1 = np.arange(len(points_LD))[:, None] >= rows
+    observed_L1 = np.arange(len(points_LD))[:, None] >= len(reference_ND)
     chosen_LP = torch.from_numpy(np.concatenate([observed_L1, in_batch_LP], axis=1))
 
     # Sums over pairs of different rows: of all rows, of each row with all, inside each batch.
@@ -67,10 +67,12 @@ def mmd(
     across_P = touching_P - inside_P
     inside_rest_P = row_sums_L.sum() - touching_P - across_P
 
+    batch_P = chosen_LP.sum(0).to(torch.float64)
+    rest_P = len(points_LD) - batch_P
     squared_P = (
-        inside_rest_P / (rows * (rows - 1))
-        + inside_P / (batch_rows * (batch_rows - 1))
-        - 2 * across_P / (rows * batch_rows)
+        inside_rest_P / (rest_P * (rest_P - 1))
+        + inside_P / (batch_P * (batch_P - 1))
+        - 2 * across_P / (rest_P * batch_P)
     ).numpy()
     return Mmd(float(squared_P[0]), squared_P[1:])
 

@@ -48,6 +48,7 @@ def test_each_place_is_the_definition() -> None:
     assert scanned(reference, night[:9]).window == 4, "at most half of the night"
 
 
+@pytest.mark.slow
 def test_the_statistic_is_that_of_alibi_s_online_test() -> None:
     """It takes its own part of the reference; with the same part, each image has its statistic."""
     import subprocess

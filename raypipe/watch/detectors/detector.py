@@ -13,6 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from raypipe.watch.groups import Units
+
 # embedding: principal components. scores: of all classes. classes: the number of the predicted one.
 # looks: brightness, contrast, sharpness, width and height. copies: how often one image comes
 # (by_domain.py). arrival: components too, the batch in the order in which its images came.
@@ -24,11 +26,13 @@ MOST_ONLINE = 4_000
 
 @dataclass(frozen=True)
 class Pair:
-    """Both sides of one kind. names: of the columns, or of the classes; may be empty."""
+    """Both sides of one kind. names: of the columns, or of the classes; may be empty. units: what
+    changes places in a permutation; None: each row alone."""
 
     reference: np.ndarray
     batch: np.ndarray
     names: tuple[str, ...] = ()
+    units: Units | None = None
 
 
 @dataclass(frozen=True)
@@ -67,6 +71,9 @@ class Detector:
     exact: Exact | None = None
     by_domain: bool = False
     """It needs whole features, domains and groups: detect calls it (by_domain.py)."""
+    moves_groups: bool = False
+    """Where images come in groups, whole groups change places. Others take images for independent
+    draws."""
 
     only_here: bool = False
     """Alibi Detect has no p-value for it, so it is computed here with any drift.engine."""
