@@ -174,6 +174,8 @@ def check(
     alpha = promise.level(run, watch, looked_at, str(model))
     if watch.horizon is not None:
         key = key_of(key, watch.horizon)
+    if watch.arrived is not None and "online" in (drift.detectors or ()):
+        key = key_of(key, watch.arrived)
     package = promote.fetch(store, model)
     options = batch_table.storage_options
     mine = read_batch(predicted.version, predicted.uri, predicted.key, options)
@@ -185,6 +187,7 @@ def check(
             _labels(package, mine.scores_NC),
             mine.looks_NK,
             groups=_groups(package, reference, batch_table, mine),
+            arrived_N=_arrived(watch.arrived, batch_table, mine),
         )
         embeddings = (reference.features_ND, mine.features_ND)
         scores = (reference.scores_NC, mine.scores_NC)
@@ -314,14 +317,47 @@ def _groups(
 ) -> list[str] | None:
     """The group of each image of the batch, blank where it has none. None: its table names none."""
     column = package.info["config"].get("registry", {}).get("group")
-    table = ImageTable.open(source)
-    if reference.groups is None or column not in table.at(mine.version).schema().to_arrow().names:
+    values = None if reference.groups is None else _column(column, source, mine)
+    if values is None:
         return None
-    ids = table.columns.id
-    read = scan.rows(table, mine.version, [ids, column])
-    pairs = zip(read[ids].to_pylist(), read[column].to_pylist(), strict=True)
-    by_id = {image_id: "" if group is None else str(group) for image_id, group in pairs}
-    return [by_id.get(image_id, "") for image_id in mine.ids]
+    by_id = dict(zip(*(one.to_pylist() for one in values), strict=True))
+    groups = [by_id.get(image_id) for image_id in mine.ids]
+    return ["" if group is None else str(group) for group in groups]
+
+
+def _arrived(column: str | None, source: TableConfig, mine: Batch) -> list[float] | None:
+    """The place of each image in the order of this column, NaN where it has none; equal values
+    share a place. None: its table has no such column."""
+    values = _column(column, source, mine)
+    if values is None:
+        return None
+    ids, came = values
+    # Ranks, as times may be numbers that no float tells apart.
+    try:
+        places = pc.rank(came, tiebreaker="dense", null_placement="at_end").to_pylist()
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        raise DataError(
+            f"The column {column!r} of {mine.version} has no order",
+            got=str(came.type),
+            rule="It holds times or numbers",
+            fix="Name another column in watch.arrived",
+        ) from None
+    known = pc.invert(pc.is_null(came, nan_is_null=True)).to_pylist()
+    by_id = {
+        i: p for i, p, is_known in zip(ids.to_pylist(), places, known, strict=True) if is_known
+    }
+    return [float(by_id.get(image_id, "nan")) for image_id in mine.ids]
+
+
+def _column(
+    column: str | None, source: TableConfig, mine: Batch
+) -> tuple[pa.ChunkedArray, pa.ChunkedArray] | None:
+    """(ids, values) of a column of the batch's table; None if it has no such column."""
+    table = ImageTable.open(source)
+    if column not in table.at(mine.version).schema().to_arrow().names:
+        return None
+    read = scan.rows(table, mine.version, [table.columns.id, column])
+    return read[table.columns.id], read[column]
 
 
 def read_batch(

@@ -7,8 +7,8 @@ at 0.01. Pieces about the same images are correlated, which makes this careful, 
 
 The rate holds for images drawn independently. Images that come in groups (the cells of one module,
 the frames of one film) differ from group to group: two neighbouring blocks of 130 ELPV mono cells
-alarm always (7 of 7), random halves never (0 of 100). Draw the reference over many groups, and
-compare with batches that hold many groups too.
+alarm always (7 of 7), random halves never (0 of 100). With `watch.group`, mixture and mmd move
+whole groups, and the rate holds for groups drawn independently; batches must hold many of them.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from pydantic import Field, model_validator
 from raypipe.config import Section
 from raypipe.errors import DataError
 from raypipe.images.measure import SEEN
-from raypipe.watch import by_domain, engine, projection
+from raypipe.watch import by_domain, engine, groups, projection
 from raypipe.watch.by_domain import MIXTURE
 from raypipe.watch.detectors import DETECTORS
-from raypipe.watch.detectors.detector import Pair, Setting
+from raypipe.watch.detectors.detector import MOST_ONLINE, Pair, Setting
 from raypipe.watch.domains import Part, Rows
 from raypipe.watch.engine import Engine
 from raypipe.watch.settings import LEAST_ROWS
@@ -40,6 +40,7 @@ LEAST_P = (
 Name = Literal[
     "mixture",
     "mmd",
+    "online",
     "ks",
     "cvm",
     "chi2",
@@ -60,13 +61,14 @@ class Seen:
 
     labels_N: predicted classes. looks_NK: the columns of `measure.SEEN`; NaN where an image was not
     looked at. domains: of reference images, as by_domain.names gives them. groups: images of one
-    name belong together.
+    name belong together. arrived_N: of a batch, when each image came, in any unit; NaN: unknown.
     """
 
     labels_N: Sequence[str] | None = None
     looks_NK: np.ndarray | None = None
     domains: Sequence[str] | None = None
     groups: Sequence[str] | None = None
+    arrived_N: Sequence[float] | None = None
 
 
 NOTHING = Seen()
@@ -138,7 +140,9 @@ class DriftConfig(Section):
     mixture compares with the nearest mixture of the domains: a batch of one of them is no drift,
     which all others would call one. mmd, lsdd, classifier, spot_the_diff and learned_kernel compare
     embeddings as a whole. ks and cvm compare single features, and the scores. chi2 compares how
-    often each class is predicted. looks compares brightness, contrast, sharpness and size.
+    often each class is predicted. looks compares brightness, contrast, sharpness and size. online
+    slides a window over the batch as its images came (`watch.arrived`): it finds a change that most
+    of a night hides.
     """
     engine: Engine = "auto"
     """Where the tests are computed. exact: in raypipe. alibi: by Alibi Detect in its sidecar. auto:
@@ -154,6 +158,9 @@ class DriftConfig(Section):
     max_rows: int = Field(default=500, ge=LEAST_ROWS)
     """Images of each side whose embeddings are compared; more are sampled. The time grows with its
     square."""
+    window: int = Field(default=50, ge=10)
+    """Images of the window that the detector online slides over a batch, at most half of it.
+    Smaller: it finds a strong change sooner. Larger: it finds a weaker one."""
     unusual: int = Field(default=12, ge=0)
     """Pictures in the report of images that are least like the reference."""
 
@@ -223,18 +230,33 @@ def detect(
     known, window = _rows(reference), _rows(batch)
     chosen = cfg.detectors or ((MIXTURE,) if by_domain.is_default(known, window) else DEFAULT)
     others = tests([name for name in chosen if name != MIXTURE])
-    asked = [test for test in others if test[1] in pairs]
-    left_out = [f"{name} left out: {missing[on]}" for name, on in others if on in missing]
+    embedding = pairs["embedding"]
+    too_few = _too_few_groups(embedding.units, cfg.alpha / len(tests(chosen)))
+    why_not = {
+        (name, on): too_few if too_few and DETECTORS[name].moves_groups else missing.get(on, "")
+        for name, on in others
+    }
+    asked = [test for test, why in why_not.items() if not why]
+    left_out = [f"{name} left out: {why}" for (name, _), why in why_not.items() if why]
     if not asked and MIXTURE not in chosen:
         raise DataError(
             "No detector has what it looks at",
             got="; ".join(left_out),
-            fix="Add mmd or ks to drift.detectors",
+            fix="Wait for a batch of more groups, or check several batches together"
+            if too_few
+            else "Add mmd or ks to drift.detectors",
         )
-    choice = engine.choose(cfg.engine, list(dict.fromkeys(name for name, _ in asked)))
-    embedding = pairs["embedding"]
+    names = list(dict.fromkeys(name for name, _ in asked))
+    choice = engine.choose(cfg.engine, names, grouped=embedding.units is not None)
+    single = [name for name in names if not DETECTORS[name].moves_groups]
+    if embedding.units is not None and single:
+        left_out.append(
+            f"{', '.join(single)}: images count as independent draws, and these come in groups; "
+            "more false alarms than alpha says"
+        )
     pooled_LK = np.concatenate([embedding.reference, embedding.batch])
-    setting = Setting(cfg.permutations, seed, projection.median_width(pooled_LK, seed))
+    width = projection.median_width(pooled_LK, seed)
+    setting = Setting(cfg.permutations, seed, width, cfg.window)
     found = engine.run(asked, choice, pairs, setting, cfg.alpha)
     notes: tuple[str, ...] = (choice.why,) if asked else ()
     parts: tuple[Part, ...] = ()
@@ -300,24 +322,48 @@ def _pairs(
     """Both sides of each kind as the tests see them; and why others are missing."""
     rng = np.random.default_rng(seed)
     # float32 first, as a package and a table of predictions keep them.
-    sides = [
-        projection.subsample(side.embedding_ND.astype(np.float32), cfg.max_rows, rng)
-        for side in (reference, batch)
-    ]
+    rows = [side.embedding_ND.astype(np.float32) for side in (reference, batch)]
+    units = None
+    if reference.seen.groups is None or batch.seen.groups is None:
+        sides = [projection.subsample(one, cfg.max_rows, rng) for one in rows]
+    else:
+        of = [groups.codes(reference.seen.groups), groups.codes(batch.seen.groups)]
+        size = min(groups.median_size(one) for one in of)
+        kept = [groups.at_most(one, size, rng) for one in of]
+        kept = [
+            one[groups.whole(of_side[one], cfg.max_rows, rng)]
+            for one, of_side in zip(kept, of, strict=True)
+        ]
+        units = groups.Units.of(*(o[one] for o, one in zip(of, kept, strict=True)))
+        sides = [side[one].astype(np.float64) for side, one in zip(rows, kept, strict=True)]
     ours, theirs = (
         projection.columns(side.scores_NC.astype(np.float32)) for side in (reference, batch)
     )
-    pairs = {"embedding": Pair(*projection.project(*sides)), "scores": Pair(ours, theirs)}
+    embedding = Pair(*projection.project(*sides), units=units)
+    pairs = {"embedding": embedding, "scores": Pair(ours, theirs)}
     missing = {}
     for on, found in (
         ("classes", _classes(reference, batch)),
         ("looks", _looks(reference, batch)),
+        ("arrival", _arrival(reference, batch, cfg, seed)),
     ):
         if isinstance(found, str):
             missing[on] = found
         else:
             pairs[on] = found
     return pairs, missing
+
+
+def _too_few_groups(units: groups.Units | None, needed: float) -> str:
+    """Why no regrouping of these can show a p-value of `needed`; "" if it can."""
+    if units is None or (min(units.counts) > 1 and 1 / units.ways <= needed):
+        return ""
+    ours, theirs = units.counts
+    return (
+        f"{ours} groups of the reference and {theirs} of the batch can change places in "
+        f"{units.ways:.0f} ways, so no p-value below {1 / units.ways:.2g} can come out, and an "
+        f"alarm takes {needed:.2g}"
+    )
 
 
 def _classes(reference: _Side, batch: _Side) -> Pair | str:
@@ -352,6 +398,28 @@ def _looks(reference: _Side, batch: _Side) -> Pair | str:
     return Pair(both[0][:, varies], both[1][:, varies], names)
 
 
+def _arrival(reference: _Side, batch: _Side, cfg: DriftConfig, seed: int) -> Pair | str:
+    """The batch in the order in which its images came; or why not."""
+    if "online" not in (cfg.detectors or ()):
+        return "nobody asks for it"
+    if batch.seen.arrived_N is None:
+        return "nothing says in which order the images came: name their column in watch.arrived"
+    if reference.seen.groups is not None and batch.seen.groups is not None:
+        return "images come in groups (watch.group), and neighbours of one group are alike"
+    arrived_M = np.asarray(batch.seen.arrived_N, np.float64)
+    order_M = np.argsort(arrived_M, kind="stable")
+    order_M = order_M[np.isfinite(arrived_M[order_M])]
+    if len(order_M) < LEAST_ROWS:
+        return f"only {len(order_M)} images of the batch say when they came"
+    rng = np.random.default_rng(seed)
+    most = min(cfg.max_rows, MOST_ONLINE)
+    sides = [
+        projection.subsample(rows_ND.astype(np.float32), most, rng)
+        for rows_ND in (reference.embedding_ND, batch.embedding_ND[order_M])
+    ]
+    return Pair(*projection.project(*sides))
+
+
 def _check(reference: _Side, batch: _Side) -> None:
     """Raise DataError for sides that cannot be compared."""
     for side, one in (("ref", reference), ("batch", batch)):
@@ -377,6 +445,7 @@ def _check(reference: _Side, batch: _Side) -> None:
             ("looks", one.seen.looks_NK),
             ("domains", one.seen.domains),
             ("groups", one.seen.groups),
+            ("arrived", one.seen.arrived_N),
         )
         for what, rows in others:
             if rows is not None and len(rows) != len(one.embedding_ND):

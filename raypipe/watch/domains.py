@@ -38,7 +38,7 @@ import numpy as np
 from scipy import stats
 
 from raypipe.errors import DataError
-from raypipe.watch import memberships
+from raypipe.watch import groups, memberships
 from raypipe.watch.mixture import Placed, gaussian, project, squared_distances, statistics
 from raypipe.watch.settings import LEAST_ROWS
 
@@ -128,10 +128,14 @@ def fit(
     if reference.groups is None or window.groups is None:
         group_N, group_M = np.arange(len(kept_N)), np.arange(len(kept_M))
     else:
-        group_N, group_M = _groups(reference.groups)[kept_N], _groups(window.groups)[kept_M]
+        group_N, group_M = (
+            groups.codes(reference.groups)[kept_N],
+            groups.codes(window.groups)[kept_M],
+        )
         # Groups can change places only if they are of one size.
-        size = min(_median_size(group_N), _median_size(group_M))
-        first_N, first_M = _at_most(group_N, size, rng), _at_most(group_M, size, rng)
+        size = min(groups.median_size(group_N), groups.median_size(group_M))
+        first_N = groups.at_most(group_N, size, rng)
+        first_M = groups.at_most(group_M, size, rng)
         kept_N, group_N = kept_N[first_N], group_N[first_N]
         kept_M, group_M = kept_M[first_M], group_M[first_M]
 
@@ -269,25 +273,6 @@ def _coded(names: Sequence[str]) -> tuple[list[str], np.ndarray]:
     known = sorted({str(name) for name in names})
     place = {name: number for number, name in enumerate(known)}
     return known, np.array([place[str(name)] for name in names], int)
-
-
-def _groups(names: Sequence[str]) -> np.ndarray:
-    """The number of each row's group. A row with a blank name is a group of its own."""
-    place: dict[str | int, int] = {}
-    return np.array([place.setdefault(name or row, len(place)) for row, name in enumerate(names)])
-
-
-def _median_size(group_N: np.ndarray) -> int:
-    return max(1, int(np.median(np.unique(group_N, return_counts=True)[1])))
-
-
-def _at_most(group_N: np.ndarray, size: int, rng: np.random.Generator) -> np.ndarray:
-    """Places of at most `size` rows of each group, drawn at random, sorted."""
-    mixed = rng.permutation(len(group_N))
-    order = mixed[np.argsort(group_N[mixed], kind="stable")]
-    sorted_N = group_N[order]
-    starts = np.searchsorted(sorted_N, sorted_N)
-    return np.sort(order[np.arange(len(order)) - starts < size])
 
 
 def _named(names: list[str], code_N: np.ndarray) -> tuple[list[str], np.ndarray]:

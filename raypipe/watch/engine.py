@@ -40,11 +40,25 @@ class Choice:
         return " and ".join(sorted(set(self.engine_by_detector.values()), reverse=True))
 
 
-def choose(engine: Engine, detectors: Sequence[str]) -> Choice:
-    """The engine of each detector. Raises KeyError for an unknown detector."""
+def choose(engine: Engine, detectors: Sequence[str], grouped: bool = False) -> Choice:
+    """The engine of each detector. Raises KeyError for an unknown detector.
+
+    grouped: images come in groups, of which Alibi Detect knows nothing.
+    """
+    own = [name for name in detectors if DETECTORS[name].only_here]
+    no_other = f"exact for {', '.join(own)}: Alibi Detect gives no p-value for it" if own else ""
+    moving = [name for name in detectors if grouped and DETECTORS[name].moves_groups]
+    if moving:
+        own += moving
+        no_other = "; ".join(
+            filter(None, [no_other, f"exact for {', '.join(moving)}: whole groups change places"])
+        )
     if engine != "auto":
-        return Choice(dict.fromkeys(detectors, engine), f"{engine}: drift.engine says so")
-    here = [name for name in detectors if DETECTORS[name].exact]
+        chosen = dict.fromkeys(detectors, engine) | dict.fromkeys(own, EXACT)
+        return Choice(
+            chosen, "; ".join(filter(None, [f"{engine}: drift.engine says so", no_other]))
+        )
+    here = [name for name in detectors if DETECTORS[name].exact and name not in own]
     there = [name for name in detectors if not DETECTORS[name].exact]
     parts = []
     if here:
@@ -54,7 +68,9 @@ def choose(engine: Engine, detectors: Sequence[str]) -> Choice:
         )
     if there:
         parts.append(f"alibi for {', '.join(there)}: only Alibi Detect's sidecar has it")
-    chosen = dict.fromkeys(here, EXACT) | dict.fromkeys(there, ALIBI)
+    if no_other:
+        parts.append(no_other)
+    chosen = dict.fromkeys([*here, *own], EXACT) | dict.fromkeys(there, ALIBI)
     return Choice({name: chosen[name] for name in detectors}, "; ".join(parts))
 
 

@@ -179,11 +179,7 @@ class Regrouped:
             raise DataError("Too many rows for one matrix", got=len(pooled_LD), fix=fix)
         if not np.isfinite(pooled_LD).all():
             raise DataError("Features hold numbers that are not finite")
-        kernel_LL = np.zeros((len(pooled_LD), len(pooled_LD)), np.float32)
-        for one, other, kernel in mmd._blocks(mmd._scaled(pooled_LD, width)):
-            kernel_LL[one, other] = kernel.numpy()
-            kernel_LL[other, one] = kernel.numpy().T
-        return cls(kernel_LL, len(reference_ND), seed)
+        return cls(mmd.kernel(pooled_LD, width), len(reference_ND), seed)
 
     def p_value(self, level: float) -> SequentialP:
         """`sequential_p` of the window. Equal statistics, as of equal images, count as extreme."""

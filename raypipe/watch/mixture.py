@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from raypipe.watch.groups import MANY
 from raypipe.watch.projection import COMPONENTS
 
 AT_ONCE = 50  # permutations whose matrices are in memory together
-MANY = 10**12  # more regroupings than anybody draws
 STEPS = 200  # of the fit of the weights
 
 

@@ -116,8 +116,8 @@ def measure(
                 cfg,
                 int(rng.integers(2**31)),
                 rest.seen,
-                # Nobody names the domain of a new image.
-                replace(mine.seen, domains=None),
+                # Nobody names the domain of a new image. They came in the order of these rows.
+                replace(mine.seen, domains=None, arrived_N=range(len(mine.features_ND))),
             )
             found += report.is_drift
             done += 1

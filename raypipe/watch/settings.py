@@ -55,6 +55,9 @@ class WatchConfig(Section):
     """Column that names images that belong together, as the cells of one module. If both the
     champion's table and the batch have it, drift checks compare whole groups: the cells of one
     module differ from others without drift. null: each image stands alone."""
+    arrived: str | None = None
+    """Column of watch.batch that says when an image came: a time or a number. The detector online
+    looks at images in this order; those without a value, it leaves out."""
     retrain_workers: int = Field(default=1, ge=1)
     """Workers of each trial of a retrain, or of its refit if the job has a search.refit."""
     retrain_samples: int = Field(default=8, ge=1)

@@ -8,8 +8,11 @@ from raypipe.watch.detectors.detector import Detector
 DETECTORS = {
     one.name: one
     for one in (
-        Detector("mixture", ("embedding", "scores", "copies"), True, by_domain=True),
-        Detector("mmd", ("embedding",), True, kernel.mmd),
+        Detector(
+            "mixture", ("embedding", "scores", "copies"), True, by_domain=True, moves_groups=True
+        ),
+        Detector("mmd", ("embedding",), True, kernel.mmd, moves_groups=True),
+        Detector("online", ("arrival",), True, kernel.online, only_here=True),
         Detector("ks", ("embedding", "scores"), False, by_column.ks),
         Detector("cvm", ("embedding", "scores"), False, by_column.cvm),
         Detector("chi2", ("classes",), True, classes.chi2),

@@ -13,28 +13,36 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from raypipe.watch.groups import Units
+
 # embedding: principal components. scores: of all classes. classes: the number of the predicted one.
 # looks: brightness, contrast, sharpness, width and height. copies: how often one image comes
-# (by_domain.py).
-KINDS = ("embedding", "scores", "classes", "looks", "copies")
+# (by_domain.py). arrival: components too, the batch in the order in which its images came.
+KINDS = ("embedding", "scores", "classes", "looks", "copies", "arrival")
+
+MOST_ONLINE = 4_000
+"""Rows of a side that online compares: the kernel's matrix then takes 256 MB."""
 
 
 @dataclass(frozen=True)
 class Pair:
-    """Both sides of one kind. names: of the columns, or of the classes; may be empty."""
+    """Both sides of one kind. names: of the columns, or of the classes; may be empty. units: what
+    changes places in a permutation; None: each row alone."""
 
     reference: np.ndarray
     batch: np.ndarray
     names: tuple[str, ...] = ()
+    units: Units | None = None
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What tests need beside the arrays. width: of MMD's kernel."""
+    """What tests need beside the arrays. width: of MMD's kernel. window: images of online's."""
 
     permutations: int
     seed: int
     width: float
+    window: int = 50
 
 
 @dataclass(frozen=True)
@@ -63,6 +71,12 @@ class Detector:
     exact: Exact | None = None
     by_domain: bool = False
     """It needs whole features, domains and groups: detect calls it (by_domain.py)."""
+    moves_groups: bool = False
+    """Where images come in groups, whole groups change places. Others take images for independent
+    draws."""
+
+    only_here: bool = False
+    """Alibi Detect has no p-value for it, so it is computed here with any drift.engine."""
 
     @property
     def is_here(self) -> bool:
