@@ -35,14 +35,15 @@ import numpy as np
 from scipy.stats import norm
 
 from benchmarks.feed import commit, machine
+from benchmarks.nights import Regrouped, last_nights, night_p
 from benchmarks.shifted import world
-from raypipe.watch import mmd
-from raypipe.watch.horizon import SPANS, Regrouped, last_nights, night_p
 from raypipe.watch.policy import WatchHorizon
+from raypipe.watch.projection import median_width
 
 CFG = WatchHorizon()
 LEVEL = CFG.false_alarm / CFG.checks
 NIGHTLY = 0.01
+SPANS = (1, 7, 28)  # watch.horizon.spans beside the night itself
 REFERENCE, WINDOW, NIGHTS, ONSET = 200, 50, 365, 100
 STAY = 0.8
 WEATHER, WEATHER_SD, REFERENCE_NIGHTS = 0.8, 0.7, 60
@@ -83,7 +84,7 @@ class Pictures:
         # Directions of the training rows; nights of weather are drawn from the others.
         train, self.not_train = own[: len(made["train"])], own[len(made["train"]) :]
         self.directions = np.linalg.svd(train - train.mean(0), full_matrices=False)[2][:8].T
-        width = mmd.median_width(own, 0)
+        width = median_width(own, 0)
         every = Regrouped.of(self.features[:-2], self.features[-2:], width, 0)
         self.kernel = every._kernel_LL
         self.light = np.stack(
@@ -169,7 +170,7 @@ def weather_stream(pictures: Pictures, kind: str, seed: int) -> np.ndarray:
     # A reference of 200 rows of the 60 nights.
     reference = moved[:REFERENCE_NIGHTS].reshape(-1, moved.shape[-1])
     reference = reference[rng.choice(len(reference), REFERENCE, replace=False)]
-    width = mmd.median_width(reference, 0)
+    width = median_width(reference, 0)
     p_values = np.ones(NIGHTS)
     for t in range(NIGHTS):
         regrouped = Regrouped.of(reference, moved[REFERENCE_NIGHTS + t], width, t)

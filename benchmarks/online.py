@@ -1,6 +1,6 @@
 """The online part of benchmarks/drift.py: run length without drift, and images until an alarm.
 
-python -m benchmarks.drift --json --only online
+python -m benchmarks.drift --json --only online,online_alibi
 
 ELPV cells, 1,280 features of EfficientNet-Lite0, standardised by 274 mono cells that nothing else
 uses. A replay draws a reference of 200 of the other 800 mono cells anew; nights of 100 come from
@@ -30,7 +30,7 @@ import numpy as np
 REFERENCE, NIGHT, WINDOW, ALPHA, PERMUTATIONS = 200, 100, 50, 0.1, 199
 REPLAYS, NIGHTS, DELAYS = 60, 20, 15
 MOST_NIGHTS = 10
-ALIBI_REPLAYS, ALIBI_IMAGES, ALIBI_DELAYS = 4, 6_000, 5
+ALIBI_REPLAYS, ALIBI_IMAGES, ALIBI_DELAYS = 3, 4_000, 5
 
 Table = dict[str, np.ndarray]
 
@@ -221,10 +221,13 @@ def measure() -> dict[str, Any]:
     delay: dict[str, Any] = {
         kind: our_delay(known, kind) for kind in ("poly", "darker", "blurred")
     } | {"poly_fifth": our_delay(known, "poly", 0.2)}
-    print(delay, file=sys.stderr, flush=True)
-    theirs = alibis(known)
-    delay["alibi"] = theirs.pop("delay")
-    return {"online_false_alarm": false_alarm | {"alibi": theirs}, "online_delay": delay}
+    return {"online_false_alarm": false_alarm, "online_delay": delay}
+
+
+def measure_alibi() -> dict[str, Any]:
+    """Alibi Detect's own; minutes, most of them for its thresholds."""
+    theirs = alibis(pictures())
+    return {"online_delay_alibi": theirs.pop("delay"), "online_false_alarm_alibi": theirs}
 
 
 if __name__ == "__main__":

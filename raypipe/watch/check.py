@@ -9,7 +9,7 @@ settings): the same check twice is one row. A check needs no labels.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -34,13 +34,13 @@ from raypipe.serve.batch import Brought, Calls, PredictConfig
 from raypipe.tables import scan
 from raypipe.tables.commits import rows_once
 from raypipe.tables.table import ImageTable, TableConfig, TableVersion
-from raypipe.watch import ask, by_domain, projection, promise, severity
+from raypipe.watch import ask, by_domain, projection, promise, records, severity, spans
 from raypipe.watch.detect import DriftConfig, DriftReport, Evidence, Seen, detect
 from raypipe.watch.domains import Part
 from raypipe.watch.pictures import Batch, picture_of
 from raypipe.watch.power import Known
 from raypipe.watch.settings import WatchConfig
-from raypipe.watch.windows import Waiting, Window, Windows
+from raypipe.watch.windows import Entry, Waiting, Window, Windows
 
 # Of a row of evidence; a key of format 1 named fewer things, so its rows are not looked at and the
 # check is made again.
@@ -129,7 +129,8 @@ def check_window(
         say(f"Nothing came since {window}: it is looked at again")
     try:
         done = check(
-            store, run, batch_table, watch.name, predict, drift, None, progress, window, watch
+            *(store, run, batch_table, watch.name, predict, drift, None, progress, window, watch),
+            windows.log.entries,
         )
     except Unreachable:
         raise
@@ -155,12 +156,13 @@ def check(
     progress: Callable[[int, int], None] = lambda done, total: None,
     window: Window | None = None,
     watch: WatchConfig | None = None,
+    log: Sequence[Entry] = (),
 ) -> CheckResult:
     """Compare the pinned batch with the reference of `model` (default: the champion).
 
     progress: called with (done, total) images while the batch is predicted. window: the images that
-    are looked at; None: all of the batch. watch: says where the evidence is kept. Raises DataError
-    as tables do.
+    are looked at; None: all of the batch. watch: says where the evidence is kept. log: events of
+    earlier windows, which watch.horizon looks back at. Raises DataError as tables do.
     """
     model = model or promote.require_champion(store)
     watch = watch or WatchConfig()
@@ -183,17 +185,32 @@ def check(
 
     def made() -> pa.Table:
         ours = known(package, reference).seen
-        theirs = Seen(
-            _labels(package, mine.scores_NC),
-            mine.looks_NK,
-            groups=_groups(package, reference, batch_table, mine),
-            arrived_N=_arrived(watch.arrived, batch_table, mine),
-        )
-        embeddings = (reference.features_ND, mine.features_ND)
-        scores = (reference.scores_NC, mine.scores_NC)
-        found = promise.kept(
-            drift, alpha, lambda cfg: detect(*embeddings, *scores, cfg, run.seed, ours, theirs)
-        )
+
+        def tested(one: Batch) -> Callable[[DriftConfig], DriftReport]:
+            theirs = Seen(
+                _labels(package, one.scores_NC),
+                one.looks_NK,
+                groups=_groups(package, reference, batch_table, one),
+                arrived_N=_arrived(watch.arrived, batch_table, one),
+            )
+            embeddings = (reference.features_ND, one.features_ND)
+            scores = (reference.scores_NC, one.scores_NC)
+            return lambda cfg: detect(*embeddings, *scores, cfg, run.seed, ours, theirs)
+
+        of_spans = {}
+        wanted = watch.horizon.spans if watch.horizon is not None else ()
+        if wanted and window is not None and window.number:
+            rows = records.checks(run, watch).rows
+            before = spans.earlier(log, rows, str(model), window.number, max(wanted) - 1)
+            of_spans = spans.together(
+                mine,
+                before,
+                lambda e: read_batch(mine.version, e.predictions, e.prediction, options),
+                wanted,
+                drift.max_rows,
+            )
+        each = {count: tested(one) for count, one in of_spans.items()}
+        found = promise.over_spans(drift, alpha, tested(mine), each)
         # Of a package that was tampered with nothing is said: it raises.
         cost = severity.severity(package.severity(), mine.scores_NC, mine.features_ND, run.seed)
         found = replace(found, severity=cost)
@@ -370,7 +387,7 @@ def read_batch(
     """
     columns = ["image_id", "sha256", "embedding", "scores", "error", *SEEN]
     rows = batch.read_rows(uri, key, columns, storage_options)
-    rows = rows.filter(pc.is_null(rows["error"]))
+    rows = rows.filter(pc.is_null(rows["error"])) if len(rows) else rows
     if not len(rows):
         raise DataError(
             f"No image of {version} decodes, so there is nothing to compare",

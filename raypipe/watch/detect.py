@@ -26,7 +26,7 @@ from raypipe.images.measure import SEEN
 from raypipe.watch import by_domain, engine, groups, projection
 from raypipe.watch.by_domain import MIXTURE
 from raypipe.watch.detectors import DETECTORS
-from raypipe.watch.detectors.detector import MOST_ONLINE, Pair, Setting
+from raypipe.watch.detectors.detector import Pair, Setting
 from raypipe.watch.domains import Part, Rows
 from raypipe.watch.engine import Engine
 from raypipe.watch.settings import LEAST_ROWS
@@ -412,7 +412,7 @@ def _arrival(reference: _Side, batch: _Side, cfg: DriftConfig, seed: int) -> Pai
     if len(order_M) < LEAST_ROWS:
         return f"only {len(order_M)} images of the batch say when they came"
     rng = np.random.default_rng(seed)
-    most = min(cfg.max_rows, MOST_ONLINE)
+    most = min(cfg.max_rows, projection.MOST_ONLINE)
     sides = [
         projection.subsample(rows_ND.astype(np.float32), most, rng)
         for rows_ND in (reference.embedding_ND, batch.embedding_ND[order_M])

@@ -34,7 +34,7 @@ import torch
 
 from raypipe.errors import DataError
 from raypipe.watch import mmd
-from raypipe.watch.detectors.detector import MOST_ONLINE
+from raypipe.watch.projection import MOST_ONLINE
 
 AT_ONCE = 256  # permutations whose matrices are in memory together
 ROUNDING = 1e-6

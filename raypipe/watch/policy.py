@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -23,6 +23,13 @@ class WatchHorizon(Section):
     """How many checks in a row the promise is about: a year of nights."""
     false_alarm: float = Field(default=0.03, gt=0, lt=0.5)
     """The highest probability of any false alarm in that many checks in a row."""
+    spans: tuple[Annotated[int, Field(ge=2, le=100)], ...] = ()
+    """`[7, 28]`: the images of the last 7 and of the last 28 checks are tested together, too. It
+    finds a small drift that lasts.
+
+    Only where images of different checks are independent draws: of other things each time, or with
+    their things named in `watch.group`. The same things photographed again look like drift.
+    """
 
 
 class PolicyConfig(Section):

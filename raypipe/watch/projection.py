@@ -21,6 +21,8 @@ import numpy as np
 # At most, and at most a quarter of the rows: a component needs several rows to be more than noise.
 COMPONENTS = 64
 NEIGHBOURS = 5
+# Rows of a side that online.py compares: the kernel's matrix then takes 256 MB.
+MOST_ONLINE = 4_000
 # Pairs of rows that the kernel's width is measured on: all of them up to 500 + 500 rows. Of more
 # rows a sample, which is off by less than 1 % (test_projection.py).
 PAIRS = 500_000

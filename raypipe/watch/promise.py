@@ -9,13 +9,17 @@ that is kept is valid below DOUBT: an alarm needs the full number to say so.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from raypipe.config import RunConfig
+from raypipe.errors import DataError
 from raypipe.watch import records
 from raypipe.watch.detect import DEFAULT, DriftConfig, DriftReport, tests
 from raypipe.watch.horizon import Horizon
 from raypipe.watch.settings import WatchConfig
+from raypipe.watch.spans import joined as spans_joined
+
+Found = Callable[[DriftConfig], DriftReport]
 
 DOUBT = 0.02
 """A p-value of few permutations above this is no alarm with all of them: of 500 it is 10."""
@@ -39,9 +43,30 @@ def level(run: RunConfig, watch: WatchConfig, about: str, model: str) -> float |
     return max(NOTHING_LEFT, horizon.level([row["alpha"] for row in others]))
 
 
-def kept(
-    drift: DriftConfig, alpha: float | None, found: Callable[[DriftConfig], DriftReport]
+def over_spans(
+    drift: DriftConfig, alpha: float | None, found: Found, spans: Mapping[int, Found]
 ) -> DriftReport:
+    """The report of a check and of its spans (spans.py), each at an equal share of `alpha`.
+
+    found, spans: tests with these settings. Without a promise (alpha None) the check's alone.
+    """
+    # Its windows are nights already, and their order is of one night.
+    of_spans = drift.detectors and tuple(name for name in drift.detectors if name != "online")
+    if alpha is None or not spans or of_spans == ():
+        return kept(drift, alpha, found)
+    share = alpha / (1 + len(spans))
+    cfg = drift.model_copy(update={"detectors": of_spans})
+    reports = {}
+    for count, of in spans.items():
+        # A test that these images cannot have says so, and the others go on.
+        try:
+            reports[count] = kept(cfg, share, of)
+        except DataError:
+            continue
+    return spans_joined(alpha, kept(drift, share, found), reports)
+
+
+def kept(drift: DriftConfig, alpha: float | None, found: Found) -> DriftReport:
     """The report of `found` at the settings of a check; under a promise, at `alpha`.
 
     found: tests with these settings.

@@ -6,15 +6,10 @@ import numpy as np
 import pytest
 from scipy.stats import f as f_distribution
 
+from benchmarks.nights import Regrouped, last_nights, night_p, sequential_p
 from raypipe.errors import DataError
 from raypipe.watch import mmd
-from raypipe.watch.horizon import (
-    Horizon,
-    Regrouped,
-    last_nights,
-    night_p,
-    sequential_p,
-)
+from raypipe.watch.horizon import Horizon
 from raypipe.watch.policy import WatchHorizon
 
 YEAR = Horizon(365, 0.03)

@@ -20,9 +20,6 @@ from raypipe.watch.groups import Units
 # (by_domain.py). arrival: components too, the batch in the order in which its images came.
 KINDS = ("embedding", "scores", "classes", "looks", "copies", "arrival")
 
-MOST_ONLINE = 4_000
-"""Rows of a side that online compares: the kernel's matrix then takes 256 MB."""
-
 
 @dataclass(frozen=True)
 class Pair:
