@@ -4,9 +4,14 @@ unlike all that it knows, and no ten that are nearly the same.
 Each image gets two ranks, by uncertainty and by novelty, and their mean is its value. Ranks,
 because the two have no common unit. Copies of one image are asked for once. Of the most valuable
 images those to label are drawn by k-means++ on the features: each next one with a chance that is
-its value times its squared distance to the nearest one that was drawn (as BADGE does, Ash et al.
-2020, on gradients). So a second picture of one thing comes last, and the same seed asks for the
-same images.
+its value to the POWER times its squared distance to the nearest one that was drawn (as BADGE does,
+Ash et al. 2020, on gradients). So a second picture of one thing comes last, and the same seed asks
+for the same images.
+
+POWER holds values against distances. Emoji of Twitter under a model of Google's, 100 of 1,200 asked
+for, two windows, means of 3 seeds: without features they lie in 78 and 83 of 300 clusters, with a
+mean uncertainty of 0.71 and 0.74. POWER 2: 79 and 76, 0.38. 8: 89 and 87, 0.56. 16: 88 and 89, 0.65
+and 0.64. It was chosen on these windows.
 """
 
 from __future__ import annotations
@@ -23,6 +28,7 @@ from scipy.stats import rankdata
 from raypipe.files import write_atomic
 
 POOL = 20  # times as many as are asked for: the most valuable ones, of which some are drawn
+POWER = 16
 BLANK = " \t\r\n\v\f\0\u00a0\u200b\ufeff"
 
 
@@ -53,7 +59,8 @@ def worth_a_label(
     if features_ND is None or len(by_value) <= most or not most:
         return by_value[:most]
     pool_P = np.array(by_value[: POOL * most])
-    drawn = spread(features_ND[pool_P], value_N[pool_P], most, seed)
+    weight_P = (value_N[pool_P] / value_N[pool_P].max()) ** POWER
+    drawn = spread(features_ND[pool_P], weight_P, most, seed)
     # The pool is in the order of values.
     return [int(pool_P[place]) for place in sorted(drawn)]
 
