@@ -44,6 +44,7 @@ from raypipe.models.severity_windows import (
     fitted,
     left_out,
     novelty,
+    on_one_side,
     reach,
     scale,
 )
@@ -186,6 +187,14 @@ def calibrate(
         half_N = np.isin(images_N, chosen)
         # Each half holds each domain, or there is nothing to compare with.
         half_N = balanced(half_N, domains_N, plain_N, images_N)
+        alone = on_one_side(half_N, domains_N, plain_N)
+        if alone:
+            raise DataError(
+                "Validation images cannot be halved so that each half has every domain",
+                got=", ".join(alone[:3]),
+                rule="Images of one group stay together, also where they are of several domains",
+                fix="Name groups that lie in one domain each",
+            )
         tried.append(left_out(*halves(half_N, ~half_N), len(kinds)))
     error_WS, residual_W, kind_W, few_W = (
         np.concatenate(parts) for parts in zip(*tried, strict=True)
@@ -289,13 +298,15 @@ def estimate(calibration: Calibration, scores_MC: np.ndarray, features_MD: np.nd
         drawn = float(_variance(accuracy, images, shares_K**2 @ known.facts_K4[:, 3]))
         return calibration.quantile * float(np.sqrt(drawn + error**2))
 
-    where = f"outside of what was calibrated: {signs_S[1]:.1f} from the known domains"
-    if signs_S[1] > calibration.farthest or new > calibration.newest:
+    away = f"{signs_S[1]:.1f}" if signs_S[1] < 1e6 else f"{signs_S[1]:.1e}"
+    # Written so that NaN, of features too large for squares, gets no answer.
+    if not (signs_S[1] <= calibration.farthest and new <= calibration.newest):
+        where = f"outside of what was calibrated: {away} from the known domains"
         return _abstained(f"{where}, and signs like these were not seen", nearest)
     widest = 2 * half_width(WINDOW)
-    if widest > WIDEST:
-        text = f"{where}, and the interval would be {100 * widest:.0f} points wide"
-        return _abstained(text, nearest)
+    if not widest <= WIDEST:
+        wide = f"the interval would be {100 * widest:.0f} points wide: {100 * WIDEST:.0f} are most"
+        return _abstained(f"{wide} ({away} from the known domains)", nearest)
     half = half_width(rows)
     low, high = max(0.0, accuracy - half), min(1.0, accuracy + half)
     return Estimate(accuracy, low, high, "", nearest, at_home)
