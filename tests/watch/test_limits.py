@@ -201,3 +201,21 @@ def test_latency_is_of_images_that_decode(tmp_path: Path) -> None:
     job = validate(TrainJob, {"table": {"uri": str(tmp_path / "t")}})
     append(job.table.uri, rows, "add")
     assert limited._images(job, pin(job.table, job.feed)) == good[:2]
+
+
+def test_a_slice_has_its_labelled_rows_and_no_others(tmp_path: Path) -> None:
+    """A row without an id was in no slice, and an unlabelled twin put its labelled one into one."""
+    odd = "<b>'\";--"
+    rows = pa.table(
+        {
+            "image_id": ["a", None, "twin", "twin", "c", "d", "e"],
+            "image": [b"x"] * 7,
+            "label": ["a", "b", "a", None, "b", "a", "b"],
+            "split": ["test"] * 5 + ["train", "val"],
+            "shift": [odd, odd, "day", odd, None, odd, odd],
+        }
+    )
+    job = validate(TrainJob, {"table": {"uri": str(tmp_path / "t")}})
+    append(job.table.uri, rows, "add")
+    limits = cfg(slices=[{"name": "n", "where": {"shift": odd}}])
+    assert limited.rows_of(limits, job, pin(job.table, job.feed)) == {"n": {"a", ""}}
