@@ -44,6 +44,7 @@ from raypipe.models.severity_windows import (
     fitted,
     left_out,
     novelty,
+    on_one_side,
     reach,
     scale,
 )
@@ -186,6 +187,14 @@ def calibrate(
         half_N = np.isin(images_N, chosen)
         # Each half holds each domain, or there is nothing to compare with.
         half_N = balanced(half_N, domains_N, plain_N, images_N)
+        alone = on_one_side(half_N, domains_N, plain_N)
+        if alone:
+            raise DataError(
+                "Validation images cannot be halved so that each half has every domain",
+                got=", ".join(alone[:3]),
+                rule="Images of one group stay together, also where they are of several domains",
+                fix="Name groups that lie in one domain each",
+            )
         tried.append(left_out(*halves(half_N, ~half_N), len(kinds)))
     error_WS, residual_W, kind_W, few_W = (
         np.concatenate(parts) for parts in zip(*tried, strict=True)
@@ -289,14 +298,16 @@ def estimate(calibration: Calibration, scores_MC: np.ndarray, features_MD: np.nd
         drawn = float(_variance(accuracy, images, shares_K**2 @ known.facts_K4[:, 3]))
         return calibration.quantile * float(np.sqrt(drawn + error**2))
 
-    if signs_S[1] > calibration.farthest:
-        far = f"distance {signs_S[1]:.1f}, calibrated up to {calibration.farthest:.1f}"
+    # Written so that NaN, of features too large for squares, gets no answer.
+    if not signs_S[1] <= calibration.farthest:
+        away = f"{signs_S[1]:.1f}" if signs_S[1] < 1e6 else f"{signs_S[1]:.1e}"
+        far = f"distance {away}, calibrated up to {calibration.farthest:.1f}"
         return _abstained(f"the images are too unlike those the model knows ({far})", nearest)
-    if new > calibration.newest:
+    if not new <= calibration.newest:
         return _abstained("the images differ in a way that was not calibrated", nearest)
     widest = 2 * half_width(WINDOW)
-    if widest > WIDEST:
-        text = f"the interval would be {100 * widest:.0f} points wide, too wide to say anything"
+    if not widest <= WIDEST:
+        text = f"the interval would be {100 * widest:.0f} points wide: {100 * WIDEST:.0f} are most"
         return _abstained(text, nearest)
     half = half_width(rows)
     low, high = max(0.0, accuracy - half), min(1.0, accuracy + half)

@@ -15,6 +15,7 @@ Letters in names: N reference images, M known ones, B images of a batch, H x W p
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -71,13 +72,13 @@ def measured(
     start = clock()
     reference, samples_N = unseen.reference, unseen.samples_N
     assert samples_N is not None
-    domains_N = _domains(reference.domains, len(samples_N))
     images_N = _images(samples_N, reference.groups)
+    domains_N = _domains(reference.domains, images_N)
     known = np.flatnonzero(domains_N != "")
     if len(known) > KNOWN:
         known = np.sort(np.random.default_rng(0).choice(known, KNOWN, replace=False))
     # Of few drawn ones a domain may be small, too.
-    domains_N[known] = pooled(domains_N[known])
+    domains_N[known] = pooled(domains_N[known], images_N[known])
     known = known[domains_N[known] != ""]
     try:
         require_enough(domains_N[known], images_N[known])
@@ -129,20 +130,26 @@ def _why_not(job: TrainJob, pinned: Pinned, unseen: Unseen) -> str:
     return ""
 
 
-def _domains(domains: tuple[str, ...] | None, images: int) -> np.ndarray:
+def _domains(domains: tuple[str, ...] | None, images_N: np.ndarray) -> np.ndarray:
     """The known domain of each image, (N,), where the table names them; else they are one."""
     if not domains:
-        return np.full(images, ONE, dtype=object)
-    return pooled(np.array([name or "(no name)" for name in domains], dtype=object))
+        return np.full(len(images_N), ONE, dtype=object)
+    named_N = np.array([name or "(no name)" for name in domains], dtype=object)
+    return pooled(named_N, images_N)
 
 
-def pooled(domains_N: np.ndarray) -> np.ndarray:
-    """Domains of fewer images than calibration needs become one; blank if they are few even so."""
+def pooled(domains_N: np.ndarray, images_N: np.ndarray) -> np.ndarray:
+    """Domains of fewer images than calibration needs become one; blank if they are few even so.
+
+    images_N: the same number for images of one group, which count once.
+    """
     pooled_N = domains_N.copy()
     for small in (OTHERS, ""):
-        names, counts = np.unique(pooled_N.astype(str), return_counts=True)
-        few = {*names[counts < LEAST_OF_DOMAIN].tolist()}
-        pooled_N[np.isin(pooled_N.astype(str), list(few))] = small
+        # Pairs, not numpy's texts: those lose a zero character at the end of a name.
+        pairs = set(zip(pooled_N.tolist(), images_N.tolist(), strict=True))
+        counts = Counter(name for name, _ in pairs)
+        few = {name for name, count in counts.items() if count < LEAST_OF_DOMAIN}
+        pooled_N[[name in few for name in pooled_N.tolist()]] = small
     return pooled_N
 
 

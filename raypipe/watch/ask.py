@@ -96,10 +96,13 @@ def _comparable(features_ND: np.ndarray) -> np.ndarray:
     is_number_N: np.ndarray = np.asarray(np.isfinite(rows_ND).all(axis=1))
     # Squares of what is larger are no numbers any more.
     rows_ND = np.clip(np.where(is_number_N[:, None], rows_ND, 0.0), -1e100, 1e100)
-    spread_D: np.ndarray = np.ones(rows_ND.shape[1])
+    spread_D = usual_D = np.ones(rows_ND.shape[1])
     if is_number_N.any():
         spread_D = rows_ND[is_number_N].std(0)
-    alive = np.flatnonzero(spread_D > 1e-6 * max(1e-300, spread_D.max(initial=0.0)))
+        # Of the middle half of images: one with a huge feature would make all others constant.
+        usual_D = np.subtract(*np.percentile(rows_ND[is_number_N], [75, 25], axis=0))
+    largest = float(usual_D.max(initial=0.0)) or float(spread_D.max(initial=0.0))
+    alive = np.flatnonzero(spread_D > 1e-6 * max(1e-300, largest))
     rows_ND = rows_ND[:, alive] / spread_D[alive]
     far = 10 * np.sqrt(1.0 + rows_ND.shape[1])
     return np.column_stack([rows_ND, np.where(is_number_N, 0.0, far)])

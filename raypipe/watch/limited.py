@@ -10,9 +10,10 @@ import pyarrow.compute as pc
 
 from raypipe.errors import ConfigError, DataError
 from raypipe.feed.dataset import Pinned
+from raypipe.images.decode import decode_good
 from raypipe.registry.package import Package
 from raypipe.serve import latency
-from raypipe.tables import conditions, scan
+from raypipe.tables import conditions, label_column, scan
 from raypipe.train.job import TrainJob
 from raypipe.watch.comparison import compare
 from raypipe.watch.limits import LimitsConfig, Measured, Named, Spread
@@ -21,9 +22,11 @@ IMAGES = 32  # different ones that latency is measured with
 
 
 def rows_of(cfg: LimitsConfig, job: TrainJob, pinned: Pinned) -> dict[str, AbstractSet[str]]:
-    """The ids of the test rows of each named slice.
+    """The ids of the labelled test rows of each named slice; "" of a row without one.
 
-    Raises ConfigError for two slices of one name and for a condition that the table cannot hold.
+    Of labelled rows only, as those that are compared: another row of the same id, which nobody
+    judges, puts none into a slice. Raises ConfigError for two slices of one name and for a condition
+    that the table cannot hold.
     """
     names = [limit.name for limit in cfg.slices]
     twice = sorted({name for name in names if names.count(name) > 1})
@@ -35,6 +38,7 @@ def rows_of(cfg: LimitsConfig, job: TrainJob, pinned: Pinned) -> dict[str, Abstr
         )
     table, version, tests = pinned.table, pinned.version, pinned.rows_of(job.feed.test)
     schema = pa.schema(table.at(version).schema().to_arrow())
+    names_of, kind = table.columns, pinned.task.kind
     found: dict[str, AbstractSet[str]] = {}
     for limit in cfg.slices:
         missing = sorted(set(limit.where) - set(schema.names))
@@ -46,8 +50,11 @@ def rows_of(cfg: LimitsConfig, job: TrainJob, pinned: Pinned) -> dict[str, Abstr
                 fix="Name a column of the table, or leave the slice out",
             )
         where = conditions.both(tests, limit.where, schema)
-        ids = scan.rows(table, version, [table.columns.id], where)[table.columns.id]
-        found[limit.name] = {str(one) for one in ids.to_pylist() if one is not None}
+        wanted = list(dict.fromkeys([names_of.id, names_of.label]))
+        rows = scan.rows(table, version, wanted, where)
+        labels = label_column.read(rows[names_of.label], kind, names_of.label)
+        ids = rows[names_of.id].filter(labels.is_valid()).to_pylist()
+        found[limit.name] = {"" if one is None else str(one) for one in ids}
     return found
 
 
@@ -115,11 +122,18 @@ def measured(
 
 
 def _images(job: TrainJob, pinned: Pinned) -> list[bytes]:
-    """The first test images, encoded."""
+    """The first test images that decode, encoded.
+
+    One that does not is no reason to fail: rows without a label are not compared, so nobody else
+    has to decode them.
+    """
     found: list[bytes] = []
     column = pinned.table.columns.image
     for part in scan.each(pinned.table, pinned.version, [column], pinned.rows_of(job.feed.test)):
-        found += [image for image in part[column].to_pylist() if image]
-        if len(found) >= IMAGES:
-            break
-    return found[:IMAGES]
+        for first in range(0, len(part), IMAGES):
+            images = part[column].slice(first, IMAGES).to_pylist()
+            decoded = decode_good(images, job.model.pixels, job.feed.threads)
+            found += [images[slot] for slot in decoded.good]
+            if len(found) >= IMAGES:
+                return found[:IMAGES]
+    return found

@@ -14,6 +14,7 @@ from raypipe.watch.decide import Decision
 from raypipe.watch.severity import NOT_ASKED, Severity
 
 FREE_FAILURES = 3  # tried again at once so often
+ROUNDED = 1e-9  # 0.98 - 0.93 is 0.04999…: five points are five points
 
 
 class WatchHorizon(Section):
@@ -146,7 +147,7 @@ def counts(checked: Checked, policy: PolicyConfig) -> bool:
     loss = checked.severity.loss
     if policy.severity is None or loss is None:
         return checked.is_drift
-    is_large = loss[0] >= policy.severity
+    is_large = loss[0] >= policy.severity - ROUNDED
     return is_large and (checked.is_drift if policy.counts == "both" else loss[1] > 0)
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from raypipe.errors import DataError
 from raypipe.models.severity import Calibration, calibrate, estimate
+from raypipe.models.severity_windows import on_one_side
 
 FEATURES = 12
 KINDS = {"darker": 0, "softer": 1, "turned": 2, "dirty": 3}
@@ -238,6 +239,31 @@ def broken(field: str, value: object) -> Given:
 def test_what_cannot_be_calibrated(made: Given, match: str) -> None:
     with pytest.raises(DataError, match=match):
         made.calibrate()
+
+
+def test_groups_that_lie_in_several_domains_end_in_no_traceback() -> None:
+    """One group of 260 rows, and a small domain whose groups are every second one of the other."""
+    made = given({"mono": 0.0}, images=400, copies=False)
+    made.domains_N = np.array(["a"] * 20 + ["b"] * 380)
+    odd = [2 * number + 1 for number in range(20)]
+    made.images_N = np.array([*odd, *range(120), *[500] * 260])
+    assert made.calibrate().domains == ["a", "b"]
+    # Two groups that hold all of a domain may fall on one side.
+    half_N = np.array([True, True, False, False])
+    domains_N, plain_N = np.array(["a", "a", "b", "a"]), np.array([True, True, True, False])
+    assert on_one_side(half_N, domains_N, plain_N) == ["a", "b"]
+
+
+def test_why_there_is_no_estimate_is_true(two_domains: Calibration) -> None:
+    """At home nothing is outside, however wide the interval; and numbers stay short."""
+    scores, features = draw(200, np.random.default_rng(11)).window(np.arange(200))
+    wide = estimate(replace(two_domains, error_3=[0.5, 0.0, 0.0]), scores, features)
+    assert "points wide: 30 are most" in wide.abstains and "unlike" not in wide.abstains
+    huge = estimate(two_domains, scores, np.full_like(features, 3e38))
+    assert "unlike" in huge.abstains and len(huge.abstains) < 120
+    # Squares overflow, and distances are no numbers: no limit holds.
+    with np.errstate(all="ignore"):
+        assert estimate(two_domains, scores, np.full_like(features, 1e200)).abstains
 
 
 def test_a_window_of_another_model_is_refused(two_domains: Calibration) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from raypipe.feed.dataset import pin
 from raypipe.images import shifts
+from raypipe.models.severity import require_enough
 from raypipe.models.zoo import ImageModel, ModelConfig
 from raypipe.train import shifted, unseen
 from raypipe.train.shifted import OTHERS, pooled
@@ -29,7 +30,16 @@ from .conftest import Jobs
 )
 def test_small_domains_are_one_or_left_out(sizes: dict[str, int], expected: dict[str, int]) -> None:
     names = np.array([name for name, count in sizes.items() for _ in range(count)], dtype=object)
-    assert Counter(pooled(names).tolist()) == expected
+    assert Counter(pooled(names, np.arange(len(names))).tolist()) == expected
+
+
+def test_a_domain_of_few_groups_counts_among_the_others() -> None:
+    """30 images of 10 modules are 10: they cost the other domain its calibration."""
+    names = np.array(["a"] * 30 + ["b"] * 200 + ["c"] * 15, dtype=object)
+    images = np.array([*(n // 3 for n in range(30)), *range(100, 315)])
+    found = pooled(names, images)
+    assert Counter(found.tolist()) == {OTHERS: 45, "b": 200}
+    require_enough(found, images)
 
 
 def test_each_image_is_changed_in_every_way_once() -> None:

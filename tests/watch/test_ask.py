@@ -107,6 +107,17 @@ def test_huge_and_constant_features_and_one_class() -> None:
     assert len(ask.worth_a_label(one_N1, np.arange(40.0), hashes, 3, same_ND[:, :0])) == 3
 
 
+def test_one_image_with_a_huge_feature_leaves_the_others_different() -> None:
+    """Ten things, thirty pictures each. Beside 1e9 all their features had counted as constant."""
+    rng = np.random.default_rng(0)
+    things_ND = np.repeat(rng.normal(size=(10, 16)), 30, 0) + rng.normal(size=(300, 16)) * 0.01
+    features_ND = np.vstack([things_ND, np.ones((1, 16))])
+    features_ND[:, 0] = 0
+    features_ND[-1, 0] = 1e9
+    drawn = ask.spread(features_ND, np.ones(301), 12, 0)
+    assert len({row // 30 for row in drawn}) >= 9
+
+
 @pytest.mark.parametrize("text", ["=1", " =1", "\n=1", "\t1", "\ufeff=1", "\uff1d1", "-1", "@a"])
 def test_no_cell_is_computed(text: str) -> None:
     assert ask._plain(text) == "'" + text

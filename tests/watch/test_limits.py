@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -11,10 +12,14 @@ import pytest
 
 from raypipe.config import key_of, to_json, validate
 from raypipe.errors import ConfigError, DataError
+from raypipe.feed.dataset import pin
+from raypipe.tables.table import append
+from raypipe.train.job import TrainJob
 from raypipe.watch import decisions, limited
 from raypipe.watch.comparison import compare
 from raypipe.watch.decide import Decision, GateConfig, gate, key_part
 from raypipe.watch.limits import Measured, Named, Spread
+from tests.conftest import encode, texture
 from tests.watch.test_decide import judged
 
 BETTER = judged("poly", won=80, lost=5)
@@ -180,3 +185,37 @@ def test_settings_that_say_nothing_are_refused() -> None:
     ):
         with pytest.raises(ConfigError):
             cfg(**wrong)
+
+
+def test_latency_is_of_images_that_decode(tmp_path: Path) -> None:
+    """A broken test image without a label is compared by nobody; it ended the retrain."""
+    good = [encode(texture(seed, 16)) for seed in range(4)]
+    rows = pa.table(
+        {
+            "image_id": [f"i{n}" for n in range(9)],
+            "image": [b"broken", None, b"", *good, *good[:2]],
+            "label": [None, None, None, "a", "b", "a", "b", "a", "b"],
+            "split": ["test"] * 5 + ["train"] * 2 + ["val"] * 2,
+        }
+    )
+    job = validate(TrainJob, {"table": {"uri": str(tmp_path / "t")}})
+    append(job.table.uri, rows, "add")
+    assert limited._images(job, pin(job.table, job.feed)) == good[:2]
+
+
+def test_a_slice_has_its_labelled_rows_and_no_others(tmp_path: Path) -> None:
+    """A row without an id was in no slice, and an unlabelled twin put its labelled one into one."""
+    odd = "<b>'\";--"
+    rows = pa.table(
+        {
+            "image_id": ["a", None, "twin", "twin", "c", "d", "e"],
+            "image": [b"x"] * 7,
+            "label": ["a", "b", "a", None, "b", "a", "b"],
+            "split": ["test"] * 5 + ["train", "val"],
+            "shift": [odd, odd, "day", odd, None, odd, odd],
+        }
+    )
+    job = validate(TrainJob, {"table": {"uri": str(tmp_path / "t")}})
+    append(job.table.uri, rows, "add")
+    limits = cfg(slices=[{"name": "n", "where": {"shift": odd}}])
+    assert limited.rows_of(limits, job, pin(job.table, job.feed)) == {"n": {"a", ""}}

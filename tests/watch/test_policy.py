@@ -142,6 +142,16 @@ def test_a_policy_that_says_nothing_is_refused(bad: dict[str, float]) -> None:
         validate(PolicyConfig, bad)
 
 
+@pytest.mark.parametrize(("accuracy", "known", "severity"), [(0.93, 0.98, 0.05), (0.85, 0.95, 0.1)])
+def test_a_loss_of_just_so_many_points_counts(
+    accuracy: float, known: float, severity: float
+) -> None:
+    """0.98 - 0.93 is less than 0.05 in floating point, and 5.0 points in every message."""
+    check = Checked(True, Severity(accuracy, accuracy - 0.02, accuracy + 0.02, known))
+    policy = validate(PolicyConfig, {"severity": severity})
+    assert retrain([check], MANY, [], NOW, policy).act
+
+
 def test_what_fails_again_and_again_is_tried_less_and_less_often() -> None:
     def pause(failures: int, hours: float) -> str:
         last = NOW - timedelta(hours=hours)
