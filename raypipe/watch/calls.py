@@ -7,6 +7,8 @@ or two processes at once add none.
 
 from __future__ import annotations
 
+from functools import partial
+
 import pyarrow as pa
 
 from raypipe.config import RunConfig, key_of
@@ -62,9 +64,9 @@ def keep(
             "act": decision.act,
             "format": FORMAT,
         }
-        made = pa.Table.from_pylist([row], ROW)
+        make = partial(pa.Table.from_pylist, [row], ROW)
         why = f"retrain {model}: {'yes' if decision.act else 'no'}"
-        stored = rows_once(place, ROW, {"key": key}, lambda made=made: made, why, options)
+        stored = rows_once(place, ROW, {"key": key}, make, why, options)
         if only_first or _same(stored.to_pylist()[0], decision, champion):
             return
         # Another process was first, with another answer: this one comes after it.
