@@ -64,18 +64,14 @@ def keep(
             "act": decision.act,
             "format": FORMAT,
         }
-        made = pa.Table.from_pylist([row], ROW)
+        make = partial(pa.Table.from_pylist, [row], ROW)
         why = f"retrain {model}: {'yes' if decision.act else 'no'}"
-        stored = rows_once(place, ROW, {"key": key}, partial(_is, made), why, options)
+        stored = rows_once(place, ROW, {"key": key}, make, why, options)
         if only_first or _same(stored.to_pylist()[0], decision, champion):
             return
         # Another process was first, with another answer: this one comes after it.
         retries.pause(attempt)
     raise retries.busy(place, f"{TRIES} tries")
-
-
-def _is(made: pa.Table) -> pa.Table:
-    return made
 
 
 def _same(row: dict[str, object], decision: Decision, champion: str) -> bool:

@@ -101,17 +101,19 @@ def measured(
     """
     if not cfg.measures:
         return None
-    ours, theirs = (sum(len(content) for content in package.files.values()) for package in packages)
+    champion_bytes, challenger_bytes = (
+        sum(len(content) for content in package.files.values()) for package in packages
+    )
     images = _images(job, pinned) if cfg.times else []
     if not images:
-        return Measured(ours, theirs)
+        return Measured(champion_bytes, challenger_bytes)
     say(f"Measuring the latency of both models on batches of {cfg.latency_batch}")
     times = latency.measure(packages, images, cfg.latency_batch)
     champion = [took[0] for took in times.times_RM]
     challenger = [took[1] for took in times.times_RM]
     return Measured(
-        ours,
-        theirs,
+        champion_bytes,
+        challenger_bytes,
         champion_ms=Spread.of(champion),
         challenger_ms=Spread.of(challenger),
         ratio=Spread.of([b / a for a, b in zip(champion, challenger, strict=True)]),

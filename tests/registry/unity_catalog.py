@@ -46,6 +46,7 @@ TOKEN = "dapi-of-the-double-0123456789"
 MODELS = "/api/2.0/mlflow/unity-catalog/registered-models"
 VERSIONS = "/api/2.0/mlflow/unity-catalog/model-versions"
 PAGE = 2
+INTERNAL = ("/api/2.0/fs/files/WorkspaceInternal", "/api/2.0/fs/directories/WorkspaceInternal")
 ROOT = "dbfs:/databricks/mlflow-tracking"  # where a workspace keeps the files of runs
 RESERVED = ".,-=/:"
 
@@ -442,7 +443,10 @@ def handler(catalog: Catalog, runs: str | None) -> type[BaseHTTPRequestHandler]:
                     return catalog.directory(path.removeprefix("/api/2.0/fs/directories")), 200
             if runs is not None and path.startswith("/api/2.0/mlflow/"):
                 return self.of_runs(path, asked, body)
-            # Files of runs are asked for by another name first.
+            # Files of runs are asked for by another name first. Where a workspace refuses it, the
+            # client falls back on signed addresses. By 404 it would take a folder for an empty one.
+            if path.startswith(INTERNAL):
+                raise Refused("PERMISSION_DENIED", "No access to internal files", 403)
             if not path.startswith("/api/2.0/fs/"):
                 catalog.unknown.append((self.command, path))
             raise Refused("ENDPOINT_NOT_FOUND", f"No API found for {self.command} {path}", 404)
