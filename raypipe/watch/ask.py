@@ -93,7 +93,7 @@ def _comparable(features_ND: np.ndarray) -> np.ndarray:
     Rows with a feature that is no number are one neighbourhood, far from all others.
     """
     rows_ND = np.asarray(features_ND, np.float64)
-    is_number_N = np.isfinite(rows_ND).all(1)
+    is_number_N = np.asarray(np.isfinite(rows_ND).all(axis=1))
     # Squares of what is larger are no numbers any more.
     rows_ND = np.clip(np.where(is_number_N[:, None], rows_ND, 0.0), -1e100, 1e100)
     spread_D = rows_ND[is_number_N].std(0) if is_number_N.any() else np.ones(rows_ND.shape[1])
