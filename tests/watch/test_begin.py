@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -167,6 +168,58 @@ def test_replay_leaves_old_rows_out_of_training_and_of_nothing_else(tmp_path: Pa
     assert other.feed.leave_out != replayed.feed.leave_out
     assert other.training_key(pinned.version) == replayed.training_key(pinned.version)
     assert job.training_key(pinned.version) != replayed.training_key(pinned.version)
+
+
+def test_an_image_under_another_id_or_in_another_table_is_an_old_row(tmp_path: Path) -> None:
+    """As for test rows. All of a table that was made again had counted as new."""
+    job, later = job_at(tmp_path), job_at(tmp_path, "later")
+    known_N2 = learned.of_training(job, add(job, NAMES, SPLITS))
+    add(later, NAMES, SPLITS)
+    pinned = add(later, ["n0", "n1"], ["train"] * 2)
+    said: list[str] = []
+    replayed, facts = begin._replayed(later, 1.0, known_N2, pinned, said.append)
+    assert said == ["Training on 2 new rows and 2 of 4 old ones"]
+    again = pin(replayed.table, replayed.feed, opened=pinned)
+    assert again.counts["train"] == 4
+
+
+def test_a_new_row_stays_beside_an_old_one_of_the_same_id(tmp_path: Path) -> None:
+    job, later = job_at(tmp_path), job_at(tmp_path, "later")
+    known_N2 = learned.of_training(job, add(job, NAMES, SPLITS))
+    # The images i0 to i3 under one id, which an unknown image has, too.
+    ids = ["x"] * 5 + ["y", "v", "v2", "t", "t2"]
+    images = ["i0", "i1", "i2", "i3", "new", "newer", "v", "v2", "t", "t2"]
+    rows = pa.table(
+        {
+            "image_id": ids,
+            "image": [b"x"] * 10,
+            "label": ["a", "b"] * 5,
+            "split": ["train"] * 6 + ["val"] * 2 + ["test"] * 2,
+            "sha256": [sha(name) for name in images],
+        }
+    )
+    append(later.table.uri, rows, "add")
+    pinned = pin(later.table, later.feed)
+    said: list[str] = []
+    same, facts = begin._replayed(later, 0.5, known_N2, pinned, said.append)
+    assert same.feed.leave_out is None and facts == facts | {"new": 2, "old": 4, "replayed": 4}
+    assert said == ["Training on 2 new rows and all 4 old ones"]
+
+
+def test_a_large_table_is_replayed_in_seconds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It took the square of the rows: a minute was not enough for 50,000."""
+    rows = 50_000
+    rows_N2 = np.arange(2 * rows, dtype=np.uint64).reshape(rows, 2) + np.uint64(1)
+    ids: list[str | None] = [str(n) for n in range(rows)]
+    monkeypatch.setattr(learned, "rows_of", lambda *given: (ids, rows_N2))
+    monkeypatch.setattr(begin, "_labels", lambda *given: ["a"] * rows)
+    pinned = cast(Pinned, SimpleNamespace(rows_of=lambda split: {}, version=None))
+    began = time.monotonic()
+    known_N2 = rows_N2[: rows - 100]
+    _, facts = begin._replayed(job_at(tmp_path), 1.0, known_N2, pinned, lambda said: None)
+    assert facts["replayed"] == 100 and time.monotonic() - began < 10
 
 
 @pytest.mark.parametrize("text", ["{", '{"a": 1}', "[1]", None])
