@@ -58,7 +58,7 @@ def balanced(
 
 
 def on_one_side(half_N: np.ndarray, domains_N: np.ndarray, plain_N: np.ndarray) -> list[str]:
-    """The domains of which one half has no image: groups that lie in several domains can do that."""
+    """The domains of which one half has no image: groups that lie in several domains do that."""
     return [
         str(name)
         for name in np.unique(domains_N)

@@ -80,6 +80,11 @@ def by(package: Package) -> np.ndarray | None:
     return _sorted(np.concatenate([np.load(io.BytesIO(data)) for data in kept]))
 
 
+def united(*some_N2: np.ndarray) -> np.ndarray:
+    """All of the rows, sorted, each once."""
+    return _sorted(np.concatenate(some_N2))
+
+
 def is_among(rows_N2: np.ndarray, known_M2: np.ndarray) -> np.ndarray:
     """bool (N,): the row's id is known, or its image. An unknown sha256 (0) is nobody's image."""
     same_image_N = np.isin(rows_N2[:, 1], known_M2[:, 1]) & (rows_N2[:, 1] != 0)

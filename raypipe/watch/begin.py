@@ -34,7 +34,7 @@ from raypipe.train.origin import Start
 from raypipe.watch.settings import WatchConfig
 
 log = logging.getLogger("raypipe")
-SHAPE = {"model.name", "model.mode", "model.options", "model.task"}
+SHAPE = {"model.name", "model.mode", "model.options", "model.task", "train.start_from"}
 
 
 def begin(

@@ -177,7 +177,7 @@ def test_an_image_under_another_id_or_in_another_table_is_an_old_row(tmp_path: P
     add(later, NAMES, SPLITS)
     pinned = add(later, ["n0", "n1"], ["train"] * 2)
     said: list[str] = []
-    replayed, facts = begin._replayed(later, 1.0, known_N2, pinned, said.append)
+    replayed, _ = begin._replayed(later, 1.0, known_N2, pinned, said.append)
     assert said == ["Training on 2 new rows and 2 of 4 old ones"]
     again = pin(replayed.table, replayed.feed, opened=pinned)
     assert again.counts["train"] == 4
@@ -257,6 +257,10 @@ def test_a_list_of_rows_that_was_altered_is_refused_and_one_of_all_rows_too(
         (
             {"retrain_from": "champion", "retrain_space": {"model.name": "choice(a, b)"}},
             "draws model.name",
+        ),
+        (
+            {"retrain_from": "champion", "retrain_space": {"train.start_from": "choice(a, b)"}},
+            "draws train.start_from",
         ),
     ],
 )
