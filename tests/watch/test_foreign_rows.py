@@ -9,9 +9,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from raypipe.config import RunConfig
 from raypipe.errors import DataError
 from raypipe.tables.table import append
-from raypipe.watch import cycle, windows
+from raypipe.watch import calls, cycle, windows
+from raypipe.watch.decide import Decision
+from raypipe.watch.settings import WatchConfig
 
 NOW = datetime(2026, 11, 25, tzinfo=UTC)
 WINDOW = {"line": "l", "number": 1, "event": "opened", "window": 1, "name": "n", "table": "t"}
@@ -46,6 +49,19 @@ def test_retrains(changes: dict[str, Any], tmp_path: Path) -> None:
     append(uri, pa.Table.from_pylist([EVENT | {"number": 2} | changes], cycle.SCHEMA), "foreign")
     with pytest.raises(DataError, match=r"raypipe did not write.*restore the table"):
         cycle.Journal(uri, "s", None)
+
+
+@pytest.mark.parametrize("name", ["number", "act", "reason", "champion"])
+def test_calls(name: str, tmp_path: Path) -> None:
+    run, watch, no = RunConfig(dir=str(tmp_path)), WatchConfig(), Decision(False, "no")
+    calls.keep(run, watch, "c", "m", "m/1", no)
+    row = dict.fromkeys(calls.ROW.names, "x") | {"about": "c", "model": "m", "number": 2}
+    row |= {"act": True, "format": 1, name: None}
+    place = watch.place(run, "calls")
+    append(place, pa.Table.from_pylist([row], calls.ROW), "foreign")
+    with pytest.raises(DataError, match=r"raypipe did not write.*restore the table"):
+        calls.keep(run, watch, "c", "m", "m/1", no)
+    calls.keep(run, watch, "another check", "m", "m/1", no)
 
 
 def test_columns_of_other_types(tmp_path: Path) -> None:
