@@ -50,9 +50,15 @@ def learned_by(folder: str | None) -> np.ndarray:
 
 
 def require(folder: Path, model: ModelConfig) -> None:
-    """Raise ConfigError, before anything is trained, for weights that are damaged or do not fit."""
+    """Raise ConfigError, before anything is trained, for weights that are damaged or do not fit.
+
+    DataError for a package that does not say what they have learned from in raypipe's way.
+    """
     if is_package(folder):
-        require_same(_opened(folder), model, folder)
+        package = _opened(folder)
+        require_same(package, model, folder)
+        # Its own package will say it: not after a whole training that it cannot.
+        learned.by(package)
         return
     problem = checkpoint.verify(folder)
     if problem:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import time
 from pathlib import Path
@@ -127,6 +128,33 @@ def test_neither_model_is_judged_on_rows_that_the_other_has_learned_from(tmp_pat
     assert judging.learned_ids([fresh, challenger], pinned, where, said.append) == set()
     assert judging.learned_ids([of(None), challenger], pinned, where, said.append) == set()
     assert "cannot be told" in said[-1]
+
+
+def npy(rows: np.ndarray) -> bytes:
+    out = io.BytesIO()
+    np.save(out, rows)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"xx",
+        npy(np.zeros((3, 2)))[:-9],
+        npy(np.zeros((3, 2))),
+        npy(np.zeros(3, np.uint64)),
+        npy(np.zeros((3, 3), np.uint64)),
+        npy(np.array([["a", "b"]])),
+        npy(np.array([{}], object)),
+    ],
+)
+@pytest.mark.parametrize("name", [learned.OWN, learned.INHERITED])
+def test_rows_that_raypipe_has_not_written_are_refused(name: str, data: bytes) -> None:
+    """Floats matched no row: all test rows counted, known ones too."""
+    files = {learned.OWN: npy(learned.NONE_N2), name: data}
+    with pytest.raises(DataError, match=r"does not say which rows .*Restore the package"):
+        learned.by(cast(Package, SimpleNamespace(files=files)))
 
 
 def test_without_hashes_the_ids_of_one_table_tell(tmp_path: Path) -> None:
