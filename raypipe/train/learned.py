@@ -22,6 +22,7 @@ from collections.abc import Iterable
 import numpy as np
 import pyarrow as pa
 
+from raypipe.errors import DataError
 from raypipe.feed.dataset import Pinned, left_out
 from raypipe.feed.stored import SHA256, parsed
 from raypipe.registry.package import Package
@@ -73,11 +74,35 @@ def files(own_N2: np.ndarray, inherited_N2: np.ndarray) -> dict[str, bytes]:
 
 
 def by(package: Package) -> np.ndarray | None:
-    """identities_N2 of all rows that its weights have learned from; None: it does not say."""
+    """identities_N2 of all rows that its weights have learned from; None: it does not say.
+
+    Raises DataError for files that raypipe cannot have written: other numbers would match no row,
+    and test rows that it knows would count.
+    """
     if OWN not in package.files:
         return None
-    kept = [package.files[name] for name in (OWN, INHERITED) if name in package.files]
-    return _sorted(np.concatenate([np.load(io.BytesIO(data)) for data in kept]))
+    kept = [name for name in (OWN, INHERITED) if name in package.files]
+    return united(*(_read(name, package.files[name]) for name in kept))
+
+
+def _read(name: str, data: bytes) -> np.ndarray:
+    try:
+        rows_N2: np.ndarray = np.load(io.BytesIO(data), allow_pickle=False)
+    except (ValueError, EOFError, OSError):
+        rows_N2 = np.empty(0)
+    if rows_N2.dtype != np.uint64 or rows_N2.ndim != 2 or rows_N2.shape[1] != 2:
+        raise DataError(
+            f"{name} of a package does not say which rows it has learned from",
+            got=f"{rows_N2.dtype} {rows_N2.shape}",
+            rule="It is what raypipe wrote when the model was registered: uint64 (rows, 2)",
+            fix="Restore the package, or train and register again",
+        )
+    return rows_N2
+
+
+def united(*some_N2: np.ndarray) -> np.ndarray:
+    """All of the rows, sorted, each once."""
+    return _sorted(np.concatenate(some_N2))
 
 
 def is_among(rows_N2: np.ndarray, known_M2: np.ndarray) -> np.ndarray:

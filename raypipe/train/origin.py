@@ -7,7 +7,7 @@ seal covers all of it. `raypipe report model` reads it, and checks what can be c
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
 from typing import Any
 
@@ -21,6 +21,7 @@ from raypipe.registry.promote import ModelVersion
 from raypipe.tables import cleaned, identity
 from raypipe.train import learned
 from raypipe.train.job import TrainJob, TrainResult
+from raypipe.train.start import learned_by
 from raypipe.train.unseen import Unseen
 
 MADE = "made"  # its name in package.json
@@ -42,6 +43,11 @@ class CalledFor:
     evidence: Mapping[str, Any] = field(default_factory=dict)
     device_s: float | None = None
     start: Start = field(default_factory=lambda: Start())
+
+    def behind(self, folder: str | None) -> CalledFor:
+        """With the rows behind the weights of the package that `train.start_from` names."""
+        rows_N2 = learned.united(self.start.inherited_N2, learned_by(folder))
+        return replace(self, start=replace(self.start, inherited_N2=rows_N2))
 
 
 @dataclass(frozen=True)

@@ -61,6 +61,7 @@ def publish(
         if registered is not None:
             return registered
         why = called_for or CalledFor(name, f"raypipe {name} was called")
+        why = why.behind(planned.job.train.start_from)
         return _publish(store, planned, result, key, name, children, folders, why)
 
 

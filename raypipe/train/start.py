@@ -11,9 +11,11 @@ logits of the known classes are those that the package gives.
 
 from __future__ import annotations
 
+import logging
 import re
 from pathlib import Path
 
+import numpy as np
 import torch
 from safetensors.torch import load
 from torch import Tensor, nn
@@ -22,8 +24,9 @@ from raypipe.errors import ConfigError, RaypipeError, one_line
 from raypipe.models import finite
 from raypipe.models.zoo import Head, ImageModel, ModelConfig
 from raypipe.registry.package import Package
-from raypipe.train import checkpoint
+from raypipe.train import checkpoint, learned
 
+log = logging.getLogger("raypipe")
 FIX = "Set train.start_from=null, or name another folder"
 
 
@@ -32,10 +35,30 @@ def is_package(folder: Path) -> bool:
     return (folder / "package.json").is_file()
 
 
+def learned_by(folder: str | None) -> np.ndarray:
+    """identities_N2 of the rows behind `train.start_from` (learned.py): those that a package says.
+
+    A checkpoint says none: a refit's is of the same rows. Of an older package that is a warning.
+    """
+    if folder is None or not is_package(Path(folder)):
+        return learned.NONE_N2
+    kept = learned.by(_opened(Path(folder)))
+    if kept is None:
+        log.warning("Which rows the weights of %s have learned from is not recorded", folder)
+        return learned.NONE_N2
+    return kept
+
+
 def require(folder: Path, model: ModelConfig) -> None:
-    """Raise ConfigError, before anything is trained, for weights that are damaged or do not fit."""
+    """Raise ConfigError, before anything is trained, for weights that are damaged or do not fit.
+
+    DataError for a package that does not say what they have learned from in raypipe's way.
+    """
     if is_package(folder):
-        require_same(_opened(folder), model, folder)
+        package = _opened(folder)
+        require_same(package, model, folder)
+        # Its own package will say it: not after a whole training that it cannot.
+        learned.by(package)
         return
     problem = checkpoint.verify(folder)
     if problem:

@@ -34,7 +34,7 @@ from raypipe.train.origin import Start
 from raypipe.watch.settings import WatchConfig
 
 log = logging.getLogger("raypipe")
-SHAPE = {"model.name", "model.mode", "model.options", "model.task"}
+SHAPE = {"model.name", "model.mode", "model.options", "model.task", "train.start_from"}
 
 
 def begin(
@@ -148,15 +148,16 @@ def _replayed(
         return job, {}
     where = pinned.rows_of(job.feed.train)
     ids, rows_N2 = learned.rows_of(pinned, pinned.version, where)
-    is_old_N = np.isin(rows_N2[:, 0], known_N2[:, 0])
+    # By id or by image: in another table, or under another id, an image is no new one.
+    is_old_N = learned.is_among(rows_N2, known_N2)
     labels = _labels(pinned, where)
     is_kept_N = chosen(ids, labels, is_old_N, per_new, job.run.seed)
-    out = sorted({str(i) for i, kept in zip(ids, is_kept_N, strict=True) if not kept})
+    # Rows of one id are left out together, and so with a new one none.
+    news = {i for i, was in zip(ids, is_old_N.tolist(), strict=True) if not was}
+    leave = {i for i, kept in zip(ids, is_kept_N.tolist(), strict=True) if not kept} - news
+    out = sorted(map(str, leave))
     new, old = int((~is_old_N).sum()), int(is_old_N.sum())
-    # Rows of one id are left out together.
-    replayed = sum(
-        1 for i, was in zip(ids, is_old_N, strict=True) if was and str(i) not in set(out)
-    )
+    replayed = sum(was and i not in leave for i, was in zip(ids, is_old_N.tolist(), strict=True))
     facts = {
         "per_new": per_new,
         "seed": job.run.seed,

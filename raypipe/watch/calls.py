@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from raypipe.config import RunConfig, key_of
 from raypipe.tables import retries
-from raypipe.tables.commits import TRIES, rows_named, rows_once
+from raypipe.tables.commits import TRIES, require_rows_of, rows_named, rows_once
 from raypipe.watch import history, policy
 from raypipe.watch.check import CheckResult, now
 from raypipe.watch.cycle import Journal
@@ -46,8 +46,9 @@ def keep(
     """
     place, options = watch.place(run, "calls"), watch.storage_options
     for attempt in range(1, TRIES + 1):
-        rows = rows_named(place, {"about": about, "model": model}, None, options).to_pylist()
-        mine = sorted(rows, key=lambda row: int(row["number"]))
+        found = rows_named(place, {"about": about, "model": model}, None, options)
+        require_rows_of(ROW, found, place)
+        mine = sorted(found.to_pylist(), key=lambda row: int(row["number"]))
         if mine and (only_first or _same(mine[-1], decision, champion)):
             return
         number = mine[-1]["number"] + 1 if mine else 1

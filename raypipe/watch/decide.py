@@ -135,7 +135,8 @@ def _not_comparable(slices: Sequence[Comparison], union: Comparison | None, cfg:
     """Why the models cannot be compared; empty if they can."""
     rows = union.images if union else 0
     if rows < cfg.least_rows:
-        return f"Not compared: {rows} labelled test images, the gate needs {cfg.least_rows}"
+        have = f"{rows} labelled test images that neither model has learned from"
+        return f"Not compared: {have}, the gate needs {cfg.least_rows}"
     for s in slices:
         if not (math.isfinite(s.champion) and math.isfinite(s.challenger)):
             return f"Refused: {s.change} is not a finite number"

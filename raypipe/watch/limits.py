@@ -208,6 +208,7 @@ def _slice(
     images = judged.images if judged else 0
     if judged is None or images < limit.least_rows:
         have = "no labelled test image" if not images else f"{images} labelled test images"
+        have += " that neither model has learned from"
         text = f"slice {limit.name} is not judged: {have}, {limit.least_rows} are asked for"
         return Verdict(limit.few == "refuse", text)
     if not (math.isfinite(judged.champion) and math.isfinite(judged.challenger)):

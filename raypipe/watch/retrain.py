@@ -108,7 +108,7 @@ def retrain(
     is_named = champion is not None
     options = cfg.watch.storage_options
     past = Journal(cfg.watch.place(job.run, "retrains"), f"{store.model}@{store.alias}", options)
-    _finish(store, job.run, cfg.watch, past, say)
+    _finish(store, job.run, cfg.watch, past, say, _limits(cfg.gate))
     champion = champion or promote.require_champion(store)
     package = promote.fetch(store, champion)
     pinned = pinned or pin(job.table, job.feed, kind=job.model.task)
@@ -315,7 +315,7 @@ def _retrain(
     row = stored.to_pylist()[0]
     slices, union, decision = decisions.decided(row)
     evidence = {"decision": key, "check": Path(checked.page).stem if checked else None}
-    held.reached("compared", evidence=evidence, **spent)
+    held.reached("compared", evidence=evidence, gate=_limits(cfg.gate), **spent)
     decision = _carry_out(store, champion, challenger, decision, slices, evidence)
     held.reached("ended", evidence=evidence, **spent)
     say(decision.reason)
@@ -338,12 +338,23 @@ def _left_h(watch: WatchConfig, held: Held, spent_h: float) -> float | None:
     return float(kept["left_h"]) if kept else None
 
 
+def _limits(gate: GateConfig) -> str:
+    """Names the settings of the gate."""
+    return key_of("gate", decide.key_part(gate))
+
+
 def _finish(
-    store: Store, run: RunConfig, watch: WatchConfig, past: Journal, say: Callable[[str], None]
+    store: Store,
+    run: RunConfig,
+    watch: WatchConfig,
+    past: Journal,
+    say: Callable[[str], None],
+    limits: str = "",
 ) -> None:
     """Carry out the decision that a killed run has left behind, if there is one.
 
     Whatever this run is about: its check may find no drift, or the alias may have moved already.
+    limits: names the gate's settings; what was decided by others is not carried out any more.
     """
     compared = [event for event in past.events if event.event == "compared"]
     if not compared or past.data(compared[-1].cycle, "ended") is not None:
@@ -354,7 +365,7 @@ def _finish(
         if isinstance(held, Busy) or left is None or past.data(cycle, "ended") is not None:
             return
         say("An earlier run ended before it had carried its decision out")
-        lost = _lost(store, run, watch, left)
+        lost = _lost(store, run, watch, left) or _outdated(store, run, watch, left, limits)
         if lost:
             # Else no retrain of this model could ever begin.
             held.reached("ended", **left)
@@ -374,6 +385,20 @@ def _lost(store: Store, run: RunConfig, watch: WatchConfig, kept: Mapping[str, A
     there = {version.version for version in promote.versions(store)}
     gone = [text for text in (row["champion"], row["challenger"]) if _number(text) not in there]
     return f"{gone[0]} was deleted" if gone else ""
+
+
+def _outdated(
+    store: Store, run: RunConfig, watch: WatchConfig, kept: Mapping[str, Any], limits: str
+) -> str:
+    """Why a decision is not this job's any more, in words; "" if it is, or was carried out."""
+    # An older raypipe kept no settings.
+    if not limits or kept.get("gate") in (None, limits):
+        return ""
+    row = decisions.find(run, watch, kept["evidence"]["decision"])
+    current = promote.champion(store)
+    if row and row["promoted"] and current and current.version == _number(row["challenger"]):
+        return ""
+    return "the settings of the gate have changed since: the next retrain compares by the new ones"
 
 
 def _number(version: str) -> int:

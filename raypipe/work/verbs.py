@@ -186,6 +186,9 @@ def search_and_register(
         result = _refitted(again, result, show)
     children = result.runs(price.usd_per_device_s if price else None)
     asked = CalledFor("tune", "raypipe tune was called", device_s=result.device_s)
+    if job.search.refit is not None:
+        # It starts from the best trial's weights; what these started from is the search's to say.
+        asked = asked.behind(job.train.start_from)
     version = publish(store, result.plan, result.best, "search", children, [result.folder], asked)
     return result, version, store
 

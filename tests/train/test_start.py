@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,8 +18,9 @@ from raypipe.models.zoo import Head, ImageModel, ModelConfig
 from raypipe.registry import package
 from raypipe.registry.package import Reference
 from raypipe.tables.table import TableVersion
-from raypipe.train import start
+from raypipe.train import learned, publish, start
 from raypipe.train.job import TrainJob
+from raypipe.train.origin import CalledFor, Start
 
 CNN = ModelConfig(name="small_cnn", mode="finetune", pretrained=False, side_px=32)
 PIXELS = torch.randint(0, 256, (4, 32, 32, 3), dtype=torch.uint8)
@@ -39,11 +41,17 @@ def trained(cfg: ModelConfig, classes: int, seed: int = 3) -> ImageModel:
     return model
 
 
-def packed(folder: Path, model: ImageModel, cfg: ModelConfig, classes: tuple[str, ...]) -> Path:
+def packed(
+    folder: Path,
+    model: ImageModel,
+    cfg: ModelConfig,
+    classes: tuple[str, ...],
+    extra: dict[str, bytes] | None = None,
+) -> Path:
     """Under its seal, as a retrain places it."""
     features = model.head.linear.in_features
     reference = Reference(np.zeros((1, features)), np.full((1, len(classes)), 0.5), ("i",))
-    package.build(folder / "new", model, cfg, classes, reference, {})
+    package.build(folder / "new", model, cfg, classes, reference, {}, extra)
     return (folder / "new").rename(folder / package.Package(folder / "new").seal)
 
 
@@ -119,6 +127,41 @@ def test_a_package_that_was_altered_or_exchanged_is_refused(tmp_path: Path) -> N
     shutil.copytree(other, at)
     with pytest.raises(ConfigError, match=r"not the one that was registered"):
         start.require(at, CNN)
+
+
+def test_what_a_package_has_learned_from_is_handed_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """`raypipe train train.start_from=PACKAGE` gave a package that knew its own rows alone: its
+    parent's could be test rows later, and count."""
+    own_N2, before_N2 = np.array([[1, 2], [3, 4]], np.uint64), np.array([[5, 6]], np.uint64)
+    extra = learned.files(own_N2, before_N2)
+    parent = packed(tmp_path, trained(CNN, 2), CNN, ("a", "b"), extra)
+    called = CalledFor("train", "asked").behind(str(parent))
+    assert called.start.inherited_N2.tolist() == [[1, 2], [3, 4], [5, 6]]
+    other_N2 = np.array([[3, 4], [7, 8]], np.uint64)
+    warm = CalledFor("retrain", "drift", start=Start(inherited_N2=other_N2)).behind(str(parent))
+    assert warm.start.inherited_N2.tolist() == [[1, 2], [3, 4], [5, 6], [7, 8]]
+    assert not caplog.records
+    old = packed(tmp_path, trained(CNN, 2, seed=5), CNN, ("a", "b"))
+    for nothing in (None, str(tmp_path / "a-checkpoint"), str(old)):
+        assert not len(CalledFor("train", "asked").behind(nothing).start.inherited_N2)
+    assert "have learned from is not recorded" in caplog.text
+
+
+def test_a_publication_hands_it_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    extra = learned.files(np.array([[1, 2]], np.uint64), learned.NONE_N2)
+    parent = packed(tmp_path, trained(CNN, 2), CNN, ("a", "b"), extra)
+    model = {"name": "small_cnn", "mode": "finetune", "pretrained": False}
+    job = validate(TrainJob, {"table": {"uri": "-"}, "model": model})
+    job = replace(job, {"train.start_from": str(parent)})
+    kept: list[CalledFor] = []
+    monkeypatch.setattr(publish.promote, "find", lambda *given: None)
+    monkeypatch.setattr(publish, "_publish", lambda *given: kept.append(given[-1]))
+    planned = SimpleNamespace(job=job, folder=tmp_path, pinned=SimpleNamespace(version=1))
+    store, result = SimpleNamespace(folder=tmp_path), SimpleNamespace(key="k", version=1)
+    publish.publish(store, planned, result, "train")  # type: ignore[arg-type]
+    assert kept[0].start.inherited_N2.tolist() == [[1, 2]]
 
 
 def test_weights_that_are_not_finite_are_refused(tmp_path: Path) -> None:

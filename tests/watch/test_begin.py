@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -128,6 +130,33 @@ def test_neither_model_is_judged_on_rows_that_the_other_has_learned_from(tmp_pat
     assert "cannot be told" in said[-1]
 
 
+def npy(rows: np.ndarray) -> bytes:
+    out = io.BytesIO()
+    np.save(out, rows)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"xx",
+        npy(np.zeros((3, 2)))[:-9],
+        npy(np.zeros((3, 2))),
+        npy(np.zeros(3, np.uint64)),
+        npy(np.zeros((3, 3), np.uint64)),
+        npy(np.array([["a", "b"]])),
+        npy(np.array([{}], object)),
+    ],
+)
+@pytest.mark.parametrize("name", [learned.OWN, learned.INHERITED])
+def test_rows_that_raypipe_has_not_written_are_refused(name: str, data: bytes) -> None:
+    """Floats matched no row: all test rows counted, known ones too."""
+    files = {learned.OWN: npy(learned.NONE_N2), name: data}
+    with pytest.raises(DataError, match=r"does not say which rows .*Restore the package"):
+        learned.by(cast(Package, SimpleNamespace(files=files)))
+
+
 def test_without_hashes_the_ids_of_one_table_tell(tmp_path: Path) -> None:
     job, other = job_at(tmp_path), job_at(tmp_path, "other")
     pinned = add(job, NAMES, SPLITS, hashes=False)
@@ -169,6 +198,58 @@ def test_replay_leaves_old_rows_out_of_training_and_of_nothing_else(tmp_path: Pa
     assert job.training_key(pinned.version) != replayed.training_key(pinned.version)
 
 
+def test_an_image_under_another_id_or_in_another_table_is_an_old_row(tmp_path: Path) -> None:
+    """As for test rows. All of a table that was made again had counted as new."""
+    job, later = job_at(tmp_path), job_at(tmp_path, "later")
+    known_N2 = learned.of_training(job, add(job, NAMES, SPLITS))
+    add(later, NAMES, SPLITS)
+    pinned = add(later, ["n0", "n1"], ["train"] * 2)
+    said: list[str] = []
+    replayed, _ = begin._replayed(later, 1.0, known_N2, pinned, said.append)
+    assert said == ["Training on 2 new rows and 2 of 4 old ones"]
+    again = pin(replayed.table, replayed.feed, opened=pinned)
+    assert again.counts["train"] == 4
+
+
+def test_a_new_row_stays_beside_an_old_one_of_the_same_id(tmp_path: Path) -> None:
+    job, later = job_at(tmp_path), job_at(tmp_path, "later")
+    known_N2 = learned.of_training(job, add(job, NAMES, SPLITS))
+    # The images i0 to i3 under one id, which an unknown image has, too.
+    ids = ["x"] * 5 + ["y", "v", "v2", "t", "t2"]
+    images = ["i0", "i1", "i2", "i3", "new", "newer", "v", "v2", "t", "t2"]
+    rows = pa.table(
+        {
+            "image_id": ids,
+            "image": [b"x"] * 10,
+            "label": ["a", "b"] * 5,
+            "split": ["train"] * 6 + ["val"] * 2 + ["test"] * 2,
+            "sha256": [sha(name) for name in images],
+        }
+    )
+    append(later.table.uri, rows, "add")
+    pinned = pin(later.table, later.feed)
+    said: list[str] = []
+    same, facts = begin._replayed(later, 0.5, known_N2, pinned, said.append)
+    assert same.feed.leave_out is None and facts == facts | {"new": 2, "old": 4, "replayed": 4}
+    assert said == ["Training on 2 new rows and all 4 old ones"]
+
+
+def test_a_large_table_is_replayed_in_seconds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It took the square of the rows: a minute was not enough for 50,000."""
+    rows = 50_000
+    rows_N2 = np.arange(2 * rows, dtype=np.uint64).reshape(rows, 2) + np.uint64(1)
+    ids: list[str | None] = [str(n) for n in range(rows)]
+    monkeypatch.setattr(learned, "rows_of", lambda *given: (ids, rows_N2))
+    monkeypatch.setattr(begin, "_labels", lambda *given: ["a"] * rows)
+    pinned = cast(Pinned, SimpleNamespace(rows_of=lambda split: {}, version=None))
+    began = time.monotonic()
+    known_N2 = rows_N2[: rows - 100]
+    _, facts = begin._replayed(job_at(tmp_path), 1.0, known_N2, pinned, lambda said: None)
+    assert facts["replayed"] == 100 and time.monotonic() - began < 10
+
+
 @pytest.mark.parametrize("text", ["{", '{"a": 1}', "[1]", None])
 def test_a_list_of_rows_that_is_none_is_refused(tmp_path: Path, text: str | None) -> None:
     job = job_at(tmp_path)
@@ -204,6 +285,10 @@ def test_a_list_of_rows_that_was_altered_is_refused_and_one_of_all_rows_too(
         (
             {"retrain_from": "champion", "retrain_space": {"model.name": "choice(a, b)"}},
             "draws model.name",
+        ),
+        (
+            {"retrain_from": "champion", "retrain_space": {"train.start_from": "choice(a, b)"}},
+            "draws train.start_from",
         ),
     ],
 )

@@ -76,7 +76,10 @@ def test_a_small_or_missing_slice_is_said_and_refuses_unless_it_may_pass() -> No
         assert not refused.act and "slice night is not judged" in refused.reason
         passed = decide(cfg(slices=[NIGHT | {"few": "pass"}]), few)
         assert passed.act and "slice night is not judged" in passed.reason
-    assert "no labelled test image, 30 are asked for" in decide(cfg(slices=[NIGHT])).reason
+    assert (
+        "no labelled test image that neither model has learned from, 30 are"
+        in decide(cfg(slices=[NIGHT])).reason
+    )
     wide = decide(cfg(slices=[NIGHT | {"tolerance": 0.01}]), on_night(won=4, lost=4, images=40))
     assert not wide.act and "images would clear an equal challenger" in wide.reason
 
