@@ -12,7 +12,8 @@ both                  the same without a fault: false alarms
 
 The champion is a logistic regression on embeddings that neither side holds (domain_data.py). A
 detector is asked alone, so that alpha is all its own; its pieces share it (Holm). mmd + ks is the
-default without domains, mixture the one with them. 200 permutations.
+default without domains, mixture the one with them. 500 permutations, as in a check; 200 for Alibi
+Detect's.
 
 lsdd, classifier, spot_the_diff and learned_kernel are Alibi Detect's, in its sidecar's interpreter:
 seconds a window, so they get fewer windows. A share of n windows is known to about 1 / sqrt(n).
@@ -152,8 +153,9 @@ def here(sides: Sides, seed: int) -> dict[str, bool]:
     from raypipe.watch.detect import DriftConfig, Seen, detect
     from raypipe.watch.superiority import holm
 
+    # Its own number of permutations: settings would ask for more of so many tests at once.
     cfg = DriftConfig(detectors=HERE, permutations=1_000, unusual=0)
-    cfg = cfg.model_copy(update={"permutations": PERMUTATIONS})
+    cfg = cfg.model_copy(update={"permutations": DriftConfig().permutations})
     seen = [
         Seen(
             labels_N=[side.classes[place] for place in side.scores_NC.argmax(1)],
