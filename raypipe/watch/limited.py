@@ -14,6 +14,7 @@ from raypipe.images.decode import decode_good
 from raypipe.registry.package import Package
 from raypipe.serve import latency
 from raypipe.tables import conditions, label_column, scan
+from raypipe.train import learned
 from raypipe.train.job import TrainJob
 from raypipe.watch.comparison import compare
 from raypipe.watch.limits import LimitsConfig, Measured, Named, Spread
@@ -88,6 +89,13 @@ def compared(
     return tuple(found)
 
 
+def size_of(files: Mapping[str, bytes]) -> int:
+    """What a server loads. Lists of rows that the weights have learned from grow with each retrain,
+    and say nothing about the model."""
+    lists = (learned.OWN, learned.INHERITED)
+    return sum(len(content) for name, content in files.items() if name not in lists)
+
+
 def measured(
     packages: Sequence[Package],
     cfg: LimitsConfig,
@@ -101,9 +109,7 @@ def measured(
     """
     if not cfg.measures:
         return None
-    champion_bytes, challenger_bytes = (
-        sum(len(content) for content in package.files.values()) for package in packages
-    )
+    champion_bytes, challenger_bytes = (size_of(one.files) for one in packages)
     images = _images(job, pinned) if cfg.times else []
     if not images:
         return Measured(champion_bytes, challenger_bytes)

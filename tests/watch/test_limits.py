@@ -14,6 +14,7 @@ from raypipe.config import key_of, to_json, validate
 from raypipe.errors import ConfigError, DataError
 from raypipe.feed.dataset import pin
 from raypipe.tables.table import append
+from raypipe.train import learned
 from raypipe.train.job import TrainJob
 from raypipe.watch import decisions, limited
 from raypipe.watch.comparison import compare
@@ -126,6 +127,10 @@ def test_latency_and_size(limit: dict[str, float], measured: Measured | None, sa
     assert decision.act == (not says) and says in decision.reason
     if "latency" in decision.reason and measured and measured.machine:
         assert "on a CPU, 1 thread of 2 CPUs" in decision.reason
+
+
+def test_the_lists_of_learned_rows_are_no_size_of_a_model() -> None:
+    assert limited.size_of({"weights": b"12345", learned.OWN: b"1", learned.INHERITED: b"2"}) == 5
 
 
 def test_the_interval_of_a_median_holds_it() -> None:
