@@ -112,6 +112,15 @@ def ray_session() -> Iterator[str]:
         os.environ["RAY_ADDRESS"] = before
 
 
+@pytest.fixture
+def heard(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """caplog hears raypipe's log, whatever other tests have done: a command takes the log over, and
+    a connection to Ray silences the handlers of Ray Data, where pytest puts its own.
+    """
+    monkeypatch.setattr(logging.getLogger("raypipe"), "propagate", True)
+    monkeypatch.setattr(caplog.handler, "level", logging.NOTSET)
+
+
 def encode(image: Image.Image, kind: str = "PNG", **how: object) -> bytes:
     out = io.BytesIO()
     image.save(out, kind, **how)

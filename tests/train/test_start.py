@@ -129,6 +129,7 @@ def test_a_package_that_was_altered_or_exchanged_is_refused(tmp_path: Path) -> N
         start.require(at, CNN)
 
 
+@pytest.mark.usefixtures("heard")
 def test_what_a_package_has_learned_from_is_handed_on(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

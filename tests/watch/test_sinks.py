@@ -29,6 +29,8 @@ ROOT = Path(__file__).parents[2]
 SECRET = "a-secret-of-the-webhook-0123"
 PATH = "/services/T000/B000/pathlikeaslackpath"
 
+pytestmark = pytest.mark.usefixtures("heard")
+
 
 @dataclass
 class Receiver:
@@ -44,15 +46,6 @@ class Receiver:
 
     def kinds(self) -> list[str]:
         return [json.loads(body)["kind"] for _, _, body in self.got]
-
-
-@pytest.fixture(autouse=True)
-def heard(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """caplog hears raypipe's log, whatever other tests have done: a command takes the log over, and
-    a connection to Ray silences the handlers of Ray Data, where pytest puts its own.
-    """
-    monkeypatch.setattr(logging.getLogger("raypipe"), "propagate", True)
-    monkeypatch.setattr(caplog.handler, "level", logging.NOTSET)
 
 
 @pytest.fixture
