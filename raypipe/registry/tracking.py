@@ -85,7 +85,7 @@ class RegistryConfig(Section):
     split. A larger split is sampled evenly, and the card says so. They are predicted by one process
     that holds their features. null: all."""
 
-    severity_images: int = Field(default=100, ge=0, le=2_000)
+    severity_images: int = Field(default=200, ge=0, le=2_000)
     """So many validation images are shifted on purpose, nine ways each, and predicted when a model
     of single labels is published. From these, drift checks estimate the accuracy on images without
     labels. More: narrower intervals, and more time. 0: no estimate."""
