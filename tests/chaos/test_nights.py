@@ -102,6 +102,7 @@ def test_two_retrains_at_once_are_one(
     assert state(made) == undisturbed
 
 
+@pytest.mark.timeout(1800)  # six minutes on two quiet cores
 def test_thirty_nights(ray_session: str, tmp_path: Path) -> None:
     made = nights.world(tmp_path / "world", ray_session)
     results: list[dict[str, Any]] = []
