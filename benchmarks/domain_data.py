@@ -10,11 +10,12 @@ installed once into the user's cache, as the tests do with Azurite.
 from __future__ import annotations
 
 import io
+import json
 import shutil
 import subprocess
 import tempfile
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -55,8 +56,33 @@ def corrupt(image: Image.Image, kind: str, amount: float, seed: int) -> Image.Im
     return Image.open(data).convert("RGB")
 
 
-def cells() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+def embed(images: list[Image.Image]) -> np.ndarray:
+    """features_ND as a model package computes them."""
+    from raypipe.models.zoo import ImageModel, ModelConfig
+
+    model = ImageModel(ModelConfig(name="efficientnet_lite0"), 2).for_inference()
+    return np.concatenate([model.predict(pixels)[0] for pixels in _decoded(images)])
+
+
+def looks(images: list[Image.Image]) -> np.ndarray:
+    """looks_NK, the columns of `measure.SEEN`."""
+    from raypipe.images.measure import LOOKS, statistics
+
+    found = [statistics(pixels) for pixels in _decoded(images)]
+    columns = [np.concatenate([one[name] for one in found]) for name in LOOKS]
+    sizes = np.array([image.size for image in images], np.float64).T
+    return np.stack([*columns, *sizes], axis=1)
+
+
+Measured = Callable[[list[Image.Image]], np.ndarray]
+
+
+def cells(
+    what: Measured = embed,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """(features_ND, type_N, defective_N, module_N) of all solar cells, in the order of files.
+
+    what: looks instead of features.
 
     module_N: the data set names no modules. Its cells lie module by module, so 60 neighbours of
     one type are called one; some of these blocks hold parts of two modules.
@@ -71,11 +97,11 @@ def cells() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     run_N = np.repeat(starts, np.diff(np.r_[starts, len(rows)]))
     module_N = run_N * 1000 + (np.arange(len(rows)) - run_N) // 60
     files = [folder / row["file"] for row in rows]
-    features_ND = _kept("cells", lambda: embed([_opened(file) for file in files]))
+    features_ND = _kept("cells", what, lambda: [_opened(file) for file in files])
     return features_ND, types_N, defective_N, module_N
 
 
-def corrupted(kind: str, severity: int) -> tuple[np.ndarray, np.ndarray]:
+def corrupted(kind: str, severity: int, what: Measured = embed) -> tuple[np.ndarray, np.ndarray]:
     """(features_nD, place_n) of CORRUPTED cells of each type with one fault.
 
     place_n: which of all cells each is. They are the same cells for all faults.
@@ -89,41 +115,50 @@ def corrupted(kind: str, severity: int) -> tuple[np.ndarray, np.ndarray]:
     each = [rng.permutation(np.flatnonzero(types_N == name))[:CORRUPTED] for name in TYPES]
     place_n = np.concatenate(each)
 
-    def made() -> np.ndarray:
+    def made() -> list[Image.Image]:
         amount = SEVERITIES[kind][severity]
         files = [(at, folder / rows[at]["file"]) for at in place_n.tolist()]
-        return embed([corrupt(_opened(file), kind, amount, at) for at, file in files])
+        return [corrupt(_opened(file), kind, amount, at) for at, file in files]
 
-    return _kept(f"{kind}-{severity}", made), place_n
+    return _kept(f"{kind}-{severity}", what, made), place_n
 
 
-def emoji(vendor: str) -> np.ndarray:
+def emoji(vendor: str, what: Measured = embed) -> np.ndarray:
     """features_ND of one vendor's pictures, on white. The same N names for both vendors."""
+    home, chosen = _emoji_home(), _emoji_names()
+    folder = home / f"node_modules/emoji-datasource-{vendor}/img/{vendor}/64"
+    return _kept(f"emoji-{vendor}", what, lambda: [_opened(folder / name) for name in chosen])
+
+
+def emoji_categories() -> np.ndarray:
+    """category_N of emoji's rows: "Flags", "Objects" …"""
+    listed = json.loads(
+        (_emoji_home() / "node_modules/emoji-datasource-google/emoji.json").read_text()
+    )
+    category = {}
+    for one in listed:
+        for picture in (one, *one.get("skin_variations", {}).values()):
+            category[picture["image"]] = one["category"]
+    return np.array([category[name] for name in _emoji_names()])
+
+
+def _emoji_names() -> list[str]:
     home = _emoji_home()
-    folders = {
-        name: home / f"node_modules/emoji-datasource-{name}/img/{name}/64" for name in VENDORS
-    }
-    names = {name: {path.name for path in folder.iterdir()} for name, folder in folders.items()}
-    both = sorted(names["google"] & names["twitter"])
-    chosen = np.random.default_rng(0).permutation(len(both))[:EMOJI_IMAGES]
-
-    def made() -> np.ndarray:
-        return embed([_opened(folders[vendor] / both[at]) for at in chosen])
-
-    return _kept(f"emoji-{vendor}", made)
+    names = [
+        {path.name for path in (home / f"node_modules/emoji-datasource-{v}/img/{v}/64").iterdir()}
+        for v in VENDORS
+    ]
+    both = sorted(names[0] & names[1])
+    return [both[at] for at in np.random.default_rng(0).permutation(len(both))[:EMOJI_IMAGES]]
 
 
-def embed(images: list[Image.Image]) -> np.ndarray:
-    """features_ND as a model package computes them."""
+def _decoded(images: list[Image.Image]) -> Iterator[np.ndarray]:
+    """pixels_NHWC, 64 images at a time, 224 px."""
     from raypipe.images.decode import decode_good
-    from raypipe.models.zoo import ImageModel, ModelConfig
 
-    model = ImageModel(ModelConfig(name="efficientnet_lite0"), 2).for_inference()
-    found = []
     for at in range(0, len(images), 64):
         pixels = [np.asarray(image.convert("RGB")) for image in images[at : at + 64]]
-        found.append(model.predict(decode_good(pixels, 224, 1).pixels_NHWC)[0])
-    return np.concatenate(found)
+        yield decode_good(pixels, 224, 1).pixels_NHWC
 
 
 def _opened(path: Path) -> Image.Image:
@@ -135,13 +170,13 @@ def _opened(path: Path) -> Image.Image:
     return image.convert("RGB")
 
 
-def _kept(name: str, made: Callable[[], np.ndarray]) -> np.ndarray:
-    path = CACHE / f"{name}.npy"
+def _kept(name: str, what: Measured, images: Callable[[], list[Image.Image]]) -> np.ndarray:
+    path = CACHE / (f"{name}.npy" if what is embed else f"{what.__name__}-{name}.npy")
     if not path.exists():
         CACHE.mkdir(exist_ok=True)
-        features_ND = made()
+        found_NK = what(images())
         partial = path.with_name(f"{uuid.uuid4().hex}.npy")
-        np.save(partial, features_ND)
+        np.save(partial, found_NK)
         partial.replace(path)
     found: np.ndarray = np.load(path)
     return found

@@ -1,6 +1,6 @@
 """Target: after a promotion, nights of one known domain are quiet, and nights of others are not.
 
-python -m benchmarks.domains --json [--only story,solar,emoji,power,synthetic,groups,clusters]
+python -m benchmarks.domains --json [--only story,solar,emoji,synthetic,groups,clusters]
 
 Real cells and emoji pictures as EfficientNet-Lite0 sees them (domain_data.py: 5 minutes on one core
 the first time). Everything is drawn anew for each seed; alpha is 0.01, 500 permutations.
@@ -10,8 +10,6 @@ story      solar cells are split once a seed: 20 % are kept for the nights, 30 %
            replacement, 20 of each kind, from cells that neither saw
 solar      poly windows against a mono reference; mono windows against a mono reference, both anew
 emoji      windows of one vendor against a reference of the other
-power      share of windows that alarm, for each detector alone: mixture, mmd (raypipe's exact one),
-           ks (scipy's, as Alibi calls it). mmd and ks get the projection of projection.py
 synthetic  false alarms of the mixture test where the truth is known: 1 to 10 domains, a domain of
            five rows, windows of 50 to 500
 groups     windows of whole modules against references of whole modules
@@ -209,90 +207,6 @@ def emoji(windows: range) -> dict[str, Any]:
     return {"fired": fired["other"], "same_vendor_alarms": fired["same"], "windows": len(windows)}
 
 
-def power(
-    windows: range,
-    wanted: Callable[[str], bool] = lambda name: True,
-    sizes: tuple[int, ...] = (50, 100, 200, 500),
-) -> dict[str, Any]:
-    """Each detector alone at alpha, on the embedding; no row occurs twice."""
-    features_ND, type_N, _, _ = domain_data.cells()
-    sides = [domain_data.emoji(vendor) for vendor in domain_data.VENDORS]
-    places = domain_data.corrupted(*FAULTS[0])[1]
-    rest = np.setdiff1d(np.arange(len(type_N)), places)
-    mono, poly = (rest[type_N[rest] == name] for name in domain_data.TYPES)
-    table: dict[str, dict[str, float]] = {}
-
-    def measure(
-        name: str, draw: Callable[[np.random.Generator, int], tuple[Rows, np.ndarray]]
-    ) -> None:
-        for size in sizes if wanted(name) else ():
-            fired: dict[str, int] = defaultdict(int)
-            for seed in windows:
-                known, window_MD = draw(np.random.default_rng(seed), size)
-                if len(window_MD) < size:
-                    break
-                found = fit(known, Rows(window_MD, constant(window_MD)), 200, seed=seed)
-                said = others(known.features_ND, window_MD, seed) | {"mixture": found.p_value}
-                for test, p_value in said.items():
-                    fired[test] += p_value < ALPHA
-            else:
-                table[f"{name}, {size}"] = {test: n / len(windows) for test, n in fired.items()}
-                show("power", name, size, table[f"{name}, {size}"])
-
-    def of_mono(rng: np.random.Generator) -> tuple[Rows, np.ndarray]:
-        rows = rng.permutation(mono)
-        ref = features_ND[rows[:260]]
-        return Rows(ref, constant(ref)), rows[260:]
-
-    def of_both(rng: np.random.Generator) -> tuple[Rows, list[np.ndarray]]:
-        rows = [rng.permutation(mono), rng.permutation(poly)]
-        ref = np.concatenate([rows[0][:260], rows[1][:260]])
-        known = Rows(features_ND[ref], constant(ref), type_N[ref].tolist())
-        return known, [each[260:] for each in rows]
-
-    def half(rng: np.random.Generator, rows: list[np.ndarray], size: int) -> np.ndarray:
-        return np.concatenate([rng.permutation(each)[: size // 2] for each in rows])
-
-    def clean_mono(rng: np.random.Generator, size: int) -> tuple[Rows, np.ndarray]:
-        known, left = of_mono(rng)
-        return known, features_ND[left[:size]]
-
-    def to_poly(rng: np.random.Generator, size: int) -> tuple[Rows, np.ndarray]:
-        return of_mono(rng)[0], features_ND[rng.choice(poly, size, replace=False)]
-
-    def vendors(rng: np.random.Generator, size: int) -> tuple[Rows, np.ndarray]:
-        order = rng.permutation(len(sides[0]))
-        ref = sides[0][order[:500]]
-        return Rows(ref, constant(ref)), sides[1][order[500 : 500 + size]]
-
-    def clean_half(rng: np.random.Generator, size: int) -> tuple[Rows, np.ndarray]:
-        known, left = of_both(rng)
-        return known, features_ND[half(rng, left, size)]
-
-    def clean_one(rng: np.random.Generator, size: int) -> tuple[Rows, np.ndarray]:
-        known, left = of_both(rng)
-        return known, features_ND[left[0][:size]]
-
-    measure("mono -> mono", clean_mono)
-    measure("mono -> poly", to_poly)
-    measure("google -> twitter", vendors)
-    measure("both -> half mono, half poly", clean_half)
-    measure("both -> mono", clean_one)
-    for kind, severity in FAULTS:
-        faulty_nD, place_n = domain_data.corrupted(kind, severity)
-        each = [np.flatnonzero(type_N[place_n] == name) for name in domain_data.TYPES]
-
-        def faulty_mono(rng: np.random.Generator, size: int) -> tuple[Rows, np.ndarray]:
-            return of_mono(rng)[0], faulty_nD[rng.permutation(each[0])[:size]]  # noqa: B023
-
-        def faulty_half(rng: np.random.Generator, size: int) -> tuple[Rows, np.ndarray]:
-            return of_both(rng)[0], faulty_nD[half(rng, each, size)]  # noqa: B023
-
-        measure(f"mono -> mono, {kind} {severity}", faulty_mono)
-        measure(f"both -> half and half, {kind} {severity}", faulty_half)
-    return table
-
-
 def synthetic(windows: range) -> dict[str, Any]:
     """Skewed, correlated features as behind a ReLU; domains differ in one factor each."""
     mix = np.random.default_rng(0).normal(size=(12, 96))
@@ -422,7 +336,6 @@ SECTIONS: dict[str, tuple[Callable[[range], dict[str, Any]], int]] = {
     "story": (story, 2),
     "solar": (solar, 200),
     "emoji": (emoji, 200),
-    "power": (power, 20),
     "synthetic": (synthetic, 200),
     "groups": (groups, 100),
     "clusters": (found_clusters, 30),

@@ -12,7 +12,8 @@ solar_both mixed. corrupted: five kinds, three severities. natural: the other do
 Beside it, on the same windows: difference of confidences alone (validation accuracy plus the change
 of confidence) and the validation accuracy itself, both with the binomial interval and without
 abstaining; and our own calibration without the kinds that are most like a corruption (gamma,
-pixelate, dead), and without any shifted copy.
+pixelate, dead), without any shifted copy, and as a model is published by default: copies of 100
+images, each way at one strength.
 """
 
 from __future__ import annotations
@@ -29,7 +30,10 @@ import numpy as np
 
 from benchmarks.feed import commit, machine
 from benchmarks.shifted import SEVERITIES, World, world
-from raypipe.watch.severity import Calibration, calibrate, estimate
+from raypipe.images.shifts import KINDS
+from raypipe.models.severity import Calibration, calibrate, estimate
+from raypipe.registry.tracking import RegistryConfig
+from raypipe.train.shifted import STRENGTHS
 
 WINDOW, WINDOWS = 200, 50
 LIKE_A_CORRUPTION = ("gamma", "pixelate", "dead")
@@ -37,24 +41,37 @@ CHAMPIONS = ("solar", "emoji", "solar_poly", "solar_both")
 Window = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
-def calibrated(made: World, seed: int, without: tuple[str, ...] = ()) -> Calibration:
-    """On validation rows and their shifted copies, except these kinds ("*": all)."""
+def calibrated(
+    made: World, seed: int, without: tuple[str, ...] = (), copied: int = 0
+) -> Calibration:
+    """On validation rows and their shifted copies, except these kinds ("*": all).
+
+    copied: only of so many images, each kind at one strength, as raypipe.train.shifted has it. 0:
+    of all images, at all strengths.
+    """
     arrays: list[tuple[Any, ...]] = []
+    domains = sum(part.endswith("validation") for part in made.labels)
     for name, labels in made.labels.items():
         domain, _, part = name.rpartition("/")
         kind = part.split(":")[1] if part.startswith("shift:") else ""
         if (part != "validation" and not kind) or (kind and {kind, "*"} & set(without)):
             continue
         first = 0 if domain != "poly" else 10_000
-        rows = len(labels)
+        chosen = np.arange(len(labels))
+        if kind and copied:
+            chosen = np.random.default_rng(5).permutation(chosen)[: copied // domains]
+            turn = STRENGTHS.index(float(part.split(":")[2]))
+            way = list(KINDS).index(kind)
+            chosen = chosen[(np.arange(len(chosen)) + way) % len(STRENGTHS) == turn]
+        rows = len(chosen)
         arrays.append(
             (
-                made.scores[name],
-                labels,
-                made.features[name],
+                made.scores[name][chosen],
+                labels[chosen],
+                made.features[name][chosen],
                 np.full(rows, domain or "own"),
                 np.full(rows, kind),
-                first + np.arange(rows),
+                first + chosen,
             )
         )
     scores, labels, features, domains, shifts, images = (
@@ -164,6 +181,7 @@ def measure(name: str, brief: bool) -> dict[str, Any]:
         ways |= {
             "without_like_a_corruption": calibrated(made, 0, LIKE_A_CORRUPTION),
             "without_copies": calibrated(made, 0, ("*",)),
+            "as_published": calibrated(made, 0, copied=RegistryConfig().severity_images),
             "seed_1": calibrated(made, 1),
             "seed_2": calibrated(made, 2),
         }

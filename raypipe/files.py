@@ -32,6 +32,17 @@ def write_atomic(path: Path, content: str | bytes) -> Path:
         raise
 
 
+def is_there(text: str) -> bool:
+    """Does this text of a user name a file or a folder? One that can be no name does not.
+
+    pathlib raises for a name of more than 255 bytes, and for a folder that we may not look into.
+    """
+    try:
+        return Path(text).exists()
+    except OSError:
+        return False
+
+
 def in_name(text: str) -> str:
     """The text as part of a file's name. What cannot be one, or is too long, gets its hash."""
     plain = re.sub(r"[^\w.-]+", "-", text)
@@ -40,6 +51,16 @@ def in_name(text: str) -> str:
     if plain == text:
         return text
     return f"{plain}-{hashlib.sha256(text.encode()).hexdigest()[:6]}".strip("-")
+
+
+def by_content(path: str | None) -> str | None:
+    """What a path means in a key: a file or folder that is named by a sha256 of its content is the
+    same one everywhere.
+    """
+    if path is None:
+        return None
+    name = Path(path).name.partition(".")[0]
+    return name if re.fullmatch("[0-9a-f]{64}", name) else path
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from raypipe.cluster import connect
 # Before anything imports Ray or MLflow: both read their switches at import.
 connect.prepare_environment()
 
+import functools  # noqa: E402
 import io  # noqa: E402
 import logging  # noqa: E402
 import re  # noqa: E402
@@ -32,6 +33,8 @@ hypothesis.settings.load_profile("raypipe")
 MAY_USE_RAY = re.compile(
     r"\b(ray|ray_session|trainer|verbs|tuner|retrain\w*|refit|cli|connect|cluster|quickstart)\b"
 )
+# … unless it says so, and then it cannot (`no_cluster`).
+NO_RAY = "# Starts no Ray cluster."
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -50,13 +53,30 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             return "ray" if file in sharing else file
 
     root = config.rootpath
-    files = [
-        path
-        for path in root.joinpath("tests").rglob("test_*.py")
-        if MAY_USE_RAY.search(path.read_text("utf-8"))
-    ]
-    sharing = {path.relative_to(root).as_posix() for path in files}
+    texts = {path: path.read_text("utf-8") for path in root.joinpath("tests").rglob("test_*.py")}
+    sharing = {
+        path.relative_to(root).as_posix()
+        for path, text in texts.items()
+        if MAY_USE_RAY.search(text) and NO_RAY not in text
+    }
     return OneCluster(config, log)
+
+
+@functools.cache
+def _says_no(file: Path) -> bool:
+    return NO_RAY in file.read_text("utf-8")
+
+
+@pytest.fixture(autouse=True)
+def no_cluster(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that says so starts none: it runs beside another process's."""
+    if _says_no(request.path):
+        import ray
+
+        def refused(*given: object, **more: object) -> None:
+            raise AssertionError(f"{request.path.name} says that it starts no Ray cluster")
+
+        monkeypatch.setattr(ray, "init", refused)
 
 
 Draw = Callable[..., bytes]
@@ -90,6 +110,15 @@ def ray_session() -> Iterator[str]:
     os.environ.pop("RAY_ADDRESS", None)
     if before is not None:
         os.environ["RAY_ADDRESS"] = before
+
+
+@pytest.fixture
+def heard(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """caplog hears raypipe's log, whatever other tests have done: a command takes the log over, and
+    a connection to Ray silences the handlers of Ray Data, where pytest puts its own.
+    """
+    monkeypatch.setattr(logging.getLogger("raypipe"), "propagate", True)
+    monkeypatch.setattr(caplog.handler, "level", logging.NOTSET)
 
 
 def encode(image: Image.Image, kind: str = "PNG", **how: object) -> bytes:

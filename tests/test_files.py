@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from raypipe.files import in_name, owned, write_atomic
+from raypipe.files import in_name, is_there, owned, write_atomic
 
 OWNER = """
 import sys, time
@@ -24,6 +24,11 @@ with owned(Path(sys.argv[1])):
     time.sleep(float(sys.argv[3]))
     Path(sys.argv[1], "done").write_text(sys.argv[2])
 """
+
+
+@pytest.mark.parametrize("text", ["run.name=" + "x" * 300, "a\0b", "no/such"])
+def test_a_text_that_can_be_no_file_names_none(text: str, tmp_path: Path) -> None:
+    assert not is_there(text) and is_there(str(tmp_path))
 
 
 def start(folder: Path, name: str, seconds: float) -> subprocess.Popen[str]:

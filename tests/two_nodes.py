@@ -87,7 +87,8 @@ class TwoNodes:
         arguments = ["--backend-store-uri", f"sqlite:///{home}/store.db", "--serve-artifacts"]
         arguments += ["--artifacts-destination", str(home / "artifacts"), "--workers", "1"]
         where = ["--host", store.address, "--port", str(MLFLOW)]
-        store.popen("mlflow", "server", *arguments, *where, log=home / "log")
+        quiet = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}  # as tests/serve/servers.py
+        store.popen("mlflow", "server", *arguments, *where, env=quiet, log=home / "log")
         return f"http://{store.address}:{MLFLOW}"
 
     def start_s3(self) -> dict[str, str]:

@@ -18,6 +18,7 @@ from raypipe.cli.how import Detach, DryRun, How, Json, Submit
 from raypipe.cluster.connect import prepare_environment
 from raypipe.config import load
 from raypipe.errors import ConfigError
+from raypipe.files import is_there
 
 app = typer.Typer(
     name="raypipe",
@@ -193,7 +194,7 @@ def tune(
     """
     given = list(overrides or [])
     # `raypipe tune table.uri=… --label …` has no file: the first word is an override.
-    if config is not None and "=" in config and not Path(config).exists():
+    if config is not None and "=" in config and not is_there(config):
         given, config = [config, *given], None
     flags = {"table.uri": table, "table.columns.label": label, "table.columns.image": image}
     given += [f"{name}={dumps(value)}" for name, value in flags.items() if value is not None]

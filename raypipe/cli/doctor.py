@@ -14,6 +14,7 @@ from raypipe.cli.console import Console
 from raypipe.cli.how import Json
 from raypipe.config import load
 from raypipe.errors import RaypipeError, hidden
+from raypipe.files import is_there
 
 if TYPE_CHECKING:
     from raypipe.doctor.finding import Finding
@@ -66,7 +67,7 @@ def doctor(
 
     given = list(overrides or [])
     # `raypipe doctor table.uri=…` has no file.
-    if config is not None and "=" in config and not Path(config).exists():
+    if config is not None and "=" in config and not is_there(config):
         given, config = [config, *given], None
     path = Path(config) if config else None
     asked = Asked(path, tuple(given), load(Settings, path, given))

@@ -11,6 +11,7 @@ import typer
 from raypipe.cli.app import run_verb
 from raypipe.cli.how import Detach, DryRun, How, Json, Submit
 from raypipe.errors import ConfigError
+from raypipe.files import is_there
 
 
 def evaluate(
@@ -46,7 +47,7 @@ def evaluate(
     """
     given, how = list(overrides or []), How(json, submit, detach, dry_run)
     # `raypipe evaluate mine.yaml evaluate.group=part` names no table.
-    if table is not None and "=" in table and not Path(table).exists():
+    if table is not None and "=" in table and not is_there(table):
         given, table = [table, *given], None
     named = [f"evaluate.table.uri={dumps(table)}"] if table else []
     if not model.startswith("models:/"):

@@ -11,6 +11,7 @@ from raypipe.cli.console import Console
 from raypipe.cli.how import Json
 from raypipe.cluster.connect import prepare_environment
 from raypipe.config import load
+from raypipe.files import is_there
 
 if TYPE_CHECKING:
     from raypipe.work.result import Result
@@ -58,7 +59,7 @@ def model(
     """
     given = list(overrides or [])
     # `raypipe report model mine.yaml run.dir=…` names no second configuration.
-    if config is not None and "=" in config and not Path(config).exists():
+    if config is not None and "=" in config and not is_there(config):
         given, config = [config, *given], None
     console = _begin(json)
     from raypipe.work import reports

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, Literal
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pydantic import Field, model_validator
 
 from raypipe.config import Section
-from raypipe.errors import DataError
+from raypipe.errors import ConfigError, DataError
 from raypipe.feed.columns import Columns
+from raypipe.files import by_content
 from raypipe.models.tasks import Kind, Task
 from raypipe.tables import conditions, scan
 from raypipe.tables.address import resolve
@@ -87,6 +92,11 @@ class FeedConfig(Section):
     on_bad: Literal["replace", "stop"] = "replace"
     """What to do with an image that does not decode, is null, or does not match its sha256.
     `replace`: take the next readable one. `stop`: end the run."""
+
+    leave_out: str | None = None
+    """A JSON file with a list of ids: rows of the training split that are not trained on. If the
+    file's name is a sha256, it is compared with the content. A retrain with watch.replay writes
+    one."""
 
     trace: str | None = None
     """A folder for the id and the position of every sample of every training batch. null: none is
@@ -196,6 +206,11 @@ def pin(
 
     # Small columns only: images are not read here.
     read = Columns.read(table, version, kind, cfg.where)
+    without = left_out(feed)
+    if without:
+        _leave_out(
+            table, version, read, cfg.where, set(parts(feed.train, read.splits.values)), without
+        )
     by_split = read.labelled()
     if not by_split:
         raise DataError(
@@ -210,6 +225,60 @@ def pin(
     splits = frozenset(read.splits.values)
     counts = _counts(by_split, feed, splits, version)
     return Pinned(table, version, dict(cfg.where), task, counts, splits, read)
+
+
+def left_out(feed: FeedConfig) -> frozenset[str | None]:
+    """The ids of `feed.leave_out`. Raises ConfigError for a file that holds something else."""
+    if feed.leave_out is None:
+        return frozenset()
+    file = Path(feed.leave_out)
+    try:
+        data = file.read_bytes()
+        ids = json.loads(data)
+        named = by_content(str(file))
+        is_ours = named == str(file) or named == hashlib.sha256(data).hexdigest()
+    except (OSError, ValueError) as e:
+        raise ConfigError(
+            f"feed.leave_out cannot be read: {type(e).__name__}",
+            got=str(file),
+            fix="Name a JSON file with a list of ids, or set feed.leave_out=null",
+        ) from None
+    if (
+        not is_ours
+        or not isinstance(ids, list)
+        or not all(i is None or type(i) is str for i in ids)
+    ):
+        raise ConfigError(
+            "feed.leave_out holds something else",
+            got=str(file),
+            rule="A JSON list of ids; a file that is named by a sha256 has this very content",
+            fix="Name such a file, or set feed.leave_out=null",
+        )
+    return frozenset(ids)
+
+
+def _leave_out(
+    table: ImageTable,
+    version: TableVersion,
+    read: Columns,
+    where: scan.Where,
+    splits: Collection[str],
+    without: frozenset[str | None],
+) -> None:
+    """Forget the split of rows that are not trained on: then no split has them."""
+    names = table.columns
+    ids = pa.array(sorted(i for i in without if i is not None), pa.string())
+    wanted = list(dict.fromkeys([names.id, names.split]))
+    _, found = scan.numbered(table, version, wanted, where)
+    for part, numbers_N in found:
+        column = part[names.id].cast(pa.string())
+        is_out = pc.is_in(column, value_set=ids)
+        if None in without:
+            is_out = pc.or_(is_out, column.is_null())
+        in_split = pc.is_in(
+            part[names.split], value_set=pa.array(sorted(splits), part[names.split].type)
+        )
+        read.splits.codes_P[numbers_N[pc.and_(is_out, in_split).to_numpy()]] = 0
 
 
 def _task(

@@ -1,7 +1,7 @@
 """Shifted copies of pictures: what a model's estimate of its own accuracy is calibrated on.
 
 Labelled pictures of another light or another camera are rare. Copies that are changed on purpose
-have labels, so the model's accuracy on them is known (watch/severity.py). Each kind changes
+have labels, so the model's accuracy on them is known (models/severity.py). Each kind changes
 something else: geometry, grey levels, detail, or a part of the picture. A strength of 0.3 is hardly
 seen, and at 1 most models lose many points.
 

@@ -41,6 +41,7 @@ from raypipe.tables import scan
 from raypipe.tables.clean import CleanResult, clean
 from raypipe.tables.ingest import IngestResult, ingest
 from raypipe.tables.table import ImageTable, TableConfig, TableVersion
+from raypipe.watch import calls
 from raypipe.watch.check import CheckResult, check
 from raypipe.watch.retrain import RetrainConfigs, RetrainResult, retrain
 from raypipe.work import tables, verbs
@@ -150,6 +151,9 @@ def tell(job: Job, console: Console, fresh: bool = False) -> dict[str, Any]:
             checks["poly"],
             first,
             console.say,
+            decided=lambda said: calls.keep(
+                job.run, job.watch, checks["poly"].key, store.model, str(first), said
+            ),
         )
         _show(console, tables.comparison(after))
         done(after.decision.reason)
@@ -196,7 +200,7 @@ def _night(
     with _step(story, console, f"Drift check {name}") as done:
         checked = check(store, job.run, table, name, job.predict, job.drift, model)
         _show(console, tables.evidence(checked))
-        console.facts({"report": checked.page})
+        console.facts({"what it costs": str(checked.report.severity), "report": checked.page})
         done(
             ("Drift" if checked.report.is_drift else "No drift")
             + f", p {tables.p_text(checked.report.p_value)}"

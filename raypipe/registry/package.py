@@ -4,6 +4,8 @@ package.json          backbone, resolution, classes, lineage, metrics
 weights.safetensors   the whole model (loading it unpickles nothing)
 reference.npz         features and scores of unseen images of the training domain; drift is
                       measured against them
+severity.json         what the estimate of accuracy without labels is calibrated with; only where
+                      that makes sense (package.json says why not)
 code/                 of a `file:` model: the user's own modules (own_code.py)
 manifest.json         format version, and the sha256 of each file; a package is the files that it
                       names
@@ -35,6 +37,7 @@ from raypipe.errors import DataError, RaypipeError, one_line
 from raypipe.images.decode import Picture, decode_batch, decode_good
 from raypipe.images.measure import SEEN
 from raypipe.models.finite import require_rows, require_weights
+from raypipe.models.severity import Calibration
 from raypipe.models.tasks import Task
 from raypipe.models.zoo import ImageModel, ModelConfig
 from raypipe.registry import own_code
@@ -42,6 +45,7 @@ from raypipe.registry import own_code
 # Format of the folder. Format 1 (ba74455 and before) has no such number, and is still read.
 FORMAT = 2
 MANIFEST = "manifest.json"
+SEVERITY = "severity.json"
 AGAIN = "Train and register again, with a lower train.lr"
 _FILES = ("package.json", "weights.safetensors", "reference.npz")
 # Of a file in the package: no part begins with a dot, so none is `..`.
@@ -195,6 +199,31 @@ class Package:
                 if name in arrays
             }
             return Reference(arrays["features"], arrays["scores"], ids, looks_NK, **names)
+
+    def severity(self) -> Calibration | str:
+        """What the accuracy on images without labels is estimated with; or why there is nothing.
+
+        Raises DataError for a file that raypipe cannot have written.
+        """
+        if SEVERITY not in self.files:
+            said = self.info.get("severity")
+            known = isinstance(said, Mapping) and said.get("why_not")
+            return str(known) if known else "the champion's package was made by an older raypipe"
+        try:
+            read = json.loads(self.files[SEVERITY])
+        except (ValueError, RecursionError):
+            read = None
+        found = Calibration.from_json(read, self._where)
+        widths = (len(found.scores_KC[0]), len(found.directions_DQ))
+        ours = (len(self.classes), self.reference().features_ND.shape[1])
+        if widths != ours:
+            raise DataError(
+                f"The calibration of severity of {self._where} is of another model",
+                got=widths,
+                rule=f"This one has {ours[0]} classes and {ours[1]} features",
+                fix="Restore the package, or train and register again",
+            )
+        return found
 
     def predict(self, images: Sequence[bytes], threads: int = 2) -> Predictions:
         """Labels and scores of encoded images.

@@ -27,6 +27,7 @@ from raypipe.tables import retries
 from raypipe.tables.commits import TRIES, Moved
 
 SEAL = "raypipe.manifest"  # tag of a registered version: sha256 of its package's manifest
+MOST_VERSIONS = 2**31 - 1  # a column of MLflow's
 DECISION = "raypipe.decision"  # tag of a challenger: key of its comparison, and how it ended
 
 
@@ -105,6 +106,9 @@ def _entity(store: Store, number: int) -> Any:
     """MLflow's own record of one version; None if there is none."""
     from mlflow.exceptions import MlflowException
 
+    # SQLite and its driver end in an error of theirs.
+    if number > MOST_VERSIONS:
+        return None
     try:
         return store.client.get_model_version(store.model, str(number))
     except MlflowException as e:

@@ -85,6 +85,15 @@ class RegistryConfig(Section):
     split. A larger split is sampled evenly, and the card says so. They are predicted by one process
     that holds their features. null: all."""
 
+    severity_images: int = Field(default=100, ge=0, le=2_000)
+    """So many validation images are shifted on purpose, nine ways each, and predicted when a model
+    of single labels is published. From these, drift checks estimate the accuracy on images without
+    labels. More: narrower intervals, and more time. 0: no estimate."""
+
+    severity_s: float = Field(default=60.0, gt=0)
+    """Seconds that predicting the shifted images may take at most. Where they are not enough for
+    40 images, there is no estimate, and drift checks say so."""
+
     domain: str | None = None
     """Column that names the known domain of an image, as its camera or its site. The reference
     keeps the domain of each image, and a batch drifts if it fits no mixture of them. null: the

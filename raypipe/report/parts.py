@@ -67,6 +67,18 @@ class Check:
     projection: tuple[np.ndarray, np.ndarray] | None = None
     unusual: tuple[Picture, ...] = ()  # images of the batch
     typical: tuple[Picture, ...] = ()  # images of the reference
+    cost: Cost | None = None  # None: nothing is said of it
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The accuracy that is estimated without labels. Shares, 0 to 1."""
+
+    accuracy: float | None = None  # None: there is no estimate
+    low: float | None = None
+    high: float | None = None
+    known: float | None = None  # on validation images like the batch
+    why_not: str = ""
 
 
 @dataclass(frozen=True)

@@ -50,6 +50,9 @@ def job_of(job: TrainJob, wanted: dict[str, Any], result: SearchResult) -> Train
     if result.job.model.mode == "finetune" and not _SHAPE & changes.keys():
         # A start_from of the user's own wins.
         changes = {"train.start_from": result.best.checkpoint} | changes
+    elif _SHAPE & changes.keys():
+        # Weights that the search itself started from do not fit either.
+        changes = {"train.start_from": None} | changes
     return _replaced(result.job, _last_values(result, changes) | changes)
 
 

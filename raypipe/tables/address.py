@@ -7,6 +7,7 @@ from pathlib import Path
 from urllib.parse import unquote
 
 from raypipe.errors import DataError
+from raypipe.files import is_there
 
 # deltalake asks the catalog for the table's address and for short-lived credentials, on every
 # worker anew.
@@ -23,7 +24,7 @@ def resolve(uri: str) -> str:
     name = uri.removeprefix("unity://").removeprefix(UNITY)
     if name != uri:
         return UNITY + name
-    if re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*){2}", uri) and not Path(uri).exists():
+    if re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*){2}", uri) and not is_there(uri):
         return UNITY + uri
     if uri.startswith("file://"):
         _refuse_folder(unquote(uri.removeprefix("file://")))

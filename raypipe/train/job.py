@@ -14,6 +14,7 @@ from raypipe.config import RunConfig, Section, field_names, key_of, leaves, repl
 from raypipe.errors import ConfigError
 from raypipe.feed import order
 from raypipe.feed.dataset import FeedConfig, parts
+from raypipe.files import by_content
 from raypipe.images.augment import AugmentConfig
 from raypipe.models.zoo import ModelConfig
 from raypipe.registry.tracking import RegistryConfig
@@ -219,6 +220,10 @@ class TrainJob(TrainSections):
         """
         feed = self.feed.model_dump(mode="json", exclude=_NOT_IN_KEY["feed"])
         train = self.train.model_dump(mode="json", exclude=_NOT_IN_KEY["train"])
+        train["start_from"] = by_content(self.train.start_from)
+        # Without it, the key is the same as before the setting was there.
+        if feed.pop("leave_out") is not None:
+            feed["leave_out"] = by_content(self.feed.leave_out)
         # What the calibration changes comes after the training.
         model = self.model.model_dump(mode="json", exclude={"calibrate"})
         # Without stages, the key is the same as before jobs could have any.

@@ -7,6 +7,8 @@ which takes about as long as predicting them; features of a frozen backbone come
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from raypipe.feed.encoded import encoded
@@ -28,26 +30,39 @@ def looks(rows: Rows, samples_N: np.ndarray, side_px: int, threads: int) -> np.n
     cannot be read.
     """
     looks_NK = np.full((len(samples_N), len(SEEN)), np.nan, np.float32)
-    assert rows.row_N is not None
+    places = drawn(rows, samples_N, IMAGES)
+    for some, images in stored(rows, samples_N, places):
+        looks_NK[some] = _looks(images, side_px, threads)
+    return looks_NK
+
+
+def drawn(rows: Rows, samples_N: np.ndarray, most: int) -> np.ndarray:
+    """Places in samples_N of at most so many images, always the same ones, of few row groups."""
     rng = np.random.default_rng(0)
-    group_N = np.searchsorted(rows.bounds, samples_N, side="right") - 1
+    group_N = _groups(rows, samples_N)
     groups = np.unique(group_N)
     if len(groups) > ROW_GROUPS:
         groups = rng.choice(groups, ROW_GROUPS, replace=False)
-    places = np.flatnonzero(np.isin(group_N, groups))
-    if len(places) > IMAGES:
-        places = rng.choice(places, IMAGES, replace=False)
+    places: np.ndarray = np.flatnonzero(np.isin(group_N, groups))
+    return rng.choice(places, most, replace=False) if len(places) > most else places
 
+
+def stored(
+    rows: Rows, samples_N: np.ndarray, places: np.ndarray
+) -> Iterator[tuple[np.ndarray, list[memoryview]]]:
+    """(some of the places, their images as they are stored), row group by row group."""
+    assert rows.row_N is not None
+    group_N = _groups(rows, samples_N)
     for group in np.unique(group_N[places]).tolist():
         images = encoded(rows.fragments[group], rows.column, rows.storage_options)
         of_group = places[group_N[places] == group]
         for start in range(0, len(of_group), AT_ONCE):
             some = of_group[start : start + AT_ONCE]
-            found = _looks(
-                [images[int(row)] for row in rows.row_N[samples_N[some]]], side_px, threads
-            )
-            looks_NK[some] = found
-    return looks_NK
+            yield some, [images[int(row)] for row in rows.row_N[samples_N[some]]]
+
+
+def _groups(rows: Rows, samples_N: np.ndarray) -> np.ndarray:
+    return np.searchsorted(rows.bounds, samples_N, side="right") - 1
 
 
 def _looks(images: list[memoryview], side_px: int, threads: int) -> np.ndarray:

@@ -7,9 +7,11 @@ seal covers all of it. `raypipe report model` reads it, and checks what can be c
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
 from typing import Any
+
+import numpy as np
 
 from raypipe.cluster.usage import Nodes
 from raypipe.feed.dataset import Pinned
@@ -17,7 +19,9 @@ from raypipe.registry import made_by
 from raypipe.registry.card import Judged
 from raypipe.registry.promote import ModelVersion
 from raypipe.tables import cleaned, identity
+from raypipe.train import learned
 from raypipe.train.job import TrainJob, TrainResult
+from raypipe.train.start import learned_by
 from raypipe.train.unseen import Unseen
 
 MADE = "made"  # its name in package.json
@@ -30,7 +34,7 @@ class CalledFor:
 
     verb: that made it. reason: in words. parent: the champion that it is to replace, whose settings
     it starts from. evidence: what called for it, as of a drift check its key and its p-value.
-    device_s: of all trainings that led to it; None: of its own alone.
+    device_s: of all trainings that led to it; None: of its own alone. start: what it began with.
     """
 
     verb: str
@@ -38,6 +42,41 @@ class CalledFor:
     parent: ModelVersion | None = None
     evidence: Mapping[str, Any] = field(default_factory=dict)
     device_s: float | None = None
+    start: Start = field(default_factory=lambda: Start())
+
+    def behind(self, folder: str | None) -> CalledFor:
+        """With the rows behind the weights of the package that `train.start_from` names."""
+        rows_N2 = learned.united(self.start.inherited_N2, learned_by(folder))
+        return replace(self, start=replace(self.start, inherited_N2=rows_N2))
+
+
+@dataclass(frozen=True)
+class Start:
+    """What a version began with.
+
+    weights: where they came from, in words. version: whose they are; None: nobody's. inherited_N2:
+    the rows that they had learned from (learned.py). replay: how many old rows were trained on
+    beside new ones; {}: all rows.
+    """
+
+    weights: str = ""
+    version: ModelVersion | None = None
+    inherited_N2: np.ndarray = field(default_factory=lambda: learned.NONE_N2, repr=False)
+    replay: Mapping[str, Any] = field(default_factory=dict)
+
+    def facts(self, job: TrainJob) -> dict[str, Any]:
+        """As a package keeps it."""
+        words = self.weights
+        if not words:
+            words = "pretrained" if job.model.pretrained else "random"
+            words = f"{job.train.start_from}" if job.train.start_from else words
+        return {
+            "weights": words,
+            "version": str(self.version) if self.version else "",
+            "seal": self.version.seal if self.version else "",
+            "inherited": len(self.inherited_N2),
+            "replay": dict(self.replay),
+        }
 
 
 def facts(
@@ -58,6 +97,7 @@ def facts(
         "at": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "table_id": pinned.version.table_id,
         "rows": rows_of(job, pinned),
+        "start": called_for.start.facts(job),
         "cleaning": asdict(cleaned.of(pinned.table, pinned.version)),
         "code": made_by.code(),
         "packages": made_by.packages(),

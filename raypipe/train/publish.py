@@ -23,7 +23,7 @@ from raypipe.registry.card import HTML, MARKDOWN, html, markdown
 from raypipe.registry.promote import ModelVersion
 from raypipe.registry.tracking import Store
 from raypipe.tables import scan
-from raypipe.train import origin, unseen
+from raypipe.train import learned, origin, shifted, unseen
 from raypipe.train.described import card
 from raypipe.train.job import TrainJob, TrainResult
 from raypipe.train.origin import CalledFor
@@ -61,6 +61,7 @@ def publish(
         if registered is not None:
             return registered
         why = called_for or CalledFor(name, f"raypipe {name} was called")
+        why = why.behind(planned.job.train.start_from)
         return _publish(store, planned, result, key, name, children, folders, why)
 
 
@@ -105,11 +106,21 @@ def _publish(
     calibrated = held_out.calibrated
     if calibrated is not None:
         facts |= {"temperature": calibrated.temperature, "calibration": asdict(calibrated)}
+    severity = shifted.measured(job, model, pinned, held_out)
+    facts["severity"] = {
+        "why_not": severity.why_not,
+        "copied": severity.copied,
+        "seconds": round(severity.seconds, 2),
+    }
     # The card is part of the package, so that it travels and is hashed with it.
     looks = tracking.looks(store, pinned.version)
     described = card(job, pinned, result, held_out, store.model, looks)
     pages = {HTML: html(described), MARKDOWN: markdown(described)}
     extra = {name: text.encode() for name, text in pages.items()}
+    trained_on_N2 = learned.of_training(job, pinned)
+    extra |= learned.files(trained_on_N2, called_for.start.inherited_N2)
+    if severity.calibration is not None:
+        extra[package.SEVERITY] = to_json(severity.calibration.to_json()).encode()
     nodes = usage.read(*(folder / usage.FILE for folder in recorded))
     made = origin.facts(
         job, pinned, result, held_out, described.judged, nodes, called_for, len(children)

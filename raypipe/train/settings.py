@@ -64,8 +64,9 @@ class TrainConfig(ParallelConfig):
     """The epoch whose weights are the result: the best by `stopping.metric`, or the last, whatever
     validation says."""
     start_from: str | None = None
-    """Folder of a checkpoint of the same model, whose weights the training starts from. Its
-    resolution may differ. Every worker must see the folder."""
+    """Folder of a checkpoint of the same model, or of a model package, whose weights the training
+    starts from. Its resolution may differ, and a package may know other classes. Every worker must
+    see the folder."""
     checkpoint_steps: int | None = Field(default=None, ge=1)
     """Steps between checkpoints inside an epoch. null: one checkpoint after each epoch."""
     checkpoint_async: bool = False

@@ -22,7 +22,7 @@ from pathlib import Path
 from raypipe.cluster.recorder import recorded
 from raypipe.cluster.usage import FILE as USAGE
 from raypipe.config import metrics_of, require_format, save, to_json
-from raypipe.errors import ConfigError, RaypipeError
+from raypipe.errors import RaypipeError
 from raypipe.feed import feed as feeds
 from raypipe.feed.dataset import Pinned, pin
 from raypipe.feed.features import feature_sources
@@ -30,7 +30,7 @@ from raypipe.feed.feed import Source
 from raypipe.files import owned, write_atomic
 from raypipe.models.finite import require_weights
 from raypipe.models.zoo import ImageModel
-from raypipe.train import checkpoint
+from raypipe.train import checkpoint, start
 from raypipe.train.auto import finders
 from raypipe.train.checkpoint.saver import Saver, newest
 from raypipe.train.job import TrainJob, TrainResult
@@ -229,17 +229,9 @@ def _read_outcome(result_file: Path) -> Outcome:
 
 
 def check_start(job: TrainJob) -> None:
-    """Raise ConfigError when the checkpoint of `train.start_from` is missing or incomplete."""
-    folder = job.train.start_from
-    if folder is None:
-        return
-    problem = checkpoint.verify(Path(folder))
-    if problem:
-        raise ConfigError(
-            f"The checkpoint of train.start_from is incomplete: {problem}",
-            got=folder,
-            fix="Name an epoch's folder",
-        )
+    """Raise ConfigError when the weights of `train.start_from` are damaged or another model's."""
+    if job.train.start_from is not None:
+        start.require(Path(job.train.start_from), job.model)
 
 
 def _train(

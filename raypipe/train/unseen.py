@@ -76,13 +76,15 @@ class Calibrated:
 class Unseen:
     """Images that the weights have not seen: what the model says of them, and their labels.
 
-    labels_N: as Task.encode gives them. Rows are those of the reference.
+    labels_N: as Task.encode gives them. Rows are those of the reference. samples_N: their numbers
+    among the rows of the split, of which registry.judged_images are sampled; None: not known.
     """
 
     split: str
     reference: Reference
     labels_N: np.ndarray
     calibrated: Calibrated | None = None
+    samples_N: np.ndarray | None = None
 
 
 def reference(job: TrainJob, model: ImageModel, pinned: Pinned, folder: Path) -> Unseen:
@@ -99,11 +101,11 @@ def reference(job: TrainJob, model: ImageModel, pinned: Pinned, folder: Path) ->
     trained_on_val = set(pinned.parts(feed.val)) <= set(pinned.parts(feed.train))
     if trained_on_val and pinned.counts[feed.test]:
         split = feed.test
-    predicted, labels_N = predict_split(job, model, pinned, split, described=True)
+    predicted, labels_N, samples_N = _predicted(job, model, pinned, split, described=True)
     if split == feed.test:
         _store_test(job, folder, pinned, predicted, labels_N)
     if not job.model.calibrate:
-        return Unseen(split, predicted, labels_N)
+        return Unseen(split, predicted, labels_N, samples_N=samples_N)
 
     # Fitted on these images, and measured on others.
     targets_NC = _targets(pinned, labels_N)
@@ -119,7 +121,7 @@ def reference(job: TrainJob, model: ImageModel, pinned: Pinned, folder: Path) ->
         test_images=0,
     )
     calibrated = _measured(job, model, pinned, folder, found)
-    return Unseen(split, replace(predicted, scores_NC=scores_NC), labels_N, calibrated)
+    return Unseen(split, replace(predicted, scores_NC=scores_NC), labels_N, calibrated, samples_N)
 
 
 def _measured(
@@ -194,6 +196,13 @@ def predict_split(
     a broken image by its neighbour: then the label is the neighbour's too. described: with all that
     a reference says of its images.
     """
+    return _predicted(job, model, pinned, split, described)[:2]
+
+
+def _predicted(
+    job: TrainJob, model: ImageModel, pinned: Pinned, split: str, described: bool
+) -> tuple[Reference, np.ndarray, np.ndarray]:
+    """What `predict_split` says, and the numbers of the samples among the split's rows."""
     source = trainer.sources(job, pinned, [split], most=job.registry.judged_images)[split]
     feed = Feed(source, source, 256, job.run.seed)
     frozen = job.model.mode == "frozen"
@@ -222,10 +231,11 @@ def predict_split(
     ids = tuple(image_id or "" for image_id in rows.ids_of(samples_N))
     labels_N = rows.labels(samples_N)
     if not described:
-        return Reference(features_ND, scores_NC, ids), labels_N
+        return Reference(features_ND, scores_NC, ids), labels_N, samples_N
     if frozen:
         # Features come without the places of their images. The samples are the same.
         rows = locate(pinned, split, job.feed).sampled(job.registry.judged_images)
     domains, groups = belonging.names(job.registry, pinned, rows, samples_N)
     looks_NK = looked_at.looks(rows, samples_N, job.model.pixels, job.feed.threads)
-    return Reference(features_ND, scores_NC, ids, looks_NK, domains, groups), labels_N
+    described_too = Reference(features_ND, scores_NC, ids, looks_NK, domains, groups)
+    return described_too, labels_N, samples_N

@@ -10,12 +10,11 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from raypipe.errors import ConfigError, one_line
 from raypipe.feed.feed import Feed, Source, fetch
 from raypipe.models import finite
 from raypipe.models.tasks import Task
 from raypipe.models.zoo import Head, ImageModel, ModelConfig
-from raypipe.train import checkpoint, parallel
+from raypipe.train import checkpoint, parallel, start
 from raypipe.train.checkpoint.saver import Saver
 from raypipe.train.job import TrainJob
 from raypipe.train.loop import LoopState, Report, evaluate, fit
@@ -81,7 +80,7 @@ def train_rank(
     model = trainable(job.model, data, objective)
     # A resumed run has trained these weights further already.
     if cfg.start_from is not None and resume is None:
-        start_from(model, Path(cfg.start_from))
+        start.load_into(model, Path(cfg.start_from), job.model, data.classes)
     example = _example(job, data)
     if meter is not None:
         meter.flops = flops_per_image(model, example)
@@ -153,27 +152,6 @@ def train_stages(
             return state
         # The next stage reads the checkpoint of this one.
         saver.wait()
-
-
-def start_from(model: nn.Module, folder: Path) -> None:
-    """Load the weights of a verified checkpoint into `model`.
-
-    Raises ConfigError when they are another model's, DataError when they are not finite.
-    """
-    weights = dict(checkpoint.read(folder, verified=True).weights)
-    finite.require_weights(
-        weights, str(folder), "Set train.start_from=null, or name another epoch's folder"
-    )
-    try:
-        model.load_state_dict(weights)
-    except RuntimeError as e:
-        raise ConfigError(
-            "train.start_from holds the weights of another model",
-            got=str(folder),
-            rule=one_line(str(e).splitlines()[-1], 200),
-            fix="Set model.name, model.mode and the classes as they were there, "
-            "or train.start_from=null",
-        ) from None
 
 
 def validate(job: TrainJob, data: Data, weights: Mapping[str, Tensor]) -> dict[str, float]:

@@ -10,12 +10,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from raypipe.errors import one_line
 from raypipe.watch import domains
 from raypipe.watch.clusters import clusters
 from raypipe.watch.detectors.detector import Found
 from raypipe.watch.domains import Fit, Part, Rows
 
 MIXTURE = "mixture"
+SHOWN = 120  # characters of a domain's name, in a line for people
 
 
 @dataclass(frozen=True)
@@ -86,4 +88,5 @@ def _counts(part: Part) -> bool:
 
 
 def _shown(part: Part) -> str:
-    return part.domain or "(no name)"
+    """A name may be any text of a column: a page of it, or one with line breaks."""
+    return one_line(part.domain, SHOWN) or "(no name)"

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ from raypipe.serve.batch import Brought, Calls, PredictConfig
 from raypipe.tables import scan
 from raypipe.tables.commits import rows_once
 from raypipe.tables.table import ImageTable, TableConfig, TableVersion
-from raypipe.watch import ask, by_domain, projection, promise, records, spans
+from raypipe.watch import ask, by_domain, projection, promise, records, severity, spans
 from raypipe.watch.detect import DriftConfig, DriftReport, Evidence, Seen, detect
 from raypipe.watch.domains import Part
 from raypipe.watch.pictures import Batch, picture_of
@@ -76,6 +76,13 @@ _ROW = pa.schema(
         # Was alpha a share of watch.horizon?
         ("promised", pa.bool_()),
         ("since", pa.int64()),
+        # 0 to 1; null without an estimate, and in rows of an older raypipe. accuracy_known: on
+        # validation images of the mixture of domains that the batch resembles.
+        ("accuracy", pa.float64()),
+        ("accuracy_low", pa.float64()),
+        ("accuracy_high", pa.float64()),
+        ("accuracy_known", pa.float64()),
+        ("no_estimate", pa.string()),
     ]
 )
 
@@ -204,6 +211,9 @@ def check(
             )
         each = {count: tested(one) for count, one in of_spans.items()}
         found = promise.over_spans(drift, alpha, tested(mine), each)
+        # Of a package that was tampered with nothing is said: it raises.
+        cost = severity.severity(package.severity(), mine.scores_NC, mine.features_ND, run.seed)
+        found = replace(found, severity=cost)
         is_promised = watch.horizon is not None
         row = _as_row(
             key, name, str(model), predicted.version, found, window, is_promised, looked_at
@@ -257,7 +267,7 @@ def _ask(
     # The scores of a numeric task are no classes.
     classes = _labels(package, mine.scores_NC)
     scores_NC = mine.scores_NC[:, :1] if classes is None else mine.scores_NC
-    asked = ask.worth_a_label(scores_NC, distance_N, mine.sha256, most)
+    asked = ask.worth_a_label(scores_NC, distance_N, mine.sha256, most, mine.features_ND, seed)
     labels = classes or [""] * len(mine.ids)
     ask.write(file, asked, mine.ids, mine.sha256, labels, scores_NC, distance_N)
 
@@ -397,7 +407,13 @@ def _metrics(found: DriftReport) -> dict[str, float]:
         for e in found.evidence
         for what in ("p_value", "statistic")
     }
-    return each | {"drift.p_value": found.p_value, "drift.is_drift": float(found.is_drift)}
+    cost = {
+        f"drift.{name}": value
+        for name, value in severity.as_row(found.severity).items()
+        if isinstance(value, float)
+    }
+    known = {"drift.p_value": found.p_value, "drift.is_drift": float(found.is_drift)}
+    return each | cost | known
 
 
 def _as_row(
@@ -411,10 +427,12 @@ def _as_row(
     about: str = "",
 ) -> dict[str, Any]:
     whole = asdict(found)
+    del whole["severity"]
     as_text = {name: to_json(whole.pop(name)) for name in ("evidence", "unusual", "notes", "parts")}
     return {
         **whole,
         **as_text,
+        **severity.as_row(found.severity),
         "key": key,
         "name": name,
         "model": model,
@@ -442,4 +460,5 @@ def _report(row: dict[str, Any]) -> DriftReport:
         row["engine"],
         tuple(json.loads(row["notes"])),
         tuple(Part(**part) for part in json.loads(row["parts"])),
+        severity.of_row(row),
     )

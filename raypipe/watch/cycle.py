@@ -4,7 +4,8 @@ A Delta table, on any store, has the events of each retrain: who holds it, its s
 Each event is committed directly on those that were read, so nobody writes on an outdated view:
 
 - `held`: a process took the lease of this model. `beat`: it lives. `released`: it gives it back.
-- `cleaned`, `trained`, `compared`: a state was reached; `data` says what came of it.
+- `cleaning`, `cleaned`, `budgeted`, `trained`, `compared`: a state was reached; `data` says what
+  came of it.
 - `ended`: the decision was carried out. `failed`: it broke, and why.
 
 A lease outlives its process, and is taken over when that process is gone: on the same machine that
@@ -188,6 +189,10 @@ class Held:
             retries.pause(attempt)
         raise retries.busy(self._journal.uri, f"{TRIES} tries")
 
+    def data(self, state: str) -> Mapping[str, Any] | None:
+        """What was kept with a state of this retrain; None if it was not reached."""
+        return self._journal.data(self.cycle, state)
+
     def require(self) -> None:
         """Raise LeaseLost if the lease is not ours any more."""
         held = self._journal.held
@@ -229,14 +234,15 @@ def hold(
     cycle: str,
     say: Callable[[str], None] = log.info,
     told: Callable[[str], None] = lambda state: None,
+    also: Mapping[str, Any] | None = None,
 ) -> Iterator[Held | Busy]:
     """Hold the lease of a model's retrain inside a `with` block; Busy if another process does.
 
-    told: called with each state that was kept. It waits at most LEASE_S to see whether the other
-    one lives. Raises DataError for a table that cannot be read or written.
+    told: called with each state that was kept. also: kept with the lease. It waits at most LEASE_S
+    to see whether the other one lives. Raises DataError for a table that cannot be read or written.
     """
     holder = uuid.uuid4().hex
-    taken = _take(journal, cycle, holder, say)
+    taken = _take(journal, cycle, holder, say, also or {})
     if isinstance(taken, Busy):
         yield taken
         return
@@ -253,9 +259,11 @@ def hold(
     held.close(None)
 
 
-def _take(journal: Journal, cycle: str, holder: str, say: Callable[[str], None]) -> Busy | None:
+def _take(
+    journal: Journal, cycle: str, holder: str, say: Callable[[str], None], also: Mapping[str, Any]
+) -> Busy | None:
     """Take the lease; Busy if its holder lives."""
-    me = {"who": f"{socket.gethostname()} process {os.getpid()}", **_process()}
+    me = {"who": f"{socket.gethostname()} process {os.getpid()}", **_process(), **also}
     for attempt in range(1, TRIES + 1):
         journal.refresh()
         held = journal.held

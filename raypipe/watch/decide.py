@@ -11,6 +11,9 @@ source of images. A challenger is promoted when two things are shown, and each b
   probability of at most `safety_alpha`. (In simulation this holds in all but one of 280 cells: with
   thirty slices of 50 rows it is 7 % instead of 5 %.) The bounds are in safety.py.
 
+What else it must keep (named slices, latency, size) is in limits.py. It can refuse a challenger,
+and never promotes one.
+
 Safety costs rows. If the models differ on 7 % of rows, an equal challenger passes a slice of 160
 rows with a probability of 72 %, of 320 rows with 94 %. For many slices see `safety.slice_level`.
 Measured in benchmarks/results/2026-11-22-gate.md.
@@ -21,16 +24,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from pydantic import Field
 
-from raypipe.config import Section
-from raypipe.watch import safety, superiority
+from raypipe.watch import limits, safety, superiority
 from raypipe.watch.comparison import Comparison, pooled
+from raypipe.watch.limits import LimitsConfig, Measured, Named
 
 
-class GateConfig(Section):
+class GateConfig(LimitsConfig):
     """What a challenger must show to replace the champion."""
 
     alpha: float = Field(default=0.05, gt=0, lt=0.5)
@@ -57,12 +61,45 @@ class Decision:
     reason: str
 
 
-def gate(slices: Sequence[Comparison], union: Comparison | None, cfg: GateConfig) -> Decision:
-    """Promote when the challenger is better somewhere beyond chance and nowhere worse.
+def key_part(cfg: GateConfig) -> dict[str, Any]:
+    """The settings as part of a key. Limits that are not set are left out: earlier keys stay."""
+    unset = [name for name in LimitsConfig.model_fields if getattr(cfg, name) == _unset(name)]
+    # What is left out is not looked at, as a batch of no latency.
+    if not cfg.times:
+        unset.append("latency_batch")
+    return cfg.model_dump(mode="json", exclude=set(unset))
 
-    `union` compares all rows of all slices; None where there are no rows. The head of this file
-    says which errors are bounded.
+
+def _unset(name: str) -> Any:
+    return LimitsConfig.model_fields[name].default
+
+
+def gate(
+    slices: Sequence[Comparison],
+    union: Comparison | None,
+    cfg: GateConfig,
+    named: Sequence[Named] = (),
+    measured: Measured | None = None,
+) -> Decision:
+    """Promote when the challenger is better somewhere beyond chance and nowhere worse, and keeps
+    all limits.
+
+    `union` compares all rows of all slices; None where there are no rows. named, measured: what the
+    limits are about. The head of this file says which errors are bounded.
     """
+    decision = _compared(slices, union, cfg)
+    found = limits.verdicts(named, measured, cfg, cfg.tolerance, cfg.safety_alpha)
+    broken = [one.text for one in found if one.refuses]
+    if not broken:
+        return Decision(decision.act, "; ".join([decision.reason, *(one.text for one in found)]))
+    if decision.act:
+        better = decision.reason.removeprefix("Promoted: ")
+        return Decision(False, f"Refused: {'; '.join(broken)}. It is better: {better}")
+    return Decision(False, "; ".join([decision.reason, *broken]))
+
+
+def _compared(slices: Sequence[Comparison], union: Comparison | None, cfg: GateConfig) -> Decision:
+    """The decision by all rows and by the sources."""
     obstacle = _not_comparable(slices, union, cfg) or _harmed(slices, cfg)
     if obstacle or union is None:
         return Decision(False, obstacle)
@@ -98,7 +135,8 @@ def _not_comparable(slices: Sequence[Comparison], union: Comparison | None, cfg:
     """Why the models cannot be compared; empty if they can."""
     rows = union.images if union else 0
     if rows < cfg.least_rows:
-        return f"Not compared: {rows} labelled test images, the gate needs {cfg.least_rows}"
+        have = f"{rows} labelled test images that neither model has learned from"
+        return f"Not compared: {have}, the gate needs {cfg.least_rows}"
     for s in slices:
         if not (math.isfinite(s.champion) and math.isfinite(s.challenger)):
             return f"Refused: {s.change} is not a finite number"

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
 import pyarrow as pa
 
 from raypipe.config import RunConfig, to_json
+from raypipe.errors import DataError
 from raypipe.tables.commits import rows_named
 from raypipe.watch.check import now
 from raypipe.watch.comparison import Comparison
 from raypipe.watch.decide import Decision
+from raypipe.watch.limits import Measured, Named
 from raypipe.watch.settings import WatchConfig
 
 ROW = pa.schema(
@@ -40,6 +44,8 @@ def as_row(
     slices: tuple[Comparison, ...],
     union: Comparison | None,
     decision: Decision,
+    named: tuple[Named, ...] = (),
+    measured: Measured | None = None,
 ) -> pa.Table:
     """The decision as its row of the table `decisions`; `decided` reads it."""
     champion, challenger, table = map(str, parts)
@@ -50,7 +56,13 @@ def as_row(
         "table": table,
         "promoted": decision.act,
     }
-    judged = {"slices": [asdict(s) for s in slices], "union": asdict(union) if union else None}
+    judged: dict[str, Any] = {"slices": [asdict(s) for s in slices]}
+    judged["union"] = asdict(union) if union else None
+    # Without limits a row is as it always was.
+    if named:
+        judged["named"] = [asdict(one) for one in named]
+    if measured is not None:
+        judged["measured"] = measured.as_json()
     row |= {
         "reason": decision.reason,
         "slices": to_json(judged),
@@ -61,12 +73,42 @@ def as_row(
 
 
 def decided(row: dict[str, Any]) -> tuple[tuple[Comparison, ...], Comparison | None, Decision]:
-    """(slices, all rows together, decision) from a row that `as_row` wrote."""
-    judged = json.loads(row["slices"])
-    slices = tuple(Comparison(**fields) for fields in judged["slices"])
-    # Without any row there was nothing to compare.
-    union = None
-    if judged["union"]:
-        union = Comparison(**judged["union"])
-    decision = Decision(row["promoted"], row["reason"])
-    return slices, union, decision
+    """(slices, all rows together, decision) from a row that `as_row` wrote.
+
+    Raises DataError for another row: a promotion must not rest on it.
+    """
+    with _own(row):
+        judged = json.loads(row["slices"])
+        slices = tuple(Comparison(**fields) for fields in judged["slices"])
+        # Without any row there was nothing to compare.
+        union = Comparison(**judged["union"]) if judged["union"] else None
+        act, reason = row["promoted"], row["reason"]
+        if type(act) is not bool or type(reason) is not str:
+            raise ValueError("no decision")
+        return slices, union, Decision(act, reason)
+
+
+def limited(row: dict[str, Any]) -> dict[str, Any]:
+    """`named` and `measured` of a result, from a row that `as_row` wrote. Raises as `decided`."""
+    with _own(row):
+        judged = json.loads(row["slices"])
+        named = tuple(
+            Named(one["name"], Comparison(**one["judged"]) if one["judged"] else None)
+            for one in judged.get("named", ())
+        )
+        measured = judged.get("measured")
+        return {"named": named, "measured": Measured.read(measured) if measured else None}
+
+
+@contextmanager
+def _own(row: dict[str, Any]) -> Iterator[None]:
+    """Turn what goes wrong in reading a row that `as_row` did not write into a DataError."""
+    try:
+        yield
+    except (ValueError, TypeError, KeyError, AttributeError) as e:
+        raise DataError(
+            "The table of decisions has a row that this raypipe did not write",
+            got=f"decision {row.get('key')}: {type(e).__name__}",
+            rule="Nobody but raypipe adds rows to this table; a newer one may say more",
+            fix="Install the raypipe that wrote it, or restore the table to its version before it",
+        ) from None

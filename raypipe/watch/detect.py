@@ -30,6 +30,7 @@ from raypipe.watch.detectors.detector import Pair, Setting
 from raypipe.watch.domains import Part, Rows
 from raypipe.watch.engine import Engine
 from raypipe.watch.settings import LEAST_ROWS
+from raypipe.watch.severity import NOT_ASKED, Severity
 from raypipe.watch.superiority import holm
 
 LEAST_P = (
@@ -119,6 +120,7 @@ class DriftReport:
     engine: str = ""
     notes: tuple[str, ...] = ()
     parts: tuple[Part, ...] = ()
+    severity: Severity = NOT_ASKED
 
 
 def tests(detectors: Sequence[str]) -> tuple[tuple[str, str], ...]:

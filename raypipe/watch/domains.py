@@ -40,11 +40,13 @@ from scipy import stats
 from raypipe.errors import DataError
 from raypipe.watch import groups, memberships
 from raypipe.watch.mixture import Placed, gaussian, project, squared_distances, statistics
+from raypipe.watch.settings import LEAST_ROWS
 
 # With more domains the nearest ones are joined: sources may be as many as nights.
 MOST_DOMAINS = 10
 # Rows of the reference that are compared, for each row of the window's limit.
 REFERENCE_ROWS = 3
+NAMED = 3  # of joined domains; the others are counted
 CLEAR = 0.3
 TIE = 1e-7  # differences below are rounding, in float32
 
@@ -86,7 +88,8 @@ class Fit:
     with the same weights. It is the biased estimate, never below 0. least_p: no p-value of this
     window can be smaller. rows: (reference, window) that were compared, without copies.
     most_copies: of the row that the window holds most often. copies_p_value: how likely one row
-    comes so often, if the window's different rows are drawn with replacement.
+    comes so often, if the window's different rows are drawn with replacement. They count as
+    LEAST_ROWS at least: of one picture alone, it would be certain that only that picture comes.
     """
 
     statistic: float
@@ -115,8 +118,9 @@ def fit(
     _check(reference, window)
     rng = np.random.default_rng(seed)
     given = ["all"] * len(reference.features_ND) if reference.domains is None else reference.domains
-    names, domain_N = sorted({str(name) for name in given}), _codes(given)
+    names, domain_N = _coded(given)
     kept_N, _ = _distinct(reference, domain_N)
+    fewest = min(LEAST_ROWS, len(kept_N))
     kept_N = kept_N[_evenly(domain_N[kept_N], REFERENCE_ROWS * most, rng)]
     kept_M, copies_M = _distinct(window, np.zeros(len(window.features_ND)))
     if len(kept_M) > most:
@@ -184,7 +188,7 @@ def fit(
         least_p=least_p,
         rows=(count, len(kept_M)),
         most_copies=int(copies_M.max()),
-        copies_p_value=_copies_p_value(copies_M),
+        copies_p_value=_copies_p_value(copies_M, fewest),
     )
 
 
@@ -227,18 +231,24 @@ def _distinct(rows: Rows, code_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return first[order], counts[order]
 
 
-def _copies_p_value(copies_M: np.ndarray) -> float:
-    """A bound: all different rows are equally likely, and each may be the one that comes most."""
-    drawn = stats.binom(int(copies_M.sum()), 1 / len(copies_M))
-    return min(1.0, len(copies_M) * float(drawn.sf(copies_M.max() - 1)))
+def _copies_p_value(copies_M: np.ndarray, fewest: int) -> float:
+    """A bound: all different rows are equally likely, and each may be the one that comes most.
+
+    fewest: as many different rows there are to draw from, even if fewer came.
+    """
+    rows = max(len(copies_M), fewest)
+    drawn = stats.binom(int(copies_M.sum()), 1 / rows)
+    return min(1.0, rows * float(drawn.sf(copies_M.max() - 1)))
 
 
 def _evenly(code_N: np.ndarray, most: int, rng: np.random.Generator) -> np.ndarray:
     """Places of at most `most` rows, sorted. Small domains are kept whole; of the others, equally
-    many rows are drawn."""
+    many rows are drawn. Of more domains than `most`, some are left out."""
     if len(code_N) <= most:
         return np.arange(len(code_N))
     sizes_K = np.bincount(code_N)
+    if len(sizes_K) > most:
+        return np.sort(rng.choice(len(code_N), most, replace=False))
     # Water rises in all domains until `most` rows are below it.
     level, left, domains = 0, most, len(sizes_K)
     for size in sorted(sizes_K.tolist()):
@@ -254,8 +264,15 @@ def _evenly(code_N: np.ndarray, most: int, rng: np.random.Generator) -> np.ndarr
     return np.sort(np.concatenate(places))
 
 
-def _codes(names: Sequence[str]) -> np.ndarray:
-    return np.unique(np.asarray(names, dtype=np.str_), return_inverse=True)[1]
+def _coded(names: Sequence[str]) -> tuple[list[str], np.ndarray]:
+    """The different names, sorted, and the place of each row's among them.
+
+    Not by an array of text: that drops a NUL at the end, and one long name would make all of them
+    as long.
+    """
+    known = sorted({str(name) for name in names})
+    place = {name: number for number, name in enumerate(known)}
+    return known, np.array([place[str(name)] for name in names], int)
 
 
 def _named(names: list[str], code_N: np.ndarray) -> tuple[list[str], np.ndarray]:
@@ -268,23 +285,42 @@ def _joined(
     names: list[str], domain_N: np.ndarray, points_ND: np.ndarray
 ) -> tuple[list[str], np.ndarray]:
     """At most MOST_DOMAINS domains: the nearest pair is joined again and again (Ward 1963)."""
-    domain_N = domain_N.copy()
-    names = list(names)
-    means = {k: points_ND[domain_N == k].mean(0) for k in range(len(names))}
-    sizes = {k: int((domain_N == k).sum()) for k in means}
-    while len(means) > MOST_DOMAINS:
-        known = sorted(means)
-        means_KD = np.stack([means[k] for k in known])
-        sizes_K = np.array([sizes[k] for k in known], float)
-        cost_KK = squared_distances(means_KD) / (1 / sizes_K[:, None] + 1 / sizes_K)
-        np.fill_diagonal(cost_KK, np.inf)
-        one, other = (known[place] for place in np.unravel_index(cost_KK.argmin(), cost_KK.shape))
-        domain_N[domain_N == other] = one
-        total = sizes[one] + sizes[other]
-        means[one] = (sizes[one] * means[one] + sizes.pop(other) * means.pop(other)) / total
-        sizes[one] = total
-        names[one] = f"{names[one]} + {names[other]}"
-    return _named(names, domain_N)
+    count = len(names)
+    if count <= MOST_DOMAINS:
+        return names, domain_N
+    means_KD = np.stack([points_ND[domain_N == k].mean(0) for k in range(count)])
+    sizes_K = np.bincount(domain_N, minlength=count).astype(float)
+    members = [[k] for k in range(count)]
+
+    def costs(squared: np.ndarray, size: np.ndarray) -> np.ndarray:
+        return np.asarray(squared / (1 / size + 1 / sizes_K))
+
+    cost_KK = costs(squared_distances(means_KD), sizes_K[:, None])
+    np.fill_diagonal(cost_KK, np.inf)
+    for _ in range(count - MOST_DOMAINS):
+        one, other = map(int, np.unravel_index(cost_KK.argmin(), cost_KK.shape))
+        total = sizes_K[one] + sizes_K[other]
+        both_D = sizes_K[one] * means_KD[one] + sizes_K[other] * means_KD[other]
+        means_KD[one], sizes_K[one] = both_D / total, total
+        members[one] += members[other]
+        members[other] = []
+        # Only the distances to the joined pair change.
+        cost_K = costs(squared_distances(means_KD[one][None], means_KD)[0], total)
+        cost_K[[not left for left in members]] = np.inf
+        cost_K[one] = np.inf
+        cost_KK[one], cost_KK[:, one] = cost_K, cost_K
+        cost_KK[other], cost_KK[:, other] = np.inf, np.inf
+    left = [group for group in members if group]
+    place_K = np.empty(count, int)
+    for place, group in enumerate(left):
+        place_K[group] = place
+    return [_together([names[k] for k in group]) for group in left], place_K[domain_N]
+
+
+def _together(names: list[str]) -> str:
+    """The name of joined domains: a few of theirs, for there may be thousands."""
+    shown = " + ".join(names[:NAMED])
+    return f"{shown} + {len(names) - NAMED} more" if len(names) > NAMED else shown
 
 
 def _units(

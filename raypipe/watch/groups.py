@@ -21,8 +21,9 @@ MANY = 10**12  # more regroupings than anybody draws
 
 def codes(names: Sequence[str]) -> np.ndarray:
     """A number for each group. A row with a blank name is a group of its own."""
-    named = [name or f"\n{row}" for row, name in enumerate(names)]
-    return np.unique(np.asarray(named, dtype=np.str_), return_inverse=True)[1]
+    # Not by an array of text: that drops a NUL at the end, and one long name makes all as long.
+    place: dict[str | int, int] = {}
+    return np.array([place.setdefault(name or row, len(place)) for row, name in enumerate(names)])
 
 
 def median_size(group_N: np.ndarray) -> int:

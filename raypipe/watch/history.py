@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
 from raypipe.config import RunConfig
 from raypipe.tables.commits import rows_named
-from raypipe.watch import records
+from raypipe.watch import records, severity
 from raypipe.watch.check import CheckResult
 from raypipe.watch.cycle import Journal
-from raypipe.watch.policy import Tried
+from raypipe.watch.policy import Checked, Tried
 from raypipe.watch.settings import WatchConfig
 
 
 def checks(
     run: RunConfig, watch: WatchConfig, model: str, newest: CheckResult | None
-) -> list[bool]:
+) -> list[Checked]:
     """The checks of this model under watch.name, oldest first; of a window the last one counts."""
-    found: dict[Any, bool] = {}
-    is_newest = newest.report.is_drift if newest else False
+    found: dict[Any, Checked] = {}
     # In the order of their commits: clocks go back, and windows of another table, or of one that
     # was made again, have the same numbers.
     for row in records.checks(run, watch).rows:
@@ -29,24 +29,67 @@ def checks(
         about = records.looked_at(row)
         found.pop(about, None)
         if newest is None or row["key"] != newest.key:
-            found[about] = bool(row["is_drift"])
+            found[about] = Checked(bool(row["is_drift"]), severity.of_row(row))
     # The check that led here comes last, whatever the clocks say.
-    last = [is_newest] if newest else []
+    last = [Checked(newest.report.is_drift, newest.report.severity)] if newest else []
     return [*found.values(), *last]
 
 
-def tried(past: Journal, cycle: str, watch: WatchConfig, run: RunConfig) -> list[Tried]:
-    """Earlier retrains of this model, but this one: a retrain that has begun is gone on with."""
+def count(watch: WatchConfig, run: RunConfig) -> int:
+    """How many checks were kept under watch.name until now."""
+    return len(_times(watch, run))
+
+
+def _times(watch: WatchConfig, run: RunConfig) -> list[datetime]:
+    """When the checks under watch.name were made, by their hosts, in the order of their commits."""
     place = watch.place(run, "drift")
     rows = rows_named(place, {"name": watch.name}, ["checked_at"], watch.storage_options)
-    times = (
-        [datetime.fromisoformat(text) for text in rows["checked_at"].to_pylist()] if rows else []
-    )
+    if not len(rows):
+        return []
+    return [datetime.fromisoformat(text) for text in rows["checked_at"].to_pylist()]
+
+
+def tried(
+    past: Journal, cycle: str, watch: WatchConfig, run: RunConfig, now: datetime
+) -> list[Tried]:
+    """Earlier retrains of this model, but this one: a retrain that has begun is gone on with.
+
+    Checks since then are counted by their commits: the lease says how many there were before it.
+    Times are those of the hosts that wrote, as far as the order of events allows them (`when`).
+    """
+    times = _times(watch, run)
     found: dict[str, Tried] = {}
-    for event in past.events:
+    before: dict[str, int] = {}
+    for place, event in enumerate(past.events):
         if event.cycle == cycle or event.event not in ("held", "ended"):
             continue
         hours = float(event.data.get("device_s", 0.0)) / 3600
+        if "checks" in event.data:
+            before[event.cycle] = int(event.data["checks"])
+        known = before.get(event.cycle)
+        # Leases of an older raypipe do not say: then clocks do.
         since = sum(time > event.at for time in times)
-        found[event.cycle] = Tried(event.at, since, hours)
+        earlier = [one.at for one in past.events[:place]]
+        later = [one.at for one in past.events[place + 1 :]]
+        if known is not None:
+            since = max(0, len(times) - known)
+            earlier += times[:known]
+            later += times[known:]
+        found[event.cycle] = Tried(when(event.at, earlier, later, now), since, hours)
     return list(found.values())
+
+
+def when(
+    at: datetime, before: Sequence[datetime], after: Sequence[datetime], now: datetime
+) -> datetime:
+    """When an event was, by clocks that may be wrong. before, after: what was committed earlier and
+    later, by their own clocks. now: of this host.
+
+    A time that has not come yet is wrong. The event was not after what followed it, so the earliest
+    of that counts, and without any it was just now: it is not forgotten, and as soon as anything
+    follows it grows old. A time before all that came earlier is wrong, too.
+    """
+    if at > now:
+        at = min((time for time in after if time <= now), default=now)
+    # The latest of the earlier times that may be right.
+    return max((time for time in (*before, at) if time <= now), default=now)

@@ -71,6 +71,13 @@ def picture_of(
         projection=_plane(reference.features_ND, batch.features_ND),
         unusual=tuple(unusual),
         typical=_typical(package, len(rows), table),
+        cost=report.Cost(
+            found.severity.accuracy,
+            found.severity.low,
+            found.severity.high,
+            found.severity.known,
+            found.severity.why_not,
+        ),
     )
 
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
 from raypipe.config import Section
 from raypipe.watch.decide import Decision
+from raypipe.watch.severity import NOT_ASKED, Severity
 
 FREE_FAILURES = 3  # tried again at once so often
+ROUNDED = 1e-9  # 0.98 - 0.93 is 0.04999…: five points are five points
 
 
 class WatchHorizon(Section):
@@ -40,6 +42,15 @@ class PolicyConfig(Section):
     of: int = Field(default=1, ge=1)
     """The number of checks that are looked at."""
 
+    severity: float | None = Field(default=None, gt=0, lt=1)
+    """The estimated loss of accuracy from which on a drift matters: 0.05 is five points. Drift
+    without an estimate counts whatever it is: nobody knows that it costs nothing. null: the loss is
+    not asked for."""
+
+    counts: Literal["both", "loss"] = "both"
+    """With `severity`, which checks count. both: those that find drift whose estimated loss is so
+    large. loss: those whose estimated loss is so large and beyond its interval, drift or not."""
+
     min_images: int = Field(default=20, ge=1)
     """Labelled training images that the champion's training did not have. With fewer, raypipe asks
     for labels."""
@@ -51,13 +62,28 @@ class PolicyConfig(Section):
     """Retrains within 24 hours."""
 
     budget_h: float | None = Field(default=None, gt=0)
-    """Device hours that retrains may take within 30 days. One that has begun is finished."""
+    """Device hours that retrains may take within 30 days. A search ends when they are used up; what
+    has begun is finished."""
 
     @model_validator(mode="after")
     def _k_of(self) -> PolicyConfig:
         if self.k > self.of:
             raise ValueError(f"k={self.k} of {self.of} checks: k is at most `of`")
         return self
+
+    @model_validator(mode="after")
+    def _has_a_severity(self) -> PolicyConfig:
+        if self.counts == "loss" and self.severity is None:
+            raise ValueError("counts=loss needs policy.severity, the loss that counts: 0.05")
+        return self
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What a drift check found: drift by its p-values, and the estimate of what it costs."""
+
+    is_drift: bool
+    severity: Severity = NOT_ASKED
 
 
 @dataclass(frozen=True)
@@ -70,40 +96,92 @@ class Tried:
 
 
 def retrain(
-    checks: Sequence[bool],
+    checks: Sequence[Checked],
     labels: Mapping[str, int],
     tried: Sequence[Tried],
     now: datetime,
     policy: PolicyConfig,
     force: bool = False,
 ) -> Decision:
-    """Retrain when the policy's share of the last checks found drift, and there are new labels.
+    """Retrain when the policy's share of the last checks count, and there are new labels.
 
-    checks: whether each check of the champion found drift, oldest first. labels: labelled training
-    images that the champion's training did not have, by source. tried: retrains of this model,
-    whatever came of them.
+    checks: those of the champion, oldest first. labels: labelled training images that the
+    champion's training did not have, by source. tried: retrains of this model, whatever came of
+    them.
     """
     if force:
         return Decision(True, "Retraining was asked for")
     last = list(checks)[-policy.of :]
-    drifted = sum(last)
-    if not drifted:
-        return Decision(False, "No drift: the champion stays")
-    if drifted < policy.k:
-        text = f"Drift in {drifted} of the last {len(last)} checks: the policy asks for "
+    counting = [one for one in last if counts(one, policy)]
+    if not counting:
+        return Decision(False, _calm(last, policy))
+    if len(counting) < policy.k:
+        what = "Drift"
+        if policy.severity is not None:
+            what = f"{_asked(policy).capitalize()}, or drift of unknown cost,"
+        text = f"{what} in {len(counting)} of the last {len(last)} checks: the policy asks for "
         return Decision(False, f"{text}{policy.k} of {policy.of}")
 
+    # The newest one that counts is what is told.
+    found = _found(counting[-1], policy)
     obstacle = _too_often(tried, now, policy)
     if obstacle:
-        return Decision(False, f"Drift, but {obstacle}")
+        return Decision(False, f"{found}, but {obstacle}")
 
     total = sum(labels.values())
     if total < policy.min_images:
         have = "no labelled images" if not total else f"{total} labelled images"
-        text = f"Drift, but {have} that the champion has not seen: waiting for labels"
+        text = f"{found}, but {have} that the champion has not seen: waiting for labels"
         return Decision(False, f"{text} ({policy.min_images} are asked for)" if total else text)
-    counts = ", ".join(f"{labels[source]} images of {source}" for source in sorted(labels))
-    return Decision(True, f"Drift, and labels: {counts}")
+    by_source = ", ".join(f"{labels[source]} images of {source}" for source in sorted(labels))
+    return Decision(True, f"{found}, and labels: {by_source}")
+
+
+def counts(checked: Checked, policy: PolicyConfig) -> bool:
+    """Does a check speak for a retrain?
+
+    Without an estimate, drift alone decides: windows far from all that is known have none, and
+    those cost most. Where drift is shown already, the estimate itself is compared, else chance must
+    be ruled out too: the interval has to be a loss as a whole.
+    """
+    loss = checked.severity.loss
+    if policy.severity is None or loss is None:
+        return checked.is_drift
+    is_large = loss[0] >= policy.severity - ROUNDED
+    return is_large and (checked.is_drift if policy.counts == "both" else loss[1] > 0)
+
+
+def _calm(last: Sequence[Checked], policy: PolicyConfig) -> str:
+    """Why no check counts."""
+    if not last or (not last[-1].is_drift and policy.counts == "both"):
+        return "No drift: the champion stays"
+    newest = last[-1]
+    loss = newest.severity.loss
+    what = "Drift" if newest.is_drift else "No drift"
+    if loss is None:
+        return f"{what}, and {newest.severity}: the champion stays"
+    join = "but" if newest.is_drift else "and"
+    return f"{what}, {join} {_points(loss)}: the policy asks for {_asked(policy)}"
+
+
+def _asked(policy: PolicyConfig) -> str:
+    beyond = " beyond chance" if policy.counts == "loss" else ""
+    return f"a loss of {100 * (policy.severity or 0):g} points{beyond}"
+
+
+def _found(checked: Checked, policy: PolicyConfig) -> str:
+    """What counts in a check."""
+    if policy.severity is None:
+        return "Drift"
+    loss = checked.severity.loss
+    if loss is None:
+        return f"Drift of unknown cost ({checked.severity})"
+    return f"Drift with {_points(loss)}" if checked.is_drift else f"{_points(loss).capitalize()}"
+
+
+def _points(loss: tuple[float, float, float]) -> str:
+    estimated, low, high = (100 * one for one in loss)
+    return f"an estimated loss of {estimated:.1f} points of accuracy ({low:.1f} to {high:.1f})"
 
 
 def _too_often(tried: Sequence[Tried], now: datetime, policy: PolicyConfig) -> str:
@@ -117,12 +195,16 @@ def _too_often(tried: Sequence[Tried], now: datetime, policy: PolicyConfig) -> s
     if len(today) >= policy.daily_cap:
         return f"{len(today)} retrains within a day: the policy allows {policy.daily_cap}"
     if policy.budget_h is not None:
-        month = [one for one in tried if abs(now - one.at) < timedelta(days=30)]
-        spent = sum(one.device_h for one in month)
+        spent = spent_h(tried, now)
         if spent >= policy.budget_h:
             took = f"{spent:.2g} device hours went into retrains within 30 days"
             return f"{took}: the budget is {policy.budget_h:g}"
     return ""
+
+
+def spent_h(tried: Sequence[Tried], now: datetime) -> float:
+    """Device hours that went into retrains within 30 days."""
+    return sum(one.device_h for one in tried if abs(now - one.at) < timedelta(days=30))
 
 
 def backed_off(failures: Sequence[datetime], now: datetime) -> str:

@@ -35,6 +35,11 @@ def decisions(run: RunConfig, watch: WatchConfig) -> Appended:
     return appended.read(place, watch.storage_options, clock="decided_at")
 
 
+def calls(run: RunConfig, watch: WatchConfig) -> Appended:
+    """The decisions to retrain or not, oldest commit first."""
+    return appended.read(watch.place(run, "calls"), watch.storage_options, clock="decided_at")
+
+
 def slices_of(row: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The slices that a decision compared; [] where its text cannot be read."""
     try:
@@ -43,3 +48,21 @@ def slices_of(row: Mapping[str, Any]) -> list[dict[str, Any]]:
         return [dict(one) for one in found]
     except (ValueError, KeyError, TypeError):
         return []
+
+
+def limits_of(row: Mapping[str, Any]) -> dict[str, Any]:
+    """`named` slices and what was `measured`, of a decision; {} without limits, or where its text
+    cannot be read."""
+    try:
+        read = json.loads(row.get("slices") or "{}")
+    except (ValueError, TypeError):
+        return {}
+    if not isinstance(read, dict):
+        return {}
+    return {name: read[name] for name in ("named", "measured") if read.get(name)}
+
+
+def decision_about(run: RunConfig, watch: WatchConfig, version: str) -> dict[str, Any] | None:
+    """The newest comparison in which this version was the challenger; None without one."""
+    mine = [row for row in decisions(run, watch).rows if row.get("challenger") == version]
+    return mine[-1] if mine else None

@@ -9,48 +9,58 @@ model version.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
-from raypipe.cluster import usage
 from raypipe.config import RunConfig, key_of, validate
 from raypipe.errors import DataError, RaypipeError, one_line
 from raypipe.feed.dataset import Pinned, pin
-from raypipe.files import write_atomic
 from raypipe.registry import promote, tracking
 from raypipe.registry.package import Package
 from raypipe.registry.promote import ModelVersion
 from raypipe.registry.tracking import Store
-from raypipe.report.formats import cell
-from raypipe.search import refit, tuner
 from raypipe.search.settings import SearchConfig
-from raypipe.serve import evaluate
-from raypipe.tables import between
+from raypipe.tables import between, cleaned
 from raypipe.tables import clean as cleaning
 from raypipe.tables.clean import CleanConfig
 from raypipe.tables.commits import rows_once
-from raypipe.train import trainer
 from raypipe.train.job import TrainJob
-from raypipe.train.loop import LoopState
-from raypipe.train.measure.utilisation import Utilisation, utilisation
 from raypipe.train.origin import CalledFor
-from raypipe.train.publish import publish
-from raypipe.watch import around, decide, decisions, history, labels, policy
+from raypipe.watch import (
+    around,
+    challenge,
+    decide,
+    decisions,
+    history,
+    judging,
+    labels,
+    limited,
+    policy,
+)
+from raypipe.watch.begin import begin, within_budget
 from raypipe.watch.check import CheckResult, now
-from raypipe.watch.comparison import Comparison, compare
+from raypipe.watch.comparison import Comparison
 from raypipe.watch.cycle import Busy, Held, Journal, hold
 from raypipe.watch.decide import Decision, GateConfig
+from raypipe.watch.limits import Measured, Named
 from raypipe.watch.settings import WatchConfig
 
 log = logging.getLogger("raypipe")
 # Settings of watch that decide what a retrain makes.
-RETRAIN_SETTINGS = {"retrain_samples", "retrain_space", "retrain_sampling", "clean"}
+RETRAIN_SETTINGS = {
+    "retrain_samples",
+    "retrain_space",
+    "retrain_sampling",
+    "retrain_from",
+    "replay",
+    "clean",
+}
+FASTDUP = "fastdup"  # how a table was cleaned
+LEAST_H = 1 / 60  # device hours of a retrain that has begun: it is finished
 
 
 @dataclass(frozen=True)
@@ -74,6 +84,8 @@ class RetrainResult:
     union: Comparison | None = None  # all rows of all slices
     key: str | None = None  # of the challenger's training
     device_s: float = 0.0  # that the challenger's trainings held devices
+    named: tuple[Named, ...] = ()  # slices that the gate names
+    measured: Measured | None = None  # latency and size, where the gate limits them
 
 
 def retrain(
@@ -85,31 +97,36 @@ def retrain(
     say: Callable[[str], None] = log.info,
     pinned: Pinned | None = None,
     told: Callable[[str], None] = lambda state: None,
+    decided: Callable[[Decision], None] = lambda decision: None,
 ) -> RetrainResult:
     """Train a challenger if drift and labels call for it, compare it, and promote it if better.
 
     champion: the current one by default, and as long as it is current. pinned: the job's rows, if
-    they are pinned already. told: called with each state that is reached and kept.
+    they are pinned already. told: called with each state that is reached and kept. decided: called
+    with the decision to train or not, before anything is trained.
     """
     is_named = champion is not None
     options = cfg.watch.storage_options
     past = Journal(cfg.watch.place(job.run, "retrains"), f"{store.model}@{store.alias}", options)
-    _finish(store, job.run, cfg.watch, past, say)
+    _finish(store, job.run, cfg.watch, past, say, _limits(cfg.gate))
     champion = champion or promote.require_champion(store)
     package = promote.fetch(store, champion)
     pinned = pinned or pin(job.table, job.feed, kind=job.model.task)
     # First the decision to train at all. It needs no model, so it comes before anything costly.
-    cycle = _cycle(past, _key(job, cfg, champion, pinned))
+    asked = _asked(job, cfg, champion)
+    cycle = _cycle(past, _key(job, cfg, champion, pinned), asked, pinned)
     known = history.checks(job.run, cfg.watch, str(champion), checked)
+    tried = history.tried(past, cycle, cfg.watch, job.run, now())
     wanted = policy.retrain(
         known,
         labels.new_labels(job, pinned, package),
-        history.tried(past, cycle, cfg.watch, job.run),
+        tried,
         now(),
         cfg.watch.policy,
         cfg.watch.force,
     )
     say(wanted.reason)
+    decided(wanted)
     if not wanted.act:
         return RetrainResult(champion, None, wanted, ())
     done = _decided(store, job.run, cfg.watch, past.data(cycle, "ended"))
@@ -121,7 +138,8 @@ def retrain(
     if pause:
         say(pause)
         return RetrainResult(champion, None, Decision(False, pause), ())
-    with hold(past, cycle, say, told) as held:
+    count = history.count(cfg.watch, job.run)
+    with hold(past, cycle, say, told, {"checks": count}) as held:
         if isinstance(held, Busy):
             say(f"{held}: this run leaves it to that one")
             return RetrainResult(champion, None, Decision(False, str(held)), ())
@@ -133,8 +151,10 @@ def retrain(
             return RetrainResult(champion, None, Decision(False, text), ())
         if cfg.watch.clean != "off":
             pinned = _cleaned(job, cfg, champion, pinned, held, say)
-        asked = wanted.reason
-        return _retrain(store, job, cfg, checked, champion, package, pinned, held, asked, say)
+        spent_h = policy.spent_h(tried, now())
+        return _retrain(
+            store, job, cfg, checked, champion, package, pinned, held, asked, spent_h, say
+        )
 
 
 def _key(job: TrainJob, cfg: RetrainConfigs, champion: ModelVersion, pinned: Pinned) -> str:
@@ -144,18 +164,41 @@ def _key(job: TrainJob, cfg: RetrainConfigs, champion: ModelVersion, pinned: Pin
     """
     state = between.state(pinned.table, pinned.version, job.table.where)
     rows = (pinned.version.uri, pinned.version.table_id, state, job.table.where)
+    return key_of("retrain", rows, _asked(job, cfg, champion))
+
+
+def _asked(job: TrainJob, cfg: RetrainConfigs, champion: ModelVersion) -> str:
+    """Names what a retrain is to do, whatever the rows."""
     chosen = (job.table.sample_key, job.table.columns, job.feed)
     how = cfg.watch.model_dump(mode="json", include=RETRAIN_SETTINGS)
-    by = (str(champion), champion.seal)
-    return key_of("retrain", *by, *rows, *chosen, cfg.search, cfg.gate, how)
+    return key_of(
+        "retrain", str(champion), champion.seal, *chosen, cfg.search, decide.key_part(cfg.gate), how
+    )
 
 
-def _cycle(past: Journal, key: str) -> str:
-    """The retrain with this key; where an earlier one has cleaned the table, that one."""
+def _cycle(past: Journal, key: str, asked: str, pinned: Pinned) -> str:
+    """The retrain with this key; where an earlier one has cleaned the table, that one.
+
+    A kill may come between the commit of the cleaning and the state `cleaned`. Then the state
+    `cleaning` says which version was to be cleaned, and the table's log that it was.
+    """
     for event in past.events:
         if event.event == "cleaned" and event.data.get("key") == key:
             return event.cycle
+    for event in reversed(past.events):
+        if event.event != "cleaning" or event.data.get("asked") != asked:
+            continue
+        if past.data(event.cycle, "cleaned") is None and _is_clean_of(pinned, event.data):
+            return event.cycle
     return key
+
+
+def _is_clean_of(pinned: Pinned, begun: Mapping[str, Any]) -> bool:
+    """Are the pinned rows those that a cleaning has left, which `begun` with this version?"""
+    if begun.get("table_id") != pinned.version.table_id:
+        return False
+    said = cleaned.of(pinned.table, pinned.version)
+    return said.state == "cleaned" and said.judged.endswith(f"@v{begun['version']}")
 
 
 def _cleaned(
@@ -169,10 +212,24 @@ def _cleaned(
     """The rows without those that raypipe clean drops.
 
     Where its engine cannot start, watch.clean says whether to stop, or go on with what ingest has
-    checked.
+    checked. A rerun goes on with what the first run has decided: else there were two challengers.
     """
-    say(f"Cleaning {pinned.version}")
-    source = job.table.model_copy(update={"version": pinned.version.version})
+    kept = held.data("cleaned")
+    if kept is not None:
+        if kept.get("key") == _key(job, cfg, champion, pinned):
+            return pinned
+        if kept["how"] != FASTDUP:
+            say(f"Not cleaned ({kept['why']}): going on with what ingest has checked")
+            return pinned
+    begun, number = held.data("cleaning"), pinned.version.version
+    if begun is not None and _is_clean_of(pinned, begun):
+        # Its commit is found again.
+        number = int(begun["version"])
+    elif begun is None:
+        named = {"version": number, "table_id": pinned.version.table_id}
+        held.reached("cleaning", **named, asked=_asked(job, cfg, champion))
+    say(f"Cleaning {pinned.table.uri}@v{number}")
+    source = job.table.model_copy(update={"version": number})
     try:
         done = cleaning.clean(source, cfg.clean)
     except DataError:
@@ -183,10 +240,10 @@ def _cleaned(
         say(f"Not cleaned ({e.what}): going on with what ingest has checked")
         held.reached("cleaned", how="ingest's own checks", why=one_line(e))
         return pinned
-    cleaned = job.table.model_copy(update={"version": done.clean.version})
-    again = pin(cleaned, job.feed, kind=job.model.task)
+    clean_table = job.table.model_copy(update={"version": done.clean.version})
+    again = pin(clean_table, job.feed, kind=job.model.task)
     key = _key(job, cfg, champion, again)
-    held.reached("cleaned", how="fastdup", dropped=done.dropped, table=str(done.clean), key=key)
+    held.reached("cleaned", how=FASTDUP, dropped=done.dropped, table=str(done.clean), key=key)
     say(f"Cleaned: {done.dropped} of {done.images} images dropped")
     return again
 
@@ -201,63 +258,103 @@ def _retrain(
     pinned: Pinned,
     held: Held,
     reason: str,
+    spent_h: float,
     say: Callable[[str], None],
 ) -> RetrainResult:
     """Train a challenger, compare it, and carry out what follows, holding the lease."""
     labelled = labels.labelled_by_source(job, pinned)
+    # A slice of a column that is not there must not cost a training.
+    parts_of = limited.rows_of(cfg.gate, job, pinned)
     # The package says how the champion was trained: a challenger starts from those settings.
     theirs = validate(TrainJob, package.info["config"])
     first = around.challenger(
         job, cfg.watch, cfg.search.refit, theirs, pinned.version.version, labelled
     )
-    why = CalledFor("retrain", reason, champion, _evidence(checked))
+    first, start = begin(first, cfg.watch, champion, package, pinned, say)
+    why = CalledFor("retrain", reason, champion, _evidence(checked), start=start)
     if cfg.watch.retrain_samples > 1:
-        challenger, trained, device_s = _search(store, cfg, first, pinned, say, why)
+        search = within_budget(cfg.search, _left_h(cfg.watch, held, spent_h))
+        challenger, trained, device_s = challenge.search(
+            store, search, cfg.watch, first, pinned, say, why
+        )
     else:
-        challenger, trained, device_s = _train(store, first, pinned, say, why)
+        challenger, trained, device_s = challenge.train(store, first, pinned, say, why)
     spent = {"training": trained, "device_s": device_s}
     held.reached("trained", challenger=str(challenger), **spent)
     # Fields of a slice are part of the key: a row that lacks one of them could not be read.
     parts = (champion, challenger, pinned.version)
     said = (
-        cfg.gate,
+        decide.key_part(cfg.gate),
         job.table.where,
         job.table.sample_key,
         job.table.columns,
         job.feed.test,
         sorted(Comparison.__annotations__),
     )
-    named = (str(champion), str(challenger), pinned.version.identity)
-    key = key_of("decision", decisions.FORMAT, *named, champion.seal, challenger.seal, *said)
+    which = (str(champion), str(challenger), pinned.version.identity)
+    key = key_of("decision", decisions.FORMAT, *which, champion.seal, challenger.seal, *said)
 
     def made() -> pa.Table:
         say(f"Comparing champion {champion} and challenger {challenger} on the same test rows")
-        rows = _judge(store, job, challenger, package, pinned)
-        _keep(rows, job.run.path / "reports" / f"judged-{key}.parquet")
+        both = [package, promote.fetch(store, challenger)]
+        rows = judging.judge(both, pinned, job.feed.test, say)
+        judging.keep(rows, job.run.path / "reports" / f"judged-{key}.parquet")
         # The package is the champion's.
-        slices, union = _compare(rows, package.info["table"]["sources"], _unit(package))
-        return decisions.as_row(key, parts, slices, union, decide.gate(slices, union, cfg.gate))
+        trained_on, unit = package.info["table"]["sources"], judging.unit(package)
+        slices, union = judging.by_slice(rows, trained_on, unit)
+        named = limited.compared(rows, parts_of, unit)
+        measured = limited.measured(both, cfg.gate, job, pinned, say)
+        decision = decide.gate(slices, union, cfg.gate, named, measured)
+        return decisions.as_row(key, parts, slices, union, decision, named, measured)
 
     # The decision is written before it is carried out. A run that was killed in between finds it,
     # and does not look at the test rows again.
     place = cfg.watch.place(job.run, "decisions")
     options = cfg.watch.storage_options
     stored = rows_once(place, decisions.ROW, {"key": key}, made, f"gate {challenger}", options)
-    slices, union, decision = decisions.decided(stored.to_pylist()[0])
+    row = stored.to_pylist()[0]
+    slices, union, decision = decisions.decided(row)
     evidence = {"decision": key, "check": Path(checked.page).stem if checked else None}
-    held.reached("compared", evidence=evidence, **spent)
+    held.reached("compared", evidence=evidence, gate=_limits(cfg.gate), **spent)
     decision = _carry_out(store, champion, challenger, decision, slices, evidence)
     held.reached("ended", evidence=evidence, **spent)
     say(decision.reason)
-    return RetrainResult(champion, challenger, decision, slices, union, trained, device_s)
+    done = RetrainResult(champion, challenger, decision, slices, union, trained, device_s)
+    return replace(done, **decisions.limited(row))
+
+
+def _left_h(watch: WatchConfig, held: Held, spent_h: float) -> float | None:
+    """Device hours that this retrain's search may take; None: any number.
+
+    It is kept with the lease: a rerun that counted anew would make another search of it.
+    """
+    budget_h = watch.policy.budget_h
+    if budget_h is None:
+        return None
+    kept = held.data("budgeted")
+    if kept is None:
+        held.reached("budgeted", left_h=max(LEAST_H, budget_h - spent_h))
+        kept = held.data("budgeted")
+    return float(kept["left_h"]) if kept else None
+
+
+def _limits(gate: GateConfig) -> str:
+    """Names the settings of the gate."""
+    return key_of("gate", decide.key_part(gate))
 
 
 def _finish(
-    store: Store, run: RunConfig, watch: WatchConfig, past: Journal, say: Callable[[str], None]
+    store: Store,
+    run: RunConfig,
+    watch: WatchConfig,
+    past: Journal,
+    say: Callable[[str], None],
+    limits: str = "",
 ) -> None:
     """Carry out the decision that a killed run has left behind, if there is one.
 
     Whatever this run is about: its check may find no drift, or the alias may have moved already.
+    limits: names the gate's settings; what was decided by others is not carried out any more.
     """
     compared = [event for event in past.events if event.event == "compared"]
     if not compared or past.data(compared[-1].cycle, "ended") is not None:
@@ -268,7 +365,7 @@ def _finish(
         if isinstance(held, Busy) or left is None or past.data(cycle, "ended") is not None:
             return
         say("An earlier run ended before it had carried its decision out")
-        lost = _lost(store, run, watch, left)
+        lost = _lost(store, run, watch, left) or _outdated(store, run, watch, left, limits)
         if lost:
             # Else no retrain of this model could ever begin.
             held.reached("ended", **left)
@@ -288,6 +385,20 @@ def _lost(store: Store, run: RunConfig, watch: WatchConfig, kept: Mapping[str, A
     there = {version.version for version in promote.versions(store)}
     gone = [text for text in (row["champion"], row["challenger"]) if _number(text) not in there]
     return f"{gone[0]} was deleted" if gone else ""
+
+
+def _outdated(
+    store: Store, run: RunConfig, watch: WatchConfig, kept: Mapping[str, Any], limits: str
+) -> str:
+    """Why a decision is not this job's any more, in words; "" if it is, or was carried out."""
+    # An older raypipe kept no settings.
+    if not limits or kept.get("gate") in (None, limits):
+        return ""
+    row = decisions.find(run, watch, kept["evidence"]["decision"])
+    current = promote.champion(store)
+    if row and row["promoted"] and current and current.version == _number(row["challenger"]):
+        return ""
+    return "the settings of the gate have changed since: the next retrain compares by the new ones"
 
 
 def _number(version: str) -> int:
@@ -315,11 +426,8 @@ def _decided(
     except promote.Lost as e:
         decision = Decision(False, str(e))
     training, device_s = str(kept["training"]), float(kept["device_s"])
-    return RetrainResult(champion, challenger, decision, slices, union, training, device_s)
-
-
-# The challenger, the key of its training, and the device seconds of all that led to it.
-Challenger = tuple[ModelVersion, str, float]
+    done = RetrainResult(champion, challenger, decision, slices, union, training, device_s)
+    return replace(done, **decisions.limited(row))
 
 
 def _evidence(checked: CheckResult | None) -> dict[str, Any]:
@@ -333,125 +441,8 @@ def _evidence(checked: CheckResult | None) -> dict[str, Any]:
         "is_drift": found.is_drift,
         "p_value": found.p_value,
         "alpha": found.alpha,
+        "severity": str(found.severity),
     }
-
-
-def _train(
-    store: Store, job: TrainJob, opened: Pinned, say: Callable[[str], None], why: CalledFor
-) -> Challenger:
-    """The champion's settings and no others, on the new rows."""
-    say(f"Training a challenger on {_table(job)} with {_workers(job)}")
-    planned = trainer.plan(job, _pin(job, opened))
-
-    def told(metrics: dict[str, float], state: LoopState) -> None:
-        say(f"epoch {state.epoch}: {decide.headline(metrics)}")
-
-    result = trainer.run(planned, told)
-    _tell(utilisation(usage.read(planned.folder / usage.FILE), result.history), say)
-    version = publish(store, planned, result, "challenger", called_for=why)
-    return version, result.key, result.device_s
-
-
-def _tell(used: Utilisation | None, say: Callable[[str], None]) -> None:
-    """How busy the nodes were; nothing where the training was too short to say."""
-    if used is not None:
-        say(f"Nodes: {used.text()}")
-
-
-def _pin(job: TrainJob, opened: Pinned) -> Pinned:
-    """The challenger's rows, of the version that is open: its splits may be named otherwise."""
-    return pin(job.table, job.feed, kind=job.model.task, opened=opened)
-
-
-def _search(
-    store: Store,
-    cfg: RetrainConfigs,
-    first: TrainJob,
-    opened: Pinned,
-    say: Callable[[str], None],
-    why: CalledFor,
-) -> Challenger:
-    """The best of some trials around the champion's settings.
-
-    A killed search goes on where it was; a finished one is read again.
-    """
-    base, search = around.searched(cfg.search, cfg.watch, first)
-    trials = search.samples
-    where = _table(first)
-    say(f"Searching for a challenger on {where}: {trials} trials around the champion's settings")
-    if first.feed.sampling == "sources":
-        how = "equally often" if first.feed.mix is None else f"by {first.feed.mix}"
-        say(f"Sources are drawn {how}")
-    found = tuner.search(base, search, pinned=_pin(base, opened))
-    best = found.trials[0]
-    drawn = cell(dict(sorted(best.changes.items())))
-    _tell(found.used, say)
-    say(f"Best on validation: {best.name}, {found.metric} {best.metric:.4g} ({drawn})")
-    # The best settings once more, on validation images too, if the job says so.
-    if search.refit is not None:
-        again = refit.job_of(base, search.refit, found)
-        say(f"Training {best.name} once more, on {again.feed.train}, with {_workers(again)}")
-        found = refit.refit(again, found, lambda metrics, state: None, lambda position: None)
-    why = replace(why, device_s=found.device_s)
-    folders = [found.folder]
-    version = publish(store, found.plan, found.best, "challenger", found.runs(), folders, why)
-    return version, found.best.key, found.device_s
-
-
-def _table(job: TrainJob) -> str:
-    return f"{job.table.uri}@v{job.table.version}"
-
-
-def _workers(job: TrainJob) -> str:
-    return f"{job.train.most_workers} worker{'s' * (job.train.most_workers > 1)}"
-
-
-def _judge(
-    store: Store, job: TrainJob, challenger: ModelVersion, package: Package, pinned: Pinned
-) -> pa.Table:
-    """The labelled test rows: the slice of each (group), and whether champion (model_0) and
-    challenger (model_1) have it right, or their absolute errors.
-    """
-    both = [package, promote.fetch(store, challenger)]
-    return evaluate.judge(both, pinned.table, pinned.version, pinned.rows_of(job.feed.test))
-
-
-def _keep(judged: pa.Table, file: Path) -> None:
-    """Write the judged rows beside the report: they say on which images the two models differ."""
-    content = pa.BufferOutputStream()
-    pq.write_table(judged, content)
-    write_atomic(file, content.getvalue().to_pybytes())
-
-
-def _compare(
-    judged: pa.Table, trained_on: Sequence[str], unit: float | None
-) -> tuple[tuple[Comparison, ...], Comparison | None]:
-    """Both models on each slice, and on all rows together; ((), None) without rows.
-
-    judged: from `_judge`. trained_on: the champion's sources; a slice of another one is new.
-    """
-    if not len(judged):
-        return (), None
-
-    def compared(name: str, rows: pa.Table, is_new: bool) -> Comparison:
-        champion, challenger = rows["model_0"].to_pylist(), rows["model_1"].to_pylist()
-        return compare(name, champion, challenger, is_new, unit)
-
-    slices = []
-    for name in sorted(set(judged["group"].to_pylist())):
-        rows = judged.filter(pc.equal(judged["group"], name))
-        slices.append(compared(name, rows, is_new=name not in trained_on))
-    return tuple(slices), compared("all", judged, is_new=False)
-
-
-def _unit(package: Package) -> float | None:
-    """The unit of absolute errors; None where rows are right or wrong.
-
-    For a regression it is the standard deviation of the champion's training labels.
-    """
-    if package.task.kind == "regression":
-        return float(package.model.head.spread)
-    return 1.0 if package.task.kind == "probability" else None
 
 
 def _carry_out(

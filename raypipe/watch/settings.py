@@ -69,6 +69,14 @@ class WatchConfig(Section):
     retrain_sampling: Literal["auto", "natural", "balanced", "sources", "weighted"] = "auto"
     """feed.sampling of the challenger. auto: if the champion's is natural, old and new sources are
     drawn equally often, or by feed.mix; else the champion's is kept."""
+    retrain_from: Literal["auto", "champion", "pretrained"] = "auto"
+    """The weights that a challenger starts from: the champion's, whose head grows by new classes,
+    or the pretrained ones. auto: the champion's where a backbone is trained; a head on frozen
+    features starts anew. Where the champion's cannot be taken, raypipe says why, and takes the
+    pretrained ones."""
+    replay: Literal["all"] | Annotated[float, Field(gt=0, allow_inf_nan=False)] = "all"
+    """Rows that the champion has learned from and a challenger trains on again. all: every one. A
+    number: so many for each new row, equally many of every label, drawn by run.seed."""
     clean: Literal["off", "stop", "go_on"] = "off"
     """Clean the table (section clean) before a retrain, and train on the version without what was
     dropped. If fastdup cannot start: stop; or go_on with what ingest has checked, and say so."""

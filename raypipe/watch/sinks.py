@@ -7,6 +7,9 @@ this folder, delivers the notes that are left, oldest first.
     run.dir/sinks/HASH/TIME-ID.json   one event to deliver to the webhook with this address
     run.dir/sinks/HASH/lock           held by the process that delivers
 
+A receiver may refuse one event for ever, or fail on it each time. Its note goes behind the others,
+so that these are delivered.
+
 A request follows https://www.standardwebhooks.com, for which many languages have a library:
 
     webhook-id: ID                 the event's id; a second one of the same id is the same event
@@ -45,9 +48,12 @@ from raypipe.watch.events import Event
 
 log = logging.getLogger("raypipe")
 MOST_NOTES = 1000  # of one webhook; the oldest go first
+MOST_REFUSED = 3  # events in a row: then it is the receiver
 FIRST_PAUSE_S = 0.5
 # Answers after which a second try may help: too early, too many, and the server's own trouble.
 _TRY_AGAIN = {408, 425, 429, 500, 502, 503, 504}
+# Answers about this event: another one may be taken.
+_OF_EVENT = {400, 409, 413, 422}
 _KEEP_METHOD = {307, 308}  # redirects that keep the method and the body
 _MOST_REDIRECTS = 3
 _SHORTEST = 16  # characters of a secret
@@ -196,15 +202,20 @@ def signature(secret: bytes, id: str, seconds: int, body: bytes) -> str:
 
 
 class _Again(Exception):
-    """The try failed and another may help. after_s: what the server asks to wait."""
+    """The try failed and another may help. after_s: what the server asks to wait. answered: it is
+    alive, and may fail on this event alone."""
 
-    def __init__(self, why: str, after_s: float = 0.0) -> None:
+    def __init__(self, why: str, after_s: float = 0.0, answered: bool = False) -> None:
         super().__init__(why)
-        self.after_s = after_s
+        self.after_s, self.answered = after_s, answered
 
 
 class _Refused(Exception):
-    """The try failed, and the same again would fail too."""
+    """The try failed, and the same again would fail too. of_event: another may fare better."""
+
+    def __init__(self, why: str, of_event: bool = False) -> None:
+        super().__init__(why)
+        self.of_event = of_event
 
 
 class Webhook:
@@ -254,42 +265,53 @@ class Webhook:
             with FileLock(self._folder / "lock").acquire(
                 timeout=max(0.0, until - time.monotonic())
             ):
+                refused = 0
                 for note in self._notes():
                     # After a long outage the rest waits for the next event.
                     if time.monotonic() >= until:
                         return
-                    if not self._delivered(note, until):
-                        self._is_dead = True
-                        return
+                    try:
+                        self._deliver_one(note, until)
+                        refused = 0
+                    except (_Again, _Refused) as e:
+                        self._warn(str(e))
+                        of_event = isinstance(e, _Refused) and e.of_event
+                        if of_event or (isinstance(e, _Again) and e.answered):
+                            self._put_behind(note)
+                        refused += 1
+                        if not of_event or refused == MOST_REFUSED:
+                            self._is_dead = True
+                            return
         except (Timeout, NotImplementedError):
             log.debug("Another process delivers the events of %s", self._host)
 
-    def _delivered(self, note: Path, until: float) -> bool:
+    def _put_behind(self, note: Path) -> None:
+        rest = note.name.partition("-")[2]
+        note.rename(note.with_name(f"{time.time_ns():020d}-{rest}"))
+
+    def _deliver_one(self, note: Path, until: float) -> None:
+        """Raises _Again or _Refused for a note that stays."""
         try:
             body = note.read_bytes()
             id = str(json.loads(body)["id"])
         except FileNotFoundError:
-            return True
+            return
         except (ValueError, KeyError, TypeError):
             # Torn by a full disk: it can never be sent.
             note.unlink(missing_ok=True)
-            return True
+            return
         pause_s = FIRST_PAUSE_S
         while True:
             try:
                 within(until - time.monotonic(), lambda: self._post(id, body, until))
                 note.unlink(missing_ok=True)
-                return True
+                return
             except _Again as e:
                 wait_s = max(pause_s, e.after_s)
                 if time.monotonic() + wait_s >= until:
-                    self._warn(str(e))
-                    return False
+                    raise
                 time.sleep(wait_s)
                 pause_s *= 2
-            except _Refused as e:
-                self._warn(str(e))
-                return False
 
     def _post(self, id: str, body: bytes, until: float) -> None:
         """One try, with redirects inside the same host. Raises _Again or _Refused."""
@@ -299,14 +321,19 @@ class Webhook:
             status, location = answer.status_code, answer.headers.get("Location")
             if status not in _KEEP_METHOD or location is None:
                 break
-            url = urljoin(url, location)
-            if _origin(url) != _origin(self._url):
+            try:
+                url = urljoin(url, location)
+                same = _origin(url) == _origin(self._url)
+            except ValueError:  # no address at all
+                same = False
+            if not same:
                 raise _Refused("it redirects to another host, which is refused")
         if 200 <= status < 300:
             return
         if status in _TRY_AGAIN:
-            raise _Again(f"it answered {status}", _seconds(answer.headers.get("Retry-After")))
-        raise _Refused(f"it answered {status}")
+            after_s = _seconds(answer.headers.get("Retry-After"))
+            raise _Again(f"it answered {status}", after_s, answered=status >= 500)
+        raise _Refused(f"it answered {status}", status in _OF_EVENT)
 
     def _answer(self, url: str, id: str, body: bytes, until: float) -> requests.Response:
         # Signed at each try: a receiver refuses a time that is long ago.

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from raypipe.config import RunConfig, Section, load, merge
 from raypipe.errors import ConfigError, DataError
+from raypipe.files import is_there
 from raypipe.job import Job
 from raypipe.registry import promote, tracking
 from raypipe.registry.tracking import RegistryConfig
@@ -44,7 +44,7 @@ def of_command(model: str, overrides: Sequence[str]) -> Model:
     # A registered model's name is no name of a file: it has a scheme.
     if MODEL.fullmatch(model):
         return _find(model, defaults(model), overrides)
-    if not Path(model).exists():
+    if not is_there(model):
         raise unknown(model, "models:/NAME@ALIAS, models:/NAME/VERSION or a YAML configuration")
     job = load(Job, model, overrides)
     require_store(job.run, job.registry)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
+from raypipe.errors import RaypipeError, one_line
 from raypipe.job import Job
 from raypipe.registry import follow, tracking
 from raypipe.registry import promote as registry
 from raypipe.registry.moves import Move
 from raypipe.registry.tracking import Store
+from raypipe.watch import records
 from raypipe.work.find import require_store
 from raypipe.work.result import Facts, Result
 from raypipe.work.tables import Table
@@ -25,6 +27,8 @@ class Moved(Result):
     listed: bool = False
     is_plan: bool = False
     """Of --dry-run: nothing was moved."""
+    gate: str = ""
+    """What the gate said of the version when it was compared; a move by hand overrules it."""
 
     def tables(self) -> list[Table]:
         if not self.listed:
@@ -45,6 +49,7 @@ class Moved(Result):
             same = self.before == self.after
             facts["moved"] = "no: it was there already" if same else f"from version {self.before}"
             facts["newest move"] = newest or "none"
+        facts |= {"gate": self.gate} if self.gate else {}
         return {**facts, "table of moves": self.store.moves}
 
     def _planned(self) -> Facts:
@@ -54,6 +59,7 @@ class Moved(Result):
             facts[alias] = "none"
         same = self.before == self.after
         facts["would move"] = "no: it is there already" if same else f"to version {self.after}"
+        facts |= {"gate": self.gate} if self.gate else {}
         if newest is not None and newest.version_to != self.before:
             # The command itself would mend or record this first.
             facts["note"] = f"the table of moves says version {newest.version_to}: {newest}"
@@ -66,6 +72,7 @@ class Moved(Result):
         facts: Facts = {"model": self.store.model, "alias": self.store.alias}
         facts |= {"before": self.before, "after": self.after}
         facts |= {"dry_run": True} if self.is_plan else {}
+        facts |= {"gate": self.gate} if self.gate else {}
         return {**facts, "moves": moves if self.listed else moves[-1:]}
 
 
@@ -75,7 +82,7 @@ def promote(job: Job, version: int, note: str, unbar: bool) -> Moved:
     challenger = registry.require_version(store, version, "raypipe promote CONFIG --version N")
     before = follow.held(store).version
     registry.promote(store, challenger, before, "by hand", note, unbar=unbar)
-    return _moved(store, before)
+    return _moved(store, before, _gate(job, store, version))
 
 
 def rollback(job: Job, to: int | None, note: str) -> Moved:
@@ -90,7 +97,8 @@ def plan(job: Job, version: int | None, unbar: bool = False, rolls_back: bool = 
     """What `promote` or, with rolls_back, `rollback` would do. Raises what they would."""
     store = _open(job)
     before, after, moves = registry.plan(store, version, unbar, rolls_back)
-    return Moved(store, before, after, moves.moves, is_plan=True)
+    gate = "" if rolls_back else _gate(job, store, after)
+    return Moved(store, before, after, moves.moves, is_plan=True, gate=gate)
 
 
 def history(job: Job) -> Moved:
@@ -105,6 +113,18 @@ def _open(job: Job) -> Store:
     return tracking.open_store(job.run, job.registry, job.artifacts, create=False)
 
 
-def _moved(store: Store, before: int | None) -> Moved:
+def _moved(store: Store, before: int | None, gate: str = "") -> Moved:
     now = follow.held(store)
-    return Moved(store, before, now.version, now.history.moves)
+    return Moved(store, before, now.version, now.history.moves, gate=gate)
+
+
+def _gate(job: Job, store: Store, version: int) -> str:
+    """The newest decision about a version, in words; "not compared" without one."""
+    try:
+        row = records.decision_about(job.run, job.watch, f"{store.model}/{version}")
+    except RaypipeError as e:
+        # A move by hand must not depend on it.
+        return f"not known: {one_line(e)}"
+    if row is None:
+        return "not compared"
+    return f"against {row.get('champion')}: {row.get('reason')}"

@@ -11,7 +11,7 @@ from pathlib import Path
 from raypipe import report
 from raypipe.config import load, to_json
 from raypipe.errors import ConfigError
-from raypipe.files import in_name, write_atomic
+from raypipe.files import in_name, is_there, write_atomic
 from raypipe.job import Job
 from raypipe.registry import follow, moves, promote, tracking
 from raypipe.registry.tracking import Store
@@ -119,6 +119,7 @@ class Told(Result):
 
 _PLURAL: dict[timeline.Kind, str] = {
     "check": "drift checks",
+    "call": "decisions to retrain or not",
     "decision": "comparisons",
     "move": "moves",
 }
@@ -132,7 +133,7 @@ def job_of(
     model: NAME@ALIAS, NAME/N, the same behind models:/, or a configuration, whose own model and
     alias are meant. number: a version of it. Raises ConfigError for a text that is none of these.
     """
-    if Path(model).is_file():
+    if is_there(model) and Path(model).is_file():
         if config is not None:
             raise ConfigError(
                 "Two configurations were named",
@@ -189,23 +190,28 @@ def tell(job: Job) -> Told:
     held = follow.held(store)
     checks = records.checks(job.run, job.watch)
     decisions = records.decisions(job.run, job.watch)
+    calls = records.calls(job.run, job.watch)
     mine = f"{store.model}/"
     # One folder may hold records of several models.
     of_checks = [row for row in checks.rows if str(row.get("model")).startswith(mine)]
     of_decisions = [row for row in decisions.rows if str(row.get("champion")).startswith(mine)]
+    of_calls = [row for row in calls.rows if row.get("model") == store.model]
     log = appended.read(store.moves, store.moves_options)
     altered = []
-    for name, table in (("drift checks", checks), ("comparisons", decisions), ("moves", log)):
+    tables = {"drift checks": checks, "decisions to retrain or not": calls}
+    tables |= {"comparisons": decisions, "moves": log}
+    for name, table in tables.items():
         if table.altered:
             altered.append(f"The table of {name}: {table.altered}")
     rows = timeline.merge(
         [timeline.check(row) for row in of_checks],
+        [timeline.call(row) for row in of_calls],
         [timeline.decision(row) for row in of_decisions],
         [timeline.move(one, store.alias) for one in moves.read(store).moves],
     )
     page = job.run.path / "reports" / f"timeline-{in_name(store.model)}.html"
     told = Told(store, tuple(rows), tuple(altered), held.version, page)
-    places = (checks.place, decisions.place, log.place)
+    places = tuple(table.place for table in tables.values())
     report.write(_timeline_page(told, places), page)
     _keep(told, page)
     return told
@@ -241,10 +247,10 @@ def _timeline_page(told: Told, places: Sequence[str]) -> report.Page:
         text = "Nothing has happened yet: no check, no comparison, no move of the alias."
     header = report.Header(
         f"Timeline of {store.model}",
-        f"Drift checks, comparisons, and moves of {store.alias}",
+        f"Drift checks, decisions, comparisons, and moves of {store.alias}",
         store.model,
         datetime.now(timezone.utc),
-        tuple(zip(("Checks", "Comparisons", "Moves"), places, strict=True)),
+        tuple(zip(("Checks", "Retrain or not", "Comparisons", "Moves"), places, strict=True)),
     )
     events = report.Events("What happened", text, timeline.events(rows))
     return report.Page(header, verdicts=tuple(top), events=events)

@@ -27,11 +27,13 @@ from raypipe.train.measure.utilisation import Utilisation
 from raypipe.train.publish import CALIBRATION
 from raypipe.train.unseen import Calibrated
 from raypipe.watch.check import CheckResult
+from raypipe.watch.comparison import Comparison
 from raypipe.watch.power import Power, as_facts
 from raypipe.watch.retrain import RetrainResult
+from raypipe.watch.severity import Severity
 from raypipe.watch.windows import Waiting, Window
 from raypipe.work.result import Facts, Result, prepared_from
-from raypipe.work.tables import LEVEL, Table, comparison, evidence, leaderboard
+from raypipe.work.tables import LEVEL, Table, comparison, evidence, leaderboard, limits
 
 COUNTS = (
     "seen accepted present dropped other_split returned relabelled labels_removed duplicates "
@@ -404,6 +406,7 @@ class Drifted(Result):
         notes = self.checked.report.notes
         return {
             **prepared_from(self.checked.table, "prepared from"),
+            "what it costs": str(self.checked.report.severity),
             **({"tests": "; ".join(notes)} if notes else {}),
             "report": self.checked.page,
         }
@@ -418,10 +421,24 @@ class Drifted(Result):
             **prepared_from(self.checked.table),
             **window_facts(self.checked.window),
             "evidence": report.evidence,
+            "severity": severity_facts(report.severity),
             "engine": report.engine,
             "notes": report.notes,
             "report": self.checked.page,
         }
+
+
+def severity_facts(found: Severity) -> Facts:
+    """The estimated accuracy and its loss; without one, null and why."""
+    loss = found.loss
+    return {
+        "accuracy": found.accuracy,
+        "low": found.low,
+        "high": found.high,
+        "known": found.known,
+        "loss": loss[0] if loss else None,
+        "why_not": found.why_not or None,
+    }
 
 
 def window_facts(window: Window | None) -> Facts:
@@ -481,8 +498,8 @@ class Retrained(Result):
     def tables(self) -> list[Table]:
         found = [] if self.checked is None else [evidence(self.checked)]
         # Without a challenger there is nothing to compare.
-        compared = comparison(self.done)
-        return found if compared is None else [*found, compared]
+        more = [comparison(self.done), limits(self.done)]
+        return [*found, *(table for table in more if table is not None)]
 
     def report_page(self) -> str | None:
         return None if self.checked is None else self.checked.page
@@ -505,23 +522,27 @@ class Retrained(Result):
 
     def summary(self) -> Facts:
         done = self.done
-        slices = {}
-        for s in done.slices:
-            slices[s.slice] = {
-                "champion": s.champion,
-                "challenger": s.challenger,
-                "measure": "accuracy" if s.unit is None else "mean absolute error",
-                "images": s.images,
-                "p_value": s.p_value,
-                "won": s.won,
-                "lost": s.lost,
-                "at_worst": s.at_worst(LEVEL),
-            }
+        named = {one.name: _slice(one.judged) if one.judged else None for one in done.named}
         return {
             "promoted": self.promoted,
             "reason": done.decision.reason,
             "champion": str(self.champion),
             "challenger": str(done.challenger) if done.challenger else None,
             "spent": self.spent.summary() if self.spent else None,
-            "slices": slices,
+            "slices": {s.slice: _slice(s) for s in done.slices},
+            **({"named_slices": named} if named else {}),
+            **({"limits": done.measured.as_json()} if done.measured else {}),
         }
+
+
+def _slice(s: Comparison) -> Facts:
+    return {
+        "champion": s.champion,
+        "challenger": s.challenger,
+        "measure": "accuracy" if s.unit is None else "mean absolute error",
+        "images": s.images,
+        "p_value": s.p_value,
+        "won": s.won,
+        "lost": s.lost,
+        "at_worst": s.at_worst(LEVEL),
+    }

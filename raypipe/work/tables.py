@@ -102,23 +102,42 @@ def comparison(done: RetrainResult) -> Table | None:
         return None
     errors = done.slices[0].unit is not None
     figure = "{:.4g}" if errors else "{:.1%}"
-    shown = list(done.slices)
+    shown = [(f"{s.slice} (new)" if s.is_new else s.slice, s) for s in done.slices]
     if done.union is not None and len(shown) > 1:
-        shown.append(done.union)
+        shown.append((done.union.slice, done.union))
+    # Slices that the gate names overlap the others, so they come after the sum.
+    shown += [(f"gate: {one.name}", one.judged) for one in done.named if one.judged is not None]
     rows = []
-    for s in shown:
+    for name, s in shown:
         means = [figure.format(s.champion), figure.format(s.challenger)]
         # A share becomes percentage points. An error is divided by its unit (the labels' standard
         # deviation; 1 for a probability) and becomes per cent of it.
         difference, at_worst = 100 * s.difference, 100 * s.at_worst(LEVEL)
         gain = [f"{difference:+.1f}", f"{at_worst:+.1f}"]
-        name = f"{s.slice} (new)" if s.is_new else s.slice
         rows.append([name, s.images, *means, *gain, p_text(s.p_value)])
     measured = ": mean absolute error" if errors else ""
     gained = "% of unit" if errors else "points"
     columns = ["slice", "images", "champion", "challenger", gained, "at worst (95 %)", "p"]
     title = f"{done.champion} against {done.challenger}, same test images{measured}"
     return Table(title, columns, rows)
+
+
+def limits(done: RetrainResult) -> Table | None:
+    """Latency and size of both models, where the gate limits them."""
+    measured = done.measured
+    if measured is None:
+        return None
+    rows: list[list[Any]] = []
+    if measured.champion_ms is not None and measured.challenger_ms is not None:
+        images = "image" if measured.batch == 1 else f"{measured.batch} images"
+        sides = [f"{ms.median:.4g}" for ms in (measured.champion_ms, measured.challenger_ms)]
+        ratio = f"{measured.ratio.median:.3g}" if measured.ratio else ""
+        rows.append([f"ms for {images}, median of {measured.rounds}", *sides, ratio])
+    sizes = measured.champion_bytes, measured.challenger_bytes
+    ratio = f"{sizes[1] / max(1, sizes[0]):.3g}"
+    rows.append(["MB of the package", *(f"{size / 10**6:.4g}" for size in sizes), ratio])
+    title = "Latency and size" + (f", on {measured.machine}" if measured.machine else "")
+    return Table(title, ["", "champion", "challenger", "ratio"], rows)
 
 
 def p_text(p: float) -> str:

@@ -43,8 +43,13 @@ def of_check(checked: CheckResult | Waiting) -> tuple[str, list[Event]]:
         "is_drift": found.is_drift,
         "p_value": found.p_value,
         "images": found.batch_images,
+        "accuracy": found.severity.accuracy,
+        "accuracy_low": found.severity.low,
+        "accuracy_high": found.severity.high,
+        "accuracy_known": found.severity.known,
+        "no_estimate": found.severity.why_not or None,
     }
-    text = f"{checked.name} {said} against {checked.model}: p={found.p_value:.3g}"
+    text = f"{checked.name} {said} against {checked.model}: p={found.p_value:.3g}, {found.severity}"
     return checked.key, [*events, Event("check", checked.key, text, facts)]
 
 

@@ -37,10 +37,11 @@ from raypipe.train.measure.utilisation import utilisation
 from raypipe.train.origin import CalledFor
 from raypipe.train.publish import publish
 from raypipe.train.spark_place import refuse
+from raypipe.watch import calls, events, sinks
 from raypipe.watch import check as drift_check
-from raypipe.watch import events, sinks
 from raypipe.watch import retrain as loop
 from raypipe.watch.check import CheckResult
+from raypipe.watch.decide import Decision
 from raypipe.watch.power import measure
 from raypipe.watch.windows import Waiting
 from raypipe.work import artifacts, told
@@ -185,6 +186,9 @@ def search_and_register(
         result = _refitted(again, result, show)
     children = result.runs(price.usd_per_device_s if price else None)
     asked = CalledFor("tune", "raypipe tune was called", device_s=result.device_s)
+    if job.search.refit is not None:
+        # It starts from the best trial's weights; what these started from is the search's to say.
+        asked = asked.behind(job.train.start_from)
     version = publish(store, result.plan, result.best, "search", children, [result.folder], asked)
     return result, version, store
 
@@ -265,6 +269,7 @@ def drift(job: Job, show: Show) -> Drifted | Waited:
     tell = sinks.opened(job.run, job.watch.sinks)
     checked = _check(job, show)
     run, happened = told.of_check(checked)
+    _call(job, run, checked)
     tell.send(*happened, events.heartbeat(run, "drift"))
     return Waited(checked) if isinstance(checked, Waiting) else Drifted(checked)
 
@@ -289,26 +294,45 @@ def retrain(job: Job, show: Show) -> Retrained:
     if job.watch.retrain_samples > 1:
         refuse(job.training, "The search for a challenger", "watch.retrain_samples=1")
     pinned = pin(job.table, job.feed, kind=job.model.task)
-    checked = None
+    checked, waiting = None, None
     if job.watch.batch is not None or not job.watch.force:
         found = _check(job, show)
-        tell.send(*told.of_check(found)[1])
+        about, happened = told.of_check(found)
+        tell.send(*happened)
         if isinstance(found, Waiting):
             show.say(str(found))
+            waiting = found
         else:
             checked = found
     resources = connect(job.cluster)
     store = tracking.open_store(job.run, job.registry, job.artifacts)
     cfg = loop.RetrainConfigs(job.search, job.watch, job.gate, job.clean)
-    run = told.run_of(checked, promote.require_champion(store), pinned.version)
+    current = promote.require_champion(store)
+    run = told.run_of(checked, current, pinned.version)
     tell.send(events.state(run, "started"))
 
     def reached(state: str) -> None:
         tell.send(events.state(run, state))
 
+    def decided(decision: Decision) -> None:
+        # A check that waits for images and what follows from earlier ones are one answer.
+        reason = f"{waiting}. {decision.reason}" if waiting else decision.reason
+        said = Decision(decision.act, reason)
+        calls.keep(job.run, job.watch, about if waiting else run, store.model, str(current), said)
+
     done = loop.retrain(
-        store, job.training, cfg, checked, say=show.say, pinned=pinned, told=reached
+        store,
+        job.training,
+        cfg,
+        checked,
+        say=show.say,
+        pinned=pinned,
+        told=reached,
+        decided=decided,
     )
+    if done.challenger is None:
+        # It may have stopped after the policy: another process is at it, or it broke too often.
+        decided(done.decision)
     spent = None
     if done.key is not None:
         spent = Spent(time.monotonic() - began, done.device_s, _price(job, resources))
@@ -316,6 +340,18 @@ def retrain(job: Job, show: Show) -> Retrained:
     champion = promote.champion(store)
     tell.send(*told.of_retrain(run, done, champion), events.heartbeat(run, "retrain"))
     return Retrained(done, champion, checked, spent, job.run)
+
+
+def _call(job: Job, run: str, checked: CheckResult | Waiting) -> None:
+    """Keep what the policy says of a check that was not followed by a retrain."""
+    store = tracking.open_store(job.run, job.registry, job.artifacts)
+    if isinstance(checked, Waiting):
+        decision, champion = Decision(False, str(checked)), str(promote.require_champion(store))
+    else:
+        scope = f"{store.model}@{store.alias}"
+        decision, champion = calls.of_check(job.run, job.watch, scope, checked), checked.model
+    # A retrain has looked for labels, too: what it has said of this check stays the last word.
+    calls.keep(job.run, job.watch, run, store.model, champion, decision, only_first=True)
 
 
 def _check(job: Job, show: Show) -> CheckResult | Waiting:

@@ -20,11 +20,12 @@ STEPS = {
     "it is predicted": (f"{CHECK}_predict", "after"),
     "its evidence is kept": (f"{CHECK}rows_once", "after"),
     "its check is noted": ("raypipe.watch.windows:Windows.checked", "after"),
+    "why it began is kept": ("raypipe.watch.calls:keep", "after"),
     "the lease is taken": ("raypipe.watch.cycle:_take", "after"),
-    "a challenger is trained": (f"{RETRAIN}trainer.run", "after"),
-    "it is registered": (f"{RETRAIN}publish", "after"),
+    "a challenger is trained": ("raypipe.watch.challenge:trainer.run", "after"),
+    "it is registered": ("raypipe.watch.challenge:publish", "after"),
     "that is noted": ("raypipe.watch.cycle:Held.reached", "after"),
-    "both are compared": (f"{RETRAIN}_judge", "after"),
+    "both are compared": ("raypipe.watch.judging:judge", "after"),
     "the decision is kept": (f"{RETRAIN}rows_once", "after"),
     "it is about to be carried out": (f"{RETRAIN}_carry_out", "before"),
     "the move is committed": ("raypipe.registry.moves:append", "after"),
@@ -69,6 +70,8 @@ def state(made: World) -> dict[str, Any]:
         "moves": [(m["version_from"], m["version_to"], m["why"]) for m in made.moves()],
         "evidence": [(r["window"], r["model"], r["is_drift"]) for r in made.rows("drift")],
         "decisions": [row["promoted"] for row in made.rows("decisions")],
+        # The first answer of each check; two retrains at once have a second one.
+        "calls": [(r["champion"], r["act"]) for r in made.rows("calls") if r["number"] == 1],
         "windows": [(row["event"], row["window"]) for row in made.rows("windows")],
         "ended": [row["cycle"] for row in made.rows("retrains") if row["event"] == "ended"],
         "checked": made.checked(),
@@ -141,3 +144,6 @@ def test_thirty_nights(ray_session: str, tmp_path: Path) -> None:
     assert made.checked() == made.arrived(), "each image was in one window"
     evidence = Counter(row["window"] for row in made.rows("drift"))
     assert set(evidence) == set(range(1, 30))
+    answers = Counter((row["about"], row["number"]) for row in made.rows("calls"))
+    assert set(answers.values()) == {1}, "none is doubled"
+    assert {row["key"] for row in made.rows("drift")} <= {about for about, _ in answers}

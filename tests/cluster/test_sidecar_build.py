@@ -1,5 +1,7 @@
 """A sidecar is built once, whole or not at all; the password of a private index stays unseen."""
 
+# Starts no Ray cluster.
+
 from __future__ import annotations
 
 import logging

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from PIL import Image
 from raypipe.cli import verbs
 from raypipe.cli.console import Console
 from raypipe.config import validate
+from raypipe.errors import ConfigError
 from raypipe.job import Job
 from raypipe.registry import promote, tracking
 from raypipe.registry.promote import ModelVersion
@@ -29,6 +31,7 @@ from raypipe.watch.check import CheckResult
 from raypipe.watch.check import check as check_batch
 from raypipe.watch.retrain import RetrainConfigs, RetrainResult
 from raypipe.watch.retrain import retrain as retrain_job
+from raypipe.work import promotions, reports
 
 SIDE = 64
 
@@ -265,11 +268,36 @@ def test_a_challenger_that_is_no_better_is_refused_with_the_reason(
     store = tracking.open_store(job.run, job.registry)
     first = next(v for v in promote.versions(store) if v.version == 1)
     table = {"uri": job.table.uri, "version": "clean"}
-    again = with_(job, table=table, watch={"force": True}, run=job.run.model_dump() | {"seed": 8})
+    part = {"name": "bees", "where": {"label": "b"}, "tolerance": 0.5, "least_rows": 5}
+    # No model is a hundred times as fast as another one of its kind.
+    gate = {"slices": [part], "latency_ratio": 0.01, "size_ratio": 1.01}
+    again = with_(
+        job,
+        table=table,
+        watch={"force": True},
+        run=job.run.model_dump() | {"seed": 8},
+        gate=gate,
+    )
+    with pytest.raises(ConfigError, match=r"bees.*column that the table does not have"):
+        nowhere = with_(again, gate={"slices": [part | {"where": {"shift": "b"}}]})
+        retrain(store, nowhere, None, first)
     champion = promote.require_champion(store)
     done = retrain(store, again, None, first)
     assert not done.decision.act
     assert "Refused" in done.decision.reason
+    assert "latency" in done.decision.reason and "0.01 is allowed" in done.decision.reason
+    [bees] = done.named
+    assert bees.judged is not None and 0 < bees.judged.images < done.union.images
+    assert done.measured is not None and done.measured.rounds >= 21
+    assert done.measured.champion_bytes > 1000 and "CPU" in done.measured.machine
+    before = counts(job)
+    assert retrain(store, again, None, first) == done and counts(job) == before, (
+        "not measured again"
+    )
+    planned = promotions.plan(again, done.challenger.version)
+    assert "0.01 is allowed" in planned.summary()["gate"]
+    facts = reports.model(again, done.challenger.version).summary()
+    assert "latency" in json.dumps(facts) and "bees" in json.dumps(facts)
     assert promote.require_champion(store) == champion
     assert isinstance(
         scan.rows(ImageTable(job.table.uri), ImageTable(job.table.uri).pin("clean"), ["image_id"]),

@@ -1,6 +1,8 @@
 """The fence of promotions, on SQLite, on `mlflow server` and on the double of Unity Catalog: real
 processes and run folders."""
 
+# Starts no Ray cluster.
+
 from __future__ import annotations
 
 import dataclasses

@@ -1,5 +1,7 @@
 """What the nodes did, in MLflow: under its own names, by node, and never at the run's cost."""
 
+# Starts no Ray cluster.
+
 from __future__ import annotations
 
 import logging

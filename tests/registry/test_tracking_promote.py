@@ -3,6 +3,8 @@
 What a promotion does is shown on `mlflow server` and on the double of Unity Catalog, too.
 """
 
+# Starts no Ray cluster.
+
 from __future__ import annotations
 
 import dataclasses

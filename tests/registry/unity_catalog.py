@@ -11,6 +11,10 @@ stricter answer was taken. It keeps what it is told, and refuses what Unity Cata
 - a version whose files lack a model with a signature; it is PENDING until its files are there
 - stages, unknown calls, requests without the token, and signed addresses with it
 
+Files of versions are in the server itself, behind signed addresses: Databricks' default storage. Or
+they are in a real store of objects (`bucket`, external storage), for which each client gets
+temporary credentials: of S3, as the client of this MLflow has them for AWS.
+
 Runs are another matter: a real `mlflow server` behind it keeps them (`runs`), whose experiments
 must be paths of the workspace.
 """
@@ -42,6 +46,7 @@ TOKEN = "dapi-of-the-double-0123456789"
 MODELS = "/api/2.0/mlflow/unity-catalog/registered-models"
 VERSIONS = "/api/2.0/mlflow/unity-catalog/model-versions"
 PAGE = 2
+INTERNAL = ("/api/2.0/fs/files/WorkspaceInternal", "/api/2.0/fs/directories/WorkspaceInternal")
 ROOT = "dbfs:/databricks/mlflow-tracking"  # where a workspace keeps the files of runs
 RESERVED = ".,-=/:"
 
@@ -60,10 +65,24 @@ def missing(message: str) -> Refused:
     return Refused("RESOURCE_DOES_NOT_EXIST", message, 404)
 
 
+@dataclass(frozen=True)
+class Bucket:
+    """A store of objects that keeps the files of versions.
+
+    credentials: called for each of a client's requests; (key id, secret, session token). read: the
+    bytes of a key, None if there is none.
+    """
+
+    name: str
+    credentials: Callable[[], tuple[str, str, str]]
+    read: Callable[[str], bytes | None]
+
+
 @dataclass
 class Catalog:
     """What the server was told. One call at a time."""
 
+    bucket: Bucket | None = None
     schemas: set[str] = field(default_factory=lambda: {"main.default"})
     models: dict[str, dict[str, Any]] = field(default_factory=dict)
     versions: dict[str, dict[int, dict[str, Any]]] = field(default_factory=dict)
@@ -194,13 +213,18 @@ class Catalog:
         kept = {"name": model["name"], "version": number, "tags": tags, "user_id": "me"}
         kept |= {"creation_timestamp": now, "last_updated_timestamp": now}
         kept |= {name: asked[name] for name in ("source", "run_id", "model_id") if asked.get(name)}
-        kept |= {"status": "PENDING_REGISTRATION", "storage_location": f"s3://uc/{uuid.uuid4()}"}
+        bucket = self.bucket.name if self.bucket else "uc"
+        location = f"s3://{bucket}/{uuid.uuid4()}"
+        kept |= {"status": "PENDING_REGISTRATION", "storage_location": location}
         self.versions[model["name"]][number] = kept
         return {"model_version": self.told_version(kept)}
 
     def finalize(self, asked: dict[str, Any]) -> dict[str, Any]:
         version = self.version(asked)
         text = self.files.get(f"{self.folder(version)}/MLmodel")
+        if self.bucket is not None:
+            # Location s3://BUCKET/ID: the key is what follows the bucket.
+            text = self.bucket.read(f"{version['storage_location'].split('/', 3)[3]}/MLmodel")
         signature = (yaml.safe_load(text) or {}).get("signature") if text else None
         if not signature or not signature.get("inputs") or not signature.get("outputs"):
             version["status"] = "FAILED_REGISTRATION"
@@ -243,6 +267,11 @@ class Catalog:
     def credentials(self, asked: dict[str, Any]) -> dict[str, Any]:
         self.require_state(self.version(asked), asked.get("operation", "").endswith("WRITE"))
         expires = int(time.time() * 1000) + 3_600_000
+        if self.bucket is not None:
+            names = "access_key_id", "secret_access_key", "session_token"
+            given = dict(zip(names, self.bucket.credentials(), strict=True))
+            mode = {"storage_mode": "CUSTOMER_HOSTED", "expiration_time": expires}
+            return {"credentials": {**mode, "aws_temp_credentials": given}}
         return {"credentials": {"storage_mode": "DEFAULT_STORAGE", "expiration_time": expires}}
 
     def download_uri(self, asked: dict[str, Any]) -> dict[str, Any]:
@@ -392,7 +421,10 @@ def handler(catalog: Catalog, runs: str | None) -> type[BaseHTTPRequestHandler]:
                 if status:
                     raise Refused("TEMPORARILY_UNAVAILABLE", "Try again", status)
                 asked = {k: v[-1] for k, v in parse_qs(parts.query).items()}
-                if body.startswith(b"{"):
+                # A file may begin with a brace, as weights do whose header has 123 bytes more than
+                # a multiple of 256: answered by a broken connection, its upload waits for 300 s.
+                is_file = path.startswith("/api/2.0/fs/files/")
+                if body.startswith(b"{") and not is_file:
                     asked |= json.loads(body)
                 self.tell(*self.called(path, asked, body))
             except Refused as e:
@@ -411,7 +443,10 @@ def handler(catalog: Catalog, runs: str | None) -> type[BaseHTTPRequestHandler]:
                     return catalog.directory(path.removeprefix("/api/2.0/fs/directories")), 200
             if runs is not None and path.startswith("/api/2.0/mlflow/"):
                 return self.of_runs(path, asked, body)
-            # Files of runs are asked for by another name first.
+            # Files of runs are asked for by another name first. Where a workspace refuses it, the
+            # client falls back on signed addresses. By 404 it would take a folder for an empty one.
+            if path.startswith(INTERNAL):
+                raise Refused("PERMISSION_DENIED", "No access to internal files", 403)
             if not path.startswith("/api/2.0/fs/"):
                 catalog.unknown.append((self.command, path))
             raise Refused("ENDPOINT_NOT_FOUND", f"No API found for {self.command} {path}", 404)
@@ -469,7 +504,11 @@ def handler(catalog: Catalog, runs: str | None) -> type[BaseHTTPRequestHandler]:
             request = urllib.request.Request(f"{runs}{path}", sent, given, method=verb)
             try:
                 with urllib.request.urlopen(request, timeout=60) as answered:
-                    return json.loads(answered.read() or b"{}"), answered.status
+                    told = answered.read() or b"{}"
+                # A workspace keeps logged models in a folder of another name; by it the client
+                # tells them from runs.
+                told = re.sub(rf"({ROOT}/\d+)/models/".encode(), rb"\1/logged_models/", told)
+                return json.loads(told), answered.status
             except urllib.error.HTTPError as e:
                 return json.loads(e.read() or b"{}"), e.code
 
@@ -486,17 +525,19 @@ class Double:
 
 
 @contextmanager
-def serving(folder: Path, runs: str | None = None) -> Iterator[Double]:
+def serving(
+    folder: Path, runs: str | None = None, bucket: Bucket | None = None
+) -> Iterator[Double]:
     """The server on a free port of loopback, with a certificate of its own in `folder`.
 
-    runs: address of the `mlflow server` that keeps runs.
+    runs: address of the `mlflow server` that keeps runs. bucket: keeps the files of versions.
     """
     # Stores that are opened meanwhile become MLflow's global ones.
     before = mlflow.get_tracking_uri(), mlflow.get_registry_uri()
     folder.mkdir(parents=True, exist_ok=True)
     certificate = folder / "certificate.pem"
     certificate.write_bytes(_certificate())
-    catalog = Catalog()
+    catalog = Catalog(bucket)
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler(catalog, runs))
     server.daemon_threads = True
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

@@ -187,6 +187,13 @@ def wait_for_refusal(running: Server, version: ModelVersion) -> dict[str, Any]:
         time.sleep(0.2)
 
 
+def wait_for_answer_of(running: Server, version: ModelVersion, image: bytes) -> None:
+    deadline = time.monotonic() + 60
+    while ask(running, "/predict", image).body.get("model") != str(version):
+        assert time.monotonic() < deadline, f"{version} never answered"
+        time.sleep(0.2)
+
+
 @pytest.mark.parametrize("moves", [6, pytest.param(120, marks=pytest.mark.slow)])
 def test_promotions_while_clients_ask_lose_no_request_and_corrupt_ones_change_nothing(
     running: Server, registered: Registered, moves: int
@@ -215,6 +222,8 @@ def test_promotions_while_clients_ask_lose_no_request_and_corrupt_ones_change_no
             for i in range(moves):
                 point_at(store, order[i % len(order)])
                 time.sleep(0.8)
+                if i < len(order) and order[i] is not broken:
+                    wait_for_answer_of(running, order[i], registered.images[8])
             point_at(store, broken)
             ready = wait_for_refusal(running, broken)
         finally:

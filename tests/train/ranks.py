@@ -73,7 +73,8 @@ def _rank(
     os.environ.clear()  # the server's is of the time when it started
     os.environ.update(environment)
     torch.set_num_threads(1)
-    timeout = timedelta(seconds=limit_s)
+    # gloo's own patience counts for the meeting too: on a busy host ranks are born far apart.
+    timeout = timedelta(seconds=max(limit_s, MEETING_S))
     dist.init_process_group(
         "gloo", f"file://{folder}/meeting", rank=rank, world_size=world, timeout=timeout
     )

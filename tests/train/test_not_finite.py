@@ -28,8 +28,9 @@ from raypipe.train.loop import LoopState
 from raypipe.train.objective import Objective, judge
 from raypipe.train.parallel import Engine, Snapshot
 from raypipe.train.parallel.snapshot import Piece
+from raypipe.train.start import load_into
 from raypipe.train.stopping import StoppingConfig, best_of, unusable
-from raypipe.train.worker import Data, start_from, train_rank
+from raypipe.train.worker import Data, train_rank
 
 from ..pixels import memory
 from .conftest import Jobs
@@ -225,7 +226,7 @@ def test_nothing_starts_from_weights_that_are_not_finite(tmp_path: Path) -> None
     weights = {"linear.weight": Piece.whole(torch.tensor([[1.0, NAN]]))}
     at = checkpoint.write(tmp_path / "epoch", Snapshot(weights), LoopState(epoch=1))
     with pytest.raises(DataError, match=r"linear\.weight holds NaN.*Set train\.start_from=null"):
-        start_from(torch.nn.Linear(2, 1), at)
+        load_into(torch.nn.Linear(2, 1), at, job().model, ("a", "b"))
 
 
 def packed(folder: Path) -> Package:

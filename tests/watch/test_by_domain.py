@@ -105,6 +105,13 @@ def test_a_camera_that_hangs_is_found() -> None:
     assert "one image comes 51 times" in found.evidence[-1].detail
 
 
+def test_notes_show_any_name_on_one_line() -> None:
+    """A domain may be named by any text of a column."""
+    long = "a text\n" * 2000
+    notes = night(1, names=["a"] * 120 + [long] * 120).notes
+    assert notes and all(len(note) < 400 and "\n" not in note for note in notes)
+
+
 def test_the_parts_come_back_from_the_table_of_evidence() -> None:
     found = night(0)
     row = check._as_row("key", "night", "cells/3", _version(), found)

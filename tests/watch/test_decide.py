@@ -248,7 +248,7 @@ NEW_BETTER = judged("new", won=200, lost=50, is_new=True)
             False,
             "Refused: -61.2 points on few, worse beyond chance",
         ),
-        ([], False, "Not compared: 0 labelled test images, the gate needs 50"),
+        ([], False, "0 labelled test images that neither model has learned from, the gate needs"),
         ([errors("new", 5.0, 3.0, is_new=True), errors("old", 2.0, 2.15)], True,
          "Promoted: error 5 to 3 on new (p = 0.0001)"),
         ([errors("new", 5.0, 3.0, is_new=True), errors("old", 2.0, 2.15)], True,

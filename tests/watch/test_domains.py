@@ -121,6 +121,19 @@ def test_copies_are_no_evidence() -> None:
     assert fit(Rows(known, known[:, :3]), Rows(window, window[:, :3]), 99).rows[1] == 1
 
 
+@pytest.mark.parametrize("pictures", [1, 2, 3])
+def test_a_camera_that_hangs_all_night_is_found(pictures: int) -> None:
+    """Copies count once, so a night of one picture is one row: no detector but this one sees it."""
+    rng = np.random.default_rng(6)
+    known = draw(rng, 200, 0)
+    window = draw(rng, pictures, 0)[np.arange(60) % pictures]
+    found = fit(Rows(known, known[:, :3]), Rows(window, window[:, :3]), 99)
+    assert found.rows == (200, pictures) and found.copies_p_value < 1e-4
+    # A reference that hangs, too, knows no better.
+    same = Rows(window, window[:, :3])
+    assert fit(same, same, 99).copies_p_value == 1
+
+
 def grouped(rng: np.random.Generator, groups: int, rows: int) -> tuple[np.ndarray, list[str]]:
     """Groups that differ much more from each other than the rows of one group."""
     parts = [rng.normal(size=WIDTH) * 2 + rng.normal(size=(rows, WIDTH)) for _ in range(groups)]
@@ -167,6 +180,31 @@ def test_many_domains_are_joined_and_keep_their_names(monkeypatch: pytest.Monkey
     found = fit(side(parts, "abcdef"), side([window]), 199)
     assert {part.domain for part in found.parts} == {"a + b", "c + d", "e + f"}
     assert found.parts[0].domain == "c + d" and found.p_value > 0.01
+
+
+def test_a_domain_of_its_own_for_each_row_costs_little_and_is_named_in_short() -> None:
+    """registry.domain may be a column of ids, or of times."""
+    rng = np.random.default_rng(7)
+    known, window = draw(rng, 3000, 0), draw(rng, 60, 0)
+    names = [f"night {row}" for row in range(3000)]
+    found = fit(Rows(known, known[:, :3], names), Rows(window, window[:, :3]), 99, most=100)
+    assert found.rows == (domains.REFERENCE_ROWS * 100, 60) and found.p_value > 0.01
+    assert len(found.parts) == domains.MOST_DOMAINS
+    assert all(len(part.domain) < 60 for part in found.parts), "hundreds are joined"
+    assert any(part.domain.endswith(" more") for part in found.parts)
+
+
+@pytest.mark.parametrize("odd", ["a\0", "a" * 50_000, "\udc80", "A", " a", "a\n"])
+def test_names_that_look_alike_are_different_domains(odd: str) -> None:
+    rng = np.random.default_rng(10)
+    parts = [draw(rng, 60, k, 6.0) for k in range(3)]
+    names = ["a"] * 60 + [odd] * 60 + ["b"] * 60
+    known = np.concatenate(parts)
+    for place, name in enumerate(("a", odd, "b")):
+        window = draw(rng, 40, place, 6.0)
+        found = fit(Rows(known, known[:, :3], names), Rows(window, window[:, :3]), 99)
+        assert len(found.parts) == 3
+        assert (found.parts[0].domain, found.parts[0].share) == (name, 1)
 
 
 def test_small_domains_are_kept_whole_when_the_reference_is_cut() -> None:

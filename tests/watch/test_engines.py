@@ -78,7 +78,7 @@ def test_auto_says_why() -> None:
     assert "exact for ks, mmd" in chosen.why and "alibi for lsdd" in chosen.why
     asked = engine.choose("alibi", ["mmd"])
     assert (asked.name, asked.why) == ("alibi", "alibi: drift.engine says so")
-    assert {name for name, one in DETECTORS.items() if one.exact} == set(BOTH)
+    assert {name for name, one in DETECTORS.items() if one.exact} == {*BOTH, "online"}
 
 
 def test_exact_tests_need_no_ray(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,9 +9,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from raypipe.config import RunConfig
 from raypipe.errors import DataError
 from raypipe.tables.table import append
-from raypipe.watch import cycle, windows
+from raypipe.watch import calls, cycle, decisions, windows
+from raypipe.watch.decide import Decision
+from raypipe.watch.settings import WatchConfig
 
 NOW = datetime(2026, 11, 25, tzinfo=UTC)
 WINDOW = {"line": "l", "number": 1, "event": "opened", "window": 1, "name": "n", "table": "t"}
@@ -46,6 +49,40 @@ def test_retrains(changes: dict[str, Any], tmp_path: Path) -> None:
     append(uri, pa.Table.from_pylist([EVENT | {"number": 2} | changes], cycle.SCHEMA), "foreign")
     with pytest.raises(DataError, match=r"raypipe did not write.*restore the table"):
         cycle.Journal(uri, "s", None)
+
+
+@pytest.mark.parametrize("name", ["number", "act", "reason", "champion"])
+def test_calls(name: str, tmp_path: Path) -> None:
+    run, watch, no = RunConfig(dir=str(tmp_path)), WatchConfig(), Decision(False, "no")
+    calls.keep(run, watch, "c", "m", "m/1", no)
+    row = dict.fromkeys(calls.ROW.names, "x") | {"about": "c", "model": "m", "number": 2}
+    row |= {"act": True, "format": 1, name: None}
+    place = watch.place(run, "calls")
+    append(place, pa.Table.from_pylist([row], calls.ROW), "foreign")
+    with pytest.raises(DataError, match=r"raypipe did not write.*restore the table"):
+        calls.keep(run, watch, "c", "m", "m/1", no)
+    calls.keep(run, watch, "another check", "m", "m/1", no)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *({"slices": text} for text in (None, "{", "null", "[]", '{"slices": 1, "named": 1}')),
+        {"slices": '{"slices": [{"slice": "a", "newer": 1}], "named": [{"name": "x"}]}'},
+        {"promoted": None},
+        {"reason": None},
+    ],
+)
+def test_decisions(changes: dict[str, Any]) -> None:
+    """Of a newer raypipe, or damaged: a retrain ended in a traceback each night."""
+    parts = ("m/1", "m/2", "t@v1")
+    [row] = decisions.as_row("d", parts, (), None, Decision(True, "better")).to_pylist()
+    assert decisions.decided(row)[2].act and not decisions.limited(row)["named"]
+    with pytest.raises(DataError, match=r"this raypipe did not write.*restore the table"):
+        decisions.decided(row | changes)
+    if "slices" in changes:
+        with pytest.raises(DataError, match="did not write"):
+            decisions.limited(row | changes)
 
 
 def test_columns_of_other_types(tmp_path: Path) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pyarrow as pa
+import pytest
 
 from raypipe.config import RunConfig
 from raypipe.tables.table import append
-from raypipe.watch import check, history
+from raypipe.watch import check, cycle, history
+from raypipe.watch.policy import Checked, PolicyConfig, retrain
 from raypipe.watch.settings import WatchConfig
 
 WATCH = WatchConfig()
@@ -21,6 +24,10 @@ def kept(run: RunConfig, about: str, window: int | None, drift: bool, at: str) -
     append(WATCH.place(run, "drift"), pa.Table.from_pylist([row], check._ROW), "check")
 
 
+def drifts(run: RunConfig) -> list[bool]:
+    return [one.is_drift for one in history.checks(run, WATCH, "m/1", None)]
+
+
 def test_checks_are_in_the_order_of_their_commits(tmp_path: Path) -> None:
     """Of a table that was made again, the windows are numbered anew; a clock may go back; and
     whole versions have no number."""
@@ -29,8 +36,98 @@ def test_checks_are_in_the_order_of_their_commits(tmp_path: Path) -> None:
         kept(run, f"old {number}", number, True, f"2026-01-0{number}")
     for number in (1, 2):
         kept(run, f"new {number}", number, False, f"2025-12-0{number}")
-    assert history.checks(run, WATCH, "m/1", None) == [True, True, True, False, False]
+    assert drifts(run) == [True, True, True, False, False]
     kept(run, "version 7", None, True, "2025-01-01")
-    assert history.checks(run, WATCH, "m/1", None)[-2:] == [False, True]
+    assert drifts(run)[-2:] == [False, True]
     kept(run, "new 2", 2, True, "2026-02-01")
-    assert history.checks(run, WATCH, "m/1", None) == [True, True, True, False, True, True]
+    assert drifts(run) == [True, True, True, False, True, True]
+
+
+NIGHT = datetime(2026, 11, 25, 3, tzinfo=UTC)
+
+
+def hour(offset: float) -> datetime:
+    return NIGHT + timedelta(hours=offset)
+
+
+@pytest.mark.parametrize(
+    ("at", "before", "after", "is_"),
+    [
+        (-5, [-9], [-4], -5),  # all clocks agree
+        (1, [], [], 0),  # a host an hour ahead: just now, and not in the future
+        (1, [-30], [-2], -2),  # it was before the check that followed
+        (9999, [-50], [-26, -2], -26),  # a clock years ahead is no retrain for years
+        (-9999, [-3], [-1], -3),  # a clock that went back does not make it forgotten
+        (-9999, [9999, -3], [], -3),  # … whatever others wrote
+        (9999, [9999], [9999], 0),
+    ],
+)
+def test_when_a_retrain_was_by_clocks_that_differ(
+    at: float, before: list[float], after: list[float], is_: float
+) -> None:
+    found = history.when(hour(at), list(map(hour, before)), list(map(hour, after)), NIGHT)
+    assert found == hour(is_)
+
+
+class Clock:
+    """A host's clock, so many hours off."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.off_h, self.true_h = 0.0, 0.0
+        patch.setattr(cycle, "datetime", self)
+
+    def now(self, zone: object = None) -> datetime:
+        return hour(self.true_h + self.off_h)
+
+
+@pytest.mark.parametrize("off_h", [0.0, 1.0, -1.0, 24 * 365.0, -24 * 365.0])
+def test_a_host_with_another_clock_neither_blocks_for_ever_nor_gives_a_second_retrain(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, off_h: float
+) -> None:
+    """One host retrains by a clock that is off; the other asks, night by night, by a right one."""
+    run, clock = RunConfig(name="a", dir=str(tmp_path)), Clock(monkeypatch)
+    past = cycle.Journal(WATCH.place(run, "retrains"), "m@champion", None)
+    cfg = PolicyConfig(cooldown=2, daily_cap=1)
+    kept(run, "1", 1, True, hour(-1).isoformat())
+    # An earlier retrain, by the right clock: two days ago.
+    clock.true_h = -48
+    with cycle.hold(past, "early", also={"checks": 0}):
+        pass
+    clock.true_h, clock.off_h = 0, off_h
+    with cycle.hold(past, "c", also={"checks": history.count(WATCH, run)}):
+        pass
+    clock.off_h = 0
+
+    def asks(at_h: float, policy: PolicyConfig) -> str:
+        past.refresh()
+        tried = history.tried(past, "next", WATCH, run, hour(at_h))
+        return retrain([Checked(True)], {"new": 99}, tried, hour(at_h), policy).reason
+
+    cap = PolicyConfig(daily_cap=1)
+    assert "within a day" in asks(0.5, cap)
+    assert "0 checks since" in asks(0.5, cfg), "checks are counted, not timed"
+    kept(run, "2", 2, True, hour(24).isoformat())
+    assert "1 check since" in asks(24, cfg)
+    kept(run, "3", 3, True, hour(48).isoformat())
+    assert "Drift, and labels" in asks(50, cfg)
+
+
+def test_leases_of_an_older_raypipe_are_counted_by_clocks(tmp_path: Path) -> None:
+    run = RunConfig(name="a", dir=str(tmp_path))
+    past = cycle.Journal(WATCH.place(run, "retrains"), "m@champion", None)
+    with cycle.hold(past, "c"):
+        pass
+    kept(run, "1", 1, True, "2999-01-01T00:00:00+00:00")
+    [one] = history.tried(past, "next", WATCH, run, datetime.now(UTC))
+    assert one.checks == 1
+
+
+def test_what_a_check_costs_is_read_with_it(tmp_path: Path) -> None:
+    run = RunConfig(name="a", dir=str(tmp_path))
+    kept(run, "old", None, True, "2026-01-01")
+    row = dict.fromkeys(check._ROW.names) | {"key": "new", "name": "batch", "model": "m/1"}
+    row |= {"table": "t@v1", "about": "new", "is_drift": True, "checked_at": "2026-01-02"}
+    row |= {"accuracy": 0.8, "accuracy_low": 0.7, "accuracy_high": 0.9, "accuracy_known": 0.9}
+    append(WATCH.place(run, "drift"), pa.Table.from_pylist([row], check._ROW), "check")
+    old, new = history.checks(run, WATCH, "m/1", None)
+    assert old.severity.loss is None and new.severity.loss == pytest.approx((0.1, 0.0, 0.2))

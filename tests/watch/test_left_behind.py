@@ -51,3 +51,21 @@ def test_what_cannot_be_carried_out_does_not_stop_all_that_follow(
     events = journal.events
     retrain._finish(store, run, WATCH, journal, said.append)
     assert journal.events == events and len(said) == 2, "once"
+
+
+def test_a_decision_by_other_limits_is_not_carried_out(
+    left: tuple[RunConfig, Store, Journal],
+) -> None:
+    """A kill, tighter limits, and a rerun: what the old limits had decided was promoted."""
+    run, store, journal = left
+    store.client.set_registered_model_alias("m", "champion", "1")
+    kept = dict(journal.data("c", "compared") or {}) | {"gate": "loose"}
+    # What was moved before the kill stays moved.
+    for cycle, now, ends in (("c1", "strict", 1), ("c2", "loose", 2), ("c3", "strict", 2)):
+        with hold(journal, cycle) as held:
+            held.reached("compared", **kept)  # type: ignore[union-attr]
+        said: list[str] = []
+        retrain._finish(store, run, WATCH, journal, said.append, now)
+        assert int(store.client.get_model_version_by_alias("m", "champion").version) == ends
+        assert ("settings of the gate have changed" in said[-1]) == (ends == 1)
+        assert journal.data(cycle, "ended") is not None

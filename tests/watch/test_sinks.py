@@ -29,6 +29,8 @@ ROOT = Path(__file__).parents[2]
 SECRET = "a-secret-of-the-webhook-0123"
 PATH = "/services/T000/B000/pathlikeaslackpath"
 
+pytestmark = pytest.mark.usefixtures("heard")
+
 
 @dataclass
 class Receiver:
@@ -44,15 +46,6 @@ class Receiver:
 
     def kinds(self) -> list[str]:
         return [json.loads(body)["kind"] for _, _, body in self.got]
-
-
-@pytest.fixture(autouse=True)
-def heard(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """caplog hears raypipe's log, whatever other tests have done: a command takes the log over, and
-    a connection to Ray silences the handlers of Ray Data, where pytest puts its own.
-    """
-    monkeypatch.setattr(logging.getLogger("raypipe"), "propagate", True)
-    monkeypatch.setattr(caplog.handler, "level", logging.NOTSET)
 
 
 @pytest.fixture
@@ -192,6 +185,41 @@ def test_a_dead_webhook_is_one_warning_and_its_events_come_later(
     assert runs == ["run0", "run1", "run2", "run9"] and not notes(tmp_path)
 
 
+@pytest.mark.parametrize("status", [400, 413, 422, 500])
+def test_an_event_that_is_refused_for_ever_holds_up_no_other(
+    receiver: Receiver, tmp_path: Path, status: int
+) -> None:
+    def act(handler: BaseHTTPRequestHandler) -> None:
+        is_bad = json.loads(receiver.got[-1][2])["run"] == "run1"
+        handler.send_response(status if is_bad else 200)
+        handler.end_headers()
+
+    receiver.act = act
+    for night in range(1, 5):
+        opened(tmp_path, receiver.url, within_s=0.2).send(check(night))
+    waits = [json.loads(note.read_bytes())["run"] for note in notes(tmp_path)]
+    came = {json.loads(body)["run"] for _, _, body in receiver.got}
+    # One that the receiver fails on takes all the time of its night.
+    assert "run1" in waits and len(waits) <= 2 and came >= {"run2", "run3"}
+    receiver.act = None
+    opened(tmp_path, receiver.url).send(check(5))
+    assert not notes(tmp_path)
+
+
+def test_a_receiver_that_refuses_all_events_is_asked_a_few_times(
+    receiver: Receiver, tmp_path: Path
+) -> None:
+    receiver.answers = [(401, {})] * 8
+    for night in range(8):
+        opened(tmp_path, receiver.url).send(check(night))
+    receiver.got.clear()
+    receiver.answers = [(422, {})] * 100
+    one_run = opened(tmp_path, receiver.url)
+    for night in range(8, 10):
+        one_run.send(check(night))
+    assert len(receiver.got) == sinks.MOST_REFUSED and len(notes(tmp_path)) == 10
+
+
 @pytest.mark.parametrize("how", ["silent", "drips", "ends"])
 def test_a_server_that_never_answers_costs_the_time_it_was_given(
     how: str, receiver: Receiver, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -237,14 +265,16 @@ def test_redirects(receiver: Receiver, tmp_path: Path, caplog: pytest.LogCapture
     port = receiver.url.split(":")[2].partition("/")[0]
     # Another host, another port, another scheme; and 302, which would make a GET of it.
     elsewhere = [f"http://localhost:{port}/x", "http://127.0.0.1:1/x", f"https://127.0.0.1:{port}"]
-    for number, location in enumerate([*elsewhere, "//evil.example/x", "http://[", "/moved"]):
+    for number, location in enumerate(
+        [*elsewhere, "//evil.example/x", "http://[", "http://127.0.0.1:x", "/moved"]
+    ):
         receiver.got.clear()
         caplog.clear()
         receiver.answers = [(302 if location == "/moved" else 307, {"Location": location})]
         opened(tmp_path / str(number), receiver.url).send(check())
         assert len(receiver.got) == 1, location
         assert len(notes(tmp_path / str(number))) == 1 and len(caplog.records) == 1
-        assert "evil" not in caplog.text
+        assert "evil" not in caplog.text and "The webhook at 127.0.0.1" in caplog.text
     receiver.answers = [(307, {"Location": "/again"})] * 9
     opened(tmp_path / "loop", receiver.url).send(check())
     assert len(notes(tmp_path / "loop")) == 1

@@ -206,6 +206,10 @@ def test_a_version_has_several_names(
         (("photos/9", "CONFIG"), "has no version 9"),
         (("photos@blue", "CONFIG"), "There is no blue"),
         (("nobody@champion",), "There is no model store here"),
+        (("photos/" + "9" * 30, "CONFIG"), "has no version 9"),
+        (("x" * 300,), "names no registered model"),
+        (("CONFIG", f"run.name={'x' * 300}"), "There is no champion of"),
+        (("photos/1", "run.name=" + "x" * 300), "There is no model store here"),
     ],
 )
 def test_what_names_nothing_is_one_message(

@@ -1,4 +1,4 @@
-"""One order for three tables: each keeps its own, whatever the clocks say."""
+"""One order for four tables: each keeps its own, whatever the clocks say."""
 
 from __future__ import annotations
 
@@ -32,6 +32,12 @@ def moved(number: int, days: float, **evidence: str) -> Happened:
     return timeline.move(Move(number, 1, 2, at, "me", "promotion", "", evidence), "champion")
 
 
+def called(number: int, reason: str = "No drift: the champion stays") -> Happened:
+    at = DAY_1 + timedelta(days=number, hours=-20)  # by a clock that is behind
+    row = {"key": f"w{number}", "about": f"c{number}", "champion": "cells/1", "act": False}
+    return timeline.call({**row, "reason": reason, "decided_at": at.isoformat(), COMMIT: number})
+
+
 def keys(rows: list[Happened]) -> list[str]:
     return [row.key for row in rows]
 
@@ -51,6 +57,22 @@ def test_a_move_comes_after_its_decision_and_that_after_its_table() -> None:
         [moved(1, -2), moved(2, -365, decision="d", check="drift-night-c1")],
     )
     assert keys(merged) == ["1", "c0", "c1", "d", "2"]
+
+
+def test_what_a_check_called_for_comes_after_it_and_is_folded_where_nothing_happened() -> None:
+    nights = [night(number, is_drift=number == 3) for number in range(8)]
+    wait = "Drift, but no labelled images that the champion has not seen: waiting for labels"
+    calls = [called(number) if number != 3 else called(3, wait) for number in range(8)]
+    merged = timeline.merge(nights, calls, [], [])
+    assert keys(merged) == [f"{kind}{number}" for number in range(8) for kind in "cw"]
+    shown = timeline.events(merged)
+    assert [type(row).__name__ for row in shown] == ["Folded", "Event", "Event", "Folded"]
+    assert [row.title for row in shown if isinstance(row, Folded)] == [
+        "4 checks without drift",
+        "3 checks without drift",
+    ]
+    [waits] = [row for row in shown if not isinstance(row, Folded) and "No retrain" in row.title]
+    assert waits.title == "No retrain of cells/1"
 
 
 def test_records_that_wait_for_each_other_do_not_hang() -> None:

@@ -212,7 +212,9 @@ def _again(
                 "storage_options": storage_options,
             }
         )
-        pinned = pin(named, job.feed, package.classes or None, package.task.kind)
+        # The rows of a split are counted, whether all of them were trained on or not.
+        feed = job.feed.model_copy(update={"leave_out": None})
+        pinned = pin(named, feed, package.classes or None, package.task.kind)
     except Exception as e:
         return Table(hidden(one_line(e))), [_not_again(hidden(one_line(e)))]
     said = info.get(origin.MADE, {}).get("cleaning")

@@ -196,6 +196,7 @@ def quality(found: Found) -> Answer:
     compared = records.slices_of(found.decision or {})
     facts: dict[str, Any] = {"training": info.get("metrics"), "judged": judged, "test": tested}
     facts["compared"] = compared
+    facts |= records.limits_of(found.decision or {})
     if judged is None:
         said = info.get("metrics") or {}
         val = {key: value for key, value in said.items() if key.startswith("val_")}
@@ -270,7 +271,7 @@ def why(found: Found) -> Answer:
     text, parent, evidence = called["reason"], called["parent"], called["evidence"]
     sources, checks, missing = [found.package], [found.seal], ""
     if parent:
-        text += f". It is to replace {parent}, and starts from its settings"
+        text += f". It is to replace {parent}, and starts from its settings{_start(found)}"
     if key := str(evidence.get("check", "")):
         row = found.check_row(key)
         text += f". Drift check {key} of {evidence.get('batch')}: p {chance(evidence['p_value'])}"
@@ -282,8 +283,25 @@ def why(found: Found) -> Answer:
     if move is not None and move.note:
         text += f". Note of its promotion: {move.note}"
         sources.append(f"{found.store.moves}, move {move.number}")
-    facts = {**called, "move": _move_facts(move)}
+    facts = {**called, "start": found.made.get("start"), "move": _move_facts(move)}
     return Answer(name, question, text, facts, tuple(sources), tuple(checks), missing)
+
+
+def _start(found: Found) -> str:
+    """Whose weights and which old rows it began with, in words; "" for an older package."""
+    start = found.made.get("start")
+    if not start:
+        return ""
+    text = f" and its weights ({start['inherited']:,} rows behind them)"
+    if not start["version"]:
+        text = f", with other weights ({start['weights']})"
+    replay = start["replay"]
+    if replay:
+        text += (
+            f"; trained on {replay['new']:,} new rows and {replay['replayed']:,} of "
+            f"{replay['old']:,} old ones"
+        )
+    return text
 
 
 def cost(found: Found) -> Answer:
@@ -407,7 +425,8 @@ def _decision_facts(row: Mapping[str, Any] | None) -> dict[str, Any] | None:
     if row is None:
         return None
     names = ("key", "champion", "challenger", "table", "promoted", "reason", "decided_at")
-    return {**{name: row.get(name) for name in names}, "slices": records.slices_of(row)}
+    said = {name: row.get(name) for name in names}
+    return {**said, "slices": records.slices_of(row), **records.limits_of(row)}
 
 
 def _of(move: Move) -> str:

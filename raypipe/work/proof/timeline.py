@@ -1,6 +1,6 @@
 """All checks, decisions and alias moves of a model, in one order.
 
-Three tables say what happened, and each has an order of its own: that of its commits, which no
+Four tables say what happened, and each has an order of its own: that of its commits, which no
 clock can change. They are merged so that each table keeps its order, a decision comes before the
 move that carried it out, and a check before what it called for. Only where neither says which came
 first, the clocks do.
@@ -17,8 +17,10 @@ from typing import Any, Literal
 from raypipe import report
 from raypipe.report.formats import chance
 from raypipe.tables.appended import COMMIT
+from raypipe.watch import severity
 
-Kind = Literal["check", "decision", "move"]
+Kind = Literal["check", "call", "decision", "move"]
+QUIET = "No drift: the champion stays"  # the policy's reason where nothing happened
 FOLD = 3  # checks in a row without drift that become one line
 NEVER = datetime.max.replace(tzinfo=timezone.utc)
 
@@ -62,7 +64,7 @@ def check(row: Mapping[str, Any]) -> Happened:
     p_text = "not known" if p_value is None else chance(float(p_value))
     text = (
         f"{row.get('table')} against the reference of {row.get('model')}: p {p_text}, "
-        f"{row.get('batch_images')} images"
+        f"{row.get('batch_images')} images; {severity.of_row(row)}"
     )
     facts = {name: row.get(name) for name in ("name", "model", "table", "p_value", "is_drift")}
     word = "Drift" if is_drift else "No drift"
@@ -75,6 +77,25 @@ def check(row: Mapping[str, Any]) -> Happened:
         is_alert=is_drift,
         title=f"{word}: {row.get('name')}",
         facts=facts,
+    )
+
+
+def call(row: Mapping[str, Any]) -> Happened:
+    """A row of decisions to retrain or not."""
+    act = bool(row.get("act"))
+    names = ("about", "name", "champion", "act")
+    return Happened(
+        "call",
+        str(row.get("key")),
+        row.get(COMMIT),
+        time_of(row.get("decided_at")),
+        str(row.get("reason")),
+        is_up=act,
+        title=f"Retrain of {row.get('champion')}"
+        if act
+        else f"No retrain of {row.get('champion')}",
+        facts={name: row.get(name) for name in names},
+        after=(str(row.get("about")),),
     )
 
 
@@ -165,16 +186,20 @@ def events(rows: Sequence[Happened]) -> tuple[report.Event | report.Folded, ...]
     quiet: list[Happened] = []
 
     def close() -> None:
-        if len(quiet) < FOLD:
+        checks = sum(1 for row in quiet if row.kind == "check")
+        if checks < FOLD:
             shown.extend(_event(row) for row in quiet)
-        elif quiet:
+        else:
             span = f"{_day(quiet[-1])} to {_day(quiet[0])}"
-            title = f"{len(quiet)} checks without drift"
+            title = f"{checks} checks without drift"
             shown.append(report.Folded(title, span, tuple(map(_event, quiet))))
         quiet.clear()
 
     for row in reversed(rows):
-        if row.kind == "check" and not row.is_alert and not row.is_back:
+        is_quiet = row.kind == "check" and not row.is_alert
+        # What such a check led to: nothing.
+        is_quiet |= row.kind == "call" and row.text == QUIET
+        if is_quiet and not row.is_back:
             quiet.append(row)
             continue
         close()

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from raypipe.watch.signs import Known, Rows, signs
+from raypipe.models.signs import Known, Rows, signs
 
 WINDOW = 200
 COVER = 0.95
@@ -49,12 +49,21 @@ def balanced(
 ) -> np.ndarray:
     """The half, with every second image of a domain that lies on one side only."""
     for name in np.unique(domains_N):
-        of_domain = plain_N & (domains_N == name)
-        share = half_N[of_domain].mean()
+        mine = np.unique(images_N[plain_N & (domains_N == name)])
+        # Of images, not of rows: one large group is no whole domain.
+        share = np.isin(mine, images_N[half_N]).mean()
         if not 0.2 < share < 0.8:
-            mine = np.unique(images_N[of_domain])
             half_N = np.where(np.isin(images_N, mine), np.isin(images_N, mine[::2]), half_N)
     return half_N
+
+
+def on_one_side(half_N: np.ndarray, domains_N: np.ndarray, plain_N: np.ndarray) -> list[str]:
+    """The domains of which one half has no image, as groups that lie in several domains may do."""
+    return [
+        str(name)
+        for name in np.unique(domains_N)
+        if len(np.unique(half_N[plain_N & (domains_N == name)])) < 2
+    ]
 
 
 def draw(

@@ -15,7 +15,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import nnls
 
 from raypipe.errors import DataError
 
@@ -145,6 +144,9 @@ def _mixture(means_KQ: np.ndarray, mean_Q: np.ndarray) -> np.ndarray:
     """The shares of the nearest point between the domains' means."""
     if len(means_KQ) == 1:
         return np.ones(1)
+    # Here, so that whoever only opens a package does not wait for scipy.
+    from scipy.optimize import nnls
+
     # Shares sum up to 1: a row with a large weight.
     heavy = 1e3 * max(1.0, float(np.abs(means_KQ).max()))
     left = np.vstack([means_KQ.T, np.full(len(means_KQ), heavy)])

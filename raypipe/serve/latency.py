@@ -1,0 +1,82 @@
+"""How long models take for a batch, measured in pairs on this machine.
+
+A model alone on a busy machine looks slow. So all models take the same batch one after the other,
+in rounds whose order is turned each time, and a ratio is taken within a round: what slows one of
+them for seconds slows the other one, too. The first rounds only warm up. How many rounds follow is
+settled by the time of these, never by what is found.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from raypipe.registry import made_by
+from raypipe.registry.package import Package
+
+WARM = 3  # rounds
+FEWEST, MOST = 21, 101
+SECONDS = 60.0  # that more than FEWEST rounds may take
+
+
+@dataclass(frozen=True)
+class Times:
+    """Milliseconds of each model in each round (`times_RM`), for `batch` images; `machine` says on
+    which one, in words."""
+
+    times_RM: tuple[tuple[float, ...], ...]
+    batch: int
+    machine: str
+
+
+def measure(
+    packages: Sequence[Package],
+    images: Sequence[bytes],
+    batch: int,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Times:
+    """Time `packages` on a batch, from encoded images to labels, with one thread of decoding.
+
+    images: encoded; they are repeated, or the first are taken, to fill the batch. clock: seconds.
+    Raises ValueError without images, DataError for a model whose scores are not finite.
+    """
+    if not images:
+        raise ValueError("latency is of images, and there are none")
+    filled = [images[i % len(images)] for i in range(batch)]
+
+    def round_of(order: Sequence[int]) -> tuple[float, ...]:
+        took = [0.0] * len(packages)
+        for number in order:
+            began = clock()
+            packages[number].predict(filled, threads=1)
+            took[number] = (clock() - began) * 1000
+        return tuple(took)
+
+    forwards = range(len(packages))
+    warm = [round_of(forwards) for _ in range(WARM)]
+    # The first round loads the models; the last one is what a round takes.
+    round_s = max(sum(warm[-1]) / 1000, 1e-6)
+    rounds = int(min(MOST, max(FEWEST, SECONDS / round_s)))
+
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        times = [round_of(forwards if r % 2 == 0 else forwards[::-1]) for r in range(rounds)]
+    finally:
+        if was_on:
+            gc.enable()
+    return Times(tuple(times), batch, _machine(packages[0]))
+
+
+def _machine(package: Package) -> str:
+    import torch
+
+    known = made_by.machine()
+    device = package.model.head.mean.device
+    if device.type == "cuda":
+        return str(torch.cuda.get_device_name(device))
+    threads = torch.get_num_threads()
+    words = "1 thread" if threads == 1 else f"{threads} threads"
+    return f"{known['cpu']}, {words} of {known['cpus']} CPUs"

@@ -1,0 +1,134 @@
+"""Which images the weights of a package have learned from, image by image.
+
+Two files of the package, so that its seal covers them: `trained_on.npy` has the rows of its own
+training, and `inherited.npy` those behind the weights that it started from, back to the first
+ancestor. With both, nobody has to read an old version of a table, which may be vacuumed.
+
+Two models are compared on rows that neither has learned from. A row can become a test row later: a
+new split, another `where`, the same image in another table. A row counts as learned if its table
+and id are known, or the sha256 of its image.
+
+A row takes 16 bytes: the first 8 of a hash of table and id, and the first 8 of the image's sha256,
+which are 0 where the table has no column sha256. Two of a million images agree by chance in one of
+10 million such sets. uint64 (N, 2), sorted, each row once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections.abc import Iterable
+
+import numpy as np
+import pyarrow as pa
+
+from raypipe.errors import DataError
+from raypipe.feed.dataset import Pinned, left_out
+from raypipe.feed.stored import SHA256, parsed
+from raypipe.registry.package import Package
+from raypipe.tables import label_column, scan
+from raypipe.tables.table import TableVersion
+from raypipe.train.job import TrainJob
+
+OWN, INHERITED = "trained_on.npy", "inherited.npy"
+NONE_N2 = np.empty((0, 2), np.uint64)
+
+
+def rows_of(
+    pinned: Pinned,
+    version: TableVersion,
+    where: scan.Where,
+    without: frozenset[str | None] = frozenset(),
+) -> tuple[list[str | None], np.ndarray]:
+    """(ids, identities_N2) of the labelled rows of a version, in the table's order.
+
+    without: ids that do not count. Raises DataError as tables do.
+    """
+    columns = pinned.table.columns
+    has = {field.name for field in pinned.table.at(version).schema().fields}
+    wanted = [columns.id, columns.label, *([SHA256] if SHA256 in has else [])]
+    ids: list[str | None] = []
+    parts = [NONE_N2]
+    for part in scan.each(pinned.table, version, list(dict.fromkeys(wanted)), where):
+        labels = label_column.read(part[columns.label], pinned.task.kind, columns.label)
+        names = part[columns.id].cast(pa.string()).to_pylist()
+        known = zip(labels.is_valid().to_pylist(), names, strict=True)
+        kept_N = np.array([is_known and name not in without for is_known, name in known], bool)
+        some = [name for name, is_kept in zip(names, kept_N.tolist(), strict=True) if is_kept]
+        hashes = part[SHA256].filter(pa.array(kept_N)) if SHA256 in has else None
+        ids += some
+        parts.append(_identities(version.table_id, some, hashes))
+    return ids, np.concatenate(parts)
+
+
+def of_training(job: TrainJob, pinned: Pinned) -> np.ndarray:
+    """identities_N2 of the rows that this job trains on."""
+    without = left_out(job.feed)
+    return _sorted(rows_of(pinned, pinned.version, pinned.rows_of(job.feed.train), without)[1])
+
+
+def files(own_N2: np.ndarray, inherited_N2: np.ndarray) -> dict[str, bytes]:
+    """What the package keeps; no second file for weights that had no parent."""
+    kept = {OWN: _bytes(own_N2)}
+    return kept | ({INHERITED: _bytes(inherited_N2)} if len(inherited_N2) else {})
+
+
+def by(package: Package) -> np.ndarray | None:
+    """identities_N2 of all rows that its weights have learned from; None: it does not say.
+
+    Raises DataError for files that raypipe cannot have written: other numbers would match no row,
+    and test rows that it knows would count.
+    """
+    if OWN not in package.files:
+        return None
+    kept = [name for name in (OWN, INHERITED) if name in package.files]
+    return united(*(_read(name, package.files[name]) for name in kept))
+
+
+def _read(name: str, data: bytes) -> np.ndarray:
+    try:
+        rows_N2: np.ndarray = np.load(io.BytesIO(data), allow_pickle=False)
+    except (ValueError, EOFError, OSError):
+        rows_N2 = np.empty(0)
+    if rows_N2.dtype != np.uint64 or rows_N2.ndim != 2 or rows_N2.shape[1] != 2:
+        raise DataError(
+            f"{name} of a package does not say which rows it has learned from",
+            got=f"{rows_N2.dtype} {rows_N2.shape}",
+            rule="It is what raypipe wrote when the model was registered: uint64 (rows, 2)",
+            fix="Restore the package, or train and register again",
+        )
+    return rows_N2
+
+
+def united(*some_N2: np.ndarray) -> np.ndarray:
+    """All of the rows, sorted, each once."""
+    return _sorted(np.concatenate(some_N2))
+
+
+def is_among(rows_N2: np.ndarray, known_M2: np.ndarray) -> np.ndarray:
+    """bool (N,): the row's id is known, or its image. An unknown sha256 (0) is nobody's image."""
+    same_image_N = np.isin(rows_N2[:, 1], known_M2[:, 1]) & (rows_N2[:, 1] != 0)
+    is_known_N: np.ndarray = np.isin(rows_N2[:, 0], known_M2[:, 0]) | same_image_N
+    return is_known_N
+
+
+def _identities(
+    table_id: str, ids: Iterable[str | None], hashes: pa.ChunkedArray | None
+) -> np.ndarray:
+    # repr keeps None and the text "None" apart.
+    digests = [hashlib.blake2b(repr((table_id, i)).encode(), digest_size=8).digest() for i in ids]
+    rows_N2 = np.zeros((len(digests), 2), np.uint64)
+    rows_N2[:, 0] = np.frombuffer(b"".join(digests), "<u8")
+    if hashes is not None:
+        rows_N2[:, 1] = np.ascontiguousarray(parsed(hashes)[:, :8]).view("<u8")[:, 0]
+    return rows_N2
+
+
+def _sorted(rows_N2: np.ndarray) -> np.ndarray:
+    return np.unique(rows_N2, axis=0)
+
+
+def _bytes(rows_N2: np.ndarray) -> bytes:
+    out = io.BytesIO()
+    np.save(out, rows_N2.astype("<u8"))
+    return out.getvalue()

@@ -1,0 +1,96 @@
+"""Train a challenger: with the champion's settings, or by a small search around them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from raypipe.cluster import usage
+from raypipe.feed.dataset import Pinned, pin
+from raypipe.registry.promote import ModelVersion
+from raypipe.registry.tracking import Store
+from raypipe.report.formats import cell
+from raypipe.search import refit, tuner
+from raypipe.search.settings import SearchConfig
+from raypipe.train import trainer
+from raypipe.train.job import TrainJob
+from raypipe.train.loop import LoopState
+from raypipe.train.measure.utilisation import Utilisation, utilisation
+from raypipe.train.origin import CalledFor
+from raypipe.train.publish import publish
+from raypipe.watch import around, decide
+from raypipe.watch.settings import WatchConfig
+
+# The challenger, the key of its training, and the device seconds of all that led to it.
+Challenger = tuple[ModelVersion, str, float]
+
+
+def train(
+    store: Store, job: TrainJob, opened: Pinned, say: Callable[[str], None], why: CalledFor
+) -> Challenger:
+    """The champion's settings and no others, on the new rows."""
+    say(f"Training a challenger on {_table(job)} with {_workers(job)}")
+    planned = trainer.plan(job, _pin(job, opened))
+
+    def told(metrics: dict[str, float], state: LoopState) -> None:
+        say(f"epoch {state.epoch}: {decide.headline(metrics)}")
+
+    result = trainer.run(planned, told)
+    _tell(utilisation(usage.read(planned.folder / usage.FILE), result.history), say)
+    version = publish(store, planned, result, "challenger", called_for=why)
+    return version, result.key, result.device_s
+
+
+def _tell(used: Utilisation | None, say: Callable[[str], None]) -> None:
+    """How busy the nodes were; nothing where the training was too short to say."""
+    if used is not None:
+        say(f"Nodes: {used.text()}")
+
+
+def _pin(job: TrainJob, opened: Pinned) -> Pinned:
+    """The challenger's rows, of the version that is open: its splits may be named otherwise."""
+    return pin(job.table, job.feed, kind=job.model.task, opened=opened)
+
+
+def search(
+    store: Store,
+    cfg: SearchConfig,
+    watch: WatchConfig,
+    first: TrainJob,
+    opened: Pinned,
+    say: Callable[[str], None],
+    why: CalledFor,
+) -> Challenger:
+    """The best of some trials around the champion's settings.
+
+    A killed search goes on where it was; a finished one is read again.
+    """
+    base, asked = around.searched(cfg, watch, first)
+    trials = asked.samples
+    where = _table(first)
+    say(f"Searching for a challenger on {where}: {trials} trials around the champion's settings")
+    if first.feed.sampling == "sources":
+        how = "equally often" if first.feed.mix is None else f"by {first.feed.mix}"
+        say(f"Sources are drawn {how}")
+    found = tuner.search(base, asked, pinned=_pin(base, opened))
+    best = found.trials[0]
+    drawn = cell(dict(sorted(best.changes.items())))
+    _tell(found.used, say)
+    say(f"Best on validation: {best.name}, {found.metric} {best.metric:.4g} ({drawn})")
+    # The best settings once more, on validation images too, if the job says so.
+    if asked.refit is not None:
+        again = refit.job_of(base, asked.refit, found)
+        say(f"Training {best.name} once more, on {again.feed.train}, with {_workers(again)}")
+        found = refit.refit(again, found, lambda metrics, state: None, lambda position: None)
+    why = replace(why, device_s=found.device_s)
+    folders = [found.folder]
+    version = publish(store, found.plan, found.best, "challenger", found.runs(), folders, why)
+    return version, found.best.key, found.device_s
+
+
+def _table(job: TrainJob) -> str:
+    return f"{job.table.uri}@v{job.table.version}"
+
+
+def _workers(job: TrainJob) -> str:
+    return f"{job.train.most_workers} worker{'s' * (job.train.most_workers > 1)}"

@@ -1,0 +1,100 @@
+"""Champion and challenger on the same test rows, which neither has learned from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from raypipe.feed.dataset import Pinned
+from raypipe.files import write_atomic
+from raypipe.registry.package import Package
+from raypipe.serve import evaluate
+from raypipe.tables import scan
+from raypipe.train import learned
+from raypipe.watch import begin
+from raypipe.watch.comparison import Comparison, compare
+
+
+def judge(
+    packages: Sequence[Package], pinned: Pinned, split: str, say: Callable[[str], None]
+) -> pa.Table:
+    """The labelled rows of the split: the slice of each (group), and whether champion (model_0) and
+    challenger (model_1) have it right, or their absolute errors.
+
+    Rows that the weights of either have learned from are left out. That happens where rows changed
+    their split since, where the champion was trained on another split or table, and for an image
+    that is in both splits.
+    """
+    where = pinned.rows_of(split)
+    judged = evaluate.judge(packages, pinned.table, pinned.version, where)
+    if not len(judged):
+        return judged
+    learned_by = learned_ids(packages, pinned, where, say)
+    is_known = pc.is_in(judged["id"], value_set=pa.array(sorted(learned_by), pa.string()))
+    known = int(pc.sum(is_known).as_py() or 0)
+    if known:
+        say(
+            f"{known} of {len(judged)} test rows are left out: "
+            "the champion or the challenger has learned from them"
+        )
+    return judged.filter(pc.invert(is_known))
+
+
+def learned_ids(
+    packages: Sequence[Package], pinned: Pinned, where: scan.Where, say: Callable[[str], None]
+) -> set[str]:
+    """Ids, as evaluate.judge names them, of rows that a package's weights have learned from."""
+    ids, rows_N2 = learned.rows_of(pinned, pinned.version, where)
+    is_known_N = np.zeros(len(ids), bool)
+    for package in packages:
+        known_M2 = begin.seen_by(package, pinned)
+        if known_M2 is None:
+            say(
+                "Whether the champion has learned from test rows cannot be told: its package is old"
+            )
+            continue
+        is_known_N |= learned.is_among(rows_N2, known_M2)
+    return {name or "" for name, known in zip(ids, is_known_N.tolist(), strict=True) if known}
+
+
+def keep(judged: pa.Table, file: Path) -> None:
+    """Write the judged rows beside the report: they say on which images the two models differ."""
+    content = pa.BufferOutputStream()
+    pq.write_table(judged, content)
+    write_atomic(file, content.getvalue().to_pybytes())
+
+
+def by_slice(
+    judged: pa.Table, trained_on: Sequence[str], unit: float | None
+) -> tuple[tuple[Comparison, ...], Comparison | None]:
+    """Both models on each slice, and on all rows together; ((), None) without rows.
+
+    judged: from `judge`. trained_on: the champion's sources; a slice of another one is new.
+    """
+    if not len(judged):
+        return (), None
+
+    def compared(name: str, rows: pa.Table, is_new: bool) -> Comparison:
+        champion, challenger = rows["model_0"].to_pylist(), rows["model_1"].to_pylist()
+        return compare(name, champion, challenger, is_new, unit)
+
+    slices = []
+    for name in sorted(set(judged["group"].to_pylist())):
+        rows = judged.filter(pc.equal(judged["group"], name))
+        slices.append(compared(name, rows, is_new=name not in trained_on))
+    return tuple(slices), compared("all", judged, is_new=False)
+
+
+def unit(package: Package) -> float | None:
+    """The unit of absolute errors; None where rows are right or wrong.
+
+    For a regression it is the standard deviation of the champion's training labels.
+    """
+    if package.task.kind == "regression":
+        return float(package.model.head.spread)
+    return 1.0 if package.task.kind == "probability" else None

@@ -1,0 +1,74 @@
+"""Which images calibrate the estimate of accuracy, and how many copies of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from raypipe.feed.dataset import pin
+from raypipe.images import shifts
+from raypipe.models.severity import require_enough
+from raypipe.models.zoo import ImageModel, ModelConfig
+from raypipe.train import shifted, unseen
+from raypipe.train.shifted import OTHERS, pooled
+
+from .conftest import Jobs
+
+
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [
+        ({"a": 20, "b": 30}, {"a": 20, "b": 30}),
+        ({"a": 50, "b": 19, "c": 3}, {"a": 50, OTHERS: 22}),
+        ({"a": 50, "b": 19}, {"a": 50, "": 19}),
+        ({"a": 5}, {"": 5}),
+        ({}, {}),
+        ({"": 7, "a": 20}, {"": 7, "a": 20}),
+    ],
+)
+def test_small_domains_are_one_or_left_out(sizes: dict[str, int], expected: dict[str, int]) -> None:
+    names = np.array([name for name, count in sizes.items() for _ in range(count)], dtype=object)
+    assert Counter(pooled(names, np.arange(len(names))).tolist()) == expected
+
+
+def test_a_domain_of_few_groups_counts_among_the_others() -> None:
+    """30 images of 10 modules are 10: they cost the other domain its calibration."""
+    names = np.array(["a"] * 30 + ["b"] * 200 + ["c"] * 15, dtype=object)
+    images = np.array([*(n // 3 for n in range(30)), *range(100, 315)])
+    found = pooled(names, images)
+    assert Counter(found.tolist()) == {OTHERS: 45, "b": 200}
+    require_enough(found, images)
+
+
+def test_each_image_is_changed_in_every_way_once() -> None:
+    cfg = ModelConfig(name="small_cnn", mode="finetune", pretrained=False, side_px=32)
+    model = ImageModel(cfg, 2).for_inference()
+    pixels = np.random.default_rng(0).integers(0, 256, (5, 32, 32, 3), dtype=np.uint8)
+    places, kinds, features, scores = shifted._predicted(model, pixels, np.arange(10, 15), 0)
+    assert len(places) == len(features) == len(scores) == 5 * len(shifts.KINDS)
+    pairs = Counter(zip(places.tolist(), kinds.tolist(), strict=True))
+    assert set(pairs.values()) == {1} and len(pairs) == 45
+
+
+def test_a_group_counts_once() -> None:
+    samples = np.array([7, 8, 9, 10])
+    assert shifted._images(samples, ("m", "", "m", "")).tolist() == [0, 1, 0, 2]
+    assert shifted._images(samples, None) is samples
+
+
+def test_few_images_cost_nothing_and_say_why(
+    jobs: Jobs, ray_session: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = jobs()
+    pinned = pin(job.table, job.feed)
+    model = ImageModel(job.model, len(pinned.classes))
+    held_out = unseen.reference(job, model, pinned, job.run.path)
+    monkeypatch.delattr(shifted, "_copies")
+    found = shifted.measured(job, model, pinned, held_out)
+    assert found.calibration is None and found.copied == 0
+    images = len(held_out.labels_N)
+    assert found.why_not == (
+        f"too few labelled validation images to calibrate on ({images} images)"
+    )

@@ -1,0 +1,190 @@
+"""A training that starts from a model package: known classes keep what they learned."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save
+from torch import nn
+
+from raypipe.config import replace, validate
+from raypipe.errors import ConfigError, DataError
+from raypipe.models.zoo import Head, ImageModel, ModelConfig
+from raypipe.registry import package
+from raypipe.registry.package import Reference
+from raypipe.tables.table import TableVersion
+from raypipe.train import learned, publish, start
+from raypipe.train.job import TrainJob
+from raypipe.train.origin import CalledFor, Start
+
+CNN = ModelConfig(name="small_cnn", mode="finetune", pretrained=False, side_px=32)
+PIXELS = torch.randint(0, 256, (4, 32, 32, 3), dtype=torch.uint8)
+MANY = ("new", "b", "a")
+
+
+def trained(cfg: ModelConfig, classes: int, seed: int = 3) -> ImageModel:
+    """A model whose head is not the zeros that it begins with."""
+    torch.manual_seed(seed)
+    model = ImageModel(cfg, classes).eval()
+    head = model.head
+    nn.init.normal_(head.linear.weight)
+    nn.init.normal_(head.linear.bias)
+    features = head.linear.in_features
+    head.standardise_by(torch.randn(features), torch.rand(features) + 0.5)
+    if head.scaled:
+        head.scale_by(7.0, 3.0)
+    return model
+
+
+def packed(
+    folder: Path,
+    model: ImageModel,
+    cfg: ModelConfig,
+    classes: tuple[str, ...],
+    extra: dict[str, bytes] | None = None,
+) -> Path:
+    """Under its seal, as a retrain places it."""
+    features = model.head.linear.in_features
+    reference = Reference(np.zeros((1, features)), np.full((1, len(classes)), 0.5), ("i",))
+    package.build(folder / "new", model, cfg, classes, reference, {}, extra)
+    return (folder / "new").rename(folder / package.Package(folder / "new").seal)
+
+
+def logits(model: nn.Module, inputs: torch.Tensor) -> torch.Tensor:
+    with torch.inference_mode():
+        return model.eval()(inputs)
+
+
+def test_a_head_grows_and_known_classes_keep_what_they_say(tmp_path: Path) -> None:
+    champion = trained(CNN, 2)
+    at = packed(tmp_path, champion, CNN, ("a", "b"))
+    model = ImageModel(CNN, 3)
+    start.load_into(model, at, CNN, MANY)
+    ours, theirs = logits(model, PIXELS), logits(champion, PIXELS)
+    assert torch.allclose(ours[:, [2, 1]], theirs, atol=1e-4)
+    assert ours[:, 0].abs().max() == 0, "a new class begins at zero"
+
+
+def test_a_class_that_is_gone_is_left_out(tmp_path: Path) -> None:
+    champion = trained(CNN, 3)
+    at = packed(tmp_path, champion, CNN, MANY)
+    model = ImageModel(CNN, 2)
+    start.load_into(model, at, CNN, ("a", "b"))
+    assert torch.allclose(logits(model, PIXELS), logits(champion, PIXELS)[:, [2, 1]], atol=1e-4)
+
+
+@pytest.mark.parametrize("task", ["single_label", "regression"])
+def test_a_head_of_frozen_features_is_rewritten_for_other_means_and_spreads(
+    tmp_path: Path, task: str
+) -> None:
+    cfg = ModelConfig.model_validate({"name": "efficientnet_lite0", "task": task, "side_px": 32})
+    classes = ("a", "b") if task == "single_label" else ("value",)
+    champion = trained(cfg, len(classes))
+    at = packed(tmp_path, champion, cfg, classes)
+    features = champion.head.linear.in_features
+    head = Head(features, len(classes), 0.2, scaled=task == "regression")
+    head.standardise_by(torch.randn(features), torch.rand(features) + 0.1)
+    if head.scaled:
+        head.scale_by(-2.0, 0.5)
+    start.load_into(head, at, cfg, classes)
+    inputs = torch.randn(5, features)
+    assert torch.allclose(logits(head, inputs), logits(champion.head, inputs), rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        ({"name": "efficientnet_lite0"}, "backbone small_cnn"),
+        ({"task": "multi_label"}, "task single_label"),
+        ({"name": "efficientnet_lite0", "mode": "frozen", "pretrained": True}, "backbone"),
+    ],
+)
+def test_another_model_is_one_clear_message(
+    tmp_path: Path, other: dict[str, object], said: str
+) -> None:
+    at = packed(tmp_path, trained(CNN, 2), CNN, ("a", "b"))
+    cfg = ModelConfig.model_validate(CNN.model_dump() | other)
+    with pytest.raises(ConfigError, match=f"weights of another model.*{said}"):
+        start.require(at, cfg)
+
+
+def test_a_package_that_was_altered_or_exchanged_is_refused(tmp_path: Path) -> None:
+    at = packed(tmp_path, trained(CNN, 2), CNN, ("a", "b"))
+    other = packed(tmp_path, trained(CNN, 2, seed=4), CNN, ("a", "b"))
+    start.require(at, CNN)
+    with (at / "weights.safetensors").open("r+b") as file:
+        file.seek(-1, 2)
+        file.write(b"\x7f")
+    with pytest.raises(ConfigError, match=r"does not match its sha256"):
+        start.require(at, CNN)
+    # A whole package of somebody else under this seal's name.
+    shutil.rmtree(at)
+    shutil.copytree(other, at)
+    with pytest.raises(ConfigError, match=r"not the one that was registered"):
+        start.require(at, CNN)
+
+
+@pytest.mark.usefixtures("heard")
+def test_what_a_package_has_learned_from_is_handed_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """`raypipe train train.start_from=PACKAGE` gave a package that knew its own rows alone: its
+    parent's could be test rows later, and count."""
+    own_N2, before_N2 = np.array([[1, 2], [3, 4]], np.uint64), np.array([[5, 6]], np.uint64)
+    extra = learned.files(own_N2, before_N2)
+    parent = packed(tmp_path, trained(CNN, 2), CNN, ("a", "b"), extra)
+    called = CalledFor("train", "asked").behind(str(parent))
+    assert called.start.inherited_N2.tolist() == [[1, 2], [3, 4], [5, 6]]
+    other_N2 = np.array([[3, 4], [7, 8]], np.uint64)
+    warm = CalledFor("retrain", "drift", start=Start(inherited_N2=other_N2)).behind(str(parent))
+    assert warm.start.inherited_N2.tolist() == [[1, 2], [3, 4], [5, 6], [7, 8]]
+    assert not caplog.records
+    old = packed(tmp_path, trained(CNN, 2, seed=5), CNN, ("a", "b"))
+    for nothing in (None, str(tmp_path / "a-checkpoint"), str(old)):
+        assert not len(CalledFor("train", "asked").behind(nothing).start.inherited_N2)
+    assert "have learned from is not recorded" in caplog.text
+
+
+def test_a_publication_hands_it_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    extra = learned.files(np.array([[1, 2]], np.uint64), learned.NONE_N2)
+    parent = packed(tmp_path, trained(CNN, 2), CNN, ("a", "b"), extra)
+    model = {"name": "small_cnn", "mode": "finetune", "pretrained": False}
+    job = validate(TrainJob, {"table": {"uri": "-"}, "model": model})
+    job = replace(job, {"train.start_from": str(parent)})
+    kept: list[CalledFor] = []
+    monkeypatch.setattr(publish.promote, "find", lambda *given: None)
+    monkeypatch.setattr(publish, "_publish", lambda *given: kept.append(given[-1]))
+    planned = SimpleNamespace(job=job, folder=tmp_path, pinned=SimpleNamespace(version=1))
+    store, result = SimpleNamespace(folder=tmp_path), SimpleNamespace(key="k", version=1)
+    publish.publish(store, planned, result, "train")  # type: ignore[arg-type]
+    assert kept[0].start.inherited_N2.tolist() == [[1, 2]]
+
+
+def test_weights_that_are_not_finite_are_refused(tmp_path: Path) -> None:
+    champion = trained(CNN, 2)
+    good = packed(tmp_path, champion, CNN, ("a", "b"))
+    with torch.no_grad():
+        champion.head.linear.weight[0, 0] = torch.nan
+    bad = package.Package(good)
+    weights = {name: value.contiguous() for name, value in champion.state_dict().items()}
+    bad.files["weights.safetensors"] = save(weights)
+    with pytest.raises(DataError, match=r"NaN"), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(start, "_opened", lambda folder: bad)
+        start.load_into(ImageModel(CNN, 2), good, CNN, ("a", "b"))
+
+
+def test_a_key_knows_a_package_by_its_seal_and_not_by_its_place(tmp_path: Path) -> None:
+    job = validate(TrainJob, {"table": {"uri": "/t"}})
+    version = TableVersion("/t", 1)
+
+    def key(path: str | None) -> str:
+        return replace(job, {"train.start_from": path}).training_key(version)
+
+    seal = "ab" * 32
+    assert key(f"/one/{seal}") == key(f"/two/{seal}") != key(f"/one/{'cd' * 32}")
+    assert key("/one/epoch") != key("/two/epoch") and key(None) != key("/one/epoch")

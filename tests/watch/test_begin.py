@@ -1,0 +1,302 @@
+"""What a challenger begins with, and that no test row is one that either model has learned from."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from raypipe.config import replace, validate
+from raypipe.errors import ConfigError, DataError
+from raypipe.feed.dataset import Pinned, pin
+from raypipe.feed.locate import locate
+from raypipe.registry.package import Package
+from raypipe.registry.promote import ModelVersion
+from raypipe.search.settings import SearchConfig
+from raypipe.tables.table import append
+from raypipe.train import learned
+from raypipe.train.job import TrainJob
+from raypipe.watch import begin, judging
+from raypipe.watch.settings import WatchConfig
+
+CHAMPION = ModelVersion("m", 1, "models:/m/1", {})
+
+
+def test_shares_are_equal_and_what_one_lacks_is_the_others() -> None:
+    assert begin.shares({"a": 90, "b": 5, "c": 90}, 45) == {"a": 20, "b": 5, "c": 20}
+    assert begin.shares({"a": 3, "b": 2}, 100) == {"a": 3, "b": 2}
+    assert begin.shares({}, 5) == {}
+    found = begin.shares({"a": 10, "b": 10, "c": 10}, 10)
+    assert sum(found.values()) == 10 and max(found.values()) <= 4
+
+
+def test_replay_keeps_all_new_rows_and_a_seeded_share_of_old_ones() -> None:
+    rng = np.random.default_rng(1)
+    ids = [f"i{n}" for n in range(1000)]
+    labels = ["a" if n % 10 else "b" for n in range(1000)]
+    is_old_N = np.arange(1000) < 900
+    kept_N = begin.chosen(ids, labels, is_old_N, 1.0, 7)
+    assert kept_N[~is_old_N].all() and kept_N[is_old_N].sum() == 100
+    counts = {x: sum(kept_N[n] and labels[n] == x for n in range(900)) for x in "ab"}
+    assert counts == {"a": 50, "b": 50}, "a rare class is not drowned again"
+    # How the table is stored does not matter; the seed does.
+    order = rng.permutation(1000)
+    again = begin.chosen([ids[n] for n in order], [labels[n] for n in order], is_old_N[order], 1, 7)
+    assert {ids[n] for n in order[again]} == {i for i, k in zip(ids, kept_N, strict=True) if k}
+    assert (begin.chosen(ids, labels, is_old_N, 1.0, 8) != kept_N).any()
+
+
+@pytest.mark.parametrize(("old", "per_new"), [([True] * 4, 1.0), ([False] * 4, 1.0), ([], 2.0)])
+def test_without_new_or_old_rows_all_are_trained_on(old: list[bool], per_new: float) -> None:
+    ids = [str(n) for n in range(len(old))]
+    assert begin.chosen(ids, ["a"] * len(old), np.array(old, bool), per_new, 1).all()
+
+
+def test_a_row_without_an_id_is_kept() -> None:
+    ids = [None, "1", "2", "3", "4", "5"]
+    old_N = np.array([True] * 5 + [False])
+    assert begin.chosen(ids, ["a"] * 6, old_N, 1.0, 1)[0]
+
+
+def test_a_search_ends_within_the_budget() -> None:
+    cfg = validate(SearchConfig, {"stopping": {"gpu_hours": 2.0}})
+    assert begin.within_budget(cfg, 5.0).stopping.gpu_hours == 2.0
+    assert begin.within_budget(cfg, 0.5).stopping.gpu_hours == 0.5
+    assert begin.within_budget(SearchConfig(), 0.5).stopping.gpu_hours == 0.5
+    assert begin.within_budget(cfg, None) is cfg
+
+
+# --- on a real table ---
+
+
+def sha(name: str) -> str:
+    return hashlib.sha256(name.encode()).hexdigest()
+
+
+def add(job: TrainJob, names: list[str], splits: list[str], hashes: bool = True) -> Pinned:
+    columns: dict[str, Any] = {
+        "image_id": names,
+        "image": [b"x"] * len(names),
+        "label": ["a", "b"] * (len(names) // 2),
+        "split": splits,
+    }
+    if hashes:
+        columns["sha256"] = [sha(name) for name in names]
+    append(job.table.uri, pa.table(columns), "add")
+    return pin(job.table, job.feed)
+
+
+def job_at(tmp_path: Path, name: str = "t") -> TrainJob:
+    given = {"table": {"uri": str(tmp_path / name)}, "run": {"dir": str(tmp_path / "run")}}
+    return validate(TrainJob, given)
+
+
+def of(rows_N2: np.ndarray | None, inherited_N2: np.ndarray = learned.NONE_N2) -> Package:
+    """A package that says which rows its weights have learned from."""
+    files = {} if rows_N2 is None else learned.files(rows_N2, inherited_N2)
+    return cast(Package, SimpleNamespace(files=files, info={"table": {"uri": "-", "version": 0}}))
+
+
+SPLITS = ["train"] * 4 + ["val"] * 2 + ["test"] * 4
+NAMES = [f"i{n}" for n in range(10)]
+
+
+def test_neither_model_is_judged_on_rows_that_the_other_has_learned_from(tmp_path: Path) -> None:
+    """Rows that were for training and are for testing now; and the same image in another table."""
+    job = job_at(tmp_path)
+    champion = of(learned.of_training(job, add(job, NAMES, SPLITS)))
+    later = job_at(tmp_path, "later")
+    # i2 and i3 have moved to the test split of another table, under other ids: their images tell.
+    moved = ["n0", "n1", "n2", "n3", "v0", "v1", "i2", "i3", "t0", "t1"]
+    pinned = add(later, moved, SPLITS)
+    where, said = pinned.rows_of("test"), list[str]()
+    challenger = of(learned.of_training(later, pinned))
+    known = judging.learned_ids([champion, challenger], pinned, where, said.append)
+    assert known == {"i2", "i3"} and not said
+    # A warm challenger knows what its parent knew, also when the parent is not compared any more.
+    warm = of(learned.of_training(later, pinned), learned.by(champion))  # type: ignore[arg-type]
+    fresh = of(learned.NONE_N2)
+    assert judging.learned_ids([fresh, warm], pinned, where, said.append) == {"i2", "i3"}
+    assert judging.learned_ids([fresh, challenger], pinned, where, said.append) == set()
+    assert judging.learned_ids([of(None), challenger], pinned, where, said.append) == set()
+    assert "cannot be told" in said[-1]
+
+
+def npy(rows: np.ndarray) -> bytes:
+    out = io.BytesIO()
+    np.save(out, rows)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"xx",
+        npy(np.zeros((3, 2)))[:-9],
+        npy(np.zeros((3, 2))),
+        npy(np.zeros(3, np.uint64)),
+        npy(np.zeros((3, 3), np.uint64)),
+        npy(np.array([["a", "b"]])),
+        npy(np.array([{}], object)),
+    ],
+)
+@pytest.mark.parametrize("name", [learned.OWN, learned.INHERITED])
+def test_rows_that_raypipe_has_not_written_are_refused(name: str, data: bytes) -> None:
+    """Floats matched no row: all test rows counted, known ones too."""
+    files = {learned.OWN: npy(learned.NONE_N2), name: data}
+    with pytest.raises(DataError, match=r"does not say which rows .*Restore the package"):
+        learned.by(cast(Package, SimpleNamespace(files=files)))
+
+
+def test_without_hashes_the_ids_of_one_table_tell(tmp_path: Path) -> None:
+    job, other = job_at(tmp_path), job_at(tmp_path, "other")
+    pinned = add(job, NAMES, SPLITS, hashes=False)
+    champion = of(learned.of_training(job, pinned))
+    swapped = replace(job, {"feed.test": "train", "feed.train": "test"})
+    mine = pin(swapped.table, swapped.feed)
+    ids = judging.learned_ids([champion], mine, mine.rows_of("train"), print)
+    assert ids == {"i0", "i1", "i2", "i3"}
+    same_names = add(other, NAMES, SPLITS, hashes=False)
+    assert not judging.learned_ids([champion], same_names, same_names.rows_of("train"), print)
+
+
+def test_replay_leaves_old_rows_out_of_training_and_of_nothing_else(tmp_path: Path) -> None:
+    job = job_at(tmp_path)
+    known_N2 = learned.of_training(job, add(job, NAMES, SPLITS))
+    news = [f"n{n}" for n in range(4)]
+    pinned = add(job, news, ["train", "train", "val", "test"])
+    said: list[str] = []
+    replayed, facts = begin._replayed(job, 1.0, known_N2, pinned, said.append)
+    assert said == ["Training on 2 new rows and 2 of 4 old ones"]
+    assert facts == facts | {"new": 2, "old": 4, "replayed": 2, "seed": job.run.seed}
+    again = pin(replayed.table, replayed.feed, opened=pinned)
+    assert (again.counts["train"], again.counts["val"], again.counts["test"]) == (4, 3, 5)
+    rows = locate(again, "train", replayed.feed)
+    ids = set(rows.ids_of(np.arange(len(rows))))
+    assert len(rows) == 4 and {"n0", "n1"} <= ids
+    # The package says exactly these rows.
+    trained_N2 = learned.of_training(replayed, again)
+    every, all_N2 = learned.rows_of(pinned, pinned.version, pinned.rows_of("train"))
+    named = {
+        name for name, row in zip(every, all_N2.tolist(), strict=True) if row in trained_N2.tolist()
+    }
+    assert named == ids
+    # Elsewhere it is the same training: by content.
+    elsewhere = replace(job, {"run.dir": str(tmp_path / "b")})
+    other, _ = begin._replayed(elsewhere, 1.0, known_N2, pinned, said.append)
+    assert other.feed.leave_out != replayed.feed.leave_out
+    assert other.training_key(pinned.version) == replayed.training_key(pinned.version)
+    assert job.training_key(pinned.version) != replayed.training_key(pinned.version)
+
+
+def test_an_image_under_another_id_or_in_another_table_is_an_old_row(tmp_path: Path) -> None:
+    """As for test rows. All of a table that was made again had counted as new."""
+    job, later = job_at(tmp_path), job_at(tmp_path, "later")
+    known_N2 = learned.of_training(job, add(job, NAMES, SPLITS))
+    add(later, NAMES, SPLITS)
+    pinned = add(later, ["n0", "n1"], ["train"] * 2)
+    said: list[str] = []
+    replayed, _ = begin._replayed(later, 1.0, known_N2, pinned, said.append)
+    assert said == ["Training on 2 new rows and 2 of 4 old ones"]
+    again = pin(replayed.table, replayed.feed, opened=pinned)
+    assert again.counts["train"] == 4
+
+
+def test_a_new_row_stays_beside_an_old_one_of_the_same_id(tmp_path: Path) -> None:
+    job, later = job_at(tmp_path), job_at(tmp_path, "later")
+    known_N2 = learned.of_training(job, add(job, NAMES, SPLITS))
+    # The images i0 to i3 under one id, which an unknown image has, too.
+    ids = ["x"] * 5 + ["y", "v", "v2", "t", "t2"]
+    images = ["i0", "i1", "i2", "i3", "new", "newer", "v", "v2", "t", "t2"]
+    rows = pa.table(
+        {
+            "image_id": ids,
+            "image": [b"x"] * 10,
+            "label": ["a", "b"] * 5,
+            "split": ["train"] * 6 + ["val"] * 2 + ["test"] * 2,
+            "sha256": [sha(name) for name in images],
+        }
+    )
+    append(later.table.uri, rows, "add")
+    pinned = pin(later.table, later.feed)
+    said: list[str] = []
+    same, facts = begin._replayed(later, 0.5, known_N2, pinned, said.append)
+    assert same.feed.leave_out is None and facts == facts | {"new": 2, "old": 4, "replayed": 4}
+    assert said == ["Training on 2 new rows and all 4 old ones"]
+
+
+def test_a_large_table_is_replayed_in_seconds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It took the square of the rows: a minute was not enough for 50,000."""
+    rows = 50_000
+    rows_N2 = np.arange(2 * rows, dtype=np.uint64).reshape(rows, 2) + np.uint64(1)
+    ids: list[str | None] = [str(n) for n in range(rows)]
+    monkeypatch.setattr(learned, "rows_of", lambda *given: (ids, rows_N2))
+    monkeypatch.setattr(begin, "_labels", lambda *given: ["a"] * rows)
+    pinned = cast(Pinned, SimpleNamespace(rows_of=lambda split: {}, version=None))
+    began = time.monotonic()
+    known_N2 = rows_N2[: rows - 100]
+    _, facts = begin._replayed(job_at(tmp_path), 1.0, known_N2, pinned, lambda said: None)
+    assert facts["replayed"] == 100 and time.monotonic() - began < 10
+
+
+@pytest.mark.parametrize("text", ["{", '{"a": 1}', "[1]", None])
+def test_a_list_of_rows_that_is_none_is_refused(tmp_path: Path, text: str | None) -> None:
+    job = job_at(tmp_path)
+    add(job, NAMES, SPLITS)
+    file = tmp_path / "out.json"
+    if text is not None:
+        file.write_text(text)
+    feed = job.feed.model_copy(update={"leave_out": str(file)})
+    with pytest.raises(ConfigError, match=r"feed\.leave_out"):
+        pin(job.table, feed)
+
+
+def test_a_list_of_rows_that_was_altered_is_refused_and_one_of_all_rows_too(
+    tmp_path: Path,
+) -> None:
+    job = job_at(tmp_path)
+    add(job, NAMES, SPLITS)
+    file = tmp_path / f"{'ab' * 32}.json"
+    file.write_text('["i0"]')
+    with pytest.raises(ConfigError, match=r"holds something else"):
+        pin(job.table, job.feed.model_copy(update={"leave_out": str(file)}))
+    plain = tmp_path / "all.json"
+    plain.write_text(json.dumps(NAMES))
+    with pytest.raises(DataError, match=r"no labelled rows in split 'train'"):
+        pin(job.table, job.feed.model_copy(update={"leave_out": str(plain)}))
+
+
+@pytest.mark.parametrize(
+    ("watch", "why"),
+    [
+        ({"retrain_from": "pretrained"}, "watch.retrain_from=pretrained"),
+        ({}, "a head on frozen features starts anew"),
+        (
+            {"retrain_from": "champion", "retrain_space": {"model.name": "choice(a, b)"}},
+            "draws model.name",
+        ),
+        (
+            {"retrain_from": "champion", "retrain_space": {"train.start_from": "choice(a, b)"}},
+            "draws train.start_from",
+        ),
+    ],
+)
+def test_a_cold_start_is_said(tmp_path: Path, watch: dict[str, Any], why: str) -> None:
+    job = job_at(tmp_path)
+    pinned = add(job, NAMES, SPLITS)
+    said: list[str] = []
+    cfg = validate(WatchConfig, watch)
+    same, start = begin.begin(job, cfg, CHAMPION, of(learned.NONE_N2), pinned, said.append)
+    assert same.train.start_from is None and start.version is None and why in said[0]
+    assert start.facts(same)["weights"] == "pretrained"

@@ -1,0 +1,123 @@
+"""Each check has a row that says whether it called for a retrain, once for each answer."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from raypipe.config import RunConfig, validate
+from raypipe.errors import DataError
+from raypipe.tables.commits import rows_once
+from raypipe.watch import calls, check, records
+from raypipe.watch.check import CheckResult
+from raypipe.watch.cycle import Journal
+from raypipe.watch.decide import Decision
+from raypipe.watch.detect import DriftReport
+from raypipe.watch.settings import WatchConfig
+
+NO, WAITS = Decision(False, "No drift: the champion stays"), Decision(False, "waiting for labels")
+KILLED = """
+import os, signal, sys
+from raypipe.config import RunConfig
+from raypipe.tables import commits
+from raypipe.watch import calls
+from raypipe.watch.decide import Decision
+from raypipe.watch.settings import WatchConfig
+real = commits.append_once
+def dies(*given, **named):
+    if sys.argv[2] == "before":
+        os.kill(os.getpid(), signal.SIGKILL)
+    real(*given, **named)
+    os.kill(os.getpid(), signal.SIGKILL)
+commits.append_once = dies
+run = RunConfig(dir=sys.argv[1])
+calls.keep(run, WatchConfig(), "c1", "cells", "cells/1", Decision(False, "no"))
+"""
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunConfig:
+    return RunConfig(dir=str(tmp_path / "run"))
+
+
+def keep(run: RunConfig, decision: Decision, about: str = "c1", **named: bool) -> None:
+    calls.keep(run, WatchConfig(), about, "cells", "cells/1", decision, **named)
+
+
+def said(run: RunConfig) -> list[tuple[str, int, str]]:
+    rows = records.calls(run, WatchConfig()).rows
+    return [(row["about"], row["number"], row["reason"]) for row in rows]
+
+
+def test_a_rerun_adds_no_row_and_another_answer_does(run: RunConfig) -> None:
+    for decision in (WAITS, WAITS, Decision(True, "labels came"), Decision(True, "labels came")):
+        keep(run, decision)
+    keep(run, NO, "c2")
+    assert said(run) == [("c1", 1, WAITS.reason), ("c1", 2, "labels came"), ("c2", 1, NO.reason)]
+    # raypipe drift looks at the same check again, and knows no labels.
+    keep(run, WAITS, only_first=True)
+    assert len(said(run)) == 3
+    # Another model in the same folder has checks of its own.
+    calls.keep(run, WatchConfig(), "c2", "other", "other/1", NO)
+    assert len(said(run)) == 4
+
+
+def test_many_at_once_add_each_answer_once(run: RunConfig) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda n: keep(run, (NO, WAITS)[n % 2]), range(4)))
+    found = said(run)
+    assert {reason for _, _, reason in found} == {NO.reason, WAITS.reason}
+    # Threads that say the same one after another's other answer say it again, and no two have one
+    # number.
+    assert [number for _, number, _ in found] == list(range(1, len(found) + 1))
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda _: keep(run, NO, "c9"), range(4)))
+    assert [row for row in said(run) if row[0] == "c9"] == [("c9", 1, NO.reason)]
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_kill_before_or_after_the_commit_leaves_one_row(run: RunConfig, when: str) -> None:
+    command = [sys.executable, "-c", KILLED, str(run.path), when]
+    died = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert died.returncode == -9, died.stderr[-2000:]
+    assert len(said(run)) == (when == "after")
+    keep(run, Decision(False, "no"))
+    assert said(run) == [("c1", 1, "no")]
+
+
+def test_a_table_of_something_else_is_one_message(run: RunConfig) -> None:
+    other = pa.table({"about": ["c1"], "mine": [1]})
+    rows_once(str(run.path / "calls"), other.schema, {"about": "c1"}, lambda: other, "mine")
+    with pytest.raises(DataError):
+        keep(run, NO)
+
+
+def checked(run: RunConfig, key: str, is_drift: bool) -> CheckResult:
+    found = DriftReport((), 0.5, is_drift, 0.01, 100, 100, ())
+    named = {"key": key, "name": "batch", "model": "cells/1", "table": f"n@v{key}"}
+    row = pa.Table.from_pylist(
+        [{**named, "is_drift": is_drift, "about": key, "checked_at": "2026-01-02T03:00:00+00:00"}],
+        check._ROW,
+    )
+    rows_once(str(run.path / "drift"), check._ROW, {"key": key}, lambda: row, "drift")
+    return CheckResult("batch", "cells/1", None, found, "page", ("", ""), key)  # type: ignore[arg-type]
+
+
+def test_a_check_alone_says_what_the_policy_says(run: RunConfig) -> None:
+    watch = validate(WatchConfig, {"policy": {"k": 2, "of": 3, "cooldown": 3}})
+
+    def answer(key: str, is_drift: bool) -> str:
+        decision = calls.of_check(run, watch, "cells@champion", checked(run, key, is_drift))
+        assert not decision.act, "raypipe drift trains nothing"
+        return decision.reason
+
+    assert answer("1", False) == "No drift: the champion stays"
+    assert answer("2", True).startswith("Drift in 1 of the last 2 checks")
+    assert "raypipe retrain begins one" in answer("3", True)
+    Journal(str(run.path / "retrains"), "cells@champion", None).add("x", "held", "h", {})
+    assert "the policy waits for 3" in answer("4", True)
