@@ -117,10 +117,10 @@ def test_the_spans_share_one_level_and_a_small_drift_that_lasts_is_found() -> No
 
         return found
 
-    still = promise.over_spans(mmd, alpha, of(1, 0.3), {})
+    still = promise.over_spans(mmd, alpha, of(1, 0.28), {})
     assert not still.is_drift and still.alpha == alpha
     asked.clear()
-    found = promise.over_spans(mmd, alpha, of(1, 0.3), {7: of(7, 0.3)})
+    found = promise.over_spans(mmd, alpha, of(1, 0.28), {7: of(7, 0.28)})
     assert {cfg.alpha for _, cfg in asked} == {alpha / 2}
     assert {cfg.detectors for count, cfg in asked if count == 7} == {("mmd",)}
     assert found.is_drift and found.alpha == alpha and found.batch_images == 20
@@ -131,10 +131,10 @@ def test_the_spans_share_one_level_and_a_small_drift_that_lasts_is_found() -> No
     assert found.p_value == pytest.approx(2 * found.evidence[1].p_value)
     assert "300 of 7 checks" in found.notes[-1]
     # Without a promise, or with nothing but a test of one night, spans change nothing.
-    assert promise.over_spans(mmd, None, of(1, 0.3), {7: of(7, 0.3)}).alpha == mmd.alpha
+    assert promise.over_spans(mmd, None, of(1, 0.28), {7: of(7, 0.28)}).alpha == mmd.alpha
     alone = mmd.model_copy(update={"detectors": ("online",)})
     with pytest.raises(DataError, match=r"watch\.arrived"):
-        promise.over_spans(alone, alpha, of(1, 0.3), {7: of(7, 0.3)})
+        promise.over_spans(alone, alpha, of(1, 0.28), {7: of(7, 0.28)})
 
 
 def judged(reference: np.ndarray, nights: list[np.ndarray], seed: int) -> Any:
