@@ -105,6 +105,9 @@ def _entity(store: Store, number: int) -> Any:
     """MLflow's own record of one version; None if there is none."""
     from mlflow.exceptions import MlflowException
 
+    # MLflow keeps numbers in 32 bits, and a database refuses more than it keeps.
+    if not 0 < number < 2**31:
+        return None
     try:
         return store.client.get_model_version(store.model, str(number))
     except MlflowException as e:

@@ -208,7 +208,7 @@ def test_a_version_has_several_names(
         (("nobody@champion",), "There is no model store here"),
         (("photos/" + "9" * 30, "CONFIG"), "has no version 9"),
         (("x" * 300,), "names no registered model"),
-        (("CONFIG", f"run.name={'x' * 300}"), "no registered"),
+        (("CONFIG", f"run.name={'x' * 300}"), "There is no champion of"),
         (("photos/1", "run.name=" + "x" * 300), "There is no model store here"),
     ],
 )
