@@ -12,6 +12,16 @@ from contextlib import suppress
 from raypipe.errors import ClusterError, RaypipeError, hidden, one_line
 
 AGAIN = "Run the same command again: what was finished is kept"
+# By MLflow's name for an answer, as 401, 403, 429 and 503: what it says, and the way out.
+_REFUSED = {
+    "UNAUTHENTICATED": ("does not know who asks", f"Renew the token. {AGAIN}"),
+    "CUSTOMER_UNAUTHORIZED": ("does not know who asks", f"Renew the token. {AGAIN}"),
+    "PERMISSION_DENIED": ("does not allow this", f"Ask for the permission. {AGAIN}"),
+    "REQUEST_LIMIT_EXCEEDED": ("is asked too often", f"Wait. {AGAIN}"),
+    "RESOURCE_LIMIT_EXCEEDED": ("is asked too often", f"Wait. {AGAIN}"),
+    "RESOURCE_EXHAUSTED": ("is asked too often", f"Wait. {AGAIN}"),
+    "TEMPORARILY_UNAVAILABLE": ("is not ready", f"Wait. {AGAIN}"),
+}
 DOCTOR = "`raypipe doctor` looks for the cause."
 
 
@@ -126,7 +136,7 @@ def _of_ray(error: BaseException) -> RaypipeError | None:
 
 
 def _of_mlflow(error: BaseException) -> RaypipeError | None:
-    """MLflow's server answered when the verb began, and no longer."""
+    """MLflow's server does not answer, or it refuses who asks."""
     # Without MLflow in this process, no exception is MLflow's.
     mlflow, requests = (sys.modules.get(n) for n in ("mlflow.exceptions", "requests.exceptions"))
     if mlflow is None or requests is None:
@@ -135,6 +145,10 @@ def _of_mlflow(error: BaseException) -> RaypipeError | None:
     # RetryError: its answers were of kind 5xx.
     lost = (requests.ConnectionError, requests.Timeout, requests.RetryError)
     ours = [e for e in found if isinstance(e, mlflow.MlflowException)]
+    refused = [e for e in ours if e.error_code in _REFUSED]
+    if refused:
+        what, fix = _REFUSED[refused[0].error_code]
+        return RaypipeError(f"MLflow's server {what}: {one_line(refused[0])}", fix=fix)
     if not ours or not any(isinstance(e, lost) for e in found):
         return None
     # "API request to http://… failed with exception …"

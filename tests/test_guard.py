@@ -173,6 +173,32 @@ def test_an_mlflow_server_that_died_is_one_message(monkeypatch: pytest.MonkeyPat
     assert dead in text and "Run the same command again" in text and "mistake" not in text
 
 
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("UNAUTHENTICATED", "does not know who asks"),
+        ("401", "does not know who asks"),
+        ("PERMISSION_DENIED", "does not allow this: PERMISSION_DENIED: no USE CATALOG on 'main'"),
+        ("403", "does not allow this"),
+        ("REQUEST_LIMIT_EXCEEDED", "is asked too often"),
+        ("429", "is asked too often"),
+        ("TEMPORARILY_UNAVAILABLE", "is not ready"),
+    ],
+)
+def test_an_mlflow_server_that_refuses_is_no_mistake_of_ours(
+    code: str, words: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    from mlflow.exceptions import RestException
+
+    said = {"error_code": code, "message": "no USE CATALOG on 'main'"}
+    exit_code, text = explain(RestException(said))
+    assert exit_code == 1 and words in text and "Run the same command again" in text
+    assert "mistake" not in text and capfd.readouterr().err == ""
+    with pytest.raises(AssertionError, match="mistake of raypipe's"):
+        bug = explain(RestException({"error_code": "INVALID_STATE", "message": "x"}))[1]
+        assert "mistake" not in bug, bug
+
+
 def test_a_mistake_in_a_worker_is_named_without_the_text_of_ray(
     capfd: pytest.CaptureFixture[str],
 ) -> None:

@@ -77,6 +77,15 @@ def check_names(model: str, alias: str) -> None:
             rule="They are catalog.schema.model, where the catalog and the schema exist",
             fix=f"Set registry.model=main.default.{re.sub(r'[^a-z0-9_]+', '_', model.lower())}",
         )
+    # `main`.default.x is how SQL writes a name; MLflow would ask for a catalog of that spelling.
+    plain = model.replace("`", "")
+    if plain != model or not model.isprintable():
+        raise ConfigError(
+            "A model in Unity Catalog is named without backticks",
+            got=f"registry.model={model!r}",
+            rule="MLflow takes them for a part of the name, and what is not printable, too",
+            fix=f"Set registry.model={''.join(c for c in plain if c.isprintable()).lower()}",
+        )
     if re.search(r"[\s/\x00-\x1f\x7f]", model) or any(len(level) > 255 for level in levels):
         raise ConfigError(
             "Unity Catalog refuses this name",

@@ -107,7 +107,7 @@ def _entity(store: Store, number: int) -> Any:
     from mlflow.exceptions import MlflowException
 
     # SQLite and its driver end in an error of theirs.
-    if number > MOST_VERSIONS:
+    if not 0 < number <= MOST_VERSIONS:
         return None
     try:
         return store.client.get_model_version(store.model, str(number))

@@ -8,6 +8,7 @@ settings): the same check twice is one row. A check needs no labels.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -213,7 +214,10 @@ def check(
         found = promise.over_spans(drift, alpha, tested(mine), each)
         # Of a package that was tampered with nothing is said: it raises.
         cost = severity.severity(package.severity(), mine.scores_NC, mine.features_ND, run.seed)
-        found = replace(found, severity=cost)
+        left_out = _not_compared(
+            package, reference, mine, _groups(package, reference, batch_table, mine)
+        )
+        found = replace(found, severity=cost, notes=(*found.notes, *left_out))
         is_promised = watch.horizon is not None
         row = _as_row(
             key, name, str(model), predicted.version, found, window, is_promised, looked_at
@@ -337,9 +341,9 @@ def _groups(
     values = None if reference.groups is None else _column(column, source, mine)
     if values is None:
         return None
-    by_id = dict(zip(*(one.to_pylist() for one in values), strict=True))
-    groups = [by_id.get(image_id) for image_id in mine.ids]
-    return ["" if group is None else str(group) for group in groups]
+    ids, groups = (one.to_pylist() for one in values)
+    found = _of_images(source, mine, ids, groups)
+    return ["" if group is None else str(group) for group in found]
 
 
 def _arrived(column: str | None, source: TableConfig, mine: Batch) -> list[float] | None:
@@ -360,10 +364,53 @@ def _arrived(column: str | None, source: TableConfig, mine: Batch) -> list[float
             fix="Name another column in watch.arrived",
         ) from None
     known = pc.invert(pc.is_null(came, nan_is_null=True)).to_pylist()
-    by_id = {
-        i: p for i, p, is_known in zip(ids.to_pylist(), places, known, strict=True) if is_known
-    }
-    return [float(by_id.get(image_id, "nan")) for image_id in mine.ids]
+    places = [p if is_known else None for p, is_known in zip(places, known, strict=True)]
+    found = _of_images(source, mine, ids.to_pylist(), places)
+    return [np.nan if place is None else float(place) for place in found]
+
+
+def _of_images(
+    source: TableConfig, mine: Batch, ids: list[str | None], values: list[Any]
+) -> list[Any]:
+    """The value of each image of the batch, None where its table has none.
+
+    ids, values: of all rows of the table. Images of one id may have several values, those without
+    an id above all: then only their bytes say which one is meant, and are read.
+    """
+    by_id: dict[str | None, Any] = {}
+    unclear = set()
+    for image_id, value in zip(ids, values, strict=True):
+        if by_id.setdefault(image_id, value) != value:
+            unclear.add(image_id)
+    by_image: dict[tuple[str | None, str], Any] = {}
+    if not unclear.isdisjoint(mine.ids):
+        table = ImageTable.open(source)
+        names = [table.columns.id, table.columns.image]
+        row = iter(values)
+        for part in scan.each(table, mine.version, names):
+            for image_id, image in zip(*(part[name].to_pylist() for name in names), strict=True):
+                value = next(row)
+                if image_id in unclear and image is not None:
+                    by_image[image_id, hashlib.sha256(image).hexdigest()] = value
+    return [
+        by_image.get((image_id, digest)) if image_id in unclear else by_id.get(image_id)
+        for image_id, digest in zip(mine.ids, mine.sha256, strict=True)
+    ]
+
+
+def _not_compared(package: Package, reference: Reference, mine: Batch, groups: Any) -> list[str]:
+    """What of the batch or of its reference the tests could not take, for people."""
+    notes = []
+    if mine.broken:
+        of = mine.broken + len(mine.ids)
+        notes.append(f"{mine.broken} of {of} images have no prediction (broken): they are left out")
+    if reference.groups is not None and groups is None:
+        column = package.info["config"].get("registry", {}).get("group")
+        notes.append(
+            f"the reference has groups by {column!r}, and the batch's table has no such column: "
+            "its images are taken for independent, so neighbours of one group may look like drift"
+        )
+    return notes
 
 
 def _column(
@@ -387,6 +434,7 @@ def read_batch(
     """
     columns = ["image_id", "sha256", "embedding", "scores", "error", *SEEN]
     rows = batch.read_rows(uri, key, columns, storage_options)
+    predicted = len(rows)
     rows = rows.filter(pc.is_null(rows["error"])) if len(rows) else rows
     if not len(rows):
         raise DataError(
@@ -398,7 +446,7 @@ def read_batch(
     # A look that is not known is null there, and NaN here.
     looks_NK = np.stack([rows[name].cast(pa.float32()).to_numpy() for name in SEEN], axis=1)
     ids, hashes = rows["image_id"].to_pylist(), rows["sha256"].to_pylist()
-    return Batch(version, ids, hashes, features, scores, looks_NK)
+    return Batch(version, ids, hashes, features, scores, looks_NK, predicted - len(rows))
 
 
 def _metrics(found: DriftReport) -> dict[str, float]:

@@ -24,7 +24,8 @@ MOST_UNDER_ONE_ID = 64  # images looked at to find the one that the report shows
 class Batch:
     """A predicted batch. Row i of the arrays is the image ids[i] with the hash sha256[i].
 
-    looks_NK: the columns of `measure.SEEN`; None: not read.
+    looks_NK: the columns of `measure.SEEN`; None: not read. broken: images of the batch without a
+    prediction, which are not here.
     """
 
     version: TableVersion
@@ -33,6 +34,7 @@ class Batch:
     features_ND: np.ndarray
     scores_NC: np.ndarray
     looks_NK: np.ndarray | None = None
+    broken: int = 0
 
 
 def picture_of(

@@ -19,6 +19,7 @@ import pytest
 
 from raypipe.config import RunConfig, validate
 from raypipe.errors import ConfigError, DataError
+from raypipe.failures import explain
 from raypipe.registry import catalog, promote, tracking
 from raypipe.registry.package import Package
 from raypipe.registry.tracking import RegistryConfig, Store
@@ -157,6 +158,8 @@ def test_all_versions_are_found_page_by_page(
         ({"model": "main.default.a.b"}, "has three names"),
         ({"model": "main..m"}, "has three names"),
         ({"model": "main.default.a b"}, "refuses this name"),
+        ({"model": "`main`.`default`.`M`"}, r"without backticks.*registry\.model=main\.default\.m"),
+        ({"model": "main.default.a\u200b"}, r"without backticks.*registry\.model=main\.default\.a"),
         ({"model": "main.default." + "x" * 256}, "refuses this name"),
         ({"model": "main.default.Solar"}, r"lower case.*registry\.model=main\.default\.solar"),
         ({"alias": "Champion"}, "alias cannot be kept"),
@@ -211,6 +214,11 @@ def test_a_profile_and_a_token_that_is_not_known(
     monkeypatch.setenv("DATABRICKS_TOKEN", "dapi-not-known-012345")
     with pytest.raises(mlflow.MlflowException, match="token is not known"):
         store.client.create_registered_model(store.model)
+    # A token that expires while a verb runs: it says so, and never that there is no champion.
+    with pytest.raises(mlflow.MlflowException) as raised:
+        promote.require_champion(store)
+    code, text = explain(raised.value)
+    assert code == 1 and "does not know who asks" in text and "mistake" not in text
     monkeypatch.delenv("DATABRICKS_HOST")
     monkeypatch.delenv("DATABRICKS_TOKEN")
     profile = mlflow.MlflowClient(store.address, "databricks-uc://double")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -138,5 +139,16 @@ def test_the_groups_of_a_batch_are_read_from_its_table(tmp_path: Path) -> None:
         return check._groups(package, kept, source, mine)  # type: ignore[arg-type]
 
     assert groups({"group": "module"}) == ["8", "7", "", ""]
+    # Images of one id, and images without any, are told apart by their bytes.
+    both = ["a", "a", None, None, "b"]
+    again = {"image_id": both, "image": [b"1", b"2", b"3", b"4", b"5"], "module": [1, 2, 3, 4, 5]}
+    write_deltalake(str(tmp_path / "twice"), pa.table(again))
+    other = TableConfig(uri=str(tmp_path / "twice"))
+    hashes = [sha256(b"%d" % n).hexdigest() for n in (2, 1, 4, 3, 5)]
+    names = ["a", "a", None, None, "b"]
+    batch = Batch(ImageTable.open(other).pin(), names, hashes, empty, empty)
+    package = SimpleNamespace(info={"config": {"registry": {"group": "module"}}})
+    assert check._groups(package, reference, other, batch) == ["2", "1", "4", "3", "5"]  # type: ignore[arg-type]
+    assert check._arrived("module", other, batch) == [2, 1, 4, 3, 5]
     assert groups({"group": "gone"}) is None and groups({}) is None
     assert groups({"group": "module"}, replace(reference, groups=None)) is None

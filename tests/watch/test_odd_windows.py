@@ -1,0 +1,137 @@
+"""Checks of windows that nobody hopes for: broken, hung, nameless. What was left out is said.
+
+One package with domains and groups, checked against small tables.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from deltalake import write_deltalake
+
+from raypipe.config import RunConfig
+from raypipe.errors import DataError
+from raypipe.images.decode import decode_batch
+from raypipe.models.zoo import ImageModel, ModelConfig
+from raypipe.registry import package, promote, tracking
+from raypipe.registry.package import Package, Reference
+from raypipe.registry.tracking import RegistryConfig, Store
+from raypipe.serve.batch import PredictConfig
+from raypipe.tables.table import TableConfig
+from raypipe.watch.check import CheckResult, check_window
+from raypipe.watch.detect import DriftConfig
+from raypipe.watch.settings import WatchConfig
+from tests.conftest import encode, striped
+
+pytestmark = pytest.mark.usefixtures("ray_session")
+CFG = ModelConfig(name="small_cnn", pretrained=False, mode="finetune")
+EVIL = "<script>alert(1)</script>\"\n'"
+
+
+def images(first: int, last: int) -> list[bytes | None]:
+    return [encode(striped(i, ("warm", "cold")[i % 2])) for i in range(first, last)]
+
+
+@dataclass(frozen=True)
+class Watched:
+    """A champion that knows two domains, and groups by the column `module`."""
+
+    store: Store
+    run: RunConfig
+
+    def check(self, table: Path, window: str = "all", **rows: Any) -> CheckResult:
+        """Add the rows to the table, and check what came."""
+        columns = {"image": pa.array(rows.pop("image"), pa.binary()), **rows}
+        columns.setdefault("image_id", [f"i{k}" for k in range(len(columns["image"]))])
+        write_deltalake(str(table), pa.table(columns), mode="append")
+        watch = WatchConfig(name=table.parent.name, window=window)  # type: ignore[arg-type]
+        batch, predict = TableConfig(uri=str(table)), PredictConfig()
+        done = check_window(
+            self.store, self.run, batch, watch, predict, DriftConfig(), lambda text: None
+        )
+        assert isinstance(done, CheckResult), done
+        return done
+
+
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory: pytest.TempPathFactory) -> Watched:
+    folder = tmp_path_factory.mktemp("watched")
+    torch.manual_seed(4)
+    model = ImageModel(CFG, 2).eval()
+    seen = images(0, 120)
+    pixels_BHWC = torch.from_numpy(decode_batch(seen, CFG.pixels))
+    with torch.no_grad():
+        features_BD = model.embed(pixels_BHWC)
+        model.head.standardise_by(features_BD.mean(0), features_BD.std(0))
+        torch.nn.init.normal_(model.head.linear.weight, std=0.3)
+
+    def built(name: str, reference: Reference, info: dict[str, Any]) -> Package:
+        return Package(package.build(folder / name, model, CFG, ("cold", "warm"), reference, info))
+
+    nothing = Reference(np.zeros((4, 64)), np.full((4, 2), 0.5), tuple("wxyz"))
+    said = built("draft", nothing, {}).predict(seen)
+    names = tuple(f"r{i}" for i in range(120))
+    groups = tuple(f"g{i // 4}" for i in range(120))
+    domains = (EVIL,) * 60 + ("plain",) * 60
+    reference = Reference(said.features_ND, said.scores_NC, names, domains=domains, groups=groups)
+    gone = {"uri": str(folder / "gone"), "version": 0}
+    config = {"registry": {"group": "module", "domain": "site"}, "table": {"uri": gone["uri"]}}
+    made = built("package", reference, {"config": config, "table": gone})
+    run = RunConfig(name="odd", dir=str(folder / "run"))
+    store = tracking.open_store(run, RegistryConfig())
+    with tracking.run(store, "odd", "train", {}, None) as run_id:
+        pass
+    version = promote.register(store, run_id, Path(str(made.folder)), "odd", {})
+    promote.promote(store, version, expected=None)
+    return Watched(store, run)
+
+
+@pytest.mark.parametrize("broken", [b"no image", None])
+def test_images_that_do_not_decode_are_counted(
+    watched: Watched, tmp_path: Path, broken: bytes | None
+) -> None:
+    said = "30 of 60 images have no prediction (broken): they are left out"
+    for _ in range(2):
+        done = watched.check(tmp_path / "t", image=[*images(200, 230), *[broken] * 30])
+        assert said in done.report.notes and said in Path(done.page).read_text()
+        said = said.replace("30 of 60", "60 of 120")
+
+
+def test_a_night_without_any_image_is_in_the_next_one(watched: Watched, tmp_path: Path) -> None:
+    table = tmp_path / "t"
+    with pytest.raises(DataError, match=r"No image of .* decodes"):
+        watched.check(table, "since_last", image=[b"no"] * 30)
+    with pytest.raises(DataError, match="too few images"):
+        watched.check(table, "since_last", image=[*images(200, 201), *[b"no"] * 30])
+    done = watched.check(table, "since_last", image=images(201, 231))
+    assert done.report.batch_images == 31 and done.window is not None
+    assert done.window.images == 91 and any("60 of 91 images" in n for n in done.report.notes)
+
+
+def test_a_camera_that_sends_one_picture_all_night_is_drift(
+    watched: Watched, tmp_path: Path
+) -> None:
+    one = images(0, 1)
+    found = watched.check(tmp_path / "t", image=one * 40, module=["m"] * 40).report
+    assert found.is_drift and [e.on for e in found.evidence if e.is_drift] == ["copies"]
+
+
+def test_a_column_of_groups_that_is_not_there_is_said(watched: Watched, tmp_path: Path) -> None:
+    found = watched.check(tmp_path / "t", image=images(200, 240)).report
+    assert any("no such column: its images are taken for independent" in n for n in found.notes)
+    module = [f"m{i // 4}" for i in range(40)]
+    found = watched.check(tmp_path / "u", image=images(200, 240), module=module).report
+    assert not any("no such column" in note for note in found.notes)
+
+
+def test_names_of_images_and_domains_are_text_on_the_page(watched: Watched, tmp_path: Path) -> None:
+    ids = [f"<img src=x onerror=alert({i})>\n" for i in range(40)]
+    page = Path(watched.check(tmp_path / "t", image=images(200, 240), image_id=ids).page)
+    text = page.read_text()
+    assert "<script>alert" not in text and "<img src=x" not in text and "&lt;script" in text
