@@ -12,7 +12,10 @@ from raypipe.registry.tracking import Store, finished_run
 
 @dataclass(frozen=True)
 class Recorded:
-    """One MLflow run: its last metrics, its tags, and its start and end in ms (0: none)."""
+    """One MLflow run: its last metrics, its tags, and its start and end in ms (0: none).
+
+    is_deleted: somebody deleted it, and MLflow has not purged it yet.
+    """
 
     run_id: str
     status: str
@@ -20,10 +23,12 @@ class Recorded:
     tags: Mapping[str, str]
     began_ms: int = 0
     ended_ms: int = 0
+    is_deleted: bool = False
 
     @property
     def source(self) -> str:
-        return f"MLflow run {self.run_id}"
+        deleted = " (deleted, and gone once MLflow purges it)" if self.is_deleted else ""
+        return f"MLflow run {self.run_id}{deleted}"
 
 
 def of_version(store: Store, version: ModelVersion) -> Recorded | None:
@@ -75,4 +80,5 @@ def _run(store: Store, run_id: str) -> Recorded | None:
         dict(run.data.tags),
         int(info.start_time or 0),
         int(info.end_time or 0),
+        info.lifecycle_stage == "deleted",
     )

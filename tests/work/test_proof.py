@@ -360,6 +360,39 @@ def of_model(loop: Loop, name: str) -> dict[str, Answer]:
     return {answer.name: answer for answer in done.answers}
 
 
+def test_a_comparison_of_another_registry_is_not_told_as_its_own(
+    loop: Loop, tmp_path: Path
+) -> None:
+    """Two registries have a model of one name, and their records lie in one folder."""
+    there = f"sqlite:///{tmp_path / 'other.db'}"
+    job = validate(Job, {**loop.job.model_dump(mode="json"), "registry": {"uri": there}})
+    store = tracking.open_store(job.run, job.registry)
+    folder = Path(str(promote.fetch(loop.store, loop.first).folder))
+    made = []
+    for key in ("one", "two"):
+        with tracking.run(store, key, "train", {}, None) as run_id:
+            pass
+        made.append(promote.register(store, run_id, folder, key, {}))
+    promote.promote(store, made[0], None)
+    promote.promote(store, made[1], made[0].version)
+    assert str(made[1]) == str(loop.second)
+    answers = {answer.name: answer for answer in reports.model(job, 2, reread=False).answers}
+    assert "points" not in answers["replaced"].text and not answers["replaced"].facts["decision"]
+    assert f"Whether the comparison {loop.decision}" in answers["replaced"].why
+    assert not answers["quality"].facts["compared"]
+
+
+def test_a_deleted_run_is_said(loop: Loop) -> None:
+    client = loop.store.client
+    run_id = client.get_model_version(NAME, str(loop.second.version)).run_id
+    client.delete_run(run_id)
+    try:
+        answer = loop.answers(2, reread=False)["code"]
+    finally:
+        client.restore_run(run_id)
+    assert any("deleted" in source for source in answer.sources)
+
+
 def test_an_older_package_says_what_was_not_recorded(loop: Loop) -> None:
     registered_again(loop, "of <old>", lambda info: info.pop(origin.MADE))
     answers = of_model(loop, "of <old>")

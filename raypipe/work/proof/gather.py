@@ -95,13 +95,23 @@ class Found:
 
     @property
     def decision(self) -> Mapping[str, Any] | None:
-        """The newest comparison in which it was the challenger, or the one that its move names."""
+        """The comparison in which it was the challenger. None: nothing says that one was its own.
+
+        Another registry may have a model of this name, and its records lie in the same folder.
+        """
+        row, is_named = self.challenged
+        return row if is_named or self.gate is not None else None
+
+    @property
+    def challenged(self) -> tuple[Mapping[str, Any] | None, bool]:
+        """(the newest comparison that its move or its tag names, or else one of its name; whether
+        it was named)."""
         move = self.move
         key = (move.evidence.get("decision") if move else None) or self.noted
         mine = [row for row in self.decisions.rows if row.get("challenger") == str(self.version)]
         named = [row for row in self.decisions.rows if key and row.get("key") == key]
         rows = named or mine
-        return rows[-1] if rows else None
+        return (rows[-1] if rows else None), bool(named)
 
     def check_row(self, key: str) -> Mapping[str, Any] | None:
         found = [row for row in self.checks.rows if row.get("key") == key]
@@ -168,7 +178,8 @@ def gather(
 
 def _with_runs(found: Found, tried: Callable[..., Any]) -> Found:
     """With the MLflow runs of its decision and of its drift check."""
-    key = str((found.decision or {}).get("key", ""))
+    row, _ = found.challenged
+    key = str((row or {}).get("key", ""))
     gate = tried("gate", lambda: recorded.of_key(found.store, key), None)
     reason = None
     if gate is not None:

@@ -252,6 +252,11 @@ def replaced(found: Found) -> Answer:
     elif move is not None and (key := move.evidence.get("decision")):
         missing = f"The comparison {key}: it has no row in {found.decisions.place or 'run.dir'}"
         checks.append(Check("The decision's row is there", None, missing))
+    elif (other := found.challenged[0]) is not None:
+        missing = (
+            f"Whether the comparison {other.get('key')} in {found.decisions.place} is its own: it "
+            "names this model and version, and nothing in this registry names it"
+        )
     elif move is not None and move.version_from is not None:
         text += ", without a comparison"
     if move is not None and decision is not None and move.version_from is not None:
