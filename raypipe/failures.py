@@ -87,6 +87,9 @@ def _of_machine(error: BaseException) -> RaypipeError | None:
         if isinstance(e, MemoryError):
             fix = "Take smaller batches or fewer workers"
             return RaypipeError("The memory is full", rule=str(e), fix=fix)
+        # torch's file store says so in words of its own.
+        if isinstance(e, RuntimeError) and os.strerror(errno.ENOSPC) in str(e):
+            return RaypipeError("The disk is full", got=one_line(e), fix=f"Make room. {AGAIN}")
         if isinstance(e, OSError):
             known = _of_os(e)
             if known is not None:
@@ -98,6 +101,13 @@ def _of_os(error: OSError) -> RaypipeError | None:
     file = error.filename
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return RaypipeError("The disk is full", got=file, fix=f"Make room. {AGAIN}")
+    if "No usable temporary directory" in str(error):
+        return RaypipeError(
+            "There is no folder for temporary files",
+            got=one_line(error).partition(" found in ")[2],
+            rule="One of these has room, and may be written",
+            fix=f"Make room, or set TMPDIR. {AGAIN}",
+        )
     if error.errno == errno.EROFS:
         fix = "Set run.dir and table.uri elsewhere"
         return RaypipeError("The disk may not be written", got=file, fix=fix)

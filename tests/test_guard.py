@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from torch.distributed import DistStoreError
 
 from raypipe.errors import ClusterError, ConfigError
 from raypipe.failures import DOCTOR, explain
@@ -112,6 +113,11 @@ def test_a_verb_on_a_full_disk_says_so() -> None:
         ),
         (PermissionError(errno.EACCES, "Permission denied", "/x"), "may not be opened (got '/x')"),
         (MemoryError("12 GB"), "The memory is full. 12 GB."),
+        (DistStoreError("No space left on device"), "The disk is full"),
+        (
+            FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']"),
+            "There is no folder for temporary files (got \"['/tmp']\")",
+        ),
         (KeyboardInterrupt(), "Interrupted. Run the same command again"),
     ],
 )
