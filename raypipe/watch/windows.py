@@ -12,8 +12,9 @@ selection of rows, watch.name), are numbered, and each is committed directly on 
   from a backup). Its images belong to the next window.
 
 `tables/between.py` tells from the table's own log what came. Where it cannot, all images are
-compared with those of earlier windows, whose identities are in the predictions table. A window
-needs no clock: versions say what is new.
+compared with those of earlier windows, whose identities are in the predictions table. So they are
+after a RESTORE, which brings back rows that an earlier window may have had. A window needs no
+clock: versions say what is new.
 """
 
 from __future__ import annotations
@@ -427,6 +428,8 @@ class Windows:
             before = self._table.pin(last.version)
             if between.state(self._table, before, where) != last.state:
                 raise DataError(f"v{last.version} has other rows now")
+            if between.restored(self._table, before, version):
+                raise DataError("the table was restored to an older version")
             return between.between(self._table, before, version, where).new
         except Unreachable:
             raise
