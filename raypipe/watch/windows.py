@@ -198,7 +198,7 @@ class Windows:
         """say: told what a user should know. Raises DataError for tables that cannot be read."""
         self._source, self._cfg, self._say, self._clock = source, cfg, say, clock
         self._table, self._newest = ImageTable.open_pinned(source)
-        chosen = (source.where, source.sample_key, source.columns)
+        chosen = _selection(self._table, self._newest, source)
         line = key_of("windows", self._newest.uri, self._newest.table_id, *chosen, cfg.name)
         self.log = Log(cfg.place(run, "windows"), line, cfg.storage_options)
 
@@ -477,6 +477,30 @@ class Windows:
             return ""
         checks = "1 check" if count == 1 else f"{count} checks"
         return f"{checks} did not run since {last.at:%Y-%m-%d %H:%M} UTC"
+
+
+def _selection(
+    table: ImageTable, version: TableVersion, source: TableConfig
+) -> tuple[Any, float | str, Any]:
+    """(where, sample, columns): which rows a line is about, by the names in the files.
+
+    A column that was renamed (column mapping) is the same column. Names of columns that decide
+    nothing about a window are not in it.
+    """
+    stored = table.snapshot(version).stored_names(table.uri)
+
+    def in_files(name: str) -> str:
+        return stored.get(name, name)
+
+    where = {in_files(name): wanted for name, wanted in source.where.items()}
+    default = type(source.columns)()
+    columns = default.model_copy(
+        update={
+            "id": in_files(source.columns.id),
+            "image": in_files(source.columns.image),
+        }
+    )
+    return where, source.sample_key, columns
 
 
 def _is_of(entry: Entry, window: Window) -> bool:

@@ -47,3 +47,42 @@ def test_rows_that_a_restore_brings_back_were_checked_before(night: Night) -> No
     night.case.add(60, 4)
     found = night.check()
     assert isinstance(found, Counter) and {i for i, _ in found} == {f"i{n}" for n in range(60, 64)}
+
+
+def mapped(uri: str, **renamed: str) -> None:
+    """Map the table's columns by name, and give some of them new names."""
+    log = sorted(Path(uri, "_delta_log").glob("*.json"))
+    actions = [json.loads(line) for file in log for line in file.read_text().splitlines()]
+    meta = [action["metaData"] for action in actions if "metaData" in action][-1]
+    schema = json.loads(meta["schemaString"])
+    for number, field in enumerate(schema["fields"], start=1):
+        field["metadata"].setdefault("delta.columnMapping.id", number)
+        field["metadata"].setdefault("delta.columnMapping.physicalName", field["name"])
+        field["name"] = renamed.get(field["name"], field["name"])
+    meta["schemaString"] = json.dumps(schema)
+    meta["configuration"] = {
+        "delta.columnMapping.mode": "name",
+        "delta.columnMapping.maxColumnId": "9",
+    }
+    actions = [{"metaData": meta}]
+    if not renamed:
+        actions.insert(0, {"protocol": {"minReaderVersion": 2, "minWriterVersion": 5}})
+    by_hand.commit(Path(uri), *actions)
+
+
+def test_a_column_that_was_renamed_begins_no_new_line(night: Night) -> None:
+    night.source = TableConfig(uri=night.case.uri, where={"split": "train"})
+    assert sum(night.check().values()) == 30  # type: ignore[union-attr]
+    mapped(night.case.uri)
+    assert night.check() == Counter()
+    mapped(night.case.uri, image="picture", image_id="name", split="part")
+    columns = Columns(image="picture", id="name", split="part")
+    night.source = TableConfig(uri=night.case.uri, columns=columns, where={"part": "train"})
+    found = night.check()
+    assert isinstance(found, Waiting) and found.images == 0, "all 30 were checked"
+    # A column that no window depends on may have any name.
+    columns = columns.model_copy(update={"source": "elsewhere"})
+    night.source = TableConfig(uri=night.case.uri, columns=columns, where={"part": "train"})
+    assert isinstance(night.check(), Waiting)
+    # Another column of images is another matter.
+    assert [event for event, _ in night.events()] == ["opened", "checked"]
