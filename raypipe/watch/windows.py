@@ -361,16 +361,19 @@ class Windows:
             # If somebody else was faster, their event says as much.
             self._add(replace(about, event="nothing", at=at))
 
-    def _again(self, last: Entry) -> Window | None:
-        """The window that was checked last: nothing came since."""
+    def _again(self, last: Entry) -> Window | Waiting:
+        """The window that was checked last: nothing came since.
+
+        Waiting where its images cannot be read any more: a quiet night after a VACUUM is no error.
+        """
         window = self._reopen(last, "", again=True)
-        if window is None:
-            raise DataError(
-                "Nothing came since the last check, and its images cannot be read any more",
-                got=f"window {last.window}, up to v{last.version}",
-                fix="Wait for new images, or check all of the table with watch.window=all",
-            )
-        return window
+        if window is not None:
+            return window
+        self._say(
+            f"Nothing came since window {last.window} (up to v{last.version}), and its images "
+            "cannot be read any more: it is not looked at again"
+        )
+        return Waiting(self._newest, last.version, 0, self._cfg.min_images)
 
     def _reopen(self, entry: Entry, missed: str, again: bool = False) -> Window | None:
         """The window of an entry; None if its version, or the state of it, is gone."""

@@ -86,3 +86,14 @@ def test_a_column_that_was_renamed_begins_no_new_line(night: Night) -> None:
     assert isinstance(night.check(), Waiting)
     # Another column of images is another matter.
     assert [event for event, _ in night.events()] == ["opened", "checked"]
+
+
+def test_a_quiet_night_after_a_vacuum_is_no_error(night: Night) -> None:
+    night.check()
+    DeltaTable(night.case.uri).optimize.compact()
+    DeltaTable(night.case.uri).vacuum(0, dry_run=False, enforce_retention_duration=False)
+    found = night.check()
+    assert isinstance(found, Waiting) and (found.images, found.since) == (0, 2)
+    assert "cannot be read any more" in night.said[-1]
+    night.case.add(40, 5)
+    assert sum(night.check().values()) == 5  # type: ignore[union-attr]
