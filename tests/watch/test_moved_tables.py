@@ -97,3 +97,51 @@ def test_a_quiet_night_after_a_vacuum_is_no_error(night: Night) -> None:
     assert "cannot be read any more" in night.said[-1]
     night.case.add(40, 5)
     assert sum(night.check().values()) == 5  # type: ignore[union-attr]
+
+
+def one_night(nights: Nights) -> Any:
+    cfg = DriftConfig(detectors=("mmd",))
+    return check.check_window(
+        *(nights.store, nights.run, nights.source, nights.watch, PredictConfig(), cfg, print)
+    )
+
+
+def champion(
+    nights: Nights, model: ImageModel, folder: Path, groups: tuple[str, ...] | None = None
+) -> None:
+    """The next version of the nights' model, with its own reference; neighbours may be groups."""
+    uri = nights.source.uri
+    info = {
+        "config": {"table": {"uri": uri}, "registry": {"group": "module"}},
+        "table": {"uri": uri, "version": 0},
+    }
+    nothing = Reference(np.zeros((4, 64)), np.full((4, 3), 1 / 3), tuple("wxyz"))
+    draft = Package(package.build(folder / "draft", model, CFG, CLASSES, nothing, info))
+    known = draft.predict(nights.images[:60])
+    names = tuple(f"r{n}" for n in range(60))
+    reference = Reference(known.features_ND, known.scores_NC, names, groups=groups)
+    built = package.build(folder / "package", model, CFG, CLASSES, reference, info)
+    key = folder.name
+    with tracking.run(nights.store, key, "train", {}, None) as run_id:
+        pass
+    version = promote.register(nights.store, run_id, built, key, {})
+    now = promote.champion(nights.store)
+    promote.promote(nights.store, version, expected=now.version if now else None)
+
+
+def test_a_registry_made_again_has_other_features_under_the_old_number(
+    registered: Registered, tmp_path: Path
+) -> None:
+    nights = Nights(registered, tmp_path)
+    for start in (60, 80):
+        nights.add(start)
+        before = one_night(nights)
+    assert before.report.notes[-1].endswith("40 of 2 checks")
+    new = {"uri": f"sqlite:///{tmp_path}/new.db", "moves": str(tmp_path / "moves")}
+    nights.store = tracking.open_store(nights.run, RegistryConfig(model="spans", **new))
+    torch.manual_seed(9)
+    champion(nights, ImageModel(CFG, 3).eval(), tmp_path / "again")
+    nights.add(100)
+    found = one_night(nights)
+    assert found.model == before.model, "it has the old name and number"
+    assert [e.on for e in found.report.evidence] == ["embedding"]
