@@ -138,6 +138,16 @@ def read_columns(table: ImageTable, where: Where) -> list[str]:
     return list(dict.fromkeys([table.columns.id, table.columns.image, *where]))
 
 
+def restored(table: ImageTable, before: TableVersion, after: TableVersion) -> bool:
+    """Was the table set back to an older version between these two, so that old rows came back?
+
+    False where old commits were cleaned up and nobody can tell. Raises DataError.
+    """
+    delta = table.at(after)
+    entries = history.commits(delta, table.uri, table.storage_options, before.version)
+    return any(str(entry["operation"]).upper() == "RESTORE" for entry in entries)
+
+
 def only_moved(table: ImageTable, before: TableVersion, after: TableVersion) -> bool:
     """Does every commit between say that it changes no row? Raises DataError."""
     delta = table.at(after)

@@ -201,9 +201,14 @@ def schema_of(delta: DeltaTable) -> pa.Schema:
 
 def stored_as(field: pa.Field) -> str:
     """What finds a column of the table's schema in its files, and its type."""
+    return f"{stored_name(field)}: {field.type}"
+
+
+def stored_name(field: pa.Field) -> str:
+    """What finds a column of the table's schema in its files."""
     metadata = field.metadata or {}
     key = metadata.get(PHYSICAL_NAME) or metadata.get(FIELD_ID) or field.name.encode()
-    return f"{key.decode()}: {field.type}"
+    return str(key.decode())
 
 
 def _stored_names(stored: pa.Schema, schema: pa.Schema, file: File) -> _Stored:

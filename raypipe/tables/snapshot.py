@@ -100,6 +100,14 @@ class Snapshot:
             _, schema = self._listed(uri, {})
         return {name: log.stored_as(schema.field(name)) for name in names if name in schema.names}
 
+    def stored_names(self, uri: str) -> dict[str, str]:
+        """What finds each column in the files: its own name, or with column mapping another name
+        or a number, which stays when the column is renamed. Raises DataError.
+        """
+        with self._lock:
+            _, schema = self._listed(uri, {})
+        return {field.name: log.stored_name(field) for field in schema}
+
     def state(self, uri: str, names: Collection[str]) -> str:
         """A hash of the rows of these columns, as the log tells: equal only if they are the same.
 

@@ -74,6 +74,8 @@ _ROW = pa.schema(
         # What was looked at: the key of the window, or of the prediction. The number of a window is
         # no name: the windows of another table, or of one made again, have the same numbers.
         ("about", pa.string()),
+        # Of the champion's package. Its name and number are no name: a registry may be made again.
+        ("seal", pa.string()),
         # Was alpha a share of watch.horizon?
         ("promised", pa.bool_()),
         ("since", pa.int64()),
@@ -202,7 +204,8 @@ def check(
         wanted = watch.horizon.spans if watch.horizon is not None else ()
         if wanted and window is not None and window.number:
             rows = records.checks(run, watch).rows
-            before = spans.earlier(log, rows, str(model), window.number, max(wanted) - 1)
+            by = (str(model), model.seal)
+            before = spans.earlier(log, rows, *by, window.number, max(wanted) - 1)
             of_spans = spans.together(
                 mine,
                 before,
@@ -222,6 +225,7 @@ def check(
         row = _as_row(
             key, name, str(model), predicted.version, found, window, is_promised, looked_at
         )
+        row["seal"] = model.seal
         return pa.Table.from_pylist([row], _ROW)
 
     # The tests run only if this evidence is not stored yet. Two checks at once store it once.

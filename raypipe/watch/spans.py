@@ -43,12 +43,14 @@ def earlier(
     entries: Sequence[Entry],
     rows: Sequence[Mapping[str, Any]],
     model: str,
+    seal: str | None,
     window: int,
     most: int,
 ) -> list[Entry]:
     """The checked windows that the spans of this window look back at, newest first; `most` of them.
 
-    entries: of the log of windows, in their order. rows: of the table of evidence.
+    entries: of the log of windows, in their order. rows: of the table of evidence. seal: of the
+    model's package; a row without one is of an older raypipe.
     """
     evidence = {row["key"]: row for row in rows}
     found: list[Entry] = []
@@ -56,7 +58,10 @@ def earlier(
         if entry.event != "checked" or entry.window >= window:
             continue
         row = evidence.get(entry.evidence)
-        if row is None or row["model"] != model or row["is_drift"] or not row.get("promised"):
+        if row is None or row["is_drift"] or not row.get("promised"):
+            break
+        # A registry that was made again gives another model the same name and number.
+        if (row["model"], row.get("seal")) != (model, seal):
             break
         found.append(entry)
         if len(found) == most:

@@ -12,8 +12,9 @@ selection of rows, watch.name), are numbered, and each is committed directly on 
   from a backup). Its images belong to the next window.
 
 `tables/between.py` tells from the table's own log what came. Where it cannot, all images are
-compared with those of earlier windows, whose identities are in the predictions table. A window
-needs no clock: versions say what is new.
+compared with those of earlier windows, whose identities are in the predictions table. So they are
+after a RESTORE, which brings back rows that an earlier window may have had. A window needs no
+clock: versions say what is new.
 """
 
 from __future__ import annotations
@@ -197,7 +198,7 @@ class Windows:
         """say: told what a user should know. Raises DataError for tables that cannot be read."""
         self._source, self._cfg, self._say, self._clock = source, cfg, say, clock
         self._table, self._newest = ImageTable.open_pinned(source)
-        chosen = (source.where, source.sample_key, source.columns)
+        chosen = _selection(self._table, self._newest, source)
         line = key_of("windows", self._newest.uri, self._newest.table_id, *chosen, cfg.name)
         self.log = Log(cfg.place(run, "windows"), line, cfg.storage_options)
 
@@ -360,16 +361,19 @@ class Windows:
             # If somebody else was faster, their event says as much.
             self._add(replace(about, event="nothing", at=at))
 
-    def _again(self, last: Entry) -> Window | None:
-        """The window that was checked last: nothing came since."""
+    def _again(self, last: Entry) -> Window | Waiting:
+        """The window that was checked last: nothing came since.
+
+        Waiting where its images cannot be read any more: a quiet night after a VACUUM is no error.
+        """
         window = self._reopen(last, "", again=True)
-        if window is None:
-            raise DataError(
-                "Nothing came since the last check, and its images cannot be read any more",
-                got=f"window {last.window}, up to v{last.version}",
-                fix="Wait for new images, or check all of the table with watch.window=all",
-            )
-        return window
+        if window is not None:
+            return window
+        self._say(
+            f"Nothing came since window {last.window} (up to v{last.version}), and its images "
+            "cannot be read any more: it is not looked at again"
+        )
+        return Waiting(self._newest, last.version, 0, self._cfg.min_images)
 
     def _reopen(self, entry: Entry, missed: str, again: bool = False) -> Window | None:
         """The window of an entry; None if its version, or the state of it, is gone."""
@@ -427,6 +431,8 @@ class Windows:
             before = self._table.pin(last.version)
             if between.state(self._table, before, where) != last.state:
                 raise DataError(f"v{last.version} has other rows now")
+            if between.restored(self._table, before, version):
+                raise DataError("the table was restored to an older version")
             return between.between(self._table, before, version, where).new
         except Unreachable:
             raise
@@ -474,6 +480,30 @@ class Windows:
             return ""
         checks = "1 check" if count == 1 else f"{count} checks"
         return f"{checks} did not run since {last.at:%Y-%m-%d %H:%M} UTC"
+
+
+def _selection(
+    table: ImageTable, version: TableVersion, source: TableConfig
+) -> tuple[Any, float | str, Any]:
+    """(where, sample, columns): which rows a line is about, by the names in the files.
+
+    A column that was renamed (column mapping) is the same column. Names of columns that decide
+    nothing about a window are not in it.
+    """
+    stored = table.snapshot(version).stored_names(table.uri)
+
+    def in_files(name: str) -> str:
+        return stored.get(name, name)
+
+    where = {in_files(name): wanted for name, wanted in source.where.items()}
+    default = type(source.columns)()
+    columns = default.model_copy(
+        update={
+            "id": in_files(source.columns.id),
+            "image": in_files(source.columns.image),
+        }
+    )
+    return where, source.sample_key, columns
 
 
 def _is_of(entry: Entry, window: Window) -> bool:

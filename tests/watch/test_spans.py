@@ -34,7 +34,7 @@ def entry(number: int, window: int, event: str = "checked") -> Entry:
 
 
 def row(number: int, **change: Any) -> dict[str, Any]:
-    kept = {"key": f"e{number}", "model": "m/1", "is_drift": False, "promised": True}
+    kept = {"key": f"e{number}", "model": "m/1", "is_drift": False, "promised": True, "seal": "s"}
     return kept | change
 
 
@@ -43,7 +43,7 @@ def test_a_span_looks_back_at_checked_windows_of_this_champion_and_this_promise(
     rows = [row(1), row(4), row(5)]
 
     def windows(rows: list[dict[str, Any]], window: int = 4, most: int = 27) -> list[int]:
-        return [e.window for e in spans.earlier(log, rows, "m/1", window, most)]
+        return [e.window for e in spans.earlier(log, rows, "m/1", "s", window, most)]
 
     assert windows(rows) == [3, 2, 1]
     assert windows(rows, most=2) == [3, 2]
@@ -51,6 +51,8 @@ def test_a_span_looks_back_at_checked_windows_of_this_champion_and_this_promise(
     assert windows([row(1), row(4, is_drift=True), row(5)]) == [3], "no image alarms twice"
     assert windows([row(1), row(4, model="m/2"), row(5)]) == [3]
     assert windows([row(1), row(4, promised=None), row(5)]) == [3]
+    assert windows([row(1), row(4, seal="of another package"), row(5)]) == [3]
+    assert windows([row(1), row(4, seal=None), row(5)]) == [3], "an older raypipe's"
     assert windows([row(1), row(4)]) == [], "evidence that is gone"
 
 
