@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path, PurePath
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -227,8 +227,9 @@ def field_names(kind: type[BaseModel], prefix: str = "") -> list[str]:
     for attribute, field in kind.model_fields.items():
         name = field.alias or attribute
         names.append(prefix + name)
-        # A section may be optional: `Section | None`.
-        for inner in (field.annotation, *get_args(field.annotation)):
+        # A section may be optional: `Section | None`. One of many in a list has no name of its own.
+        is_list = get_origin(field.annotation) is tuple
+        for inner in (field.annotation, *(() if is_list else get_args(field.annotation))):
             if isinstance(inner, type) and issubclass(inner, BaseModel):
                 names += field_names(inner, f"{prefix}{name}.")
     return names

@@ -1,4 +1,4 @@
-"""Tables that are restored, renamed, vacuumed or overwritten between checks: no row twice, no lie."""
+"""Tables restored, renamed, vacuumed or overwritten between checks: no row twice, no lie."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pytest
 import torch
-from deltalake import DeltaTable, write_deltalake
+from deltalake import DeltaTable
 
 from raypipe.models.zoo import ImageModel
 from raypipe.registry import package, promote, tracking
