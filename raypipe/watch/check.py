@@ -32,7 +32,7 @@ from raypipe.registry.promote import ModelVersion
 from raypipe.registry.tracking import Store
 from raypipe.serve import batch
 from raypipe.serve.batch import Brought, Calls, PredictConfig
-from raypipe.tables import scan
+from raypipe.tables import between, scan
 from raypipe.tables.commits import rows_once
 from raypipe.tables.table import ImageTable, TableConfig, TableVersion
 from raypipe.watch import ask, by_domain, projection, promise, records, severity, spans
@@ -186,14 +186,34 @@ def check(
     mine = read_batch(predicted.version, predicted.uri, predicted.key, options)
     reference = package.reference()
 
+    def with_groups(one: Batch) -> Batch:
+        return replace(one, groups=_groups(package, reference, batch_table, one))
+
+    def earlier(entry: Entry) -> Batch:
+        """An earlier window, with the groups that its images had: they may have left the table,
+        or it may have given their ids to others. Raises DataError where nobody knows them."""
+        one = read_batch(mine.version, entry.predictions, entry.prediction, options)
+        if mine.groups is None:
+            return one
+        table = ImageTable.open(batch_table)
+        then = table.pin(entry.version)
+        one = with_groups(replace(one, version=then))
+        # A table that was restored from a backup has the number again, with other rows.
+        same = between.state(table, then, batch_table.where) == entry.state
+        if one.groups is None or not same:
+            raise DataError(f"{then} does not say the groups of the images of {entry.window}")
+        return one
+
     def made() -> pa.Table:
+        nonlocal mine
+        mine = with_groups(mine)
         ours = known(package, reference).seen
 
         def tested(one: Batch) -> Callable[[DriftConfig], DriftReport]:
             theirs = Seen(
                 _labels(package, one.scores_NC),
                 one.looks_NK,
-                groups=_groups(package, reference, batch_table, one),
+                groups=one.groups,
                 arrived_N=_arrived(watch.arrived, batch_table, one),
             )
             embeddings = (reference.features_ND, one.features_ND)
@@ -206,26 +226,18 @@ def check(
             rows = records.checks(run, watch).rows
             by = (str(model), model.seal)
             before = spans.earlier(log, rows, *by, window.number, max(wanted) - 1)
-            of_spans = spans.together(
-                mine,
-                before,
-                lambda e: read_batch(mine.version, e.predictions, e.prediction, options),
-                wanted,
-                drift.max_rows,
-            )
+            of_spans = spans.together(mine, before, earlier, wanted, drift.max_rows)
         each = {count: tested(one) for count, one in of_spans.items()}
         found = promise.over_spans(drift, alpha, tested(mine), each)
         # Of a package that was tampered with nothing is said: it raises.
         cost = severity.severity(package.severity(), mine.scores_NC, mine.features_ND, run.seed)
-        left_out = _not_compared(
-            package, reference, mine, _groups(package, reference, batch_table, mine)
-        )
+        left_out = _not_compared(package, reference, mine)
         found = replace(found, severity=cost, notes=(*found.notes, *left_out))
         is_promised = watch.horizon is not None
         row = _as_row(
-            key, name, str(model), predicted.version, found, window, is_promised, looked_at
+            *(key, name, str(model), predicted.version, found, window, is_promised, looked_at),
+            model.seal,
         )
-        row["seal"] = model.seal
         return pa.Table.from_pylist([row], _ROW)
 
     # The tests run only if this evidence is not stored yet. Two checks at once store it once.
@@ -402,13 +414,13 @@ def _of_images(
     ]
 
 
-def _not_compared(package: Package, reference: Reference, mine: Batch, groups: Any) -> list[str]:
+def _not_compared(package: Package, reference: Reference, mine: Batch) -> list[str]:
     """What of the batch or of its reference the tests could not take, for people."""
     notes = []
     if mine.broken:
         of = mine.broken + len(mine.ids)
         notes.append(f"{mine.broken} of {of} images have no prediction (broken): they are left out")
-    if reference.groups is not None and groups is None:
+    if reference.groups is not None and mine.groups is None:
         column = package.info["config"].get("registry", {}).get("group")
         notes.append(
             f"the reference has groups by {column!r}, and the batch's table has no such column: "
@@ -477,6 +489,7 @@ def _as_row(
     window: Window | None = None,
     promised: bool = False,
     about: str = "",
+    seal: str | None = None,
 ) -> dict[str, Any]:
     whole = asdict(found)
     del whole["severity"]
@@ -495,6 +508,7 @@ def _as_row(
         "since": window.since if window is not None else None,
         "promised": promised,
         "about": about,
+        "seal": seal,
     }
 
 

@@ -25,7 +25,7 @@ class Batch:
     """A predicted batch. Row i of the arrays is the image ids[i] with the hash sha256[i].
 
     looks_NK: the columns of `measure.SEEN`; None: not read. broken: images of the batch without a
-    prediction, which are not here.
+    prediction, which are not here. groups: of each image, "" where it has none; None: not known.
     """
 
     version: TableVersion
@@ -35,6 +35,7 @@ class Batch:
     scores_NC: np.ndarray
     looks_NK: np.ndarray | None = None
     broken: int = 0
+    groups: list[str] | None = None
 
 
 def picture_of(

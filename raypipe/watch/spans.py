@@ -8,8 +8,10 @@ It asks more than single nights do, so it is off by default. Nights may depend o
 way as long as each is tested alone. Here the images of all nights of a span must be exchangeable
 with the reference's. Modules photographed again each night are not: 28 nights of them are a few
 modules, and no 1,400 images. With `watch.group` the cells of one module move together, whichever
-night they come from, and that is covered. Nights that share weather are not: with an AR(1) of .8,
-27 % of the years alarmed where 3 % were asked for (benchmarks/results/2026-11-25-horizon.md).
+night they come from, and that is covered. The groups of an earlier night are those of the table's
+version then; where it cannot be read any more, the look back ends. Nights that share weather are
+not: with an AR(1) of .8, 27 % of the years alarmed where 3 % were asked for
+(benchmarks/results/2026-11-25-horizon.md).
 
 Which earlier checks a span looks back at is read from the log of windows and the table of evidence,
 so that no clock, rerun or missed night counts:
@@ -102,6 +104,7 @@ def _distinct(batches: Sequence[Batch]) -> Batch:
     first = {sha256: row for row, sha256 in reversed(list(enumerate(hashes)))}
     rows = sorted(first.values())
     looks = [one.looks_NK for one in batches if one.looks_NK is not None]
+    groups = [group for one in batches for group in one.groups or []]
     return Batch(
         batches[0].version,
         [ids[row] for row in rows],
@@ -109,6 +112,7 @@ def _distinct(batches: Sequence[Batch]) -> Batch:
         np.concatenate([one.features_ND for one in batches])[rows],
         np.concatenate([one.scores_NC for one in batches])[rows],
         np.concatenate(looks)[rows] if len(looks) == len(batches) else None,
+        groups=[groups[row] for row in rows] if len(groups) == len(hashes) else None,
     )
 
 

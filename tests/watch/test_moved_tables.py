@@ -144,3 +144,42 @@ def test_a_registry_made_again_has_other_features_under_the_old_number(
     found = one_night(nights)
     assert found.model == before.model, "it has the old name and number"
     assert [e.on for e in found.report.evidence] == ["embedding"]
+
+
+def test_images_that_left_the_table_keep_their_groups_in_a_span(
+    registered: Registered, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nights = Nights(registered, tmp_path)
+    groups = tuple(f"g{n // 2}" for n in range(60))
+    champion(nights, registered.package.model, tmp_path / "grouped", groups)
+    seen: list[list[str]] = []
+    real = check.detect
+
+    def detect(*args: Any) -> Any:
+        seen.append(list(args[7].groups))
+        return real(*args)
+
+    monkeypatch.setattr(check, "detect", detect)
+
+    def staged(number: int, vacuum: bool = False) -> list[list[str]]:
+        """A table that holds one night, and names its images anew each time."""
+        images = nights.images[60 + 20 * number : 80 + 20 * number]
+        rows = {
+            "image_id": [f"i{n}" for n in range(20)],
+            "image": pa.array(images, pa.binary()),
+            "module": [f"night {number}, module {n // 2}" for n in range(20)],
+        }
+        write_deltalake(nights.source.uri, pa.table(rows), mode="overwrite")
+        if vacuum:
+            table = DeltaTable(nights.source.uri)
+            table.vacuum(0, dry_run=False, enforce_retention_duration=False)
+        seen.clear()
+        one_night(nights)
+        return sorted(seen, key=len)
+
+    staged(0)
+    _, of_two = staged(1)
+    counts = Counter(of_two)
+    assert len(counts) == 20 and set(counts.values()) == {2}, counts
+    # Where nobody knows their groups any more, the look back ends.
+    assert [len(one) for one in staged(2, vacuum=True)] == [20]
