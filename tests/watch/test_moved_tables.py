@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
-from deltalake import DeltaTable
+from deltalake import DeltaTable, write_deltalake
 
 from raypipe.models.zoo import ImageModel
 from raypipe.registry import package, promote, tracking
