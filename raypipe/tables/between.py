@@ -104,7 +104,7 @@ def between(
     was = table.snapshot(before).columns(table.uri, names)
     if was != table.snapshot(after).columns(table.uri, names):
         raise DataError(
-            f"Columns of {table.uri} were renamed since v{before.version}",
+            f"Columns of {table.uri} were renamed or got another type since v{before.version}",
             got=", ".join(names),
             rule="The same files now say something else",
         )
