@@ -186,27 +186,26 @@ def check(
     mine = read_batch(predicted.version, predicted.uri, predicted.key, options)
     reference = package.reference()
 
-    def with_groups(one: Batch) -> Batch:
-        return replace(one, groups=_groups(package, reference, batch_table, one))
-
-    def earlier(entry: Entry) -> Batch:
-        """An earlier window, with the groups that its images had: they may have left the table,
-        or it may have given their ids to others. Raises DataError where nobody knows them."""
-        one = read_batch(mine.version, entry.predictions, entry.prediction, options)
-        if mine.groups is None:
-            return one
-        table = ImageTable.open(batch_table)
-        then = table.pin(entry.version)
-        one = with_groups(replace(one, version=then))
-        # A table that was restored from a backup has the number again, with other rows.
-        same = between.state(table, then, batch_table.where) == entry.state
-        if one.groups is None or not same:
-            raise DataError(f"{then} does not say the groups of the images of {entry.window}")
-        return one
-
     def made() -> pa.Table:
-        nonlocal mine
-        mine = with_groups(mine)
+        def with_groups(one: Batch) -> Batch:
+            return replace(one, groups=_groups(package, reference, batch_table, one))
+
+        def earlier(entry: Entry) -> Batch:
+            """An earlier window, with the groups that its images had: they may have left the table,
+            or it may have given their ids to others. Raises DataError where nobody knows them."""
+            one = read_batch(mine.version, entry.predictions, entry.prediction, options)
+            if grouped.groups is None:
+                return one
+            table = ImageTable.open(batch_table)
+            then = table.pin(entry.version)
+            one = with_groups(replace(one, version=then))
+            # A table that was restored from a backup has the number again, with other rows.
+            same = between.state(table, then, batch_table.where) == entry.state
+            if one.groups is None or not same:
+                raise DataError(f"{then} does not say the groups of the images of {entry.window}")
+            return one
+
+        grouped = with_groups(mine)
         ours = known(package, reference).seen
 
         def tested(one: Batch) -> Callable[[DriftConfig], DriftReport]:
@@ -226,12 +225,12 @@ def check(
             rows = records.checks(run, watch).rows
             by = (str(model), model.seal)
             before = spans.earlier(log, rows, *by, window.number, max(wanted) - 1)
-            of_spans = spans.together(mine, before, earlier, wanted, drift.max_rows)
+            of_spans = spans.together(grouped, before, earlier, wanted, drift.max_rows)
         each = {count: tested(one) for count, one in of_spans.items()}
-        found = promise.over_spans(drift, alpha, tested(mine), each)
+        found = promise.over_spans(drift, alpha, tested(grouped), each)
         # Of a package that was tampered with nothing is said: it raises.
         cost = severity.severity(package.severity(), mine.scores_NC, mine.features_ND, run.seed)
-        left_out = _not_compared(package, reference, mine)
+        left_out = _not_compared(package, reference, grouped)
         found = replace(found, severity=cost, notes=(*found.notes, *left_out))
         is_promised = watch.horizon is not None
         row = _as_row(
