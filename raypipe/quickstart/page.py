@@ -15,7 +15,8 @@ from raypipe.search.leaderboard import SearchResult
 from raypipe.tables import scan, verdicts
 from raypipe.tables.clean import CleanResult
 from raypipe.tables.table import ImageTable, TableConfig
-from raypipe.watch.check import CheckResult, now, read_batch
+from raypipe.watch.check import CheckResult, read_batch
+from raypipe.watch.evidence_row import now
 from raypipe.watch.pictures import picture_of
 from raypipe.watch.retrain import RetrainResult
 

@@ -6,6 +6,8 @@ reference.npz         features and scores of unseen images of the training domai
                       measured against them
 severity.json         what the estimate of accuracy without labels is calibrated with; only where
                       that makes sense (package.json says why not)
+outcomes.npz          how wrong and how sure it was on held-out images, row by row; labels that come
+                      later are compared with them
 code/                 of a `file:` model: the user's own modules (own_code.py)
 manifest.json         format version, and the sha256 of each file; a package is the files that it
                       names
@@ -37,6 +39,7 @@ from raypipe.errors import DataError, RaypipeError, one_line
 from raypipe.images.decode import Picture, decode_batch, decode_good
 from raypipe.images.measure import SEEN
 from raypipe.models.finite import require_rows, require_weights
+from raypipe.models.outcomes import Outcomes
 from raypipe.models.severity import Calibration
 from raypipe.models.tasks import Task
 from raypipe.models.zoo import ImageModel, ModelConfig
@@ -46,6 +49,7 @@ from raypipe.registry import own_code
 FORMAT = 2
 MANIFEST = "manifest.json"
 SEVERITY = "severity.json"
+OUTCOMES = "outcomes.npz"
 AGAIN = "Train and register again, with a lower train.lr"
 _FILES = ("package.json", "weights.safetensors", "reference.npz")
 # Of a file in the package: no part begins with a dot, so none is `..`.
@@ -224,6 +228,13 @@ class Package:
                 fix="Restore the package, or train and register again",
             )
         return found
+
+    def outcomes(self) -> Outcomes | None:
+        """How wrong and how sure it was on held-out images; None: an older raypipe wrote the
+        package. Raises DataError for a file that raypipe cannot have written.
+        """
+        data = self.files.get(OUTCOMES)
+        return None if data is None else Outcomes.from_bytes(data, self._where)
 
     def predict(self, images: Sequence[bytes], threads: int = 2) -> Predictions:
         """Labels and scores of encoded images.

@@ -57,7 +57,7 @@ def rows_of(
         some = [name for name, is_kept in zip(names, kept_N.tolist(), strict=True) if is_kept]
         hashes = part[SHA256].filter(pa.array(kept_N)) if SHA256 in has else None
         ids += some
-        parts.append(_identities(version.table_id, some, hashes))
+        parts.append(identities(version.table_id, some, hashes))
     return ids, np.concatenate(parts)
 
 
@@ -112,9 +112,10 @@ def is_among(rows_N2: np.ndarray, known_M2: np.ndarray) -> np.ndarray:
     return is_known_N
 
 
-def _identities(
+def identities(
     table_id: str, ids: Iterable[str | None], hashes: pa.ChunkedArray | None
 ) -> np.ndarray:
+    """identities_N2 of rows by the id of their table, their ids, and hex or binary sha256."""
     # repr keeps None and the text "None" apart.
     digests = [hashlib.blake2b(repr((table_id, i)).encode(), digest_size=8).digest() for i in ids]
     rows_N2 = np.zeros((len(digests), 2), np.uint64)

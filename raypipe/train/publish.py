@@ -119,6 +119,8 @@ def _publish(
     extra = {name: text.encode() for name, text in pages.items()}
     trained_on_N2 = learned.of_training(job, pinned)
     extra |= learned.files(trained_on_N2, called_for.start.inherited_N2)
+    if held_out.outcomes is not None:
+        extra[package.OUTCOMES] = held_out.outcomes.to_bytes()
     if severity.calibration is not None:
         extra[package.SEVERITY] = to_json(severity.calibration.to_json()).encode()
     nodes = usage.read(*(folder / usage.FILE for folder in recorded))

@@ -17,15 +17,17 @@ from raypipe.feed.dataset import Pinned
 from raypipe.feed.feed import Feed, fetch
 from raypipe.feed.locate import locate
 from raypipe.files import write_atomic
-from raypipe.models import calibrate
+from raypipe.models import calibrate, outcomes
 from raypipe.models.finite import require_rows
 from raypipe.models.labels import Kind
+from raypipe.models.outcomes import Outcomes
 from raypipe.models.zoo import ImageModel
 from raypipe.registry.package import Reference
 from raypipe.train import belonging, looked_at, trainer
 from raypipe.train.job import TrainJob, TrainResult
 from raypipe.train.objective import judge
 
+BELONGING, ALL = "belonging", "all"
 TEST = "test.json"  # beside a result: its metrics on the test split
 
 
@@ -85,6 +87,8 @@ class Unseen:
     labels_N: np.ndarray
     calibrated: Calibrated | None = None
     samples_N: np.ndarray | None = None
+    outcomes: Outcomes | None = None
+    """Of the test split, which chose nothing; of these images where the table has none."""
 
 
 def reference(job: TrainJob, model: ImageModel, pinned: Pinned, folder: Path) -> Unseen:
@@ -101,18 +105,24 @@ def reference(job: TrainJob, model: ImageModel, pinned: Pinned, folder: Path) ->
     trained_on_val = set(pinned.parts(feed.val)) <= set(pinned.parts(feed.train))
     if trained_on_val and pinned.counts[feed.test]:
         split = feed.test
-    predicted, labels_N, samples_N = _predicted(job, model, pinned, split, described=True)
-    if split == feed.test:
-        _store_test(job, folder, pinned, predicted, labels_N)
+    predicted, labels_N, samples_N = _predicted(job, model, pinned, split, ALL)
+    tested, tested_labels_N = predicted, labels_N
+    if split != feed.test and pinned.counts[feed.test]:
+        tested, tested_labels_N, _ = _predicted(job, model, pinned, feed.test, BELONGING)
+    has_tested = tested is not predicted or split == feed.test
+    if has_tested:
+        # The images are predicted anyway.
+        _store_test(job, folder, pinned, tested, tested_labels_N)
+    judged_split = feed.test if has_tested else split
     if not job.model.calibrate:
-        return Unseen(split, predicted, labels_N, samples_N=samples_N)
+        kept = _outcomes(pinned, tested, tested_labels_N, judged_split)
+        return Unseen(split, predicted, labels_N, samples_N=samples_N, outcomes=kept)
 
     # Fitted on these images, and measured on others.
     targets_NC = _targets(pinned, labels_N)
     kind = pinned.task.kind
     chosen = calibrate.choose_temperature(kind, predicted.scores_NC, targets_NC)
-    scores_NC = _tempered(kind, predicted.scores_NC, chosen.kept)
-    found = Calibrated(
+    calibrated = Calibrated(
         temperature=chosen.kept,
         fitted=chosen.fitted,
         gain=chosen.gain,
@@ -120,30 +130,27 @@ def reference(job: TrainJob, model: ImageModel, pinned: Pinned, folder: Path) ->
         images=len(targets_NC),
         test_images=0,
     )
-    calibrated = _measured(job, model, pinned, folder, found)
-    return Unseen(split, replace(predicted, scores_NC=scores_NC), labels_N, calibrated, samples_N)
+    mended = replace(tested, scores_NC=_tempered(kind, tested.scores_NC, chosen.kept))
+    if has_tested:
+        tested_NC = _targets(pinned, tested_labels_N)
+        calibrated = replace(
+            calibrated,
+            test_images=len(tested_NC),
+            error_before=calibrate.calibration(kind, tested.scores_NC, tested_NC).error,
+            error_after=calibrate.calibration(kind, mended.scores_NC, tested_NC).error,
+            change=calibrate.change(kind, tested.scores_NC, mended.scores_NC, tested_NC),
+        )
+    kept = _outcomes(pinned, mended, tested_labels_N, judged_split)
+    scores_NC = _tempered(kind, predicted.scores_NC, chosen.kept)
+    predicted = replace(predicted, scores_NC=scores_NC)
+    return Unseen(split, predicted, labels_N, calibrated, samples_N, kept)
 
 
-def _measured(
-    job: TrainJob, model: ImageModel, pinned: Pinned, folder: Path, found: Calibrated
-) -> Calibrated:
-    """`found` with the calibration error before and after it, on the test split.
-
-    The test metrics are stored in `folder`, because the images are predicted anyway.
-    """
-    if not pinned.counts[job.feed.test]:
-        return found
-    tested, labels_N = predict_split(job, model, pinned, job.feed.test)
-    _store_test(job, folder, pinned, tested, labels_N)
-    kind, targets_NC = pinned.task.kind, _targets(pinned, labels_N)
-    mended_NC = _tempered(kind, tested.scores_NC, found.temperature)
-    return replace(
-        found,
-        test_images=len(targets_NC),
-        error_before=calibrate.calibration(kind, tested.scores_NC, targets_NC).error,
-        error_after=calibrate.calibration(kind, mended_NC, targets_NC).error,
-        change=calibrate.change(kind, tested.scores_NC, mended_NC, targets_NC),
-    )
+def _outcomes(pinned: Pinned, said: Reference, labels_N: np.ndarray, split: str) -> Outcomes:
+    task = pinned.task
+    error_N = outcomes.errors(task, said.scores_NC, _targets(pinned, labels_N))
+    sure_N = outcomes.sure(task, said.scores_NC)
+    return Outcomes(error_N, sure_N, said.domains or (), said.groups, split)
 
 
 def _targets(pinned: Pinned, labels_N: np.ndarray) -> np.ndarray:
@@ -188,21 +195,23 @@ def _store_test(
 
 
 def predict_split(
-    job: TrainJob, model: ImageModel, pinned: Pinned, split: str, described: bool = False
+    job: TrainJob, model: ImageModel, pinned: Pinned, split: str
 ) -> tuple[Reference, np.ndarray]:
     """Features and scores of a split, and the labels of the images they are of.
 
     Of a split with more images than registry.judged_images, they are of a sample. The feed replaces
-    a broken image by its neighbour: then the label is the neighbour's too. described: with all that
-    a reference says of its images.
+    a broken image by its neighbour: then the label is the neighbour's too.
     """
-    return _predicted(job, model, pinned, split, described)[:2]
+    return _predicted(job, model, pinned, split)[:2]
 
 
 def _predicted(
-    job: TrainJob, model: ImageModel, pinned: Pinned, split: str, described: bool
+    job: TrainJob, model: ImageModel, pinned: Pinned, split: str, described: str = ""
 ) -> tuple[Reference, np.ndarray, np.ndarray]:
-    """What `predict_split` says, and the numbers of the samples among the split's rows."""
+    """What `predict_split` says, and the numbers of the samples among the split's rows.
+
+    described: BELONGING, the domains and groups of the images too; ALL, how they look, too.
+    """
     source = trainer.sources(job, pinned, [split], most=job.registry.judged_images)[split]
     feed = Feed(source, source, 256, job.run.seed)
     frozen = job.model.mode == "frozen"
@@ -236,6 +245,9 @@ def _predicted(
         # Features come without the places of their images. The samples are the same.
         rows = locate(pinned, split, job.feed).sampled(job.registry.judged_images)
     domains, groups = belonging.names(job.registry, pinned, rows, samples_N)
+    if described == BELONGING:
+        known = Reference(features_ND, scores_NC, ids, None, domains, groups)
+        return known, labels_N, samples_N
     looks_NK = looked_at.looks(rows, samples_N, job.model.pixels, job.feed.threads)
     described_too = Reference(features_ND, scores_NC, ids, looks_NK, domains, groups)
     return described_too, labels_N, samples_N

@@ -15,9 +15,10 @@ from raypipe.config import RunConfig, key_of
 from raypipe.tables import retries
 from raypipe.tables.commits import TRIES, require_rows_of, rows_named, rows_once
 from raypipe.watch import history, policy
-from raypipe.watch.check import CheckResult, now
+from raypipe.watch.check import CheckResult
 from raypipe.watch.cycle import Journal
 from raypipe.watch.decide import Decision
+from raypipe.watch.evidence_row import now
 from raypipe.watch.settings import WatchConfig
 
 FORMAT = 1

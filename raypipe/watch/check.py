@@ -3,25 +3,23 @@
 It keeps the evidence and draws the report.
 
 The evidence is one row of a Delta table and one MLflow run, named by (model, batch version,
-settings): the same check twice is one row. A check needs no labels.
+settings): the same check twice is one row. A check needs no labels; those that came are compared
+(feedback.py).
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
-from datetime import datetime, timezone
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from raypipe import report
-from raypipe.config import RunConfig, key_of, to_json
+from raypipe.config import RunConfig, key_of
 from raypipe.errors import DataError, Unreachable
 from raypipe.files import in_name
 from raypipe.images.measure import SEEN
@@ -32,62 +30,28 @@ from raypipe.registry.promote import ModelVersion
 from raypipe.registry.tracking import Store
 from raypipe.serve import batch
 from raypipe.serve.batch import Brought, Calls, PredictConfig
-from raypipe.tables import between, scan
+from raypipe.tables import between
 from raypipe.tables.commits import rows_once
 from raypipe.tables.table import ImageTable, TableConfig, TableVersion
-from raypipe.watch import ask, by_domain, projection, promise, records, severity, spans
-from raypipe.watch.detect import DriftConfig, DriftReport, Evidence, Seen, detect
-from raypipe.watch.domains import Part
+from raypipe.watch import (
+    ask,
+    by_domain,
+    by_image,
+    feedback,
+    feedback_rows,
+    projection,
+    promise,
+    records,
+    severity,
+    spans,
+)
+from raypipe.watch.detect import DriftConfig, DriftReport, Seen, detect
+from raypipe.watch.evidence_row import FORMAT, ROW, as_row, now, of_row
+from raypipe.watch.feedback_rows import Came, Champion
 from raypipe.watch.pictures import Batch, picture_of
 from raypipe.watch.power import Known
 from raypipe.watch.settings import WatchConfig
 from raypipe.watch.windows import Entry, Waiting, Window, Windows
-
-# Of a row of evidence; a key of format 1 named fewer things, so its rows are not looked at and the
-# check is made again.
-FORMAT = 2
-_ROW = pa.schema(
-    [
-        (n, pa.string())
-        for n in (
-            "key",
-            "name",
-            "model",
-            "table",
-            "checked_at",
-            "evidence",
-            "unusual",
-            "engine",
-            "notes",
-            "parts",
-        )
-    ]
-    + [
-        ("is_drift", pa.bool_()),
-        ("p_value", pa.float64()),
-        ("alpha", pa.float64()),
-        ("reference_images", pa.int64()),
-        ("batch_images", pa.int64()),
-        ("format", pa.int32()),
-        # Its number; null for a batch that was named by its version.
-        ("window", pa.int64()),
-        # What was looked at: the key of the window, or of the prediction. The number of a window is
-        # no name: the windows of another table, or of one made again, have the same numbers.
-        ("about", pa.string()),
-        # Of the champion's package. Its name and number are no name: a registry may be made again.
-        ("seal", pa.string()),
-        # Was alpha a share of watch.horizon?
-        ("promised", pa.bool_()),
-        ("since", pa.int64()),
-        # 0 to 1; null without an estimate, and in rows of an older raypipe. accuracy_known: on
-        # validation images of the mixture of domains that the batch resembles.
-        ("accuracy", pa.float64()),
-        ("accuracy_low", pa.float64()),
-        ("accuracy_high", pa.float64()),
-        ("accuracy_known", pa.float64()),
-        ("no_estimate", pa.string()),
-    ]
-)
 
 
 @dataclass(frozen=True)
@@ -186,9 +150,18 @@ def check(
     mine = read_batch(predicted.version, predicted.uri, predicted.key, options)
     reference = package.reference()
 
+    champion = Champion(package, str(model), model.seal)
+
+    @cache
+    def gathered() -> Came | None:
+        number = window.number if window is not None else 0
+        rows = records.checks(run, watch).rows if number and log else []
+        before = feedback_rows.before(log, rows, champion, number, watch.feedback)
+        return feedback_rows.gather(run, watch, name, champion, batch_table, mine, before)
+
     def made() -> pa.Table:
         def with_groups(one: Batch) -> Batch:
-            return replace(one, groups=_groups(package, reference, batch_table, one))
+            return replace(one, groups=by_image.groups(package, reference, batch_table, one))
 
         def earlier(entry: Entry) -> Batch:
             """An earlier window, with the groups that its images had: they may have left the table,
@@ -213,7 +186,7 @@ def check(
                 _labels(package, one.scores_NC),
                 one.looks_NK,
                 groups=one.groups,
-                arrived_N=_arrived(watch.arrived, batch_table, one),
+                arrived_N=by_image.arrived(watch.arrived, batch_table, one),
             )
             embeddings = (reference.features_ND, one.features_ND)
             scores = (reference.scores_NC, one.scores_NC)
@@ -227,23 +200,29 @@ def check(
             before = spans.earlier(log, rows, *by, window.number, max(wanted) - 1)
             of_spans = spans.together(grouped, before, earlier, wanted, drift.max_rows)
         each = {count: tested(one) for count, one in of_spans.items()}
-        found = promise.over_spans(drift, alpha, tested(grouped), each)
+        came = gathered()
+        says = came.says if came else feedback.NOTHING
+        found = promise.over_spans(drift, alpha, tested(grouped), each, says.found)
         # Of a package that was tampered with nothing is said: it raises.
         cost = severity.severity(package.severity(), mine.scores_NC, mine.features_ND, run.seed)
         left_out = _not_compared(package, reference, grouped)
-        found = replace(found, severity=cost, notes=(*found.notes, *left_out))
+        notes = (*found.notes, *left_out, *says.notes)
+        found = replace(found, severity=cost, feedback=says, notes=notes)
         is_promised = watch.horizon is not None
-        row = _as_row(
+        row = as_row(
             *(key, name, str(model), predicted.version, found, window, is_promised, looked_at),
             model.seal,
         )
-        return pa.Table.from_pylist([row], _ROW)
+        return pa.Table.from_pylist([row], ROW)
 
     # The tests run only if this evidence is not stored yet. Two checks at once store it once.
     place = watch.place(run, "drift")
     why = f"drift check {name}"
-    stored = rows_once(place, _ROW, {"key": key}, made, why, watch.storage_options)
-    found = _report(stored.to_pylist()[0])
+    stored = rows_once(place, ROW, {"key": key}, made, why, watch.storage_options)
+    found = of_row(stored.to_pylist()[0])
+    # After the evidence: a check that is killed in between comes here when it is made again.
+    if found.feedback.labelled:
+        feedback_rows.keep(run, watch, looked_at, name, champion, gathered)
 
     def log_metrics(run_id: str) -> None:
         tracking.log_metrics(store, run_id, _metrics(found))
@@ -263,7 +242,8 @@ def check(
     to_label = ""
     if found.is_drift and watch.ask:
         to_label = str(path.with_name(f"to-label-{key}.csv"))
-        _ask(Path(to_label), package, reference, mine, watch.ask, drift.max_rows, run.seed)
+        asked = _ask(Path(to_label), package, reference, mine, watch.ask, drift.max_rows, run.seed)
+        feedback_rows.keep_asked(run, watch, key, name, asked)
     predictions = (predicted.uri, predicted.key)
     return CheckResult(
         name, str(model), predicted.version, found, str(path), predictions, key, window, to_label
@@ -278,8 +258,8 @@ def _ask(
     most: int,
     max_rows: int,
     seed: int,
-) -> None:
-    """Write down which images are most worth a label."""
+) -> list[tuple[str | None, str]]:
+    """Write down which images are most worth a label; (id, sha256) of each."""
     rng = np.random.default_rng(seed)
     known_ND = projection.subsample(reference.features_ND, max_rows, rng)
     distance_N = projection.unusual(known_ND, mine.features_ND)
@@ -289,6 +269,7 @@ def _ask(
     asked = ask.worth_a_label(scores_NC, distance_N, mine.sha256, most, mine.features_ND, seed)
     labels = classes or [""] * len(mine.ids)
     ask.write(file, asked, mine.ids, mine.sha256, labels, scores_NC, distance_N)
+    return [(mine.ids[row], mine.sha256[row]) for row in asked]
 
 
 def known(package: Package, reference: Reference) -> Known:
@@ -326,10 +307,6 @@ def _looked_at(version: TableVersion, window: Window | None) -> str:
     return f"{version}, {window},"
 
 
-def now() -> datetime:
-    return datetime.now(timezone.utc)
-
-
 def _facts(
     model: ModelVersion, version: TableVersion, found: DriftReport
 ) -> tuple[tuple[str, str], ...]:
@@ -339,6 +316,7 @@ def _facts(
         ("Model", str(model)),
         ("Trained on", model.tags.get("raypipe.table", "?")),
         ("Code", tracking.code_commit() or "no checkout"),
+        *((("Labels that came", str(found.feedback)),) if str(found.feedback) else ()),
         *(("Drift tests", note) for note in found.notes),
     )
 
@@ -346,71 +324,6 @@ def _facts(
 def _labels(package: Package, scores_NC: np.ndarray) -> list[str] | None:
     """The predicted classes; None of a model that predicts numbers."""
     return None if package.task.kind in NUMERIC else package.task.predictions(scores_NC)
-
-
-def _groups(
-    package: Package, reference: Reference, source: TableConfig, mine: Batch
-) -> list[str] | None:
-    """The group of each image of the batch, blank where it has none. None: its table names none."""
-    column = package.info["config"].get("registry", {}).get("group")
-    values = None if reference.groups is None else _column(column, source, mine)
-    if values is None:
-        return None
-    ids, groups = (one.to_pylist() for one in values)
-    found = _of_images(source, mine, ids, groups)
-    return ["" if group is None else str(group) for group in found]
-
-
-def _arrived(column: str | None, source: TableConfig, mine: Batch) -> list[float] | None:
-    """The place of each image in the order of this column, NaN where it has none; equal values
-    share a place. None: its table has no such column."""
-    values = _column(column, source, mine)
-    if values is None:
-        return None
-    ids, came = values
-    # Ranks, as times may be numbers that no float tells apart.
-    try:
-        places = pc.rank(came, tiebreaker="dense", null_placement="at_end").to_pylist()
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-        raise DataError(
-            f"The column {column!r} of {mine.version} has no order",
-            got=str(came.type),
-            rule="It holds times or numbers",
-            fix="Name another column in watch.arrived",
-        ) from None
-    known = pc.invert(pc.is_null(came, nan_is_null=True)).to_pylist()
-    places = [p if is_known else None for p, is_known in zip(places, known, strict=True)]
-    found = _of_images(source, mine, ids.to_pylist(), places)
-    return [np.nan if place is None else float(place) for place in found]
-
-
-def _of_images(
-    source: TableConfig, mine: Batch, ids: list[str | None], values: list[Any]
-) -> list[Any]:
-    """The value of each image of the batch, None where its table has none.
-
-    ids, values: of all rows of the table. Images of one id may have several values, those without
-    an id above all: then only their bytes say which one is meant, and are read.
-    """
-    by_id: dict[str | None, Any] = {}
-    unclear = set()
-    for image_id, value in zip(ids, values, strict=True):
-        if by_id.setdefault(image_id, value) != value:
-            unclear.add(image_id)
-    by_image: dict[tuple[str | None, str], Any] = {}
-    if not unclear.isdisjoint(mine.ids):
-        table = ImageTable.open(source)
-        names = [table.columns.id, table.columns.image]
-        row = iter(values)
-        for part in scan.each(table, mine.version, names):
-            for image_id, image in zip(*(part[name].to_pylist() for name in names), strict=True):
-                value = next(row)
-                if image_id in unclear and image is not None:
-                    by_image[image_id, hashlib.sha256(image).hexdigest()] = value
-    return [
-        by_image.get((image_id, digest)) if image_id in unclear else by_id.get(image_id)
-        for image_id, digest in zip(mine.ids, mine.sha256, strict=True)
-    ]
 
 
 def _not_compared(package: Package, reference: Reference, mine: Batch) -> list[str]:
@@ -426,17 +339,6 @@ def _not_compared(package: Package, reference: Reference, mine: Batch) -> list[s
             "its images are taken for independent, so neighbours of one group may look like drift"
         )
     return notes
-
-
-def _column(
-    column: str | None, source: TableConfig, mine: Batch
-) -> tuple[pa.ChunkedArray, pa.ChunkedArray] | None:
-    """(ids, values) of a column of the batch's table; None if it has no such column."""
-    table = ImageTable.open(source)
-    if column not in table.at(mine.version).schema().to_arrow().names:
-        return None
-    read = scan.rows(table, mine.version, [table.columns.id, column])
-    return read[table.columns.id], read[column]
 
 
 def read_batch(
@@ -477,53 +379,3 @@ def _metrics(found: DriftReport) -> dict[str, float]:
     }
     known = {"drift.p_value": found.p_value, "drift.is_drift": float(found.is_drift)}
     return each | cost | known
-
-
-def _as_row(
-    key: str,
-    name: str,
-    model: str,
-    version: TableVersion,
-    found: DriftReport,
-    window: Window | None = None,
-    promised: bool = False,
-    about: str = "",
-    seal: str | None = None,
-) -> dict[str, Any]:
-    whole = asdict(found)
-    del whole["severity"]
-    as_text = {name: to_json(whole.pop(name)) for name in ("evidence", "unusual", "notes", "parts")}
-    return {
-        **whole,
-        **as_text,
-        **severity.as_row(found.severity),
-        "key": key,
-        "name": name,
-        "model": model,
-        "table": str(version),
-        "checked_at": now().isoformat(),
-        "format": FORMAT,
-        "window": window.number if window is not None and window.number else None,
-        "since": window.since if window is not None else None,
-        "promised": promised,
-        "about": about,
-        "seal": seal,
-    }
-
-
-def _report(row: dict[str, Any]) -> DriftReport:
-    evidence = tuple(Evidence(**e) for e in json.loads(row["evidence"]))
-    unusual = tuple((int(i), float(d)) for i, d in json.loads(row["unusual"]))
-    return DriftReport(
-        evidence,
-        row["p_value"],
-        row["is_drift"],
-        row["alpha"],
-        row["reference_images"],
-        row["batch_images"],
-        unusual,
-        row["engine"],
-        tuple(json.loads(row["notes"])),
-        tuple(Part(**part) for part in json.loads(row["parts"])),
-        severity.of_row(row),
-    )

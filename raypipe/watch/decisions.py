@@ -13,9 +13,9 @@ import pyarrow as pa
 from raypipe.config import RunConfig, to_json
 from raypipe.errors import DataError
 from raypipe.tables.commits import rows_named
-from raypipe.watch.check import now
 from raypipe.watch.comparison import Comparison
 from raypipe.watch.decide import Decision
+from raypipe.watch.evidence_row import now
 from raypipe.watch.limits import Measured, Named
 from raypipe.watch.settings import WatchConfig
 

@@ -29,6 +29,8 @@ from raypipe.watch.detectors import DETECTORS
 from raypipe.watch.detectors.detector import Pair, Setting
 from raypipe.watch.domains import Part, Rows
 from raypipe.watch.engine import Engine
+from raypipe.watch.feedback import NOTHING as NOTHING_CAME
+from raypipe.watch.feedback import Feedback
 from raypipe.watch.settings import LEAST_ROWS
 from raypipe.watch.severity import NOT_ASKED, Severity
 from raypipe.watch.superiority import holm
@@ -107,7 +109,7 @@ class DriftReport:
     A distance of 1 is the usual one between reference images; 2 is twice as far from all the
     reference. engine: exact, alibi, or both. notes: why this engine, and which detectors were left
     out, for people. parts: which known domain each part of the batch resembles; empty without the
-    detector mixture.
+    detector mixture. feedback: of labels that came.
     """
 
     evidence: tuple[Evidence, ...]
@@ -121,6 +123,7 @@ class DriftReport:
     notes: tuple[str, ...] = ()
     parts: tuple[Part, ...] = ()
     severity: Severity = NOT_ASKED
+    feedback: Feedback = NOTHING_CAME
 
 
 def tests(detectors: Sequence[str]) -> tuple[tuple[str, str], ...]:
@@ -269,7 +272,7 @@ def detect(
 
     p_values = [max(one.p_value, LEAST_P) for one in found]
     rejected = holm(p_values, cfg.alpha)
-    thresholds = _thresholds(p_values, len(rejected), cfg.alpha)
+    levels = thresholds(p_values, len(rejected), cfg.alpha)
     evidence = tuple(
         Evidence(
             detector=name,
@@ -282,7 +285,7 @@ def detect(
             detail=one.detail,
         )
         for place, ((name, on), one, p_value, threshold) in enumerate(
-            zip(asked, found, p_values, thresholds, strict=True)
+            zip(asked, found, p_values, levels, strict=True)
         )
     )
     distance_M = projection.unusual(
@@ -307,7 +310,7 @@ def _rows(side: _Side) -> Rows:
     return Rows(side.embedding_ND, side.scores_NC, side.seen.domains, side.seen.groups)
 
 
-def _thresholds(p_values: Sequence[float], rejected: int, alpha: float) -> list[float]:
+def thresholds(p_values: Sequence[float], rejected: int, alpha: float) -> list[float]:
     """Holm's level of each p-value. Behind the first that is not rejected, no level counts: these
     have its level, which their larger p-values miss too."""
     by_size = np.argsort(p_values, kind="stable")

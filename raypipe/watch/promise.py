@@ -9,20 +9,32 @@ that is kept is valid below DOUBT: an alarm needs the full number to say so.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from raypipe.config import RunConfig
 from raypipe.errors import DataError
-from raypipe.watch import records
-from raypipe.watch.detect import DEFAULT, DriftConfig, DriftReport, tests
+from raypipe.watch import feedback, records
+from raypipe.watch.detect import (
+    DEFAULT,
+    DriftConfig,
+    DriftReport,
+    Evidence,
+    tests,
+    thresholds,
+)
+from raypipe.watch.engine import EXACT
+from raypipe.watch.feedback import Found as OfLabels
 from raypipe.watch.horizon import Horizon
 from raypipe.watch.settings import WatchConfig
 from raypipe.watch.spans import joined as spans_joined
+from raypipe.watch.superiority import holm
 
 Found = Callable[[DriftConfig], DriftReport]
 
 DOUBT = 0.02
 """A p-value of few permutations above this is no alarm with all of them: of 500 it is 10."""
+MOST_DEFAULT = 3  # pieces of evidence of the detectors that are chosen for a user
 NOTHING_LEFT = 1e-12
 """The alpha of a check whose horizon is spent: it looks, and cannot alarm."""
 
@@ -44,17 +56,26 @@ def level(run: RunConfig, watch: WatchConfig, about: str, model: str) -> float |
 
 
 def over_spans(
-    drift: DriftConfig, alpha: float | None, found: Found, spans: Mapping[int, Found]
+    drift: DriftConfig,
+    alpha: float | None,
+    found: Found,
+    spans: Mapping[int, Found],
+    labels: Sequence[OfLabels] = (),
 ) -> DriftReport:
-    """The report of a check and of its spans (spans.py), each at an equal share of `alpha`.
+    """The report of a check, of its spans (spans.py), and of labels that came (feedback.py), each
+    at an equal share of the level.
 
-    found, spans: tests with these settings. Without a promise (alpha None) the check's alone.
+    found, spans: tests with these settings. alpha: of a promise; None: drift.alpha, and no spans.
     """
     # Its windows are nights already, and their order is of one night.
     of_spans = drift.detectors and tuple(name for name in drift.detectors if name != "online")
-    if alpha is None or not spans or of_spans == ():
+    if alpha is None or of_spans == ():
+        spans = {}
+    if not spans and not labels:
         return kept(drift, alpha, found)
-    share = alpha / (1 + len(spans))
+    level = drift.alpha if alpha is None else alpha
+    share = level / (1 + len(spans) + bool(labels))
+    alone = found(_able(drift, share)) if alpha is None else kept(drift, share, found)
     cfg = drift.model_copy(update={"detectors": of_spans})
     reports = {}
     for count, of in spans.items():
@@ -63,7 +84,46 @@ def over_spans(
             reports[count] = kept(cfg, share, of)
         except DataError:
             continue
-    return spans_joined(alpha, kept(drift, share, found), reports)
+    joined = spans_joined(level, alone, reports)
+    return _with_labels(joined, labels, share, 1 + len(reports)) if labels else joined
+
+
+def _able(drift: DriftConfig, share: float) -> DriftConfig:
+    """The settings at this level, with permutations enough to show it."""
+    needed = math.ceil(max(drift.pieces, MOST_DEFAULT) / share) + 1
+    most = max(drift.permutations, needed)
+    return drift.model_copy(update={"alpha": share, "permutations": most})
+
+
+def _with_labels(
+    joined: DriftReport, labels: Sequence[OfLabels], share: float, parts: int
+) -> DriftReport:
+    """The report of `parts` tests of images, and these of labels, each at `share`."""
+    p_values = [one.p_value for one in labels]
+    rejected = holm(p_values, share)
+    evidence = tuple(
+        Evidence(
+            detector=feedback.DETECTOR,
+            on=one.on,
+            statistic=one.statistic,
+            p_value=one.p_value,
+            threshold=threshold,
+            is_drift=place in rejected,
+            engine=EXACT,
+            detail=one.detail,
+        )
+        for place, (one, threshold) in enumerate(
+            zip(labels, thresholds(p_values, len(rejected), share), strict=True)
+        )
+    )
+    smallest = min(joined.p_value / parts, len(labels) * min(p_values))
+    return replace(
+        joined,
+        evidence=(*joined.evidence, *evidence),
+        p_value=min(1.0, (parts + 1) * smallest),
+        is_drift=joined.is_drift or bool(rejected),
+        alpha=(parts + 1) * share,
+    )
 
 
 def kept(drift: DriftConfig, alpha: float | None, found: Found) -> DriftReport:

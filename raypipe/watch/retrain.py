@@ -42,10 +42,11 @@ from raypipe.watch import (
     policy,
 )
 from raypipe.watch.begin import begin, within_budget
-from raypipe.watch.check import CheckResult, now
+from raypipe.watch.check import CheckResult
 from raypipe.watch.comparison import Comparison
 from raypipe.watch.cycle import Busy, Held, Journal, hold
 from raypipe.watch.decide import Decision, GateConfig
+from raypipe.watch.evidence_row import now
 from raypipe.watch.limits import Measured, Named
 from raypipe.watch.settings import WatchConfig
 

@@ -34,6 +34,9 @@ class WatchConfig(Section):
     """With fewer new images there is no check: they stay for the next one."""
     ask: int = Field(default=100, ge=0)
     """After drift: so many images that are most worth a label, in a CSV beside the report."""
+    feedback: int = Field(default=30, ge=0, le=1000)
+    """Labels that come later, in the label column of watch.batch, are compared with what the
+    champion said: of the images of a check and of so many windows before it. 0: off."""
     power: int = Field(default=200, ge=LEAST_ROWS)
     """Images of each window of `raypipe drift --power`: as many as a check usually has."""
     horizon: WatchHorizon | None = None

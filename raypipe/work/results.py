@@ -26,8 +26,10 @@ from raypipe.train.job import TrainJob, TrainResult
 from raypipe.train.measure.utilisation import Utilisation
 from raypipe.train.publish import CALIBRATION
 from raypipe.train.unseen import Calibrated
+from raypipe.watch import feedback
 from raypipe.watch.check import CheckResult
 from raypipe.watch.comparison import Comparison
+from raypipe.watch.feedback import Feedback
 from raypipe.watch.power import Power, as_facts
 from raypipe.watch.retrain import RetrainResult
 from raypipe.watch.severity import Severity
@@ -407,6 +409,7 @@ class Drifted(Result):
         return {
             **prepared_from(self.checked.table, "prepared from"),
             "what it costs": str(self.checked.report.severity),
+            **({"labels say": labels} if (labels := str(self.checked.report.feedback)) else {}),
             **({"tests": "; ".join(notes)} if notes else {}),
             "report": self.checked.page,
         }
@@ -422,6 +425,7 @@ class Drifted(Result):
             **window_facts(self.checked.window),
             "evidence": report.evidence,
             "severity": severity_facts(report.severity),
+            "feedback": feedback_facts(report.feedback),
             "engine": report.engine,
             "notes": report.notes,
             "report": self.checked.page,
@@ -439,6 +443,11 @@ def severity_facts(found: Severity) -> Facts:
         "loss": loss[0] if loss else None,
         "why_not": found.why_not or None,
     }
+
+
+def feedback_facts(says: Feedback) -> Facts | None:
+    """What the labels that came say; None where none did."""
+    return None if says.measured is None else feedback.as_row(says)
 
 
 def window_facts(window: Window | None) -> Facts:

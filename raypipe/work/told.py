@@ -5,6 +5,7 @@ from __future__ import annotations
 from raypipe.config import key_of
 from raypipe.registry.promote import ModelVersion
 from raypipe.tables.table import TableVersion
+from raypipe.watch import feedback
 from raypipe.watch.check import CheckResult
 from raypipe.watch.events import Event, missed, state
 from raypipe.watch.retrain import RetrainResult
@@ -48,8 +49,10 @@ def of_check(checked: CheckResult | Waiting) -> tuple[str, list[Event]]:
         "accuracy_high": found.severity.high,
         "accuracy_known": found.severity.known,
         "no_estimate": found.severity.why_not or None,
+        **feedback.as_row(found.feedback),
     }
-    text = f"{checked.name} {said} against {checked.model}: p={found.p_value:.3g}, {found.severity}"
+    said_of = "; ".join(text for text in (str(found.severity), str(found.feedback)) if text)
+    text = f"{checked.name} {said} against {checked.model}: p={found.p_value:.3g}, {said_of}"
     return checked.key, [*events, Event("check", checked.key, text, facts)]
 
 

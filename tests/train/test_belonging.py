@@ -51,7 +51,7 @@ def test_the_package_says_of_each_image_where_it_comes_from(
     few = replace(job, {"registry.judged_images": 9, "registry.domain": "image_id"})
     pinned = pin(few.table, few.feed)
     model = trainer.assemble(few, trainer.run(few))
-    sampled, _ = unseen.predict_split(few, model, pinned, "val", described=True)
+    sampled = unseen._predicted(few, model, pinned, "val", unseen.ALL)[0]
     assert len(sampled.ids) == 9 and sampled.domains == sampled.ids
     plain, _ = unseen.predict_split(few, model, pinned, "val")
     assert plain.domains is None and plain.groups is None

@@ -16,7 +16,7 @@ from raypipe.config import validate
 from raypipe.errors import ConfigError, DataError
 from raypipe.registry.package import Reference
 from raypipe.tables.table import ImageTable, TableConfig
-from raypipe.watch import check
+from raypipe.watch import by_image, check, evidence_row
 from raypipe.watch.detect import DriftConfig, DriftReport, Seen, detect
 from raypipe.watch.pictures import Batch
 
@@ -115,8 +115,10 @@ def test_notes_show_any_name_on_one_line() -> None:
 
 def test_the_parts_come_back_from_the_table_of_evidence() -> None:
     found = night(0)
-    row = check._as_row("key", "night", "cells/3", _version(), found)
-    assert check._report(pa.Table.from_pylist([row], check._ROW).to_pylist()[0]) == found
+    row = evidence_row.as_row("key", "night", "cells/3", _version(), found)
+    assert (
+        evidence_row.of_row(pa.Table.from_pylist([row], evidence_row.ROW).to_pylist()[0]) == found
+    )
     assert replace(found, parts=()) != found
 
 
@@ -136,7 +138,7 @@ def test_the_groups_of_a_batch_are_read_from_its_table(tmp_path: Path) -> None:
 
     def groups(registry: dict[str, str], kept: Reference = reference) -> list[str] | None:
         package = SimpleNamespace(info={"config": {"registry": registry}})
-        return check._groups(package, kept, source, mine)  # type: ignore[arg-type]
+        return by_image.groups(package, kept, source, mine)  # type: ignore[arg-type]
 
     assert groups({"group": "module"}) == ["8", "7", "", ""]
     # Images of one id, and images without any, are told apart by their bytes.
@@ -148,7 +150,7 @@ def test_the_groups_of_a_batch_are_read_from_its_table(tmp_path: Path) -> None:
     names = ["a", "a", None, None, "b"]
     batch = Batch(ImageTable.open(other).pin(), names, hashes, empty, empty)
     package = SimpleNamespace(info={"config": {"registry": {"group": "module"}}})
-    assert check._groups(package, reference, other, batch) == ["2", "1", "4", "3", "5"]  # type: ignore[arg-type]
-    assert check._arrived("module", other, batch) == [2, 1, 4, 3, 5]
+    assert by_image.groups(package, reference, other, batch) == ["2", "1", "4", "3", "5"]  # type: ignore[arg-type]
+    assert by_image.arrived("module", other, batch) == [2, 1, 4, 3, 5]
     assert groups({"group": "gone"}) is None and groups({}) is None
     assert groups({"group": "module"}, replace(reference, groups=None)) is None

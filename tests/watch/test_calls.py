@@ -13,7 +13,7 @@ import pytest
 from raypipe.config import RunConfig, validate
 from raypipe.errors import DataError
 from raypipe.tables.commits import rows_once
-from raypipe.watch import calls, check, records
+from raypipe.watch import calls, evidence_row, records
 from raypipe.watch.check import CheckResult
 from raypipe.watch.cycle import Journal
 from raypipe.watch.decide import Decision
@@ -102,9 +102,9 @@ def checked(run: RunConfig, key: str, is_drift: bool) -> CheckResult:
     named = {"key": key, "name": "batch", "model": "cells/1", "table": f"n@v{key}"}
     row = pa.Table.from_pylist(
         [{**named, "is_drift": is_drift, "about": key, "checked_at": "2026-01-02T03:00:00+00:00"}],
-        check._ROW,
+        evidence_row.ROW,
     )
-    rows_once(str(run.path / "drift"), check._ROW, {"key": key}, lambda: row, "drift")
+    rows_once(str(run.path / "drift"), evidence_row.ROW, {"key": key}, lambda: row, "drift")
     return CheckResult("batch", "cells/1", None, found, "page", ("", ""), key)  # type: ignore[arg-type]
 
 

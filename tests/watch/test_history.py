@@ -10,7 +10,7 @@ import pytest
 
 from raypipe.config import RunConfig
 from raypipe.tables.table import append
-from raypipe.watch import check, cycle, history
+from raypipe.watch import cycle, evidence_row, history
 from raypipe.watch.policy import Checked, PolicyConfig, retrain
 from raypipe.watch.settings import WatchConfig
 
@@ -18,10 +18,10 @@ WATCH = WatchConfig()
 
 
 def kept(run: RunConfig, about: str, window: int | None, drift: bool, at: str) -> None:
-    row = dict.fromkeys(check._ROW.names) | {"key": f"{about} {at}", "name": "batch"}
+    row = dict.fromkeys(evidence_row.ROW.names) | {"key": f"{about} {at}", "name": "batch"}
     row |= {"model": "m/1", "table": "t@v1", "about": about, "window": window, "is_drift": drift}
     row |= {"checked_at": at}
-    append(WATCH.place(run, "drift"), pa.Table.from_pylist([row], check._ROW), "check")
+    append(WATCH.place(run, "drift"), pa.Table.from_pylist([row], evidence_row.ROW), "check")
 
 
 def drifts(run: RunConfig) -> list[bool]:
@@ -125,9 +125,9 @@ def test_leases_of_an_older_raypipe_are_counted_by_clocks(tmp_path: Path) -> Non
 def test_what_a_check_costs_is_read_with_it(tmp_path: Path) -> None:
     run = RunConfig(name="a", dir=str(tmp_path))
     kept(run, "old", None, True, "2026-01-01")
-    row = dict.fromkeys(check._ROW.names) | {"key": "new", "name": "batch", "model": "m/1"}
+    row = dict.fromkeys(evidence_row.ROW.names) | {"key": "new", "name": "batch", "model": "m/1"}
     row |= {"table": "t@v1", "about": "new", "is_drift": True, "checked_at": "2026-01-02"}
     row |= {"accuracy": 0.8, "accuracy_low": 0.7, "accuracy_high": 0.9, "accuracy_known": 0.9}
-    append(WATCH.place(run, "drift"), pa.Table.from_pylist([row], check._ROW), "check")
+    append(WATCH.place(run, "drift"), pa.Table.from_pylist([row], evidence_row.ROW), "check")
     old, new = history.checks(run, WATCH, "m/1", None)
     assert old.severity.loss is None and new.severity.loss == pytest.approx((0.1, 0.0, 0.2))

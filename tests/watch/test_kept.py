@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from raypipe.tables.commits import rows_named, rows_once
 from raypipe.tables.table import TableVersion, append
-from raypipe.watch import check, decisions
+from raypipe.watch import check, decisions, evidence_row
 from raypipe.watch.comparison import compare
 from raypipe.watch.decide import Decision
 from raypipe.watch.detect import DriftReport, Evidence
@@ -33,15 +33,15 @@ def test_evidence_comes_back_as_it_was_and_is_there_once(tmp_path: Path) -> None
     uri, version = str(tmp_path / "drift"), TableVersion("/night", 4)
 
     def keep(key: str) -> DriftReport:
-        row = check._as_row(key, "night", "cells/3", version, FOUND)
+        row = evidence_row.as_row(key, "night", "cells/3", version, FOUND)
         rows = rows_once(
             uri,
-            check._ROW,
+            evidence_row.ROW,
             {"key": key},
-            lambda: pa.Table.from_pylist([row], check._ROW),
+            lambda: pa.Table.from_pylist([row], evidence_row.ROW),
             "drift check night",
         )
-        return check._report(rows.to_pylist()[0])
+        return evidence_row.of_row(rows.to_pylist()[0])
 
     assert keep("a") == keep("a") == keep("b") == FOUND
     kept = rows_named(uri, {"name": "night"}).to_pylist()
@@ -63,20 +63,20 @@ def test_a_decision_comes_back_as_it_was(tmp_path: Path) -> None:
 
 
 def test_evidence_of_format_1_stays_and_is_not_taken_for_an_answer(tmp_path: Path) -> None:
-    names = [n for n in check._ROW.names if n != "format"]
-    old = check._as_row("other key", "night", "cells/3", TableVersion("/night", 4), FOUND)
-    schema = pa.schema([check._ROW.field(n) for n in names])
+    names = [n for n in evidence_row.ROW.names if n != "format"]
+    old = evidence_row.as_row("other key", "night", "cells/3", TableVersion("/night", 4), FOUND)
+    schema = pa.schema([evidence_row.ROW.field(n) for n in names])
     uri = append(
         str(tmp_path / "drift"),
         pa.Table.from_pylist([{n: old[n] for n in names}], schema),
         "drift check",
     ).uri
-    row = check._as_row("key", "night", "cells/3", TableVersion("/night", 4), FOUND)
+    row = evidence_row.as_row("key", "night", "cells/3", TableVersion("/night", 4), FOUND)
     rows_once(
         uri,
-        check._ROW,
+        evidence_row.ROW,
         {"key": "key"},
-        lambda: pa.Table.from_pylist([row], check._ROW),
+        lambda: pa.Table.from_pylist([row], evidence_row.ROW),
         "drift check night",
     )
     kept = rows_named(uri, {"name": "night"}).to_pylist()

@@ -14,7 +14,7 @@ from raypipe.cluster import sidecar
 from raypipe.config import validate
 from raypipe.errors import ConfigError, DataError
 from raypipe.tables.table import ImageTable, TableConfig
-from raypipe.watch import check, engine, power
+from raypipe.watch import by_image, check, engine, power
 from raypipe.watch.detect import DriftConfig, DriftReport, Seen, detect
 from raypipe.watch.online import Scan, scan
 from raypipe.watch.pictures import Batch
@@ -188,9 +188,9 @@ def test_the_order_is_read_from_the_batch_s_table(
     empty = np.zeros((4, 1))
     version = ImageTable.open(source).pin()
     mine = Batch(version, ["d", "c", "b", "a"], [""] * 4, empty, empty)
-    found = check._arrived("t,'", source, mine)
+    found = by_image.arrived("t,'", source, mine)
     assert found is not None and np.array_equal(found, order[::-1], equal_nan=True)
     unknown = Batch(version, [None, "z"], [""] * 2, empty[:2], empty[:2])
-    assert np.isnan(check._arrived("t,'", source, unknown)).all()  # type: ignore[arg-type]
-    assert check._arrived("gone", source, mine) is None
-    assert check._arrived(None, source, mine) is None
+    assert np.isnan(by_image.arrived("t,'", source, unknown)).all()  # type: ignore[arg-type]
+    assert by_image.arrived("gone", source, mine) is None
+    assert by_image.arrived(None, source, mine) is None

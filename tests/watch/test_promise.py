@@ -11,7 +11,7 @@ import pytest
 
 from raypipe.config import RunConfig, validate
 from raypipe.tables.table import append
-from raypipe.watch import check, promise
+from raypipe.watch import evidence_row, promise
 from raypipe.watch.detect import DriftConfig, DriftReport, detect
 from raypipe.watch.settings import WatchConfig
 
@@ -21,7 +21,7 @@ WATCH = validate(WatchConfig, {"horizon": {"checks": 10, "false_alarm": 0.03}})
 def spent(run: RunConfig, *checks: tuple[int, str, float, bool]) -> None:
     """Evidence of (window, model, alpha, whether it was promised)."""
     rows = [
-        dict.fromkeys(check._ROW.names)
+        dict.fromkeys(evidence_row.ROW.names)
         | {
             "name": "batch",
             "about": f"w{window}",
@@ -33,7 +33,7 @@ def spent(run: RunConfig, *checks: tuple[int, str, float, bool]) -> None:
         | {"checked_at": "2026-11-25"}
         for window, model, alpha, promised in checks
     ]
-    append(WATCH.place(run, "drift"), pa.Table.from_pylist(rows, check._ROW), "checks")
+    append(WATCH.place(run, "drift"), pa.Table.from_pylist(rows, evidence_row.ROW), "checks")
 
 
 def test_a_check_spends_its_share_and_no_more_than_is_left(tmp_path: Path) -> None:

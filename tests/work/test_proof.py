@@ -24,7 +24,7 @@ from raypipe.tables.commits import rows_once
 from raypipe.train import origin, trainer
 from raypipe.train.origin import CalledFor
 from raypipe.train.publish import publish
-from raypipe.watch import check, decisions, retrain
+from raypipe.watch import decisions, evidence_row, retrain
 from raypipe.watch.comparison import compare
 from raypipe.watch.decide import Decision
 from raypipe.work import reports
@@ -82,8 +82,10 @@ def loop(ray_session: str, tmp_path_factory: pytest.TempPathFactory) -> Loop:
     promote.promote(store, first, None, evidence={"first": first.tags[tracking.KEY]})
     drift = {"key": CHECK, "name": "night", "model": str(first), "table": "n@v1"}
     drift |= {"is_drift": True, "p_value": 0.002, "alpha": 0.05, "checked_at": "2026-01-02T03:00"}
-    said = pa.Table.from_pylist([drift], check._ROW)
-    rows_once(str(job.run.path / "drift"), check._ROW, {"key": CHECK}, lambda: said, "drift check")
+    said = pa.Table.from_pylist([drift], evidence_row.ROW)
+    rows_once(
+        str(job.run.path / "drift"), evidence_row.ROW, {"key": CHECK}, lambda: said, "drift check"
+    )
     logged = {"drift.p_value": 0.002}
     fill = lambda run_id: tracking.log_metrics(store, run_id, logged)  # noqa: E731
     tracking.once(store, CHECK, "drift night", {}, None, fill)

@@ -17,7 +17,7 @@ from typing import Any, Literal
 from raypipe import report
 from raypipe.report.formats import chance
 from raypipe.tables.appended import COMMIT
-from raypipe.watch import severity
+from raypipe.watch import feedback, severity
 
 Kind = Literal["check", "call", "decision", "move"]
 QUIET = "No drift: the champion stays"  # the policy's reason where nothing happened
@@ -66,6 +66,8 @@ def check(row: Mapping[str, Any]) -> Happened:
         f"{row.get('table')} against the reference of {row.get('model')}: p {p_text}, "
         f"{row.get('batch_images')} images; {severity.of_row(row)}"
     )
+    measured = str(feedback.of_row(row))
+    text += f"; {measured}" if measured else ""
     facts = {name: row.get(name) for name in ("name", "model", "table", "p_value", "is_drift")}
     word = "Drift" if is_drift else "No drift"
     return Happened(

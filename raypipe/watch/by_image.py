@@ -1,0 +1,92 @@
+"""What the batch's table says of each image of the batch: its group, when it came, its label."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from raypipe.errors import DataError
+from raypipe.registry.package import Package, Reference
+from raypipe.tables import scan
+from raypipe.tables.table import ImageTable, TableConfig
+from raypipe.watch.pictures import Batch
+
+
+def groups(
+    package: Package, reference: Reference, source: TableConfig, mine: Batch
+) -> list[str] | None:
+    """The group of each image of the batch, blank where it has none. None: its table names none."""
+    column = package.info["config"].get("registry", {}).get("group")
+    values = None if reference.groups is None else _column(column, source, mine)
+    if values is None:
+        return None
+    ids, groups = (one.to_pylist() for one in values)
+    found = _of_images(source, mine, ids, groups)
+    return ["" if group is None else str(group) for group in found]
+
+
+def arrived(column: str | None, source: TableConfig, mine: Batch) -> list[float] | None:
+    """The place of each image in the order of this column, NaN where it has none; equal values
+    share a place. None: its table has no such column."""
+    values = _column(column, source, mine)
+    if values is None:
+        return None
+    ids, came = values
+    # Ranks, as times may be numbers that no float tells apart.
+    try:
+        places = pc.rank(came, tiebreaker="dense", null_placement="at_end").to_pylist()
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        raise DataError(
+            f"The column {column!r} of {mine.version} has no order",
+            got=str(came.type),
+            rule="It holds times or numbers",
+            fix="Name another column in watch.arrived",
+        ) from None
+    known = pc.invert(pc.is_null(came, nan_is_null=True)).to_pylist()
+    places = [p if is_known else None for p, is_known in zip(places, known, strict=True)]
+    found = _of_images(source, mine, ids.to_pylist(), places)
+    return [np.nan if place is None else float(place) for place in found]
+
+
+def _of_images(
+    source: TableConfig, mine: Batch, ids: list[str | None], values: list[Any]
+) -> list[Any]:
+    """The value of each image of the batch, None where its table has none.
+
+    ids, values: of all rows of the table. Images of one id may have several values, those without
+    an id above all: then only their bytes say which one is meant, and are read.
+    """
+    by_id: dict[str | None, Any] = {}
+    unclear = set()
+    for image_id, value in zip(ids, values, strict=True):
+        if by_id.setdefault(image_id, value) != value:
+            unclear.add(image_id)
+    by_image: dict[tuple[str | None, str], Any] = {}
+    if not unclear.isdisjoint(mine.ids):
+        table = ImageTable.open(source)
+        names = [table.columns.id, table.columns.image]
+        row = iter(values)
+        for part in scan.each(table, mine.version, names):
+            for image_id, image in zip(*(part[name].to_pylist() for name in names), strict=True):
+                value = next(row)
+                if image_id in unclear and image is not None:
+                    by_image[image_id, hashlib.sha256(image).hexdigest()] = value
+    return [
+        by_image.get((image_id, digest)) if image_id in unclear else by_id.get(image_id)
+        for image_id, digest in zip(mine.ids, mine.sha256, strict=True)
+    ]
+
+
+def _column(
+    column: str | None, source: TableConfig, mine: Batch
+) -> tuple[pa.ChunkedArray, pa.ChunkedArray] | None:
+    """(ids, values) of a column of the batch's table; None if it has no such column."""
+    table = ImageTable.open(source)
+    if column not in table.at(mine.version).schema().to_arrow().names:
+        return None
+    read = scan.rows(table, mine.version, [table.columns.id, column])
+    return read[table.columns.id], read[column]

@@ -1,0 +1,330 @@
+"""Labels of checked images that came since: each is compared once, and kept in `feedback`.
+
+A check looks at its own images and at those of the last `watch.feedback` windows that the same
+champion was checked on. Those with a label in watch.batch by now, which no earlier check compared,
+are its feedback. With too few of them (feedback.LEAST) they wait for the next check.
+
+An image is the same one by its id and its bytes: tables give ids to other images. Rows are kept
+after the evidence that they led to, under the name of what was looked at. So a check that is killed
+in between writes them when it is made again, and no label counts twice.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from raypipe.config import RunConfig, key_of
+from raypipe.errors import DataError, Unreachable
+from raypipe.models import labels as meaning
+from raypipe.models import outcomes
+from raypipe.models.outcomes import Outcomes
+from raypipe.models.tasks import NUMERIC
+from raypipe.registry.package import Package
+from raypipe.serve import batch
+from raypipe.tables import scan
+from raypipe.tables.commits import rows_named, rows_once
+from raypipe.tables.table import ImageTable, TableConfig
+from raypipe.train import learned
+from raypipe.watch import feedback
+from raypipe.watch.evidence_row import now
+from raypipe.watch.feedback import Feedback
+from raypipe.watch.pictures import Batch
+from raypipe.watch.settings import WatchConfig
+from raypipe.watch.windows import Entry
+
+FORMAT = 1
+ROW = pa.schema(
+    [
+        (name, pa.string())
+        for name in (
+            "key",
+            "name",
+            "model",
+            # Of the champion's package: a registry that is made again gives its name to another.
+            "seal",
+            "image_id",
+            "sha256",
+            "label",
+            "predicted",
+            # "asked" or "learned": why it was not compared; null where it was.
+            "left_out",
+            "group",
+            "judged_at",
+        )
+    ]
+    + [("error", pa.float64()), ("sure", pa.float64()), ("format", pa.int32())]
+)
+ASKED = pa.schema([(name, pa.string()) for name in ("key", "name", "image_id", "sha256")])
+SHOWN = 3  # unknown classes in a note
+Image = tuple[str | None, str]  # id and sha256
+
+
+@dataclass(frozen=True)
+class Champion:
+    """Who predicted. model: NAME/N. seal: of its package."""
+
+    package: Package
+    model: str
+    seal: str | None
+
+
+@dataclass(frozen=True)
+class Came:
+    """The feedback of a check: `rows` of the table, without key and time, and what they say."""
+
+    rows: tuple[Mapping[str, Any], ...]
+    says: Feedback
+
+
+@dataclass(frozen=True)
+class _Said:
+    """What the champion said of some images: ids and sha256, scores_NC."""
+
+    images: list[Image]
+    scores_NC: np.ndarray
+
+
+def gather(
+    run: RunConfig,
+    watch: WatchConfig,
+    name: str,
+    by: Champion,
+    source: TableConfig,
+    mine: Batch,
+    earlier: Sequence[Entry],
+) -> Came | None:
+    """The labels that came for these images and for those of earlier windows; None: nothing to
+    compare.
+
+    name: of the check. earlier: checked windows of this champion (`before`). Raises DataError as
+    tables do.
+    """
+    table = ImageTable.open(source)
+    known = by.package.outcomes()
+    if not watch.feedback or known is None or not _has_labels(table, mine):
+        return None
+    said = list(_said(mine, earlier, source))
+    everyone = {image for one in said for image in one.images}
+    notes: list[str] = []
+    labels = _labels(by.package, table, mine, everyone, notes)
+    judged = set() if not labels else _judged(run, watch, name, by)
+    rows: list[dict[str, Any]] = []
+    others: list[np.ndarray] = []
+    left_out = _left_out(run, watch, by, mine, labels)
+    task = by.package.task
+    for one in said:
+        sure_N = outcomes.sure(task, one.scores_NC)
+        others.append(sure_N[[image not in labels for image in one.images]])
+        fresh = [n for n, image in enumerate(one.images) if image in labels and image not in judged]
+        judged |= {one.images[n] for n in fresh}
+        if not fresh:
+            continue
+        texts = [labels[one.images[n]][0] for n in fresh]
+        scores_nC = one.scores_NC[fresh]
+        error_n = outcomes.errors_of_texts(task, scores_nC, texts)
+        predicted = task.predictions(scores_nC)
+        for place, n in enumerate(fresh):
+            image = one.images[n]
+            rows.append(
+                {
+                    "image_id": image[0],
+                    "sha256": image[1],
+                    "label": texts[place],
+                    "predicted": predicted[place],
+                    "left_out": left_out.get(image),
+                    "group": labels[image][1],
+                    "error": float(error_n[place]),
+                    "sure": None if np.isnan(sure_N[n]) else float(sure_N[n]),
+                }
+            )
+    compared = [row for row in rows if row["left_out"] is None]
+    for why, text in (
+        ("asked", "of images that raypipe asked for, the hardest ones"),
+        ("learned", "of images that the champion has learned from"),
+    ):
+        count = sum(row["left_out"] == why for row in rows)
+        if count:
+            notes.append(f"labels: {count} {text}, are not compared")
+    if len(compared) < feedback.LEAST:
+        return None
+    unknown = outcomes.unknown(task, [row["label"] for row in compared])
+    if unknown:
+        names = ", ".join(repr(name) for name in unknown[:SHOWN])
+        more = f" and {len(unknown) - SHOWN} more" if len(unknown) > SHOWN else ""
+        notes.append(f"labels: the champion does not know {names}{more}: these count as wrong")
+    has_groups = known.groups is not None and any(row["group"] for row in compared)
+    came = Outcomes(
+        np.array([row["error"] for row in compared]),
+        np.array([np.nan if row["sure"] is None else row["sure"] for row in compared]),
+        groups=tuple(row["group"] or "" for row in compared) if has_groups else None,
+    )
+    is_share = task.kind not in NUMERIC
+    says = feedback.judge(known, came, np.concatenate(others), is_share, run.seed)
+    says = feedback.with_notes(says, notes)
+    return Came(tuple(rows), says)
+
+
+def before(
+    log: Sequence[Entry], checks: Sequence[Mapping[str, Any]], by: Champion, window: int, most: int
+) -> list[Entry]:
+    """The checked windows of this champion before this one, newest first; at most `most`.
+
+    log: of windows, in their order. checks: rows of the table of evidence.
+    """
+    mine = {row["key"] for row in checks if (row["model"], row.get("seal")) == (by.model, by.seal)}
+    found = [
+        entry
+        for entry in reversed(log)
+        if entry.event == "checked" and entry.window < window and entry.evidence in mine
+    ]
+    return found[:most]
+
+
+def keep(
+    run: RunConfig,
+    watch: WatchConfig,
+    about: str,
+    name: str,
+    by: Champion,
+    gathered: Callable[[], Came | None],
+) -> None:
+    """Keep what was compared. about: what was looked at. Does nothing the second time.
+
+    gathered: what `gather` says; asked for only if nothing is kept yet.
+    """
+    key = key_of("feedback", FORMAT, about, name, by.model, by.seal)
+    place, options = watch.place(run, "feedback"), watch.storage_options
+    if len(rows_named(place, {"key": key}, ["key"], options)):
+        return
+    came = gathered()
+    if came is None:
+        return
+    same = {"key": key, "name": name, "model": by.model, "seal": by.seal or "", "format": FORMAT}
+    same |= {"judged_at": now().isoformat()}
+    rows = pa.Table.from_pylist([dict(row) | same for row in came.rows], ROW)
+    why = f"labels of {len(rows)} checked images, {name}"
+    rows_once(place, ROW, {"key": key}, lambda: rows, why, options)
+
+
+def keep_asked(
+    run: RunConfig, watch: WatchConfig, key: str, name: str, images: Sequence[Image]
+) -> None:
+    """Keep which images a label was asked for: they are no random draw. key: of the evidence."""
+    rows = [{"key": key, "name": name, "image_id": i, "sha256": digest} for i, digest in images]
+    place, options = watch.place(run, "asked"), watch.storage_options
+    why = f"labels were asked for, {name}"
+    if rows:
+        make = pa.Table.from_pylist(rows, ASKED)
+        rows_once(place, ASKED, {"key": key}, lambda: make, why, options)
+
+
+def _has_labels(table: ImageTable, mine: Batch) -> bool:
+    return table.columns.label in table.at(mine.version).schema().to_arrow().names
+
+
+def _said(mine: Batch, earlier: Sequence[Entry], source: TableConfig) -> Iterator[_Said]:
+    """This batch, then earlier windows; one whose predictions are gone is passed over."""
+    yield _Said(list(zip(mine.ids, mine.sha256, strict=True)), mine.scores_NC)
+    for entry in earlier:
+        columns = ["image_id", "sha256", "scores", "error"]
+        options = source.storage_options
+        try:
+            rows = batch.read_rows(entry.predictions, entry.prediction, columns, options)
+        except Unreachable:
+            raise
+        except DataError:
+            continue
+        rows = rows.filter(pc.is_null(rows["error"])) if len(rows) else rows
+        if len(rows):
+            images = zip(rows["image_id"].to_pylist(), rows["sha256"].to_pylist(), strict=True)
+            yield _Said(list(images), np.stack(rows["scores"].to_numpy()))
+
+
+def _labels(
+    package: Package, table: ImageTable, mine: Batch, wanted: set[Image], notes: list[str]
+) -> dict[Image, tuple[str, str]]:
+    """(label, group) of each wanted image that has a label in this version of the table.
+
+    An image that has several different ones has none.
+    """
+    columns = table.columns
+    has = set(table.at(mine.version).schema().to_arrow().names)
+    read = scan.rows(table, mine.version, list(dict.fromkeys([columns.id, columns.label])))
+    read = read.filter(pc.is_valid(read[columns.label]))
+    ids = {image_id for image_id, _ in wanted if image_id is not None}
+    labelled = sorted(ids.intersection(read[columns.id].cast(pa.string()).to_pylist()))
+    if not labelled:
+        return {}
+    group = package.info["config"].get("registry", {}).get("group")
+    group = group if group in has else None
+    names = list(
+        dict.fromkeys([columns.id, columns.label, columns.image, *([group] if group else [])])
+    )
+    found: dict[Image, tuple[str, str]] = {}
+    several: set[Image] = set()
+    unread: dict[str, int] = {}
+    for part in scan.each(table, mine.version, names, {columns.id: labelled}):
+        for row in part.to_pylist():
+            image = row[columns.image]
+            if image is None:
+                continue
+            this = (str(row[columns.id]), hashlib.sha256(image).hexdigest())
+            if this not in wanted:
+                continue
+            label = meaning.read(package.task.kind, row[columns.label])
+            if label.why:
+                unread[label.why] = unread.get(label.why, 0) + 1
+            if label.text is None:
+                continue
+            of_group = "" if group is None or row[group] is None else str(row[group])
+            if found.setdefault(this, (label.text, of_group))[0] != label.text:
+                several.add(this)
+    for why, count in list(unread.items())[:SHOWN]:
+        notes.append(f"labels: {count} cannot be read: {why}")
+    if several:
+        notes.append(f"labels: {len(several)} images have two different ones, and count as none")
+    return {image: said for image, said in found.items() if image not in several}
+
+
+def _judged(run: RunConfig, watch: WatchConfig, name: str, by: Champion) -> set[Image]:
+    """Images whose labels an earlier check of this name and champion has compared."""
+    place = watch.place(run, "feedback")
+    named = {"name": name, "model": by.model, "seal": by.seal or ""}
+    rows = rows_named(place, named, ["image_id", "sha256"], watch.storage_options)
+    if not len(rows):
+        return set()
+    return set(zip(rows["image_id"].to_pylist(), rows["sha256"].to_pylist(), strict=True))
+
+
+def _left_out(
+    run: RunConfig,
+    watch: WatchConfig,
+    by: Champion,
+    mine: Batch,
+    labels: Mapping[Image, object],
+) -> dict[Image, str]:
+    """Why some of these images say nothing of the champion: `asked` or `learned`."""
+    if not labels:
+        return {}
+    images = list(labels)
+    found: dict[Image, str] = {}
+    rows = rows_named(watch.place(run, "asked"), {}, ["image_id", "sha256"], watch.storage_options)
+    if len(rows):
+        asked = set(rows["sha256"].to_pylist())
+        found |= {image: "asked" for image in images if image[1] in asked}
+    known_N2 = learned.by(by.package)
+    if known_N2 is not None:
+        hashes = pa.chunked_array([pa.array([digest for _, digest in images])])
+        rows_N2 = learned.identities(mine.version.table_id, [i for i, _ in images], hashes)
+        is_known_N = learned.is_among(rows_N2, known_N2).tolist()
+        found |= {
+            image: "learned" for image, is_known in zip(images, is_known_N, strict=True) if is_known
+        }
+    return found

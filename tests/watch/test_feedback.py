@@ -1,0 +1,208 @@
+"""Label drift: what labels that came later say of a champion. Pure functions."""
+
+# Starts no Ray cluster.
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from raypipe.errors import DataError
+from raypipe.models import outcomes
+from raypipe.models.outcomes import Outcomes
+from raypipe.models.tasks import Task
+from raypipe.watch import feedback
+from raypipe.watch.feedback import LEAST, Feedback, fisher, judge
+
+NOBODY = np.empty(0)
+
+
+def drawn(rng: np.random.Generator, images: int, easy: float = 0.0, wrong: float = 0.0) -> Outcomes:
+    """A calibrated model's outcomes. easy: shifts its confidence; wrong: errors that it does not
+    expect."""
+    sure_N = np.clip(rng.beta(6, 2, images) * 0.5 + 0.5 + easy, 0.5, 1)
+    error_N = (rng.random(images) > sure_N - wrong).astype(float)
+    return Outcomes(error_N, sure_N)
+
+
+def p_of(says: Feedback, on: str) -> float:
+    return next(one.p_value for one in says.found if one.on == on)
+
+
+def test_one_stratum_is_scipys_fisher_and_several_are_independent() -> None:
+    one = stats.fisher_exact([[7, 33], [9, 111]], alternative="greater").pvalue
+    assert fisher([120], [9], [40], [7]) == pytest.approx(one)
+    # By hand: 1 of 1 wrong here in both strata, 0 of 1 there.
+    assert fisher([1, 1], [0, 0], [1, 1], [1, 1]) == pytest.approx(0.25)
+    assert fisher([5, 5], [0, 0], [5, 5], [0, 0]) == 1
+    assert fisher([0, 9], [0, 2], [4, 0], [4, 0]) == 1
+
+
+def test_without_drift_alarms_are_as_rare_as_alpha() -> None:
+    rng = np.random.default_rng(1)
+    alarms = {"errors": 0, "calibration": 0}
+    for _ in range(400):
+        says = judge(drawn(rng, 300), drawn(rng, 60), NOBODY, True, 0)
+        for on in alarms:
+            alarms[on] += p_of(says, on) <= 0.05
+    for count in alarms.values():
+        assert stats.binomtest(count, 400, 0.05, alternative="greater").pvalue > 0.001
+
+
+def test_a_loss_is_seen_and_a_gain_is_not() -> None:
+    rng = np.random.default_rng(2)
+    known = drawn(rng, 400)
+    worse = judge(known, drawn(rng, 200, wrong=0.25), NOBODY, True, 0)
+    assert p_of(worse, "errors") < 1e-4 and p_of(worse, "calibration") < 1e-4
+    better = judge(known, drawn(rng, 200, easy=0.3), NOBODY, True, 0)
+    assert p_of(better, "errors") > 0.5
+    assert worse.low is not None and worse.high is not None and worse.measured is not None
+    assert worse.low < worse.measured < worse.high < (worse.known or 0)
+
+
+def test_unsure_images_are_wrong_more_often_and_calibration_knows_it() -> None:
+    rng = np.random.default_rng(3)
+    known = drawn(rng, 500)
+    hard = drawn(rng, 2000)
+    chosen = np.argsort(hard.sure_N)[:150]
+    came = Outcomes(hard.error_N[chosen], hard.sure_N[chosen])
+    others_N = np.delete(hard.sure_N, chosen)
+    # Whoever labels the least sure ones must not raise an alarm.
+    says = judge(known, came, others_N, True, 0)
+    assert [one.on for one in says.found] == ["calibration"]
+    assert p_of(says, "calibration") > 0.01
+    assert "less sure" not in says.notes[-1] and "surer of other images" in says.notes[-1]
+    # Fisher's test alone would.
+    assert p_of(judge(known, came, NOBODY, True, 0), "errors") < 1e-6
+
+
+def test_a_night_of_the_hard_domain_is_no_drift() -> None:
+    rng = np.random.default_rng(4)
+    easy, hard = drawn(rng, 300, wrong=0.0), drawn(rng, 100, wrong=0.3)
+    both = Outcomes(
+        np.concatenate([easy.error_N, hard.error_N]),
+        np.concatenate([easy.sure_N, hard.sure_N]),
+        ("easy",) * 300 + ("hard",) * 100,
+    )
+    night = drawn(rng, 150, wrong=0.3)
+    says = judge(both, night, NOBODY, True, 0)
+    assert min(one.p_value for one in says.found) > 0.05
+    assert "hard" in says.found[0].detail
+    # Without domains it would be.
+    pooled = judge(replace(both, domains=()), night, NOBODY, True, 0)
+    assert p_of(pooled, "errors") < 0.001
+    # And worse than the hard one is drift.
+    assert p_of(judge(both, drawn(rng, 150, wrong=0.6), NOBODY, True, 0), "errors") < 0.001
+
+
+def test_small_domains_count_together_and_a_single_image_does_not_hide_a_loss() -> None:
+    rng = np.random.default_rng(5)
+    known = drawn(rng, 340)
+    names = ("a",) * 300 + tuple(f"rare {n}" for n in range(40))
+    worse = drawn(rng, 200, wrong=0.5)
+    says = judge(replace(known, domains=names), worse, NOBODY, True, 0)
+    assert p_of(says, "errors") < 0.001
+    lone = judge(replace(known, domains=("a",) * 339 + ("b",)), worse, NOBODY, True, 0)
+    assert p_of(lone, "errors") < 1e-6
+
+
+def test_of_a_group_one_image_is_compared() -> None:
+    rng = np.random.default_rng(6)
+    known = drawn(rng, 300)
+    came = replace(drawn(rng, 200), groups=tuple(f"g{n // 10}" for n in range(200)))
+    says = judge(known, came, NOBODY, True, 0)
+    assert "20" in says.notes[0] and "one of each group" in says.notes[0]
+    # Ten modules, each all wrong or all right, are ten images.
+    module = Outcomes(np.repeat([1.0, 0.0] * 5, 30), np.full(300, 0.9))
+    few = judge(
+        known, replace(module, groups=tuple(f"g{n // 30}" for n in range(300))), NOBODY, True, 0
+    )
+    assert not few.found and f"{LEAST} of each" in few.notes[-1]
+    blank = judge(known, replace(came, groups=("",) * 200), NOBODY, True, 0)
+    assert not any("group" in note for note in blank.notes)
+
+
+def test_numbers_are_compared_by_their_absolute_errors() -> None:
+    rng = np.random.default_rng(7)
+    nan_N = np.full(300, np.nan)
+    known = Outcomes(np.abs(rng.normal(0, 1, 300)), nan_N)
+    same = Outcomes(np.abs(rng.normal(0, 1, 100)), nan_N[:100])
+    worse = Outcomes(np.abs(rng.normal(0, 2, 100)), nan_N[:100])
+    better = Outcomes(np.abs(rng.normal(0, 0.2, 100)), nan_N[:100])
+    assert p_of(judge(known, same, NOBODY, False, 0), "errors") > 0.01
+    assert p_of(judge(known, better, NOBODY, False, 0), "errors") == 1
+    says = judge(known, worse, NOBODY, False, 0)
+    assert [one.on for one in says.found] == ["errors"]
+    assert p_of(says, "errors") < 1e-4
+    assert says.sure is None and says.measured == pytest.approx(worse.error_N.mean())
+    assert "mean absolute error" in str(says)
+
+
+@pytest.mark.parametrize("images", [0, 1, LEAST - 1])
+def test_too_few_are_measured_and_not_tested(images: int) -> None:
+    rng = np.random.default_rng(8)
+    says = judge(drawn(rng, 300), drawn(rng, images), NOBODY, True, 0)
+    assert not says.found and says.labelled == images
+    assert (says.measured is None) == (not images)
+    few = judge(drawn(rng, images), drawn(rng, 100), NOBODY, True, 0)
+    assert not few.found
+
+
+def test_a_model_that_is_always_sure_and_a_huge_batch() -> None:
+    sure = Outcomes(np.zeros(50), np.ones(50))
+    says = judge(sure, Outcomes(np.ones(50), np.ones(50)), NOBODY, True, 0)
+    assert all(one.p_value == feedback.LEAST_P for one in says.found)
+    rng = np.random.default_rng(9)
+    large = judge(drawn(rng, 5_000), drawn(rng, 20_000), NOBODY, True, 0)
+    assert all(0.001 < one.p_value <= 1 for one in large.found)
+
+
+def test_a_row_keeps_what_was_measured() -> None:
+    rng = np.random.default_rng(10)
+    for is_share in (True, False):
+        says = judge(drawn(rng, 300), drawn(rng, 80), NOBODY, is_share, 0)
+        kept = feedback.of_row(feedback.as_row(says))
+        assert kept == replace(says, found=(), notes=())
+        assert str(kept) == str(says)
+    assert feedback.of_row({}) == feedback.NOTHING
+    assert feedback.of_row(feedback.as_row(feedback.NOTHING)) == feedback.NOTHING
+
+
+def test_outcomes_of_each_kind_of_task() -> None:
+    classes = Task("single_label", ("cat", "dog"))
+    scores_NC = np.array([[0.9, 0.1], [0.4, 0.6], [0.8, 0.2]])
+    assert outcomes.errors_of_texts(classes, scores_NC, ["cat", "cat", "cow"]).tolist() == [0, 1, 1]
+    assert outcomes.unknown(classes, ["cat", "cow"]) == ["cow"]
+    assert outcomes.errors(classes, scores_NC, np.eye(2)[[0, 0, 0]]).tolist() == [0, 1, 0]
+    assert outcomes.sure(classes, scores_NC).tolist() == [0.9, 0.6, 0.8]
+    tags = Task("multi_label", ("dent", "scratch"))
+    said = outcomes.errors_of_texts(tags, scores_NC, ["dent", "scratch|dent", "dent|rust"])
+    assert said.tolist() == [0, 1, 1]
+    assert outcomes.unknown(tags, ["dent|rust", ""]) == ["rust"]
+    assert outcomes.sure(tags, scores_NC) == pytest.approx([0.81, 0.36, 0.64])
+    number = Task("regression", ("value",))
+    assert outcomes.errors_of_texts(number, np.array([[1.5]]), ["3"]).tolist() == [1.5]
+    assert np.isnan(outcomes.sure(number, np.array([[1.5]]))).all()
+
+
+def test_outcomes_survive_the_package_and_nothing_else_does() -> None:
+    rng = np.random.default_rng(11)
+    one = replace(drawn(rng, 30), domains=("ä", "") * 15, groups=("g",) * 30, split="test")
+    again = Outcomes.from_bytes(one.to_bytes(), "here")
+    assert (again.domains, again.groups, again.split) == (one.domains, one.groups, "test")
+    assert np.array_equal(again.error_N, one.error_N)
+    bad = [
+        b"",
+        b"no zip",
+        one.to_bytes()[:-40],
+        replace(one, error_N=one.error_N[:-1]).to_bytes(),
+        replace(one, error_N=one.error_N * np.nan).to_bytes(),
+        replace(one, error_N=one.error_N - 2).to_bytes(),
+        replace(one, domains=("a",)).to_bytes(),
+    ]
+    for data in bad:
+        with pytest.raises(DataError, match="outcomes of here"):
+            Outcomes.from_bytes(data, "here")
