@@ -238,14 +238,20 @@ def require_rows_of(
             raise _foreign_row(path, f"a row without {name}")
 
 
-def require_still_there(path: str, base: DeltaTable | None, before: Sequence[object]) -> None:
-    """Raise DataError if there is no table, although rows were read from it `before`."""
+def require_still_there(
+    path: str, base: DeltaTable | None, before: Sequence[object], anew: str
+) -> None:
+    """Raise DataError if there is no table, although rows were read from it `before`.
+
+    anew: what it means to go on without them, in words.
+    """
     if base is None and before:
         raise DataError(
             f"{path} is no table any more",
             got=f"{len(before)} rows were there before",
             rule="Its store is away, or somebody deleted it",
-            fix="Make the store reachable, and run the command again",
+            fix="Make the store reachable, or bring the table back from a backup, and run the "
+            f"command again. If it stays deleted, the next run begins anew: {anew}",
         )
 
 
