@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pyarrow as pa
@@ -71,7 +72,9 @@ class World:
     @property
     def store(self) -> Store:
         run = RunConfig(name="cells", dir=str(self.root / "run"))
-        return tracking.open_store(run, RegistryConfig())
+        # A pool would keep the file open that `again` puts away, and answer from it.
+        with patch.dict(os.environ, MLFLOW_SQLALCHEMYSTORE_POOLCLASS="NullPool"):
+            return tracking.open_store(run, RegistryConfig())
 
     def images(self, domain: str, count: int, first: int) -> None:
         """Labelled images, in all splits."""

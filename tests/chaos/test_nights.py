@@ -52,6 +52,7 @@ def undisturbed(grown: tuple[World, Path]) -> dict[str, Any]:
     found = nights.state(made)
     assert found["champion"] == 2 and found["versions"] == 2
     nights.again(saved, made.root)
+    assert made.versions() == 1
     return found
 
 

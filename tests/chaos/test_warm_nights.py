@@ -48,6 +48,7 @@ def undisturbed(grown: tuple[World, Path]) -> dict[str, Any]:
     assert found["start"]["weights"] == "those of cells/1"
     assert found["start"]["replay"]["replayed"] == found["start"]["replay"]["new"] == 60
     nights.again(saved, made.root)
+    assert made.versions() == 1
     return found
 
 
