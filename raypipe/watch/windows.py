@@ -180,6 +180,22 @@ class Log:
         found = (entry for entry in reversed(self.entries) if entry.event in events)
         return next(found, None)
 
+    def elsewhere(self, line_at: Callable[[str], str]) -> dict[str, int]:
+        """{address: the newest version that was checked there} of tables that would have this line
+        but for their address. line_at: the line of a table at this address."""
+        if self._base is None:
+            return {}
+        table = ImageTable(self.uri, storage_options=self._options)
+        pinned = table.pin(self._base.version())
+        wanted = {"event": "checked"}
+        rows = scan.rows(table, pinned, ["line", "table", "version"], wanted).to_pylist()
+        found: dict[str, int] = {}
+        for row in rows:
+            uri, version = str(row["table"]), int(row["version"])
+            if row["line"] == line_at(uri) != self.line:
+                found[uri] = max(version, found.get(uri, version))
+        return found
+
     @property
     def open(self) -> Entry | None:
         """The window that was opened last, if nobody has finished it."""
@@ -202,8 +218,12 @@ class Windows:
         self._source, self._cfg, self._say, self._clock = source, cfg, say, clock
         self._table, self._newest = ImageTable.open_pinned(source)
         chosen = _selection(self._table, self._newest, source)
-        line = key_of("windows", self._newest.uri, self._newest.table_id, *chosen, cfg.name)
-        self.log = Log(cfg.place(run, "windows"), line, cfg.storage_options)
+
+        def line(uri: str) -> str:
+            return key_of("windows", uri, self._newest.table_id, *chosen, cfg.name)
+
+        self.log = Log(cfg.place(run, "windows"), line(self._newest.uri), cfg.storage_options)
+        self._line_at = line
 
     def next(self) -> Window | Waiting:
         """The window to check now. Needs a connection to Ray. Raises DataError as tables do."""
@@ -211,12 +231,23 @@ class Windows:
             return self._whole()
         if self._cfg.window == "last_n":
             return self._last_n()
+        if not self.log.entries:
+            self._tell_moved()
         for attempt in range(1, TRIES + 1):
             found = self._look()
             if found is not None:
                 return found
             retries.pause(attempt)
         raise retries.busy(self.log.uri, f"{TRIES} tries")
+
+    def _tell_moved(self) -> None:
+        """Say so if this table was checked at another address: its windows begin anew here."""
+        for uri, version in self.log.elsewhere(self._line_at).items():
+            self._say(
+                f"{self._newest.uri} was checked as {uri} before, up to v{version}: it is the same "
+                "table, moved or copied. At another address its windows begin anew, with all of "
+                "its images"
+            )
 
     def checked(self, window: Window, evidence: str, predictions: tuple[str, str]) -> None:
         """Keep that this window has its evidence. Does nothing the second time.

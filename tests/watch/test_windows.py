@@ -64,7 +64,8 @@ class Night:
         if isinstance(window, Waiting):
             return window
         found, made = self.images(window)
-        assert sum(found.values()) == window.images
+        # A window of the whole table has no number, and does not say how many it has.
+        assert not window.number or sum(found.values()) == window.images
         windows.checked(window, f"evidence {window.number}", (made.uri, made.key))
         return Counter() if window.again else found
 
@@ -234,6 +235,22 @@ def test_a_check_of_all_leaves_a_line_that_can_be_followed(night: Night) -> None
     assert night.check() == night.rows()
     night.watch = since_last
     assert sum(night.check().values()) == 5  # type: ignore[union-attr]
+
+
+def test_a_table_at_another_address_begins_anew_and_says_so(night: Night, tmp_path: Path) -> None:
+    night.check()
+    moved = tmp_path / "elsewhere"
+    Path(night.case.uri).rename(moved)
+    before, night.source = night.source, TableConfig(uri=str(moved))
+    found = night.check()
+    assert isinstance(found, Counter) and sum(found.values()) == 30
+    [said] = night.said
+    assert f"{moved} was checked as {before.uri} before, up to v2" in said and "anew" in said
+    assert night.check() == Counter()
+    # Another name is another line: nobody has to be told.
+    night.watch = night.watch.model_copy(update={"name": "another"})
+    night.windows().next()
+    assert night.said == [said]
 
 
 def test_a_table_made_again_begins_anew(night: Night) -> None:
