@@ -6,6 +6,7 @@ The steps that all retrains have are killed in test_nights.py.
 from __future__ import annotations
 
 import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -68,3 +69,28 @@ def test_a_kill_at_any_step_of_a_warm_retrain_changes_nothing(
     nights.run_twice(made)
     assert state(made) == undisturbed
     assert made.checked() == made.arrived()
+
+
+def test_what_a_killed_group_of_workers_has_left_does_not_matter(
+    grown: tuple[World, Path], undisturbed: dict[str, Any]
+) -> None:
+    """A file that says that all workers are there, and halves of what a training writes."""
+    made, saved = grown
+    nights.again(saved, made.root)
+    text = made.config.read_text()
+    made.config.write_text(text.replace("  replay: 1\n", "  replay: 1\n  retrain_workers: 2\n"))
+    groups = Path(tempfile.gettempdir())
+    before = set(groups.glob("raypipe-group-*"))
+    made.killed("retrain", *STEPS["an epoch is trained"])
+    left = set(groups.glob("raypipe-group-*")) - before
+    assert left, "the workers shared a file, and died with their driver"
+    run = made.root / "run"
+    halves = [file for file in run.rglob("*.safetensors") if "mlflow" not in file.parts]
+    assert halves, "weights of the champion, or of an epoch"
+    for file in halves:
+        file.with_name(f"{file.name}.0123abcd.partial").write_bytes(file.read_bytes()[:100])
+    nights.run_twice(made)
+    assert state(made) == undisturbed
+    assert not set(groups.glob("raypipe-group-*")) - before - left
+    for folder in left:
+        shutil.rmtree(folder)
