@@ -1,10 +1,10 @@
 """What a user hears while MLflow's server does not answer, and how long opening a store may take.
 
 MLflow tries a server that is not there eight times, silently: four minutes where it refuses the
-connection, twenty where packets vanish. A verb's first question is therefore asked with fewer and
-shorter tries (OPENING). Later ones keep MLflow's own: a training of hours should survive a restart
-of the server. Whatever takes longer than SAY_AFTER_S is said, with the host's name. Variables that
-the user has set count before ours.
+connection, twenty where packets vanish. The first question to a server is therefore asked with
+fewer and shorter tries (OPENING). Later ones keep MLflow's own: a training of hours should survive
+a restart of the server. Whatever takes longer than SAY_AFTER_S is said, with the host's name.
+Variables that the user has set count before ours.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import wraps
 from typing import Any
 from urllib.parse import urlsplit
@@ -76,26 +76,43 @@ def told(*addresses: str) -> Iterator[None]:
 
 
 class Told:
-    """MLflow's client: each call of it that takes long is said (`told`)."""
+    """MLflow's client: each call of it that takes long is said (`told`).
 
-    def __init__(self, client: Any, *addresses: str) -> None:
-        self._client, self._addresses = client, addresses
+    address: of runs; it has answered already. registry: of models, where they are elsewhere. Its
+    first question is asked as when a store is opened.
+    """
+
+    def __init__(self, client: Any, address: str, registry: str) -> None:
+        self._client, self._runs, self._registry = client, address, registry
+        self._has_answered = registry == address
 
     def __getattr__(self, name: str) -> Any:
         # Copies and pickles ask for names before there is a client.
         if name.startswith("_"):
             raise AttributeError(name)
         found = getattr(self._client, name)
-        return _told(found, self._addresses) if callable(found) else found
+        if not callable(found):
+            return found
+        of_models = "model" in name
+        return self._told(found, of_models)
 
+    def _told(self, call: Callable[..., Any], of_models: bool) -> Callable[..., Any]:
+        address = self._registry if of_models else self._runs
 
-def _told(call: Callable[..., Any], addresses: tuple[str, ...]) -> Callable[..., Any]:
-    @wraps(call)
-    def asked(*given: Any, **named: Any) -> Any:
-        with told(*addresses):
-            return call(*given, **named)
+        @wraps(call)
+        def asked(*given: Any, **named: Any) -> Any:
+            is_first = of_models and not self._has_answered
+            with opening() if is_first else nullcontext(), told(address):
+                try:
+                    found = call(*given, **named)
+                except Exception as e:
+                    # A refusal is an answer, too.
+                    self._has_answered |= of_models and not no_answer(e)
+                    raise
+            self._has_answered |= of_models
+            return found
 
-    return asked
+        return asked
 
 
 def no_answer(error: BaseException) -> bool:

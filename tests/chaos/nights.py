@@ -74,7 +74,10 @@ class World:
         run = RunConfig(name="cells", dir=str(self.root / "run"))
         # A pool would keep the file open that `again` puts away, and answer from it.
         with patch.dict(os.environ, MLFLOW_SQLALCHEMYSTORE_POOLCLASS="NullPool"):
-            return tracking.open_store(run, RegistryConfig())
+            found = tracking.open_store(run, RegistryConfig())
+            # The registry's own connections are made by the first question about models.
+            found.client.search_registered_models(max_results=1)
+        return found
 
     def images(self, domain: str, count: int, first: int) -> None:
         """Labelled images, in all splits."""

@@ -33,7 +33,9 @@ def offline(request: pytest.FixtureRequest) -> Iterator[str]:
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(patience.RETRIES, raising=False)
     monkeypatch.delenv(patience.TIMEOUT_S, raising=False)
-    monkeypatch.setattr(patience, "SAY_AFTER_S", 0.5)
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR", "1")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_BACKOFF_JITTER", "0")
+    monkeypatch.setattr(patience, "SAY_AFTER_S", 0.3)
     monkeypatch.setattr(patience, "OPENING", {patience.RETRIES: "2", patience.TIMEOUT_S: "1"})
 
 
@@ -72,12 +74,13 @@ def test_what_the_user_has_set_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert os.environ[patience.RETRIES] == "6" and patience.TIMEOUT_S not in os.environ
 
 
+@pytest.mark.parametrize("offline", ["refuses"], indirect=True)
+@pytest.mark.usefixtures("hurried")
 def test_a_server_that_goes_away_later_is_said_too(
     offline: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from mlflow import MlflowClient
 
-    monkeypatch.setattr(patience, "SAY_AFTER_S", 0.5)
     monkeypatch.setenv(patience.RETRIES, "2")
     monkeypatch.setenv(patience.TIMEOUT_S, "1")
     client = patience.Told(MlflowClient(offline, offline), offline, offline)
@@ -87,6 +90,23 @@ def test_a_server_that_goes_away_later_is_said_too(
     ):
         client.search_registered_models()
     assert len(waits(caplog)) == 1, caplog.messages
+
+
+@pytest.mark.parametrize("offline", ["refuses"], indirect=True)
+@pytest.mark.usefixtures("hurried")
+def test_a_registry_apart_from_the_runs_is_asked_as_shortly(
+    offline: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OUR_MODELS", offline)
+    cfg = RegistryConfig(registry_uri="env:OUR_MODELS")
+    store = tracking.open_store(RunConfig(dir=str(tmp_path)), cfg)
+    began = time.monotonic()
+    with caplog.at_level(logging.WARNING, "raypipe"), pytest.raises(Exception, match="failed with"):
+        store.client.search_registered_models()
+    assert time.monotonic() - began < 20
+    [said] = waits(caplog)
+    assert "127.0.0.1:" in said and "sesame" not in said
+    assert store.client.search_runs([store.experiment_id]) == [] and len(waits(caplog)) == 1
 
 
 def test_a_store_that_answers_is_not_told(
