@@ -93,7 +93,8 @@ class Told:
         found = getattr(self._client, name)
         if not callable(found):
             return found
-        of_models = "model" in name
+        # Logged models are in the store of runs.
+        of_models = "registered_model" in name or "model_version" in name
         return self._told(found, of_models)
 
     def _told(self, call: Callable[..., Any], of_models: bool) -> Callable[..., Any]:
