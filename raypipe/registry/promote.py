@@ -18,7 +18,7 @@ from urllib.parse import urlparse
 from filelock import FileLock
 
 from raypipe.errors import DataError, RaypipeError, one_line
-from raypipe.registry import catalog, follow, mlflow_model
+from raypipe.registry import catalog, follow, mlflow_model, patience
 from raypipe.registry.follow import Held
 from raypipe.registry.moves import History, Why
 from raypipe.registry.package import Package
@@ -154,7 +154,8 @@ def register(
             return before
         # Opening checks the files against their manifest before anything is uploaded.
         opened = Package(package)
-        logged = mlflow_model.log(run_id, opened)
+        with patience.told(store.address, store.registry):
+            logged = mlflow_model.log(run_id, opened)
         _ensure_name(store)
         marks = {KEY: key, SEAL: opened.seal} | tags
         created = store.client.create_model_version(
@@ -391,12 +392,13 @@ def _files(store: Store, version: ModelVersion, into: str | None) -> Path:
     # A version in Unity Catalog names the logged model that it was copied from, which may be gone.
     uri = f"models:/{version}" if store.is_catalog else version.uri
     try:
-        folder = mlflow.artifacts.download_artifacts(
-            artifact_uri=uri,
-            tracking_uri=store.address,
-            registry_uri=store.registry,
-            dst_path=into,
-        )
+        with patience.told(store.address, store.registry):
+            folder = mlflow.artifacts.download_artifacts(
+                artifact_uri=uri,
+                tracking_uri=store.address,
+                registry_uri=store.registry,
+                dst_path=into,
+            )
     except (OSError, mlflow.MlflowException) as e:
         # MLflow keeps absolute addresses: a store whose folder was moved names the old place.
         raise Gone(

@@ -30,7 +30,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from filelock import FileLock
 from pydantic import Field, model_validator
@@ -38,7 +38,7 @@ from typing_extensions import Self
 
 from raypipe.config import RunConfig, Section
 from raypipe.errors import ConfigError, hidden, keep_secrets_of, one_line
-from raypipe.registry import catalog, made_by
+from raypipe.registry import catalog, made_by, patience
 from raypipe.tables import storage
 from raypipe.tables.storage import StorageOptions
 from raypipe.tables.table import TableVersion
@@ -186,19 +186,31 @@ def open_store(
     uri, registry = addresses(run, cfg)
     mlflow.set_tracking_uri(uri)
     mlflow.set_registry_uri(registry)
+    began = time.monotonic()
     try:
         client = mlflow.MlflowClient(uri, registry)
         artifacts = (folder / "artifacts").as_uri() if uri.startswith("sqlite") else None
-        experiment_id = _experiment_id(client, cfg.experiment, artifacts, create)
+        with patience.opening(), patience.told(uri):
+            experiment_id = _experiment_id(client, cfg.experiment, artifacts, create)
     except Exception as e:
+        if patience.no_answer(e):
+            raise ConfigError(
+                f"MLflow's server at {patience.host_of(uri)} does not answer",
+                got=f"registry.uri={hidden(uri)}, asked for {time.monotonic() - began:.0f} s",
+                rule="Runs and models are registered there",
+                fix="Start it (mlflow server), or check registry.uri and the network. To wait "
+                f"longer: {patience.RETRIES} and {patience.TIMEOUT_S}",
+            ) from e
         raise ConfigError(
             f"The MLflow store cannot be opened: {one_line(e)}",
             got=uri,
             fix="Check registry.uri",
         ) from e
     moves = moves_of(run, cfg, beside)
+    # A caller cannot tell the two apart.
+    patient = cast("MlflowClient", patience.Told(client, uri, registry))
     return Store(
-        client,
+        patient,
         hidden(uri),
         experiment_id,
         cfg.model or run.name,

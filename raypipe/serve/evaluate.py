@@ -5,11 +5,13 @@ All models see one read and one decode of the images, so nothing but the models 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from raypipe.models.tasks import NUMERIC, Task
 from raypipe.registry.package import Package, Predictions
@@ -17,15 +19,21 @@ from raypipe.serve.shared_package import share
 from raypipe.tables import label_column, scan
 from raypipe.tables.table import ImageTable, TableVersion
 
+BROKEN = "broken"  # why an image does not decode; "" where it does
+
 
 def judge(
-    packages: Sequence[Package], table: ImageTable, version: TableVersion, where: scan.Where
+    packages: Sequence[Package],
+    table: ImageTable,
+    version: TableVersion,
+    where: scan.Where,
+    say: Callable[[str], None] = lambda text: None,
 ) -> pa.Table:
     """One row per labelled image, sorted by id; only an empty column id where there is none.
 
     Columns: id; group (the image's source, or "all"); and for each model model_0, model_1, …
     whether it is right. With several tags, all of them must be. For models that predict numbers
-    it is the absolute error.
+    it is the absolute error. Images that do not decode are left out; `say` is told how many.
     """
     task = packages[0].task
     columns = table.columns
@@ -47,12 +55,19 @@ def judge(
         groups = np.full(len(labelled), "all")
         if grouped:
             groups = _names(batch[columns.source][labelled], "None")
-        judged = {"id": ids, "group": groups}
+        judged = {"id": ids, "group": groups, BROKEN: np.full(len(labelled), "", np.object_)}
 
-        # Every model predicts the same bytes.
+        # Every model predicts the same bytes. One broken image must not cost the comparison, which
+        # comes when the challenger is trained.
         for n, package in enumerate(shared):
-            predictions = package.open().predict(images, threads=1)
-            judged[f"model_{n}"] = _judged(task, predictions, labels)
+            attempt = package.open().attempt(images, threads=1)
+            good = list(attempt.good)
+            of_good = _judged(task, attempt.predictions, [labels[i] for i in good])
+            judged[f"model_{n}"] = np.zeros(len(labelled), of_good.dtype)
+            judged[f"model_{n}"][good] = of_good
+            for place, why in attempt.errors.items():
+                judged[BROKEN][place] = why.partition(":")[0]
+        judged[BROKEN] = judged[BROKEN].astype(np.str_)
         return judged
 
     dataset = scan.dataset(table, version, wanted, where)
@@ -66,7 +81,16 @@ def judge(
         parts.append(pa.table(columns_of_part))
     if not parts:
         return pa.table({"id": pa.array([], pa.string())})
-    return pa.concat_tables(parts).sort_by("id")
+    rows = pa.concat_tables(parts)
+    is_good = pc.equal(rows[BROKEN], "")
+    broken = Counter(rows[BROKEN].filter(pc.invert(is_good)).to_pylist())
+    if broken:
+        why = ", ".join(f"{count} {reason}" for reason, count in sorted(broken.items()))
+        say(
+            f"{broken.total()} of {len(rows)} labelled images of {version} do not decode, and are "
+            f"not compared: {why}"
+        )
+    return rows.filter(is_good).drop_columns(BROKEN).sort_by("id")
 
 
 def _names(values: np.ndarray, missing: str) -> np.ndarray:

@@ -22,7 +22,7 @@ from deltalake import CommitProperties, DeltaTable, WriterProperties, write_delt
 from deltalake.exceptions import CommitFailedError, DeltaError
 
 from raypipe import stores
-from raypipe.errors import DataError
+from raypipe.errors import DataError, one_line
 from raypipe.tables import constraints, protocol, retries, scan, storage
 from raypipe.tables.address import resolve
 from raypipe.tables.provenance import commit_properties
@@ -85,6 +85,14 @@ def append_once(
             return landed
         if isinstance(e, CommitFailedError) or (base is None and _is_table(uri, storage_options)):
             raise Moved(str(e)) from None
+        if base is not None and _is_gone(uri, storage_options):
+            raise DataError(
+                f"{uri} is no table any more",
+                got=one_line(e, 100),
+                rule="Its store is away, or somebody deleted or moved it while this ran",
+                fix="Make the store reachable, or bring the table back, and run the command "
+                "again. If it stays deleted, the next run makes it anew, without its rows",
+            ) from None
         broken = constraints.refusal(e, base, uri)
         if broken is not None:
             raise broken from None
@@ -238,14 +246,20 @@ def require_rows_of(
             raise _foreign_row(path, f"a row without {name}")
 
 
-def require_still_there(path: str, base: DeltaTable | None, before: Sequence[object]) -> None:
-    """Raise DataError if there is no table, although rows were read from it `before`."""
+def require_still_there(
+    path: str, base: DeltaTable | None, before: Sequence[object], anew: str
+) -> None:
+    """Raise DataError if there is no table, although rows were read from it `before`.
+
+    anew: what it means to go on without them, in words.
+    """
     if base is None and before:
         raise DataError(
             f"{path} is no table any more",
             got=f"{len(before)} rows were there before",
             rule="Its store is away, or somebody deleted it",
-            fix="Make the store reachable, and run the command again",
+            fix="Make the store reachable, or bring the table back from a backup, and run the "
+            f"command again. If it stays deleted, the next run begins anew: {anew}",
         )
 
 
@@ -274,6 +288,14 @@ def newest(uri: str, storage_options: dict[str, str] | None) -> DeltaTable | Non
     if not _is_table(uri, storage_options):
         return None
     return ImageTable(uri, storage_options=storage_options).delta()
+
+
+def _is_gone(uri: str, storage_options: dict[str, str] | None) -> bool:
+    """Is there no table, as far as anybody can tell? A store that is away says nothing."""
+    try:
+        return not _is_table(uri, storage_options)
+    except DataError:
+        return False
 
 
 def _is_table(uri: str, storage_options: dict[str, str] | None) -> bool:

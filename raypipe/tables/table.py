@@ -197,7 +197,9 @@ class ImageTable:
             if name not in have:
                 raise DataError(
                     f"{self.uri}@v{delta.version()} has no column {name!r}",
-                    fix=f"{nearest(name, have)} Set table.columns to map names",
+                    rule=nearest(name, have),
+                    fix="Map names by `columns` of this table: table.columns, or "
+                    "watch.batch.columns of a batch",
                 )
 
     def pin(self, version: int | str | None = None) -> TableVersion:
@@ -324,7 +326,8 @@ class ImageTable:
                 f"Column {name!r} of {self.uri} holds no images",
                 got=str(kind),
                 rule="An image column is binary: the bytes of the image files, not paths to them",
-                fix="Set table.columns.image, or let raypipe ingest read the files",
+                fix="Set columns.image of this table (table.columns.image, or "
+                "watch.batch.columns.image of a batch), or let raypipe ingest read the files",
             )
 
     def _not_there(self, version: int | None) -> DataError:

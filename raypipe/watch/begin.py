@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from raypipe.config import replace, validate
-from raypipe.errors import ConfigError, DataError, Unreachable
+from raypipe.errors import ConfigError, DataError, RaypipeError, Unreachable
 from raypipe.feed.dataset import Pinned, pin
 from raypipe.files import write_atomic
 from raypipe.registry.package import MANIFEST, Package
@@ -124,10 +124,21 @@ def _fresh(job: TrainJob) -> str:
     return "pretrained weights" if job.model.pretrained else "random weights"
 
 
+def _is_whole(folder: Path, seal: str) -> bool:
+    try:
+        Package(folder, seal)
+    except (RaypipeError, OSError):
+        return False
+    return True
+
+
 def _placed(package: Package, place: Path) -> Path:
-    """The package's files in a folder that is named by its seal. The manifest comes last."""
+    """The package's files in a folder that is named by its seal. The manifest comes last.
+
+    What an earlier retrain has left there is checked: one bad byte would stop all that follow.
+    """
     folder = place / package.seal
-    if not (folder / MANIFEST).exists():
+    if not _is_whole(folder, package.seal):
         for name, data in package.files.items():
             if name != MANIFEST:
                 write_atomic(folder / name, bytes(data))

@@ -88,7 +88,7 @@ def of_check(run: RunConfig, watch: WatchConfig, scope: str, checked: CheckResul
     scope: NAME@ALIAS of the model.
     """
     past = Journal(watch.place(run, "retrains"), scope, watch.storage_options)
-    known = history.checks(run, watch, checked.model, checked)
+    known = history.checks(run, watch, checked.model, checked, checked.seal)
     tried = history.tried(past, "", watch, run, now())
     # As if there were labels enough.
     enough = {"": watch.policy.min_images}

@@ -69,6 +69,7 @@ class CheckResult:
     key: str = ""
     window: Window | None = None
     to_label: str = ""  # a CSV of images that are most worth a label, after drift
+    seal: str | None = None  # of the model's package
 
 
 def check_window(
@@ -246,7 +247,9 @@ def check(
         feedback_rows.keep_asked(run, watch, key, name, asked)
     predictions = (predicted.uri, predicted.key)
     return CheckResult(
-        name, str(model), predicted.version, found, str(path), predictions, key, window, to_label
+        *(name, str(model), predicted.version, found, str(path), predictions, key, window),
+        to_label,
+        model.seal,
     )
 
 

@@ -112,7 +112,8 @@ class Journal:
         with self._lock:
             base = newest(self.uri, self._options)
             # Its store is away, or it was deleted: that says nothing about the lease.
-            require_still_there(self.uri, base, self.events)
+            anew = "it does not know of earlier retrains, nor of one that is under way"
+            require_still_there(self.uri, base, self.events, anew)
             self._base = base
             if base is None:
                 return

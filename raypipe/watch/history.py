@@ -16,14 +16,24 @@ from raypipe.watch.settings import WatchConfig
 
 
 def checks(
-    run: RunConfig, watch: WatchConfig, model: str, newest: CheckResult | None
+    run: RunConfig,
+    watch: WatchConfig,
+    model: str,
+    newest: CheckResult | None,
+    seal: str | None = None,
 ) -> list[Checked]:
-    """The checks of this model under watch.name, oldest first; of a window the last one counts."""
+    """The checks of this model under watch.name, oldest first; of a window the last one counts.
+
+    seal: of the model's package. Another registry may have a model of this name and number, and
+    keep its checks in the same folder. An older raypipe kept no seal.
+    """
     found: dict[Any, Checked] = {}
     # In the order of their commits: clocks go back, and windows of another table, or of one that
     # was made again, have the same numbers.
     for row in records.checks(run, watch).rows:
         if (row.get("name"), row.get("model")) != (watch.name, model):
+            continue
+        if seal and row.get("seal") not in (None, seal):
             continue
         # An earlier check of the same, with other settings, goes.
         about = records.looked_at(row)

@@ -31,7 +31,7 @@ def judge(
     that is in both splits.
     """
     where = pinned.rows_of(split)
-    judged = evaluate.judge(packages, pinned.table, pinned.version, where)
+    judged = evaluate.judge(packages, pinned.table, pinned.version, where, say)
     if not len(judged):
         return judged
     learned_by = learned_ids(packages, pinned, where, say)

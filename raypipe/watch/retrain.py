@@ -116,7 +116,7 @@ def retrain(
     # First the decision to train at all. It needs no model, so it comes before anything costly.
     asked = _asked(job, cfg, champion)
     cycle = _cycle(past, _key(job, cfg, champion, pinned), asked, pinned)
-    known = history.checks(job.run, cfg.watch, str(champion), checked)
+    known = history.checks(job.run, cfg.watch, str(champion), checked, champion.seal)
     tried = history.tried(past, cycle, cfg.watch, job.run, now())
     wanted = policy.retrain(
         known,

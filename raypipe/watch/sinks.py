@@ -237,18 +237,39 @@ class Webhook:
 
     def send(self, event: Event) -> None:
         """Keep the event as a note, and deliver all notes; never raises."""
+        until = time.monotonic() + self._within_s
+        body = hidden(to_json(event.as_json()))
         try:
-            self._keep(event)
-            # A receiver that is dead is not waited for again and again by one run.
-            if not self._is_dead:
-                self._deliver(time.monotonic() + self._within_s)
+            self._keep(event.id, body)
         except OSError as e:
-            self._warn(f"its notes cannot be kept ({type(e).__name__})")
+            self._send_unkept(event.id, body.encode(), until, e)
+            return
+        # A receiver that is dead is not waited for again and again by one run.
+        if self._is_dead:
+            return
+        try:
+            self._deliver(until)
+        except OSError as e:
+            self._warn(f"its notes cannot be read or deleted ({_reason(e)})")
 
-    def _keep(self, event: Event) -> None:
+    def _send_unkept(self, id: str, body: bytes, until: float, error: OSError) -> None:
+        """Of a full or read-only disk the receiver should hear all the more. Notes of earlier runs
+        wait until the folder can be written again."""
+        reason = f"its notes cannot be kept ({_reason(error)})"
+        try:
+            if self._is_dead:
+                raise _Again("it did not answer before")
+            self._send(id, body, until)
+        except (_Again, _Refused) as e:
+            self._is_dead = True
+            self._warn(reason, f"{e}, so this event is lost. Look at {self._folder}")
+            return
+        self._warn(reason, f"Events are sent all the same, once. Look at {self._folder}")
+
+    def _keep(self, id: str, body: str) -> None:
         # The clock may go back: names order the notes well enough, and ids tell them apart.
-        name = f"{time.time_ns():020d}-{event.id}-{uuid.uuid4().hex[:6]}.json"
-        write_atomic(self._folder / name, hidden(to_json(event.as_json())))
+        name = f"{time.time_ns():020d}-{id}-{uuid.uuid4().hex[:6]}.json"
+        write_atomic(self._folder / name, body)
         notes = self._notes()
         for old in notes[:-MOST_NOTES]:
             old.unlink(missing_ok=True)
@@ -300,11 +321,15 @@ class Webhook:
             # Torn by a full disk: it can never be sent.
             note.unlink(missing_ok=True)
             return
+        self._send(id, body, until)
+        note.unlink(missing_ok=True)
+
+    def _send(self, id: str, body: bytes, until: float) -> None:
+        """As many tries as the time allows. Raises _Again or _Refused if none was taken."""
         pause_s = FIRST_PAUSE_S
         while True:
             try:
                 within(until - time.monotonic(), lambda: self._post(id, body, until))
-                note.unlink(missing_ok=True)
                 return
             except _Again as e:
                 wait_s = max(pause_s, e.after_s)
@@ -367,12 +392,17 @@ class Webhook:
     def _host(self) -> str:
         return str(urlsplit(self._url).hostname)
 
-    def _warn(self, why: str) -> None:
-        """One warning a run."""
+    def _warn(self, why: str, then: str = "") -> None:
+        """One warning a run. then: what becomes of the event; "": it waits as a note."""
         if not self._has_warned:
-            said = "The webhook at %s: %s. Events wait in %s for the next run"
-            log.warning(said, self._host, hidden(why), self._folder)
+            then = then or f"Events wait in {self._folder} for the next run"
+            log.warning("The webhook at %s: %s. %s", self._host, hidden(why), hidden(then))
         self._has_warned = True
+
+
+def _reason(error: OSError) -> str:
+    """The system's words, as `No space left on device`."""
+    return error.strerror or type(error).__name__
 
 
 def within(seconds: float, work: Callable[[], Any]) -> None:

@@ -14,7 +14,9 @@ selection of rows, watch.name), are numbered, and each is committed directly on 
 `tables/between.py` tells from the table's own log what came. Where it cannot, all images are
 compared with those of earlier windows, whose identities are in the predictions table. So they are
 after a RESTORE, which brings back rows that an earlier window may have had. A window needs no
-clock: versions say what is new.
+clock: versions say what is new. Where these predictions are gone, too, a check fails and says so,
+until one with watch.window=all has looked at every image: it is noted as a window without `since`,
+and the line goes on behind it.
 """
 
 from __future__ import annotations
@@ -142,7 +144,8 @@ class Log:
     def refresh(self) -> None:
         """Read the newest version. Raises DataError for a table of something else."""
         base = newest(self.uri, self._options)
-        require_still_there(self.uri, base, self.entries)
+        anew = "its first window has all images of the table, checked before or not"
+        require_still_there(self.uri, base, self.entries, anew)
         self._base = base
         if base is None:
             return
@@ -177,6 +180,22 @@ class Log:
         found = (entry for entry in reversed(self.entries) if entry.event in events)
         return next(found, None)
 
+    def elsewhere(self, line_at: Callable[[str], str]) -> dict[str, int]:
+        """{address: the newest version that was checked there} of tables that would have this line
+        but for their address. line_at: the line of a table at this address."""
+        if self._base is None:
+            return {}
+        table = ImageTable(self.uri, storage_options=self._options)
+        pinned = table.pin(self._base.version())
+        wanted = {"event": "checked"}
+        rows = scan.rows(table, pinned, ["line", "table", "version"], wanted).to_pylist()
+        found: dict[str, int] = {}
+        for row in rows:
+            uri, version = str(row["table"]), int(row["version"])
+            if row["line"] == line_at(uri) != self.line:
+                found[uri] = max(version, found.get(uri, version))
+        return found
+
     @property
     def open(self) -> Entry | None:
         """The window that was opened last, if nobody has finished it."""
@@ -199,8 +218,12 @@ class Windows:
         self._source, self._cfg, self._say, self._clock = source, cfg, say, clock
         self._table, self._newest = ImageTable.open_pinned(source)
         chosen = _selection(self._table, self._newest, source)
-        line = key_of("windows", self._newest.uri, self._newest.table_id, *chosen, cfg.name)
-        self.log = Log(cfg.place(run, "windows"), line, cfg.storage_options)
+
+        def line(uri: str) -> str:
+            return key_of("windows", uri, self._newest.table_id, *chosen, cfg.name)
+
+        self.log = Log(cfg.place(run, "windows"), line(self._newest.uri), cfg.storage_options)
+        self._line_at = line
 
     def next(self) -> Window | Waiting:
         """The window to check now. Needs a connection to Ray. Raises DataError as tables do."""
@@ -208,6 +231,8 @@ class Windows:
             return self._whole()
         if self._cfg.window == "last_n":
             return self._last_n()
+        if not self.log.entries:
+            self._tell_moved()
         for attempt in range(1, TRIES + 1):
             found = self._look()
             if found is not None:
@@ -215,11 +240,24 @@ class Windows:
             retries.pause(attempt)
         raise retries.busy(self.log.uri, f"{TRIES} tries")
 
+    def _tell_moved(self) -> None:
+        """Say so if this table was checked at another address: its windows begin anew here."""
+        for uri, version in self.log.elsewhere(self._line_at).items():
+            self._say(
+                f"{self._newest.uri} was checked as {uri} before, up to v{version}: it is the same "
+                "table, moved or copied. At another address its windows begin anew, with all of "
+                "its images"
+            )
+
     def checked(self, window: Window, evidence: str, predictions: tuple[str, str]) -> None:
         """Keep that this window has its evidence. Does nothing the second time.
 
-        Nor if the window was left, and its images are in a newer one, which has more.
+        Nor if the window was left, and its images are in a newer one, which has more. A check of
+        the whole table gets a line going again that nobody can follow any more.
         """
+        if not window.number:
+            self._begin_anew(window, evidence, predictions)
+            return
         for attempt in range(1, TRIES + 1):
             # Another check of it may have failed, and left it: this one has its evidence.
             last = self.log.last("opened", "checked", "left")
@@ -237,6 +275,56 @@ class Windows:
                 return
             retries.pause(attempt)
         raise retries.busy(self.log.uri, f"{TRIES} tries")
+
+    def _begin_anew(self, window: Window, evidence: str, predictions: tuple[str, str]) -> None:
+        """Later windows begin behind this one, which had all rows, if nobody could tell where else.
+
+        So after watch.window=all, once.
+        """
+        if self._cfg.window != "all" or self._source.version is not None:
+            return
+        for attempt in range(1, TRIES + 1):
+            last = self.log.last("checked")
+            if last is None or not self._is_lost(last, window.version):
+                return
+            every = between.selected(self._table, window.version, self._source.where)
+            done = Entry(
+                0,
+                "checked",
+                last.window + 1,
+                None,
+                window.version.version,
+                window.state,
+                sum(every.counts),
+                self._clock(),
+                evidence,
+                *predictions,
+            )
+            if self._add(done):
+                self._say(f"Later checks begin behind this one, as window {done.window}")
+                return
+            retries.pause(attempt)
+        raise retries.busy(self.log.uri, f"{TRIES} tries")
+
+    def _is_lost(self, last: Entry, version: TableVersion) -> bool:
+        """Can nobody tell any more which images came after the window `last`?"""
+        try:
+            self._by_log(last, version)
+        except Unreachable:
+            raise
+        except DataError:
+            try:
+                for entry in self._known():
+                    self._identities(entry)
+            except Unreachable:
+                raise
+            except DataError:
+                return True
+        return False
+
+    def _known(self) -> list[Entry]:
+        """Windows that were checked, oldest first, from the last one that had all rows."""
+        return _of_line([entry for entry in self.log.entries if entry.event == "checked"])
 
     def leave(self, window: Window) -> None:
         """The window cannot be checked as it is: its images belong to the next one, with more."""
@@ -383,7 +471,7 @@ class Windows:
             if state != entry.state:
                 return None
             before = [e for e in self.log.entries if e.event == "checked"]
-            before = [e for e in before if e.window < entry.window]
+            before = [e for e in before if e.window < entry.window and entry.since is not None]
             rows = self._came(before[-1] if before else None, version, before)
         except Unreachable:
             raise
@@ -428,12 +516,7 @@ class Windows:
             return between.selected(self._table, version, self._source.where)
         where = self._source.where
         try:
-            before = self._table.pin(last.version)
-            if between.state(self._table, before, where) != last.state:
-                raise DataError(f"v{last.version} has other rows now")
-            if between.restored(self._table, before, version):
-                raise DataError("the table was restored to an older version")
-            return between.between(self._table, before, version, where).new
+            return self._by_log(last, version)
         except Unreachable:
             raise
         except DataError as e:
@@ -441,28 +524,43 @@ class Windows:
                 f"What came after v{last.version} cannot be told from the log ({e.what}): all "
                 "images are compared with those of earlier checks, by id and sha256"
             )
-        if windows is None:
-            windows = [entry for entry in self.log.entries if entry.event == "checked"]
-        known_N2 = np.concatenate([NOTHING_N2, *(self._identities(entry) for entry in windows)])
+        known = self._known() if windows is None else _of_line(windows)
+        known_N2 = np.concatenate([NOTHING_N2, *(self._identities(entry) for entry in known)])
         everything = between.selected(self._table, version, where)
         return between.compare(self._table, everything, known_N2).new
+
+    def _by_log(self, last: Entry, version: TableVersion) -> Rows:
+        """The rows that came after the window `last`, by the table's log. Raises DataError."""
+        where = self._source.where
+        before = self._table.pin(last.version)
+        if between.state(self._table, before, where) != last.state:
+            raise DataError(f"v{last.version} has other rows now")
+        if between.restored(self._table, before, version):
+            raise DataError("the table was restored to an older version")
+        return between.between(self._table, before, version, where).new
 
     def _identities(self, entry: Entry) -> np.ndarray:
         """Of the images of a checked window, from its prediction."""
         columns = ["image_id", "sha256"]
         options = self._source.storage_options
-        parts = [NOTHING_N2]
-        for rows in batches(entry.predictions, entry.prediction, columns, options):
-            ids, hashes = rows["image_id"].to_pylist(), rows["sha256"].to_pylist()
-            parts.append(between.identity_of(ids, hashes))
+        parts, why = [NOTHING_N2], ""
+        try:
+            for rows in batches(entry.predictions, entry.prediction, columns, options):
+                ids, hashes = rows["image_id"].to_pylist(), rows["sha256"].to_pylist()
+                parts.append(between.identity_of(ids, hashes))
+        except Unreachable:
+            raise
+        except DataError as e:
+            # A table whose files are gone, or another one in its place.
+            why = f": {e.what}"
         found_N2 = np.concatenate(parts)
         if len(found_N2) < entry.images:
             raise DataError(
                 f"The predictions of window {entry.window} are gone, so nobody can tell which "
                 "images were checked",
-                got=f"{len(found_N2)} of {entry.images} in {entry.predictions}",
-                fix="Check all of the table once with watch.window=all; or start anew with "
-                "another watch.name",
+                got=f"{len(found_N2)} of {entry.images} in {entry.predictions}{why}",
+                fix="Run the check once with watch.window=all: it looks at every image, and later "
+                "checks begin behind it. Or set another watch.name, which begins with all images",
             )
         return found_N2
 
@@ -504,6 +602,12 @@ def _selection(
         }
     )
     return where, source.sample_key, columns
+
+
+def _of_line(windows: Sequence[Entry]) -> list[Entry]:
+    """From the last one that had all rows of the table: what was before, nobody can tell."""
+    first = max((n for n, entry in enumerate(windows) if entry.since is None), default=0)
+    return list(windows[first:])
 
 
 def _is_of(entry: Entry, window: Window) -> bool:

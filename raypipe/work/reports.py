@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
 from raypipe import report
 from raypipe.config import load, to_json
@@ -91,6 +92,8 @@ class Told(Result):
     altered: tuple[str, ...]
     in_use: int | None
     page: Path
+    others: str = ""
+    """Records that are of another registry's model of this name, in words."""
 
     def facts(self) -> Facts:
         counts = Counter(row.kind for row in self.rows)
@@ -98,6 +101,8 @@ class Told(Result):
         facts |= {name: counts[kind] for kind, name in _PLURAL.items()}
         if self.altered:
             facts["changed afterwards"] = list(self.altered)
+        if self.others:
+            facts["left out"] = self.others
         return {**facts, "report": self.page, "json": self.page.with_suffix(".json")}
 
     def summary(self) -> Facts:
@@ -106,6 +111,7 @@ class Told(Result):
             "alias": self.store.alias,
             "in_use": self.in_use,
             "altered": list(self.altered),
+            "left_out": self.others,
             "events": [row.summary() for row in self.rows],
             "report": str(self.page),
         }
@@ -192,10 +198,17 @@ def tell(job: Job) -> Told:
     decisions = records.decisions(job.run, job.watch)
     calls = records.calls(job.run, job.watch)
     mine = f"{store.model}/"
-    # One folder may hold records of several models.
-    of_checks = [row for row in checks.rows if str(row.get("model")).startswith(mine)]
+    # One folder may hold records of several models, and of another registry's model of this name.
+    named = [row for row in checks.rows if str(row.get("model")).startswith(mine)]
+    seals = {str(version): version.seal for version in promote.versions(store)}
+    foreign = {str(row.get("key")) for row in named if not _is_of(row, seals)}
+    of_checks = [row for row in named if str(row.get("key")) not in foreign]
     of_decisions = [row for row in decisions.rows if str(row.get("champion")).startswith(mine)]
-    of_calls = [row for row in calls.rows if row.get("model") == store.model]
+    of_calls = [
+        row
+        for row in calls.rows
+        if row.get("model") == store.model and str(row.get("about")) not in foreign
+    ]
     log = appended.read(store.moves, store.moves_options)
     altered = []
     tables = {"drift checks": checks, "decisions to retrain or not": calls}
@@ -210,11 +223,23 @@ def tell(job: Job) -> Told:
         [timeline.move(one, store.alias) for one in moves.read(store).moves],
     )
     page = job.run.path / "reports" / f"timeline-{in_name(store.model)}.html"
-    told = Told(store, tuple(rows), tuple(altered), held.version, page)
+    others = ""
+    if foreign:
+        others = f"{_times(len(foreign), 'check')} of packages that this registry does not have"
+    told = Told(store, tuple(rows), tuple(altered), held.version, page, others)
     places = tuple(table.place for table in tables.values())
     report.write(_timeline_page(told, places), page)
     _keep(told, page)
     return told
+
+
+def _is_of(row: Mapping[str, Any], seals: Mapping[str, str | None]) -> bool:
+    """Was a check made with a version of this registry? seals: of its versions, by NAME/N.
+
+    An older raypipe kept no seal; of a version that was deleted, nobody knows it any more.
+    """
+    known = seals.get(str(row.get("model")))
+    return not row.get("seal") or not known or row["seal"] == known
 
 
 def _timeline_page(told: Told, places: Sequence[str]) -> report.Page:
@@ -243,6 +268,8 @@ def _timeline_page(told: Told, places: Sequence[str]) -> report.Page:
     text = "Newest first, in the order of commits; times are those of the writers' clocks."
     if back:
         text += f" {back} of them say earlier than the row before."
+    if told.others:
+        text += f" Left out: {told.others}, under the same names and numbers."
     if not rows:
         text = "Nothing has happened yet: no check, no comparison, no move of the alias."
     header = report.Header(

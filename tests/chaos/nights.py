@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pyarrow as pa
@@ -71,7 +72,12 @@ class World:
     @property
     def store(self) -> Store:
         run = RunConfig(name="cells", dir=str(self.root / "run"))
-        return tracking.open_store(run, RegistryConfig())
+        # A pool would keep the file open that `again` puts away, and answer from it.
+        with patch.dict(os.environ, MLFLOW_SQLALCHEMYSTORE_POOLCLASS="NullPool"):
+            found = tracking.open_store(run, RegistryConfig())
+            # The registry's own connections are made by the first question about models.
+            found.client.search_registered_models(max_results=1)
+        return found
 
     def images(self, domain: str, count: int, first: int) -> None:
         """Labelled images, in all splits."""
@@ -161,11 +167,15 @@ def ended(process: subprocess.Popen[str]) -> tuple[int, dict[str, Any], str]:
     return process.returncode, json.loads(lines[-1]) if lines else {}, err
 
 
-def world(root: Path, address: str) -> World:
-    """240 old images, and the champion that was trained on them."""
+def world(root: Path, address: str, more: str = "") -> World:
+    """240 old images, and the champion that was trained on them.
+
+    more: lines of the configuration, of the section watch.
+    """
     made = World(root, address)
     root.mkdir(parents=True, exist_ok=True)
-    made.config.write_text(CONFIG.format(root=root))
+    text = CONFIG.format(root=root)
+    made.config.write_text(text.replace("watch:\n", f"watch:\n{more}"))
     made.images("old", 240, 0)
     code, result, err = made.job("train")
     assert code == 0, err
@@ -177,3 +187,26 @@ def again(saved: Path, root: Path) -> None:
     """Put a saved world back in its place: MLflow knows its files by their addresses."""
     shutil.rmtree(root)
     shutil.copytree(saved, root)
+
+
+def run_twice(made: World) -> None:
+    """The second run looks at the same window again, with the new champion's eyes."""
+    for _ in range(2):
+        code, _, err = made.job("retrain")
+        assert code == 0, err
+
+
+def state(made: World) -> dict[str, Any]:
+    """What must be the same however often it was killed."""
+    return {
+        "champion": made.champion(),
+        "versions": made.versions(),
+        "moves": [(m["version_from"], m["version_to"], m["why"]) for m in made.moves()],
+        "evidence": [(r["window"], r["model"], r["is_drift"]) for r in made.rows("drift")],
+        "decisions": [row["promoted"] for row in made.rows("decisions")],
+        # The first answer of each check; two retrains at once have a second one.
+        "calls": [(r["champion"], r["act"]) for r in made.rows("calls") if r["number"] == 1],
+        "windows": [(row["event"], row["window"]) for row in made.rows("windows")],
+        "ended": [row["cycle"] for row in made.rows("retrains") if row["event"] == "ended"],
+        "checked": made.checked(),
+    }

@@ -48,34 +48,12 @@ def grown(ray_session: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[W
 @pytest.fixture(scope="module")
 def undisturbed(grown: tuple[World, Path]) -> dict[str, Any]:
     made, saved = grown
-    run_twice(made)
-    found = state(made)
+    nights.run_twice(made)
+    found = nights.state(made)
     assert found["champion"] == 2 and found["versions"] == 2
     nights.again(saved, made.root)
+    assert made.versions() == 1
     return found
-
-
-def run_twice(made: World) -> None:
-    """The second run looks at the same window again, with the new champion's eyes."""
-    for _ in range(2):
-        code, _, err = made.job("retrain")
-        assert code == 0, err
-
-
-def state(made: World) -> dict[str, Any]:
-    """What must be the same however often it was killed."""
-    return {
-        "champion": made.champion(),
-        "versions": made.versions(),
-        "moves": [(m["version_from"], m["version_to"], m["why"]) for m in made.moves()],
-        "evidence": [(r["window"], r["model"], r["is_drift"]) for r in made.rows("drift")],
-        "decisions": [row["promoted"] for row in made.rows("decisions")],
-        # The first answer of each check; two retrains at once have a second one.
-        "calls": [(r["champion"], r["act"]) for r in made.rows("calls") if r["number"] == 1],
-        "windows": [(row["event"], row["window"]) for row in made.rows("windows")],
-        "ended": [row["cycle"] for row in made.rows("retrains") if row["event"] == "ended"],
-        "checked": made.checked(),
-    }
 
 
 @pytest.mark.parametrize("step", STEPS)
@@ -85,8 +63,8 @@ def test_a_kill_at_any_step_changes_nothing(
     made, saved = grown
     nights.again(saved, made.root)
     made.killed("retrain", *STEPS[step])
-    run_twice(made)
-    assert state(made) == undisturbed
+    nights.run_twice(made)
+    assert nights.state(made) == undisturbed
     assert made.checked() == made.arrived()
 
 
@@ -98,8 +76,8 @@ def test_two_retrains_at_once_are_one(
     both = [made.begin("jobs/retrain.py", str(made.config), "--json") for _ in range(2)]
     results = [nights.ended(process) for process in both]
     assert [code for code, *_ in results] == [0, 0], [err for *_, err in results]
-    run_twice(made)
-    assert state(made) == undisturbed
+    nights.run_twice(made)
+    assert nights.state(made) == undisturbed
 
 
 @pytest.mark.timeout(1800)  # six minutes on two quiet cores

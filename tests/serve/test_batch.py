@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 from raypipe.config import save, validate
@@ -240,6 +241,33 @@ def test_two_models_are_judged_on_the_same_rows(
     assert judged["model_0"].to_pylist() == judged["model_1"].to_pylist() == right
     assert set(judged["group"].to_pylist()) == {"photos"}
     assert len(evaluate.judge([package], table, table.pin(), {"split": "nowhere"})) == 0
+
+
+@pytest.mark.parametrize("broken", [b"no image", None, b""])
+def test_broken_images_are_not_compared_and_counted(
+    broken: bytes | None, store: Store, job: TrainJob, champion: ModelVersion, tmp_path: Path
+) -> None:
+    """One of them ended a retrain after its training."""
+    known = ImageTable.open(job.table)
+    rows = scan.rows(known, known.pin(), ["image_id", "label", "image"])
+    images: list[Any] = rows["image"].to_pylist()
+    images[3] = images[7] = broken
+    labels: list[Any] = rows["label"].to_pylist()
+    labels[7] = None  # nobody compares it anyway
+    rows = rows.set_column(1, "label", pa.array(labels, pa.string()))
+    rows = rows.set_column(2, "image", pa.array(images, pa.binary()))
+    append(str(tmp_path / "t"), rows, "add")
+    table = ImageTable(str(tmp_path / "t"))
+    package, said = promote.fetch(store, champion), list[str]()
+    judged = evaluate.judge([package, package], table, table.pin(), {}, said.append)
+    assert judged.column_names == ["id", "group", "model_0", "model_1"]
+    names = rows["image_id"].to_pylist()
+    assert set(judged["id"].to_pylist()) == {*names} - {names[3], names[7]}
+    whole = evaluate.judge([package], known, known.pin(), {}, said.append)
+    whole = whole.filter(pc.is_in(whole["id"], value_set=judged["id"]))
+    assert judged["model_0"].to_pylist() == whole["model_0"].to_pylist()
+    [line] = said
+    assert "1 of 59 labelled images" in line and "do not decode" in line
 
 
 @pytest.mark.parametrize("ids", ["all", "some"])

@@ -18,7 +18,8 @@ from raypipe.config import replace, validate
 from raypipe.errors import ConfigError, DataError
 from raypipe.feed.dataset import Pinned, pin
 from raypipe.feed.locate import locate
-from raypipe.registry.package import Package
+from raypipe.models.zoo import ImageModel, ModelConfig
+from raypipe.registry.package import MANIFEST, Package, Reference, build
 from raypipe.registry.promote import ModelVersion
 from raypipe.search.settings import SearchConfig
 from raypipe.tables.table import append
@@ -103,6 +104,31 @@ def of(rows_N2: np.ndarray | None, inherited_N2: np.ndarray = learned.NONE_N2) -
     """A package that says which rows its weights have learned from."""
     files = {} if rows_N2 is None else learned.files(rows_N2, inherited_N2)
     return cast(Package, SimpleNamespace(files=files, info={"table": {"uri": "-", "version": 0}}))
+
+
+@pytest.mark.parametrize("left", ["a byte that changed", "half a file", "no manifest", "nothing"])
+def test_what_an_earlier_retrain_has_left_of_the_champion_is_mended(
+    left: str, tmp_path: Path
+) -> None:
+    """Every later retrain ended with a message about train.start_from, which nobody had set."""
+    cfg = ModelConfig(name="small_cnn", pretrained=False, mode="finetune")
+    nothing = Reference(np.zeros((4, 64)), np.full((4, 2), 0.5), tuple("wxyz"))
+    made = build(tmp_path / "made", ImageModel(cfg, 2).eval(), cfg, ("a", "b"), nothing, {})
+    package = Package(made)
+    folder = begin._placed(package, tmp_path / "champions")
+    weights = folder / "weights.safetensors"
+    if left == "a byte that changed":
+        data = bytearray(weights.read_bytes())
+        data[-1] ^= 1
+        weights.write_bytes(data)
+    elif left == "half a file":
+        weights.write_bytes(weights.read_bytes()[:100])
+    elif left == "no manifest":
+        (folder / MANIFEST).unlink()
+    before = weights.stat().st_mtime_ns
+    assert begin._placed(package, tmp_path / "champions") == folder
+    assert Package(folder, package.seal).seal == package.seal
+    assert (weights.stat().st_mtime_ns == before) == (left == "nothing")
 
 
 SPLITS = ["train"] * 4 + ["val"] * 2 + ["test"] * 4

@@ -17,15 +17,28 @@ from raypipe.watch.settings import WatchConfig
 WATCH = WatchConfig()
 
 
-def kept(run: RunConfig, about: str, window: int | None, drift: bool, at: str) -> None:
+def kept(
+    run: RunConfig, about: str, window: int | None, drift: bool, at: str, seal: str | None = None
+) -> None:
     row = dict.fromkeys(evidence_row.ROW.names) | {"key": f"{about} {at}", "name": "batch"}
     row |= {"model": "m/1", "table": "t@v1", "about": about, "window": window, "is_drift": drift}
-    row |= {"checked_at": at}
+    row |= {"checked_at": at, "seal": seal}
     append(WATCH.place(run, "drift"), pa.Table.from_pylist([row], evidence_row.ROW), "check")
 
 
 def drifts(run: RunConfig) -> list[bool]:
     return [one.is_drift for one in history.checks(run, WATCH, "m/1", None)]
+
+
+def test_checks_of_another_registry_do_not_count(tmp_path: Path) -> None:
+    """It may have a model of the same name and number, and keep its checks in the same folder."""
+    run = RunConfig(name="a", dir=str(tmp_path))
+    kept(run, "an older raypipe's", 1, False, "2026-01-01")
+    kept(run, "mine", 2, False, "2026-01-02", seal="mine")
+    kept(run, "another's", 3, True, "2026-01-03", seal="theirs")
+    found = history.checks(run, WATCH, "m/1", None, "mine")
+    assert [one.is_drift for one in found] == [False, False]
+    assert drifts(run) == [False, False, True]
 
 
 def test_checks_are_in_the_order_of_their_commits(tmp_path: Path) -> None:

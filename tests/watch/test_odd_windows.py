@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 import torch
 from deltalake import write_deltalake
+from PIL import Image
 
 from raypipe.config import RunConfig
 from raypipe.errors import DataError
@@ -135,3 +136,60 @@ def test_names_of_images_and_domains_are_text_on_the_page(watched: Watched, tmp_
     page = Path(watched.check(tmp_path / "t", image=images(200, 240), image_id=ids).page)
     text = page.read_text()
     assert "<script>alert" not in text and "<img src=x" not in text and "&lt;script" in text
+
+
+def animated(kind: str) -> bytes:
+    frames = [striped(i, "warm") for i in range(3)]
+    return encode(frames[0], kind, save_all=True, append_images=frames[1:], duration=50)
+
+
+def of_size(width: int, height: int) -> bytes:
+    return encode(Image.new("RGB", (width, height), (200, 40, 90)))
+
+
+def odd_pictures() -> dict[str, bytes]:
+    """By name: pictures that decode, and that nobody thinks of."""
+    one = striped(1, "warm")
+    deep = np.asarray(one.convert("L")).astype(np.uint16) * 257
+    return {
+        "1x1": of_size(1, 1),
+        "1x2": of_size(1, 2),
+        "1x900": of_size(1, 900),
+        "900x1": of_size(900, 1),
+        "2x2": of_size(2, 2),
+        "1x1 grey JPEG": encode(Image.new("L", (1, 1), 7), "JPEG"),
+        "1x1 CMYK JPEG": encode(Image.new("CMYK", (1, 1), (1, 2, 3, 4)), "JPEG"),
+        "black and white": encode(one.convert("1")),
+        "grey": encode(one.convert("L")),
+        "grey with alpha": encode(one.convert("LA")),
+        "CMYK": encode(one.convert("CMYK"), "JPEG"),
+        "16 bits": encode(Image.fromarray(deep)),
+        "palette": encode(one.convert("P")),
+        "animated WebP": animated("WEBP"),
+        "animated PNG": animated("PNG"),
+    }
+
+
+@pytest.mark.parametrize("name", [*odd_pictures(), "all of them"])
+def test_a_night_of_odd_pictures_is_checked(
+    name: str, watched: Watched, tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    """Alone and between others: a p-value, a page, no image lost and no warning of numpy's."""
+    odd = odd_pictures()
+    mine = list(odd.values()) * 2 if name == "all of them" else [odd[name]] * 2
+    night = mine + (images(200, 230) if name != "all of them" else [])
+    done = watched.check(tmp_path / "t", image=night)
+    assert done.report.batch_images == len(night) and 0 <= done.report.p_value <= 1
+    page = Path(done.page).read_text()
+    assert "nan" not in page.lower().split("</style>")[-1].replace("finance", "")
+    assert [str(w.message) for w in recwarn if "numpy" in str(w.filename)] == []
+
+
+@pytest.mark.parametrize("kind", ["GIF", "TIFF", "BMP"])
+def test_formats_that_are_not_accepted_are_counted(
+    kind: str, watched: Watched, tmp_path: Path
+) -> None:
+    other = encode(striped(1, "warm"), kind)
+    done = watched.check(tmp_path / "t", image=[*images(200, 230), other, other])
+    assert done.report.batch_images == 30
+    assert any("2 of 32 images have no prediction (broken)" in n for n in done.report.notes)

@@ -367,7 +367,90 @@ def test_notes_that_cannot_be_kept_or_read(
     opened(tmp_path, receiver.url).send(check())
     notes(tmp_path)[0].write_text("{torn")
     opened(tmp_path, receiver.url).send(check(2))
-    assert receiver.kinds() == ["check", "check"] and not notes(tmp_path)
+    assert receiver.kinds() == ["check"] * 3 and not notes(tmp_path)
+
+
+def of_root(command: str, folder: Path, url: str, name: str = "x") -> subprocess.CompletedProcess:
+    """A run whose folder is a file system of its own; `command` makes it full or read-only."""
+    code = (
+        "import sys; from tests.watch.test_sinks import *\n"
+        "logging.basicConfig(format='%(message)s')\n"
+        "tell = opened(Path(sys.argv[1]), sys.argv[2], within_s=3)\n"
+        "for n in range(3): tell.send(check(f'{sys.argv[3]}-{n}'))\n"
+    )
+    run = [sys.executable, "-c", code, str(folder), url, name]
+    inside = f'mount -t tmpfs -o size=16k none {folder} && {command} && exec "$@"'
+    return subprocess.run(
+        ["unshare", "--mount", "sh", "-c", inside, "sh", *run],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+NO_MOUNTS = subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode != 0
+
+
+@pytest.mark.skipif(NO_MOUNTS, reason="a mount namespace needs root")
+@pytest.mark.parametrize(
+    ("command", "reason"),
+    [
+        ("head -c 1m /dev/zero > FOLDER/fill 2>/dev/null; true", "No space left on device"),
+        ("mount -o remount,ro FOLDER", "Read-only file system"),
+    ],
+)
+def test_events_of_a_full_or_read_only_folder_are_sent_at_once(
+    command: str, reason: str, receiver: Receiver, tmp_path: Path
+) -> None:
+    command = command.replace("FOLDER", str(tmp_path))
+    done = of_root(command, tmp_path, receiver.url)
+    assert done.returncode == 0, done.stderr
+    assert [json.loads(body)["run"] for _, _, body in receiver.got] == [
+        f"runx-{n}" for n in (0, 1, 2)
+    ]
+    [line] = done.stderr.splitlines()
+    assert reason in line and "sent all the same" in line and str(tmp_path) in line
+    # And where nobody listens, no one is told that an event waits.
+    receiver.answers = [(404, {})] * 3
+    lost = of_root(command, tmp_path, receiver.url)
+    assert lost.returncode == 0 and len(receiver.got) == 4, "a dead receiver is asked once"
+    [line] = lost.stderr.splitlines()
+    assert reason in line and "this event is lost" in line and "wait in" not in line
+
+
+def test_a_process_that_is_killed_while_it_delivers_holds_up_no_other(
+    receiver: Receiver, tmp_path: Path
+) -> None:
+    """What it had begun to send comes a second time, under the same id."""
+    hangs = threading.Event()
+
+    def act(handler: BaseHTTPRequestHandler) -> None:
+        if len(receiver.got) == 3:
+            hangs.set()
+            time.sleep(5)
+            return
+        handler.send_response(200)
+        handler.end_headers()
+
+    receiver.act = act
+    code = (
+        "import sys; from tests.watch.test_sinks import *\n"
+        "tell = opened(Path(sys.argv[1]), sys.argv[2], within_s=20)\n"
+        "for n in range(int(sys.argv[4])): tell.send(check(f'{sys.argv[3]}-{n}'))\n"
+    )
+    begin = [sys.executable, "-c", code, str(tmp_path), receiver.url]
+    first = subprocess.Popen([*begin, "a", "9"], cwd=ROOT)
+    assert hangs.wait(30)
+    other = subprocess.Popen([*begin, "b", "3"], cwd=ROOT)
+    time.sleep(0.5)  # it waits for the lock by now, or comes later: both are well
+    first.kill()
+    assert first.wait(10) < 0 and other.wait(60) == 0
+    runs = [json.loads(body)["run"] for _, _, body in receiver.got]
+    assert runs.count("runa-2") == 2 and {f"runb-{n}" for n in range(3)} <= set(runs)
+    assert {f"runa-{n}" for n in range(3)} <= set(runs) and not notes(tmp_path)
+    assert len(set(receiver.ids())) == len(set(runs)), "one id an event"
+    assert not list((tmp_path / "sinks").rglob("*.partial"))
 
 
 def test_no_more_notes_than_the_bound(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from deltalake import DeltaTable
 
 from raypipe.config import RunConfig
 from raypipe.errors import DataError
@@ -62,7 +64,8 @@ class Night:
         if isinstance(window, Waiting):
             return window
         found, made = self.images(window)
-        assert sum(found.values()) == window.images
+        # A window of the whole table has no number, and does not say how many it has.
+        assert not window.number or sum(found.values()) == window.images
         windows.checked(window, f"evidence {window.number}", (made.uri, made.key))
         return Counter() if window.again else found
 
@@ -169,8 +172,6 @@ def test_an_opened_window_that_was_vacuumed_away_goes_into_the_next(night: Night
 def test_a_table_that_was_restored_from_a_backup_loses_no_image(
     night: Night, tmp_path: Path
 ) -> None:
-    import shutil
-
     night.check()
     backup = tmp_path / "backup"
     shutil.copytree(night.case.uri, backup)
@@ -185,8 +186,6 @@ def test_a_table_that_was_restored_from_a_backup_loses_no_image(
 
 
 def test_without_the_earlier_predictions_nobody_guesses(night: Night) -> None:
-    import shutil
-
     night.check()
     test_since.optimized_vacuumed_and_appended(night.case)
     shutil.rmtree(night.run.path / "predictions")
@@ -194,9 +193,67 @@ def test_without_the_earlier_predictions_nobody_guesses(night: Night) -> None:
         night.check()
 
 
-def test_a_table_made_again_begins_anew(night: Night) -> None:
-    import shutil
+@pytest.mark.parametrize("is_restored", [False, True])
+def test_after_a_check_of_all_the_line_goes_on(night: Night, is_restored: bool) -> None:
+    """The way out that the message names: one setting, for one night."""
+    night.check()
+    night.case.add(40, 5)
+    night.check()
+    if is_restored:
+        DeltaTable(night.case.uri).restore(1)
+        night.case.add(60, 4)
+    else:
+        test_since.optimized_vacuumed_and_appended(night.case)
+    shutil.rmtree(night.run.path / "predictions")
+    for _ in range(2):
+        with pytest.raises(DataError, match=r"window=all: it looks at every image, and later"):
+            night.check()
 
+    since_last = night.watch
+    night.watch = since_last.model_copy(update={"window": "all"})
+    assert night.check() == night.rows()
+    assert "Later checks begin behind this one, as window 3" in night.said
+    assert night.check() == night.rows(), "the whole table, whenever it is asked for"
+    night.watch = since_last
+    assert night.check() == Counter(), "nothing came since"
+    night.case.add(70, 5)
+    assert sum(night.check().values()) == 5  # type: ignore[union-attr]
+    # Nor do the windows count whose predictions are gone.
+    DeltaTable(night.case.uri).restore(DeltaTable(night.case.uri).version() - 1)
+    assert night.check() == Counter()
+    night.case.add(80, 4)
+    assert sum(night.check().values()) == 4  # type: ignore[union-attr]
+    checked = [window for event, window in night.events() if event == "checked"]
+    assert checked == [1, 2, 3, 4, 5]
+
+
+def test_a_check_of_all_leaves_a_line_that_can_be_followed(night: Night) -> None:
+    night.check()
+    night.case.add(40, 5)
+    since_last = night.watch
+    night.watch = since_last.model_copy(update={"window": "all"})
+    assert night.check() == night.rows()
+    night.watch = since_last
+    assert sum(night.check().values()) == 5  # type: ignore[union-attr]
+
+
+def test_a_table_at_another_address_begins_anew_and_says_so(night: Night, tmp_path: Path) -> None:
+    night.check()
+    moved = tmp_path / "elsewhere"
+    Path(night.case.uri).rename(moved)
+    before, night.source = night.source, TableConfig(uri=str(moved))
+    found = night.check()
+    assert isinstance(found, Counter) and sum(found.values()) == 30
+    [said] = night.said
+    assert f"{moved} was checked as {before.uri} before, up to v2" in said and "anew" in said
+    assert night.check() == Counter()
+    # Another name is another line: nobody has to be told.
+    night.watch = night.watch.model_copy(update={"name": "another"})
+    night.windows().next()
+    assert night.said == [said]
+
+
+def test_a_table_made_again_begins_anew(night: Night) -> None:
     night.check()
     shutil.rmtree(night.case.uri)
     night.case.add(0, 6)

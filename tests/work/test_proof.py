@@ -24,7 +24,7 @@ from raypipe.tables.commits import rows_once
 from raypipe.train import origin, trainer
 from raypipe.train.origin import CalledFor
 from raypipe.train.publish import publish
-from raypipe.watch import decisions, evidence_row, retrain
+from raypipe.watch import calls, decisions, evidence_row, retrain
 from raypipe.watch.comparison import compare
 from raypipe.watch.decide import Decision
 from raypipe.work import reports
@@ -444,6 +444,27 @@ def test_the_timeline_of_the_loop(loop: Loop, cli: Cli) -> None:
     assert kinds[-1] == "move" and said["in_use"] == 2 and not said["altered"]
     page = Path(said["report"]).read_text()
     assert "<i>s" not in page and "Drift: night" in page
+
+
+def test_checks_of_another_registry_are_left_out_of_the_timeline(
+    loop: Loop, put_back: Callable[[str], Path]
+) -> None:
+    put_back("run/drift")
+    for seal, name in ((loop.first.seal, "mine"), ("of another package", "theirs")):
+        row = {"key": name, "name": name, "model": str(loop.first), "table": "n@v2", "seal": seal}
+        row |= {"is_drift": True, "p_value": 0.002, "checked_at": "2026-01-03T03:00"}
+        added = pa.Table.from_pylist([row], evidence_row.ROW)
+        place = str(loop.job.run.path / "drift")
+        rows_once(place, evidence_row.ROW, {"key": name}, lambda rows=added: rows, "drift check")
+        said = Decision(False, "waiting for labels")
+        calls.keep(loop.job.run, loop.job.watch, name, NAME, str(loop.first), said)
+    told = reports.tell(loop.job)
+    shutil.rmtree(loop.job.run.path / "calls")
+    seen = [(row.kind, row.facts["name"]) for row in told.rows if row.kind == "check"]
+    assert seen == [("check", "night"), ("check", "mine")]
+    assert [row.after for row in told.rows if row.kind == "call"] == [("mine",)]
+    assert told.others.startswith("1 check of") and told.others in told.page.read_text()
+    assert told.summary()["left_out"] == told.facts()["left out"] == told.others
 
 
 def test_a_model_that_nobody_checked_has_a_timeline(loop: Loop) -> None:

@@ -124,7 +124,8 @@ def _check_condition(
             raise ConfigError(
                 f"search.space.{field.name} has a condition on an unknown field {name}",
                 got=condition.text,
-                fix=f"{nearest(name, known)} {quotes}",
+                rule=nearest(name, known),
+                fix=quotes,
             )
         if field.grid and name in fields and not fields[name].grid:
             raise ConfigError(

@@ -177,7 +177,8 @@ def _label_and_split(opened: BinaryIO, sample: Sample, keys: _Keys, where: str) 
     elif "json" in contents and not labels_given:
         raise DataError(
             f"{where}:{printable(sample.key)}.json has no {keys.label!r}",
-            fix=f"{nearest(keys.label, sorted(fields))} Set ingest.from.label_column",
+            rule=nearest(keys.label, sorted(fields)),
+            fix="Set ingest.from.label_column",
         )
     if not labels_given:
         return contents.get("txt"), split
