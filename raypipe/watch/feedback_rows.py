@@ -4,7 +4,9 @@ A check looks at its own images and at those of the last `watch.feedback` window
 champion was checked on. Those with a label in watch.batch by now, which no earlier check compared,
 are its feedback. With too few of them (feedback.LEAST) they wait for the next check.
 
-An image is the same one by its id and its bytes: tables give ids to other images. Rows are kept
+An image is the same one by its id and its bytes: tables give ids to other images. Of copies, the
+same bytes under several ids, one is compared: their errors are one error. Labels that cannot be
+read are a note, and no reason for a check to fail: it needs none. Rows are kept
 after the evidence that they led to, under the name of what was looked at. So a check that is killed
 in between writes them when it is made again, and no label counts twice.
 """
@@ -21,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from raypipe.config import RunConfig, key_of
-from raypipe.errors import DataError, Unreachable
+from raypipe.errors import DataError, Unreachable, one_line
 from raypipe.models import labels as meaning
 from raypipe.models import outcomes
 from raypipe.models.outcomes import Outcomes
@@ -29,7 +31,8 @@ from raypipe.models.tasks import NUMERIC
 from raypipe.registry.package import Package
 from raypipe.serve import batch
 from raypipe.tables import scan
-from raypipe.tables.commits import rows_named, rows_once
+from raypipe.tables.address import resolve
+from raypipe.tables.commits import newest, require_columns_of, rows_named, rows_once
 from raypipe.tables.table import ImageTable, TableConfig
 from raypipe.train import learned
 from raypipe.watch import feedback
@@ -53,7 +56,7 @@ ROW = pa.schema(
             "sha256",
             "label",
             "predicted",
-            # "asked" or "learned": why it was not compared; null where it was.
+            # "asked", "learned" or "copy": why it was not compared; null where it was.
             "left_out",
             "group",
             "judged_at",
@@ -62,7 +65,8 @@ ROW = pa.schema(
     + [("error", pa.float64()), ("sure", pa.float64()), ("format", pa.int32())]
 )
 ASKED = pa.schema([(name, pa.string()) for name in ("key", "name", "image_id", "sha256")])
-SHOWN = 3  # unknown classes in a note
+COPY = "copy"
+SHOWN, LONGEST = 3, 80  # unknown classes in a note, and characters of each
 Image = tuple[str | None, str]  # id and sha256
 
 
@@ -103,27 +107,62 @@ def gather(
     """The labels that came for these images and for those of earlier windows; None: nothing to
     compare.
 
-    name: of the check. earlier: checked windows of this champion (`before`). Raises DataError as
-    tables do.
+    name: of the check. earlier: checked windows of this champion (`before`). Raises DataError for a
+    package that raypipe cannot have written. Labels that cannot be read are a note.
     """
-    table = ImageTable.open(source)
     known = by.package.outcomes()
-    if not watch.feedback or known is None or not _has_labels(table, mine):
+    if not watch.feedback or known is None:
+        return None
+    try:
+        return _gather(run, watch, name, by, source, mine, earlier, known)
+    except Unreachable:
+        raise
+    except DataError as e:
+        got = f": {e.got}" if e.got else ""
+        note = one_line(f"labels: they cannot be compared: {e.what}{got}")
+        return Came((), Feedback(notes=(note,)))
+
+
+def _gather(
+    run: RunConfig,
+    watch: WatchConfig,
+    name: str,
+    by: Champion,
+    source: TableConfig,
+    mine: Batch,
+    earlier: Sequence[Entry],
+    known: Outcomes,
+) -> Came | None:
+    table = ImageTable.open(source)
+    if not _has_labels(table, mine):
         return None
     said = list(_said(mine, earlier, source))
-    everyone = {image for one in said for image in one.images}
+    judged = _judged(run, watch, name, by)
+    # A label is read of those that were not compared yet: their bytes are read, too.
+    fresh_ones = {image for one in said for image in one.images} - judged
     notes: list[str] = []
-    labels = _labels(by.package, table, mine, everyone, notes)
-    judged = set() if not labels else _judged(run, watch, name, by)
+    labels = _labels(by.package, table, mine, fresh_ones, notes)
+    contents = {digest for _, digest in judged}
     rows: list[dict[str, Any]] = []
     others: list[np.ndarray] = []
     left_out = _left_out(run, watch, by, mine, labels)
     task = by.package.task
     for one in said:
         sure_N = outcomes.sure(task, one.scores_NC)
-        others.append(sure_N[[image not in labels for image in one.images]])
-        fresh = [n for n, image in enumerate(one.images) if image in labels and image not in judged]
-        judged |= {one.images[n] for n in fresh}
+        fresh: list[int] = []
+        for n, image in enumerate(one.images):
+            if image not in labels or image in judged:
+                continue
+            judged.add(image)
+            fresh.append(n)
+            # Of copies the first one is compared; a row of the others says that they came.
+            if image[1] in contents:
+                left_out.setdefault(image, COPY)
+            contents.add(image[1])
+        # All others of the window, labelled earlier or not: what came is a draw of all of them.
+        came = {n for n in fresh if one.images[n] not in left_out}
+        is_other = [n not in came and image not in left_out for n, image in enumerate(one.images)]
+        others.append(sure_N[is_other])
         if not fresh:
             continue
         texts = [labels[one.images[n]][0] for n in fresh]
@@ -148,6 +187,7 @@ def gather(
     for why, text in (
         ("asked", "of images that raypipe asked for, the hardest ones"),
         ("learned", "of images that the champion has learned from"),
+        (COPY, "of copies of other images"),
     ):
         count = sum(row["left_out"] == why for row in rows)
         if count:
@@ -156,7 +196,7 @@ def gather(
         return None
     unknown = outcomes.unknown(task, [row["label"] for row in compared])
     if unknown:
-        names = ", ".join(repr(name) for name in unknown[:SHOWN])
+        names = ", ".join(repr(one_line(name, LONGEST)) for name in unknown[:SHOWN])
         more = f" and {len(unknown) - SHOWN} more" if len(unknown) > SHOWN else ""
         notes.append(f"labels: the champion does not know {names}{more}: these count as wrong")
     has_groups = known.groups is not None and any(row["group"] for row in compared)
@@ -226,7 +266,10 @@ def keep_asked(
 
 
 def _has_labels(table: ImageTable, mine: Batch) -> bool:
-    return table.columns.label in table.at(mine.version).schema().to_arrow().names
+    """A column that is another one's, too, holds no labels."""
+    columns = table.columns
+    has = table.at(mine.version).schema().to_arrow().names
+    return columns.label in has and columns.label not in (columns.id, columns.image)
 
 
 def _said(mine: Batch, earlier: Sequence[Entry], source: TableConfig) -> Iterator[_Said]:
@@ -252,7 +295,7 @@ def _labels(
 ) -> dict[Image, tuple[str, str]]:
     """(label, group) of each wanted image that has a label in this version of the table.
 
-    An image that has several different ones has none.
+    An image that has several different ones has none, and neither have its copies.
     """
     columns = table.columns
     has = set(table.at(mine.version).schema().to_arrow().names)
@@ -268,7 +311,8 @@ def _labels(
         dict.fromkeys([columns.id, columns.label, columns.image, *([group] if group else [])])
     )
     found: dict[Image, tuple[str, str]] = {}
-    several: set[Image] = set()
+    of_content: dict[str, str] = {}
+    several: set[str] = set()
     unread: dict[str, int] = {}
     for part in scan.each(table, mine.version, names, {columns.id: labelled}):
         for row in part.to_pylist():
@@ -284,18 +328,29 @@ def _labels(
             if label.text is None:
                 continue
             of_group = "" if group is None or row[group] is None else str(row[group])
-            if found.setdefault(this, (label.text, of_group))[0] != label.text:
-                several.add(this)
+            found.setdefault(this, (label.text, of_group))
+            if of_content.setdefault(this[1], label.text) != label.text:
+                several.add(this[1])
     for why, count in list(unread.items())[:SHOWN]:
         notes.append(f"labels: {count} cannot be read: {why}")
     if several:
         notes.append(f"labels: {len(several)} images have two different ones, and count as none")
-    return {image: said for image, said in found.items() if image not in several}
+    return {image: said for image, said in found.items() if image[1] not in several}
+
+
+def _place(run: RunConfig, watch: WatchConfig, name: str, schema: pa.Schema) -> str:
+    """The table's address. Raises DataError for a table of something else, before there is evidence
+    whose labels could not be kept."""
+    place = watch.place(run, name)
+    base = newest(resolve(place), watch.storage_options)
+    if base is not None:
+        require_columns_of(schema, base, place, "drift check")
+    return place
 
 
 def _judged(run: RunConfig, watch: WatchConfig, name: str, by: Champion) -> set[Image]:
     """Images whose labels an earlier check of this name and champion has compared."""
-    place = watch.place(run, "feedback")
+    place = _place(run, watch, "feedback", ROW)
     named = {"name": name, "model": by.model, "seal": by.seal or ""}
     rows = rows_named(place, named, ["image_id", "sha256"], watch.storage_options)
     if not len(rows):
@@ -315,7 +370,8 @@ def _left_out(
         return {}
     images = list(labels)
     found: dict[Image, str] = {}
-    rows = rows_named(watch.place(run, "asked"), {}, ["image_id", "sha256"], watch.storage_options)
+    place = _place(run, watch, "asked", ASKED)
+    rows = rows_named(place, {}, ["image_id", "sha256"], watch.storage_options)
     if len(rows):
         asked = set(rows["sha256"].to_pylist())
         found |= {image: "asked" for image in images if image[1] in asked}
