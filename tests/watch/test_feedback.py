@@ -206,3 +206,92 @@ def test_outcomes_survive_the_package_and_nothing_else_does() -> None:
     for data in bad:
         with pytest.raises(DataError, match="outcomes of here"):
             Outcomes.from_bytes(data, "here")
+
+
+def two_habits(
+    rng: np.random.Generator, images: int, sure: float, high: float, low: float
+) -> Outcomes:
+    """Images of which a share is sure, and how often these and the others are wrong."""
+    is_sure_N = rng.random(images) < sure
+    sure_N = np.where(is_sure_N, rng.uniform(0.8, 1, images), rng.uniform(0.5, 0.8, images))
+    return Outcomes((rng.random(images) < np.where(is_sure_N, high, low)).astype(float), sure_N)
+
+
+def joined(*some: Outcomes, names: tuple[str, ...] = ()) -> Outcomes:
+    domains = tuple(name for name, one in zip(names, some, strict=False) for _ in range(len(one)))
+    error_N, sure_N = (np.concatenate([getattr(o, w) for o in some]) for w in ("error_N", "sure_N"))
+    return Outcomes(error_N, sure_N, domains)
+
+
+def test_a_mixture_of_domains_that_err_at_opposite_ends_of_confidence_is_no_drift(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rng = np.random.default_rng(12)
+    one, other = (0.7, 0.4, 0.05), (0.3, 0.05, 0.4)
+    alarms = {0: 0, feedback.MIXED: 0}
+    for _ in range(40):
+        known = [two_habits(rng, 2000, *of) for of in (one, other)]
+        night = joined(*(two_habits(rng, 500, *of) for of in (one, other)))
+        for mixed in alarms:
+            monkeypatch.setattr(feedback, "MIXED", mixed)
+            says = judge(joined(*known, names=("a", "b")), night, NOBODY, True, 0)
+            alarms[mixed] += p_of(says, "calibration") <= 0.05
+    # Against each domain alone, such nights alarm.
+    assert alarms[0] > 20 and alarms[feedback.MIXED] <= 6
+
+
+def test_images_that_chose_the_model_are_measured_and_not_tested() -> None:
+    rng = np.random.default_rng(13)
+    known = replace(drawn(rng, 400), split="val", chose=True)
+    says = judge(known, drawn(rng, 100, wrong=0.5), NOBODY, True, 0)
+    assert not says.found and "val, which chose the model" in says.notes[-1]
+    assert says.measured is not None and says.known is not None
+
+
+def test_images_of_no_group_stand_alone_in_the_interval_too() -> None:
+    rng = np.random.default_rng(14)
+    known, came = drawn(rng, 300), drawn(rng, 120)
+    alone = judge(known, came, NOBODY, True, 0)
+    blank = judge(known, replace(came, groups=("",) * 120), NOBODY, True, 0)
+    assert (blank.low, blank.high) == pytest.approx((alone.low, alone.high))
+
+
+def test_one_huge_error_decides_nothing_about_numbers() -> None:
+    rng = np.random.default_rng(15)
+    nan_N = np.full(300, np.nan)
+    known = Outcomes(np.abs(rng.normal(0, 1, 300)), nan_N)
+    outlier = np.r_[1e9]
+    better = Outcomes(np.r_[np.abs(rng.normal(0, 0.3, 99)), outlier], nan_N[:100])
+    assert p_of(judge(known, better, NOBODY, False, 0), "errors") == 1
+    spoiled = Outcomes(np.r_[known.error_N[1:], outlier], nan_N)
+    worse = Outcomes(np.abs(rng.normal(0, 3, 100)), nan_N[:100])
+    assert p_of(judge(spoiled, worse, NOBODY, False, 0), "errors") < 1e-4
+
+
+def test_a_night_of_two_domains_of_numbers_is_no_drift() -> None:
+    """One is always off by 1, the other by 0 or 2: a mixture has the mean of both."""
+    rng = np.random.default_rng(16)
+
+    def narrow(images: int) -> np.ndarray:
+        return 1 + 0.1 * rng.random(images)
+
+    def wide(images: int) -> np.ndarray:
+        return 2 * rng.integers(0, 2, images) + 0.1 * rng.random(images)
+
+    alarms = 0
+    for _ in range(60):
+        error_N = np.r_[narrow(300), wide(300)]
+        known = Outcomes(error_N, np.full(600, np.nan), ("n",) * 300 + ("w",) * 300)
+        came = Outcomes(np.r_[narrow(100), wide(100)], np.full(200, np.nan))
+        alarms += p_of(judge(known, came, NOBODY, False, 0), "errors") <= 0.01
+    assert alarms <= 3
+
+
+def test_held_out_images_of_domains_too_small_to_compare_with_are_said() -> None:
+    rng = np.random.default_rng(17)
+    known = replace(drawn(rng, 315), domains=("a",) * 300 + ("b",) * 15)
+    says = judge(known, drawn(rng, 60), NOBODY, True, 0)
+    assert any("15 held-out images" in note for note in says.notes)
+    names = ("x\n\x1b[31m" + "y" * 500,) * 200 + ("(no name)",) * 115
+    odd = judge(replace(known, domains=names), drawn(rng, 60), NOBODY, True, 0)
+    assert all("\n" not in one.detail and len(one.detail) < 400 for one in odd.found)
