@@ -34,6 +34,7 @@ Letters in names: N images with labels; S strata.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
@@ -99,7 +100,7 @@ class Feedback:
             return ""
         ends = (self.low, self.high)
         if not self.is_share:
-            low, high = (f"{end:.3g}" for end in ends)
+            low, high = ("?" if end is None else f"{end:.3g}" for end in ends)
             return (
                 f"mean absolute error {self.measured:.3g} ({low} to {high}) on {self.labelled} "
                 f"images whose labels came, on held-out images {self.known:.3g}"
@@ -196,6 +197,8 @@ def judge(
         # A blank group is nobody's, here as in the tests.
         of_group = groups.codes(came.groups or [""] * len(came))
         low, high = interval(right_N, of_group, 0.05, is_share, rng)
+        # Of a single group of errors nothing is known: the upper end is infinite.
+        high = high if math.isfinite(high) else None
     held = 1 - known.error_N if is_share else known.error_N
     return Feedback(
         labelled=len(came),

@@ -244,7 +244,7 @@ def keep(
     if len(rows_named(place, {"key": key}, ["key"], options)):
         return
     came = gathered()
-    if came is None:
+    if came is None or not came.rows:
         return
     same = {"key": key, "name": name, "model": by.model, "seal": by.seal or "", "format": FORMAT}
     same |= {"judged_at": now().isoformat()}

@@ -295,3 +295,13 @@ def test_held_out_images_of_domains_too_small_to_compare_with_are_said() -> None
     names = ("x\n\x1b[31m" + "y" * 500,) * 200 + ("(no name)",) * 115
     odd = judge(replace(known, domains=names), drawn(rng, 60), NOBODY, True, 0)
     assert all("\n" not in one.detail and len(one.detail) < 400 for one in odd.found)
+
+
+def test_of_a_single_group_of_numbers_no_end_is_known() -> None:
+    rng = np.random.default_rng(18)
+    nan_N = np.full(300, np.nan)
+    known = Outcomes(rng.random(300), nan_N)
+    came = Outcomes(rng.random(40), nan_N[:40], groups=("one",) * 40)
+    says = judge(known, came, NOBODY, False, 0)
+    assert says.high is None and "to ?" in str(says)
+    assert str(feedback.of_row(feedback.as_row(says))) == str(says)
