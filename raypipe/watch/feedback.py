@@ -74,6 +74,17 @@ class Found:
 
 
 @dataclass(frozen=True)
+class Seen:
+    """How sure the champion is of some images, and the window that each is of."""
+
+    sure_N: np.ndarray
+    window_N: np.ndarray
+
+
+NOBODY = Seen(np.empty(0), np.empty(0, int))
+
+
+@dataclass(frozen=True)
 class Feedback:
     """What the labels that came say of the champion.
 
@@ -150,19 +161,21 @@ def of_row(row: Mapping[str, Any]) -> Feedback:
 def judge(
     known: Outcomes,
     came: Outcomes,
-    others_sure_N: np.ndarray,
+    others: Seen,
     is_share: bool,
     seed: int,
+    window_N: np.ndarray | None = None,
 ) -> Feedback:
     """Compare images whose labels came with held-out ones.
 
-    others_sure_N: the confidence of the other images of the same windows. is_share: errors
+    others: the other images of the same windows. window_N: the window of each image that came;
+    None: they are of one, numbered 0. is_share: errors
     are 0 or 1. Fewer than LEAST labelled images, or held-out ones, are judged by no test.
     """
     rng = np.random.default_rng(seed)
     notes: list[str] = []
-    others_sure_N = others_sure_N[np.isfinite(others_sure_N)]
-    tested, held_out = _one_of_each_group(came, rng), _one_of_each_group(known, rng)
+    rows = _one_of_each_group(came, rng)
+    tested, held_out = came.only(rows), known.only(_one_of_each_group(known, rng))
     if came.groups is not None and len(tested) < len(came):
         notes.append(f"labels: of {len(came)} images one of each group is compared, {len(tested)}")
     found: list[Found] = []
@@ -182,7 +195,8 @@ def judge(
                 f"labels: {without} held-out images are all that their domains have, too few to "
                 "compare with: labels of these domains may look like a loss"
             )
-        chosen = _chosen(tested.sure_N, others_sure_N) if is_share else ""
+        of = np.zeros(len(came), int) if window_N is None else window_N
+        chosen = _chosen(Seen(tested.sure_N, of[rows]), others) if is_share else ""
         if chosen:
             notes.append(f"labels: {chosen}, so that accuracies are not compared")
         else:
@@ -355,19 +369,41 @@ def _cramer(known_N: np.ndarray, came_M: np.ndarray) -> tuple[float, float]:
     return float(found.statistic), float(found.pvalue) if is_larger else 1.0
 
 
-def _chosen(tested_sure_N: np.ndarray, others_sure_M: np.ndarray) -> str:
-    """Why the labelled images are no random draw of what was checked; "" if they may be."""
-    if len(others_sure_M) < LEAST:
+def _chosen(came: Seen, others: Seen) -> str:
+    """Why the labelled images are no random draw of what was checked; "" if they may be.
+
+    Ranks are compared within each window (van Elteren 1960): a night of surer images that are
+    labelled sooner than those of another night is still a random draw of its own.
+    """
+    drawn = np.isfinite(others.sure_N)
+    if drawn.sum() < LEAST:
         return ""
-    p_value = float(stats.mannwhitneyu(tested_sure_N, others_sure_M).pvalue)
-    if p_value >= CHOSEN:
+    away = variance = 0.0
+    ours = theirs = 0.0
+    images = 0
+    for window in np.unique(came.window_N):
+        mine_N = came.sure_N[came.window_N == window]
+        other_N = others.sure_N[drawn & (others.window_N == window)]
+        n, m = len(mine_N), len(other_N)
+        if not m:
+            continue
+        all_of = n + m
+        ranks = stats.rankdata(np.concatenate([mine_N, other_N]))
+        # Equal ranks, of a model that is always sure, vary less.
+        _, tied = np.unique(ranks, return_counts=True)
+        ties = float((tied.astype(float) ** 3 - tied).sum()) / (all_of * (all_of - 1))
+        away += (ranks[:n].sum() - n * (all_of + 1) / 2) / (all_of + 1)
+        variance += n * m / 12 * (all_of + 1 - ties) / (all_of + 1) ** 2
+        images += n
+        ours += mine_N.sum()
+        theirs += n * other_N.mean()
+    if variance <= 0 or 2 * stats.norm.sf(abs(away) / variance**0.5) >= CHOSEN:
         return ""
-    means = tested_sure_N.mean(), others_sure_M.mean()
     return (
-        "the champion is surer of other images of the same windows "
-        if means[0] < means[1]
-        else "the champion is less sure of other images of the same windows "
-    ) + f"({100 * means[0]:.0f} % of the labelled, {100 * means[1]:.0f} % of the others)"
+        f"the champion is {'surer' if away < 0 else 'less sure'} of other images of the same "
+        f"windows ({100 * ours / images:.0f} % of the labelled, {100 * theirs / images:.0f} % of "
+        "the others)"
+    )
 
 
 def _domains(known: Outcomes) -> Iterator[tuple[str, Outcomes]]:
@@ -388,11 +424,11 @@ def _domains(known: Outcomes) -> Iterator[tuple[str, Outcomes]]:
         yield "small domains", known.only(rest)
 
 
-def _one_of_each_group(one: Outcomes, rng: np.random.Generator) -> Outcomes:
-    """One image of each group, drawn; a blank group is nobody's, so that its images stand alone."""
+def _one_of_each_group(one: Outcomes, rng: np.random.Generator) -> np.ndarray:
+    """Rows: one of each group, drawn; a blank group is nobody's, so that its images stand alone."""
     if one.groups is None:
-        return one
+        return np.arange(len(one))
     kept: dict[object, int] = {}
     for row in rng.permutation(len(one)).tolist():
         kept.setdefault(one.groups[row] or row, row)
-    return one.only(np.array(sorted(kept.values()), np.int64))
+    return np.array(sorted(kept.values()), np.int64)

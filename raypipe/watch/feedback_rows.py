@@ -144,10 +144,11 @@ def _gather(
     labels = _labels(by.package, table, mine, fresh_ones, notes)
     contents = {digest for _, digest in judged}
     rows: list[dict[str, Any]] = []
-    others: list[np.ndarray] = []
+    others: list[feedback.Seen] = []
+    windows: list[int] = []  # of the rows that are compared
     left_out = _left_out(run, watch, by, mine, labels)
     task = by.package.task
-    for one in said:
+    for window, one in enumerate(said):
         sure_N = outcomes.sure(task, one.scores_NC)
         fresh: list[int] = []
         for n, image in enumerate(one.images):
@@ -160,9 +161,12 @@ def _gather(
                 left_out.setdefault(image, COPY)
             contents.add(image[1])
         # All others of the window, labelled earlier or not: what came is a draw of all of them.
-        came = {n for n in fresh if one.images[n] not in left_out}
-        is_other = [n not in came and image not in left_out for n, image in enumerate(one.images)]
-        others.append(sure_N[is_other])
+        compared_n = {n for n in fresh if one.images[n] not in left_out}
+        is_other = [
+            n not in compared_n and image not in left_out for n, image in enumerate(one.images)
+        ]
+        others.append(feedback.Seen(sure_N[is_other], np.full(sum(is_other), window)))
+        windows += [window] * len(compared_n)
         if not fresh:
             continue
         texts = [labels[one.images[n]][0] for n in fresh]
@@ -206,7 +210,11 @@ def _gather(
         groups=tuple(row["group"] or "" for row in compared) if has_groups else None,
     )
     is_share = task.kind not in NUMERIC
-    says = feedback.judge(known, came, np.concatenate(others), is_share, run.seed)
+    rest = feedback.Seen(
+        np.concatenate([one.sure_N for one in others]),
+        np.concatenate([one.window_N for one in others]),
+    )
+    says = feedback.judge(known, came, rest, is_share, run.seed, np.array(windows))
     says = feedback.with_notes(says, notes)
     return Came(tuple(rows), says)
 

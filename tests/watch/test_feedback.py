@@ -15,9 +15,7 @@ from raypipe.models import outcomes
 from raypipe.models.outcomes import Outcomes
 from raypipe.models.tasks import Task
 from raypipe.watch import feedback
-from raypipe.watch.feedback import LEAST, Feedback, fisher, judge
-
-NOBODY = np.empty(0)
+from raypipe.watch.feedback import LEAST, NOBODY, Feedback, Seen, fisher, judge
 
 
 def drawn(rng: np.random.Generator, images: int, easy: float = 0.0, wrong: float = 0.0) -> Outcomes:
@@ -69,9 +67,9 @@ def test_unsure_images_are_wrong_more_often_and_calibration_knows_it() -> None:
     hard = drawn(rng, 2000)
     chosen = np.argsort(hard.sure_N)[:150]
     came = Outcomes(hard.error_N[chosen], hard.sure_N[chosen])
-    others_N = np.delete(hard.sure_N, chosen)
+    others = Seen(np.delete(hard.sure_N, chosen), np.zeros(1850, int))
     # Whoever labels the least sure ones must not raise an alarm.
-    says = judge(known, came, others_N, True, 0)
+    says = judge(known, came, others, True, 0)
     assert [one.on for one in says.found] == ["calibration"]
     assert p_of(says, "calibration") > 0.01
     assert "less sure" not in says.notes[-1] and "surer of other images" in says.notes[-1]
@@ -305,3 +303,39 @@ def test_of_a_single_group_of_numbers_no_end_is_known() -> None:
     says = judge(known, came, NOBODY, False, 0)
     assert says.high is None and "to ?" in str(says)
     assert str(feedback.of_row(feedback.as_row(says))) == str(says)
+
+
+def test_a_night_of_its_own_confidence_is_a_random_draw_and_a_choice_within_it_is_none() -> None:
+    rng = np.random.default_rng(19)
+    known = drawn(rng, 400)
+    sure, unsure = drawn(rng, 200, easy=0.2), drawn(rng, 200, easy=-0.1)
+    # Nothing of the sure night has a label, and half of the other one.
+    others = Seen(np.r_[sure.sure_N, unsure.sure_N[100:]], np.repeat([0, 1], [200, 100]))
+    half = unsure.only(np.arange(100))
+    says = judge(known, half, others, True, 0, np.ones(100, int))
+    assert [one.on for one in says.found] == ["errors", "calibration"]
+    # Of one night, it would be a choice; and the less sure half of that night is one.
+    one_night = replace(others, window_N=np.ones(300, int))
+    assert [one.on for one in judge(known, half, one_night, True, 0, np.ones(100, int)).found] == [
+        "calibration"
+    ]
+    order = np.argsort(unsure.sure_N)
+    rest = Seen(np.r_[sure.sure_N, unsure.sure_N[order[100:]]], others.window_N)
+    chosen = judge(known, unsure.only(order[:100]), rest, True, 0, np.ones(100, int))
+    assert [one.on for one in chosen.found] == ["calibration"]
+    assert "surer of other images" in chosen.notes[-1]
+
+
+def test_a_random_draw_is_called_a_choice_as_rarely_as_it_should() -> None:
+    rng = np.random.default_rng(20)
+    known, calls = drawn(rng, 100), 0
+    for _ in range(300):
+        # Rounded: a model that says the same of many images.
+        sure_N = np.round(rng.beta(6, 2, 300), 1)
+        window_N = rng.integers(0, 3, 300)
+        came = Outcomes(np.zeros(60), sure_N[:60])
+        others = Seen(sure_N[60:], window_N[60:])
+        says = judge(known, came, others, True, 0, window_N[:60])
+        calls += any("surer" in n or "less sure" in n for n in says.notes)
+    assert stats.binomtest(calls, 300, feedback.CHOSEN, alternative="greater").pvalue > 0.001
+    assert calls > 0

@@ -27,7 +27,7 @@ from raypipe.models.zoo import ImageModel, ModelConfig
 from raypipe.registry import package
 from raypipe.registry.package import OUTCOMES, Package, Reference
 from raypipe.tables.table import ImageTable, TableConfig
-from raypipe.watch import feedback_rows
+from raypipe.watch import feedback, feedback_rows
 from raypipe.watch.feedback_rows import Came, Champion
 from raypipe.watch.pictures import Batch
 from raypipe.watch.settings import WatchConfig
@@ -237,13 +237,13 @@ def test_images_that_were_labelled_earlier_are_among_the_others(
 ) -> None:
     """First the easy ones get a label, then all that are left: these are the hard ones."""
     seen: list[np.ndarray] = []
-    judged = feedback_rows.feedback.judge
+    judged = feedback.judge
 
-    def noted(known: Outcomes, came: Outcomes, others_N: np.ndarray, *rest: Any) -> Any:
-        seen.append(others_N)
-        return judged(known, came, others_N, *rest)
+    def noted(known: Outcomes, came: Outcomes, others: feedback.Seen, *rest: Any) -> Any:
+        seen.append(others.sure_N)
+        return judged(known, came, others, *rest)
 
-    monkeypatch.setattr(feedback_rows.feedback, "judge", noted)
+    monkeypatch.setattr(feedback, "judge", noted)
     texts = night.said()
     night.came([*texts[:20], *[None] * 20], keep=True)
     came = night.came(texts)
