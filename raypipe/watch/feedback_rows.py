@@ -2,7 +2,7 @@
 
 A check looks at its own images and at those of the last `watch.feedback` windows that the same
 champion was checked on. Those with a label in watch.batch by now, which no earlier check compared,
-are its feedback. With too few of them (feedback.LEAST) they wait for the next check.
+are its feedback. With too few of them (LEAST) they wait for the next check.
 
 An image is the same one by its id and its bytes: tables give ids to other images. Of copies, the
 same bytes under several ids, one is compared: their errors are one error. Labels that cannot be
@@ -36,6 +36,8 @@ from raypipe.tables.commits import newest, require_columns_of, rows_named, rows_
 from raypipe.tables.table import ImageTable, TableConfig
 from raypipe.train import learned
 from raypipe.watch import feedback
+from raypipe.watch.chosen import Seen
+from raypipe.watch.error_tests import LEAST
 from raypipe.watch.evidence_row import now
 from raypipe.watch.feedback import Feedback
 from raypipe.watch.pictures import Batch
@@ -144,7 +146,7 @@ def _gather(
     labels = _labels(by.package, table, mine, fresh_ones, notes)
     contents = {digest for _, digest in judged}
     rows: list[dict[str, Any]] = []
-    others: list[feedback.Seen] = []
+    others: list[Seen] = []
     windows: list[int] = []  # of the rows that are compared
     left_out = _left_out(run, watch, by, mine, labels)
     task = by.package.task
@@ -165,7 +167,7 @@ def _gather(
         is_other = [
             n not in compared_n and image not in left_out for n, image in enumerate(one.images)
         ]
-        others.append(feedback.Seen(sure_N[is_other], np.full(sum(is_other), window)))
+        others.append(Seen(sure_N[is_other], np.full(sum(is_other), window)))
         windows += [window] * len(compared_n)
         if not fresh:
             continue
@@ -196,21 +198,23 @@ def _gather(
         count = sum(row["left_out"] == why for row in rows)
         if count:
             notes.append(f"labels: {count} {text}, are not compared")
-    if len(compared) < feedback.LEAST:
+    if len(compared) < LEAST:
         return None
     unknown = outcomes.unknown(task, [row["label"] for row in compared])
     if unknown:
         names = ", ".join(repr(one_line(name, LONGEST)) for name in unknown[:SHOWN])
         more = f" and {len(unknown) - SHOWN} more" if len(unknown) > SHOWN else ""
         notes.append(f"labels: the champion does not know {names}{more}: these count as wrong")
+    domains = [labels[row["image_id"], row["sha256"]][2] for row in compared]
     has_groups = known.groups is not None and any(row["group"] for row in compared)
     came = Outcomes(
         np.array([row["error"] for row in compared]),
         np.array([np.nan if row["sure"] is None else row["sure"] for row in compared]),
-        groups=tuple(row["group"] or "" for row in compared) if has_groups else None,
+        tuple(domain for domain in domains if domain is not None),
+        tuple(row["group"] or "" for row in compared) if has_groups else None,
     )
     is_share = task.kind not in NUMERIC
-    rest = feedback.Seen(
+    rest = Seen(
         np.concatenate([one.sure_N for one in others]),
         np.concatenate([one.window_N for one in others]),
     )
@@ -300,8 +304,8 @@ def _said(mine: Batch, earlier: Sequence[Entry], source: TableConfig) -> Iterato
 
 def _labels(
     package: Package, table: ImageTable, mine: Batch, wanted: set[Image], notes: list[str]
-) -> dict[Image, tuple[str, str]]:
-    """(label, group) of each wanted image that has a label in this version of the table.
+) -> dict[Image, tuple[str, str, str | None]]:
+    """(label, group, domain) of each wanted image that has a label in this version of the table.
 
     An image that has several different ones has none, and neither have its copies.
     """
@@ -315,10 +319,11 @@ def _labels(
         return {}
     group = package.info["config"].get("registry", {}).get("group")
     group = group if group in has else None
-    names = list(
-        dict.fromkeys([columns.id, columns.label, columns.image, *([group] if group else [])])
-    )
-    found: dict[Image, tuple[str, str]] = {}
+    domain = package.info["config"].get("registry", {}).get("domain") or columns.source
+    domain = domain if domain in has else None
+    more = [name for name in (group, domain) if name]
+    names = list(dict.fromkeys([columns.id, columns.label, columns.image, *more]))
+    found: dict[Image, tuple[str, str, str | None]] = {}
     of_content: dict[str, str] = {}
     several: set[str] = set()
     unread: dict[str, int] = {}
@@ -335,8 +340,10 @@ def _labels(
                 unread[label.why] = unread.get(label.why, 0) + 1
             if label.text is None:
                 continue
-            of_group = "" if group is None or row[group] is None else str(row[group])
-            found.setdefault(this, (label.text, of_group))
+            of_group = "" if group is None else _text(row[group])
+            # As a package keeps them (belonging.py): blank for a null.
+            of_domain = None if domain is None else _text(row[domain])
+            found.setdefault(this, (label.text, of_group, of_domain))
             if of_content.setdefault(this[1], label.text) != label.text:
                 several.add(this[1])
     for why, count in list(unread.items())[:SHOWN]:
@@ -354,6 +361,10 @@ def _place(run: RunConfig, watch: WatchConfig, name: str, schema: pa.Schema) -> 
     if base is not None:
         require_columns_of(schema, base, place, "drift check")
     return place
+
+
+def _text(value: object) -> str:
+    return "" if value is None else str(value)
 
 
 def _judged(run: RunConfig, watch: WatchConfig, name: str, by: Champion) -> set[Image]:

@@ -24,7 +24,7 @@ from raypipe.watch.detect import (
     thresholds,
 )
 from raypipe.watch.engine import EXACT
-from raypipe.watch.feedback import Found as OfLabels
+from raypipe.watch.error_tests import Found as OfLabels
 from raypipe.watch.horizon import Horizon
 from raypipe.watch.settings import WatchConfig
 from raypipe.watch.spans import joined as spans_joined

@@ -14,8 +14,10 @@ from raypipe.errors import DataError
 from raypipe.models import outcomes
 from raypipe.models.outcomes import Outcomes
 from raypipe.models.tasks import Task
-from raypipe.watch import feedback
-from raypipe.watch.feedback import LEAST, NOBODY, Feedback, Seen, fisher, judge
+from raypipe.watch import chosen, error_tests, feedback
+from raypipe.watch.chosen import NOBODY, Seen
+from raypipe.watch.error_tests import LEAST, fisher
+from raypipe.watch.feedback import Feedback, judge
 
 
 def drawn(rng: np.random.Generator, images: int, easy: float = 0.0, wrong: float = 0.0) -> Outcomes:
@@ -152,7 +154,7 @@ def test_too_few_are_measured_and_not_tested(images: int) -> None:
 def test_a_model_that_is_always_sure_and_a_huge_batch() -> None:
     sure = Outcomes(np.zeros(50), np.ones(50))
     says = judge(sure, Outcomes(np.ones(50), np.ones(50)), NOBODY, True, 0)
-    assert all(one.p_value == feedback.LEAST_P for one in says.found)
+    assert all(one.p_value == error_tests.LEAST_P for one in says.found)
     rng = np.random.default_rng(9)
     large = judge(drawn(rng, 5_000), drawn(rng, 20_000), NOBODY, True, 0)
     assert all(0.001 < one.p_value <= 1 for one in large.found)
@@ -226,16 +228,16 @@ def test_a_mixture_of_domains_that_err_at_opposite_ends_of_confidence_is_no_drif
 ) -> None:
     rng = np.random.default_rng(12)
     one, other = (0.7, 0.4, 0.05), (0.3, 0.05, 0.4)
-    alarms = {0: 0, feedback.MIXED: 0}
+    alarms = {0: 0, error_tests.MIXED: 0}
     for _ in range(40):
         known = [two_habits(rng, 2000, *of) for of in (one, other)]
         night = joined(*(two_habits(rng, 500, *of) for of in (one, other)))
         for mixed in alarms:
-            monkeypatch.setattr(feedback, "MIXED", mixed)
+            monkeypatch.setattr(error_tests, "MIXED", mixed)
             says = judge(joined(*known, names=("a", "b")), night, NOBODY, True, 0)
             alarms[mixed] += p_of(says, "calibration") <= 0.05
     # Against each domain alone, such nights alarm.
-    assert alarms[0] > 20 and alarms[feedback.MIXED] <= 6
+    assert alarms[0] > 20 and alarms[error_tests.MIXED] <= 6
 
 
 def test_images_that_chose_the_model_are_measured_and_not_tested() -> None:
@@ -337,5 +339,37 @@ def test_a_random_draw_is_called_a_choice_as_rarely_as_it_should() -> None:
         others = Seen(sure_N[60:], window_N[60:])
         says = judge(known, came, others, True, 0, window_N[:60])
         calls += any("surer" in n or "less sure" in n for n in says.notes)
-    assert stats.binomtest(calls, 300, feedback.CHOSEN, alternative="greater").pvalue > 0.001
+    assert stats.binomtest(calls, 300, chosen.CHOSEN, alternative="greater").pvalue > 0.001
     assert calls > 0
+
+
+def test_images_that_name_their_domain_are_compared_with_it() -> None:
+    """Where nobody knows, a small domain hides a loss: it may have been a night of that one."""
+    rng = np.random.default_rng(21)
+    large, small = drawn(rng, 400), drawn(rng, 20, wrong=0.4)
+    known = joined(large, small, names=("a", "b"))
+    night = drawn(rng, 200, wrong=0.2)
+    assert p_of(judge(known, night, NOBODY, True, 0), "errors") > 0.05
+    says = judge(known, replace(night, domains=("a",) * 200), NOBODY, True, 0)
+    assert p_of(says, "errors") < 1e-4 and p_of(says, "calibration") < 1e-4
+    assert says.known == pytest.approx(1 - large.error_N.mean())
+    assert "of the same domains" in says.found[0].detail
+    # A domain that nobody knows: all are compared as before.
+    new = judge(known, replace(night, domains=("a",) * 199 + ("c",)), NOBODY, True, 0)
+    assert [one.p_value for one in new.found] == [
+        one.p_value for one in judge(known, night, NOBODY, True, 0).found
+    ]
+
+
+def test_named_domains_in_any_mixture_are_no_drift() -> None:
+    rng = np.random.default_rng(22)
+    alarms = {"errors": 0, "calibration": 0}
+    for _ in range(200):
+        known = joined(drawn(rng, 200), drawn(rng, 60, wrong=0.3), names=("a", "b"))
+        count = int(rng.integers(0, 120))
+        night = joined(drawn(rng, 120 - count), drawn(rng, count, wrong=0.3), names=("a", "b"))
+        says = judge(known, night, NOBODY, True, 0)
+        for on in alarms:
+            alarms[on] += p_of(says, on) <= 0.05
+    for calls in alarms.values():
+        assert stats.binomtest(calls, 200, 0.05, alternative="greater").pvalue > 0.001

@@ -28,6 +28,7 @@ from raypipe.registry import package
 from raypipe.registry.package import OUTCOMES, Package, Reference
 from raypipe.tables.table import ImageTable, TableConfig
 from raypipe.watch import feedback, feedback_rows
+from raypipe.watch.chosen import Seen
 from raypipe.watch.feedback_rows import Came, Champion
 from raypipe.watch.pictures import Batch
 from raypipe.watch.settings import WatchConfig
@@ -54,10 +55,10 @@ class Night:
         columns: dict[str, str] | None = None,
         keep: bool = False,
         predicted: slice = slice(None),
-        **written: Any,
+        **more: Any,
     ) -> Came | None:
         """What a check finds of these rows, the champion having predicted some of them."""
-        rows = {"image_id": ids, "image": pa.array(images, pa.binary()), "label": labels}
+        rows = {"image_id": ids, "image": pa.array(images, pa.binary()), "label": labels} | more
         write_deltalake(str(self.table), pa.table(rows), mode="overwrite", schema_mode="overwrite")
         config = TableConfig(uri=str(self.table), columns=columns or {})
         said = self.package.predict(list(images[predicted]))
@@ -239,7 +240,7 @@ def test_images_that_were_labelled_earlier_are_among_the_others(
     seen: list[np.ndarray] = []
     judged = feedback.judge
 
-    def noted(known: Outcomes, came: Outcomes, others: feedback.Seen, *rest: Any) -> Any:
+    def noted(known: Outcomes, came: Outcomes, others: Seen, *rest: Any) -> Any:
         seen.append(others.sure_N)
         return judged(known, came, others, *rest)
 
@@ -249,3 +250,21 @@ def test_images_that_were_labelled_earlier_are_among_the_others(
     came = night.came(texts)
     assert came is not None and came.says.labelled == 20
     assert [len(one) for one in seen] == [20, 20]
+
+
+def test_the_table_says_of_which_domain_an_image_is(tmp_path: Path) -> None:
+    """Half of the held-out images are of a domain where the champion is always wrong."""
+    names = ("easy", "hard") * 100
+    error_N = np.array([float(name == "hard") for name in names])
+    held_out = Outcomes(error_N, np.linspace(0.5, 1, 200), names, split="test")
+    champion = packed(tmp_path / "package", ("cold", "warm"), held_out)
+    night = Night(champion, RunConfig(name="labels", dir=str(tmp_path)), tmp_path / "table")
+    wrong = ["warm" if said == "cold" else "cold" for said in night.said()]
+    came = night.came(wrong, source=["easy"] * 40)
+    assert came is not None and came.says.known == 1
+    assert min(one.p_value for one in came.says.found) < 1e-6
+    # Who does not say it may have had a night of the hard one.
+    for column in ({}, {"source": pa.array([None] * 40, pa.string())}, {"source": ["?"] * 40}):
+        came = night.came(wrong, **column)
+        assert came is not None and came.says.known == 0.5
+        assert min(one.p_value for one in came.says.found) == 1

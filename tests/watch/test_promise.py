@@ -14,7 +14,7 @@ from raypipe.errors import DataError
 from raypipe.tables.table import append
 from raypipe.watch import evidence_row, promise
 from raypipe.watch.detect import DriftConfig, DriftReport, Seen, detect
-from raypipe.watch.feedback import Found
+from raypipe.watch.error_tests import Found
 from raypipe.watch.settings import WatchConfig
 
 WATCH = validate(WatchConfig, {"horizon": {"checks": 10, "false_alarm": 0.03}})
