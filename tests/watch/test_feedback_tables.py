@@ -267,4 +267,4 @@ def test_the_table_says_of_which_domain_an_image_is(tmp_path: Path) -> None:
     for column in ({}, {"source": pa.array([None] * 40, pa.string())}, {"source": ["?"] * 40}):
         came = night.came(wrong, **column)
         assert came is not None and came.says.known == 0.5
-        assert min(one.p_value for one in came.says.found) == 1
+        assert min(one.p_value for one in came.says.found) > 0.99
