@@ -14,10 +14,12 @@ from raypipe.errors import DataError
 from raypipe.models import outcomes
 from raypipe.models.outcomes import Outcomes
 from raypipe.models.tasks import Task
-from raypipe.watch import chosen, error_tests, feedback
+from raypipe.watch import check, chosen, error_tests, feedback
 from raypipe.watch.chosen import NOBODY, Seen
+from raypipe.watch.detect import DriftReport
 from raypipe.watch.error_tests import LEAST, fisher
 from raypipe.watch.feedback import Feedback, judge
+from raypipe.work import results
 
 
 def drawn(rng: np.random.Generator, images: int, easy: float = 0.0, wrong: float = 0.0) -> Outcomes:
@@ -373,3 +375,20 @@ def test_named_domains_in_any_mixture_are_no_drift() -> None:
             alarms[on] += p_of(says, on) <= 0.05
     for calls in alarms.values():
         assert stats.binomtest(calls, 200, 0.05, alternative="greater").pvalue > 0.001
+
+
+def test_every_place_says_the_same_numbers() -> None:
+    rng = np.random.default_rng(23)
+    says = judge(drawn(rng, 300), drawn(rng, 80), NOBODY, True, 0)
+    report = DriftReport((), 0.5, False, 0.01, 300, 80, (), feedback=says)
+    logged = check._metrics(report)
+    told = results.feedback_facts(says)
+    assert told is not None and told["measured"] == says.measured == logged["drift.measured"]
+    assert (told["labelled"], logged["drift.labelled"]) == (80, 80.0)
+    assert logged["drift.measured_known"] == told["measured_known"] == says.known
+    assert f"{100 * logged['drift.measured']:.0f} %" in str(says)
+    # Nothing came: nothing is logged, and not a zero.
+    assert not any(
+        "measured" in name or "labelled" in name
+        for name in check._metrics(replace(report, feedback=feedback.NOTHING))
+    )
