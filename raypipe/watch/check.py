@@ -244,7 +244,7 @@ def check(
     if found.is_drift and watch.ask:
         to_label = str(path.with_name(f"to-label-{key}.csv"))
         asked = _ask(Path(to_label), package, reference, mine, watch.ask, drift.max_rows, run.seed)
-        feedback_rows.keep_asked(run, watch, key, name, asked)
+        feedback_rows.keep_asked(run, watch, key, name, asked, len(mine.ids))
     predictions = (predicted.uri, predicted.key)
     return CheckResult(
         name, str(model), predicted.version, found, str(path), predictions, key, window, to_label

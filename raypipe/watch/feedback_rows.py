@@ -266,9 +266,13 @@ def keep(
 
 
 def keep_asked(
-    run: RunConfig, watch: WatchConfig, key: str, name: str, images: Sequence[Image]
+    run: RunConfig, watch: WatchConfig, key: str, name: str, images: Sequence[Image], of: int
 ) -> None:
-    """Keep which images a label was asked for: they are no random draw. key: of the evidence."""
+    """Keep which of `of` images a label was asked for: they are no random draw. key: of the
+    evidence. All of them are no choice, and nothing is kept: nights of few images would never be
+    compared again once they drift."""
+    if len(images) >= of:
+        return
     rows = [{"key": key, "name": name, "image_id": i, "sha256": digest} for i, digest in images]
     place, options = watch.place(run, "asked"), watch.storage_options
     why = f"labels were asked for, {name}"

@@ -255,7 +255,8 @@ def test_images_that_were_asked_for_or_learned_from_are_not_compared(nights: Nig
     nights.come(900, 940)
     done = nights.check()
     asked = [(f"i{n}", _sha256(image_of(n))) for n in range(200, 230)]
-    feedback_rows.keep_asked(*(nights.champion.run, WatchConfig(), done.key, nights.name, asked))
+    of = (nights.champion.run, WatchConfig(), done.key, nights.name, asked)
+    feedback_rows.keep_asked(*of, of=100)
     nights.labels_come(200, 230, lambda n: False)
     nights.labels_come(230, 260, mostly_right)
     nights.labels_come(900, 940, lambda n: True)

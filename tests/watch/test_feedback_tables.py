@@ -268,3 +268,15 @@ def test_the_table_says_of_which_domain_an_image_is(tmp_path: Path) -> None:
         came = night.came(wrong, **column)
         assert came is not None and came.says.known == 0.5
         assert min(one.p_value for one in came.says.found) > 0.99
+
+
+def test_a_whole_night_that_was_asked_for_is_no_choice(night: Night) -> None:
+    """watch.ask is 100: of a night of 40 images that drifts, all are asked for."""
+    texts = night.said()
+    asked = [(name, _sha256(image)) for name, image in zip(IDS, IMAGES, strict=True)]
+    feedback_rows.keep_asked(night.run, WatchConfig(), "k", "night", asked, of=40)
+    came = night.came(texts)
+    assert came is not None and came.says.labelled == 40
+    feedback_rows.keep_asked(night.run, WatchConfig(), "k", "night", asked[:15], of=40)
+    came = night.came(texts)
+    assert came is not None and came.says.labelled == 25
