@@ -75,7 +75,7 @@ class Feedback:
                 f"mean absolute error {self.measured:.3g} ({low} to {high}) on {self.labelled} "
                 f"images whose labels came, on held-out images {self.known:.3g}"
             )
-        low, high = (f"{100 * (end or 0):.0f}" for end in ends)
+        low, high = ("?" if end is None else f"{100 * end:.0f}" for end in ends)
         return (
             f"measured accuracy {100 * self.measured:.0f} % (95 % interval {low} to {high} %) on "
             f"{self.labelled} images whose labels came, on held-out images {100 * self.known:.0f} %"
@@ -87,7 +87,7 @@ ACCURACY, ERROR = "accuracy", "mean absolute error"
 
 
 def as_row(says: Feedback) -> dict[str, Any]:
-    """The columns of a row of checks; all null where no label came."""
+    """The columns of a row of checks; null, and none labelled, where no label came."""
     came = says.measured is not None
     return {
         "labelled": says.labelled,
@@ -102,18 +102,30 @@ def as_row(says: Feedback) -> dict[str, Any]:
 
 
 def of_row(row: Mapping[str, Any]) -> Feedback:
-    """What a row of checks says, without its tests, which are among the evidence."""
-    if row.get("measured") is None or not row.get("labelled"):
+    """What a row of checks says, without its tests, which are among the evidence.
+
+    Rows of an older raypipe, and foreign ones, say nothing.
+    """
+    is_share = row.get("measured_as") != ERROR
+
+    def number(name: str) -> float | None:
+        value = row.get(name)
+        # NaN is in no range.
+        most = 1.0 if is_share or name.startswith("sure") else math.inf
+        return value if isinstance(value, float) and 0 <= value <= most else None
+
+    labelled, measured = row.get("labelled"), number("measured")
+    if measured is None or not isinstance(labelled, int) or labelled < 1:
         return NOTHING
     return Feedback(
-        labelled=int(row["labelled"]),
-        is_share=row.get("measured_as") != ERROR,
-        measured=row["measured"],
-        low=row.get("measured_low"),
-        high=row.get("measured_high"),
-        known=row.get("measured_known"),
-        sure=row.get("sure"),
-        sure_known=row.get("sure_known"),
+        labelled=labelled,
+        is_share=is_share,
+        measured=measured,
+        low=number("measured_low"),
+        high=number("measured_high"),
+        known=number("measured_known"),
+        sure=number("sure"),
+        sure_known=number("sure_known"),
     )
 
 

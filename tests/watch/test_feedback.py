@@ -392,3 +392,23 @@ def test_every_place_says_the_same_numbers() -> None:
         "measured" in name or "labelled" in name
         for name in check._metrics(replace(report, feedback=feedback.NOTHING))
     )
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"measured": "0.9"},
+        {"measured": float("nan")},
+        {"measured": 90.0},
+        {"measured": -0.1},
+        {"labelled": None},
+        {"labelled": "120"},
+        {"labelled": 0},
+    ],
+)
+def test_a_foreign_row_says_nothing(odd: dict[str, object]) -> None:
+    rng = np.random.default_rng(24)
+    row = feedback.as_row(judge(drawn(rng, 300), drawn(rng, 80), NOBODY, True, 0))
+    assert str(feedback.of_row(row))
+    assert feedback.of_row(row | odd) == feedback.NOTHING
+    assert "? to" in str(feedback.of_row(row | {"measured_low": None}))
