@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from zipfile import BadZipFile
 
 import numpy as np
@@ -30,7 +30,8 @@ class Outcomes:
     error_N: 0 or 1 (the class, or any tag, is wrong); of tasks that predict numbers the absolute
     error, in the labels' unit. sure_N: how likely the model takes itself to be right, 0 to 1; NaN
     for numbers. domains: known domain of each; empty: the table names none. groups: images of one
-    name belong together; None: each stands alone. split: that they are of.
+    name belong together; None: each stands alone. split: that they are of. chose: they chose the
+    epoch or the trial, so the model looks better on them than it is.
     """
 
     error_N: np.ndarray
@@ -38,15 +39,28 @@ class Outcomes:
     domains: tuple[str, ...] = ()
     groups: tuple[str, ...] | None = None
     split: str = ""
+    chose: bool = False
 
     def __len__(self) -> int:
         return len(self.error_N)
+
+    def only(self, rows: np.ndarray) -> Outcomes:
+        """Of these rows, by their numbers."""
+        places = rows.tolist()
+        return replace(
+            self,
+            error_N=self.error_N[rows],
+            sure_N=self.sure_N[rows],
+            domains=tuple(self.domains[row] for row in places) if self.domains else (),
+            groups=tuple(self.groups[row] for row in places) if self.groups is not None else None,
+        )
 
     def to_bytes(self) -> bytes:
         """As the package keeps them: an .npz without pickles."""
         out = io.BytesIO()
         kept = {"error": self.error_N.astype(np.float64), "sure": self.sure_N.astype(np.float64)}
         kept |= {"domains": np.array(self.domains, np.str_), "split": np.array(self.split)}
+        kept["chose"] = np.array(self.chose)
         if self.groups is not None:
             kept["groups"] = np.array(self.groups, np.str_)
         np.savez(out, **kept)  # type: ignore[arg-type]
@@ -60,7 +74,7 @@ class Outcomes:
                 error_N, sure_N = arrays["error"], arrays["sure"]
                 domains = tuple(arrays["domains"].tolist())
                 groups = tuple(arrays["groups"].tolist()) if "groups" in arrays else None
-                split = str(arrays["split"])
+                split, chose = str(arrays["split"]), bool(arrays["chose"])
         except (ValueError, KeyError, EOFError, OSError, BadZipFile) as e:
             raise DataError(f"The outcomes of {where} cannot be read: {e}", fix=_FIX) from None
         lengths = {len(error_N), len(sure_N), *([len(domains)] if domains else [])}
@@ -73,7 +87,7 @@ class Outcomes:
                 rule="An error from 0 up and a confidence for each image",
                 fix=_FIX,
             )
-        return cls(error_N, sure_N, domains, groups, split)
+        return cls(error_N, sure_N, domains, groups, split, chose)
 
 
 def sure(task: Task, scores_NC: np.ndarray) -> np.ndarray:

@@ -102,7 +102,8 @@ def _publish(
     # A killed publication may have left half a package.
     folder = job.run.path / "packages" / key
     shutil.rmtree(folder, ignore_errors=True)
-    held_out = unseen.reference(job, model, pinned, planned.folder)
+    inherited_N2 = called_for.start.inherited_N2
+    held_out = unseen.reference(job, model, pinned, planned.folder, inherited_N2)
     calibrated = held_out.calibrated
     if calibrated is not None:
         facts |= {"temperature": calibrated.temperature, "calibration": asdict(calibrated)}
@@ -118,7 +119,7 @@ def _publish(
     pages = {HTML: html(described), MARKDOWN: markdown(described)}
     extra = {name: text.encode() for name, text in pages.items()}
     trained_on_N2 = learned.of_training(job, pinned)
-    extra |= learned.files(trained_on_N2, called_for.start.inherited_N2)
+    extra |= learned.files(trained_on_N2, inherited_N2)
     if held_out.outcomes is not None:
         extra[package.OUTCOMES] = held_out.outcomes.to_bytes()
     if severity.calibration is not None:

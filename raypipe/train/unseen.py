@@ -6,6 +6,7 @@ The images are predicted as the model package predicts them.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from raypipe.models.labels import Kind
 from raypipe.models.outcomes import Outcomes
 from raypipe.models.zoo import ImageModel
 from raypipe.registry.package import Reference
-from raypipe.train import belonging, looked_at, trainer
+from raypipe.train import belonging, learned, looked_at, trainer
 from raypipe.train.job import TrainJob, TrainResult
 from raypipe.train.objective import judge
 
@@ -88,17 +89,25 @@ class Unseen:
     calibrated: Calibrated | None = None
     samples_N: np.ndarray | None = None
     outcomes: Outcomes | None = None
-    """Of the test split, which chose nothing; of these images where the table has none."""
+    """Of the test split, which chose nothing; of these images where the table has none, unless
+    the weights have learned from them."""
 
 
-def reference(job: TrainJob, model: ImageModel, pinned: Pinned, folder: Path) -> Unseen:
+def reference(
+    job: TrainJob,
+    model: ImageModel,
+    pinned: Pinned,
+    folder: Path,
+    inherited_N2: np.ndarray = learned.NONE_N2,
+) -> Unseen:
     """Features and scores of images that the weights have not seen.
 
     Later batches are compared with them. On training images the model is overconfident, so any new
     batch would look like drift. The images are the validation split, or the test split if
     validation was trained on too. The test metrics are then stored in `folder` at once.
 
-    With model.calibrate, the scores are calibrated.
+    With model.calibrate, the scores are calibrated. inherited_N2: rows that the weights learned
+    from before this training (learned.py); these have no outcomes.
     """
     feed = job.feed
     split = feed.val
@@ -114,8 +123,18 @@ def reference(job: TrainJob, model: ImageModel, pinned: Pinned, folder: Path) ->
         # The images are predicted anyway.
         _store_test(job, folder, pinned, tested, tested_labels_N)
     judged_split = feed.test if has_tested else split
+
+    def outcomes_of(said: Reference) -> Outcomes | None:
+        parts = set(pinned.parts(judged_split))
+        if parts & set(pinned.parts(feed.train)):
+            return None
+        chose = bool(parts & set(pinned.parts(feed.val)))
+        kept = _outcomes(pinned, said, tested_labels_N, judged_split, chose)
+        is_new_N = _is_new(pinned, judged_split, said.ids, inherited_N2)
+        return kept if is_new_N.all() else kept.only(np.flatnonzero(is_new_N))
+
     if not job.model.calibrate:
-        kept = _outcomes(pinned, tested, tested_labels_N, judged_split)
+        kept = outcomes_of(tested)
         return Unseen(split, predicted, labels_N, samples_N=samples_N, outcomes=kept)
 
     # Fitted on these images, and measured on others.
@@ -140,17 +159,29 @@ def reference(job: TrainJob, model: ImageModel, pinned: Pinned, folder: Path) ->
             error_after=calibrate.calibration(kind, mended.scores_NC, tested_NC).error,
             change=calibrate.change(kind, tested.scores_NC, mended.scores_NC, tested_NC),
         )
-    kept = _outcomes(pinned, mended, tested_labels_N, judged_split)
+    kept = outcomes_of(mended)
     scores_NC = _tempered(kind, predicted.scores_NC, chosen.kept)
     predicted = replace(predicted, scores_NC=scores_NC)
     return Unseen(split, predicted, labels_N, calibrated, samples_N, kept)
 
 
-def _outcomes(pinned: Pinned, said: Reference, labels_N: np.ndarray, split: str) -> Outcomes:
+def _outcomes(
+    pinned: Pinned, said: Reference, labels_N: np.ndarray, split: str, chose: bool
+) -> Outcomes:
     task = pinned.task
     error_N = outcomes.errors(task, said.scores_NC, _targets(pinned, labels_N))
     sure_N = outcomes.sure(task, said.scores_NC)
-    return Outcomes(error_N, sure_N, said.domains or (), said.groups, split)
+    return Outcomes(error_N, sure_N, said.domains or (), said.groups, split, chose)
+
+
+def _is_new(pinned: Pinned, split: str, ids: Sequence[str], inherited_N2: np.ndarray) -> np.ndarray:
+    """bool (N,): no ancestor has learned from the image; of rows that share an id, from none."""
+    if not len(inherited_N2):
+        return np.ones(len(ids), bool)
+    rows = learned.rows_of(pinned, pinned.version, pinned.rows_of(split))
+    is_known_N = learned.is_among(rows[1], inherited_N2).tolist()
+    known = {i or "" for i, is_known in zip(rows[0], is_known_N, strict=True) if is_known}
+    return np.array([image_id not in known for image_id in ids], bool)
 
 
 def _targets(pinned: Pinned, labels_N: np.ndarray) -> np.ndarray:

@@ -9,6 +9,7 @@ settings): the same check twice is one row. A check needs no labels; those that 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -244,7 +245,7 @@ def check(
     if found.is_drift and watch.ask:
         to_label = str(path.with_name(f"to-label-{key}.csv"))
         asked = _ask(Path(to_label), package, reference, mine, watch.ask, drift.max_rows, run.seed)
-        feedback_rows.keep_asked(run, watch, key, name, asked)
+        feedback_rows.keep_asked(run, watch, key, name, asked, len(mine.ids))
     predictions = (predicted.uri, predicted.key)
     return CheckResult(
         *(name, str(model), predicted.version, found, str(path), predictions, key, window),
@@ -380,5 +381,10 @@ def _metrics(found: DriftReport) -> dict[str, float]:
         for name, value in severity.as_row(found.severity).items()
         if isinstance(value, float)
     }
+    labels = {
+        f"drift.{name}": float(value)
+        for name, value in feedback.as_row(found.feedback).items()
+        if found.feedback.labelled and isinstance(value, int | float) and math.isfinite(value)
+    }
     known = {"drift.p_value": found.p_value, "drift.is_drift": float(found.is_drift)}
-    return each | cost | known
+    return each | cost | labels | known

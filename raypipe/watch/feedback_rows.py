@@ -2,9 +2,11 @@
 
 A check looks at its own images and at those of the last `watch.feedback` windows that the same
 champion was checked on. Those with a label in watch.batch by now, which no earlier check compared,
-are its feedback. With too few of them (feedback.LEAST) they wait for the next check.
+are its feedback. With too few of them (LEAST) they wait for the next check.
 
-An image is the same one by its id and its bytes: tables give ids to other images. Rows are kept
+An image is the same one by its id and its bytes: tables give ids to other images. Of copies, the
+same bytes under several ids, one is compared: their errors are one error. Labels that cannot be
+read are a note, and no reason for a check to fail: it needs none. Rows are kept
 after the evidence that they led to, under the name of what was looked at. So a check that is killed
 in between writes them when it is made again, and no label counts twice.
 """
@@ -21,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from raypipe.config import RunConfig, key_of
-from raypipe.errors import DataError, Unreachable
+from raypipe.errors import DataError, Unreachable, one_line
 from raypipe.models import labels as meaning
 from raypipe.models import outcomes
 from raypipe.models.outcomes import Outcomes
@@ -29,10 +31,13 @@ from raypipe.models.tasks import NUMERIC
 from raypipe.registry.package import Package
 from raypipe.serve import batch
 from raypipe.tables import scan
-from raypipe.tables.commits import rows_named, rows_once
+from raypipe.tables.address import resolve
+from raypipe.tables.commits import newest, require_columns_of, rows_named, rows_once
 from raypipe.tables.table import ImageTable, TableConfig
 from raypipe.train import learned
 from raypipe.watch import feedback
+from raypipe.watch.chosen import Seen
+from raypipe.watch.error_tests import LEAST
 from raypipe.watch.evidence_row import now
 from raypipe.watch.feedback import Feedback
 from raypipe.watch.pictures import Batch
@@ -53,7 +58,7 @@ ROW = pa.schema(
             "sha256",
             "label",
             "predicted",
-            # "asked" or "learned": why it was not compared; null where it was.
+            # "asked", "learned" or "copy": why it was not compared; null where it was.
             "left_out",
             "group",
             "judged_at",
@@ -62,7 +67,8 @@ ROW = pa.schema(
     + [("error", pa.float64()), ("sure", pa.float64()), ("format", pa.int32())]
 )
 ASKED = pa.schema([(name, pa.string()) for name in ("key", "name", "image_id", "sha256")])
-SHOWN = 3  # unknown classes in a note
+COPY = "copy"
+SHOWN, LONGEST = 3, 80  # unknown classes in a note, and characters of each
 Image = tuple[str | None, str]  # id and sha256
 
 
@@ -103,27 +109,66 @@ def gather(
     """The labels that came for these images and for those of earlier windows; None: nothing to
     compare.
 
-    name: of the check. earlier: checked windows of this champion (`before`). Raises DataError as
-    tables do.
+    name: of the check. earlier: checked windows of this champion (`before`). Raises DataError for a
+    package that raypipe cannot have written. Labels that cannot be read are a note.
     """
-    table = ImageTable.open(source)
     known = by.package.outcomes()
-    if not watch.feedback or known is None or not _has_labels(table, mine):
+    if not watch.feedback or known is None:
+        return None
+    try:
+        return _gather(run, watch, name, by, source, mine, earlier, known)
+    except Unreachable:
+        raise
+    except DataError as e:
+        got = f": {e.got}" if e.got else ""
+        note = one_line(f"labels: they cannot be compared: {e.what}{got}")
+        return Came((), Feedback(notes=(note,)))
+
+
+def _gather(
+    run: RunConfig,
+    watch: WatchConfig,
+    name: str,
+    by: Champion,
+    source: TableConfig,
+    mine: Batch,
+    earlier: Sequence[Entry],
+    known: Outcomes,
+) -> Came | None:
+    table = ImageTable.open(source)
+    if not _has_labels(table, mine):
         return None
     said = list(_said(mine, earlier, source))
-    everyone = {image for one in said for image in one.images}
+    judged = _judged(run, watch, name, by)
+    # A label is read of those that were not compared yet: their bytes are read, too.
+    fresh_ones = {image for one in said for image in one.images} - judged
     notes: list[str] = []
-    labels = _labels(by.package, table, mine, everyone, notes)
-    judged = set() if not labels else _judged(run, watch, name, by)
+    labels = _labels(by.package, table, mine, fresh_ones, notes)
+    contents = {digest for _, digest in judged}
     rows: list[dict[str, Any]] = []
-    others: list[np.ndarray] = []
+    others: list[Seen] = []
+    windows: list[int] = []  # of the rows that are compared
     left_out = _left_out(run, watch, by, mine, labels)
     task = by.package.task
-    for one in said:
+    for window, one in enumerate(said):
         sure_N = outcomes.sure(task, one.scores_NC)
-        others.append(sure_N[[image not in labels for image in one.images]])
-        fresh = [n for n, image in enumerate(one.images) if image in labels and image not in judged]
-        judged |= {one.images[n] for n in fresh}
+        fresh: list[int] = []
+        for n, image in enumerate(one.images):
+            if image not in labels or image in judged:
+                continue
+            judged.add(image)
+            fresh.append(n)
+            # Of copies the first one is compared; a row of the others says that they came.
+            if image[1] in contents:
+                left_out.setdefault(image, COPY)
+            contents.add(image[1])
+        # All others of the window, labelled earlier or not: what came is a draw of all of them.
+        compared_n = {n for n in fresh if one.images[n] not in left_out}
+        is_other = [
+            n not in compared_n and image not in left_out for n, image in enumerate(one.images)
+        ]
+        others.append(Seen(sure_N[is_other], np.full(sum(is_other), window)))
+        windows += [window] * len(compared_n)
         if not fresh:
             continue
         texts = [labels[one.images[n]][0] for n in fresh]
@@ -148,25 +193,32 @@ def gather(
     for why, text in (
         ("asked", "of images that raypipe asked for, the hardest ones"),
         ("learned", "of images that the champion has learned from"),
+        (COPY, "of copies of other images"),
     ):
         count = sum(row["left_out"] == why for row in rows)
         if count:
             notes.append(f"labels: {count} {text}, are not compared")
-    if len(compared) < feedback.LEAST:
+    if len(compared) < LEAST:
         return None
     unknown = outcomes.unknown(task, [row["label"] for row in compared])
     if unknown:
-        names = ", ".join(repr(name) for name in unknown[:SHOWN])
+        names = ", ".join(repr(one_line(name, LONGEST)) for name in unknown[:SHOWN])
         more = f" and {len(unknown) - SHOWN} more" if len(unknown) > SHOWN else ""
         notes.append(f"labels: the champion does not know {names}{more}: these count as wrong")
+    domains = [labels[row["image_id"], row["sha256"]][2] for row in compared]
     has_groups = known.groups is not None and any(row["group"] for row in compared)
     came = Outcomes(
         np.array([row["error"] for row in compared]),
         np.array([np.nan if row["sure"] is None else row["sure"] for row in compared]),
-        groups=tuple(row["group"] or "" for row in compared) if has_groups else None,
+        tuple(domain for domain in domains if domain is not None),
+        tuple(row["group"] or "" for row in compared) if has_groups else None,
     )
     is_share = task.kind not in NUMERIC
-    says = feedback.judge(known, came, np.concatenate(others), is_share, run.seed)
+    rest = Seen(
+        np.concatenate([one.sure_N for one in others]),
+        np.concatenate([one.window_N for one in others]),
+    )
+    says = feedback.judge(known, came, rest, is_share, run.seed, np.array(windows))
     says = feedback.with_notes(says, notes)
     return Came(tuple(rows), says)
 
@@ -204,7 +256,7 @@ def keep(
     if len(rows_named(place, {"key": key}, ["key"], options)):
         return
     came = gathered()
-    if came is None:
+    if came is None or not came.rows:
         return
     same = {"key": key, "name": name, "model": by.model, "seal": by.seal or "", "format": FORMAT}
     same |= {"judged_at": now().isoformat()}
@@ -214,9 +266,13 @@ def keep(
 
 
 def keep_asked(
-    run: RunConfig, watch: WatchConfig, key: str, name: str, images: Sequence[Image]
+    run: RunConfig, watch: WatchConfig, key: str, name: str, images: Sequence[Image], of: int
 ) -> None:
-    """Keep which images a label was asked for: they are no random draw. key: of the evidence."""
+    """Keep which of `of` images a label was asked for: they are no random draw. key: of the
+    evidence. All of them are no choice, and nothing is kept: nights of few images would never be
+    compared again once they drift."""
+    if len(images) >= of:
+        return
     rows = [{"key": key, "name": name, "image_id": i, "sha256": digest} for i, digest in images]
     place, options = watch.place(run, "asked"), watch.storage_options
     why = f"labels were asked for, {name}"
@@ -226,7 +282,10 @@ def keep_asked(
 
 
 def _has_labels(table: ImageTable, mine: Batch) -> bool:
-    return table.columns.label in table.at(mine.version).schema().to_arrow().names
+    """A column that is another one's, too, holds no labels."""
+    columns = table.columns
+    has = table.at(mine.version).schema().to_arrow().names
+    return columns.label in has and columns.label not in (columns.id, columns.image)
 
 
 def _said(mine: Batch, earlier: Sequence[Entry], source: TableConfig) -> Iterator[_Said]:
@@ -249,10 +308,10 @@ def _said(mine: Batch, earlier: Sequence[Entry], source: TableConfig) -> Iterato
 
 def _labels(
     package: Package, table: ImageTable, mine: Batch, wanted: set[Image], notes: list[str]
-) -> dict[Image, tuple[str, str]]:
-    """(label, group) of each wanted image that has a label in this version of the table.
+) -> dict[Image, tuple[str, str, str | None]]:
+    """(label, group, domain) of each wanted image that has a label in this version of the table.
 
-    An image that has several different ones has none.
+    An image that has several different ones has none, and neither have its copies.
     """
     columns = table.columns
     has = set(table.at(mine.version).schema().to_arrow().names)
@@ -264,11 +323,13 @@ def _labels(
         return {}
     group = package.info["config"].get("registry", {}).get("group")
     group = group if group in has else None
-    names = list(
-        dict.fromkeys([columns.id, columns.label, columns.image, *([group] if group else [])])
-    )
-    found: dict[Image, tuple[str, str]] = {}
-    several: set[Image] = set()
+    domain = package.info["config"].get("registry", {}).get("domain") or columns.source
+    domain = domain if domain in has else None
+    more = [name for name in (group, domain) if name]
+    names = list(dict.fromkeys([columns.id, columns.label, columns.image, *more]))
+    found: dict[Image, tuple[str, str, str | None]] = {}
+    of_content: dict[str, str] = {}
+    several: set[str] = set()
     unread: dict[str, int] = {}
     for part in scan.each(table, mine.version, names, {columns.id: labelled}):
         for row in part.to_pylist():
@@ -283,19 +344,36 @@ def _labels(
                 unread[label.why] = unread.get(label.why, 0) + 1
             if label.text is None:
                 continue
-            of_group = "" if group is None or row[group] is None else str(row[group])
-            if found.setdefault(this, (label.text, of_group))[0] != label.text:
-                several.add(this)
+            of_group = "" if group is None else _text(row[group])
+            # As a package keeps them (belonging.py): blank for a null.
+            of_domain = None if domain is None else _text(row[domain])
+            found.setdefault(this, (label.text, of_group, of_domain))
+            if of_content.setdefault(this[1], label.text) != label.text:
+                several.add(this[1])
     for why, count in list(unread.items())[:SHOWN]:
         notes.append(f"labels: {count} cannot be read: {why}")
     if several:
         notes.append(f"labels: {len(several)} images have two different ones, and count as none")
-    return {image: said for image, said in found.items() if image not in several}
+    return {image: said for image, said in found.items() if image[1] not in several}
+
+
+def _place(run: RunConfig, watch: WatchConfig, name: str, schema: pa.Schema) -> str:
+    """The table's address. Raises DataError for a table of something else, before there is evidence
+    whose labels could not be kept."""
+    place = watch.place(run, name)
+    base = newest(resolve(place), watch.storage_options)
+    if base is not None:
+        require_columns_of(schema, base, place, "drift check")
+    return place
+
+
+def _text(value: object) -> str:
+    return "" if value is None else str(value)
 
 
 def _judged(run: RunConfig, watch: WatchConfig, name: str, by: Champion) -> set[Image]:
     """Images whose labels an earlier check of this name and champion has compared."""
-    place = watch.place(run, "feedback")
+    place = _place(run, watch, "feedback", ROW)
     named = {"name": name, "model": by.model, "seal": by.seal or ""}
     rows = rows_named(place, named, ["image_id", "sha256"], watch.storage_options)
     if not len(rows):
@@ -315,7 +393,8 @@ def _left_out(
         return {}
     images = list(labels)
     found: dict[Image, str] = {}
-    rows = rows_named(watch.place(run, "asked"), {}, ["image_id", "sha256"], watch.storage_options)
+    place = _place(run, watch, "asked", ASKED)
+    rows = rows_named(place, {}, ["image_id", "sha256"], watch.storage_options)
     if len(rows):
         asked = set(rows["sha256"].to_pylist())
         found |= {image: "asked" for image in images if image[1] in asked}

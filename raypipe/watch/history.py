@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
 from raypipe.config import RunConfig
 from raypipe.tables.commits import rows_named
-from raypipe.watch import records, severity
+from raypipe.watch import feedback, records, severity
 from raypipe.watch.check import CheckResult
 from raypipe.watch.cycle import Journal
+from raypipe.watch.feedback import Feedback
 from raypipe.watch.policy import Checked, Tried
 from raypipe.watch.settings import WatchConfig
+from raypipe.watch.severity import Severity
 
 
 def checks(
@@ -39,10 +42,38 @@ def checks(
         about = records.looked_at(row)
         found.pop(about, None)
         if newest is None or row["key"] != newest.key:
-            found[about] = Checked(bool(row["is_drift"]), severity.of_row(row))
+            said = severity.of_row(row), feedback.of_row(row)
+            found[about] = _checked(bool(row["is_drift"]), *said, _alarmed(row.get("evidence")))
     # The check that led here comes last, whatever the clocks say.
-    last = [Checked(newest.report.is_drift, newest.report.severity)] if newest else []
-    return [*found.values(), *last]
+    if newest is None:
+        return [*found.values()]
+    report = newest.report
+    alarmed = {one.detector for one in report.evidence if one.is_drift}
+    last = _checked(report.is_drift, report.severity, report.feedback, alarmed)
+    return [*found.values(), last]
+
+
+def _checked(is_drift: bool, estimated: Severity, says: Feedback, alarmed: set[str]) -> Checked:
+    """Where labels alarm, the larger loss counts: the estimated one, or that which they measured.
+
+    No estimate sees classes that look as before and mean something else. alarmed: detectors.
+    """
+    measured = Severity(says.measured, says.low, says.high, says.known)
+    if feedback.DETECTOR not in alarmed or not says.is_share or measured.loss is None:
+        return Checked(is_drift, estimated)
+    # Images that are too far away for an estimate may cost more than was measured on others.
+    is_unknown = estimated.loss is None and alarmed != {feedback.DETECTOR}
+    if is_unknown or (estimated.loss is not None and estimated.loss[0] >= measured.loss[0]):
+        return Checked(is_drift, estimated)
+    return Checked(is_drift, measured, by_labels=True)
+
+
+def _alarmed(evidence: object) -> set[str]:
+    """The detectors that alarmed; none, where the text of a foreign row cannot be read."""
+    try:
+        return {str(one["detector"]) for one in json.loads(str(evidence)) if one["is_drift"]}
+    except (ValueError, KeyError, TypeError):
+        return set()
 
 
 def count(watch: WatchConfig, run: RunConfig) -> int:

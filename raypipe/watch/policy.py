@@ -80,10 +80,14 @@ class PolicyConfig(Section):
 
 @dataclass(frozen=True)
 class Checked:
-    """What a drift check found: drift by its p-values, and the estimate of what it costs."""
+    """What a drift check found: drift by its p-values, and the estimate of what it costs.
+
+    by_labels: labels that came have measured it.
+    """
 
     is_drift: bool
     severity: Severity = NOT_ASKED
+    by_labels: bool = False
 
 
 @dataclass(frozen=True)
@@ -161,7 +165,7 @@ def _calm(last: Sequence[Checked], policy: PolicyConfig) -> str:
     if loss is None:
         return f"{what}, and {newest.severity}: the champion stays"
     join = "but" if newest.is_drift else "and"
-    return f"{what}, {join} {_points(loss)}: the policy asks for {_asked(policy)}"
+    return f"{what}, {join} {_points(loss, newest.by_labels)}: the policy asks for {_asked(policy)}"
 
 
 def _asked(policy: PolicyConfig) -> str:
@@ -176,12 +180,14 @@ def _found(checked: Checked, policy: PolicyConfig) -> str:
     loss = checked.severity.loss
     if loss is None:
         return f"Drift of unknown cost ({checked.severity})"
-    return f"Drift with {_points(loss)}" if checked.is_drift else f"{_points(loss).capitalize()}"
+    points = _points(loss, checked.by_labels)
+    return f"Drift with {points}" if checked.is_drift else points.capitalize()
 
 
-def _points(loss: tuple[float, float, float]) -> str:
-    estimated, low, high = (100 * one for one in loss)
-    return f"an estimated loss of {estimated:.1f} points of accuracy ({low:.1f} to {high:.1f})"
+def _points(loss: tuple[float, float, float], by_labels: bool) -> str:
+    points, low, high = (100 * one for one in loss)
+    how = "a measured" if by_labels else "an estimated"
+    return f"{how} loss of {points:.1f} points of accuracy ({low:.1f} to {high:.1f})"
 
 
 def _too_often(tried: Sequence[Tried], now: datetime, policy: PolicyConfig) -> str:

@@ -24,7 +24,7 @@ from raypipe.watch.detect import (
     thresholds,
 )
 from raypipe.watch.engine import EXACT
-from raypipe.watch.feedback import Found as OfLabels
+from raypipe.watch.error_tests import Found as OfLabels
 from raypipe.watch.horizon import Horizon
 from raypipe.watch.settings import WatchConfig
 from raypipe.watch.spans import joined as spans_joined
@@ -35,6 +35,10 @@ Found = Callable[[DriftConfig], DriftReport]
 DOUBT = 0.02
 """A p-value of few permutations above this is no alarm with all of them: of 500 it is 10."""
 MOST_DEFAULT = 3  # pieces of evidence of the detectors that are chosen for a user
+NO_SHARE = (
+    "labels: no test, as the tests of images need all of alpha: they have so few groups that no "
+    "smaller p-value can come out"
+)
 NOTHING_LEFT = 1e-12
 """The alpha of a check whose horizon is spent: it looks, and cannot alarm."""
 
@@ -75,7 +79,14 @@ def over_spans(
         return kept(drift, alpha, found)
     level = drift.alpha if alpha is None else alpha
     share = level / (1 + len(spans) + bool(labels))
-    alone = found(_able(drift, share)) if alpha is None else kept(drift, share, found)
+    try:
+        alone = found(_able(drift, share)) if alpha is None else kept(drift, share, found)
+    except DataError:
+        if not labels:
+            raise
+        # Of few groups, no p-value may be small enough for a share: then images have all of it.
+        alone = over_spans(drift, alpha, found, spans)
+        return replace(alone, notes=(*alone.notes, NO_SHARE))
     cfg = drift.model_copy(update={"detectors": of_spans})
     reports = {}
     for count, of in spans.items():

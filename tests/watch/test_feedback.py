@@ -14,10 +14,12 @@ from raypipe.errors import DataError
 from raypipe.models import outcomes
 from raypipe.models.outcomes import Outcomes
 from raypipe.models.tasks import Task
-from raypipe.watch import feedback
-from raypipe.watch.feedback import LEAST, Feedback, fisher, judge
-
-NOBODY = np.empty(0)
+from raypipe.watch import check, chosen, error_tests, feedback
+from raypipe.watch.chosen import NOBODY, Seen
+from raypipe.watch.detect import DriftReport
+from raypipe.watch.error_tests import LEAST, fisher
+from raypipe.watch.feedback import Feedback, judge
+from raypipe.work import results
 
 
 def drawn(rng: np.random.Generator, images: int, easy: float = 0.0, wrong: float = 0.0) -> Outcomes:
@@ -69,9 +71,9 @@ def test_unsure_images_are_wrong_more_often_and_calibration_knows_it() -> None:
     hard = drawn(rng, 2000)
     chosen = np.argsort(hard.sure_N)[:150]
     came = Outcomes(hard.error_N[chosen], hard.sure_N[chosen])
-    others_N = np.delete(hard.sure_N, chosen)
+    others = Seen(np.delete(hard.sure_N, chosen), np.zeros(1850, int))
     # Whoever labels the least sure ones must not raise an alarm.
-    says = judge(known, came, others_N, True, 0)
+    says = judge(known, came, others, True, 0)
     assert [one.on for one in says.found] == ["calibration"]
     assert p_of(says, "calibration") > 0.01
     assert "less sure" not in says.notes[-1] and "surer of other images" in says.notes[-1]
@@ -154,7 +156,7 @@ def test_too_few_are_measured_and_not_tested(images: int) -> None:
 def test_a_model_that_is_always_sure_and_a_huge_batch() -> None:
     sure = Outcomes(np.zeros(50), np.ones(50))
     says = judge(sure, Outcomes(np.ones(50), np.ones(50)), NOBODY, True, 0)
-    assert all(one.p_value == feedback.LEAST_P for one in says.found)
+    assert all(one.p_value == error_tests.LEAST_P for one in says.found)
     rng = np.random.default_rng(9)
     large = judge(drawn(rng, 5_000), drawn(rng, 20_000), NOBODY, True, 0)
     assert all(0.001 < one.p_value <= 1 for one in large.found)
@@ -206,3 +208,207 @@ def test_outcomes_survive_the_package_and_nothing_else_does() -> None:
     for data in bad:
         with pytest.raises(DataError, match="outcomes of here"):
             Outcomes.from_bytes(data, "here")
+
+
+def two_habits(
+    rng: np.random.Generator, images: int, sure: float, high: float, low: float
+) -> Outcomes:
+    """Images of which a share is sure, and how often these and the others are wrong."""
+    is_sure_N = rng.random(images) < sure
+    sure_N = np.where(is_sure_N, rng.uniform(0.8, 1, images), rng.uniform(0.5, 0.8, images))
+    return Outcomes((rng.random(images) < np.where(is_sure_N, high, low)).astype(float), sure_N)
+
+
+def joined(*some: Outcomes, names: tuple[str, ...] = ()) -> Outcomes:
+    domains = tuple(name for name, one in zip(names, some, strict=False) for _ in range(len(one)))
+    error_N, sure_N = (np.concatenate([getattr(o, w) for o in some]) for w in ("error_N", "sure_N"))
+    return Outcomes(error_N, sure_N, domains)
+
+
+def test_a_mixture_of_domains_that_err_at_opposite_ends_of_confidence_is_no_drift(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rng = np.random.default_rng(12)
+    one, other = (0.7, 0.4, 0.05), (0.3, 0.05, 0.4)
+    alarms = {0: 0, error_tests.MIXED: 0}
+    for _ in range(40):
+        known = [two_habits(rng, 2000, *of) for of in (one, other)]
+        night = joined(*(two_habits(rng, 500, *of) for of in (one, other)))
+        for mixed in alarms:
+            monkeypatch.setattr(error_tests, "MIXED", mixed)
+            says = judge(joined(*known, names=("a", "b")), night, NOBODY, True, 0)
+            alarms[mixed] += p_of(says, "calibration") <= 0.05
+    # Against each domain alone, such nights alarm.
+    assert alarms[0] > 20 and alarms[error_tests.MIXED] <= 6
+
+
+def test_images_that_chose_the_model_are_measured_and_not_tested() -> None:
+    rng = np.random.default_rng(13)
+    known = replace(drawn(rng, 400), split="val", chose=True)
+    says = judge(known, drawn(rng, 100, wrong=0.5), NOBODY, True, 0)
+    assert not says.found and "val, which chose the model" in says.notes[-1]
+    assert says.measured is not None and says.known is not None
+
+
+def test_images_of_no_group_stand_alone_in_the_interval_too() -> None:
+    rng = np.random.default_rng(14)
+    known, came = drawn(rng, 300), drawn(rng, 120)
+    alone = judge(known, came, NOBODY, True, 0)
+    blank = judge(known, replace(came, groups=("",) * 120), NOBODY, True, 0)
+    assert (blank.low, blank.high) == pytest.approx((alone.low, alone.high))
+
+
+def test_one_huge_error_decides_nothing_about_numbers() -> None:
+    rng = np.random.default_rng(15)
+    nan_N = np.full(300, np.nan)
+    known = Outcomes(np.abs(rng.normal(0, 1, 300)), nan_N)
+    outlier = np.r_[1e9]
+    better = Outcomes(np.r_[np.abs(rng.normal(0, 0.3, 99)), outlier], nan_N[:100])
+    assert p_of(judge(known, better, NOBODY, False, 0), "errors") == 1
+    spoiled = Outcomes(np.r_[known.error_N[1:], outlier], nan_N)
+    worse = Outcomes(np.abs(rng.normal(0, 3, 100)), nan_N[:100])
+    assert p_of(judge(spoiled, worse, NOBODY, False, 0), "errors") < 1e-4
+
+
+def test_a_night_of_two_domains_of_numbers_is_no_drift() -> None:
+    """One is always off by 1, the other by 0 or 2: a mixture has the mean of both."""
+    rng = np.random.default_rng(16)
+
+    def narrow(images: int) -> np.ndarray:
+        return 1 + 0.1 * rng.random(images)
+
+    def wide(images: int) -> np.ndarray:
+        return 2 * rng.integers(0, 2, images) + 0.1 * rng.random(images)
+
+    alarms = 0
+    for _ in range(60):
+        error_N = np.r_[narrow(300), wide(300)]
+        known = Outcomes(error_N, np.full(600, np.nan), ("n",) * 300 + ("w",) * 300)
+        came = Outcomes(np.r_[narrow(100), wide(100)], np.full(200, np.nan))
+        alarms += p_of(judge(known, came, NOBODY, False, 0), "errors") <= 0.01
+    assert alarms <= 3
+
+
+def test_held_out_images_of_domains_too_small_to_compare_with_are_said() -> None:
+    rng = np.random.default_rng(17)
+    known = replace(drawn(rng, 315), domains=("a",) * 300 + ("b",) * 15)
+    says = judge(known, drawn(rng, 60), NOBODY, True, 0)
+    assert any("15 held-out images" in note for note in says.notes)
+    names = ("x\n\x1b[31m" + "y" * 500,) * 200 + ("(no name)",) * 115
+    odd = judge(replace(known, domains=names), drawn(rng, 60), NOBODY, True, 0)
+    assert all("\n" not in one.detail and len(one.detail) < 400 for one in odd.found)
+
+
+def test_of_a_single_group_of_numbers_no_end_is_known() -> None:
+    rng = np.random.default_rng(18)
+    nan_N = np.full(300, np.nan)
+    known = Outcomes(rng.random(300), nan_N)
+    came = Outcomes(rng.random(40), nan_N[:40], groups=("one",) * 40)
+    says = judge(known, came, NOBODY, False, 0)
+    assert says.high is None and "to ?" in str(says)
+    assert str(feedback.of_row(feedback.as_row(says))) == str(says)
+
+
+def test_a_night_of_its_own_confidence_is_a_random_draw_and_a_choice_within_it_is_none() -> None:
+    rng = np.random.default_rng(19)
+    known = drawn(rng, 400)
+    sure, unsure = drawn(rng, 200, easy=0.2), drawn(rng, 200, easy=-0.1)
+    # Nothing of the sure night has a label, and half of the other one.
+    others = Seen(np.r_[sure.sure_N, unsure.sure_N[100:]], np.repeat([0, 1], [200, 100]))
+    half = unsure.only(np.arange(100))
+    says = judge(known, half, others, True, 0, np.ones(100, int))
+    assert [one.on for one in says.found] == ["errors", "calibration"]
+    # Of one night, it would be a choice; and the less sure half of that night is one.
+    one_night = replace(others, window_N=np.ones(300, int))
+    assert [one.on for one in judge(known, half, one_night, True, 0, np.ones(100, int)).found] == [
+        "calibration"
+    ]
+    order = np.argsort(unsure.sure_N)
+    rest = Seen(np.r_[sure.sure_N, unsure.sure_N[order[100:]]], others.window_N)
+    chosen = judge(known, unsure.only(order[:100]), rest, True, 0, np.ones(100, int))
+    assert [one.on for one in chosen.found] == ["calibration"]
+    assert "surer of other images" in chosen.notes[-1]
+
+
+def test_a_random_draw_is_called_a_choice_as_rarely_as_it_should() -> None:
+    rng = np.random.default_rng(20)
+    known, calls = drawn(rng, 100), 0
+    for _ in range(300):
+        # Rounded: a model that says the same of many images.
+        sure_N = np.round(rng.beta(6, 2, 300), 1)
+        window_N = rng.integers(0, 3, 300)
+        came = Outcomes(np.zeros(60), sure_N[:60])
+        others = Seen(sure_N[60:], window_N[60:])
+        says = judge(known, came, others, True, 0, window_N[:60])
+        calls += any("surer" in n or "less sure" in n for n in says.notes)
+    assert stats.binomtest(calls, 300, chosen.CHOSEN, alternative="greater").pvalue > 0.001
+    assert calls > 0
+
+
+def test_images_that_name_their_domain_are_compared_with_it() -> None:
+    """Where nobody knows, a small domain hides a loss: it may have been a night of that one."""
+    rng = np.random.default_rng(21)
+    large, small = drawn(rng, 400), drawn(rng, 20, wrong=0.4)
+    known = joined(large, small, names=("a", "b"))
+    night = drawn(rng, 200, wrong=0.2)
+    assert p_of(judge(known, night, NOBODY, True, 0), "errors") > 0.05
+    says = judge(known, replace(night, domains=("a",) * 200), NOBODY, True, 0)
+    assert p_of(says, "errors") < 1e-4 and p_of(says, "calibration") < 1e-4
+    assert says.known == pytest.approx(1 - large.error_N.mean())
+    assert "of the same domains" in says.found[0].detail
+    # A domain that nobody knows: all are compared as before.
+    new = judge(known, replace(night, domains=("a",) * 199 + ("c",)), NOBODY, True, 0)
+    assert [one.p_value for one in new.found] == [
+        one.p_value for one in judge(known, night, NOBODY, True, 0).found
+    ]
+
+
+def test_named_domains_in_any_mixture_are_no_drift() -> None:
+    rng = np.random.default_rng(22)
+    alarms = {"errors": 0, "calibration": 0}
+    for _ in range(200):
+        known = joined(drawn(rng, 200), drawn(rng, 60, wrong=0.3), names=("a", "b"))
+        count = int(rng.integers(0, 120))
+        night = joined(drawn(rng, 120 - count), drawn(rng, count, wrong=0.3), names=("a", "b"))
+        says = judge(known, night, NOBODY, True, 0)
+        for on in alarms:
+            alarms[on] += p_of(says, on) <= 0.05
+    for calls in alarms.values():
+        assert stats.binomtest(calls, 200, 0.05, alternative="greater").pvalue > 0.001
+
+
+def test_every_place_says_the_same_numbers() -> None:
+    rng = np.random.default_rng(23)
+    says = judge(drawn(rng, 300), drawn(rng, 80), NOBODY, True, 0)
+    report = DriftReport((), 0.5, False, 0.01, 300, 80, (), feedback=says)
+    logged = check._metrics(report)
+    told = results.feedback_facts(says)
+    assert told is not None and told["measured"] == says.measured == logged["drift.measured"]
+    assert (told["labelled"], logged["drift.labelled"]) == (80, 80.0)
+    assert logged["drift.measured_known"] == told["measured_known"] == says.known
+    assert f"{100 * logged['drift.measured']:.0f} %" in str(says)
+    # Nothing came: nothing is logged, and not a zero.
+    assert not any(
+        "measured" in name or "labelled" in name
+        for name in check._metrics(replace(report, feedback=feedback.NOTHING))
+    )
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"measured": "0.9"},
+        {"measured": float("nan")},
+        {"measured": 90.0},
+        {"measured": -0.1},
+        {"labelled": None},
+        {"labelled": "120"},
+        {"labelled": 0},
+    ],
+)
+def test_a_foreign_row_says_nothing(odd: dict[str, object]) -> None:
+    rng = np.random.default_rng(24)
+    row = feedback.as_row(judge(drawn(rng, 300), drawn(rng, 80), NOBODY, True, 0))
+    assert str(feedback.of_row(row))
+    assert feedback.of_row(row | odd) == feedback.NOTHING
+    assert "? to" in str(feedback.of_row(row | {"measured_low": None}))

@@ -255,7 +255,8 @@ def test_images_that_were_asked_for_or_learned_from_are_not_compared(nights: Nig
     nights.come(900, 940)
     done = nights.check()
     asked = [(f"i{n}", _sha256(image_of(n))) for n in range(200, 230)]
-    feedback_rows.keep_asked(*(nights.champion.run, WatchConfig(), done.key, nights.name, asked))
+    of = (nights.champion.run, WatchConfig(), done.key, nights.name, asked)
+    feedback_rows.keep_asked(*of, of=100)
     nights.labels_come(200, 230, lambda n: False)
     nights.labels_come(230, 260, mostly_right)
     nights.labels_come(900, 940, lambda n: True)
@@ -296,3 +297,47 @@ def test_an_earlier_window_whose_predictions_are_gone_is_passed_over(
     gone = SimpleNamespace(read_rows=lambda *_: pa.table({}))
     monkeypatch.setattr(feedback_rows, "batch", gone)
     assert nights.check().report.feedback.labelled == 40
+
+
+def test_a_champion_that_comes_back_goes_on_with_its_own_windows(nights: Nights) -> None:
+    """Labels of images that only another one has predicted say nothing of it, and none counts
+    twice."""
+    store = nights.champion.store
+    first = promote.require_champion(store)
+    nights.come(200, 240)
+    nights.check()
+    with tracking.run(store, "feedback", "train", {}, None) as run_id:
+        pass
+    folder = Path(str(nights.champion.package.folder))
+    second = promote.register(store, run_id, folder, f"second {nights.name}", {})
+    promote.promote(store, second, expected=first.version)
+    try:
+        nights.come(240, 280)
+        nights.labels_come(200, 280, mostly_right)
+        theirs = nights.check()
+        assert theirs.model == str(second) and theirs.report.feedback.labelled == 40
+    finally:
+        promote.promote(store, first, expected=second.version, unbar=True)
+    nights.come(280, 310)
+    mine = nights.check()
+    assert mine.model == str(first) and mine.report.feedback.labelled == 40
+    by_model = {(row["model"], row["image_id"]) for row in nights.kept()}
+    assert by_model == {(str(second), f"i{n}") for n in range(240, 280)} | {
+        (str(first), f"i{n}") for n in range(200, 240)
+    }
+    nights.come(310, 340)
+    assert nights.check().report.feedback.labelled == 0
+
+
+def test_labels_of_a_table_that_was_restored_or_vacuumed(nights: Nights) -> None:
+    nights.come(200, 240)
+    nights.check()
+    version = DeltaTable(str(nights.table)).version()
+    nights.labels_come(200, 240, mostly_right)
+    DeltaTable(str(nights.table)).restore(version)
+    nights.come(240, 280)
+    assert nights.check().report.feedback.labelled == 0, "nobody has given any"
+    nights.labels_come(200, 280, mostly_right)
+    DeltaTable(str(nights.table)).vacuum(0, enforce_retention_duration=False, dry_run=False)
+    nights.come(280, 310)
+    assert nights.check().report.feedback.labelled == 80

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from raypipe.config import RunConfig
+from raypipe.config import RunConfig, to_json
 from raypipe.tables.table import append
 from raypipe.watch import cycle, evidence_row, history
 from raypipe.watch.policy import Checked, PolicyConfig, retrain
@@ -144,3 +145,38 @@ def test_what_a_check_costs_is_read_with_it(tmp_path: Path) -> None:
     append(WATCH.place(run, "drift"), pa.Table.from_pylist([row], evidence_row.ROW), "check")
     old, new = history.checks(run, WATCH, "m/1", None)
     assert old.severity.loss is None and new.severity.loss == pytest.approx((0.1, 0.0, 0.2))
+
+
+def of_evidence(run: RunConfig, evidence: Any, **columns: Any) -> Checked:
+    row = dict.fromkeys(evidence_row.ROW.names) | {"key": "k", "name": "batch", "model": "m/1"}
+    row |= {"table": "t@v1", "about": "a", "is_drift": True, "checked_at": "2026-01-02"}
+    row |= {"evidence": evidence if isinstance(evidence, str) else to_json(evidence), **columns}
+    append(WATCH.place(run, "drift"), pa.Table.from_pylist([row], evidence_row.ROW), "check")
+    return history.checks(run, WATCH, "m/1", None)[-1]
+
+
+def test_a_loss_that_labels_show_is_not_overruled_by_an_estimate(tmp_path: Path) -> None:
+    """Classes that look as before and mean something else: the estimate sees nothing."""
+    run = RunConfig(name="a", dir=str(tmp_path))
+    labels = [{"detector": "labels", "is_drift": True}, {"detector": "mmd", "is_drift": False}]
+    both = [{**one, "is_drift": True} for one in labels]
+    none = [{**one, "is_drift": False} for one in labels]
+    came = {"labelled": 120, "measured_as": "accuracy", "measured": 0.7, "measured_low": 0.62}
+    came |= {"measured_high": 0.78, "measured_known": 0.9}
+    cheap = {"accuracy": 0.89, "accuracy_low": 0.8, "accuracy_high": 0.95, "accuracy_known": 0.9}
+    dear = {"accuracy": 0.5, "accuracy_low": 0.4, "accuracy_high": 0.6, "accuracy_known": 0.9}
+
+    measured = of_evidence(run, labels, **came, **cheap)
+    assert measured.by_labels and measured.severity.loss == pytest.approx((0.2, 0.12, 0.28))
+    policy = PolicyConfig(severity=0.05, min_images=1)
+    told = retrain([measured], {"new": 9}, [], NIGHT, policy)
+    assert told.act and "a measured loss of 20.0 points" in told.reason
+    # Nothing of the labels where they did not alarm, or where the estimate is worse.
+    assert not of_evidence(run, none, **came, **cheap).by_labels
+    assert not of_evidence(run, both, **came, **dear).by_labels
+    # Images of which nobody knows the cost stay of unknown cost.
+    unknown = of_evidence(run, both, **came, no_estimate="too far")
+    assert not unknown.by_labels and unknown.severity.loss is None
+    assert of_evidence(run, labels, **came, no_estimate="too far").by_labels
+    for odd in ("", "no json", "[1]", "{}", '[{"detector": "labels"}]'):
+        assert not of_evidence(run, odd, **came, **cheap).by_labels

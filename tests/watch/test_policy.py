@@ -162,3 +162,12 @@ def test_what_fails_again_and_again_is_tried_less_and_less_often() -> None:
     assert pause(3, 1.1) == "" and "4 hours" in pause(5, 3.9) and pause(5, 4.1) == ""
     assert "24 hours" in pause(90, 23) and pause(90, 25) == ""
     assert pause(9, -1) == "", "the clock went back"
+
+
+def test_a_loss_that_labels_measured_is_told_as_measured() -> None:
+    measured = Checked(True, Severity(0.7, 0.62, 0.78, 0.9), by_labels=True)
+    policy = validate(PolicyConfig, {"severity": 0.05})
+    told = retrain([measured], MANY, [], NOW, policy).reason
+    assert told.startswith("Drift with a measured loss of 20.0 points")
+    small = Checked(True, Severity(0.88, 0.87, 0.89, 0.9), by_labels=True)
+    assert "a measured loss of 2.0 points" in retrain([small], MANY, [], NOW, policy).reason

@@ -10,9 +10,11 @@ import pyarrow as pa
 import pytest
 
 from raypipe.config import RunConfig, validate
+from raypipe.errors import DataError
 from raypipe.tables.table import append
 from raypipe.watch import evidence_row, promise
-from raypipe.watch.detect import DriftConfig, DriftReport, detect
+from raypipe.watch.detect import DriftConfig, DriftReport, Seen, detect
+from raypipe.watch.error_tests import Found
 from raypipe.watch.settings import WatchConfig
 
 WATCH = validate(WatchConfig, {"horizon": {"checks": 10, "false_alarm": 0.03}})
@@ -92,3 +94,42 @@ def test_all_permutations_are_drawn_only_in_doubt(shift: float, calls: int, alar
         assert asked[1].permutations > 1 / 8.2e-5
         assert report.p_value < 8.2e-5 < 1 / drift.permutations
     assert promise.kept(drift, None, found).alpha == drift.alpha
+
+
+def of_labels(*p_values: float) -> list[Found]:
+    return [Found(f"test {n}", 0.1, p_value, "") for n, p_value in enumerate(p_values)]
+
+
+@pytest.mark.parametrize("alpha", [None, 8.2e-5, promise.NOTHING_LEFT])
+@pytest.mark.parametrize("times", [0.99, 1.01])
+def test_labels_alarm_at_their_half_of_alpha_and_the_p_value_says_so(
+    alpha: float | None, times: float
+) -> None:
+    drift = DriftConfig(detectors=("mmd",))
+    level = drift.alpha if alpha is None else alpha
+    labels = of_labels(1.0, times * level / 4)
+    report = promise.over_spans(
+        drift, alpha, lambda cfg: detect(**sides(0.0), cfg=cfg, seed=1), {}, labels
+    )
+    assert report.alpha == pytest.approx(level)
+    assert report.is_drift is (times < 1)
+    assert (report.p_value <= report.alpha) is report.is_drift
+    assert [e.is_drift for e in report.evidence] == [False, False, times < 1]
+
+
+def test_groups_that_need_all_of_alpha_keep_it_when_labels_come() -> None:
+    """Of 4 against 5 groups no p-value is below 1/126: half of 0.01 is out of reach."""
+    seen = {
+        "ref_seen": Seen(groups=[f"r{n % 5}" for n in range(150)]),
+        "batch_seen": Seen(groups=[f"b{n % 4}" for n in range(100)]),
+    }
+    drift = DriftConfig(detectors=("mmd",))
+
+    def found(cfg: DriftConfig) -> DriftReport:
+        return detect(**sides(0.0), cfg=cfg, seed=1, **seen)
+
+    with pytest.raises(DataError, match="No detector"):
+        found(drift.model_copy(update={"alpha": drift.alpha / 2}))
+    report = promise.over_spans(drift, None, found, {}, of_labels(1e-9))
+    assert [e.detector for e in report.evidence] == ["mmd"] and report.alpha == drift.alpha
+    assert report.notes[-1] == promise.NO_SHARE

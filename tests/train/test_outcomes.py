@@ -1,0 +1,48 @@
+"""Outcomes of held-out images: of none that chose the model unseen, and of none that taught it."""
+
+from __future__ import annotations
+
+import pytest
+
+from raypipe.feed.dataset import pin
+from raypipe.models.outcomes import Outcomes
+from raypipe.models.zoo import ImageModel
+from raypipe.train import learned, unseen
+
+from .conftest import Jobs
+
+pytestmark = pytest.mark.usefixtures("ray_session")
+
+
+def outcomes_of(jobs: Jobs, inherited: int = 0, **changes: object) -> Outcomes | None:
+    job = jobs(**changes)
+    pinned = pin(job.table, job.feed)
+    model = ImageModel(job.model, len(pinned.classes))
+    rows_N2 = learned.rows_of(pinned, pinned.version, pinned.rows_of("val"))[1][:inherited]
+    return unseen.reference(job, model, pinned, job.run.path, rows_N2).outcomes
+
+
+@pytest.mark.parametrize("calibrate", [False, True])
+def test_validation_images_chose_the_model(jobs: Jobs, calibrate: bool) -> None:
+    found = outcomes_of(jobs, **{"model.calibrate": calibrate})
+    assert found is not None and (found.split, found.chose) == ("val", True)
+    # Also under another name.
+    named = outcomes_of(jobs, **{"model.calibrate": calibrate, "feed.test": "val"})
+    assert named is not None and named.chose
+
+
+def test_test_images_chose_nothing(jobs: Jobs) -> None:
+    found = outcomes_of(jobs, **{"feed.train": "val", "feed.test": "train"})
+    assert found is not None and (found.split, found.chose) == ("train", False)
+
+
+def test_a_model_is_not_measured_on_images_that_it_was_trained_on(jobs: Jobs) -> None:
+    """After a refit on both splits, without test images: it is right there, and nowhere else."""
+    assert outcomes_of(jobs, **{"feed.train": "train+val"}) is None
+    assert outcomes_of(jobs, **{"feed.test": "train"}) is None
+
+
+def test_images_that_an_ancestor_has_learned_from_have_no_outcome(jobs: Jobs) -> None:
+    every, some = outcomes_of(jobs), outcomes_of(jobs, inherited=7)
+    assert every is not None and some is not None
+    assert len(some) == len(every) - 7 and len(some.sure_N) == len(some)
