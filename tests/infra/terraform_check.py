@@ -532,7 +532,8 @@ class Check:
         folder = self.whole.source(self.module, block)
         child = self.whole.modules.get(folder or "")
         if child is None:
-            self.say(block.line, f"{at}: its source is no folder of modules here")
+            given = ", ".join(argument.name for argument in block.body.arguments)
+            self.say(block.line, f"{at}: no source that is a folder of modules here, in: {given}")
             return
         inside = Check(self.whole, child)
         for inner in block.body.blocks:

@@ -7,6 +7,6 @@ locals {
     made_by = "terraform"
   }
 
-  # A string of its own, because budget and workspace both need it before the workspace exists.
+  # Databricks makes it and keeps its virtual machines there.
   managed_resource_group_name = "rg-${local.name}-databricks"
 }

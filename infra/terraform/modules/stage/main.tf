@@ -76,7 +76,7 @@ module "catalog" {
   container_urls         = module.storage.container_urls
   group_names            = module.access.group_names
   jobs_application_id    = module.access.jobs_application_id
-  metastore_id           = var.metastore_id
+  metastore_id           = module.workspace.metastore_id
   name                   = local.name
   storage_connector_id   = module.workspace.storage_connector_id
   telemetry_connector_id = module.workspace.telemetry_connector_id

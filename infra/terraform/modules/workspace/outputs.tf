@@ -8,6 +8,11 @@ output "workspace_id" {
   value       = databricks_metastore_assignment.this.workspace_id
 }
 
+output "metastore_id" {
+  description = "Id of the metastore, known once the workspace has it: a catalog must wait for that."
+  value       = databricks_metastore_assignment.this.metastore_id
+}
+
 output "url" {
   description = "Address of the workspace, https:// included."
   value       = "https://${azurerm_databricks_workspace.this.workspace_url}"
