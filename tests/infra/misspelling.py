@@ -1,8 +1,8 @@
 """Misspells one word of a Terraform tree, by seed.
 
-The words are those that a machine can know: types of blocks, names of arguments, types of resources,
-and every word of a reference (`module.network.endpoint_subnet_id`), functions included. Text inside
-strings, keys of free maps (tags) and names that the author chooses are not misspelt.
+The words are those that a machine can know: types of blocks, names of arguments, types of
+resources, and every word of a reference (`module.network.endpoint_subnet_id`), functions included.
+Text inside strings, keys of free maps (tags) and names that the author chooses are not misspelt.
 """
 
 from __future__ import annotations
@@ -58,14 +58,20 @@ def _labels(block: Block, top: bool) -> Iterator[tuple[str, int, str]]:
 
 def _references(node: object, argument: str) -> Iterator[tuple[str, int, str]]:
     for one in files.walk(node):
-        if isinstance(one, (files.Name, files.Get)):
+        if isinstance(one, (files.Name, files.Get, files.Call)):
             yield "reference", one.at, one.word
-        elif isinstance(one, files.Call):
-            yield "reference", one.at, one.word
-        elif isinstance(one, files.Object) and argument in ("providers", "settings"):
-            for key, _, _, at in one.items:
-                if isinstance(key, files.Literal):
+    if argument in ("providers", "settings"):
+        yield from _keys(node)
+
+
+def _keys(node: object, inside: str = "") -> Iterator[tuple[str, int, str]]:
+    """Keys that an object type knows. Those of `pools` are names that the author chooses."""
+    if isinstance(node, files.Object):
+        for key, value, _, at in node.items:
+            if isinstance(key, files.Literal):
+                if inside != "pools":
                     yield "argument", at, str(key.value)
+                yield from _keys(value, str(key.value))
 
 
 def misspelt(word: str, chance: random.Random, known: set[str]) -> str:

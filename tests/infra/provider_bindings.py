@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # it is a script, too
-from tests.infra.terraform_files import Files, used_types, used_words  # noqa: E402
+from tests.infra.terraform_files import Files, used_types, used_words
 
 PACKAGES = {
     "azurerm": "cdktn-provider-azurerm==18.9.0",
@@ -95,7 +95,7 @@ def sources(requirement: str, folders: Iterable[str]) -> dict[str, str]:
 
 
 def folder(kind: str, name: str) -> str:
-    """`resource`, `azurerm_subnet` -> `subnet`; `data`, `azurerm_subnet` -> `data-azurerm-subnet`."""
+    """`resource azurerm_subnet` -> `subnet`; `data azurerm_subnet` -> `data-azurerm-subnet`."""
     provider, _, short = name.partition("_")
     if kind == "provider":
         return "provider"
@@ -138,16 +138,14 @@ def block(text: str, class_name: str, hcl_name: str | None, words: set[str]) -> 
         name: (made.rpartition(".")[2], set_ == "true") for made, name, set_ in MEMBER.findall(body)
     }
     found: dict[str, Any] = {}
-    for name, computed, optional, required in COMMENT.findall(body):
+    for name, _, optional, required in COMMENT.findall(body):
         entry: dict[str, Any] = {}
         made, is_set = members.get(name, ("", False))
         inner = made.removesuffix("List").removesuffix("OutputReference")
         if f"{inner}OutputReference" in classes and made:
             lower = inner[0].lower() + inner[1:]
             used = name in words
-            entry["block"] = (
-                block(text, f"{inner}OutputReference", lower, words) if used else {}
-            )
+            entry["block"] = block(text, f"{inner}OutputReference", lower, words) if used else {}
             entry |= {} if used else {"unused": True}
             many = made.endswith("List")
             entry["nesting"] = "set" if is_set else "list" if many else "single"

@@ -35,11 +35,34 @@ META = ("count", "for_each", "provider", "depends_on")
 LIFECYCLE = ("create_before_destroy", "prevent_destroy", "ignore_changes", "replace_triggered_by")
 CONDITION = ("condition", "error_message")
 # Of `backend "azurerm"`, as Terraform 1.11 documents it.
-BACKEND = """access_key client_id client_id_file_path client_secret client_secret_file_path
-container_name environment key lookup_blob_endpoint metadata_host msi_endpoint oidc_request_token
-oidc_request_url oidc_token oidc_token_file_path resource_group_name sas_token snapshot
-storage_account_name subscription_id tenant_id use_aks_workload_identity use_azuread_auth use_cli
-use_msi use_oidc""".split()
+BACKEND = [
+    "access_key",
+    "client_id",
+    "client_id_file_path",
+    "client_secret",
+    "client_secret_file_path",
+    "container_name",
+    "environment",
+    "key",
+    "lookup_blob_endpoint",
+    "metadata_host",
+    "msi_endpoint",
+    "oidc_request_token",
+    "oidc_request_url",
+    "oidc_token",
+    "oidc_token_file_path",
+    "resource_group_name",
+    "sas_token",
+    "snapshot",
+    "storage_account_name",
+    "subscription_id",
+    "tenant_id",
+    "use_aks_workload_identity",
+    "use_azuread_auth",
+    "use_cli",
+    "use_msi",
+    "use_oidc",
+]
 SOURCES = {
     "azapi": "Azure/azapi",
     "azurerm": "hashicorp/azurerm",
@@ -187,11 +210,11 @@ class Check:
     def root(self, name: files.Name) -> Any:
         word = name.word
         if word == "var":
-            return Lazy({key: self.variable for key in self.variables}, "the module's variables")
+            return Lazy(dict.fromkeys(self.variables, self.variable), "var")
         if word == "local":
-            return Lazy({key: self.local for key in self.locals}, "the module's locals")
+            return Lazy(dict.fromkeys(self.locals, self.local), "local")
         if word == "module":
-            return Lazy({key: self.output for key in self.calls}, "the module's calls")
+            return Lazy(dict.fromkeys(self.calls, self.output), "module")
         if word == "data":
             return Record(
                 {
@@ -353,9 +376,10 @@ class Check:
         """Notes which variables and locals are used: by an expression, never by a comment."""
         for argument in body.arguments:
             for node in files.walk(argument.value):
-                if isinstance(node, files.Get) and isinstance(node.base, files.Name):
-                    if node.base.word in self.used and node.word != inside:
-                        self.used[node.base.word].add(node.word)
+                if not (isinstance(node, files.Get) and isinstance(node.base, files.Name)):
+                    continue
+                if node.base.word in self.used and node.word != inside:
+                    self.used[node.base.word].add(node.word)
         for block in body.blocks:
             # A variable that only its own validation reads is not used.
             own = block.labels[0] if block.type == "variable" and block.labels else inside
@@ -369,7 +393,9 @@ class Check:
             if name not in self.used["local"]:
                 self.whole.say(file, argument.line, f"local.{name} is never used")
 
-    def only(self, body: Body, arguments: tuple[str, ...] | list[str], blocks: Any, at: str) -> None:
+    def only(
+        self, body: Body, arguments: tuple[str, ...] | list[str], blocks: Any, at: str
+    ) -> None:
         for argument in body.arguments:
             if argument.name not in arguments:
                 self.say(argument.line, f"{at} takes no argument {argument.name}")
@@ -427,9 +453,7 @@ class Check:
             self.local(argument.name)
 
     def see_terraform(self, block: Block) -> None:
-        self.only(
-            block.body, ("required_version",), ("required_providers", "backend"), "terraform"
-        )
+        self.only(block.body, ("required_version",), ("required_providers", "backend"), "terraform")
         self.needs(block, ("required_version",), "terraform")
         for inner in block.body.all("required_providers"):
             for argument in inner.body.arguments:
@@ -464,7 +488,7 @@ class Check:
         if not isinstance(version, files.Literal) or version.value != lower:
             self.say(
                 argument.line,
-                f"the version of {name} must be '{lower}': its arguments are checked against {checked}",
+                f"the version of {name} must be '{lower}': {checked} is what was checked",
             )
 
     def requirements(self) -> dict[str, list[str]]:
@@ -557,7 +581,9 @@ class Check:
             if declared.body.get("default") is None and block.body.get(variable) is None:
                 self.say(block.line, f"{at} needs the variable {variable}")
         if block.body.get("providers") is None:
-            missing = inside.configured() - self.configured()
+            # A provider with an alias is never handed on by itself.
+            here = {one for one in self.configured() if "." not in one}
+            missing = inside.configured() - here
             for lacking in sorted(missing):
                 self.say(block.line, f"{at} needs the provider {lacking}")
 

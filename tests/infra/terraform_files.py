@@ -1,8 +1,8 @@
 """Terraform's files as python-hcl2 reads them, in a form that can be walked.
 
-python-hcl2 hands out a parse tree. `parse` makes a Body of it: arguments and blocks, with expressions
-as a few small classes that keep the word and the line of every name. What it does not understand
-raises Unreadable; nothing is left out silently.
+python-hcl2 hands out a parse tree. `parse` makes a Body of it: arguments and blocks, with
+expressions as a few small classes that keep the word and the line of every name. What it does not
+understand raises Unreadable; nothing is left out silently.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A shape is Scalar, Sequence, Mapping or Record (an object or a resource), or ANY where nobody can
 know before an apply. `Reader.shape` finds the shape of an expression, and reports a reference to
-what is not there: a variable, local, module output, resource, attribute, key of an object, function.
+what is not there: a variable, local, output, resource, attribute, key of an object, function.
 """
 
 from __future__ import annotations
@@ -49,20 +49,24 @@ class Record:
 
 ANY, STRING, NUMBER, BOOL = Any_(), Scalar(), Scalar("number"), Scalar("bool")
 
-# Terraform 1.11's functions and what they give. `terraform metadata functions` is the source; a test
-# compares where Terraform is on the PATH.
-STRINGS = """abspath base64encode base64gzip base64sha256 base64sha512 basename bcrypt chomp cidrhost
-cidrnetmask cidrsubnet csvdecode dirname file filebase64 filebase64sha256 filebase64sha512 filemd5
-filesha1 filesha256 filesha512 format formatdate indent join jsonencode lower md5 pathexpand replace
-rsadecrypt sha1 sha256 sha512 strrev substr templatefile templatestring textencodebase64
-textdecodebase64 timeadd timestamp title trim trimprefix trimspace trimsuffix upper urlencode uuid
-uuidv5 yamlencode base64decode plantimestamp tostring"""
+# Terraform 1.11's functions and what they give. `terraform metadata functions` is the source; a
+# test compares where Terraform is on the PATH.
+STRINGS = """abspath base64encode base64gzip base64sha256 base64sha512 basename bcrypt chomp
+cidrhost cidrnetmask cidrsubnet csvdecode dirname file filebase64 filebase64sha256
+filebase64sha512 filemd5 filesha1 filesha256 filesha512 format formatdate indent
+join jsonencode lower md5 pathexpand replace rsadecrypt sha1 sha256 sha512 strrev
+substr templatefile templatestring textencodebase64 textdecodebase64 timeadd
+timestamp title trim trimprefix trimspace trimsuffix upper urlencode uuid uuidv5
+yamlencode base64decode plantimestamp tostring"""
 NUMBERS = """abs ceil floor index length log max min parseint pow signum sum timecmp tonumber"""
-BOOLS = """alltrue anytrue can contains endswith fileexists issensitive startswith strcontains tobool"""
-OTHERS = """chunklist coalesce coalescelist compact concat distinct element
-ephemeralasnull fileset flatten formatlist jsondecode keys lookup matchkeys merge nonsensitive
-one range regex regexall reverse sensitive setintersection setproduct setsubtract setunion slice sort
-split tolist tomap toset transpose try values yamldecode zipmap cidrsubnets"""
+BOOLS = (
+    """alltrue anytrue can contains endswith fileexists issensitive startswith strcontains tobool"""
+)
+OTHERS = """chunklist coalesce coalescelist compact concat distinct element ephemeralasnull
+fileset flatten formatlist jsondecode keys lookup matchkeys merge nonsensitive one
+range regex regexall reverse sensitive setintersection setproduct setsubtract
+setunion slice sort split tolist tomap toset transpose try values yamldecode
+zipmap cidrsubnets"""
 FUNCTIONS = frozenset(f"{STRINGS} {NUMBERS} {BOOLS} {OTHERS}".split())
 
 
