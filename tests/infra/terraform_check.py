@@ -246,7 +246,8 @@ class Check:
     def once(self, kind: str, name: str, line: int, make: Any) -> Any:
         key = (self.module.folder, kind, name)
         if key in self.whole.busy:
-            return ANY  # a resource may name itself in another instance; Terraform finds circles
+            self.say(line, f"{kind}.{name} needs itself")
+            return ANY
         if key not in self.whole.shapes:
             self.whole.busy.add(key)
             self.whole.shapes[key] = make()
@@ -668,8 +669,8 @@ class Check:
             over = self.shape(self.file, each, Scope())
             if isinstance(over, (shapes.Scalar,)):
                 self.say(shapes.line_of(each), "for_each needs a map or a set")
-            if isinstance(each, files.Tuple):
-                self.say(shapes.line_of(each), "for_each takes no list: toset([…])")
+            if isinstance(over, Sequence) and not over.unordered:
+                self.say(shapes.line_of(each), "for_each takes no list: toset(…)")
             element = shapes.elements(over)
             return Scope({"each": Record({"key": STRING, "value": element}, "each")})
         return Scope()
@@ -683,6 +684,9 @@ class Check:
             return
         for item in given.items:
             self.shape(self.file, item, Scope())
+            first = next((one for one in files.walk(item) if isinstance(one, files.Name)), None)
+            if first is None or first.word in ("var", "local", "path", "each", "terraform"):
+                self.say(shapes.line_of(given), "depends_on names resources and modules only")
 
     def filled(
         self,
@@ -739,7 +743,8 @@ class Check:
             if known.get("max") == 1 and counts[name] == 2:
                 self.say(block.line, f"{at} takes one block {name}")
             self.filled(inner, known["block"], f"{at}.{name}", inner_scope, ())
-        given_names = {argument.name for argument in body.arguments} | set(counts)
+        null = files.Literal(None)
+        given_names = {one.name for one in body.arguments if one.value != null} | set(counts)
         for name, known in entry.items():
             if known.get("required") and name not in given_names:
                 line = body.arguments[0].line if body.arguments else 0

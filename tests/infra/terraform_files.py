@@ -459,6 +459,8 @@ class Files:
 
     def having(self, name: str, text: str) -> Files:
         """The same tree with another text in one file."""
+        if name in self.data:
+            return Files(self.root, self.texts, {**self.data, name: text})
         return Files(self.root, {**self.texts, name: text}, self.data)
 
 

@@ -26,9 +26,10 @@ class Scalar:
 
 @dataclass(frozen=True)
 class Sequence:
-    """A list, set or tuple."""
+    """A list or tuple; `unordered`: a set, which has no first element."""
 
     element: Any
+    unordered: bool = False
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,8 @@ def same(shapes: list[Any]) -> Any:
     if all(isinstance(shape, Scalar) for shape in known):
         return first if len(set(known)) == 1 else STRING
     if all(isinstance(shape, Sequence) for shape in known):
-        return Sequence(same([shape.element for shape in known]))
+        element = same([shape.element for shape in known])
+        return Sequence(element, all(shape.unordered for shape in known))
     if all(isinstance(shape, Mapping_) for shape in known):
         return Mapping_(same([shape.element for shape in known]))
     if all(isinstance(shape, Record) for shape in known):
@@ -123,7 +125,7 @@ def of_type(expression: Any, complain: Callable[[int, str], None]) -> Any:
     if isinstance(expression, files.Call):
         given = expression.arguments
         if expression.word in ("list", "set") and len(given) == 1:
-            return Sequence(of_type(given[0], complain))
+            return Sequence(of_type(given[0], complain), expression.word == "set")
         if expression.word == "map" and len(given) == 1:
             return Mapping_(of_type(given[0], complain))
         if expression.word == "optional" and len(given) in (1, 2):
@@ -149,11 +151,13 @@ def of_schema(entry: Mapping[str, Any]) -> Any:
         if entry.get("unused"):
             return ANY
         inner = Record({name: of_schema(one) for name, one in entry["block"].items()})
-        return inner if entry["nesting"] == "single" else Sequence(inner)
+        nesting = entry["nesting"]
+        return inner if nesting == "single" else Sequence(inner, nesting == "set")
 
     def plain(type_: Any) -> Any:
         if isinstance(type_, list):
-            return (Mapping_ if type_[0] == "map" else Sequence)(plain(type_[1]))
+            element = plain(type_[1])
+            return Mapping_(element) if type_[0] == "map" else Sequence(element, type_[0] == "set")
         return {"string": STRING, "number": NUMBER, "bool": BOOL}.get(type_, ANY)
 
     return plain(entry["type"])
@@ -236,6 +240,8 @@ class Reader:
                 return base.fields[key]
             self.complain(_line(node.base), f"{base.what} has no {key}: {_said(node.base)}")
         elif isinstance(base, (Sequence, Mapping_)):
+            if isinstance(base, Sequence) and base.unordered:
+                self.complain(_line(node.base), f"{_said(node.base)} is a set: it has no [{key}]")
             if isinstance(base, Sequence) and isinstance(key, str):
                 self.complain(
                     _line(node.base), f'{_said(node.base)} is a list and has no key "{key}"'
@@ -291,11 +297,11 @@ class Reader:
         if word == "merge":
             return _merged(given)
         if word in ("toset", "tolist", "distinct", "sort", "reverse", "compact", "slice"):
-            return Sequence(elements(given[0]))
+            return Sequence(elements(given[0]), word == "toset")
         if word in ("concat", "setunion", "setintersection", "setsubtract"):
-            return Sequence(same([elements(one) for one in given]))
+            return Sequence(same([elements(one) for one in given]), word != "concat")
         if word in ("keys", "split", "regexall", "formatlist", "fileset", "cidrsubnets"):
-            return Sequence(STRING)
+            return Sequence(STRING, word == "fileset")
         if word == "values":
             return Sequence(elements(given[0]))
         if word == "flatten":

@@ -465,6 +465,54 @@ LIES = {
         "depends_on = [databricks_mws_permission_assignment.groups]",
         "databricks_mws_permission_assignment has no groups",
     ),
+    "null for what is required": (
+        NETWORK,
+        'allocation_method   = "Static"',
+        "allocation_method   = null",
+        "azurerm_public_ip.nat needs allocation_method",
+    ),
+    "a list to go over": (
+        STORAGE,
+        "for_each = local.containers",
+        "for_each = tolist(local.containers)",
+        "for_each takes no list",
+    ),
+    "the first of a set": (
+        STORAGE,
+        'this["logs"].name}/"]',
+        'this["logs"].name}/${local.containers[0]}"]',
+        "local.containers is a set",
+    ),
+    "a dependency on a variable": (
+        "modules/access/main.tf",
+        "depends_on = [databricks_mws_permission_assignment.jobs]",
+        "depends_on = [var.workspace_id]",
+        "depends_on names resources and modules only",
+    ),
+    "the key of an object": (
+        "modules/catalog/locals.tf",
+        '(var.group_names["readers"])   = ["USE_CATALOG", "USE_SCHEMA", "SELECT"]',
+        '(var.groups_names["readers"])   = ["USE_CATALOG", "USE_SCHEMA", "SELECT"]',
+        "var has no groups_names",
+    ),
+    "an attribute of a word": (
+        STORAGE,
+        "name                  = each.key",
+        "name                  = each.value.name",
+        "each.value is a string and has no name",
+    ),
+    "what a module makes many of": (
+        STAGE,
+        'module "network" {\n  source = "../network"\n',
+        'module "network" {\n  source = "../network"\n  count  = 1\n',
+        "module.network is a list and has no",
+    ),
+    "a circle": (
+        "modules/storage/locals.tf",
+        'containers = toset(["tables", "models", "logs"])',
+        "containers = local.others\n  others = toset(local.containers)",
+        "local.containers needs itself",
+    ),
     "a file that is not there": (
         "modules/monitoring/locals.tf",
         "/streams.json",
@@ -495,6 +543,7 @@ def test_what_is_broken_is_named(lie: str) -> None:
         ),
         ("modules/storage/extra.tf.json", '{"resource": {"azurerm_public_ip": {"x": {}}}}'),
         ("modules/storage/override.tf", "\x00"),
+        ("modules/monitoring/streams.json", '{"RaypipeTraining_CL": '),
     ],
 )
 def test_a_file_that_cannot_be_read_is_a_finding(name: str, text: str) -> None:

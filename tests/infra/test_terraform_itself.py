@@ -1,8 +1,8 @@
 """infra/terraform in Terraform's own hands, and in checkov's.
 
 The providers are out of reach of many machines. Terraform gets doubles that know nothing but their
-schema (provider_double.py); `terraform test` mocks what they would do. So Terraform itself says what
-it thinks of types, references, conditions, what is known at plan time, and of the way back.
+schema (provider_double.py); `terraform test` mocks what they would do. So Terraform itself says
+what it thinks of types, references, conditions, what is known at plan time, and of the way back.
 """
 # Starts no Ray cluster.
 
