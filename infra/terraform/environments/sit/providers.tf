@@ -7,6 +7,11 @@ provider "azurerm" {
     resource_group {
       prevent_deletion_if_contains_resources = true
     }
+
+    # The account's data is reached from the stage's network only, and Terraform runs elsewhere.
+    storage {
+      data_plane_available = false
+    }
   }
 }
 

@@ -5,7 +5,7 @@ output "group_names" {
 }
 
 output "jobs_application_id" {
-  description = "Application id of the service principal that jobs run as. The bundle's variable service_principal."
+  description = "Application id of the service principal that jobs run as, the bundle's variable service_principal. Known once the deployer may use it."
   value       = databricks_service_principal.jobs.application_id
-  depends_on  = [databricks_entitlements.jobs]
+  depends_on  = [databricks_entitlements.jobs, databricks_access_control_rule_set.jobs]
 }

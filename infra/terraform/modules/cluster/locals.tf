@@ -20,5 +20,6 @@ locals {
     gpu = { policy = "single", pool = "gpu", workers = [], conf = local.single_node_conf, tags = local.single_node_tags }
   }
 
-  probe_path = "/Shared/${var.name}/probe.py"
+  # Not below /Shared, where every user could change what the jobs' service principal runs.
+  probe_folder = "/${var.name}-probe"
 }

@@ -67,8 +67,21 @@ resource "databricks_permissions" "interactive" {
 
 # The job clusters themselves stand in the bundle beside their jobs. These two small jobs say whether policy, pool, quota
 # and runtime give a cluster at all, before a training finds out at night.
+resource "databricks_directory" "probe" {
+  path = local.probe_folder
+}
+
+resource "databricks_permissions" "probe" {
+  directory_path = databricks_directory.probe.path
+
+  access_control {
+    service_principal_name = var.jobs_application_id
+    permission_level       = "CAN_READ"
+  }
+}
+
 resource "databricks_workspace_file" "probe" {
-  path   = local.probe_path
+  path   = "${databricks_directory.probe.path}/probe.py"
   source = "${path.module}/probe.py"
 }
 
@@ -118,6 +131,8 @@ resource "databricks_job" "probe" {
   run_as {
     service_principal_name = var.jobs_application_id
   }
+
+  depends_on = [databricks_permissions.probe]
 
   tags = {
     project = "raypipe"

@@ -17,7 +17,6 @@ resource "azurerm_monitor_data_collection_endpoint" "this" {
   name                          = "dce-${var.name}"
   location                      = var.location
   resource_group_name           = var.resource_group_name
-  kind                          = "Linux"
   public_network_access_enabled = true # records come from any cluster, also from Ray elsewhere; each with an Entra token
   tags                          = var.tags
 }

@@ -27,7 +27,7 @@ locals {
   spot = {
     "azure_attributes.availability"    = { type = "fixed", value = "SPOT_WITH_FALLBACK_AZURE" }
     "azure_attributes.first_on_demand" = { type = "fixed", value = 1 } # the driver stays
-    "instance_pool_id"                 = { type = "forbidden", hidden = true }
+    "instance_pool_id"                 = { type = "forbidden" }
   }
 
   # A pool brings its own node type, so a node type is asked for only where no pool is named.
