@@ -1,4 +1,4 @@
-# bootstrap, planned and applied by Terraform itself with a mocked provider. See stage.tftest.hcl.
+# bootstrap, planned and applied by Terraform itself with a mocked provider. See environment.tftest.hcl.
 
 mock_provider "azurerm" {}
 
