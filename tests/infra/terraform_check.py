@@ -780,6 +780,14 @@ class Check:
         if not ending or not isinstance(node, files.Get):
             return
         roots = [one.word for one in files.walk(node) if isinstance(one, files.Name)]
+        # nat_gateway_id is the id of an azurerm_nat_gateway, never of a public address.
+        stem = argument.name.removesuffix("_id")
+        meant = {kind for kind in self.schema["resource"] if kind.endswith(f"_{stem}")}
+        if node.word == "id" and meant and roots[0] in self.schema["resource"]:
+            if roots[0] not in meant:
+                said = shapes.said(argument.value)
+                self.say(argument.line, f"{at}: {argument.name} gets {said}, of a {roots[0]}")
+            return
         if node.word in ("key", "value") or node.word in argument.name:
             return
         if argument.name == "service_principal_name":

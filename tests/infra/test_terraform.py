@@ -143,6 +143,12 @@ LIES = {
         "private_dns_zone_id  = each.value.name",
         "private_dns_zone_id gets each.value.name, no id",
     ),
+    "the id of another resource": (
+        NETWORK,
+        "  nat_gateway_id       = azurerm_nat_gateway.this.id",
+        "  nat_gateway_id       = azurerm_public_ip.nat.id",
+        "nat_gateway_id gets azurerm_public_ip.nat.id, of a azurerm_public_ip",
+    ),
     "an attribute that only another type has": (
         NETWORK,
         "virtual_network_id   = azurerm_virtual_network.this.id",
