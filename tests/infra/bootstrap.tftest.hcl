@@ -32,8 +32,21 @@ run "each_stage_has_an_identity" {
     error_message = "identities: ${join(" ", keys(output.ci_client_ids))}"
   }
   assert {
-    condition     = output.backend_config.storage_account_name == "straypipestateabc"
+    condition     = output.backend_config.storage_account_name == "straypipetfabc"
     error_message = "the account is ${output.backend_config.storage_account_name}"
+  }
+}
+
+run "the_longest_names" {
+  command = plan
+  variables {
+    project        = "abcdefghij"
+    storage_suffix = "abcdefgh"
+  }
+
+  assert {
+    condition     = length(azurerm_storage_account.state.name) <= 24
+    error_message = "the account would be called ${azurerm_storage_account.state.name}"
   }
 }
 

@@ -14,7 +14,7 @@ resource "azurerm_storage_account" "state" {
   # checkov:skip=CKV_AZURE_59:CI's runners have no network of ours; allowed_ip_ranges narrows it, and every call needs an Entra token
   # checkov:skip=CKV2_AZURE_33:no private endpoint for the same reason
   # checkov:skip=CKV2_AZURE_1:Microsoft's keys: a lost key would lose the state of everything
-  name                              = "st${var.project}state${var.storage_suffix}"
+  name                              = "st${var.project}tf${var.storage_suffix}" # at most 24 letters
   location                          = var.location
   resource_group_name               = azurerm_resource_group.this.name
   account_kind                      = "StorageV2"
