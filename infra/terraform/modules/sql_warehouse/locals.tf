@@ -1,0 +1,7 @@
+locals {
+  # Spend queries count by these.
+  tags = {
+    project = "raypipe"
+    stage   = var.environment
+  }
+}

@@ -1,0 +1,15 @@
+terraform {
+  required_version = ">= 1.11, < 2"
+
+  required_providers {
+    azurerm = {
+      source  = "hashicorp/azurerm"
+      version = ">= 5.10, < 6"
+    }
+    databricks = {
+      source                = "databricks/databricks"
+      version               = ">= 1.138, < 2"
+      configuration_aliases = [databricks.account]
+    }
+  }
+}
