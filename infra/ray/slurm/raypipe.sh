@@ -35,6 +35,8 @@ if [ "$#" -eq 0 ]; then
 fi
 export PATH="$RAYPIPE_ENV/bin:$PATH"
 export RAY_USAGE_STATS_ENABLED=0
+# Nothing runs on a node that is stopped: Ray need not wait for it to drain.
+export RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S=0
 wait_s=${RAYPIPE_NODES_WAIT_S:-300}
 
 # Ray's sockets lie below its temporary folder, and their paths may have 107 characters: so not TMPDIR, which may be long.
@@ -50,7 +52,7 @@ for each in held:
 print(*[each.getsockname()[1] for each in held], sep="\n")' "$1"
 }
 
-# Ends `ray start`, which ends the rest of Ray on this node. It first drains the node, for up to 30 s; nothing runs by then.
+# Ends `ray start`, which ends the rest of Ray on this node.
 end_ray() {
     local tries
     kill -TERM "$1" 2> /dev/null || return 0
