@@ -20,6 +20,10 @@ PLACEHOLDER = re.compile(r"\$\{([A-Z][A-Z0-9_]*):\?([^{}]*)\}")
 # Letters, digits and what paths, addresses and image names have. Nothing that YAML or a shell would
 # read as more than text.
 VALUE = re.compile(r"[A-Za-z0-9_/~][A-Za-z0-9._/:@=+,~-]*(?<!:)")
+# What YAML reads as nothing, as true or false, or as a number. Nothing here is meant to be one.
+NO_TEXT = re.compile(
+    r"(?i)~|null|true|false|yes|no|on|off|y|n|[0-9][0-9_.:,+-]*(e[0-9+-]+)?|0[xo]\w+"
+)
 
 
 def fill(text: str, values: Mapping[str, str]) -> str:
@@ -35,6 +39,8 @@ def fill(text: str, values: Mapping[str, str]) -> str:
         elif not VALUE.fullmatch(value):
             # Not the value itself: it may be a secret that is in the wrong variable.
             problems[name] = f"{name} has a character that is not allowed in {what}"
+        elif NO_TEXT.fullmatch(value):
+            problems[name] = f"{name} would be read as a number, a switch or nothing; it is {what}"
     left = PLACEHOLDER.sub("", text)
     if "${" in left:
         line = left[: left.index("${")].count("\n") + 1

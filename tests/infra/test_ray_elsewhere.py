@@ -11,6 +11,7 @@ import random
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +148,16 @@ def test_a_value_that_yaml_would_read_as_more_than_text_is_refused(value: str) -
     assert value not in done.stderr or len(value) < 3
 
 
+@pytest.mark.parametrize("value", ["~", "null", "Yes", "12", "1e3", "0x1F", "12:30", "2026-11-25"])
+def test_a_value_that_yaml_would_not_read_as_text_is_refused(value: str) -> None:
+    fill = [sys.executable, str(RAY / "fill.py"), str(RAY / "kuberay" / "storage.yaml")]
+    done = subprocess.run(
+        fill, env={"RAYPIPE_STORAGE_CLASS": value}, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "RAYPIPE_STORAGE_CLASS would be read as a number" in done.stderr
+
+
 def test_what_is_no_placeholder_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "x.yaml"
     for text in ("a: 1\nb: ${HOME}\n", "b: ${RAYPIPE_IMAGE}\n", "b: ${raypipe:?x}\n"):
@@ -247,6 +258,20 @@ def test_the_commands_of_the_readme_and_the_script_are_raypipes() -> None:
     for line in lines:
         words = ["raypipe", *line.replace("mine.yaml", "config.yaml").replace("…", "").split()]
         assert elsewhere.command(words) == [], line
+
+
+def test_extras_that_are_installed_exist() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    files = [RAY / "requirements.txt", RAY / "docker" / "Dockerfile", *(RAY / "launcher").iterdir()]
+    for path in files:
+        lists = re.findall(r"(?:\.|raypipe)\[([\w,]+)\]", path.read_text("utf-8"))
+        assert lists, path
+        extras = {extra for each in lists for extra in each.split(",")}
+        assert extras <= set(project["optional-dependencies"]), path
+    # Constraints lie where the file that names them looks for them.
+    (line,) = re.findall(r"--constraint (\S+)", files[0].read_text())
+    assert (RAY / line).resolve() == ROOT / "infra" / "constraints.txt"
+    assert (RAY / ".." / "..").resolve() == ROOT
 
 
 def test_shell_scripts_pass_shellcheck() -> None:

@@ -80,7 +80,7 @@ ray_node() {
     mapfile -t ports < <(free_ports 3)
     # Without these Ray takes what the whole node has.
     more+=(--num-cpus="${SLURM_CPUS_ON_NODE:-1}" --num-gpus="${SLURM_GPUS_ON_NODE:-0}")
-    memory_mb=${SLURM_MEM_PER_NODE:-0}
+    memory_mb=${SLURM_MEM_PER_NODE:-$((${SLURM_MEM_PER_CPU:-0} * ${SLURM_CPUS_ON_NODE:-1}))}
     if [ "$memory_mb" -gt 0 ]; then
         # A third for the object store, as Ray would take of a node of its own.
         more+=(--memory=$((memory_mb * 1048576 * 6 / 10)) --object-store-memory=$((memory_mb * 1048576 * 3 / 10)))
@@ -124,9 +124,9 @@ probe.connect((sys.argv[1], 9))
 print(probe.getsockname()[0])' "$other"
 }
 
-# Until the head answers, and then until all nodes have joined: with workers=auto a verb takes what is there.
+# Until so many nodes have joined, the head first: with workers=auto a verb takes what is there.
 wait_for_nodes() {
-    python -c 'import os, sys, time
+    without_holds python -c 'import os, sys, time
 import ray
 wanted, until, steps = int(sys.argv[1]), time.monotonic() + float(sys.argv[2]), sys.argv[3:]
 found, why = 0, "nothing answers"
@@ -171,7 +171,7 @@ without_holds() {
 # A step on the nodes of the list; it shares the job's CPUs with the verb.
 on_nodes() {
     local nodes=$1 count=$2 role=$3 hold
-    exec {hold}> >(without_holds srun --overlap --nodes="$count" --ntasks="$count" --ntasks-per-node=1 --nodelist="$nodes" \
+    exec {hold}> >(without_holds srun --overlap --cpu-bind=none --nodes="$count" --ntasks="$count" --ntasks-per-node=1 --nodelist="$nodes" \
         --kill-on-bad-exit=1 bash -c "set -euo pipefail
 $(declare -f ray_folder free_ports end_ray ray_node)
 ray_node $role")
@@ -189,31 +189,44 @@ RAY_TMPDIR=$(ray_folder head-0)
 export RAY_TMPDIR
 
 trap stop_ray EXIT
-verb=
+child=
 told=
 # The verb saves what it has begun; Ray goes when the verb has ended.
 tell() {
     told=yes
-    if [ -n "$verb" ]; then kill -TERM "$verb" 2> /dev/null || true; else exit 143; fi
+    if [ -n "$child" ]; then kill -TERM "$child" 2> /dev/null || true; fi
 }
 trap tell TERM INT
 
+# Runs a command beside this shell, because bash hears no signal while it waits for one before it. Its exit code is in `code`.
+follow() {
+    "$@" &
+    child=$!
+    code=0
+    # A signal ends `wait` before the command ends.
+    while kill -0 "$child" 2> /dev/null; do
+        code=0
+        wait "$child" || code=$?
+    done
+    child=
+}
+
+# The same, for what comes before the verb: the job ends with it if it fails.
+need() {
+    follow "$@"
+    if [ -n "$told" ]; then exit 143; fi
+    if [ "$code" -ne 0 ]; then exit "$code"; fi
+}
+
 on_nodes "${hosts[0]}" 1 head
+need wait_for_nodes 1
 if [ "${#hosts[@]}" -gt 1 ]; then
-    wait_for_nodes 1
     others=$(IFS=,; echo "${hosts[*]:1}")
     on_nodes "$others" $((${#hosts[@]} - 1)) worker
+    need wait_for_nodes "${#hosts[@]}"
 fi
-wait_for_nodes "${#hosts[@]}"
 echo "Ray on ${#hosts[@]} node(s), head ${hosts[0]}"
 
-without_holds raypipe "$@" &
-verb=$!
-code=0
-# A signal ends `wait` before the verb ends.
-while kill -0 "$verb" 2> /dev/null; do
-    code=0
-    wait "$verb" || code=$?
-done
+follow without_holds raypipe "$@"
 if [ -n "$told" ]; then echo "The job was told to end; the verb ended with $code"; fi
 exit "$code"
