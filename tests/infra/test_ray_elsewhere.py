@@ -11,11 +11,11 @@ import random
 import re
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
+import tomllib
 import yaml
 
 from tests.infra import elsewhere
