@@ -17,6 +17,8 @@ from raypipe.work.ray_service import app
 from tests.serve.conftest import Registered
 from tests.serve.servers import free_port
 
+MANIFEST = Path(__file__).parents[2] / "infra" / "ray" / "kuberay" / "serve.yaml"
+
 
 @pytest.fixture
 def config(registered: Registered, tmp_path: Path) -> Path:
@@ -38,7 +40,7 @@ def deployed(ray_session: str, config: Path) -> Iterator[tuple[int, dict[str, An
     from ray.serve._private.api import serve_start
     from ray.serve.schema import ServeDeploySchema
 
-    manifest = yaml.safe_load(Path("infra/ray/kuberay/serve.yaml").read_text())
+    manifest = yaml.safe_load(MANIFEST.read_text("utf-8"))
     tree = yaml.safe_load(manifest["spec"]["serveConfigV2"])
     port, proxy = free_port(), free_port()
     small = {"run.dir": None, "serve.host": "127.0.0.1", "serve.port": port}
