@@ -71,7 +71,9 @@ ELSEWHERE = {
     "kubectl get rayjob,rayservice": "the same",
     "python infra/ray/fill.py infra/ray/anyscale": "the same, and an account of Anyscale",
     "export RAYPIPE_ENV=/shared/raypipe": "infra/test_slurm.py submits to a real SLURM",
-    "cd infra/ray\n": "pip and uv: the tests' own environment is made of these pins; conda: not run",
+    "cd infra/ray\n": "the tests' own environment is made of these pins; conda is not run",
+    "export RAYPIPE_WHEEL_DIR=dist": "an account of AWS or Azure: infra/test_ray_elsewhere.py "
+    "checks the files by Ray's own launcher",
 }
 RUN = ("source .venv/bin/activate\ncat > mine.yaml", "import mlflow, pandas as pd")
 

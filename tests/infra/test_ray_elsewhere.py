@@ -260,6 +260,13 @@ def test_the_commands_of_the_readme_and_the_script_are_raypipes() -> None:
         assert elsewhere.command(words) == [], line
 
 
+def test_files_that_the_readme_and_headers_name_exist() -> None:
+    texts = [path.read_text("utf-8") for path in RAY.rglob("*") if path.suffix in (".md", ".yaml")]
+    named = {name for text in texts for name in re.findall(r"infra/ray/[\w/.]+\.\w+", text)}
+    assert len(named) >= 12
+    assert [name for name in sorted(named) if not (ROOT / name).is_file()] == []
+
+
 def test_extras_that_are_installed_exist() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     files = [RAY / "requirements.txt", RAY / "docker" / "Dockerfile", *(RAY / "launcher").iterdir()]
