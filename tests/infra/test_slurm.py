@@ -50,7 +50,7 @@ def config(slurm: Slurm, photos: Path) -> str:
     return str(file)
 
 
-def test_two_jobs_that_share_a_node_train_and_one_waits_for_a_late_node(
+def test_two_jobs_side_by_side_train_while_one_waits_for_its_late_worker(
     slurm: Slurm, config: str
 ) -> None:
     one = ("--cpus-per-task=2", "--job-name=a name with spaces", f"--nodelist={NODES[0]}")
@@ -101,7 +101,7 @@ def test_a_job_that_is_told_to_end_saves_first_and_a_cancelled_one_leaves_nothin
     assert left_of(again) == []
 
 
-def test_a_node_that_never_comes_ends_the_job_with_a_reason(slurm: Slurm, config: str) -> None:
+def test_a_worker_that_never_comes_ends_the_job_with_a_reason(slurm: Slurm, config: str) -> None:
     with slurm.stopped(NODES[1]):
         job = slurm.submit("train", config, options=("--nodes=2",), RAYPIPE_NODES_WAIT_S="15")
         slurm.wait_for(job, "1 of 2 nodes joined in 15 s", 120)
