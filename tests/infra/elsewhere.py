@@ -410,6 +410,9 @@ def _launcher(tree: dict[str, Any]) -> list[str]:
     known |= {"aws": {"region"}, "azure": {"location", "resource_group"}}.get(str(kind), set())
     found = [f"provider {kind} has no {name}" for name in sorted(set(provider) - known)]
     found += [f"provider {kind} needs {name}" for name in sorted(known - set(provider))]
+    types = tree.get("available_node_types") or {}
+    if (head := tree.get("head_node_type")) not in types:
+        found.append(f"head_node_type {head} is none of {sorted(types)}")
     try:
         # It prints what it fills in.
         with (
@@ -422,7 +425,7 @@ def _launcher(tree: dict[str, Any]) -> list[str]:
         found.append(getattr(e, "message", None) or repr(e))
     if found:
         return found
-    for name, node in (tree.get("available_node_types") or {}).items():
+    for name, node in types.items():
         config = node.get("node_config") or {}
         found += _aws_node(name, config) if kind == "aws" else _azure_node(name, config)
         unknown = sorted(set(node.get("resources") or {}) - {"CPU", "GPU"})
