@@ -60,10 +60,8 @@ def script(lines: list[str]) -> str:
         elif word == "COPY" and "--from" not in rest:
             *sources, target = rest.split()
             for source in sources:
-                said.append(
-                    f"mkdir -p $(dirname {target}/x); cp -rT /context/{source} "
-                    + (f"{target}{source}" if target.endswith("/") else target)
-                )
+                place = f"{target}{source}" if target.endswith("/") else target
+                said.append(f"mkdir -p $(dirname {place}) && cp -rT /context/{source} {place}")
         elif word == "RUN":
             said.append(f"( {rest} )")
         elif word not in ("COPY", "USER", "EXPOSE", "HEALTHCHECK", "CMD"):
@@ -84,6 +82,8 @@ cp usr/share/base-passwd/passwd.master etc/passwd
 cp usr/share/base-passwd/group.master etc/group
 : > etc/shadow; : > etc/gshadow
 rm -f usr/local/bin/python && ln -s {python} usr/local/bin/python
+# This machine's Python may lie in root's home; the image's does not.
+part=.; for each in $(dirname {python} | tr / ' '); do part=$part/$each; chmod o+x $part; done
 mount -t proc proc proc
 mount --rbind /dev dev
 cp -r {mine}/. mine
