@@ -65,6 +65,15 @@ ELSEWHERE = {
     "raypipe report model mine.yaml": "work/test_proof.py runs these verbs",
     "raypipe drift mine.yaml watch.batch.uri=tables/nightly": "chaos/test_nights.py runs both",
     "raypipe evaluate models:/screws@champion": "serve/test_evaluate.py runs both forms",
+    "docker build --file infra/ray/docker/Dockerfile": "infra/test_images.py builds the images",
+    "kubectl create namespace raypipe": "a Kubernetes cluster: infra/test_ray_elsewhere.py checks "
+    "the files, and that the secrets made here are those they name",
+    "kubectl get rayjob,rayservice": "the same",
+    "python infra/ray/fill.py infra/ray/anyscale": "the same, and an account of Anyscale",
+    "export RAYPIPE_ENV=/shared/raypipe": "infra/test_slurm.py submits to a real SLURM",
+    "cd infra/ray\n": "the tests' own environment is made of these pins; conda is not run",
+    "export RAYPIPE_WHEEL_DIR=dist": "an account of AWS or Azure: infra/test_ray_elsewhere.py "
+    "checks the files by Ray's own launcher",
 }
 RUN = ("source .venv/bin/activate\ncat > mine.yaml", "import mlflow, pandas as pd")
 

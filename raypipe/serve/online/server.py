@@ -89,6 +89,12 @@ def check(run: RunConfig, registry: RegistryConfig, cfg: ServeConfig) -> Checked
     # The cheap checks first; the package is read at the end.
     digest = token.digest_of(cfg)
     _require_port(cfg)
+    return _checked(run, registry, cfg, digest)
+
+
+def _checked(
+    run: RunConfig, registry: RegistryConfig, cfg: ServeConfig, digest: str | None
+) -> Checked:
     store = tracking.open_store(run, registry)
     version = promote.require_champion(store) if cfg.version is None else pinned(store, cfg.version)
     package = promote.fetch(store, version)
@@ -106,14 +112,8 @@ def running(run: RunConfig, registry: RegistryConfig, cfg: ServeConfig) -> Itera
     from ray import serve
 
     checked = check(run, registry, cfg)
-    server = uuid.uuid4().hex[:12]
-    name = f"raypipe-{server}"
-    port = cfg.port or _free_port(cfg.host)
-    requests = cfg.requests or str(run.path / "requests")
-    setup = Setup(server, cfg, checked.task, port, _workers(cfg), checked.token_digest, requests)
-    if cfg.keep > 0 and "://" not in requests:
-        fix = "Set serve.requests to a place that all nodes share, or serve.keep=0"
-        require_shared(Path(requests), {"CPU": setup.workers}, "serve.requests", fix)
+    setup = _setup(checked, run, cfg, cfg.port or _free_port(cfg.host))
+    name = f"raypipe-{setup.server}"
     _start_serve()
     # Ray Serve ends what it has begun only if it is told to.
     try:
@@ -127,10 +127,38 @@ def running(run: RunConfig, registry: RegistryConfig, cfg: ServeConfig) -> Itera
         host = f"[{cfg.host}]" if ":" in cfg.host else cfg.host
         desk = serve.get_deployment_handle("registry", name)
         asks = checked.token_digest is not None
-        yield Server(name, f"http://{host}:{port}", checked.model, requests, asks, desk, handle)
+        address = f"http://{host}:{setup.port}"
+        yield Server(name, address, checked.model, setup.requests, asks, desk, handle)
     finally:
         _delete(name)
-        metrics.remove(server)
+        metrics.remove(setup.server)
+
+
+def application(run: RunConfig, registry: RegistryConfig, cfg: ServeConfig) -> Any:
+    """What `running` deploys, for who deploys it otherwise, as KubeRay's RayService.
+
+    Nothing is started here. The port is not looked at: an update is built while replicas of the
+    last one listen. Raises what `check` does otherwise, and ConfigError for serve.port=0.
+    """
+    if not cfg.port:
+        raise ConfigError(
+            "The port of a deployed server has to be known",
+            got="serve.port=0",
+            fix="Set serve.port, and name the same port in the service",
+        )
+    checked = _checked(run, registry, cfg, token.digest_of(cfg))
+    return _application(_setup(checked, run, cfg, cfg.port), run, registry)
+
+
+def _setup(checked: Checked, run: RunConfig, cfg: ServeConfig, port: int) -> Setup:
+    """What replicas are given. Raises ConfigError for a request log that nodes do not share."""
+    server = uuid.uuid4().hex[:12]
+    requests = cfg.requests or str(run.path / "requests")
+    setup = Setup(server, cfg, checked.task, port, _workers(cfg), checked.token_digest, requests)
+    if cfg.keep > 0 and "://" not in requests:
+        fix = "Set serve.requests to a place that all nodes share, or serve.keep=0"
+        require_shared(Path(requests), {"CPU": setup.workers}, "serve.requests", fix)
+    return setup
 
 
 def wait(server: Server, say: Callable[[str], None], stop: Stop) -> None:
