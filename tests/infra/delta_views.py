@@ -1,6 +1,7 @@
 """Result tables of a run as Spark sees them: raypipe's export to Parquet, registered as views.
 
-Spark reads Delta only with jars that no test may fetch. What a query sees is the same: the names, types and rows.
+Spark reads Delta only with jars that no test may fetch. What a query sees is the same: the names,
+types and rows.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ def view(spark: Any, table: Path, folder: Path, name: str | None = None) -> str:
 
 
 def rows(spark: Any, query: str, given: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The rows of infra/databricks/sql/QUERY.sql. given: its parameters, as a dashboard gives them: as texts."""
+    """The rows of QUERY.sql. given: its parameters; they are texts, as on a dashboard."""
     text = (SQL / f"{query}.sql").read_text("utf-8")
     found = spark.sql(text, args={name: str(value) for name, value in given.items()})
     return [row.asDict(recursive=True) for row in found.collect()]
