@@ -14,21 +14,26 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
 
 
-def main(words: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    named = parser.add_mutually_exclusive_group(required=True)
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    named = made.add_mutually_exclusive_group(required=True)
     named.add_argument("--name", help="catalog.schema.model")
     named.add_argument("--bundle", type=Path, help="output of databricks bundle summary")
-    parser.add_argument("--alias", required=True)
-    parser.add_argument("--is", dest="wanted", type=int, help="the version that it must name")
-    parser.add_argument("--output", type=Path, help="a file for exists=…, name=… and version=…")
-    parser.add_argument("--azure", action="store_true", help="also tell Azure DevOps")
-    asked = parser.parse_args(words)
+    made.add_argument("--alias", required=True)
+    made.add_argument("--is", dest="wanted", type=int, help="the version that it must name")
+    made.add_argument("--output", type=Path, help="a file for exists=…, name=… and version=…")
+    made.add_argument("--azure", action="store_true", help="also tell Azure DevOps")
+    return made
+
+
+def main(words: list[str] | None = None) -> int:
+    asked = parser().parse_args(words)
     try:
         name = asked.name or of_bundle(json.loads(asked.bundle.read_text("utf-8")))
         version = version_of(name, asked.alias)
@@ -81,10 +86,11 @@ def version_of(name: str, alias: str) -> int | None:
     try:
         model = client.registered_models.get(name, include_aliases=True)
     except NotFound as e:
-        # A catalog or schema that is not there is no first deployment: the name is wrong.
-        if f"{e}".lower().find("model") < 0:
-            raise
-        return None
+        # A catalog or schema that is not there is no first deployment: the name is wrong. Names
+        # are in quotes, and may be any word.
+        if "model" in re.sub(r"'[^']*'", "", str(e)).lower():
+            return None
+        raise
     for one in model.aliases or ():
         if one.alias_name == alias and one.version_num is not None:
             return int(one.version_num)

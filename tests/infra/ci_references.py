@@ -28,6 +28,14 @@ STAGES = {"sit", "uat", "prod"}
 GITHUB_ENV = {"RUNNER_TEMP", "GITHUB_OUTPUT"}
 AZURE_NAMES = {"Build.Reason", "Build.SourceBranch", "Build.SourceBranchName"}
 AZURE_NAMES |= {"Agent.TempDirectory", "System.AccessToken"}
+# Keys of Azure DevOps that the templates use: its schema finds another one, and names none.
+AZURE_KEYS = {"trigger", "branches", "include", "pool", "vmImage", "stages", "stage", "jobs", "job"}
+AZURE_KEYS |= {"displayName", "dependsOn", "condition", "deployment", "environment", "variables"}
+AZURE_KEYS |= {"group", "name", "value", "strategy", "runOnce", "deploy", "steps", "script", "env"}
+AZURE_KEYS |= {"checkout", "persistCredentials", "task", "inputs", "publish", "artifact", "type"}
+AZURE_KEYS |= {"template", "parameters", "values", "default", "timeoutInMinutes"}
+AZURE_KEYS |= {"workingDirectory", "versionSpec", "azureSubscription", "scriptType"}
+AZURE_KEYS |= {"scriptLocation", "addSpnToEnvironment", "inlineScript"}
 # AzureCLI@2 with addSpnToEnvironment.
 AZURE_ENV = {"idToken", "servicePrincipalId", "tenantId", "AGENT_TEMPDIRECTORY"}
 FUNCTIONS = {"and", "or", "not", "eq", "ne", "succeeded", "failed", "always"}
@@ -247,9 +255,11 @@ def azure(files: Mapping[str, str], here: Repository) -> list[str]:
     told = set(re.findall(r"\b[a-z]+(?:[A-Z]\w*)?\b", " ".join(map(_comments, files.values()))))
     found: list[str] = []
     for name, tree in trees.items():
-        made = _azure_references(name, tree, trees, told)
+        made = keys(files[name])
+        made += _azure_references(name, tree, trees, told)
         for job in _jobs(tree):
-            made += _azure_job(job, here)
+            steps = [*_expanded(job["steps"], Path(name).parent, trees)]
+            made += _azure_job({**job, "steps": steps}, here)
         if "stages" in tree:
             names = [one["stage"] for one in tree["stages"]]
             for stage in tree["stages"]:
@@ -258,6 +268,25 @@ def azure(files: Mapping[str, str], here: Repository) -> list[str]:
                     made += [] if one in names else [f"dependsOn {one}"]
         found += [f"{name}: {one}" for one in dict.fromkeys(made)]
     return found
+
+
+def keys(text: str) -> list[str]:
+    """Keys of a pipeline or template that are unknown."""
+    tree = yaml.load(text, yaml.BaseLoader)
+    return [f"key {key}" for key in _keys(tree) if key not in AZURE_KEYS]
+
+
+def _keys(node: Any) -> Iterator[str]:
+    """All keys, but names that a template chooses itself: of parameters and of the environment."""
+    if isinstance(node, dict):
+        for key, value in node.items():
+            if not key.startswith("${{"):
+                yield key
+            is_free = key == "env" or (key == "parameters" and isinstance(value, dict))
+            yield from () if is_free else _keys(value)
+    elif isinstance(node, list):
+        for one in node:
+            yield from _keys(one)
 
 
 def _jobs(tree: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -272,6 +301,13 @@ def _jobs(tree: dict[str, Any]) -> Iterator[dict[str, Any]]:
             if steps is None:
                 steps = job["strategy"]["runOnce"]["deploy"]["steps"]
             yield {"steps": steps, "variables": job.get("variables", [])}
+
+
+def _expanded(steps: list[Any], folder: Path, trees: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Steps, with those of templates in their places."""
+    for step in steps:
+        path = (folder / step["template"]).as_posix() if "template" in step else ""
+        yield from trees.get(path, {}).get("steps", []) if path else [step]
 
 
 def _flat(steps: list[Any]) -> Iterator[dict[str, Any]]:

@@ -36,7 +36,7 @@ BUNDLE = SQL.parent
 NOW = datetime.now(UTC)
 View = Callable[..., str]
 
-# As Databricks documents the columns of its system tables (admin/system-tables: billing, pricing, audit-logs).
+# The columns of Databricks' system tables as it documents them (admin/system-tables).
 USAGE = """record_id STRING, account_id STRING, workspace_id STRING, sku_name STRING, cloud STRING,
   usage_start_time TIMESTAMP, usage_end_time TIMESTAMP, usage_date DATE, custom_tags
   MAP<STRING, STRING>, usage_unit STRING, usage_quantity DECIMAL(38, 18), usage_metadata
@@ -44,7 +44,8 @@ USAGE = """record_id STRING, account_id STRING, workspace_id STRING, sku_name ST
   endpoint_name: STRING>, identity_metadata STRUCT<run_as: STRING, owned_by: STRING,
   created_by: STRING>, record_type STRING, ingestion_date DATE, billing_origin_product
   STRING, product_features STRUCT<is_serverless: BOOLEAN>, usage_type STRING"""
-PRICES = """price_start_time TIMESTAMP, price_end_time TIMESTAMP, account_id STRING, sku_name STRING,
+PRICES = """price_start_time TIMESTAMP, price_end_time TIMESTAMP, account_id STRING,
+  sku_name STRING,
   cloud STRING, currency_code STRING, usage_unit STRING, pricing STRUCT<default: DECIMAL(38,
   18), promotional: STRUCT<default: DECIMAL(38, 18)>, effective_list: STRUCT<default:
   DECIMAL(38, 18)>>"""
