@@ -181,7 +181,7 @@ def test_no_secret_is_stored_and_nothing_may_do_more_than_it_needs() -> None:
         assert text.count("actions/checkout@") == text.count("persist-credentials: false"), name
         for job in tree["jobs"].values():
             assert set(job["permissions"].items()) <= {("contents", "read"), ("id-token", "write")}
-        if "deploy" in name or name in ("terraform.yml", "promote.yml"):
+        if name in ("deploy.yml", "plan.yml", "promote.yml"):
             assert all("concurrency" in job for job in tree["jobs"].values())
     for name, text in AZURE.items():
         assert text.count("checkout: self") == text.count("persistCredentials: false"), name
@@ -193,9 +193,23 @@ def _code(text: str) -> str:
 
 
 def test_pull_requests_of_forks_get_no_token() -> None:
-    for name in ("sit.yml", "terraform.yml"):
-        for job in yaml.safe_load(GITHUB[name])["jobs"].values():
-            assert job["if"] == "github.event.pull_request.head.repo.full_name == github.repository"
+    """And a pull request of this repository has sit's token alone."""
+    own = "github.event.pull_request.head.repo.full_name == github.repository"
+    for name, text in GITHUB.items():
+        tree = yaml.safe_load(text)
+        if "pull_request" not in tree[True]:
+            continue
+        for job in tree["jobs"].values():
+            if "id-token" in job["permissions"] and job["with"]["stage"] == "sit":
+                assert job["if"] == own, name
+            elif "id-token" in job["permissions"]:
+                assert job["if"] == "github.event_name == 'push'", name
+    main = "and(succeeded(), eq(variables['Build.SourceBranch'], 'refs/heads/main'))"
+    pipeline = yaml.safe_load(AZURE["azure-pipelines.yml"])
+    for stage in pipeline["stages"]:
+        for one in (stage, *stage["jobs"]):
+            if str(one.get("stage") or one.get("job")).endswith(("uat", "prod")):
+                assert one["condition"] == main
 
 
 def test_an_endpoint_waits_for_a_model() -> None:
@@ -232,7 +246,7 @@ NAMES = (
     r"stage: (sit|uat|prod)\b",
 )
 # A key is free where a person chooses it and nothing refers to it.
-FREE = {"deploy", "plan", "promote", "test", "wheel", "terraform", "TFVARS"}
+FREE = {"deploy", "plan", "promote", "test", "wheel", "terraform", *ci_references.STAGES}
 
 
 def _places(files: Mapping[str, str]) -> Iterator[tuple[str, int, int]]:

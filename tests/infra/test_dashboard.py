@@ -20,6 +20,7 @@ import pytest
 import yaml
 from databricks.bundles.alerts import Alert
 from databricks.bundles.dashboards import Dashboard
+from databricks.bundles.jobs import Job
 
 BUNDLE = Path(__file__).parents[2] / "infra" / "databricks"
 SQL = BUNDLE / "sql"
@@ -164,6 +165,27 @@ def test_the_alert_and_the_dashboard_are_typed_and_name_what_they_need() -> None
         made: Any = Dashboard.from_dict(dashboard)
         assert (BUNDLE / "resources" / made.file_path).resolve() == SQL / "dashboard.lvdash.json"
         assert made.dataset_catalog and made.dataset_schema
+
+
+def test_the_job_that_registers_tables_names_all_that_the_dashboard_reads() -> None:
+    file = yaml.safe_load((BUNDLE / "resources" / "tables.yml").read_text("utf-8"))
+    job: Any = Job.from_dict(file["resources"]["jobs"]["tables"])
+    asked = {p["keyword"] for one in FILE["datasets"] for p in one["parameters"]}
+    names = asked & {"drift", "windows", "calls", "decisions", "predictions"}
+    assert {task.task_key for task in job.tasks} == names
+    for task in job.tasks:
+        name, run = task.task_key, task.sql_task
+        path = (BUNDLE / "resources" / run.file.path).resolve()
+        assert set(run.parameters) == set(re.findall(r":(\w+)", _code(path.read_text("utf-8"))))
+        place = "`${var.catalog}`.`${resources.schemas.solar.name}`"
+        assert run.parameters["table"] == f"{place}.{name}"
+        # Below watch.out or predict.out, as the jobs set them.
+        below = name if name == "predictions" else f"watch/{name}"
+        assert run.parameters["folder"] == f"${{var.storage}}/{below}"
+
+
+def _code(text: str) -> str:
+    return re.sub(r"--.*", "", text)
 
 
 def _misspelt(word: str, rng: random.Random) -> str:

@@ -265,6 +265,21 @@ def test_a_long_chain_of_nights_is_followed(spark: Any, view: View) -> None:
     assert (row["key"], row["images"]) == ("149", 150)
 
 
+def test_a_table_gets_a_name_and_keeps_its_files(spark: Any, tmp_path: Path) -> None:
+    """register.sql, with Parquet in the place of Delta."""
+    folder = tmp_path / "it's here"
+    pq.write_table(pa.table({"x": [1]}), tmp_path / "one.parquet")
+    spark.read.parquet(str(tmp_path / "one.parquet")).write.parquet(str(folder))
+    text = (SQL / "register.sql").read_text("utf-8")
+    assert "USING DELTA" in text
+    text, name = text.replace("USING DELTA", "USING PARQUET"), f"t{uuid.uuid4().hex[:8]}"
+    for _ in range(2):
+        spark.sql(text, args={"table": f"spark_catalog.default.`{name}`", "folder": str(folder)})
+    assert spark.sql(f"SELECT x FROM default.{name}").collect()[0]["x"] == 1
+    spark.sql(f"DROP TABLE default.{name}")
+    assert list(folder.glob("*.parquet")), "the files are not Spark's to delete"
+
+
 def test_the_last_answer_of_a_check_counts(spark: Any, view: View) -> None:
     def row(number: int, act: bool | None, **more: Any) -> dict[str, Any]:
         at = NOW.isoformat()
