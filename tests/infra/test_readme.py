@@ -1,6 +1,6 @@
 """infra/README.md, followed in a clean clone as far as a machine without an account can go.
 
-A line with `# cloud` is not run: each thing that it names is looked for. What .ci/run runs itself is
+A line with `# cloud` is not run: each thing that it names is looked for. What .ci/run runs is
 not run twice, and a quickstart has a test of its own (test_sql_story.py).
 """
 # Starts no Ray cluster.
