@@ -65,6 +65,12 @@ ELSEWHERE = {
     "raypipe report model mine.yaml": "work/test_proof.py runs these verbs",
     "raypipe drift mine.yaml watch.batch.uri=tables/nightly": "chaos/test_nights.py runs both",
     "raypipe evaluate models:/screws@champion": "serve/test_evaluate.py runs both forms",
+    # infra/README.md
+    "make install                                              #": "infra/test_readme.py runs it",
+    "terraform -chdir=infra/terraform fmt": "infra/test_readme.py runs what needs no account",
+    "cd infra/databricks\nexport BUNDLE_VAR_host": "a workspace: infra/test_readme.py checks names",
+    "mkdir -p .github/workflows": "infra/test_readme.py runs what needs no account",
+    "databricks bundle destroy --target sit ": "a workspace: infra/test_readme.py checks names",
 }
 RUN = ("source .venv/bin/activate\ncat > mine.yaml", "import mlflow, pandas as pd")
 
