@@ -165,7 +165,7 @@ def _github_job(
         called = job["uses"].removeprefix("./.github/workflows/")
         if called == job["uses"] or called not in trees:
             return [f"workflow {job['uses']}"]
-        wants = trees[called]["on"].get("workflow_call", {}).get("inputs", {})
+        wants = (trees[called]["on"]["workflow_call"] or {}).get("inputs", {})
         given = job.get("with", {})
         found += [f"input {one}" for one in set(given) - set(wants)]
         needed = {one for one, spec in wants.items() if spec.get("required") == "true"}
@@ -345,7 +345,8 @@ def _azure_job(job: dict[str, Any], here: Repository) -> list[str]:
         for one in re.findall(r"\b([A-Z][A-Z_]+)=", inline):
             found += _env(one, used, here)
         for one in step.get("env", {}):
-            found += _env(one, set(), here)
+            found += _env(one, _shell(script), here)
+        found += [f"${one}" for one in _shell(step.get("script", "")) - set(step.get("env", {}))]
         if "databricks" in script and "bundle" in script and "env" not in step:
             found.append(f"no SYSTEM_ACCESSTOKEN: {step.get('displayName')}")
     for name, value in defined.items():

@@ -134,7 +134,7 @@ def write(files: Mapping[str, str], folder: Path, is_azure: bool) -> None:
 
 
 def test_there_are_templates_for_both() -> None:
-    assert {"check.yml", "deploy.yml", "sit.yml", "uat.yml", "prod.yml"} <= GITHUB.keys()
+    assert {"check.yml", "deploy.yml", "sit.yml", "main.yml"} <= GITHUB.keys()
     assert "azure-pipelines.yml" in AZURE and "templates/deploy.yml" in AZURE
 
 
@@ -202,7 +202,7 @@ def test_pull_requests_of_forks_get_no_token() -> None:
         for job in tree["jobs"].values():
             if "id-token" in job["permissions"] and job["with"]["stage"] == "sit":
                 assert job["if"] == own, name
-            elif "id-token" in job["permissions"]:
+            elif "id-token" in job.get("permissions", {}):
                 assert job["if"] == "github.event_name == 'push'", name
     main = "and(succeeded(), eq(variables['Build.SourceBranch'], 'refs/heads/main'))"
     pipeline = yaml.safe_load(AZURE["azure-pipelines.yml"])
@@ -210,6 +210,20 @@ def test_pull_requests_of_forks_get_no_token() -> None:
         for one in (stage, *stage["jobs"]):
             if str(one.get("stage") or one.get("job")).endswith(("uat", "prod")):
                 assert one["condition"] == main
+
+
+def test_nothing_is_deployed_that_was_not_checked_and_prod_waits_for_uat() -> None:
+    for name, order in (("sit.yml", {"deploy": "check"}), ("main.yml", {"uat": "check"})):
+        jobs = yaml.safe_load(GITHUB[name])["jobs"]
+        for job, needs in order.items():
+            assert jobs[job]["needs"] == needs and "deploy.yml" in jobs[job]["uses"]
+            assert "check.yml" in jobs[needs]["uses"]
+    jobs = yaml.safe_load(GITHUB["main.yml"])["jobs"]
+    assert jobs["prod"]["needs"] == "uat" and jobs["uat"]["with"]["integration"] is True
+    assert yaml.safe_load(GITHUB["deploy.yml"])["jobs"]["deploy"]["environment"]
+    stages = yaml.safe_load(AZURE["azure-pipelines.yml"])["stages"]
+    needs = {stage["stage"]: stage.get("dependsOn") for stage in stages}
+    assert needs == {"check": None, "sit": "check", "uat": "check", "prod": "uat"}
 
 
 def test_an_endpoint_waits_for_a_model() -> None:
