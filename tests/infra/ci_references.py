@@ -390,7 +390,7 @@ def _azure_references(
             for one in re.findall(r"\['([^']+)'\]", text):
                 step, _, output = one.partition(".")
                 is_output = step in steps and output in {"exists", "name", "version"}
-                found += [] if one in AZURE_NAMES or is_output else [f"variable {one}"]
+                found += [] if one in AZURE_NAMES | defined or is_output else [f"variable {one}"]
         if "inlineScript" in key:
             known = {word.upper() for word in told | {"stage"}} | AZURE_ENV | AZURE_NAMES
             made = set(re.findall(r"\b([A-Z][A-Z_]+)=", text))
