@@ -231,8 +231,10 @@ def test_a_prediction_has_the_rows_that_raypipe_reads(spark: Any, tmp_path: Path
     above = predicted("4", [("i7", "a")], version=4, base="3")
     lost = predicted("5", [("i8", "a")], version=9, base="never")
     other = predicted("6", [("j1", "a")], line="m", model="o'ther/1", version=1)
+    # The window of a drift check: images of the second, once more.
+    window = predicted("7", [("i4", "b"), ("i5", "b")], line="7", version=2)
     uri = tmp_path / "predictions"
-    given = [first, second, half, above, lost, other]
+    given = [first, second, half, above, lost, other, window]
     for part in given:
         append(str(uri), pa.Table.from_pylist(part, PREDICTED), "predict")
     name = delta_views.view(spark, uri, tmp_path)
@@ -243,15 +245,16 @@ def test_a_prediction_has_the_rows_that_raypipe_reads(spark: Any, tmp_path: Path
         assert mine == {label: read.count(label) for label in set(read)}
     assert {row["key"] for row in found} == {"2", "6"}, "the newest that are finished"
     by_version = rows(spark, "predictions_by_version", {"predictions": name})
-    assert [
+    assert sorted(
         (r["key"], r["images"], r["broken"], r["went"], r["is_finished"]) for r in by_version
-    ] == [
+    ) == [
         ("1", 4, 1, 0, True),
         ("2", 2, 0, 1, True),
         ("3", 1, 0, 0, False),
         ("4", 1, 0, 0, True),
         ("5", 1, 0, 0, True),
         ("6", 1, 0, 0, True),
+        ("7", 2, 0, 0, True),
     ]
 
 

@@ -1,12 +1,14 @@
 -- The newest whole prediction of each model and table: its images by label.
 -- A prediction may add to an earlier one, its base. Then its images are the base's and its own, without those that went
--- (raypipe/serve/links.py). One that is not finished yet is left out.
+-- (raypipe/serve/links.py). One that is not finished yet is left out, and so is the window of a drift check: its images are
+-- in the table's prediction, too.
 -- :predictions  the table `predictions`, predict.out
 WITH RECURSIVE
 links AS (
   SELECT key, line, base, version, max(rows) AS wanted, count(*) AS have
   FROM IDENTIFIER(:predictions)
-  WHERE line IS NOT NULL AND state IS NOT NULL
+  -- A window has a line of its own, named as itself.
+  WHERE line <> key AND state IS NOT NULL
   GROUP BY key, line, base, version
 ),
 -- Finished: all its rows are there, and its base is finished.

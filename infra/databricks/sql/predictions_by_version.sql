@@ -4,6 +4,8 @@ SELECT
   max(model) AS model,
   max(table) AS predicted_table,
   version,
+  -- The window of a drift check has a line of its own, named as itself. Its images may be in a prediction, too.
+  if(line = key, 'drift check', 'predict') AS made_by,
   count_if(gone IS NULL) AS images,
   count_if(gone IS NULL AND error IS NOT NULL) AS broken,
   count_if(gone IS NOT NULL) AS went,

@@ -144,7 +144,7 @@ def dashboard() -> dict[str, Any]:
                     _bar(
                         (3, 24, 3, 6),
                         "predictions_by_version",
-                        ("version", "SUM(images)", "model"),
+                        ("version", "SUM(images)", "made_by"),
                         "Images predicted with each version",
                     ),
                 ],
