@@ -97,13 +97,13 @@ def problems(file: dict[str, Any]) -> list[str]:
 
     if not has("", file):
         return found
-    sets: set[str] = set()
+    sets: dict[str, set[str]] = {}  # words of the query, which its columns are among
     used: set[str] = set()
     for dataset in file["datasets"]:
         if not has("dataset", dataset):
             continue
-        sets.add(dataset["name"])
         code = re.sub(r"--.*", "", "".join(dataset["queryLines"]))
+        sets[dataset["name"]] = set(re.findall(r"\w+", code))
         asked = set(re.findall(r"(?<![:\w']):(\w+)", re.sub(r"'[^']*'", "''", code)))
         given = {p["keyword"] for p in dataset["parameters"] if has("parameter", p)}
         found += [f"parameter: {name}" for name in sorted(asked ^ given)]
@@ -135,9 +135,12 @@ def problems(file: dict[str, Any]) -> list[str]:
                 continue
             found += [f"encoding: {n}" for n in sorted(encodings[kind] ^ set(spec["encodings"]))]
             fields = {field["name"] for field in query["fields"]}
+            columns = {c for f in query["fields"] for c in re.findall("`(.*?)`", f["expression"])}
+            words = sets.get(query["datasetName"], set())
+            found += [f"column: {name}" for name in sorted(columns - words)]
             shown = set(_named(spec["encodings"]))
             found += [f"field: {name}" for name in sorted(fields ^ shown)]
-    return found + [f"unused: {name}" for name in sorted(sets - used)]
+    return found + [f"unused: {name}" for name in sorted(set(sets) - used)]
 
 
 def _named(node: Any) -> Iterator[str]:
@@ -198,7 +201,7 @@ def _places(node: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     if isinstance(node, dict):
         for key, value in node.items():
             yield (*path, key, None)
-            if key in ("datasetName", "fieldName", "keyword", "widgetType"):
+            if key in ("datasetName", "fieldName", "keyword", "widgetType", "expression"):
                 yield (*path, key)
             yield from _places(value, (*path, key))
     elif isinstance(node, list):
@@ -208,7 +211,7 @@ def _places(node: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 # Free texts, or keys below them, that nothing refers to.
 FREE = {"displayName", "title", "showTitle", "frame", "scale", "type", "values", "value", "query"}
-FREE |= {"dataType", "defaultSelection", "expression", "name", "main_query", "fields"}
+FREE |= {"dataType", "defaultSelection", "name", "main_query", "fields"}
 
 
 def test_thirty_misspellings_of_the_dashboard_are_found() -> None:
@@ -225,7 +228,9 @@ def test_thirty_misspellings_of_the_dashboard_are_found() -> None:
             word = _misspelt(last, rng)
             node[word] = node.pop(last)
         else:
-            word = node[last] = _misspelt(node[last], rng)
+            word = node[last] = _misspelt(node[last].strip("`"), rng)
+            if last == "expression":
+                node[last] = f"`{word}`"
         try:
             found = problems(file)
         except (KeyError, TypeError, IndexError) as e:
