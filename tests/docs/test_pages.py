@@ -74,6 +74,12 @@ ELSEWHERE = {
     "cd infra/ray\n": "the tests' own environment is made of these pins; conda is not run",
     "export RAYPIPE_WHEEL_DIR=dist": "an account of AWS or Azure: infra/test_ray_elsewhere.py "
     "checks the files by Ray's own launcher",
+    # infra/README.md
+    "make install                                              #": "infra/test_readme.py runs it",
+    "terraform -chdir=infra/terraform fmt": "infra/test_readme.py runs what needs no account",
+    "cd infra/databricks\nexport BUNDLE_VAR_host": "a workspace: infra/test_readme.py checks names",
+    "mkdir -p .github/workflows": "infra/test_readme.py runs what needs no account",
+    "databricks bundle destroy --target sit ": "a workspace: infra/test_readme.py checks names",
 }
 RUN = ("source .venv/bin/activate\ncat > mine.yaml", "import mlflow, pandas as pd")
 

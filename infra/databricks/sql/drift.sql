@@ -1,0 +1,53 @@
+-- Drift checks, newest first: one row for each set of images that a model was checked on.
+-- :drift  the table `drift` of watch.out
+WITH told AS (
+  -- The table of an older raypipe lacks columns. Read through JSON they are null.
+  SELECT from_json(to_json(struct(*)), 'key STRING, name STRING, model STRING, table STRING, checked_at STRING,
+    engine STRING, is_drift BOOLEAN, p_value DOUBLE, alpha DOUBLE, reference_images BIGINT, batch_images BIGINT,
+    window BIGINT, about STRING, accuracy DOUBLE, accuracy_low DOUBLE, accuracy_high DOUBLE, accuracy_known DOUBLE,
+    no_estimate STRING') AS r
+  FROM IDENTIFIER(:drift)
+),
+checks AS (
+  SELECT r.*,
+    -- A text that is no time becomes null: one bad row must not hide all others.
+    try_cast(r.checked_at AS TIMESTAMP) AS at,
+    -- What was looked at, as raypipe/watch/records.py `looked_at` says it.
+    CASE
+      WHEN r.about <> '' THEN r.about
+      WHEN r.window <> 0 THEN concat(regexp_extract(r.table, '^(.*)@v', 1), ' window ', r.window)
+      ELSE r.table
+    END AS looked_at,
+    -- Four shares, or nothing is known.
+    r.accuracy BETWEEN 0 AND 1 AND r.accuracy_low BETWEEN 0 AND 1 AND r.accuracy_high BETWEEN 0 AND 1
+      AND r.accuracy_known BETWEEN 0 AND 1 AS has_estimate
+  FROM told
+),
+ordered AS (
+  -- Of two checks of the same images, as with other settings, the later one counts.
+  SELECT *, row_number() OVER (PARTITION BY name, model, looked_at ORDER BY at DESC, key) AS place
+  FROM checks
+)
+SELECT
+  at AS checked_at,
+  name,
+  model,
+  table AS checked_table,
+  window AS window_number,
+  batch_images,
+  reference_images,
+  p_value,
+  alpha,
+  coalesce(is_drift, FALSE) AS is_drift,
+  if(coalesce(is_drift, FALSE), 'drift', 'no drift') AS verdict,
+  if(has_estimate, accuracy, NULL) AS accuracy,
+  if(has_estimate, accuracy_low, NULL) AS accuracy_low,
+  if(has_estimate, accuracy_high, NULL) AS accuracy_high,
+  if(has_estimate, accuracy_known, NULL) AS accuracy_known,
+  if(has_estimate, accuracy_known - accuracy, NULL) AS loss,
+  if(has_estimate, NULL, coalesce(nullif(no_estimate, ''), 'the check was made by an older raypipe')) AS no_estimate,
+  engine,
+  key
+FROM ordered
+WHERE place = 1
+ORDER BY checked_at DESC, key
