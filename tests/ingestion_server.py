@@ -10,7 +10,7 @@ take and lose: columns that the stream does not declare and values of another ty
 both sides is compared with each record that is sent.
 
 `script` says what the next requests get: a status, a status with Retry-After, or a pause. It also
-runs alone, for processes that are killed: python -m tests.ingestion_server FOLDER
+runs alone, for processes that are killed: python -m tests.ingestion_server FOLDER [STATUS]
 """
 
 from __future__ import annotations
@@ -228,6 +228,7 @@ def running(folder: Path, service: Service | None = None, port: int = 0) -> Iter
 
 if __name__ == "__main__":
     where = Path(sys.argv[1])
-    with running(where, Service(file=where / "taken.jsonl")) as made:
+    answer = Answer(int(sys.argv[2])) if len(sys.argv) > 2 else None
+    with running(where, Service(file=where / "taken.jsonl", always=answer)) as made:
         print(made.endpoint, flush=True)
         sys.stdin.read()

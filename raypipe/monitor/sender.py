@@ -85,7 +85,7 @@ class Sender:
         self._until = time.monotonic() + within_s
         self._recorder.close()
         self._stop.set()
-        self._thread.join(within_s + 1.0)
+        self._thread.join(within_s + (1.0 if within_s else 0.0))
         self._say_what_is_left()
 
     def _run(self) -> None:

@@ -27,13 +27,14 @@ from raypipe.monitor.settings import AzureMonitorConfig
 from tests.ingestion_server import RULE
 
 RECORDS = 60
-LONG = "m" * 30_000  # so that 1 MB holds half of them
+LONG = "m" * 7_000
+SPOOL_MB = 0.25  # holds half of them; a setting has 1 or more
 
 
 def opened(folder: Path, endpoint: str, number: int, every_s: float = 60) -> Monitor:
-    given = {"type": "azure_monitor", "endpoint": endpoint, "rule": RULE, "spool_mb": 1}
+    given = {"type": "azure_monitor", "endpoint": endpoint, "rule": RULE}
     given |= {"token_env": "RAYPIPE_TEST_TOKEN", "every_s": every_s, "within_s": 5}
-    cfg = validate(AzureMonitorConfig, given)
+    cfg = validate(AzureMonitorConfig, given).model_copy(update={"spool_mb": SPOOL_MB})
     run = RunConfig(name=f"step{number}", dir=str(folder / f"step{number}"))
     return Monitor(run, cfg, "serve")
 

@@ -26,7 +26,7 @@ from raypipe.monitor.ingestion import retry_after_s
 from raypipe.monitor.monitor import Monitor
 from raypipe.monitor.settings import AzureMonitorConfig
 from raypipe.monitor.spool import Spool
-from tests.ingestion_server import RULE, TOKEN, Answer, Running, Service, running
+from tests.ingestion_server import RULE, TOKEN, Answer, Running, running
 
 SERVING = streams.SERVING
 A_SEGMENT = 32  # records of a kilobyte in one, where spool_mb is 1

@@ -40,6 +40,7 @@ from raypipe.cluster.folder import require_shared
 from raypipe.config import RunConfig
 from raypipe.errors import ClusterError, ConfigError, one_line
 from raypipe.models.labels import Kind
+from raypipe.monitor.recorder import Keeping
 from raypipe.registry import promote, tracking
 from raypipe.registry.promote import ModelVersion
 from raypipe.registry.tracking import RegistryConfig
@@ -96,12 +97,19 @@ def check(run: RunConfig, registry: RegistryConfig, cfg: ServeConfig) -> Checked
 
 
 @contextmanager
-def running(run: RunConfig, registry: RegistryConfig, cfg: ServeConfig) -> Iterator[Server]:
+def running(
+    run: RunConfig,
+    registry: RegistryConfig,
+    cfg: ServeConfig,
+    keepings: tuple[Keeping, ...] = (),
+) -> Iterator[Server]:
     """A server on the cluster that this process is connected to; it stops when the block ends.
 
-    Requests in the house get their answers, and the request log is written. Raises what `check`
-    does, ConfigError for a request log that other nodes do not share, and ClusterError if the
-    replicas do not start.
+    Requests in the house get their answers, and the request log is written. keepings: where each
+    replica keeps counts of its requests; on several nodes a place that all share.
+
+    Raises what `check` does, ConfigError for a request log that other nodes do not share, and
+    ClusterError if the replicas do not start.
     """
     from ray import serve
 
@@ -110,7 +118,9 @@ def running(run: RunConfig, registry: RegistryConfig, cfg: ServeConfig) -> Itera
     name = f"raypipe-{server}"
     port = cfg.port or _free_port(cfg.host)
     requests = cfg.requests or str(run.path / "requests")
-    setup = Setup(server, cfg, checked.task, port, _workers(cfg), checked.token_digest, requests)
+    setup = Setup(
+        server, cfg, checked.task, port, _workers(cfg), checked.token_digest, requests, keepings
+    )
     if cfg.keep > 0 and "://" not in requests:
         fix = "Set serve.requests to a place that all nodes share, or serve.keep=0"
         require_shared(Path(requests), {"CPU": setup.workers}, "serve.requests", fix)
