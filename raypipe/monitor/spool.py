@@ -49,7 +49,7 @@ LEAST_SEGMENT, MOST_SEGMENT = 16 * 2**10, 256 * 2**10  # bytes
 _BLOCK = 4096  # what a small file takes on a disk
 # The counts, the two locks, and a new version of the counts beside the old one.
 _RESERVED = 8 * _BLOCK
-_TURN_S = 1.0  # to wait for the lock, which others hold for moments
+_TURN_S = 2.0  # to wait for the lock, which others hold for moments
 _MOST_TOKENS = 200
 _NAME = re.compile(r"(\d{20})-([0-9a-f]{12})-(\w{1,60})\.(open|ready|asked|gone)", re.ASCII)
 
@@ -274,7 +274,7 @@ class Spool:
             if free < room:
                 raise Full
             # The clock may have gone back: what is newer has the larger number all the same.
-            at = max([time.time_ns(), *(s.at + 1 for s in there)])
+            at = min(max([time.time_ns(), *(s.at + 1 for s in there)]), 10**20 - 1)
             name = f"{at:020d}-{uuid.uuid4().hex[:12]}-{stream}.open"
             return _Open(self.folder / name)
 

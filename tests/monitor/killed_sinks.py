@@ -96,6 +96,8 @@ if __name__ == "__main__":
     where, address = Path(sys.argv[1]), sys.argv[2]
     ingestion.require()
     sender.FIRST_PAUSE_S = 0.02
+    # A busy machine must not send records into memory: there would be fewer steps.
+    spool._TURN_S = 60.0
     for step in range(int(sys.argv[3]), int(sys.argv[4])):
         file = os.open(where / f"kept{step}", os.O_RDWR | os.O_CREAT)
         status = in_a_child(lambda at=step, to=file: work(where, address, at, to))  # type: ignore

@@ -8,6 +8,7 @@ import json
 import math
 import re
 from datetime import datetime, timezone
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -98,3 +99,12 @@ def test_a_record_over_a_request_is_too_big(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_no_secret_is_sent() -> None:
     assert "hunter2hunter2" not in str(made(Stopped="https://u:hunter2hunter2@host/x"))
+
+
+def test_the_queries_of_the_docs_name_columns_that_exist() -> None:
+    page = Path("docs/watching.md").read_text(encoding="utf-8")
+    queries = re.findall(r"```kusto\n\s*(\w+)(.*?)```", page, re.DOTALL)
+    assert len(queries) == 2
+    for stream, query in queries:
+        for name in re.findall(r"[A-Z]\w+", query):
+            assert name in streams.STREAMS[stream], name
