@@ -66,6 +66,8 @@ class Service:
 
     script: list[Answer] = field(default_factory=list)
     always: Answer | None = None
+    draw: Callable[[], Answer] | None = None
+    """Makes the answer to each request."""
     records: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     asked: list[tuple[float, int]] = field(default_factory=list)
     """When each request came, and its answer."""
@@ -127,7 +129,8 @@ class _Handler(BaseHTTPRequestHandler):
         service = self.service
         body = self.rfile.read(int(self.headers["Content-Length"]))
         with service.turn:
-            answer = service.script.pop(0) if service.script else service.always or Answer()
+            drawn = service.draw() if service.draw else service.always or Answer()
+            answer = service.script.pop(0) if service.script else drawn
         time.sleep(answer.pause_s)
         if answer.hangs_up and not answer.takes:
             self.close_connection = True

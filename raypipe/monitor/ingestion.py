@@ -27,6 +27,8 @@ from raypipe.monitor.within import within
 MOST_OF_REQUEST = 1_000_000  # bytes before gzip
 REQUEST_S = 30.0  # for one request, with its token
 _TRY_AGAIN = {408, 425, 429, 500, 502, 503, 504}
+# Of these nobody knows what was done before: the records may be there.
+_MAY_HAVE_TAKEN = {500, 502, 504}
 # Of the national clouds, by the end of the host's name.
 _SCOPES = {".azure.us": "https://monitor.azure.us//.default"}
 _SCOPES[".azure.cn"] = "https://monitor.azure.cn//.default"
@@ -34,7 +36,7 @@ _SCOPE = "https://monitor.azure.com//.default"
 
 
 class Again(Exception):
-    """Not now. after_s: what the server asks to wait. answered: it said that nothing was taken."""
+    """Not now. after_s: what the server asks to wait. answered: nothing was taken, for sure."""
 
     def __init__(self, why: str, after_s: float = 0.0, answered: bool = False) -> None:
         super().__init__(why)
@@ -173,7 +175,8 @@ def _said(cfg: AzureMonitorConfig, stream: str, error: Any) -> Exception:
     said = f"it answered {status}" + (f", {one_line(code, 60)}" if code else "")
     if status in _TRY_AGAIN:
         headers = getattr(error.response, "headers", {})
-        return Again(said, retry_after_s(headers), answered=True)
+        answered = status not in _MAY_HAVE_TAKEN
+        return Again(said, retry_after_s(headers), answered)
     if status == 403:
         fix = "give this identity the role Monitoring Metrics Publisher on the rule"
         return Problem("permission", f"{said}: {fix}, and wait up to 30 minutes")

@@ -171,10 +171,11 @@ class Sender:
         """Returns the problem of a stream that is not taken while others are."""
         problem: Exception | None = None
         waiting = self._spool.segments()
+        most = min(MOST_OF_REQUEST, self._spool.most_at_once)
         # By stream, so that one the rule does not have holds up no other.
         for stream, of_stream in groupby(sorted(waiting, key=_stream), _stream):
             try:
-                for batch in _batches(list(of_stream)):
+                for batch in _batches(list(of_stream), most):
                     self._send_batch(batch, now)
             except Problem as e:
                 if e.kind != "stream":
@@ -200,17 +201,19 @@ class Sender:
             if lines:
                 self._post(batch[0].stream, lines, now)
         except Refused as e:
-            self._send_apart(asked, now, e)
+            self._send_apart(asked, batch, now, e)
             return
         except (Again, Problem) as e:
             if isinstance(e, Problem) or e.answered:
-                self._unask(asked)
+                self._unask(asked, batch)
             raise
         for segment in asked:
             self._spool.remove(segment)
 
-    def _send_apart(self, asked: list[Segment], now: _Round, why: Refused) -> None:
-        """Send segments of which something is refused."""
+    def _send_apart(
+        self, asked: list[Segment], before: list[Segment], now: _Round, why: Refused
+    ) -> None:
+        """Send segments of which something is refused. before: as they were."""
         for number, segment in enumerate(asked):
             try:
                 lines = segment.lines()[0]
@@ -219,11 +222,11 @@ class Sender:
                 continue
             except (Again, Problem):
                 # Of this one, halves may have been taken: it stays asked, and is sent again.
-                self._unask(asked[number + 1 :])
+                self._unask(asked[number + 1 :], before)
                 raise
             if refused and segment.stream not in now.taken:
                 # Nothing of this stream was ever taken: it is not the records.
-                self._unask(asked[number:])
+                self._unask(asked[number:], before)
                 raise Problem("stream", f"{why} for all records of {segment.stream}")
             self._spool.remove(segment, refused)
             if refused:
@@ -263,9 +266,13 @@ class Sender:
         self._service.send(stream, lines, min(REQUEST_S, left_s))
         now.taken.add(stream)
 
-    def _unask(self, segments: Sequence[Segment]) -> None:
-        """The service said that it has taken none of these."""
-        for segment in segments:
+    def _unask(self, segments: Sequence[Segment], before: Sequence[Segment]) -> None:
+        """The service said that it has taken none of these now.
+
+        before: as they were. One that was asked before may have arrived then.
+        """
+        were_ready = {segment.id for segment in before if segment.state == "ready"}
+        for segment in (s for s in segments if s.id in were_ready):
             try:
                 segment.become("ready")
             except FileNotFoundError:
@@ -353,8 +360,8 @@ def _stream(segment: Segment) -> str:
     return segment.stream
 
 
-def _batches(segments: list[Segment]) -> list[list[Segment]]:
-    """Segments, the oldest first, as many together as a request may hold."""
+def _batches(segments: list[Segment], most: int) -> list[list[Segment]]:
+    """Segments, the oldest first, as many together as have `most` bytes; or one that is larger."""
     made: list[list[Segment]] = []
     size = 0
     for segment in segments:
@@ -363,7 +370,7 @@ def _batches(segments: list[Segment]) -> list[list[Segment]]:
             bytes_ = segment.path.stat().st_size
         except FileNotFoundError:
             continue
-        if not made or size + bytes_ + 2 > MOST_OF_REQUEST:
+        if not made or size + bytes_ + 2 > most:
             made.append([])
             size = 0
         made[-1].append(segment)

@@ -124,6 +124,8 @@ class Spool:
     def __init__(self, folder: Path, most_bytes: int) -> None:
         self.folder = folder / str(FORMAT)
         self._most = most_bytes
+        # Of what is sent together: less of a small spool, so that something else can be dropped.
+        self.most_at_once = max(LEAST_SEGMENT, most_bytes // 4)
         self._segment = min(MOST_SEGMENT, max(LEAST_SEGMENT, most_bytes // 32))
         self._turn = threading.Lock()
         self._open: dict[str, _Open] = {}

@@ -81,21 +81,26 @@ def test_a_kill_at_each_step(server: Running, tmp_path: Path) -> None:
 WRITER = """
 import sys
 from pathlib import Path
-from tests.monitor.killed_sinks import opened
+from tests.monitor import killed_sinks
 from raypipe.monitor import sender, streams
 sender.FIRST_PAUSE_S = 0.02
-folder, endpoint, name, records = Path(sys.argv[1]), *sys.argv[2:4], int(sys.argv[4])
-monitor = opened(folder, endpoint, 0, every_s=0.02)
+folder, endpoint, name = Path(sys.argv[1]), *sys.argv[2:4]
+records, length = map(int, sys.argv[4:])
+killed_sinks.SPOOL_MB = 16 if length == 1 else 0.25
+monitor = killed_sinks.opened(folder, endpoint, 0, every_s=0.02)
 for number in range(records):
-    monitor.note(streams.SERVING, {"RecordId": f"{name}-{number}", "Requests": number})
+    monitor.note(streams.SERVING, {"RecordId": f"{name}-{number}", "Model": "m" * length})
     print(number, flush=True)
 print("closing", flush=True)
 monitor.close()
 """
 
 
-def writer(server: Running, folder: Path, name: str, records: int) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", WRITER, str(folder), server.endpoint, name, str(records)]
+def writer(
+    server: Running, folder: Path, name: str, records: int, length: int = 1
+) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", WRITER, str(folder), server.endpoint, name]
+    command += [str(records), str(length)]
     return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
 
 
@@ -107,6 +112,26 @@ def test_processes_that_share_a_spool(server: Running, tmp_path: Path) -> None:
         assert process.returncode == 0
     arrived = {r["RecordId"] for r in server.service.of(SERVING)}
     assert arrived == {f"{name}-{number}" for name in "abc" for number in range(400)}
+    assert not list(tmp_path.glob("step0/sinks/*/1/*-*-*.*"))
+
+
+def test_small_spool_lost_answers_and_three_processes(server: Running, tmp_path: Path) -> None:
+    """What arrives and what is counted as dropped add up, though answers are lost on the way."""
+    random_ = random.Random()
+    lossy = [Answer(503)] * 10 + [Answer()] * 8
+    lossy += [Answer(500, takes=True), Answer(takes=True, hangs_up=True)]
+    server.service.draw = lambda: random_.choice(lossy)
+    started = [writer(server, tmp_path, name, 250, 1500) for name in "abc"]
+    for process in started:
+        process.communicate(timeout=120)
+    server.service.draw = None
+    writer(server, tmp_path, "last", 0).communicate(timeout=60)
+    arrived = len(server.service.of(SERVING))
+    told = server.service.of(streams.DROPPED)
+    dropped = max((r["Records"] for r in told), default=0)
+    maybe = max((r["MayHaveArrived"] for r in told), default=0)
+    assert dropped > 0, "the spool was never full"
+    assert arrived + dropped - maybe <= 750 <= arrived + dropped, (arrived, dropped, maybe)
     assert not list(tmp_path.glob("step0/sinks/*/1/*-*-*.*"))
 
 
