@@ -89,7 +89,9 @@ class Recorder:
             except OSError as e:
                 self._rests_until = time.monotonic() + _REST_S
                 why = f"the spool cannot be written ({one_line(e, 160)}): records wait in memory"
-                self._warn("spool", why)
+                # A lock that another process holds is free soon.
+                if not isinstance(e, TimeoutError):
+                    self._warn("spool", why)
         self._remember(stream, line)
 
     def line(self, stream: str, values: Mapping[str, Any]) -> bytes:

@@ -51,10 +51,10 @@ class _Round:
     """One delivery. until: on the monotonic clock."""
 
     until: float
-    failed: set[str] = field(default_factory=set)
-    """Streams of which nothing is taken."""
     taken: set[str] = field(default_factory=set)
     """Streams of which something was taken."""
+    newest: dict[str, Segment] = field(default_factory=dict)
+    """By stream."""
 
     def left_s(self) -> float:
         return self.until - time.monotonic()
@@ -135,7 +135,9 @@ class Sender:
         except OSError as e:
             self._failures += 1
             self._why = f"the spool cannot be used ({one_line(e, 120)})"
-            self._warn("spool", f"{self._why}: records wait in memory alone")
+            # A lock that another process holds is free soon.
+            if not isinstance(e, TimeoutError):
+                self._warn("spool", f"{self._why}: records wait in memory alone")
             self._pause_s = self._every_s
         except Exception as e:
             # A mistake of ours. It costs records, and never the run.
@@ -174,8 +176,10 @@ class Sender:
         most = min(MOST_OF_REQUEST, self._spool.most_at_once)
         # By stream, so that one the rule does not have holds up no other.
         for stream, of_stream in groupby(sorted(waiting, key=_stream), _stream):
+            segments = list(of_stream)
+            now.newest[stream] = segments[-1]
             try:
-                for batch in _batches(list(of_stream), most):
+                for batch in _batches(segments, most):
                     self._send_batch(batch, now)
             except Problem as e:
                 if e.kind != "stream":
@@ -216,47 +220,51 @@ class Sender:
         """Send segments of which something is refused. before: as they were."""
         for number, segment in enumerate(asked):
             try:
-                lines = segment.lines()[0]
-                refused = self._halve(segment.stream, lines, now, lines[-1])
+                refused = self._halve(segment.stream, segment.lines()[0], now)
+                if refused:
+                    self._require_any(segment.stream, now, why)
             except FileNotFoundError:
                 continue
             except (Again, Problem):
-                # Of this one, halves may have been taken: it stays asked, and is sent again.
-                self._unask(asked[number + 1 :], before)
+                # Of this one, halves may have been taken: then it stays asked, and is sent again.
+                first = number + (segment.stream in now.taken)
+                self._unask(asked[first:], before)
                 raise
-            if refused and segment.stream not in now.taken:
-                # Nothing of this stream was ever taken: it is not the records.
-                self._unask(asked[number:], before)
-                raise Problem("stream", f"{why} for all records of {segment.stream}")
             self._spool.remove(segment, refused)
             if refused:
                 said = f"{why} for {len(refused)} records, which are dropped and counted"
                 self._warn("refused", said)
 
-    def _halve(
-        self, stream: str, lines: list[bytes], now: _Round, probe: bytes, refused: int = 0
-    ) -> list[bytes]:
-        """Send records; returns those that are refused one by one.
+    def _halve(self, stream: str, lines: list[bytes], now: _Round, refused: int = 0) -> list[bytes]:
+        """Send records; returns those that are refused one by one. refused: how many were so far.
 
-        After MOST_REFUSED of them `probe` is sent: if it is refused too, it is not the records, and
-        this raises Problem. refused: how many were so far.
+        Raises Problem if it is not the records, as `_require_any` does.
         """
+        if not lines:
+            return []
         try:
             self._post(stream, lines, now)
             return []
         except Refused as e:
-            if refused >= MOST_REFUSED and stream not in now.taken:
-                self._require_any(stream, probe, now, e)
-            if len(lines) <= 1:
+            if refused >= MOST_REFUSED:
+                self._require_any(stream, now, e)
+            if len(lines) == 1:
                 return lines
         half = len(lines) // 2
-        found = self._halve(stream, lines[:half], now, probe, refused)
-        return found + self._halve(stream, lines[half:], now, probe, refused + len(found))
+        found = self._halve(stream, lines[:half], now, refused)
+        return found + self._halve(stream, lines[half:], now, refused + len(found))
 
-    def _require_any(self, stream: str, probe: bytes, now: _Round, why: Refused) -> None:
+    def _require_any(self, stream: str, now: _Round, why: Refused) -> None:
+        """Raise Problem if the service takes no record of the stream: not the newest, either.
+
+        Then it is not the records, and none of them may be dropped.
+        """
+        if stream in now.taken:
+            return
         try:
-            self._post(stream, [probe], now)
-        except Refused:
+            lines = now.newest[stream].now().lines()[0]
+            self._post(stream, lines[-1:], now)
+        except (Refused, FileNotFoundError):
             raise Problem("stream", f"{why} for all records of {stream}") from None
 
     def _post(self, stream: str, lines: Sequence[bytes], now: _Round) -> None:
@@ -283,10 +291,16 @@ class Sender:
         untold = dropped.untold()
         if not untold:
             return
-        lines = [self._dropped_line(dropped.spool, key, total) for key, total in untold.items()]
-        self._post(streams.DROPPED, lines, now)
+        self._post_dropped(dropped.spool, untold, now)
         self._spool.told(dropped)
         self._warn_of_drops(untold)
+
+    def _post_dropped(self, spool: str, untold: dict[str, dict[str, Any]], now: _Round) -> None:
+        lines = [self._dropped_line(spool, key, total) for key, total in untold.items()]
+        try:
+            self._post(streams.DROPPED, lines, now)
+        except Refused as e:
+            raise Problem("counts", f"{e} for counts of dropped records") from None
 
     def _dropped_line(self, spool: str, key: str, total: dict[str, Any]) -> bytes:
         stream, _, reason = key.partition("|")
@@ -322,9 +336,7 @@ class Sender:
             self._recorder.put_back(kept)
         untold = self._recorder.untold()
         if untold:
-            spool = self._recorder.dropped.spool
-            lines = [self._dropped_line(spool, key, total) for key, total in untold.items()]
-            self._post(streams.DROPPED, lines, now)
+            self._post_dropped(self._recorder.dropped.spool, untold, now)
             self._recorder.told(untold)
             self._warn_of_drops(untold)
 

@@ -74,6 +74,14 @@ class Segment:
         self.path.rename(path)
         return Segment(self.at, self.id, self.stream, state, path)
 
+    def now(self) -> Segment:
+        """The same in the state that it has now. Raises FileNotFoundError if it is gone."""
+        for state in ("ready", "asked"):
+            path = self.path.with_suffix(f".{state}")
+            if path.exists():
+                return Segment(self.at, self.id, self.stream, state, path)
+        raise FileNotFoundError(self.path)
+
     def disk(self) -> int:
         """Bytes that it takes on the disk; 0 if it is gone."""
         try:

@@ -253,6 +253,24 @@ def test_one_record_that_is_refused_holds_up_no_other(
     assert "5 records, which are dropped and counted" in caplog.text
 
 
+def test_a_refused_record_in_a_segment_of_its_own_holds_up_no_other(
+    case: Case, server: Running, caplog: Any
+) -> None:
+    """As those that an older version left, of a type that the rule does not take any more."""
+    server.service.refuses = lambda record: record.get("Requests", 9) < 6
+    for number in range(6):
+        with case.opened(within_s=0.5) as monitor:
+            note(monitor, number)
+    assert len(case.waiting()) == 6 and not server.service.dropped()
+    assert "for all records of RaypipeServing_CL" in caplog.text
+    server.service.asked.clear()
+    with case.opened() as monitor:
+        note(monitor, 6)
+        note(monitor, 7)
+    assert {r["Requests"] for r in server.service.of(SERVING)} == {6, 7}
+    assert server.service.dropped() == {(SERVING, "refused"): 6} and not case.waiting()
+
+
 def test_413_is_sent_in_halves(case: Case, server: Running) -> None:
     server.service.most_bytes = 5000
     with case.opened() as monitor:
