@@ -78,17 +78,9 @@ def test_a_training_tells_its_epochs(config: Path, server: Running, cli: Cli) ->
     assert (config.parent / "run" / "train" / last["RunId"]).is_dir()
 
 
-@pytest.mark.parametrize(
-    ("answer", "said"),
-    [
-        (Answer(403), "Monitoring Metrics Publisher"),
-        (Answer(500), "not all records were delivered"),
-    ],
-)
-def test_a_training_goes_on(
-    config: Path, server: Running, cli: Cli, answer: Answer, said: str
-) -> None:
-    server.service.always = answer
+def test_a_training_goes_on(config: Path, server: Running, cli: Cli) -> None:
+    said = "Monitoring Metrics Publisher"
+    server.service.always = Answer(403)
     code, _, err = cli("train", config, "train.epochs=2")
     assert code == 0 and err.count(said) == 1, err
     assert err.count("Azure Monitor") <= 2
