@@ -1,6 +1,7 @@
 """The reference of all settings, from their docstrings: for the docs, the terminal and editors.
 
-python -m raypipe.cli.reference           writes docs/config.md and jobs/configs/schema.json
+python -m raypipe.cli.reference           writes docs/config.md, jobs/configs/schema.json and the
+                                          columns of Azure Monitor's tables for Terraform
 python -m raypipe.cli.reference --check   fails if they are out of date; `make check` runs it
 """
 
@@ -19,6 +20,7 @@ from pydantic.fields import FieldInfo
 
 from raypipe.errors import ConfigError, nearest
 from raypipe.job import Job
+from raypipe.monitor import streams
 
 PAGE = Path("docs/config.md")
 SCHEMA = Path("jobs/configs/schema.json")
@@ -212,7 +214,8 @@ def _relaxed(node: Any) -> Any:
 
 def files() -> dict[Path, str]:
     """The generated files, by path from the repository's root."""
-    return {PAGE: page(), SCHEMA: json.dumps(schema(), indent=1, ensure_ascii=False) + "\n"}
+    made = json.dumps(schema(), indent=1, ensure_ascii=False) + "\n"
+    return {PAGE: page(), SCHEMA: made, streams.FILE: streams.as_json()}
 
 
 def main(arguments: list[str]) -> int:
@@ -224,6 +227,7 @@ def main(arguments: list[str]) -> int:
         # Compared as text: a change of a docstring counts.
         stale.append(str(path))
         if "--check" not in arguments:
+            path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
     if "--check" not in arguments or not stale:
         return 0

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from raypipe.cluster import usage
 from raypipe.feed.dataset import Pinned, pin
+from raypipe.monitor.monitor import Monitor
 from raypipe.registry.promote import ModelVersion
 from raypipe.registry.tracking import Store
 from raypipe.report.formats import cell
 from raypipe.search import refit, tuner
+from raypipe.search import telling as telling_trials
 from raypipe.search.settings import SearchConfig
-from raypipe.train import trainer
+from raypipe.train import telling, trainer
 from raypipe.train.job import TrainJob
 from raypipe.train.loop import LoopState
 from raypipe.train.measure.utilisation import Utilisation, utilisation
@@ -26,7 +28,12 @@ Challenger = tuple[ModelVersion, str, float]
 
 
 def train(
-    store: Store, job: TrainJob, opened: Pinned, say: Callable[[str], None], why: CalledFor
+    store: Store,
+    job: TrainJob,
+    opened: Pinned,
+    say: Callable[[str], None],
+    why: CalledFor,
+    monitors: Sequence[Monitor] = (),
 ) -> Challenger:
     """The champion's settings and no others, on the new rows."""
     say(f"Training a challenger on {_table(job)} with {_workers(job)}")
@@ -35,7 +42,8 @@ def train(
     def told(metrics: dict[str, float], state: LoopState) -> None:
         say(f"epoch {state.epoch}: {decide.headline(metrics)}")
 
-    result = trainer.run(planned, told)
+    result = trainer.run(planned, telling.epochs(monitors, planned.job, planned.key, told))
+    telling.finished(monitors, planned.job, result)
     _tell(utilisation(usage.read(planned.folder / usage.FILE), result.history), say)
     version = publish(store, planned, result, "challenger", called_for=why)
     return version, result.key, result.device_s
@@ -60,6 +68,7 @@ def search(
     opened: Pinned,
     say: Callable[[str], None],
     why: CalledFor,
+    monitors: Sequence[Monitor] = (),
 ) -> Challenger:
     """The best of some trials around the champion's settings.
 
@@ -72,7 +81,8 @@ def search(
     if first.feed.sampling == "sources":
         how = "equally often" if first.feed.mix is None else f"by {first.feed.mix}"
         say(f"Sources are drawn {how}")
-    found = tuner.search(base, asked, pinned=_pin(base, opened))
+    told = telling_trials.standings(monitors, base, lambda done, total, standings: None)
+    found = tuner.search(base, asked, told, pinned=_pin(base, opened))
     best = found.trials[0]
     drawn = cell(dict(sorted(best.changes.items())))
     _tell(found.used, say)
@@ -81,7 +91,9 @@ def search(
     if asked.refit is not None:
         again = refit.job_of(base, asked.refit, found)
         say(f"Training {best.name} once more, on {again.feed.train}, with {_workers(again)}")
-        found = refit.refit(again, found, lambda metrics, state: None, lambda position: None)
+        epoch = telling.epochs(monitors, again, found.best.key, lambda metrics, state: None)
+        found = refit.refit(again, found, epoch, lambda position: None)
+    telling.finished(monitors, found.plan.job, found.best)
     why = replace(why, device_s=found.device_s)
     folders = [found.folder]
     version = publish(store, found.plan, found.best, "challenger", found.runs(), folders, why)

@@ -9,7 +9,7 @@ model version.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ import pyarrow as pa
 from raypipe.config import RunConfig, key_of, validate
 from raypipe.errors import DataError, RaypipeError, one_line
 from raypipe.feed.dataset import Pinned, pin
+from raypipe.monitor.monitor import Monitor
 from raypipe.registry import promote, tracking
 from raypipe.registry.package import Package
 from raypipe.registry.promote import ModelVersion
@@ -99,12 +100,13 @@ def retrain(
     pinned: Pinned | None = None,
     told: Callable[[str], None] = lambda state: None,
     decided: Callable[[Decision], None] = lambda decision: None,
+    monitors: Sequence[Monitor] = (),
 ) -> RetrainResult:
     """Train a challenger if drift and labels call for it, compare it, and promote it if better.
 
     champion: the current one by default, and as long as it is current. pinned: the job's rows, if
     they are pinned already. told: called with each state that is reached and kept. decided: called
-    with the decision to train or not, before anything is trained.
+    with the decision to train or not, before anything is trained. monitors: get the epochs.
     """
     is_named = champion is not None
     options = cfg.watch.storage_options
@@ -154,7 +156,7 @@ def retrain(
             pinned = _cleaned(job, cfg, champion, pinned, held, say)
         spent_h = policy.spent_h(tried, now())
         return _retrain(
-            store, job, cfg, checked, champion, package, pinned, held, asked, spent_h, say
+            store, job, cfg, checked, champion, package, pinned, held, asked, spent_h, say, monitors
         )
 
 
@@ -261,6 +263,7 @@ def _retrain(
     reason: str,
     spent_h: float,
     say: Callable[[str], None],
+    monitors: Sequence[Monitor],
 ) -> RetrainResult:
     """Train a challenger, compare it, and carry out what follows, holding the lease."""
     labelled = labels.labelled_by_source(job, pinned)
@@ -276,10 +279,10 @@ def _retrain(
     if cfg.watch.retrain_samples > 1:
         search = within_budget(cfg.search, _left_h(cfg.watch, held, spent_h))
         challenger, trained, device_s = challenge.search(
-            store, search, cfg.watch, first, pinned, say, why
+            store, search, cfg.watch, first, pinned, say, why, monitors
         )
     else:
-        challenger, trained, device_s = challenge.train(store, first, pinned, say, why)
+        challenger, trained, device_s = challenge.train(store, first, pinned, say, why, monitors)
     spent = {"training": trained, "device_s": device_s}
     held.reached("trained", challenger=str(challenger), **spent)
     # Fields of a slice are part of the key: a row that lacks one of them could not be read.

@@ -11,7 +11,8 @@ from raypipe.search.settings import dotted
 from raypipe.tables.storage import StorageOptions
 from raypipe.tables.table import TableConfig
 from raypipe.watch.policy import PolicyConfig, WatchHorizon
-from raypipe.watch.sinks import LogConfig, SinkConfig
+from raypipe.watch.sinks import SinkConfig
+from raypipe.watch.sinks.log import LogConfig
 
 # Per side: below, the smallest drift that any test finds at alpha 0.01 is larger than two standard
 # deviations.
@@ -89,8 +90,9 @@ class WatchConfig(Section):
     """Retrain without drift, and whatever the policy says."""
     sinks: tuple[SinkConfig, ...] = (LogConfig(),)
     """Who is told of finished checks, missed windows, decisions, retrains, promotions, and that a
-    run has finished: `{type: log}`, `{type: webhook, url: …, secret_env: …}`. A sink that fails is
-    one warning; the check goes on."""
+    run has finished: `{type: log}`, `{type: webhook, url: …, secret_env: …}`. `{type:
+    azure_monitor, endpoint: https://…, rule: dcr-…}` gets epochs of trainings and the counts of
+    served requests, too. A sink that fails is one warning; the work goes on."""
 
     def place(self, run: RunConfig, table: str) -> str:
         """The address of one of the tables of checks, windows and decisions."""

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from raypipe.cluster.connect import connect
 from raypipe.job import Job
+from raypipe.monitor.monitor import Monitor
+from raypipe.monitor.recorder import Keeping
 from raypipe.registry import tracking
 from raypipe.serve.online import server
 from raypipe.serve.signals import stopping
+from raypipe.work import monitoring
 from raypipe.work.find import require_store
 from raypipe.work.result import Facts, Result
 from raypipe.work.show import Show
@@ -35,16 +39,21 @@ def serve(job: Job, show: Show) -> Served:
     # A missing champion, a port in use or a bad token must not cost a cluster start.
     registry = tracking.placed(job.run, job.registry, job.artifacts)
     server.check(job.run, registry, job.serve)
-    connect(job.cluster)
-    # Signals end the wait, and leaving the block ends the replicas with grace.
-    with (
-        stopping() as stop,
-        server.running(job.run, registry, job.serve) as running,
-    ):
-        show.facts(_facts(running, job))
-        server.wait(running, show.say, stop)
-        done = Served(running.address, str(running.model), running.requests)
+    with monitoring.opened(job, "serve") as monitors:
+        connect(job.cluster)
+        # Signals end the wait, and leaving the block ends the replicas with grace.
+        with (
+            stopping() as stop,
+            server.running(job.run, registry, job.serve, _keepings(monitors)) as running,
+        ):
+            show.facts(_facts(running, job))
+            server.wait(running, show.say, stop)
+            done = Served(running.address, str(running.model), running.requests)
     return done
+
+
+def _keepings(monitors: Sequence[Monitor]) -> tuple[Keeping, ...]:
+    return tuple(monitor.keeping for monitor in monitors)
 
 
 def _facts(running: server.Server, job: Job) -> Facts:

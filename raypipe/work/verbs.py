@@ -7,6 +7,7 @@ and run again.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,11 +18,13 @@ from raypipe.config import replace, save
 from raypipe.costs.spent import Price, Spent
 from raypipe.feed.dataset import Pinned, pin
 from raypipe.job import Job
+from raypipe.monitor.monitor import Monitor
 from raypipe.registry import promote, tracking
 from raypipe.registry.promote import ModelVersion
 from raypipe.registry.tracking import KEY, Store
 from raypipe.search import page as search_page
 from raypipe.search import refit, tuner
+from raypipe.search import telling as telling_trials
 from raypipe.search.leaderboard import SearchResult
 from raypipe.search.trials import tune_patches
 from raypipe.serve import batch, stream
@@ -30,7 +33,7 @@ from raypipe.tables import clean as cleaning
 from raypipe.tables.ingest import ingest as ingest_images
 from raypipe.tables.ingest import understand
 from raypipe.tables.table import ImageTable
-from raypipe.train import trainer, unseen
+from raypipe.train import telling, trainer, unseen
 from raypipe.train.job import TrainJob, TrainResult
 from raypipe.train.launch import join, nodes_of, wants_gpu
 from raypipe.train.measure.utilisation import utilisation
@@ -43,8 +46,9 @@ from raypipe.watch import retrain as loop
 from raypipe.watch.check import CheckResult
 from raypipe.watch.decide import Decision
 from raypipe.watch.power import measure
+from raypipe.watch.sinks import Sinks
 from raypipe.watch.windows import Waiting
-from raypipe.work import artifacts, told
+from raypipe.work import artifacts, monitoring, told
 from raypipe.work import evaluate as evaluation
 from raypipe.work.evaluate import Evaluated
 from raypipe.work.find import batch_of
@@ -95,6 +99,11 @@ def clean(job: Job, show: Show) -> Cleaned:
 @artifacts.kept
 def train(job: Job, show: Show) -> Trained:
     """Train one model and register it; the first model becomes champion."""
+    with monitoring.opened(job, "train") as monitors:
+        return _train(job, show, monitors)
+
+
+def _train(job: Job, show: Show, monitors: Sequence[Monitor]) -> Trained:
     began = time.monotonic()
     pinned = pin(job.table, job.feed, kind=job.model.task)
     job = replace(job, {"train.workers": join(job.training).train.workers})
@@ -104,7 +113,9 @@ def train(job: Job, show: Show) -> Trained:
     show.say(f"Training {job.model.name} ({job.model.mode}) with {_workers(job)}")
     with show.training(job.train.epochs, job.train.stopping.metric) as told:
         planned = trainer.plan(job.training, pinned)
-        result = trainer.run(planned, told.epoch, told.step)
+        epoch = telling.epochs(monitors, planned.job, planned.key, told.epoch)
+        result = trainer.run(planned, epoch, told.step)
+    telling.finished(monitors, planned.job, result)
     version = publish(store, planned, result, "train")
     registered = Registered(version, crown_first(store, version), store.uri)
     test = _test(planned, result, store)
@@ -145,6 +156,11 @@ def _test(planned: trainer.Plan, result: TrainResult, store: Store) -> dict[str,
 @artifacts.kept
 def tune(job: Job, show: Show) -> Searched:
     """Search hyperparameters and register the best model; the first one becomes champion."""
+    with monitoring.opened(job, "tune") as monitors:
+        return _tune(job, show, monitors)
+
+
+def _tune(job: Job, show: Show, monitors: Sequence[Monitor]) -> Searched:
     began = time.monotonic()
     refuse(job.training, "A search")
     pinned = pin(job.table, job.feed, kind=job.model.task)
@@ -152,7 +168,7 @@ def tune(job: Job, show: Show) -> Searched:
     resources = connect(job.cluster, preload=tune_patches.PRELOAD)
     _tell_overlap(pinned, job, show)
     price = _price(job, resources)
-    result, version, store = search_and_register(job, show, pinned, price)
+    result, version, store = search_and_register(job, show, pinned, price, monitors)
     registered = Registered(version, crown_first(store, version), store.uri)
     test = _test(result.plan, result.best, store)
     a_second = price.usd_per_device_s if price else None
@@ -170,7 +186,11 @@ def _price(job: Job, resources: dict[str, float]) -> Price | None:
 
 
 def search_and_register(
-    job: Job, show: Show, pinned: Pinned | None = None, price: Price | None = None
+    job: Job,
+    show: Show,
+    pinned: Pinned | None = None,
+    price: Price | None = None,
+    monitors: Sequence[Monitor] = (),
 ) -> tuple[SearchResult, ModelVersion, Store]:
     """The search, its refit if the job asks for one, and the registered model.
 
@@ -180,10 +200,12 @@ def search_and_register(
     tuner.check(job.training, job.search)
     store = tracking.open_store(job.run, job.registry, job.artifacts)
     with show.searching(job.train.stopping.metric) as told:
-        result = tuner.search(job.training, job.search, told, pinned)
+        listener = telling_trials.standings(monitors, job.training, told)
+        result = tuner.search(job.training, job.search, listener, pinned)
     if job.search.refit is not None:
         again = refit.job_of(job.training, job.search.refit, result)
-        result = _refitted(again, result, show)
+        result = _refitted(again, result, show, monitors)
+    telling.finished(monitors, result.plan.job, result.best)
     children = result.runs(price.usd_per_device_s if price else None)
     asked = CalledFor("tune", "raypipe tune was called", device_s=result.device_s)
     if job.search.refit is not None:
@@ -193,13 +215,17 @@ def search_and_register(
     return result, version, store
 
 
-def _refitted(again: TrainJob, found: SearchResult, show: Show) -> SearchResult:
+def _refitted(
+    again: TrainJob, found: SearchResult, show: Show, monitors: Sequence[Monitor]
+) -> SearchResult:
     show.say(
         f"Training {found.trials[0].name} once more, on {again.feed.train} at "
         f"{again.model.pixels} px: what {again.feed.val} says is no test now"
     )
     with show.training(again.train.epochs, again.train.stopping.metric) as told:
-        return refit.refit(again, found, told.epoch, told.step)
+        # Its key is known when it is planned: it is told under that of the search.
+        epoch = telling.epochs(monitors, again, found.best.key, told.epoch)
+        return refit.refit(again, found, epoch, told.step)
 
 
 def best_config(result: SearchResult) -> Path:
@@ -266,7 +292,11 @@ def serve(job: Job, show: Show) -> Served:
 @artifacts.kept
 def drift(job: Job, show: Show) -> Drifted | Waited:
     """Compare what came to watch.batch since the last check with the champion's reference."""
-    tell = sinks.opened(job.run, job.watch.sinks)
+    with monitoring.opened(job, "drift") as monitors:
+        return _drift(job, show, sinks.opened(job.run, job.watch.sinks, monitors))
+
+
+def _drift(job: Job, show: Show, tell: Sinks) -> Drifted | Waited:
     checked = _check(job, show)
     run, happened = told.of_check(checked)
     _call(job, run, checked)
@@ -289,8 +319,13 @@ def power(job: Job, show: Show) -> Powered:
 @artifacts.kept
 def retrain(job: Job, show: Show) -> Retrained:
     """Check for drift; on drift train a challenger, compare it, and promote it when better."""
+    with monitoring.opened(job, "retrain") as monitors:
+        tell = sinks.opened(job.run, job.watch.sinks, monitors)
+        return _retrain(job, show, tell, monitors)
+
+
+def _retrain(job: Job, show: Show, tell: Sinks, monitors: Sequence[Monitor]) -> Retrained:
     began = time.monotonic()
-    tell = sinks.opened(job.run, job.watch.sinks)
     if job.watch.retrain_samples > 1:
         refuse(job.training, "The search for a challenger", "watch.retrain_samples=1")
     pinned = pin(job.table, job.feed, kind=job.model.task)
@@ -329,6 +364,7 @@ def retrain(job: Job, show: Show) -> Retrained:
         pinned=pinned,
         told=reached,
         decided=decided,
+        monitors=monitors,
     )
     if done.challenger is None:
         # It may have stopped after the policy: another process is at it, or it broke too often.

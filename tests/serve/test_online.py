@@ -27,6 +27,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from raypipe.config import RunConfig, validate
 from raypipe.errors import ConfigError, DataError
 from raypipe.models.zoo import ImageModel, ModelConfig
+from raypipe.monitor.recorder import Keeping
+from raypipe.monitor.spool import Spool
 from raypipe.registry import package
 from raypipe.registry.package import Reference
 from raypipe.registry.promote import ModelVersion
@@ -89,8 +91,15 @@ def running(
             "flush_s": 0.5,
         },
     )
-    with server.running(run, RegistryConfig(), cfg) as made:
+    keeping = Keeping(folder / "spool", 2**20, "r", "mixed", "serve")
+    with server.running(run, RegistryConfig(), cfg, (keeping,)) as made:
         yield made
+    # A replica that ends with grace leaves its counts for the process that sends them.
+    spool = Spool(folder / "spool", 2**20)
+    records = [json.loads(line) for s in spool.segments() for line in s.lines()[0]]
+    statuses = sum((Counter(r["Statuses"]) for r in records), Counter[str]())
+    assert statuses["200"] >= 200 and statuses.total() == sum(r["Requests"] for r in records)
+    assert {r["RunId"] for r in records} == {"r"} and all(r["Model"] for r in records)
 
 
 def test_the_same_answer_as_the_package_and_the_version_in_it(

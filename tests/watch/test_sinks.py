@@ -23,7 +23,7 @@ from raypipe.errors import ConfigError
 from raypipe.watch import events, sinks
 from raypipe.watch.events import Event
 from raypipe.watch.settings import WatchConfig
-from raypipe.watch.sinks import Sinks
+from raypipe.watch.sinks import Sinks, webhook
 
 ROOT = Path(__file__).parents[2]
 SECRET = "a-secret-of-the-webhook-0123"
@@ -51,7 +51,7 @@ class Receiver:
 @pytest.fixture
 def receiver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
     monkeypatch.setenv("HOOK_SECRET", SECRET)
-    monkeypatch.setattr(sinks, "FIRST_PAUSE_S", 0.05)
+    monkeypatch.setattr(webhook, "FIRST_PAUSE_S", 0.05)
     made = Receiver()
 
     class Handler(BaseHTTPRequestHandler):
@@ -217,7 +217,7 @@ def test_a_receiver_that_refuses_all_events_is_asked_a_few_times(
     one_run = opened(tmp_path, receiver.url)
     for night in range(8, 10):
         one_run.send(check(night))
-    assert len(receiver.got) == sinks.MOST_REFUSED and len(notes(tmp_path)) == 10
+    assert len(receiver.got) == webhook.MOST_REFUSED and len(notes(tmp_path)) == 10
 
 
 @pytest.mark.parametrize("how", ["silent", "drips", "ends"])
@@ -459,7 +459,7 @@ def test_no_more_notes_than_the_bound(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(sinks, "MOST_NOTES", 3)
+    monkeypatch.setattr(webhook, "MOST_NOTES", 3)
     receiver.answers = [(404, {})] * 9
     for number in range(5):
         opened(tmp_path, receiver.url).send(check(number))

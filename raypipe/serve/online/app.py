@@ -14,6 +14,7 @@ import asyncio
 import json
 import logging
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.resources import files
@@ -45,7 +46,7 @@ PAGE_POLICY += "img-src blob: data:; connect-src 'self'; frame-ancestors 'none';
 
 @dataclass(frozen=True)
 class Parts:
-    """What a replica has."""
+    """What a replica has. predicted: called with the version and the seconds of each answer."""
 
     cfg: ServeConfig
     models: Models
@@ -53,6 +54,7 @@ class Parts:
     keeper: Keeper | None
     metrics: Metrics
     room: Room
+    predicted: Callable[[str, float], None]
 
 
 def build(parts: Parts) -> FastAPI:
@@ -216,6 +218,7 @@ class _Handlers:
         metrics.batch.observe(outcome.batch)
         if role != "shadow":
             metrics.seconds.labels(outcome.version).observe(seconds)
+            self.parts.predicted(outcome.version, seconds)
         if self.parts.keeper is not None and is_kept(request_id, self.parts.cfg.keep):
             self.parts.keeper.note(Entry(request_id, data, role, outcome, seconds, now()))
 

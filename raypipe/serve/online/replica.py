@@ -1,7 +1,8 @@
 """One replica: the process that holds the model and answers requests.
 
 Its threads: the event loop with the HTTP server, one worker a CPU (batching.py), one that follows
-the alias (models.py), one that writes the request log (request_log.py).
+the alias (models.py), one that writes the request log (request_log.py), one that keeps
+counts for Azure Monitor (tally.py).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 from raypipe.cluster import tasks
 from raypipe.models.allocator import give_back, keep_memory
 from raypipe.models.labels import Kind
+from raypipe.monitor.recorder import Keeping
 from raypipe.serve.online import app as http
 from raypipe.serve.online import batching, heads
 from raypipe.serve.online.front import Front
@@ -27,6 +29,7 @@ from raypipe.serve.online.metrics import Metrics
 from raypipe.serve.online.models import Models, Role, Served, Target
 from raypipe.serve.online.request_log import Keeper
 from raypipe.serve.online.settings import Batching, ServeConfig
+from raypipe.serve.online.tally import Tally
 from raypipe.tables.request_log import RequestLog, RequestTables
 
 log = logging.getLogger("raypipe")
@@ -40,7 +43,7 @@ class Setup:
     """What every replica of a server is given.
 
     task: model.task of the version that was served first. port: never 0. workers: threads that
-    predict. requests: the root of the request log.
+    predict. requests: the root of the request log. keepings: where counts of requests are kept.
     """
 
     server: str
@@ -50,6 +53,7 @@ class Setup:
     workers: int
     token_digest: str | None
     requests: str
+    keepings: tuple[Keeping, ...] = ()
 
 
 class Asked:
@@ -103,7 +107,16 @@ class Replica:
             self.keeper = Keeper(tables, cfg.flush_s, self._count_rows)
         # The HTTP app comes last: it may be asked at once.
         self.room = Room(cfg.queue, cfg.queue_mb * 2**20)
-        parts = http.Parts(cfg, self.models, self.batcher, self.keeper, self.metrics, self.room)
+        self.tally = Tally(setup.keepings, f"{socket.gethostname()}:{os.getpid()}")
+        parts = http.Parts(
+            cfg,
+            self.models,
+            self.batcher,
+            self.keeper,
+            self.metrics,
+            self.room,
+            self.tally.predicted,
+        )
         self.app = Front(
             http.build(parts), Rates(cfg.rate), setup.token_digest, self._version, self._count
         )
@@ -138,7 +151,7 @@ class Replica:
 
     def __del__(self) -> None:
         # The constructor may have failed half way.
-        for name in ("_server", "models", "batcher", "keeper"):
+        for name in ("_server", "models", "batcher", "keeper", "tally"):
             part = getattr(self, name, None)
             if part is None:
                 continue
@@ -153,6 +166,8 @@ class Replica:
 
     def _count(self, path: str, status: int) -> None:
         self.metrics.responses.labels(path, str(status)).inc()
+        if path == "/predict":
+            self.tally.answered(self._version(), status)
 
     def _count_rows(self, kind: str, rows: int) -> None:
         self.metrics.log_rows.labels(kind).inc(rows)

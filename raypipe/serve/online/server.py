@@ -40,6 +40,7 @@ from raypipe.cluster.folder import require_shared
 from raypipe.config import RunConfig
 from raypipe.errors import ClusterError, ConfigError, one_line
 from raypipe.models.labels import Kind
+from raypipe.monitor.recorder import Keeping
 from raypipe.registry import promote, tracking
 from raypipe.registry.promote import ModelVersion
 from raypipe.registry.tracking import RegistryConfig
@@ -102,17 +103,24 @@ def _checked(
 
 
 @contextmanager
-def running(run: RunConfig, registry: RegistryConfig, cfg: ServeConfig) -> Iterator[Server]:
+def running(
+    run: RunConfig,
+    registry: RegistryConfig,
+    cfg: ServeConfig,
+    keepings: tuple[Keeping, ...] = (),
+) -> Iterator[Server]:
     """A server on the cluster that this process is connected to; it stops when the block ends.
 
-    Requests in the house get their answers, and the request log is written. Raises what `check`
-    does, ConfigError for a request log that other nodes do not share, and ClusterError if the
-    replicas do not start.
+    Requests in the house get their answers, and the request log is written. keepings: where each
+    replica keeps counts of its requests; on several nodes a place that all share.
+
+    Raises what `check` does, ConfigError for a request log that other nodes do not share, and
+    ClusterError if the replicas do not start.
     """
     from ray import serve
 
     checked = check(run, registry, cfg)
-    setup = _setup(checked, run, cfg, cfg.port or _free_port(cfg.host))
+    setup = _setup(checked, run, cfg, cfg.port or _free_port(cfg.host), keepings)
     name = f"raypipe-{setup.server}"
     _start_serve()
     # Ray Serve ends what it has begun only if it is told to.
@@ -150,11 +158,19 @@ def application(run: RunConfig, registry: RegistryConfig, cfg: ServeConfig) -> A
     return _application(_setup(checked, run, cfg, cfg.port), run, registry)
 
 
-def _setup(checked: Checked, run: RunConfig, cfg: ServeConfig, port: int) -> Setup:
+def _setup(
+    checked: Checked,
+    run: RunConfig,
+    cfg: ServeConfig,
+    port: int,
+    keepings: tuple[Keeping, ...] = (),
+) -> Setup:
     """What replicas are given. Raises ConfigError for a request log that nodes do not share."""
     server = uuid.uuid4().hex[:12]
     requests = cfg.requests or str(run.path / "requests")
-    setup = Setup(server, cfg, checked.task, port, _workers(cfg), checked.token_digest, requests)
+    setup = Setup(
+        server, cfg, checked.task, port, _workers(cfg), checked.token_digest, requests, keepings
+    )
     if cfg.keep > 0 and "://" not in requests:
         fix = "Set serve.requests to a place that all nodes share, or serve.keep=0"
         require_shared(Path(requests), {"CPU": setup.workers}, "serve.requests", fix)

@@ -1,6 +1,6 @@
-"""Where events go: the log, and a webhook. Nothing here raises into the work that it tells of.
+"""Events as signed requests to an address. Nothing here raises into the work that it tells of.
 
-A webhook's event is written as a note in the run's folder first, and deleted when the receiver has
+An event is written as a note in the run's folder first, and deleted when the receiver has
 answered 2xx. So an event outlives a kill and a dead receiver: the next event, or the next run in
 this folder, delivers the notes that are left, oldest first.
 
@@ -27,13 +27,11 @@ import hmac
 import json
 import logging
 import os
-import threading
 import time
 import uuid
-from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any, Literal, Protocol
+from typing import Literal
 from urllib.parse import unquote, urljoin, urlsplit
 
 import requests
@@ -44,6 +42,7 @@ from typing_extensions import Self
 from raypipe.config import RunConfig, Section, to_json
 from raypipe.errors import ConfigError, hidden, keep_secret, keep_secrets_of
 from raypipe.files import write_atomic
+from raypipe.monitor.within import within
 from raypipe.watch.events import Event
 
 log = logging.getLogger("raypipe")
@@ -57,13 +56,6 @@ _OF_EVENT = {400, 409, 413, 422}
 _KEEP_METHOD = {307, 308}  # redirects that keep the method and the body
 _MOST_REDIRECTS = 3
 _SHORTEST = 16  # characters of a secret
-
-
-class LogConfig(Section):
-    """Events as lines of the log."""
-
-    type: Literal["log"] = "log"
-    """One line each, with the run's id."""
 
 
 class WebhookConfig(Section):
@@ -89,55 +81,8 @@ class WebhookConfig(Section):
         return self
 
 
-SinkConfig = Annotated[LogConfig | WebhookConfig, Field(discriminator="type")]
-
-
-class Sink(Protocol):
-    """Takes events. `send` neither raises nor takes longer than the sink was given."""
-
-    def send(self, event: Event) -> None: ...
-
-
-class Log:
-    """Each event is a line; its facts are JSON."""
-
-    def send(self, event: Event) -> None:
-        said = hidden(f"{event.kind} {event.run}: {event.text} {to_json(dict(event.facts))}")
-        log.info("%s", said)
-
-
-class Sinks:
-    """All sinks of a job. A fault of one is one warning, and the others get the event."""
-
-    def __init__(self, sinks: Sequence[Sink]) -> None:
-        self._sinks = tuple(sinks)
-        self._warned: set[int] = set()
-
-    def send(self, *events: Event) -> None:
-        for event in events:
-            for number, sink in enumerate(self._sinks):
-                try:
-                    sink.send(event)
-                except Exception as e:  # a sink is never worth a night's check
-                    if number not in self._warned:
-                        self._warned.add(number)
-                        kind = type(sink).__name__
-                        # Its text may hold an address.
-                        log.warning("The sink %s failed: %s", kind, type(e).__name__)
-
-
-def opened(run: RunConfig, sinks: Sequence[LogConfig | WebhookConfig]) -> Sinks:
-    """The sinks of these settings. Raises ConfigError for an address or a secret that is not there.
-
-    It is called before the work, which must not end because of them.
-    """
-    made: list[Sink] = []
-    for cfg in sinks:
-        made.append(Log() if isinstance(cfg, LogConfig) else _webhook(run, cfg))
-    return Sinks(made)
-
-
-def _webhook(run: RunConfig, cfg: WebhookConfig) -> Webhook:
+def opened(run: RunConfig, cfg: WebhookConfig) -> Webhook:
+    """Raises ConfigError for an address or a secret that is not there."""
     url = _of_environment(cfg.url.removeprefix("env:")) if cfg.url.startswith("env:") else cfg.url
     keep_secrets_of(url)
     try:
@@ -329,7 +274,7 @@ class Webhook:
         pause_s = FIRST_PAUSE_S
         while True:
             try:
-                within(until - time.monotonic(), lambda: self._post(id, body, until))
+                self._post_in_time(id, body, until)
                 return
             except _Again as e:
                 wait_s = max(pause_s, e.after_s)
@@ -337,6 +282,12 @@ class Webhook:
                     raise
                 time.sleep(wait_s)
                 pause_s *= 2
+
+    def _post_in_time(self, id: str, body: bytes, until: float) -> None:
+        try:
+            within(until - time.monotonic(), lambda: self._post(id, body, until))
+        except TimeoutError as e:
+            raise _Again(str(e)) from None
 
     def _post(self, id: str, body: bytes, until: float) -> None:
         """One try, with redirects inside the same host. Raises _Again or _Refused."""
@@ -403,28 +354,6 @@ class Webhook:
 def _reason(error: OSError) -> str:
     """The system's words, as `No space left on device`."""
     return error.strerror or type(error).__name__
-
-
-def within(seconds: float, work: Callable[[], Any]) -> None:
-    """Run `work`, which takes no longer than `seconds` of this thread. Raises what it raises.
-
-    A timeout of a socket begins anew with each byte: a server that drips would hold us for ever.
-    """
-    raised: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            work()
-        except BaseException as e:
-            raised.append(e)
-
-    thread = threading.Thread(target=run, daemon=True, name="webhook")
-    thread.start()
-    thread.join(max(0.0, seconds))
-    if thread.is_alive():
-        raise _Again("it does not answer in time")
-    if raised:
-        raise raised[0]
 
 
 def _origin(url: str) -> tuple[str, str | None, int | None]:

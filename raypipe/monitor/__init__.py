@@ -1,0 +1,1 @@
+"""Records for Azure Monitor: what they hold, where they wait, and how they are sent."""
