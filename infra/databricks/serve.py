@@ -1,6 +1,6 @@
 """Make the serving endpoint answer with the champion's version: the task of the job `serve`.
 
-    python serve.py CONFIG endpoint.yml --name=NAME --readers=GROUP --create=false section.key=value…
+    python serve.py CONFIG endpoint.yml --name=N --readers=GROUP --create=false section.key=value
 
 Limits, size and rights are those of endpoint.yml. Run again, it changes nothing. An endpoint that
 does not exist is made only with --create=true: it costs money. What was set is read back; if the
@@ -85,7 +85,8 @@ def follow(
         elif _serves(endpoint, wanted):
             said = f"Endpoint {name} serves {champion.name} version {champion.version} already"
         else:
-            _wait(call, name)  # an update under way cannot be interrupted
+            # An update under way cannot be interrupted. One that failed is why we are here.
+            _wait(call, name, failed_is_fine=True)
             call("PUT", f"/api/2.0/serving-endpoints/{name}/config", body=wanted["config"])
             said = f"Endpoint {name} now serves {champion.name} version {champion.version}"
         if wanted.get("ai_gateway"):
@@ -133,13 +134,13 @@ def _serves(endpoint: Any, wanted: dict[str, Any]) -> bool:
     return _entities(endpoint) == _entities(wanted)
 
 
-def _wait(call: Call, name: str) -> Any:
-    """The endpoint, once no update is under way. Raises RaypipeError if one fails."""
+def _wait(call: Call, name: str, failed_is_fine: bool = False) -> Any:
+    """The endpoint, once no update is under way. Raises RaypipeError if one failed."""
     until = time.monotonic() + UPDATE_S
     while True:
         endpoint = call("GET", f"/api/2.0/serving-endpoints/{name}")
         state = endpoint.get("state", {}).get("config_update", "NOT_UPDATING")
-        if state == "NOT_UPDATING":
+        if state == "NOT_UPDATING" or (failed_is_fine and state != "IN_PROGRESS"):
             return endpoint
         if state != "IN_PROGRESS" or time.monotonic() > until:
             raise RaypipeError(
