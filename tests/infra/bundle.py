@@ -90,7 +90,7 @@ class Wrong(Exception):
     """One thing that is wrong with the bundle."""
 
 
-# The root file, which databricks-bundles has no model of. Fields are those of the CLI's JSON schema.
+# The root file, of which databricks-bundles has no model. Its fields are those of the CLI's schema.
 
 
 class Model(BaseModel):
@@ -171,7 +171,7 @@ class Included(Model):
     resources: dict[str, dict[str, dict[str, Any]]]
 
 
-class _Strict(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+class _Strict(yaml.SafeLoader):
     """YAML in which no key stands twice: PyYAML would keep the last one, and say nothing."""
 
 
@@ -318,7 +318,9 @@ def fill(parsed: Mapping[str, Tree], target: str, given: Mapping[str, Any] = GIV
     own = main["targets"][target]
     if "principal" in own["variables"]:  # in a sandbox it is whoever deploys
         given = {name: value for name, value in given.items() if name != "principal"}
-    values = {name: spec["default"] for name, spec in main["variables"].items() if "default" in spec}
+    values = {
+        name: spec["default"] for name, spec in main["variables"].items() if "default" in spec
+    }
     tree["variables"] = values | own["variables"] | dict(given)
     for name in set(main["variables"]) - set(tree["variables"]):
         raise Wrong(f"no value assigned to required variable {name}")
@@ -342,7 +344,9 @@ def _filled(node: Tree, tree: Tree, on_the_way: tuple[str, ...], at: str = "") -
         return {k: _filled(v, tree, on_the_way, f"{at}.{k}".lstrip(".")) for k, v in node.items()}
     if isinstance(node, list):
         return [_filled(v, tree, on_the_way, f"{at}.{i}") for i, v in enumerate(node)]
-    if isinstance(node, str) and re.search(r"\$\s+\{|\$\w+\}|(?<!\$)(?<!\{)\{(var|resources|bundle)\.", node):
+    if isinstance(node, str) and re.search(
+        r"\$\s+\{|\$\w+\}|(?<!\$)(?<!\{)\{(var|resources|bundle)\.", node
+    ):
         raise Wrong(f"{at}: {node} is no reference")
     if not isinstance(node, str) or "${" not in node:
         return node
@@ -521,23 +525,29 @@ def _of_command(task: Tree, job: Tree, clusters: Mapping[str, Tree]) -> Iterator
     here = ROOT / "jobs" / "configs" / Path(config).name
     overrides = [argument for argument in arguments if re.match(r"[a-z_]+[.\w]*=", argument)]
     overrides = [DYNAMIC.sub("7", override) for override in overrides]
-    try:
-        load(Job, here, overrides)
-    except RaypipeError as e:
-        yield str(e)
+    yield from _of_config(here, tuple(overrides))
     if Path(run["python_file"]).parent.name == "jobs":
-        yield from _of_verb(verb, [str(here), *arguments[1:]])
+        yield from _of_verb(verb, (str(here), *arguments[1:]))
 
 
-def _of_verb(verb: str, arguments: list[str]) -> Iterator[str]:
-    if verb not in _commands():
-        yield f"raypipe has no verb {verb}"
-        return
-    command = _commands()[verb]
+@cache
+def _of_config(config: Path, overrides: tuple[str, ...]) -> tuple[str, ...]:
     try:
-        command.make_context(verb, list(arguments), resilient_parsing=False)
+        load(Job, config, list(overrides))
+    except RaypipeError as e:
+        return (str(e),)
+    return ()
+
+
+@cache
+def _of_verb(verb: str, arguments: tuple[str, ...]) -> tuple[str, ...]:
+    if verb not in _commands():
+        return (f"raypipe has no verb {verb}",)
+    try:
+        _commands()[verb].make_context(verb, list(arguments), resilient_parsing=False)
     except Exception as e:
-        yield f"raypipe {verb} {shlex.join(arguments)}: {e}"
+        return (f"raypipe {verb} {shlex.join(arguments)}: {e}",)
+    return ()
 
 
 @cache
@@ -595,7 +605,9 @@ def _is_field(head: str, name: str) -> bool:
 
 def _of_cluster(cluster: Tree, tree: Tree, at: str) -> Iterator[str]:
     """Does it obey its policy, and can Ray run on it?"""
-    name = re.fullmatch(r"\$\{resources\.cluster_policies\.(\w+)\.id\}", cluster.get("policy_id", ""))
+    name = re.fullmatch(
+        r"\$\{resources\.cluster_policies\.(\w+)\.id\}", cluster.get("policy_id", "")
+    )
     if name is None:
         yield f"{at}: it has no policy"
         return
@@ -657,9 +669,9 @@ def _of_files(parsed: Mapping[str, Tree]) -> Iterator[str]:
             last = path.rpartition(".")[2]
             if last == "whl" and (here / value).resolve() != wheel:
                 yield f"{name}: {path}: {value} is not the wheel that is built"
-            if last in ("python_file", "requirements", "file_path") and "${" not in str(value):
-                if not (here / value).is_file():
-                    yield f"{name}: {path}: there is no file {value}"
+            is_path = last in ("python_file", "requirements", "file_path")
+            if is_path and "${" not in str(value) and not (here / value).is_file():
+                yield f"{name}: {path}: there is no file {value}"
             inside = re.fullmatch(r"\$\{workspace\.file_path\}/([\w./-]+)", str(value))
             if inside and not (ROOT / inside[1]).is_file():
                 yield f"{name}: {path}: there is no file {inside[1]}"

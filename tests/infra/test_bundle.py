@@ -86,9 +86,7 @@ def misspelt(word: str, rng: random.Random) -> str:
 def is_named(slip: Slip) -> bool:
     """Does a problem say the misspelt name, or the one that is missing now?"""
     said = bundle.problems({**FILES, slip.file: slip.text})
-    names = {slip.now, slip.word, slip.now.rpartition(".")[2], slip.word.rpartition(".")[2]}
-    names |= set(slip.word.split("."))
-    return any(name in problem for problem in said for name in names)
+    return any(name in problem for problem in said for name in (slip.now, slip.word))
 
 
 def test_thirty_misspellings_are_found(capsys: pytest.CaptureFixture[str]) -> None:
@@ -111,52 +109,167 @@ def test_every_name_can_be_misspelt_and_is_found(seed: int) -> None:
     ("file", "before", "after", "said"),
     [
         # Twice: PyYAML keeps the last one and says nothing.
-        ("resources/data.yml", "      max_concurrent_runs: 1\n      queue: &queue", "      queue: {enabled: false}\n      max_concurrent_runs: 1\n      queue: &queue", "'queue' stands twice"),
-        ("databricks.yml", "  epochs:\n", "  epochs:\n    description: Twice as many\n    default: 3\n  epochs:\n", "'epochs' stands twice"),
+        (
+            "resources/data.yml",
+            "      max_concurrent_runs: 1\n      queue: &queue",
+            "      queue: {enabled: false}\n      max_concurrent_runs: 1\n      queue: &queue",
+            "'queue' stands twice",
+        ),
+        (
+            "databricks.yml",
+            "  epochs:\n",
+            "  epochs:\n    description: Twice as many\n    default: 3\n  epochs:\n",
+            "'epochs' stands twice",
+        ),
         # Types
         ("resources/data.yml", "timeout_seconds: 64800", "timeout_seconds: soon", "soon"),
-        ("resources/data.yml", "max_concurrent_runs: 1", "max_concurrent_runs: [1]", "max_concurrent_runs|list"),
-        ("resources/data.yml", "          - ${var.email}\n        on_duration", "          - [\"${var.email}\"]\n        on_duration", "on_failure"),
+        (
+            "resources/data.yml",
+            "max_concurrent_runs: 1",
+            "max_concurrent_runs: [1]",
+            "max_concurrent_runs|list",
+        ),
+        (
+            "resources/data.yml",
+            "          - ${var.email}\n        on_duration",
+            '          - ["${var.email}"]\n        on_duration',
+            "on_failure",
+        ),
         ("resources/data.yml", "name: raypipe-ingest", "name: {raypipe: ingest}", "name"),
         ("resources/data.yml", "description: Tag", "description: {Tag: a}\n      #", "description"),
         ("resources/data.yml", "enabled: true", "enabled: maybe", "maybe"),
         ("resources/data.yml", "level: CAN_VIEW", "level: CAN_LOOK", "CAN_LOOK"),
         ("resources/catalog.yml", "[USE_SCHEMA, SELECT]", "[USE_SCHEMAS, SELECT]", "USE_SCHEMAS"),
         ("resources/data.yml", "      tags: *tags", "      tags:", "nothing stands there"),
-        ("resources/data.yml", "job_cluster_key: cpu\n          depends_on", "job_cluster_key: cpus\n          depends_on", "cpus"),
+        (
+            "resources/data.yml",
+            "job_cluster_key: cpu\n          depends_on",
+            "job_cluster_key: cpus\n          depends_on",
+            "cpus",
+        ),
         # Anchors, indentation, a second document, a file of something else
         ("resources/data.yml", "tags: *tags", "tags: *tag", "tag"),
         ("resources/data.yml", "    clean:\n      name", "   clean:\n      name", "data.yml"),
         ("resources/data.yml", "resources:\n", "---\nresources:\n---\n", "data.yml"),
         ("resources/data.yml", "resources:\n", "resource:\n", "resource"),
         # Variables
-        ("databricks.yml", "  email:\n", "  unused:\n    description: Nobody reads this one\n    default: 1\n  email:\n", "variables.unused: nothing uses it"),
-        ("databricks.yml", "    description: Most epochs of a training run\n", "", "epochs.description"),
-        ("databricks.yml", "    description: URL of the workspace", "    default: https://adb-1.example\n    description: URL of the workspace", "host: it is about one company"),
-        ("databricks.yml", "    type: complex\n    default:\n      spark.databricks", "    default:\n      spark.databricks", "single_node_conf"),
-        ("databricks.yml", "default: ${var.one_gpu_node}", "default: ${var.training_cluster}", "refers to itself"),
-        ("databricks.yml", "      epochs: 5\n", "      epoch: 5\n", "epoch: there is no such variable"),
+        (
+            "databricks.yml",
+            "  email:\n",
+            "  unused:\n    description: Nobody reads this one\n    default: 1\n  email:\n",
+            "variables.unused: nothing uses it",
+        ),
+        (
+            "databricks.yml",
+            "    description: Most epochs of a training run\n",
+            "",
+            "epochs.description",
+        ),
+        (
+            "databricks.yml",
+            "    description: URL of the workspace",
+            "    default: https://adb-1.example\n    description: URL of the workspace",
+            "host: it is about one company",
+        ),
+        (
+            "databricks.yml",
+            "    type: complex\n    default:\n      spark.databricks",
+            "    default:\n      spark.databricks",
+            "single_node_conf",
+        ),
+        (
+            "databricks.yml",
+            "default: ${var.one_gpu_node}",
+            "default: ${var.training_cluster}",
+            "refers to itself",
+        ),
+        (
+            "databricks.yml",
+            "      epochs: 5\n",
+            "      epoch: 5\n",
+            "epoch: there is no such variable",
+        ),
         ("databricks.yml", "${var.storage}\n", "$ {var.storage}\n", "is no reference"),
-        ("databricks.yml", "      principal: ${workspace.current_user.userName}", "      principal: ${workspace.current_user.name}", "current_user.name"),
+        (
+            "databricks.yml",
+            "      principal: ${workspace.current_user.userName}",
+            "      principal: ${workspace.current_user.name}",
+            "current_user.name",
+        ),
         # Targets
         ("databricks.yml", "      branch: main", "      branch: any", "uat.git.branch"),
         ("databricks.yml", "  prod:\n", "  production:\n", "are not sit, uat and prod"),
-        ("databricks.yml", "    mode: development\n    default: true", "    mode: development", "not one default"),
+        (
+            "databricks.yml",
+            "    mode: development\n    default: true",
+            "    mode: development",
+            "not one default",
+        ),
         ("databricks.yml", "/${bundle.target}\n    run_as", "\n    run_as", "root_path"),
-        ("databricks.yml", "      - level: CAN_MANAGE\n", "      - level: CAN_VIEW\n", "CAN_VIEW for all resources"),
+        (
+            "databricks.yml",
+            "      - level: CAN_MANAGE\n",
+            "      - level: CAN_VIEW\n",
+            "CAN_VIEW for all resources",
+        ),
         ("databricks.yml", "        files: {lifecycle", "        file: {lifecycle", "volumes.file"),
         # Tasks
-        ("resources/watching.yml", "outcome: \"true\"", "outcome: \"yes\"", "yes is no outcome"),
-        ("resources/watching.yml", "tasks.check.values.is_drift", "tasks.chek.values.is_drift", "tasks.chek"),
-        ("resources/watching.yml", "tasks.check.values.is_drift", "tasks.check.values.drifted", "drifted"),
-        ("resources/training.yml", "{{job.run_id}}\n              - train.workers", "{{job.id}}\n              - train.workers", "job.id"),
-        ("resources/watching.yml", "{{job.parameters.create}}", "{{job.parameters.make}}", "parameters.make"),
-        ("resources/watching.yml", "        - task_key: drifted\n          depends_on:\n            - task_key: check", "        - task_key: drifted\n          depends_on:\n            - task_key: retrain", "cannot wait for retrain"),
-        ("resources/training.yml", "job_id: ${resources.jobs.serve.id}", "job_id: ${resources.jobs.server.id}", "server"),
-        ("resources/training.yml", "job_id: ${resources.jobs.serve.id}", "job_id: ${resources.jobs.serve.number}", "number"),
+        ("resources/watching.yml", 'outcome: "true"', 'outcome: "yes"', "yes is no outcome"),
+        (
+            "resources/watching.yml",
+            "tasks.check.values.is_drift",
+            "tasks.chek.values.is_drift",
+            "tasks.chek",
+        ),
+        (
+            "resources/watching.yml",
+            "tasks.check.values.is_drift",
+            "tasks.check.values.drifted",
+            "drifted",
+        ),
+        (
+            "resources/training.yml",
+            "{{job.run_id}}\n              - train.workers",
+            "{{job.id}}\n              - train.workers",
+            "job.id",
+        ),
+        (
+            "resources/watching.yml",
+            "{{job.parameters.create}}",
+            "{{job.parameters.make}}",
+            "parameters.make",
+        ),
+        (
+            "resources/watching.yml",
+            "        - task_key: drifted\n          depends_on:\n            - task_key: check",
+            "        - task_key: drifted\n          depends_on:\n            - task_key: retrain",
+            "cannot wait for retrain",
+        ),
+        (
+            "resources/training.yml",
+            "job_id: ${resources.jobs.serve.id}",
+            "job_id: ${resources.jobs.server.id}",
+            "server",
+        ),
+        (
+            "resources/training.yml",
+            "job_id: ${resources.jobs.serve.id}",
+            "job_id: ${resources.jobs.serve.number}",
+            "number",
+        ),
         # Command lines
-        ("resources/training.yml", "- train.epochs=${var.epochs}\n              - search", "- train.epoch=${var.epochs}\n              - search", "epoch"),
-        ("resources/training.yml", "- cluster.address=${var.ray_of_search}", "- cluster.address=", "address"),
+        (
+            "resources/training.yml",
+            "- train.epochs=${var.epochs}\n              - search",
+            "- train.epoch=${var.epochs}\n              - search",
+            "epoch",
+        ),
+        (
+            "resources/training.yml",
+            "- cluster.address=${var.ray_of_search}",
+            "- cluster.address=",
+            "address",
+        ),
         ("resources/data.yml", "--side=${var.side}", "--sides=${var.side}", "--sides"),
         ("resources/data.yml", "--side=${var.side}", "--side=${var.config}", "solar.yaml"),
         ("resources/watching.yml", "--once", "--twice", "--twice"),
@@ -165,22 +278,62 @@ def test_every_name_can_be_misspelt_and_is_found(seed: int) -> None:
         ("resources/data.yml", "${workspace.file_path}/jobs/configs", "jobs/configs", "full path"),
         # Files
         ("resources/data.yml", "../../../jobs/clean.py", "../../../jobs/cleen.py", "cleen.py"),
-        ("resources/data.yml", "requirements: ../requirements.txt", "requirements: ./requirements.txt", "./requirements.txt"),
-        ("resources/data.yml", "../../../dist/databricks/*.whl", "../../../dist/*.whl", "is not the wheel"),
+        (
+            "resources/data.yml",
+            "requirements: ../requirements.txt",
+            "requirements: ./requirements.txt",
+            "./requirements.txt",
+        ),
+        (
+            "resources/data.yml",
+            "../../../dist/databricks/*.whl",
+            "../../../dist/*.whl",
+            "is not the wheel",
+        ),
         ("databricks.yml", "    - ../../jobs", "    - ../../job", "../../job"),
         ("databricks.yml", "resources/*.yml", "resource/*.yml", "include"),
         # Clusters
-        ("databricks.yml", "num_workers: 0\n      data_security_mode: SINGLE_USER\n      azure", "num_workers: 3\n      data_security_mode: SINGLE_USER\n      azure", "num_workers"),
-        ("databricks.yml", "      spark.task.resource.gpu.amount: \"0\" # Ray", "      spark.task.resource.gpu.amount: \"1\" # Ray", "gpu.amount"),
-        ("databricks.yml", "availability: SPOT_WITH_FALLBACK_AZURE", "availability: SPOT_AZURE", "availability"),
-        ("databricks.yml", "data_security_mode: SINGLE_USER # Ray on", "data_security_mode: USER_ISOLATION # Ray on", "USER_ISOLATION"),
+        (
+            "databricks.yml",
+            "num_workers: 0\n      data_security_mode: SINGLE_USER\n      azure",
+            "num_workers: 3\n      data_security_mode: SINGLE_USER\n      azure",
+            "num_workers",
+        ),
+        (
+            "databricks.yml",
+            '      spark.task.resource.gpu.amount: "0" # Ray',
+            '      spark.task.resource.gpu.amount: "1" # Ray',
+            "gpu.amount",
+        ),
+        (
+            "databricks.yml",
+            "availability: SPOT_WITH_FALLBACK_AZURE",
+            "availability: SPOT_AZURE",
+            "availability",
+        ),
+        (
+            "databricks.yml",
+            "data_security_mode: SINGLE_USER # Ray on",
+            "data_security_mode: USER_ISOLATION # Ray on",
+            "USER_ISOLATION",
+        ),
         ("databricks.yml", "RAY_AUTH_MODE: token", "RAY_AUTH_MODE: none", "RAY_AUTH_MODE"),
         ("databricks.yml", "/ray-auth-token}}", "/ray-token}}", "ray-token"),
-        ("databricks.yml", "\"{{secrets/${var.secret_scope}/client-secret}}\"", "dose1234", "DATABRICKS_CLIENT_SECRET"),
-        ("resources/compute.yml", "\"type\": \"allowlist\"", "\"type\": \"alowlist\"", "alowlist"),
-        ("resources/compute.yml", "\"autoscale.max_workers\"", "\"autoscale.max_worker\"", "max_worker"),
-        ("resources/compute.yml", "\"maxValue\": 60", "\"maximum\": 60", "autotermination"),
-        ("resources/compute.yml", "\"hidden\": true},", "\"hidden\": true", "definition"),
+        (
+            "databricks.yml",
+            '"{{secrets/${var.secret_scope}/client-secret}}"',
+            "dose1234",
+            "DATABRICKS_CLIENT_SECRET",
+        ),
+        ("resources/compute.yml", '"type": "allowlist"', '"type": "alowlist"', "alowlist"),
+        (
+            "resources/compute.yml",
+            '"autoscale.max_workers"',
+            '"autoscale.max_worker"',
+            "max_worker",
+        ),
+        ("resources/compute.yml", '"maxValue": 60', '"maximum": 60', "autotermination"),
+        ("resources/compute.yml", '"hidden": true},', '"hidden": true', "definition"),
     ],
 )
 def test_what_else_can_be_wrong_is_named(file: str, before: str, after: str, said: str) -> None:
@@ -202,13 +355,22 @@ def test_a_variable_that_nobody_gave_is_named() -> None:
 
 
 PLACES = [  # a host, a user, a secret; what is an example or a placeholder is none
-    ("host", r"https?://(?!127\.0\.0\.1|localhost|HOST\b)[\w.-]+\.(azuredatabricks\.net|cloud\.databricks\.com|gcp\.databricks\.com)"),
+    (
+        "host",
+        r"https?://(?!127\.0\.0\.1|localhost|HOST\b)[\w.-]+\.(azuredatabricks\.net|cloud\.databricks\.com|gcp\.databricks\.com)",
+    ),
     ("account", r"@(?!ACCOUNT\b|account\b|\$\{)[\w-]+\.(dfs|blob)\.core\.windows\.net"),
     ("user", r"\b[\w.+-]+@(?!example\.|ACCOUNT|account|\$\{|git\b|v\d)[\w-]+\.(com|net|org|io)\b"),
-    ("token", r"\b(dapi[0-9a-f]{8,}|dose[0-9a-f]{8,}|gh[pousr]_\w{10,}|github_pat_\w+|eyJ[\w-]{20,}\.)"),
+    (
+        "token",
+        r"\b(dapi[0-9a-f]{8,}|dose[0-9a-f]{8,}|gh[pousr]_\w{10,}|github_pat_\w+|eyJ[\w-]{20,}\.)",
+    ),
     ("key", r"\b(AKIA|ASIA)[0-9A-Z]{16}\b|-----BEGIN [A-Z ]*PRIVATE KEY|AccountKey=[\w+/]{20,}"),
     ("id", r"\b(?!0{8})[0-9a-f]{8}-[0-9a-f]{4}-[1-5][0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}\b"),
-    ("secret", r"(?i)\b(client_?secret|password|token|api_?key|access_?key)\b[\"']?\s*[:=]\s*[\"']?(?!\{\{|\$|<|\(|null|none|true|false|token\b|var\.|azurerm_|data\.|module\.|each\.|local\.|secret|\"?\"?$|[A-Z_]+\b|[a-z-]+\")[\w+/~.-]{12,}"),
+    (
+        "secret",
+        r"(?i)\b(client_?secret|password|token|api_?key|access_?key)\b[\"']?\s*[:=]\s*[\"']?(?!\{\{|\$|<|\(|null|none|true|false|token\b|var\.|azurerm_|data\.|module\.|each\.|local\.|secret|\"?\"?$|[A-Z_]+\b|[a-z-]+\")[\w+/~.-]{12,}",
+    ),
 ]
 PUBLIC = {  # ids of Azure's own built-in things, the same for everybody
     "2ff814a6-3304-4ab8-85cb-cd0e6f879c1d",  # the application AzureDatabricks
@@ -272,8 +434,7 @@ def test_drift_reaches_retrain_only_through_the_condition() -> None:
     check = tasks["check"]
     assert "--exit-code" not in check["spark_python_task"]["parameters"]  # a finding is no failure
     waits = sum(
-        (1 + task["max_retries"]) * task["timeout_seconds"]
-        for task in (tasks["prepare"], check)
+        (1 + task["max_retries"]) * task["timeout_seconds"] for task in (tasks["prepare"], check)
     )
     assert jobs["drift"]["timeout_seconds"] >= waits + jobs["retrain"]["timeout_seconds"]
     ingest = jobs["ingest"]
@@ -344,7 +505,9 @@ def test_the_cluster_gets_the_versions_tested_here_and_its_own_torch() -> None:
     assert not {"torch", "numpy", "pandas", "pyarrow"} & set(pins)
 
 
-def test_databricks_sdk_sees_one_login_on_a_node(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_databricks_sdk_sees_one_login_on_a_node(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """With AZURE_CLIENT_ID beside DATABRICKS_CLIENT_ID it refuses both."""
     from databricks.sdk.config import Config
 

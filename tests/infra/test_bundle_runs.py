@@ -43,7 +43,11 @@ SMALL: dict[str, Any] = {
     "run": {"name": "solar"},
     "table": {"uri": "overridden"},
     "cluster": {"cpus": 2, "object_store_mb": 200},
-    "ingest": {"from": {"kind": "folder"}, "workers": 0, "splits": {"train": 0.5, "val": 0.2, "test": 0.3}},
+    "ingest": {
+        "from": {"kind": "folder"},
+        "workers": 0,
+        "splits": {"train": 0.5, "val": 0.2, "test": 0.3},
+    },
     "model": {"name": "small_cnn", "mode": "finetune", "pretrained": False},
     "train": {"batch_size": 16, "lr": 0.01, "precision": "fp32"},
     "search": {"space": {"train.lr": "loguniform(0.003, 0.03)"}, "grace": 1},
@@ -165,11 +169,16 @@ class Stage:
         for name, value in values.items():
             parameters = [text.replace(f"{{{{{name}}}}}", value) for text in parameters]
         assert not any("{{" in text or "${" in text for text in parameters), parameters
+        environment = dict(self.environment)
+        if not any(text.startswith("registry.uri=") for text in parameters):
+            # pip builds fastdup's environment, and needs the authorities that this machine trusts.
+            del environment["REQUESTS_CA_BUNDLE"]
+            environment |= {k: v for k, v in os.environ.items() if k == "REQUESTS_CA_BUNDLE"}
         began = time.monotonic()
         done = subprocess.run(
             [sys.executable, str(file), *parameters],
             cwd=file.parent,
-            env=self.environment,
+            env=environment,
             capture_output=True,
             text=True,
             timeout=300,
@@ -177,7 +186,9 @@ class Stage:
         )
         name = f"{job}.{task['task_key']}"
         print(f"{name}: {time.monotonic() - began:.0f} s, {done.returncode}")
-        assert done.returncode == 0, f"{name} {parameters}\n{done.stdout[-3000:]}\n{done.stderr[-5000:]}"
+        assert done.returncode == 0, (
+            f"{name} {parameters}\n{done.stdout[-3000:]}\n{done.stderr[-5000:]}"
+        )
         self.ran.append(name)
         self.said = done.stdout + done.stderr
 
@@ -237,7 +248,9 @@ def stage(
             "workers": 1,
             "predict_gpus": 0,  # there is none here
         }
-        filled = bundle.fill(bundle.trees(bundle.read()), "prod", given | {"ray_of_search": "local"})
+        filled = bundle.fill(
+            bundle.trees(bundle.read()), "prod", given | {"ray_of_search": "local"}
+        )
         # Where the CLI would have put the files.
         text = json.dumps(filled).replace(filled["workspace"]["file_path"], str(workspace))
         tree = json.loads(text)
@@ -250,9 +263,7 @@ def stage(
         environment |= {"RAY_AUTH_TOKEN": "t" * 40, "RAYPIPE_SERVE_POLL_S": "0.1"}
         environment |= double.environment | {k.upper(): v for k, v in azure.options.items()}
         environment |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-        yield Stage(
-            tree, workspace, environment, storage, azure.options, double, endpoint, mount
-        )
+        yield Stage(tree, workspace, environment, storage, azure.options, double, endpoint, mount)
         assert double.catalog.unknown == []
 
 

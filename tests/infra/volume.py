@@ -13,12 +13,13 @@ from __future__ import annotations
 import errno
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import mfusepy as fuse
 
-ATTRIBUTES = "st_mode st_nlink st_size st_uid st_gid st_ino st_blocks".split()
-TIMES = "st_atime st_mtime st_ctime".split()
+ATTRIBUTES = ["st_mode", "st_nlink", "st_size", "st_uid", "st_gid", "st_ino", "st_blocks"]
+TIMES = ["st_atime", "st_mtime", "st_ctime"]
 
 
 def refuse(*given: Any) -> Any:
@@ -38,7 +39,7 @@ class Volume(fuse.Operations):
     # Reading
 
     def getattr(self, path: str, fh: int | None = None) -> dict[str, Any]:
-        found = os.lstat(self._real(path))
+        found = Path(self._real(path)).lstat()
         told = {name: getattr(found, name) for name in ATTRIBUTES}
         return told | {name: getattr(found, f"{name}_ns") for name in TIMES}
 
@@ -48,7 +49,7 @@ class Volume(fuse.Operations):
         return 0
 
     def readdir(self, path: str, fh: int) -> list[str]:
-        return [".", "..", *os.listdir(self._real(path))]
+        return [".", "..", *(entry.name for entry in Path(self._real(path)).iterdir())]
 
     def statfs(self, path: str) -> dict[str, int]:
         found = os.statvfs(self._real(path))
@@ -61,7 +62,7 @@ class Volume(fuse.Operations):
             if flags & os.O_APPEND:
                 refuse()
             # Opened for writing and not emptied: what is written now would be in its middle.
-            is_new = flags & os.O_TRUNC or os.stat(real).st_size == 0
+            is_new = flags & os.O_TRUNC or Path(real).stat().st_size == 0
             handle = os.open(real, flags & ~os.O_APPEND)
             self.written[handle] = 0 if is_new else -1
             return handle
@@ -107,21 +108,21 @@ class Volume(fuse.Operations):
     # Names
 
     def mkdir(self, path: str, mode: int) -> int:
-        os.mkdir(self._real(path), mode)
+        Path(self._real(path)).mkdir(mode)
         return 0
 
     def rmdir(self, path: str) -> int:
-        os.rmdir(self._real(path))
+        Path(self._real(path)).rmdir()
         return 0
 
     def unlink(self, path: str) -> int:
-        os.unlink(self._real(path))
+        Path(self._real(path)).unlink()
         return 0
 
     def rename(self, old: str, new: str, *flags: int) -> int:
         if any(flags):
             refuse()  # neither "only if it is absent" nor exchange
-        os.rename(self._real(old), self._real(new))
+        Path(self._real(old)).rename(self._real(new))
         return 0
 
     # Modes and times are not kept, and asking for them is no error.
