@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
+import functools
 import hashlib
 import logging
+import os
 import re
+import tempfile
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -63,25 +67,61 @@ def by_content(path: str | None) -> str | None:
     return name if re.fullmatch("[0-9a-f]{64}", name) else path
 
 
+def file_lock(path: Path) -> FileLock:
+    """A lock of the file `path`, which need not exist.
+
+    Some places that look like folders have no locks, as volumes of Unity Catalog (/Volumes/...). A
+    lock of a path there lies on this machine's own disk. It then holds off other processes of this
+    machine, but no other machine: what several may do at once is fenced by commits to tables.
+    """
+    return FileLock(path if has_locks(path.parent) else _of_this_machine(path))
+
+
+@functools.lru_cache(maxsize=256)
+def has_locks(folder: Path) -> bool:
+    """Can files in this folder be locked? Its nearest parent that exists is tried, once."""
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    try:
+        handle, name = tempfile.mkstemp(prefix=".raypipe-lock-", dir=folder)
+    except OSError:
+        return True  # whoever locks there gets the system's own message
+    try:
+        # flock alone: filelock would make do with a file that a killed process leaves behind.
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    except OSError:
+        log.debug("The file system of %s has no locks: they lie on this machine's disk", folder)
+        return False
+    finally:
+        os.close(handle)
+        Path(name).unlink(missing_ok=True)
+
+
+def _of_this_machine(path: Path) -> Path:
+    """A path on this machine's disk that stands for `path`. Each user has a folder of its own."""
+    folder = Path(tempfile.gettempdir()) / f"raypipe-locks-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return folder / f"{hashlib.sha256(str(path.absolute()).encode()).hexdigest()[:24]}.lock"
+
+
 @contextmanager
 def owned(folder: Path) -> Iterator[None]:
     """Make `folder`, and own it: another process that wants it waits here until this one is done.
 
     Two terminals with the same command then do the work once. The kernel ends the ownership with
     the process, however that ends, so a lock file that was left behind means nothing. Where the
-    file system has no locks, nobody waits. A process that owns a folder may not ask for it again.
+    file system has no locks, only processes of this machine wait (`file_lock`). A process that owns
+    a folder may not ask for it again.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(folder / LOCK)
+    own = file_lock(folder / LOCK)
     try:
-        lock.acquire(timeout=0)
+        own.acquire(timeout=0)
     except Timeout:
         log.info("Another process works on the same, in %s. Waiting until it ends", folder)
-        lock.acquire()
-    except NotImplementedError:
-        # Some network mounts, and cloud folders that look like a disk.
-        log.debug("The file system of %s has no locks", folder)
+        own.acquire()
     try:
         yield
     finally:
-        lock.release()
+        own.release()

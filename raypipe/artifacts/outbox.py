@@ -22,14 +22,14 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from filelock import FileLock, Timeout
+from filelock import Timeout
 
 from raypipe import stores
 from raypipe.artifacts import bundle, run_log
 from raypipe.artifacts.settings import ArtifactsConfig
 from raypipe.config import RunConfig, to_json
 from raypipe.errors import RaypipeError, hidden
-from raypipe.files import owned, write_atomic
+from raypipe.files import file_lock, owned, write_atomic
 from raypipe.tables.objects import Objects
 
 log = logging.getLogger("raypipe")
@@ -100,9 +100,8 @@ class _Outbox:
     def owned(self) -> Iterator[None]:
         """Hold this run's record, so that no other process sends it meanwhile."""
         self._own.parent.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(self._own.with_suffix(".lock"))
-        # Some network mounts have no locks.
-        with suppress(NotImplementedError, Timeout):
+        lock = file_lock(self._own.with_suffix(".lock"))
+        with suppress(Timeout):
             lock.acquire(timeout=0)
         try:
             yield
@@ -185,13 +184,11 @@ class _Outbox:
 
     def _send_left_behind(self, store: Objects, file: Path) -> None:
         """Send what an earlier run could not, unless that run still lives."""
-        lock = FileLock(file.with_suffix(".lock"))
+        lock = file_lock(file.with_suffix(".lock"))
         try:
             lock.acquire(timeout=0)
         except Timeout:
             return
-        except NotImplementedError:
-            pass
         try:
             # It may have been sent, or written again, before the lock was free.
             record = _read(file)

@@ -29,7 +29,8 @@ class _File(logging.Handler):
     def __init__(self, file: Path) -> None:
         super().__init__()
         file.parent.mkdir(parents=True, exist_ok=True)
-        self._out = file.open("a", encoding="utf-8", errors="replace")
+        # A name of its own, so there is nothing to append to; volumes of Unity Catalog refuse that.
+        self._out = file.open("w", encoding="utf-8", errors="replace")
         self._room = MOST_BYTES
         self._turn = threading.Lock()
 

@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from filelock import FileLock, Timeout
-
 from raypipe.doctor.finding import Asked, Finding, Mend, State, of_error, ok, skipped
 from raypipe.doctor.machine import existing
 from raypipe.doctor.process import Died, ask
 from raypipe.doctor.web import get
 from raypipe.errors import RaypipeError, hidden
+from raypipe.files import has_locks
 from raypipe.registry.store_check import migrate
 
 STORE_S = 40.0
@@ -49,12 +48,8 @@ def run_folder(asked: Asked) -> Sequence[Finding]:
     try:
         probe.write_text("raypipe doctor removes this", encoding="utf-8")
         probe.rename(done)
-        with FileLock(probe, timeout=0):
-            pass
-    except (NotImplementedError, Timeout):
-        rule = "Locks keep two processes from doing the same work"
-        way_out = "Set run.dir to a file system with locks, or start one verb at a time"
-        return [Finding("run.dir", "warn", f"{above} has no locks", rule, way_out)]
+        has_locks.cache_clear()
+        is_lockable = has_locks(above)
     except OSError as e:
         rule = "Checkpoints, logs and MLflow's own store are written there"
         way_out = "Set run.dir to a folder that this user may write, or mend its rights or its disk"
@@ -65,7 +60,8 @@ def run_folder(asked: Asked) -> Sequence[Finding]:
         for left in (probe, done):
             with suppress(OSError):
                 left.unlink()
-    return [ok("run.dir", str(folder))]
+    where = "" if is_lockable else "; it has no locks, so they lie on this machine's disk"
+    return [ok("run.dir", f"{folder}{where}")]
 
 
 def table(asked: Asked) -> Sequence[Finding]:

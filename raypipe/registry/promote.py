@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
 
-from filelock import FileLock
-
 from raypipe.errors import DataError, RaypipeError, one_line
+from raypipe.files import file_lock
 from raypipe.registry import catalog, follow, mlflow_model, patience
 from raypipe.registry.follow import Held
 from raypipe.registry.moves import History, Why
@@ -148,7 +147,7 @@ def register(
     # log_model takes its address from the process, which may have opened another store since.
     mlflow.set_tracking_uri(store.address)
     mlflow.set_registry_uri(store.registry)
-    with FileLock(store.folder / "register.lock"):
+    with file_lock(store.folder / "register.lock"):
         before = find(store, key)
         if before is not None:
             return before

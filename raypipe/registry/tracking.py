@@ -8,8 +8,8 @@ MLflow 3 refuses file stores. Models may be registered elsewhere than runs, as i
 
 Several processes may want a run of the same key. The protocol:
 
-1. Whoever writes a run holds a file lock of its key, in `mlflow/locks` of the run folder. The
-   system frees the lock when its process dies.
+1. Whoever writes a run holds a file lock of its key, in `mlflow/locks` of the run folder (or on
+   this machine's disk: files.file_lock). The system frees the lock when its process dies.
 2. Under the lock, `once` looks for a finished run and returns it. So a second process waits, and
    then finds the run of the first.
 3. Otherwise earlier runs of the key are deleted, and a new one is created. A run that MLflow still
@@ -38,6 +38,7 @@ from typing_extensions import Self
 
 from raypipe.config import RunConfig, Section
 from raypipe.errors import ConfigError, hidden, keep_secrets_of, one_line
+from raypipe.files import file_lock
 from raypipe.registry import catalog, made_by, patience
 from raypipe.tables import storage
 from raypipe.tables.storage import StorageOptions
@@ -389,7 +390,7 @@ def _lock(store: Store, key: str) -> FileLock:
     """The lock to hold while a run of this key is written."""
     locks = store.folder / "locks"
     locks.mkdir(parents=True, exist_ok=True)
-    return FileLock(locks / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.lock")
+    return file_lock(locks / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.lock")
 
 
 @contextmanager

@@ -11,13 +11,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock
-
 from raypipe.cluster import usage
 from raypipe.cluster.usage import Nodes
 from raypipe.config import dump, key_of, to_json
 from raypipe.errors import hidden
 from raypipe.feed.dataset import Pinned
+from raypipe.files import file_lock
 from raypipe.registry import package, promote, system_metrics, tracking
 from raypipe.registry.card import HTML, MARKDOWN, html, markdown
 from raypipe.registry.promote import ModelVersion
@@ -55,7 +54,7 @@ def publish(
     assert planned.pinned.version == result.version, "a plan and the result of another one"
     # Of two processes that publish the same result, the second waits and finds the first's version.
     key = package_key(planned.job, result)
-    with FileLock(store.folder / f"publish-{key}.lock"):
+    with file_lock(store.folder / f"publish-{key}.lock"):
         registered = promote.find(store, key)
         folders = [*recorded, planned.folder]
         if registered is not None:

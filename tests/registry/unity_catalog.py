@@ -91,6 +91,8 @@ class Catalog:
     calls: list[tuple[str, str]] = field(default_factory=list)
     unknown: list[tuple[str, str]] = field(default_factory=list)
     hurt: dict[str, list[int]] = field(default_factory=dict)  # path: statuses to answer first
+    # Other parts of a workspace: beginning of a path, and (method, path, body) -> (answer, status).
+    more: dict[str, Callable[[str, str, Any], tuple[Any, int]]] = field(default_factory=dict)
     lock: threading.RLock = field(default_factory=threading.RLock)
 
     # Names and tags
@@ -441,6 +443,9 @@ def handler(catalog: Catalog, runs: str | None) -> type[BaseHTTPRequestHandler]:
                     return self.absolute(call(asked)), 200
                 if self.command == "GET" and path.startswith("/api/2.0/fs/directories/Models"):
                     return catalog.directory(path.removeprefix("/api/2.0/fs/directories")), 200
+                for beginning, answer in catalog.more.items():
+                    if path.startswith(beginning):
+                        return answer(self.command, path, json.loads(body or b"null"))
             if runs is not None and path.startswith("/api/2.0/mlflow/"):
                 return self.of_runs(path, asked, body)
             # Files of runs are asked for by another name first. Where a workspace refuses it, the

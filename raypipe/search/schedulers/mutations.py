@@ -16,6 +16,7 @@ from typing import Any
 import yaml
 
 from raypipe.config import replace
+from raypipe.files import write_atomic
 from raypipe.search.trials.trial_checkpoints import Schedule
 from raypipe.train.job import TrainJob
 
@@ -24,8 +25,10 @@ LOG = "mutations.jsonl"
 
 def append(folder: Path, mutation: Mapping[str, Any]) -> None:
     """Add one exploit to the record in the search's `folder`."""
-    with (folder / LOG).open("a", encoding="utf-8") as file:
-        file.write(json.dumps(dict(mutation)) + "\n")
+    # Written anew, not appended to: volumes of Unity Catalog refuse that. It stays small.
+    file = folder / LOG
+    before = file.read_text(encoding="utf-8") if file.exists() else ""
+    write_atomic(file, f"{before}{json.dumps(dict(mutation))}\n")
 
 
 def read(folder: Path) -> list[dict[str, Any]]:

@@ -19,7 +19,14 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import pyarrow as pa
-from pyarrow.fs import FileSelector, FileSystem, FileType, LocalFileSystem, SubTreeFileSystem
+from pyarrow.fs import (
+    FileSelector,
+    FileSystem,
+    FileType,
+    LocalFileSystem,
+    PyFileSystem,
+    SubTreeFileSystem,
+)
 
 from raypipe import stores
 from raypipe.tables import fragment
@@ -69,8 +76,7 @@ class Staged:
         """Make the folder of the notes. Raises OSError."""
         files = self.files
         files.create_dir(self.folder, recursive=True)
-        with files.open_output_stream(f"{self.folder}/{BEGUN}") as out:
-            out.write(b"{}")
+        self._write(f"{self.folder}/{BEGUN}", b"{}")
 
     def new_name(self, number: int) -> str:
         """A name that no other file has. Sorted by name, files are in the order of their parts."""
@@ -79,8 +85,16 @@ class Staged:
     def note(self, made: Made) -> None:
         files = self.files
         files.create_dir(self.folder, recursive=True)
-        with files.open_output_stream(self._note(made.number)) as out:
-            out.write(json.dumps(asdict(made)).encode())
+        self._write(self._note(made.number), json.dumps(asdict(made)).encode())
+
+    def _write(self, name: str, content: bytes) -> None:
+        files = self.files
+        if isinstance(files, PyFileSystem):
+            # A stream of Arrow's would hand over buffers, which deltalake refuses.
+            stores.send(files.handler, name, [content])
+            return
+        with files.open_output_stream(name) as out:
+            out.write(content)
 
     def noted(self, number: int) -> Made | None:
         """The part, if it is finished."""

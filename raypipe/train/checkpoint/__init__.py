@@ -15,15 +15,18 @@ verified when they are read.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import shutil
+import tempfile
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -178,7 +181,18 @@ def _save_pieces(path: Path, pieces: Mapping[str, Piece]) -> None:
         values[name] = piece.values
         places[name] = (piece.start, piece.shape)
     # The file says where its pieces belong, so that a reader needs no other rank's file.
-    save_file(values, path, {"pieces": json.dumps(places)})
+    about = {"pieces": json.dumps(places)}
+    try:
+        save_file(values, path, about)
+    except SafetensorError as e:
+        # It sets the file's size first, which volumes of Unity Catalog refuse (EOPNOTSUPP). They
+        # take a copy, written from its beginning to its end.
+        if f"os error {errno.EOPNOTSUPP}" not in str(e):
+            raise
+        with tempfile.TemporaryDirectory() as own:
+            save_file(values, Path(own) / path.name, about)
+            with (Path(own) / path.name).open("rb") as file, path.open("wb") as copy:
+                shutil.copyfileobj(file, copy, 8 * 2**20)
 
 
 def _part_path(folder: Path, rank: int) -> Path:

@@ -35,13 +35,13 @@ from typing import Literal
 from urllib.parse import unquote, urljoin, urlsplit
 
 import requests
-from filelock import FileLock, Timeout
+from filelock import Timeout
 from pydantic import Field, model_validator
 from typing_extensions import Self
 
 from raypipe.config import RunConfig, Section, to_json
 from raypipe.errors import ConfigError, hidden, keep_secret, keep_secrets_of
-from raypipe.files import write_atomic
+from raypipe.files import file_lock, write_atomic
 from raypipe.monitor.within import within
 from raypipe.watch.events import Event
 
@@ -228,7 +228,7 @@ class Webhook:
         """Deliver what waits, oldest first. Another process that delivers takes these notes, too,
         or leaves them to the next event."""
         try:
-            with FileLock(self._folder / "lock").acquire(
+            with file_lock(self._folder / "lock").acquire(
                 timeout=max(0.0, until - time.monotonic())
             ):
                 refused = 0
@@ -248,7 +248,7 @@ class Webhook:
                         if not of_event or refused == MOST_REFUSED:
                             self._is_dead = True
                             return
-        except (Timeout, NotImplementedError):
+        except Timeout:
             log.debug("Another process delivers the events of %s", self._host)
 
     def _put_behind(self, note: Path) -> None:
