@@ -187,7 +187,7 @@ class Log:
             return {}
         table = ImageTable(self.uri, storage_options=self._options)
         pinned = table.pin(self._base.version())
-        wanted = {"event": "checked"}
+        wanted: dict[str, str | list[str]] = {"event": "checked"}
         rows = scan.rows(table, pinned, ["line", "table", "version"], wanted).to_pylist()
         found: dict[str, int] = {}
         for row in rows:
