@@ -12,6 +12,7 @@ extensions = ["myst_parser"]
 root_doc = "docs/index"
 include_patterns = [
     "docs/*.md",
+    "infra/README.md",
     "infra/**/*.md",
     "benchmarks/results/*.md",
     "CONTRIBUTING.md",

@@ -39,8 +39,6 @@ ELSEWHERE = {
     "search/test_clusters.py submits",
     "export RAY_AUTH_MODE=token RAY_USAGE_STATS_ENABLED=0": "the same, in infra/ray",
     "export RAY_AUTH_MODE=token": "the same: search/test_clusters.py submits a job",
-    "export BUNDLE_VAR_email=team@example.com BUNDLE_VAR_host=$DATABRICKS_HOST": "a Databricks "
-    "workspace: test_infra.py checks the bundle against its typed model",
     "databricks secrets create-scope raypipe": "a Databricks workspace",
     "import raypipe\n\nbest = raypipe.tune(": "test_door.py runs it",
     "mlflow models serve -m": "serve/test_same_everywhere.py serves a model so",
@@ -74,6 +72,15 @@ ELSEWHERE = {
     "cd infra/ray\n": "the tests' own environment is made of these pins; conda is not run",
     "export RAYPIPE_WHEEL_DIR=dist": "an account of AWS or Azure: infra/test_ray_elsewhere.py "
     "checks the files by Ray's own launcher",
+    "export BUNDLE_VAR_host=$DATABRICKS_HOST": "a workspace: infra/test_bundle_runs.py runs what "
+    "the jobs run",
+    # infra/terraform/README.md
+    "az login\nprintf": "an Azure account: infra/test_terraform.py validates and plans the files",
+    "oidc_subjects = {": "values of bootstrap.tfvars",
+    "rm infra/terraform/bootstrap": "an Azure account",
+    "STAGE=sit\nterraform": "an Azure account",
+    "databricks bundle destroy --target $STAGE": "an Azure account",
+    "printf 'terraform {": "an Azure account",
     # infra/README.md
     "make install                                              #": "infra/test_readme.py runs it",
     "terraform -chdir=infra/terraform fmt": "infra/test_readme.py runs what needs no account",

@@ -44,7 +44,7 @@ GIVEN = {
 }
 # What README.md names; another name would be another resource.
 NAMED = {
-    "jobs": {"ingest", "clean", "train", "tune", "predict", "drift", "retrain", "serve"},
+    "jobs": {"ingest", "clean", "train", "tune", "predict", "drift", "retrain", "serve", "tables"},
     "schemas": {"solar"},
     "volumes": {"files"},
     "registered_models": {"cells"},
@@ -486,10 +486,21 @@ def _of_job(key: str, job: Tree, tree: Tree) -> Iterator[str]:
                 yield f"{at}.{name}: {before['outcome']} is no outcome"
         if "spark_python_task" in task:
             yield from (f"{at}.{name}: {said}" for said in _of_command(task, job, clusters))
+        if "sql_task" in task:
+            yield from (f"{at}.{name}: {said}" for said in _of_query(task["sql_task"]))
     for path, value in leaves(job["tasks"]):
         for inner in DYNAMIC.findall(str(value)):
             if not _is_dynamic(inner, tasks, job):
                 yield f"{at}.tasks.{path}: {{{{{inner}}}}} is no value of a run"
+
+
+def _of_query(task: Tree) -> Iterator[str]:
+    """Its parameters are those that the query's file asks for."""
+    text = (FOLDER / "sql" / Path(task["file"]["path"]).name).read_text("utf-8")
+    # Names in comments are explanations.
+    code = "\n".join(line.partition("--")[0] for line in text.splitlines())
+    for name in sorted(set(re.findall(r":(\w+)", code)) ^ set(task.get("parameters", {}))):
+        yield f"the parameter {name} is asked for and not given, or the reverse"
 
 
 def _reaches(tasks: Mapping[str, Tree], start: str, goal: str, seen: tuple[str, ...] = ()) -> bool:

@@ -374,6 +374,10 @@ PLACES = [  # a host, a user, a secret; what is an example or a placeholder is n
 ]
 PUBLIC = {  # ids of Azure's own built-in things, the same for everybody
     "2ff814a6-3304-4ab8-85cb-cd0e6f879c1d",  # the application AzureDatabricks
+    # Roles: Storage Blob Data Contributor, Storage Blob Delegator, Monitoring Metrics Publisher.
+    "ba92f5b4-2d11-453d-a403-e96b0029c9fe",
+    "db58b8e5-c6ad-4a2a-8342-4190687cbf4a",
+    "3913510d-42f4-4e42-8a64-420c390055eb",
 }
 
 
