@@ -21,7 +21,7 @@ resource "azurerm_monitor_data_collection_endpoint" "this" {
   tags                          = var.tags
 }
 
-# azapi, because azurerm could not make tables of one's own before its version 5, and cannot change one's columns in place.
+# azapi, because azurerm could not make tables of one's own before its version 5.
 resource "azapi_resource" "table" {
   for_each = local.streams
 
