@@ -350,11 +350,13 @@ def _train_job(tree: dict[str, Any]) -> list[str]:
         found.append(f"no runtime {spec.get('runtimeRef', {}).get('name')}")
     for pod in _pods(tree):
         found += _pod(pod)
-        found += [
-            f"no container {box.get('name')}"
-            for box in pod["containers"]
-            if box.get("name") != "node"
-        ]
+    boxes = [box for pod in _pods(tree) for box in pod["containers"]]
+    found += [f"no container {box.get('name')}" for box in boxes if box.get("name") != "node"]
+    # Trainer refuses variables of this container in a patch: they belong to trainer.env.
+    found += [f"{box['name']} has env in a patch" for box in boxes if "env" in box]
+    for variable in trainer.get("env", []):
+        if variable.get("name") not in VARIABLES:
+            found.append(f"variable {variable.get('name')} is not known")
     jobs = [job for job in _named(tree, "replicatedJobs") if job.get("name") != "node"]
     found += [f"no replicated job {job.get('name')}" for job in jobs]
     return found + list(_quantities(tree)) + list(_secrets(tree))

@@ -81,7 +81,9 @@ mount --bind {context} context
 cp usr/share/base-passwd/passwd.master etc/passwd
 cp usr/share/base-passwd/group.master etc/group
 : > etc/shadow; : > etc/gshadow
-rm -f usr/local/bin/python && ln -s {python} usr/local/bin/python
+# A script, because a link would be taken for a Python that is installed there.
+rm -f usr/local/bin/python && printf '#!/bin/sh\nexec %s "$@"\n' {python} > usr/local/bin/python
+chmod 755 usr/local/bin/python
 # This machine's Python may lie in root's home; the image's does not.
 part=.; for each in $(dirname {python} | tr / ' '); do part=$part/$each; chmod o+x $part; done
 mount -t proc proc proc
