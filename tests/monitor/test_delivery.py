@@ -329,6 +329,24 @@ def test_a_full_spool_drops_the_oldest_and_counts_them_exactly(
     assert server.service.ids(streams.DROPPED) == told
 
 
+def test_what_may_have_arrived_is_not_counted_as_dropped(case: Case, server: Running) -> None:
+    """The answer to a request that was taken is lost; the next is refused; the spool overflows."""
+    server.service.script = [Answer(takes=True, hangs_up=True)]
+    server.service.always = Answer(503)
+    with case.opened(spool_mb=1, within_s=0.2) as monitor:
+        for number in range(5):
+            note(monitor, number)
+        until(lambda: len(server.service.asked) >= 3)
+        for number in range(5, 1500):
+            note(monitor, number, Model="m" * 1000)
+    server.service.always = None
+    with case.opened():
+        pass
+    arrived = len(server.service.of(SERVING))
+    dropped = server.service.dropped()[SERVING, "full"]
+    assert arrived + dropped == 1500 and server.service.ids(SERVING)["r0"] == 2
+
+
 def disk(folder: Path) -> int:
     """Bytes on the disk of all files in a folder."""
     total = 0
