@@ -102,6 +102,9 @@ class Sender:
             self._deliver_or_pause(left_s)
             if self._is_done():
                 break
+            if self._failures >= PATIENCE:
+                # A service that is down is not waited for at the end of each run.
+                break
             # Another process may be sending ours.
             pause_s = self._pause_s if self._failures else _TURN_S
             if time.monotonic() + pause_s >= self._until:
