@@ -1,7 +1,7 @@
 """Claim: the sink of type azure_monitor takes at most 1 % of a training's CPU seconds, and a record
 costs the training's own thread less than a millisecond.
 
-python -m benchmarks.sink --json [--epochs 40]
+python -m benchmarks.sink --json [--epochs 30]
 
 One run of a real small training: small_cnn on drawn pictures, in this process, by the trainer that
 `raypipe train` calls. Its records go over HTTPS to a service of the documented protocol, which is a
@@ -40,7 +40,7 @@ from raypipe.tables.table import TableConfig  # noqa: E402
 from raypipe.train import telling, trainer  # noqa: E402
 from raypipe.train.job import TrainJob  # noqa: E402
 
-IMAGES, SIDE_PX = 400, 96
+IMAGES, SIDE_PX = 1600, 96
 SERVER = [sys.executable, "-m", "tests.ingestion_server"]
 RULE, TOKEN = "dcr-00000000000000000000000000000001", "a-token-of-the-tests-alone"
 
@@ -119,7 +119,7 @@ def login_s() -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--epochs", type=int, default=40)
+    parser.add_argument("--epochs", type=int, default=30)
     asked = parser.parse_args()
     found: dict[str, Any] = {"machine": machine(), "commit": commit()}
     with tempfile.TemporaryDirectory() as name:

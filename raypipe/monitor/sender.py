@@ -72,6 +72,7 @@ class Sender:
         self._warned: set[str] = set()
         self._why = ""
         self._pause_s = self._cpu_s = 0.0
+        self._not_before = 0.0  # on the monotonic clock: what the service asked for
         self._thread = threading.Thread(target=self._run, name="azure-monitor", daemon=True)
         self._thread.start()
 
@@ -96,11 +97,17 @@ class Sender:
             self._cpu_s = time.thread_time()
         # The last delivery. A pause that the server asked for is kept.
         while True:
+            if self._not_before >= self._until:
+                break
+            time.sleep(max(0.0, self._not_before - time.monotonic()))
             left_s = self._until - time.monotonic()
             if left_s <= 0:
                 break
             self._deliver_or_pause(left_s)
             if self._is_done():
+                break
+            if self._failures >= PATIENCE:
+                # A service that is down is not waited for at the end of each run.
                 break
             # Another process may be sending ours.
             pause_s = self._pause_s if self._failures else _TURN_S
@@ -126,6 +133,7 @@ class Sender:
             self._why = str(e)
             if self._failures == PATIENCE:
                 self._warn("down", f"{e}. Records wait in {self._spool.folder}")
+            self._not_before = time.monotonic() + e.after_s
             self._pause_s = max(e.after_s, self._backed_off(FIRST_PAUSE_S))
         except Problem as e:
             self._failures += 1
