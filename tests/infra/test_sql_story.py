@@ -159,8 +159,8 @@ def test_windows_and_answers_are_those_of_the_log(story: Left) -> None:
     assert found.keys() == last.keys() and len(found) == 2
     for about, row in found.items():
         assert (row["act"], row["reason"]) == (last[about]["act"], last[about]["reason"])
-    assert "labels" in story.said["retrain"]["decision"]
-    assert story.said["retrain"]["decision"] in {row["reason"] for row in found.values()}
+    assert "labels" in story.said["retrain"]["reason"]
+    assert story.said["retrain"]["reason"] in {row["reason"] for row in found.values()}
 
 
 @pytest.mark.slow
