@@ -1,4 +1,4 @@
--- What each check led to, newest first: a retrain, or the reason why none.
+-- What each check led to, newest first: a retrain, or the reason why none. A night that waits for images has a row, too.
 -- :calls  the table `calls` of watch.out
 WITH ordered AS (
   -- A check that is looked at again, as when labels came, gets a new row: the last answer counts.
