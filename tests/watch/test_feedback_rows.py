@@ -304,7 +304,7 @@ def test_a_champion_that_comes_back_goes_on_with_its_own_windows(nights: Nights)
     twice."""
     store = nights.champion.store
     first = promote.require_champion(store)
-    nights.come(200, 240)
+    nights.come(600, 640)
     nights.check()
     with tracking.run(store, "feedback", "train", {}, None) as run_id:
         pass
@@ -312,32 +312,32 @@ def test_a_champion_that_comes_back_goes_on_with_its_own_windows(nights: Nights)
     second = promote.register(store, run_id, folder, f"second {nights.name}", {})
     promote.promote(store, second, expected=first.version)
     try:
-        nights.come(240, 280)
-        nights.labels_come(200, 280, mostly_right)
+        nights.come(640, 680)
+        nights.labels_come(600, 680, mostly_right)
         theirs = nights.check()
         assert theirs.model == str(second) and theirs.report.feedback.labelled == 40
     finally:
         promote.promote(store, first, expected=second.version, unbar=True)
-    nights.come(280, 310)
+    nights.come(680, 710)
     mine = nights.check()
     assert mine.model == str(first) and mine.report.feedback.labelled == 40
     by_model = {(row["model"], row["image_id"]) for row in nights.kept()}
-    assert by_model == {(str(second), f"i{n}") for n in range(240, 280)} | {
-        (str(first), f"i{n}") for n in range(200, 240)
+    assert by_model == {(str(second), f"i{n}") for n in range(640, 680)} | {
+        (str(first), f"i{n}") for n in range(600, 640)
     }
-    nights.come(310, 340)
+    nights.come(710, 740)
     assert nights.check().report.feedback.labelled == 0
 
 
 def test_labels_of_a_table_that_was_restored_or_vacuumed(nights: Nights) -> None:
-    nights.come(200, 240)
+    nights.come(750, 790)
     nights.check()
     version = DeltaTable(str(nights.table)).version()
-    nights.labels_come(200, 240, mostly_right)
+    nights.labels_come(750, 790, mostly_right)
     DeltaTable(str(nights.table)).restore(version)
-    nights.come(240, 280)
+    nights.come(790, 830)
     assert nights.check().report.feedback.labelled == 0, "nobody has given any"
-    nights.labels_come(200, 280, mostly_right)
+    nights.labels_come(750, 830, mostly_right)
     DeltaTable(str(nights.table)).vacuum(0, enforce_retention_duration=False, dry_run=False)
-    nights.come(280, 310)
+    nights.come(830, 860)
     assert nights.check().report.feedback.labelled == 80
