@@ -46,7 +46,7 @@ SMALL: dict[str, Any] = {
     "ingest": {
         "from": {"kind": "folder"},
         "workers": 0,
-        "splits": {"train": 0.5, "val": 0.2, "test": 0.3},
+        "splits": {"train": 0.4, "val": 0.4, "test": 0.2},
     },
     "model": {"name": "small_cnn", "mode": "finetune", "pretrained": False},
     "train": {"batch_size": 16, "lr": 0.01, "precision": "fp32"},
