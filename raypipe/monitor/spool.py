@@ -38,10 +38,10 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
+from filelock import Timeout
 
 from raypipe.config import to_json
-from raypipe.files import write_atomic
+from raypipe.files import file_lock, write_atomic
 from raypipe.monitor import streams
 
 FORMAT = 1
@@ -226,7 +226,7 @@ class Spool:
     def sending(self) -> Iterator[bool]:
         """Is it this process's turn to send? False: another one does, and sends ours as well."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(self.folder / "send.lock")
+        lock = file_lock(self.folder / "send.lock")
         try:
             lock.acquire(timeout=0)
         except Timeout:
@@ -242,11 +242,8 @@ class Spool:
         """Hold the lock of the folder. Raises OSError if there is none, or others keep it."""
         self.folder.mkdir(parents=True, exist_ok=True)
         # One object a use: a lock of filelock is its thread's own.
-        lock = FileLock(self.folder / "lock")
-        try:
-            lock.acquire(timeout=_TURN_S)
-        except NotImplementedError as e:
-            raise OSError("its file system has no locks") from e
+        lock = file_lock(self.folder / "lock")
+        lock.acquire(timeout=_TURN_S)
         try:
             yield
         finally:
