@@ -54,8 +54,8 @@ def test_a_lock_there_is_this_machines_and_holds_others_off(mount: Path) -> None
     # In another process, too; and a killed one leaves nothing behind.
     code = (
         "import os, sys; from pathlib import Path; from raypipe import files\n"
-        f"own = files.file_lock(Path({str(path)!r})); own.acquire(timeout=0)\n"
-        "print('held', flush=True)\n"
+        f"own = files.file_lock(Path({str(path)!r}))\n"
+        "own.acquire(timeout=0); print('held', flush=True)\n"
         "sys.stdin.read()"
     )
     other = subprocess.Popen(
