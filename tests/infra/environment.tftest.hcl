@@ -68,12 +68,12 @@ run "what_the_bundle_and_the_sink_get" {
     error_message = "the storage is ${output.bundle_variables.storage}"
   }
   assert {
-    condition     = output.bundle_variables.service_principal == "00000000-0000-0000-0000-000000000018"
-    error_message = "jobs run as ${output.bundle_variables.service_principal}"
+    condition     = output.bundle_variables.principal == "00000000-0000-0000-0000-000000000018"
+    error_message = "jobs run as ${output.bundle_variables.principal}"
   }
   assert {
-    condition     = sort(keys(output.bundle_variables.policy_ids)) == tolist(["cpu", "gpu", "interactive", "single"])
-    error_message = "policies: ${join(" ", keys(output.bundle_variables.policy_ids))}"
+    condition     = sort(keys(output.platform.policy_ids)) == tolist(["cpu", "gpu", "interactive", "single"])
+    error_message = "policies: ${join(" ", keys(output.platform.policy_ids))}"
   }
   assert {
     condition     = length(output.sink.streams) > 0 && alltrue([for stream in output.sink.streams : can(regex("^Custom-[A-Za-z]+_CL$", stream))])

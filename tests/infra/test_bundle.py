@@ -532,3 +532,18 @@ def test_the_readme_names_what_has_to_be_given() -> None:
     assert set(keys.split()) == bundle.SECRET_KEYS
     for job in bundle.NAMED["jobs"]:
         assert re.search(rf"\b{job}\b", text), job
+
+
+def test_only_prod_s_alert_looks_by_itself() -> None:
+    """The preset trigger_pause_status reaches jobs alone."""
+    for target in TARGETS:
+        [alert] = filled(target)["resources"]["alerts"].values()
+        wanted = "UNPAUSED" if target == "prod" else "PAUSED"
+        assert alert["schedule"]["pause_status"] == wanted
+
+
+def test_terraform_gives_values_of_variables_that_the_bundle_has() -> None:
+    outputs = bundle.ROOT / "infra" / "terraform" / "modules" / "stage" / "outputs.tf"
+    [given] = re.findall(r'output "bundle_variables" \{(.*?)\n\}', outputs.read_text(), re.DOTALL)
+    names = set(re.findall(r"^    (\w+) +=", given, re.MULTILINE))
+    assert names <= set(filled("prod")["variables"]) and set(bundle.GIVEN) - names == {"email"}

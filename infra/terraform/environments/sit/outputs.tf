@@ -3,6 +3,11 @@ output "bundle_variables" {
   value       = module.stage.bundle_variables
 }
 
+output "platform" {
+  description = "Policies, pools and the warehouse for people, and the sink's credential; the bundle makes those of its jobs itself."
+  value       = module.stage.platform
+}
+
 output "sink" {
   description = "What the Azure Monitor sink is configured with."
   value       = module.stage.sink

@@ -1,16 +1,22 @@
 output "bundle_variables" {
-  description = "What the bundle of infra/databricks asks for, by the names of its variables, and the ids that its resources use."
+  description = "What the bundle of infra/databricks asks for, by the names of its variables."
   value = {
-    host                      = module.workspace.url
-    catalog                   = module.catalog.catalog_name
-    storage                   = trimsuffix(module.catalog.location_urls["tables"], "/")
+    catalog   = module.catalog.catalog_name
+    host      = module.workspace.url
+    principal = module.access.jobs_application_id
+    storage   = trimsuffix(module.catalog.location_urls["tables"], "/")
+    viewers   = module.access.group_names["readers"]
+  }
+}
+
+output "platform" {
+  description = "For clusters and queries of people: policies, pools, the warehouse, the credential of the sink, the place of logs."
+  value = {
     logs                      = trimsuffix(module.catalog.location_urls["logs"], "/")
-    service_principal         = module.access.jobs_application_id
-    viewers                   = module.access.group_names["readers"]
-    warehouse_id              = module.sql_warehouse.id
     policy_ids                = module.policies.ids
     pool_ids                  = module.cluster.pool_ids
     telemetry_credential_name = module.catalog.telemetry_credential_name
+    warehouse_id              = module.sql_warehouse.id
   }
 }
 
