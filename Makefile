@@ -19,7 +19,7 @@ test: .venv/ready
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not chaos and not spark and not cloud and not gpu and not slow"
 
 test-share: .venv/ready
-	$(BIN)/python -m pytest -m cloud -k "not train_and and not a_node and not no_secret_is"
+	$(BIN)/python -m pytest -m "cloud and not slow" -k "not train_and and not a_node and not no_secret_is"
 	$(BIN)/python -m pytest -m chaos -k "((killed or flip_a_byte or full_disk or driver_died) and not harm_nobody and not test_prepare and not keeps_one)"
 	$(BIN)/python -m pytest -m slow -k "(two_nodes or submitted or constraints_resolve) and not (cluster and test_two_nodes) and not stop_submitted"
 	$(BIN)/python -m pip install --quiet --constraint infra/constraints.txt --editable '.[spark]'

@@ -37,7 +37,7 @@ from tests.registry import unity_catalog
 from tests.registry.unity_catalog import Double
 from tests.serve import servers
 
-pytestmark = [pytest.mark.cloud, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.cloud, pytest.mark.slow, pytest.mark.timeout(1500)]
 ROOT = Path(__file__).parents[2]
 # Everything that makes the job large, and nothing else.
 SMALL: dict[str, Any] = {

@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 DOCKERFILE = ROOT / "infra" / "ray" / "docker" / "Dockerfile"
 LIMIT_S = 900
 
-pytestmark = [pytest.mark.cloud, pytest.mark.timeout(LIMIT_S + 60)]
+pytestmark = [pytest.mark.cloud, pytest.mark.slow, pytest.mark.timeout(LIMIT_S + 60)]
 
 
 def has_builder() -> bool:
