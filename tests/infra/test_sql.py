@@ -26,7 +26,7 @@ from raypipe.config import RunConfig
 from raypipe.serve import batch
 from raypipe.serve.predicted_rows import SCHEMA as PREDICTED
 from raypipe.tables.table import append
-from raypipe.watch import calls, check, decisions, history, windows
+from raypipe.watch import calls, decisions, evidence_row, history, windows
 from raypipe.watch.settings import WatchConfig
 from tests.infra import delta_views
 from tests.infra.delta_views import SQL, rows
@@ -95,7 +95,7 @@ def fires(spark: Any, name: str, hours: int = 26) -> bool:
 
 def test_the_alert_fires_on_drift_that_is_new(spark: Any, view: View) -> None:
     def of(*given: dict[str, Any]) -> bool:
-        return fires(spark, view(list(given), check._ROW))
+        return fires(spark, view(list(given), evidence_row.ROW))
 
     assert not of(), "an empty table"
     assert not of(checked("1"))
@@ -128,7 +128,7 @@ def test_the_alert_of_the_bundle_is_the_query_on_the_stage_s_table(spark: Any, v
     assert place is not None
     assert place[1] == "`${var.catalog}`.`${resources.schemas.solar.name}`.drift"
     # Spark here has one catalog; a view has no other part.
-    name = view([checked("1", is_drift=True, name='it\'s "here"')], check._ROW, "odd-name")
+    name = view([checked("1", is_drift=True, name='it\'s "here"')], evidence_row.ROW, "odd-name")
     [row] = spark.sql(text.replace(place[1], f"`{name}`")).collect()
     assert (row["drifted"], row["what"]) == (1, 'it\'s "here" of cells/1')
 
@@ -148,7 +148,7 @@ def test_checks_are_those_that_count(spark: Any, tmp_path: Path) -> None:
         checked("9", 2, about="y", name="other", is_drift=True),
     ]
     for row in nights:
-        append(str(run.path / "drift"), pa.Table.from_pylist([row], check._ROW), "check")
+        append(str(run.path / "drift"), pa.Table.from_pylist([row], evidence_row.ROW), "check")
     name = delta_views.view(spark, run.path / "drift", tmp_path)
     found = rows(spark, "drift", {"drift": name})
     for model in ("cells/1", "cells/2"):
@@ -165,7 +165,7 @@ def test_what_is_not_known_is_null_and_never_a_number(spark: Any, view: View) ->
         checked("3", 3, accuracy=float("nan"), accuracy_low=0.1, accuracy_high=1.0),
         checked("4", 4, no_estimate="too far away", table='/it\'s "a" tâble@v1'),
     ]
-    found = {r["key"]: r for r in rows(spark, "drift", {"drift": view(given, check._ROW)})}
+    found = {r["key"]: r for r in rows(spark, "drift", {"drift": view(given, evidence_row.ROW)})}
     assert (found["1"]["p_value"], found["1"]["is_drift"], found["1"]["loss"]) == (
         None,
         False,
@@ -180,8 +180,8 @@ def test_what_is_not_known_is_null_and_never_a_number(spark: Any, view: View) ->
 def test_a_table_of_an_older_raypipe_lacks_columns(spark: Any, view: View) -> None:
     """The first ones had no window, no estimate and no format."""
     old = {"window", "about", "seal", "promised", "since", "format", "no_estimate"}
-    old |= {name for name in check._ROW.names if name.startswith("accuracy")}
-    schema = pa.schema([field for field in check._ROW if field.name not in old])
+    old |= {name for name in evidence_row.ROW.names if name.startswith("accuracy")}
+    schema = pa.schema([field for field in evidence_row.ROW if field.name not in old])
     given = [
         {k: v for k, v in checked(key, 1, is_drift=True).items() if k not in old} for key in "12"
     ]
@@ -194,7 +194,7 @@ def test_a_table_of_an_older_raypipe_lacks_columns(spark: Any, view: View) -> No
 
 def test_empty_tables_give_no_rows(spark: Any, view: View) -> None:
     tables = {
-        "drift": check._ROW,
+        "drift": evidence_row.ROW,
         "calls": calls.ROW,
         "decisions": decisions.ROW,
         "windows": windows.SCHEMA,
@@ -450,7 +450,7 @@ def test_each_widget_of_the_dashboard_gets_what_it_asks_for(
     """The query that a widget sends: its fields over its dataset, grouped where it sums."""
     at = NOW.isoformat()
     tables: dict[str, str] = {
-        "drift": view([checked("1")], check._ROW),
+        "drift": view([checked("1")], evidence_row.ROW),
         "predictions": view(predicted("1", [("i1", "a")]), PREDICTED),
         "calls": view(
             [{"key": "k", "about": "1", "model": "m", "number": 1, "decided_at": at}], calls.ROW
