@@ -357,14 +357,17 @@ def test_a_check_shows_which_engine_it_was_and_why(
     assert again.report == done.report, "as it was stored"
     assert {e.on for e in done.report.evidence} == {"embedding", "scores", "classes", "looks"}
     assert {e.engine for e in done.report.evidence} == {"exact"}
-    (why,) = done.report.notes
+    # The others are about labels: it is the table that the champion was trained on.
+    why, *of_labels = done.report.notes
+    assert "has learned from" in of_labels[0] and "no test of 30" in of_labels[1]
     assert done.report.engine == "exact" and "exact for mmd, ks, cvm, chi2, looks" in why
     assert why in html.unescape(Path(done.page).read_text())
     shown = Drifted(done)
-    assert shown.summary()["engine"] == "exact" and shown.facts()["tests"] == why
+    both = "; ".join(done.report.notes)
+    assert shown.summary()["engine"] == "exact" and shown.facts()["tests"] == both
     runs = store.client.search_runs([store.experiment_id], max_results=100)
     (run,) = (run for run in runs if run.info.run_name == "drift wide")
-    assert run.data.params["drift.engine"] == "exact" and run.data.params["drift.notes"] == why
+    assert run.data.params["drift.engine"] == "exact" and run.data.params["drift.notes"] == both
 
 
 def test_where_no_image_decodes_there_are_rows_and_nothing_to_compare(
