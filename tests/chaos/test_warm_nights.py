@@ -5,7 +5,6 @@ The steps that all retrains have are killed in test_nights.py.
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -91,6 +90,4 @@ def test_what_a_killed_group_of_workers_has_left_does_not_matter(
         file.with_name(f"{file.name}.0123abcd.partial").write_bytes(file.read_bytes()[:100])
     nights.run_twice(made)
     assert state(made) == undisturbed
-    assert not set(groups.glob("raypipe-group-*")) - before - left
-    for folder in left:
-        shutil.rmtree(folder)
+    # What is left is a few bytes. It is not removed here: it may be another process's group.
