@@ -5,6 +5,7 @@ The steps that all retrains have are killed in test_nights.py.
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
