@@ -20,7 +20,8 @@ PLACEHOLDER = re.compile(r"\$\{([A-Z][A-Z0-9_]*):\?([^{}]*)\}")
 # Letters, digits and what paths, addresses and image names have. Nothing that YAML or a shell would
 # read as more than text.
 VALUE = re.compile(r"[A-Za-z0-9_/~][A-Za-z0-9._/:@=+,~-]*(?<!:)")
-# What YAML reads as nothing, as true or false, as a number, or as a time. Nothing here is meant to be one.
+# What YAML reads as nothing, as true or false, as a number, or as a time. Nothing here is meant to
+# be one.
 NO_TEXT = re.compile(
     r"(?i)~|null|true|false|yes|no|on|off|y|n|[0-9][0-9_.:,+-]*(e[0-9+-]+)?|0[xob]\w+"
     r"|\d{4}-\d\d?-\d\d?t\S*"

@@ -155,8 +155,10 @@ def test_a_value_that_yaml_would_read_as_more_than_text_is_refused(value: str) -
 
 @pytest.mark.parametrize(
     "value",
-    ["~", "null", "Yes", "12", "1e3", "0x1F", "0b101", "12:30", "2026-11-25"]
-    + ["2026-11-25T03:04:05Z"],
+    [
+        *("~", "null", "Yes", "12", "1e3", "0x1F", "0b101", "12:30", "2026-11-25"),
+        "2026-11-25T03:04:05Z",
+    ],
 )
 def test_a_value_that_yaml_would_not_read_as_text_is_refused(value: str) -> None:
     fill = [sys.executable, str(RAY / "fill.py"), str(RAY / "kuberay" / "storage.yaml")]

@@ -116,6 +116,8 @@ def test_records_arrive_whole_and_in_order(case: Case, server: Running) -> None:
         [Answer(500), Answer(502), Answer(504)],
         [Answer(hangs_up=True), Answer(takes=True, hangs_up=True), Answer(500, takes=True)],
         [Answer(204, pause_s=0.5), Answer(408)],
+        [Answer(503, cut=True), Answer(500, cut=True, takes=True)],
+        [Answer(503, code={"a": 1})],
     ],
 )
 def test_a_service_in_trouble_gets_every_record(
@@ -547,3 +549,9 @@ def test_settings_that_could_not_work_are_refused_first(name: str, value: str) -
 def test_addresses_that_are_taken(host: str) -> None:
     given = {"type": "azure_monitor", "endpoint": host, "rule": RULE}
     assert validate(AzureMonitorConfig, given).endpoint == host.rstrip("/")
+
+
+@pytest.mark.parametrize("value", ["\u00b2", "-1", "1e9", "", "1" * 50])
+def test_odd_pauses_are_none(value: str) -> None:
+    assert retry_after_s({"retry-after-ms": value}) == 0.0
+    assert retry_after_s({"retry-after-ms": "999999999"}) == 3600.0
