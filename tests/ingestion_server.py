@@ -58,6 +58,10 @@ class Answer:
     pause_s: float = 0.0
     takes: bool = False
     hangs_up: bool = False
+    cut: bool = False
+    """The connection ends within the answer."""
+    code: Any = None
+    """In place of the error's own."""
 
 
 @dataclass
@@ -143,14 +147,15 @@ class _Handler(BaseHTTPRequestHandler):
         if answer.hangs_up:
             self.close_connection = True
             return
-        content = b"" if status == 204 else json.dumps(_error(code)).encode()
+        content = b"" if status == 204 else json.dumps(_error(answer.code or code)).encode()
         self.send_response(status)
         if answer.retry_after is not None:
             self.send_header("Retry-After", answer.retry_after)
         if content:
             self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(content)))
+        self.send_header("Content-Length", str(len(content) + 100 * answer.cut))
         self.end_headers()
+        self.close_connection = answer.cut
         self.wfile.write(content)
 
     def _look(self, body: bytes) -> tuple[int, str]:
@@ -187,7 +192,7 @@ class _Handler(BaseHTTPRequestHandler):
     def log_message(self, *_: Any) -> None: ...
 
 
-def _error(code: str) -> dict[str, Any]:
+def _error(code: Any) -> dict[str, Any]:
     return {"error": {"code": code, "message": f"{code}, as the documentation says"}}
 
 

@@ -20,9 +20,11 @@ PLACEHOLDER = re.compile(r"\$\{([A-Z][A-Z0-9_]*):\?([^{}]*)\}")
 # Letters, digits and what paths, addresses and image names have. Nothing that YAML or a shell would
 # read as more than text.
 VALUE = re.compile(r"[A-Za-z0-9_/~][A-Za-z0-9._/:@=+,~-]*(?<!:)")
-# What YAML reads as nothing, as true or false, or as a number. Nothing here is meant to be one.
+# What YAML reads as nothing, as true or false, as a number, or as a time. Nothing here is meant to
+# be one.
 NO_TEXT = re.compile(
-    r"(?i)~|null|true|false|yes|no|on|off|y|n|[0-9][0-9_.:,+-]*(e[0-9+-]+)?|0[xo]\w+"
+    r"(?i)~|null|true|false|yes|no|on|off|y|n|[0-9][0-9_.:,+-]*(e[0-9+-]+)?|0[xob]\w+"
+    r"|\d{4}-\d\d?-\d\d?t\S*"
 )
 
 
@@ -61,7 +63,8 @@ def main(arguments: list[str]) -> int:
     except (OSError, ValueError) as e:
         print(e, file=sys.stderr)
         return 2
-    sys.stdout.write(filled)
+    # Whatever the locale: half of a file, or none, would go into the pipe.
+    sys.stdout.buffer.write(filled.encode("utf-8"))
     return 0
 
 

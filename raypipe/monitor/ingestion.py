@@ -13,6 +13,7 @@ import importlib.util
 import io
 import logging
 import os
+import re
 import time
 from collections.abc import Sequence
 from datetime import datetime, timezone
@@ -171,7 +172,11 @@ class _Token:
 def _said(cfg: AzureMonitorConfig, stream: str, error: Any) -> Exception:
     """What an answer that is no 204 means."""
     status = int(error.status_code or 0)
+    if not status:
+        # The connection ended within the answer.
+        return Again("its answer is cut off")
     code = getattr(getattr(error, "error", None), "code", None)
+    code = code if isinstance(code, str) else None
     said = f"it answered {status}" + (f", {one_line(code, 60)}" if code else "")
     if status in _TRY_AGAIN:
         headers = getattr(error.response, "headers", {})
@@ -193,8 +198,8 @@ def retry_after_s(headers: Any) -> float:
     """Seconds that an answer asks to wait, 0 if it does not say; a date counts from now."""
     for name, unit_s in (("retry-after-ms", 1e-3), ("x-ms-retry-after-ms", 1e-3)):
         value = headers.get(name)
-        if value is not None and value.strip().isdigit():
-            return int(value) * unit_s
+        if value is not None and re.fullmatch(r"\s*\d{1,9}\s*", value, re.ASCII):
+            return min(3600.0, int(value) * unit_s)
     value = (headers.get("Retry-After") or "").strip()
     try:
         return min(3600.0, max(0.0, float(value)))

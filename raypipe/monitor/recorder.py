@@ -7,6 +7,7 @@ at most MOST_IN_MEMORY bytes of them: a process with a sender delivers them from
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 import uuid
@@ -44,7 +45,7 @@ class Recorder:
     def __init__(self, keeping: Keeping) -> None:
         self._keeping = keeping
         self.spool = Spool(keeping.folder, keeping.most_bytes)
-        self._process = uuid.uuid4().hex[:12]
+        self._process, self._pid = uuid.uuid4().hex[:12], os.getpid()
         self._version = metadata.version("raypipe")
         self._turn = threading.Lock()
         self._sequence = 0
@@ -97,6 +98,9 @@ class Recorder:
     def line(self, stream: str, values: Mapping[str, Any]) -> bytes:
         """The whole record as a line. Raises what `streams.line` does."""
         with self._turn:
+            if self._pid != os.getpid():
+                # A fork. With the parent's name its records would have the ids of the parent's.
+                self._pid, self._process, self._sequence = os.getpid(), uuid.uuid4().hex[:12], 0
             self._sequence += 1
             number = self._sequence
         own = {

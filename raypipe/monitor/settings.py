@@ -6,11 +6,11 @@ import hashlib
 import re
 from pathlib import Path
 from typing import Literal
-from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator
 
 from raypipe.config import RunConfig, Section
+from raypipe.errors import keep_secret
 from raypipe.monitor import streams
 
 
@@ -74,10 +74,19 @@ class AzureMonitorConfig(Section):
     @field_validator("endpoint")
     @classmethod
     def _https(cls, endpoint: str) -> str:
-        parts = urlsplit(endpoint)
-        if parts.scheme != "https" or not parts.hostname or parts.query or parts.fragment:
-            raise ValueError("an endpoint is https://HOST: a token is sent there")
+        # Host names, IPv4 and IPv6. A path would be asked for the rule, and answer 404.
+        if not re.fullmatch(r"https://([A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\])(:\d{1,5})?/?", endpoint):
+            raise ValueError("an endpoint is https://HOST and no more: a token is sent there")
         return endpoint.rstrip("/")
+
+    @field_validator("token_env")
+    @classmethod
+    def _variable(cls, name: str | None) -> str | None:
+        if name is not None and not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):
+            # It may be the token itself.
+            keep_secret(name)
+            raise ValueError("token_env is the name of an environment variable, not the token")
+        return name
 
     @field_validator("rule")
     @classmethod

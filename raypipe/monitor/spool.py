@@ -146,6 +146,10 @@ class Spool:
                 # A fork: these are the parent's.
                 self._open, self._pid = {}, os.getpid()
             own = self._open.get(stream)
+            if own is not None and own.is_deleted():
+                # Somebody has deleted the folder: what follows is kept in a new one.
+                self._finish(stream)
+                own = None
             if own is not None and own.size + len(line) > max(self._segment, len(line)):
                 self._finish(stream)
                 own = None
@@ -374,6 +378,9 @@ class _Open:
                 os.ftruncate(self._fd, self.size)
             raise
         self.size += len(line)
+
+    def is_deleted(self) -> bool:
+        return os.fstat(self._fd).st_nlink == 0
 
     def finish(self) -> None:
         with suppress(OSError):

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from datetime import datetime, timezone
 from pathlib import Path
@@ -138,25 +139,34 @@ def line(stream: str, values: Mapping[str, Any]) -> bytes:
         if record.get(name) in (None, ""):
             raise ValueError(f"A record of {stream} has no {name}")
     text = _hidden(record)
-    # Half of a surrogate pair is no UTF-8, and stays readable as its escape.
-    encoded = text.encode("utf-8", "backslashreplace") + b"\n"
+    try:
+        encoded = text.encode() + b"\n"
+    except UnicodeEncodeError:
+        # Half of a surrogate pair is no UTF-8. Its escape in JSON would be refused by strict
+        # parsers, so it is sent as the text \\udXXX.
+        encoded = _HALF.sub(_as_text, text).encode() + b"\n"
     if len(encoded) > MOST_OF_RECORD:
         raise TooBig(f"A record of {stream} has {len(encoded)} bytes")
     return encoded
+
+
+_HALF = re.compile("[\ud800-\udfff]")
+
+
+def _as_text(half: re.Match[str]) -> str:
+    return rf"\\u{ord(half[0]):04x}"
 
 
 def _hidden(record: dict[str, Any]) -> str:
     """The record as JSON without credentials."""
     text = _dumped(record)
     # Once for the whole: it looks through the environment each time (0.2 ms).
-    shown = hidden(text)
-    if shown != text:
-        try:
-            json.loads(shown)
-        except ValueError:
-            # A credential took a quote or a backslash with it.
-            return _dumped(_each_hidden(record))
-    return shown
+    if hidden(text) == text:
+        return text
+    # A credential may be a column's name, or take a quote or a part of a number with it: so each
+    # text alone. A record without its time or its id would be lost.
+    kept = {name: record[name] for name in ("TimeGenerated", "RecordId") if name in record}
+    return _dumped({name: _each_hidden(value) for name, value in record.items()} | kept)
 
 
 def _each_hidden(value: Any) -> Any:
@@ -218,9 +228,9 @@ def _plain(value: Any) -> Any:
         return [_plain(inner) for inner in value]
     if isinstance(value, datetime):
         return moment(value)
-    # Numbers of numpy and torch.
-    if hasattr(value, "item") and not isinstance(value, (str, bytes)):
-        value = value.item()
+    # Numbers and arrays of numpy and torch.
+    if hasattr(value, "tolist"):
+        return _plain(value.tolist())
     if value is None or isinstance(value, (bool, int)):
         return value
     if isinstance(value, float):

@@ -89,16 +89,20 @@ def _require_usable(result: SearchResult) -> None:
     finite.require_weights(weights, path, "Lower train.lr in search.space, and search again")
 
 
+def planned(job: TrainJob, result: SearchResult) -> trainer.Plan:
+    """The training of `job` (from `job_of`), whose key is that of the model."""
+    pinned = pin(job.table, job.feed, result.best.classes, job.model.task, result.pinned)
+    return trainer.plan(job, pinned)
+
+
 def refit(
-    job: TrainJob, result: SearchResult, progress: Report, report_position: ReportPosition
+    planned: trainer.Plan, result: SearchResult, progress: Report, report_position: ReportPosition
 ) -> SearchResult:
-    """`result` with the model that `job` (from `job_of`) trains.
+    """`result` with the model that `planned` trains.
 
     A finished refit is read again, and an interrupted one continues. The search's key stays; the
     model has the key of its training, so another refit of the same search is another model.
     """
-    pinned = pin(job.table, job.feed, result.best.classes, job.model.task, result.pinned)
-    planned = trainer.plan(job, pinned)
     trained = trainer.run(planned, progress, report_position)
     # Validation images were trained on, so their metrics say nothing any more.
     history = tuple(_without_validation(metrics) for metrics in trained.history)

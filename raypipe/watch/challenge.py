@@ -91,8 +91,9 @@ def search(
     if asked.refit is not None:
         again = refit.job_of(base, asked.refit, found)
         say(f"Training {best.name} once more, on {again.feed.train}, with {_workers(again)}")
-        epoch = telling.epochs(monitors, again, found.best.key, lambda metrics, state: None)
-        found = refit.refit(again, found, epoch, lambda position: None)
+        planned = refit.planned(again, found)
+        epoch = telling.epochs(monitors, planned.job, planned.key, lambda metrics, state: None)
+        found = refit.refit(planned, found, epoch, lambda position: None)
     telling.finished(monitors, found.plan.job, found.best)
     why = replace(why, device_s=found.device_s)
     folders = [found.folder]

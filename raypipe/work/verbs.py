@@ -223,9 +223,10 @@ def _refitted(
         f"{again.model.pixels} px: what {again.feed.val} says is no test now"
     )
     with show.training(again.train.epochs, again.train.stopping.metric) as told:
-        # Its key is known when it is planned: it is told under that of the search.
-        epoch = telling.epochs(monitors, again, found.best.key, told.epoch)
-        return refit.refit(again, found, epoch, told.step)
+        planned = refit.planned(again, found)
+        # Under the key that its `finished` has, too.
+        epoch = telling.epochs(monitors, planned.job, planned.key, told.epoch)
+        return refit.refit(planned, found, epoch, told.step)
 
 
 def best_config(result: SearchResult) -> Path:

@@ -153,7 +153,13 @@ def test_a_value_that_yaml_would_read_as_more_than_text_is_refused(value: str) -
     assert value not in done.stderr or len(value) < 3
 
 
-@pytest.mark.parametrize("value", ["~", "null", "Yes", "12", "1e3", "0x1F", "12:30", "2026-11-25"])
+@pytest.mark.parametrize(
+    "value",
+    [
+        *("~", "null", "Yes", "12", "1e3", "0x1F", "0b101", "12:30", "2026-11-25"),
+        "2026-11-25T03:04:05Z",
+    ],
+)
 def test_a_value_that_yaml_would_not_read_as_text_is_refused(value: str) -> None:
     fill = [sys.executable, str(RAY / "fill.py"), str(RAY / "kuberay" / "storage.yaml")]
     done = subprocess.run(
@@ -161,6 +167,16 @@ def test_a_value_that_yaml_would_not_read_as_text_is_refused(value: str) -> None
     )
     assert (done.returncode, done.stdout) == (2, "")
     assert "RAYPIPE_STORAGE_CLASS would be read as a number" in done.stderr
+
+
+def test_a_file_is_filled_whatever_the_locale(tmp_path: Path) -> None:
+    file = tmp_path / "x.yaml"
+    file.write_text("a: ${NAME:?x}  # für dich\n", encoding="utf-8")
+    env = {"NAME": "solar", "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(
+        [sys.executable, str(RAY / "fill.py"), str(file)], env=env, capture_output=True
+    )
+    assert (done.returncode, done.stdout.decode()) == (0, "a: solar  # für dich\n")
 
 
 def test_what_is_no_placeholder_is_refused(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -115,6 +116,8 @@ def test_records_arrive_whole_and_in_order(case: Case, server: Running) -> None:
         [Answer(500), Answer(502), Answer(504)],
         [Answer(hangs_up=True), Answer(takes=True, hangs_up=True), Answer(500, takes=True)],
         [Answer(204, pause_s=0.5), Answer(408)],
+        [Answer(503, cut=True), Answer(500, cut=True, takes=True)],
+        [Answer(503, code={"a": 1})],
     ],
 )
 def test_a_service_in_trouble_gets_every_record(
@@ -494,3 +497,61 @@ def test_a_service_without_answers_at_all(case: Case, server: Running) -> None:
     with case.opened(within_s=0.5) as monitor:
         note(monitor, 1)
     assert case.waiting() and not server.service.asked
+
+
+def test_records_after_the_spool_was_deleted_arrive(case: Case, server: Running) -> None:
+    with case.opened(every_s=60) as monitor:
+        time.sleep(0.2)
+        note(monitor, 1)
+        # `rm -r` by somebody who wants the disk back.
+        shutil.rmtree(case.spool())
+        note(monitor, 2)
+        note(monitor, 3)
+    assert {r["Requests"] for r in server.service.of(SERVING)} >= {2, 3}
+
+
+def test_a_fork_has_ids_of_its_own(case: Case, server: Running) -> None:
+    with case.opened(every_s=60) as monitor:
+        monitor.note(SERVING, {"Requests": 1})
+        pid = os.fork()
+        if pid == 0:
+            monitor.note(SERVING, {"Requests": 2})
+            os._exit(0)
+        os.waitpid(pid, 0)
+        monitor.note(SERVING, {"Requests": 3})
+    # Each once: two of one id would be one.
+    assert sorted(r["Requests"] for r in server.service.of(SERVING)) == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("endpoint", "http://host"),
+        ("endpoint", "https://host/dataCollectionRules/dcr-1/streams/Custom-X"),
+        ("endpoint", "https://host:abc"),
+        ("endpoint", "https://ho st"),
+        ("endpoint", " https://host"),
+        ("endpoint", "https://host\n"),
+        ("token_env", ""),
+        ("token_env", "A=B"),
+        ("token_env", "eyJhbGciOi.the.token"),
+    ],
+)
+def test_settings_that_could_not_work_are_refused_first(name: str, value: str) -> None:
+    given = {"type": "azure_monitor", "endpoint": "https://host", "rule": RULE, name: value}
+    with pytest.raises(ConfigError, match=name) as raised:
+        validate(AzureMonitorConfig, given)
+    # Somebody has put the token where its variable's name belongs.
+    assert "eyJ" not in str(raised.value)
+
+
+@pytest.mark.parametrize("host", ["https://host", "https://[::1]:8443", "https://10.0.0.1:443/"])
+def test_addresses_that_are_taken(host: str) -> None:
+    given = {"type": "azure_monitor", "endpoint": host, "rule": RULE}
+    assert validate(AzureMonitorConfig, given).endpoint == host.rstrip("/")
+
+
+@pytest.mark.parametrize("value", ["\u00b2", "-1", "1e9", "", "1" * 50])
+def test_odd_pauses_are_none(value: str) -> None:
+    assert retry_after_s({"retry-after-ms": value}) == 0.0
+    assert retry_after_s({"retry-after-ms": "999999999"}) == 3600.0

@@ -101,6 +101,27 @@ def test_no_secret_is_sent() -> None:
     assert "hunter2hunter2" not in str(made(Stopped="https://u:hunter2hunter2@host/x"))
 
 
+@pytest.mark.parametrize("secret", ["TrainLoss", "RecordId", "2026-01-02", "TimeGenerated"])
+def test_a_secret_that_is_like_a_column_or_a_time_costs_no_record(
+    secret: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DB_PASSWORD", secret)
+    record = made(TrainLoss=0.5, Stopped=f"with {secret}")
+    assert record["TrainLoss"] == 0.5 and record["RecordId"] == "a"
+    assert record["TimeGenerated"].startswith("2026-01-02T") and secret not in record["Stopped"]
+
+
+def test_half_of_a_pair_is_text_that_strict_parsers_take() -> None:
+    record = made(Stopped="a\ud800b\\\udfff", Metrics={"\udc80": "\0"})
+    assert record["Stopped"] == r"a\ud800b\\udfff" and record["Metrics"] == {r"\udc80": "\0"}
+    json.dumps(record, ensure_ascii=False).encode()
+
+
+def test_arrays_of_numpy_are_lists() -> None:
+    values = {"a": np.arange(3), "b": np.array([[1.5, np.nan]]), "c": np.bool_(True)}
+    assert made(Metrics=values)["Metrics"] == {"a": [0, 1, 2], "b": [[1.5, None]], "c": True}
+
+
 def test_the_queries_of_the_docs_name_columns_that_exist() -> None:
     page = Path("docs/watching.md").read_text(encoding="utf-8")
     queries = re.findall(r"```kusto\n\s*(\w+)(.*?)```", page, re.DOTALL)

@@ -103,6 +103,15 @@ def test_a_missing_package_is_named_before_the_work(
     assert not (config.parent / "run" / "train").exists()
 
 
+def test_one_sink_twice_is_refused_before_the_work(config: Path, server: Running, cli: Cli) -> None:
+    tree = json.loads(config.read_text())
+    tree["watch"]["sinks"] = [sink(server), sink(server, every_s=1)]
+    config.write_text(json.dumps(tree))
+    code, _, err = cli("train", config)
+    assert code == 2 and "one endpoint and rule" in err
+    assert not server.service.asked and not (config.parent / "run" / "train").exists()
+
+
 def test_events_are_records(server: Running, tmp_path: Path) -> None:
     run = RunConfig(name="cells", dir=str(tmp_path))
     cfg = validate(AzureMonitorConfig, sink(server))

@@ -57,14 +57,15 @@ def test_it_trains_on_both_splits_and_keeps_the_third_for_its_reference(
         and again.train.start_from == found.best.checkpoint
     )
     epochs: list[int] = []
+    planned = refit.planned(again, found)
     done = refit.refit(
-        again, found, lambda metrics, state: epochs.append(state.epoch), lambda position: None
+        planned, found, lambda metrics, state: epochs.append(state.epoch), lambda position: None
     )
     assert (
         epochs == [1, 2, 3] and done.refitted and done.job == again and done.trials == found.trials
     )
     assert done.key == found.key and done.full_epochs == found.full_epochs == 8
-    assert done.best.key == again.training_key(done.best.version), (
+    assert done.best.key == planned.key == again.training_key(done.best.version), (
         "what raypipe train would call it"
     )
     assert done.best.best_epoch == 2 and not any(
@@ -88,7 +89,7 @@ def test_it_trains_on_both_splits_and_keeps_the_third_for_its_reference(
     )
     epochs.clear()
     assert refit.refit(
-        again, found, lambda metrics, state: epochs.append(1), lambda position: None
+        planned, found, lambda metrics, state: epochs.append(1), lambda position: None
     ).best.checkpoint
     assert not epochs, "trained before, it is read again"
 
