@@ -39,6 +39,8 @@ DYNAMIC = re.compile(r"\{\{([^}]*)\}\}")
 GIVEN = {
     "host": "https://workspace.example",
     "email": "team@example.com",
+    "viewers": "raypipe-readers",
+    "developers": "raypipe-engineers",
     "storage": "abfss://tables@account.example/solar",
     "principal": "00000000-0000-0000-0000-000000000001",
 }
@@ -316,8 +318,6 @@ def fill(parsed: Mapping[str, Tree], target: str, given: Mapping[str, Any] = GIV
                     raise Wrong(f"{name}: resources.{kind}.{key} stands in two files")
                 place[key] = resource
     own = main["targets"][target]
-    if "principal" in own["variables"]:  # in a sandbox it is whoever deploys
-        given = {name: value for name, value in given.items() if name != "principal"}
     values = {
         name: spec["default"] for name, spec in main["variables"].items() if "default" in spec
     }

@@ -192,8 +192,8 @@ def test_every_name_can_be_misspelt_and_is_found(seed: int) -> None:
         ("databricks.yml", "${var.storage}\n", "$ {var.storage}\n", "is no reference"),
         (
             "databricks.yml",
-            "      principal: ${workspace.current_user.userName}",
-            "      principal: ${workspace.current_user.name}",
+            "/Users/${workspace.current_user.userName}/",
+            "/Users/${workspace.current_user.name}/",
             "current_user.name",
         ),
         # Targets
@@ -547,3 +547,81 @@ def test_terraform_gives_values_of_variables_that_the_bundle_has() -> None:
     [given] = re.findall(r'output "bundle_variables" \{(.*?)\n\}', outputs.read_text(), re.DOTALL)
     names = set(re.findall(r"^    (\w+) +=", given, re.MULTILINE))
     assert names <= set(filled("prod")["variables"]) and set(bundle.GIVEN) - names == {"email"}
+
+
+@pytest.mark.parametrize("target", ["uat", "prod"])
+def test_the_jobs_principal_may_use_every_policy_and_pool_of_its_clusters(target: str) -> None:
+    """A job's cluster is made with the rights of who runs it. The CLI hands a target's permissions
+    to jobs, pools and warehouses, but to no policy (levelsMap of its apply_bundle_permissions)."""
+    tree = filled(target)
+    principal = bundle.GIVEN["principal"]
+    given = {one["level"] for one in tree["permissions"]}
+    assert given == {"CAN_MANAGE"}  # the pool's, too
+    used = set()
+    for job in tree["resources"]["jobs"].values():
+        for one in job.get("job_clusters", ()):
+            used |= set(re.findall(r"cluster_policies\.(\w+)\.id", str(one["new_cluster"])))
+    assert used == {"one_node", "cpu_node"} | ({"many_nodes"} if target == "prod" else set())
+    for name in used:
+        allowed = tree["resources"]["cluster_policies"][name]["permissions"]
+        assert {"level": "CAN_USE", "service_principal_name": principal} in allowed, name
+
+
+def test_who_may_only_read_starts_no_cluster() -> None:
+    policies = filled("prod")["resources"]["cluster_policies"]
+    groups = {one.get("group_name") for p in policies.values() for one in p.get("permissions", ())}
+    assert bundle.GIVEN["viewers"] not in groups and bundle.GIVEN["developers"] in groups
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_unity_catalog_is_told_no_group_of_a_workspace_and_nothing_it_would_refuse(
+    target: str,
+) -> None:
+    """`users` and `admins` are a workspace's. EXTERNAL_USE_SCHEMA only a catalog's owner can give.
+    A version of a model takes CREATE_MODEL_VERSION, which ALL_PRIVILEGES has in it."""
+    tree = bundle.fill(bundle.trees(FILES), target)
+    for kind in ("schemas", "volumes", "registered_models"):
+        for one in tree["resources"][kind].values():
+            grants = {g["principal"]: set(g["privileges"]) for g in one["grants"]}
+            assert not {"users", "admins"} & set(grants)
+            assert not any("EXTERNAL_USE_SCHEMA" in privileges for privileges in grants.values())
+            if kind == "registered_models":
+                assert grants.pop(tree["variables"]["principal"]) == {"ALL_PRIVILEGES", "MANAGE"}
+                assert list(grants.values()) == [{"EXECUTE"}]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_mail_of_a_long_run_has_a_rule_that_sends_it(target: str) -> None:
+    for key, job in filled(target)["resources"]["jobs"].items():
+        for one in (job, *job["tasks"]):
+            if "on_duration_warning_threshold_exceeded" in one.get("email_notifications", {}):
+                metrics = {rule["metric"] for rule in one.get("health", {}).get("rules", ())}
+                assert metrics == {"RUN_DURATION_SECONDS"}, key
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_warehouse_is_where_terraform_lets_it_reach_the_storage(target: str) -> None:
+    """Serverless compute comes through private endpoints, which sit has none of."""
+    file = bundle.ROOT / "infra" / "terraform" / "environments" / target / "locals.tf"
+    [serverless] = re.findall(r"^ +serverless +=  ?(true|false)$", file.read_text(), re.MULTILINE)
+    [warehouse] = filled(target)["resources"]["sql_warehouses"].values()
+    assert warehouse["enable_serverless_compute"] is (serverless == "true")
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_first_deployment_needs_nothing_that_it_makes_itself(target: str) -> None:
+    """A trigger on a table that is not there is refused, and the bundle's own schema comes to be in
+    the same deployment. In sit, the folder of the experiment is that of whoever deploys, although
+    CI sets BUNDLE_VAR_principal, which wins over a target's value."""
+    tree = filled(target)
+    [table] = tree["resources"]["jobs"]["predict"]["trigger"]["table_update"]["table_names"]
+    assert table.split(".")[1] not in {one["name"] for one in tree["resources"]["schemas"].values()}
+    [experiment] = tree["resources"]["experiments"].values()
+    person = "jane@example.com" if target == "sit" else bundle.GIVEN["principal"]
+    assert experiment["name"].startswith(f"/Users/{person}/")
+
+
+def test_ci_gives_every_variable_without_a_default() -> None:
+    ci = bundle.ROOT / "infra" / "ci"
+    for file in (ci / "github/deploy.yml", ci / "azure-devops/templates/deploy.yml"):
+        assert set(re.findall(r"BUNDLE_VAR_(\w+)", file.read_text())) == set(bundle.GIVEN), file

@@ -26,7 +26,7 @@ from raypipe.config import RunConfig
 from raypipe.serve import batch
 from raypipe.serve.predicted_rows import SCHEMA as PREDICTED
 from raypipe.tables.table import append
-from raypipe.watch import calls, decisions, evidence_row, history, windows
+from raypipe.watch import calls, decisions, evidence_row, feedback, history, windows
 from raypipe.watch.settings import WatchConfig
 from tests.infra import delta_views
 from tests.infra.delta_views import SQL, rows
@@ -177,10 +177,43 @@ def test_what_is_not_known_is_null_and_never_a_number(spark: Any, view: View) ->
     assert found["4"]["checked_table"] == '/it\'s "a" tâble@v1'
 
 
+def test_what_labels_say_is_shown_as_the_code_reads_it(spark: Any, view: View) -> None:
+    """Beside the estimate: measured accuracy, or the error of a number; nothing without labels."""
+    share = {"labelled": 40, "measured_as": feedback.ACCURACY}
+    error = {"labelled": 40, "measured_as": feedback.ERROR}
+    given = [
+        checked("1", 1, **share, measured=0.6, measured_low=0.5, measured_high=0.7),
+        checked("2", 2, **error, measured=12.5, measured_low=11.0, measured_high=14.0),
+        checked("3", 3),
+        checked("4", 4, **share, measured=float("nan")),
+        checked("5", 5, **share, measured=1.2),
+        checked("6", 6, **share | {"labelled": 0}, measured=0.9),
+        checked("7", 7, **error, measured=float("inf")),
+        checked("8", 8, **error, measured=float("nan")),
+        checked("9", 9, **share, measured=0.0, measured_low=-1.0, measured_high=float("nan")),
+    ]
+    found = {r["key"]: r for r in rows(spark, "drift", {"drift": view(given, evidence_row.ROW)})}
+    for row in given:
+        said, shown = feedback.of_row(row), found[row["key"]]
+        if said.measured == float("inf"):  # of_row has it; a chart can do nothing with it
+            said = feedback.NOTHING
+        has = said.measured is not None
+        assert shown["measured_accuracy"] == (said.measured if said.is_share else None), row
+        assert shown["measured_error"] == (None if said.is_share else said.measured), row
+        assert shown["labelled"] == (said.labelled if has else None), row
+        for side in ("low", "high") if said.is_share else ():
+            assert shown[f"measured_{side}"] == getattr(said, side), row
+    assert found["1"]["measured_accuracy"] == 0.6 and found["2"]["measured_error"] == 12.5
+
+
 def test_a_table_of_an_older_raypipe_lacks_columns(spark: Any, view: View) -> None:
     """The first ones had no window, no estimate and no format."""
     old = {"window", "about", "seal", "promised", "since", "format", "no_estimate"}
-    old |= {name for name in evidence_row.ROW.names if name.startswith("accuracy")}
+    old |= {
+        name
+        for name in evidence_row.ROW.names
+        if name.startswith(("accuracy", "measured", "labelled"))
+    }
     schema = pa.schema([field for field in evidence_row.ROW if field.name not in old])
     given = [
         {k: v for k, v in checked(key, 1, is_drift=True).items() if k not in old} for key in "12"

@@ -113,14 +113,19 @@ def dashboard() -> dict[str, Any]:
                     _line(
                         (0, 3, 6, 6),
                         "drift",
-                        ("checked_at", ["accuracy", "accuracy_low", "accuracy_high"], "name"),
-                        "Estimated accuracy of each checked set of images",
+                        (
+                            "checked_at",
+                            ["accuracy", "accuracy_low", "accuracy_high", "measured_accuracy"],
+                            "name",
+                        ),
+                        "Accuracy of each checked set of images, estimated and measured",
                     ),
                     _table(
                         (0, 9, 6, 6),
                         "drift",
                         "checked_at name model verdict p_value alpha batch_images accuracy loss "
-                        "no_estimate",
+                        "no_estimate labelled measured_accuracy measured_low measured_high "
+                        "measured_error",
                         "Drift checks",
                     ),
                     _table(

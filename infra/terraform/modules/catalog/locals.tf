@@ -7,6 +7,8 @@ locals {
   }
 
   catalog_privileges = {
+    # Whoever applies this owns the catalog; the bundle may be deployed by another one, who owns the schema that it makes.
+    (var.deployer_client_id) = ["USE_CATALOG", "USE_SCHEMA", "CREATE_SCHEMA"]
     (var.jobs_application_id) = [
       "USE_CATALOG", "USE_SCHEMA", "CREATE_SCHEMA", "CREATE_TABLE", "CREATE_VOLUME", "CREATE_MODEL", "SELECT", "MODIFY",
       "READ_VOLUME", "WRITE_VOLUME", "EXECUTE",

@@ -20,6 +20,12 @@ variable "container_urls" {
   }
 }
 
+variable "deployer_client_id" {
+  type        = string
+  description = "Client id of the identity that deploys the bundle, which makes the schema."
+  nullable    = false
+}
+
 variable "group_names" {
   type        = map(string)
   description = "Names of the groups engineers, operators and readers."

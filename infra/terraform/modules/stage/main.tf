@@ -74,6 +74,7 @@ module "catalog" {
 
   catalog_name           = "${var.project}_${var.environment}"
   container_urls         = module.storage.container_urls
+  deployer_client_id     = var.deployer_client_id
   group_names            = module.access.group_names
   jobs_application_id    = module.access.jobs_application_id
   metastore_id           = module.workspace.metastore_id

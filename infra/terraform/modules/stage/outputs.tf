@@ -1,11 +1,12 @@
 output "bundle_variables" {
   description = "What the bundle of infra/databricks asks for, by the names of its variables."
   value = {
-    catalog   = module.catalog.catalog_name
-    host      = module.workspace.url
-    principal = module.access.jobs_application_id
-    storage   = trimsuffix(module.catalog.location_urls["tables"], "/")
-    viewers   = module.access.group_names["readers"]
+    catalog    = module.catalog.catalog_name
+    developers = module.access.group_names["engineers"]
+    host       = module.workspace.url
+    principal  = module.access.jobs_application_id
+    storage    = trimsuffix(module.catalog.location_urls["tables"], "/")
+    viewers    = module.access.group_names["readers"]
   }
 }
 
