@@ -336,6 +336,8 @@ def fill(parsed: Mapping[str, Tree], target: str, given: Mapping[str, Any] = GIV
     root = f"/Workspace/Users/jane@example.com/.bundle/raypipe/{target}"
     facts = {"root_path": root, "file_path": f"{root}/files", "current_user": user}
     tree["workspace"] = facts | (own.get("workspace") or {})
+    # Values that another one wins over are read, too: elsewhere they count.
+    _filled({"variables": values, "targets": {target: own["variables"]}}, tree, ())
     return _filled(tree, tree, ())
 
 
