@@ -285,7 +285,9 @@ def test_from_photographs_to_an_endpoint(stage: Stage, tmp_path: Path) -> None:
     assert (entity["entity_name"], entity["entity_version"]) == (model, "1")
     assert {limit["key"] for limit in made["ai_gateway"]["rate_limits"]} == {"user", "endpoint"}
     assert stage.endpoint.rights == {
-        "id-of-raypipe-prod": [{"group_name": "users", "permission_level": "CAN_QUERY"}]
+        "id-of-raypipe-prod": [
+            {"group_name": bundle.GIVEN["viewers"], "permission_level": "CAN_QUERY"}
+        ]
     }
 
     # New images, all of one kind; and more labelled ones to learn from.
