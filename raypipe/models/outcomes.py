@@ -18,7 +18,7 @@ import numpy as np
 from raypipe.errors import DataError
 from raypipe.models import metrics
 from raypipe.models.labels import NUMERIC
-from raypipe.models.tasks import Task
+from raypipe.models.tasks import Task, tags
 
 _FIX = "Restore the package, or train and register again"
 
@@ -96,10 +96,10 @@ def sure(task: Task, scores_NC: np.ndarray) -> np.ndarray:
     """
     if task.kind in NUMERIC:
         return np.full(len(scores_NC), np.nan)
-    likelier_NC = np.maximum(scores_NC, 1 - scores_NC) if task.kind == "multi_label" else scores_NC
     if task.kind == "multi_label":
+        likelier_NC = np.maximum(scores_NC, 1 - scores_NC)
         return np.asarray(likelier_NC.astype(np.float64).prod(axis=1))
-    return np.asarray(likelier_NC.astype(np.float64).max(axis=1))
+    return np.asarray(scores_NC.astype(np.float64).max(axis=1))
 
 
 def errors(task: Task, scores_NC: np.ndarray, targets_NC: np.ndarray) -> np.ndarray:
@@ -124,11 +124,7 @@ def unknown(task: Task, labels: Sequence[str]) -> list[str]:
     """Classes or tags among these labels that the model does not know, sorted."""
     if task.kind in NUMERIC:
         return []
-    parts = {part for label in set(labels) for part in _parts(task, label)}
-    return sorted(parts - set(task.classes))
-
-
-def _parts(task: Task, label: str) -> list[str]:
-    if task.kind != "multi_label":
-        return [label]
-    return [part for part in task.text(label).split("|") if part]
+    names = set(labels)
+    if task.kind == "multi_label":
+        names = {tag for label in names for tag in tags(label)}
+    return sorted(names - set(task.classes))

@@ -10,10 +10,11 @@ settings): the same check twice is one row. A check needs no labels; those that 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -155,9 +156,13 @@ def check(
     champion = Champion(package, str(model), model.seal)
 
     @cache
+    def checks() -> Sequence[Mapping[str, Any]]:
+        return records.checks(run, watch).rows
+
+    @cache
     def gathered() -> Came | None:
         number = window.number if window is not None else 0
-        rows = records.checks(run, watch).rows if number and log else []
+        rows = checks() if number and log else []
         before = feedback_rows.before(log, rows, champion, number, watch.feedback)
         return feedback_rows.gather(run, watch, name, champion, batch_table, mine, before)
 
@@ -197,9 +202,8 @@ def check(
         of_spans = {}
         wanted = watch.horizon.spans if watch.horizon is not None else ()
         if wanted and window is not None and window.number:
-            rows = records.checks(run, watch).rows
             by = (str(model), model.seal)
-            before = spans.earlier(log, rows, *by, window.number, max(wanted) - 1)
+            before = spans.earlier(log, checks(), *by, window.number, max(wanted) - 1)
             of_spans = spans.together(grouped, before, earlier, wanted, drift.max_rows)
         each = {count: tested(one) for count, one in of_spans.items()}
         came = gathered()

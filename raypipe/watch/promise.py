@@ -70,6 +70,8 @@ def over_spans(
     at an equal share of the level.
 
     found, spans: tests with these settings. alpha: of a promise; None: drift.alpha, and no spans.
+    labels: tests that are made already, and are judged here. Where the images cannot have a share,
+    they have all of the level, and labels are judged by nothing (NO_SHARE).
     """
     # Its windows are nights already, and their order is of one night.
     of_spans = drift.detectors and tuple(name for name in drift.detectors if name != "online")
