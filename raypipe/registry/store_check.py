@@ -78,7 +78,9 @@ def _server(address: str) -> dict[str, Any]:
 
 def _unreachable(address: str, error: Exception) -> ConfigError:
     fix = "Start it (mlflow server), or check registry.uri"
-    if "401" in str(error) or "403" in str(error):
+    # Its own code, not its text: there, a port may hold these digits.
+    status = getattr(error, "get_http_status_code", lambda: None)()
+    if status in (401, 403):
         fix = "Set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN"
     return ConfigError(
         f"The MLflow store does not answer: {one_line(error, 200)}",

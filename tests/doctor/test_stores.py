@@ -8,11 +8,13 @@ import json
 import socket
 import sqlite3
 import sys
+import threading
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pyarrow as pa
@@ -108,9 +110,39 @@ def test_credentials_that_do_not_work_or_may_only_read(
 
 @pytest.fixture
 def silent() -> Iterator[str]:
-    """A server that takes connections and never answers, like a network that swallows packets."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        yield f"http://127.0.0.1:{server.getsockname()[1]}"
+    """A server that takes connections and never answers, like a network that swallows packets.
+
+    Its port holds the digits of a refusal, which once were taken for one.
+    """
+    for port in range(40300, 40400):
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            yield f"http://127.0.0.1:{port}"
+            return
+    pytest.skip("none of a hundred ports is free")
+
+
+@pytest.fixture(params=[401, 403])
+def refusing(request: pytest.FixtureRequest) -> Iterator[str]:
+    """A server that refuses everybody with this status, as a proxy does: without MLflow's JSON."""
+
+    class Refusal(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.send_error(request.param)
+
+        do_GET = do_POST
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Refusal) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def test_a_store_that_refuses_asks_for_credentials(
+    refusing: str, doctor: Doctor, tmp_path: Path
+) -> None:
+    told = doctor(f"registry.uri={refusing}", f"run.dir={tmp_path}", "--only", "mlflow")
+    assert told.state("mlflow") == "fail"
+    assert "MLFLOW_TRACKING_TOKEN" in told.findings["mlflow"]["way_out"]
 
 
 def test_stores_that_never_answer_are_named_in_time(
