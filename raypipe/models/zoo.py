@@ -42,7 +42,8 @@ class ModelConfig(Section):
 
     name: str = "efficientnet_lite0"
     """The backbone: efficientnet_lite0, efficientnet_lite0_stages, small_cnn, or a name with the
-    prefix of a provider: hf:, timm:, torchvision:, file:. The default needs no download."""
+    prefix of a provider: hf:, timm:, torchvision:, file:. The default needs no download. With
+    raypipe[lite] also efficientnet_lite1 and efficientnet_lite2, and their _stages."""
 
     task: Kind = "single_label"
     """What the labels mean. `single_label`: one of several classes. `multi_label`: any of several
