@@ -35,7 +35,8 @@ class Backbone:
     pretrained: there are weights. fold: the same function, faster, for inference only.
     resolved: a (name, options) that builds the same architecture without looking anything up;
     None: the name and the options that it was asked for. weights: the module that brings its
-    pretrained weights; "": none is needed, or a provider looks them up.
+    pretrained weights; "": none is needed, or a provider looks them up. within: a backbone whose
+    last features are this one's.
     """
 
     build: Callable[[bool], nn.Module]
@@ -47,6 +48,7 @@ class Backbone:
     fold: Callable[[nn.Module], nn.Module] = _unchanged
     resolved: tuple[str, dict[str, Any]] | None = None
     weights: str = ""
+    within: str = ""
 
 
 def _lite(number: int, pretrained: bool) -> nn.Module:
@@ -189,7 +191,7 @@ def _lites(number: int, side_px: int, staged: int) -> dict[str, Backbone]:
     """
     name = f"efficientnet_lite{number}"
 
-    def of(wrapped: type[nn.Module], features: int) -> Backbone:
+    def of(wrapped: type[nn.Module], features: int, within: str = "") -> Backbone:
         return Backbone(
             lambda pretrained: wrapped(_lite(number, pretrained)),
             features=features,
@@ -198,9 +200,10 @@ def _lites(number: int, side_px: int, staged: int) -> dict[str, Backbone]:
             side_px=side_px,
             fold=_fold_efficientnet,
             weights=_lite_package(number),
+            within=within,
         )
 
-    return {name: of(_Pooled, 1280), f"{name}_stages": of(_Staged, staged)}
+    return {name: of(_Pooled, 1280, within=f"{name}_stages"), f"{name}_stages": of(_Staged, staged)}
 
 
 BACKBONES: dict[str, Backbone] = {

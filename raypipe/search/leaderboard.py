@@ -39,13 +39,15 @@ from raypipe.train import checkpoint
 from raypipe.train.job import TrainJob, TrainResult
 from raypipe.train.measure.utilisation import Utilisation, utilisation
 from raypipe.train.settings import TrainConfig
-from raypipe.train.stopping import Mode, improved, unusable
+from raypipe.train.stopping import FITTED, Mode, improved, unusable
 from raypipe.train.trainer import Plan, prepare
 from raypipe.train.worker import Prepared
 
 log = logging.getLogger("raypipe")
 # A trial's name, values, metrics by epoch, and what it took.
 Run = tuple[str, dict[str, Any], tuple[dict[str, float], ...], dict[str, float]]
+FIRST = "first-answer"  # the names of trials that were fitted before the search drew any
+
 # Of result.json. Format 2 knows no `kept` and not what trials took; format 1 (ba74455 and before)
 # has fewer fields still. What is missing has its default.
 FORMAT = 3
@@ -96,6 +98,11 @@ class Trial:
 
     kept: bool = True
     """False: `search.keep` had the files of its checkpoint deleted."""
+
+    @property
+    def drawn(self) -> bool:
+        """False: a head of the first answer, whose values are not of the space."""
+        return not self.name.startswith(FIRST)
 
 
 @dataclass(frozen=True)
@@ -243,6 +250,9 @@ def spared(trials: Sequence[Trial], each: int, full_epochs: int) -> Spared:
     epochs = device_s = 0.0
     for trial in trials:
         if trial.cut or trial.checkpoint is None or not trial.epochs:
+            continue
+        # A head that was fitted at once has no further epochs.
+        if trial.stopped == FITTED:
             continue
         missing = max(0, each - trial.epochs)
         epochs += missing

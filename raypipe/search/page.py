@@ -35,7 +35,7 @@ def _trial(rank: int, trial: Trial, metric: str, usd_per_device_s: float | None)
     curve = tuple(metric_of(line, metric) for line in trial.history)
     return report.Trial(
         rank,
-        f"trial {rank}",
+        f"trial {rank}" if trial.drawn else trial.name,
         trial.changes,
         value,
         trial.epochs,
@@ -49,8 +49,9 @@ def _trial(rank: int, trial: Trial, metric: str, usd_per_device_s: float | None)
 
 def ranking(result: SearchResult) -> dict[str, str]:
     """A line about the order of the trials; {} if all had equally many epochs."""
-    # Failed trials have no place in the order.
-    lengths = {trial.epochs for trial in result.trials if trial.checkpoint is not None}
+    # Failed trials have no place in the order, and a first answer has no epochs.
+    drawn = [trial for trial in result.trials if trial.drawn]
+    lengths = {trial.epochs for trial in drawn if trial.checkpoint is not None}
     if len(lengths) < 2:
         return {}
     order = f"by each trial's best epoch; trials had {min(lengths)} to {max(lengths)} epochs"
