@@ -29,7 +29,6 @@ WORK = {"efficientnet_lite0": 1.0, "efficientnet_lite1": 1.6, "efficientnet_lite
 """Of an image at the backbone's own side, compared with efficientnet_lite0: their FLOPs."""
 
 STAGES = "_stages"
-LANDMARKS = 1024
 MOST_PRODUCTS = 2e10
 """Images times features times classes, up to which L-BFGS takes seconds."""
 
