@@ -74,7 +74,7 @@ def _machine(package: Package) -> str:
     import torch
 
     known = made_by.machine()
-    device = package.model.head.mean.device
+    device = package.model.device
     if device.type == "cuda":
         return str(torch.cuda.get_device_name(device))
     threads = torch.get_num_threads()
