@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from raypipe.errors import ConfigError, DataError
 from raypipe.models.calibrate import tempered
 from raypipe.models.predictor import Predictor
+from raypipe.models.tasks import Kind
 from raypipe.models.zoo import ImageModel, ModelConfig, views
 
 _BARE = {"pretrained": False, "mode": "finetune", "frozen_blocks": 0}
@@ -178,13 +179,7 @@ class EnsembleModel(Predictor):
 
     def forward(self, pixels_BHWC: Tensor) -> Tensor:
         """logits_BC: `scores` of them are the mean scores."""
-        mean_BC = self.answers(pixels_BHWC)[1]
-        if self.task == "regression":
-            return mean_BC
-        p_BC = mean_BC.clamp_min(FEWEST)
-        if self.task == "single_label":
-            return p_BC.log()
-        return p_BC.log() - (1 - mean_BC).clamp_min(FEWEST).log()
+        return logits_of(self.task, self.answers(pixels_BHWC)[1])
 
     def for_inference(self) -> EnsembleModel:
         """A copy that only predicts: batch norms are folded into convolutions."""
@@ -198,6 +193,16 @@ class EnsembleModel(Predictor):
     def spread(self) -> float:
         """Of a regression: the standard deviation of its training labels."""
         return float(self.heads[0].spread)
+
+
+def logits_of(task: Kind, scores_BC: Tensor) -> Tensor:
+    """Logits whose scores are these: the inverse of `tasks.scores`."""
+    if task == "regression":
+        return scores_BC
+    p_BC = scores_BC.clamp_min(FEWEST)
+    if task == "single_label":
+        return p_BC.log()
+    return p_BC.log() - (1 - scores_BC).clamp_min(FEWEST).log()
 
 
 def split(weights: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:

@@ -32,6 +32,12 @@ from raypipe.models.predictor import Predictor
 from raypipe.models.providers import PROVIDERS, has_weights, resolve, width
 from raypipe.models.tasks import Kind
 
+# Fields of a model that change neither its time nor its size.
+_NOT_SHAPE = {
+    *("task", "mode", "frozen_blocks", "pretrained", "dropout", "norm_momentum", "calibrate"),
+    *("mean", "std"),
+}
+
 
 class ModelConfig(Section):
     """Which backbone, how it is transferred, to which task, at which resolution."""
@@ -161,6 +167,12 @@ class ModelConfig(Section):
     def slug(self) -> str:
         """The name as part of a path."""
         return re.sub(r"[^\w.-]+", "-", self.name)
+
+    @property
+    def shape(self) -> str:
+        """Models of equal shapes take equally long for an image, and have as many weights."""
+        kept = self.resolved().model_dump(mode="json", exclude=_NOT_SHAPE)
+        return json.dumps(kept, sort_keys=True)
 
     def resolved(self) -> ModelConfig:
         """The same architecture, resolution and normalisation, with nothing left to look up.

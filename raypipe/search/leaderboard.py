@@ -159,7 +159,11 @@ class SearchResult:
     """How many epochs all trials would have run to their ends."""
 
     members: tuple[str, ...] = ()
-    """The trials whose weights were averaged, if the model is such an average (soup.py)."""
+    """The trials whose weights were averaged, if the model is such an average (soup.py), or whose
+    scores are (together.py)."""
+
+    shares: tuple[float, ...] = ()
+    """The weights of an ensemble's members; () for any other model."""
 
     refitted: bool = False
 

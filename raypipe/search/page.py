@@ -47,6 +47,17 @@ def _trial(rank: int, trial: Trial, metric: str, usd_per_device_s: float | None)
     )
 
 
+def combined(result: SearchResult) -> dict[str, str]:
+    """A line about a model that is of several trials; {} if it is of one."""
+    count = len(result.members)
+    if result.shares:
+        parts = zip(result.members, result.shares, strict=True)
+        return {"ensemble": f"of {count}: {', '.join(f'{n} {share:.2f}' for n, share in parts)}"}
+    if result.members:
+        return {"mean of weights": f"of {count} trials: {', '.join(result.members)}"}
+    return {}
+
+
 def ranking(result: SearchResult) -> dict[str, str]:
     """A line about the order of the trials; {} if all had equally many epochs."""
     # Failed trials have no place in the order.
@@ -102,7 +113,7 @@ def _facts(
         ("Table", str(result.best.version)),
         ("Decoded", f"{result.decoded:,} images, for {trials} trials together"),
     ]
-    for name, text in refit.summary(result).items():
+    for name, text in (combined(result) | refit.summary(result)).items():
         facts.append((name.capitalize(), text))
     if tested:
         metrics = [f"{name.removeprefix('test_')} {value:.4g}" for name, value in tested.items()]

@@ -32,8 +32,9 @@ from raypipe.config import key_of, replace, save
 from raypipe.errors import ConfigError, RaypipeError
 from raypipe.feed.dataset import Pinned, pin
 from raypipe.files import owned
-from raypipe.search import kept, leaderboard, refit, soup
+from raypipe.search import kept, leaderboard, refit, soup, together, variants
 from raypipe.search.leaderboard import SearchResult, Trial
+from raypipe.search.limits import SearchLimits
 from raypipe.search.schedulers import mutations, pbt
 from raypipe.search.schedulers.tune_schedulers import drawn_ahead, memory, scheduler
 from raypipe.search.searchers import optuna_search
@@ -134,18 +135,30 @@ def search(
     space = space.of(job)
 
     # A refit comes after the search and does not change it; what is kept does not, either.
-    cfg = cfg.model_copy(update={"refit": None})
-    key = key_of(job.training_key(rows.version), cfg.model_dump(mode="json", exclude={"keep"}))
+    asked, cfg = cfg, cfg.model_copy(update={"refit": None})
+    key = key_of(job.training_key(rows.version), _in_key(cfg))
     folder = job.run.path / "search" / key
     started = time.perf_counter()
     if not (folder / "result.json").exists():
         with owned(folder):
             # Another process may have finished the search while this one waited.
             if not (folder / "result.json").exists():
+                space = variants.limited(space, asked, rows, folder)
                 with recorded(folder / USAGE, job.cluster.usage_every_s):
                     _search_into(folder, cfg, space, rows, progress)
     seconds = time.perf_counter() - started
     return _result(folder, key, space, rows, seconds)
+
+
+def _in_key(cfg: SearchConfig) -> dict[str, Any]:
+    """What of the search determines its result."""
+    left_out = {"keep"}
+    # Without them, the key is the same as before they were there.
+    if cfg.ensemble == 1:
+        left_out.add("ensemble")
+    if cfg.limits == SearchLimits():
+        left_out.add("limits")
+    return cfg.model_dump(mode="json", exclude=left_out)
 
 
 def _search_into(
@@ -177,6 +190,10 @@ def _search_into(
     mutations.write_schedule(folder / "schedule.yaml", trials[0].schedule)
     if cfg.soup > 1:
         _average_best(job, cfg.soup, trials, data, folder)
+    if cfg.ensemble > 1:
+        average = soup.read(folder)
+        joining = together.candidates(job, trials, average.checkpoint if average else None)
+        together.make(joining, cfg, pinned, data, folder)
     leaderboard.write(folder / "result.json", trials, stopped, decoded_images(data))
     kept.clear(folder, trials)
 
@@ -190,11 +207,15 @@ def _result(folder: Path, key: str, space: Space, pinned: Pinned, seconds: float
     best = trials[0]
     if best.checkpoint is None:  # an older version may have kept such a search
         raise _nothing_usable(len(trials), folder)
-    # The model is that of the best trial, or the average of several.
+    # The model is that of the best trial, the average of several, or their ensemble.
+    average, ensemble = soup.read(folder), together.read(folder)
+    if ensemble is not None:
+        # Its first member's job; a soup is of the best trial's.
+        best = next((trial for trial in trials if trial.name == ensemble.members[0]), best)
     trained = leaderboard.training_result(key, pinned.version, pinned.classes, best)
-    average = soup.read(folder)
-    if average is not None:
-        trained = with_(trained, metrics=average.metrics, checkpoint=average.checkpoint)
+    model = ensemble or average
+    if model is not None:
+        trained = with_(trained, metrics=model.metrics, checkpoint=model.checkpoint)
     return SearchResult(
         key=key,
         job=mutations.job_of(job, best.changes, best.schedule),
@@ -205,7 +226,8 @@ def _result(folder: Path, key: str, space: Space, pinned: Pinned, seconds: float
         stopped=stopped,
         decoded=decoded,
         full_epochs=job.train.epochs * len(trials),
-        members=average.members if average else (),
+        members=model.members if model else (),
+        shares=ensemble.shares if ensemble else (),
         pinned=pinned,
     )
 
