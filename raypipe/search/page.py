@@ -80,11 +80,12 @@ def write(
     store: tracking.Store,
     tested: Mapping[str, float],
     usd_per_device_s: float | None = None,
+    parts: tuple[report.Block, ...] = (),
 ) -> Path:
     """Write the page of one search into its folder; returns its path.
 
     version: the registered model's. tested: its metrics on the test split. usd_per_device_s: what a
-    second of a device costs; None: not known.
+    second of a device costs; None: not known. parts: of `outcome.blocks`.
     """
     header = report.Header(
         f"Search over {result.job.model.name}",
@@ -96,7 +97,8 @@ def write(
     # Where the model comes from: commit, registry and the whole job.
     sources = (("Code", tracking.code_commit() or "no checkout"), ("MLflow", store.uri))
     lineage = report.Lineage(sources, dump(result.job))
-    page = report.Page(header, search=section(result, usd_per_device_s), lineage=lineage)
+    trials = section(result, usd_per_device_s)
+    page = report.Page(header, search=trials, blocks=parts, lineage=lineage)
     return report.write(page, result.folder / "report.html")
 
 

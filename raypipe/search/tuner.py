@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from dataclasses import replace as with_
 from functools import partial
@@ -32,6 +33,7 @@ from raypipe.config import key_of, replace, save
 from raypipe.errors import ConfigError, RaypipeError
 from raypipe.feed.dataset import Pinned, pin
 from raypipe.files import owned
+from raypipe.models.zoo import ModelConfig
 from raypipe.search import kept, leaderboard, refit, soup, together, variants
 from raypipe.search.leaderboard import SearchResult, Trial
 from raypipe.search.limits import SearchLimits
@@ -216,6 +218,7 @@ def _result(folder: Path, key: str, space: Space, pinned: Pinned, seconds: float
     model = ensemble or average
     if model is not None:
         trained = with_(trained, metrics=model.metrics, checkpoint=model.checkpoint)
+    reached, ran_s = leaderboard.read_reached(folder)
     return SearchResult(
         key=key,
         job=mutations.job_of(job, best.changes, best.schedule),
@@ -229,7 +232,19 @@ def _result(folder: Path, key: str, space: Space, pinned: Pinned, seconds: float
         members=model.members if model else (),
         shares=ensemble.shares if ensemble else (),
         pinned=pinned,
+        models=_models(job, trials),
+        reached=reached,
+        ran_s=ran_s,
     )
+
+
+def _models(job: TrainJob, trials: Sequence[Trial]) -> dict[str, ModelConfig]:
+    """Each trial's model, by its name; without those of older searches that are refused today."""
+    found = {}
+    for trial in trials:
+        with suppress(ConfigError):
+            found[trial.name] = replace(job, trial.changes).model
+    return found
 
 
 def _average_best(
@@ -290,7 +305,14 @@ def _run(
     rule = job.train.stopping
     devices = resources.trial.get("GPU", 1.0)
     monitor = Monitor(
-        strategy.total, rule.metric, rule.mode, cfg.stopping, devices, progress, keeping.ended
+        strategy.total,
+        rule.metric,
+        rule.mode,
+        cfg.stopping,
+        devices,
+        progress,
+        keeping.ended,
+        most_money=cfg.limits.money,
     )
     # After a kill Tune continues; its own folder has the state.
     tuner = _restored(folder / "tune", trainable)
@@ -317,6 +339,7 @@ def _run(
     # yet seen the last one.
     standings = leaderboard.standings(ranked, rule.metric, rule.mode)
     progress(strategy.total, strategy.total, standings)
+    leaderboard.write_reached(folder, monitor.reached, monitor.elapsed())
     return ranked, monitor.stopped
 
 

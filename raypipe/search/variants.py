@@ -24,14 +24,16 @@ from raypipe.models.predictor import Predictor
 from raypipe.models.spread import Spread
 from raypipe.models.zoo import ImageModel, ModelConfig
 from raypipe.search import limits
+from raypipe.search.leaderboard import SearchResult
 from raypipe.search.limits import Variant
 from raypipe.search.settings import SearchConfig
 from raypipe.search.space.space import Space
 from raypipe.serve import latency
+from raypipe.train import trainer
 from raypipe.train.job import TrainJob
 
 FILE = "variants.json"
-MOST_S = 10.0
+MOST_S = 4.0
 """Seconds that timing may take beyond its fewest rounds."""
 
 # Fields of a model that change neither its time nor its size.
@@ -110,6 +112,26 @@ def measured(
             known[shape] = replace(one, text=words(missing[shape]), size_mb=size)
         write_atomic(folder / FILE, to_json({shape: asdict(one) for shape, one in known.items()}))
     return {model.shape: known[model.shape] for model in models}
+
+
+def of_result(result: SearchResult) -> tuple[dict[str, Variant], Variant | None]:
+    """What the trials' models take, by shape; and the registered ensemble, if it is one.
+
+    For the page: a second or two of CPU, unless search.limits has had it measured before.
+    """
+    pinned = result.pinned
+    if pinned is None:
+        return {}, None
+    with_model = [trial.name for trial in result.trials if trial.checkpoint is not None]
+    models = [result.models[name] for name in with_model if name in result.models]
+    found = measured(models, len(pinned.classes), pinned, result.job, result.folder)
+    if not result.shares:
+        return found, None
+    ensemble = trainer.assemble(result.job, result.best)
+    images = latency.images(pinned, result.job.feed.train, ensemble.side_px, 1)
+    time = timed([ensemble.for_inference()], images)[0]
+    text = f"{len(result.members)} trials together"
+    return found, replace(time, text=text, size_mb=size_mb(ensemble))
 
 
 def timed(models: Sequence[Predictor], images: Sequence[bytes]) -> list[Variant]:
