@@ -33,7 +33,7 @@ from raypipe.models.providers import PROVIDERS, has_weights, resolve, width
 from raypipe.models.tasks import Kind
 
 # Fields of a model that change neither its time nor its size.
-_NOT_SHAPE = {
+NOT_SHAPE = {
     *("task", "mode", "frozen_blocks", "pretrained", "dropout", "norm_momentum", "calibrate"),
     *("mean", "std"),
 }
@@ -171,7 +171,7 @@ class ModelConfig(Section):
     @property
     def shape(self) -> str:
         """Models of equal shapes take equally long for an image, and have as many weights."""
-        kept = self.resolved().model_dump(mode="json", exclude=_NOT_SHAPE)
+        kept = self.resolved().model_dump(mode="json", exclude=NOT_SHAPE)
         return json.dumps(kept, sort_keys=True)
 
     def resolved(self) -> ModelConfig:

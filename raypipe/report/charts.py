@@ -274,7 +274,12 @@ def front(
     known = [place for place in best if math.isfinite(points[place][1])]
     if not known:
         return None
-    finite = [point for point in points if math.isfinite(point[1])]
+    # Others that are far from the line would press it flat: they stay out.
+    values = [points[place][1] for place in known]
+    reach = max(values) - min(values) or 0.1 * abs(max(values))
+    ends = min(values) - reach, max(values) + reach
+    finite = [point for point in points if ends[0] <= point[1] <= ends[1]]
+    left_out = sum(math.isfinite(value) for _, value in points) - len(finite)
     low, high, scaled = _scaled([value for _, value in finite])
     end = 1.08 * max(cost for cost, _ in finite) or 1.0
     spots = [(1000 * points[place][0] / end, scaled(points[place][1])) for place in known]
@@ -289,6 +294,7 @@ def front(
         ),
         x_ticks=_ticks(0, end),
         y_ticks=_ticks(low, high, in_per_cent),
+        note=f"Far from the line, and not drawn: {left_out}." if left_out else "",
         marks=_marks(spots),
     )
 

@@ -90,9 +90,10 @@ def _minutes(result: SearchResult) -> report.Block:
     plot = (report.Plot(title, drawn, name, result.metric),) if drawn else ()
     rows = []
     for number, one in enumerate(reached, 1):
-        gain = "" if number == 1 else f"{one.value - reached[number - 2].value:+.4g}"
+        gain = "" if number == 1 else _gain(one.value - reached[number - 2].value, share)
         rows.append((str(number), _time(one.seconds), _value(one.value, share), gain, _by(one)))
-    columns = (("", "num"), ("At", "num"), (result.metric, "num"), ("Gain", "num"), ("By", ""))
+    gained = "Points" if share else "Gain"
+    columns = (("", "num"), ("At", "num"), (result.metric, "num"), (gained, "num"), ("By", ""))
     table = report.Table("Each time it became better", columns, tuple(rows), open_rows=MOST_ROWS)
     return report.Block(
         "What each minute bought", _said(result, reached), plots=plot, tables=(table,)
@@ -115,7 +116,9 @@ def _front(found: Sequence[Point], result: SearchResult) -> report.Block:
     share = "acc" in result.metric
     drawn = report.front([(p.variant.latency_ms, p.value) for p in found], best, share)
     plots = (
-        (report.Plot("Best for its time", drawn, "ms an image", result.metric),) if drawn else ()
+        (report.Plot(f"{result.metric} and time", drawn, "ms an image", result.metric),)
+        if drawn
+        else ()
     )
     rows = []
     for number, place in enumerate(best, 1):
@@ -146,6 +149,10 @@ def _by(one: Reached) -> str:
 
 def _value(value: float, share: bool) -> str:
     return f"{100 * value:.2f} %" if share else f"{value:.4g}"
+
+
+def _gain(gain: float, share: bool) -> str:
+    return f"{100 * gain:+.2f}" if share else f"{gain:+.4g}"
 
 
 def _time(seconds: float) -> str:

@@ -22,7 +22,7 @@ from raypipe.files import write_atomic
 from raypipe.images.decode import decode_batch, encode_png
 from raypipe.models.predictor import Predictor
 from raypipe.models.spread import Spread
-from raypipe.models.zoo import ImageModel, ModelConfig
+from raypipe.models.zoo import NOT_SHAPE, ImageModel, ModelConfig
 from raypipe.search import limits
 from raypipe.search.leaderboard import SearchResult
 from raypipe.search.limits import Variant
@@ -35,9 +35,6 @@ from raypipe.train.job import TrainJob
 FILE = "variants.json"
 MOST_S = 4.0
 """Seconds that timing may take beyond its fewest rounds."""
-
-# Fields of a model that change neither its time nor its size.
-_FREE = ("mode", "pretrained", "frozen_blocks", "dropout", "norm_momentum", "calibrate", "task")
 
 
 @dataclass(frozen=True)
@@ -58,7 +55,7 @@ def shaping(space: Space) -> list[str]:
     names = []
     for field in space.fields:
         section, _, name = field.name.partition(".")
-        if section != "model" or name in _FREE:
+        if section != "model" or name in NOT_SHAPE:
             continue
         if any(branch.sampler.finite is None for branch in field.branches):
             raise ConfigError(
