@@ -143,7 +143,6 @@ def test_a_search_registers_one_model_of_two(
             "search.keep": 1,
             "search.space": space,
             "registry.severity_images": 0,
-            "watch.batch.uri": "x",
         },
     )
     found = search(job)
