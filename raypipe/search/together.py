@@ -107,21 +107,32 @@ def make(
     )
     if chosen is None or len(chosen.members) < 2:
         return None
-    alone = max(quality(scores_NC, found.labels_N) for scores_NC in found.scores_KNC)
     weights = {found.usable[k].name: chosen.weights_K[k] for k in chosen.members}
-    while len(weights) > 1:
-        members = [one for one in found.usable if one.name in weights]
-        ensemble = ensembles.build([_part(one, weights[one.name], pinned) for one in members])
-        if not _within(ensemble, members[0].job, cfg, pinned):
-            del weights[min(weights, key=lambda name: weights[name])]
-            continue
-        scores_NC, labels_N = predicted(ensemble, members[0].job, pinned)
-        if not quality(scores_NC, labels_N) > alone:
-            return None
-        objective = objective_of(members[0].job, data[data_key(members[0].job)])
-        logits_NC = logits_of(pinned.task.kind, torch.from_numpy(scores_NC))
-        metrics = objective.metrics(objective.totals(logits_NC, torch.tensor(labels_N)))
-        return _write(ensemble, members[0], chosen.gain, metrics, folder)
+    members = [one for one in found.usable if one.name in weights]
+    ensemble = _within_limits(members, weights, cfg, pinned)
+    if ensemble is None:
+        return None
+    first = next(one for one in members if one.name == ensemble.members[0].name)
+    scores_NC, labels_N = predicted(ensemble, first.job, pinned)
+    alone = max(quality(scores_NC, found.labels_N) for scores_NC in found.scores_KNC)
+    if not quality(scores_NC, labels_N) > alone:
+        return None
+    objective = objective_of(first.job, data[data_key(first.job)])
+    logits_NC = logits_of(pinned.task.kind, torch.from_numpy(scores_NC))
+    metrics = objective.metrics(objective.totals(logits_NC, torch.tensor(labels_N)))
+    return _write(ensemble, first, chosen.gain, metrics, folder)
+
+
+def _within_limits(
+    members: Sequence[Candidate], weights: Mapping[str, float], cfg: SearchConfig, pinned: Pinned
+) -> EnsembleModel | None:
+    """The ensemble of as many members as keep the limits, those of most weight; None of one."""
+    left = list(members)
+    while len(left) > 1:
+        ensemble = ensembles.build([_part(one, weights[one.name], pinned) for one in left])
+        if _within(ensemble, left[0].job, cfg, pinned):
+            return ensemble
+        left.remove(min(left, key=lambda one: weights[one.name]))
     return None
 
 
@@ -251,15 +262,23 @@ def read(folder: Path) -> Together | None:
     )
 
 
-def candidates(job: TrainJob, trials: Sequence[Trial], average: str | None) -> list[Candidate]:
-    """The trials that have weights, from best to worst; before them the soup, if there is one.
+def candidates(
+    job: TrainJob, trials: Sequence[Trial], cfg: SearchConfig, average: str | None
+) -> list[Candidate]:
+    """The soup, if there is one, twice as many of the best trials as an ensemble has members, and
+    the best one of each backbone, mode and resolution.
 
-    average: the soup's checkpoint. Its job is the best trial's.
+    `search.keep` may have kept more: it does not change a result. average: the soup's checkpoint.
+    Its job is the best trial's.
     """
     found = []
     if average is not None:
         found.append(Candidate("soup", replace(job, trials[0].changes), average))
-    for trial in trials:
-        if trial.kept and trial.checkpoint is not None:
-            found.append(Candidate(trial.name, replace(job, trial.changes), trial.checkpoint))
+    kinds: set[str] = set()
+    for place, trial in enumerate(trials):
+        of_trial = replace(job, trial.changes)
+        is_first = data_key(of_trial) not in kinds
+        kinds.add(data_key(of_trial))
+        if trial.checkpoint is not None and (place < 2 * cfg.ensemble or is_first):
+            found.append(Candidate(trial.name, of_trial, trial.checkpoint))
     return found

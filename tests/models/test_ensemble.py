@@ -49,13 +49,15 @@ def alone(one: Part) -> ImageModel:
     return model.eval()
 
 
-def packed(ensemble: EnsembleModel, folder: Path, classes: tuple[str, ...]) -> Package:
+def packed(
+    ensemble: EnsembleModel, folder: Path, classes: tuple[str, ...], **facts: Any
+) -> Package:
     """A package of the ensemble."""
     reference = Reference(
         np.zeros((2, ensemble.widths[0])), np.full((2, len(classes)), 0.5), ("x", "y")
     )
     first = ensemble.members[0].model
-    return Package(package.build(folder, ensemble, first, classes, reference, {}))
+    return Package(package.build(folder, ensemble, first, classes, reference, facts))
 
 
 @pytest.mark.parametrize("task", ["single_label", "multi_label", "probability", "regression"])
@@ -143,6 +145,17 @@ def test_a_checkpoint_needs_no_folder_of_its_members(tmp_path: Path) -> None:
     again = Package.of(made.files, made.seal)
     np.testing.assert_allclose(again.predict(images).scores_NC, expected, atol=1e-5)
     assert np.abs(expected - np.mean(said, 0)).mean() < 0.05
+
+
+def test_a_calibrated_ensemble_divides_the_mean(tmp_path: Path) -> None:
+    """Its temperature is the package's, over the mean of members that may have their own."""
+    parts = [part("one", small(side_px=32), 1, 1), part("two", small(side_px=32), 1, 2)]
+    parts[0] = replace(parts[0], member=replace(parts[0].member, temperature=0.5))
+    made = packed(ensembles.build(parts), tmp_path / "p", CLASSES, temperature=2.0)
+    pixels_NHWC = decode_batch(mixed_images(8), 32)
+    mean_NC = np.mean([alone(one).predict(pixels_NHWC)[1] for one in parts], 0)
+    expected_NC = np.sqrt(mean_NC) / np.sqrt(mean_NC).sum(1, keepdims=True)
+    np.testing.assert_allclose(made.predict_pixels(pixels_NHWC).scores_NC, expected_NC, atol=1e-5)
 
 
 def test_a_training_starts_from_its_first_member(tmp_path: Path) -> None:
