@@ -23,7 +23,7 @@ from raypipe.images.decode import decode_batch, encode_png
 from raypipe.models.predictor import Predictor
 from raypipe.models.spread import Spread
 from raypipe.models.zoo import NOT_SHAPE, ImageModel, ModelConfig
-from raypipe.search import limits
+from raypipe.search import limits, refit
 from raypipe.search.leaderboard import SearchResult
 from raypipe.search.limits import Variant
 from raypipe.search.settings import SearchConfig
@@ -84,7 +84,7 @@ def limited(space: Space, cfg: SearchConfig, pinned: Pinned, folder: Path) -> Sp
 
     barred = limits.barred(measure(jobs), cfg.limits)
     if cfg.refit is not None:
-        again = [changed(job, cfg.refit) for job in jobs if not barred[job.model.shape]]
+        again = [refit.replaced(j, cfg.refit) for j in jobs if not barred[j.model.shape]]
         for one in measure(again).values():
             fix = "Leave search.refit.model.side_px out, or raise the limit"
             limits.require(one, cfg.limits, "The model of search.refit", fix)
