@@ -36,6 +36,10 @@ FILE = "variants.json"
 MOST_S = 4.0
 """Seconds that timing may take beyond its fewest rounds."""
 
+FOR_A_PAGE = 5
+"""Rounds that are enough where nothing is decided by them: on a machine with four times as much to
+do as it has cores, a round of three sizes of efficientnet_lite0 takes a second."""
+
 
 @dataclass(frozen=True)
 class _Timed:
@@ -92,11 +96,16 @@ def limited(space: Space, cfg: SearchConfig, pinned: Pinned, folder: Path) -> Sp
 
 
 def measured(
-    models: Sequence[ModelConfig], classes: int, pinned: Pinned, job: TrainJob, folder: Path
+    models: Sequence[ModelConfig],
+    classes: int,
+    pinned: Pinned,
+    job: TrainJob,
+    folder: Path,
+    rounds: int = latency.FEWEST,
 ) -> dict[str, Variant]:
     """What models of these shapes take, by shape; those that the folder knows are not timed again.
 
-    job: the search's, of whose training images some are taken.
+    job: the search's, of whose training images some are taken. rounds: of timing, at least.
     """
     known = read(folder)
     missing = {model.shape: model for model in models if model.shape not in known}
@@ -104,7 +113,7 @@ def measured(
         built = [_built(model, classes) for model in missing.values()]
         sizes = [size_mb(model) for model in built]
         images = latency.images(pinned, job.feed.train, job.model.pixels, job.feed.threads)
-        times = timed([model.for_inference() for model in built], images)
+        times = timed([model.for_inference() for model in built], images, rounds)
         for shape, one, size in zip(missing, times, sizes, strict=True):
             known[shape] = replace(one, text=words(missing[shape]), size_mb=size)
         write_atomic(folder / FILE, to_json({shape: asdict(one) for shape, one in known.items()}))
@@ -114,30 +123,35 @@ def measured(
 def of_result(result: SearchResult) -> tuple[dict[str, Variant], Variant | None]:
     """What the trials' models take, by shape; and the registered ensemble, if it is one.
 
-    For the page: a second or two of CPU, unless search.limits has had it measured before.
+    For the page, so it may be rough: half a second of CPU, unless it was measured for limits.
     """
     pinned = result.pinned
     if pinned is None:
         return {}, None
     with_model = [trial.name for trial in result.trials if trial.checkpoint is not None]
     models = [result.models[name] for name in with_model if name in result.models]
-    found = measured(models, len(pinned.classes), pinned, result.job, result.folder)
+    classes = len(pinned.classes)
+    found = measured(models, classes, pinned, result.job, result.folder, FOR_A_PAGE)
     if not result.shares:
         return found, None
     ensemble = trainer.assemble(result.job, result.best)
     images = latency.images(pinned, result.job.feed.train, ensemble.side_px, 1)
-    time = timed([ensemble.for_inference()], images)[0]
+    time = timed([ensemble.for_inference()], images, FOR_A_PAGE)[0]
     text = f"{len(result.members)} trials together"
     return found, replace(time, text=text, size_mb=size_mb(ensemble))
 
 
-def timed(models: Sequence[Predictor], images: Sequence[bytes]) -> list[Variant]:
+def timed(
+    models: Sequence[Predictor], images: Sequence[bytes], rounds: int = latency.FEWEST
+) -> list[Variant]:
     """The time of each model, ready for inference; of no name and no size.
 
-    images: encoded; a drawn one where there is none.
+    images: encoded; a drawn one where there is none. rounds: at least so many.
     """
     some = images or [encode_png(np.full((256, 256, 3), 128, np.uint8))]
-    times = latency.measure([_Timed(model) for model in models], some, 1, most_s=MOST_S)
+    most_s = MOST_S if rounds >= latency.FEWEST else 0.0
+    packages = [_Timed(model) for model in models]
+    times = latency.measure(packages, some, 1, most_s=most_s, fewest=rounds)
     found = []
     for number in range(len(models)):
         spread = Spread.of([took[number] for took in times.times_RM])

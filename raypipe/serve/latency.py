@@ -52,11 +52,12 @@ def measure(
     batch: int,
     clock: Callable[[], float] = time.perf_counter,
     most_s: float = SECONDS,
+    fewest: int = FEWEST,
 ) -> Times:
     """Time `packages` on a batch, from encoded images to labels, with one thread of decoding.
 
     images: encoded; they are repeated, or the first are taken, to fill the batch. clock: seconds.
-    most_s: seconds that more than FEWEST rounds may take.
+    most_s: seconds that more rounds than `fewest` may take.
     Raises ValueError without images, DataError for a model whose scores are not finite.
     """
     if not images:
@@ -75,7 +76,7 @@ def measure(
     warm = [round_of(forwards) for _ in range(WARM)]
     # The first round loads the models; the last one is what a round takes.
     round_s = max(sum(warm[-1]) / 1000, 1e-6)
-    rounds = int(min(MOST, max(FEWEST, most_s / round_s)))
+    rounds = int(min(MOST, max(fewest, most_s / round_s)))
 
     was_on = gc.isenabled()
     gc.disable()
