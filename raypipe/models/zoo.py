@@ -19,7 +19,6 @@ from collections.abc import Iterator
 from copy import deepcopy
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from pydantic import Field, field_validator, model_validator
 from torch import Tensor, nn
@@ -29,12 +28,15 @@ from raypipe.errors import ConfigError, nearest
 from raypipe.models import depth, heads, tasks
 from raypipe.models.backbones import BACKBONES, Backbone, Channels
 from raypipe.models.calibrate import tempered
-from raypipe.models.finite import require_rows
+from raypipe.models.predictor import Predictor
 from raypipe.models.providers import PROVIDERS, has_weights, resolve, width
 from raypipe.models.tasks import Kind
 
-# Images predicted together. Two CPU cores: 49 images/s at 16 a batch, 34 at 64 (caches).
-CPU_BATCH, GPU_BATCH = 16, 256
+# Fields of a model that change neither its time nor its size.
+NOT_SHAPE = {
+    *("task", "mode", "frozen_blocks", "pretrained", "dropout", "norm_momentum", "calibrate"),
+    *("mean", "std"),
+}
 
 
 class ModelConfig(Section):
@@ -176,6 +178,12 @@ class ModelConfig(Section):
         """The name as part of a path."""
         return re.sub(r"[^\w.-]+", "-", self.name)
 
+    @property
+    def shape(self) -> str:
+        """Models of equal shapes take equally long for an image, and have as many weights."""
+        kept = self.resolved().model_dump(mode="json", exclude=NOT_SHAPE)
+        return json.dumps(kept, sort_keys=True)
+
     def head_of(self, features: int, classes: int, most_landmarks: int | None = None) -> heads.Head:
         """A head without weights. most_landmarks: images in the training set, where it is known."""
         landmarks = min(self.landmarks, most_landmarks or self.landmarks)
@@ -199,7 +207,7 @@ class ModelConfig(Section):
         return self.model_copy(update=update)
 
 
-class ImageModel(nn.Module):
+class ImageModel(Predictor):
     """uint8 pixels -> logits. The features on the way are open to drift checks (`embed`)."""
 
     def __init__(self, cfg: ModelConfig, classes: int) -> None:
@@ -208,7 +216,7 @@ class ImageModel(nn.Module):
         self.task = cfg.task
         self._fold = spec.fold
         self._views = cfg.views
-        # Set by whoever has fitted one (models/calibrate.py). It is no weight of a checkpoint.
+        self.side_px = cfg.pixels
         self.temperature = 1.0
 
         # Normalisation as pixels * scale + shift, one value a channel or one for all. These are no
@@ -221,6 +229,7 @@ class ImageModel(nn.Module):
         self.backbone = backbone.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         features = spec.features or width(self.backbone, cfg.pixels)
         self.head = cfg.head_of(features, classes)
+        self.widths = (features, classes)
 
         # The backbone's own momentum may be too slow for a short training.
         if cfg.norm_momentum is not None:
@@ -264,9 +273,17 @@ class ImageModel(nn.Module):
     def forward(self, pixels_BHWC: Tensor) -> Tensor:
         return self.head(self.embed(pixels_BHWC))
 
-    def scores(self, logits_BC: Tensor) -> Tensor:
-        """What the logits mean under the model's task: probabilities, or numbers."""
-        return tasks.scores(self.task, logits_BC)
+    def answers(self, pixels_BHWC: Tensor) -> tuple[Tensor, Tensor]:
+        """(features_BD, scores_BC): one forward pass a view; the head is cheap."""
+        features_of_views = [self.embed(view) for view in views(pixels_BHWC, self._views)]
+        scores_of_views = [self.scores(self.head(f)).float() for f in features_of_views]
+        mean_BC = torch.stack(scores_of_views).mean(0)
+        return features_of_views[0], tempered(self.task, mean_BC, self.temperature)
+
+    @property
+    def spread(self) -> float:
+        """Of a regression: the standard deviation of its training labels."""
+        return float(self.head.spread)
 
     def for_inference(self) -> ImageModel:
         """A copy that only predicts: batch norms are folded into convolutions.
@@ -277,40 +294,6 @@ class ImageModel(nn.Module):
             copy = deepcopy(self).eval()
             copy.backbone = self._fold(copy.backbone)
         return copy
-
-    @torch.inference_mode()
-    def predict(self, pixels_NHWC: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(features_ND, scores_NC) of any number of uint8 images, on the model's own device.
-
-        Scores are the mean over the views; features are those of the image as it is. Raises
-        DataError if some are not finite.
-        """
-        device = self.head.mean.device
-        at_once = CPU_BATCH if device.type == "cpu" else GPU_BATCH
-        features: list[Tensor] = []
-        scores: list[Tensor] = []
-        for start in range(0, len(pixels_NHWC), at_once):
-            batch = np.array(pixels_NHWC[start : start + at_once])
-            pixels_BHWC = torch.from_numpy(batch).to(device)
-
-            # One forward pass per view; the head is cheap.
-            features_of_views = [self.embed(view) for view in views(pixels_BHWC, self._views)]
-            scores_of_views = [self.scores(self.head(f)).float() for f in features_of_views]
-            features.append(features_of_views[0].cpu())
-            mean_BC = torch.stack(scores_of_views).mean(0)
-            scores.append(tempered(self.task, mean_BC, self.temperature).cpu())
-
-        # No images: empty arrays of the right width.
-        if not features:
-            no_features = np.empty((0, self.head.features), np.float32)
-            return no_features, np.empty((0, self.head.classes), np.float32)
-
-        features_ND = torch.cat(features).numpy()
-        scores_NC = torch.cat(scores).numpy()
-        fix = "Take another version of the model, or train again with a lower train.lr"
-        require_rows(features_ND, "features", fix)
-        require_rows(scores_NC, "scores", fix)
-        return features_ND, scores_NC
 
 
 def views(pixels_BHWC: Tensor, count: int) -> Iterator[Tensor]:

@@ -18,7 +18,7 @@ import json
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ import ray
 import torch
 
 from raypipe.config import key_of, replace, to_json
-from raypipe.errors import RaypipeError, one_line
+from raypipe.errors import ConfigError, RaypipeError, one_line
 from raypipe.feed.dataset import Pinned
 from raypipe.files import write_atomic
 from raypipe.models.zoo import ImageModel, ModelConfig
@@ -54,13 +54,12 @@ Told = Callable[[Trial], None]
 class FirstAnswer:
     """trials: in the order in which they were fitted. data: what they were fitted to, by data_key.
 
-    seconds: what all of it took in this call. attempts: heads that were tried.
+    seconds: what all of it took in this call.
     """
 
     trials: list[Trial] = field(default_factory=list)
     data: dict[str, Data] = field(default_factory=dict)
     seconds: float = 0.0
-    attempts: int = 0
 
 
 def make(
@@ -69,43 +68,84 @@ def make(
     folder: Path,
     seconds: float | None = None,
     told: Told = lambda trial: None,
+    barred: Mapping[str, str] | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> FirstAnswer:
     """Fit the heads that fit into so many seconds; None: all.
 
-    folder: of the search. told: called with each head that was fitted. Without a head there are no
-    trials, and the log says why.
+    folder: of the search. told: called with each head that was fitted. barred: by shape, why a
+    model may not be trained ("": it may). Without a head there are no trials, and the log says why.
     """
     began = clock()
     found = FirstAnswer()
-    splits = {job.feed.train, job.feed.val}
-    images = sum(pinned.counts.get(split, 0) for split in splits)
-    for reading in _chosen(job, images, folder, seconds):
-        # The rate was a guess. A reading that fits no more was not begun either.
+    allowed = [heads for heads in _of_readings(job, pinned) if heads.without(barred or {}).jobs]
+    for heads in _chosen(allowed, job, pinned, folder, seconds):
+        # The rate was a guess: one that is over its time ends the readings.
         if seconds is not None and clock() - began > seconds and found.trials:
             break
         try:
-            _read_and_fit(job, pinned, reading, folder, found, told)
+            _read_and_fit(heads.without(barred or {}), pinned, folder, found, told)
         except RaypipeError as e:
-            log.warning("The first answer does without %s: %s", reading.name, one_line(e))
+            log.warning("The first answer does without %s: %s", heads.reading.name, one_line(e))
     found.seconds = clock() - began
     return found
 
 
-def _chosen(job: TrainJob, images: int, folder: Path, seconds: float | None) -> list[Reading]:
+def models(job: TrainJob, pinned: Pinned) -> list[ModelConfig]:
+    """The models that a first answer may fit."""
+    return [one.model for heads in _of_readings(job, pinned) for one, _ in heads.jobs.values()]
+
+
+@dataclass(frozen=True)
+class _Heads:
+    """A reading, and by trial the job of each head with its changes."""
+
+    reading: Reading
+    jobs: dict[str, tuple[TrainJob, dict[str, Any]]]
+
+    def without(self, barred: Mapping[str, str]) -> _Heads:
+        """Without those whose models are barred."""
+        left = {name: one for name, one in self.jobs.items() if not barred.get(one[0].model.shape)}
+        return _Heads(self.reading, left)
+
+
+def _of_readings(job: TrainJob, pinned: Pinned) -> list[_Heads]:
+    """All heads. Their names count them, so that after a kill each has its own again."""
+    images = pinned.counts.get(job.feed.train, 0)
+    found, number = [], 0
+    for reading in contenders.readings(job.model):
+        jobs = {}
+        for changes in contenders.heads(reading, job.model, job.train, images, len(pinned.classes)):
+            number += 1
+            try:
+                jobs[f"{FIRST}-{number}"] = replace(job, changes), changes
+            except ConfigError as e:
+                # A setting of the user's that frozen features or a solver refuse.
+                log.warning("The first answer does without a head: %s", one_line(e))
+        found.append(_Heads(reading, jobs))
+    return found
+
+
+def _chosen(
+    among: Sequence[_Heads], job: TrainJob, pinned: Pinned, folder: Path, seconds: float | None
+) -> list[_Heads]:
     """The readings that fit, as the first call for this folder chose them."""
-    among = contenders.readings(job.model)
     file = folder / FILE
+    by_name = {heads.reading.name: heads for heads in among}
     if file.exists():
         names = json.loads(file.read_text())["readings"]
-        return [reading for reading in among if reading.name in names]
-    chosen = among
-    if seconds is not None and among:
-        chosen = contenders.fitting(among, images, works_per_s(among[0]), seconds)
-    if not chosen:
-        log.warning("There is no first answer: no backbone fits into %.0f s", seconds or 0)
-    write_atomic(file, to_json({"readings": [reading.name for reading in chosen]}))
-    return chosen
+        return [by_name[name] for name in names if name in by_name]
+    splits = {job.feed.train, job.feed.val}
+    images = sum(pinned.counts.get(split, 0) for split in splits)
+    readings = [heads.reading for heads in among]
+    if seconds is not None and readings:
+        readings = contenders.fitting(readings, images, works_per_s(readings[0]), seconds)
+    if not readings:
+        why = f"none of them fits into {seconds:g} s" if among else "no backbone may be read"
+        log.warning("There is no first answer: %s", why)
+    names = [reading.name for reading in readings]
+    write_atomic(file, to_json({"readings": names}))
+    return [by_name[name] for name in names]
 
 
 def works_per_s(reading: Reading) -> float:
@@ -128,24 +168,17 @@ def works_per_s(reading: Reading) -> float:
 
 
 def _read_and_fit(
-    job: TrainJob, pinned: Pinned, reading: Reading, folder: Path, found: FirstAnswer, told: Told
+    heads: _Heads, pinned: Pinned, folder: Path, found: FirstAnswer, told: Told
 ) -> None:
     """Read the features, and fit every head of them."""
-    images = pinned.counts.get(job.feed.train, 0)
-    classes = len(pinned.classes)
-    for changes in contenders.heads(reading, job.model, job.train, images, classes):
-        # By attempts: after a kill each head has its number again.
-        found.attempts += 1
+    for name, (job, changes) in heads.jobs.items():
         try:
-            # Beside the user's settings of steps, some of which a solver refuses.
-            head_job = replace(job, changes)
-            key = data_key(head_job)
+            key = data_key(job)
             if key not in found.data:
-                found.data[key] = prepare(head_job, pinned)
-            name = f"{FIRST}-{found.attempts}"
-            trial = _fitted(head_job, changes, found.data[key], folder, name)
+                found.data[key] = prepare(job, pinned)
+            trial = _fitted(job, changes, found.data[key], folder, name)
         except RaypipeError as e:
-            log.warning("The first answer does without a head: %s", one_line(e))
+            log.warning("The first answer does without %s: %s", name, one_line(e))
             continue
         found.trials.append(trial)
         told(trial)

@@ -93,8 +93,9 @@ def choose(
     latency_ms_K: Sequence[float] | None = None,
     limit_ms: float | None = None,
     seed: int = 0,
+    most: int | None = None,
 ) -> Ensemble | None:
-    """The ensemble of these models; None if no model is usable.
+    """The ensemble of these models, of `most` members at most; None if no model is usable.
 
     scores_KNC: each model's scores_NC on the same validation images, in the same order; labels_N:
     as the task encodes them. latency_ms_K: of each model; those of an ensemble's members are added,
@@ -109,7 +110,8 @@ def choose(
     ]
     if not usable or not len(labels_N):
         return None
-    models = _Models([scores_KNC[k] for k in usable], labels_N, quality, latency_K[usable], limit)
+    scores = [scores_KNC[k] for k in usable]
+    models = _Models(scores, labels_N, quality, latency_K[usable], limit, most or len(usable))
 
     best = models.best()
     weights = np.zeros(len(usable))
@@ -135,11 +137,13 @@ class _Models:
     judge: Judge
     latency_K: np.ndarray
     limit: float
+    most: int
 
     def on(self, rows: np.ndarray) -> _Models:
         """The same models on a part of the images."""
         scores = [scores_NC[rows] for scores_NC in self.scores]
-        return _Models(scores, self.labels_N[rows], self.judge, self.latency_K, self.limit)
+        labels_N = self.labels_N[rows]
+        return _Models(scores, labels_N, self.judge, self.latency_K, self.limit, self.most)
 
     def best(self) -> int:
         """The first of the best models."""
@@ -183,8 +187,9 @@ def _bagged(models: _Models, seed: int) -> np.ndarray:
         drawn = set(rng.choice(count, part, replace=False).tolist()) | {best}
         bags.append(_greedy(models, sorted(drawn)))
     mean: np.ndarray = np.mean(bags, axis=0)
-    # Bags within the limit may be over it together: then the best bag counts.
-    if models.latency_K[mean > 0].sum() > models.limit:
+    # Bags within the limits may be over them together: then the best bag counts.
+    within = models.latency_K[mean > 0].sum() <= models.limit
+    if not within or (mean > 0).sum() > models.most:
         return max(bags, key=models.quality_of)
     return mean
 
@@ -200,7 +205,9 @@ def _greedy(models: _Models, among: Sequence[int] | range) -> np.ndarray:
         for k in among:
             # Members' latencies count once, however often they were added.
             taken = models.latency_K[counts_K > 0].sum()
-            if not counts_K[k] and taken + models.latency_K[k] > models.limit:
+            if not counts_K[k] and (
+                taken + models.latency_K[k] > models.limit or (counts_K > 0).sum() >= models.most
+            ):
                 continue
             quality = models.judge((sum_NC + models.scores[k]) / (added + 1), models.labels_N)
             if found is None or quality > found[0]:

@@ -47,6 +47,17 @@ def _trial(rank: int, trial: Trial, metric: str, usd_per_device_s: float | None)
     )
 
 
+def combined(result: SearchResult) -> dict[str, str]:
+    """A line about a model that is of several trials; {} if it is of one."""
+    count = len(result.members)
+    if result.shares:
+        parts = zip(result.members, result.shares, strict=True)
+        return {"ensemble": f"of {count}: {', '.join(f'{n} {share:.2f}' for n, share in parts)}"}
+    if result.members:
+        return {"mean of weights": f"of {count} trials: {', '.join(result.members)}"}
+    return {}
+
+
 def ranking(result: SearchResult) -> dict[str, str]:
     """A line about the order of the trials; {} if all had equally many epochs."""
     # Failed trials have no place in the order, and a first answer has no epochs.
@@ -70,11 +81,12 @@ def write(
     store: tracking.Store,
     tested: Mapping[str, float],
     usd_per_device_s: float | None = None,
+    parts: tuple[report.Block, ...] = (),
 ) -> Path:
     """Write the page of one search into its folder; returns its path.
 
     version: the registered model's. tested: its metrics on the test split. usd_per_device_s: what a
-    second of a device costs; None: not known.
+    second of a device costs; None: not known. parts: of `outcome.blocks`.
     """
     header = report.Header(
         f"Search over {result.job.model.name}",
@@ -86,7 +98,8 @@ def write(
     # Where the model comes from: commit, registry and the whole job.
     sources = (("Code", tracking.code_commit() or "no checkout"), ("MLflow", store.uri))
     lineage = report.Lineage(sources, dump(result.job))
-    page = report.Page(header, search=section(result, usd_per_device_s), lineage=lineage)
+    trials = section(result, usd_per_device_s)
+    page = report.Page(header, search=trials, blocks=parts, lineage=lineage)
     return report.write(page, result.folder / "report.html")
 
 
@@ -103,7 +116,7 @@ def _facts(
         ("Table", str(result.best.version)),
         ("Decoded", f"{result.decoded:,} images, for {trials} trials together"),
     ]
-    for name, text in refit.summary(result).items():
+    for name, text in (combined(result) | refit.summary(result)).items():
         facts.append((name.capitalize(), text))
     if tested:
         metrics = [f"{name.removeprefix('test_')} {value:.4g}" for name, value in tested.items()]

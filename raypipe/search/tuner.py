@@ -18,6 +18,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from dataclasses import replace as with_
 from functools import partial
@@ -33,9 +34,11 @@ from raypipe.config import key_of, replace, save
 from raypipe.errors import ConfigError, RaypipeError
 from raypipe.feed.dataset import Pinned, pin
 from raypipe.files import owned
-from raypipe.search import first_answer, kept, leaderboard, refit, soup
+from raypipe.models.zoo import ModelConfig
+from raypipe.search import first_answer, kept, leaderboard, refit, soup, together, variants
 from raypipe.search.first_answer import FirstAnswer
 from raypipe.search.leaderboard import SearchResult, Trial
+from raypipe.search.limits import SearchLimits
 from raypipe.search.schedulers import mutations, pbt
 from raypipe.search.schedulers.tune_schedulers import drawn_ahead, memory, scheduler
 from raypipe.search.searchers import optuna_search
@@ -136,20 +139,32 @@ def search(
     space = space.of(job)
 
     # A refit comes after the search and does not change it; what is kept does not, either.
-    cfg = cfg.model_copy(update={"refit": None})
-    # Without a first answer, the key is the same as before there was any.
-    left_out = {"keep"} if cfg.first_answer else {"keep", "first_answer"}
-    key = key_of(job.training_key(rows.version), cfg.model_dump(mode="json", exclude=left_out))
+    asked, cfg = cfg, cfg.model_copy(update={"refit": None})
+    key = key_of(job.training_key(rows.version), _in_key(cfg))
     folder = job.run.path / "search" / key
     started = time.perf_counter()
     if not (folder / "result.json").exists():
         with owned(folder):
             # Another process may have finished the search while this one waited.
             if not (folder / "result.json").exists():
+                space = variants.limited(space, asked, rows, folder)
                 with recorded(folder / USAGE, job.cluster.usage_every_s):
                     _search_into(folder, cfg, space, rows, progress)
     seconds = time.perf_counter() - started
     return _result(folder, key, space, rows, seconds)
+
+
+def _in_key(cfg: SearchConfig) -> dict[str, Any]:
+    """What of the search determines its result."""
+    left_out = {"keep"}
+    # Without them, the key is the same as before they were there.
+    if cfg.ensemble == 1:
+        left_out.add("ensemble")
+    if not cfg.first_answer:
+        left_out.add("first_answer")
+    if cfg.limits == SearchLimits():
+        left_out.add("limits")
+    return cfg.model_dump(mode="json", exclude=left_out)
 
 
 def _search_into(
@@ -182,6 +197,10 @@ def _search_into(
     mutations.write_schedule(folder / "schedule.yaml", trials[0].schedule)
     if cfg.soup > 1 and trials[0].drawn:
         _average_best(job, cfg.soup, trials, data, folder)
+    if cfg.ensemble > 1:
+        average = soup.read(folder)
+        joining = together.candidates(job, trials, cfg, average and average.checkpoint)
+        together.make(joining, cfg, pinned, data, folder)
     leaderboard.write(folder / "result.json", trials, stopped, decoded_images(data))
     kept.clear(folder, trials)
 
@@ -205,7 +224,12 @@ def _first_answer(
         ranked = leaderboard.ranked(fitted, rule.metric, rule.mode)
         progress(0, total, leaderboard.standings(ranked, rule.metric, rule.mode))
 
-    first = first_answer.make(job, pinned, folder, told=told)
+    barred: dict[str, str] = {}
+    if cfg.limits.of_models:
+        models = first_answer.models(job, pinned)
+        measured = variants.measured(models, len(pinned.classes), pinned, job, folder)
+        barred = {shape: one.breaks(cfg.limits) for shape, one in measured.items()}
+    first = first_answer.make(job, pinned, folder, told=told, barred=barred)
     if fitted:
         best = leaderboard.ranked(fitted, rule.metric, rule.mode)[0]
         log.info(
@@ -227,11 +251,16 @@ def _result(folder: Path, key: str, space: Space, pinned: Pinned, seconds: float
     best = trials[0]
     if best.checkpoint is None:  # an older version may have kept such a search
         raise _nothing_usable(len(trials), folder)
-    # The model is that of the best trial, or the average of several.
+    # The model is that of the best trial, the average of several, or their ensemble.
+    average, ensemble = soup.read(folder), together.read(folder)
+    if ensemble is not None:
+        # Its first member's job; a soup is of the best trial's.
+        best = next((trial for trial in trials if trial.name == ensemble.members[0]), best)
     trained = leaderboard.training_result(key, pinned.version, pinned.classes, best)
-    average = soup.read(folder)
-    if average is not None:
-        trained = with_(trained, metrics=average.metrics, checkpoint=average.checkpoint)
+    model = ensemble or average
+    if model is not None:
+        trained = with_(trained, metrics=model.metrics, checkpoint=model.checkpoint)
+    reached, ran_s = leaderboard.read_reached(folder)
     return SearchResult(
         key=key,
         job=mutations.job_of(job, best.changes, best.schedule),
@@ -242,9 +271,22 @@ def _result(folder: Path, key: str, space: Space, pinned: Pinned, seconds: float
         stopped=stopped,
         decoded=decoded,
         full_epochs=job.train.epochs * sum(trial.drawn for trial in trials),
-        members=average.members if average else (),
+        members=model.members if model else (),
+        shares=ensemble.shares if ensemble else (),
         pinned=pinned,
+        models=_models(job, trials),
+        reached=reached,
+        ran_s=ran_s,
     )
+
+
+def _models(job: TrainJob, trials: Sequence[Trial]) -> dict[str, ModelConfig]:
+    """Each trial's model, by its name; without those of older searches that are refused today."""
+    found = {}
+    for trial in trials:
+        with suppress(ConfigError):
+            found[trial.name] = replace(job, trial.changes).model
+    return found
 
 
 def _average_best(
@@ -308,7 +350,14 @@ def _run(
     rule = job.train.stopping
     devices = resources.trial.get("GPU", 1.0)
     monitor = Monitor(
-        strategy.total, rule.metric, rule.mode, cfg.stopping, devices, progress, keeping.ended
+        strategy.total,
+        rule.metric,
+        rule.mode,
+        cfg.stopping,
+        devices,
+        progress,
+        keeping.ended,
+        most_money=cfg.limits.money,
     )
     # After a kill Tune continues; its own folder has the state.
     tuner = _restored(folder / "tune", trainable)
@@ -335,6 +384,7 @@ def _run(
     # yet seen the last one.
     standings = leaderboard.standings(ranked, rule.metric, rule.mode)
     progress(strategy.total, strategy.total, standings)
+    leaderboard.write_reached(folder, monitor.reached, monitor.elapsed())
     return ranked, monitor.stopped
 
 

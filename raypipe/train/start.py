@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from raypipe.errors import ConfigError, RaypipeError, one_line
 from raypipe.models import finite
+from raypipe.models.ensemble import first_of
 from raypipe.models.heads import Head
 from raypipe.models.zoo import ImageModel, ModelConfig
 from raypipe.registry.package import Package
@@ -104,6 +105,10 @@ def _load_package(
     package = _opened(folder)
     require_same(package, cfg, folder)
     weights = load(package.files["weights.safetensors"])
+    if package.members:
+        # A training is of one model, and the package's own settings are its first member's.
+        log.info("train.start_from=%s is an ensemble: its first member's weights are taken", folder)
+        weights = first_of(weights)
     finite.require_weights(weights, str(folder), FIX)
     theirs = {n.removeprefix("head."): w for n, w in weights.items() if n.startswith("head.")}
     whole = model if isinstance(model, ImageModel) else None

@@ -111,9 +111,21 @@ def test_what_does_not_fit_into_the_seconds_is_left_out(
     monkeypatch.setattr(first_answer, "works_per_s", lambda reading: 1.0)
     # 60 images of 32 px.
     none = first_answer.make(job, pinned, tmp_path / "none", seconds=0.5)
-    assert none.trials == [] and "no backbone fits into 0 s" in caplog.text
-    # The choice is kept: more seconds do not change it.
+    assert none.trials == [] and "none of them fits into 0.5 s" in caplog.text
+    # The choice is kept, for a rerun on another machine: more seconds do not change it.
     assert first_answer.make(job, pinned, tmp_path / "none", seconds=1e6).trials == []
+
+
+def test_a_model_that_breaks_a_limit_is_not_fitted(searches: Searches, tmp_path: Path) -> None:
+    job = searches(tmp_path, **HOPELESS).training
+    pinned = pin(job.table, job.feed, kind=job.model.task)
+    models = first_answer.models(job, pinned)
+    barred = {one.shape: "too large" if one.head == "kernel" else "" for one in models}
+    found = first_answer.make(job, pinned, tmp_path / "search", barred=barred)
+    assert [trial.name for trial in found.trials] == [f"{FIRST}-2", f"{FIRST}-4"]
+    assert all(trial.changes["model.head"] == "linear" for trial in found.trials)
+    everything = dict.fromkeys(barred, "too slow")
+    assert not first_answer.make(job, pinned, tmp_path / "none", barred=everything).trials
 
 
 def test_a_head_that_fails_costs_only_itself(
