@@ -78,7 +78,7 @@ def make(
     """
     began = clock()
     found = FirstAnswer()
-    allowed = [heads for heads in _of_readings(job, pinned) if heads.without(barred or {}).jobs]
+    allowed = [heads for heads in _of_readings(job) if heads.without(barred or {}).jobs]
     for heads in _chosen(allowed, job, pinned, folder, seconds):
         # The rate was a guess: one that is over its time ends the readings.
         if seconds is not None and clock() - began > seconds and found.trials:
@@ -91,9 +91,9 @@ def make(
     return found
 
 
-def models(job: TrainJob, pinned: Pinned) -> list[ModelConfig]:
+def models(job: TrainJob) -> list[ModelConfig]:
     """The models that a first answer may fit."""
-    return [one.model for heads in _of_readings(job, pinned) for one, _ in heads.jobs.values()]
+    return [one.model for heads in _of_readings(job) for one, _ in heads.jobs.values()]
 
 
 @dataclass(frozen=True)
@@ -109,13 +109,12 @@ class _Heads:
         return _Heads(self.reading, left)
 
 
-def _of_readings(job: TrainJob, pinned: Pinned) -> list[_Heads]:
+def _of_readings(job: TrainJob) -> list[_Heads]:
     """All heads. Their names count them, so that after a kill each has its own again."""
-    images = pinned.counts.get(job.feed.train, 0)
     found, number = [], 0
     for reading in contenders.readings(job.model):
         jobs = {}
-        for changes in contenders.heads(reading, job.model, job.train, images, len(pinned.classes)):
+        for changes in contenders.heads(reading, job.model, job.train):
             number += 1
             try:
                 jobs[f"{FIRST}-{number}"] = replace(job, changes), changes

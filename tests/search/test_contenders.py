@@ -75,22 +75,12 @@ def test_every_head_is_a_job_that_is_not_refused(task: Kind, settings: dict[str,
         return
     job = replace(job, settings)
     reading = readings(job.model)[0]
-    found = list(heads(reading, job.model, job.train, images=1000, classes=5))
-    assert len(found) == 4
+    found = list(heads(reading, job.model, job.train))
+    assert len(found) == 3
     jobs = [replace(job, changes) for changes in found]
-    assert {(one.model.name, one.model.head) for one in jobs} == {
-        (name, head)
-        for name in ("efficientnet_lite0_stages", "efficientnet_lite0")
-        for head in ("kernel", "linear")
-    }
+    assert [(one.model.name, one.model.head) for one in jobs] == [
+        ("efficientnet_lite0_stages", "kernel"),
+        ("efficientnet_lite0_stages", "linear"),
+        ("efficientnet_lite0", "kernel"),
+    ]
     assert all(one.train.solver != "steps" and one.model.mode == "frozen" for one in jobs)
-
-
-def test_many_classes_are_fitted_in_closed_form() -> None:
-    job = TrainJob.model_validate({"table": {"uri": "t"}})
-    reading = readings(job.model)[0]
-    few, many = (
-        {c["train.solver"] for c in heads(reading, job.model, job.train, 20_000, classes)}
-        for classes in (10, 2000)
-    )
-    assert few == {"closed", "lbfgs"} and many == {"closed"}

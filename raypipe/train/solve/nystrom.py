@@ -18,7 +18,7 @@ from raypipe.train.solve import ridge
 WIDTHS = (0.125, 0.25, 0.5, 1.0, 2.0)
 """Tried gammas, in units of one over the median squared distance of two images."""
 
-MOST_TRIED = 768
+MOST_TRIED = 512
 """Images, and landmarks, on which widths are compared: which is best depends little on more."""
 
 _FLAT = 1e-7
