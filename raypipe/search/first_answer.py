@@ -45,6 +45,7 @@ from raypipe.train.worker import Data, train_rank
 
 log = logging.getLogger("raypipe")
 FILE = "first_answer.json"
+SECONDS = 60.0  # for a search that has no budget of its own
 _PROBED = 16  # images: their rate is known to a fifth
 
 Told = Callable[[Trial], None]

@@ -51,8 +51,9 @@ class SearchConfig(Section):
 
     first_answer: bool = False
     """Before the first trial, fit heads on frozen features of the installed backbones, at two
-    resolutions: a model within about a minute of 2,600 images on two cores. Trials have to beat it;
-    it is registered if none does. The settings of model.mode and of steps play no part in it."""
+    resolutions, as far as that takes a minute; 2,600 images on two cores are about the most. Trials
+    have to beat it; it is registered if none does. The settings of model.mode and of steps play no
+    part in it."""
 
     warm_start: bool = False
     """Start from the results of earlier searches on the same table in the same run.dir."""

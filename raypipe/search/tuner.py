@@ -229,7 +229,8 @@ def _first_answer(
         models = first_answer.models(job)
         measured = variants.measured(models, len(pinned.classes), pinned, job, folder)
         barred = {shape: one.breaks(cfg.limits) for shape, one in measured.items()}
-    first = first_answer.make(job, pinned, folder, told=told, barred=barred)
+    seconds = first_answer.SECONDS
+    first = first_answer.make(job, pinned, folder, seconds, told, barred)
     if fitted:
         best = leaderboard.ranked(fitted, rule.metric, rule.mode)[0]
         log.info(
