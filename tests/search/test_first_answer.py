@@ -76,7 +76,8 @@ def test_a_kill_costs_neither_features_nor_finished_heads(
     searches: Searches, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = searches(tmp_path, **HOPELESS)
-    real, solved = worker._solve, []
+    real = worker._solve
+    solved: list[type] = []
 
     def dies_at_the_third(model: torch.nn.Module, *more: Any) -> float:
         if len(solved) == 2:
@@ -136,7 +137,8 @@ def test_a_head_that_fails_costs_only_itself(
 
     job = replace(searches(tmp_path, **HOPELESS).training, {"train.stopping.metric": "val_loss"})
     pinned = pin(job.table, job.feed, kind=job.model.task)
-    real, calls = worker._solve, []
+    real = worker._solve
+    calls: list[Any] = []
 
     def breaks(model: Any, *more: Any) -> float:
         calls.append(model)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -218,7 +219,7 @@ def test_tags_and_numbers(
     assert error < 0.65 * guessed
 
 
-ODD = {
+ODD: dict[str, Callable[[], tuple[np.ndarray, np.ndarray]]] = {
     "one class": lambda: (rows(20), np.zeros(20, np.int64)),
     "one class of two": lambda: (rows(20), np.ones(20, np.int64)),
     "five images": lambda: (rows(5, 40), np.array([0, 1, 1, 0, 1])),

@@ -10,13 +10,13 @@ import torch
 
 from raypipe.config import replace
 from raypipe.errors import ConfigError
-from raypipe.models.heads import KernelHead
+from raypipe.models.heads import Head, KernelHead
 from raypipe.models.zoo import ImageModel
 from raypipe.registry import package
 from raypipe.registry.export import Sample, export
 from raypipe.registry.package import Package, Reference
 from raypipe.train import trainer, worker
-from raypipe.train.job import TrainJob
+from raypipe.train.job import TrainJob, TrainResult
 from raypipe.train.loop import LoopState
 from raypipe.train.stopping import FITTED
 
@@ -47,8 +47,12 @@ def test_a_kernel_head_is_trained_packaged_exported_and_predicts(
     assert 0 < result.metrics["train_loss"] < 0.7
 
     # The saved model says what the training reported.
-    model: ImageModel = trainer.assemble(job, result)
-    assert isinstance(model.head, KernelHead) and len(model.head.landmarks) == 20
+    model = trainer.assemble(job, result)
+    assert (
+        isinstance(model, ImageModel)
+        and isinstance(model.head, KernelHead)
+        and len(model.head.landmarks) == 20
+    )
     pixels_NHWC, labels, _ = decoded(job)
     _, scores_NC = model.predict(pixels_NHWC)
     right = float((scores_NC.argmax(1) == labels).mean())
@@ -72,15 +76,13 @@ def test_a_fit_that_was_killed_is_made_again_and_a_finished_one_is_not(
     jobs: Jobs, ray_session: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = jobs(**FROZEN, **{"train.solver": "lbfgs"})
-    real = worker.fitted
 
     def dies(*given: object, **more: object) -> LoopState:
         raise KeyboardInterrupt("power cut")
 
-    monkeypatch.setattr(worker, "fitted", dies)
-    with pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(worker, "fitted", dies)
         trainer.run(job)
-    monkeypatch.setattr(worker, "fitted", real)
 
     def reports(metrics: dict[str, float], state: LoopState) -> None:
         # The epoch is saved by now.
@@ -91,15 +93,20 @@ def test_a_fit_that_was_killed_is_made_again_and_a_finished_one_is_not(
     monkeypatch.setattr(worker, "_solve", lambda *given: pytest.fail("fitted again"))
     result = trainer.run(job)
     assert len(result.history) == 1 and result.metrics["val_accuracy"] >= 0.9
-    weights = trainer.assemble(job, result).head.state_dict()
-    assert float(weights["linear.weight"].abs().sum()) > 0
+    assert float(head_of(job, result).linear.weight.abs().sum()) > 0
+
+
+def head_of(job: TrainJob, result: TrainResult) -> Head:
+    model = trainer.assemble(job, result)
+    assert isinstance(model, ImageModel)
+    return model.head
 
 
 def test_sampling_weighs_images(jobs: Jobs, ray_session: str) -> None:
     """A closed fit with balanced sampling is another one than without."""
     plain = jobs(**FROZEN, **{"train.solver": "closed"})
     balanced = replace(plain, {"feed.sampling": "balanced"})
-    heads = [trainer.assemble(job, trainer.run(job)).head for job in (plain, balanced)]
+    heads = [head_of(job, trainer.run(job)) for job in (plain, balanced)]
     first, second = (head.linear.weight.detach() for head in heads)
     assert first.shape == second.shape and torch.isfinite(second).all()
 
