@@ -20,6 +20,8 @@ from raypipe.models.zoo import ImageModel
 from raypipe.registry import tracking
 from raypipe.registry.package import Package
 from raypipe.search import together
+from raypipe.search.greedy import Ensemble
+from raypipe.search.limits import Variant
 from raypipe.search.settings import SearchConfig
 from raypipe.search.together import Candidate
 from raypipe.search.trials.trial import data_key
@@ -115,6 +117,17 @@ def test_a_member_that_cannot_be_read_costs_only_itself(
     assert together.read(tmp_path) is None, "an ensemble of an earlier try is gone"
 
 
+def test_its_own_predictions_must_be_better_too(
+    job: TrainJob, pinned: Pinned, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A choice that looked good by its members, and is worse than the best of them as a whole."""
+    one, two = candidate(job, tmp_path, 7), candidate(job, tmp_path, 1)
+    chosen = Ensemble((0.5, 0.5), (0.0, 0.0), gain=1.0)
+    monkeypatch.setattr(together.greedy, "choose", lambda *given: chosen)
+    assert together.make([one, two], CFG, pinned, prepared(pinned, one), tmp_path) is None
+    assert together.read(tmp_path) is None and not (tmp_path / together.WEIGHTS).exists()
+
+
 def test_it_keeps_the_limits_of_the_search(job: TrainJob, pinned: Pinned, tmp_path: Path) -> None:
     """Two models of 0.4 MB: neither 0.5 MB nor the latency of one leave room for both."""
     both = [candidate(job, tmp_path, seed) for seed in (3, 6)]
@@ -126,6 +139,25 @@ def test_it_keeps_the_limits_of_the_search(job: TrainJob, pinned: Pinned, tmp_pa
     for tight in ({"size_mb": 1.5 * size / 1e6}, {"latency_ms": 1e-3}):
         cfg = SearchConfig(ensemble=2, limits=tight)
         assert together.make(both, cfg, pinned, data, tmp_path) is None
+
+
+def test_the_least_member_goes_where_the_whole_is_too_slow(
+    job: TrainJob, pinned: Pinned, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three members that keep a limit by their sum, and not together: two are registered."""
+    three = [candidate(job, tmp_path, seed) for seed in (3, 6, 1)]
+    chosen = Ensemble((0.5, 0.4, 0.1), (0.0, 0.0), gain=1.0)
+    monkeypatch.setattr(together.greedy, "choose", lambda *given: chosen)
+
+    def timed(models: list[Any], images: list[bytes], rounds: int = 1) -> list[Variant]:
+        ms = [9.0 if len(getattr(one, "members", ())) > 2 else 1.0 for one in models]
+        return [Variant("", each, each, each, 0.0) for each in ms]
+
+    monkeypatch.setattr(together.variants, "timed", timed)
+    cfg = SearchConfig(ensemble=3, limits={"latency_ms": 5.0})  # type: ignore[arg-type]
+    found = together.make(three, cfg, pinned, prepared(pinned, three[0]), tmp_path)
+    assert found is not None and found.members == ("trial-3", "trial-6")
+    assert found.shares == pytest.approx((5 / 9, 4 / 9))
 
 
 @pytest.mark.usefixtures("ray_session")
