@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.compute as pc
 import ray
 import torch
 
@@ -37,6 +38,7 @@ from raypipe.search.contenders import Reading
 from raypipe.search.leaderboard import FIRST, Trial
 from raypipe.search.trials.epoch_result import metric_of
 from raypipe.search.trials.trial import data_key
+from raypipe.tables import scan
 from raypipe.train.checkpoint import name as epoch_name
 from raypipe.train.checkpoint.saver import Saver, newest
 from raypipe.train.job import TrainJob
@@ -79,7 +81,7 @@ def make(
     """
     began = clock()
     found = FirstAnswer()
-    allowed = [heads for heads in _of_readings(job) if heads.without(barred or {}).jobs]
+    allowed = [heads for heads in _of_readings(job, pinned) if heads.without(barred or {}).jobs]
     for heads in _chosen(allowed, job, pinned, folder, seconds):
         # The rate was a guess: one that is over its time ends the readings.
         if seconds is not None and clock() - began > seconds and found.trials:
@@ -92,9 +94,9 @@ def make(
     return found
 
 
-def models(job: TrainJob) -> list[ModelConfig]:
+def models(job: TrainJob, pinned: Pinned) -> list[ModelConfig]:
     """The models that a first answer may fit."""
-    return [one.model for heads in _of_readings(job) for one, _ in heads.jobs.values()]
+    return [one.model for heads in _of_readings(job, pinned) for one, _ in heads.jobs.values()]
 
 
 @dataclass(frozen=True)
@@ -110,10 +112,10 @@ class _Heads:
         return _Heads(self.reading, left)
 
 
-def _of_readings(job: TrainJob) -> list[_Heads]:
+def _of_readings(job: TrainJob, pinned: Pinned) -> list[_Heads]:
     """All heads. Their names count them, so that after a kill each has its own again."""
     found, number = [], 0
-    for reading in contenders.readings(job.model):
+    for reading in contenders.readings(job.model, _images_px(pinned)):
         jobs = {}
         for changes in contenders.heads(reading, job.model, job.train):
             number += 1
@@ -124,6 +126,17 @@ def _of_readings(job: TrainJob) -> list[_Heads]:
                 log.warning("The first answer does without a head: %s", one_line(e))
         found.append(_Heads(reading, jobs))
     return found
+
+
+def _images_px(pinned: Pinned) -> int | None:
+    """The median of the longer sides of all images; None where the table does not say."""
+    fields = pinned.table.at(pinned.version).schema().fields
+    if not {"width", "height"} <= {field.name for field in fields}:
+        return None
+    sides = scan.rows(pinned.table, pinned.version, ["width", "height"])
+    longer = pc.max_element_wise(sides["width"], sides["height"])
+    median = pc.approximate_median(longer).as_py()
+    return None if median is None else round(median)
 
 
 def _chosen(

@@ -226,7 +226,7 @@ def _first_answer(
 
     barred: dict[str, str] = {}
     if cfg.limits.of_models:
-        models = first_answer.models(job)
+        models = first_answer.models(job, pinned)
         measured = variants.measured(models, len(pinned.classes), pinned, job, folder)
         barred = {shape: one.breaks(cfg.limits) for shape, one in measured.items()}
     seconds = first_answer.SECONDS

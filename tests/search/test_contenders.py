@@ -43,6 +43,9 @@ def test_installed_backbones_are_read_at_two_sides(monkeypatch: pytest.MonkeyPat
         "efficientnet_lite1_stages, 240 px",
     ]
     assert [round(one.work, 2) for one in found] == [0.33, 0.46, 1.0, 1.6]
+    # Images of 64 px, of 8 px and of 4,000 px.
+    small = [readings(ModelConfig(), images_px)[0].side_px for images_px in (64, 8, 4000)]
+    assert small == [64, 32, 128]
     at_64 = readings(ModelConfig(name="small_cnn", pretrained=False, mode="finetune", side_px=64))
     assert {one.side_px for one in at_64} == {64}
 

@@ -120,7 +120,7 @@ def test_what_does_not_fit_into_the_seconds_is_left_out(
 def test_a_model_that_breaks_a_limit_is_not_fitted(searches: Searches, tmp_path: Path) -> None:
     job = searches(tmp_path, **HOPELESS).training
     pinned = pin(job.table, job.feed, kind=job.model.task)
-    models = first_answer.models(job)
+    models = first_answer.models(job, pinned)
     barred = {one.shape: "too large" if one.head == "kernel" else "" for one in models}
     found = first_answer.make(job, pinned, tmp_path / "search", barred=barred)
     assert [trial.name for trial in found.trials] == [f"{FIRST}-2"]
