@@ -217,8 +217,8 @@ class SearchResult:
 
     @property
     def epochs(self) -> int:
-        """How many epochs all trials ran together."""
-        return sum(trial.epochs for trial in self.trials)
+        """How many epochs all trials ran together; heads of a first answer have none."""
+        return sum(trial.epochs for trial in self.trials if trial.drawn)
 
     @property
     def trials_s(self) -> float:

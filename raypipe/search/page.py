@@ -58,6 +58,18 @@ def combined(result: SearchResult) -> dict[str, str]:
     return {}
 
 
+def first_answer(result: SearchResult) -> dict[str, str]:
+    """A line about what trials had to beat; {} if there was nothing."""
+    fitted = [trial for trial in result.trials if not trial.drawn and trial.checkpoint]
+    if not fitted:
+        return {}
+    # They stand in the leaderboard's order.
+    best = fitted[0]
+    beaten = "no trial beat it" if best is result.trials[0] else "beaten"
+    values = " ".join(str(value) for value in best.changes.values())
+    return {"first answer": f"{result.metric} {best.metric:.4g} ({values}): {beaten}"}
+
+
 def ranking(result: SearchResult) -> dict[str, str]:
     """A line about the order of the trials; {} if all had equally many epochs."""
     # Failed trials have no place in the order, and a first answer has no epochs.
@@ -116,7 +128,8 @@ def _facts(
         ("Table", str(result.best.version)),
         ("Decoded", f"{result.decoded:,} images, for {trials} trials together"),
     ]
-    for name, text in (combined(result) | refit.summary(result)).items():
+    lines = first_answer(result) | combined(result) | refit.summary(result)
+    for name, text in lines.items():
         facts.append((name.capitalize(), text))
     if tested:
         metrics = [f"{name.removeprefix('test_')} {value:.4g}" for name, value in tested.items()]

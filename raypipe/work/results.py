@@ -268,6 +268,7 @@ class Searched(Result):
         if result.stopped:
             facts["stopped"] = result.stopped
         facts |= prepared_from(result.best.version, "prepared from")
+        facts |= search_page.first_answer(result)
         # A mean belongs to no trial.
         facts |= search_page.combined(result)
         facts |= refit.summary(result)
@@ -292,6 +293,7 @@ class Searched(Result):
             "test": self.test,
             "soup": [] if result.shares else list(result.members),
             "ensemble": dict(zip(result.members, result.shares, strict=False)),
+            "first_answer": search_page.first_answer(result).get("first answer"),
             "refitted": result.refitted,
             "epochs": {"run": result.epochs, "full": result.full_epochs},
             "report": str(self.report),

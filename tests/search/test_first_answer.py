@@ -15,7 +15,7 @@ from raypipe.feed import features as feeding
 from raypipe.feed.dataset import pin
 from raypipe.job import Job
 from raypipe.models.heads import KernelHead
-from raypipe.search import first_answer
+from raypipe.search import first_answer, page
 from raypipe.search.leaderboard import FIRST
 from raypipe.train import trainer, worker
 from raypipe.train.stopping import FITTED
@@ -67,6 +67,7 @@ def test_it_is_registered_where_no_trial_beats_it(searches: Searches, tmp_path: 
 
     # A head at once says nothing about trials' epochs.
     assert found.full_epochs == 4 and found.spared.share == 0
+    assert page.first_answer(found)["first answer"].endswith("no trial beat it")
     # The finished search is read again.
     assert search(job).trials == found.trials
 
