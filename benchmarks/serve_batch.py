@@ -99,7 +99,7 @@ def store_of(folder: Path, name: str, side_px: int | None = None) -> tuple[Any, 
         pretrained = name == "efficientnet_lite0"
         cfg = ModelConfig(name=name, pretrained=pretrained, mode="finetune", side_px=side_px)
         model = ImageModel(cfg, 3).eval()
-        width = model.head.linear.in_features
+        width = model.head.features
         reference = Reference(np.zeros((2, width)), np.full((2, 3), 1 / 3), ("a", "b"))
         built = package.build(folder / "package", model, cfg, ("a", "b", "c"), reference, {})
         with tracking.run(store, "made", "train", {}, None) as run_id:

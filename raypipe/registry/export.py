@@ -98,7 +98,7 @@ def export(
             except Exception as e:  # exporters raise anything
                 raise DataError(
                     f"{format} cannot hold this model: {one_line(e)}",
-                    got=package.info["model"]["name"],
+                    got=", ".join(package.names),
                     fix="Try another format: onnx, pt2 or torchscript",
                 ) from e
 

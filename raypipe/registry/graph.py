@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from raypipe.models.calibrate import tempered
+from raypipe.models.predictor import Predictor
 from raypipe.models.zoo import ImageModel, views
 from raypipe.registry.package import Package
 
@@ -34,17 +35,21 @@ LoadScript: Any = torch.jit.load
 
 
 class Graph(nn.Module):
-    """uint8 pixels BHWC -> (scores_BC, features_BD), as ImageModel.predict computes them.
+    """uint8 pixels BHWC -> (scores_BC, features_BD), as `predict` computes them.
 
-    All views go through the backbone as one batch: the graph then holds it once.
+    All views of an ImageModel go through the backbone as one batch: the graph then holds it once.
+    An ensemble's graph holds each member's weights once, and its operations once a view.
     """
 
-    def __init__(self, model: ImageModel) -> None:
+    def __init__(self, model: Predictor) -> None:
         super().__init__()
         self.model = model
-        self.count: int = model._views
+        self.count: int = model._views if isinstance(model, ImageModel) else 1
 
     def forward(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
+        if not isinstance(self.model, ImageModel):
+            features, scores = self.model.answers(pixels)
+            return scores, features
         seen = pixels
         if self.count > 1:
             seen = torch.cat(list(views(pixels, self.count)))

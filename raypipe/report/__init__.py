@@ -18,7 +18,16 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from raypipe.report.charts import curves, histogram, parallel, reliability, residuals, scatter
+from raypipe.report.charts import (
+    curves,
+    front,
+    histogram,
+    parallel,
+    reliability,
+    residuals,
+    scatter,
+    so_far,
+)
 from raypipe.report.formats import cell, chance, number, points, thumbnail
 from raypipe.report.parts import (
     Block,
@@ -76,11 +85,13 @@ __all__ = [
     "Verdict",
     "cell",
     "chance",
+    "front",
     "number",
     "points",
     "reliability",
     "render",
     "residuals",
+    "so_far",
     "thumbnail",
     "write",
 ]

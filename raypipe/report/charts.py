@@ -13,7 +13,7 @@ Two systems of coordinates:
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +29,7 @@ LOG_FACTOR = 30  # an axis whose values span a larger factor is logarithmic
 
 Line = tuple[str, str, str]  # (style, label, path)
 Tick = tuple[float, str]  # (position in per cent, label)
+Mark = tuple[float, float, str]  # (per cent from the left, per cent from the bottom, label)
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,7 @@ class Chart:
     y_ticks: Sequence[Tick] = ()
     note: str = ""
     uprights: Sequence[float] = ()  # vertical axes, in per cent of the width
+    marks: Sequence[Mark] = ()  # what names a point
 
 
 @dataclass(frozen=True)
@@ -232,6 +234,88 @@ def residuals(true_N: np.ndarray, predicted_N: np.ndarray) -> Chart | None:
         y_ticks=_ticks(low, high),
         note="On the dotted line a prediction is its label.",
     )
+
+
+def so_far(
+    reached: Sequence[tuple[float, float]], until: float, in_per_cent: bool = False
+) -> Chart | None:
+    """The best value so far over time: a step where it became better, numbered from 1.
+
+    reached: (time, value), in the order of time. until: where the time axis ends. None without a
+    finite value.
+    """
+    known = [(at, value) for at, value in reached if math.isfinite(value)]
+    if not known:
+        return None
+    low, high, scaled = _scaled([value for _, value in known])
+    end = max(until, known[-1][0]) or 1.0
+    spots = [(1000 * at / end, scaled(value)) for at, value in known]
+    steps = f"M{spots[0][0]:.0f},{spots[0][1]:.0f}"
+    steps += "".join(f"H{x:.0f}V{y:.0f}" for x, y in spots[1:])
+    return Chart(
+        lines=(
+            ("step", "Best so far", f"{steps}H1000"),
+            ("round", "It became better", "".join(f"M{x:.0f},{y:.0f}h1" for x, y in spots)),
+        ),
+        x_ticks=_ticks(0, end),
+        y_ticks=_ticks(low, high, in_per_cent),
+        marks=_marks(spots),
+    )
+
+
+def front(
+    points: Sequence[tuple[float, float]], best: Sequence[int], in_per_cent: bool = False
+) -> Chart | None:
+    """What each model costs (across) and how good it is (up); the line joins the `best`.
+
+    points: (cost, value). best: places among the points, by rising cost, numbered from 1 in the
+    chart. None without a finite point.
+    """
+    known = [place for place in best if math.isfinite(points[place][1])]
+    if not known:
+        return None
+    # Others that are far from the line would press it flat: they stay out.
+    values = [points[place][1] for place in known]
+    reach = max(values) - min(values) or 0.1 * abs(max(values))
+    ends = min(values) - reach, max(values) + reach
+    finite = [point for point in points if ends[0] <= point[1] <= ends[1]]
+    left_out = sum(math.isfinite(value) for _, value in points) - len(finite)
+    low, high, scaled = _scaled([value for _, value in finite])
+    end = 1.08 * max(cost for cost, _ in finite) or 1.0
+    spots = [(1000 * points[place][0] / end, scaled(points[place][1])) for place in known]
+    others = [(1000 * cost / end, scaled(value)) for cost, value in finite]
+    # A model between two of them costs more than the first and is no better than it.
+    steps = f"M{spots[0][0]:.0f},{spots[0][1]:.0f}"
+    steps += "".join(f"H{x:.0f}V{y:.0f}" for x, y in spots[1:])
+    return Chart(
+        lines=(
+            ("round", "Trials", "".join(f"M{x:.0f},{y:.0f}h1" for x, y in others)),
+            ("step", "Best for its time", f"{steps}H1000"),
+        ),
+        x_ticks=_ticks(0, end),
+        y_ticks=_ticks(low, high, in_per_cent),
+        note=f"Far from the line, and not drawn: {left_out}." if left_out else "",
+        marks=_marks(spots),
+    )
+
+
+def _scaled(values: Sequence[float]) -> tuple[float, float, Callable[[float], float]]:
+    """(low, high, value -> y in the square) of an axis with a margin for marks above."""
+    low, high = min(values), max(values)
+    length = high - low or abs(high) or 1.0
+    low, high = low - 0.06 * length, high + 0.12 * length
+    return low, high, lambda value: 1000 * (high - value) / (high - low)
+
+
+def _marks(spots: Sequence[tuple[float, float]]) -> tuple[Mark, ...]:
+    """Numbers above points; where two would meet, the later one stands alone."""
+    marks: list[Mark] = []
+    for number, (x, y) in enumerate(spots, 1):
+        mark = (round(x / 10, 2), round(100 - y / 10, 2), str(number))
+        if marks and abs(marks[-1][0] - mark[0]) < 4 and abs(marks[-1][1] - mark[1]) < 9:
+            marks.pop()
+        marks.append(mark)
+    return tuple(marks)
 
 
 def _axes(settings: Sequence[Mapping[str, Any]]) -> dict[str, Axis]:

@@ -31,7 +31,7 @@ def importance(trials: Sequence[Trial], metric: str, mode: Mode) -> dict[str, fl
     {} if too few trials ended, or if no field made a difference.
     """
     # Which trials can be compared, and which fields differ between them.
-    usable = [trial for trial in trials if math.isfinite(trial.metric)]
+    usable = [trial for trial in trials if math.isfinite(trial.metric) and trial.drawn]
     values = _compared(usable, metric, mode)
     compared = [trial for trial in usable if trial.name in values]
     names = _varied(compared)

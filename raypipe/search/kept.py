@@ -97,16 +97,19 @@ class Kept:
         """Each trial, and whether its weights may be read later.
 
         A soup averages trials of the backbone and resolution of the best one. During a search any
-        may become that.
+        may become that. An ensemble has a choice among twice as many as it has members; the best
+        trial of each backbone, mode and resolution is kept anyway.
         """
+        cfg = self._cfg
+        most = max(cfg.keep, 2 * cfg.ensemble if cfg.ensemble > 1 else 0)
         of_kind: dict[str, int] = defaultdict(int)
         found = []
         for place, trial in enumerate(ranked):
             kind = data_key(changed(self._job, trial.changes))
             of_kind[kind] += 1
-            in_soup = of_kind[kind] <= self._cfg.soup
+            in_soup = of_kind[kind] <= cfg.soup
             usable = trial.checkpoint is not None
-            found.append((trial, usable and (place < self._cfg.keep or in_soup)))
+            found.append((trial, usable and (place < most or in_soup)))
         return found
 
     def _with(self, line: Trial) -> list[tuple[Trial, bool]]:

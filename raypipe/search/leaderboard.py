@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from dataclasses import replace as with_
 from pathlib import Path
@@ -31,24 +31,28 @@ from raypipe.errors import DataError, one_line
 from raypipe.feed.dataset import Pinned
 from raypipe.files import write_atomic
 from raypipe.models import finite
+from raypipe.models.zoo import ModelConfig
 from raypipe.search.trials import trial_checkpoints
 from raypipe.search.trials.epoch_result import metric_of
-from raypipe.search.trials.standing import Standing
+from raypipe.search.trials.standing import Reached, Standing
 from raypipe.tables.table import TableVersion
 from raypipe.train import checkpoint
 from raypipe.train.job import TrainJob, TrainResult
 from raypipe.train.measure.utilisation import Utilisation, utilisation
 from raypipe.train.settings import TrainConfig
-from raypipe.train.stopping import Mode, improved, unusable
+from raypipe.train.stopping import FITTED, Mode, improved, unusable
 from raypipe.train.trainer import Plan, prepare
 from raypipe.train.worker import Prepared
 
 log = logging.getLogger("raypipe")
 # A trial's name, values, metrics by epoch, and what it took.
 Run = tuple[str, dict[str, Any], tuple[dict[str, float], ...], dict[str, float]]
+FIRST = "first-answer"  # the names of trials that were fitted before the search drew any
+
 # Of result.json. Format 2 knows no `kept` and not what trials took; format 1 (ba74455 and before)
 # has fewer fields still. What is missing has its default.
 FORMAT = 3
+REACHED = "reached.json"
 
 
 @dataclass(frozen=True)
@@ -96,6 +100,11 @@ class Trial:
 
     kept: bool = True
     """False: `search.keep` had the files of its checkpoint deleted."""
+
+    @property
+    def drawn(self) -> bool:
+        """False: a head of the first answer, whose values are not of the space."""
+        return not self.name.startswith(FIRST)
 
 
 @dataclass(frozen=True)
@@ -159,9 +168,22 @@ class SearchResult:
     """How many epochs all trials would have run to their ends."""
 
     members: tuple[str, ...] = ()
-    """The trials whose weights were averaged, if the model is such an average (soup.py)."""
+    """The trials whose weights were averaged, if the model is such an average (soup.py), or whose
+    scores are (together.py)."""
+
+    shares: tuple[float, ...] = ()
+    """The weights of an ensemble's members; () for any other model."""
 
     refitted: bool = False
+
+    reached: tuple[Reached, ...] = ()
+    """When its trials became better than all before; () in results of older versions."""
+
+    models: Mapping[str, ModelConfig] = field(default_factory=dict, repr=False, compare=False)
+    """Each trial's model, by its name."""
+
+    ran_s: float = 0.0
+    """Seconds that its trials took, kills included; 0: not known."""
 
     pinned: Pinned | None = field(default=None, repr=False, compare=False)
     """The rows that its model was trained on; None only in tests."""
@@ -195,8 +217,14 @@ class SearchResult:
 
     @property
     def epochs(self) -> int:
-        """How many epochs all trials ran together."""
-        return sum(trial.epochs for trial in self.trials)
+        """How many epochs all trials ran together; heads of a first answer have none."""
+        return sum(trial.epochs for trial in self.trials if trial.drawn)
+
+    @property
+    def trials_s(self) -> float:
+        """Seconds from the first trial's begin to the last one's end, or to the last time that
+        it became better."""
+        return max([self.ran_s, *(one.seconds for one in self.reached)])
 
     @property
     def device_s(self) -> float:
@@ -243,6 +271,9 @@ def spared(trials: Sequence[Trial], each: int, full_epochs: int) -> Spared:
     epochs = device_s = 0.0
     for trial in trials:
         if trial.cut or trial.checkpoint is None or not trial.epochs:
+            continue
+        # A head that was fitted at once has no further epochs.
+        if trial.stopped == FITTED:
             continue
         missing = max(0, each - trial.epochs)
         epochs += missing
@@ -361,6 +392,22 @@ def read(file: Path) -> tuple[tuple[Trial, ...], str | None, int]:
     # Only trials that an older version ranked by NaN move.
     trials.sort(key=lambda trial: trial.checkpoint is None)
     return tuple(trials), outcome["stopped"], outcome.get("decoded", 0)
+
+
+def write_reached(folder: Path, reached: Sequence[Reached], seconds: float) -> None:
+    """Write reached.json into a search's folder; see `read_reached`."""
+    kept = {"reached": [asdict(one) for one in reached], "seconds": seconds}
+    write_atomic(folder / REACHED, to_json(kept))
+
+
+def read_reached(folder: Path) -> tuple[tuple[Reached, ...], float]:
+    """(when the best of a search became better, seconds that its trials took); none and 0 in the
+    folder of an older version."""
+    file = folder / REACHED
+    if not file.exists():
+        return (), 0.0
+    kept = json.loads(file.read_text())
+    return tuple(Reached(**fields) for fields in kept["reached"]), float(kept["seconds"])
 
 
 def _read_trial(fields: dict[str, Any], trials: Path) -> Trial:

@@ -35,7 +35,7 @@ def _trial(rank: int, trial: Trial, metric: str, usd_per_device_s: float | None)
     curve = tuple(metric_of(line, metric) for line in trial.history)
     return report.Trial(
         rank,
-        f"trial {rank}",
+        f"trial {rank}" if trial.drawn else trial.name,
         trial.changes,
         value,
         trial.epochs,
@@ -47,10 +47,34 @@ def _trial(rank: int, trial: Trial, metric: str, usd_per_device_s: float | None)
     )
 
 
+def combined(result: SearchResult) -> dict[str, str]:
+    """A line about a model that is of several trials; {} if it is of one."""
+    count = len(result.members)
+    if result.shares:
+        parts = zip(result.members, result.shares, strict=True)
+        return {"ensemble": f"of {count}: {', '.join(f'{n} {share:.2f}' for n, share in parts)}"}
+    if result.members:
+        return {"mean of weights": f"of {count} trials: {', '.join(result.members)}"}
+    return {}
+
+
+def first_answer(result: SearchResult) -> dict[str, str]:
+    """A line about what trials had to beat; {} if there was nothing."""
+    fitted = [trial for trial in result.trials if not trial.drawn and trial.checkpoint]
+    if not fitted:
+        return {}
+    # They stand in the leaderboard's order.
+    best = fitted[0]
+    beaten = "no trial beat it" if best is result.trials[0] else "beaten"
+    values = " ".join(str(value) for value in best.changes.values())
+    return {"first answer": f"{result.metric} {best.metric:.4g} ({values}): {beaten}"}
+
+
 def ranking(result: SearchResult) -> dict[str, str]:
     """A line about the order of the trials; {} if all had equally many epochs."""
-    # Failed trials have no place in the order.
-    lengths = {trial.epochs for trial in result.trials if trial.checkpoint is not None}
+    # Failed trials have no place in the order, and a first answer has no epochs.
+    drawn = [trial for trial in result.trials if trial.drawn]
+    lengths = {trial.epochs for trial in drawn if trial.checkpoint is not None}
     if len(lengths) < 2:
         return {}
     order = f"by each trial's best epoch; trials had {min(lengths)} to {max(lengths)} epochs"
@@ -69,11 +93,12 @@ def write(
     store: tracking.Store,
     tested: Mapping[str, float],
     usd_per_device_s: float | None = None,
+    parts: tuple[report.Block, ...] = (),
 ) -> Path:
     """Write the page of one search into its folder; returns its path.
 
     version: the registered model's. tested: its metrics on the test split. usd_per_device_s: what a
-    second of a device costs; None: not known.
+    second of a device costs; None: not known. parts: of `outcome.blocks`.
     """
     header = report.Header(
         f"Search over {result.job.model.name}",
@@ -85,7 +110,8 @@ def write(
     # Where the model comes from: commit, registry and the whole job.
     sources = (("Code", tracking.code_commit() or "no checkout"), ("MLflow", store.uri))
     lineage = report.Lineage(sources, dump(result.job))
-    page = report.Page(header, search=section(result, usd_per_device_s), lineage=lineage)
+    trials = section(result, usd_per_device_s)
+    page = report.Page(header, search=trials, blocks=parts, lineage=lineage)
     return report.write(page, result.folder / "report.html")
 
 
@@ -102,7 +128,8 @@ def _facts(
         ("Table", str(result.best.version)),
         ("Decoded", f"{result.decoded:,} images, for {trials} trials together"),
     ]
-    for name, text in refit.summary(result).items():
+    lines = first_answer(result) | combined(result) | refit.summary(result)
+    for name, text in lines.items():
         facts.append((name.capitalize(), text))
     if tested:
         metrics = [f"{name.removeprefix('test_')} {value:.4g}" for name, value in tested.items()]

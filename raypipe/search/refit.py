@@ -30,7 +30,7 @@ _SHAPE = {"model.name", "model.mode", "model.options"}  # with others, weights d
 def check(job: TrainJob, cfg: SearchConfig) -> None:
     """Raise ConfigError, before a search starts, for a refit that its job refuses."""
     if cfg.refit is not None:
-        refuse(_replaced(job, _changes(job, cfg.refit)), "search.refit")
+        refuse(replaced(job, _changes(job, cfg.refit)), "search.refit")
 
 
 def job_of(job: TrainJob, wanted: dict[str, Any], result: SearchResult) -> TrainJob:
@@ -53,7 +53,7 @@ def job_of(job: TrainJob, wanted: dict[str, Any], result: SearchResult) -> Train
     elif _SHAPE & changes.keys():
         # Weights that the search itself started from do not fit either.
         changes = {"train.start_from": None} | changes
-    return _replaced(result.job, _last_values(result, changes) | changes)
+    return replaced(result.job, _last_values(result, changes) | changes)
 
 
 def _last_values(result: SearchResult, changes: dict[str, Any]) -> dict[str, Any]:
@@ -125,7 +125,7 @@ def summary(result: SearchResult) -> dict[str, str]:
     return {"trained again": f"on {job.feed.train}, {epochs} epochs at {job.model.pixels} px"}
 
 
-def _replaced(job: TrainJob, changes: dict[str, Any]) -> TrainJob:
+def replaced(job: TrainJob, changes: dict[str, Any]) -> TrainJob:
     """The job with these changes. Raises ConfigError that names search.refit.
 
     After the search the best trial may refuse what the job did not. Then nothing is lost: the next

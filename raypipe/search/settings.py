@@ -7,6 +7,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from raypipe.config import Section, leaves
+from raypipe.search.limits import SearchLimits
 from raypipe.train.stopping import SearchStoppingConfig
 
 
@@ -48,6 +49,12 @@ class SearchConfig(Section):
     many epochs, for the schedulers asha and pasha. These three need raypipe[optuna].
     """
 
+    first_answer: bool = False
+    """Before the first trial, fit heads on frozen features of the installed backbones, at two
+    resolutions, as far as that takes a minute; 2,600 images on two cores are about the most. Trials
+    have to beat it; it is registered if none does. The settings of model.mode and of steps play no
+    part in it."""
+
     warm_start: bool = False
     """Start from the results of earlier searches on the same table in the same run.dir."""
 
@@ -85,7 +92,8 @@ class SearchConfig(Section):
 
     # Which model the search registers, and which it keeps.
     keep: int = Field(default=3, ge=1)
-    """Checkpoints of so many best trials are kept, beside those that a soup averages.
+    """Checkpoints of so many best trials are kept, beside those that a soup averages or an ensemble
+    may choose.
 
     Trials that run, or that wait to be continued, keep theirs too. So does a trial that failed,
     until the search has ended. Deleted weights come back only by training.
@@ -95,6 +103,16 @@ class SearchConfig(Section):
     """Average the weights of up to so many of the best trials; 1: no average.
 
     The mean is registered if validation says that it is better than the best trial.
+    """
+
+    ensemble: int = Field(default=1, ge=1)
+    """Combine up to so many of the trials: the model predicts the weighted mean of their scores; 1:
+    no ensemble.
+
+    It is chosen greedily among twice as many of the best trials and the best of each backbone,
+    mode and resolution. It is registered if it is better than the best trial, and than a soup, both
+    on validation and on halves of it that it was not chosen on. It takes as long as its members
+    together, and stays within search.limits.
     """
 
     start: dict[str, Any] | None = None
@@ -110,6 +128,9 @@ class SearchConfig(Section):
     # When it ends, and settings of single schedulers.
     stopping: SearchStoppingConfig = SearchStoppingConfig()
     """When the whole search ends before its last trial."""
+
+    limits: SearchLimits = SearchLimits()
+    """What the registered model and its search must keep."""
 
     pbt: PbtConfig = PbtConfig()
     """Settings of the schedulers pbt and pb2."""
@@ -139,6 +160,27 @@ class SearchConfig(Section):
         if self.refit is not None and self.soup > 1:
             raise ValueError(
                 "search.soup and search.refit each make the model that is registered. Leave one out"
+            )
+        if self.refit is not None and self.ensemble > 1:
+            raise ValueError(
+                "search.refit trains one model again, and search.ensemble registers several. Leave "
+                "one out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _priced(self) -> SearchConfig:
+        if self.limits.money is None:
+            return self
+        if self.stopping.price_per_hour is None:
+            raise ValueError(
+                "search.limits.money needs to know what a worker costs. Set "
+                "search.stopping.price_per_hour too"
+            )
+        if self.refit is not None:
+            raise ValueError(
+                "search.limits.money is for the trials, and what search.refit costs is not known "
+                "before. Leave one out"
             )
         return self
 

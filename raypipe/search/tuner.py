@@ -4,6 +4,7 @@ A hash of everything that determines a search is the name of its folder. So afte
 command finds the folder, restores the finished trials and runs the rest:
 
     search/KEY/config.yaml      the job and the search
+    search/KEY/first_answer.json  which features the first answer reads
     search/KEY/tune/            Ray Tune's own state
     search/KEY/trials/          the trials' checkpoints (trial_checkpoints.py)
     search/KEY/usage.json       what the nodes did
@@ -16,7 +17,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from dataclasses import replace as with_
 from functools import partial
@@ -32,8 +34,11 @@ from raypipe.config import key_of, replace, save
 from raypipe.errors import ConfigError, RaypipeError
 from raypipe.feed.dataset import Pinned, pin
 from raypipe.files import owned
-from raypipe.search import kept, leaderboard, refit, soup
+from raypipe.models.zoo import ModelConfig
+from raypipe.search import first_answer, kept, leaderboard, refit, soup, together, variants
+from raypipe.search.first_answer import FirstAnswer
 from raypipe.search.leaderboard import SearchResult, Trial
+from raypipe.search.limits import SearchLimits
 from raypipe.search.schedulers import mutations, pbt
 from raypipe.search.schedulers.tune_schedulers import drawn_ahead, memory, scheduler
 from raypipe.search.searchers import optuna_search
@@ -134,18 +139,32 @@ def search(
     space = space.of(job)
 
     # A refit comes after the search and does not change it; what is kept does not, either.
-    cfg = cfg.model_copy(update={"refit": None})
-    key = key_of(job.training_key(rows.version), cfg.model_dump(mode="json", exclude={"keep"}))
+    asked, cfg = cfg, cfg.model_copy(update={"refit": None})
+    key = key_of(job.training_key(rows.version), _in_key(cfg))
     folder = job.run.path / "search" / key
     started = time.perf_counter()
     if not (folder / "result.json").exists():
         with owned(folder):
             # Another process may have finished the search while this one waited.
             if not (folder / "result.json").exists():
+                space = variants.limited(space, asked, rows, folder)
                 with recorded(folder / USAGE, job.cluster.usage_every_s):
                     _search_into(folder, cfg, space, rows, progress)
     seconds = time.perf_counter() - started
     return _result(folder, key, space, rows, seconds)
+
+
+def _in_key(cfg: SearchConfig) -> dict[str, Any]:
+    """What of the search determines its result."""
+    left_out = {"keep"}
+    # Without them, the key is the same as before they were there.
+    if cfg.ensemble == 1:
+        left_out.add("ensemble")
+    if not cfg.first_answer:
+        left_out.add("first_answer")
+    if cfg.limits == SearchLimits():
+        left_out.add("limits")
+    return cfg.model_dump(mode="json", exclude=left_out)
 
 
 def _search_into(
@@ -160,8 +179,9 @@ def _search_into(
     hints = earlier(job, space, folder) if cfg.warm_start else []
     planned = plan(job, cfg, space, hints)
     total = len(planned)
+    first = _first_answer(job, cfg, pinned, folder, progress, total)
     # Every array that a trial may need is in the object store before the first one starts.
-    data = prepare_data(job, pinned, candidates(cfg, space, planned))
+    data = first.data | prepare_data(job, pinned, candidates(cfg, space, planned))
 
     # Who chooses the values, and who ends trials early.
     make_searcher = partial(searcher, job, cfg, space, planned, hints, folder)
@@ -169,16 +189,58 @@ def _search_into(
         tune_scheduler = pbt.population(job, cfg, space, folder)
     else:
         tune_scheduler = scheduler(cfg, job.train, total)
-    strategy = _Strategy(total, make_searcher, tune_scheduler)
+    strategy = _Strategy(total, make_searcher, tune_scheduler, tuple(first.trials))
     keeping = kept.Kept(job, cfg, folder)
     trials, stopped = _run(job, cfg, strategy, data, folder, progress, keeping)
 
     # After the last trial. A kill before the last line repeats these steps.
     mutations.write_schedule(folder / "schedule.yaml", trials[0].schedule)
-    if cfg.soup > 1:
+    if cfg.soup > 1 and trials[0].drawn:
         _average_best(job, cfg.soup, trials, data, folder)
+    if cfg.ensemble > 1:
+        average = soup.read(folder)
+        joining = together.candidates(job, trials, cfg, average.checkpoint if average else None)
+        together.make(joining, cfg, pinned, data, folder)
     leaderboard.write(folder / "result.json", trials, stopped, decoded_images(data))
     kept.clear(folder, trials)
+
+
+def _first_answer(
+    job: TrainJob,
+    cfg: SearchConfig,
+    pinned: Pinned,
+    folder: Path,
+    progress: Listener,
+    total: int,
+) -> FirstAnswer:
+    """What the search has before its first trial; nothing unless it asks for that."""
+    if not cfg.first_answer:
+        return FirstAnswer()
+    rule = job.train.stopping
+    fitted: list[Trial] = []
+
+    def told(trial: Trial) -> None:
+        fitted.append(trial)
+        ranked = leaderboard.ranked(fitted, rule.metric, rule.mode)
+        progress(0, total, leaderboard.standings(ranked, rule.metric, rule.mode))
+
+    barred: dict[str, str] = {}
+    if cfg.limits.of_models:
+        models = first_answer.models(job, pinned)
+        measured = variants.measured(models, len(pinned.classes), pinned, job, folder)
+        barred = {shape: one.breaks(cfg.limits) for shape, one in measured.items()}
+    seconds = first_answer.SECONDS
+    first = first_answer.make(job, pinned, folder, seconds, told, barred)
+    if fitted:
+        best = leaderboard.ranked(fitted, rule.metric, rule.mode)[0]
+        log.info(
+            "The first answer after %.0f s: %s %.4g (%s)",
+            first.seconds,
+            rule.metric,
+            best.metric,
+            ", ".join(str(value) for value in best.changes.values()),
+        )
+    return first
 
 
 def _result(folder: Path, key: str, space: Space, pinned: Pinned, seconds: float) -> SearchResult:
@@ -190,11 +252,16 @@ def _result(folder: Path, key: str, space: Space, pinned: Pinned, seconds: float
     best = trials[0]
     if best.checkpoint is None:  # an older version may have kept such a search
         raise _nothing_usable(len(trials), folder)
-    # The model is that of the best trial, or the average of several.
+    # The model is that of the best trial, the average of several, or their ensemble.
+    average, ensemble = soup.read(folder), together.read(folder)
+    if ensemble is not None:
+        # Its first member's job; a soup is of the best trial's.
+        best = next((trial for trial in trials if trial.name == ensemble.members[0]), best)
     trained = leaderboard.training_result(key, pinned.version, pinned.classes, best)
-    average = soup.read(folder)
-    if average is not None:
-        trained = with_(trained, metrics=average.metrics, checkpoint=average.checkpoint)
+    model = ensemble or average
+    if model is not None:
+        trained = with_(trained, metrics=model.metrics, checkpoint=model.checkpoint)
+    reached, ran_s = leaderboard.read_reached(folder)
     return SearchResult(
         key=key,
         job=mutations.job_of(job, best.changes, best.schedule),
@@ -204,10 +271,23 @@ def _result(folder: Path, key: str, space: Space, pinned: Pinned, seconds: float
         seconds=seconds,
         stopped=stopped,
         decoded=decoded,
-        full_epochs=job.train.epochs * len(trials),
-        members=average.members if average else (),
+        full_epochs=job.train.epochs * sum(trial.drawn for trial in trials),
+        members=model.members if model else (),
+        shares=ensemble.shares if ensemble else (),
         pinned=pinned,
+        models=_models(job, trials),
+        reached=reached,
+        ran_s=ran_s,
     )
+
+
+def _models(job: TrainJob, trials: Sequence[Trial]) -> dict[str, ModelConfig]:
+    """Each trial's model, by its name; without those of older searches that are refused today."""
+    found = {}
+    for trial in trials:
+        with suppress(ConfigError):
+            found[trial.name] = replace(job, trial.changes).model
+    return found
 
 
 def _average_best(
@@ -221,9 +301,9 @@ def _average_best(
     key = data_key(best_job)
     # Weights of another backbone or resolution cannot be averaged, and the validation arrays
     # below are those of the best trial.
-    alike = [
-        trial for trial in trials if trial.kept and data_key(replace(job, trial.changes)) == key
-    ]
+    # Heads of a first answer have other shapes.
+    drawn = [trial for trial in trials if trial.kept and trial.drawn]
+    alike = [trial for trial in drawn if data_key(replace(job, trial.changes)) == key]
     rule = job.train.stopping
     soup.make(
         alike[:most],
@@ -247,6 +327,9 @@ class _Strategy:
     scheduler: Any
     """Tune's scheduler; None: every trial runs to its end."""
 
+    first: tuple[Trial, ...] = ()
+    """What was fitted before."""
+
 
 def _run(
     job: TrainJob,
@@ -268,7 +351,14 @@ def _run(
     rule = job.train.stopping
     devices = resources.trial.get("GPU", 1.0)
     monitor = Monitor(
-        strategy.total, rule.metric, rule.mode, cfg.stopping, devices, progress, keeping.ended
+        strategy.total,
+        rule.metric,
+        rule.mode,
+        cfg.stopping,
+        devices,
+        progress,
+        keeping.ended,
+        most_money=cfg.limits.money,
     )
     # After a kill Tune continues; its own folder has the state.
     tuner = _restored(folder / "tune", trainable)
@@ -290,11 +380,12 @@ def _run(
         monitor.put_into(tune_patches.run_config(tuner))
     with tune_patches.applied(multi_worker=resources.worker is not None):
         results = tuner.fit()
-    ranked = keeping.result(_ranked(results, job, monitor, folder))
+    ranked = keeping.result(_ranked(results, job, monitor, folder, strategy.first))
     # Tune calls back for a trial's end before it counts the trial as ended, so the listener has not
     # yet seen the last one.
     standings = leaderboard.standings(ranked, rule.metric, rule.mode)
     progress(strategy.total, strategy.total, standings)
+    leaderboard.write_reached(folder, monitor.reached, monitor.elapsed())
     return ranked, monitor.stopped
 
 
@@ -359,9 +450,12 @@ def _restored(folder: Path, trainable: Any) -> Any | None:
     return tuner
 
 
-def _ranked(results: Any, job: TrainJob, monitor: Monitor, folder: Path) -> list[Trial]:
-    """The trials from best to worst, from Tune's results."""
+def _ranked(
+    results: Any, job: TrainJob, monitor: Monitor, folder: Path, first: Sequence[Trial]
+) -> list[Trial]:
+    """The trials from best to worst, from Tune's results and the first answer."""
     trials = [_trial_of(result, job, monitor, folder) for result in _started(results)]
+    trials += first
     if monitor.stopped and not trials:
         raise RaypipeError(
             "The search stopped before its first result",

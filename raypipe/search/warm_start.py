@@ -70,7 +70,7 @@ def _hints_of(other: Path, job: TrainJob, space: Space) -> Iterator[Earlier]:
     if not same:
         return
     for trial in trials:
-        if trial.checkpoint is None or not math.isfinite(trial.metric):
+        if trial.checkpoint is None or not math.isfinite(trial.metric) or not trial.drawn:
             continue
         # What the trial drew comes before what its search's job had.
         values = {field.name: _value_at(config, field.name) for field in space.fields}

@@ -12,13 +12,28 @@ import gc
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
+from raypipe.feed.dataset import Pinned
+from raypipe.images.decode import decode_good
+from raypipe.models.predictor import Predictor
 from raypipe.registry import made_by
-from raypipe.registry.package import Package
+from raypipe.tables import scan
 
+IMAGES = 32  # different ones that latency is measured with
 WARM = 3  # rounds
 FEWEST, MOST = 21, 101
 SECONDS = 60.0  # that more than FEWEST rounds may take
+
+
+class Timed(Protocol):
+    """What is timed: a package, or a model that has none yet."""
+
+    @property
+    def model(self) -> Predictor: ...
+
+    def predict(self, images: Sequence[bytes], threads: int) -> Any:
+        """Labels or scores of encoded images."""
 
 
 @dataclass(frozen=True)
@@ -32,14 +47,17 @@ class Times:
 
 
 def measure(
-    packages: Sequence[Package],
+    packages: Sequence[Timed],
     images: Sequence[bytes],
     batch: int,
     clock: Callable[[], float] = time.perf_counter,
+    most_s: float = SECONDS,
+    fewest: int = FEWEST,
 ) -> Times:
     """Time `packages` on a batch, from encoded images to labels, with one thread of decoding.
 
     images: encoded; they are repeated, or the first are taken, to fill the batch. clock: seconds.
+    most_s: seconds that more rounds than `fewest` may take.
     Raises ValueError without images, DataError for a model whose scores are not finite.
     """
     if not images:
@@ -58,7 +76,7 @@ def measure(
     warm = [round_of(forwards) for _ in range(WARM)]
     # The first round loads the models; the last one is what a round takes.
     round_s = max(sum(warm[-1]) / 1000, 1e-6)
-    rounds = int(min(MOST, max(FEWEST, SECONDS / round_s)))
+    rounds = int(min(MOST, max(fewest, most_s / round_s)))
 
     was_on = gc.isenabled()
     gc.disable()
@@ -70,13 +88,30 @@ def measure(
     return Times(tuple(times), batch, _machine(packages[0]))
 
 
-def _machine(package: Package) -> str:
+def _machine(package: Timed) -> str:
     import torch
 
     known = made_by.machine()
-    device = package.model.head.mean.device
+    device = package.model.device
     if device.type == "cuda":
         return str(torch.cuda.get_device_name(device))
     threads = torch.get_num_threads()
     words = "1 thread" if threads == 1 else f"{threads} threads"
     return f"{known['cpu']}, {words} of {known['cpus']} CPUs"
+
+
+def images(pinned: Pinned, split: str, side_px: int, threads: int) -> list[bytes]:
+    """The first images of a split that decode, encoded; IMAGES at most.
+
+    One that does not is no reason to fail: rows without a label are not compared, so nobody else
+    has to decode them.
+    """
+    found: list[bytes] = []
+    column = pinned.table.columns.image
+    for part in scan.each(pinned.table, pinned.version, [column], pinned.rows_of(split)):
+        for first in range(0, len(part), IMAGES):
+            some = part[column].slice(first, IMAGES).to_pylist()
+            found += [some[slot] for slot in decode_good(some, side_px, threads).good]
+            if len(found) >= IMAGES:
+                return found[:IMAGES]
+    return found

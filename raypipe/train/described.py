@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections import Counter
+from collections.abc import Sequence
 from datetime import datetime, timezone
 from importlib import metadata
 from typing import Any
@@ -16,8 +17,10 @@ import torch
 from raypipe import report
 from raypipe.feed.columns import Labels
 from raypipe.feed.dataset import Pinned
+from raypipe.models.ensemble import Member
 from raypipe.models.quality import quality
 from raypipe.models.tasks import NUMERIC, tags
+from raypipe.models.zoo import ModelConfig
 from raypipe.registry import tracking
 from raypipe.registry.card import Card, Judged, SliceMetrics
 from raypipe.registry.mlflow_model import requirements
@@ -41,11 +44,17 @@ _UNKNOWN = "not stated"
 
 
 def card(
-    job: TrainJob, pinned: Pinned, result: TrainResult, unseen: Unseen, name: str, looks: int
+    job: TrainJob,
+    pinned: Pinned,
+    result: TrainResult,
+    unseen: Unseen,
+    name: str,
+    looks: int,
+    members: Sequence[Member] = (),
 ) -> Card:
     """The card of a result that is published as `name`.
 
-    looks: how often the test images of the table were looked at before.
+    looks: how often the test images of the table were looked at before. members: of an ensemble.
     """
     is_number = pinned.task.kind in NUMERIC
     return Card(
@@ -53,9 +62,7 @@ def card(
         task=pinned.task,
         made_at=datetime.now(timezone.utc),
         facts=(
-            ("Backbone", job.model.name),
-            ("Transfer", job.model.mode),
-            ("Input", f"{job.model.pixels} x {job.model.pixels} px, RGB"),
+            *_architecture(job, members),
             ("Epochs", str(len(result.history))),
             ("Code", (tracking.code_commit() or "no checkout")[:12]),
             ("Key", result.key),
@@ -67,13 +74,31 @@ def card(
         calibrated=str(unseen.calibrated or ""),
         intended_use=job.registry.intended_use,
         data_licence=job.registry.data_licence,
-        licences=_licences(job),
+        licences=_licences([one.model for one in members] or [job.model]),
         environment=(
             ("Python", platform.python_version()),
             ("System", f"{platform.system()} {platform.machine()}"),
             ("raypipe", metadata.version("raypipe")),
         ),
     )
+
+
+def _architecture(job: TrainJob, members: Sequence[Member]) -> report.Facts:
+    if not members:
+        return (
+            ("Backbone", job.model.name),
+            ("Transfer", job.model.mode),
+            ("Input", f"{job.model.pixels} x {job.model.pixels} px, RGB"),
+        )
+    total = sum(member.weight for member in members)
+    side = max(member.model.pixels for member in members)
+    facts = [("Ensemble", f"the weighted mean of {len(members)} models")]
+    for place, member in enumerate(members, 1):
+        what = f"{member.model.name}, {member.model.mode}, {member.model.pixels} px"
+        trial = f" ({member.name})" if member.name else ""
+        facts.append((f"Member {place}", f"{what}, weight {member.weight / total:.2f}{trial}"))
+    facts.append(("Input", f"{side} x {side} px, RGB; smaller members shrink it themselves"))
+    return tuple(facts)
 
 
 def _data(job: TrainJob, pinned: Pinned) -> report.Facts:
@@ -190,19 +215,21 @@ def _slices(job: TrainJob, pinned: Pinned, unseen: Unseen) -> tuple[SliceMetrics
     return tuple(parts)
 
 
-def _licences(job: TrainJob) -> tuple[tuple[str, str, str], ...]:
-    """(what, version, licence) of the packages that the model needs, and of its weights."""
+def _licences(models: Sequence[ModelConfig]) -> tuple[tuple[str, str, str], ...]:
+    """(what, version, licence) of the packages that the models need, and of their weights."""
     found = []
-    for requirement in requirements(job.model.name):
+    by_name = {model.name: model for model in models}
+    for requirement in requirements(*by_name):
         package, _, version = requirement.partition("==")
         found.append((package, version, _licence(package)))
     # What is no package of its own. A name without a prefix is a backbone of raypipe's: its weights
     # come with a package above.
-    provider, prefixed, _ = job.model.name.partition(":")
-    if provider == "file":
-        found.append((f"code and weights of {job.model.name}", "–", "yours"))
-    elif prefixed and job.model.pretrained:
-        found.append((f"weights of {job.model.name}", "–", _NOT_ON_DISK))
+    for name, model in by_name.items():
+        provider, prefixed, _ = name.partition(":")
+        if provider == "file":
+            found.append((f"code and weights of {name}", "–", "yours"))
+        elif prefixed and model.pretrained:
+            found.append((f"weights of {name}", "–", _NOT_ON_DISK))
     return tuple(found)
 
 

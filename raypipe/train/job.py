@@ -142,6 +142,7 @@ class TrainSections(Section):
             # Nobody set a metric. The model is frozen, so its field is set past pydantic.
             of_task = stopping.model_copy(update={"metric": known[1]})
             self.__dict__["train"] = train.model_copy(update={"stopping": of_task})
+        self._require_solvable()
         if self.model.calibrate and set(parts(self.feed.val)) <= set(parts(self.feed.train)):
             raise ValueError(
                 "model.calibrate fits a temperature on validation images, and all of feed.val="
@@ -153,6 +154,52 @@ class TrainSections(Section):
                 "Set it to weighted"
             )
         return self
+
+    def _require_solvable(self) -> None:
+        """Raise ValueError for a setting that train.solver cannot honour."""
+        model, train = self.model, self.train
+        if train.solver == "steps":
+            if model.head == "kernel" and model.mode == "frozen":
+                raise ValueError(
+                    "model.head=kernel is fitted at once, and train.solver=steps takes steps. "
+                    "Set train.solver to closed or lbfgs, or model.head=linear"
+                )
+            if model.head == "kernel":
+                raise ValueError(
+                    "model.head=kernel compares features that stay as they are, and "
+                    f"model.mode={model.mode} trains them. Set model.head=linear"
+                )
+            return
+        solver = f"train.solver={train.solver}"
+        if model.mode != "frozen":
+            raise ValueError(
+                f"{solver} fits a head on features that stay as they are, and "
+                f"model.mode={model.mode} trains them. Set train.solver=steps"
+            )
+        if "auto" in (train.lr, train.batch_size):
+            raise ValueError(
+                f"{solver} takes no steps: there is no train.lr=auto or train.batch_size=auto to "
+                "find. Give numbers"
+            )
+        if train.start_from is not None:
+            raise ValueError(
+                f"{solver} starts anew: nothing of train.start_from would be left. "
+                "Set train.start_from=null"
+            )
+        if self.by_epoch:
+            raise ValueError(
+                f"{solver} has no epochs that by_epoch could change. Set by_epoch={{}}"
+            )
+        if train.solver == "closed" and train.focal_gamma:
+            raise ValueError(
+                "train.solver=closed minimises a squared error, which has no focal_gamma. "
+                "Set train.solver=lbfgs, or train.focal_gamma=0"
+            )
+        if train.solver == "closed" and train.class_weights and model.task == "multi_label":
+            raise ValueError(
+                "train.solver=closed weighs images, and class_weights of tags weigh a part of one. "
+                "Set train.solver=lbfgs, or train.class_weights=null"
+            )
 
     @model_validator(mode="after")
     def _every_stage(self) -> Self:
@@ -226,6 +273,11 @@ class TrainJob(TrainSections):
             feed["leave_out"] = by_content(self.feed.leave_out)
         # What the calibration changes comes after the training.
         model = self.model.model_dump(mode="json", exclude={"calibrate"})
+        # As for leave_out: keys of linear heads and of steps are as before there were others.
+        if self.model.head == "linear":
+            del model["head"], model["landmarks"]
+        if self.train.solver == "steps":
+            del train["solver"]
         # Without stages, the key is the same as before jobs could have any.
         stages = (self.by_epoch,) if self.by_epoch else ()
         return key_of(

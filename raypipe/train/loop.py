@@ -31,7 +31,14 @@ from raypipe.train.parallel import Engine
 from raypipe.train.parallel.engine import Criterion
 from raypipe.train.schedule import factor, scaled
 from raypipe.train.settings import TrainConfig
-from raypipe.train.stopping import StoppingConfig, best_of, improved, unusable, why_stop
+from raypipe.train.stopping import (
+    FITTED,
+    StoppingConfig,
+    best_of,
+    improved,
+    unusable,
+    why_stop,
+)
 
 if TYPE_CHECKING:  # the feed imports Ray and deltalake; a loop over other batches needs neither
     from raypipe.feed.feed import Batch, Feed
@@ -150,6 +157,41 @@ def fit(
         _end_epoch(state, metrics | engine.meter.epoch(), engine, cfg)
         save(state)
         report(state.history[-1], state)
+    return state
+
+
+@torch.no_grad()
+def fitted(
+    engine: Engine,
+    feed: Feed,
+    objective: Objective,
+    cfg: TrainConfig,
+    state: LoopState,
+    report: Report,
+    save: Save,
+    fit_s: float,
+) -> LoopState:
+    """Validate a model that was fitted at once, as its only epoch; returns the state at its end.
+
+    fit_s: seconds that the fit took. A state that is `finished` is returned as it is.
+    """
+    if state.finished(cfg.epochs):
+        return state
+    started = time.perf_counter() - fit_s
+    metrics = evaluate(engine, feed, objective)
+    losses = torch.zeros((), dtype=torch.float64, device=engine.device)
+    for batch in feed.train(0, 0):
+        targets = objective.task.targets(batch.labels_B)
+        losses += objective.losses(engine.forward(batch.inputs), targets).sum()
+        state.seen += len(batch.labels_B)
+    images = state.seen * engine.world
+    counted_at = _average_counts(state, engine, losses, started)
+    metrics["train_loss"] = state.loss_sum / max(1, state.seen)
+    metrics["images_per_s"] = images / (counted_at - started)
+    _end_epoch(state, metrics | engine.meter.epoch(), engine, cfg)
+    state.stopped = state.stopped or FITTED
+    save(state)
+    report(state.history[-1], state)
     return state
 
 

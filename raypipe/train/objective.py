@@ -86,8 +86,11 @@ class Objective:
 
     def loss(self, logits_BC: Tensor, targets_BC: Tensor) -> Tensor:
         """The mean loss of a batch, which training minimises."""
-        losses_B = self._losses(logits_BC, targets_BC, self.weights_C, self.smoothing, self.gamma)
-        return losses_B.mean()
+        return self.losses(logits_BC, targets_BC).mean()
+
+    def losses(self, logits_BC: Tensor, targets_BC: Tensor) -> Tensor:
+        """losses_B: of each image, as training counts them."""
+        return self._losses(logits_BC, targets_BC, self.weights_C, self.smoothing, self.gamma)
 
     def totals(self, logits_BC: Tensor, labels_B: Tensor) -> Tensor:
         """Sums over a batch, float64: the loss, the images, and the task's counts.

@@ -17,6 +17,7 @@ from raypipe.config import dump, key_of, to_json
 from raypipe.errors import hidden
 from raypipe.feed.dataset import Pinned
 from raypipe.files import file_lock
+from raypipe.models.ensemble import EnsembleModel
 from raypipe.registry import package, promote, system_metrics, tracking
 from raypipe.registry.card import HTML, MARKDOWN, html, markdown
 from raypipe.registry.promote import ModelVersion
@@ -114,7 +115,8 @@ def _publish(
     }
     # The card is part of the package, so that it travels and is hashed with it.
     looks = tracking.looks(store, pinned.version)
-    described = card(job, pinned, result, held_out, store.model, looks)
+    members = model.members if isinstance(model, EnsembleModel) else ()
+    described = card(job, pinned, result, held_out, store.model, looks, members)
     pages = {HTML: html(described), MARKDOWN: markdown(described)}
     extra = {name: text.encode() for name, text in pages.items()}
     trained_on_N2 = learned.of_training(job, pinned)

@@ -13,6 +13,8 @@ from raypipe.train.parallel import ParallelConfig
 from raypipe.train.schedule import Scaling, ScheduleName
 from raypipe.train.stopping import StoppingConfig
 
+SolverName = Literal["steps", "lbfgs", "closed"]
+
 _RULES = {
     "batch_size": "a whole number from 1 up, or auto",
     "lr": "a number above 0, or auto",
@@ -39,6 +41,11 @@ class TrainConfig(ParallelConfig):
     launcher: Literal["ray", "torch_distributor"] = "ray"
     """What starts the workers: `ray`, or `torch_distributor` of PySpark, on the executors of a
     Spark cluster that has no Ray; then one worker trains on an executor, too."""
+    solver: SolverName = "steps"
+    """How weights are found. `steps`: epochs of optimizer steps. With model.mode=frozen also at
+    once, in seconds: `lbfgs`, the least loss, its weight decay cross-validated; `closed`, ridge
+    regression, made probabilities by a temperature. These two use none of the settings of steps:
+    epochs, lr, schedule, weight_decay, dropout, precision and so on."""
     epochs: int = Field(default=20, ge=1)
     """The most epochs; `stopping` may end the training earlier."""
     lr_batch: int | None = Field(default=None, ge=1)

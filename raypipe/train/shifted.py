@@ -28,10 +28,11 @@ from raypipe.feed.locate import locate
 from raypipe.feed.rows import Rows
 from raypipe.images import decode, shifts
 from raypipe.models import calibrate as temperature
+from raypipe.models.predictor import Predictor
 from raypipe.models.severity import LEAST_OF_DOMAIN, Calibration, calibrate, require_enough
-from raypipe.models.zoo import ImageModel
 from raypipe.train import looked_at
 from raypipe.train.job import TrainJob
+from raypipe.train.trainer import seen_by
 from raypipe.train.unseen import Unseen
 
 STRENGTHS = (0.3, 0.6, 1.0)
@@ -57,7 +58,7 @@ class Measured:
 
 def measured(
     job: TrainJob,
-    model: ImageModel,
+    model: Predictor,
     pinned: Pinned,
     unseen: Unseen,
     clock: Callable[[], float] = time.perf_counter,
@@ -69,6 +70,7 @@ def measured(
     why_not = _why_not(job, pinned, unseen)
     if why_not:
         return Measured(None, why_not)
+    job = seen_by(model, job)
     start = clock()
     reference, samples_N = unseen.reference, unseen.samples_N
     assert samples_N is not None
@@ -168,7 +170,7 @@ Copies = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
 def _copies(
     job: TrainJob,
-    model: ImageModel,
+    model: Predictor,
     rows: Rows,
     samples_N: np.ndarray,
     places: np.ndarray,
@@ -195,7 +197,7 @@ def _copies(
 
 
 def _predicted(
-    model: ImageModel, pixels_BHWC: np.ndarray, places_B: np.ndarray, seed: int
+    model: Predictor, pixels_BHWC: np.ndarray, places_B: np.ndarray, seed: int
 ) -> Copies:
     """Each image in all ways; which strength a way has changes from image to image."""
     copies, originals, kinds = [], [], []

@@ -22,7 +22,9 @@ from torch import Tensor, nn
 
 from raypipe.errors import ConfigError, RaypipeError, one_line
 from raypipe.models import finite
-from raypipe.models.zoo import Head, ImageModel, ModelConfig
+from raypipe.models.ensemble import first_of
+from raypipe.models.heads import Head
+from raypipe.models.zoo import ImageModel, ModelConfig
 from raypipe.registry.package import Package
 from raypipe.train import checkpoint, learned
 
@@ -103,6 +105,10 @@ def _load_package(
     package = _opened(folder)
     require_same(package, cfg, folder)
     weights = load(package.files["weights.safetensors"])
+    if package.members:
+        # A training is of one model, and the package's own settings are its first member's.
+        log.info("train.start_from=%s is an ensemble: its first member's weights are taken", folder)
+        weights = first_of(weights)
     finite.require_weights(weights, str(folder), FIX)
     theirs = {n.removeprefix("head."): w for n, w in weights.items() if n.startswith("head.")}
     whole = model if isinstance(model, ImageModel) else None
@@ -164,6 +170,9 @@ def require_same(package: Package, model: ModelConfig, folder: Path) -> None:
     ours = model.resolved()
     if (theirs["name"], theirs.get("options") or {}) != (ours.name, ours.options):
         raise _other(folder, f"backbone {theirs['name']}, and model.name={model.name}")
+    # Older packages name no head; theirs is linear.
+    if (head := theirs.get("head", "linear")) != ours.head:
+        raise _other(folder, f"head {head}, and model.head={model.head}")
     if package.task.kind != model.task:
         raise _other(folder, f"task {package.task.kind}, and model.task={model.task}")
     # A frozen model's features are of the pretrained backbone, and not of the trained one.
@@ -176,6 +185,6 @@ def _other(folder: Path, rule: str) -> ConfigError:
         "train.start_from holds the weights of another model",
         got=str(folder),
         rule=f"It has {rule}",
-        fix="Set model.name, model.mode and model.task as they were there, "
+        fix="Set model.name, model.head, model.mode and model.task as they were there, "
         "or train.start_from=null",
     )

@@ -19,6 +19,8 @@ from pydantic import Field, model_validator
 from raypipe.config import Section
 
 Mode = Literal["max", "min"]
+# Why a head that was fitted at once has no second epoch.
+FITTED = "it was fitted at once"
 # Words of every reason that is a budget.
 OF_BUDGET = "the budget of "
 LOWER_IS_BETTER = ("val_loss", "val_mae", "val_rmse")

@@ -28,9 +28,11 @@ from raypipe.feed.dataset import Pinned, pin
 from raypipe.feed.features import feature_sources
 from raypipe.feed.feed import Source
 from raypipe.files import owned, write_atomic
+from raypipe.models.ensemble import EnsembleModel
 from raypipe.models.finite import require_weights
+from raypipe.models.predictor import Predictor
 from raypipe.models.zoo import ImageModel
-from raypipe.train import checkpoint, start
+from raypipe.train import checkpoint, ensembles, start
 from raypipe.train.auto import finders
 from raypipe.train.checkpoint.saver import Saver, newest
 from raypipe.train.job import TrainJob, TrainResult
@@ -303,16 +305,36 @@ def sources(
     return feeds.prepare(pinned, splits, job.model.pixels, feed, job.run.seed, here, most)
 
 
-def assemble(job: TrainJob, result: TrainResult) -> ImageModel:
-    """The whole model, from pixels to logits, with the weights of the result's best epoch."""
-    weights = checkpoint.read(Path(result.checkpoint)).weights
+def assemble(job: TrainJob, result: TrainResult) -> Predictor:
+    """The whole model, from pixels to logits, with the weights of the result's best epoch.
+
+    Of a folder that `ensembles.write` wrote it is the ensemble.
+    """
+    folder = Path(result.checkpoint)
+    weights = checkpoint.read(folder).weights
     require_weights(
         weights, result.checkpoint, "Remove the run's folder and train again with a lower train.lr"
     )
+    members = ensembles.read(folder)
+    if members:
+        ensemble = EnsembleModel(members, len(result.classes))
+        ensemble.load_state_dict(dict(weights))
+        return ensemble.eval()
     model = ImageModel(job.model, len(result.classes))
     trained = model.head if job.model.mode == "frozen" else model
     trained.load_state_dict(dict(weights))
     return model.eval()
+
+
+def seen_by(model: Predictor, job: TrainJob) -> TrainJob:
+    """The job whose sources are what this model takes: an ensemble takes pixels, whatever its first
+    member was trained on.
+    """
+    if isinstance(model, ImageModel):
+        return job
+    takes = {"mode": "finetune", "frozen_blocks": 0, "side_px": model.side_px}
+    # Not validated again: no training follows.
+    return job.model_copy(update={"model": job.model.model_copy(update=takes)})
 
 
 def _result(planned: Plan, outcome: Outcome, seconds: float) -> TrainResult:

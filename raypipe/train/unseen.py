@@ -22,6 +22,7 @@ from raypipe.models import calibrate, outcomes
 from raypipe.models.finite import require_rows
 from raypipe.models.labels import Kind
 from raypipe.models.outcomes import Outcomes
+from raypipe.models.predictor import Predictor
 from raypipe.models.zoo import ImageModel
 from raypipe.registry.package import Reference
 from raypipe.train import belonging, learned, looked_at, trainer
@@ -95,7 +96,7 @@ class Unseen:
 
 def reference(
     job: TrainJob,
-    model: ImageModel,
+    model: Predictor,
     pinned: Pinned,
     folder: Path,
     inherited_N2: np.ndarray = learned.NONE_N2,
@@ -109,6 +110,7 @@ def reference(
     With model.calibrate, the scores are calibrated. inherited_N2: rows that the weights learned
     from before this training (learned.py); these have no outcomes.
     """
+    job = trainer.seen_by(model, job)
     feed = job.feed
     split = feed.val
     trained_on_val = set(pinned.parts(feed.val)) <= set(pinned.parts(feed.train))
@@ -226,18 +228,18 @@ def _store_test(
 
 
 def predict_split(
-    job: TrainJob, model: ImageModel, pinned: Pinned, split: str
+    job: TrainJob, model: Predictor, pinned: Pinned, split: str
 ) -> tuple[Reference, np.ndarray]:
     """Features and scores of a split, and the labels of the images they are of.
 
     Of a split with more images than registry.judged_images, they are of a sample. The feed replaces
     a broken image by its neighbour: then the label is the neighbour's too.
     """
-    return _predicted(job, model, pinned, split)[:2]
+    return _predicted(trainer.seen_by(model, job), model, pinned, split)[:2]
 
 
 def _predicted(
-    job: TrainJob, model: ImageModel, pinned: Pinned, split: str, described: str = ""
+    job: TrainJob, model: Predictor, pinned: Pinned, split: str, described: str = ""
 ) -> tuple[Reference, np.ndarray, np.ndarray]:
     """What `predict_split` says, and the numbers of the samples among the split's rows.
 
@@ -252,6 +254,7 @@ def _predicted(
         inputs = batch.inputs
         if frozen:
             # The inputs are features already: only the head is left to compute.
+            assert isinstance(model, ImageModel)
             with torch.inference_mode():
                 features_BD = inputs.numpy()
                 scores_BC = model.scores(model.head(inputs)).numpy()

@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from raypipe.feed.feed import Feed, Source, fetch
 from raypipe.models import finite
+from raypipe.models.heads import Head, KernelHead
 from raypipe.models.tasks import Task
-from raypipe.models.zoo import Head, ImageModel, ModelConfig
+from raypipe.models.zoo import ImageModel, ModelConfig
 from raypipe.train import checkpoint, parallel, start
 from raypipe.train.checkpoint.saver import Saver
 from raypipe.train.job import TrainJob
-from raypipe.train.loop import LoopState, Report, evaluate, fit
+from raypipe.train.loop import LoopState, Report, evaluate, fit, fitted
 from raypipe.train.measure.flops import flops_per_image
 from raypipe.train.measure.meter import Meter, ReportPosition
 from raypipe.train.measure.profile import profiler
 from raypipe.train.objective import Objective
 from raypipe.train.preemption import Notice
+from raypipe.train.settings import TrainConfig
+from raypipe.train.solve import fit as solving
 
 log = logging.getLogger("raypipe")
 SaveEngine = Callable[[LoopState, parallel.Engine], None]
@@ -81,8 +86,14 @@ def train_rank(
     # A resumed run has trained these weights further already.
     if cfg.start_from is not None and resume is None:
         start.load_into(model, Path(cfg.start_from), job.model, data.classes)
+    fit_s = 0.0
+    if cfg.solver != "steps":
+        # Its sums are of features as they are: bf16 would be no similarity.
+        cfg = cfg.model_copy(update={"precision": "fp32", "ema": None})
+        if resume is None:
+            fit_s = _solve(model, data, objective, job)
     example = _example(job, data)
-    if meter is not None:
+    if meter is not None and cfg.solver == "steps":
         meter.flops = flops_per_image(model, example)
     engine = parallel.build(model, cfg, meter, example)
     state = LoopState()
@@ -99,6 +110,12 @@ def train_rank(
         engine.world,
         engine.device,
     )
+    if cfg.solver != "steps":
+        try:
+            return _validated(engine, feed, objective, cfg, state, report, save, fit_s)
+        finally:
+            feed.close()
+            engine.meter.close()
     leaving = Notice(must_leave, engine.device, engine.world) if must_leave else lambda: False
     # False only if a next stage follows: it goes on with the same meter.
     last_stage = True
@@ -124,6 +141,43 @@ def train_rank(
             engine.meter.close()
         if feed.replaced:
             log.warning("%d broken images were replaced by their neighbours", feed.replaced)
+
+
+def _solve(model: nn.Module, data: Data, objective: Objective, job: TrainJob) -> float:
+    """Fit the head of frozen features at once; the seconds that it took.
+
+    Every rank does it, and rank 0's weights count.
+    """
+    assert isinstance(model, Head)
+    started = time.perf_counter()
+    rows = fetch(data.train.rows)
+    examples = solving.Examples(
+        fetch(data.train.inputs), rows.labels(slice(None)), rows.weights(data.train.cfg)
+    )
+    solving.fit(model, examples, objective, job.train.solver, job.run.seed)
+    return time.perf_counter() - started
+
+
+def _validated(
+    engine: parallel.Engine,
+    feed: Feed,
+    objective: Objective,
+    cfg: TrainConfig,
+    state: LoopState,
+    report: Report,
+    save: SaveEngine,
+    fit_s: float,
+) -> LoopState:
+    return fitted(
+        engine,
+        feed,
+        objective.to(engine.device),
+        cfg,
+        state,
+        report,
+        lambda state: save(state, engine),
+        fit_s,
+    )
 
 
 def train_stages(
@@ -205,9 +259,10 @@ def trainable(model: ModelConfig, data: Data, objective: Objective) -> nn.Module
         finite.require_rows(
             inputs, "features", "Check the weights of model.name, or take another backbone"
         )
-        head = Head(
-            inputs.shape[1], len(data.classes), model.dropout, scaled=model.task == "regression"
-        )
+        head = model.head_of(inputs.shape[1], len(data.classes), len(inputs))
+        if isinstance(head, KernelHead):
+            # A copy: arrays of the object store are read-only, and torch warns of it.
+            inputs = head.prepared(torch.from_numpy(np.array(inputs))).numpy()
         mean_D, std_D = inputs.mean(0), inputs.std(0)
         head.standardise_by(torch.from_numpy(mean_D), torch.from_numpy(std_D))
     else:

@@ -98,11 +98,16 @@ def searched(
     first, _ = first.stage(first.train.epochs)
     given = watch.retrain_space
     drawn = space(first) if given is None else _stated(given, first)
+    # What nothing is drawn for is the champion's; a first answer would be of another backbone.
     changes = {
         "samples": watch.retrain_samples,
         "space": drawn,
         "start": {name: _value(first, name) for name in drawn},
+        "first_answer": False,
     }
+    if given is None and first.train.solver != "steps":
+        # A head that is fitted at once depends on nothing that is drawn near.
+        changes["samples"] = 1
     if cfg.populated:  # a population is as large as the machine; this is a small search
         changes["scheduler"] = "asha"
     if cfg.refit is not None:

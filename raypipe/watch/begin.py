@@ -107,6 +107,8 @@ def _why_cold(
     if watch.retrain_from == "auto" and job.model.mode == "frozen":
         # Its loss has one minimum: the start only says how near to it a short training comes.
         return "a head on frozen features starts anew with watch.retrain_from=auto"
+    if job.train.solver != "steps":
+        return f"train.solver={job.train.solver} starts anew"
     drawn = sorted(SHAPE & set(watch.retrain_space or {}))
     if drawn and watch.retrain_samples > 1:
         return f"watch.retrain_space draws {drawn[0]}"

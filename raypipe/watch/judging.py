@@ -96,5 +96,5 @@ def unit(package: Package) -> float | None:
     For a regression it is the standard deviation of the champion's training labels.
     """
     if package.task.kind == "regression":
-        return float(package.model.head.spread)
+        return package.model.spread
     return 1.0 if package.task.kind == "probability" else None

@@ -10,16 +10,14 @@ import pyarrow.compute as pc
 
 from raypipe.errors import ConfigError, DataError
 from raypipe.feed.dataset import Pinned
-from raypipe.images.decode import decode_good
+from raypipe.models.spread import Spread
 from raypipe.registry.package import Package
 from raypipe.serve import latency
 from raypipe.tables import conditions, label_column, scan
 from raypipe.train import learned
 from raypipe.train.job import TrainJob
 from raypipe.watch.comparison import compare
-from raypipe.watch.limits import LimitsConfig, Measured, Named, Spread
-
-IMAGES = 32  # different ones that latency is measured with
+from raypipe.watch.limits import LimitsConfig, Measured, Named
 
 
 def rows_of(cfg: LimitsConfig, job: TrainJob, pinned: Pinned) -> dict[str, AbstractSet[str]]:
@@ -110,7 +108,8 @@ def measured(
     if not cfg.measures:
         return None
     champion_bytes, challenger_bytes = (size_of(one.files) for one in packages)
-    images = _images(job, pinned) if cfg.times else []
+    wanted = (pinned, job.feed.test, job.model.pixels, job.feed.threads)
+    images = latency.images(*wanted) if cfg.times else []
     if not images:
         return Measured(champion_bytes, challenger_bytes)
     say(f"Measuring the latency of both models on batches of {cfg.latency_batch}")
@@ -127,21 +126,3 @@ def measured(
         rounds=len(times.times_RM),
         machine=times.machine,
     )
-
-
-def _images(job: TrainJob, pinned: Pinned) -> list[bytes]:
-    """The first test images that decode, encoded.
-
-    One that does not is no reason to fail: rows without a label are not compared, so nobody else
-    has to decode them.
-    """
-    found: list[bytes] = []
-    column = pinned.table.columns.image
-    for part in scan.each(pinned.table, pinned.version, [column], pinned.rows_of(job.feed.test)):
-        for first in range(0, len(part), IMAGES):
-            images = part[column].slice(first, IMAGES).to_pylist()
-            decoded = decode_good(images, job.model.pixels, job.feed.threads)
-            found += [images[slot] for slot in decoded.good]
-            if len(found) >= IMAGES:
-                return found[:IMAGES]
-    return found

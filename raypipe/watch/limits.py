@@ -20,15 +20,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-import numpy as np
 from pydantic import Field
-from scipy.special import bdtr
 
 from raypipe.config import Section
+from raypipe.models.spread import Spread
 from raypipe.watch import safety
 from raypipe.watch.comparison import Comparison
 
-MISS = 0.05  # share of intervals that miss the median
 MB = 10**6
 
 
@@ -59,34 +57,6 @@ class Named:
 
     name: str
     judged: Comparison | None
-
-
-@dataclass(frozen=True)
-class Spread:
-    """A median of measurements and the ends of its interval."""
-
-    median: float
-    low: float
-    high: float
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> Spread:
-        """With an interval of order statistics that holds the median with at least 95 %.
-
-        Without enough values for that, or with one that is no number, it is open.
-        """
-        ordered = np.sort(np.asarray(values, float))
-        count = len(ordered)
-        if not count or not np.isfinite(ordered).all():
-            return cls(math.nan, -math.inf, math.inf)
-        # Each end may miss with half of MISS: fewer than `below` values lie under the median.
-        below = 0
-        while bdtr(below, count, 0.5) <= MISS / 2:
-            below += 1
-        median = float(np.median(ordered))
-        if below == 0:
-            return cls(median, -math.inf, math.inf)
-        return cls(median, float(ordered[below - 1]), float(ordered[-below]))
 
 
 @dataclass(frozen=True)

@@ -268,10 +268,9 @@ class Searched(Result):
         if result.stopped:
             facts["stopped"] = result.stopped
         facts |= prepared_from(result.best.version, "prepared from")
-        # A mean of weights belongs to no trial.
-        if result.members:
-            names = ", ".join(result.members)
-            facts["mean of weights"] = f"of {len(result.members)} trials: {names}"
+        facts |= search_page.first_answer(result)
+        # A mean belongs to no trial.
+        facts |= search_page.combined(result)
         facts |= refit.summary(result)
         trials = len(result.trials)
         facts["images decoded"] = f"{result.decoded}, for {trials} trials together"
@@ -280,7 +279,7 @@ class Searched(Result):
         facts |= search_page.ranking(result)
         again = f"raypipe train {self.best_config}"
         if result.members:
-            again += " (the best trial alone: a mean of weights is not trained)"
+            again += " (one trial alone: a mean of several is not trained)"
         facts |= _nodes(self.used) | self.spent.facts()
         return {**facts, "report": self.report, "again": again}
 
@@ -292,7 +291,9 @@ class Searched(Result):
             **prepared_from(result.best.version),
             "metrics": result.best.metrics,
             "test": self.test,
-            "soup": list(result.members),
+            "soup": [] if result.shares else list(result.members),
+            "ensemble": dict(zip(result.members, result.shares, strict=False)),
+            "first_answer": search_page.first_answer(result).get("first answer"),
             "refitted": result.refitted,
             "epochs": {"run": result.epochs, "full": result.full_epochs},
             "report": str(self.report),

@@ -22,8 +22,8 @@ from raypipe.monitor.monitor import Monitor
 from raypipe.registry import promote, tracking
 from raypipe.registry.promote import ModelVersion
 from raypipe.registry.tracking import KEY, Store
+from raypipe.search import outcome, refit, tuner, variants
 from raypipe.search import page as search_page
-from raypipe.search import refit, tuner
 from raypipe.search import telling as telling_trials
 from raypipe.search.leaderboard import SearchResult
 from raypipe.search.trials import tune_patches
@@ -172,7 +172,8 @@ def _tune(job: Job, show: Show, monitors: Sequence[Monitor]) -> Searched:
     registered = Registered(version, crown_first(store, version), store.uri)
     test = _test(result.plan, result.best, store)
     a_second = price.usd_per_device_s if price else None
-    page = search_page.write(result, version, store, test, a_second)
+    parts = outcome.blocks(result, *variants.of_result(result))
+    page = search_page.write(result, version, store, test, a_second, parts)
     seconds, device_s = time.monotonic() - began, result.device_s
     spent = Spent(seconds, device_s, price, result.spared.share, result.spared.device_s)
     tracking.log_once(store, result.best.key, spent.logged())

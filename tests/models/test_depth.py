@@ -9,7 +9,8 @@ import torch
 
 from raypipe.errors import ConfigError
 from raypipe.models import depth
-from raypipe.models.zoo import Head, ImageModel, ModelConfig
+from raypipe.models.heads import Head
+from raypipe.models.zoo import ImageModel, ModelConfig
 from raypipe.train.parallel import ParallelConfig
 from raypipe.train.parallel.engine import set_rates
 

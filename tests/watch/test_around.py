@@ -150,3 +150,13 @@ def test_a_population_is_no_small_search() -> None:
 def test_a_mix_without_sampling_by_source_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"mix says how often a source is drawn.*sources"):
         job(feed={"mix": {"old": 1}})
+
+
+def test_a_head_that_is_fitted_at_once_is_fitted_once() -> None:
+    """Rates and decays near the champion's say nothing about it; nor is there a first answer."""
+    champion = validate(TrainJob, {"table": {"uri": "/t"}, "train": {"solver": "closed"}})
+    mine = job(watch={"retrain_samples": 8}, search={"first_answer": True})
+    _, once = searched(mine, champion)
+    _, steps = searched(mine, replace(champion, {"train.solver": "steps"}))
+    assert (once.samples, steps.samples) == (1, 8)
+    assert not once.first_answer and not steps.first_answer

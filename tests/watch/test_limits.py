@@ -13,13 +13,15 @@ import pytest
 from raypipe.config import key_of, to_json, validate
 from raypipe.errors import ConfigError, DataError
 from raypipe.feed.dataset import pin
+from raypipe.models.spread import Spread
+from raypipe.serve import latency
 from raypipe.tables.table import append
 from raypipe.train import learned
 from raypipe.train.job import TrainJob
 from raypipe.watch import decisions, limited
 from raypipe.watch.comparison import compare
 from raypipe.watch.decide import Decision, GateConfig, gate, key_part
-from raypipe.watch.limits import Measured, Named, Spread
+from raypipe.watch.limits import Measured, Named
 from tests.conftest import encode, texture
 from tests.watch.test_decide import judged
 
@@ -208,7 +210,8 @@ def test_latency_is_of_images_that_decode(tmp_path: Path) -> None:
     )
     job = validate(TrainJob, {"table": {"uri": str(tmp_path / "t")}})
     append(job.table.uri, rows, "add")
-    assert limited._images(job, pin(job.table, job.feed)) == good[:2]
+    found = latency.images(pin(job.table, job.feed), job.feed.test, 16, 1)
+    assert found == good[:2]
 
 
 def test_a_slice_has_its_labelled_rows_and_no_others(tmp_path: Path) -> None:

@@ -19,9 +19,12 @@ from raypipe.search.searchers.bohb import Bohb
 from raypipe.search.searchers.optuna_search import Suggested
 from raypipe.search.searchers.planned import Planned
 from raypipe.search.settings import SearchConfig
-from raypipe.search.space.space import DATA, Changes, Space
+from raypipe.search.space.space import DATA, Changes, Space, field_of
 from raypipe.search.warm_start import Earlier
 from raypipe.train.job import TrainJob
+
+# Fields of a start that decide how long its model takes.
+_SHAPING = ("model.name", "model.side_px", "model.views")
 
 
 def plan(job: TrainJob, cfg: SearchConfig, space: Space, earlier: list[Earlier]) -> list[Changes]:
@@ -33,7 +36,7 @@ def plan(job: TrainJob, cfg: SearchConfig, space: Space, earlier: list[Earlier])
     Raises ConfigError if the job refuses what the space draws.
     """
     seed = job.run.seed
-    cells = space.cells
+    cells = _cells(seed, space)
     trials = []
     for i in range(cfg.samples * len(cells)):
         trials.append(space.trial(seed, i, cells[i % len(cells)]))
@@ -42,8 +45,37 @@ def plan(job: TrainJob, cfg: SearchConfig, space: Space, earlier: list[Earlier])
     if start:
         # This job may refuse what another job's trial was. Then the first trial is drawn.
         with suppress(ConfigError):
-            trials[0] = space.trial(seed, 0, start | cells[0])
+            trials[0] = space.trial(seed, 0, _first(seed, space, start, cells[0]))
     return trials
+
+
+def _cells(seed: int, space: Space) -> list[Changes]:
+    """The grid's cells, without those whose models break a limit."""
+    if space.barred is None:
+        return space.cells
+    kept = []
+    for cell in space.cells:
+        with suppress(ConfigError):
+            space.trial(seed, 0, cell)
+            kept.append(cell)
+    if not kept:
+        raise ConfigError(
+            "No cell of the grid in search.space keeps search.limits",
+            got=f"{len(space.cells)} cells",
+            fix="Add a smaller model.side_px or model.name to the grid, or raise the limit",
+        )
+    return kept
+
+
+def _first(seed: int, space: Space, start: Changes, cell: Changes) -> Changes:
+    """The first trial's values; those of its model's shape are drawn if they break a limit."""
+    whole = start | cell
+    if space.barred is None:
+        return whole
+    with suppress(ConfigError):
+        space.trial(seed, 0, whole)
+        return whole
+    return {key: value for key, value in start.items() if field_of(key) not in _SHAPING} | cell
 
 
 def candidates(cfg: SearchConfig, space: Space, trials: list[Changes]) -> list[Changes]:

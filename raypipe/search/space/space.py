@@ -16,6 +16,7 @@ import hashlib
 import itertools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from dataclasses import replace as replaced
 from functools import partial
 from typing import Any
 
@@ -77,9 +78,13 @@ class Space:
 
     job: TrainJob
 
+    barred: Mapping[str, str] | None = None
+    """By `ModelConfig.shape`: why no trial may have such a model, "" where one may (search.limits).
+    None: every model may."""
+
     def of(self, job: TrainJob) -> Space:
         """The same fields for another job."""
-        return Space(self.fields, job)
+        return replaced(self, job=job)
 
     def draw(self, suggest: Suggest) -> Changes:
         """The values of one trial, by field. `suggest` is called only for fields that are drawn."""
@@ -122,10 +127,13 @@ class Space:
     def refusal(self, changes: Changes) -> ConfigError | None:
         """Why the job refuses these values; None if it accepts them."""
         try:
-            replace(self.job, changes)
+            job = replace(self.job, changes)
         except ConfigError as e:
             return e
-        return None
+        if self.barred is None:
+            return None
+        why = self.barred.get(job.model.shape, "Its model was not measured before the search")
+        return ConfigError("A trial would break search.limits", rule=why) if why else None
 
     def trial(self, seed: int, i: int, pins: Mapping[str, Any] | None = None) -> Changes:
         """Trial i of a random search.

@@ -14,15 +14,23 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ray import tune
 
 from raypipe.search.trials import trial_checkpoints
 from raypipe.search.trials.epoch_result import ENDED, WORKERS, metric_of_result
-from raypipe.search.trials.standing import Standing
-from raypipe.train.stopping import Mode, Progress, SearchStoppingConfig, improved, of_search
+from raypipe.search.trials.standing import Reached, Standing
+from raypipe.train.stopping import (
+    BudgetConfig,
+    Mode,
+    Progress,
+    SearchStoppingConfig,
+    budgets,
+    improved,
+    of_search,
+)
 
 # Called with: trials that ended, trials in total, and the trials that reported, best first.
 Listener = Callable[[int, int, list[Standing]], None]
@@ -30,7 +38,7 @@ Listener = Callable[[int, int, list[Standing]], None]
 # Called with Tune's trial when it has ended without an error.
 Ended = Callable[[Any], None]
 
-_SAVED = ("_best", "_epochs", "_ended", "held", "ended_before", "failures", "stopped")
+_SAVED = ("_best", "_epochs", "_ended", "held", "ended_before", "failures", "stopped", "reached")
 
 
 @dataclass(frozen=True)
@@ -57,7 +65,8 @@ class Monitor(tune.Callback):  # type: ignore[misc]
     """Records what trials report, passes it to `listener`, and knows whether the search must stop.
 
     devices: how many devices (GPUs, or shares of one) a worker of a trial takes; a budget in
-    GPU-hours counts them.
+    GPU-hours counts them. most_money: search.limits.money, which is never passed: the search stops
+    before the epochs that run would pass it.
     """
 
     def __init__(
@@ -69,6 +78,7 @@ class Monitor(tune.Callback):  # type: ignore[misc]
         devices: float,
         listener: Listener = _nobody,
         ended: Ended = _nothing,
+        most_money: float | None = None,
     ) -> None:
         self._listener = listener
         self._tell_end = ended
@@ -76,6 +86,7 @@ class Monitor(tune.Callback):  # type: ignore[misc]
         self._metric = metric
         self._mode = mode
         self._stopping = stopping
+        self._most_money = most_money
         self._devices = devices
 
         # By trial id.
@@ -85,12 +96,17 @@ class Monitor(tune.Callback):  # type: ignore[misc]
         # What a report would else work out again for each of a thousand trials.
         self._has_ended: set[str] = set()
         self._shown: dict[str, Standing] = {}
+        # For most_money, by trial: device seconds of its last epoch, and when the next one began.
+        self._epoch_s: dict[str, float] = {}
+        self._since: dict[str, float] = {}
+        self._workers = 1.0  # of a trial
 
         # By the name of the trial's folder, which is the same after a restore.
         self.held: dict[str, Held] = {}
         self.ended_before: set[str] = set()  # the rule stopped the search, if it did
         self.failures: dict[str, int] = {}
         self.stopped: str | None = None  # why the search's rule stopped it
+        self.reached: list[Reached] = []  # each time that the best of all became better
 
         self._before = 0.0  # seconds of the search before it was restored
         self._started = time.perf_counter()
@@ -116,7 +132,7 @@ class Monitor(tune.Callback):  # type: ignore[misc]
             self._metric,
             self._mode,
             ended,
-            seconds=self._elapsed(),
+            seconds=self.elapsed(),
             worker_s=sum(held.device_s for held in self.held.values()),
             unit="trial",
             running=running,
@@ -128,7 +144,30 @@ class Monitor(tune.Callback):  # type: ignore[misc]
         if not self.stopped:
             rule = of_search(self._stopping)
             self.stopped = rule(self.progress())
+        if not self.stopped and self._most_money is not None:
+            self.stopped = self._over_money(self._most_money)
         return self.stopped is not None
+
+    def _over_money(self, most: float) -> str | None:
+        """Why search.limits.money stops the search: it is spent, or would be when the epochs that
+        run have ended.
+        """
+        now, slowest_s = time.perf_counter(), max(self._epoch_s.values(), default=0.0)
+        ahead_s = 0.0
+        for trial, began in self._since.items():
+            # As long as the trial's last epoch, but not less than it has taken already.
+            taken_s = (now - began) * self._devices * self._workers
+            ahead_s += max(taken_s, self._epoch_s.get(trial, slowest_s))
+        limit = BudgetConfig(money=most, price_per_hour=self._stopping.price_per_hour)
+        return budgets(limit)(replace(self.progress(), ahead_worker_s=ahead_s))
+
+    def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
+        """Which trials run, and since when they train their epochs."""
+        if self._most_money is None:
+            return
+        running = {trial.trial_id for trial in trials if trial.status == trial.RUNNING}
+        now = time.perf_counter()
+        self._since = {trial: self._since.get(trial, now) for trial in running}
 
     def on_trial_result(
         self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
@@ -138,9 +177,16 @@ class Monitor(tune.Callback):  # type: ignore[misc]
         if improved(value, self._best.get(name), self._mode):
             self._best[name] = value
         self._epochs[name] = result["training_iteration"]
+        if improved(value, self.reached[-1].value if self.reached else None, self._mode):
+            epoch = self._epochs[name]
+            of_trial = trial_checkpoints.name_of(trial.path)
+            self.reached.append(Reached(self.elapsed(), value, of_trial, epoch))
         # Not Tune's total: a clone's has its donor's time.
         seconds = float(result["time_this_iter_s"])
-        device_s = seconds * float(result.get(WORKERS, 1.0)) * self._devices
+        self._workers = float(result.get(WORKERS, 1.0))
+        device_s = seconds * self._workers * self._devices
+        self._epoch_s[name] = device_s
+        self._since[name] = time.perf_counter()
         folder = trial_checkpoints.name_of(trial.path)
         self.held[folder] = self.held.get(folder, Held()) + Held(seconds, device_s)
         self._notify(trials)
@@ -171,13 +217,13 @@ class Monitor(tune.Callback):  # type: ignore[misc]
 
     def get_state(self) -> dict[str, Any]:
         state = {name: getattr(self, name) for name in _SAVED}
-        return state | {"_before": self._elapsed()}
+        return state | {"_before": self.elapsed()}
 
     def set_state(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _started=time.perf_counter())
         self._has_ended = set(self._ended)
 
-    def _elapsed(self) -> float:
+    def elapsed(self) -> float:
         """Seconds that the search has run, also before it was restored."""
         return self._before + time.perf_counter() - self._started
 

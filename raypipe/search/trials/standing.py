@@ -30,3 +30,17 @@ class Standing:
 
     device_s: float = 0.0
     """Seconds times devices."""
+
+
+@dataclass(frozen=True)
+class Reached:
+    """The best value of a search so far, and when it was reached.
+
+    seconds: since the first trial began; what came before a kill counts. by: the trial's name, or
+    what else made the model. epochs: that it had trained for; 0: it has none.
+    """
+
+    seconds: float
+    value: float
+    by: str
+    epochs: int = 0

@@ -1,0 +1,223 @@
+"""The first answer of a search: heads on frozen features, fitted at once, before any trial begins.
+
+Within about a minute of a table of 2,600 images there is a model that trials have to beat. Heads
+are trainings like any other (train/solve/), and lines of the leaderboard by the name FIRST-N: the
+best of all is registered, so the first answer is, if nothing beats it. Which features are read is
+contenders.py's to say.
+
+    search/KEY/first_answer.json    which readings were chosen, so that a rerun chooses them again
+    search/KEY/trials/FIRST-N/      their checkpoints, as a trial's
+
+A kill costs little: features are kept by content, a finished head has a checkpoint, and another one
+takes seconds. What cannot be fitted is left out: a first answer never ends a search.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.compute as pc
+import ray
+import torch
+
+from raypipe.config import key_of, replace, to_json
+from raypipe.errors import ConfigError, RaypipeError, one_line
+from raypipe.feed.dataset import Pinned
+from raypipe.files import write_atomic
+from raypipe.models.zoo import ImageModel, ModelConfig
+from raypipe.search import contenders
+from raypipe.search.contenders import Reading
+from raypipe.search.leaderboard import FIRST, Trial
+from raypipe.search.trials.epoch_result import metric_of
+from raypipe.search.trials.trial import data_key
+from raypipe.tables import scan
+from raypipe.train.checkpoint import name as epoch_name
+from raypipe.train.checkpoint.saver import Saver, newest
+from raypipe.train.job import TrainJob
+from raypipe.train.trainer import prepare
+from raypipe.train.worker import Data, train_rank
+
+log = logging.getLogger("raypipe")
+FILE = "first_answer.json"
+SECONDS = 60.0  # for a search that has no budget of its own
+_PROBED = 16  # images: their rate is known to a fifth
+
+Told = Callable[[Trial], None]
+
+
+@dataclass
+class FirstAnswer:
+    """trials: in the order in which they were fitted. data: what they were fitted to, by data_key.
+
+    seconds: what all of it took in this call.
+    """
+
+    trials: list[Trial] = field(default_factory=list)
+    data: dict[str, Data] = field(default_factory=dict)
+    seconds: float = 0.0
+
+
+def make(
+    job: TrainJob,
+    pinned: Pinned,
+    folder: Path,
+    seconds: float | None = None,
+    told: Told = lambda trial: None,
+    barred: Mapping[str, str] | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> FirstAnswer:
+    """Fit the heads that fit into so many seconds; None: all.
+
+    folder: of the search. told: called with each head that was fitted. barred: by shape, why a
+    model may not be trained ("": it may). Without a head there are no trials, and the log says why.
+    """
+    began = clock()
+    found = FirstAnswer()
+    allowed = [heads for heads in _of_readings(job, pinned) if heads.without(barred or {}).jobs]
+    for heads in _chosen(allowed, job, pinned, folder, seconds):
+        # The rate was a guess: one that is over its time ends the readings.
+        if seconds is not None and clock() - began > seconds and found.trials:
+            break
+        try:
+            _read_and_fit(heads.without(barred or {}), pinned, folder, found, told)
+        except RaypipeError as e:
+            log.warning("The first answer does without %s: %s", heads.reading.name, one_line(e))
+    found.seconds = clock() - began
+    return found
+
+
+def models(job: TrainJob, pinned: Pinned) -> list[ModelConfig]:
+    """The models that a first answer may fit."""
+    return [one.model for heads in _of_readings(job, pinned) for one, _ in heads.jobs.values()]
+
+
+@dataclass(frozen=True)
+class _Heads:
+    """A reading, and by trial the job of each head with its changes."""
+
+    reading: Reading
+    jobs: dict[str, tuple[TrainJob, dict[str, Any]]]
+
+    def without(self, barred: Mapping[str, str]) -> _Heads:
+        """Without those whose models are barred."""
+        left = {name: one for name, one in self.jobs.items() if not barred.get(one[0].model.shape)}
+        return _Heads(self.reading, left)
+
+
+def _of_readings(job: TrainJob, pinned: Pinned) -> list[_Heads]:
+    """All heads. Their names count them, so that after a kill each has its own again."""
+    found, number = [], 0
+    for reading in contenders.readings(job.model, _images_px(pinned)):
+        jobs = {}
+        for changes in contenders.heads(reading, job.model, job.train):
+            number += 1
+            try:
+                jobs[f"{FIRST}-{number}"] = replace(job, changes), changes
+            except ConfigError as e:
+                # A setting of the user's that frozen features or a solver refuse.
+                log.warning("The first answer does without a head: %s", one_line(e))
+        found.append(_Heads(reading, jobs))
+    return found
+
+
+def _images_px(pinned: Pinned) -> int | None:
+    """The median of the longer sides of all images; None where the table does not say."""
+    fields = pinned.table.at(pinned.version).schema().fields
+    if not {"width", "height"} <= {field.name for field in fields}:
+        return None
+    sides = scan.rows(pinned.table, pinned.version, ["width", "height"])
+    longer = pc.max_element_wise(sides["width"], sides["height"])
+    median = pc.approximate_median(longer).as_py()
+    return None if median is None else round(median)
+
+
+def _chosen(
+    among: Sequence[_Heads], job: TrainJob, pinned: Pinned, folder: Path, seconds: float | None
+) -> list[_Heads]:
+    """The readings that fit, as the first call for this folder chose them."""
+    file = folder / FILE
+    by_name = {heads.reading.name: heads for heads in among}
+    if file.exists():
+        names = json.loads(file.read_text())["readings"]
+        return [by_name[name] for name in names if name in by_name]
+    splits = {job.feed.train, job.feed.val}
+    images = sum(pinned.counts.get(split, 0) for split in splits)
+    readings = [heads.reading for heads in among]
+    if seconds is not None and readings:
+        readings = contenders.fitting(readings, images, works_per_s(readings[0]), seconds)
+    if not readings:
+        why = f"none of them fits into {seconds:g} s" if among else "no backbone may be read"
+        log.warning("There is no first answer: %s", why)
+    names = [reading.name for reading in readings]
+    write_atomic(file, to_json({"readings": names}))
+    return [by_name[name] for name in names]
+
+
+def works_per_s(reading: Reading) -> float:
+    """Images of work 1 a second of the whole cluster, measured on a few drawn ones of a reading."""
+    cfg = ModelConfig(name=reading.backbone, side_px=reading.side_px)
+    shape = (_PROBED, reading.side_px, reading.side_px, 3)
+    pixels_NHWC = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as the tasks that embed
+    try:
+        model = ImageModel(cfg, 2).for_inference()
+        model.predict(pixels_NHWC)
+        began = time.perf_counter()
+        model.predict(pixels_NHWC)
+        took_s = time.perf_counter() - began
+    finally:
+        torch.set_num_threads(threads)
+    cpus = ray.cluster_resources().get("CPU", 1.0) if ray.is_initialized() else 1.0
+    return _PROBED * reading.work / took_s * max(1.0, cpus)
+
+
+def _read_and_fit(
+    heads: _Heads, pinned: Pinned, folder: Path, found: FirstAnswer, told: Told
+) -> None:
+    """Read the features, and fit every head of them."""
+    for name, (job, changes) in heads.jobs.items():
+        try:
+            key = data_key(job)
+            if key not in found.data:
+                found.data[key] = prepare(job, pinned)
+            trial = _fitted(job, changes, found.data[key], folder, name)
+        except RaypipeError as e:
+            log.warning("The first answer does without %s: %s", name, one_line(e))
+            continue
+        found.trials.append(trial)
+        told(trial)
+
+
+def _fitted(job: TrainJob, changes: dict[str, Any], data: Data, folder: Path, name: str) -> Trial:
+    """The trial of one head, with its checkpoint. One that was finished is read again."""
+    began = time.perf_counter()
+    target = folder / "trials" / name / key_of(changes)
+    # One process, whatever the job's trials take; and a checkpoint that exists when it is named.
+    alone = {"strategy": "single", "checkpoint_async": False}
+    job = job.model_copy(update={"train": job.train.model_copy(update=alone)})
+    with Saver(target, job.train) as saver:
+        state = train_rank(job, data, newest(target), saver, lambda metrics, state: None)
+    metric = metric_of(state.history[0], job.train.stopping.metric)
+    usable = state.best_epoch >= 0 and not math.isnan(metric)
+    seconds = time.perf_counter() - began
+    return Trial(
+        name=name,
+        changes=changes,
+        metric=metric if usable else math.nan,
+        epochs=1,
+        stopped_early=False,
+        history=tuple(state.history),
+        checkpoint=str(target / epoch_name(1)) if usable else None,
+        stopped=state.stopped,
+        seconds=seconds,
+        device_s=seconds,
+    )

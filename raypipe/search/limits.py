@@ -1,0 +1,130 @@
+"""What every model of a search must keep: `search.limits`, and which variants cannot.
+
+How long a model takes and how large it is depend on its backbone, side and views alone, and not on
+what it has learned. So each variant that a space can draw is measured once, before the first trial,
+with random weights, and trials that could not meet a limit are never begun (`Space.barred`).
+
+- Latency is that of the gate of a retrain (watch/limits.py): one image, from encoded bytes to the
+  label, on the CPU of the machine that runs the search. That is where `raypipe serve` and MLflow
+  run a model too. It is within the limit when the whole interval of its median is.
+- Size is that of the weights, in MB of 10^6 bytes.
+- Money is a budget, and no property of a model: see `Monitor`.
+
+Pure functions of numbers; variants.py measures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from pydantic import Field
+
+from raypipe.config import Section
+from raypipe.errors import ConfigError
+
+MB = 10**6
+
+
+class SearchLimits(Section):
+    """What the registered model and its search must keep. Trials that cannot are not begun."""
+
+    latency_ms: float | None = Field(default=None, gt=0)
+    """The median time of the model for one image, from encoded bytes to its label, on the CPU of
+    the machine that runs the search. It is measured before the first trial, as the gate of a
+    retrain measures it. null: no limit."""
+
+    size_mb: float | None = Field(default=None, gt=0)
+    """The model's weights have at most so many MB (10^6 bytes). null: no limit."""
+
+    money: float | None = Field(default=None, gt=0)
+    """The trials cost at most so much, in the currency of search.stopping.price_per_hour, which it
+    needs. As search.stopping.money, but it also counts what the epochs that run will cost: the
+    search stops before one would pass it. null: no limit."""
+
+    @property
+    def of_models(self) -> bool:
+        """Is a property of models limited?"""
+        return self.latency_ms is not None or self.size_mb is not None
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What models of one shape take. latency_ms: the median, and the ends of its interval."""
+
+    text: str
+    """For people: the backbone, the side and the views."""
+
+    latency_ms: float
+    low_ms: float
+    high_ms: float
+    size_mb: float
+
+    def breaks(self, limits: SearchLimits) -> str:
+        """Which limit it does not keep, in words; "" if it keeps all."""
+        broken = []
+        # Written so that NaN breaks a limit.
+        if limits.latency_ms is not None and not self.high_ms <= limits.latency_ms:
+            broken.append(f"needs {self._time} an image")
+        if limits.size_mb is not None and not self.size_mb <= limits.size_mb:
+            broken.append(f"has {self.size_mb:.3g} MB of weights")
+        return f"{self.text} {' and '.join(broken)}" if broken else ""
+
+    @property
+    def _time(self) -> str:
+        return f"{self.latency_ms:.3g} ms ({self.low_ms:.3g} to {self.high_ms:.3g})"
+
+
+def barred(variants: Mapping[str, Variant], limits: SearchLimits) -> dict[str, str]:
+    """By shape: why its models may not be trained, "" where they may.
+
+    Raises ConfigError if nothing is left.
+    """
+    found = {shape: one.breaks(limits) for shape, one in variants.items()}
+    if variants and all(found.values()):
+        raise _nothing_left(list(variants.values()), limits)
+    return found
+
+
+def _nothing_left(variants: Sequence[Variant], limits: SearchLimits) -> ConfigError:
+    nearest = min(variants, key=lambda one: share_of_limits(one, limits))
+    fixes = []
+    if limits.latency_ms is not None and not nearest.high_ms <= limits.latency_ms:
+        fixes.append(f"search.limits.latency_ms to {_above(nearest.high_ms):g}")
+    if limits.size_mb is not None and not nearest.size_mb <= limits.size_mb:
+        fixes.append(f"search.limits.size_mb to {_above(nearest.size_mb):g}")
+    return ConfigError(
+        "No model of the search can keep search.limits",
+        got=_words(limits),
+        rule=f"The nearest one: {nearest.breaks(limits)}",
+        fix=f"Raise {' and '.join(fixes)}, or search a smaller model.side_px or model.name",
+    )
+
+
+def _above(value: float) -> float:
+    """A round number above."""
+    return float(f"{1.1 * value:.2g}")
+
+
+def _words(limits: SearchLimits) -> str:
+    set_ = {"latency_ms": limits.latency_ms, "size_mb": limits.size_mb}
+    return ", ".join(f"{name}={value:g}" for name, value in set_.items() if value is not None)
+
+
+def require(one: Variant, limits: SearchLimits, what: str, fix: str) -> None:
+    """Raise ConfigError for a model that breaks a limit. what: whose model it would be."""
+    why = one.breaks(limits)
+    if why:
+        raise ConfigError(
+            f"{what} would break search.limits", got=_words(limits), rule=why, fix=fix
+        )
+
+
+def share_of_limits(one: Variant, limits: SearchLimits) -> float:
+    """How much of the tightest limit it takes; 0 without limits. Shares of members add up."""
+    shares = [0.0]
+    if limits.latency_ms is not None:
+        shares.append(one.high_ms / limits.latency_ms)
+    if limits.size_mb is not None:
+        shares.append(one.size_mb / limits.size_mb)
+    return max(shares)

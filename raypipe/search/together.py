@@ -1,0 +1,284 @@
+"""The ensemble of a finished search: its trials' weighted mean, if validation says it is better.
+
+Candidates are the trials that have weights, and the soup if there is one. Each says what it says of
+the validation images, at its own side and over its own views, and greedy.py chooses. Whether the
+ensemble is better than the best of them is asked three times:
+
+1. on halves of validation that it was not chosen on (greedy.py),
+2. on all of validation, by its members' own predictions (greedy.py),
+3. on all of validation, by its own: members of several sides shrink pixels inside, which is not
+   quite what their own pipelines do (models/ensemble.py).
+
+Then it is timed as a whole. While it breaks search.limits, the member with the least weight goes.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from dataclasses import replace as with_
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from raypipe.config import metrics_of, replace, to_json
+from raypipe.errors import RaypipeError, one_line
+from raypipe.feed.dataset import Pinned
+from raypipe.feed.feed import Feed, Source, fetch
+from raypipe.files import write_atomic
+from raypipe.models.ensemble import EnsembleModel, Member, logits_of
+from raypipe.models.predictor import Predictor
+from raypipe.search import greedy, variants
+from raypipe.search.leaderboard import Trial
+from raypipe.search.limits import share_of_limits
+from raypipe.search.settings import SearchConfig
+from raypipe.search.trials.trial import data_key
+from raypipe.serve import latency
+from raypipe.train import checkpoint, ensembles, trainer
+from raypipe.train.ensembles import Part
+from raypipe.train.job import TrainJob, TrainResult
+from raypipe.train.worker import Data, objective_of
+
+log = logging.getLogger("raypipe")
+FILE = "together.json"
+WEIGHTS = "together"
+
+
+@dataclass(frozen=True)
+class Together:
+    """An ensemble of trials."""
+
+    members: tuple[str, ...]
+    """The trials by name, the best one first; `soup` is their average."""
+
+    shares: tuple[float, ...]
+    """Their weights, which sum to 1."""
+
+    metrics: dict[str, float]
+    """Validation metrics of the ensemble."""
+
+    gain: float
+    """How much better than the best candidate its metric was on images that it was not chosen on,
+    on average."""
+
+    checkpoint: str
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A model that may become a member."""
+
+    name: str
+    job: TrainJob
+    checkpoint: str
+
+
+def make(
+    candidates: Sequence[Candidate],
+    cfg: SearchConfig,
+    pinned: Pinned,
+    data: Mapping[str, Data],
+    folder: Path,
+) -> Together | None:
+    """Choose an ensemble, and write it into `folder`, of the search.
+
+    candidates: the best one first. Returns None if none is better than the best candidate.
+    """
+    (folder / FILE).unlink(missing_ok=True)  # of a search that was killed right after
+    job = candidates[0].job
+    rule = job.train.stopping
+    quality = greedy.judge_by(pinned.task, rule.metric, rule.mode)
+    found = _said(candidates, pinned, data)
+    if len(found.usable) < 2:
+        return None
+    costs = _costs(found.usable, cfg, pinned, folder)
+    chosen = greedy.choose(
+        found.scores_KNC,
+        found.labels_N,
+        quality,
+        costs,
+        None if costs is None else 1.0,
+        job.run.seed,
+        cfg.ensemble,
+    )
+    if chosen is None or len(chosen.members) < 2:
+        return None
+    weights = {found.usable[k].name: chosen.weights_K[k] for k in chosen.members}
+    members = [one for one in found.usable if one.name in weights]
+    ensemble = _within_limits(members, weights, cfg, pinned)
+    if ensemble is None:
+        return None
+    first = next(one for one in members if one.name == ensemble.members[0].name)
+    scores_NC, labels_N = predicted(ensemble, first.job, pinned)
+    alone = max(quality(scores_NC, found.labels_N) for scores_NC in found.scores_KNC)
+    if not quality(scores_NC, labels_N) > alone:
+        return None
+    objective = objective_of(first.job, data[data_key(first.job)])
+    logits_NC = logits_of(pinned.task.kind, torch.from_numpy(scores_NC))
+    metrics = objective.metrics(objective.totals(logits_NC, torch.tensor(labels_N)))
+    return _write(ensemble, first, chosen.gain, metrics, folder)
+
+
+def _within_limits(
+    members: Sequence[Candidate], weights: Mapping[str, float], cfg: SearchConfig, pinned: Pinned
+) -> EnsembleModel | None:
+    """The ensemble of as many members as keep the limits, those of most weight; None of one."""
+    left = list(members)
+    while len(left) > 1:
+        ensemble = ensembles.build([_part(one, weights[one.name], pinned) for one in left])
+        if _within(ensemble, left[0].job, cfg, pinned):
+            return ensemble
+        left.remove(min(left, key=lambda one: weights[one.name]))
+    return None
+
+
+@dataclass(frozen=True)
+class _Said:
+    """What candidates say of the validation images, all in the same order."""
+
+    usable: list[Candidate]
+    scores_KNC: list[np.ndarray]
+    labels_N: np.ndarray
+
+
+def _said(candidates: Sequence[Candidate], pinned: Pinned, data: Mapping[str, Data]) -> _Said:
+    """Those whose weights can be read and are finite, and what they say."""
+    said = _Said([], [], np.zeros(0))
+    for one in candidates:
+        try:
+            model = _assembled(one, pinned)
+            scores_NC, labels_N = _on(model, one.job, data[data_key(one.job)].val)
+        # A checkpoint that was deleted or is damaged costs its trial its place, and nothing else.
+        except (RaypipeError, OSError, ValueError, RuntimeError) as e:
+            log.warning("%s cannot join an ensemble: %s", one.name, one_line(e))
+            continue
+        if said.usable and not np.array_equal(labels_N, said.labels_N):
+            # Broken images were replaced by others.
+            log.warning("%s cannot join an ensemble: it has seen other images", one.name)
+            continue
+        said.usable.append(one)
+        said.scores_KNC.append(scores_NC)
+        said = with_(said, labels_N=labels_N)
+    return said
+
+
+def _assembled(one: Candidate, pinned: Pinned) -> Predictor:
+    result = TrainResult("", pinned.version, pinned.classes, {}, (), 0, one.checkpoint, 0.0)
+    return trainer.assemble(one.job, result)
+
+
+def _on(model: Predictor, job: TrainJob, source: Source) -> tuple[np.ndarray, np.ndarray]:
+    """(scores_NC, labels_N) of the source's images, in the order of their samples."""
+    frozen = job.model.mode == "frozen"
+    predictor = model if frozen else model.for_inference()
+    feed = Feed(source, source, 256, job.run.seed)
+    samples, scores = [], []
+    try:
+        for batch in feed.val():
+            samples.append(batch.samples_B)
+            if frozen:
+                with torch.inference_mode():
+                    logits_BC = model.head(batch.inputs)  # type: ignore[operator]
+                    scores.append(model.scores(logits_BC).numpy())
+            else:
+                scores.append(predictor.predict(batch.inputs.numpy())[1])
+    finally:
+        feed.close()
+    samples_N = np.concatenate(samples)
+    order = np.argsort(samples_N, kind="stable")
+    return np.concatenate(scores)[order], fetch(source.rows).labels(samples_N[order])
+
+
+def predicted(model: EnsembleModel, job: TrainJob, pinned: Pinned) -> tuple[np.ndarray, np.ndarray]:
+    """(scores_NC, labels_N) of the ensemble on the validation images, as its package says them."""
+    seen = trainer.seen_by(model, job)
+    source = trainer.sources(seen, pinned, [seen.feed.val], here=True)[seen.feed.val]
+    return _on(model, seen, source)
+
+
+def _costs(
+    usable: Sequence[Candidate], cfg: SearchConfig, pinned: Pinned, folder: Path
+) -> list[float] | None:
+    """The share of the limits that each takes; None without limits."""
+    if not cfg.limits.of_models:
+        return None
+    models = [one.job.model for one in usable]
+    found = variants.measured(models, len(pinned.classes), pinned, usable[0].job, folder)
+    return [share_of_limits(found[model.shape], cfg.limits) for model in models]
+
+
+def _within(model: EnsembleModel, job: TrainJob, cfg: SearchConfig, pinned: Pinned) -> bool:
+    """Does the whole of it keep the limits?"""
+    if not cfg.limits.of_models:
+        return True
+    images = latency.images(pinned, job.feed.train, model.side_px, job.feed.threads)
+    time = variants.timed([model.for_inference()], images)[0]
+    whole = with_(time, text="The ensemble", size_mb=variants.size_mb(model))
+    why = whole.breaks(cfg.limits)
+    if why:
+        log.info("%s: it gets a member less", why)
+    return not why
+
+
+def _part(one: Candidate, weight: float, pinned: Pinned) -> Part:
+    weights: Mapping[str, Tensor] = checkpoint.read(Path(one.checkpoint), verified=True).weights
+    return Part(Member(one.job.model, weight, name=one.name), dict(weights), pinned.classes)
+
+
+def _write(
+    ensemble: EnsembleModel,
+    first: Candidate,
+    gain: float,
+    metrics: dict[str, float],
+    folder: Path,
+) -> Together:
+    # A checkpoint like any other; its state is the first member's.
+    state = checkpoint.read(Path(first.checkpoint)).state
+    path = ensembles.write(folder / WEIGHTS, ensemble, state)
+    names = tuple(member.name for member in ensemble.members)
+    found = Together(names, ensemble.shares, metrics, gain, str(path))
+    write_atomic(folder / FILE, to_json(asdict(found)))
+    return found
+
+
+def read(folder: Path) -> Together | None:
+    """The ensemble that `make` wrote into `folder`; None if it wrote none."""
+    file = folder / FILE
+    if not file.exists():
+        return None
+    fields = json.loads(file.read_text())
+    metrics = metrics_of(fields["metrics"])
+    # The folder may have been moved since.
+    return Together(
+        tuple(fields["members"]),
+        tuple(fields["shares"]),
+        metrics,
+        fields["gain"],
+        str(folder / WEIGHTS),
+    )
+
+
+def candidates(
+    job: TrainJob, trials: Sequence[Trial], cfg: SearchConfig, average: str | None
+) -> list[Candidate]:
+    """The soup, if there is one, twice as many of the best trials as an ensemble has members, and
+    the best one of each backbone, mode and resolution.
+
+    `search.keep` may have kept more: it does not change a result. average: the soup's checkpoint.
+    Its job is the best trial's.
+    """
+    found = []
+    if average is not None:
+        found.append(Candidate("soup", replace(job, trials[0].changes), average))
+    kinds: set[str] = set()
+    for place, trial in enumerate(trials):
+        of_trial = replace(job, trial.changes)
+        is_first = data_key(of_trial) not in kinds
+        kinds.add(data_key(of_trial))
+        if trial.checkpoint is not None and (place < 2 * cfg.ensemble or is_first):
+            found.append(Candidate(trial.name, of_trial, trial.checkpoint))
+    return found

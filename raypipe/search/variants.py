@@ -1,0 +1,192 @@
+"""Measures the variants of a search: how long models of each shape take, and how large they are.
+
+All variants are timed in turns on the same images (serve/latency.py), so that a busy machine slows
+all of them. The figures are kept in the search's folder: a restored search draws the same trials.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from raypipe.config import replace as changed
+from raypipe.config import to_json
+from raypipe.errors import ConfigError
+from raypipe.feed.dataset import Pinned
+from raypipe.files import write_atomic
+from raypipe.images.decode import decode_batch, encode_png
+from raypipe.models.predictor import Predictor
+from raypipe.models.spread import Spread
+from raypipe.models.zoo import NOT_SHAPE, ImageModel, ModelConfig
+from raypipe.search import limits, refit
+from raypipe.search.leaderboard import SearchResult
+from raypipe.search.limits import Variant
+from raypipe.search.settings import SearchConfig
+from raypipe.search.space.space import Space
+from raypipe.serve import latency
+from raypipe.train import trainer
+from raypipe.train.job import TrainJob
+
+FILE = "variants.json"
+MOST_S = 4.0
+"""Seconds that timing may take beyond its fewest rounds."""
+
+FOR_A_PAGE = 5
+"""Rounds that are enough where nothing is decided by them: on a machine with four times as much to
+do as it has cores, a round of three sizes of efficientnet_lite0 takes a second."""
+
+
+@dataclass(frozen=True)
+class _Timed:
+    """A model that is timed as a package is: from encoded images to scores."""
+
+    model: Predictor
+
+    def predict(self, images: Sequence[bytes], threads: int) -> object:
+        return self.model.predict(decode_batch(images, self.model.side_px, threads))
+
+
+def shaping(space: Space) -> list[str]:
+    """The fields of a space on which a model's time and size depend.
+
+    Raises ConfigError for one that takes no finite number of values.
+    """
+    names = []
+    for field in space.fields:
+        section, _, name = field.name.partition(".")
+        if section != "model" or name in NOT_SHAPE:
+            continue
+        if any(branch.sampler.finite is None for branch in field.branches):
+            raise ConfigError(
+                f"search.limits measures every model of a search, and {field.name} is continuous",
+                fix=f"Give search.space.{field.name} as choice(…) or grid(…)",
+            )
+        names.append(field.name)
+    return names
+
+
+def limited(space: Space, cfg: SearchConfig, pinned: Pinned, folder: Path) -> Space:
+    """The space without the models that break search.limits.
+
+    folder: of the search, which keeps what was measured. Raises ConfigError if nothing is left, and
+    for a refit whose model would break a limit.
+    """
+    if not cfg.limits.of_models:
+        return space
+    # A space without such fields has the job's model alone.
+    trials = space.variants(shaping(space)) or [{}]
+    jobs = [changed(space.job, trial) for trial in trials]
+
+    def measure(of: Sequence[TrainJob]) -> dict[str, Variant]:
+        models = [job.model for job in of]
+        return measured(models, len(pinned.classes), pinned, space.job, folder)
+
+    barred = limits.barred(measure(jobs), cfg.limits)
+    if cfg.refit is not None:
+        again = [refit.replaced(j, cfg.refit) for j in jobs if not barred[j.model.shape]]
+        for one in measure(again).values():
+            fix = "Leave search.refit.model.side_px out, or raise the limit"
+            limits.require(one, cfg.limits, "The model of search.refit", fix)
+    return replace(space, barred=barred)
+
+
+def measured(
+    models: Sequence[ModelConfig],
+    classes: int,
+    pinned: Pinned,
+    job: TrainJob,
+    folder: Path,
+    rounds: int = latency.FEWEST,
+) -> dict[str, Variant]:
+    """What models of these shapes take, by shape; those that the folder knows are not timed again.
+
+    job: the search's, of whose training images some are taken. rounds: of timing, at least.
+    """
+    known = read(folder)
+    missing = {model.shape: model for model in models if model.shape not in known}
+    if missing:
+        built = [_built(model, classes) for model in missing.values()]
+        sizes = [size_mb(model) for model in built]
+        images = latency.images(pinned, job.feed.train, job.model.pixels, job.feed.threads)
+        times = timed([model.for_inference() for model in built], images, rounds)
+        for shape, one, size in zip(missing, times, sizes, strict=True):
+            known[shape] = replace(one, text=words(missing[shape]), size_mb=size)
+        write_atomic(folder / FILE, to_json({shape: asdict(one) for shape, one in known.items()}))
+    return {model.shape: known[model.shape] for model in models}
+
+
+def of_result(result: SearchResult) -> tuple[dict[str, Variant], Variant | None]:
+    """What the trials' models take, by shape; and the registered ensemble, if it is one.
+
+    For the page, so it may be rough: half a second of CPU, unless it was measured for limits.
+    """
+    pinned = result.pinned
+    if pinned is None:
+        return {}, None
+    with_model = [trial.name for trial in result.trials if trial.checkpoint is not None]
+    models = [result.models[name] for name in with_model if name in result.models]
+    classes = len(pinned.classes)
+    found = measured(models, classes, pinned, result.job, result.folder, FOR_A_PAGE)
+    if not result.shares:
+        return found, None
+    ensemble = trainer.assemble(result.job, result.best)
+    images = latency.images(pinned, result.job.feed.train, ensemble.side_px, 1)
+    time = timed([ensemble.for_inference()], images, FOR_A_PAGE)[0]
+    text = f"{len(result.members)} trials together"
+    return found, replace(time, text=text, size_mb=size_mb(ensemble))
+
+
+def timed(
+    models: Sequence[Predictor], images: Sequence[bytes], rounds: int = latency.FEWEST
+) -> list[Variant]:
+    """The time of each model, ready for inference; of no name and no size.
+
+    images: encoded; a drawn one where there is none. rounds: at least so many.
+    """
+    some = images or [encode_png(np.full((256, 256, 3), 128, np.uint8))]
+    most_s = MOST_S if rounds >= latency.FEWEST else 0.0
+    packages = [_Timed(model) for model in models]
+    times = latency.measure(packages, some, 1, most_s=most_s, fewest=rounds)
+    found = []
+    for number in range(len(models)):
+        spread = Spread.of([took[number] for took in times.times_RM])
+        found.append(Variant("", spread.median, spread.low, spread.high, 0.0))
+    return found
+
+
+def size_mb(model: torch.nn.Module) -> float:
+    """MB of the weights, as a package stores them."""
+    weights = model.state_dict().values()
+    return sum(tensor.numel() * tensor.element_size() for tensor in weights) / limits.MB
+
+
+def words(model: ModelConfig) -> str:
+    """The shape for people."""
+    text = f"{model.name} at {model.pixels} px"
+    return text if model.views == 1 else f"{text} with {model.views} views"
+
+
+def read(folder: Path) -> dict[str, Variant]:
+    """What was measured in this folder, by shape."""
+    file = folder / FILE
+    if not file.exists():
+        return {}
+    kept: Mapping[str, dict[str, float | str | None]] = json.loads(file.read_text())
+    # JSON has no infinity: an open end is null.
+    ends = {"low_ms": -np.inf, "high_ms": np.inf, "latency_ms": np.nan}
+    found = {}
+    for shape, fields in kept.items():
+        whole = {name: ends[name] if value is None else value for name, value in fields.items()}
+        found[shape] = Variant(**whole)  # type: ignore[arg-type]
+    return found
+
+
+def _built(model: ModelConfig, classes: int) -> Predictor:
+    """The model with random weights, which take as long as any others."""
+    bare = {"pretrained": False, "mode": "finetune", "frozen_blocks": 0}
+    return ImageModel(model.model_copy(update=bare), classes)

@@ -1,0 +1,158 @@
+"""A search has an answer before its first trial: trials must beat it, and no kill loses it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from raypipe.config import replace
+from raypipe.feed import features as feeding
+from raypipe.feed.dataset import pin
+from raypipe.job import Job
+from raypipe.models.heads import KernelHead
+from raypipe.search import first_answer, page
+from raypipe.search.leaderboard import FIRST
+from raypipe.train import trainer, worker
+from raypipe.train.stopping import FITTED
+
+from ..searching import search
+
+Searches = Callable[..., Job]
+# Trials that learn nothing, of pixels as few as those of the first answer.
+HOPELESS = {
+    "search.first_answer": True,
+    "search.samples": 1,
+    "search.scheduler": "none",
+    "search.space": {"train.lr": "grid(1e-7, 1e-8)"},
+    "train.epochs": 2,
+    "model.side_px": 32,
+}
+
+
+@pytest.fixture(autouse=True)
+def only_lite0(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same heads wherever the tests run."""
+    monkeypatch.setattr(
+        "raypipe.search.contenders.is_installed", lambda name: name.startswith("efficientnet_lite0")
+    )
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_it_is_registered_where_no_trial_beats_it(searches: Searches, tmp_path: Path) -> None:
+    job = searches(tmp_path, **HOPELESS)
+    told: list[tuple[int, list[str]]] = []
+
+    def progress(done: int, total: int, standings: Any) -> None:
+        told.append((done, [one.name for one in standings]))
+
+    found = search(job, progress)
+    names = [trial.name for trial in found.trials]
+    assert names[0].startswith(FIRST) and len([n for n in names if n.startswith(FIRST)]) == 3
+    assert len([n for n in names if n.startswith("trial-")]) == 2
+    assert told[0] == (0, [f"{FIRST}-1"])
+    best = found.trials[0]
+    assert best.stopped == FITTED and best.checkpoint and best.metric < found.trials[-1].metric
+
+    # Its model, from its job and its checkpoint alone.
+    assert found.job.model.mode == "frozen" and found.job.train.solver in ("closed", "lbfgs")
+    model = trainer.assemble(found.job, found.best)
+    noise = np.random.default_rng(0).integers(0, 256, (3, 32, 32, 3), dtype=np.uint8)
+    assert np.isfinite(model.predict(noise)[1]).all()
+    assert found.best.metrics["val_accuracy"] >= 0.9
+
+    # A head at once says nothing about trials' epochs.
+    assert found.full_epochs == 4 and found.spared.share == 0
+    assert page.first_answer(found)["first answer"].endswith("no trial beat it")
+    # The finished search is read again.
+    assert search(job).trials == found.trials
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_a_kill_costs_neither_features_nor_finished_heads(
+    searches: Searches, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = searches(tmp_path, **HOPELESS)
+    real = worker._solve
+    solved: list[type] = []
+
+    def dies_at_the_third(model: torch.nn.Module, *more: Any) -> float:
+        if len(solved) == 2:
+            raise KeyboardInterrupt("power cut")
+        solved.append(type(model))
+        return real(model, *more)
+
+    monkeypatch.setattr(worker, "_solve", dies_at_the_third)
+    with pytest.raises(KeyboardInterrupt):
+        search(job)
+    assert solved[0] is KernelHead
+
+    again: list[type] = []
+
+    def counted(model: torch.nn.Module, *more: Any) -> float:
+        again.append(type(model))
+        return real(model, *more)
+
+    monkeypatch.setattr(worker, "_solve", counted)
+    monkeypatch.setattr(feeding, "embed_group", lambda *given: pytest.fail("embedded again"))
+    found = search(job)
+    assert len(again) == 1
+    names = sorted(trial.name for trial in found.trials if not trial.drawn)
+    assert names == [f"{FIRST}-{i}" for i in (1, 2, 3)]
+
+
+def test_what_does_not_fit_into_the_seconds_is_left_out(
+    searches: Searches, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, heard: Any, caplog: Any
+) -> None:
+    job = searches(tmp_path, **HOPELESS).training
+    pinned = pin(job.table, job.feed, kind=job.model.task)
+    monkeypatch.setattr(first_answer, "works_per_s", lambda reading: 1.0)
+    # 60 images of 32 px.
+    none = first_answer.make(job, pinned, tmp_path / "none", seconds=0.5)
+    assert none.trials == [] and "none of them fits into 0.5 s" in caplog.text
+    # The choice is kept, for a rerun on another machine: more seconds do not change it.
+    assert first_answer.make(job, pinned, tmp_path / "none", seconds=1e6).trials == []
+
+
+def test_a_model_that_breaks_a_limit_is_not_fitted(searches: Searches, tmp_path: Path) -> None:
+    job = searches(tmp_path, **HOPELESS).training
+    pinned = pin(job.table, job.feed, kind=job.model.task)
+    models = first_answer.models(job, pinned)
+    barred = {one.shape: "too large" if one.head == "kernel" else "" for one in models}
+    found = first_answer.make(job, pinned, tmp_path / "search", barred=barred)
+    assert [trial.name for trial in found.trials] == [f"{FIRST}-2"]
+    assert all(trial.changes["model.head"] == "linear" for trial in found.trials)
+    everything = dict.fromkeys(barred, "too slow")
+    assert not first_answer.make(job, pinned, tmp_path / "none", barred=everything).trials
+
+
+def test_a_head_that_fails_costs_only_itself(
+    searches: Searches, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights of NaN in one head, an error in another one."""
+    from raypipe.errors import DataError
+
+    job = replace(searches(tmp_path, **HOPELESS).training, {"train.stopping.metric": "val_loss"})
+    pinned = pin(job.table, job.feed, kind=job.model.task)
+    real = worker._solve
+    calls: list[Any] = []
+
+    def breaks(model: Any, *more: Any) -> float:
+        calls.append(model)
+        if len(calls) == 1:
+            raise DataError("broken")
+        took_s = real(model, *more)
+        if len(calls) == 2:
+            torch.nn.init.constant_(model.linear.weight, float("nan"))
+        return took_s
+
+    monkeypatch.setattr(worker, "_solve", breaks)
+    found = first_answer.make(job, pinned, tmp_path / "search")
+    by_name = {trial.name: trial for trial in found.trials}
+    assert sorted(by_name) == [f"{FIRST}-{i}" for i in (2, 3)]
+    assert by_name[f"{FIRST}-2"].checkpoint is None and np.isnan(by_name[f"{FIRST}-2"].metric)
+    assert by_name[f"{FIRST}-3"].checkpoint and np.isfinite(by_name[f"{FIRST}-3"].metric)

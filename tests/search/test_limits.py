@@ -1,0 +1,164 @@
+"""Trials that cannot keep search.limits are not begun; if none is left, one message says so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raypipe.config import replace, validate
+from raypipe.errors import ConfigError
+from raypipe.job import Job
+from raypipe.search import limits, variants
+from raypipe.search.limits import SearchLimits, Variant
+from raypipe.search.searchers.tune_searchers import plan
+from raypipe.search.settings import SearchConfig
+from raypipe.search.space import parse
+from raypipe.search.space.space import Space
+from tests.searching import search
+
+JOB = validate(
+    Job,
+    {
+        "table": {"uri": "unused"},
+        "model": {"name": "small_cnn", "mode": "finetune", "pretrained": False},
+    },
+)
+
+
+def variant(ms: float, mb: float = 10.0, text: str = "net at 96 px") -> Variant:
+    return Variant(text, ms, 0.9 * ms, 1.1 * ms, mb)
+
+
+def limited(texts: dict[str, str], most_px: int) -> Space:
+    """A space in which models of more than so many pixels are too slow."""
+    space = parse.parse(texts, JOB.training)
+    models = [replace(space.job, trial).model for trial in space.variants(variants.shaping(space))]
+    measured = {m.shape: variant(1.0 if m.pixels <= most_px else 9.0) for m in models}
+    barred = limits.barred(measured, SearchLimits(latency_ms=2))
+    return Space(space.fields, space.job, barred)
+
+
+def test_a_limit_is_kept_by_the_whole_interval() -> None:
+    """As the gate of a retrain has it: too noisy to tell is a limit that is not kept."""
+    assert not variant(10).breaks(SearchLimits(latency_ms=11.1))
+    assert "needs 10 ms (9 to 11) an image" in variant(10).breaks(SearchLimits(latency_ms=10.5))
+    assert "10 MB of weights" in variant(10).breaks(SearchLimits(size_mb=9.9))
+    assert not variant(10).breaks(SearchLimits())
+    nan = Variant("broken", float("nan"), float("-inf"), float("inf"), 1.0)
+    assert nan.breaks(SearchLimits(latency_ms=1e9))
+
+
+def test_nothing_left_names_the_nearest_and_what_to_raise() -> None:
+    found = {"a": variant(30, 4, "large"), "b": variant(9, 12, "small at 96 px")}
+    with pytest.raises(ConfigError, match="No model of the search can keep") as said:
+        limits.barred(found, SearchLimits(latency_ms=5, size_mb=11))
+    text = str(said.value)
+    assert "latency_ms=5, size_mb=11" in text and "small at 96 px needs 9 ms" in text
+    assert "search.limits.latency_ms to 11" in text and "search.limits.size_mb to 13" in text
+    # Only what is broken is to be raised.
+    with pytest.raises(ConfigError, match=r"latency_ms to 11, or") as said:
+        limits.barred(found, SearchLimits(latency_ms=5, size_mb=20))
+    assert "size_mb to" not in str(said.value)
+    assert limits.barred(found, SearchLimits(latency_ms=20)) == {
+        "a": "large needs 30 ms (27 to 33) an image",
+        "b": "",
+    }
+
+
+@pytest.mark.parametrize("searcher", ["random", "tpe"])
+def test_no_planned_trial_breaks_a_limit(searcher: str) -> None:
+    texts = {"model.side_px": "choice(32, 48, 64)", "train.lr": "loguniform(1e-4, 1e-2)"}
+    space = limited(texts, most_px=48)
+    cfg = SearchConfig(samples=40, searcher=searcher, space=texts)  # type: ignore[arg-type]
+    planned = plan(JOB.training, cfg, space, [])
+    assert {trial["model.side_px"] for trial in planned} == {32, 48} and len(planned) == 40
+    refused = space.refusal({"model.side_px": 64, "train.lr": 1e-3})
+    assert refused is not None and "needs 9 ms" in refused.rule
+    # What was not measured is refused, too; nothing is where nothing is limited.
+    assert space.refusal({"model.side_px": 40}) is not None
+    assert parse.parse(texts, JOB.training).refusal({"model.side_px": 40}) is None
+    # Its data are not read, either.
+    assert all(one["model.side_px"] <= 48 for one in space.variants())
+
+
+def test_a_grid_loses_its_cells_that_break_a_limit() -> None:
+    texts = {"model.side_px": "grid(32, 48, 64)", "train.lr": "grid(1e-3, 1e-2)"}
+    cfg = SearchConfig(samples=1, space=texts)
+    planned = plan(JOB.training, cfg, limited(texts, most_px=48), [])
+    assert sorted((t["model.side_px"], t["train.lr"]) for t in planned) == [
+        (32, 1e-3),
+        (32, 1e-2),
+        (48, 1e-3),
+        (48, 1e-2),
+    ]
+
+
+def test_a_start_that_is_too_slow_keeps_its_other_values() -> None:
+    texts = {"model.side_px": "choice(32, 48, 64)", "train.lr": "loguniform(1e-4, 1e-2)"}
+    cfg = SearchConfig(samples=3, space=texts, start={"model.side_px": 64, "train.lr": 5e-3})
+    first = plan(JOB.training, cfg, limited(texts, most_px=48), [])[0]
+    assert first["train.lr"] == 5e-3 and first["model.side_px"] <= 48
+
+
+def test_a_field_that_cannot_be_measured_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    space = parse.parse({"model.dropout": "uniform(0, 0.5)"}, JOB.training)
+    assert variants.shaping(space) == [], "it changes neither time nor size"
+    monkeypatch.setattr(variants, "NOT_SHAPE", set())
+    with pytest.raises(ConfigError, match=r"model\.dropout is continuous.*choice"):
+        variants.shaping(space)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"refit": {}, "ensemble": 2}, "search.ensemble registers several"),
+        ({"limits": {"money": 1.0}}, "price_per_hour"),
+        (
+            {"limits": {"money": 1.0}, "stopping": {"price_per_hour": 1.0}, "refit": {}},
+            "search.refit costs is not known",
+        ),
+        ({"limits": {"latency_ms": 0}}, "greater than 0"),
+        ({"limits": {"size_mb": -1}}, "greater than 0"),
+        ({"ensemble": 0}, "greater than or equal to 1"),
+    ],
+)
+def test_settings_that_cannot_be_kept_together_are_one_message(
+    given: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(ConfigError, match=says):
+        validate(SearchConfig, given)
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_each_limit_is_kept_where_the_best_trial_would_break_it(
+    searches: Callable[..., Job], tmp_path: Path
+) -> None:
+    """48 px with a grid of rates: without limits a trial of 48 px takes part; with each, none."""
+    space = {"model.side_px": "grid(32, 256)", "train.lr": "grid(0.01, 0.001)"}
+    given = {"search.samples": 1, "search.scheduler": "none", "search.space": space}
+
+    def run(**more: Any) -> Any:
+        return search(searches(tmp_path, **given, **more))
+
+    pinned_px = [trial.changes["model.side_px"] for trial in run().trials]
+    assert sorted(pinned_px) == [32, 32, 256, 256]
+    roomy = run(**{"search.limits.latency_ms": 1e4})
+    assert len(roomy.trials) == 4 and roomy.best == run(**{"search.limits.latency_ms": 1e4}).best
+    kept = variants.read(roomy.folder)
+    small, large = sorted(kept.values(), key=lambda one: one.latency_ms)
+    assert small.text == "small_cnn at 32 px" and large.text == "small_cnn at 256 px"
+    assert small.high_ms < large.high_ms
+    between = (small.high_ms * large.high_ms) ** 0.5
+    found = run(**{"search.limits.latency_ms": between})
+    assert {trial.changes["model.side_px"] for trial in found.trials} == {32}
+    # The larger refit is refused before any trial begins.
+    begun = len(list((tmp_path / "search").iterdir()))
+    with pytest.raises(ConfigError, match=r"The model of search\.refit would break"):
+        run(**{"search.limits.latency_ms": between, "search.refit": {"model.side_px": 512}})
+    with pytest.raises(ConfigError, match="No model of the search can keep"):
+        run(**{"search.limits.size_mb": 0.001})
+    assert len(list((tmp_path / "search").iterdir())) <= begun + 2
+    assert found.reached and found.reached[-1].value == min(one.metric for one in found.trials)

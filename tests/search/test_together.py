@@ -1,0 +1,198 @@
+"""The trials of a search as one model: registered, loaded, watched and exported like any other."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import replace as with_
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from raypipe.config import replace
+from raypipe.feed.dataset import Pinned, pin
+from raypipe.job import Job
+from raypipe.models.ensemble import EnsembleModel
+from raypipe.models.zoo import ImageModel
+from raypipe.registry import tracking
+from raypipe.registry.package import Package
+from raypipe.search import together
+from raypipe.search.greedy import Ensemble
+from raypipe.search.limits import Variant
+from raypipe.search.settings import SearchConfig
+from raypipe.search.together import Candidate
+from raypipe.search.trials.trial import data_key
+from raypipe.train import checkpoint, trainer
+from raypipe.train.job import TrainJob, TrainResult
+from raypipe.train.loop import LoopState
+from raypipe.train.parallel.snapshot import Piece, Snapshot
+from raypipe.train.publish import publish
+from raypipe.train.worker import Data, validate
+from raypipe.watch import check as drift_check
+from tests.searching import search
+
+CFG = SearchConfig(ensemble=2)
+
+
+def candidate(job: TrainJob, folder: Path, seed: int, **changes: Any) -> Candidate:
+    """A trial with random weights. Those of seeds 3 and 6 are sure of themselves, and lean to
+    different classes: their mean has a lower loss than either.
+    """
+    job = replace(job, changes)
+    torch.manual_seed(seed)
+    model = ImageModel(job.model, 2)
+    torch.nn.init.normal_(model.head.linear.weight, std=8)
+    pieces = {name: Piece.whole(tensor) for name, tensor in model.state_dict().items()}
+    state = LoopState(epoch=1, best_epoch=0, history=[{"train_loss": 1.0, "val_loss": 1.0}])
+    written = checkpoint.write(folder / f"trial-{seed}", Snapshot(pieces), state)
+    return Candidate(f"trial-{seed}", job, str(written))
+
+
+def prepared(pinned: Pinned, *candidates: Candidate) -> dict[str, Data]:
+    return {data_key(one.job): trainer.prepare(one.job, pinned, here=True) for one in candidates}
+
+
+@pytest.fixture
+def job(searches: Callable[..., Job], tmp_path: Path) -> TrainJob:
+    return searches(tmp_path / "run").training
+
+
+@pytest.fixture
+def pinned(job: TrainJob) -> Pinned:
+    return pin(job.table, job.feed)
+
+
+def test_what_is_written_says_the_weighted_mean(
+    job: TrainJob, pinned: Pinned, tmp_path: Path
+) -> None:
+    """Of members with different sides and views, from bytes to scores; without their folders."""
+    one = candidate(job, tmp_path, 3, **{"model.side_px": 32, "model.views": 2})
+    two = candidate(job, tmp_path, 6, **{"model.side_px": 48})
+    again = with_(one, name="the same again")
+    joining = [one, two, again]
+    found = together.make(joining, CFG, pinned, prepared(pinned, one, two), tmp_path)
+    assert found is not None and found.members == ("trial-3", "trial-6") and found.gain > 0
+    assert sum(found.shares) == pytest.approx(1)
+    assert together.read(tmp_path) == found
+    alone = [
+        validate(
+            replace(c.job, {"model.views": 1}),
+            prepared(pinned, c)[data_key(c.job)],
+            checkpoint.read(Path(c.checkpoint)).weights,
+        )
+        for c in (one, two)
+    ]
+    assert found.metrics["val_loss"] < min(metrics["val_loss"] for metrics in alone)
+    for c in joining:
+        shutil.rmtree(c.checkpoint, ignore_errors=True)
+    result = TrainResult(
+        "k", pinned.version, pinned.classes, found.metrics, (), 0, found.checkpoint, 0.0
+    )
+    model = trainer.assemble(one.job, result)
+    assert isinstance(model, EnsembleModel) and model.side_px == 48
+    scores_NC, labels_N = together.predicted(model, one.job, pinned)
+    picked_N = scores_NC[np.arange(len(labels_N)), labels_N]
+    assert -np.log(picked_N).mean() == pytest.approx(found.metrics["val_loss"], rel=1e-4)
+
+
+def test_a_member_that_cannot_be_read_costs_only_itself(
+    job: TrainJob, pinned: Pinned, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A deleted checkpoint and one of NaN, before two that are sound; and nothing but such ones."""
+    gone, broken = candidate(job, tmp_path, 1), candidate(job, tmp_path, 2)
+    shutil.rmtree(gone.checkpoint)
+    weights = dict(checkpoint.read(Path(broken.checkpoint)).weights)
+    weights["head.linear.bias"] = torch.full((2,), torch.nan)
+    pieces = {name: Piece.whole(tensor) for name, tensor in weights.items()}
+    checkpoint.write(Path(broken.checkpoint), Snapshot(pieces), LoopState())
+    sound = [candidate(job, tmp_path, seed) for seed in (3, 6)]
+    data = prepared(pinned, sound[0])
+    found = together.make([gone, broken, *sound], CFG, pinned, data, tmp_path)
+    assert found is not None and set(found.members) == {"trial-3", "trial-6"}
+    assert "trial-1 cannot join" in caplog.text and "trial-2 cannot join" in caplog.text
+    assert together.make([gone, broken, sound[0]], CFG, pinned, data, tmp_path) is None
+    assert together.read(tmp_path) is None, "an ensemble of an earlier try is gone"
+
+
+def test_its_own_predictions_must_be_better_too(
+    job: TrainJob, pinned: Pinned, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A choice that looked good by its members, and is worse than the best of them as a whole."""
+    one, two = candidate(job, tmp_path, 7), candidate(job, tmp_path, 1)
+    chosen = Ensemble((0.5, 0.5), (0.0, 0.0), gain=1.0)
+    monkeypatch.setattr(together.greedy, "choose", lambda *given: chosen)
+    assert together.make([one, two], CFG, pinned, prepared(pinned, one), tmp_path) is None
+    assert together.read(tmp_path) is None and not (tmp_path / together.WEIGHTS).exists()
+
+
+def test_it_keeps_the_limits_of_the_search(job: TrainJob, pinned: Pinned, tmp_path: Path) -> None:
+    """Two models of 0.4 MB: neither 0.5 MB nor the latency of one leave room for both."""
+    both = [candidate(job, tmp_path, seed) for seed in (3, 6)]
+    data = prepared(pinned, both[0])
+    limits: dict[str, Any] = {"size_mb": 1000.0, "latency_ms": 10000.0}
+    roomy = SearchConfig(ensemble=2, limits=limits)
+    assert together.make(both, roomy, pinned, data, tmp_path) is not None
+    size = sum(t.numel() * 4 for t in checkpoint.read(Path(both[0].checkpoint)).weights.values())
+    for tight in ({"size_mb": 1.5 * size / 1e6}, {"latency_ms": 1e-3}):
+        cfg = SearchConfig(ensemble=2, limits=tight)
+        assert together.make(both, cfg, pinned, data, tmp_path) is None
+
+
+def test_the_least_member_goes_where_the_whole_is_too_slow(
+    job: TrainJob, pinned: Pinned, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three members that keep a limit by their sum, and not together: two are registered."""
+    three = [candidate(job, tmp_path, seed) for seed in (3, 6, 1)]
+    chosen = Ensemble((0.5, 0.4, 0.1), (0.0, 0.0), gain=1.0)
+    monkeypatch.setattr(together.greedy, "choose", lambda *given: chosen)
+
+    def timed(models: list[Any], images: list[bytes], rounds: int = 1) -> list[Variant]:
+        ms = [9.0 if len(getattr(one, "members", ())) > 2 else 1.0 for one in models]
+        return [Variant("", each, each, each, 0.0) for each in ms]
+
+    monkeypatch.setattr(together.variants, "timed", timed)
+    cfg = SearchConfig(ensemble=3, limits={"latency_ms": 5.0})  # type: ignore[arg-type]
+    found = together.make(three, cfg, pinned, prepared(pinned, three[0]), tmp_path)
+    assert found is not None and found.members == ("trial-3", "trial-6")
+    assert found.shares == pytest.approx((5 / 9, 4 / 9))
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_a_search_registers_one_model_of_two(
+    searches: Callable[..., Job], tmp_path: Path, photos: Path
+) -> None:
+    """search.ensemble=2: one package, which predicts, is watched and can be exported."""
+    space = {"train.lr": "grid(0.01, 0.02)", "model.side_px": "grid(32, 48)"}
+    job = searches(
+        tmp_path,
+        **{
+            "search.samples": 1,
+            "search.scheduler": "none",
+            "search.ensemble": 2,
+            "search.keep": 1,
+            "search.space": space,
+            "registry.severity_images": 0,
+        },
+    )
+    found = search(job)
+    assert all(trial.kept for trial in found.trials), "an ensemble has a choice among four"
+    print(found.members, found.shares, found.best.metrics, [t.metric for t in found.trials])
+    assert len(found.members) == 2 and sum(found.shares) == pytest.approx(1)
+    assert found.best.metrics["val_loss"] < found.trials[0].metric
+    assert search(job).best == found.best
+    store = tracking.open_store(job.run, job.registry, job.artifacts)
+    version = publish(store, found.plan, found.best, "search")
+    folder = tmp_path / "packages" / found.best.key
+    shutil.rmtree(found.folder)
+    package = Package(folder, version.seal)
+    images = [path.read_bytes() for path in sorted(photos.glob("*.png"))[:5]]
+    assert len(images) == 5
+    predictions = package.predict(images)
+    assert predictions.scores_NC.sum(1) == pytest.approx(1)
+    assert set(predictions.labels) <= set(package.classes)
+    drift_check.known(package, package.reference())
+    card = (folder / "card.md").read_text()
+    assert "the weighted mean of 2 models" in card and found.members[1] in card
