@@ -147,7 +147,7 @@ def test_each_limit_is_kept_where_the_best_trial_would_break_it(
     given = {"search.samples": 1, "search.scheduler": "none", "search.space": space}
 
     def run(**more: Any) -> Any:
-        return search(searches(tmp_path, **given, **more))
+        return search(searches(tmp_path, **(given | more)))
 
     def sides(found: Any) -> set[int]:
         return {trial.changes["model.side_px"] for trial in found.trials}
@@ -160,13 +160,16 @@ def test_each_limit_is_kept_where_the_best_trial_would_break_it(
     assert sides(found) == {32} and len(found.trials) == 2
     assert found.reached and found.reached[-1].value == min(one.metric for one in found.trials)
     assert found.ran_s >= found.reached[-1].seconds
+    nets = {"model.name": "grid(small_cnn, efficientnet_lite0)", "train.lr": "grid(0.01, 0.001)"}
+    light = run(**{"search.limits.size_mb": 5, "search.space": nets, "model.side_px": 32})
+    assert {trial.changes["model.name"] for trial in light.trials} == {"small_cnn"}
     # What cannot be kept is said before any trial begins.
     with pytest.raises(ConfigError, match=r"The model of search\.refit would break"):
         run(**{"search.limits.latency_ms": 5, "search.refit": {"model.side_px": 512}})
     with pytest.raises(ConfigError, match="No model of the search can keep"):
         run(**{"search.limits.size_mb": 0.001})
     begun = [folder for folder in (tmp_path / "search").iterdir() if (folder / "tune").exists()]
-    assert sorted(begun) == sorted([roomy.folder, found.folder])
+    assert sorted(begun) == sorted(one.folder for one in (roomy, found, light))
     # A trial's epoch takes some milliseconds, at 1 a millisecond.
     price = {"search.stopping.price_per_hour": 3.6e6, "search.limits.money": 1.0}
     with pytest.raises(RaypipeError, match="stopped before its first result"):
