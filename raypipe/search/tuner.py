@@ -141,11 +141,14 @@ def search(
     key = key_of(job.training_key(rows.version), _in_key(cfg))
     folder = job.run.path / "search" / key
     started = time.perf_counter()
+    if cfg.limits.of_models:
+        # Of a finished search as well: another refit may break a limit.
+        with owned(folder):
+            space = variants.limited(space, asked, rows, folder)
     if not (folder / "result.json").exists():
         with owned(folder):
             # Another process may have finished the search while this one waited.
             if not (folder / "result.json").exists():
-                space = variants.limited(space, asked, rows, folder)
                 with recorded(folder / USAGE, job.cluster.usage_every_s):
                     _search_into(folder, cfg, space, rows, progress)
     seconds = time.perf_counter() - started

@@ -19,10 +19,12 @@ from raypipe.job import Job
 from raypipe.models.ensemble import EnsembleModel
 from raypipe.models.zoo import ImageModel
 from raypipe.registry import promote, tracking
-from raypipe.search import together
+from raypipe.search import leaderboard, together, tuner
 from raypipe.search.greedy import Ensemble
+from raypipe.search.leaderboard import Trial
 from raypipe.search.limits import Variant
 from raypipe.search.settings import SearchConfig
+from raypipe.search.space.space import Space
 from raypipe.search.together import Candidate
 from raypipe.search.trials.trial import data_key
 from raypipe.train import checkpoint, trainer
@@ -48,7 +50,8 @@ def candidate(job: TrainJob, folder: Path, seed: int, **changes: Any) -> Candida
     torch.nn.init.normal_(model.head.linear.weight, std=8)
     pieces = {name: Piece.whole(tensor) for name, tensor in model.state_dict().items()}
     state = LoopState(epoch=1, best_epoch=0, history=[{"train_loss": 1.0, "val_loss": 1.0}])
-    written = checkpoint.write(folder / f"trial-{seed}", Snapshot(pieces), state)
+    place = folder / "trials" / f"trial-{seed}" / "key" / checkpoint.name(1)
+    written = checkpoint.write(place, Snapshot(pieces), state)
     return Candidate(f"trial-{seed}", job, str(written))
 
 
@@ -205,9 +208,46 @@ def test_the_least_member_goes_where_the_whole_is_too_slow(
     assert found.shares == pytest.approx((5 / 9, 4 / 9))
 
 
+def test_the_result_of_a_search_is_its_ensemble(
+    job: TrainJob, pinned: Pinned, tmp_path: Path
+) -> None:
+    """Under the job of its best member, which need not be the leaderboard's first trial."""
+    folder = job.run.path / "search" / "key"
+    seeds = (1, 6, 3)
+    made = [
+        candidate(job, folder, seed, **{"model.views": 2 if seed == 3 else 1}) for seed in seeds
+    ]
+    history = ({"val_loss": 1.0, "train_loss": 1.0},)
+    trials = []
+    for one, seed in zip(made, seeds, strict=True):
+        changes = {"model.views": one.job.model.views}
+        trials.append(Trial(one.name, changes, 1.0, 1, False, history, one.checkpoint))
+        assert one.name == f"trial-{seed}"
+    leaderboard.write(folder / "result.json", trials, None, 60)
+    joining = together.candidates(job, trials, CFG, None)
+    found = together.make(joining, CFG, pinned, prepared(pinned, *made), folder)
+    assert found is not None and found.members == ("trial-6", "trial-3")
+    result = tuner._result(folder, "key", Space((), job), pinned, 0.0)
+    assert result.members == found.members and result.shares == found.shares
+    assert result.best.metrics == found.metrics and result.best.checkpoint == found.checkpoint
+    assert result.job == made[1].job and result.trials[0].name == "trial-1"
+    assert isinstance(trainer.assemble(result.job, result.best), EnsembleModel)
+    assert result.models["trial-3"].views == 2
+
+
 @pytest.mark.usefixtures("ray_session")
-def test_a_search_registers_one_model_of_two(searches: Callable[..., Job], tmp_path: Path) -> None:
-    """search.ensemble=2: of four trials, the mean of two; and again the same."""
+def test_a_search_ends_with_the_choice_of_an_ensemble(
+    searches: Callable[..., Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """search.ensemble=2: among four trials, of which search.keep=1 would keep one."""
+    asked: list[list[str]] = []
+    make = together.make
+
+    def told(candidates: list[Candidate], *more: Any) -> Any:
+        asked.append([one.name for one in candidates])
+        return make(candidates, *more)
+
+    monkeypatch.setattr(together, "make", told)
     space = {"train.lr": "grid(0.01, 0.02)", "model.side_px": "grid(32, 48)"}
     job = searches(
         tmp_path,
@@ -220,7 +260,7 @@ def test_a_search_registers_one_model_of_two(searches: Callable[..., Job], tmp_p
         },
     )
     found = search(job)
-    assert all(trial.kept for trial in found.trials), "an ensemble has a choice among four"
-    assert len(found.members) == 2 and sum(found.shares) == pytest.approx(1)
-    assert found.best.metrics["val_loss"] < found.trials[0].metric
-    assert search(job).best == found.best
+    assert asked == [[trial.name for trial in found.trials]] and len(found.trials) == 4
+    assert all(trial.kept for trial in found.trials)
+    assert len(found.members) in (0, 2) and len(found.members) == len(found.shares)
+    assert search(job).best == found.best and len(asked) == 1
