@@ -197,7 +197,8 @@ def _search_into(
         _average_best(job, cfg.soup, trials, data, folder)
     if cfg.ensemble > 1:
         average = soup.read(folder)
-        joining = together.candidates(job, trials, cfg, average and average.checkpoint)
+        checkpoint = None if average is None else average.checkpoint
+        joining = together.candidates(job, trials, cfg, checkpoint)
         together.make(joining, cfg, pinned, data, folder)
     leaderboard.write(folder / "result.json", trials, stopped, decoded_images(data))
     kept.clear(folder, trials)
