@@ -107,20 +107,21 @@ class EnsembleModel(Predictor):
         self.bodies, self.heads = nn.ModuleList(), nn.ModuleList()
         self.body_of: list[int] = []
         known: dict[str, int] = {}
+        sides: list[int] = []
         for member in self.members:
             built = ImageModel(member.model.model_copy(update=_BARE), classes)
-            body = known.get(member.shared) if member.shared else None
-            if body is None:
-                body = len(self.bodies)
-                known[member.shared] = body
+            number = known.get(member.shared) if member.shared else None
+            if number is None:
+                number = known[member.shared] = len(self.bodies)
                 self.bodies.append(built)
-            self.body_of.append(body)
+                sides.append(built.side_px)
+            self.body_of.append(number)
             self.heads.append(built.head)
         # A body's head stands among the heads: else it would be among the weights twice.
         for body in self.bodies:
             body.head = nn.Identity()
         # No buffers, as the normalisation of an ImageModel.
-        self._shrink = [_shrinking(self.side_px, body.side_px) for body in self.bodies]
+        self._shrink = [_shrinking(self.side_px, side_px) for side_px in sides]
         first = self.bodies[0]
         assert isinstance(first, ImageModel)
         self.widths = (first.widths[0], classes)
@@ -195,7 +196,9 @@ class EnsembleModel(Predictor):
     @property
     def spread(self) -> float:
         """Of a regression: the standard deviation of its training labels."""
-        return float(self.heads[0].spread)
+        spread = self.heads[0].spread
+        assert isinstance(spread, Tensor)
+        return float(spread)
 
 
 def logits_of(task: Kind, scores_BC: Tensor) -> Tensor:
@@ -263,9 +266,9 @@ def shrunk(pixels_BHWC: Tensor, matrix_SL: Tensor) -> Tensor:
     """
     side_px, side = matrix_SL.shape
     across = pixels_BHWC.to(torch.float32).transpose(1, 2)  # B, across, down, C
-    across = _whole(matrix_SL @ across.flatten(2)).unflatten(2, (side, 3))
+    across = _whole(matrix_SL @ across.flatten(2)).view(-1, side_px, side, 3)
     down = across.transpose(1, 2)  # B, down, across, C
-    return _whole(matrix_SL @ down.flatten(2)).unflatten(2, (side_px, 3))
+    return _whole(matrix_SL @ down.flatten(2)).view(-1, side_px, side_px, 3)
 
 
 def _whole(levels: Tensor) -> Tensor:

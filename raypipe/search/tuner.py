@@ -143,11 +143,14 @@ def search(
     key = key_of(job.training_key(rows.version), _in_key(cfg))
     folder = job.run.path / "search" / key
     started = time.perf_counter()
+    if cfg.limits.of_models:
+        # Of a finished search as well: another refit may break a limit.
+        with owned(folder):
+            space = variants.limited(space, asked, rows, folder)
     if not (folder / "result.json").exists():
         with owned(folder):
             # Another process may have finished the search while this one waited.
             if not (folder / "result.json").exists():
-                space = variants.limited(space, asked, rows, folder)
                 with recorded(folder / USAGE, job.cluster.usage_every_s):
                     _search_into(folder, cfg, space, rows, progress)
     seconds = time.perf_counter() - started
@@ -199,7 +202,8 @@ def _search_into(
         _average_best(job, cfg.soup, trials, data, folder)
     if cfg.ensemble > 1:
         average = soup.read(folder)
-        joining = together.candidates(job, trials, cfg, average.checkpoint if average else None)
+        checkpoint = None if average is None else average.checkpoint
+        joining = together.candidates(job, trials, cfg, checkpoint)
         together.make(joining, cfg, pinned, data, folder)
     leaderboard.write(folder / "result.json", trials, stopped, decoded_images(data))
     kept.clear(folder, trials)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from raypipe.config import replace, validate
-from raypipe.errors import ConfigError
+from raypipe.errors import ConfigError, RaypipeError
 from raypipe.job import Job
 from raypipe.search import limits, variants
 from raypipe.search.limits import SearchLimits, Variant
@@ -134,31 +134,45 @@ def test_settings_that_cannot_be_kept_together_are_one_message(
 
 @pytest.mark.usefixtures("ray_session")
 def test_each_limit_is_kept_where_the_best_trial_would_break_it(
-    searches: Callable[..., Job], tmp_path: Path
+    searches: Callable[..., Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """48 px with a grid of rates: without limits a trial of 48 px takes part; with each, none."""
+    """Without a limit trials of 256 px take part; with each, none of them begins."""
+
+    def timed(models: list[Any], images: list[bytes], rounds: int = 1) -> list[Variant]:
+        assert images, "of the table"
+        return [variant(one.side_px / 32) for one in models]
+
+    monkeypatch.setattr(variants, "timed", timed)
     space = {"model.side_px": "grid(32, 256)", "train.lr": "grid(0.01, 0.001)"}
     given = {"search.samples": 1, "search.scheduler": "none", "search.space": space}
 
     def run(**more: Any) -> Any:
-        return search(searches(tmp_path, **given, **more))
+        return search(searches(tmp_path, **(given | more)))
 
-    pinned_px = [trial.changes["model.side_px"] for trial in run().trials]
-    assert sorted(pinned_px) == [32, 32, 256, 256]
-    roomy = run(**{"search.limits.latency_ms": 1e4})
-    assert len(roomy.trials) == 4 and roomy.best == run(**{"search.limits.latency_ms": 1e4}).best
-    kept = variants.read(roomy.folder)
-    small, large = sorted(kept.values(), key=lambda one: one.latency_ms)
-    assert small.text == "small_cnn at 32 px" and large.text == "small_cnn at 256 px"
-    assert small.high_ms < large.high_ms
-    between = (small.high_ms * large.high_ms) ** 0.5
-    found = run(**{"search.limits.latency_ms": between})
-    assert {trial.changes["model.side_px"] for trial in found.trials} == {32}
-    # The larger refit is refused before any trial begins.
-    begun = len(list((tmp_path / "search").iterdir()))
+    def sides(found: Any) -> set[int]:
+        return {trial.changes["model.side_px"] for trial in found.trials}
+
+    roomy = run(**{"search.limits.latency_ms": 9})
+    assert sides(roomy) == {32, 256}
+    kept = {one.text: one.latency_ms for one in variants.read(roomy.folder).values()}
+    assert kept == {"small_cnn at 32 px": 1.0, "small_cnn at 256 px": 8.0}
+    found = run(**{"search.limits.latency_ms": 5})
+    assert sides(found) == {32} and len(found.trials) == 2
+    assert found.reached and found.reached[-1].value == min(one.metric for one in found.trials)
+    assert found.ran_s >= found.reached[-1].seconds
+    nets = {"model.name": "grid(small_cnn, efficientnet_lite0)", "train.lr": "grid(0.01, 0.001)"}
+    light = run(**{"search.limits.size_mb": 5, "search.space": nets, "model.side_px": 32})
+    assert {trial.changes["model.name"] for trial in light.trials} == {"small_cnn"}
+    # What cannot be kept is said before any trial begins.
     with pytest.raises(ConfigError, match=r"The model of search\.refit would break"):
-        run(**{"search.limits.latency_ms": between, "search.refit": {"model.side_px": 512}})
+        run(**{"search.limits.latency_ms": 5, "search.refit": {"model.side_px": 512}})
     with pytest.raises(ConfigError, match="No model of the search can keep"):
         run(**{"search.limits.size_mb": 0.001})
-    assert len(list((tmp_path / "search").iterdir())) <= begun + 2
-    assert found.reached and found.reached[-1].value == min(one.metric for one in found.trials)
+    begun = [folder for folder in (tmp_path / "search").iterdir() if (folder / "tune").exists()]
+    assert sorted(begun) == sorted(one.folder for one in (roomy, found, light))
+    # A trial's epoch takes some milliseconds, at 1 a millisecond.
+    price = {"search.stopping.price_per_hour": 3.6e6, "search.limits.money": 1.0}
+    with pytest.raises(RaypipeError, match="stopped before its first result"):
+        run(**price)
+    cheap = run(**(price | {"search.limits.money": 1e6}))
+    assert len(cheap.trials) == 4 and cheap.device_s * 1000 < 1e6

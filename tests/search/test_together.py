@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 from collections.abc import Callable
 from dataclasses import replace as with_
@@ -17,12 +18,13 @@ from raypipe.feed.dataset import Pinned, pin
 from raypipe.job import Job
 from raypipe.models.ensemble import EnsembleModel
 from raypipe.models.zoo import ImageModel
-from raypipe.registry import tracking
-from raypipe.registry.package import Package
-from raypipe.search import together
+from raypipe.registry import promote, tracking
+from raypipe.search import leaderboard, together, tuner
 from raypipe.search.greedy import Ensemble
+from raypipe.search.leaderboard import Trial
 from raypipe.search.limits import Variant
 from raypipe.search.settings import SearchConfig
+from raypipe.search.space.space import Space
 from raypipe.search.together import Candidate
 from raypipe.search.trials.trial import data_key
 from raypipe.train import checkpoint, trainer
@@ -30,7 +32,8 @@ from raypipe.train.job import TrainJob, TrainResult
 from raypipe.train.loop import LoopState
 from raypipe.train.parallel.snapshot import Piece, Snapshot
 from raypipe.train.publish import publish
-from raypipe.train.worker import Data, validate
+from raypipe.train.trainer import Plan
+from raypipe.train.worker import Data, Prepared, validate
 from raypipe.watch import check as drift_check
 from tests.searching import search
 
@@ -47,7 +50,8 @@ def candidate(job: TrainJob, folder: Path, seed: int, **changes: Any) -> Candida
     torch.nn.init.normal_(model.head.linear.weight, std=8)
     pieces = {name: Piece.whole(tensor) for name, tensor in model.state_dict().items()}
     state = LoopState(epoch=1, best_epoch=0, history=[{"train_loss": 1.0, "val_loss": 1.0}])
-    written = checkpoint.write(folder / f"trial-{seed}", Snapshot(pieces), state)
+    place = folder / "trials" / f"trial-{seed}" / "key" / checkpoint.name(1)
+    written = checkpoint.write(place, Snapshot(pieces), state)
     return Candidate(f"trial-{seed}", job, str(written))
 
 
@@ -96,6 +100,50 @@ def test_what_is_written_says_the_weighted_mean(
     scores_NC, labels_N = together.predicted(model, one.job, pinned)
     picked_N = scores_NC[np.arange(len(labels_N)), labels_N]
     assert -np.log(picked_N).mean() == pytest.approx(found.metrics["val_loss"], rel=1e-4)
+
+
+def test_it_is_one_package_like_any_other(
+    searches: Callable[..., Job], tmp_path: Path, photos: Path
+) -> None:
+    """Registered, loaded without the folder of its search, calibrated, described and watched."""
+    job = searches(
+        tmp_path, **{"registry.severity_images": 0, "model.calibrate": True, "run.name": "e"}
+    )
+    pinned = pin(job.table, job.feed)
+    one = candidate(job.training, tmp_path, 3, **{"model.side_px": 32, "model.views": 2})
+    two = candidate(job.training, tmp_path, 6, **{"model.side_px": 48})
+    search_folder = tmp_path / "search"
+    found = together.make([one, two], CFG, pinned, prepared(pinned, one, two), search_folder)
+    assert found is not None
+    history = ({"val_loss": 1.0, "train_loss": 1.0},)
+    result = TrainResult(
+        "k", pinned.version, pinned.classes, found.metrics, history, 0, found.checkpoint, 0.0
+    )
+    data = Prepared(lambda: trainer.prepare(one.job, pinned))
+    planned = Plan(one.job, pinned, "k", search_folder, data)
+    store = tracking.open_store(job.run, job.registry, job.artifacts)
+    version = publish(store, planned, result, "search")
+    assert publish(store, planned, result, "search").version == version.version
+    shutil.rmtree(search_folder)
+    for c in (one, two):
+        shutil.rmtree(c.checkpoint)
+
+    package = promote.fetch(store, version)
+    images = [path.read_bytes() for path in sorted(photos.glob("*.png"))]
+    predictions = package.predict(images)
+    np.testing.assert_allclose(predictions.scores_NC.sum(1), 1, atol=1e-5)
+    assert set(predictions.labels) <= set(package.classes)
+    assert package.info["temperature"] == package.model.temperature
+    assert package.info["calibration"]["images"] == len(package.reference().ids)
+    # Its reference is what it says of the validation images, as later batches will be predicted.
+    reference = package.reference()
+    hashes = [hashlib.sha256(image).hexdigest() for image in images]
+    rows = [hashes.index(image_id) for image_id in reference.ids]
+    np.testing.assert_allclose(reference.scores_NC, predictions.scores_NC[rows], atol=1e-4)
+    np.testing.assert_allclose(reference.features_ND, predictions.features_ND[rows], atol=1e-3)
+    drift_check.known(package, reference)
+    card = package.files["card.md"].decode()
+    assert "the weighted mean of 2 models" in card and "trial-6" in card and "48 x 48 px" in card
 
 
 def test_a_member_that_cannot_be_read_costs_only_itself(
@@ -160,11 +208,46 @@ def test_the_least_member_goes_where_the_whole_is_too_slow(
     assert found.shares == pytest.approx((5 / 9, 4 / 9))
 
 
-@pytest.mark.usefixtures("ray_session")
-def test_a_search_registers_one_model_of_two(
-    searches: Callable[..., Job], tmp_path: Path, photos: Path
+def test_the_result_of_a_search_is_its_ensemble(
+    job: TrainJob, pinned: Pinned, tmp_path: Path
 ) -> None:
-    """search.ensemble=2: one package, which predicts, is watched and can be exported."""
+    """Under the job of its best member, which need not be the leaderboard's first trial."""
+    folder = job.run.path / "search" / "key"
+    seeds = (1, 6, 3)
+    made = [
+        candidate(job, folder, seed, **{"model.views": 2 if seed == 3 else 1}) for seed in seeds
+    ]
+    history = ({"val_loss": 1.0, "train_loss": 1.0},)
+    trials = []
+    for one, seed in zip(made, seeds, strict=True):
+        changes = {"model.views": one.job.model.views}
+        trials.append(Trial(one.name, changes, 1.0, 1, False, history, one.checkpoint))
+        assert one.name == f"trial-{seed}"
+    leaderboard.write(folder / "result.json", trials, None, 60)
+    joining = together.candidates(job, trials, CFG, None)
+    found = together.make(joining, CFG, pinned, prepared(pinned, *made), folder)
+    assert found is not None and found.members == ("trial-6", "trial-3")
+    result = tuner._result(folder, "key", Space((), job), pinned, 0.0)
+    assert result.members == found.members and result.shares == found.shares
+    assert result.best.metrics == found.metrics and result.best.checkpoint == found.checkpoint
+    assert result.job == made[1].job and result.trials[0].name == "trial-1"
+    assert isinstance(trainer.assemble(result.job, result.best), EnsembleModel)
+    assert result.models["trial-3"].views == 2
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_a_search_ends_with_the_choice_of_an_ensemble(
+    searches: Callable[..., Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """search.ensemble=2: among four trials, of which search.keep=1 would keep one."""
+    asked: list[list[str]] = []
+    make = together.make
+
+    def told(candidates: list[Candidate], *more: Any) -> Any:
+        asked.append([one.name for one in candidates])
+        return make(candidates, *more)
+
+    monkeypatch.setattr(together, "make", told)
     space = {"train.lr": "grid(0.01, 0.02)", "model.side_px": "grid(32, 48)"}
     job = searches(
         tmp_path,
@@ -174,25 +257,10 @@ def test_a_search_registers_one_model_of_two(
             "search.ensemble": 2,
             "search.keep": 1,
             "search.space": space,
-            "registry.severity_images": 0,
         },
     )
     found = search(job)
-    assert all(trial.kept for trial in found.trials), "an ensemble has a choice among four"
-    print(found.members, found.shares, found.best.metrics, [t.metric for t in found.trials])
-    assert len(found.members) == 2 and sum(found.shares) == pytest.approx(1)
-    assert found.best.metrics["val_loss"] < found.trials[0].metric
-    assert search(job).best == found.best
-    store = tracking.open_store(job.run, job.registry, job.artifacts)
-    version = publish(store, found.plan, found.best, "search")
-    folder = tmp_path / "packages" / found.best.key
-    shutil.rmtree(found.folder)
-    package = Package(folder, version.seal)
-    images = [path.read_bytes() for path in sorted(photos.glob("*.png"))[:5]]
-    assert len(images) == 5
-    predictions = package.predict(images)
-    assert predictions.scores_NC.sum(1) == pytest.approx(1)
-    assert set(predictions.labels) <= set(package.classes)
-    drift_check.known(package, package.reference())
-    card = (folder / "card.md").read_text()
-    assert "the weighted mean of 2 models" in card and found.members[1] in card
+    assert asked == [[trial.name for trial in found.trials]] and len(found.trials) == 4
+    assert all(trial.kept for trial in found.trials)
+    assert len(found.members) in (0, 2) and len(found.members) == len(found.shares)
+    assert search(job).best == found.best and len(asked) == 1
