@@ -8,7 +8,7 @@ call of a function of POINTS. Two ways:
 
 - driver: the search joins a cluster of one CPU, and only its own process dies. One trial runs at a
   time, so everything must be as if nobody had killed it: configurations, order, metrics.
-- machine: the search starts a cluster of two CPUs, and all its processes die.  Two trials run at a
+- machine: the search starts a cluster of two CPUs, and all its processes die. Two trials run at a
   time, and which of them reports first is chance. So its rules must hold, not its figures.
 
 Ledger: HOME/ledger.jsonl, a line a search. The same command goes on where it stopped.
@@ -129,7 +129,7 @@ def job_of(case: str, home: Path, run: Path, alone: bool) -> Job:
             "warmup": 0.0,
             "stopping": {"metric": "val_loss", "patience": None},
         },
-        "search": {"samples": 10, "grace": 1, "keep": 3, "space": space},
+        "search": {"samples": 8, "grace": 1, "keep": 3, "space": space},
     }
     return replace(validate(Job, asked), CASES[case])
 
@@ -285,12 +285,14 @@ def undisturbed(case: str, home: Path, alone: bool, env: dict[str, str]) -> Undi
     return Undisturbed(**json.loads(file.read_text()))
 
 
-def moment(rng: random.Random, whole: Undisturbed) -> Moment:
-    """Half of the moments are of the clock, half are calls."""
+def moment(rng: random.Random, whole: Undisturbed, attempt: int) -> Moment:
+    """Half of the moments are of the clock, half are calls. After `attempt` kills less is left."""
+    left = 1 / (1 + attempt)
     if rng.random() < 0.5:
-        return Moment(seconds=rng.uniform(0, whole.seconds))
+        return Moment(seconds=rng.uniform(0, 0.9 * whole.seconds * left))
     point = rng.choice(sorted(whole.calls))
-    return Moment(0.0, point, rng.randint(1, whole.calls[point]), rng.random() < 0.5)
+    last = max(1, int(whole.calls[point] * left))
+    return Moment(0.0, point, rng.randint(1, last), rng.random() < 0.5)
 
 
 def killed(
@@ -305,19 +307,20 @@ def killed(
     job = job_of(case, home, run, alone)
     # Tune saves its state every ten seconds: these searches take no longer.
     often = {"TUNE_GLOBAL_CHECKPOINT_S": "0.3"} if rng.random() < 0.5 else {}
-    moments, orphans, limit = [], [], ENDED_S
+    moments: list[str] = []
+    left: list[str] = []  # processes that outlived their search
     began = time.monotonic()
     for attempt in range(most + 1):
         mark = f"{os.getpid()}-{case}-{seed}-{attempt}"
-        when = moment(rng, whole) if attempt < most else None
+        when = moment(rng, whole, attempt) if attempt < most else None
         pid = start(job, env | often | {MARK: mark}, when, None)
         if when is not None and not when.point:
             time.sleep(when.seconds)
             if os.waitpid(pid, os.WNOHANG)[0]:
                 break  # it had ended
             kill_group(pid)
-        code = finish(pid, limit)
-        orphans += await_ended(mark)
+        code = finish(pid, ENDED_S)
+        left += await_ended(mark)
         if code is not None:
             if code:
                 raise RuntimeError(f"{case} {seed}: {(run / 'log').read_text()[-3000:]}")
@@ -332,13 +335,28 @@ def killed(
         "saves_often": bool(often),
         "seconds": round(time.monotonic() - began, 1),
     }
-    return line | {"problems": problems(whole, job, len(moments), alone) + orphans}
+    return line | {"problems": problems(whole, job, len(moments), alone) + left}
 
 
 def problems(whole: Undisturbed, job: Job, kills: int, alone: bool) -> list[str]:
-    """What does not hold of a search that was killed `kills` times."""
+    """What does not hold of a search that was killed `kills` times and then ended."""
+    moves = mutations.read(folder_of(job))
+    return compared(whole, trials_of(job), steps_of(job), moves, kills, alone)
+
+
+def compared(
+    whole: Undisturbed,
+    trials: list[dict[str, Any]],
+    steps: dict[str, int],
+    moves: list[dict[str, Any]],
+    kills: int,
+    alone: bool,
+) -> list[str]:
+    """The same, of the leaderboard, the training steps by trial, and the exploits.
+
+    alone: one trial ran at a time.
+    """
     found = []
-    trials = trials_of(job)
     names = [trial["name"] for trial in trials]
     expected = [trial["name"] for trial in whole.trials]
     if len(names) != len(expected) or len(set(names)) != len(names):
@@ -346,7 +364,7 @@ def problems(whole: Undisturbed, job: Job, kills: int, alone: bool) -> list[str]
     if alone and trials != whole.trials:
         found += differences(whole.trials, trials)
     # A kill may cost the epoch that a trial was in, and no other.
-    steps, per_epoch = steps_of(job), per_epoch_of(whole)
+    per_epoch = per_epoch_of(whole)
     epochs = {trial["name"]: trial["epochs"] for trial in trials}
     for name in sorted(set(steps) | set(epochs)):
         done, needed = steps.get(name, 0), epochs.get(name, 0) * per_epoch
@@ -355,10 +373,9 @@ def problems(whole: Undisturbed, job: Job, kills: int, alone: bool) -> list[str]
     redone = sum(steps.values()) - sum(epochs.values()) * per_epoch
     if redone >= (kills * per_epoch * (1 if alone else 2) or 1):
         found.append(f"{redone} steps too many")
-    moves = mutations.read(folder_of(job))
-    said = [(move["trial"], move["epoch"], move["donor"]) for move in moves]
-    if len(set(said)) != len(said):
-        found.append(f"exploits twice: {said}")
+    turns = [(move["trial"], move["epoch"]) for move in moves]
+    if len(set(turns)) != len(turns):
+        found.append(f"exploits twice: {turns}")
     if alone and moves != whole.moves:
         found.append(f"exploits {moves}, undisturbed {whole.moves}")
     return found

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import solar_seeds
 from benchmarks.equal_time import rank, summary, time_to
 from benchmarks.ledger import Cell, Ledger
 
@@ -110,3 +111,24 @@ def is_dead(pid: str) -> bool:
         return Path("/proc", pid, "stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except OSError:
         return True
+
+
+def test_a_frozen_file_stays_as_it_is(tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text("a")
+    ledger = Ledger(tmp_path / "ledger.jsonl")
+    said = solar_seeds.frozen(file, ["x=1"], ledger)["sha256"]
+    ledger.file.write_text(json.dumps({"frozen": said}) + "\n")
+    assert solar_seeds.frozen(file, ["x=1"], ledger)["sha256"] == said
+    with pytest.raises(SystemExit, match="begun with another file"):
+        solar_seeds.frozen(file, ["x=2"], ledger)
+
+
+def test_certain_cells_are_told_apart() -> None:
+    cells = [["a", 0.0, True], ["b", 1.0, False], ["c", 0.333, True], ["d", 1.0, True]]
+    assert solar_seeds.share(cells) == 0.75
+    assert solar_seeds.share(solar_seeds.certain(cells)) == 0.6667
+    line = {"cells": cells, "seed": 11, "tune_s": 1200.0, "valid": True}
+    told = solar_seeds.summary([line], {"a", "b"})
+    assert told["test"]["mean"] == 0.75 and told["certain"]["cells"] == 3
+    assert told["fresh"] == {"cells": 2, "mean": 1.0, "median": 1.0, "worst": 1.0}
