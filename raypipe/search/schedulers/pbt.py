@@ -28,6 +28,7 @@ from __future__ import annotations
 import logging
 import math
 import random
+import re
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -202,7 +203,7 @@ class _Population:
         Tune does not notice that trials ended, and would wait for ever.
         """
         # A restored search has its trials in another order: those that reported last come first.
-        in_order = SimpleNamespace(get_trials=lambda: sorted(controller.get_trials(), key=_name))
+        in_order = SimpleNamespace(get_trials=lambda: sorted(controller.get_trials(), key=_number))
         chosen = super().choose_trial_to_run(in_order)  # type: ignore[misc]
         live = [trial for trial in controller.get_trials() if not trial.is_finished()]
         waiting = live and all(trial.status == Trial.PAUSED for trial in live)
@@ -372,3 +373,9 @@ def _pb2() -> type:
 
 def _name(trial: Any) -> str:
     return trial_checkpoints.name_of(trial.path)
+
+
+def _number(trial: Any) -> int:
+    """Tune counts trials from 1, and their tags begin with it. A trial's folder comes later."""
+    found = re.match(r"\d+", str(trial.experiment_tag))
+    return int(found[0]) if found else 0
