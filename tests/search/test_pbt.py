@@ -20,6 +20,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from ray import tune
+from ray.tune.experiment import Trial
 from ray.tune.schedulers.pbt import _PBTTrialState
 
 from raypipe.config import load, replace, save
@@ -274,8 +275,12 @@ class Member:
     path: str
     config: dict[str, Any]
     finished: bool = False
+    status: str = Trial.PENDING
     experiment_tag: str = ""
     evaluated_params: dict[str, Any] = field(default_factory=dict)
+
+    def set_status(self, status: str) -> None:
+        self.status = status
 
     @property
     def trial_id(self) -> str:
@@ -364,7 +369,7 @@ def test_a_restored_population_knows_its_turns_and_its_gains(
     best, *others, worst = members(before, 2, 0.01, 0.02, 0.03, 0.05)
     turn(before, best, 4, 0.0)
     turn(before, worst, 4, 0.5)
-    before._next_perturbation_sync = 6
+    before._next_perturbation_sync = 4
     (kept,) = tune_schedulers.memory(before)
     state = cloudpickle.dumps(kept.get_state())
     expected = before._get_new_config(worst, best)[0]
@@ -375,8 +380,13 @@ def test_a_restored_population_knows_its_turns_and_its_gains(
     # Those that reported last come first.
     for member in (worst, best, *others):
         after.on_trial_add(SimpleNamespace(search_alg=None), member)
-    assert after._next_perturbation_sync == 6
-    assert after._trial_state[best].last_train_time == 4
+    assert after._next_perturbation_sync == after._trial_state[best].last_train_time == 4
+    assert [member.status for member in (best, *others, worst)] == [
+        Trial.PAUSED,  # it waits for its turn
+        Trial.PENDING,
+        Trial.PENDING,
+        Trial.PAUSED,
+    ]
     assert after._quantiles() == before._quantiles()
     assert after._get_new_config(worst, best)[0] == expected
 

@@ -172,7 +172,7 @@ class _Population:
         return ("_next_perturbation_sync", "_num_perturbations", "_num_checkpoints")
 
     def on_trial_add(self, controller: Any, trial: Any) -> None:
-        """Add a trial, and hide the searcher.
+        """Add a trial, also one of before a kill, and hide the searcher.
 
         Tune refuses searchers that learn from finished trials. Ours has drawn all values before the
         first trial starts.
@@ -182,6 +182,10 @@ class _Population:
         known = self._trial_state[trial]  # type: ignore[attr-defined]
         for name, value in self.remembered.get(trial.trial_id, {}).items():
             setattr(known, name, value)
+        # Tune would start all trials of a restored search again. One that waits for its turn stays
+        # paused: a turn takes no weights of a trial that it thinks is running.
+        if known.last_train_time >= self._next_perturbation_sync and not trial.is_finished():
+            trial.set_status(Trial.PAUSED)
 
     def on_trial_result(self, controller: Any, trial: Any, result: dict[str, Any]) -> Any:
         """Tune's decision; Tune draws the donor from a generator seeded by our seed and epoch."""
