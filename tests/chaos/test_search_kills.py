@@ -55,13 +55,14 @@ def test_a_trial_that_is_lost_or_trained_twice_is_seen(tmp_path: Path) -> None:
     whole = kill_search.Undisturbed(1.0, trials, {f"trial-{i}": 6 for i in range(3)}, {})
 
     def seen(trials: list[dict[str, Any]], steps: dict[str, int], kills: int = 1) -> list[str]:
-        return kill_search.compared(whole, trials, steps, [], kills, True)
+        return kill_search.compared(whole, trials, steps, [], kills)
 
     assert seen(trials, whole.steps) == []
     assert seen(trials, {**whole.steps, "trial-1": 8}) == [], "a part of one epoch"
     assert any("9 steps" in said for said in seen(trials, {**whole.steps, "trial-1": 9}))
     assert any("5 steps" in said for said in seen(trials, {**whole.steps, "trial-1": 5}))
     assert any("undisturbed" in said for said in seen(trials[:2], whole.steps))
+    assert any("twice" in said for said in seen([*trials, trials[0]], whole.steps))
     assert any("order" in said for said in seen(trials[::-1], whole.steps))
     assert any("7 steps" in said for said in seen(trials, {**whole.steps, "trial-1": 7}, 0))
 
@@ -73,3 +74,4 @@ def test_all_kinds_of_search_are_killed() -> None:
     searchers = {changes.get("search.searcher", "random") for changes in cases}
     assert {"asha", "pbt", "pb2"} <= schedulers and {"bohb", "tpe", "random"} <= searchers
     assert schedulers <= set(SearchConfig.model_fields["scheduler"].annotation.__args__)
+    assert set(kill_search.BY_CLOCK) <= {*kill_search.CASES, "freeze_thaw"}
