@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +30,7 @@ from raypipe.search.settings import SearchConfig
 from raypipe.search.space.space import Changes, Space
 from raypipe.search.trials import trial_checkpoints, tune_patches
 from raypipe.search.trials.epoch_result import EPOCH
-from raypipe.search.trials.trial import run_trial
+from raypipe.search.trials.trial import folder_name, run_trial
 from raypipe.search.trials.trial_data import prepare_data
 from raypipe.train import checkpoint
 from raypipe.train.job import TrainJob
@@ -69,6 +71,8 @@ def search(asked: Line, job: Job) -> tuple[Line, Callable[[], float]]:
                 search_alg=choose,
                 scheduler=end,
                 time_budget_s=max(0.1, asked["budget_s"] - (time.monotonic() - began)),
+                # The checkpoints' folder of a trial has this name.
+                trial_dirname_creator=folder_name,
                 reuse_actors=True,
             ),
             run_config=tune.RunConfig(
@@ -127,10 +131,14 @@ class Best(tune.Callback):  # type: ignore[misc]
             "epochs": self._epochs,
         }
 
-    def weights(self, trials: Path) -> Path:
-        """The checkpoint of the best epoch."""
-        (found,) = (trials / self._trial).glob(f"*/{checkpoint.name(self.epoch)}")
-        return found
+    def weights(self, trials: Path) -> Any:
+        """Of the best epoch, which the trial keeps; among equal ones, that of the least loss."""
+        found: dict[int, tuple[Any, Path]] = {}
+        for folder in (trials / self._trial).iterdir():
+            found |= trial_checkpoints.epoch_checkpoints(folder)
+        newest, path = found[max(found)]
+        _, best = found.get(newest.best_epoch + 1, (newest, path))
+        return checkpoint.read(best).weights
 
 
 Peer = tuple[Any, Any, Callable[..., None]]  # Tune's searcher and scheduler, and the trainable
@@ -150,22 +158,30 @@ def _optuna(training: TrainJob, cfg: SearchConfig, space: Space, planned: list[C
     from ray.tune.search.optuna import OptunaSearch
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-
-    def draw(trial: Any) -> dict[str, Any]:
-        changes = space.draw(lambda key, sampler: _suggest(trial, key, sampler))
-        # What the job refuses becomes the random search's trial of the same number.
-        usable = space.refusal(changes) is None
-        return {"changes": changes if usable else planned[trial.number % len(planned)]}
-
     rule = training.train.stopping
     choose = OptunaSearch(
-        draw,
+        _Draw(space, planned),
         metric=rule.metric,
         mode=rule.mode,
         sampler=optuna.samplers.TPESampler(seed=training.run.seed),
     )
     end = MedianStoppingRule(time_attr=EPOCH, grace_period=min(cfg.grace, training.train.epochs))
     return ConcurrencyLimiter(choose, _cpus()), end, _run_drawn
+
+
+@dataclass(frozen=True)
+class _Draw:
+    """The space as Optuna's searcher takes it: a function that it can pickle."""
+
+    space: Space
+    planned: list[Changes]
+
+    def __call__(self, trial: Any) -> dict[str, Any]:
+        changes = self.space.draw(partial(_suggest, trial))
+        # What the job refuses becomes the random search's trial of the same number.
+        if self.space.refusal(changes) is not None:
+            changes = self.planned[trial.number % len(self.planned)]
+        return {"changes": changes}
 
 
 def _run_drawn(config: dict[str, Any], **given: Any) -> None:

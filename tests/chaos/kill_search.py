@@ -57,6 +57,7 @@ CASES: dict[str, dict[str, Any]] = {
 BY_CLOCK = ("freeze_thaw",)
 EPOCHS, BATCH = 9, 12
 AT_ONCE = 3  # kills of one search
+LEFT_S = 120  # for what outlives a killed cluster
 ENDED_S = 120  # the longest that an undisturbed search may take
 MARK = "RAYPIPE_KILLED_SEARCH"  # in the environment of every process that we start
 # Functions of the search's process. A kill hits before or after one of their calls.
@@ -223,10 +224,10 @@ def kill_group(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def still_there(mark: str) -> list[str]:
-    """The command lines of processes that were started with this mark."""
+def still_there() -> list[str]:
+    """The command lines of processes that searches of this run have started."""
     found = []
-    wanted = f"{MARK}={mark}".encode()
+    wanted = f"{MARK}={os.getpid()}".encode()
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             if wanted in (folder / "environ").read_bytes().split(b"\0"):
@@ -236,10 +237,11 @@ def still_there(mark: str) -> list[str]:
     return found
 
 
-def await_ended(mark: str, within_s: float = 30) -> list[str]:
-    until = time.monotonic() + within_s
-    while (found := still_there(mark)) and time.monotonic() < until:
-        time.sleep(0.1)
+def outlived() -> list[str]:
+    """What still runs when all has ended. Ray's agents need a minute: they ask a dead cluster."""
+    until = time.monotonic() + LEFT_S
+    while (found := still_there()) and time.monotonic() < until:
+        time.sleep(0.2)
     return found
 
 
@@ -313,19 +315,16 @@ def killed(
     # Tune saves its state every ten seconds: these searches take no longer.
     often = {"TUNE_GLOBAL_CHECKPOINT_S": "0.3"} if rng.random() < 0.5 else {}
     moments: list[str] = []
-    left: list[str] = []  # processes that outlived their search
     began = time.monotonic()
     for attempt in range(most + 1):
-        mark = f"{os.getpid()}-{case}-{seed}-{attempt}"
         when = moment(rng, whole, attempt) if attempt < most else None
-        pid = start(job, env | often | {MARK: mark}, when, None)
+        pid = start(job, env | often | {MARK: str(os.getpid())}, when, None)
         if when is not None and not when.point:
             time.sleep(when.seconds)
             if os.waitpid(pid, os.WNOHANG)[0]:
                 break  # it had ended
             kill_group(pid)
         code = finish(pid, ENDED_S)
-        left += await_ended(mark)
         if code is not None:
             if code:
                 raise RuntimeError(f"{case} {seed}: {(run / 'log').read_text()[-3000:]}")
@@ -341,8 +340,7 @@ def killed(
         "seconds": round(time.monotonic() - began, 1),
     }
     same: Same = "rules" if case in BY_CLOCK else "all" if alone else "trials"
-    found = problems(whole, job, len(moments), 1 if alone else 2, same)
-    return line | {"problems": found + left}
+    return line | {"problems": problems(whole, job, len(moments), 1 if alone else 2, same)}
 
 
 def problems(whole: Undisturbed, job: Job, kills: int, at_once: int, same: Same) -> list[str]:
@@ -526,14 +524,16 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=1e9, help="start no search after these")
     parser.add_argument("--json", action="store_true", help="accepted for uniformity")
     chosen = parser.parse_args()
+    began_with = len(ledger(chosen.home.absolute()))
     done = run(chosen.home.absolute(), chosen.cases, chosen.ways, chosen.kills, chosen.seconds)
     told = {
         "kills": sum(line["kills"] for line in done),
         "searches": len(done),
         "with_problems": [line for line in done if line["problems"]],
+        "processes_left": outlived() if len(done) > began_with else [],
     }
     print(json.dumps(told))
-    sys.exit(bool(told["with_problems"]))
+    sys.exit(bool(told["with_problems"] or told["processes_left"]))
 
 
 if __name__ == "__main__":

@@ -38,13 +38,13 @@ def told(home: Path, *words: str) -> dict[str, Any]:
 
 def test_a_killed_search_is_as_if_nobody_had_killed_it(tmp_path: Path) -> None:
     found = told(tmp_path, "--kills", "3", "--cases", "bohb", "--ways", "driver")
-    assert found["kills"] == 3 and found["with_problems"] == []
+    assert found["kills"] == 3 and found["with_problems"] == [] == found["processes_left"]
 
 
 @pytest.mark.parametrize("way", ["driver", "machine"])
 def test_kills_of_every_kind_of_search_change_nothing(way: str, tmp_path: Path) -> None:
     found = told(tmp_path, "--kills", "15", "--ways", way)
-    assert found["kills"] >= 15 and found["with_problems"] == []
+    assert found["kills"] >= 15 and found["with_problems"] == [] == found["processes_left"]
 
 
 def test_a_trial_that_is_lost_or_trained_twice_is_seen(tmp_path: Path) -> None:
