@@ -203,5 +203,5 @@ def drawn_ahead(cfg: SearchConfig, total: int, concurrent: int) -> int:
 def memory(chosen: TrialScheduler | None) -> list[tune.Callback]:
     """The callbacks that save a scheduler's state with the search."""
     # Ours are behind Tune's interface; a population is Tune's scheduler itself.
-    rule = getattr(chosen, "rule", chosen)
+    rule: Any = getattr(chosen, "rule", chosen)
     return [Memory(rule)] if hasattr(rule, "state") else []
