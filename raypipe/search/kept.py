@@ -4,14 +4,14 @@ A checkpoint of a trial is three times its weights, and a trial has two. A thous
 large network would fill a disk with models that nobody reads again. What is read later: the best
 trials' weights, for the model and for a soup.
 
-1. A trial that ended, and that is not among the best that ended, loses its checkpoints at once. Its
-   line of the leaderboard goes into `ended.json` first.
+1. A trial that ended, and that is not among the best that ended, loses its checkpoints when Tune
+   has saved that it ended (`saved`): before, a kill would make Tune train it again. Its line of the
+   leaderboard goes into `ended.json` first.
 2. Only the checkpoints that it has reported go: a group of several workers may still write the next
    one. The rest goes when the search has ended.
 3. A trial that failed keeps its checkpoints until the search has ended, because a restored search
    tries it again. So does every trial of a population, whose weights others may take over.
-4. If a kill makes Tune forget that a trial had ended, it trains from its first epoch again.
-5. When all trials have ended, result.json says who keeps weights. Then the others' go.
+4. When all trials have ended, result.json says who keeps weights. Then the others' go.
 """
 
 from __future__ import annotations
@@ -49,12 +49,22 @@ class Kept:
         self._trials = folder / "trials"
         self._ended: list[Trial] = []
         self._folders: dict[str, Path] = {}  # of their checkpoints, by trial
+        self._unneeded: list[tuple[Trial, Path]] = []  # until Tune's state is saved
 
-    def ended(self, trial: Any) -> None:
-        """A trial of Tune's has ended well: delete what none of those that ended needs now.
+    def saved(self) -> None:
+        """Tune has saved its state: delete what it cannot ask for any more.
 
         Nothing is deleted if that fails: the end of the search tries again.
         """
+        while self._unneeded:
+            trial, folder = self._unneeded.pop()
+            try:
+                _forget(trial, folder)
+            except Exception:
+                log.debug("The checkpoints of %s stay for now", trial.name, exc_info=True)
+
+    def ended(self, trial: Any) -> None:
+        """A trial of Tune's has ended well: note what none of those that ended needs now."""
         if self._cfg.populated or trial.checkpoint is None:
             return
         try:
@@ -71,7 +81,7 @@ class Kept:
                 if is_kept:
                     self._ended.append(one)
                 else:
-                    _forget(one, self._folders.pop(one.name))
+                    self._unneeded.append((one, self._folders.pop(one.name)))
         except Exception:
             log.debug("The checkpoints of %s stay for now", trial.path, exc_info=True)
 

@@ -47,7 +47,7 @@ from raypipe.search.settings import SearchConfig
 from raypipe.search.space import defaults
 from raypipe.search.space import parse as spaces
 from raypipe.search.space.space import Space
-from raypipe.search.trials import tune_patches
+from raypipe.search.trials import saved_state, tune_patches
 from raypipe.search.trials.monitor import Held, Listener, Monitor, Stop
 from raypipe.search.trials.multi_worker_trial import GroupTrial
 from raypipe.search.trials.trial import data_key, folder_name, run_trial
@@ -382,7 +382,8 @@ def _run(
         tuner = tune.Tuner(trainable, tune_config=tune_config, run_config=run_config)
     else:
         monitor.put_into(tune_patches.run_config(tuner))
-    with tune_patches.applied(multi_worker=resources.worker is not None):
+    multi_worker = resources.worker is not None
+    with tune_patches.applied(multi_worker), saved_state.kept_whole(keeping.saved):
         results = tuner.fit()
     ranked = keeping.result(_ranked(results, job, monitor, folder, strategy.first))
     # Tune calls back for a trial's end before it counts the trial as ended, so the listener has not
@@ -437,6 +438,7 @@ def _restored(folder: Path, trainable: Any) -> Any | None:
     if not tune.Tuner.can_restore(str(folder)):
         return None
     try:
+        saved_state.unpack(folder)
         tuner = tune.Tuner.restore(
             str(folder), trainable, resume_unfinished=True, resume_errored=True
         )

@@ -75,7 +75,15 @@ class Ending:
         self.folder = folder
         self.kept = kept.Kept(job.training, job.search, folder)
 
-    def end(self, name: str, *losses: float, weight: float = 0.0, **values: object) -> None:
+    def end(
+        self,
+        name: str,
+        *losses: float,
+        weight: float = 0.0,
+        saved: bool = True,
+        **values: object,
+    ) -> None:
+        """saved: Tune saves its state afterwards."""
         folder = self.folder / "trials" / name / "key"
         metrics = [{"val_loss": loss, "train_loss": loss} for loss in losses]
         best = losses.index(min(losses))
@@ -92,6 +100,8 @@ class Ending:
         trial_checkpoints.write_pointer(tune, last, len(losses))
         pointer = SimpleNamespace(path=str(tune))
         self.kept.ended(SimpleNamespace(path=str(tune), config=values, checkpoint=pointer))
+        if saved:
+            self.kept.saved()
 
     @property
     def having(self) -> list[str]:
@@ -119,6 +129,18 @@ def test_while_a_search_runs_the_best_that_ended_keep_theirs(
         False,
         2,
     )
+
+
+def test_nothing_is_deleted_before_tune_has_saved_that_a_trial_ended(
+    searches: Searches, tmp_path: Path
+) -> None:
+    """Else a kill would make Tune train it again, from its first epoch."""
+    ending = Ending(tmp_path, searches(tmp_path / "run", **{"search.keep": 1}))
+    ending.end("a", 0.5, saved=False)
+    ending.end("b", 0.1, saved=False)
+    assert ending.having == ["a", "b"] and not list(tmp_path.glob("trials/*/*/ended.json"))
+    ending.kept.saved()
+    assert ending.having == ["b"]
 
 
 def test_weights_that_nobody_can_use_cost_no_other_trial_its_own(

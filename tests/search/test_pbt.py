@@ -7,11 +7,12 @@ import json
 import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import cloudpickle
 import pytest
 import ray
 import torch
@@ -19,6 +20,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from ray import tune
+from ray.tune.experiment import Trial
+from ray.tune.schedulers.pbt import _PBTTrialState
 
 from raypipe.config import load, replace, save
 from raypipe.errors import ConfigError
@@ -26,7 +29,7 @@ from raypipe.feed.dataset import pin
 from raypipe.job import Job
 from raypipe.search import tuner
 from raypipe.search.leaderboard import SearchResult
-from raypipe.search.schedulers import explore, mutations, pbt
+from raypipe.search.schedulers import explore, mutations, pbt, tune_schedulers
 from raypipe.search.space import parse
 from raypipe.search.trials import trial_checkpoints
 from raypipe.search.trials.epoch_result import result_of
@@ -272,6 +275,21 @@ class Member:
     path: str
     config: dict[str, Any]
     finished: bool = False
+    status: str = Trial.PENDING
+    experiment_tag: str = ""
+    evaluated_params: dict[str, Any] = field(default_factory=dict)
+
+    def set_status(self, status: str) -> None:
+        self.status = status
+
+    @property
+    def trial_id(self) -> str:
+        return self.path
+
+    @property
+    def run_metadata(self) -> Any:
+        checkpoints = SimpleNamespace(checkpoint_config=SimpleNamespace(num_to_keep=None))
+        return SimpleNamespace(checkpoint_manager=checkpoints)
 
     def is_finished(self) -> bool:
         return self.finished
@@ -292,7 +310,9 @@ def members(scheduler: Any, epoch: int, *rates: float) -> list[Member]:
 
 def turn(scheduler: Any, member: Member, epoch: int, loss: float) -> None:
     result = result_of({"val_loss": loss, "train_loss": 0.5}, epoch, False, "val_loss", "min")
-    state = scheduler._trial_state.setdefault(member, SimpleNamespace(last_score=None))
+    if member not in scheduler._trial_state:
+        scheduler._trial_state[member] = _PBTTrialState(member)
+    state = scheduler._trial_state[member]
     scheduler._save_trial_state(state, epoch, result, member)
 
 
@@ -338,6 +358,51 @@ def test_draws_of_pb2_repeat(searches: Searches, tmp_path: Path) -> None:
         turn(made, worst, 4, 0.5)
         found.append(made._get_new_config(worst, best)[0])
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("name", ["pbt", "pb2"])
+def test_a_restored_population_knows_its_turns_and_its_gains(
+    name: str, searches: Searches, tmp_path: Path
+) -> None:
+    """Tune restores a search with the scheduler that it began with."""
+    before = scheduler_of(name, tmp_path, searches)
+    best, *others, worst = members(before, 2, 0.01, 0.02, 0.03, 0.05)
+    turn(before, best, 4, 0.0)
+    turn(before, worst, 4, 0.5)
+    before._next_perturbation_sync = 4
+    (kept,) = tune_schedulers.memory(before)
+    state = cloudpickle.dumps(kept.get_state())
+    expected = before._get_new_config(worst, best)[0]
+
+    after = scheduler_of(name, tmp_path, searches)
+    (remembering,) = tune_schedulers.memory(after)
+    remembering.set_state(cloudpickle.loads(state))
+    # Those that reported last come first.
+    for member in (worst, best, *others):
+        after.on_trial_add(SimpleNamespace(search_alg=None), member)
+    assert after._next_perturbation_sync == after._trial_state[best].last_train_time == 4
+    assert [member.status for member in (best, *others, worst)] == [
+        Trial.PAUSED,  # it waits for its turn
+        Trial.PENDING,
+        Trial.PENDING,
+        Trial.PAUSED,
+    ]
+    assert after._quantiles() == before._quantiles()
+    assert after._get_new_config(worst, best)[0] == expected
+
+
+def test_an_exploit_that_a_kill_repeats_is_recorded_once(tmp_path: Path) -> None:
+    def exploit(trial: str, epoch: int, rate: float) -> dict[str, Any]:
+        return {"trial": trial, "donor": "a", "epoch": epoch, "values": {"train.lr": rate}}
+
+    for told in (exploit("b", 2, 0.1), exploit("c", 2, 0.2), exploit("b", 4, 0.3)):
+        mutations.append(tmp_path, told)
+    mutations.append(tmp_path, exploit("b", 4, 0.4))
+    assert mutations.read(tmp_path) == [
+        exploit("b", 2, 0.1),
+        exploit("c", 2, 0.2),
+        exploit("b", 4, 0.4),
+    ]
 
 
 @pytest.mark.parametrize("name", ["pbt", "pb2"])

@@ -109,6 +109,25 @@ def test_a_killed_search_gives_what_an_undisturbed_one_does(name: str, tmp_path:
     assert len({json.dumps(t, sort_keys=True) for t in whole}) == 9
 
 
+@pytest.mark.parametrize("name", ["tpe", "gp", "bohb"])
+def test_trials_that_tune_forgot_are_drawn_again_although_the_study_knows_later_ones(
+    name: str, tmp_path: Path
+) -> None:
+    """Tune saves its state now and then. Here it saved after trial 6; 6 to 8 had ended, 9 ran."""
+    pytest.importorskip("optuna")
+    made = make(tmp_path, of(name, tmp_path))
+    pickled = cloudpickle.dumps(made)
+    run(made, 0, 6)
+    made.save_to_dir(str(tmp_path))
+    later = [*run(made, 6, 9), made.suggest("running")]
+    again = cloudpickle.loads(pickled)
+    again.restore_from_dir(str(tmp_path))
+    # Tune gives them other names.
+    assert [again.suggest("new6")] == later[:1]
+    again.on_trial_complete("new6", {"val_accuracy": good(later[0]), "epoch": JOB.search.grace})
+    assert [*run(again, 7, 9), again.suggest("running again")] == later[1:]
+
+
 @pytest.mark.parametrize("name", ["tpe", "gp"])
 def test_optuna_knows_values_and_failures(name: str, tmp_path: Path) -> None:
     optuna = pytest.importorskip("optuna")

@@ -24,11 +24,16 @@ LOG = "mutations.jsonl"
 
 
 def append(folder: Path, mutation: Mapping[str, Any]) -> None:
-    """Add one exploit to the record in the search's `folder`."""
+    """Add one exploit to the record in the search's `folder`.
+
+    A search that was killed repeats its last turn: that replaces what it recorded then.
+    """
     # Written anew, not appended to: volumes of Unity Catalog refuse that. It stays small.
     file = folder / LOG
-    before = file.read_text(encoding="utf-8") if file.exists() else ""
-    write_atomic(file, f"{before}{json.dumps(dict(mutation))}\n")
+    turn = (mutation["trial"], mutation["epoch"])
+    before = [line for line in read(folder) if (line["trial"], line["epoch"]) != turn]
+    lines = [json.dumps(line) for line in (*before, dict(mutation))]
+    write_atomic(file, "\n".join(lines) + "\n")
 
 
 def read(folder: Path) -> list[dict[str, Any]]:

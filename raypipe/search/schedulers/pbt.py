@@ -15,6 +15,9 @@ Tune decides which trial takes over from which. We override the rest:
    repeats them.
 4. A trial whose weights are not finite ranks last. It is no donor, and it takes over weights at the
    next turn. Tune would leave it as it is for ever.
+5. Tune restores a search without its scheduler's state: turns would come at other epochs, and PB2
+   would know no gain. So the state is saved with the search (`state`), and right after each turn:
+   a donor that went on has deleted the weights that the turn before needs.
 
 PB2 (Parker-Holder et al. 2020) chooses the values by a Gaussian process of the gains so far, on a
 linear scale and for ranges only. It needs scikit-learn, which MLflow brings.
@@ -25,6 +28,7 @@ from __future__ import annotations
 import logging
 import math
 import random
+import re
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -48,6 +52,14 @@ from raypipe.train.job import MUTABLE, TrainJob
 
 log = logging.getLogger("raypipe")
 TRIES = 16  # to find values that the job accepts
+# What Tune's PBT knows of a trial, and a turn needs. A donor's checkpoint is looked up at the turn.
+_OF_TRIAL = (
+    "orig_tag",
+    "last_score",
+    "last_train_time",
+    "last_perturbation_time",
+    "last_result",
+)
 
 
 def check(cfg: SearchConfig, space: Space) -> None:
@@ -126,6 +138,7 @@ def population(job: TrainJob, cfg: SearchConfig, space: Space, folder: Path) -> 
     made.settings = cfg.pbt
     made.draws = draws
     made.folder = folder
+    made.remembered = {}
     return made
 
 
@@ -137,14 +150,42 @@ class _Population:
     draws: dict[str, Draw]
     folder: Path
 
+    must_save = False
+    """After a turn: Tune's state is to be saved before a trial goes on (saved_state.py)."""
+
+    remembered: dict[str, dict[str, Any]]  # by Tune's id: what was known before a kill
+
+    def state(self) -> dict[str, Any]:
+        """What a restored search needs, to be pickled."""
+        trials = {}
+        for trial, known in self._trial_state.items():  # type: ignore[attr-defined]
+            trials[trial.trial_id] = {name: getattr(known, name) for name in _OF_TRIAL}
+        return {"own": {name: getattr(self, name) for name in self._names()}, "trials": trials}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Continue from what `state` returned; the trials are added afterwards."""
+        self.__dict__.update(state["own"])
+        self.remembered = state["trials"]
+
+    def _names(self) -> tuple[str, ...]:
+        """Of the attributes of Tune's that change."""
+        return ("_next_perturbation_sync", "_num_perturbations", "_num_checkpoints")
+
     def on_trial_add(self, controller: Any, trial: Any) -> None:
-        """Add a trial, and hide the searcher.
+        """Add a trial, also one of before a kill, and hide the searcher.
 
         Tune refuses searchers that learn from finished trials. Ours has drawn all values before the
         first trial starts.
         """
         hidden = SimpleNamespace(search_alg=None)
         super().on_trial_add(hidden, trial)  # type: ignore[misc]
+        known = self._trial_state[trial]  # type: ignore[attr-defined]
+        for name, value in self.remembered.get(trial.trial_id, {}).items():
+            setattr(known, name, value)
+        # Tune would start all trials of a restored search again. One that waits for its turn stays
+        # paused: a turn takes no weights of a trial that it thinks is running.
+        if known.last_train_time >= self._next_perturbation_sync and not trial.is_finished():
+            trial.set_status(Trial.PAUSED)
 
     def on_trial_result(self, controller: Any, trial: Any, result: dict[str, Any]) -> Any:
         """Tune's decision; Tune draws the donor from a generator seeded by our seed and epoch."""
@@ -153,17 +194,21 @@ class _Population:
             return PopulationBasedTraining.CONTINUE
         before = random.getstate()
         random.seed(f"{self.job.run.seed} {result[EPOCH]}")
+        turn = self._next_perturbation_sync
         try:
             return super().on_trial_result(controller, trial, result)  # type: ignore[misc]
         finally:
             random.setstate(before)
+            self.must_save = self.must_save or self._next_perturbation_sync > turn
 
     def choose_trial_to_run(self, controller: Any) -> Any:
         """Tune's choice. If all trials wait for some that have ended, the next turn is opened.
 
         Tune does not notice that trials ended, and would wait for ever.
         """
-        chosen = super().choose_trial_to_run(controller)  # type: ignore[misc]
+        # A restored search has its trials in another order: those that reported last come first.
+        in_order = SimpleNamespace(get_trials=lambda: sorted(controller.get_trials(), key=_number))
+        chosen = super().choose_trial_to_run(in_order)  # type: ignore[misc]
         live = [trial for trial in controller.get_trials() if not trial.is_finished()]
         waiting = live and all(trial.status == Trial.PAUSED for trial in live)
         if chosen is None and waiting:
@@ -171,7 +216,7 @@ class _Population:
             # The next turn is one interval after the trial that is furthest.
             furthest = max(states[trial].last_train_time for trial in live)
             self._next_perturbation_sync = furthest + self.settings.every
-            chosen = super().choose_trial_to_run(controller)  # type: ignore[misc]
+            chosen = super().choose_trial_to_run(in_order)  # type: ignore[misc]
         return chosen
 
     def _save_trial_state(self, state: Any, time: int, result: dict[str, Any], trial: Any) -> Any:
@@ -273,6 +318,9 @@ class _Pb2(_Population):
     data: Any  # PB2's table: a row for each turn of each trial, and one for each exploit
     current: Any  # PB2's list: the values that the exploits of this turn try so far
 
+    def _names(self) -> tuple[str, ...]:
+        return (*super()._names(), "data", "current", "last_exploration_time")
+
     def _propose(self, trial: Any, donor: Any, attempt: int) -> dict[str, Any]:
         if attempt:
             return super()._propose(trial, donor, attempt)
@@ -329,3 +377,9 @@ def _pb2() -> type:
 
 def _name(trial: Any) -> str:
     return trial_checkpoints.name_of(trial.path)
+
+
+def _number(trial: Any) -> int:
+    """Tune counts trials from 1, and their tags begin with it. A trial's folder comes later."""
+    found = re.match(r"\d+", str(trial.experiment_tag))
+    return int(found[0]) if found else 0

@@ -21,7 +21,7 @@ A scheduler that pauses trials has four problems with Tune:
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from ray import tune
 from ray.tune.experiment import Trial
@@ -119,10 +119,18 @@ class HalvingScheduler(FIFOScheduler):
         return f"Halving: rungs {rule.rungs}, cap {rule.cap}"
 
 
+class Remembers(Protocol):
+    """A rule, or a scheduler, that can go on from a state."""
+
+    def state(self) -> dict[str, Any]: ...
+
+    def restore(self, state: dict[str, Any]) -> None: ...
+
+
 class Memory(tune.Callback):  # type: ignore[misc]
     """Saves and restores a rule's state with the search."""
 
-    def __init__(self, rule: Halving) -> None:
+    def __init__(self, rule: Remembers) -> None:
         self._rule = rule
 
     def get_state(self) -> dict[str, Any]:
@@ -194,6 +202,6 @@ def drawn_ahead(cfg: SearchConfig, total: int, concurrent: int) -> int:
 
 def memory(chosen: TrialScheduler | None) -> list[tune.Callback]:
     """The callbacks that save a scheduler's state with the search."""
-    if not isinstance(chosen, HalvingScheduler):
-        return []
-    return [Memory(chosen.rule)]
+    # Ours are behind Tune's interface; a population is Tune's scheduler itself.
+    rule: Any = getattr(chosen, "rule", chosen)
+    return [Memory(rule)] if hasattr(rule, "state") else []

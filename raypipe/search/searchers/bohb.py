@@ -96,8 +96,8 @@ class Bohb(Suggested):
             return require().samplers.RandomSampler(seed=seed)
         return self._parzen(seed, self._least)
 
-    def _record(self, trial_id: str, asked: Any) -> None:
-        self._drawn[trial_id] = dict(asked.params)
+    def _record(self, trial_id: str, drawn: dict[str, Any]) -> None:
+        self._drawn[trial_id] = drawn["codes"]
 
     def _learn(self, trial_id: str, value: float | None) -> None:
         """Nothing: `on_trial_result` records every epoch."""

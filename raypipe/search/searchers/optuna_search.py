@@ -9,7 +9,9 @@ ask and tell interface:
 2. When a trial ends, we tell the study its best epoch's value, whatever ended it. A trial that
    failed, or never had a number, is told as failed.
 3. The study is stored in a journal in the search's folder, so a killed search continues with it.
-4. Each ask has a sampler of its own, seeded by the seed and the trial's number. So a suggestion
+4. What was drawn is also written down (draws.py). If a kill makes Tune forget a trial, it gets the
+   same one again, although the study may know later results by now.
+5. Each ask has a sampler of its own, seeded by the seed and the trial's number. So a suggestion
    depends on the study, and not on how often the search was interrupted.
 
 tpe learns conditional spaces branch by branch. gp models the fields that every trial has, and draws
@@ -24,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from raypipe.errors import ConfigError
+from raypipe.search.searchers.draws import Draws
 from raypipe.search.searchers.planned import Planned
 from raypipe.search.settings import SearchConfig
 from raypipe.search.space.samplers import Choice, Range, Sampler
@@ -69,6 +72,7 @@ class Suggested(Planned):
         self._space = space
         self._earlier = earlier
         self._journal = folder / JOURNAL
+        self._draws = Draws(folder)
         self._asked: dict[str, int] = {}  # Tune's id -> Optuna's number, of trials that run
         self._opened: Any = None  # the study
 
@@ -84,6 +88,15 @@ class Suggested(Planned):
         self._opened = None
 
     def _draw(self, i: int, trial_id: str) -> Changes:
+        drawn = self._draws.get(i)
+        if drawn is None:
+            drawn = self._ask(i)
+            self._draws.add(i, drawn)
+        self._record(trial_id, drawn)
+        return dict(drawn["changes"])
+
+    def _ask(self, i: int) -> dict[str, Any]:
+        """Draw trial i: its changes, and the number and the codes of Optuna's trial."""
         failed = require().trial.TrialState.FAIL
         study = self._study()
         cells = self._space.cells
@@ -101,12 +114,11 @@ class Suggested(Planned):
             if self._space.refusal(changes) is None:
                 break
             study.tell(asked.number, state=failed)
-        self._record(trial_id, asked)
-        return changes
+        return {"changes": changes, "number": asked.number, "codes": dict(asked.params)}
 
-    def _record(self, trial_id: str, asked: Any) -> None:
+    def _record(self, trial_id: str, drawn: dict[str, Any]) -> None:
         """Remember which of Optuna's trials this is."""
-        self._asked[trial_id] = asked.number
+        self._asked[trial_id] = drawn["number"]
 
     def _planned(self, i: int) -> Changes:
         """The values of the random search's trial i, by branch key."""
@@ -122,7 +134,7 @@ class Suggested(Planned):
         return by_key
 
     def _learn(self, trial_id: str, value: float | None) -> None:
-        # A trial from before a lost state is missing here: `_open` told it as failed.
+        # Missing: a trial that has told its value before, as one that paused and ended later.
         if trial_id not in self._asked:
             return
         # Opened before the trial leaves `_asked`: a trial that is missing there is told as failed.
@@ -185,9 +197,10 @@ class Suggested(Planned):
         # would take them for another trial, so they are asked for now, and fail below.
         for _ in study.get_trials(deepcopy=False, states=(states.WAITING,)):
             study.ask()
-        # Trials of the study that no trial of Tune's runs any more.
+        # Trials of the study that no trial of Tune's runs, or will run again.
+        live = {*self._asked.values(), *(draw["number"] for draw in self._draws.all())}
         for trial in study.get_trials(deepcopy=False, states=(states.RUNNING,)):
-            if trial.number not in self._asked.values():
+            if trial.number not in live:
                 study.tell(trial.number, state=states.FAIL)
         if is_new and self._earlier:
             study.add_trials([self._hint(trial) for trial in self._earlier])

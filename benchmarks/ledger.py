@@ -1,0 +1,192 @@
+"""A ledger of a benchmark: one JSON line a cell, and the next run goes on where this one stopped.
+
+A cell is one measurement: a task, a method, a seed and a budget. It runs in a process of its own
+and group, so that a kill of either leaves no half line and no process, and one cell's memory is not
+the next one's. Its line has, beside what the process returned: commit, hash of the configuration,
+machine, date, load average before and after, seconds, and whether it is valid. A failed cell has a
+line too, with `error`, and is tried again by the next run.
+
+Two runs at once would disturb each other's times: the second one stops with a message.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import datetime
+import fcntl
+import hashlib
+import json
+import os
+import platform
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks import looks
+
+Line = dict[str, Any]
+KEYS = ("task", "method", "seed", "budget_s")
+# Above this load before it starts, a cell's time is not that of a quiet machine.
+BUSY = 0.5
+
+
+@dataclass(frozen=True)
+class Cell:
+    task: str
+    method: str
+    seed: int
+    budget_s: float
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        return tuple(getattr(self, name) for name in KEYS)
+
+    @property
+    def name(self) -> str:
+        return f"{self.task}-{self.method}-{self.seed}-{self.budget_s:g}s"
+
+
+class Ledger:
+    """The cells that a benchmark has measured, in `file`; cells work in folders beside it."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file.absolute()
+
+    @contextmanager
+    def owned(self) -> Iterator[None]:
+        """Raises SystemExit if another process owns the ledger."""
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        with self.file.with_suffix(".lock").open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise SystemExit(f"Another run writes {self.file}: wait for its end") from None
+            self._cut_half_line()
+            yield
+
+    def lines(self) -> list[Line]:
+        """Every line, failed cells too; a half line at the end is left out."""
+        if not self.file.exists():
+            return []
+        whole = self.file.read_bytes().rpartition(b"\n")[0]
+        return [json.loads(line) for line in whole.splitlines()]
+
+    def done(self) -> dict[tuple[Any, ...], Line]:
+        """The newest line of each cell that did not fail."""
+        found = {}
+        for line in self.lines():
+            if not line.get("error"):
+                found[tuple(line[name] for name in KEYS)] = line
+        return found
+
+    def measure(self, cell: Cell, module: str, config: Mapping[str, Any], limit_s: float) -> Line:
+        """The cell's line: read, or measured now by `python -m module --cell FILE`.
+
+        The process gets a file with the cell, `config` and an empty folder, and leaves its result
+        as result.json there. It is killed after `limit_s`.
+        """
+        known = self.done().get(cell.key)
+        if known is not None:
+            return known
+        folder = self.file.with_suffix("") / cell.name
+        shutil.rmtree(folder, ignore_errors=True)  # what a killed run left
+        folder.mkdir(parents=True)
+        asked = {name: getattr(cell, name) for name in KEYS}
+        asked_file = folder / "cell.json"
+        asked_file.write_text(json.dumps(asked | {"config": dict(config), "folder": str(folder)}))
+        before, began = os.getloadavg()[0], time.monotonic()
+        error = _ran([sys.executable, "-m", module, "--cell", str(asked_file)], folder, limit_s)
+        seconds = time.monotonic() - began
+        result = folder / "result.json"
+        line = asked | {
+            "commit": looks.commit(),
+            "config": _hash(config),
+            "machine": f"{os.cpu_count()} x {_processor()}",
+            "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            "load_before": round(before, 2),
+            "load_after": round(os.getloadavg()[0], 2),
+            "seconds": round(seconds, 1),
+            "valid": before <= BUSY,
+        }
+        if error is None and result.exists():
+            line |= json.loads(result.read_text())
+            shutil.rmtree(folder)  # gigabytes of checkpoints else
+        else:
+            line |= {"valid": False, "error": error or "no result"}
+        self._append(line)
+        return line
+
+    def _append(self, line: Line) -> None:
+        with self.file.open("ab") as out:
+            out.write(json.dumps(line).encode() + b"\n")
+            out.flush()
+            os.fsync(out.fileno())
+
+    def _cut_half_line(self) -> None:
+        if self.file.exists():
+            content = self.file.read_bytes()
+            whole = content[: content.rfind(b"\n") + 1]
+            if whole != content:
+                with self.file.open("r+b") as out:
+                    out.truncate(len(whole))
+
+
+def _ran(command: list[str], folder: Path, limit_s: float) -> str | None:
+    """What went wrong; None if the process ended well. Nothing of its group is left."""
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+    try:
+        code = process.wait(limit_s)
+    except subprocess.TimeoutExpired:
+        code = None
+    finally:
+        _end_group(process)
+    if code == 0:
+        return None
+    said = (folder / "log").read_text(errors="replace").strip().splitlines()[-1:]
+    how = f"killed after {limit_s:g} s" if code is None else f"exit code {code}"
+    return f"{how}: {' '.join(said)}"[:500]
+
+
+def _end_group(process: subprocess.Popen[bytes]) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _hash(config: Mapping[str, Any]) -> str:
+    text = json.dumps(config, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def _processor() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def asked_of(file: Path) -> Line:
+    """Called by a cell's process: what it is to measure. From now on it ends with its parent."""
+    # Linux: prctl(PR_SET_PDEATHSIG, SIGKILL). A cluster that it starts ends with it.
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+    asked: Line = json.loads(file.read_text())
+    return asked
+
+
+def write_result(folder: Path, result: Mapping[str, Any]) -> None:
+    """Called by a cell's process: leave its result, whole or not at all."""
+    with tempfile.NamedTemporaryFile("w", dir=folder, delete=False) as out:
+        json.dump(dict(result), out)
+    Path(out.name).replace(folder / "result.json")

@@ -1,0 +1,134 @@
+"""The ledger of a benchmark: it goes on where it stopped, and a killed cell leaves nothing half.
+
+# Starts no Ray cluster.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from benchmarks import solar_seeds
+from benchmarks.equal_time import rank, summary, time_to
+from benchmarks.ledger import Cell, Ledger
+
+CELL = Cell("digits", "random", 1, 2.0)
+MODULE = "tests.search.a_cell"
+
+
+def test_a_measured_cell_is_read_and_not_measured_again(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "ledger.jsonl")
+    line = ledger.measure(CELL, MODULE, {"how": "well"}, 60)
+    assert (line["val"], line["task"], line["seed"]) == (0.5, "digits", 1)
+    assert {"commit", "config", "machine", "date", "load_before", "seconds", "valid"} <= set(line)
+    assert ledger.measure(CELL, MODULE, {"how": "die"}, 60) == line
+    assert len(ledger.lines()) == 1
+
+
+def test_a_cell_that_dies_has_a_line_that_says_so_and_is_tried_again(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "ledger.jsonl")
+    died = ledger.measure(CELL, MODULE, {"how": "die"}, 60)
+    assert "exit code -9" in died["error"] and not died["valid"] and "val" not in died
+    assert ledger.done() == {}
+    assert ledger.measure(CELL, MODULE, {"how": "well"}, 60)["val"] == 0.5
+
+
+def test_a_cell_that_hangs_is_ended(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "ledger.jsonl")
+    assert "killed after 5 s" in ledger.measure(CELL, MODULE, {"how": "hang"}, 5)["error"]
+    pid = (tmp_path / "ledger" / CELL.name / "pid").read_text()
+    assert not Path("/proc", pid).exists()
+
+
+def test_a_half_line_is_cut_and_the_cell_measured_again(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "ledger.jsonl")
+    whole = {"task": "a", "method": "b", "seed": 1, "budget_s": 1.0}
+    ledger.file.write_text(json.dumps(whole) + '\n{"task": "dig')
+    assert len(ledger.lines()) == 1
+    with ledger.owned():
+        ledger.measure(CELL, MODULE, {"how": "well"}, 60)
+    assert [line["task"] for line in ledger.lines()] == ["a", "digits"]
+
+
+def test_two_at_once_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "ledger.jsonl"
+    with Ledger(file).owned(), pytest.raises(SystemExit, match="Another run"), Ledger(file).owned():
+        pass
+
+
+def test_a_killed_benchmark_takes_its_cell_with_it(tmp_path: Path) -> None:
+    file = tmp_path / "ledger.jsonl"
+    code = (
+        "import sys; from pathlib import Path; from benchmarks.ledger import Cell, Ledger; "
+        f"Ledger(Path(sys.argv[1])).measure({CELL!r}, {MODULE!r}, dict(how='hang'), 600)"
+    )
+    benchmark = subprocess.Popen([sys.executable, "-c", code, str(file)])
+    note = tmp_path / "ledger" / CELL.name / "pid"
+    wait_until(lambda: note.exists() and note.read_text())
+    benchmark.kill()
+    benchmark.wait()
+    wait_until(lambda: not Path("/proc", note.read_text()).exists() or is_dead(note.read_text()))
+    assert Ledger(file).lines() == []
+
+
+def test_summary_ranks_by_test_and_times_by_validation() -> None:
+    def line(method: str, val: float, test: float, curve: list[list[float]]) -> dict[str, object]:
+        told = {"task": "a", "seed": 1, "budget_s": 60.0, "method": method}
+        return told | {"val": val, "test": test, "curve": curve}
+
+    told = summary(
+        [
+            line("ours", 0.90, 0.80, [[5.0, 0.70], [20.0, 0.895], [30.0, 0.90]]),
+            line("random", 0.80, 0.85, [[9.0, 0.80]]),
+        ]
+    )
+    assert told["ours 60s"] == {
+        "races": 1,
+        "mean_rank": 2,
+        "mean_test": 0.8,
+        "median_s_to_99": 20.0,
+    }
+    assert told["random 60s"]["mean_rank"] == 1 and told["random 60s"]["median_s_to_99"] == 60.0
+    assert rank(0.5, [0.5, 0.5, 0.7]) == 2.5
+    assert time_to([], 0.5, 60.0) == 60.0
+
+
+def wait_until(reached: object) -> None:
+    until = time.monotonic() + 60
+    while not reached():  # type: ignore[operator]
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+def is_dead(pid: str) -> bool:
+    """A zombie: whoever adopted it has not yet asked for it."""
+    try:
+        return Path("/proc", pid, "stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+def test_a_frozen_file_stays_as_it_is(tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text("a")
+    ledger = Ledger(tmp_path / "ledger.jsonl")
+    said = solar_seeds.frozen(file, ["x=1"], ledger)["sha256"]
+    ledger.file.write_text(json.dumps({"frozen": said}) + "\n")
+    assert solar_seeds.frozen(file, ["x=1"], ledger)["sha256"] == said
+    with pytest.raises(SystemExit, match="begun with another file"):
+        solar_seeds.frozen(file, ["x=2"], ledger)
+
+
+def test_certain_cells_are_told_apart() -> None:
+    cells = [["a", 0.0, True], ["b", 1.0, False], ["c", 0.333, True], ["d", 1.0, True]]
+    assert solar_seeds.share(cells) == 0.75
+    assert solar_seeds.share(solar_seeds.certain(cells)) == 0.6667
+    line = {"cells": cells, "seed": 11, "tune_s": 1200.0, "valid": True}
+    told = solar_seeds.summary([line], {"a", "b"})
+    assert told["test"]["mean"] == 0.75 and told["certain"]["cells"] == 3
+    assert told["fresh"] == {"cells": 2, "mean": 1.0, "median": 1.0, "worst": 1.0}

@@ -1,0 +1,46 @@
+"""The list of looks at test splits, and that benchmarks add to it.
+
+# Starts no Ray cluster.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from benchmarks import looks
+
+# Words of a benchmark that reads the score of a test split.
+READS = re.compile(
+    r'feed\.val": "test"|feed\.test|test_(accuracy|metrics)|\.test\(\)|"test": test\('
+)
+# What notes its looks elsewhere, or has none at a test split that anything is chosen for.
+OTHERWISE = {
+    "quickstart.py": "the gate's test part, once a seed: its records are in the list",
+}
+
+
+def test_a_benchmark_that_reads_a_test_split_notes_it() -> None:
+    readers = {}
+    for file in looks.FILE.parent.glob("*.py"):
+        text = file.read_text(encoding="utf-8")
+        if READS.search(text) and file.name not in OTHERWISE:
+            readers[file.name] = text
+    assert "equal_time.py" in readers, "the words above do not find what reads a test split"
+    # plain_tune.py hands its score to equal_time.py as a function.
+    silent = [name for name, text in readers.items() if "looks.note(" not in text]
+    assert silent in ([], ["plain_tune.py"])
+
+
+def test_a_look_is_a_line_and_older_ones_count_at_least(tmp_path: Path) -> None:
+    file = tmp_path / "looks.csv"
+    file.write_text(",".join(looks.COLUMNS) + "\n2026-01-01,,digits,seed 1,2+,x,y\n")
+    looks.note("digits", "seed 1", "python -m x", "a, b", file)
+    looks.note("digits", "seed 2", "python -m x", "a", file)
+    assert looks.counts(file) == {("digits", "seed 1"): 3, ("digits", "seed 2"): 1}
+    assert looks.read(file)[1]["why"] == "a, b"
+
+
+def test_every_line_of_the_list_can_be_read() -> None:
+    assert looks.counts().total() > 80
+    assert all(line["by"] and line["why"] for line in looks.read())
