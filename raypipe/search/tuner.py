@@ -35,6 +35,7 @@ from raypipe.files import owned
 from raypipe.search import kept, leaderboard, refit, soup
 from raypipe.search.leaderboard import SearchResult, Trial
 from raypipe.search.schedulers import mutations, pbt
+from raypipe.search.schedulers.thaw_scheduler import freeze_thaw
 from raypipe.search.schedulers.tune_schedulers import drawn_ahead, memory, scheduler
 from raypipe.search.searchers import optuna_search
 from raypipe.search.searchers.tune_searchers import candidates, plan, searcher
@@ -167,6 +168,10 @@ def _search_into(
     make_searcher = partial(searcher, job, cfg, space, planned, hints, folder)
     if cfg.populated:
         tune_scheduler = pbt.population(job, cfg, space, folder)
+    elif cfg.scheduler == "freeze_thaw":
+        concurrent = plan_resources(job, cfg, ray.cluster_resources(), total).concurrent
+        rule = job.train.stopping
+        tune_scheduler = freeze_thaw(rule, job.train.epochs, space, job.run.seed, concurrent)
     else:
         tune_scheduler = scheduler(cfg, job.train, total)
     strategy = _Strategy(total, make_searcher, tune_scheduler)

@@ -1,7 +1,8 @@
 """Which trials continue, and for how long: names -> Ray Tune's schedulers.
 
 `asha` and `pasha` are our own rules (halving.py) behind Tune's interface, so a search runs the same
-code that benchmarks/halving.py measures on tables. `hyperband` and `median` are Tune's.
+code that benchmarks/halving.py measures on tables. So is `freeze_thaw` (thaw_scheduler.py), which
+needs the space too. `hyperband` and `median` are Tune's.
 
 A scheduler that pauses trials has four problems with Tune:
 
@@ -32,7 +33,9 @@ from ray.tune.schedulers import (
     TrialScheduler,
 )
 
+from raypipe.search.schedulers.freeze_thaw import FreezeThaw
 from raypipe.search.schedulers.halving import Halving, Verdict
+from raypipe.search.schedulers.thaw_scheduler import FreezeThawScheduler
 from raypipe.search.settings import SearchConfig
 from raypipe.search.trials.epoch_result import EPOCH, metric_of_result
 from raypipe.train.settings import TrainConfig
@@ -122,7 +125,7 @@ class HalvingScheduler(FIFOScheduler):
 class Memory(tune.Callback):  # type: ignore[misc]
     """Saves and restores a rule's state with the search."""
 
-    def __init__(self, rule: Halving) -> None:
+    def __init__(self, rule: Halving | FreezeThaw) -> None:
         self._rule = rule
 
     def get_state(self) -> dict[str, Any]:
@@ -189,11 +192,11 @@ def scheduler(cfg: SearchConfig, train: TrainConfig, total: int) -> TrialSchedul
 
 def drawn_ahead(cfg: SearchConfig, total: int, concurrent: int) -> int:
     """How many trials the searcher may draw before the first one ends; `concurrent` can run."""
-    return total if cfg.scheduler == "hyperband" else concurrent
+    return total if cfg.scheduler in ("hyperband", "freeze_thaw") else concurrent
 
 
 def memory(chosen: TrialScheduler | None) -> list[tune.Callback]:
     """The callbacks that save a scheduler's state with the search."""
-    if not isinstance(chosen, HalvingScheduler):
+    if not isinstance(chosen, (HalvingScheduler, FreezeThawScheduler)):
         return []
     return [Memory(chosen.rule)]

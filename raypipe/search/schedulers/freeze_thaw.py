@@ -1,0 +1,373 @@
+"""Freeze-thaw search: after every epoch, which trial may train the next one.
+
+Pure: no clock, no Ray. Random numbers depend on the seed and on how many epochs were reported, so
+the same reports in the same order give the same verdicts, also after a restore.
+
+Swersky et al. 2014, "Freeze-thaw Bayesian optimization", with the acquisition of Rakotoarison et
+al. 2024, "In-context freeze-thaw Bayesian optimization" (ifBO):
+
+- A Gaussian process over trials' values and epochs (surrogate.py) predicts every curve, also those
+  of trials that have not begun.
+- Each decision draws a horizon of 1 to `max_epochs` epochs and a threshold below the best target.
+  The trial that most probably passes the threshold within the horizon may train an epoch. Short
+  horizons and low thresholds exploit, others explore: no single setting of the two is good for all
+  tables.
+- The trial that has just reported goes on without a pause if it is that trial.
+- Where epochs cost different seconds, the probability is divided by the trial's seconds an epoch.
+- The search ends when no trial is expected to improve the best target by `least_gain`.
+
+Targets are minimised: see `target`. The winner is judged by the metric.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Container, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from scipy.special import log_ndtr
+from scipy.stats import norm
+
+from raypipe.search.schedulers import surrogate
+from raypipe.search.schedulers.halving import Verdict
+from raypipe.search.schedulers.surrogate import Array, Data, Posterior
+from raypipe.train.stopping import Mode
+
+LEAST_GAIN = 1e-3
+# Bounds of a decision's cost: 15 ms, and 0.4 s where the hyperparameters are fitted again.
+MOST_OBSERVED = 300
+MOST_CANDIDATES = 256
+LANDMARKS = (1, 3, 8, 24)  # epochs of each trial that are observed, beside its last one
+FIRST_FIT = 6  # observations that the hyperparameters are first fitted to
+GROWTH = 1.25  # of the observations, until they are fitted again
+_PENALTY = 1.0  # ridge of the seconds an epoch; coordinates are within [0, 1]
+
+
+def target(metrics: Mapping[str, float], metric: str, mode: Mode) -> float:
+    """What the surrogate models, lower is better; NaN if there is no number.
+
+    The logarithm of the validation loss, for it is finer than an accuracy. Without one, the metric:
+    its logit where it is a share, its logarithm where lower is better.
+    """
+    loss = metrics.get("val_loss", math.nan)
+    if math.isfinite(loss) and loss > 0:
+        return math.log(loss)
+    value = metrics.get(metric, math.nan)
+    if mode == "min":
+        return math.log(max(value, 1e-12))
+    if 0 <= value <= 1:
+        inside = min(max(value, 1e-3), 1 - 1e-4)
+        return math.log((1 - inside) / inside)
+    return -value
+
+
+@dataclass
+class Curve:
+    """What is known of one trial."""
+
+    targets: dict[int, float] = field(default_factory=dict)  # epoch -> target
+    best: float = -math.inf  # the metric; more is better
+    seconds: float = 0.0
+    timed: int = 0  # epochs that `seconds` are of
+
+    @property
+    def epoch(self) -> int:
+        return max(self.targets, default=0)
+
+    def add(self, epoch: int, target: float, score: float, seconds: float | None) -> None:
+        """score: the metric, more is better. seconds: of this epoch, if known."""
+        self.targets[epoch] = target
+        self.best = max(self.best, score)
+        if seconds is not None and seconds > 0:
+            self.seconds += seconds
+            self.timed += 1
+
+
+class FreezeThaw:
+    """Decides which trial trains the next epoch.
+
+    group_D: which coordinates of a trial's values share a lengthscale. total: how many trials there
+    will be.
+    """
+
+    def __init__(
+        self,
+        max_epochs: int,
+        group_D: Array,
+        mode: Mode = "max",
+        seed: int = 0,
+        least_gain: float = LEAST_GAIN,
+    ) -> None:
+        self.max_epochs = max_epochs
+        self._group_D = group_D
+        self._sign = 1 if mode == "max" else -1
+        self._seed = seed
+        self._least_gain = least_gain
+        self._x: dict[str, Array] = {}  # of all trials, in the order of their arrival
+        self._known: tuple[int, _Model] | None = None  # the model after so many reports
+
+        # What was learned. `state` saves it.
+        self._curves: dict[str, Curve] = {}  # of trials that have begun
+        self._running: dict[str, bool] = {}
+        self._ended: dict[str, bool] = {}  # trials that never continue
+        self._failed: dict[str, bool] = {}  # trials that do not continue in this run
+        self._reports = 0
+        self._theta: list[float] | None = None  # the surrogate's hyperparameters
+        self._fitted = 0  # observations that they were fitted to
+        self._to_the_end: str | None = None  # a trial that is trained in full whatever is predicted
+        self._done = False
+
+    def meet(self, trial: str, x_D: Array) -> None:
+        """A trial that may be begun, and its values."""
+        self._x[trial] = x_D
+
+    def report(
+        self,
+        trial: str,
+        epoch: int,
+        value: float,
+        target: float,
+        seconds: float | None = None,
+    ) -> Verdict:
+        """What the trial does after this epoch. The same report after a restore: the same verdict.
+
+        value: the metric; NaN ends the trial. target: see the function. seconds: of this epoch.
+        """
+        self.forget(trial)
+        curve = self._curves.setdefault(trial, Curve())
+        is_lost = math.isnan(value) or math.isnan(target)
+        if epoch not in curve.targets:
+            # A lost trial is as bad as any, so that trials like it are avoided.
+            score = -math.inf if is_lost else self._sign * value
+            curve.add(epoch, math.inf if is_lost else target, score, seconds)
+            self._reports += 1
+        if is_lost or epoch >= self.max_epochs:
+            self.end(trial)
+            return "stop"
+        if trial != self._to_the_end and self._next() != trial:
+            return "pause"
+        self._running[trial] = True
+        return "go on"
+
+    def choose(self, ready: Container[str] | None = None) -> str | None:
+        """The trial that begins or continues now; None if none is worth an epoch.
+
+        ready: the trials that can start; None: all that wait.
+        """
+        chosen = self._next(ready)
+        if chosen is not None:
+            self._running[chosen] = True
+        return chosen
+
+    @property
+    def done(self) -> bool:
+        """No trial is expected to improve the best."""
+        return self._done
+
+    def end(self, trial: str) -> None:
+        """The trial never continues. What it reported is still learned from."""
+        self._running.pop(trial, None)
+        self._ended[trial] = True
+
+    def fail(self, trial: str) -> None:
+        """The trial failed. It is not chosen again, but Tune may start it again by itself."""
+        self._running.pop(trial, None)
+        self._failed[trial] = True
+
+    def forget(self, trial: str) -> None:
+        """The trial neither runs nor failed: it may continue."""
+        self._running.pop(trial, None)
+        self._failed.pop(trial, None)
+
+    def is_running(self, trial: str) -> bool:
+        return trial in self._running
+
+    def is_ended(self, trial: str) -> bool:
+        return trial in self._ended
+
+    def state(self) -> dict[str, Any]:
+        """Everything that was learned; each key is an attribute without its `_`."""
+        curves = {
+            name: Curve(dict(curve.targets), curve.best, curve.seconds, curve.timed)
+            for name, curve in self._curves.items()
+        }
+        return {
+            "curves": curves,
+            "running": dict(self._running),
+            "ended": dict(self._ended),
+            "failed": dict(self._failed),
+            "reports": self._reports,
+            "theta": self._theta,
+            "fitted": self._fitted,
+            "to_the_end": self._to_the_end,
+            "done": self._done,
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Continue from what `state` returned."""
+        for name, value in state.items():
+            setattr(self, f"_{name}", value)
+        self._known = None
+
+    # The decision.
+
+    def _next(self, ready: Container[str] | None = None) -> str | None:
+        """The open trial that is most worth an epoch; None if none is.
+
+        ready: of the open trials, those that it may be.
+        """
+        if self._to_the_end not in self._running:
+            self._to_the_end = None
+        open_ = self._open()
+        self._done = not open_ and not self._running
+        startable = [name for name in open_ if ready is None or name in ready]
+        if not startable:
+            return None
+        if not any(curve.targets for curve in self._curves.values()):
+            return startable[0]  # nothing is known yet
+        model = self._model()
+        if self._is_settled(model, open_):
+            return self._last(startable)
+        horizon, threshold = self._draw(model)
+        epochs = [min(self._epoch(name) + horizon, self.max_epochs) for name in startable]
+        mean_C, sd_C = self._predict(model, startable, np.array(epochs))
+        worth_C = log_ndtr((threshold - mean_C) / np.hypot(sd_C, model.posterior.noise))
+        worth_C = worth_C - self._log_seconds(startable)
+        return startable[int(np.argmax(worth_C))]
+
+    def _open(self) -> list[str]:
+        """Trials that may train an epoch now: those that wait, and the next ones to begin."""
+        waiting = []
+        new = []
+        for name in self._x:
+            if name in self._running or name in self._ended or name in self._failed:
+                continue
+            if self._epoch(name):
+                waiting.append(name)
+            elif len(new) < MOST_CANDIDATES // 2:
+                new.append(name)
+        if len(waiting) > MOST_CANDIDATES // 2:
+            waiting.sort(key=lambda name: min(self._curves[name].targets.values()))
+            waiting = waiting[: MOST_CANDIDATES // 2]
+        return [*waiting, *new]
+
+    def _epoch(self, name: str) -> int:
+        curve = self._curves.get(name)
+        return curve.epoch if curve else 0
+
+    def _draw(self, model: _Model) -> tuple[int, float]:
+        """(horizon in epochs, threshold) of this decision."""
+        draw = np.random.default_rng([self._seed, self._reports])
+        horizon = int(draw.integers(1, self.max_epochs + 1))
+        spread = max(model.median - model.best, 1e-3)
+        return horizon, model.best - 10 ** draw.uniform(-4, -1) * spread
+
+    def _is_settled(self, model: _Model, open_: list[str]) -> bool:
+        """Is no trial expected to improve the best by `least_gain`, if it trains to its end?"""
+        names = [*open_, *self._running]
+        mean_C, sd_C = self._predict(model, names, np.full(len(names), self.max_epochs))
+        z_C = (model.best - mean_C) / sd_C
+        gain_C = sd_C * (z_C * norm.cdf(z_C) + norm.pdf(z_C))
+        return bool(gain_C.max() * model.scale < self._least_gain)
+
+    def _last(self, startable: list[str]) -> str | None:
+        """The best trial, to be trained in full when nothing else is worth it.
+
+        None if a trial was trained in full, or is just being. Without a curve to its end, whatever
+        is predicted of ends is a guess; with one, the search may turn out not to be settled.
+        """
+        curves = self._curves.values()
+        is_full = any(c.epoch >= self.max_epochs and c.best > -math.inf for c in curves)
+        if is_full or self._to_the_end in self._running:
+            self._done = not self._running
+            return None
+        begun = [name for name in startable if self._epoch(name)]
+        if not begun:
+            return startable[0]  # all that began have ended before their last epoch
+        self._to_the_end = max(begun, key=lambda name: self._curves[name].best)
+        return self._to_the_end
+
+    def _log_seconds(self, names: list[str]) -> Array:
+        """Logarithms of the trials' seconds an epoch, observed or predicted; 0 if none is known."""
+        timed = [name for name, curve in self._curves.items() if curve.timed]
+        if not timed:
+            return np.zeros(len(names))
+        timed = timed[-MOST_OBSERVED:]
+        known = {name: self._curves[name].seconds / self._curves[name].timed for name in timed}
+        y_M = np.log(list(known.values()))
+        x_MD = np.array([self._x[name] for name in known])
+        x_CD = np.array([self._x[name] for name in names])
+        # Ridge regression by its dual: there may be more coordinates than trials.
+        center_D = x_MD.mean(0)
+        gram_MM = (x_MD - center_D) @ (x_MD - center_D).T + _PENALTY * np.eye(len(x_MD))
+        dual_M = np.linalg.solve(gram_MM, y_M - y_M.mean())
+        predicted_C = y_M.mean() + (x_CD - center_D) @ (x_MD - center_D).T @ dual_M
+        return np.array(
+            [
+                math.log(known[name]) if name in known else predicted
+                for name, predicted in zip(names, predicted_C, strict=True)
+            ]
+        )
+
+    # The surrogate.
+
+    def _model(self) -> _Model:
+        """The surrogate of what was observed so far, with hyperparameters fitted now and then."""
+        if self._known is None or self._known[0] != self._reports:
+            self._known = self._reports, self._new_model()
+        return self._known[1]
+
+    def _new_model(self) -> _Model:
+        rows, trials, epochs, raw = self._observed()
+        y_N, _, scale = surrogate.standardised(raw)
+        x_MD = np.array([self._x[name] for name in rows])
+        data = Data(x_MD, np.array(trials), np.log(epochs), y_N, self._group_D)
+        reports = self._reports
+        if reports >= max(FIRST_FIT, GROWTH * self._fitted):
+            start = None if self._theta is None else np.array(self._theta)
+            self._theta = surrogate.fit(data, start).tolist()
+            self._fitted = reports
+        theta_P = surrogate.prior(data.groups)[0] if self._theta is None else np.array(self._theta)
+        rows_of = {name: row for row, name in enumerate(rows)}
+        return _Model(
+            Posterior(theta_P, data), rows_of, float(y_N.min()), float(np.median(y_N)), scale
+        )
+
+    def _observed(self) -> tuple[list[str], list[int], list[int], list[float]]:
+        """(trials, row of each observation's trial, epochs, targets): MOST_OBSERVED at most."""
+        begun = [name for name, curve in self._curves.items() if curve.targets]
+        if len(begun) > MOST_OBSERVED // 2:
+            # The best ones, and others spread over the rest.
+            begun.sort(key=lambda name: min(self._curves[name].targets.values()))
+            best, rest = begun[: MOST_OBSERVED // 4], begun[MOST_OBSERVED // 4 :]
+            step = math.ceil(len(rest) / (MOST_OBSERVED // 4))
+            begun = [*best, *rest[::step]]
+        seen = []
+        for row, name in enumerate(begun):
+            targets = self._curves[name].targets
+            last = max(targets)
+            seen.append((0, row, last, targets[last]))
+            seen.extend((1, row, e, targets[e]) for e in LANDMARKS if e in targets and e != last)
+        # Last epochs come first. Sorting is stable, so landmarks of earlier rows follow.
+        seen.sort(key=lambda one: one[0])
+        seen = seen[:MOST_OBSERVED]
+        _, trials, epochs, raw = zip(*seen, strict=True)
+        return begun, list(trials), list(epochs), list(raw)
+
+    def _predict(self, model: _Model, names: list[str], epochs_C: Array) -> tuple[Array, Array]:
+        x_CD = np.array([self._x[name] for name in names])
+        trial_C = np.array([model.rows.get(name, -1) for name in names])
+        return model.posterior.at(x_CD, trial_C, np.log(epochs_C))
+
+
+@dataclass(frozen=True)
+class _Model:
+    """The surrogate at one decision. Targets are standardised."""
+
+    posterior: Posterior
+    rows: dict[str, int]  # trial -> its row in the data
+    best: float
+    median: float
+    scale: float  # a target's standard deviation
