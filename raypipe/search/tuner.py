@@ -283,7 +283,9 @@ def _run(
         tune_config = tune.TuneConfig(
             metric=rule.metric,
             mode=rule.mode,
-            num_samples=strategy.total,
+            # -1: the searcher says when there are no more. Tune would call the search finished when
+            # the last trial is drawn, which freeze_thaw does at once (see planned.py).
+            num_samples=-1 if cfg.scheduler == "freeze_thaw" else strategy.total,
             scheduler=strategy.scheduler,
             search_alg=strategy.searcher(ahead),
             trial_dirname_creator=folder_name,

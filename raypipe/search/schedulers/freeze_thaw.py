@@ -35,7 +35,7 @@ from raypipe.search.schedulers.halving import Verdict
 from raypipe.search.schedulers.surrogate import Array, Data, Posterior
 from raypipe.train.stopping import Mode
 
-LEAST_GAIN = 1e-3
+LEAST_GAIN = 2e-5  # of a log loss: a fiftieth of a thousandth of the loss
 # Bounds of a decision's cost: 15 ms, and 0.4 s where the hyperparameters are fitted again.
 MOST_OBSERVED = 300
 MOST_CANDIDATES = 256

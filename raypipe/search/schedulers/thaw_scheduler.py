@@ -6,13 +6,14 @@ among all that wait, also among those that have not begun. So:
 1. All trials are drawn at the start, and a new one is paused before it begins. Tune starts none of
    them by itself.
 2. A trial is chosen only when there is room for it, with all that is known by then.
-3. When the rule is done, the trials that wait are stopped. Those that never began have no folder of
-   their own, which Tune's callbacks expect.
+3. When the rule is done, the trials that wait are stopped, also those that never began.
 4. Trials that ran at a kill are started again at once; the others stay paused.
 """
 
 from __future__ import annotations
 
+import io
+from contextlib import redirect_stdout
 from typing import Any
 
 from ray.tune.experiment import Trial
@@ -90,12 +91,22 @@ class FreezeThawScheduler(FIFOScheduler):
             return trials[chosen]
         if self.rule.done and not active:
             for name in paused:
-                trials[name].init_local_path()
-                tune_controller.stop_trial(trials[name])
+                _stop(tune_controller, trials[name])
         return None
 
     def debug_string(self) -> str:
         return "Freeze-thaw search"
+
+
+def _stop(tune_controller: Any, trial: Trial) -> None:
+    """Stop a trial that waits."""
+    if trial.has_reported_at_least_once:
+        tune_controller.stop_trial(trial)
+        return
+    # Callbacks ask for the folder of a trial that ended, and Tune would print that it has.
+    trial.init_local_path()
+    with redirect_stdout(io.StringIO()):
+        tune_controller.stop_trial(trial)
 
 
 def freeze_thaw(
