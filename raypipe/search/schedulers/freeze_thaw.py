@@ -166,6 +166,19 @@ class FreezeThaw:
         """No trial is expected to improve the best."""
         return self._done
 
+    def forecast(self) -> dict[str, tuple[float, float]]:
+        """Trial -> (mean, standard deviation) of its target after its last epoch, as a report would
+        say it. Of trials that have begun and wait.
+        """
+        names = [name for name in self._open() if self._epoch(name)]
+        if not names:
+            return {}
+        model = self._model()
+        mean_C, sd_C = self._predict(model, names, np.full(len(names), self.max_epochs))
+        sd_C = np.hypot(sd_C, model.posterior.noise) * model.scale
+        pairs = zip((mean_C * model.scale + model.mean).tolist(), sd_C.tolist(), strict=True)
+        return dict(zip(names, pairs, strict=True))
+
     def end(self, trial: str) -> None:
         """The trial never continues. What it reported is still learned from."""
         self._running.pop(trial, None)
@@ -321,7 +334,7 @@ class FreezeThaw:
 
     def _new_model(self) -> _Model:
         rows, trials, epochs, raw = self._observed()
-        y_N, _, scale = surrogate.standardised(raw)
+        y_N, mean, scale = surrogate.standardised(raw)
         x_MD = np.array([self._x[name] for name in rows])
         data = Data(x_MD, np.array(trials), np.log(epochs), y_N, self._group_D)
         reports = self._reports
@@ -332,7 +345,7 @@ class FreezeThaw:
         theta_P = surrogate.prior(data.groups)[0] if self._theta is None else np.array(self._theta)
         rows_of = {name: row for row, name in enumerate(rows)}
         return _Model(
-            Posterior(theta_P, data), rows_of, float(y_N.min()), float(np.median(y_N)), scale
+            Posterior(theta_P, data), rows_of, float(y_N.min()), float(np.median(y_N)), mean, scale
         )
 
     def _observed(self) -> tuple[list[str], list[int], list[int], list[float]]:
@@ -370,4 +383,5 @@ class _Model:
     rows: dict[str, int]  # trial -> its row in the data
     best: float
     median: float
-    scale: float  # a target's standard deviation
+    mean: float  # of the targets
+    scale: float  # their standard deviation
