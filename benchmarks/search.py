@@ -3,8 +3,8 @@
 python -m benchmarks.search --json
 
 asha_vs_random    halving.py: epochs on tabulated learning curves, without Ray (10 s)
-reach_vs_random, cap_vs_asha, cap_vs_asha_by, short    thaw.py: the same for every rule, on the solar
-table (a minute). `cap_vs_asha` is that of the default scheduler, so 1 while that is asha.
+reach_vs_random, cap_vs_asha, cap_vs_asha_by, short    thaw.py: the same for every rule, on the
+solar table (a minute). `cap_vs_asha` is that of the default scheduler, so 1 while that is asha.
 wall_vs_ideal, overhead_ms_per_trial, decoded_vs_table    trials.py: sixteen trials on a cluster of
 two CPUs (a minute)
 """

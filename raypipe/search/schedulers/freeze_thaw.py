@@ -12,9 +12,14 @@ al. 2024, "In-context freeze-thaw Bayesian optimization" (ifBO):
   The trial that most probably passes the threshold within the horizon may train an epoch. Short
   horizons and low thresholds exploit, others explore: no single setting of the two is good for all
   tables.
-- The trial that has just reported goes on without a pause if it is that trial.
+- The trial that has just reported goes on without a pause if it is that trial. It goes on anyway
+  for FIRST epochs: after one epoch of a warm-up, good trials look as bad as hopeless ones.
 - Where epochs cost different seconds, the probability is divided by the trial's seconds an epoch.
-- The search ends when no trial is expected to improve the best target by `least_gain`.
+- The search ends when half of what it needed to find the best, and WAIT epochs of each trial, have
+  not improved the metric. Where no trial is expected to improve the target by `least_gain` either,
+  half of those WAIT epochs are enough. Expected gains alone are no good end: they stay high for
+  ever where a validation set is noisy, and fall to nothing too early elsewhere. The wait is
+  measured in seconds if they are known, else in epochs.
 
 Targets are minimised: see `target`. The winner is judged by the metric.
 """
@@ -36,6 +41,13 @@ from raypipe.search.schedulers.surrogate import Array, Data, Posterior
 from raypipe.train.stopping import Mode
 
 LEAST_GAIN = 2e-5  # of a log loss: a fiftieth of a thousandth of the loss
+FIRST = 2  # epochs that every trial trains before it pauses
+WAIT = 4.0  # epochs without an improvement, of each trial of the search
+IMPROVED = 1e-3  # share of the best metric by which it must get better to count
+COST = 1.0  # power of the seconds an epoch that a probability is divided by
+# The hyperparameters are one guess, taken for certain. So intervals are too narrow by this factor,
+# on the tables that the rule was developed on.
+WIDER = 1.4
 # Bounds of a decision's cost: 15 ms, and 0.4 s where the hyperparameters are fitted again.
 MOST_OBSERVED = 300
 MOST_CANDIDATES = 256
@@ -114,6 +126,9 @@ class FreezeThaw:
         self._ended: dict[str, bool] = {}  # trials that never continue
         self._failed: dict[str, bool] = {}  # trials that do not continue in this run
         self._reports = 0
+        self._best: float | None = None  # the metric, when it last improved; more is better
+        self._improved = 0.0  # what was spent until then
+        self._spent = 0.0  # seconds of all epochs, or their number
         self._theta: list[float] | None = None  # the surrogate's hyperparameters
         self._fitted = 0  # observations that they were fitted to
         self._to_the_end: str | None = None  # a trial that is trained in full whatever is predicted
@@ -143,10 +158,13 @@ class FreezeThaw:
             score = -math.inf if is_lost else self._sign * value
             curve.add(epoch, math.inf if is_lost else target, score, seconds)
             self._reports += 1
+            self._spent += seconds or 1.0
+            self._note(score)
         if is_lost or epoch >= self.max_epochs:
             self.end(trial)
             return "stop"
-        if trial != self._to_the_end and self._next() != trial:
+        goes_on = trial == self._to_the_end or epoch < FIRST
+        if not goes_on and self._next() != trial:
             return "pause"
         self._running[trial] = True
         return "go on"
@@ -175,7 +193,7 @@ class FreezeThaw:
             return {}
         model = self._model()
         mean_C, sd_C = self._predict(model, names, np.full(len(names), self.max_epochs))
-        sd_C = np.hypot(sd_C, model.posterior.noise) * model.scale
+        sd_C = WIDER * np.hypot(sd_C, model.posterior.noise) * model.scale
         pairs = zip((mean_C * model.scale + model.mean).tolist(), sd_C.tolist(), strict=True)
         return dict(zip(names, pairs, strict=True))
 
@@ -212,6 +230,9 @@ class FreezeThaw:
             "ended": dict(self._ended),
             "failed": dict(self._failed),
             "reports": self._reports,
+            "best": self._best,
+            "improved": self._improved,
+            "spent": self._spent,
             "theta": self._theta,
             "fitted": self._fitted,
             "to_the_end": self._to_the_end,
@@ -247,7 +268,7 @@ class FreezeThaw:
         epochs = [min(self._epoch(name) + horizon, self.max_epochs) for name in startable]
         mean_C, sd_C = self._predict(model, startable, np.array(epochs))
         worth_C = log_ndtr((threshold - mean_C) / np.hypot(sd_C, model.posterior.noise))
-        worth_C = worth_C - self._log_seconds(startable)
+        worth_C = worth_C - COST * self._log_seconds(startable)
         return startable[int(np.argmax(worth_C))]
 
     def _open(self) -> list[str]:
@@ -277,8 +298,23 @@ class FreezeThaw:
         spread = max(model.median - model.best, 1e-3)
         return horizon, model.best - 10 ** draw.uniform(-4, -1) * spread
 
+    def _note(self, score: float) -> None:
+        """Remember when the best metric last improved."""
+        least = -math.inf if self._best is None else self._best + IMPROVED * abs(self._best)
+        if score > least:
+            self._best = score
+            self._improved = self._spent
+
     def _is_settled(self, model: _Model, open_: list[str]) -> bool:
-        """Is no trial expected to improve the best by `least_gain`, if it trains to its end?"""
+        """Has nothing improved for long, or is no trial expected to improve the best by
+        `least_gain`, if it trains to its end?
+        """
+        waited = self._spent - self._improved
+        patience = WAIT * float(np.exp(self._log_seconds(list(self._x))).sum())
+        if waited >= max(self._improved / 2, patience):
+            return True
+        if waited < patience / 2:
+            return False
         names = [*open_, *self._running]
         mean_C, sd_C = self._predict(model, names, np.full(len(names), self.max_epochs))
         z_C = (model.best - mean_C) / sd_C
