@@ -2,12 +2,13 @@
 benchmarks/thaw.py compare searches.
 
 python -m benchmarks.curves OUT.csv [--data solar] [--configs 128] [--epochs 27]
-[--run-dir runs/curves]
+[--run-dir runs/curves] [--minutes 3]
 
 Every line is one configuration and its validation metrics after each epoch, trained by the
 project's own `train_rank`. Ray and the backbone are needed once for each resolution, for the
 features of the images (60 % for training, 40 % for validation, stratified); then each head takes
-two to five seconds of one thread. Configurations are drawn by a fixed seed.
+two to five seconds of one thread. Configurations are drawn by a fixed seed, and a file that has
+some of them already gets the rest.
 
 solar    2,624 solar cells, two classes
 emoji    1,500 of Google's emoji on white, their ten categories (npm: see domain_data.py)
@@ -161,41 +162,51 @@ def main() -> None:
     parser.add_argument("--data", choices=IMAGES, default="solar")
     parser.add_argument("--configs", type=int, default=128)
     parser.add_argument("--epochs", type=int, default=27)
+    parser.add_argument("--minutes", type=float, default=1e9, help="of heads; then go on later")
     parser.add_argument("--run-dir", type=Path, default=Path("runs/curves"))
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     job, rng = job_in(chosen.run_dir.absolute(), chosen.epochs), np.random.default_rng(SEED)
     images = IMAGES[chosen.data]
     data = features(job, images)
-    with chosen.out.open("w", newline="", encoding="utf-8") as file:
-        any_side = data[images.sides_px[0]]
-        split = f"{len(any_side.train.rows)} training, {len(any_side.val.rows)} validation images"
-        file.write(
-            f"# python -m benchmarks.curves --data {chosen.data} --configs {chosen.configs} "
-            f"--epochs {chosen.epochs}, seed {SEED}: {split}\n"
-        )
+    text = chosen.out.read_text(encoding="utf-8") if chosen.out.exists() else ""
+    done = max(0, len(text.splitlines()) - 2)  # below the comment and the names
+    with chosen.out.open("a", newline="", encoding="utf-8") as file:
         table, started = csv.writer(file), time.perf_counter()
-        names = [f"{metric}@{epoch}" for metric in METRICS for epoch in range(1, chosen.epochs + 1)]
         for number in range(chosen.configs):
             drawn = space(rng, images.sides_px)
+            if number < done:
+                continue
+            if time.perf_counter() - started > 60 * chosen.minutes:
+                return
             if number == 0:
-                table.writerow([*drawn, "seconds", *names])
-            before_s = time.process_time()
-            history = curve(replace(job, drawn), data[drawn["model.side_px"]])
-            epoch_s = (time.process_time() - before_s) / len(history)
-            table.writerow(
-                [
-                    *drawn.values(),
-                    f"{epoch_s:.4f}",
-                    *(f"{epoch[metric]:.4f}" for metric in METRICS for epoch in history),
-                ]
-            )
+                file.write(_comment(chosen, data[images.sides_px[0]]))
+                table.writerow([*drawn, "seconds", *_names(chosen.epochs)])
+            table.writerow([*drawn.values(), *_row(replace(job, drawn), data)])
             file.flush()
             print(
-                f"{number + 1}/{chosen.configs} {time.perf_counter() - started:.0f} s {drawn} "
-                f"{history[-1]}",
-                flush=True,
+                f"{number + 1}/{chosen.configs} {time.perf_counter() - started:.0f} s", flush=True
             )
+
+
+def _comment(chosen: argparse.Namespace, any_side: Data) -> str:
+    return (
+        f"# python -m benchmarks.curves --data {chosen.data} --configs {chosen.configs} "
+        f"--epochs {chosen.epochs}, seed {SEED}: "
+        f"{len(any_side.train.rows)} training, {len(any_side.val.rows)} validation images\n"
+    )
+
+
+def _names(epochs: int) -> list[str]:
+    return [f"{metric}@{epoch}" for metric in METRICS for epoch in range(1, epochs + 1)]
+
+
+def _row(job: TrainJob, data: dict[int, Data]) -> list[str]:
+    """Seconds an epoch, and each metric after each epoch."""
+    before_s = time.process_time()
+    history = curve(job, data[job.model.side_px])
+    epoch_s = (time.process_time() - before_s) / len(history)
+    return [f"{epoch_s:.4f}", *(f"{e[metric]:.4f}" for metric in METRICS for e in history)]
 
 
 if __name__ == "__main__":
