@@ -146,22 +146,32 @@ def test_a_restored_rule_decides_as_if_nothing_had_happened() -> None:
     assert said_by(rule_of(xs), curves) == said_by(rule_of(xs), curves, restarts=True)
 
 
-def test_an_epoch_told_again_gets_the_same_answer() -> None:
-    xs = some(6)
-    rule = rule_of(xs)
+def test_an_epoch_told_again_gets_the_same_answer_and_counts_once() -> None:
+    rule = rule_of(some(6))
     trial = rule.choose()
     assert trial is not None
-    first = rule.report(trial, 1, 0.5, math.log(0.5))
-    assert rule.report(trial, 1, 0.9, math.log(0.9)) == first
+    first = rule.report(trial, 1, 0.5, math.log(0.5), 2.0)
+    state = pickle.dumps(rule.state())
+    assert rule.report(trial, 1, 0.9, math.log(0.9), 2.0) == first
+    assert pickle.dumps(rule.state()) == state
+
+
+def test_a_trial_does_not_pause_after_its_first_epoch() -> None:
+    rule = rule_of([0.7, 0.1])
+    for value in (0.1, 0.9):
+        trial = rule.choose()
+        assert trial is not None
+        assert rule.report(trial, 1, value, math.log(value)) == "go on"
 
 
 def test_a_lost_trial_ends_and_those_like_it_are_avoided() -> None:
-    xs = [0.1, 0.12, 0.14, 0.6, 0.65]
-    curves = [[NAN] * EPOCHS] * 3 + [losses(0.6), losses(0.65)]
-    rule = rule_of(xs)
-    log = said_by(rule, curves, workers=1)
-    assert [verdict for trial, _, verdict in log if trial in "012"].count("stop") >= 1
-    assert {trial for trial, _, _ in log} >= {"3", "4"} and rule.is_ended("0")
+    rule = rule_of([0.1, 0.9, 0.12, 0.88])
+    assert rule.report("0", 1, NAN, NAN) == "stop" and rule.is_ended("0")
+    rule.report("1", 1, 5.0, math.log(5.0))
+    rule.forget("1")
+    mean_C, _ = rule._predict(rule._model(), ["2", "3"], np.array([1, 1]))
+    assert mean_C[0] > mean_C[1]
+    assert {rule.choose(), rule.choose()} == {"1", "3"}
 
 
 @pytest.mark.parametrize("curve", [[0.5] * EPOCHS, [NAN] * EPOCHS], ids=["equal", "all lost"])
@@ -195,14 +205,28 @@ def test_a_failed_trial_is_not_waited_for_and_may_come_back() -> None:
 
 
 def test_of_equal_promise_the_cheaper_trial_comes_first() -> None:
-    rule = rule_of([0.2, 0.5, 0.5 + 1e-9])
-    for trial, seconds in (("1", 100.0), ("2", 1.0)):
-        rule._running[trial] = True
-        rule.report(trial, 1, 0.5, math.log(0.5), seconds)
-    order = rule._log_seconds(["0", "1", "2"])
-    assert order[2] < order[0] < order[1]  # the new one is guessed in between
-    rule._running.clear()
-    assert rule.choose() != "1"
+    rule = rule_of([0.5, 0.5 + 1e-9, 0.2])
+    for trial, seconds in (("0", 100.0), ("1", 1.0)):
+        for epoch in (1, 2):
+            rule.report(trial, epoch, 0.5, math.log(0.5), seconds)
+        rule.forget(trial)
+    dear, cheap, new = rule._log_seconds(["0", "1", "2"])
+    assert cheap < new < dear  # guessed in between
+    assert rule.choose({"0", "1"}) == "1"
+
+
+def test_a_search_of_dear_trials_waits_in_seconds() -> None:
+    """Many epochs of the cheap trial are no reason to give the dear ones up."""
+    rule = rule_of([0.1, 0.9], epochs=100)
+    rule.report("0", 1, 0.5, 0.0, 1.0)
+    rule.report("1", 1, 0.5, 0.0, 1000.0)
+    rule.forget("0")
+    for epoch in range(2, 60):
+        rule.report("0", epoch, 0.5, 0.0, 1.0)
+    assert not rule._is_settled(rule._model(), ["0"])
+    for epoch in range(2, 8):
+        rule.report("1", epoch, 0.5, 0.0, 1000.0)
+    assert rule._is_settled(rule._model(), ["0"])
 
 
 def test_a_thousand_trials_do_not_make_it_slow() -> None:
@@ -212,10 +236,11 @@ def test_a_thousand_trials_do_not_make_it_slow() -> None:
     for i in range(1000):
         rule.meet(str(i), draw.random(20))
     for i in range(600):
-        rule._curves[str(i)] = Curve({1: float(draw.normal())}, -1.0, 1.0, 1)
+        targets = {epoch: float(draw.normal()) for epoch in (1, 3, 8)}
+        rule._curves[str(i)] = Curve(targets, -1.0, 1.0, 1)
     rule._reports = rule._fitted = 600
     data = rule._model().posterior._data
-    assert len(data.y_N) <= 300 and len(rule._open()) <= 256
+    assert len(data.y_N) <= 300 and len(data.x_MD) <= 150 and len(rule._open()) <= 256
     started = time.process_time()
     assert rule.choose() is not None
     assert time.process_time() - started < 0.5

@@ -236,7 +236,7 @@ def standardised(y_N: Sequence[float]) -> tuple[Array, float, float]:
         return np.zeros(len(y)), 0.0, 1.0
     best = finite.min()
     spread = max(np.median(finite) - best, 0.1 * (finite.mean() - best))
-    cut = np.minimum(y, best + 6 * spread)
+    cut = np.minimum(y, best + 6 * (spread or 1.0))  # all alike: only a lost one differs
     mean, sd = float(cut.mean()), float(cut.std())
     if sd < 1e-9:  # all are equal
         sd = 1.0
