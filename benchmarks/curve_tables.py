@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from raypipe.search.schedulers.freeze_thaw import target
+from raypipe.search.schedulers.curves import target
 
 DATA = Path(__file__).parent / "data"
 CURVES = "RAYPIPE_CURVES"  # the variable that names the folder of Quick-Tune's tables

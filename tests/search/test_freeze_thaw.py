@@ -16,7 +16,8 @@ from raypipe.config import validate
 from raypipe.errors import ConfigError
 from raypipe.job import Job
 from raypipe.search.schedulers import surrogate
-from raypipe.search.schedulers.freeze_thaw import Curve, FreezeThaw, target
+from raypipe.search.schedulers.curves import Curve, target
+from raypipe.search.schedulers.freeze_thaw import FreezeThaw
 from raypipe.search.schedulers.surrogate import Data, Posterior
 from raypipe.search.space import parse
 from raypipe.search.space.coordinates import Coordinates

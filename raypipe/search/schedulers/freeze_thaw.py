@@ -21,14 +21,14 @@ al. 2024, "In-context freeze-thaw Bayesian optimization" (ifBO):
   ever where a validation set is noisy, and fall to nothing too early elsewhere. The wait is
   measured in seconds if they are known, else in epochs.
 
-Targets are minimised: see `target`. The winner is judged by the metric.
+Targets are minimised (`curves.target`). The winner is judged by the metric.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Container
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -36,6 +36,7 @@ from scipy.special import log_ndtr
 from scipy.stats import norm
 
 from raypipe.search.schedulers import surrogate
+from raypipe.search.schedulers.curves import Curve, log_seconds, observed
 from raypipe.search.schedulers.halving import Verdict
 from raypipe.search.schedulers.surrogate import Array, Data, Posterior
 from raypipe.train.stopping import Mode
@@ -48,60 +49,15 @@ COST = 1.0  # power of the seconds an epoch that a probability is divided by
 # The hyperparameters are one guess, taken for certain. So intervals are too narrow by this factor,
 # on the tables that the rule was developed on.
 WIDER = 1.4
-# Bounds of a decision's cost: 15 ms, and 0.4 s where the hyperparameters are fitted again.
-MOST_OBSERVED = 300
-MOST_CANDIDATES = 256
-LANDMARKS = (1, 3, 8, 24)  # epochs of each trial that are observed, beside its last one
+MOST_CANDIDATES = 256  # bounds a decision's cost, as curves.MOST_OBSERVED does
 FIRST_FIT = 6  # observations that the hyperparameters are first fitted to
 GROWTH = 1.25  # of the observations, until they are fitted again
-_PENALTY = 1.0  # ridge of the seconds an epoch; coordinates are within [0, 1]
-
-
-def target(metrics: Mapping[str, float], metric: str, mode: Mode) -> float:
-    """What the surrogate models, lower is better; NaN if there is no number.
-
-    The logarithm of the validation loss, for it is finer than an accuracy. Without one, the metric:
-    its logit where it is a share, its logarithm where lower is better.
-    """
-    loss = metrics.get("val_loss", math.nan)
-    if math.isfinite(loss) and loss > 0:
-        return math.log(loss)
-    value = metrics.get(metric, math.nan)
-    if mode == "min":
-        return math.log(max(value, 1e-12))
-    if 0 <= value <= 1:
-        inside = min(max(value, 1e-3), 1 - 1e-4)
-        return math.log((1 - inside) / inside)
-    return -value
-
-
-@dataclass
-class Curve:
-    """What is known of one trial."""
-
-    targets: dict[int, float] = field(default_factory=dict)  # epoch -> target
-    best: float = -math.inf  # the metric; more is better
-    seconds: float = 0.0
-    timed: int = 0  # epochs that `seconds` are of
-
-    @property
-    def epoch(self) -> int:
-        return max(self.targets, default=0)
-
-    def add(self, epoch: int, target: float, score: float, seconds: float | None) -> None:
-        """score: the metric, more is better. seconds: of this epoch, if known."""
-        self.targets[epoch] = target
-        self.best = max(self.best, score)
-        if seconds is not None and seconds > 0:
-            self.seconds += seconds
-            self.timed += 1
 
 
 class FreezeThaw:
     """Decides which trial trains the next epoch.
 
-    group_D: which coordinates of a trial's values share a lengthscale. total: how many trials there
-    will be.
+    group_D: which coordinates of a trial's values share a lengthscale.
     """
 
     def __init__(
@@ -148,7 +104,7 @@ class FreezeThaw:
     ) -> Verdict:
         """What the trial does after this epoch. The same report after a restore: the same verdict.
 
-        value: the metric; NaN ends the trial. target: see the function. seconds: of this epoch.
+        value: the metric; NaN ends the trial. target: see `curves.target`. seconds: of this epoch.
         """
         self.forget(trial)
         curve = self._curves.setdefault(trial, Curve())
@@ -339,26 +295,7 @@ class FreezeThaw:
         return self._to_the_end
 
     def _log_seconds(self, names: list[str]) -> Array:
-        """Logarithms of the trials' seconds an epoch, observed or predicted; 0 if none is known."""
-        timed = [name for name, curve in self._curves.items() if curve.timed]
-        if not timed:
-            return np.zeros(len(names))
-        timed = timed[-MOST_OBSERVED:]
-        known = {name: self._curves[name].seconds / self._curves[name].timed for name in timed}
-        y_M = np.log(list(known.values()))
-        x_MD = np.array([self._x[name] for name in known])
-        x_CD = np.array([self._x[name] for name in names])
-        # Ridge regression by its dual: there may be more coordinates than trials.
-        center_D = x_MD.mean(0)
-        gram_MM = (x_MD - center_D) @ (x_MD - center_D).T + _PENALTY * np.eye(len(x_MD))
-        dual_M = np.linalg.solve(gram_MM, y_M - y_M.mean())
-        predicted_C = y_M.mean() + (x_CD - center_D) @ (x_MD - center_D).T @ dual_M
-        return np.array(
-            [
-                math.log(known[name]) if name in known else predicted
-                for name, predicted in zip(names, predicted_C, strict=True)
-            ]
-        )
+        return log_seconds(self._curves, self._x, names)
 
     # The surrogate.
 
@@ -369,7 +306,7 @@ class FreezeThaw:
         return self._known[1]
 
     def _new_model(self) -> _Model:
-        rows, trials, epochs, raw = self._observed()
+        rows, trials, epochs, raw = observed(self._curves)
         y_N, mean, scale = surrogate.standardised(raw)
         x_MD = np.array([self._x[name] for name in rows])
         data = Data(x_MD, np.array(trials), np.log(epochs), y_N, self._group_D)
@@ -383,27 +320,6 @@ class FreezeThaw:
         return _Model(
             Posterior(theta_P, data), rows_of, float(y_N.min()), float(np.median(y_N)), mean, scale
         )
-
-    def _observed(self) -> tuple[list[str], list[int], list[int], list[float]]:
-        """(trials, row of each observation's trial, epochs, targets): MOST_OBSERVED at most."""
-        begun = [name for name, curve in self._curves.items() if curve.targets]
-        if len(begun) > MOST_OBSERVED // 2:
-            # The best ones, and others spread over the rest.
-            begun.sort(key=lambda name: min(self._curves[name].targets.values()))
-            best, rest = begun[: MOST_OBSERVED // 4], begun[MOST_OBSERVED // 4 :]
-            step = math.ceil(len(rest) / (MOST_OBSERVED // 4))
-            begun = [*best, *rest[::step]]
-        seen = []
-        for row, name in enumerate(begun):
-            targets = self._curves[name].targets
-            last = max(targets)
-            seen.append((0, row, last, targets[last]))
-            seen.extend((1, row, e, targets[e]) for e in LANDMARKS if e in targets and e != last)
-        # Last epochs come first. Sorting is stable, so landmarks of earlier rows follow.
-        seen.sort(key=lambda one: one[0])
-        seen = seen[:MOST_OBSERVED]
-        _, trials, epochs, raw = zip(*seen, strict=True)
-        return begun, list(trials), list(epochs), list(raw)
 
     def _predict(self, model: _Model, names: list[str], epochs_C: Array) -> tuple[Array, Array]:
         x_CD = np.array([self._x[name] for name in names])

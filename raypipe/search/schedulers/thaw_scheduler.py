@@ -19,7 +19,8 @@ from typing import Any
 from ray.tune.experiment import Trial
 from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 
-from raypipe.search.schedulers.freeze_thaw import FreezeThaw, target
+from raypipe.search.schedulers.curves import target
+from raypipe.search.schedulers.freeze_thaw import FreezeThaw
 from raypipe.search.schedulers.halving import Verdict
 from raypipe.search.space.coordinates import Coordinates
 from raypipe.search.space.space import Space
