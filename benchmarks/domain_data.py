@@ -97,7 +97,7 @@ def cells(
     run_N = np.repeat(starts, np.diff(np.r_[starts, len(rows)]))
     module_N = run_N * 1000 + (np.arange(len(rows)) - run_N) // 60
     files = [folder / row["file"] for row in rows]
-    features_ND = _kept("cells", what, lambda: [_opened(file) for file in files])
+    features_ND = _kept("cells", what, lambda: [on_white(file) for file in files])
     return features_ND, types_N, defective_N, module_N
 
 
@@ -118,16 +118,21 @@ def corrupted(kind: str, severity: int, what: Measured = embed) -> tuple[np.ndar
     def made() -> list[Image.Image]:
         amount = SEVERITIES[kind][severity]
         files = [(at, folder / rows[at]["file"]) for at in place_n.tolist()]
-        return [corrupt(_opened(file), kind, amount, at) for at, file in files]
+        return [corrupt(on_white(file), kind, amount, at) for at, file in files]
 
     return _kept(f"{kind}-{severity}", what, made), place_n
 
 
 def emoji(vendor: str, what: Measured = embed) -> np.ndarray:
     """features_ND of one vendor's pictures, on white. The same N names for both vendors."""
-    home, chosen = emoji_home(), _emoji_names()
-    folder = home / f"node_modules/emoji-datasource-{vendor}/img/{vendor}/64"
-    return _kept(f"emoji-{vendor}", what, lambda: [_opened(folder / name) for name in chosen])
+    files = emoji_files(vendor)
+    return _kept(f"emoji-{vendor}", what, lambda: [on_white(file) for file in files])
+
+
+def emoji_files(vendor: str) -> list[Path]:
+    """One vendor's pictures, in the order of emoji's rows."""
+    folder = emoji_home() / f"node_modules/emoji-datasource-{vendor}/img/{vendor}/64"
+    return [folder / name for name in _emoji_names()]
 
 
 def emoji_categories() -> np.ndarray:
@@ -161,7 +166,8 @@ def _decoded(images: list[Image.Image]) -> Iterator[np.ndarray]:
         yield decode_good(pixels, 224, 1).pixels_NHWC
 
 
-def _opened(path: Path) -> Image.Image:
+def on_white(path: Path) -> Image.Image:
+    """The picture, on white where it is transparent."""
     image = Image.open(path)
     if image.mode in ("P", "RGBA", "LA"):
         image = image.convert("RGBA")

@@ -20,6 +20,8 @@ and at least one trained in full.
 asha_vs_random = mean over seeds of ASHA's reach ÷ mean of random search's; cap_vs_asha = mean of
 PASHA's whole ÷ mean of ASHA's whole: what a cap saves is the training of what already leads. Its
 cost is `short`: by how many per cent the best value found is below that of the whole table.
+
+benchmarks/thaw.py has freeze_thaw beside these rules, other tables, and seconds.
 """
 
 from __future__ import annotations

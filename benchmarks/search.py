@@ -2,7 +2,9 @@
 
 python -m benchmarks.search --json
 
-asha_vs_random, cap_vs_asha    halving.py: epochs on tabulated learning curves, without Ray (10 s)
+asha_vs_random    halving.py: epochs on tabulated learning curves, without Ray (10 s)
+reach_vs_random, cap_vs_asha, cap_vs_asha_by, short    thaw.py: the same for every rule, on the
+solar table (a minute). `cap_vs_asha` is that of the default scheduler, so 1 while that is asha.
 wall_vs_ideal, overhead_ms_per_trial, decoded_vs_table    trials.py: sixteen trials on a cluster of
 two CPUs (a minute)
 """
@@ -14,7 +16,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks import halving, trials
+from benchmarks import curve_tables, halving, thaw, trials
 
 
 def curves() -> dict[str, Any]:
@@ -23,12 +25,25 @@ def curves() -> dict[str, Any]:
         halving.compare(halving.Table.read(halving.CURVES, f"val_{name}"))
         for name in ("accuracy", "loss")
     )
-    return halving.ratios(accuracy) | {
-        "asha_vs_random_by_loss": halving.ratios(loss)["asha_vs_random"]
+    return {
+        "asha_vs_random": halving.ratios(accuracy)["asha_vs_random"],
+        "asha_vs_random_by_loss": halving.ratios(loss)["asha_vs_random"],
     }
 
 
-PARTS: list[Callable[[], dict[str, Any]]] = [curves, trials.measure]
+def rules() -> dict[str, Any]:
+    """Every rule that a search may have; the solar table, two workers, 20 orders, val_accuracy."""
+    found = thaw.ratios(thaw.compare(curve_tables.table("solar", None), range(20)))
+    caps = {rule: ratio for rule, (ratio, *_) in found["cap_vs_asha"].items()} | {"asha": 1.0}
+    return {
+        "reach_vs_random": {rule: ratio for rule, (ratio, *_) in found["reach_vs_random"].items()},
+        "cap_vs_asha": caps.get(thaw.DEFAULTS.scheduler, 1.0),
+        "cap_vs_asha_by": caps,
+        "short": found["short"],
+    }
+
+
+PARTS: list[Callable[[], dict[str, Any]]] = [curves, rules, trials.measure]
 
 
 def main() -> None:

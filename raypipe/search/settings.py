@@ -59,11 +59,15 @@ class SearchConfig(Section):
     """Start from the results of earlier searches on the same table in the same run.dir."""
 
     # Which trials continue.
-    scheduler: Literal["asha", "pasha", "hyperband", "median", "pbt", "pb2", "none"] = "asha"
+    scheduler: Literal[
+        "asha", "pasha", "freeze_thaw", "hyperband", "median", "pbt", "pb2", "none"
+    ] = "asha"
     """Which trials continue, and for how long.
 
     asha: at each rung (`grace` epochs, `grace` * `reduction`, …) trials pause, and the best
     1/`reduction` continue. pasha: the same, with later rungs only while rankings still change.
+    freeze_thaw: after each epoch a model of all curves chooses who trains the next one; `samples`
+    are drawn at the start, and the search ends when none of them is expected to be better.
     hyperband, median: Ray Tune's; hyperband draws all trials at the start. pbt, pb2: trials take
     over each other's weights. none: every trial trains to its end.
     """
@@ -154,6 +158,23 @@ class SearchConfig(Section):
     def _dotted_changes(cls, changes: Any) -> Any:
         """Nested names become dotted ones; null is a value here."""
         return dict(leaves(changes)) if isinstance(changes, dict) else changes
+
+    @model_validator(mode="after")
+    def _thawed(self) -> SearchConfig:
+        if self.scheduler != "freeze_thaw":
+            return self
+        if self.searcher != "random":
+            raise ValueError(
+                "search.scheduler=freeze_thaw chooses among trials that are drawn before the first"
+                f" one starts, so search.searcher={self.searcher} would learn from none. Set"
+                " search.searcher=random, or another scheduler"
+            )
+        if not self.pauses:
+            raise ValueError(
+                "search.scheduler=freeze_thaw pauses trials. Leave out search.pauses=false, or set"
+                " another scheduler"
+            )
+        return self
 
     @model_validator(mode="after")
     def _one_model(self) -> SearchConfig:

@@ -40,6 +40,7 @@ from raypipe.search.first_answer import FirstAnswer
 from raypipe.search.leaderboard import SearchResult, Trial
 from raypipe.search.limits import SearchLimits
 from raypipe.search.schedulers import mutations, pbt
+from raypipe.search.schedulers.thaw_scheduler import freeze_thaw
 from raypipe.search.schedulers.tune_schedulers import drawn_ahead, memory, scheduler
 from raypipe.search.searchers import optuna_search
 from raypipe.search.searchers.tune_searchers import candidates, plan, searcher
@@ -190,6 +191,10 @@ def _search_into(
     make_searcher = partial(searcher, job, cfg, space, planned, hints, folder)
     if cfg.populated:
         tune_scheduler = pbt.population(job, cfg, space, folder)
+    elif cfg.scheduler == "freeze_thaw":
+        concurrent = plan_resources(job, cfg, ray.cluster_resources(), total).concurrent
+        rule = job.train.stopping
+        tune_scheduler = freeze_thaw(rule, job.train.epochs, space, job.run.seed, concurrent)
     else:
         tune_scheduler = scheduler(cfg, job.train, total)
     strategy = _Strategy(total, make_searcher, tune_scheduler, tuple(first.trials))
@@ -372,7 +377,9 @@ def _run(
         tune_config = tune.TuneConfig(
             metric=rule.metric,
             mode=rule.mode,
-            num_samples=strategy.total,
+            # -1: the searcher says when there are no more. Tune would call the search finished when
+            # the last trial is drawn, which freeze_thaw does at once (see planned.py).
+            num_samples=-1 if cfg.scheduler == "freeze_thaw" else strategy.total,
             scheduler=strategy.scheduler,
             search_alg=strategy.searcher(ahead),
             trial_dirname_creator=folder_name,

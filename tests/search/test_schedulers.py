@@ -144,4 +144,4 @@ def test_none_is_tunes_own_order() -> None:
 
 def test_names_are_those_of_the_settings() -> None:
     names = Job.model_fields["search"].annotation.model_fields["scheduler"].annotation
-    assert set(tune_schedulers.SCHEDULERS) >= set(names.__args__) - {"pbt", "pb2", "bohb"}
+    assert set(tune_schedulers.SCHEDULERS) >= set(names.__args__) - {"pbt", "pb2", "freeze_thaw"}

@@ -1,7 +1,8 @@
 """Which trials continue, and for how long: names -> Ray Tune's schedulers.
 
 `asha` and `pasha` are our own rules (halving.py) behind Tune's interface, so a search runs the same
-code that benchmarks/halving.py measures on tables. `hyperband` and `median` are Tune's.
+code that benchmarks/halving.py measures on tables. So is `freeze_thaw` (thaw_scheduler.py), which
+needs the space too. `hyperband` and `median` are Tune's.
 
 A scheduler that pauses trials has four problems with Tune:
 
@@ -197,7 +198,7 @@ def scheduler(cfg: SearchConfig, train: TrainConfig, total: int) -> TrialSchedul
 
 def drawn_ahead(cfg: SearchConfig, total: int, concurrent: int) -> int:
     """How many trials the searcher may draw before the first one ends; `concurrent` can run."""
-    return total if cfg.scheduler == "hyperband" else concurrent
+    return total if cfg.scheduler in ("hyperband", "freeze_thaw") else concurrent
 
 
 def memory(chosen: TrialScheduler | None) -> list[tune.Callback]:

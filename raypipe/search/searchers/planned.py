@@ -42,7 +42,8 @@ class Planned(Searcher):  # type: ignore[misc]
     def suggest(self, trial_id: str) -> Any:
         """The next trial's values; None: not now; FINISHED: there is none left."""
         if self._next >= len(self._trials):
-            return Searcher.FINISHED
+            # Once the search is finished, Tune gives a paused trial's process to no other trial.
+            return None if self._live else Searcher.FINISHED
         if len(self._live) >= self._concurrent:
             return None
         changes = self._draw(self._next, trial_id)

@@ -1,0 +1,112 @@
+"""What a freeze-thaw search was told: targets of each trial after its epochs, and their seconds.
+
+Pure. What is handed on to the surrogate is bounded, and so is the cost of a decision.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from raypipe.search.schedulers.surrogate import Array
+from raypipe.train.stopping import Mode
+
+MOST_OBSERVED = 300
+LANDMARKS = (1, 3, 8, 24)  # epochs of each trial that are observed, beside its last one
+_PENALTY = 1.0  # ridge of the seconds an epoch; coordinates are within [0, 1]
+
+
+def target(metrics: Mapping[str, float], metric: str, mode: Mode) -> float:
+    """What the surrogate models, lower is better; NaN if there is no number.
+
+    The logarithm of the validation loss, for it is finer than an accuracy. Without one, the metric:
+    its logit where it is a share, its logarithm where lower is better.
+    """
+    loss = metrics.get("val_loss", math.nan)
+    if math.isfinite(loss) and loss > 0:
+        return math.log(loss)
+    value = metrics.get(metric, math.nan)
+    if mode == "min":
+        return math.log(max(value, 1e-12))
+    if 0 <= value <= 1:
+        inside = min(max(value, 1e-3), 1 - 1e-4)
+        return math.log((1 - inside) / inside)
+    return -value
+
+
+@dataclass
+class Curve:
+    """What is known of one trial."""
+
+    targets: dict[int, float] = field(default_factory=dict)  # epoch -> target
+    best: float = -math.inf  # the metric; more is better
+    seconds: float = 0.0
+    timed: int = 0  # epochs that `seconds` are of
+
+    @property
+    def epoch(self) -> int:
+        return max(self.targets, default=0)
+
+    def add(self, epoch: int, target: float, score: float, seconds: float | None) -> None:
+        """score: the metric, more is better. seconds: of this epoch, if known."""
+        self.targets[epoch] = target
+        self.best = max(self.best, score)
+        if seconds is not None and seconds > 0:
+            self.seconds += seconds
+            self.timed += 1
+
+
+def observed(
+    curves: Mapping[str, Curve],
+) -> tuple[list[str], list[int], list[int], list[float]]:
+    """(trials, row of each observation's trial, epochs, targets): MOST_OBSERVED at most.
+
+    Of each trial the last epoch and LANDMARKS; of many trials the best, and some others.
+    """
+    begun = [name for name, curve in curves.items() if curve.targets]
+    if len(begun) > MOST_OBSERVED // 2:
+        # The best ones, and others spread over the rest.
+        begun.sort(key=lambda name: min(curves[name].targets.values()))
+        best, rest = begun[: MOST_OBSERVED // 4], begun[MOST_OBSERVED // 4 :]
+        step = math.ceil(len(rest) / (MOST_OBSERVED // 4))
+        begun = [*best, *rest[::step]]
+    seen = []
+    for row, name in enumerate(begun):
+        targets = curves[name].targets
+        last = max(targets)
+        seen.append((0, row, last, targets[last]))
+        seen.extend((1, row, e, targets[e]) for e in LANDMARKS if e in targets and e != last)
+    # Last epochs come first. Sorting is stable, so landmarks of earlier rows follow.
+    seen.sort(key=lambda one: one[0])
+    seen = seen[:MOST_OBSERVED]
+    _, trials, epochs, raw = zip(*seen, strict=True)
+    return begun, list(trials), list(epochs), list(raw)
+
+
+def log_seconds(curves: Mapping[str, Curve], x: Mapping[str, Array], names: Sequence[str]) -> Array:
+    """Logarithms of the trials' seconds an epoch, observed or predicted; 0 if none is known.
+
+    x: coordinates of all trials.
+    """
+    timed = [name for name, curve in curves.items() if curve.timed]
+    if not timed:
+        return np.zeros(len(names))
+    timed = timed[-MOST_OBSERVED:]
+    known = {name: curves[name].seconds / curves[name].timed for name in timed}
+    y_M = np.log(list(known.values()))
+    x_MD = np.array([x[name] for name in known])
+    x_CD = np.array([x[name] for name in names])
+    # Ridge regression by its dual: there may be more coordinates than trials.
+    center_D = x_MD.mean(0)
+    gram_MM = (x_MD - center_D) @ (x_MD - center_D).T + _PENALTY * np.eye(len(x_MD))
+    dual_M = np.linalg.solve(gram_MM, y_M - y_M.mean())
+    predicted_C = y_M.mean() + (x_CD - center_D) @ (x_MD - center_D).T @ dual_M
+    return np.array(
+        [
+            math.log(known[name]) if name in known else predicted
+            for name, predicted in zip(names, predicted_C, strict=True)
+        ]
+    )

@@ -1,0 +1,339 @@
+"""Freeze-thaw search: after every epoch, which trial may train the next one.
+
+Pure: no clock, no Ray. Random numbers depend on the seed and on how many epochs were reported, so
+the same reports in the same order give the same verdicts, also after a restore.
+
+Swersky et al. 2014, "Freeze-thaw Bayesian optimization", with the acquisition of Rakotoarison et
+al. 2024, "In-context freeze-thaw Bayesian optimization" (ifBO):
+
+- A Gaussian process over trials' values and epochs (surrogate.py) predicts every curve, also those
+  of trials that have not begun.
+- Each decision draws a horizon of 1 to `max_epochs` epochs and a threshold below the best target.
+  The trial that most probably passes the threshold within the horizon may train an epoch. Short
+  horizons and low thresholds exploit, others explore: no single setting of the two is good for all
+  tables.
+- The trial that has just reported goes on without a pause if it is that trial. It goes on anyway
+  for FIRST epochs: after one epoch of a warm-up, good trials look as bad as hopeless ones.
+- Where epochs cost different seconds, the probability is divided by the trial's seconds an epoch.
+- The search ends when half of what it needed to find the best, and WAIT epochs of each trial, have
+  not improved the metric. Where no trial is expected to improve the target by `least_gain` either,
+  half of those WAIT epochs are enough. Expected gains alone are no good end: they stay high for
+  ever where a validation set is noisy, and fall to nothing too early elsewhere. The wait is
+  measured in seconds if they are known, else in epochs.
+
+Targets are minimised (`curves.target`). The winner is judged by the metric.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Container
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy.special import log_ndtr
+from scipy.stats import norm
+
+from raypipe.search.schedulers import surrogate
+from raypipe.search.schedulers.curves import Curve, log_seconds, observed
+from raypipe.search.schedulers.halving import Verdict
+from raypipe.search.schedulers.surrogate import Array, Data, Posterior
+from raypipe.train.stopping import Mode
+
+LEAST_GAIN = 2e-5  # of a log loss: a fiftieth of a thousandth of the loss
+FIRST = 2  # epochs that every trial trains before it pauses
+WAIT = 4.0  # epochs without an improvement, of each trial of the search
+IMPROVED = 1e-3  # share of the best metric by which it must get better to count
+COST = 1.0  # power of the seconds an epoch that a probability is divided by
+# The hyperparameters are one guess, taken for certain. So intervals are too narrow by this factor,
+# on the tables that the rule was developed on.
+WIDER = 1.4
+MOST_CANDIDATES = 256  # bounds a decision's cost, as curves.MOST_OBSERVED does
+FIRST_FIT = 6  # observations that the hyperparameters are first fitted to
+GROWTH = 1.25  # of the observations, until they are fitted again
+
+
+class FreezeThaw:
+    """Decides which trial trains the next epoch.
+
+    group_D: which coordinates of a trial's values share a lengthscale.
+    """
+
+    def __init__(
+        self,
+        max_epochs: int,
+        group_D: Array,
+        mode: Mode = "max",
+        seed: int = 0,
+        least_gain: float = LEAST_GAIN,
+    ) -> None:
+        self.max_epochs = max_epochs
+        self._group_D = group_D
+        self._sign = 1 if mode == "max" else -1
+        self._seed = seed
+        self._least_gain = least_gain
+        self._x: dict[str, Array] = {}  # of all trials, in the order of their arrival
+        self._known: tuple[int, _Model] | None = None  # the model after so many reports
+
+        # What was learned. `state` saves it.
+        self._curves: dict[str, Curve] = {}  # of trials that have begun
+        self._running: dict[str, bool] = {}
+        self._ended: dict[str, bool] = {}  # trials that never continue
+        self._failed: dict[str, bool] = {}  # trials that do not continue in this run
+        self._reports = 0
+        self._best: float | None = None  # the metric, when it last improved; more is better
+        self._improved = 0.0  # what was spent until then
+        self._spent = 0.0  # seconds of all epochs, or their number
+        self._theta: list[float] | None = None  # the surrogate's hyperparameters
+        self._fitted = 0  # observations that they were fitted to
+        self._to_the_end: str | None = None  # a trial that is trained in full whatever is predicted
+        self._done = False
+
+    def meet(self, trial: str, x_D: Array) -> None:
+        """A trial that may be begun, and its values."""
+        self._x[trial] = x_D
+
+    def report(
+        self,
+        trial: str,
+        epoch: int,
+        value: float,
+        target: float,
+        seconds: float | None = None,
+    ) -> Verdict:
+        """What the trial does after this epoch. The same report after a restore: the same verdict.
+
+        value: the metric; NaN ends the trial. target: see `curves.target`. seconds: of this epoch.
+        """
+        self.forget(trial)
+        curve = self._curves.setdefault(trial, Curve())
+        is_lost = math.isnan(value) or math.isnan(target)
+        if epoch not in curve.targets:
+            # A lost trial is as bad as any, so that trials like it are avoided.
+            score = -math.inf if is_lost else self._sign * value
+            curve.add(epoch, math.inf if is_lost else target, score, seconds)
+            self._reports += 1
+            self._spent += seconds or 1.0
+            self._note(score)
+        if is_lost or epoch >= self.max_epochs:
+            self.end(trial)
+            return "stop"
+        goes_on = trial == self._to_the_end or epoch < FIRST
+        if not goes_on and self._next() != trial:
+            return "pause"
+        self._running[trial] = True
+        return "go on"
+
+    def choose(self, ready: Container[str] | None = None) -> str | None:
+        """The trial that begins or continues now; None if none is worth an epoch.
+
+        ready: the trials that can start; None: all that wait.
+        """
+        chosen = self._next(ready)
+        if chosen is not None:
+            self._running[chosen] = True
+        return chosen
+
+    @property
+    def done(self) -> bool:
+        """No trial is expected to improve the best."""
+        return self._done
+
+    def forecast(self) -> dict[str, tuple[float, float]]:
+        """Trial -> (mean, standard deviation) of its target after its last epoch, as a report would
+        say it. Of trials that have begun and wait.
+        """
+        names = [name for name in self._open() if self._epoch(name)]
+        if not names:
+            return {}
+        model = self._model()
+        mean_C, sd_C = self._predict(model, names, np.full(len(names), self.max_epochs))
+        sd_C = WIDER * np.hypot(sd_C, model.posterior.noise) * model.scale
+        pairs = zip((mean_C * model.scale + model.mean).tolist(), sd_C.tolist(), strict=True)
+        return dict(zip(names, pairs, strict=True))
+
+    def end(self, trial: str) -> None:
+        """The trial never continues. What it reported is still learned from."""
+        self._running.pop(trial, None)
+        self._ended[trial] = True
+
+    def fail(self, trial: str) -> None:
+        """The trial failed. It is not chosen again, but Tune may start it again by itself."""
+        self._running.pop(trial, None)
+        self._failed[trial] = True
+
+    def forget(self, trial: str) -> None:
+        """The trial neither runs nor failed: it may continue."""
+        self._running.pop(trial, None)
+        self._failed.pop(trial, None)
+
+    def is_running(self, trial: str) -> bool:
+        return trial in self._running
+
+    def is_ended(self, trial: str) -> bool:
+        return trial in self._ended
+
+    def state(self) -> dict[str, Any]:
+        """Everything that was learned; each key is an attribute without its `_`."""
+        curves = {
+            name: Curve(dict(curve.targets), curve.best, curve.seconds, curve.timed)
+            for name, curve in self._curves.items()
+        }
+        return {
+            "curves": curves,
+            "running": dict(self._running),
+            "ended": dict(self._ended),
+            "failed": dict(self._failed),
+            "reports": self._reports,
+            "best": self._best,
+            "improved": self._improved,
+            "spent": self._spent,
+            "theta": self._theta,
+            "fitted": self._fitted,
+            "to_the_end": self._to_the_end,
+            "done": self._done,
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Continue from what `state` returned."""
+        for name, value in state.items():
+            setattr(self, f"_{name}", value)
+        self._known = None
+
+    # The decision.
+
+    def _next(self, ready: Container[str] | None = None) -> str | None:
+        """The open trial that is most worth an epoch; None if none is.
+
+        ready: of the open trials, those that it may be.
+        """
+        if self._to_the_end not in self._running:
+            self._to_the_end = None
+        open_ = self._open()
+        self._done = not open_ and not self._running
+        startable = [name for name in open_ if ready is None or name in ready]
+        if not startable:
+            return None
+        if not any(curve.targets for curve in self._curves.values()):
+            return startable[0]  # nothing is known yet
+        model = self._model()
+        if self._is_settled(model, open_):
+            return self._last(startable)
+        horizon, threshold = self._draw(model)
+        epochs = [min(self._epoch(name) + horizon, self.max_epochs) for name in startable]
+        mean_C, sd_C = self._predict(model, startable, np.array(epochs))
+        worth_C = log_ndtr((threshold - mean_C) / np.hypot(sd_C, model.posterior.noise))
+        worth_C = worth_C - COST * self._log_seconds(startable)
+        return startable[int(np.argmax(worth_C))]
+
+    def _open(self) -> list[str]:
+        """Trials that may train an epoch now: those that wait, and the next ones to begin."""
+        waiting = []
+        new = []
+        for name in self._x:
+            if name in self._running or name in self._ended or name in self._failed:
+                continue
+            if self._epoch(name):
+                waiting.append(name)
+            elif len(new) < MOST_CANDIDATES // 2:
+                new.append(name)
+        if len(waiting) > MOST_CANDIDATES // 2:
+            waiting.sort(key=lambda name: min(self._curves[name].targets.values()))
+            waiting = waiting[: MOST_CANDIDATES // 2]
+        return [*waiting, *new]
+
+    def _epoch(self, name: str) -> int:
+        curve = self._curves.get(name)
+        return curve.epoch if curve else 0
+
+    def _draw(self, model: _Model) -> tuple[int, float]:
+        """(horizon in epochs, threshold) of this decision."""
+        draw = np.random.default_rng([self._seed, self._reports])
+        horizon = int(draw.integers(1, self.max_epochs + 1))
+        spread = max(model.median - model.best, 1e-3)
+        return horizon, model.best - 10 ** draw.uniform(-4, -1) * spread
+
+    def _note(self, score: float) -> None:
+        """Remember when the best metric last improved."""
+        least = -math.inf if self._best is None else self._best + IMPROVED * abs(self._best)
+        if score > least:
+            self._best = score
+            self._improved = self._spent
+
+    def _is_settled(self, model: _Model, open_: list[str]) -> bool:
+        """Has nothing improved for long, or is no trial expected to improve the best by
+        `least_gain`, if it trains to its end?
+        """
+        waited = self._spent - self._improved
+        patience = WAIT * float(np.exp(self._log_seconds(list(self._x))).sum())
+        if waited >= max(self._improved / 2, patience):
+            return True
+        if waited < patience / 2:
+            return False
+        names = [*open_, *self._running]
+        mean_C, sd_C = self._predict(model, names, np.full(len(names), self.max_epochs))
+        z_C = (model.best - mean_C) / sd_C
+        gain_C = sd_C * (z_C * norm.cdf(z_C) + norm.pdf(z_C))
+        return bool(gain_C.max() * model.scale < self._least_gain)
+
+    def _last(self, startable: list[str]) -> str | None:
+        """The best trial, to be trained in full when nothing else is worth it.
+
+        None if a trial was trained in full, or is just being. Without a curve to its end, whatever
+        is predicted of ends is a guess; with one, the search may turn out not to be settled.
+        """
+        curves = self._curves.values()
+        is_full = any(c.epoch >= self.max_epochs and c.best > -math.inf for c in curves)
+        if is_full or self._to_the_end in self._running:
+            self._done = not self._running
+            return None
+        begun = [name for name in startable if self._epoch(name)]
+        if not begun:
+            return startable[0]  # all that began have ended before their last epoch
+        self._to_the_end = max(begun, key=lambda name: self._curves[name].best)
+        return self._to_the_end
+
+    def _log_seconds(self, names: list[str]) -> Array:
+        return log_seconds(self._curves, self._x, names)
+
+    # The surrogate.
+
+    def _model(self) -> _Model:
+        """The surrogate of what was observed so far, with hyperparameters fitted now and then."""
+        if self._known is None or self._known[0] != self._reports:
+            self._known = self._reports, self._new_model()
+        return self._known[1]
+
+    def _new_model(self) -> _Model:
+        rows, trials, epochs, raw = observed(self._curves)
+        y_N, mean, scale = surrogate.standardised(raw)
+        x_MD = np.array([self._x[name] for name in rows])
+        data = Data(x_MD, np.array(trials), np.log(epochs), y_N, self._group_D)
+        reports = self._reports
+        if reports >= max(FIRST_FIT, GROWTH * self._fitted):
+            start = None if self._theta is None else np.array(self._theta)
+            self._theta = surrogate.fit(data, start).tolist()
+            self._fitted = reports
+        theta_P = surrogate.prior(data.groups)[0] if self._theta is None else np.array(self._theta)
+        rows_of = {name: row for row, name in enumerate(rows)}
+        return _Model(
+            Posterior(theta_P, data), rows_of, float(y_N.min()), float(np.median(y_N)), mean, scale
+        )
+
+    def _predict(self, model: _Model, names: list[str], epochs_C: Array) -> tuple[Array, Array]:
+        x_CD = np.array([self._x[name] for name in names])
+        trial_C = np.array([model.rows.get(name, -1) for name in names])
+        return model.posterior.at(x_CD, trial_C, np.log(epochs_C))
+
+
+@dataclass(frozen=True)
+class _Model:
+    """The surrogate at one decision. Targets are standardised."""
+
+    posterior: Posterior
+    rows: dict[str, int]  # trial -> its row in the data
+    best: float
+    median: float
+    mean: float  # of the targets
+    scale: float  # their standard deviation

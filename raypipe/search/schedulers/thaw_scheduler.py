@@ -1,0 +1,119 @@
+"""Freeze-thaw search under Ray Tune: our rule (freeze_thaw.py) decides who trains the next epoch.
+
+Tune starts trials in the order in which they are drawn, as soon as there is room. The rule chooses
+among all that wait, also among those that have not begun. So:
+
+1. All trials are drawn at the start, and a new one is paused before it begins. Tune starts none of
+   them by itself.
+2. A trial is chosen only when there is room for it, with all that is known by then.
+3. When the rule is done, the trials that wait are stopped, also those that never began.
+4. Trials that ran at a kill are started again at once; the others stay paused.
+"""
+
+from __future__ import annotations
+
+import io
+from contextlib import redirect_stdout
+from typing import Any
+
+from ray.tune.experiment import Trial
+from ray.tune.schedulers import FIFOScheduler, TrialScheduler
+
+from raypipe.search.schedulers.curves import target
+from raypipe.search.schedulers.freeze_thaw import FreezeThaw
+from raypipe.search.schedulers.halving import Verdict
+from raypipe.search.space.coordinates import Coordinates
+from raypipe.search.space.space import Space
+from raypipe.search.trials.epoch_result import EPOCH, metric_of_result
+from raypipe.train.stopping import StoppingConfig
+
+SECONDS = "time_this_iter_s"  # Tune's: since the trial's last report, or since it started
+
+_DECISIONS: dict[Verdict, str] = {
+    "go on": TrialScheduler.CONTINUE,
+    "pause": TrialScheduler.PAUSE,
+    "stop": TrialScheduler.STOP,
+}
+
+
+class FreezeThawScheduler(FIFOScheduler):
+    """Carries out what `rule` decides. A paused trial keeps its checkpoint and no process."""
+
+    def __init__(
+        self, rule: FreezeThaw, coordinates: Coordinates, stopping: StoppingConfig, concurrent: int
+    ) -> None:
+        super().__init__()
+        self.rule = rule
+        self._coordinates = coordinates
+        self._metric = stopping.metric
+        self._mode = stopping.mode
+        self._concurrent = concurrent
+
+    def set_search_properties(self, metric: str | None, mode: str | None, **spec: Any) -> bool:
+        """Tune would pass metric and mode here; the constructor has them already."""
+        return True
+
+    def on_trial_add(self, tune_controller: Any, trial: Trial) -> None:
+        """A trial was drawn, or Tune adds it again after a kill."""
+        name = trial.trial_id
+        self.rule.meet(name, self._coordinates.of(trial.config))
+        if self.rule.is_ended(name):
+            trial.set_status(Trial.TERMINATED)
+        elif not self.rule.is_running(name):
+            self.rule.forget(name)  # one that had failed may run again
+            trial.set_status(Trial.PAUSED)
+
+    def on_trial_result(self, tune_controller: Any, trial: Trial, result: dict[str, Any]) -> str:
+        value = metric_of_result(result, self._metric)
+        aim = target(result, self._metric, self._mode)
+        seconds = result.get(SECONDS)
+        verdict = self.rule.report(trial.trial_id, int(result[EPOCH]), value, aim, seconds)
+        return _DECISIONS[verdict]
+
+    def on_trial_complete(self, tune_controller: Any, trial: Trial, result: dict[str, Any]) -> None:
+        self.rule.end(trial.trial_id)
+
+    def on_trial_remove(self, tune_controller: Any, trial: Trial) -> None:
+        self.rule.end(trial.trial_id)
+
+    def on_trial_error(self, tune_controller: Any, trial: Trial) -> None:
+        self.rule.fail(trial.trial_id)
+
+    def choose_trial_to_run(self, tune_controller: Any) -> Trial | None:
+        """The trial that the rule chooses, if there is room for one."""
+        trials = {trial.trial_id: trial for trial in tune_controller.get_trials()}
+        active = [t for t in trials.values() if t.status in (Trial.PENDING, Trial.RUNNING)]
+        if len(active) >= self._concurrent:
+            return None
+        # Tune may still be saving a trial that the rule has paused. Then it is not in here.
+        paused = {name for name, trial in trials.items() if trial.status == Trial.PAUSED}
+        chosen = self.rule.choose(paused)
+        if chosen is not None:
+            return trials[chosen]
+        if self.rule.done and not active:
+            for name in paused:
+                _stop(tune_controller, trials[name])
+        return None
+
+    def debug_string(self) -> str:
+        return "Freeze-thaw search"
+
+
+def _stop(tune_controller: Any, trial: Trial) -> None:
+    """Stop a trial that waits."""
+    if trial.has_reported_at_least_once:
+        tune_controller.stop_trial(trial)
+        return
+    # Callbacks ask for the folder of a trial that ended, and Tune would print that it has.
+    trial.init_local_path()
+    with redirect_stdout(io.StringIO()):
+        tune_controller.stop_trial(trial)
+
+
+def freeze_thaw(
+    stopping: StoppingConfig, epochs: int, space: Space, seed: int, concurrent: int
+) -> FreezeThawScheduler:
+    """The scheduler of a search over `space`, with `concurrent` trials at a time."""
+    coordinates = Coordinates(space)
+    rule = FreezeThaw(epochs, coordinates.group_D, stopping.mode, seed)
+    return FreezeThawScheduler(rule, coordinates, stopping, concurrent)

@@ -1,0 +1,279 @@
+# Starts no Ray cluster.
+"""Freeze-thaw search trains what is promising and forgets nothing; its model's slopes are right."""
+
+from __future__ import annotations
+
+import math
+import pickle
+import random
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+from raypipe.config import validate
+from raypipe.errors import ConfigError
+from raypipe.job import Job
+from raypipe.search.schedulers import surrogate
+from raypipe.search.schedulers.curves import Curve, target
+from raypipe.search.schedulers.freeze_thaw import FreezeThaw
+from raypipe.search.schedulers.surrogate import Data, Posterior
+from raypipe.search.space import parse
+from raypipe.search.space.coordinates import Coordinates
+
+EPOCHS = 9
+NAN = float("nan")
+
+
+def losses(x: float, epochs: int = EPOCHS) -> list[float]:
+    """A curve whose end depends on x: best at 0.7."""
+    return [0.1 + (x - 0.7) ** 2 + 1 / (epoch + 1) for epoch in range(epochs)]
+
+
+def rule_of(xs: list[float], epochs: int = EPOCHS, **more: Any) -> FreezeThaw:
+    rule = FreezeThaw(epochs, np.array([0]), mode="min", **more)
+    for i, x in enumerate(xs):
+        rule.meet(str(i), np.array([x]))
+    return rule
+
+
+def said_by(
+    rule: FreezeThaw, curves: list[list[float]], workers: int = 2, restarts: bool = False
+) -> list[tuple[str, int, str]]:
+    """(trial, epoch, verdict) of a whole search; with restarts the rule is made anew each time."""
+    running: list[str] = []
+    log: list[tuple[str, int, str]] = []
+    done = dict.fromkeys(map(str, range(len(curves))), 0)
+    while True:
+        while len(running) < workers and (chosen := rule.choose()):
+            running.append(chosen)
+        if not running:
+            assert rule.done
+            return log
+        trial = running.pop(0)
+        done[trial] += 1
+        value = curves[int(trial)][done[trial] - 1]
+        verdict = rule.report(trial, done[trial], value, math.log(value) if value > 0 else NAN)
+        log.append((trial, done[trial], verdict))
+        if verdict == "go on":
+            running.append(trial)
+        if restarts:
+            state = pickle.loads(pickle.dumps(rule.state()))
+            rule = rule_of([float(x[0]) for x in rule._x.values()], rule.max_epochs)
+            rule.restore(state)
+
+
+def some(count: int, seed: int = 0) -> list[float]:
+    draw = random.Random(seed)
+    return [draw.random() for _ in range(count)]
+
+
+def observed(seed: int = 3) -> Data:
+    """Three fields of one, two and one coordinates; five trials of some epochs each."""
+    draw = np.random.default_rng(seed)
+    trial_N = np.array([0, 0, 0, 1, 1, 2, 3, 3, 4])
+    epoch_N = np.array([1, 2, 5, 1, 3, 1, 1, 8, 2])
+    y_N = draw.normal(size=9)
+    return Data(draw.random((5, 4)), trial_N, np.log(epoch_N), y_N, np.array([0, 1, 1, 2]))
+
+
+def test_slopes_are_those_of_finite_differences() -> None:
+    data = observed()
+    means_P, sds_P = surrogate.prior(data.groups)
+    for seed in range(3):
+        theta_P = means_P + 0.5 * sds_P * np.random.default_rng(seed).normal(size=len(means_P))
+        _, slope_P = surrogate.log_posterior(theta_P, data)
+        for p in range(len(theta_P)):
+            step_P = np.zeros(len(theta_P))
+            step_P[p] = 1e-5
+            above, _ = surrogate.log_posterior(theta_P + step_P, data)
+            below, _ = surrogate.log_posterior(theta_P - step_P, data)
+            assert slope_P[p] == pytest.approx((above - below) / 2e-5, rel=1e-4, abs=1e-6)
+
+
+def test_fitting_makes_the_data_more_probable() -> None:
+    data = observed()
+    start_P = surrogate.prior(data.groups)[0]
+    fitted_P = surrogate.fit(data)
+    assert surrogate.log_posterior(fitted_P, data)[0] > surrogate.log_posterior(start_P, data)[0]
+
+
+def test_a_curve_is_known_where_it_was_observed_and_not_elsewhere() -> None:
+    data = observed()
+    theta_P = surrogate.prior(data.groups)[0]
+    theta_P[surrogate.NOISE] = -5.0
+    posterior = Posterior(theta_P, data)
+    mean_N, sd_N = posterior.at(data.x_MD[data.trial_N], data.trial_N, data.t_N)
+    assert mean_N == pytest.approx(data.y_N, abs=0.05) and sd_N.max() < 0.05
+    # A trial with the same values is another trial: its own term is not known.
+    _, sd_of_twin = posterior.at(data.x_MD[:1], np.array([-1]), data.t_N[:1])
+    _, sd_far = posterior.at(data.x_MD[:1] + 9.0, np.array([-1]), data.t_N[:1])
+    assert 0.1 < sd_of_twin[0] < sd_far[0]
+
+
+def test_targets_far_off_are_cut_and_lost_ones_too() -> None:
+    y_N, _, _ = surrogate.standardised([1.0, 1.1, 1.2, 50.0, math.inf])
+    assert y_N[3] == y_N[4] == y_N.max() and np.isfinite(y_N).all()
+    assert surrogate.standardised([2.0, 2.0])[0].tolist() == [0, 0]
+    assert surrogate.standardised([math.inf])[0].tolist() == [0]
+    # Most are as good as the best: the others still differ.
+    most, _, _ = surrogate.standardised([1.0, 1.0, 1.0, 1.0, 2.0, 3.0])
+    assert most[4] > most[0]
+
+
+def test_the_target_is_the_loss_else_the_metric() -> None:
+    assert target({"val_loss": 2.0, "val_accuracy": 0.9}, "val_accuracy", "max") == math.log(2)
+    better, worse = (target({"val_accuracy": v}, "val_accuracy", "max") for v in (1.0, 0.5))
+    assert better < worse == 0
+    assert target({"val_mae": 0.5}, "val_mae", "min") < target({"val_mae": 2.0}, "val_mae", "min")
+    assert target({"val_r2": -3.0}, "val_r2", "max") == 3.0
+    assert math.isnan(target({}, "val_accuracy", "max"))
+
+
+def test_the_best_is_trained_in_full_and_most_epochs_are_saved() -> None:
+    xs = some(40)
+    curves = [losses(x) for x in xs]
+    log = said_by(rule_of(xs), curves)
+    found = min(curves[int(trial)][epoch - 1] for trial, epoch, _ in log)
+    assert found < min(curve[-1] for curve in curves) * 1.002
+    assert any(epoch == EPOCHS for _, epoch, _ in log) and len(log) < 40 * EPOCHS * 0.7
+    assert len({trial for trial, _, _ in log}) < 40  # some are never begun
+
+
+def test_a_restored_rule_decides_as_if_nothing_had_happened() -> None:
+    xs = some(12)
+    curves = [losses(x) for x in xs]
+    assert said_by(rule_of(xs), curves) == said_by(rule_of(xs), curves, restarts=True)
+
+
+def test_an_epoch_told_again_gets_the_same_answer_and_counts_once() -> None:
+    rule = rule_of(some(6))
+    trial = rule.choose()
+    assert trial is not None
+    first = rule.report(trial, 1, 0.5, math.log(0.5), 2.0)
+    state = pickle.dumps(rule.state())
+    assert rule.report(trial, 1, 0.9, math.log(0.9), 2.0) == first
+    assert pickle.dumps(rule.state()) == state
+
+
+def test_a_trial_does_not_pause_after_its_first_epoch() -> None:
+    rule = rule_of([0.7, 0.1])
+    for value in (0.1, 0.9):
+        trial = rule.choose()
+        assert trial is not None
+        assert rule.report(trial, 1, value, math.log(value)) == "go on"
+
+
+def test_a_lost_trial_ends_and_those_like_it_are_avoided() -> None:
+    rule = rule_of([0.1, 0.9, 0.12, 0.88])
+    assert rule.report("0", 1, NAN, NAN) == "stop" and rule.is_ended("0")
+    rule.report("1", 1, 5.0, math.log(5.0))
+    rule.forget("1")
+    mean_C, _ = rule._predict(rule._model(), ["2", "3"], np.array([1, 1]))
+    assert mean_C[0] > mean_C[1]
+    assert {rule.choose(), rule.choose()} == {"1", "3"}
+
+
+@pytest.mark.parametrize("curve", [[0.5] * EPOCHS, [NAN] * EPOCHS], ids=["equal", "all lost"])
+def test_a_search_ends_when_all_trials_are_the_same(curve: list[float]) -> None:
+    log = said_by(rule_of(some(8)), [curve] * 8)
+    assert len(log) <= 8 * EPOCHS
+    assert any(epoch == EPOCHS for _, epoch, _ in log) or math.isnan(curve[0])
+
+
+@pytest.mark.parametrize(("trials", "epochs"), [(1, EPOCHS), (1, 1), (5, 1)])
+def test_one_trial_and_one_epoch_are_a_search_too(trials: int, epochs: int) -> None:
+    xs = some(trials)
+    log = said_by(rule_of(xs, epochs), [losses(x, epochs) for x in xs])
+    assert log[-1][1] == epochs or trials > 1
+    assert any(epoch == epochs for _, epoch, _ in log)
+
+
+def test_nothing_to_try_is_done() -> None:
+    rule = rule_of([])
+    assert rule.choose() is None and rule.done
+
+
+def test_a_failed_trial_is_not_waited_for_and_may_come_back() -> None:
+    rule = rule_of([0.1, 0.9])
+    first = rule.choose()
+    assert first == "0"
+    rule.fail("0")
+    assert rule.choose() == "1" and not rule.done
+    rule.report("0", 1, 0.5, math.log(0.5))  # Tune had started it again
+    assert "0" not in rule.state()["failed"]
+
+
+def test_of_equal_promise_the_cheaper_trial_comes_first() -> None:
+    rule = rule_of([0.5, 0.5 + 1e-9, 0.2])
+    for trial, seconds in (("0", 100.0), ("1", 1.0)):
+        for epoch in (1, 2):
+            rule.report(trial, epoch, 0.5, math.log(0.5), seconds)
+        rule.forget(trial)
+    dear, cheap, new = rule._log_seconds(["0", "1", "2"])
+    assert cheap < new < dear  # guessed in between
+    assert rule.choose({"0", "1"}) == "1"
+
+
+def test_a_search_of_dear_trials_waits_in_seconds() -> None:
+    """Many epochs of the cheap trial are no reason to give the dear ones up."""
+    rule = rule_of([0.1, 0.9], epochs=100)
+    rule.report("0", 1, 0.5, 0.0, 1.0)
+    rule.report("1", 1, 0.5, 0.0, 1000.0)
+    rule.forget("0")
+    for epoch in range(2, 60):
+        rule.report("0", epoch, 0.5, 0.0, 1.0)
+    assert not rule._is_settled(rule._model(), ["0"])
+    for epoch in range(2, 8):
+        rule.report("1", epoch, 0.5, 0.0, 1000.0)
+    assert rule._is_settled(rule._model(), ["0"])
+
+
+def test_a_thousand_trials_do_not_make_it_slow() -> None:
+    """Work is bounded by observations and candidates; 0.5 s a decision is twenty times today's."""
+    rule = FreezeThaw(27, np.arange(20), mode="min")
+    draw = np.random.default_rng(0)
+    for i in range(1000):
+        rule.meet(str(i), draw.random(20))
+    for i in range(600):
+        targets = {epoch: float(draw.normal()) for epoch in (1, 3, 8)}
+        rule._curves[str(i)] = Curve(targets, -1.0, 1.0, 1)
+    rule._reports = rule._fitted = 600
+    data = rule._model().posterior._data
+    assert len(data.y_N) <= 300 and len(data.x_MD) <= 150 and len(rule._open()) <= 256
+    started = time.process_time()
+    assert rule.choose() is not None
+    assert time.process_time() - started < 0.5
+
+
+def test_coordinates_of_a_space() -> None:
+    job = validate(Job, {"table": {"uri": "unused"}, "model": {"mode": "finetune"}})
+    space = parse.parse(
+        {
+            "train.lr": "loguniform(1e-4, 1e-2)",
+            "train.batch_size": "choice(16, 32, 32)",
+            "model.dropout": "uniform(0.0, 0.5) if train.batch_size == 16",
+        },
+        job.training,
+    )
+    coordinates = Coordinates(space)
+    names = [field.name for field in space.fields]
+    small = coordinates.of({"train.lr": 1e-3, "train.batch_size": 16, "model.dropout": 0.25})
+    large = coordinates.of({"train.lr": 1e-3, "train.batch_size": 32})
+    of = {name: coordinates.group_D == number for number, name in enumerate(names)}
+    assert small[of["train.lr"]] == pytest.approx([0.5])
+    one, other = small[of["train.batch_size"]], large[of["train.batch_size"]]
+    assert len(one) == 3 and np.linalg.norm(one - other) == pytest.approx(1)
+    assert small[of["model.dropout"]].tolist() == [0.5, 0]
+    assert large[of["model.dropout"]].tolist() == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("search", "said"),
+    [({"searcher": "tpe"}, "would learn from none"), ({"pauses": False}, "pauses trials")],
+    ids=str,
+)
+def test_settings_that_do_not_go_together_are_refused(search: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        validate(Job, {"table": {"uri": "x"}, "search": {"scheduler": "freeze_thaw", **search}})
