@@ -125,7 +125,7 @@ def corrupted(kind: str, severity: int, what: Measured = embed) -> tuple[np.ndar
 
 def emoji(vendor: str, what: Measured = embed) -> np.ndarray:
     """features_ND of one vendor's pictures, on white. The same N names for both vendors."""
-    home, chosen = _emoji_home(), _emoji_names()
+    home, chosen = emoji_home(), _emoji_names()
     folder = home / f"node_modules/emoji-datasource-{vendor}/img/{vendor}/64"
     return _kept(f"emoji-{vendor}", what, lambda: [_opened(folder / name) for name in chosen])
 
@@ -133,7 +133,7 @@ def emoji(vendor: str, what: Measured = embed) -> np.ndarray:
 def emoji_categories() -> np.ndarray:
     """category_N of emoji's rows: "Flags", "Objects" …"""
     listed = json.loads(
-        (_emoji_home() / "node_modules/emoji-datasource-google/emoji.json").read_text()
+        (emoji_home() / "node_modules/emoji-datasource-google/emoji.json").read_text()
     )
     category = {}
     for one in listed:
@@ -143,7 +143,7 @@ def emoji_categories() -> np.ndarray:
 
 
 def _emoji_names() -> list[str]:
-    home = _emoji_home()
+    home = emoji_home()
     names = [
         {path.name for path in (home / f"node_modules/emoji-datasource-{v}/img/{v}/64").iterdir()}
         for v in VENDORS
@@ -182,7 +182,7 @@ def _kept(name: str, what: Measured, images: Callable[[], list[Image.Image]]) ->
     return found
 
 
-def _emoji_home() -> Path:
+def emoji_home() -> Path:
     home = Path.home() / ".cache" / "raypipe" / f"emoji-{EMOJI}"
     if not home.exists():
         npm = shutil.which("npm")
