@@ -112,7 +112,7 @@ def digest(cfg: TableConfig) -> str:
 
 def counts(cfg: TableConfig) -> dict[str, int]:
     """Images of each split."""
-    found = {name: 0 for name in SPLITS}
+    found = dict.fromkeys(SPLITS, 0)
     for row in _columns(cfg, ["split"]):
         found[row["split"]] += 1
     return found
