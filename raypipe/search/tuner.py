@@ -135,7 +135,9 @@ def search(
 
     # A refit comes after the search and does not change it; what is kept does not, either.
     cfg = cfg.model_copy(update={"refit": None})
-    key = key_of(job.training_key(rows.version), cfg.model_dump(mode="json", exclude={"keep"}))
+    # Without starts, the key is the same as before a search could have any.
+    no_part = {"keep"} if cfg.starts else {"keep", "starts"}
+    key = key_of(job.training_key(rows.version), cfg.model_dump(mode="json", exclude=no_part))
     folder = job.run.path / "search" / key
     started = time.perf_counter()
     if not (folder / "result.json").exists():
