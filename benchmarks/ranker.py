@@ -14,6 +14,7 @@ gp_rank, gp_logit, gp_regret
                 on -log(regret + 2), each scaled within a task
 gp_mean         the mean of the three
 gp_spread       gp_regret, picked one by one for the largest expected maximum of all picks
+gp_mean_spread  the same with the mean of gp_mean
 nested          what does best on the other 17 tasks, chosen anew for every task
 
 The process ranks configurations that train only the head last: those of 17 tasks say so (978 of
@@ -130,19 +131,22 @@ def targets(runs: Runs, target: Target, rows_n: np.ndarray) -> np.ndarray:
 # Rankers.
 
 
-def trees(runs: Runs, features_NF: np.ndarray, target: Target) -> Orders:
+def trees(runs: Runs, features_NF: np.ndarray, target: Target, share: float) -> Orders:
+    """share: of the features, looked at in each split."""
     everything = np.arange(len(runs.task_N))
     target_N = targets(runs, target, everything)
     orders = {}
     for task in range(len(runs.tasks)):
         own_N = runs.task_N == task
-        forest = ExtraTreesRegressor(300, random_state=0, n_jobs=1)
+        forest = ExtraTreesRegressor(300, random_state=0, n_jobs=1, max_features=share)
         forest.fit(features_NF[~own_N], target_N[~own_N])
         orders[task] = everything[own_N][np.argsort(-forest.predict(features_NF[own_N]))]
     return orders
 
 
-def processes(runs: Runs, target: Target, shuffled: bool = False) -> dict[int, ranker_gp.Left]:
+def processes(
+    runs: Runs, target: Target, seed: int, shuffled: bool = False
+) -> dict[int, ranker_gp.Left]:
     """Each task's prediction, for the configurations that train more than the head."""
     rows_n = np.flatnonzero(~runs.head_only_N)
     target_n = targets(runs, target, rows_n)
@@ -151,7 +155,9 @@ def processes(runs: Runs, target: Target, shuffled: bool = False) -> dict[int, r
     found = {}
     for fold in range(FOLDS):
         tasks = list(range(len(runs.tasks)))[fold::FOLDS]
-        kernel = ranker_gp.fitted(runs, rows_n, target_n, ~np.isin(runs.task_N[rows_n], tasks))
+        kernel = ranker_gp.fitted(
+            runs, rows_n, target_n, ~np.isin(runs.task_N[rows_n], tasks), seed
+        )
         found |= ranker_gp.left_out(kernel, target_n, tasks)
     return dict(sorted(found.items()))
 
@@ -162,6 +168,16 @@ def by_mean(runs: Runs, *predicted: dict[int, ranker_gp.Left]) -> Orders:
         score_n = sum(_scaled(each[task].mean_n) for each in predicted)
         orders[task] = _with_heads(runs, task, np.argsort(-np.asarray(score_n)))
     return orders
+
+
+def _averaged(*predicted: dict[int, ranker_gp.Left]) -> dict[int, ranker_gp.Left]:
+    """The mean of several targets, with the covariance of the last one."""
+    found = {}
+    for task, last in predicted[-1].items():
+        means = [_scaled(each[task].mean_n) for each in predicted]
+        mean_n = np.mean(means, axis=0) * last.mean_n.std() + last.mean_n.mean()
+        found[task] = ranker_gp.Left(mean_n, last.covariance_nn)
+    return found
 
 
 def by_spread(runs: Runs, predicted: dict[int, ranker_gp.Left]) -> Orders:
@@ -200,30 +216,35 @@ def nested(runs: Runs, rankers: dict[str, Orders]) -> tuple[Orders, dict[str, st
     return orders, chosen
 
 
-def measure(folder: Path, only: str | None) -> dict[str, Any]:
+def measure(folder: Path, only: str | None, seed: int) -> dict[str, Any]:
     runs = quicktune.read(folder)
     began = time.perf_counter()
     rankers: dict[str, Orders] = {}
     settings_NF = np.concatenate([runs.numbers_NF, runs.table_NH], axis=1)
     if only != "gp":
-        rankers["trees"] = trees(runs, runs.table_NH, ranks)
-        rankers["trees_settings"] = trees(runs, settings_NF, log_regret)
+        rankers["trees"] = trees(runs, runs.table_NH, ranks, 1.0)
+        rankers["trees_settings"] = trees(runs, settings_NF, log_regret, 0.3)
     found: dict[str, Any] = {"random": random_picks(runs)}
     if only != "trees":
-        rank, odds, regret = (processes(runs, target) for target in (ranks, logit, log_regret))
+        rank, odds, regret = (
+            processes(runs, target, seed) for target in (ranks, logit, log_regret)
+        )
         rankers |= {
             "gp_rank": by_mean(runs, rank),
             "gp_logit": by_mean(runs, odds),
             "gp_regret": by_mean(runs, regret),
             "gp_mean": by_mean(runs, rank, odds, regret),
             "gp_spread": by_spread(runs, regret),
+            "gp_mean_spread": by_spread(runs, _averaged(rank, odds, regret)),
         }
     for name, orders in rankers.items():
         found[name] = summary(runs, orders)
     orders, chosen = nested(runs, rankers)
     found["nested"] = summary(runs, orders) | {"chosen": chosen}
-    if only is None:
-        found["control"] = summary(runs, by_mean(runs, processes(runs, log_regret, shuffled=True)))
+    if only != "trees":
+        found["control"] = summary(
+            runs, by_mean(runs, processes(runs, log_regret, seed, shuffled=True))
+        )
     found["by_task"] = {
         runs.tasks[task]: [round(x, 2) for x in regret_points(runs.best_N[rows_n])]
         for task, rows_n in orders.items()
@@ -238,8 +259,9 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="accepted: the output is JSON anyway")
     parser.add_argument("--curves", type=Path, default=quicktune.FOLDER)
     parser.add_argument("--only", choices=("trees", "gp"), help="a part of the rankers")
+    parser.add_argument("--seed", type=int, default=0, help="of the processes' kernels")
     given = parser.parse_args()
-    print(json.dumps(measure(given.curves, given.only)))
+    print(json.dumps(measure(given.curves, given.only, given.seed)))
 
 
 if __name__ == "__main__":

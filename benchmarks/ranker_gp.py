@@ -74,13 +74,17 @@ class Left:
     covariance_nn: np.ndarray
 
 
-def fitted(runs: Runs, rows_n: np.ndarray, target_n: np.ndarray, seen_n: np.ndarray) -> Kernel:
-    """A kernel whose parameters maximise the likelihood of the rows in `seen_n` alone."""
-    torch.manual_seed(0)
+def fitted(
+    runs: Runs, rows_n: np.ndarray, target_n: np.ndarray, seen_n: np.ndarray, seed: int = 0
+) -> Kernel:
+    """A kernel whose parameters maximise the likelihood of the rows in `seen_n` alone.
+
+    Rows without a target come last, and are not seen.
+    """
+    torch.manual_seed(seed)
     kernel = Kernel(runs, rows_n)
     optimizer = torch.optim.Adam(kernel.parameters(), lr=0.08)
     seen = torch.tensor(np.flatnonzero(seen_n))
-    # Rows without a target, if there are any, come last.
     y_n = torch.tensor(target_n)
     for _ in range(STEPS):
         some_b = seen[torch.randperm(len(seen))[:ROWS]]
