@@ -183,7 +183,7 @@ def choose(folder: Path, picks: int) -> dict[str, Any]:
     seen_n = rows_n < known
     kernel = ranker_gp.fitted(runs, rows_n, target_n, seen_n)
     mean_CT, covariance = predicted(kernel, target_n, place_CTB)
-    chosen, levels = greedy(mean_CT, covariance, float(kernel.noise.exp()), picks)
+    chosen, levels = greedy(mean_CT, covariance, kernel.noise.exp().item(), picks)
     mean_C = mean_CT.mean(1)
     order = np.argsort(-mean_C).tolist()
     return {
