@@ -64,6 +64,7 @@ class Bench:
         self._home = home
         self._seed = seed
         self._kept: dict[tuple[str, int, bool], Any] = {}
+        self._forward_s = forward_s()
 
     def data(self, task: str, values: Values) -> Any:
         """A `worker.Data`, made once for each task, side and mode."""
@@ -126,8 +127,24 @@ class Bench:
             "best": max(curve),
             "curve": curve,
             "cpu_s": round(used_s / EPOCHS, 3),
+            "forward_ms": round(1000 * self._forward_s, 3),
             "images": [len(data.train.rows), len(data.val.rows)],
         }
+
+
+def forward_s() -> float:
+    """CPU seconds of an image's inference at SIDE_PX: what calibrates the cost model. Others use
+    the machine, so the clock is the process's own."""
+    from raypipe.models.zoo import CPU_BATCH, ImageModel, ModelConfig
+
+    net = ImageModel(ModelConfig(name="efficientnet_lite0", side_px=SIDE_PX), 2).for_inference()
+    pixels_BHWC = np.zeros((CPU_BATCH, SIDE_PX, SIDE_PX, 3), np.uint8)
+    seconds = []
+    for _ in range(4):
+        began = time.process_time()
+        net.predict(pixels_BHWC)
+        seconds.append(time.process_time() - began)
+    return min(seconds) / CPU_BATCH
 
 
 def measure(ledger: Path, home: Path, seeds: list[int], minutes: float) -> int:
@@ -188,10 +205,37 @@ def compared(best_ST: np.ndarray, names: list[str], tasks: list[str]) -> dict[st
     }
 
 
+def costs(cells: dict[tuple[str, str, int], dict[str, Any]]) -> dict[str, Any]:
+    """By start: CPU seconds an epoch as predicted from one measured inference, and as measured."""
+    from raypipe.config import validate
+    from raypipe.search.space.cost import Speed, cost
+    from raypipe.train.job import TrainJob
+
+    job = validate(TrainJob, {"table": {"uri": "unused"}})
+    found: dict[str, Any] = {}
+    ratios = []
+    for name, values in named_starts().items():
+        rows = [row for row in cells.values() if row["start"] == name]
+        pairs = []
+        for row in rows:
+            speeds = {"efficientnet_lite0": Speed(row["forward_ms"] / 1000, SIDE_PX)}
+            counts = dict(zip(("train", "val"), row["images"], strict=True))
+            expected = cost(job, values | {"model.side_px": SIDE_PX}, counts, speeds)
+            if expected is not None:
+                pairs.append((expected.epoch_s, row["cpu_s"]))
+        if pairs:
+            found[name] = np.mean(pairs, axis=0).round(2).tolist()
+        if values["model.mode"] == "finetune":
+            ratios += [predicted / measured for predicted, measured in pairs]
+    if ratios:
+        found["finetune_ratio"] = np.quantile(ratios, (0, 0.5, 1)).round(2).tolist()
+    return found
+
+
 def report(ledger: Path) -> dict[str, Any]:
     """Of the seeds and tasks that have every start."""
     cells, names = read(ledger), list(named_starts())
-    found: dict[str, Any] = {"cells": len(cells)}
+    found: dict[str, Any] = {"cells": len(cells), "epoch_cpu_s": costs(cells)}
     seeds = sorted({seed for _, _, seed in cells})
     tasks = [
         task for task in TASKS if seeds and all((task, name, seeds[0]) in cells for name in names)
