@@ -122,6 +122,10 @@ class SearchConfig(Section):
     start: dict[str, Any] | None = None
     """Values of the first trial, by dotted field. Fields that are left out are drawn."""
 
+    starts: tuple[dict[str, Any], ...] | None = None
+    """Values of the trials after the first one, each as in `start`. At most a third of
+    `samples` are starts. null: none, or with a default space those of a learned portfolio."""
+
     refit: dict[str, Any] | None = None
     """Train the best trial's job again on training and validation images, and register that model.
 
@@ -158,6 +162,13 @@ class SearchConfig(Section):
     def _dotted_changes(cls, changes: Any) -> Any:
         """Nested names become dotted ones; null is a value here."""
         return dict(leaves(changes)) if isinstance(changes, dict) else changes
+
+    @field_validator("starts", mode="before")
+    @classmethod
+    def _dotted_starts(cls, starts: Any) -> Any:
+        if not isinstance(starts, list | tuple):
+            return starts
+        return tuple(dict(leaves(one)) if isinstance(one, dict) else one for one in starts)
 
     @model_validator(mode="after")
     def _thawed(self) -> SearchConfig:

@@ -168,6 +168,8 @@ def _in_key(cfg: SearchConfig) -> dict[str, Any]:
         left_out.add("first_answer")
     if cfg.limits == SearchLimits():
         left_out.add("limits")
+    if not cfg.starts:
+        left_out.add("starts")
     return cfg.model_dump(mode="json", exclude=left_out)
 
 

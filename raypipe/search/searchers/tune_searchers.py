@@ -19,6 +19,7 @@ from raypipe.search.searchers.bohb import Bohb
 from raypipe.search.searchers.optuna_search import Suggested
 from raypipe.search.searchers.planned import Planned
 from raypipe.search.settings import SearchConfig
+from raypipe.search.space.portfolio import most
 from raypipe.search.space.space import DATA, Changes, Space, field_of
 from raypipe.search.warm_start import Earlier
 from raypipe.train.job import TrainJob
@@ -31,7 +32,7 @@ def plan(job: TrainJob, cfg: SearchConfig, space: Space, earlier: list[Earlier])
     """Every trial of a random search, in order.
 
     The whole grid is run `search.samples` times. The first trial starts from the best earlier
-    trial, or else from `search.start`.
+    trial, or else from `search.start`; those after it from `search.starts`.
 
     Raises ConfigError if the job refuses what the space draws.
     """
@@ -40,12 +41,19 @@ def plan(job: TrainJob, cfg: SearchConfig, space: Space, earlier: list[Earlier])
     trials = []
     for i in range(cfg.samples * len(cells)):
         trials.append(space.trial(seed, i, cells[i % len(cells)]))
-    # The first trial has values that are known to be good, where the space has them.
-    start = earlier[0].keyed if earlier else space.keyed(cfg.start or {})
-    if start:
-        # This job may refuse what another job's trial was. Then the first trial is drawn.
+    # The first trials have values that are known to be good, where the space has them.
+    known = [space.keyed(start) for start in (cfg.start or {}, *(cfg.starts or ()))]
+    done: list[Changes] = [{}]
+    for start in [*(hint.keyed for hint in earlier[:1]), *known]:
+        at = len(done) - 1
+        if start in done or at == most(len(trials)):
+            continue
+        # This job may refuse what another job's trial was, or what a portfolio has.
         with suppress(ConfigError):
-            trials[0] = space.trial(seed, 0, _first(seed, space, start, cells[0]))
+            cell = cells[at % len(cells)]
+            whole = start | cell if at else _first(seed, space, start, cell)
+            trials[at] = space.trial(seed, at, whole)
+            done.append(start)
     return trials
 
 

@@ -7,9 +7,8 @@ blocks. A field that depends on another one is drawn only with it.
 - A field that the job sets is not searched.
 - Only backbones that are installed with their weights, or need none, take part: no hub is asked.
 - A backbone from scratch seldom wins against ImageNet weights: one trial in seven draws it.
-- The first trial is not drawn but START, as far as the space has its fields. START was set by hand
-  for fine-tuning on the solar cells (jobs/configs/solar_finetune.yaml), here with light crops and
-  label smoothing.
+- The first trials are not drawn. They are the starts of portfolio.py, as far as the space has their
+  fields.
 - Without a GPU, fine-tuning is light: 96 or 128 px, the lower blocks frozen. It is left out if a
   trial's epochs would see more than MOST_PASSES images, which takes about ten minutes at the 50 to
   100 images/s of two cores.
@@ -18,28 +17,13 @@ blocks. A field that depends on another one is drawn only with it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from raypipe.search.settings import SearchConfig
+from raypipe.search.space import portfolio
 from raypipe.train.job import TrainJob
 
 MOST_PASSES = 50_000  # images in a trial's epochs, on CPUs
 SCRATCH = "small_cnn"  # the backbone that is trained from scratch
-START: dict[str, Any] = {
-    "model.mode": "finetune",
-    "train.weight_decay": 0.02,
-    "train.batch_size": 32,
-    "train.schedule": "one_cycle",
-    "train.label_smoothing": 0.1,
-    "model.dropout": 0.2,
-    "model.frozen_blocks": 3,
-    "model.norm_momentum": 0.1,
-    "train.layer_decay": 0.9,
-    "augment.flip_horizontal": True,
-    "augment.flip_vertical": False,
-    "augment.crop_area": 0.9,
-    "augment.policy": "none",
-}
 RATE = {"train.lr": "loguniform(1e-4, 3e-2)"}
 _FINETUNE = "model.mode == 'finetune'"
 
@@ -47,26 +31,20 @@ _FINETUNE = "model.mode == 'finetune'"
 def with_default_space(
     job: TrainJob, cfg: SearchConfig, counts: Mapping[str, int], gpu: bool
 ) -> SearchConfig:
-    """The search with a default space and first trial; one that has a space stays as it is.
+    """The search with a default space and first trials; one that has a space stays as it is.
 
     counts: labelled images of each split.
     """
     if cfg.space is not None:
         return cfg
     drawn = space(job, sum(counts.values()), gpu)
-    first = start(job, drawn, gpu) | (cfg.start or {})
-    return cfg.model_copy(update={"space": drawn, "start": first})
-
-
-def start(job: TrainJob, drawn: Mapping[str, str], gpu: bool) -> dict[str, Any]:
-    """The first trial's values, for the fields that are drawn."""
-    mode = START["model.mode"] if "model.mode" in drawn else job.model.mode
-    # What START cannot know: it depends on the job and the machine.
-    values = dict(START)
-    values["model.name"] = job.model.name
-    values["train.lr"] = 1e-3 if mode == "finetune" else 3e-3
-    values["model.side_px"] = 224 if gpu else 128
-    return {name: value for name, value in values.items() if name in drawn}
+    learned = portfolio.allowed(job, drawn, gpu) or [{}]
+    # What the user sets wins in the first trial.
+    first = learned[0] | (cfg.start or {})
+    starts = cfg.starts
+    if starts is None:
+        starts = tuple(learned[1:])
+    return cfg.model_copy(update={"space": drawn, "start": first, "starts": starts})
 
 
 def space(job: TrainJob, images: int, gpu: bool) -> dict[str, str]:

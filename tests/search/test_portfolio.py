@@ -1,0 +1,136 @@
+"""The portfolio of first trials, and what a trial is expected to cost. Starts no Ray cluster."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raypipe.config import validate
+from raypipe.errors import RaypipeError
+from raypipe.job import Job
+from raypipe.search.searchers.tune_searchers import plan
+from raypipe.search.settings import SearchConfig
+from raypipe.search.space import defaults, parse, portfolio
+from raypipe.search.space.cost import Cost, Speed, cost
+from raypipe.search.warm_start import Earlier
+
+COUNTS = {"train": 1500, "val": 400, "test": 600}
+SPEED = {"efficientnet_lite0": Speed(forward_s=0.02, side_px=224)}
+
+
+def job(**sections: Any) -> Job:
+    return validate(Job, {"table": {"uri": "unused"}, **sections})
+
+
+def planned(of: Job, gpu: bool = False, *hints: dict[str, Any]) -> list[dict[str, Any]]:
+    """hints: the values of earlier trials, best first."""
+    search = defaults.with_default_space(of.training, of.search, COUNTS, gpu)
+    space = parse.parse(search.space or {}, of.training)
+    earlier = [Earlier(space.keyed(values), 0.9) for values in hints]
+    return plan(of.training, search, space, earlier)
+
+
+def is_of(start: dict[str, Any], trial: dict[str, Any]) -> bool:
+    """Has the trial the start's values? Those that the space does not have are drawn."""
+    return all(trial[name] == value for name, value in start.items() if name in trial)
+
+
+@pytest.mark.parametrize("gpu", [False, True])
+@pytest.mark.parametrize("task", ["single_label", "regression"])
+def test_every_start_can_be_drawn_and_the_first_trials_are_they(gpu: bool, task: str) -> None:
+    trials = planned(job(model={"task": task}), gpu)
+    starts = portfolio.learned()
+    for trial, start in zip(trials, starts[: portfolio.most(16)], strict=False):
+        known = {name: value for name, value in start.items() if name != "train.batch_size"}
+        assert is_of(known, trial)
+    assert 5 <= len(starts) <= 8
+    assert not any(is_of(dict(starts[0]), trial) for trial in trials[1:])
+
+
+@pytest.mark.parametrize(("samples", "most"), [(1, 1), (2, 1), (6, 2), (16, 5), (100, 33)])
+def test_a_third_of_a_search_are_starts_and_the_first_always_is(samples: int, most: int) -> None:
+    assert portfolio.most(samples) == most
+    few = planned(job(search={"samples": samples}))
+    without = planned(job(search={"samples": samples, "starts": [], "start": {}}))
+    changed = [a != b for a, b in zip(few, without, strict=True)]
+    assert is_of(dict(portfolio.learned()[0]), few[0])
+    # The rest is drawn as it is without starts: a portfolio moves no other trial.
+    assert not any(changed[most:]) and any(changed[1:most]) == (most > 1)
+
+
+@pytest.mark.parametrize("mode", ["frozen", "finetune"])
+def test_a_job_that_sets_its_mode_gets_starts_of_that_mode(mode: str) -> None:
+    of = job(model={"mode": mode})
+    search = defaults.with_default_space(of.training, SearchConfig(), COUNTS, False)
+    rates = [start["train.lr"] for start in (search.start or {}, *(search.starts or ()))]
+    assert rates == [s["train.lr"] for s in portfolio.learned() if s["model.mode"] == mode]
+
+
+def test_what_the_user_sets_is_the_first_trial_and_what_the_job_refuses_is_left_out() -> None:
+    own = planned(job(search={"start": {"train.lr": 0.0123}}))
+    assert own[0]["train.lr"] == 0.0123 or own[0]["model.mode"] == "finetune"
+    given = job(
+        search={
+            "space": {"model.mode": "choice(frozen, finetune)", "model.views": "choice(1, 2)"},
+            "samples": 9,
+            "start": {"model.mode": "finetune", "model.views": 2},
+            # No features are stored of several views.
+            "starts": [
+                {"model.mode": "frozen", "model.views": 2},
+                {"model": {"mode": "finetune", "views": 2}},
+                {"model.mode": "frozen", "model.views": 1},
+            ],
+        }
+    )
+    trials = planned(given)
+    assert trials[0] == {"model.mode": "finetune", "model.views": 2}
+    assert trials[1] == {"model.mode": "frozen", "model.views": 1}
+
+
+def test_after_a_warm_start_the_portfolio_comes_next() -> None:
+    of = job(model={"mode": "finetune"})
+    trials = planned(of, False, {"train.lr": 0.00099}, {"train.lr": 0.00088})
+    starts = [start for start in portfolio.learned() if start["model.mode"] == "finetune"]
+    assert trials[0]["train.lr"] == 0.00099
+    assert trials[1]["train.lr"] == starts[0]["train.lr"]
+
+
+def test_a_damaged_portfolio_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "portfolio.yaml"
+    file.write_text("starts: [{values: {train.lr: 0.1}}]")
+    with pytest.raises(RaypipeError, match="portfolio of starts is damaged"):
+        portfolio.learned(file)
+
+
+def test_a_trial_costs_more_with_more_pixels_and_less_with_frozen_blocks() -> None:
+    of = job().training
+
+    def epoch_s(**changed: Any) -> float:
+        found = cost(of, {"model.mode": "finetune", "model.side_px": 96} | changed, COUNTS, SPEED)
+        assert found is not None
+        return found.epoch_s
+
+    assert epoch_s(**{"model.side_px": 192}) == pytest.approx(4 * epoch_s())
+    by_blocks = [epoch_s(**{"model.frozen_blocks": blocks}) for blocks in range(17)]
+    assert by_blocks == sorted(by_blocks, reverse=True) and by_blocks[0] > 2 * by_blocks[14]
+    frozen = cost(of, {"model.mode": "frozen"}, COUNTS, SPEED)
+    assert frozen == Cost(pytest.approx(1900 * 0.02), pytest.approx(1900 * 5e-5))
+    assert cost(of, {"model.name": "small_cnn"}, COUNTS, SPEED) is None, "it was not measured"
+
+
+def test_starts_that_do_not_fit_a_budget_are_left_out_but_one_stays() -> None:
+    of = job(train={"epochs": 10}).training
+    cheap = {"model.mode": "frozen"}
+    dear = {"model.mode": "finetune", "model.side_px": 224}
+    middle = {"model.mode": "finetune", "model.side_px": 64, "model.frozen_blocks": 11}
+
+    def left(budget_s: float) -> list[dict[str, Any]]:
+        return portfolio.within([dear, middle, cheap], of, COUNTS, SPEED, budget_s)
+
+    assert left(1e6) == [dear, middle, cheap]
+    assert left(100) == [middle, cheap]
+    assert left(1) == [cheap]
+    assert portfolio.within([], of, COUNTS, SPEED, 1) == []
+    assert portfolio.within([dear], of, COUNTS, {}, 1) == [dear], "a backbone nobody measured"
