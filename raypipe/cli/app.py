@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
+from raypipe import guard
 from raypipe.cli.console import Console
 from raypipe.cli.how import Detach, DryRun, How, Json, Submit
 from raypipe.cluster.connect import prepare_environment
@@ -51,7 +52,7 @@ def run_verb(
     code, if that is not 0.
     """
     prepare_environment()
-    console = Console(how.json)
+    console = Console(how.json, guard.began())
     from raypipe.job import (
         Job,
     )  # rooms import torch and Ray: --help and a misspelt path should not wait for them

@@ -34,6 +34,7 @@ from raypipe.feed.dataset import Pinned, pin
 from raypipe.files import owned
 from raypipe.search import kept, leaderboard, refit, soup
 from raypipe.search.leaderboard import SearchResult, Trial
+from raypipe.search.ledger import Ledger
 from raypipe.search.schedulers import mutations, pbt
 from raypipe.search.schedulers.tune_schedulers import drawn_ahead, memory, scheduler
 from raypipe.search.searchers import optuna_search
@@ -117,11 +118,12 @@ def search(
     cfg: SearchConfig,
     progress: Listener = lambda done, total, standings: None,
     pinned: Pinned | None = None,
+    ledger: Ledger | None = None,
 ) -> SearchResult:
     """Run a search, continue an interrupted one, or return the result of a finished one.
 
     progress: called with the standings of the trials whenever one reports. pinned: the job's rows,
-    if they are pinned already.
+    if they are pinned already. ledger: the clock of search.budget_s; None: it begins now.
 
     Raises ConfigError or ClusterError if the search cannot run, RaypipeError if no trial is usable.
     """
@@ -133,9 +135,11 @@ def search(
     job = finders.resolve(job, rows, lambda: prepare(job, rows), space.always, share)
     space = space.of(job)
 
-    # A refit comes after the search and does not change it; what is kept does not, either.
+    ledger = ledger or Ledger(cfg.budget_s)
+    ledger.refits, ledger.refit_share = cfg.refit is not None, cfg.refit_share
+    key = key_of(job.training_key(rows.version), _in_key(cfg))
+    # A refit comes after the search and does not change it.
     cfg = cfg.model_copy(update={"refit": None})
-    key = key_of(job.training_key(rows.version), cfg.model_dump(mode="json", exclude={"keep"}))
     folder = job.run.path / "search" / key
     started = time.perf_counter()
     if not (folder / "result.json").exists():
@@ -143,13 +147,30 @@ def search(
             # Another process may have finished the search while this one waited.
             if not (folder / "result.json").exists():
                 with recorded(folder / USAGE, job.cluster.usage_every_s):
-                    _search_into(folder, cfg, space, rows, progress)
+                    _search_into(folder, cfg, space, rows, progress, ledger)
     seconds = time.perf_counter() - started
     return _result(folder, key, space, rows, seconds)
 
 
+def _in_key(cfg: SearchConfig) -> dict[str, Any]:
+    """What of the search determines its trials."""
+    # Nor does what is kept; and a preset is what it has set.
+    left_out = {"keep", "refit", "preset"}
+    if cfg.budget_s is None:
+        left_out |= {"budget_s", "refit_share"}
+    elif cfg.refit is None:
+        left_out |= {"refit_share"}
+    # Older searches have a refit of null in their keys.
+    return {**cfg.model_dump(mode="json", exclude=left_out), "refit": None}
+
+
 def _search_into(
-    folder: Path, cfg: SearchConfig, space: Space, pinned: Pinned, progress: Listener
+    folder: Path,
+    cfg: SearchConfig,
+    space: Space,
+    pinned: Pinned,
+    progress: Listener,
+    ledger: Ledger,
 ) -> None:
     """Run or continue the search, and write result.json into its folder."""
     job = space.job
@@ -161,7 +182,10 @@ def _search_into(
     planned = plan(job, cfg, space, hints)
     total = len(planned)
     # Every array that a trial may need is in the object store before the first one starts.
-    data = prepare_data(job, pinned, candidates(cfg, space, planned))
+    with ledger.reading():
+        data = prepare_data(job, pinned, candidates(cfg, space, planned))
+    embeds = any(arrays.features for arrays in data.values())
+    ledger.trials_begin(decoded_images(data) if embeds else 0)
 
     # Who chooses the values, and who ends trials early.
     make_searcher = partial(searcher, job, cfg, space, planned, hints, folder)
@@ -171,7 +195,8 @@ def _search_into(
         tune_scheduler = scheduler(cfg, job.train, total)
     strategy = _Strategy(total, make_searcher, tune_scheduler)
     keeping = kept.Kept(job, cfg, folder)
-    trials, stopped = _run(job, cfg, strategy, data, folder, progress, keeping)
+    trials, stopped = _run(job, cfg, strategy, data, folder, progress, keeping, ledger)
+    ledger.lap("trials")
 
     # After the last trial. A kill before the last line repeats these steps.
     mutations.write_schedule(folder / "schedule.yaml", trials[0].schedule)
@@ -256,6 +281,7 @@ def _run(
     folder: Path,
     progress: Listener,
     keeping: kept.Kept,
+    ledger: Ledger,
 ) -> tuple[list[Trial], str | None]:
     """Run all trials in Tune, or the rest of an interrupted search.
 
@@ -268,7 +294,15 @@ def _run(
     rule = job.train.stopping
     devices = resources.trial.get("GPU", 1.0)
     monitor = Monitor(
-        strategy.total, rule.metric, rule.mode, cfg.stopping, devices, progress, keeping.ended
+        strategy.total,
+        rule.metric,
+        rule.mode,
+        cfg.stopping,
+        devices,
+        progress,
+        keeping.ended,
+        ledger,
+        job.model,
     )
     # After a kill Tune continues; its own folder has the state.
     tuner = _restored(folder / "tune", trainable)
@@ -290,7 +324,7 @@ def _run(
         monitor.put_into(tune_patches.run_config(tuner))
     with tune_patches.applied(multi_worker=resources.worker is not None):
         results = tuner.fit()
-    ranked = keeping.result(_ranked(results, job, monitor, folder))
+    ranked = keeping.result(_ranked(results, job, monitor, folder, ledger))
     # Tune calls back for a trial's end before it counts the trial as ended, so the listener has not
     # yet seen the last one.
     standings = leaderboard.standings(ranked, rule.metric, rule.mode)
@@ -359,9 +393,14 @@ def _restored(folder: Path, trainable: Any) -> Any | None:
     return tuner
 
 
-def _ranked(results: Any, job: TrainJob, monitor: Monitor, folder: Path) -> list[Trial]:
+def _ranked(
+    results: Any, job: TrainJob, monitor: Monitor, folder: Path, ledger: Ledger
+) -> list[Trial]:
     """The trials from best to worst, from Tune's results."""
     trials = [_trial_of(result, job, monitor, folder) for result in _started(results)]
+    if monitor.stopped and not trials and ledger.budget_s is not None:
+        ledger.lap("trials")
+        raise ledger.too_short()
     if monitor.stopped and not trials:
         raise RaypipeError(
             "The search stopped before its first result",
