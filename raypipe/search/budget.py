@@ -23,9 +23,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-# Ending without images: at least FLOOR_S, and this part of the seconds that the start took.
+# Ending without images: at least FLOOR_S, and this part of the seconds that the start took. CLOSING
+# is what remains to be done after a message: the cluster's end.
 FLOOR_S = 4.0
-START = 0.5
+START = 0.9
+CLOSING = 0.5
 # Shifted copies (train/shifted.py) get so much of the budget at most, and the images of validation
 # and test so much. Where that is less than all of them, they are sampled.
 SHIFTED, JUDGED = 0.08, 0.25
@@ -126,6 +128,11 @@ def judged_images(budget_s: float, images_per_s: float, views: int, wanted: int 
     fitting = int(JUDGED * budget_s * images_per_s / views / 2)
     most = max(FEWEST_JUDGED, fitting)
     return most if wanted is None else min(most, wanted)
+
+
+def closing_s(start_s: float) -> float:
+    """Seconds from a message to the end of the process."""
+    return max(FLOOR_S / 2, CLOSING * start_s)
 
 
 def usable(budget_s: float) -> float:

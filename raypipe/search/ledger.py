@@ -161,7 +161,8 @@ class Ledger:
             return self.too_short()
 
         # Without an answer there is nothing to predict or to register.
-        left_s = budget.usable(self.budget_s) - self.spent_s - budget.FLOOR_S / 2
+        left_s = budget.usable(self.budget_s) - self.spent_s
+        left_s -= budget.closing_s(self.start_s)
         return interrupted(left_s, error)
 
     def summary(self) -> dict[str, Any] | None:

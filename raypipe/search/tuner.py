@@ -110,7 +110,11 @@ def one_worker(job: TrainJob) -> TrainJob:
     """`train.workers=auto` of a search: trials side by side use devices better than workers that
     wait for each other.
     """
-    return replace(job, {"train.workers": 1}) if job.train.workers == "auto" else job
+    if job.train.workers != "auto":
+        return job
+    # Not config.replace: it would mark every field as set, and the default space leaves out what
+    # the user set.
+    return job.model_copy(update={"train": job.train.model_copy(update={"workers": 1})})
 
 
 def search(
@@ -182,6 +186,7 @@ def _search_into(
     planned = plan(job, cfg, space, hints)
     total = len(planned)
     # Every array that a trial may need is in the object store before the first one starts.
+    # This ends the caller's timer, too: from now on trials look at the clock.
     with ledger.reading():
         data = prepare_data(job, pinned, candidates(cfg, space, planned))
     embeds = any(arrays.features for arrays in data.values())

@@ -205,14 +205,16 @@ def search_and_register(
     ledger: the clock of search.budget_s; None: it begins now.
     """
     ledger = ledger or Ledger(job.search.budget_s)
-    job = replace(job, {"train.workers": tuner.one_worker(job.training).train.workers})
-    tuner.check(job.training, job.search)
-    store = tracking.open_store(job.run, job.registry, job.artifacts)
-    pinned = pinned or pin(job.table, job.feed, kind=job.model.task)
-    in_time.begin(job, pinned, ledger)
-    with show.searching(job.train.stopping.metric) as told:
-        listener = telling_trials.standings(monitors, job.training, told)
-        result = tuner.search(job.training, job.search, listener, pinned, ledger)
+    # What is in here cannot look at a clock, until trials run.
+    with ledger.reading():
+        job = job.model_copy(update={"train": tuner.one_worker(job.training).train})
+        tuner.check(job.training, job.search)
+        store = tracking.open_store(job.run, job.registry, job.artifacts)
+        pinned = pinned or pin(job.table, job.feed, kind=job.model.task)
+        in_time.begin(job, pinned, ledger)
+        with show.searching(job.train.stopping.metric) as told:
+            listener = telling_trials.standings(monitors, job.training, told)
+            result = tuner.search(job.training, job.search, listener, pinned, ledger)
 
     def train(again: TrainJob, found: SearchResult, until: float | None) -> SearchResult:
         return _refitted(again, found, show, monitors, until)

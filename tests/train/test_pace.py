@@ -6,13 +6,19 @@ Starts no Ray cluster.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from raypipe.train import checkpoint
+from raypipe.train.loop import LoopState
 from raypipe.train.pace import Pace
 from raypipe.train.schedule import factor, factor_at
+from raypipe.train.worker import train_rank
+
+from .test_loop import Recorder, job, pixels
 
 
 @dataclass
@@ -106,3 +112,27 @@ def test_ranks_follow_the_first() -> None:
         assert pace.next(50) == 0.1 and pace.progress == 0.2
         now[0] += 100
         pace.stepped()
+
+
+def test_the_loop_ends_by_the_clock_and_goes_on_after_a_kill(tmp_path: Path) -> None:
+    asked = job(epochs=10_000, anneal_s=2.0, checkpoint_steps=1, result="last")
+    killed = Recorder(tmp_path, dies_after=(1, 1))
+    with pytest.raises(KeyboardInterrupt):
+        train_rank(asked, pixels(), None, killed.save, killed.report)
+    resume = tmp_path / checkpoint.name(1, 1)
+    before = checkpoint.read(resume).state
+    assert before.progress is not None and 0 < before.progress < 0.9
+    told = Recorder(tmp_path)
+    state = train_rank(asked, pixels(), resume, told.save, told.report)
+    assert state.finished(10_000) and "the budget of 2 s" in str(state.stopped)
+    assert state.progress is not None and before.progress < state.progress
+    assert 1 < state.epoch < 10_000 and state.seconds > before.seconds
+    # What is on disk says that it has ended: it is not trained on.
+    assert checkpoint.read(max(tmp_path.glob("epoch-*"))).state.stopped == state.stopped
+
+
+def test_an_ordinary_training_writes_no_progress(tmp_path: Path) -> None:
+    told = Recorder(tmp_path)
+    state = train_rank(job(epochs=1), pixels(), None, told.save, told.report)
+    assert state.progress is None and "progress" not in state.to_dict()
+    assert LoopState.from_dict(state.to_dict()) == state
