@@ -30,6 +30,7 @@ from raypipe.train.trainer import DIVERGED, Plan
 
 # Below this, shifted copies are too few for an estimate: they are not begun.
 LEAST_SHIFTED_S = 2.0
+PLAN = "refit.json"  # in the search's folder: the refit that was begun
 # Trains a job until a point of `time.monotonic`; None: as long as it takes.
 Train = Callable[[TrainJob, SearchResult, float | None], SearchResult]
 
@@ -82,6 +83,7 @@ def refitted(job: Job, found: SearchResult, ledger: Ledger, train: Train) -> Sea
     except RaypipeError as e:
         if e.what != DIVERGED:
             raise
+        _forget_plan(found)
         ledger.notes.append(f"No refit: {e}")
         return found
     finally:
@@ -90,13 +92,19 @@ def refitted(job: Job, found: SearchResult, ledger: Ledger, train: Train) -> Sea
     if (state.progress or 0.0) < ANNEALED:
         share = f"{state.progress or 0.0:.0%} of its schedule"
         ledger.notes.append(f"No refit: it came to {share}, and the best trial stays")
+        _forget_plan(found)
         return found
     return done
 
 
+def _forget_plan(found: SearchResult) -> None:
+    """The same command may plan another refit: this one came to nothing."""
+    (found.folder / PLAN).unlink(missing_ok=True)
+
+
 def _planned(job: Job, found: SearchResult, ledger: Ledger) -> Refit | str:
     """The refit that was begun before, or the one that fits now; a text: why none does."""
-    file = found.folder / "refit.json"
+    file = found.folder / PLAN
     asked = to_json(job.search.refit)
     if file.exists():
         kept = json.loads(file.read_text())

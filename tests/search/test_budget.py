@@ -136,7 +136,7 @@ def test_a_budget_that_is_too_short_says_how_long_it_has_to_be() -> None:
     made.started()
     with pytest.raises(RaypipeError, match="before a trial had finished an epoch") as raised:
         raise made.too_short()
-    assert "start 9 s" in str(raised.value) and "search.budget_s=20 or more" in str(raised.value)
+    assert "start 9 s" in str(raised.value) and "search.budget_s=30 or more" in str(raised.value)
 
 
 def test_what_cannot_look_at_a_clock_is_interrupted() -> None:
