@@ -191,7 +191,10 @@ def tune(
     each with a condition if you like: search.space.model.frozen_blocks="randint(0, 6) if model.mode
     == 'finetune'"
 
-    Example: [bold]raypipe tune --table tables/cells --label defect[/bold]
+    search.preset=fast, good or best takes 3, 20 or 60 minutes for all of it; search.budget_s=600 any
+    other time.
+
+    Example: [bold]raypipe tune --table tables/cells --label defect search.preset=good[/bold]
     """
     given = list(overrides or [])
     # `raypipe tune table.uri=… --label …` has no file: the first word is an override.

@@ -61,6 +61,8 @@ class Ledger:
         """Images a second that a frozen backbone embedded, for all trials together."""
         self.start_s = 0.0
         self.notes: list[str] = []
+        self.on_over: Callable[[], None] = lambda: None
+        """Called when trials have to end."""
         self._clock = clock
         self._began = clock() if began is None else began
         self._lap = self._began
@@ -129,6 +131,7 @@ class Ledger:
         self.plan("ending", ending.seconds, str(ending))
         if self.spent_s < end_s:
             return None
+        self.on_over()
         return f"{OF_BUDGET}{self.budget_s:g} s leaves no more time for trials"
 
     def left_s(self, trials: int, speed: Speed | None) -> float | None:

@@ -59,6 +59,7 @@ from raypipe.train.trainer import check_start, prepare
 from raypipe.train.worker import Data, validate
 
 log = logging.getLogger("raypipe")
+OVER = "over"  # a file: trials end within their epochs, because search.budget_s is over
 
 
 def check(
@@ -294,7 +295,9 @@ def _run(
     RaypipeError if no trial has a usable epoch.
     """
     resources = plan_resources(job, cfg, ray.cluster_resources(), strategy.total)
-    trainable = _trainable(job, data, folder, resources)
+    trainable = _trainable(job, data, folder, resources, cfg.budget_s is not None)
+    (folder / OVER).unlink(missing_ok=True)
+    ledger.on_over = (folder / OVER).touch
     # What the search's rule looks at, and what the user sees.
     rule = job.train.stopping
     devices = resources.trial.get("GPU", 1.0)
@@ -338,7 +341,11 @@ def _run(
 
 
 def _trainable(
-    job: TrainJob, data: dict[str, Data], folder: Path, resources: TrialResources
+    job: TrainJob,
+    data: dict[str, Data],
+    folder: Path,
+    resources: TrialResources,
+    within_budget: bool,
 ) -> Any:
     """What Tune runs for each trial: a function, or a class for trials of several workers."""
     # Passed through the object store once, and not with every trial.
@@ -348,7 +355,8 @@ def _trainable(
         "trials": str(folder / "trials"),
     }
     if resources.worker is None:
-        trainable = tune.with_parameters(run_trial, **given)
+        over = str(folder / OVER) if within_budget else None
+        trainable = tune.with_parameters(run_trial, **given, over=over)
     else:
         trainable = tune.with_parameters(GroupTrial, **given, worker=resources.worker)
     return tune.with_resources(trainable, resources.trial)
