@@ -191,8 +191,8 @@ def tune(
     each with a condition if you like: search.space.model.frozen_blocks="randint(0, 6) if model.mode
     == 'finetune'"
 
-    search.preset=fast, good or best takes 3, 20 or 60 minutes for all of it; search.budget_s=600 any
-    other time.
+    search.preset=fast, good or best takes 3, 20 or 60 minutes for all of it, and
+    search.budget_s=600 as many seconds.
 
     Example: [bold]raypipe tune --table tables/cells --label defect search.preset=good[/bold]
     """
