@@ -88,12 +88,21 @@ class Ending:
     shifted: int = 0
     """Predictions of shifted copies, of which there may be fewer."""
 
+    least_shifted: int = 0
+    """Fewer of them are of no use."""
+
     most_shifted_s: float = 0.0
-    """What these may take at most."""
+    """What they may take at most."""
 
     @property
     def seconds(self) -> float:
-        return self.least_s + min(self.most_shifted_s, self.shifted / self.images_per_s)
+        shifted_s = min(self.most_shifted_s, self.shifted / self.images_per_s)
+        is_enough = shifted_s >= self.least_shifted_s
+        return self.least_s + (shifted_s if is_enough else 0.0)
+
+    @property
+    def least_shifted_s(self) -> float:
+        return self.least_shifted / self.images_per_s
 
     @property
     def least_s(self) -> float:

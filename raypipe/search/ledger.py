@@ -57,6 +57,8 @@ class Ledger:
         """Of a split, at most."""
         self.shifted = 0
         """Predictions of shifted copies that are wanted."""
+        self.least_shifted = 0
+        """Fewer of them are of no use."""
         self.embedded_per_s: float | None = None
         """Images a second that a frozen backbone embedded, for all trials together."""
         self.start_s = 0.0
@@ -99,7 +101,8 @@ class Ledger:
         most = budget.judged_images(self.budget_s, rate, self.views, self.judged_images)
         judged = self.views * sum(min(most, images) for images in self.splits)
         shifted_s = budget.SHIFTED * self.budget_s
-        return Ending(judged, self.start_s, trials, rate, self.views * self.shifted, shifted_s)
+        shifted, least = self.views * self.shifted, self.views * self.least_shifted
+        return Ending(judged, self.start_s, trials, rate, shifted, least, shifted_s)
 
     def rate(self, speed: Speed | None) -> float:
         """Images a second that one prediction of the model takes, as far as it was measured."""

@@ -23,13 +23,11 @@ from raypipe.search import budget, refit
 from raypipe.search.budget import Refit, Speed
 from raypipe.search.leaderboard import SearchResult
 from raypipe.search.ledger import Ledger, OutOfTime, interrupted
-from raypipe.train import checkpoint
+from raypipe.train import checkpoint, shifted
 from raypipe.train.job import TrainJob
 from raypipe.train.pace import ANNEALED
 from raypipe.train.trainer import DIVERGED, Plan
 
-# Below this, shifted copies are too few for an estimate: they are not begun.
-LEAST_SHIFTED_S = 2.0
 PLAN = "refit.json"  # in the search's folder: the refit that was begun
 # Trains a job until a point of `time.monotonic`; None: as long as it takes.
 Train = Callable[[TrainJob, SearchResult, float | None], SearchResult]
@@ -41,7 +39,9 @@ def begin(job: Job, pinned: Pinned, ledger: Ledger) -> None:
     ledger.views = job.model.views
     ledger.judged_images = job.registry.judged_images
     if job.model.task == "single_label":
-        ledger.shifted = job.registry.severity_images * len(shifts.KINDS)
+        images = job.registry.severity_images
+        ledger.shifted = images * len(shifts.KINDS)
+        ledger.least_shifted = min(images, shifted.LEAST_COPIED) * len(shifts.KINDS)
 
 
 def speed_of(found: SearchResult) -> Speed | None:
@@ -151,7 +151,7 @@ def ending(found: SearchResult, ledger: Ledger) -> Plan:
         changes["registry.judged_images"] = most
         ledger.notes.append(f"{most} images of a split judge the model: {rate:.0f} a second")
     left_s = budget.usable(ledger.budget_s) - ledger.spent_s - expected.least_s
-    if ledger.shifted and left_s < LEAST_SHIFTED_S:
+    if ledger.shifted and left_s < expected.least_shifted_s:
         changes["registry.severity_images"] = 0
         ledger.notes.append("No time for shifted copies: drift checks estimate no accuracy")
     elif ledger.shifted:

@@ -111,6 +111,17 @@ def test_the_end_is_estimated_again_with_each_trial_and_each_measurement() -> No
     assert made.start_s == 20 and made.ending(0, SPEED).seconds > guessed / 2
 
 
+def test_too_few_shifted_copies_get_no_time() -> None:
+    made, _ = ledger(100.0, shifted=1800, least_shifted=360)
+    slow, fast = (
+        replace(SPEED, forward_images_per_s=40.0),
+        replace(SPEED, forward_images_per_s=60.0),
+    )
+    # 8 s are 320 of them, or 480.
+    assert made.ending(0, slow).seconds == made.ending(0, slow).least_s
+    assert made.ending(0, fast).seconds == made.ending(0, fast).least_s + 8
+
+
 def test_trials_stop_when_the_end_has_to_begin_and_earlier_for_a_refit() -> None:
     made, clock = ledger(100.0, refits=True, refit_share=0.5)
     assert made.is_over(0, None) is None, "nothing has begun"
