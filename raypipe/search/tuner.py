@@ -43,7 +43,7 @@ from raypipe.search.settings import SearchConfig
 from raypipe.search.space import defaults
 from raypipe.search.space import parse as spaces
 from raypipe.search.space.space import Space
-from raypipe.search.trials import tune_patches
+from raypipe.search.trials import trial_checkpoints, tune_patches
 from raypipe.search.trials.monitor import Held, Listener, Monitor, Stop
 from raypipe.search.trials.multi_worker_trial import GroupTrial
 from raypipe.search.trials.trial import data_key, folder_name, run_trial
@@ -410,7 +410,8 @@ def _ranked(
     results: Any, job: TrainJob, monitor: Monitor, folder: Path, ledger: Ledger
 ) -> list[Trial]:
     """The trials from best to worst, from Tune's results."""
-    trials = [_trial_of(result, job, monitor, folder) for result in _started(results)]
+    started = _started(results, folder / "trials")
+    trials = [_trial_of(result, job, monitor, folder) for result in started]
     if monitor.stopped and not trials and ledger.budget_s is not None:
         ledger.lap("trials")
         raise ledger.too_short()
@@ -427,8 +428,8 @@ def _ranked(
     return leaderboard.ranked(trials, rule.metric, rule.mode)
 
 
-def _started(results: Any) -> Iterator[Any]:
-    """The results of trials that trained or failed."""
+def _started(results: Any, trials: Path) -> Iterator[Any]:
+    """The results of trials that trained or failed. trials: the folder of their checkpoints."""
     for i in range(len(results)):
         try:
             result = results[i]
@@ -437,6 +438,16 @@ def _started(results: Any) -> Iterator[Any]:
             continue
         if result.checkpoint is not None or result.error is not None:
             yield result
+        elif _has_own_checkpoint(result, trials):
+            # Tune stores its pointer after the report; a search may be stopped in between.
+            yield result
+
+
+def _has_own_checkpoint(result: Any, trials: Path) -> bool:
+    """Has a trial finished an epoch, whatever Tune knows of it?"""
+    name = trial_checkpoints.name_of(result.path)
+    folder = trial_checkpoints.folder_of(trials, name, dict(result.config or {}), None)
+    return bool(trial_checkpoints.epoch_checkpoints(folder))
 
 
 def _trial_of(result: Any, job: TrainJob, monitor: Monitor, folder: Path) -> Trial:
