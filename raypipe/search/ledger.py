@@ -111,11 +111,17 @@ class Ledger:
         return self.embedded_per_s or budget.GUESSED_IMAGES_PER_S
 
     def trials_begin(self, embedded: int = 0) -> None:
-        """All images are read. embedded: how many of them passed through a frozen backbone."""
+        """All images are read. embedded: how many of them passed through a frozen backbone.
+
+        Raises RaypipeError if no time is left for a trial.
+        """
         took_s = self.lap("reading")
         if embedded:
             self.embedded_per_s = embedded / max(took_s, 1e-3)
         self._trials_began = self.spent_s
+        if self.is_over(1, None):
+            # To start trials and to stop them again would take seconds that are not there.
+            raise self.too_short()
 
     def is_over(self, trials: int, speed: Speed | None) -> str | None:
         """Why trials have to end now; None: they may go on.
@@ -146,7 +152,8 @@ class Ledger:
 
     def too_short(self) -> RaypipeError:
         """The budget is over, and there is no answer."""
-        took = ", ".join(f"{name} {one.spent_s:.0f} s" for name, one in self.phases.items())
+        spent = {name: one.spent_s for name, one in self.phases.items() if one.spent_s >= 0.5}
+        took = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in spent.items())
         ending = self.ending(1, None)
         least = self.spent_s + ending.seconds + self.spent_s / 2
         return RaypipeError(
@@ -207,6 +214,10 @@ class OutOfTime(RaypipeError):
     """What was interrupted had no more time."""
 
 
+class _TimeIsOver(BaseException):
+    """Not an Exception: who turns any error into a message of his own would turn this one, too."""
+
+
 @contextmanager
 def interrupted(after_s: float, error: Callable[[], Exception]) -> Iterator[None]:
     """Raise `error()` in what is within, after so many seconds; only in the main thread."""
@@ -217,12 +228,14 @@ def interrupted(after_s: float, error: Callable[[], Exception]) -> Iterator[None
         raise error()
 
     def over(number: int, frame: Any) -> None:
-        raise error()
+        raise _TimeIsOver
 
     before = signal.signal(signal.SIGALRM, over)
     signal.setitimer(signal.ITIMER_REAL, after_s)
     try:
         yield
+    except _TimeIsOver:
+        raise error() from None
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)

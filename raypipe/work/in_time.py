@@ -73,8 +73,11 @@ def refitted(job: Job, found: SearchResult, ledger: Ledger, train: Train) -> Sea
     ledger.plan("refit", min(left_s, planned.seconds), planned.why)
     try:
         with interrupted(left_s, lambda: OutOfTime("The time of the refit is over")):
-            changes = {"model.side_px": planned.side_px, "train.epochs": planned.epochs}
-            changes |= {"train.anneal_s": planned.seconds}
+            changes = {
+                "model.side_px": planned.side_px,
+                "train.epochs": planned.epochs,
+                "train.anneal_s": planned.seconds,
+            }
             again = refit.job_of(job.training, wanted | changes, found)
             done = train(again, found, time.monotonic() + left_s)
     except OutOfTime:

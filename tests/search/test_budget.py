@@ -150,10 +150,22 @@ def test_a_budget_that_is_too_short_says_how_long_it_has_to_be() -> None:
     assert "start 9 s" in str(raised.value) and "search.budget_s=30 or more" in str(raised.value)
 
 
+def test_no_trial_begins_without_time_for_it() -> None:
+    made, clock = ledger(30.0, splits=(400, 600))
+    clock.now += 8
+    made.started()
+    with pytest.raises(RaypipeError, match=r"start 8 s, reading 1 s; test"):
+        clock.now += 1
+        made.trials_begin()
+
+
 def test_what_cannot_look_at_a_clock_is_interrupted() -> None:
     late = interrupted(0.05, lambda: OutOfTime("too long"))
     with pytest.raises(OutOfTime, match="too long"), late:
-        threading.Event().wait(5)
+        try:
+            threading.Event().wait(5)
+        except Exception as e:  # as a store does that cannot be opened
+            raise ValueError("something else") from e
     with interrupted(0.05, lambda: OutOfTime("too long")):
         pass
     time.sleep(0.1)  # the timer is gone

@@ -259,9 +259,11 @@ def test_a_budget_for_everything_stops_trials_when_the_rest_is_needed() -> None:
 
 
 def test_a_search_without_an_answer_may_try_again_when_its_time_was_over() -> None:
-    ledger = Ledger(10.0, 0.0, lambda: 60.0)
+    now = [0.0]
+    ledger = Ledger(10.0, 0.0, lambda: now[0])
     seen = Monitor(16, "val_accuracy", "max", SearchStoppingConfig(), 1.0, ledger=ledger)
     ledger.trials_begin()
+    now[0] = 60.0
     assert seen.stop() and seen.get_state()["stopped"] is None
     epoch(seen, "a", 0.5)
     assert seen.get_state()["stopped"] == seen.stopped
