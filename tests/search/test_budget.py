@@ -151,7 +151,7 @@ def test_a_budget_that_is_too_short_says_how_long_it_has_to_be() -> None:
 
 
 def test_no_trial_begins_without_time_for_it() -> None:
-    made, clock = ledger(30.0, splits=(400, 600))
+    made, clock = ledger(28.0, splits=(400, 600))
     clock.now += 8
     made.started()
     with pytest.raises(RaypipeError, match=r"start 8 s, reading 1 s; test"):
