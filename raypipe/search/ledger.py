@@ -10,17 +10,16 @@ process can be interrupted so; elsewhere such a phase ends when it ends.
 
 from __future__ import annotations
 
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 from raypipe.errors import RaypipeError
 from raypipe.search import budget
 from raypipe.search.budget import Ending, Speed
+from raypipe.timer import interrupted
 from raypipe.train.stopping import OF_BUDGET
 
 
@@ -208,37 +207,6 @@ class Ledger:
             parts.append(text)
         said = f"{self.spent_s:.0f} of {self.budget_s:g} s: {', '.join(parts)}"
         return {"budget": ". ".join([said, *self.notes])}
-
-
-class OutOfTime(RaypipeError):
-    """What was interrupted had no more time."""
-
-
-class _TimeIsOver(BaseException):
-    """Not an Exception: who turns any error into a message of his own would turn this one, too."""
-
-
-@contextmanager
-def interrupted(after_s: float, error: Callable[[], Exception]) -> Iterator[None]:
-    """Raise `error()` in what is within, after so many seconds; only in the main thread."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    if after_s <= 0:
-        raise error()
-
-    def over(number: int, frame: Any) -> None:
-        raise _TimeIsOver
-
-    before = signal.signal(signal.SIGALRM, over)
-    signal.setitimer(signal.ITIMER_REAL, after_s)
-    try:
-        yield
-    except _TimeIsOver:
-        raise error() from None
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
 
 
 def _round_up(seconds: float) -> int:

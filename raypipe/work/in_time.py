@@ -22,7 +22,8 @@ from raypipe.job import Job
 from raypipe.search import budget, refit
 from raypipe.search.budget import Refit, Speed
 from raypipe.search.leaderboard import SearchResult
-from raypipe.search.ledger import Ledger, OutOfTime, interrupted
+from raypipe.search.ledger import Ledger
+from raypipe.timer import OutOfTime, interrupted
 from raypipe.train import checkpoint, shifted
 from raypipe.train.job import TrainJob
 from raypipe.train.pace import ANNEALED
@@ -137,11 +138,14 @@ def _planned(job: Job, found: SearchResult, ledger: Ledger) -> Refit | str:
     return planned
 
 
-def ending(found: SearchResult, ledger: Ledger) -> Plan:
-    """The plan to publish, which judges the model by as many images as there is time for."""
+def ending(found: SearchResult, ledger: Ledger) -> tuple[Plan, float | None]:
+    """The plan to publish, which judges the model by as many images as there is time for.
+
+    And when shifted copies have to be done, of time.monotonic; None: when they are done.
+    """
     plan = found.plan
     if ledger.budget_s is None:
-        return plan
+        return plan, None
     speed = speed_of(found)
     expected = ledger.ending(len(found.trials), speed)
     if speed is not None and found.refitted:
@@ -153,10 +157,12 @@ def ending(found: SearchResult, ledger: Ledger) -> Plan:
     if most < max(ledger.splits, default=0):
         changes["registry.judged_images"] = most
         ledger.notes.append(f"{most} images of a split judge the model: {rate:.0f} a second")
-    left_s = budget.usable(ledger.budget_s) - ledger.spent_s - expected.least_s
+    until_s = budget.usable(ledger.budget_s) - ledger.spent_s - expected.fixed_s
+    left_s = until_s - expected.judged_s - expected.fit_s
     if ledger.shifted and left_s < expected.least_shifted_s:
         changes["registry.severity_images"] = 0
         ledger.notes.append("No time for shifted copies: drift checks estimate no accuracy")
     elif ledger.shifted:
         changes["registry.severity_s"] = min(registry.severity_s, left_s)
-    return with_(plan, job=replace(plan.job, changes)) if changes else plan
+    plan = with_(plan, job=replace(plan.job, changes)) if changes else plan
+    return plan, time.monotonic() + until_s

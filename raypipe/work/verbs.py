@@ -226,8 +226,9 @@ def search_and_register(
     if result.refitted:
         # It starts from the best trial's weights; what these started from is the search's to say.
         asked = asked.behind(job.train.start_from)
-    plan = in_time.ending(result, ledger)
-    version = publish(store, plan, result.best, "search", children, [result.folder], asked)
+    plan, until = in_time.ending(result, ledger)
+    folders = [result.folder]
+    version = publish(store, plan, result.best, "search", children, folders, asked, until)
     return result, version, store
 
 
