@@ -28,6 +28,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -75,6 +76,20 @@ def report_code(code: int) -> int:
     """In the child: all messages are out, and this is the exit code. Returns the code."""
     _send({"code": code})
     return code
+
+
+def began() -> float | None:
+    """`time.monotonic` when this command's process began; None in a process that is not guarded.
+
+    That one may be a notebook, which began long before its first call.
+    """
+    if _pipe is None:
+        return None
+    # Not at the top: who only shows --help does not need it.
+    import psutil  # type: ignore[import-untyped]
+
+    age_s = time.time() - psutil.Process(os.getppid()).create_time()
+    return time.monotonic() - max(0.0, age_s)
 
 
 def abort(reason: str) -> None:

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
+from raypipe import guard
 from raypipe.cli.console import Console
 from raypipe.cli.how import Detach, DryRun, How, Json, Submit
 from raypipe.cluster.connect import prepare_environment
@@ -51,7 +52,7 @@ def run_verb(
     code, if that is not 0.
     """
     prepare_environment()
-    console = Console(how.json)
+    console = Console(how.json, guard.began())
     from raypipe.job import (
         Job,
     )  # rooms import torch and Ray: --help and a misspelt path should not wait for them
@@ -190,7 +191,10 @@ def tune(
     each with a condition if you like: search.space.model.frozen_blocks="randint(0, 6) if model.mode
     == 'finetune'"
 
-    Example: [bold]raypipe tune --table tables/cells --label defect[/bold]
+    search.preset=fast, good or best takes 3, 20 or 60 minutes for all of it, and
+    search.budget_s=600 as many seconds.
+
+    Example: [bold]raypipe tune --table tables/cells --label defect search.preset=good[/bold]
     """
     given = list(overrides or [])
     # `raypipe tune table.uri=… --label …` has no file: the first word is an override.

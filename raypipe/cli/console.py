@@ -58,7 +58,8 @@ class Console:
     JSON line.
     """
 
-    def __init__(self, as_json: bool = False) -> None:
+    def __init__(self, as_json: bool = False, began: float | None = None) -> None:
+        """began: `time.monotonic` when the process of a command began; None: now."""
         self.as_json = as_json
         # A notebook shows stderr in red, and rich would make each line a picture of its own there.
         in_notebook = "ipykernel" in sys.modules
@@ -73,6 +74,7 @@ class Console:
             width = None if sys.stdout.isatty() else LOG_WIDTH
             self.out = Rich(highlight=False, force_jupyter=False, width=width)
         self._started = time.monotonic()
+        self.began = self._started if began is None else began
         # One handler at a time: a notebook makes a Console with each call.
         log = logging.getLogger("raypipe")
         handler = RichHandler(

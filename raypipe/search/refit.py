@@ -96,14 +96,19 @@ def planned(job: TrainJob, result: SearchResult) -> trainer.Plan:
 
 
 def refit(
-    planned: trainer.Plan, result: SearchResult, progress: Report, report_position: ReportPosition
+    planned: trainer.Plan,
+    result: SearchResult,
+    progress: Report,
+    report_position: ReportPosition,
+    until: float | None = None,
 ) -> SearchResult:
     """`result` with the model that `planned` trains.
 
     A finished refit is read again, and an interrupted one continues. The search's key stays; the
-    model has the key of its training, so another refit of the same search is another model.
+    model has the key of its training, so another refit of the same search is another model. until:
+    see trainer.run.
     """
-    trained = trainer.run(planned, progress, report_position)
+    trained = trainer.run(planned, progress, report_position, until)
     # Validation images were trained on, so their metrics say nothing any more.
     history = tuple(_without_validation(metrics) for metrics in trained.history)
     best = with_(trained, metrics=history[trained.best_epoch], history=history)

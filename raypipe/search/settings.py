@@ -7,7 +7,9 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from raypipe.config import Section, leaves
+from raypipe.search import presets
 from raypipe.search.limits import SearchLimits
+from raypipe.search.presets import Preset
 from raypipe.train.stopping import SearchStoppingConfig
 
 
@@ -29,6 +31,19 @@ class PbtConfig(Section):
 
 class SearchConfig(Section):
     """How many trials over which space, and which of them continue."""
+
+    # What it may take.
+    preset: Preset | None = None
+    """Sets the fields of `search` that you leave out. fast: 3 minutes, no refit. good: 20 minutes,
+    and a refit with more pixels. best: an hour."""
+
+    budget_s: float | None = Field(default=None, gt=0)
+    """Seconds for the whole of `raypipe tune`, from the start of its process (in Python: of the
+    call) to the registered model: reading, trials, refit, test, registration. After a kill the same
+    command counts anew, and reads what was finished from disk. null: unlimited."""
+
+    refit_share: float = Field(default=0.5, gt=0, lt=1)
+    """The part of a budget that trials leave for a refit, of what start and end leave."""
 
     # How many trials, and over what.
     samples: int = Field(default=16, ge=1)
@@ -147,6 +162,11 @@ class SearchConfig(Section):
     def populated(self) -> bool:
         """Do trials learn from each other, so that all must be started at once?"""
         return self.scheduler in ("pbt", "pb2")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _preset(cls, given: Any) -> Any:
+        return presets.filled(given) if isinstance(given, dict) else given
 
     @field_validator("space", mode="before")
     @classmethod

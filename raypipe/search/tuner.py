@@ -38,6 +38,7 @@ from raypipe.models.zoo import ModelConfig
 from raypipe.search import first_answer, kept, leaderboard, refit, soup, together, variants
 from raypipe.search.first_answer import FirstAnswer
 from raypipe.search.leaderboard import SearchResult, Trial
+from raypipe.search.ledger import Ledger
 from raypipe.search.limits import SearchLimits
 from raypipe.search.schedulers import mutations, pbt
 from raypipe.search.schedulers.thaw_scheduler import freeze_thaw
@@ -48,7 +49,7 @@ from raypipe.search.settings import SearchConfig
 from raypipe.search.space import defaults
 from raypipe.search.space import parse as spaces
 from raypipe.search.space.space import Space
-from raypipe.search.trials import saved_state, tune_patches
+from raypipe.search.trials import saved_state, trial_checkpoints, tune_patches
 from raypipe.search.trials.monitor import Held, Listener, Monitor, Stop
 from raypipe.search.trials.multi_worker_trial import GroupTrial
 from raypipe.search.trials.trial import data_key, folder_name, run_trial
@@ -64,6 +65,7 @@ from raypipe.train.trainer import check_start, prepare
 from raypipe.train.worker import Data, validate
 
 log = logging.getLogger("raypipe")
+OVER = "over"  # a file: trials end within their epochs, because search.budget_s is over
 
 
 def check(
@@ -115,7 +117,11 @@ def one_worker(job: TrainJob) -> TrainJob:
     """`train.workers=auto` of a search: trials side by side use devices better than workers that
     wait for each other.
     """
-    return replace(job, {"train.workers": 1}) if job.train.workers == "auto" else job
+    if job.train.workers != "auto":
+        return job
+    # Not config.replace: it would mark every field as set, and the default space leaves out what
+    # the user set.
+    return job.model_copy(update={"train": job.train.model_copy(update={"workers": 1})})
 
 
 def search(
@@ -123,11 +129,12 @@ def search(
     cfg: SearchConfig,
     progress: Listener = lambda done, total, standings: None,
     pinned: Pinned | None = None,
+    ledger: Ledger | None = None,
 ) -> SearchResult:
     """Run a search, continue an interrupted one, or return the result of a finished one.
 
     progress: called with the standings of the trials whenever one reports. pinned: the job's rows,
-    if they are pinned already.
+    if they are pinned already. ledger: the clock of search.budget_s; None: it begins now.
 
     Raises ConfigError or ClusterError if the search cannot run, RaypipeError if no trial is usable.
     """
@@ -139,9 +146,11 @@ def search(
     job = finders.resolve(job, rows, lambda: prepare(job, rows), space.always, share)
     space = space.of(job)
 
-    # A refit comes after the search and does not change it; what is kept does not, either.
-    asked, cfg = cfg, cfg.model_copy(update={"refit": None})
+    ledger = ledger or Ledger(cfg.budget_s)
+    ledger.refits, ledger.refit_share = cfg.refit is not None, cfg.refit_share
     key = key_of(job.training_key(rows.version), _in_key(cfg))
+    # A refit comes after the search and does not change it.
+    asked, cfg = cfg, cfg.model_copy(update={"refit": None})
     folder = job.run.path / "search" / key
     started = time.perf_counter()
     if cfg.limits.of_models:
@@ -153,15 +162,20 @@ def search(
             # Another process may have finished the search while this one waited.
             if not (folder / "result.json").exists():
                 with recorded(folder / USAGE, job.cluster.usage_every_s):
-                    _search_into(folder, cfg, space, rows, progress)
+                    _search_into(folder, cfg, space, rows, progress, ledger)
     seconds = time.perf_counter() - started
     return _result(folder, key, space, rows, seconds)
 
 
 def _in_key(cfg: SearchConfig) -> dict[str, Any]:
-    """What of the search determines its result."""
-    left_out = {"keep"}
+    """What of the search determines its trials."""
+    # Nor does what is kept; and a preset is what it has set.
+    left_out = {"keep", "refit", "preset"}
     # Without them, the key is the same as before they were there.
+    if cfg.budget_s is None:
+        left_out |= {"budget_s", "refit_share"}
+    elif cfg.refit is None:
+        left_out.add("refit_share")
     if cfg.ensemble == 1:
         left_out.add("ensemble")
     if not cfg.first_answer:
@@ -170,11 +184,17 @@ def _in_key(cfg: SearchConfig) -> dict[str, Any]:
         left_out.add("limits")
     if not cfg.starts:
         left_out.add("starts")
-    return cfg.model_dump(mode="json", exclude=left_out)
+    # Older searches have a refit of null in their keys.
+    return {**cfg.model_dump(mode="json", exclude=left_out), "refit": None}
 
 
 def _search_into(
-    folder: Path, cfg: SearchConfig, space: Space, pinned: Pinned, progress: Listener
+    folder: Path,
+    cfg: SearchConfig,
+    space: Space,
+    pinned: Pinned,
+    progress: Listener,
+    ledger: Ledger,
 ) -> None:
     """Run or continue the search, and write result.json into its folder."""
     job = space.job
@@ -187,7 +207,11 @@ def _search_into(
     total = len(planned)
     first = _first_answer(job, cfg, pinned, folder, progress, total)
     # Every array that a trial may need is in the object store before the first one starts.
-    data = first.data | prepare_data(job, pinned, candidates(cfg, space, planned))
+    # This ends the caller's timer, too: from now on trials look at the clock.
+    with ledger.reading():
+        data = first.data | prepare_data(job, pinned, candidates(cfg, space, planned))
+    embeds = any(arrays.features for arrays in data.values())
+    ledger.trials_begin(decoded_images(data) if embeds else 0)
 
     # Who chooses the values, and who ends trials early.
     make_searcher = partial(searcher, job, cfg, space, planned, hints, folder)
@@ -201,7 +225,8 @@ def _search_into(
         tune_scheduler = scheduler(cfg, job.train, total)
     strategy = _Strategy(total, make_searcher, tune_scheduler, tuple(first.trials))
     keeping = kept.Kept(job, cfg, folder)
-    trials, stopped = _run(job, cfg, strategy, data, folder, progress, keeping)
+    trials, stopped = _run(job, cfg, strategy, data, folder, progress, keeping, ledger)
+    ledger.lap("trials")
 
     # After the last trial. A kill before the last line repeats these steps.
     mutations.write_schedule(folder / "schedule.yaml", trials[0].schedule)
@@ -350,6 +375,7 @@ def _run(
     folder: Path,
     progress: Listener,
     keeping: kept.Kept,
+    ledger: Ledger,
 ) -> tuple[list[Trial], str | None]:
     """Run all trials in Tune, or the rest of an interrupted search.
 
@@ -357,7 +383,9 @@ def _run(
     RaypipeError if no trial has a usable epoch.
     """
     resources = plan_resources(job, cfg, ray.cluster_resources(), strategy.total)
-    trainable = _trainable(job, data, folder, resources)
+    trainable = _trainable(job, data, folder, resources, cfg.budget_s is not None)
+    (folder / OVER).unlink(missing_ok=True)
+    ledger.on_over = (folder / OVER).touch
     # What the search's rule looks at, and what the user sees.
     rule = job.train.stopping
     devices = resources.trial.get("GPU", 1.0)
@@ -370,6 +398,8 @@ def _run(
         progress,
         keeping.ended,
         most_money=cfg.limits.money,
+        ledger=ledger,
+        model=job.model,
     )
     # After a kill Tune continues; its own folder has the state.
     tuner = _restored(folder / "tune", trainable)
@@ -394,7 +424,7 @@ def _run(
     multi_worker = resources.worker is not None
     with tune_patches.applied(multi_worker), saved_state.kept_whole(keeping.saved):
         results = tuner.fit()
-    ranked = keeping.result(_ranked(results, job, monitor, folder, strategy.first))
+    ranked = keeping.result(_ranked(results, job, monitor, folder, strategy.first, ledger))
     # Tune calls back for a trial's end before it counts the trial as ended, so the listener has not
     # yet seen the last one.
     standings = leaderboard.standings(ranked, rule.metric, rule.mode)
@@ -404,7 +434,11 @@ def _run(
 
 
 def _trainable(
-    job: TrainJob, data: dict[str, Data], folder: Path, resources: TrialResources
+    job: TrainJob,
+    data: dict[str, Data],
+    folder: Path,
+    resources: TrialResources,
+    within_budget: bool,
 ) -> Any:
     """What Tune runs for each trial: a function, or a class for trials of several workers."""
     # Passed through the object store once, and not with every trial.
@@ -414,7 +448,8 @@ def _trainable(
         "trials": str(folder / "trials"),
     }
     if resources.worker is None:
-        trainable = tune.with_parameters(run_trial, **given)
+        over = str(folder / OVER) if within_budget else None
+        trainable = tune.with_parameters(run_trial, **given, over=over)
     else:
         trainable = tune.with_parameters(GroupTrial, **given, worker=resources.worker)
     return tune.with_resources(trainable, resources.trial)
@@ -466,11 +501,20 @@ def _restored(folder: Path, trainable: Any) -> Any | None:
 
 
 def _ranked(
-    results: Any, job: TrainJob, monitor: Monitor, folder: Path, first: Sequence[Trial]
+    results: Any,
+    job: TrainJob,
+    monitor: Monitor,
+    folder: Path,
+    first: Sequence[Trial],
+    ledger: Ledger,
 ) -> list[Trial]:
     """The trials from best to worst, from Tune's results and the first answer."""
-    trials = [_trial_of(result, job, monitor, folder) for result in _started(results)]
+    started = _started(results, folder / "trials")
+    trials = [_trial_of(result, job, monitor, folder) for result in started]
     trials += first
+    if monitor.stopped and not trials and ledger.budget_s is not None:
+        ledger.lap("trials")
+        raise ledger.too_short()
     if monitor.stopped and not trials:
         raise RaypipeError(
             "The search stopped before its first result",
@@ -484,8 +528,8 @@ def _ranked(
     return leaderboard.ranked(trials, rule.metric, rule.mode)
 
 
-def _started(results: Any) -> Iterator[Any]:
-    """The results of trials that trained or failed."""
+def _started(results: Any, trials: Path) -> Iterator[Any]:
+    """The results of trials that trained or failed. trials: the folder of their checkpoints."""
     for i in range(len(results)):
         try:
             result = results[i]
@@ -494,6 +538,16 @@ def _started(results: Any) -> Iterator[Any]:
             continue
         if result.checkpoint is not None or result.error is not None:
             yield result
+        elif _has_own_checkpoint(result, trials):
+            # Tune stores its pointer after the report; a search may be stopped in between.
+            yield result
+
+
+def _has_own_checkpoint(result: Any, trials: Path) -> bool:
+    """Has a trial finished an epoch, whatever Tune knows of it?"""
+    name = trial_checkpoints.name_of(result.path)
+    folder = trial_checkpoints.folder_of(trials, name, dict(result.config or {}), None)
+    return bool(trial_checkpoints.epoch_checkpoints(folder))
 
 
 def _trial_of(result: Any, job: TrainJob, monitor: Monitor, folder: Path) -> Trial:

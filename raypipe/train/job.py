@@ -269,6 +269,9 @@ class TrainJob(TrainSections):
         train = self.train.model_dump(mode="json", exclude=_NOT_IN_KEY["train"])
         train["start_from"] = by_content(self.train.start_from)
         # Without it, the key is the same as before the setting was there.
+        if train["anneal_s"] is None:
+            del train["anneal_s"]
+        # Without it, the key is the same as before the setting was there.
         if feed.pop("leave_out") is not None:
             feed["leave_out"] = by_content(self.feed.leave_out)
         # What the calibration changes comes after the training.

@@ -27,12 +27,14 @@ from raypipe.config import metrics_of
 from raypipe.images.augment import AugmentConfig, augment
 from raypipe.images.mix import mix
 from raypipe.train.objective import Objective
+from raypipe.train.pace import Pace
 from raypipe.train.parallel import Engine
 from raypipe.train.parallel.engine import Criterion
-from raypipe.train.schedule import factor, scaled
+from raypipe.train.schedule import factor_at, scaled
 from raypipe.train.settings import TrainConfig
 from raypipe.train.stopping import (
     FITTED,
+    OF_BUDGET,
     StoppingConfig,
     best_of,
     improved,
@@ -59,6 +61,7 @@ class LoopState:
     worker_s: float = 0.0  # the same, times workers
     stopped: str | None = None  # why training ended before its last epoch
     problem: str | None = None  # why the newest unusable epoch is unusable
+    progress: float | None = None  # of the schedule, if train.anneal_s plans it by the clock
 
     @classmethod
     def from_dict(cls, read: dict[str, Any]) -> LoopState:
@@ -91,7 +94,11 @@ class LoopState:
         return self.epoch >= epochs or self.stopped is not None
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        fields = asdict(self)
+        # Without it, the state is what an older raypipe reads.
+        if self.progress is None:
+            del fields["progress"]
+        return fields
 
 
 Report = Callable[[dict[str, float], LoopState], None]
@@ -119,6 +126,7 @@ def fit(
     # `lr` may be meant for another batch size.
     peak_lr = scaled(float(cfg.lr), int(cfg.batch_size), cfg.lr_batch, cfg.lr_scaling)
     all_steps = cfg.epochs * feed.steps
+    pace = _pace(cfg, feed, state, engine)
     counted_at = time.perf_counter()
     while not state.finished(cfg.epochs) and state.epoch != until:
         started = time.perf_counter()
@@ -128,7 +136,12 @@ def fit(
         engine.train()
         for batch in engine.meter.steps(feed, state.epoch, state.step):
             done = state.epoch * feed.steps + state.step
-            lr = peak_lr * factor(cfg.schedule, done, all_steps, cfg.warmup)
+            progress: float | None = (done + 0.5) / all_steps
+            if pace is not None:
+                progress = pace.next(all_steps - done)
+            if progress is None:
+                break  # the time is over, and the epoch ends here
+            lr = peak_lr * factor_at(cfg.schedule, progress, cfg.warmup)
             engine.set_lr(lr, state.epoch)
             # Dropout: a resumed run draws what an uninterrupted one would.
             _seed(engine.device, seed, state.epoch, state.step, engine.rank)
@@ -140,6 +153,9 @@ def fit(
             losses += loss * share.even
             state.seen += share.images
             state.step += 1
+            if pace is not None:
+                pace.stepped()
+                state.progress = pace.progress
             left = leaving()
             # A rank that leaves saves first; `leaving` is the same on all ranks.
             if left or _checkpoint_due(state.step, feed.steps, cfg.checkpoint_steps):
@@ -147,7 +163,7 @@ def fit(
                 save(state)
             if left:
                 return state
-        # All steps of the epoch are done.
+        # All steps of the epoch are done, or those for which there was time.
         metrics = evaluate(engine, feed, objective)
         counted_at = _average_counts(state, engine, losses, counted_at)
         metrics["train_loss"] = state.loss_sum / max(1, state.seen)
@@ -155,6 +171,9 @@ def fit(
         images = (state.seen - seen_before) * engine.world
         metrics["images_per_s"] = images / epoch_s
         _end_epoch(state, metrics | engine.meter.epoch(), engine, cfg)
+        if pace is not None:
+            pace.evaluated()
+            _end_in_time(state, pace, cfg)
         save(state)
         report(state.history[-1], state)
     return state
@@ -193,6 +212,30 @@ def fitted(
     save(state)
     report(state.history[-1], state)
     return state
+
+
+def _pace(cfg: TrainConfig, feed: Feed, state: LoopState, engine: Engine) -> Pace | None:
+    """What ends a training with `train.anneal_s` in time; None for any other."""
+    if cfg.anneal_s is None:
+        return None
+
+    def of_first_rank(own: list[float]) -> list[float]:
+        if engine.world == 1:
+            return own
+        said = torch.tensor(own, dtype=torch.float64, device=engine.device)
+        dist.broadcast(said, 0)
+        return list(said.tolist())
+
+    left_s = max(0.0, cfg.anneal_s - state.seconds)
+    progress = state.progress or 0.0
+    return Pace(left_s, feed.steps, progress, state.step, agreed=of_first_rank)
+
+
+def _end_in_time(state: LoopState, pace: Pace, cfg: TrainConfig) -> None:
+    """Stop after this epoch if no further one fits into the time."""
+    is_over = pace.is_over()
+    if state.epoch < cfg.epochs and state.stopped is None and is_over:
+        state.stopped = f"{OF_BUDGET}{cfg.anneal_s:.3g} s is spent"
 
 
 def augmented(

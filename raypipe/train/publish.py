@@ -45,12 +45,13 @@ def publish(
     children: Sequence[Child] = (),
     recorded: Sequence[Path] = (),
     called_for: CalledFor | None = None,
+    until: float | None = None,
 ) -> ModelVersion:
     """Register the `result` of a plan, or return the version that was registered for it before.
 
     children: trials, logged as nested runs. recorded: folders of work before this training, which
     recorded what the nodes did too, as the search before a refit. called_for: why it was made;
-    None: somebody wanted it.
+    None: somebody wanted it. until: of time.monotonic, when shifted copies have to be done.
     """
     assert planned.pinned.version == result.version, "a plan and the result of another one"
     # Of two processes that publish the same result, the second waits and finds the first's version.
@@ -62,7 +63,7 @@ def publish(
             return registered
         why = called_for or CalledFor(name, f"raypipe {name} was called")
         why = why.behind(planned.job.train.start_from)
-        return _publish(store, planned, result, key, name, children, folders, why)
+        return _publish(store, planned, result, key, name, children, folders, why, until)
 
 
 def package_key(job: TrainJob, result: TrainResult) -> str:
@@ -80,6 +81,7 @@ def _publish(
     children: Sequence[Child],
     recorded: Sequence[Path],
     called_for: CalledFor,
+    until: float | None,
 ) -> ModelVersion:
     job, pinned = planned.job, planned.pinned
     model = assemble(job, result)
@@ -107,7 +109,7 @@ def _publish(
     calibrated = held_out.calibrated
     if calibrated is not None:
         facts |= {"temperature": calibrated.temperature, "calibration": asdict(calibrated)}
-    severity = shifted.measured(job, model, pinned, held_out)
+    severity = shifted.in_time(job, model, pinned, held_out, until)
     facts["severity"] = {
         "why_not": severity.why_not,
         "copied": severity.copied,

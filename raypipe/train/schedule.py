@@ -52,9 +52,13 @@ def factor(schedule: str, done: int, steps: int, warmup: float | None = None) ->
     follows the schedule. one_cycle rises longer and from 1/25 (Smith and Topin 2018); it leaves
     AdamW's betas alone.
     """
+    return factor_at(schedule, (done + 0.5) / steps, warmup)
+
+
+def factor_at(schedule: str, progress: float, warmup: float | None = None) -> float:
+    """`factor` at this progress, from 0 to 1."""
     if warmup is None:
         warmup = WARMUP.get(schedule, USUAL_WARMUP)
-    progress = (done + 0.5) / steps
     if progress >= warmup:
         # The schedule takes the rest of the training as its whole.
         after_warmup = (progress - warmup) / (1 - warmup)

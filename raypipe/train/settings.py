@@ -59,6 +59,10 @@ class TrainConfig(ParallelConfig):
     all."""
     warmup: float | None = Field(default=None, ge=0, lt=1)
     """The share of the training in which the rate rises. null: 0.05, and 0.3 for one_cycle."""
+    anneal_s: float | None = Field(default=None, gt=0)
+    """Seconds of the training loop in which the schedule ends, whatever the speed: it is planned
+    anew at each step, and `epochs` is the most. null: the schedule ends with the last epoch. A
+    refit within `search.budget_s` is trained so."""
     class_weights: ClassWeights = None
     """Weights of the classes in the loss: `balanced`, or one positive number per class."""
     label_smoothing: float = Field(default=0.0, ge=0, lt=1)

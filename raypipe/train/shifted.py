@@ -30,6 +30,7 @@ from raypipe.images import decode, shifts
 from raypipe.models import calibrate as temperature
 from raypipe.models.predictor import Predictor
 from raypipe.models.severity import LEAST_OF_DOMAIN, Calibration, calibrate, require_enough
+from raypipe.timer import OutOfTime, interrupted
 from raypipe.train import looked_at
 from raypipe.train.job import TrainJob
 from raypipe.train.trainer import seen_by
@@ -54,6 +55,19 @@ class Measured:
     why_not: str
     copied: int = 0
     seconds: float = 0.0
+
+
+def in_time(
+    job: TrainJob, model: Predictor, pinned: Pinned, unseen: Unseen, until: float | None
+) -> Measured:
+    """`measured`, or none if it is not done by `until`, of time.monotonic; None: however long."""
+    if until is None:
+        return measured(job, model, pinned, unseen)
+    try:
+        with interrupted(until - time.monotonic(), lambda: OutOfTime("no time was left for it")):
+            return measured(job, model, pinned, unseen)
+    except OutOfTime as e:
+        return Measured(None, e.what)
 
 
 def measured(

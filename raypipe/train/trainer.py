@@ -21,7 +21,7 @@ from pathlib import Path
 
 from raypipe.cluster.recorder import recorded
 from raypipe.cluster.usage import FILE as USAGE
-from raypipe.config import metrics_of, require_format, save, to_json
+from raypipe.config import metrics_of, replace, require_format, save, to_json
 from raypipe.errors import RaypipeError
 from raypipe.feed import feed as feeds
 from raypipe.feed.dataset import Pinned, pin
@@ -50,6 +50,7 @@ from raypipe.train.worker import Data, Prepared, meter_of, train_stages
 log = logging.getLogger("raypipe")
 # Of result.json. Format 1 (ba74455 and before) has the same fields and is read in the same way.
 FORMAT = 2
+DIVERGED = "Training diverged: no epoch is usable"
 
 
 @dataclass
@@ -104,11 +105,13 @@ def run(
     planned: Plan | TrainJob,
     progress: Report = lambda metrics, state: None,
     report_position: ReportPosition = lambda position: None,
+    until: float | None = None,
 ) -> TrainResult:
     """Train on the pinned version of the job's table, or return the result of an earlier run.
 
     progress: called after each epoch. report_position: called with the position in the epoch, about
-    once a second. SIGTERM saves the current step and stops; the same command resumes there.
+    once a second. SIGTERM saves the current step and stops; the same command resumes there. until:
+    of time.monotonic; a training with train.anneal_s ends by then, if that is earlier.
 
     Raises DataError, ClusterError, or RaypipeError when a worker died or the run was stopped.
     """
@@ -124,7 +127,7 @@ def run(
         if result_file.exists():
             return _stored(planned)
         try:
-            outcome = _run_into(planned, progress, report_position)
+            outcome = _run_into(planned, progress, report_position, until)
         finally:
             # The plan lives on, and decoded images fill the object store.
             planned.data.release()
@@ -136,7 +139,9 @@ def _stored(planned: Plan) -> TrainResult:
     return _result(planned, _read_outcome(planned.folder / "result.json"), 0.0)
 
 
-def _run_into(planned: Plan, progress: Report, report_position: ReportPosition) -> Outcome:
+def _run_into(
+    planned: Plan, progress: Report, report_position: ReportPosition, until: float | None = None
+) -> Outcome:
     """Train, or resume an interrupted training, and write result.json into the run's folder.
 
     Raises RaypipeError if it was stopped, or if no epoch is usable; then there is no result.json.
@@ -152,7 +157,9 @@ def _run_into(planned: Plan, progress: Report, report_position: ReportPosition) 
     every_s = job.cluster.usage_every_s if job.train.launcher == "ray" else None
     usage = recorded(folder / USAGE, every_s)
     with reporting as report, usage:
-        state = _train(job, planned.data(), checkpoints, report, report_position)
+        data = planned.data()
+        job = _ending_by(until, job, checkpoints)
+        state = _train(job, data, checkpoints, report, report_position)
     _require_usable(job, state)
     outcome = Outcome(
         history=state.history,
@@ -164,6 +171,16 @@ def _run_into(planned: Plan, progress: Report, report_position: ReportPosition) 
     # Written last: while this file is missing, the run counts as unfinished.
     write_atomic(folder / "result.json", to_json(asdict(outcome) | {"format": FORMAT}))
     return outcome
+
+
+def _ending_by(until: float | None, job: TrainJob, checkpoints: Path) -> TrainJob:
+    """The job, whose loop has no more seconds than there are now. Its key stays."""
+    if until is None or job.train.anneal_s is None:
+        return job
+    folder = newest(checkpoints)
+    spent_s = checkpoint.read(folder, verified=True).state.seconds if folder else 0.0
+    left_s = spent_s + max(0.1, until - time.monotonic())
+    return replace(job, {"train.anneal_s": min(job.train.anneal_s, left_s)})
 
 
 def _best_checkpoint(checkpoints: Path, state: LoopState) -> Path:
@@ -196,7 +213,7 @@ def _require_usable(job: TrainJob, state: LoopState) -> None:
         )
     if no_result:
         raise RaypipeError(
-            "Training diverged: no epoch is usable",
+            DIVERGED,
             got=state.problem or f"train.lr={job.train.lr:g}",
             fix=fix,
         )

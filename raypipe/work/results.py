@@ -18,6 +18,7 @@ from raypipe.registry.tracking import KEY
 from raypipe.search import page as search_page
 from raypipe.search import refit
 from raypipe.search.leaderboard import SearchResult
+from raypipe.search.ledger import Ledger
 from raypipe.serve.batch import PredictResult
 from raypipe.serve.stream import StreamResult
 from raypipe.tables.clean import CleanResult
@@ -225,6 +226,11 @@ def _cost(job: TrainJob, result: TrainResult) -> Facts:
     return facts
 
 
+def _if_budget(ledger: Ledger) -> Facts:
+    summary = ledger.summary()
+    return {} if summary is None else {"budget": summary}
+
+
 @dataclass(frozen=True, repr=False)
 class Searched(Result):
     """A search and its registered model.
@@ -239,6 +245,7 @@ class Searched(Result):
     spent: Spent
     test: Mapping[str, float] = field(default_factory=dict)
     used: Utilisation | None = None
+    ledger: Ledger = field(default_factory=Ledger)
 
     @property
     def leaderboard(self) -> Table:
@@ -280,7 +287,7 @@ class Searched(Result):
         again = f"raypipe train {self.best_config}"
         if result.members:
             again += " (one trial alone: a mean of several is not trained)"
-        facts |= _nodes(self.used) | self.spent.facts()
+        facts |= _nodes(self.used) | self.spent.facts() | self.ledger.facts()
         return {**facts, "report": self.report, "again": again}
 
     def summary(self) -> Facts:
@@ -303,6 +310,7 @@ class Searched(Result):
             "decoded": result.decoded,
             "best": result.trials[0].changes,
             "ahead": [asdict(one) for one in result.ahead],
+            **_if_budget(self.ledger),
             "stopped": result.stopped,
             "spent": self.spent.summary(),
             "usage": self.used.summary() if self.used else None,

@@ -22,6 +22,9 @@ class Training(Protocol):
 class Show(Protocol):
     """Messages and progress of one verb."""
 
+    began: float
+    """`time.monotonic` when the command's process or the call began."""
+
     def say(self, text: str) -> None:
         """A line about what is going on."""
 

@@ -26,6 +26,7 @@ from raypipe.search import outcome, refit, tuner, variants
 from raypipe.search import page as search_page
 from raypipe.search import telling as telling_trials
 from raypipe.search.leaderboard import SearchResult
+from raypipe.search.ledger import Ledger
 from raypipe.search.trials import tune_patches
 from raypipe.serve import batch, stream
 from raypipe.serve.batch import Calls
@@ -48,7 +49,7 @@ from raypipe.watch.decide import Decision
 from raypipe.watch.power import measure
 from raypipe.watch.sinks import Sinks
 from raypipe.watch.windows import Waiting
-from raypipe.work import artifacts, monitoring, told
+from raypipe.work import artifacts, in_time, monitoring, told
 from raypipe.work import evaluate as evaluation
 from raypipe.work.evaluate import Evaluated
 from raypipe.work.find import batch_of
@@ -162,13 +163,16 @@ def tune(job: Job, show: Show) -> Searched:
 
 def _tune(job: Job, show: Show, monitors: Sequence[Monitor]) -> Searched:
     began = time.monotonic()
+    ledger = Ledger(job.search.budget_s, show.began)
     refuse(job.training, "A search")
-    pinned = pin(job.table, job.feed, kind=job.model.task)
-    # Trials' processes import Tune's patches when they start.
-    resources = connect(job.cluster, preload=tune_patches.PRELOAD)
+    with ledger.reading():
+        pinned = pin(job.table, job.feed, kind=job.model.task)
+        # Trials' processes import Tune's patches when they start.
+        resources = connect(job.cluster, preload=tune_patches.PRELOAD)
+    ledger.started()
     _tell_overlap(pinned, job, show)
     price = _price(job, resources)
-    result, version, store = search_and_register(job, show, pinned, price, monitors)
+    result, version, store = search_and_register(job, show, pinned, price, monitors, ledger)
     registered = Registered(version, crown_first(store, version), store.uri)
     test = _test(result.plan, result.best, store)
     a_second = price.usd_per_device_s if price else None
@@ -177,7 +181,9 @@ def _tune(job: Job, show: Show, monitors: Sequence[Monitor]) -> Searched:
     seconds, device_s = time.monotonic() - began, result.device_s
     spent = Spent(seconds, device_s, price, result.spared.share, result.spared.device_s)
     tracking.log_once(store, result.best.key, spent.logged())
-    return Searched(result, registered, page, best_config(result), spent, test, result.used)
+    best = best_config(result)
+    ledger.lap("ending")
+    return Searched(result, registered, page, best, spent, test, result.used, ledger)
 
 
 def _price(job: Job, resources: dict[str, float]) -> Price | None:
@@ -192,32 +198,47 @@ def search_and_register(
     pinned: Pinned | None = None,
     price: Price | None = None,
     monitors: Sequence[Monitor] = (),
+    ledger: Ledger | None = None,
 ) -> tuple[SearchResult, ModelVersion, Store]:
     """The search, its refit if the job asks for one, and the registered model.
 
     pinned: the job's rows, if they are pinned already. price: of the nodes, for the trials' runs.
+    ledger: the clock of search.budget_s; None: it begins now.
     """
-    job = replace(job, {"train.workers": tuner.one_worker(job.training).train.workers})
-    tuner.check(job.training, job.search)
-    store = tracking.open_store(job.run, job.registry, job.artifacts)
-    with show.searching(job.train.stopping.metric) as told:
-        listener = telling_trials.standings(monitors, job.training, told)
-        result = tuner.search(job.training, job.search, listener, pinned)
-    if job.search.refit is not None:
-        again = refit.job_of(job.training, job.search.refit, result)
-        result = _refitted(again, result, show, monitors)
+    ledger = ledger or Ledger(job.search.budget_s)
+    # What is in here cannot look at a clock, until trials run.
+    with ledger.reading():
+        job = job.model_copy(update={"train": tuner.one_worker(job.training).train})
+        tuner.check(job.training, job.search)
+        store = tracking.open_store(job.run, job.registry, job.artifacts)
+        pinned = pinned or pin(job.table, job.feed, kind=job.model.task)
+        in_time.begin(job, pinned, ledger)
+        with show.searching(job.train.stopping.metric) as told:
+            listener = telling_trials.standings(monitors, job.training, told)
+            result = tuner.search(job.training, job.search, listener, pinned, ledger)
+
+    def train(again: TrainJob, found: SearchResult, until: float | None) -> SearchResult:
+        return _refitted(again, found, show, monitors, until)
+
+    result = in_time.refitted(job, result, ledger, train)
     telling.finished(monitors, result.plan.job, result.best)
     children = result.runs(price.usd_per_device_s if price else None)
     asked = CalledFor("tune", "raypipe tune was called", device_s=result.device_s)
-    if job.search.refit is not None:
+    if result.refitted:
         # It starts from the best trial's weights; what these started from is the search's to say.
         asked = asked.behind(job.train.start_from)
-    version = publish(store, result.plan, result.best, "search", children, [result.folder], asked)
+    plan, until = in_time.ending(result, ledger)
+    folders = [result.folder]
+    version = publish(store, plan, result.best, "search", children, folders, asked, until)
     return result, version, store
 
 
 def _refitted(
-    again: TrainJob, found: SearchResult, show: Show, monitors: Sequence[Monitor]
+    again: TrainJob,
+    found: SearchResult,
+    show: Show,
+    monitors: Sequence[Monitor],
+    until: float | None,
 ) -> SearchResult:
     show.say(
         f"Training {found.trials[0].name} once more, on {again.feed.train} at "
@@ -227,7 +248,7 @@ def _refitted(
         planned = refit.planned(again, found)
         # Under the key that its `finished` has, too.
         epoch = telling.epochs(monitors, planned.job, planned.key, told.epoch)
-        return refit.refit(planned, found, epoch, told.step)
+        return refit.refit(planned, found, epoch, told.step, until)
 
 
 def best_config(result: SearchResult) -> Path:

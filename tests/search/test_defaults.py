@@ -141,3 +141,37 @@ def test_the_first_trial_is_the_portfolios_first_start_and_the_users_start_wins(
     search = with_space(with_start, 2000, gpu)
     again = plan(with_start.training, search, parsed, [])[0]
     assert again == first | {"train.weight_decay": 0.1}, "what is not drawn is no start"
+
+
+def test_a_short_budget_has_fewer_and_smaller_arrays() -> None:
+    """All of them are made before the first trial."""
+
+    def arrays(budget_s: float | None, images: int = 2000) -> set[Any]:
+        of = job(search={"budget_s": budget_s}, train={"epochs": 10})
+        found = trials(of, images, gpu=False)
+        return {(t.get("model.name"), t["model.mode"], t.get("model.side_px")) for t in found}
+
+    name = "efficientnet_lite0"
+    assert arrays(3600) == arrays(None) and (name, "frozen", None) in arrays(None)
+    tight = {(None, "frozen", 128), (None, "finetune", 96), (None, "finetune", 128)}
+    assert arrays(60) == tight
+    assert (None, "frozen", 96) in arrays(20) and (None, "finetune", 128) not in arrays(20)
+
+
+def test_a_first_trial_needs_no_array_of_its_own() -> None:
+    of = job(search={"budget_s": 60}, model={"mode": "frozen"})
+    found = with_space(of, 2624, gpu=False)
+    assert found.space and "choice(128)" in found.space["model.side_px"]
+    assert found.start and "model.side_px" not in found.start
+
+
+@pytest.mark.parametrize("workers", [1, "auto"])
+def test_a_search_with_one_worker_searches_what_the_user_left_open(workers: int | str) -> None:
+    """A job whose every field counted as set was searched for its rate alone."""
+    from raypipe.search.tuner import one_worker
+
+    of = job(train={"workers": workers, "epochs": 10})
+    one = one_worker(of.training)
+    assert one.train.workers == 1
+    given = defaults.space(of.training, 2000, gpu=False)
+    assert set(defaults.space(one, 2000, gpu=False)) == set(given) and len(given) > 5

@@ -11,10 +11,12 @@ import pytest
 from ray import tune
 from ray.tune.experiment import Trial
 
+from raypipe.search.budget import Speed
+from raypipe.search.ledger import Ledger
 from raypipe.search.trials import tune_patches
 from raypipe.search.trials.monitor import Held, Monitor, Stop
 from raypipe.search.trials.standing import Standing
-from raypipe.train.stopping import SearchStoppingConfig
+from raypipe.train.stopping import SearchStoppingConfig, is_budget
 
 
 @dataclass
@@ -287,3 +289,39 @@ def test_each_time_that_the_best_became_better_is_remembered() -> None:
     epoch(again, "c", 0.6)
     epoch(again, "c", 0.8, 2)
     assert [one.value for one in again.reached] == [0.5, 0.7, 0.8]
+
+
+def test_a_budget_for_everything_stops_trials_when_the_rest_is_needed() -> None:
+    now, over = [0.0], []
+    ledger = Ledger(100.0, 0.0, lambda: now[0])
+    ledger.splits, ledger.on_over = (500, 500), lambda: over.append(now[0])
+    seen = Monitor(16, "val_accuracy", "max", SearchStoppingConfig(), 1.0, ledger=ledger)
+    stop = Stop(seen)
+    now[0] = 8.0
+    ledger.started()
+    ledger.trials_begin()
+    assert not stop.stop_all()
+    told = {"val_accuracy": 0.5, "training_iteration": 2, "time_this_iter_s": 1.0}
+    told |= {"images_per_s": 50.0, "step_s": 0.4, "forward_s": 0.1}
+    frozen = {"model.mode": "frozen", "model.side_px": 96}
+    seen.on_trial_result(0, [], Told("a", config=frozen), told)
+    assert seen.speed == Speed("a", 2, 96, 50.0, None), "no image passed through the backbone"
+    tuned = {"model.mode": "finetune", "model.side_px": 128}
+    seen.on_trial_result(0, [], Told("b", config=tuned), told | {"val_accuracy": 0.6})
+    seen.on_trial_result(0, [], Told("c", config=frozen), told | {"val_accuracy": 0.4})
+    assert seen.speed == Speed("b", 2, 128, 50.0, 200.0), "of the trial that leads"
+    now[0] = 100 - ledger.ending(3, seen.speed).seconds - 2
+    assert not stop.stop_all() and not over
+    now[0] += 2
+    assert stop.stop_all() and over == [now[0]] and is_budget(seen.stopped)
+
+
+def test_a_search_without_an_answer_may_try_again_when_its_time_was_over() -> None:
+    now = [0.0]
+    ledger = Ledger(10.0, 0.0, lambda: now[0])
+    seen = Monitor(16, "val_accuracy", "max", SearchStoppingConfig(), 1.0, ledger=ledger)
+    ledger.trials_begin()
+    now[0] = 60.0
+    assert seen.stop() and seen.get_state()["stopped"] is None
+    epoch(seen, "a", 0.5)
+    assert seen.get_state()["stopped"] == seen.stopped

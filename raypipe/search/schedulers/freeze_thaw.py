@@ -230,7 +230,7 @@ class FreezeThaw:
     def _open(self) -> list[str]:
         """Trials that may train an epoch now: those that wait, and the next ones to begin."""
         waiting = []
-        new = []
+        new: list[str] = []
         for name in self._x:
             if name in self._running or name in self._ended or name in self._failed:
                 continue

@@ -12,10 +12,14 @@ blocks. A field that depends on another one is drawn only with it.
 - Without a GPU, fine-tuning is light: 96 or 128 px, the lower blocks frozen. It is left out if a
   trial's epochs would see more than MOST_PASSES images, which takes about ten minutes at the 50 to
   100 images/s of two cores.
+- All arrays are made before the first trial. With search.budget_s there are only as many as two
+  cores make in a part of it (READING): features of a lower resolution, fewer resolutions to
+  fine-tune at, nothing from scratch.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from raypipe.search.settings import SearchConfig
@@ -23,6 +27,10 @@ from raypipe.search.space import portfolio
 from raypipe.train.job import TrainJob
 
 MOST_PASSES = 50_000  # images in a trial's epochs, on CPUs
+READING = 0.2  # of a budget, for features, and as much for decoded images
+EMBEDDED_PER_S = 80.0  # images, at 224 px by EfficientNet-Lite0 on two cores
+DECODED_PER_S = 400.0  # images of 300 px, to one resolution, on two cores
+FROZEN_SIDES = (160, 128, 96)  # of features, where the backbone's own takes too long
 SCRATCH = "small_cnn"  # the backbone that is trained from scratch
 RATE = {"train.lr": "loguniform(1e-4, 3e-2)"}
 _FINETUNE = "model.mode == 'finetune'"
@@ -37,7 +45,7 @@ def with_default_space(
     """
     if cfg.space is not None:
         return cfg
-    drawn = space(job, sum(counts.values()), gpu)
+    drawn = space(job, sum(counts.values()), gpu, cfg.budget_s)
     learned = portfolio.allowed(job, drawn, gpu) or [{}]
     # What the user sets wins in the first trial.
     first = learned[0] | (cfg.start or {})
@@ -47,7 +55,7 @@ def with_default_space(
     return cfg.model_copy(update={"space": drawn, "start": first, "starts": starts})
 
 
-def space(job: TrainJob, images: int, gpu: bool) -> dict[str, str]:
+def space(job: TrainJob, images: int, gpu: bool, budget_s: float | None = None) -> dict[str, str]:
     """The default space for a table of `images` labelled images.
 
     If the job sets every field of it, only the learning rate is searched.
@@ -55,7 +63,7 @@ def space(job: TrainJob, images: int, gpu: bool) -> dict[str, str]:
     given = _given(job)
     # Fine-tuning on CPUs takes too long for large tables, unless the user asks for it.
     may_finetune = "model.mode" in given or gpu or images * job.train.epochs <= MOST_PASSES
-    drawn = _backbone(job, images, gpu, given, may_finetune) | _training(job, images)
+    drawn = _backbone(job, images, gpu, given, may_finetune, budget_s) | _training(job, images)
     if may_finetune:
         drawn |= _pixels(gpu)
     searched = {name: text for name, text in drawn.items() if name not in given}
@@ -72,16 +80,25 @@ def _given(job: TrainJob) -> set[str]:
 
 
 def _backbone(
-    job: TrainJob, images: int, gpu: bool, given: set[str], may_finetune: bool
+    job: TrainJob,
+    images: int,
+    gpu: bool,
+    given: set[str],
+    may_finetune: bool,
+    budget_s: float | None = None,
 ) -> dict[str, str]:
     """Which backbone, how it is transferred, and at which resolution.
 
     Fields in `given` are removed by the caller.
     """
     drawn = {}
+    read_s = None if budget_s is None or gpu else READING * budget_s
+    # So many resolutions can be decoded in time.
+    fitting = 4 if read_s is None else int(read_s * DECODED_PER_S / max(1, images))
+    scratch = may_finetune and fitting >= 4 and _from_scratch_too(job, given)
     if may_finetune:
         drawn["model.mode"] = "choice(frozen, finetune)"
-    if may_finetune and _from_scratch_too(job, given):
+    if scratch:
         name = job.model.name
         # Three to one. Half of the draws are frozen, which SCRATCH refuses: so one accepted trial
         # in seven has it.
@@ -90,17 +107,46 @@ def _backbone(
 
     # Condition -> sides in px.
     pretrained = f"model.name != '{SCRATCH}'"
+    frozen = _frozen_side(job, images, read_s)
     if gpu:
         sides: dict[str, tuple[int, ...]] = {pretrained: (160, 224)}
     else:
-        sides = {_all_of(_FINETUNE, pretrained): (96, 128)}
-    sides[f"model.name == '{SCRATCH}'"] = (32, 64)
+        finetuned = (96, 128) if fitting >= 2 else (96,)
+        sides = {_all_of(_FINETUNE, pretrained): finetuned}
+    if scratch or read_s is None:
+        sides[f"model.name == '{SCRATCH}'"] = (32, 64)
     # A search keeps the pixels of every side in the cache: if they do not fit, the side is not
     # searched.
-    if may_finetune and _megabytes(images, sides) <= job.feed.cache_mb:
-        branches = [f"choice{some} if {condition}" for condition, some in sides.items()]
+    fits = may_finetune and _megabytes(images, sides) <= job.feed.cache_mb
+    sides = sides if fits else {}
+    if frozen is not None:
+        sides["model.mode == 'frozen'"] = (frozen,)
+    if sides:
+        branches = [f"choice({_listed(some)}) if {if_}" for if_, some in sides.items()]
         drawn["model.side_px"] = " else ".join(branches)
     return drawn
+
+
+def _frozen_side(job: TrainJob, images: int, read_s: float | None) -> int | None:
+    """The resolution of features that are made in so many seconds; None: the backbone's own."""
+    if read_s is None:
+        return None
+    most = read_s * EMBEDDED_PER_S / max(1, images)  # of the pixels of 224 px
+    if job.model.pixels**2 <= most * 224**2:
+        return None
+    for side_px in FROZEN_SIDES:
+        if side_px**2 <= most * 224**2:
+            return min(side_px, job.model.pixels)
+    return min(FROZEN_SIDES[-1], job.model.pixels)
+
+
+def _listed(sides: tuple[int, ...]) -> str:
+    return ", ".join(map(str, sides))
+
+
+def _choices(text: str) -> set[int]:
+    """The numbers in a field of the space."""
+    return {int(number) for number in re.findall(r"\d+", text)}
 
 
 def _from_scratch_too(job: TrainJob, given: set[str]) -> bool:

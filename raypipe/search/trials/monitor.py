@@ -19,6 +19,10 @@ from typing import Any
 
 from ray import tune
 
+from raypipe.models.zoo import ModelConfig
+from raypipe.search import budget
+from raypipe.search.budget import Speed
+from raypipe.search.ledger import Ledger
 from raypipe.search.trials import trial_checkpoints
 from raypipe.search.trials.epoch_result import ENDED, WORKERS, metric_of_result
 from raypipe.search.trials.standing import Reached, Standing
@@ -79,8 +83,13 @@ class Monitor(tune.Callback):  # type: ignore[misc]
         listener: Listener = _nobody,
         ended: Ended = _nothing,
         most_money: float | None = None,
+        ledger: Ledger | None = None,
+        model: ModelConfig | None = None,
     ) -> None:
+        """ledger: the clock of search.budget_s. model: the job's, for what trials do not draw."""
         self._listener = listener
+        self._ledger = ledger
+        self._model = model or ModelConfig()
         self._tell_end = ended
         self._total = total
         self._metric = metric
@@ -108,6 +117,7 @@ class Monitor(tune.Callback):  # type: ignore[misc]
         self.stopped: str | None = None  # why the search's rule stopped it
         self.reached: list[Reached] = []  # each time that the best of all became better
 
+        self.speed: Speed | None = None  # of the leading trial
         self._before = 0.0  # seconds of the search before it was restored
         self._started = time.perf_counter()
 
@@ -118,7 +128,7 @@ class Monitor(tune.Callback):  # type: ignore[misc]
         run_config.stop = Stop(self)
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_listener": _nobody, "_tell_end": _nothing}
+        return self.__dict__ | {"_listener": _nobody, "_tell_end": _nothing, "_ledger": None}
 
     def setup(self, *args: Any, **info: Any) -> None:
         self._started = time.perf_counter()
@@ -146,6 +156,8 @@ class Monitor(tune.Callback):  # type: ignore[misc]
             self.stopped = rule(self.progress())
         if not self.stopped and self._most_money is not None:
             self.stopped = self._over_money(self._most_money)
+        if not self.stopped and self._ledger is not None:
+            self.stopped = self._ledger.is_over(len(self._epochs), self.speed)
         return self.stopped is not None
 
     def _over_money(self, most: float) -> str | None:
@@ -176,6 +188,9 @@ class Monitor(tune.Callback):  # type: ignore[misc]
         value = metric_of_result(result, self._metric)
         if improved(value, self._best.get(name), self._mode):
             self._best[name] = value
+            leads = max if self._mode == "max" else min
+            if value == leads(self._best.values()):
+                self._measure(trial, result)
         self._epochs[name] = result["training_iteration"]
         if improved(value, self.reached[-1].value if self.reached else None, self._mode):
             epoch = self._epochs[name]
@@ -190,6 +205,15 @@ class Monitor(tune.Callback):  # type: ignore[misc]
         folder = trial_checkpoints.name_of(trial.path)
         self.held[folder] = self.held.get(folder, Held()) + Held(seconds, device_s)
         self._notify(trials)
+
+    def _measure(self, trial: Any, result: dict[str, Any]) -> None:
+        """Note the speed of the trial that leads: a refit would be a training of it."""
+        changes = trial.config
+        side_px = changes.get("model.side_px") or self._model.pixels
+        is_frozen = changes.get("model.mode", self._model.mode) == "frozen"
+        name = trial_checkpoints.name_of(trial.path)
+        epochs = result["training_iteration"]
+        self.speed = budget.speed_of(name, side_px, is_frozen, result, epochs) or self.speed
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         self._count_end(trials, trial)
@@ -217,6 +241,10 @@ class Monitor(tune.Callback):  # type: ignore[misc]
 
     def get_state(self) -> dict[str, Any]:
         state = {name: getattr(self, name) for name in _SAVED}
+        state = {name: getattr(self, name) for name in _SAVED}
+        # A search that had no answer when its time was over may try again: time counts anew.
+        if self._ledger is not None and not self._best:
+            state["stopped"] = None
         return state | {"_before": self.elapsed()}
 
     def set_state(self, state: dict[str, Any]) -> None:

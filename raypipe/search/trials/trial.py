@@ -22,6 +22,7 @@ from raypipe.train import checkpoint
 from raypipe.train.checkpoint.saver import Saver, newest
 from raypipe.train.job import TrainJob
 from raypipe.train.loop import LoopState
+from raypipe.train.parallel import Engine
 from raypipe.train.worker import Data, train_rank
 
 
@@ -55,11 +56,17 @@ def job_of(job: dict[str, Any], changes: dict[str, Any]) -> TrainJob:
 
 @without_secrets
 def run_trial(
-    changes: dict[str, Any], job: dict[str, Any], data: dict[str, Data], trials: str
+    changes: dict[str, Any],
+    job: dict[str, Any],
+    data: dict[str, Data],
+    trials: str,
+    over: str | None = None,
 ) -> None:
     """Train one trial; Ray Tune calls this in the trial's process.
 
-    data: the images by `data_key`. trials: the folder of all trials' checkpoints.
+    data: the images by `data_key`. trials: the folder of all trials' checkpoints. over: a file;
+    when it appears, the trial leaves its epoch, which is not saved. Tune alone would wait ten
+    seconds for the epoch's end.
     """
     import torch
 
@@ -93,12 +100,19 @@ def run_trial(
                 reported = epoch
                 tune.report(result, checkpoint=tune.Checkpoint.from_directory(scratch))
 
+    must_leave = Path(over).exists if over is not None else None
+
+    def save(state: LoopState, engine: Engine) -> None:
+        if state.step and must_leave is not None and must_leave():
+            return  # nobody goes on from here: the search is over
+        saver(state, engine)
+
     with Saver(folder, trial_job.train, recent=1) as saver:
         resume = newest(folder)
         if resume is not None:
             # Epochs that were trained before a kill and not reported.
             report({}, trial_checkpoints.state_of(resume))
-        train_rank(trial_job, data[data_key(trial_job)], resume, saver, report)
+        train_rank(trial_job, data[data_key(trial_job)], resume, save, report, must_leave)
 
 
 def allow_slow_handover() -> None:

@@ -85,7 +85,7 @@ def _search(
         estimate.SEARCH.part("Tune", found.slowness),
         *once,
         replace(estimate.total(trials), name="trials"),
-        estimate.TRIAL.part("changes of trials", found.slowness, total),
+        estimate.TRIAL.part("changes of trials", found.slowness, _begun(cfg, total)),
         *afterwards(job, counts, found, at.where(job)),
     ]
 
@@ -109,7 +109,20 @@ def _search(
         missing.append("the refit")
     # As the search's monitor counts them.
     workers = at_once * resources.trial.get("GPU", float(job.train.most_workers))
-    return tuple(within(parts, cfg.stopping, workers)), facts, missing
+    stopping = cfg.stopping
+    if cfg.budget_s is not None:
+        facts["budget"] = f"{cfg.budget_s:,.0f} s for all of it (search.budget_s)"
+        # As many trials as the other parts leave time for.
+        others_s = sum(part.seconds for part in parts if part.name != "trials")
+        left_s = max(1.0, cfg.budget_s - others_s)
+        limit_s = min(left_s, stopping.seconds or left_s)
+        stopping = stopping.model_copy(update={"seconds": limit_s})
+    return tuple(within(parts, stopping, workers)), facts, missing
+
+
+def _begun(cfg: SearchConfig, total: int) -> int:
+    """Trials that begin, at most: one that is worth its process takes more than a second."""
+    return total if cfg.budget_s is None else min(total, int(cfg.budget_s) + 1)
 
 
 def _epochs(cfg: SearchConfig, epochs: int, trials: int) -> float:

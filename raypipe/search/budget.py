@@ -1,0 +1,222 @@
+"""A budget of seconds for a whole search: how long trials may run, and what a refit may have.
+
+    |-- start --|-- reading --|-- trials --|-- refit --|-- ending --|
+    0                                                          search.budget_s
+
+Ending is what turns weights into an answer: predict validation and test, shifted copies, package,
+MLflow, the page, the cluster's end. It comes last and cannot be left out, so its seconds are
+reserved from the beginning, and estimated again whenever there is something new to estimate from:
+
+- the start has been measured when trials begin. Ending is the same kind of work (imports, MLflow,
+  Ray), so a host that starts slowly ends slowly: START of its seconds
+- each trial is a run of its own in MLflow: OF_TRIAL of these seconds
+- images of validation and test are predicted at the speed of the leading trial's forward pass
+
+What is left is divided: a refit gets `search.refit_share` of it, trials the rest. A refit gets what
+there really is when trials have ended, if its epochs fit; it ends by its own clock (train/pace.py).
+
+Everything here is arithmetic on given seconds. ledger.py holds the clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+# Ending without images: at least FLOOR_S, and this part of the seconds that the start took. CLOSING
+# is what remains to be done after a message: the cluster's end.
+FLOOR_S = 7.0
+START = 0.9
+CLOSING = 0.5
+# Shifted copies (train/shifted.py) get so much of the budget at most, and the images of validation
+# and test so much. Where that is less than all of them, they are sampled.
+SHIFTED, JUDGED = 0.08, 0.25
+FEWEST_JUDGED = 200
+# The fit to shifted copies takes 3 to 6 s on a quiet host, and took 29 s at a load of 10.
+FIT_S, OF_FIT = 6.0, 0.7
+# One trial's run in MLflow takes 43 ms of CPU on a database of this machine, and its place on the
+# leaderboard about as much; the start takes seven seconds of CPU.
+TRIAL_S, OF_TRIAL = 0.06, 0.01
+# A forward pass of EfficientNet-Lite0 at 224 px on one core: before anything was measured.
+GUESSED_IMAGES_PER_S = 40.0
+# Estimates may be wrong: this part of the ending is kept beside it, and of the whole budget.
+ENDING_MARGIN, MARGIN = 0.15, 0.01
+
+# A refit of fewer epochs learns less than its trial has learned already.
+FEWEST_EPOCHS = 3
+# At another resolution than the trial's, features have to settle first.
+FEWEST_AT_OTHER_SIDE = 5
+# A backbone that learned at 64 px is another one at 224 px.
+MOST_LARGER = 2.5
+
+
+@dataclass(frozen=True)
+class Speed:
+    """What was measured of one trial: the evidence of the estimates."""
+
+    trial: str
+    epochs: int
+    """That it was measured on."""
+
+    side_px: int
+    train_images_per_s: float
+    """Of its epochs, validation included, beside the other trials."""
+
+    forward_images_per_s: float | None = None
+    """None: its inputs were features, so no image passed through the backbone."""
+
+    def __str__(self) -> str:
+        text = f"{self.trial}: {self.train_images_per_s:.0f} images/s trained"
+        if self.forward_images_per_s is not None:
+            text += f", {self.forward_images_per_s:.0f} forward"
+        return f"{text} at {self.side_px} px in {self.epochs} epochs"
+
+
+@dataclass(frozen=True)
+class Ending:
+    """What is to be done after the last training."""
+
+    judged: int
+    """Images of validation and test that the model predicts, times its views."""
+
+    start_s: float
+    """Seconds from the process's start to the running cluster."""
+
+    trials: int = 0
+    """That began."""
+
+    images_per_s: float = GUESSED_IMAGES_PER_S
+
+    shifted: int = 0
+    """Predictions of shifted copies, of which there may be fewer."""
+
+    least_shifted: int = 0
+    """Fewer of them are of no use."""
+
+    most_shifted_s: float = 0.0
+    """What they may take at most."""
+
+    @property
+    def seconds(self) -> float:
+        shifted_s = min(self.most_shifted_s, self.shifted / self.images_per_s)
+        is_enough = self.shifted > 0 and shifted_s >= self.least_shifted_s
+        return self.least_s + (shifted_s + self.fit_s if is_enough else 0.0)
+
+    @property
+    def least_shifted_s(self) -> float:
+        return self.least_shifted / self.images_per_s
+
+    @property
+    def fit_s(self) -> float:
+        """What the estimate's fit to the shifted copies takes."""
+        return max(FIT_S, OF_FIT * self.start_s)
+
+    @property
+    def least_s(self) -> float:
+        """Without shifted copies."""
+        return self.fixed_s + self.judged_s
+
+    @property
+    def judged_s(self) -> float:
+        return self.judged / self.images_per_s * (1 + ENDING_MARGIN)
+
+    @property
+    def fixed_s(self) -> float:
+        """Without any image: package, MLflow, the page, the cluster's end."""
+        fixed_s = max(FLOOR_S, START * self.start_s)
+        fixed_s += max(TRIAL_S, OF_TRIAL * self.start_s) * self.trials
+        return fixed_s * (1 + ENDING_MARGIN)
+
+    def at(self, larger: float) -> Ending:
+        """The same, for pictures so many times as large on a side."""
+        return replace(self, images_per_s=self.images_per_s / larger**2)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.judged:,} images at {self.images_per_s:.0f}/s, {self.trials} trials, "
+            f"start {self.start_s:.1f} s"
+        )
+
+
+@dataclass(frozen=True)
+class Refit:
+    """A refit that fits: at most so many epochs in so many seconds."""
+
+    epochs: int
+    seconds: float
+    side_px: int
+    why: str
+
+
+def judged_images(budget_s: float, images_per_s: float, views: int, wanted: int | None) -> int:
+    """So many images of each of the two splits may judge the model; see registry.judged_images."""
+    fitting = int(JUDGED * budget_s * images_per_s / views / 2)
+    most = max(FEWEST_JUDGED, fitting)
+    return most if wanted is None else min(most, wanted)
+
+
+def closing_s(start_s: float) -> float:
+    """Seconds from a message to the end of the process."""
+    return max(2.0, CLOSING * start_s)
+
+
+def usable(budget_s: float) -> float:
+    """The part of the budget that is planned with."""
+    return budget_s * (1 - MARGIN)
+
+
+def trials_end(
+    budget_s: float, spent_s: float, ending: Ending, refit_share: float, refits: bool
+) -> float:
+    """Seconds from the verb's start at which trials have to end.
+
+    spent_s: when trials began. refits: will a refit follow?
+    """
+    room_s = max(0.0, usable(budget_s) - spent_s - ending.seconds)
+    share = 1 - refit_share if refits else 1.0
+    return spent_s + share * room_s
+
+
+def plan_refit(
+    budget_s: float,
+    spent_s: float,
+    ending: Ending,
+    speed: Speed,
+    images: int,
+    most_epochs: int,
+    sides: tuple[int, ...],
+) -> Refit | str:
+    """The refit that fits, at the first of these sides for which its epochs fit; else why none.
+
+    images: that it trains on in an epoch. sides: the wanted resolution first, the trial's last.
+    """
+    needs, room_s = "", 0.0
+    for side_px in sides:
+        larger = side_px / speed.side_px
+        if larger > MOST_LARGER:
+            continue
+        room_s = usable(budget_s) - spent_s - ending.at(larger).seconds
+        epoch_s = images / speed.train_images_per_s * larger**2
+        fewest = FEWEST_EPOCHS if side_px == speed.side_px else FEWEST_AT_OTHER_SIDE
+        fewest = min(fewest, most_epochs)
+        if fewest * epoch_s <= room_s:
+            fitting = int(room_s / epoch_s)
+            why = f"{fitting} epochs of {epoch_s:.1f} s fit into {room_s:.0f} s ({speed})"
+            return Refit(most_epochs, room_s, side_px, why)
+        needs = f"{fewest} epochs at {side_px} px need {fewest * epoch_s:.0f} s"
+    return f"{needs or 'no resolution fits'}, and {max(0.0, room_s):.0f} s are left ({speed})"
+
+
+def speed_of(
+    trial: str, side_px: int, is_frozen: bool, metrics: Mapping[str, float], epochs: int
+) -> Speed | None:
+    """The speed in one epoch's metrics (train/measure/meter.py); None where they do not say it."""
+    rate = metrics.get("images_per_s", 0.0)
+    if not rate > 0:
+        return None
+    forward = None
+    step_s, forward_s = metrics.get("step_s", 0.0), metrics.get("forward_s", 0.0)
+    if not is_frozen and step_s > 0 and forward_s > 0:
+        # images_per_s counts the validation, too: so this is the lower end.
+        forward = rate * step_s / forward_s
+    return Speed(trial, epochs, side_px, rate, forward)

@@ -1,0 +1,214 @@
+"""The clock of a search with a budget: what each phase was to take and took, and when it is over.
+
+One `Ledger` goes with a verb from its first line to its last. budget.py decides from its numbers.
+A search without `search.budget_s` has a ledger too, which only counts.
+
+A phase that cannot look at a clock (a read, a decode, the cluster's start) is interrupted by a
+timer, as Ctrl-C would: then there is one message within the budget. Only the main thread of a
+process can be interrupted so; elsewhere such a phase ends when it ends.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+from raypipe.errors import RaypipeError
+from raypipe.search import budget
+from raypipe.search.budget import Ending, Speed
+from raypipe.timer import interrupted
+from raypipe.train.stopping import OF_BUDGET
+
+
+@dataclass
+class Phase:
+    """Seconds of one phase; planned is None where nothing was planned."""
+
+    spent_s: float = 0.0
+    planned_s: float | None = None
+    evidence: str = ""
+
+
+class Ledger:
+    """What a verb has spent of its budget.
+
+    began: `clock()` when the process or the call began; None: now.
+    """
+
+    def __init__(
+        self,
+        budget_s: float | None = None,
+        began: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.budget_s = budget_s
+        self.phases: dict[str, Phase] = {}
+        self.refit_share = 0.0
+        self.refits = False
+        self.splits: tuple[int, ...] = ()
+        """How many images validation and test have."""
+        self.views = 1
+        """Predictions of an image."""
+        self.judged_images: int | None = None
+        """Of a split, at most."""
+        self.shifted = 0
+        """Predictions of shifted copies that are wanted."""
+        self.least_shifted = 0
+        """Fewer of them are of no use."""
+        self.embedded_per_s: float | None = None
+        """Images a second that a frozen backbone embedded, for all trials together."""
+        self.start_s = 0.0
+        self.notes: list[str] = []
+        self.on_over: Callable[[], None] = lambda: None
+        """Called when trials have to end."""
+        self._clock = clock
+        self._began = clock() if began is None else began
+        self._lap = self._began
+        self._trials_began: float | None = None
+
+    @property
+    def spent_s(self) -> float:
+        return self._clock() - self._began
+
+    def lap(self, name: str) -> float:
+        """The time since the last lap was that of phase `name`. Returns its seconds."""
+        now = self._clock()
+        took_s, self._lap = now - self._lap, now
+        self.phase(name).spent_s += took_s
+        return took_s
+
+    def phase(self, name: str) -> Phase:
+        return self.phases.setdefault(name, Phase())
+
+    def plan(self, name: str, seconds: float, evidence: str = "") -> None:
+        """What a phase is expected to take, and why."""
+        phase = self.phase(name)
+        phase.planned_s, phase.evidence = max(0.0, seconds), evidence
+
+    def started(self) -> None:
+        """The cluster runs: what this took tells how fast the host is."""
+        self.start_s = self.lap("start")
+
+    def ending(self, trials: int, speed: Speed | None) -> Ending:
+        """What the end is expected to take, from what was measured so far."""
+        if self.budget_s is None:
+            return Ending(0, self.start_s, trials)
+        rate = self.rate(speed)
+        most = budget.judged_images(self.budget_s, rate, self.views, self.judged_images)
+        judged = self.views * sum(min(most, images) for images in self.splits)
+        shifted_s = budget.SHIFTED * self.budget_s
+        shifted, least = self.views * self.shifted, self.views * self.least_shifted
+        return Ending(judged, self.start_s, trials, rate, shifted, least, shifted_s)
+
+    def rate(self, speed: Speed | None) -> float:
+        """Images a second that one prediction of the model takes, as far as it was measured."""
+        if speed is not None and speed.forward_images_per_s is not None:
+            return speed.forward_images_per_s
+        return self.embedded_per_s or budget.GUESSED_IMAGES_PER_S
+
+    def trials_begin(self, embedded: int = 0) -> None:
+        """All images are read. embedded: how many of them passed through a frozen backbone.
+
+        Raises RaypipeError if no time is left for a trial.
+        """
+        took_s = self.lap("reading")
+        if embedded:
+            self.embedded_per_s = embedded / max(took_s, 1e-3)
+        self._trials_began = self.spent_s
+        if self.is_over(1, None):
+            # To start trials and to stop them again would take seconds that are not there.
+            raise self.too_short()
+
+    def is_over(self, trials: int, speed: Speed | None) -> str | None:
+        """Why trials have to end now; None: they may go on.
+
+        trials: that began. speed: of the leading one; None: no trial has reported yet.
+        """
+        if self.budget_s is None or self._trials_began is None:
+            return None
+        ending = self.ending(trials, speed)
+        # A first answer is worth more than the seconds of a refit.
+        refits = self.refits and speed is not None
+        end_s = budget.trials_end(
+            self.budget_s, self._trials_began, ending, self.refit_share, refits
+        )
+        self.plan("trials", end_s - self._trials_began, str(speed or "no trial has reported"))
+        self.plan("ending", ending.seconds, str(ending))
+        if self.spent_s < end_s:
+            return None
+        self.on_over()
+        return f"{OF_BUDGET}{self.budget_s:g} s leaves no more time for trials"
+
+    def left_s(self, trials: int, speed: Speed | None) -> float | None:
+        """Seconds before the ending has to begin; None: there is no budget."""
+        if self.budget_s is None:
+            return None
+        ending = self.ending(trials, speed)
+        return budget.usable(self.budget_s) - self.spent_s - ending.seconds
+
+    def too_short(self) -> RaypipeError:
+        """The budget is over, and there is no answer."""
+        spent = {name: one.spent_s for name, one in self.phases.items() if one.spent_s >= 0.5}
+        took = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in spent.items())
+        ending = self.ending(1, None)
+        least = self.spent_s + ending.seconds + self.spent_s / 2
+        return RaypipeError(
+            "The budget was over before a trial had finished an epoch",
+            got=f"search.budget_s={self.budget_s:g}",
+            rule=f"{took or 'the start took all of it'}; test and registration need about "
+            f"{ending.seconds:.0f} s",
+            fix=f"Set search.budget_s={_round_up(least)} or more",
+        )
+
+    def reading(self) -> AbstractContextManager[None]:
+        """Raise `too_short` in what is within, when only a message is possible any more."""
+        if self.budget_s is None:
+            return nullcontext()
+
+        def error() -> RaypipeError:
+            self.lap("reading")
+            return self.too_short()
+
+        # Without an answer there is nothing to predict or to register.
+        left_s = budget.usable(self.budget_s) - self.spent_s
+        left_s -= budget.closing_s(self.start_s)
+        return interrupted(left_s, error)
+
+    def summary(self) -> dict[str, Any] | None:
+        """For --json; None without a budget. Closing the cluster comes after it."""
+        if self.budget_s is None:
+            return None
+        phases = {}
+        for name, phase in self.phases.items():
+            phases[name] = {
+                "planned_s": None if phase.planned_s is None else round(phase.planned_s, 1),
+                "spent_s": round(phase.spent_s, 1),
+                **({"evidence": phase.evidence} if phase.evidence else {}),
+            }
+        return {
+            "budget_s": self.budget_s,
+            "spent_s": round(self.spent_s, 1),
+            "phases": phases,
+            "notes": self.notes,
+        }
+
+    def facts(self) -> dict[str, str]:
+        """For people."""
+        if self.budget_s is None:
+            return {}
+        parts = []
+        for name, phase in self.phases.items():
+            text = f"{name} {phase.spent_s:.0f} s"
+            if phase.planned_s is not None:
+                text += f" (planned {phase.planned_s:.0f})"
+            parts.append(text)
+        said = f"{self.spent_s:.0f} of {self.budget_s:g} s: {', '.join(parts)}"
+        return {"budget": ". ".join([said, *self.notes])}
+
+
+def _round_up(seconds: float) -> int:
+    """To tens: a number that a user types."""
+    return int(-(-seconds // 10) * 10)

@@ -1,0 +1,42 @@
+"""search.preset: a search in one word. It sets only fields of `search` that the user left out.
+
+A row is a field of `search` and its value in each preset; None leaves the default.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+Preset = Literal["fast", "good", "best"]
+
+# Trials begin until the time is over. More than can run in an hour on a large machine.
+MANY = 2000
+
+PRESETS: dict[str, dict[Preset, Any]] = {
+    "budget_s": {"fast": 180.0, "good": 1200.0, "best": 3600.0},
+    "samples": {"fast": MANY, "good": MANY, "best": MANY},
+    # A trial of 96 or 128 px learns larger pictures in its refit, as far as there is time.
+    "refit": {"fast": None, "good": {"model.side_px": 224}, "best": {"model.side_px": 224}},
+    # What trials leave for it. 180 s of trials and a refit of 13 epochs took 14 to 27 minutes on
+    # the solar cells (benchmarks/results/2026-11-22-search.md).
+    "refit_share": {"fast": None, "good": 0.6, "best": 0.5},
+}
+
+
+def filled(given: dict[str, Any]) -> dict[str, Any]:
+    """The section `search` as given, with what its preset sets and nobody else did."""
+    preset = given.get("preset")
+    if preset not in ("fast", "good", "best"):
+        return given  # pydantic has the message
+    values = {}
+    for name, of_preset in PRESETS.items():
+        if of_preset[preset] is not None:
+            values[name] = of_preset[preset]
+    # A soup and a refit each make the model.
+    if given.get("soup", 1) != 1:
+        values.pop("refit", None)
+    # These begin all their trials at once, and a grid has its own number.
+    grids = "grid(" in str(given.get("space", ""))
+    if grids or given.get("scheduler") in ("pbt", "pb2", "hyperband"):
+        values.pop("samples", None)
+    return {**values, **given}

@@ -1,0 +1,220 @@
+"""A budget for a whole search: what is planned from what was measured, with a clock of our own.
+
+Starts no Ray cluster.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from raypipe.config import load, validate
+from raypipe.config import replace as changed
+from raypipe.errors import ConfigError, RaypipeError
+from raypipe.job import Job
+from raypipe.search import budget
+from raypipe.search.budget import Ending, Refit, Speed
+from raypipe.search.ledger import Ledger
+from raypipe.search.presets import MANY
+from raypipe.search.settings import SearchConfig
+from raypipe.search.tuner import _in_key
+from raypipe.timer import OutOfTime, interrupted
+
+SPEED = Speed("trial-000", 3, 128, 100.0, 300.0)
+ENDING = Ending(judged=1000, start_s=8.0, trials=10, images_per_s=300.0)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def ledger(budget_s: float = 60.0, **more: Any) -> tuple[Ledger, Clock]:
+    clock = Clock()
+    made = Ledger(budget_s, clock=clock)
+    for name, value in more.items():
+        setattr(made, name, value)
+    return made, clock
+
+
+@given(
+    budget_s=st.floats(1, 4000),
+    start_s=st.floats(0, 60),
+    judged=st.integers(0, 20_000),
+    rate=st.floats(1, 2000),
+    share=st.floats(0.05, 0.95),
+)
+def test_trials_and_the_end_fit_into_the_budget_whenever_anything_does(
+    budget_s: float, start_s: float, judged: int, rate: float, share: float
+) -> None:
+    ending = Ending(judged, start_s, 5, rate)
+    end_s = budget.trials_end(budget_s, start_s, ending, share, refits=False)
+    with_refit = budget.trials_end(budget_s, start_s, ending, share, refits=True)
+    assert start_s <= with_refit <= end_s
+    if end_s > start_s:
+        assert end_s + ending.seconds <= budget_s
+        assert with_refit - start_s == pytest.approx((1 - share) * (end_s - start_s))
+
+
+@given(
+    budget_s=st.floats(10, 4000),
+    spent=st.floats(0, 1.2),
+    rate=st.floats(1, 2000),
+    side_px=st.sampled_from([64, 128, 224]),
+    most=st.integers(1, 30),
+)
+def test_a_refit_fits_with_its_fewest_epochs_or_there_is_none(
+    budget_s: float, spent: float, rate: float, side_px: int, most: int
+) -> None:
+    speed = replace(SPEED, side_px=side_px, train_images_per_s=rate)
+    found = budget.plan_refit(budget_s, spent * budget_s, ENDING, speed, 2000, most, (224, side_px))
+    if isinstance(found, str):
+        assert "s are left" in found and "trial-000" in found
+        return
+    larger = found.side_px / side_px
+    assert spent * budget_s + found.seconds + ENDING.at(larger).seconds <= budget_s
+    assert min(budget.FEWEST_EPOCHS, most) * 2000 / rate * larger**2 <= found.seconds
+    assert found.epochs == most and larger <= budget.MOST_LARGER
+
+
+def test_the_wanted_resolution_gives_way_to_the_trials_own() -> None:
+    def side(budget_s: float) -> int | str:
+        found = budget.plan_refit(budget_s, 100, ENDING, SPEED, 2000, 13, (224, 128))
+        return found.side_px if isinstance(found, Refit) else found
+
+    # An epoch takes 20 s at 128 px and 61 s at 224 px.
+    assert side(600) == 224
+    assert side(250) == 128
+    assert "3 epochs at 128 px need 60 s" in str(side(140))
+
+
+def test_the_end_is_estimated_again_with_each_trial_and_each_measurement() -> None:
+    made, clock = ledger(splits=(400, 600), start_s=4.0)
+    guessed = made.ending(0, None).seconds
+    assert made.ending(50, None).seconds > guessed
+    assert made.ending(0, SPEED).seconds < guessed
+    slow = replace(SPEED, forward_images_per_s=10.0)
+    # A split that takes too long is sampled, so the end stays below a share of the budget.
+    assert made.ending(0, slow).judged == 2 * budget.FEWEST_JUDGED
+    made.embedded_per_s = 80.0
+    assert made.ending(0, replace(SPEED, forward_images_per_s=None)).images_per_s == 80.0
+    clock.now += 20
+    made.started()
+    assert made.start_s == 20 and made.ending(0, SPEED).seconds > guessed / 2
+
+
+def test_too_few_shifted_copies_get_no_time() -> None:
+    made, _ = ledger(100.0, shifted=1800, least_shifted=360)
+    slow, fast = (
+        replace(SPEED, forward_images_per_s=40.0),
+        replace(SPEED, forward_images_per_s=60.0),
+    )
+    # 8 s are 320 of them, or 480.
+    assert made.ending(0, slow).seconds == made.ending(0, slow).least_s
+    assert made.ending(0, fast).seconds == pytest.approx(
+        made.ending(0, fast).least_s + 8 + budget.FIT_S
+    )
+
+
+def test_trials_stop_when_the_end_has_to_begin_and_earlier_for_a_refit() -> None:
+    made, clock = ledger(100.0, refits=True, refit_share=0.5)
+    assert made.is_over(0, None) is None, "nothing has begun"
+    clock.now += 20
+    made.started()
+    made.trials_begin()
+    end_s = budget.trials_end(100, 20, made.ending(1, SPEED), 0.5, True)
+    clock.now = 1000 + end_s - 0.1
+    assert made.is_over(1, SPEED) is None
+    clock.now += 0.2
+    assert "the budget of 100 s" in str(made.is_over(1, SPEED))
+    assert made.is_over(1, None) is None, "without a first answer, the refit's part is theirs too"
+    clock.now = 1090
+    assert made.is_over(1, None) is not None
+    said = made.summary()
+    assert said and said["phases"]["start"] == {"planned_s": None, "spent_s": 20.0}
+    assert said["phases"]["ending"]["planned_s"] > 0 and said["phases"]["ending"]["evidence"]
+
+
+def test_a_budget_that_is_too_short_says_how_long_it_has_to_be() -> None:
+    made, clock = ledger(10.0)
+    clock.now += 9
+    made.started()
+    with pytest.raises(RaypipeError, match="before a trial had finished an epoch") as raised:
+        raise made.too_short()
+    assert "start 9 s" in str(raised.value) and "search.budget_s=30 or more" in str(raised.value)
+
+
+def test_no_trial_begins_without_time_for_it() -> None:
+    made, clock = ledger(28.0, splits=(400, 600))
+    clock.now += 8
+    made.started()
+    with pytest.raises(RaypipeError, match=r"start 8 s, reading 1 s; test"):
+        clock.now += 1
+        made.trials_begin()
+
+
+def test_what_cannot_look_at_a_clock_is_interrupted() -> None:
+    late = interrupted(0.05, lambda: OutOfTime("too long"))
+    with pytest.raises(OutOfTime, match="too long"), late:
+        try:
+            threading.Event().wait(5)
+        except Exception as e:  # as a store does that cannot be opened
+            raise ValueError("something else") from e
+    with interrupted(0.05, lambda: OutOfTime("too long")):
+        pass
+    time.sleep(0.1)  # the timer is gone
+
+
+def test_without_a_budget_a_ledger_only_counts() -> None:
+    made, clock = ledger()
+    made.budget_s = None
+    clock.now += 1e9
+    made.trials_begin()
+    assert made.is_over(3, None) is None and made.left_s(3, None) is None
+    assert made.summary() is None and made.facts() == {}
+    with made.reading():
+        pass
+
+
+def test_a_preset_sets_only_what_the_user_did_not() -> None:
+    job = load(Job, None, ["table.uri=t", "search.preset=good", "search.budget_s=90"])
+    assert job.search.budget_s == 90 and job.search.samples == MANY
+    assert job.search.refit == {"model.side_px": 224}
+    none = load(Job, None, ["table.uri=t", "search.preset=good", "search.refit=null"])
+    assert none.search.refit is None and none.search.budget_s == 1200
+    fast = validate(SearchConfig, {"preset": "fast"})
+    assert (fast.budget_s, fast.refit) == (180, None)
+    assert changed(fast, {"budget_s": None}).budget_s is None, "a resolved one is not filled again"
+    # All trials of a population begin at once.
+    assert validate(SearchConfig, {"preset": "fast", "scheduler": "pbt"}).samples == 16
+    assert validate(SearchConfig, {"preset": "fast", "soup": 3}).soup == 3
+
+
+@pytest.mark.parametrize("wrong", ["0", "-5", ".nan", ".inf", "soon", "true"])
+def test_a_budget_is_a_number_of_seconds(wrong: str) -> None:
+    with pytest.raises(ConfigError, match=r"search\.budget_s"):
+        load(Job, None, ["table.uri=t", f"search.budget_s={wrong}"])
+
+
+def test_an_unknown_preset_is_one_message() -> None:
+    with pytest.raises(ConfigError, match=r"search\.preset"):
+        load(Job, None, ["table.uri=t", "search.preset=quick"])
+
+
+def test_a_search_without_a_budget_has_the_key_of_an_older_raypipe() -> None:
+    old = {"samples", "space", "searcher", "warm_start", "scheduler", "grace", "reduction"}
+    old |= {"pauses", "concurrent", "gpus_per_trial", "soup", "start", "refit", "stopping", "pbt"}
+    plain = SearchConfig()
+    assert set(_in_key(plain)) == old and _in_key(plain)["refit"] is None
+    asked = plain.model_copy(update={"refit": {"train.epochs": 3}})
+    assert _in_key(asked) == _in_key(plain)
+    assert _in_key(plain.model_copy(update={"budget_s": 60.0})) != _in_key(plain)

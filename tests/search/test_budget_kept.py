@@ -1,0 +1,84 @@
+"""A real search within a budget, by a clock that the test moves: no host is too slow for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raypipe.cli.console import Console
+from raypipe.job import Job
+from raypipe.search.ledger import Ledger
+from raypipe.search.trials.standing import Standing
+from raypipe.tables.table import TableConfig
+from raypipe.work import verbs
+
+from .test_refit import cells
+from .test_tuner import Searches
+
+__all__ = ["cells"]
+BUDGET = 2000.0
+ASKED = {
+    "search.budget_s": BUDGET,
+    "search.samples": 500,
+    "search.space": {"train.lr": "loguniform(1e-4, 1e-2)"},
+    "search.refit": {"train.epochs": 3},
+    "registry.severity_images": 0,
+}
+
+
+class Shown(Console):
+    """Calls `heard` whenever a trial reports."""
+
+    def __init__(self, heard: Callable[[Sequence[Standing]], None]) -> None:
+        super().__init__(as_json=True)
+        self.heard = heard
+
+    @contextmanager
+    def searching(self, metric: str) -> Iterator[Any]:
+        yield lambda done, total, standings: self.heard(standings)
+
+
+def searched(job: Job, later: float) -> tuple[Any, Any, Ledger]:
+    """The search and its model; the clock goes to `later` when three trials have reported."""
+    now = [0.0]
+
+    def heard(standings: Sequence[Standing]) -> None:
+        if len(standings) >= 3:
+            now[0] = later
+
+    ledger = Ledger(BUDGET, 0.0, lambda: now[0])
+    result, version, _ = verbs.search_and_register(job, Shown(heard), ledger=ledger)
+    return result, version, ledger
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_trials_end_for_a_refit_that_fits(
+    cells: TableConfig, searches: Searches, tmp_path: Path
+) -> None:
+    job = searches(tmp_path, **ASKED, **{"table.uri": cells.uri})
+    result, version, ledger = searched(job, later=1100)
+    assert 3 <= len(result.trials) < 500 and "the budget of 2000 s" in str(result.stopped)
+    assert result.refitted and result.job.train.anneal_s < 900 and len(result.best.history) == 3
+    said = ledger.summary()
+    assert said and not said["notes"]
+    assert "images/s trained" in said["phases"]["trials"]["evidence"]
+    assert "epochs of" in said["phases"]["refit"]["evidence"]
+    assert said["phases"]["ending"]["planned_s"] > 0
+
+    # The finished parts are read, and the model is the one that is there.
+    again, same, _ = searched(job, later=1100)
+    assert (again.best.key, same) == (result.best.key, version)
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_where_no_time_is_left_the_best_trial_is_the_answer(
+    cells: TableConfig, searches: Searches, tmp_path: Path
+) -> None:
+    job = searches(tmp_path, **ASKED, **{"table.uri": cells.uri})
+    result, version, ledger = searched(job, later=1990)
+    assert not result.refitted and str(version).endswith("/1")
+    assert "No refit" in ledger.notes[0] and "s are left" in ledger.notes[0]

@@ -1,0 +1,138 @@
+"""A training that must end by a clock: in time and annealed, however the host slows down.
+
+Starts no Ray cluster.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from raypipe.train import checkpoint
+from raypipe.train.loop import LoopState
+from raypipe.train.pace import Pace
+from raypipe.train.schedule import factor, factor_at
+from raypipe.train.worker import train_rank
+
+from .test_loop import Recorder, job, pixels
+
+
+@dataclass
+class Host:
+    """Trains against a clock of its own: a step takes `step_s` times the host's slowness then."""
+
+    step_s: float = 1.0
+    evaluation_s: float = 2.0
+    slow_from_s: float = float("inf")
+    slowness: float = 1.0
+    now: float = 0.0
+    progress: list[float] = field(default_factory=list)
+
+    def spend(self, seconds: float) -> None:
+        self.now += seconds * (self.slowness if self.now >= self.slow_from_s else 1.0)
+
+    def train(self, limit_s: float, epoch_steps: int = 10, epochs: int = 10_000) -> Pace:
+        pace = Pace(limit_s, epoch_steps, clock=lambda: self.now)
+        left = epochs * epoch_steps
+        while left:
+            for _ in range(epoch_steps):
+                middle = pace.next(left)
+                if middle is None:
+                    break
+                self.progress.append(middle)
+                self.spend(self.step_s)
+                pace.stepped()
+                left -= 1
+            self.spend(self.evaluation_s)
+            pace.evaluated()
+            if pace.is_over():
+                break
+        return pace
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    limit_s=st.floats(100, 2000),
+    slow_from=st.floats(0, 1),
+    slowness=st.floats(0.5, 2.0),
+    epoch_steps=st.integers(2, 200),
+    evaluation_s=st.floats(0.1, 8),
+)
+def test_it_ends_in_time_and_annealed_when_the_host_slows_down_by_half(
+    limit_s: float, slow_from: float, slowness: float, epoch_steps: int, evaluation_s: float
+) -> None:
+    host = Host(1.0, evaluation_s, slow_from * limit_s, slowness)
+    pace = host.train(limit_s, epoch_steps)
+    # A step is a second; in the worst case the host slows down in the last evaluation.
+    assert host.now <= limit_s + max(0.0, evaluation_s * (slowness - 1)) + 2
+    assert host.now >= 0.8 * limit_s - 2 * evaluation_s * slowness, "and the time is used"
+    steps = len(host.progress)
+    ordinary = factor("cosine", steps - 1, steps)
+    assert pace.is_annealed and factor_at("cosine", host.progress[-1]) < ordinary + 0.02
+    assert all(a <= b for a, b in zip(host.progress, host.progress[1:], strict=False))
+
+
+def test_at_a_constant_speed_it_is_the_ordinary_schedule() -> None:
+    host = Host(1.0, 2.0)
+    host.train(limit_s=1000, epoch_steps=20)
+    steps = len(host.progress)
+    assert steps == pytest.approx(0.97 * 1000 / 1.1, abs=15)
+    # It guesses at its first two steps only.
+    ordinary = [(done + 0.5) / steps for done in range(steps)]
+    assert host.progress == pytest.approx(ordinary, abs=2 / steps)
+
+
+def test_a_host_that_is_fast_enough_ends_with_its_epochs() -> None:
+    host = Host(0.01, 0.01)
+    host.train(limit_s=1000, epoch_steps=10, epochs=3)
+    assert host.progress == pytest.approx([(i + 0.5) / 30 for i in range(30)])
+
+
+def test_a_step_longer_than_the_time_is_the_only_one() -> None:
+    host = Host(step_s=50.0)
+    pace = host.train(limit_s=5)
+    assert len(host.progress) == 1 and not pace.is_annealed
+
+
+def test_a_training_that_was_interrupted_goes_on_from_where_its_rate_was() -> None:
+    pace = Pace(100, 10, progress=0.5, clock=lambda: 0.0)
+    first = pace.next(100)
+    assert first == pytest.approx(0.5025)
+
+
+def test_ranks_follow_the_first() -> None:
+    """This rank's clock says that the time is over, and the first rank's does not."""
+    now = [0.0]
+    pace = Pace(10, 5, clock=lambda: now[0], agreed=lambda own: [0.1, 0.2, 0.0][: len(own)])
+    for _ in range(3):
+        assert pace.next(50) == 0.1 and pace.progress == 0.2
+        now[0] += 100
+        pace.stepped()
+
+
+def test_the_loop_ends_by_the_clock_and_goes_on_after_a_kill(tmp_path: Path) -> None:
+    asked = job(epochs=10_000, anneal_s=2.0, checkpoint_steps=1, result="last")
+    killed = Recorder(tmp_path, dies_after=(1, 1))
+    with pytest.raises(KeyboardInterrupt):
+        train_rank(asked, pixels(), None, killed.save, killed.report)
+    resume = tmp_path / checkpoint.name(1, 1)
+    before = checkpoint.read(resume).state
+    assert before.progress is not None and 0 < before.progress < 0.9
+    told = Recorder(tmp_path)
+    state = train_rank(asked, pixels(), resume, told.save, told.report)
+    assert state.finished(10_000) and "the budget of 2 s" in str(state.stopped)
+    assert state.progress is not None and before.progress < state.progress
+    assert 1 < state.epoch < 10_000 and state.seconds > before.seconds
+    # What is on disk says that it has ended: it is not trained on.
+    assert checkpoint.read(max(tmp_path.glob("epoch-*"))).state.stopped == state.stopped
+
+
+def test_an_ordinary_training_writes_no_progress(tmp_path: Path) -> None:
+    told = Recorder(tmp_path)
+    state = train_rank(job(epochs=1), pixels(), None, told.save, told.report)
+    assert state.progress is None and "progress" not in state.to_dict()
+    assert LoopState.from_dict(state.to_dict()) == state
