@@ -474,7 +474,7 @@ def _run_config(
 
 
 def _restored(folder: Path, trainable: Any) -> Any | None:
-    """The tuner of the interrupted search in `folder`; None if there is none.
+    """The tuner of the interrupted search in `folder`; None if there is none, or nothing of it.
 
     A search that was killed while Tune wrote its state cannot be restored. Its folder is renamed,
     and the trials run again.
@@ -482,7 +482,8 @@ def _restored(folder: Path, trainable: Any) -> Any | None:
     if not tune.Tuner.can_restore(str(folder)):
         return None
     try:
-        saved_state.unpack(folder)
+        if not saved_state.unpack(folder):
+            return None
         tuner = tune.Tuner.restore(
             str(folder), trainable, resume_unfinished=True, resume_errored=True
         )

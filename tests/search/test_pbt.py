@@ -276,6 +276,8 @@ class Member:
     config: dict[str, Any]
     finished: bool = False
     status: str = Trial.PENDING
+    checkpoint: Any = None
+    last_result: dict[str, Any] = field(default_factory=dict)
     experiment_tag: str = ""
     evaluated_params: dict[str, Any] = field(default_factory=dict)
 
@@ -389,6 +391,26 @@ def test_a_restored_population_knows_its_turns_and_its_gains(
     ]
     assert after._quantiles() == before._quantiles()
     assert after._get_new_config(worst, best)[0] == expected
+
+
+@pytest.mark.parametrize("name", ["pbt", "pb2"])
+def test_a_trial_whose_last_checkpoint_tune_had_not_seen_reports_again(
+    name: str, searches: Searches, tmp_path: Path
+) -> None:
+    before = scheduler_of(name, tmp_path, searches)
+    trials = members(before, 2, 0.01, 0.02, 0.05)
+    before._next_perturbation_sync = 2
+    after = scheduler_of(name, tmp_path, searches)
+    after.restore(before.state())
+    trials[2].last_result = {"epoch": 2}
+    for member in trials:
+        after.on_trial_add(SimpleNamespace(search_alg=None), member)
+    assert [member.status for member in trials] == [Trial.PAUSED, Trial.PAUSED, Trial.PENDING]
+    controller = SimpleNamespace(get_trials=lambda: trials)
+    assert after.choose_trial_to_run(controller) is trials[2]
+    turn(after, trials[2], 2, 0.2)
+    if name == "pb2":
+        assert sorted(after.data["Trial"]) == sorted(before.data["Trial"])
 
 
 def test_an_exploit_that_a_kill_repeats_is_recorded_once(tmp_path: Path) -> None:

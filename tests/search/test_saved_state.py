@@ -14,7 +14,7 @@ from ray.tune.execution import experiment_state, tune_controller
 from raypipe.search.trials import saved_state
 
 FILES = {
-    "experiment_state-1.json": "trials",
+    "experiment_state-1.json": '{"trial_data": [["a", "b"]]}',
     "searcher-state-1.pkl": "searcher",
     "search_gen_state-1.json": "limits",
     "callback-states-1.pkl": "callbacks",
@@ -34,7 +34,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_a_search_is_restored_from_what_was_saved_together(folder: Path) -> None:
-    saved_state.unpack(folder)
+    assert saved_state.unpack(folder)
     found = {path.name: path.read_text() for path in folder.glob("*state*-*")}
     assert found == FILES
     assert (folder / "tuner.pkl").read_text() == "the search"
@@ -42,8 +42,26 @@ def test_a_search_is_restored_from_what_was_saved_together(folder: Path) -> None
 
 def test_a_search_of_an_older_version_keeps_its_files(folder: Path) -> None:
     (folder / saved_state.ARCHIVE).unlink()
-    saved_state.unpack(folder)
-    assert (folder / "experiment_state-1.json").read_text() == "later"
+    later = '{"trial_data": [["c", "d"]]}'
+    (folder / "experiment_state-1.json").write_text(later)
+    assert saved_state.unpack(folder)
+    assert (folder / "experiment_state-1.json").read_text() == later
+
+
+def test_a_search_without_a_state_begins_anew(tmp_path: Path) -> None:
+    (tmp_path / "tuner.pkl").touch()
+    assert not saved_state.unpack(tmp_path)
+    (tmp_path / "experiment_state-1.json").write_text('{"trial_data": []}')
+    assert not saved_state.unpack(tmp_path)
+
+
+def test_a_state_that_cannot_be_read_is_an_error(folder: Path) -> None:
+    (folder / saved_state.ARCHIVE).write_bytes(b"PK")
+    with pytest.raises(zipfile.BadZipFile):
+        saved_state.unpack(folder)
+    (folder / saved_state.ARCHIVE).unlink()
+    with pytest.raises(ValueError, match="Expecting value"):
+        saved_state.unpack(folder)
 
 
 def test_tune_is_itself_again_afterwards() -> None:

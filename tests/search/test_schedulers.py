@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +114,8 @@ class Drawn:
 
     trial_id: str
     status: str = Trial.PENDING
+    checkpoint: Any = None
+    last_result: dict[str, Any] = field(default_factory=dict)
 
     def set_status(self, status: str) -> None:
         self.status = status
@@ -135,6 +137,10 @@ def test_a_restored_search_remembers_its_rungs_and_leaves_paused_trials_paused()
     for trial in trials:
         after.on_trial_add(None, trial)
     assert [trial.status for trial in trials] == [Trial.PAUSED] * 3 + [Trial.PENDING]
+    # Tune was killed when it knew an epoch and not yet its checkpoint: the trial reports it again.
+    behind = Drawn("a", last_result={"epoch": 1})
+    after.on_trial_add(None, behind)
+    assert behind.status == Trial.PENDING
     assert after.rule.promotable() == ["b"]
 
 

@@ -119,6 +119,19 @@ def test_running_again_adds_no_trials_and_returns_the_same(
     assert run_dirs(job) == before and len(before) == 4
 
 
+def test_a_search_that_was_killed_before_tune_saved_runs_all_its_trials(
+    searched: Searched,
+) -> None:
+    """Tune restored it with one trial in total."""
+    job, result = searched
+    folder = job.run.path / "search" / result.key
+    (folder / "result.json").unlink()
+    for file in (folder / "tune").iterdir():
+        if file.is_file() and file.name != "tuner.pkl":
+            file.unlink()
+    assert len(search(job).trials) == len(result.trials)
+
+
 def test_a_torn_state_is_put_aside_and_the_search_runs(searched: Searched) -> None:
     job, result = searched
     folder = job.run.path / "search" / result.key

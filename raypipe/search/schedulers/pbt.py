@@ -182,10 +182,18 @@ class _Population:
         known = self._trial_state[trial]  # type: ignore[attr-defined]
         for name, value in self.remembered.get(trial.trial_id, {}).items():
             setattr(known, name, value)
-        # Tune would start all trials of a restored search again. One that waits for its turn stays
-        # paused: a turn takes no weights of a trial that it thinks is running.
-        if known.last_train_time >= self._next_perturbation_sync and not trial.is_finished():
+        if known.last_train_time < self._next_perturbation_sync or trial.is_finished():
+            return
+        # It waits for its turn. Tune would start it again, and a turn takes no weights of a trial
+        # that it thinks is running.
+        if trial_checkpoints.lacks_last(trial):
+            self._take_back(trial, known)
+        else:
             trial.set_status(Trial.PAUSED)
+
+    def _take_back(self, trial: Any, known: Any) -> None:
+        """Forget the trial's last report: it will report it again."""
+        known.last_train_time = known.last_perturbation_time
 
     def on_trial_result(self, controller: Any, trial: Any, result: dict[str, Any]) -> Any:
         """Tune's decision; Tune draws the donor from a generator seeded by our seed and epoch."""
@@ -317,6 +325,12 @@ class _Pb2(_Population):
 
     data: Any  # PB2's table: a row for each turn of each trial, and one for each exploit
     current: Any  # PB2's list: the values that the exploits of this turn try so far
+
+    def _take_back(self, trial: Any, known: Any) -> None:
+        data = self.data
+        last = (data["Trial"] == str(trial)) & (data["Time"] == known.last_train_time)
+        self.data = data[~last].reset_index(drop=True)
+        super()._take_back(trial, known)
 
     def _names(self) -> tuple[str, ...]:
         return (*super()._names(), "data", "current", "last_exploration_time")

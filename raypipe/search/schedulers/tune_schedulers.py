@@ -36,6 +36,7 @@ from ray.tune.schedulers import (
 from raypipe.search.schedulers.halving import Halving, Verdict
 from raypipe.search.settings import SearchConfig
 from raypipe.search.trials.epoch_result import EPOCH, metric_of_result
+from raypipe.search.trials.trial_checkpoints import lacks_last
 from raypipe.train.settings import TrainConfig
 
 _DECISIONS: dict[Verdict, str] = {
@@ -60,8 +61,10 @@ class HalvingScheduler(FIFOScheduler):
     def on_trial_add(self, tune_controller: Any, trial: Trial) -> None:
         """Restore the status of a trial that Tune adds after a kill."""
         if self.rule.is_paused(trial.trial_id):
-            # Tune would start all trials of a restored search again.
-            trial.set_status(Trial.PAUSED)
+            # Tune would start all trials of a restored search again. One without the checkpoint of
+            # its last epoch has to: it reports it again, and pauses.
+            if not lacks_last(trial):
+                trial.set_status(Trial.PAUSED)
         elif self.rule.is_ended(trial.trial_id):
             # Tune's record of a trial that was stopped while it was paused still says paused.
             trial.set_status(Trial.TERMINATED)

@@ -18,6 +18,7 @@ no trial, or trials that the searcher draws again (ray-project/ray #14667). Four
 from __future__ import annotations
 
 import io
+import json
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -89,18 +90,21 @@ def kept_whole(saved: Callable[[], None]) -> Iterator[None]:
         tune_controller._ExperimentCheckpointManager = manager
 
 
-def unpack(folder: Path) -> None:
-    """Put the saved state in the place of Tune's own files in `folder`.
+def unpack(folder: Path) -> bool:
+    """Put the saved state in the place of Tune's own files in `folder`; False if there is none.
 
-    Nothing happens without an archive, in a search that an older version began.
+    A search that was killed before Tune saved for the first time has none. Tune would restore it
+    all the same, with one trial in total: it takes their number from the state. A search that an
+    older version began has Tune's own files alone. Raises for a state that cannot be read.
     """
     archive = folder / ARCHIVE
-    if not archive.exists():
-        return
-    # Tune's own may be newer, and half.
-    _delete_from(folder)
-    with zipfile.ZipFile(archive) as files:
-        files.extractall(folder)
+    if archive.exists():
+        with zipfile.ZipFile(archive) as files:
+            # Tune's own may be newer, and half.
+            _delete_from(folder)
+            files.extractall(folder)
+    states = sorted(folder.glob(_PATTERNS[0]))
+    return bool(states) and bool(json.loads(states[-1].read_text())["trial_data"])
 
 
 def _delete_from(folder: Path) -> None:

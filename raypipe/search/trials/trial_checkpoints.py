@@ -30,6 +30,7 @@ from typing import Any
 
 from raypipe.config import key_of
 from raypipe.files import write_atomic
+from raypipe.search.trials.epoch_result import EPOCH
 from raypipe.train import checkpoint
 from raypipe.train.loop import LoopState
 
@@ -85,6 +86,16 @@ def reported_epoch(folder: str | Path | None) -> int:
     if not folder:
         return 0
     return int(_read_pointer(folder)["epoch"])
+
+
+def lacks_last(trial: Any) -> bool:
+    """Does Tune know of an epoch of this trial, and not of its checkpoint?
+
+    Tune hears of them one after the other. A search that was killed in between has such a trial. It
+    has to start again, and then reports the epoch from its own checkpoint.
+    """
+    given = trial.checkpoint
+    return reported_epoch(given.path if given else None) < trial.last_result.get(EPOCH, 0)
 
 
 def _read_pointer(folder: str | Path) -> dict[str, Any]:
