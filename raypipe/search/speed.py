@@ -9,7 +9,8 @@ import time
 
 import numpy as np
 
-from raypipe.models.zoo import CPU_BATCH, ImageModel
+from raypipe.models.predictor import CPU_BATCH
+from raypipe.models.zoo import ImageModel
 from raypipe.search.space.cost import Speed
 from raypipe.train.job import TrainJob
 

@@ -69,8 +69,10 @@ def test_a_job_that_sets_its_mode_gets_starts_of_that_mode(mode: str) -> None:
 
 
 def test_what_the_user_sets_is_the_first_trial_and_what_the_job_refuses_is_left_out() -> None:
-    own = planned(job(search={"start": {"train.lr": 0.0123}}))
-    assert own[0]["train.lr"] == 0.0123 or own[0]["model.mode"] == "finetune"
+    # The first start of the mode that the user's start has: rates differ a lot between modes.
+    tuned = next(s for s in portfolio.learned() if s["model.mode"] == "finetune")
+    own = planned(job(search={"start": {"model.mode": "finetune", "train.weight_decay": 0.123}}))
+    assert own[0]["train.weight_decay"] == 0.123 and own[0]["train.lr"] == tuned["train.lr"]
     given = job(
         search={
             "space": {"model.mode": "choice(frozen, finetune)", "model.views": "choice(1, 2)"},
@@ -116,7 +118,7 @@ def test_a_trial_costs_more_with_more_pixels_and_less_with_frozen_blocks() -> No
     by_blocks = [epoch_s(**{"model.frozen_blocks": blocks}) for blocks in range(17)]
     assert by_blocks == sorted(by_blocks, reverse=True) and by_blocks[0] > 2 * by_blocks[14]
     frozen = cost(of, {"model.mode": "frozen"}, COUNTS, SPEED)
-    assert frozen == Cost(pytest.approx(1900 * 0.02), pytest.approx(1900 * 5e-5))
+    assert frozen == Cost(pytest.approx(1900 * 0.02), pytest.approx(1900 * 2.5e-5))
     assert cost(of, {"model.name": "small_cnn"}, COUNTS, SPEED) is None, "it was not measured"
 
 

@@ -46,12 +46,15 @@ def with_default_space(
     if cfg.space is not None:
         return cfg
     drawn = space(job, sum(counts.values()), gpu, cfg.budget_s)
-    learned = portfolio.allowed(job, drawn, gpu) or [{}]
-    # What the user sets wins in the first trial.
-    first = learned[0] | (cfg.start or {})
+    learned = portfolio.allowed(job, drawn, gpu)
+    # What the user sets wins in the first trial. The rest of it is a start of the same mode.
+    own = cfg.start or {}
+    mode = own.get("model.mode")
+    base = next((one for one in learned if mode in (None, one.get("model.mode"))), {})
+    first = base | own
     starts = cfg.starts
     if starts is None:
-        starts = tuple(learned[1:])
+        starts = tuple(one for one in learned if one is not base)
     return cfg.model_copy(update={"space": drawn, "start": first, "starts": starts})
 
 
