@@ -205,7 +205,7 @@ def _search_into(
     hints = earlier(job, space, folder) if cfg.warm_start else []
     planned = plan(job, cfg, space, hints)
     total = len(planned)
-    first = _first_answer(job, cfg, pinned, folder, progress, total)
+    first = _first_answer(job, cfg, pinned, folder, progress, total, ledger)
     # Every array that a trial may need is in the object store before the first one starts.
     # This ends the caller's timer, too: from now on trials look at the clock.
     with ledger.reading():
@@ -248,6 +248,7 @@ def _first_answer(
     folder: Path,
     progress: Listener,
     total: int,
+    ledger: Ledger,
 ) -> FirstAnswer:
     """What the search has before its first trial; nothing unless it asks for that."""
     if not cfg.first_answer:
@@ -266,7 +267,12 @@ def _first_answer(
         measured = variants.measured(models, len(pinned.classes), pinned, job, folder)
         barred = {shape: one.breaks(cfg.limits) for shape, one in measured.items()}
     seconds = first_answer.SECONDS
+    left_s = ledger.left_s(1, None)
+    if left_s is not None:
+        # Trials want a part of the time, too.
+        seconds = min(seconds, max(1.0, left_s / 2))
     first = first_answer.make(job, pinned, folder, seconds, told, barred)
+    ledger.lap("first answer")
     if fitted:
         best = leaderboard.ranked(fitted, rule.metric, rule.mode)[0]
         log.info(

@@ -176,7 +176,9 @@ def _tune(job: Job, show: Show, monitors: Sequence[Monitor]) -> Searched:
     registered = Registered(version, crown_first(store, version), store.uri)
     test = _test(result.plan, result.best, store)
     a_second = price.usd_per_device_s if price else None
-    parts = outcome.blocks(result, *variants.of_result(result))
+    # Models are timed for the page alone, which a budget has no seconds for.
+    timings = ({}, None) if ledger.budget_s is not None else variants.of_result(result)
+    parts = outcome.blocks(result, *timings)
     page = search_page.write(result, version, store, test, a_second, parts)
     seconds, device_s = time.monotonic() - began, result.device_s
     spent = Spent(seconds, device_s, price, result.spared.share, result.spared.device_s)

@@ -52,6 +52,7 @@ CASES: dict[str, dict[str, Any]] = {
     "tpe": {"search.scheduler": "asha", "search.searcher": "tpe"},
     "pbt": {"search.scheduler": "pbt", "search.samples": 4},
     "pb2": {"search.scheduler": "pb2", "search.samples": 4},
+    "freeze_thaw": {"search.scheduler": "freeze_thaw"},
 }
 # Who is trained depends on measured seconds: no two runs are the same, killed or not.
 BY_CLOCK = ("freeze_thaw",)

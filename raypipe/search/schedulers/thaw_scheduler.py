@@ -7,7 +7,8 @@ among all that wait, also among those that have not begun. So:
    them by itself.
 2. A trial is chosen only when there is room for it, with all that is known by then.
 3. When the rule is done, the trials that wait are stopped, also those that never began.
-4. Trials that ran at a kill are started again at once; the others stay paused.
+4. Trials that ran at a kill are started again at once, and so are those whose last checkpoint Tune
+   had not seen. The others stay paused.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from raypipe.search.schedulers.halving import Verdict
 from raypipe.search.space.coordinates import Coordinates
 from raypipe.search.space.space import Space
 from raypipe.search.trials.epoch_result import EPOCH, metric_of_result
+from raypipe.search.trials.trial_checkpoints import lacks_last
 from raypipe.train.stopping import StoppingConfig
 
 SECONDS = "time_this_iter_s"  # Tune's: since the trial's last report, or since it started
@@ -61,7 +63,8 @@ class FreezeThawScheduler(FIFOScheduler):
             trial.set_status(Trial.TERMINATED)
         elif not self.rule.is_running(name):
             self.rule.forget(name)  # one that had failed may run again
-            trial.set_status(Trial.PAUSED)
+            if not lacks_last(trial):
+                trial.set_status(Trial.PAUSED)
 
     def on_trial_result(self, tune_controller: Any, trial: Trial, result: dict[str, Any]) -> str:
         value = metric_of_result(result, self._metric)
