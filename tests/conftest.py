@@ -26,6 +26,8 @@ import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 from PIL import Image, ImageDraw  # noqa: E402
 
+from raypipe import errors  # noqa: E402
+
 # How long an example takes says more about the machine than about the code.
 hypothesis.settings.register_profile("raypipe", deadline=None)
 hypothesis.settings.load_profile("raypipe")
@@ -77,6 +79,19 @@ def no_cluster(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
             raise AssertionError(f"{request.path.name} says that it starts no Ray cluster")
 
         monkeypatch.setattr(ray, "init", refused)
+
+
+@pytest.fixture(autouse=True)
+def secrets_of_one_test() -> Iterator[None]:
+    """A test's secrets are forgotten after it.
+
+    A process looks for each secret that it knows in each line that it logs. Tests that draw secrets
+    would leave thousands: a line of another test took seconds.
+    """
+    before = set(errors._kept)
+    yield
+    errors._kept.clear()
+    errors._kept.update(before)
 
 
 Draw = Callable[..., bytes]
