@@ -162,7 +162,7 @@ def test_a_first_trial_needs_no_array_of_its_own() -> None:
     of = job(search={"budget_s": 60}, model={"mode": "frozen"})
     found = with_space(of, 2624, gpu=False)
     assert found.space and "choice(128)" in found.space["model.side_px"]
-    assert found.start and "model.side_px" not in found.start
+    assert found.start and found.start.get("model.side_px", 128) == 128
 
 
 @pytest.mark.parametrize("workers", [1, "auto"])

@@ -19,7 +19,6 @@ blocks. A field that depends on another one is drawn only with it.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 
 from raypipe.search.settings import SearchConfig
@@ -145,11 +144,6 @@ def _frozen_side(job: TrainJob, images: int, read_s: float | None) -> int | None
 
 def _listed(sides: tuple[int, ...]) -> str:
     return ", ".join(map(str, sides))
-
-
-def _choices(text: str) -> set[int]:
-    """The numbers in a field of the space."""
-    return {int(number) for number in re.findall(r"\d+", text)}
 
 
 def _from_scratch_too(job: TrainJob, given: set[str]) -> bool:
