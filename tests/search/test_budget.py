@@ -5,6 +5,7 @@ Starts no Ray cluster.
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 from dataclasses import replace
@@ -174,6 +175,29 @@ def test_what_cannot_look_at_a_clock_is_interrupted() -> None:
     time.sleep(0.1)  # the timer is gone
 
 
+def test_a_ctrl_c_whose_cleaning_up_takes_too_long_is_still_one() -> None:
+    with pytest.raises(KeyboardInterrupt), interrupted(0.05, lambda: OutOfTime("too long")):
+        try:
+            raise KeyboardInterrupt
+        finally:
+            threading.Event().wait(5)
+
+
+def test_an_alarm_after_all_is_done_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = signal.setitimer
+
+    def late(which: int, seconds: float) -> None:
+        if not seconds:  # the timer is about to be stopped
+            signal.raise_signal(signal.SIGALRM)
+        real(which, seconds)
+
+    monkeypatch.setattr(signal, "setitimer", late)
+    before = signal.getsignal(signal.SIGALRM)
+    with interrupted(60, lambda: OutOfTime("too long")):
+        pass
+    assert signal.getsignal(signal.SIGALRM) is before
+
+
 def test_without_a_budget_a_ledger_only_counts() -> None:
     made, clock = ledger()
     made.budget_s = None
@@ -197,6 +221,21 @@ def test_a_preset_sets_only_what_the_user_did_not() -> None:
     # All trials of a population begin at once.
     assert validate(SearchConfig, {"preset": "fast", "scheduler": "pbt"}).samples == 16
     assert validate(SearchConfig, {"preset": "fast", "soup": 3}).soup == 3
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        ["search.soup=3"],
+        ["search.ensemble=3"],
+        ["search.limits.money=2", "search.stopping.price_per_hour=1"],
+    ],
+)
+def test_a_preset_sets_no_refit_beside_what_refuses_one(more: list[str]) -> None:
+    job = load(Job, None, ["table.uri=t", "search.preset=good", *more])
+    assert job.search.refit is None and job.search.budget_s == 1200
+    with pytest.raises(ConfigError, match=r"refit"):
+        load(Job, None, ["table.uri=t", "search.preset=good", "search.refit={}", *more])
 
 
 @pytest.mark.parametrize("wrong", ["0", "-5", ".nan", ".inf", "soon", "true"])
