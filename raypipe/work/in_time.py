@@ -27,6 +27,7 @@ from raypipe.timer import OutOfTime, interrupted
 from raypipe.train import checkpoint, shifted
 from raypipe.train.job import TrainJob
 from raypipe.train.pace import ANNEALED
+from raypipe.train.stopping import FITTED
 from raypipe.train.trainer import DIVERGED, Plan
 
 PLAN = "refit.json"  # in the search's folder: the refit that was begun
@@ -93,7 +94,8 @@ def refitted(job: Job, found: SearchResult, ledger: Ledger, train: Train) -> Sea
     finally:
         ledger.lap("refit")
     state = checkpoint.read(Path(done.best.checkpoint)).state
-    if (state.progress or 0.0) < ANNEALED:
+    # A head that is fitted at once has no schedule.
+    if done.best.stopped != FITTED and (state.progress or 0.0) < ANNEALED:
         share = f"{state.progress or 0.0:.0%} of its schedule"
         ledger.notes.append(f"No refit: it came to {share}, and the best trial stays")
         _forget_plan(found)
