@@ -200,7 +200,8 @@ def _read_and_fit(
             if key not in found.data:
                 found.data[key] = prepare(job, pinned)
             trial = _fitted(job, changes, found.data[key], folder, name)
-        except RaypipeError as e:
+        # Of a library too: an eigenvalue that does not converge, memory that is not there.
+        except Exception as e:
             log.warning("The first answer does without %s: %s", name, one_line(e))
             continue
         found.trials.append(trial)

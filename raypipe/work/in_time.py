@@ -7,6 +7,7 @@ anything.
 from __future__ import annotations
 
 import json
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import asdict
@@ -19,7 +20,7 @@ from raypipe.feed.dataset import Pinned
 from raypipe.files import write_atomic
 from raypipe.images import shifts
 from raypipe.job import Job
-from raypipe.search import budget, refit
+from raypipe.search import budget, refit, variants
 from raypipe.search.budget import Refit, Speed
 from raypipe.search.leaderboard import SearchResult
 from raypipe.search.ledger import Ledger
@@ -30,6 +31,7 @@ from raypipe.train.pace import ANNEALED
 from raypipe.train.stopping import FITTED
 from raypipe.train.trainer import DIVERGED, Plan
 
+log = logging.getLogger("raypipe")
 PLAN = "refit.json"  # in the search's folder: the refit that was begun
 # Trains a job until a point of `time.monotonic`; None: as long as it takes.
 Train = Callable[[TrainJob, SearchResult, float | None], SearchResult]
@@ -63,6 +65,11 @@ def refitted(job: Job, found: SearchResult, ledger: Ledger, train: Train) -> Sea
     """
     wanted = job.search.refit
     if wanted is None:
+        return found
+    over = _over_limits(job, found, ledger)
+    if over:
+        log.warning("No refit: %s", over)
+        ledger.notes.append(f"No refit: {over}")
         return found
     if ledger.budget_s is None:
         return train(refit.job_of(job.training, wanted, found), found, None)
@@ -101,6 +108,25 @@ def refitted(job: Job, found: SearchResult, ledger: Ledger, train: Train) -> Sea
         _forget_plan(found)
         return found
     return done
+
+
+def _over_limits(job: Job, found: SearchResult, ledger: Ledger) -> str:
+    """Which of search.limits the refit of a first answer would break; "": none.
+
+    Refits of what trials may draw were looked at before the first trial (variants.limited). Its
+    backbone is another one.
+    """
+    limits, pinned = job.search.limits, found.pinned
+    if found.trials[0].drawn or not limits.of_models or pinned is None:
+        return ""
+    wanted = job.search.refit or {}
+    if ledger.budget_s is not None:
+        # A head stays at its own resolution: see _planned.
+        wanted = wanted | {"model.side_px": found.job.model.side_px}
+    model = refit.job_of(job.training, wanted, found).model
+    classes = len(pinned.classes)
+    measured = variants.measured([model], classes, pinned, found.job, found.folder)
+    return measured[model.shape].breaks(limits)
 
 
 def _forget_plan(found: SearchResult) -> None:
