@@ -58,6 +58,8 @@ class Ledger:
         """Predictions of an image."""
         self.judged_images: int | None = None
         """Of a split, at most."""
+        self.combined = 0
+        """Predictions that the choice of an ensemble still needs."""
         self.shifted = 0
         """Predictions of shifted copies that are wanted."""
         self.least_shifted = 0
@@ -72,6 +74,7 @@ class Ledger:
         self._began = clock() if began is None else began
         self._lap = self._began
         self._trials_began: float | None = None
+        self._known: tuple[int, Speed | None] = (1, None)  # trials, and the leading one's speed
 
     @property
     def spent_s(self) -> float:
@@ -102,7 +105,7 @@ class Ledger:
             return Ending(0, self.start_s, trials)
         rate = self.rate(speed)
         most = budget.judged_images(self.budget_s, rate, self.views, self.judged_images)
-        judged = self.views * sum(min(most, images) for images in self.splits)
+        judged = self.combined + self.views * sum(min(most, images) for images in self.splits)
         shifted_s = budget.SHIFTED * self.budget_s
         shifted, least = self.views * self.shifted, self.views * self.least_shifted
         return Ending(judged, self.start_s, trials, rate, shifted, least, shifted_s)
@@ -133,6 +136,7 @@ class Ledger:
         """
         if self.budget_s is None or self._trials_began is None:
             return None
+        self._known = trials, speed
         ending = self.ending(trials, speed)
         # A first answer is worth more than the seconds of a refit.
         refits = self.refits and speed is not None
@@ -182,7 +186,7 @@ class Ledger:
             self.lap(phase)
             return self.too_short()
 
-        left_s = self.left_s(1, None) if is_answered else None
+        left_s = self.left_s(*self._known) if is_answered else None
         if left_s is None:
             # Without an answer there is nothing to predict or to register.
             left_s = budget.usable(self.budget_s) - self.spent_s

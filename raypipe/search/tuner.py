@@ -244,10 +244,7 @@ def _search_into(
     if cfg.soup > 1 and trials[0].drawn:
         _average_best(job, cfg.soup, trials, data, folder)
     if cfg.ensemble > 1:
-        average = soup.read(folder)
-        checkpoint = None if average is None else average.checkpoint
-        joining = together.candidates(job, trials, cfg, checkpoint)
-        together.make(joining, cfg, pinned, data, folder)
+        _combine(folder, job, cfg, trials, pinned, data, ledger)
     leaderboard.write(folder / "result.json", trials, stopped, decoded_images(data))
     kept.clear(folder, trials)
 
@@ -361,6 +358,29 @@ def _models(job: TrainJob, trials: Sequence[Trial]) -> dict[str, ModelConfig]:
         with suppress(ConfigError):
             found[trial.name] = replace(job, trial.changes).model
     return found
+
+
+def _combine(
+    folder: Path,
+    job: TrainJob,
+    cfg: SearchConfig,
+    trials: list[Trial],
+    pinned: Pinned,
+    data: dict[str, Data],
+    ledger: Ledger,
+) -> None:
+    """Make an ensemble of the trials, if one is better and there is time to find it."""
+    average = soup.read(folder)
+    checkpoint = None if average is None else average.checkpoint
+    joining = together.candidates(job, trials, cfg, checkpoint)
+    # Its seconds were a part of the ending.
+    ledger.combined = 0
+    try:
+        with ledger.reading(is_answered=True, phase="ensemble"):
+            together.make(joining, cfg, pinned, data, folder)
+    except TooShort:
+        ledger.notes.append("No ensemble: there was no time to choose one")
+    ledger.lap("ensemble")
 
 
 def _average_best(

@@ -40,7 +40,10 @@ Train = Callable[[TrainJob, SearchResult, float | None], SearchResult]
 def begin(job: Job, pinned: Pinned, ledger: Ledger) -> None:
     """Tell the ledger what the end will be about."""
     ledger.splits = tuple(pinned.counts[split] for split in {job.feed.val, job.feed.test})
-    ledger.views = job.model.views
+    # An ensemble takes as long as its members, and its candidates predict validation images.
+    ledger.views = job.model.views * job.search.ensemble
+    if job.search.ensemble > 1:
+        ledger.combined = (2 * job.search.ensemble + 1) * pinned.counts[job.feed.val]
     ledger.judged_images = job.registry.judged_images
     if job.model.task == "single_label":
         images = job.registry.severity_images
@@ -175,6 +178,7 @@ def ending(found: SearchResult, ledger: Ledger) -> tuple[Plan, float | None]:
     if ledger.budget_s is None:
         return plan, None
     speed = speed_of(found)
+    ledger.views = found.job.model.views * max(1, len(found.shares))
     expected = ledger.ending(len(found.trials), speed)
     if speed is not None and found.refitted:
         expected = expected.at(found.job.model.pixels / speed.side_px)

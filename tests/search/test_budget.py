@@ -21,7 +21,7 @@ from raypipe.errors import ConfigError, RaypipeError
 from raypipe.job import Job
 from raypipe.search import budget
 from raypipe.search.budget import Ending, Refit, Speed
-from raypipe.search.ledger import Ledger
+from raypipe.search.ledger import Ledger, TooShort
 from raypipe.search.presets import MANY
 from raypipe.search.settings import SearchConfig
 from raypipe.search.tuner import _in_key
@@ -173,6 +173,23 @@ def test_what_cannot_look_at_a_clock_is_interrupted() -> None:
     with interrupted(0.05, lambda: OutOfTime("too long")):
         pass
     time.sleep(0.1)  # the timer is gone
+
+
+def test_the_choice_of_an_ensemble_is_a_part_of_the_ending_until_it_begins() -> None:
+    """1,000 images, of which 7 candidates and then 3 members predict, 300 a second."""
+    made, clock = ledger(600.0, start_s=8.0, splits=(1000,), views=3, combined=7000)
+    made.trials_begin()
+    before = made.ending(10, SPEED)
+    assert before.judged == 7000 + 3 * 1000
+    clock.now += 560
+    assert made.is_over(10, SPEED)  # trials end early enough
+    made.combined = 0
+    with made.reading(is_answered=True):
+        pass
+    clock.now += 30
+    late = made.reading(is_answered=True, phase="ensemble")
+    with pytest.raises(TooShort), late:
+        pass
 
 
 def test_a_ctrl_c_whose_cleaning_up_takes_too_long_is_still_one() -> None:
