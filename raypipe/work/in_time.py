@@ -53,7 +53,9 @@ def begin(job: Job, pinned: Pinned, ledger: Ledger) -> None:
 
 def speed_of(found: SearchResult) -> Speed | None:
     """Of the best trial's last epoch."""
-    trial, model = found.trials[0], found.job.model
+    trial = found.trials[0]
+    # The job is another one's after a refit, and for an ensemble.
+    model = found.models.get(trial.name, found.job.model)
     if not trial.history:
         return None
     is_frozen, epochs = model.mode == "frozen", len(trial.history)

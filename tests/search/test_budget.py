@@ -9,6 +9,7 @@ import signal
 import threading
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,13 +20,16 @@ from raypipe.config import load, validate
 from raypipe.config import replace as changed
 from raypipe.errors import ConfigError, RaypipeError
 from raypipe.job import Job
+from raypipe.models.zoo import ModelConfig
 from raypipe.search import budget
 from raypipe.search.budget import Ending, Refit, Speed
+from raypipe.search.leaderboard import Trial
 from raypipe.search.ledger import Ledger, TooShort
 from raypipe.search.presets import MANY
 from raypipe.search.settings import SearchConfig
 from raypipe.search.tuner import _in_key
 from raypipe.timer import OutOfTime, interrupted
+from raypipe.work import in_time
 
 SPEED = Speed("trial-000", 3, 128, 100.0, 300.0)
 ENDING = Ending(judged=1000, start_s=8.0, trials=10, images_per_s=300.0)
@@ -190,6 +194,19 @@ def test_the_choice_of_an_ensemble_is_a_part_of_the_ending_until_it_begins() -> 
     late = made.reading(is_answered=True, phase="ensemble")
     with pytest.raises(TooShort), late:
         pass
+
+
+def test_after_a_refit_the_speed_is_still_the_trials() -> None:
+    """A trial of 128 px: what is to be predicted at 224 px takes three times as long."""
+    metrics = {"images_per_s": 100.0, "step_s": 0.3, "forward_s": 0.1}
+    trial = Trial("trial-0", {}, 0.9, 3, False, (metrics,), "somewhere")
+    found: Any = SimpleNamespace(
+        trials=(trial,),
+        models={"trial-0": ModelConfig(mode="finetune", side_px=128)},
+        job=SimpleNamespace(model=ModelConfig(mode="finetune", side_px=224)),
+    )
+    speed = in_time.speed_of(found)
+    assert speed is not None and speed.side_px == 128
 
 
 def test_a_ctrl_c_whose_cleaning_up_takes_too_long_is_still_one() -> None:
