@@ -17,7 +17,7 @@ import os
 import re
 import traceback
 from collections.abc import Callable
-from difflib import get_close_matches
+from difflib import SequenceMatcher
 from functools import lru_cache, wraps
 from typing import Any, ParamSpec, TypeVar
 from urllib.parse import quote, unquote
@@ -208,9 +208,18 @@ def without_secrets(work: Callable[P, R]) -> Callable[P, R]:
 
 
 def nearest(name: str, known: list[str]) -> str:
-    """`Did you mean 'train.lr'?`, or the list of all known names if none is close."""
-    close = get_close_matches(name, known, n=1, cutoff=0.5)
-    return f"Did you mean {close[0]!r}?" if close else f"Known: {', '.join(sorted(known))}"
+    """`Did you mean 'train.lr'?`, or the list of all known names if none is close.
+
+    Of names that are equally close, it is the first one.
+    """
+
+    def likeness(one: str) -> float:
+        return SequenceMatcher(None, one, name).ratio()
+
+    close = max(known, key=likeness, default="")
+    if likeness(close) < 0.5:
+        return f"Known: {', '.join(sorted(known))}"
+    return f"Did you mean {close!r}?"
 
 
 def one_line(text: object, length: int = 300) -> str:

@@ -217,8 +217,9 @@ def settings_in_text() -> list[str]:
 @pytest.mark.parametrize("text", settings_in_text())
 def test_every_setting_in_the_text_is_one(text: str) -> None:
     settings = re.split(r" (?=[a-z_]+\.[a-z_.]+=)", text)
-    # several are of fine-tuning, as their sentence says
-    given = ["table.uri=t", "model.mode=finetune", *(s for s in settings if not s.endswith("="))]
+    # Several are of fine-tuning, as their sentence says; a solver is of frozen features.
+    mode = "frozen" if "train.solver=" in text else "finetune"
+    given = ["table.uri=t", f"model.mode={mode}", *(s for s in settings if not s.endswith("="))]
     job = load(Job, None, given)
     for name in (s.partition("=")[0] for s in settings):
         free = name.startswith(("search.space.", "search.refit."))  # fields of the job below them

@@ -10,6 +10,7 @@ import pytest
 from raypipe.config import validate
 from raypipe.errors import RaypipeError
 from raypipe.job import Job
+from raypipe.search import speed
 from raypipe.search.searchers.tune_searchers import plan
 from raypipe.search.settings import SearchConfig
 from raypipe.search.space import defaults, parse, portfolio
@@ -136,3 +137,11 @@ def test_starts_that_do_not_fit_a_budget_are_left_out_but_one_stays() -> None:
     assert left(1) == [cheap]
     assert portfolio.within([], of, COUNTS, SPEED, 1) == []
     assert portfolio.within([dear], of, COUNTS, {}, 1) == [dear], "a backbone nobody measured"
+
+
+def test_one_measured_inference_calibrates_the_cost_of_the_jobs_backbone() -> None:
+    model = {"name": "small_cnn", "pretrained": False, "mode": "finetune", "side_px": 32}
+    of = job(model=model).training
+    speeds = speed.measured(of)
+    assert speeds["small_cnn"].side_px == 32 and speeds["small_cnn"].forward_s > 0
+    assert cost(of, {"train.lr": 0.1}, COUNTS, speeds) is not None
