@@ -21,22 +21,41 @@ class _TimeIsOver(BaseException):
 
 @contextmanager
 def interrupted(after_s: float, error: Callable[[], Exception]) -> Iterator[None]:
-    """Raise `error()` in what is within, after so many seconds; only in the main thread."""
+    """Raise `error()` in what is within, after so many seconds; only in the main thread.
+
+    A Ctrl-C that came first stays one, though its cleaning up was still under way.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     if after_s <= 0:
         raise error()
+    is_within = True
 
     def over(number: int, frame: Any) -> None:
-        raise _TimeIsOver
+        # An alarm may come when all is done, and the timer not stopped yet.
+        if is_within:
+            raise _TimeIsOver
 
     before = signal.signal(signal.SIGALRM, over)
     signal.setitimer(signal.ITIMER_REAL, after_s)
     try:
-        yield
-    except _TimeIsOver:
-        raise error() from None
+        try:
+            yield
+        finally:
+            is_within = False
+    except _TimeIsOver as e:
+        asked = _asked_to_stop(e)
+        raise asked or error() from None
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        # None: a handler that is not Python's cannot be set again.
+        signal.signal(signal.SIGALRM, before or signal.SIG_DFL)
+
+
+def _asked_to_stop(error: BaseException) -> BaseException | None:
+    """The Ctrl-C, or the exit, during whose handling this error came."""
+    earlier = error.__context__
+    while earlier is not None and not isinstance(earlier, (KeyboardInterrupt, SystemExit)):
+        earlier = earlier.__context__
+    return earlier

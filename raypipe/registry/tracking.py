@@ -40,6 +40,7 @@ from raypipe.config import RunConfig, Section
 from raypipe.errors import ConfigError, hidden, keep_secrets_of, one_line
 from raypipe.files import file_lock
 from raypipe.registry import catalog, made_by, patience
+from raypipe.registry.made_whole import make_whole
 from raypipe.tables import storage
 from raypipe.tables.storage import StorageOptions
 from raypipe.tables.table import TableVersion
@@ -176,7 +177,7 @@ def open_store(
     beside: where the table of moves may lie; see moves_of. create: false leaves a store as it is;
     one in a file must exist.
 
-    The first use of a SQLite store migrates it, which takes some seconds.
+    The first use of a SQLite store migrates it, which takes some seconds; see make_whole.
     """
     import mlflow
 
@@ -189,6 +190,9 @@ def open_store(
     mlflow.set_registry_uri(registry)
     began = time.monotonic()
     try:
+        if create:
+            for address in {uri, registry}:
+                make_whole(address)
         client = mlflow.MlflowClient(uri, registry)
         artifacts = (folder / "artifacts").as_uri() if uri.startswith("sqlite") else None
         with patience.opening(), patience.told(uri):

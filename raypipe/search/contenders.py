@@ -142,4 +142,8 @@ def _changes(
         section, _, of_section = field.partition(".")
         if getattr(sections[section], of_section) != value:
             changes[field] = value
+    # Trials draw what nobody found for the job. A head takes no steps of any size.
+    for field in ("lr", "batch_size"):
+        if getattr(train, field) == "auto":
+            changes[f"train.{field}"] = TrainConfig.model_fields[field].default
     return changes

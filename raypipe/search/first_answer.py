@@ -37,6 +37,7 @@ from raypipe.search import contenders
 from raypipe.search.contenders import Reading
 from raypipe.search.leaderboard import FIRST, Trial
 from raypipe.search.trials.epoch_result import metric_of
+from raypipe.search.trials.standing import Reached
 from raypipe.search.trials.trial import data_key
 from raypipe.tables import scan
 from raypipe.train.checkpoint import name as epoch_name
@@ -57,12 +58,13 @@ Told = Callable[[Trial], None]
 class FirstAnswer:
     """trials: in the order in which they were fitted. data: what they were fitted to, by data_key.
 
-    seconds: what all of it took in this call.
+    seconds: what all of it took in this call. reached: when each was fitted, in seconds of it.
     """
 
     trials: list[Trial] = field(default_factory=list)
     data: dict[str, Data] = field(default_factory=dict)
     seconds: float = 0.0
+    reached: list[Reached] = field(default_factory=list)
 
 
 def make(
@@ -73,21 +75,29 @@ def make(
     told: Told = lambda trial: None,
     barred: Mapping[str, str] | None = None,
     clock: Callable[[], float] = time.monotonic,
+    found: FirstAnswer | None = None,
 ) -> FirstAnswer:
     """Fit the heads that fit into so many seconds; None: all.
 
     folder: of the search. told: called with each head that was fitted. barred: by shape, why a
-    model may not be trained ("": it may). Without a head there are no trials, and the log says why.
+    model may not be trained ("": it may). found: to be filled in, for who may interrupt this.
+    Without a head there are no trials, and the log says why.
     """
     began = clock()
-    found = FirstAnswer()
+    found = FirstAnswer() if found is None else found
+
+    def noted(trial: Trial) -> None:
+        found.seconds = clock() - began
+        found.reached.append(Reached(found.seconds, trial.metric, trial.name))
+        told(trial)
+
     allowed = [heads for heads in _of_readings(job, pinned) if heads.without(barred or {}).jobs]
     for heads in _chosen(allowed, job, pinned, folder, seconds):
         # The rate was a guess: one that is over its time ends the readings.
         if seconds is not None and clock() - began > seconds and found.trials:
             break
         try:
-            _read_and_fit(heads.without(barred or {}), pinned, folder, found, told)
+            _read_and_fit(heads.without(barred or {}), pinned, folder, found, noted)
         except RaypipeError as e:
             log.warning("The first answer does without %s: %s", heads.reading.name, one_line(e))
     found.seconds = clock() - began
@@ -190,7 +200,8 @@ def _read_and_fit(
             if key not in found.data:
                 found.data[key] = prepare(job, pinned)
             trial = _fitted(job, changes, found.data[key], folder, name)
-        except RaypipeError as e:
+        # Of a library too: an eigenvalue that does not converge, memory that is not there.
+        except Exception as e:
             log.warning("The first answer does without %s: %s", name, one_line(e))
             continue
         found.trials.append(trial)

@@ -183,7 +183,8 @@ class SearchResult:
     """Each trial's model, by its name."""
 
     ran_s: float = 0.0
-    """Seconds that its trials took, kills included; 0: not known."""
+    """Seconds that its trials took, kills included, and before them its first answer; 0: not
+    known."""
 
     pinned: Pinned | None = field(default=None, repr=False, compare=False)
     """The rows that its model was trained on; None only in tests."""
@@ -222,8 +223,8 @@ class SearchResult:
 
     @property
     def trials_s(self) -> float:
-        """Seconds from the first trial's begin to the last one's end, or to the last time that
-        it became better."""
+        """Seconds from the first trial's begin, or the first answer's, to the last one's end, or to
+        the last time that it became better."""
         return max([self.ran_s, *(one.seconds for one in self.reached)])
 
     @property
@@ -392,6 +393,15 @@ def read(file: Path) -> tuple[tuple[Trial, ...], str | None, int]:
     # Only trials that an older version ranked by NaN move.
     trials.sort(key=lambda trial: trial.checkpoint is None)
     return tuple(trials), outcome["stopped"], outcome.get("decoded", 0)
+
+
+def so_far(reached: Iterable[Reached], mode: Mode) -> list[Reached]:
+    """Those that were better than all before them; `reached` is in the order of time."""
+    better: list[Reached] = []
+    for one in reached:
+        if improved(one.value, better[-1].value if better else None, mode):
+            better.append(one)
+    return better
 
 
 def write_reached(folder: Path, reached: Sequence[Reached], seconds: float) -> None:

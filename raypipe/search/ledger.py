@@ -23,6 +23,10 @@ from raypipe.timer import interrupted
 from raypipe.train.stopping import OF_BUDGET
 
 
+class TooShort(RaypipeError):
+    """The budget is over before there is what was wanted of it."""
+
+
 @dataclass
 class Phase:
     """Seconds of one phase; planned is None where nothing was planned."""
@@ -54,6 +58,8 @@ class Ledger:
         """Predictions of an image."""
         self.judged_images: int | None = None
         """Of a split, at most."""
+        self.combined = 0
+        """Predictions that the choice of an ensemble still needs."""
         self.shifted = 0
         """Predictions of shifted copies that are wanted."""
         self.least_shifted = 0
@@ -68,6 +74,7 @@ class Ledger:
         self._began = clock() if began is None else began
         self._lap = self._began
         self._trials_began: float | None = None
+        self._known: tuple[int, Speed | None] = (1, None)  # trials, and the leading one's speed
 
     @property
     def spent_s(self) -> float:
@@ -98,7 +105,7 @@ class Ledger:
             return Ending(0, self.start_s, trials)
         rate = self.rate(speed)
         most = budget.judged_images(self.budget_s, rate, self.views, self.judged_images)
-        judged = self.views * sum(min(most, images) for images in self.splits)
+        judged = self.combined + self.views * sum(min(most, images) for images in self.splits)
         shifted_s = budget.SHIFTED * self.budget_s
         shifted, least = self.views * self.shifted, self.views * self.least_shifted
         return Ending(judged, self.start_s, trials, rate, shifted, least, shifted_s)
@@ -129,6 +136,7 @@ class Ledger:
         """
         if self.budget_s is None or self._trials_began is None:
             return None
+        self._known = trials, speed
         ending = self.ending(trials, speed)
         # A first answer is worth more than the seconds of a refit.
         refits = self.refits and speed is not None
@@ -149,13 +157,13 @@ class Ledger:
         ending = self.ending(trials, speed)
         return budget.usable(self.budget_s) - self.spent_s - ending.seconds
 
-    def too_short(self) -> RaypipeError:
+    def too_short(self) -> TooShort:
         """The budget is over, and there is no answer."""
         spent = {name: one.spent_s for name, one in self.phases.items() if one.spent_s >= 0.5}
         took = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in spent.items())
         ending = self.ending(1, None)
         least = self.spent_s + ending.seconds + self.spent_s / 2
-        return RaypipeError(
+        return TooShort(
             "The budget was over before a trial had finished an epoch",
             got=f"search.budget_s={self.budget_s:g}",
             rule=f"{took or 'the start took all of it'}; test and registration need about "
@@ -163,18 +171,26 @@ class Ledger:
             fix=f"Set search.budget_s={_round_up(least)} or more",
         )
 
-    def reading(self) -> AbstractContextManager[None]:
-        """Raise `too_short` in what is within, when only a message is possible any more."""
+    def reading(
+        self, is_answered: bool = False, phase: str = "reading"
+    ) -> AbstractContextManager[None]:
+        """Raise TooShort in what is within, when there is no more time for it.
+
+        is_answered: there is a model already, and what remains to be done is to register it; else a
+        message.
+        """
         if self.budget_s is None:
             return nullcontext()
 
         def error() -> RaypipeError:
-            self.lap("reading")
+            self.lap(phase)
             return self.too_short()
 
-        # Without an answer there is nothing to predict or to register.
-        left_s = budget.usable(self.budget_s) - self.spent_s
-        left_s -= budget.closing_s(self.start_s)
+        left_s = self.left_s(*self._known) if is_answered else None
+        if left_s is None:
+            # Without an answer there is nothing to predict or to register.
+            left_s = budget.usable(self.budget_s) - self.spent_s
+            left_s -= budget.closing_s(self.start_s)
         return interrupted(left_s, error)
 
     def summary(self) -> dict[str, Any] | None:

@@ -32,11 +32,18 @@ def filled(given: dict[str, Any]) -> dict[str, Any]:
     for name, of_preset in PRESETS.items():
         if of_preset[preset] is not None:
             values[name] = of_preset[preset]
-    # A soup and a refit each make the model.
-    if given.get("soup", 1) != 1:
+    # A soup, an ensemble and a refit each make the model; and what a refit costs is not limited.
+    combines = any(given.get(name, 1) != 1 for name in ("soup", "ensemble"))
+    if combines or _limits_money(given.get("limits")):
         values.pop("refit", None)
     # These begin all their trials at once, and a grid has its own number.
     grids = "grid(" in str(given.get("space", ""))
     if grids or given.get("scheduler") in ("pbt", "pb2", "hyperband"):
         values.pop("samples", None)
     return {**values, **given}
+
+
+def _limits_money(limits: Any) -> bool:
+    """Is search.limits.money given? limits: a section, or what it will be made of."""
+    money = limits.get("money") if isinstance(limits, dict) else getattr(limits, "money", None)
+    return money is not None

@@ -8,6 +8,8 @@ split says how good the model is. So trials can be small (96 px, a few epochs) a
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace as with_
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from raypipe.config import replace
 from raypipe.errors import ConfigError, DataError
 from raypipe.feed.dataset import pin
 from raypipe.models import finite
+from raypipe.search import contenders
 from raypipe.search.leaderboard import SearchResult
 from raypipe.search.settings import SearchConfig
 from raypipe.train import checkpoint, trainer
@@ -28,9 +31,23 @@ _SHAPE = {"model.name", "model.mode", "model.options"}  # with others, weights d
 
 
 def check(job: TrainJob, cfg: SearchConfig) -> None:
-    """Raise ConfigError, before a search starts, for a refit that its job refuses."""
-    if cfg.refit is not None:
-        refuse(replaced(job, _changes(job, cfg.refit)), "search.refit")
+    """Raise ConfigError, before a search starts, for a refit that its job refuses, or a head of
+    its first answer, which may be the best."""
+    if cfg.refit is None:
+        return
+    changes = _changes(job, cfg.refit)
+    refuse(replaced(job, changes), "search.refit")
+    if cfg.first_answer:
+        for head in _heads(job):
+            replaced(head, changes)
+
+
+def _heads(job: TrainJob) -> Iterator[TrainJob]:
+    """The job with each head of a first answer."""
+    for reading in contenders.readings(job.model):
+        for changes in contenders.heads(reading, job.model, job.train):
+            with suppress(ConfigError):  # one that the job refuses is not fitted
+                yield replace(job, changes)
 
 
 def job_of(job: TrainJob, wanted: dict[str, Any], result: SearchResult) -> TrainJob:

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from raypipe.config import metrics_of, to_json
+from raypipe.files import write_atomic
 from raypipe.models import finite
 from raypipe.search.leaderboard import Trial
 from raypipe.search.trials.epoch_result import metric_of
@@ -83,7 +84,7 @@ def make(
     pieces = {name: Piece.whole(tensor) for name, tensor in mean.items()}
     path = checkpoint.write(folder / WEIGHTS, Snapshot(pieces), state)
     soup = Soup(tuple(members), metrics, str(path))
-    (folder / FILE).write_text(to_json(asdict(soup)))
+    write_atomic(folder / FILE, to_json(asdict(soup)))
     return soup
 
 

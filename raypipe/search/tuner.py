@@ -19,7 +19,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from dataclasses import replace as with_
 from functools import partial
 from pathlib import Path
@@ -38,7 +38,7 @@ from raypipe.models.zoo import ModelConfig
 from raypipe.search import first_answer, kept, leaderboard, refit, soup, together, variants
 from raypipe.search.first_answer import FirstAnswer
 from raypipe.search.leaderboard import SearchResult, Trial
-from raypipe.search.ledger import Ledger
+from raypipe.search.ledger import Ledger, TooShort
 from raypipe.search.limits import SearchLimits
 from raypipe.search.schedulers import mutations, pbt
 from raypipe.search.schedulers.thaw_scheduler import freeze_thaw
@@ -52,6 +52,7 @@ from raypipe.search.space.space import Space
 from raypipe.search.trials import saved_state, trial_checkpoints, tune_patches
 from raypipe.search.trials.monitor import Held, Listener, Monitor, Stop
 from raypipe.search.trials.multi_worker_trial import GroupTrial
+from raypipe.search.trials.standing import Reached
 from raypipe.search.trials.trial import data_key, folder_name, run_trial
 from raypipe.search.trials.trial_data import decoded_images, prepare_data
 from raypipe.search.trials.trial_resources import TrialResources, gpu_share, plan_resources
@@ -60,7 +61,7 @@ from raypipe.train.auto import finders
 from raypipe.train.job import TrainJob
 from raypipe.train.launch import check_workers, require_shared_folder, wants_gpu
 from raypipe.train.spark_place import refuse
-from raypipe.train.stopping import is_budget
+from raypipe.train.stopping import OF_BUDGET, Mode, is_budget
 from raypipe.train.trainer import check_start, prepare
 from raypipe.train.worker import Data, validate
 
@@ -208,10 +209,20 @@ def _search_into(
     first = _first_answer(job, cfg, pinned, folder, progress, total, ledger)
     # Every array that a trial may need is in the object store before the first one starts.
     # This ends the caller's timer, too: from now on trials look at the clock.
-    with ledger.reading():
-        data = first.data | prepare_data(job, pinned, candidates(cfg, space, planned))
-    embeds = any(arrays.features for arrays in data.values())
-    ledger.trials_begin(decoded_images(data) if embeds else 0)
+    is_answered = any(trial.checkpoint is not None for trial in first.trials)
+    try:
+        with ledger.reading(is_answered):
+            read = prepare_data(job, pinned, candidates(cfg, space, planned))
+        # What a first answer embeds is no part of this time.
+        embeds = any(arrays.features for arrays in read.values())
+        ledger.trials_begin(decoded_images(read) if embeds else 0)
+    except TooShort:
+        # What trials reached before a kill is worth another start.
+        if not is_answered or (folder / "tune").exists():
+            raise
+        _answer_alone(folder, job, cfg, first, ledger)
+        return
+    data = first.data | read
 
     # Who chooses the values, and who ends trials early.
     make_searcher = partial(searcher, job, cfg, space, planned, hints, folder)
@@ -223,7 +234,7 @@ def _search_into(
         tune_scheduler = freeze_thaw(rule, job.train.epochs, space, job.run.seed, concurrent)
     else:
         tune_scheduler = scheduler(cfg, job.train, total)
-    strategy = _Strategy(total, make_searcher, tune_scheduler, tuple(first.trials))
+    strategy = _Strategy(total, make_searcher, tune_scheduler, first)
     keeping = kept.Kept(job, cfg, folder)
     trials, stopped = _run(job, cfg, strategy, data, folder, progress, keeping, ledger)
     ledger.lap("trials")
@@ -233,11 +244,21 @@ def _search_into(
     if cfg.soup > 1 and trials[0].drawn:
         _average_best(job, cfg.soup, trials, data, folder)
     if cfg.ensemble > 1:
-        average = soup.read(folder)
-        checkpoint = None if average is None else average.checkpoint
-        joining = together.candidates(job, trials, cfg, checkpoint)
-        together.make(joining, cfg, pinned, data, folder)
+        _combine(folder, job, cfg, trials, pinned, data, ledger)
     leaderboard.write(folder / "result.json", trials, stopped, decoded_images(data))
+    kept.clear(folder, trials)
+
+
+def _answer_alone(
+    folder: Path, job: TrainJob, cfg: SearchConfig, first: FirstAnswer, ledger: Ledger
+) -> None:
+    """Write the result of a search whose budget is over before its first trial."""
+    rule = job.train.stopping
+    ranked = leaderboard.ranked(first.trials, rule.metric, rule.mode)
+    trials = kept.Kept(job, cfg, folder).result(ranked)
+    stopped = f"{OF_BUDGET}{ledger.budget_s:g} s left no time for trials"
+    _write_reached(folder, first, [], 0.0, rule.mode)
+    leaderboard.write(folder / "result.json", trials, stopped, decoded_images(first.data))
     kept.clear(folder, trials)
 
 
@@ -262,16 +283,23 @@ def _first_answer(
         progress(0, total, leaderboard.standings(ranked, rule.metric, rule.mode))
 
     barred: dict[str, str] = {}
-    if cfg.limits.of_models:
-        models = first_answer.models(job, pinned)
-        measured = variants.measured(models, len(pinned.classes), pinned, job, folder)
-        barred = {shape: one.breaks(cfg.limits) for shape, one in measured.items()}
+    first = FirstAnswer()
     seconds = first_answer.SECONDS
     left_s = ledger.left_s(1, None)
     if left_s is not None:
         # Trials want a part of the time, too.
         seconds = min(seconds, max(1.0, left_s / 2))
-    first = first_answer.make(job, pinned, folder, seconds, told, barred)
+    try:
+        # It estimates its time: where that was wrong, what is there counts.
+        with ledger.reading(is_answered=True, phase="first answer"):
+            if cfg.limits.of_models:
+                models = first_answer.models(job, pinned)
+                measured = variants.measured(models, len(pinned.classes), pinned, job, folder)
+                barred = {shape: one.breaks(cfg.limits) for shape, one in measured.items()}
+            first_answer.make(job, pinned, folder, seconds, told, barred, found=first)
+    except TooShort:
+        if not fitted:
+            raise
     ledger.lap("first answer")
     if fitted:
         best = leaderboard.ranked(fitted, rule.metric, rule.mode)[0]
@@ -332,6 +360,29 @@ def _models(job: TrainJob, trials: Sequence[Trial]) -> dict[str, ModelConfig]:
     return found
 
 
+def _combine(
+    folder: Path,
+    job: TrainJob,
+    cfg: SearchConfig,
+    trials: list[Trial],
+    pinned: Pinned,
+    data: dict[str, Data],
+    ledger: Ledger,
+) -> None:
+    """Make an ensemble of the trials, if one is better and there is time to find it."""
+    average = soup.read(folder)
+    checkpoint = None if average is None else average.checkpoint
+    joining = together.candidates(job, trials, cfg, checkpoint)
+    # Its seconds were a part of the ending.
+    ledger.combined = 0
+    try:
+        with ledger.reading(is_answered=True, phase="ensemble"):
+            together.make(joining, cfg, pinned, data, folder)
+    except TooShort:
+        ledger.notes.append("No ensemble: there was no time to choose one")
+    ledger.lap("ensemble")
+
+
 def _average_best(
     job: TrainJob, most: int, trials: list[Trial], data: dict[str, Data], folder: Path
 ) -> None:
@@ -369,7 +420,7 @@ class _Strategy:
     scheduler: Any
     """Tune's scheduler; None: every trial runs to its end."""
 
-    first: tuple[Trial, ...] = ()
+    first: FirstAnswer = field(default_factory=FirstAnswer)
     """What was fitted before."""
 
 
@@ -430,13 +481,26 @@ def _run(
     multi_worker = resources.worker is not None
     with tune_patches.applied(multi_worker), saved_state.kept_whole(keeping.saved):
         results = tuner.fit()
-    ranked = keeping.result(_ranked(results, job, monitor, folder, strategy.first, ledger))
+    ranked = keeping.result(_ranked(results, job, monitor, folder, strategy.first.trials, ledger))
     # Tune calls back for a trial's end before it counts the trial as ended, so the listener has not
     # yet seen the last one.
     standings = leaderboard.standings(ranked, rule.metric, rule.mode)
     progress(strategy.total, strategy.total, standings)
-    leaderboard.write_reached(folder, monitor.reached, monitor.elapsed())
+    _write_reached(folder, strategy.first, monitor.reached, monitor.elapsed(), rule.mode)
     return ranked, monitor.stopped
+
+
+def _write_reached(
+    folder: Path,
+    first: FirstAnswer,
+    by_trials: Sequence[Reached],
+    trials_s: float,
+    mode: Mode,
+) -> None:
+    """Keep when the search became better: by its first answer, and then by its trials."""
+    later = [with_(one, seconds=first.seconds + one.seconds) for one in by_trials]
+    reached = leaderboard.so_far([*first.reached, *later], mode)
+    leaderboard.write_reached(folder, reached, first.seconds + trials_s)
 
 
 def _trainable(

@@ -90,7 +90,7 @@ def limited(space: Space, cfg: SearchConfig, pinned: Pinned, folder: Path) -> Sp
     if cfg.refit is not None:
         again = [refit.replaced(j, cfg.refit) for j in jobs if not barred[j.model.shape]]
         for one in measure(again).values():
-            fix = "Leave search.refit.model.side_px out, or raise the limit"
+            fix = "Set a smaller search.refit.model.side_px, or search.refit={}, or raise the limit"
             limits.require(one, cfg.limits, "The model of search.refit", fix)
     return replace(space, barred=barred)
 

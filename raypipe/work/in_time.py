@@ -7,6 +7,7 @@ anything.
 from __future__ import annotations
 
 import json
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import asdict
@@ -19,7 +20,7 @@ from raypipe.feed.dataset import Pinned
 from raypipe.files import write_atomic
 from raypipe.images import shifts
 from raypipe.job import Job
-from raypipe.search import budget, refit
+from raypipe.search import budget, refit, variants
 from raypipe.search.budget import Refit, Speed
 from raypipe.search.leaderboard import SearchResult
 from raypipe.search.ledger import Ledger
@@ -27,8 +28,10 @@ from raypipe.timer import OutOfTime, interrupted
 from raypipe.train import checkpoint, shifted
 from raypipe.train.job import TrainJob
 from raypipe.train.pace import ANNEALED
+from raypipe.train.stopping import FITTED
 from raypipe.train.trainer import DIVERGED, Plan
 
+log = logging.getLogger("raypipe")
 PLAN = "refit.json"  # in the search's folder: the refit that was begun
 # Trains a job until a point of `time.monotonic`; None: as long as it takes.
 Train = Callable[[TrainJob, SearchResult, float | None], SearchResult]
@@ -37,7 +40,10 @@ Train = Callable[[TrainJob, SearchResult, float | None], SearchResult]
 def begin(job: Job, pinned: Pinned, ledger: Ledger) -> None:
     """Tell the ledger what the end will be about."""
     ledger.splits = tuple(pinned.counts[split] for split in {job.feed.val, job.feed.test})
-    ledger.views = job.model.views
+    # An ensemble takes as long as its members, and its candidates predict validation images.
+    ledger.views = job.model.views * job.search.ensemble
+    if job.search.ensemble > 1:
+        ledger.combined = (2 * job.search.ensemble + 1) * pinned.counts[job.feed.val]
     ledger.judged_images = job.registry.judged_images
     if job.model.task == "single_label":
         images = job.registry.severity_images
@@ -47,7 +53,9 @@ def begin(job: Job, pinned: Pinned, ledger: Ledger) -> None:
 
 def speed_of(found: SearchResult) -> Speed | None:
     """Of the best trial's last epoch."""
-    trial, model = found.trials[0], found.job.model
+    trial = found.trials[0]
+    # The job is another one's after a refit, and for an ensemble.
+    model = found.models.get(trial.name, found.job.model)
     if not trial.history:
         return None
     is_frozen, epochs = model.mode == "frozen", len(trial.history)
@@ -62,6 +70,11 @@ def refitted(job: Job, found: SearchResult, ledger: Ledger, train: Train) -> Sea
     """
     wanted = job.search.refit
     if wanted is None:
+        return found
+    over = _over_limits(job, found, ledger)
+    if over:
+        log.warning("No refit: %s", over)
+        ledger.notes.append(f"No refit: {over}")
         return found
     if ledger.budget_s is None:
         return train(refit.job_of(job.training, wanted, found), found, None)
@@ -93,12 +106,32 @@ def refitted(job: Job, found: SearchResult, ledger: Ledger, train: Train) -> Sea
     finally:
         ledger.lap("refit")
     state = checkpoint.read(Path(done.best.checkpoint)).state
-    if (state.progress or 0.0) < ANNEALED:
+    # A head that is fitted at once has no schedule.
+    if done.best.stopped != FITTED and (state.progress or 0.0) < ANNEALED:
         share = f"{state.progress or 0.0:.0%} of its schedule"
         ledger.notes.append(f"No refit: it came to {share}, and the best trial stays")
         _forget_plan(found)
         return found
     return done
+
+
+def _over_limits(job: Job, found: SearchResult, ledger: Ledger) -> str:
+    """Which of search.limits the refit of a first answer would break; "": none.
+
+    Refits of what trials may draw were looked at before the first trial (variants.limited). Its
+    backbone is another one.
+    """
+    limits, pinned = job.search.limits, found.pinned
+    if found.trials[0].drawn or not limits.of_models or pinned is None:
+        return ""
+    wanted = job.search.refit or {}
+    if ledger.budget_s is not None:
+        # A head stays at its own resolution: see _planned.
+        wanted = wanted | {"model.side_px": found.job.model.side_px}
+    model = refit.job_of(job.training, wanted, found).model
+    classes = len(pinned.classes)
+    measured = variants.measured([model], classes, pinned, found.job, found.folder)
+    return measured[model.shape].breaks(limits)
 
 
 def _forget_plan(found: SearchResult) -> None:
@@ -147,6 +180,7 @@ def ending(found: SearchResult, ledger: Ledger) -> tuple[Plan, float | None]:
     if ledger.budget_s is None:
         return plan, None
     speed = speed_of(found)
+    ledger.views = found.job.model.views * max(1, len(found.shares))
     expected = ledger.ending(len(found.trials), speed)
     if speed is not None and found.refitted:
         expected = expected.at(found.job.model.pixels / speed.side_px)

@@ -5,9 +5,11 @@ Starts no Ray cluster.
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,13 +20,16 @@ from raypipe.config import load, validate
 from raypipe.config import replace as changed
 from raypipe.errors import ConfigError, RaypipeError
 from raypipe.job import Job
+from raypipe.models.zoo import ModelConfig
 from raypipe.search import budget
 from raypipe.search.budget import Ending, Refit, Speed
-from raypipe.search.ledger import Ledger
+from raypipe.search.leaderboard import Trial
+from raypipe.search.ledger import Ledger, TooShort
 from raypipe.search.presets import MANY
 from raypipe.search.settings import SearchConfig
 from raypipe.search.tuner import _in_key
 from raypipe.timer import OutOfTime, interrupted
+from raypipe.work import in_time
 
 SPEED = Speed("trial-000", 3, 128, 100.0, 300.0)
 ENDING = Ending(judged=1000, start_s=8.0, trials=10, images_per_s=300.0)
@@ -174,6 +179,59 @@ def test_what_cannot_look_at_a_clock_is_interrupted() -> None:
     time.sleep(0.1)  # the timer is gone
 
 
+def test_the_choice_of_an_ensemble_is_a_part_of_the_ending_until_it_begins() -> None:
+    """1,000 images, of which 7 candidates and then 3 members predict, 300 a second."""
+    made, clock = ledger(600.0, start_s=8.0, splits=(1000,), views=3, combined=7000)
+    made.trials_begin()
+    before = made.ending(10, SPEED)
+    assert before.judged == 7000 + 3 * 1000
+    clock.now += 560
+    assert made.is_over(10, SPEED)  # trials end early enough
+    made.combined = 0
+    with made.reading(is_answered=True):
+        pass
+    clock.now += 30
+    late = made.reading(is_answered=True, phase="ensemble")
+    with pytest.raises(TooShort), late:
+        pass
+
+
+def test_after_a_refit_the_speed_is_still_the_trials() -> None:
+    """A trial of 128 px: what is to be predicted at 224 px takes three times as long."""
+    metrics = {"images_per_s": 100.0, "step_s": 0.3, "forward_s": 0.1}
+    trial = Trial("trial-0", {}, 0.9, 3, False, (metrics,), "somewhere")
+    found: Any = SimpleNamespace(
+        trials=(trial,),
+        models={"trial-0": ModelConfig(mode="finetune", side_px=128)},
+        job=SimpleNamespace(model=ModelConfig(mode="finetune", side_px=224)),
+    )
+    speed = in_time.speed_of(found)
+    assert speed is not None and speed.side_px == 128
+
+
+def test_a_ctrl_c_whose_cleaning_up_takes_too_long_is_still_one() -> None:
+    with pytest.raises(KeyboardInterrupt), interrupted(0.05, lambda: OutOfTime("too long")):
+        try:
+            raise KeyboardInterrupt
+        finally:
+            threading.Event().wait(5)
+
+
+def test_an_alarm_after_all_is_done_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = signal.setitimer
+
+    def late(which: int, seconds: float) -> None:
+        if not seconds:  # the timer is about to be stopped
+            signal.raise_signal(signal.SIGALRM)
+        real(which, seconds)
+
+    monkeypatch.setattr(signal, "setitimer", late)
+    before = signal.getsignal(signal.SIGALRM)
+    with interrupted(60, lambda: OutOfTime("too long")):
+        pass
+    assert signal.getsignal(signal.SIGALRM) is before
+
+
 def test_without_a_budget_a_ledger_only_counts() -> None:
     made, clock = ledger()
     made.budget_s = None
@@ -197,6 +255,21 @@ def test_a_preset_sets_only_what_the_user_did_not() -> None:
     # All trials of a population begin at once.
     assert validate(SearchConfig, {"preset": "fast", "scheduler": "pbt"}).samples == 16
     assert validate(SearchConfig, {"preset": "fast", "soup": 3}).soup == 3
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        ["search.soup=3"],
+        ["search.ensemble=3"],
+        ["search.limits.money=2", "search.stopping.price_per_hour=1"],
+    ],
+)
+def test_a_preset_sets_no_refit_beside_what_refuses_one(more: list[str]) -> None:
+    job = load(Job, None, ["table.uri=t", "search.preset=good", *more])
+    assert job.search.refit is None and job.search.budget_s == 1200
+    with pytest.raises(ConfigError, match=r"refit"):
+        load(Job, None, ["table.uri=t", "search.preset=good", "search.refit={}", *more])
 
 
 @pytest.mark.parametrize("wrong", ["0", "-5", ".nan", ".inf", "soon", "true"])

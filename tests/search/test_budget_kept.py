@@ -11,6 +11,7 @@ import pytest
 
 from raypipe.cli.console import Console
 from raypipe.job import Job
+from raypipe.search.leaderboard import FIRST
 from raypipe.search.ledger import Ledger
 from raypipe.search.trials.standing import Standing
 from raypipe.tables.table import TableConfig
@@ -82,3 +83,61 @@ def test_where_no_time_is_left_the_best_trial_is_the_answer(
     result, version, ledger = searched(job, later=1990)
     assert not result.refitted and str(version).endswith("/1")
     assert "No refit" in ledger.notes[0] and "s are left" in ledger.notes[0]
+
+
+FIRST_ONLY = {
+    "search.budget_s": BUDGET,
+    "search.first_answer": True,
+    "search.samples": 1,
+    "search.scheduler": "none",
+    "search.space": {"train.lr": "grid(1e-7)"},  # a trial learns nothing
+    "search.refit": {"train.epochs": 5},
+    "train.epochs": 2,
+    "model.side_px": 32,
+    "registry.severity_images": 0,
+}
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_a_first_answer_that_wins_is_fitted_again_on_both_splits(
+    cells: TableConfig, searches: Searches, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    only_lite0(monkeypatch)
+    job = searches(tmp_path, **FIRST_ONLY, **{"table.uri": cells.uri})
+    now = [0.0]
+    ledger = Ledger(BUDGET, 0.0, lambda: now[0])
+    result, _, _ = verbs.search_and_register(job, Shown(lambda standings: None), ledger=ledger)
+    assert result.trials[0].name.startswith(FIRST)
+    assert result.refitted and ledger.notes == []
+    assert result.job.feed.train == "train+val" and result.job.train.solver == "closed"
+    # It leads from the start, and no trial became better.
+    assert result.reached[-1].value == result.trials[0].metric
+    assert {one.by[: len(FIRST)] for one in result.reached} == {FIRST}
+    # Its images are no evidence of how fast trials' are embedded: the clock stood still.
+    assert ledger.embedded_per_s is None
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_a_first_answer_is_registered_where_no_time_is_left_for_a_trial(
+    cells: TableConfig, searches: Searches, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    only_lite0(monkeypatch)
+    job = searches(tmp_path, **FIRST_ONLY, **{"table.uri": cells.uri})
+    now = [0.0]
+
+    def heard(standings: Sequence[Standing]) -> None:
+        now[0] = 1985.0
+
+    ledger = Ledger(BUDGET, 0.0, lambda: now[0])
+    result, version, _ = verbs.search_and_register(job, Shown(heard), ledger=ledger)
+    assert str(version).endswith("/1") and not result.refitted
+    assert {trial.drawn for trial in result.trials} == {False}
+    assert "left no time for trials" in str(result.stopped)
+    assert result.reached[-1].value == result.trials[0].metric
+
+
+def only_lite0(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same heads wherever the tests run."""
+    monkeypatch.setattr(
+        "raypipe.search.contenders.is_installed", lambda name: name.startswith("efficientnet_lite0")
+    )

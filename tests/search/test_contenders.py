@@ -7,13 +7,16 @@ from typing import Any
 
 import pytest
 
-from raypipe.config import replace
+from raypipe.config import replace, validate
+from raypipe.errors import ConfigError
 from raypipe.models.tasks import Kind
 from raypipe.models.zoo import ModelConfig
-from raypipe.search import contenders
+from raypipe.search import contenders, refit
 from raypipe.search.contenders import Reading, fitting, heads, readings
+from raypipe.search.settings import SearchConfig
 from raypipe.train.job import TrainJob
 
+STAGED = Reading("efficientnet_lite0_stages", 128, 0.33)
 CHEAP, DEAR, DEARER = Reading("a", 128, 0.25), Reading("a", 224, 1.0), Reading("b", 240, 1.6)
 ALL = [CHEAP, DEAR, DEARER]
 
@@ -87,3 +90,25 @@ def test_every_head_is_a_job_that_is_not_refused(task: Kind, settings: dict[str,
         ("efficientnet_lite0", "kernel"),
     ]
     assert all(one.train.solver != "steps" and one.model.mode == "frozen" for one in jobs)
+
+
+def test_what_a_search_draws_instead_of_auto_needs_no_number() -> None:
+    given = {"table": {"uri": "t"}, "train": {"lr": "auto", "batch_size": "auto"}}
+    job = validate(TrainJob, given)
+    found = [replace(job, changes) for changes in heads(STAGED, job.model, job.train)]
+    assert len(found) == 3 and {one.train.lr for one in found} == {1e-3}
+
+
+def test_a_refit_that_a_head_refuses_is_one_message_before_the_search(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The best trial may be one that was fitted at once."""
+    monkeypatch.setattr(contenders, "is_installed", lambda name: "lite0" in name)
+    job = validate(TrainJob, {"table": {"uri": "t"}})
+    wanted = {"model.mode": "finetune", "model.side_px": 224}
+    refit.check(job, validate(SearchConfig, {"refit": wanted}))
+    refit.check(
+        job, validate(SearchConfig, {"refit": {"model.side_px": 224}, "first_answer": True})
+    )
+    with pytest.raises(ConfigError, match="solver=closed"):
+        refit.check(job, validate(SearchConfig, {"refit": wanted, "first_answer": True}))

@@ -130,8 +130,9 @@ def test_a_model_that_breaks_a_limit_is_not_fitted(searches: Searches, tmp_path:
     assert not first_answer.make(job, pinned, tmp_path / "none", barred=everything).trials
 
 
+@pytest.mark.parametrize("error", [None, np.linalg.LinAlgError("no convergence")])
 def test_a_head_that_fails_costs_only_itself(
-    searches: Searches, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    searches: Searches, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Any
 ) -> None:
     """Weights of NaN in one head, an error in another one."""
     from raypipe.errors import DataError
@@ -144,7 +145,7 @@ def test_a_head_that_fails_costs_only_itself(
     def breaks(model: Any, *more: Any) -> float:
         calls.append(model)
         if len(calls) == 1:
-            raise DataError("broken")
+            raise DataError("broken") if error is None else error
         took_s = real(model, *more)
         if len(calls) == 2:
             torch.nn.init.constant_(model.linear.weight, float("nan"))

@@ -241,7 +241,6 @@ class Monitor(tune.Callback):  # type: ignore[misc]
 
     def get_state(self) -> dict[str, Any]:
         state = {name: getattr(self, name) for name in _SAVED}
-        state = {name: getattr(self, name) for name in _SAVED}
         # A search that had no answer when its time was over may try again: time counts anew.
         if self._ledger is not None and not self._best:
             state["stopped"] = None

@@ -36,8 +36,8 @@ class Standing:
 class Reached:
     """The best value of a search so far, and when it was reached.
 
-    seconds: since the first trial began; what came before a kill counts. by: the trial's name, or
-    what else made the model. epochs: that it had trained for; 0: it has none.
+    seconds: since the first answer began, or the first trial; what came before a kill counts. by:
+    the trial's name, or what else made the model. epochs: that it had trained for; 0: it has none.
     """
 
     seconds: float
