@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from ray.tune.experiment import Trial
 
 from raypipe.config import validate
 from raypipe.errors import ConfigError
@@ -19,6 +20,7 @@ from raypipe.search.schedulers import surrogate
 from raypipe.search.schedulers.curves import Curve, target
 from raypipe.search.schedulers.freeze_thaw import FreezeThaw
 from raypipe.search.schedulers.surrogate import Data, Posterior
+from raypipe.search.schedulers.thaw_scheduler import freeze_thaw
 from raypipe.search.space import parse
 from raypipe.search.space.coordinates import Coordinates
 
@@ -203,6 +205,22 @@ def test_a_failed_trial_is_not_waited_for_and_may_come_back() -> None:
     assert rule.choose() == "1" and not rule.done
     rule.report("0", 1, 0.5, math.log(0.5))  # Tune had started it again
     assert "0" not in rule.state()["failed"]
+
+
+def test_a_trial_that_tune_starts_again_is_not_paused() -> None:
+    """Tune keeps a list of its own of trials that are to start, and asserts that it is true."""
+    job = validate(Job, {"table": {"uri": "unused"}})
+    space = parse.parse({"train.lr": "loguniform(1e-4, 1e-2)"}, job.training)
+    made = freeze_thaw(job.train.stopping, 3, space, seed=0, concurrent=1)
+    trial = Trial("unused", config={"train.lr": 1e-3}, stub=True)
+    made.on_trial_add(None, trial)
+    assert trial.status == Trial.PAUSED
+    made.rule.choose()
+    # As Tune does when a trial fails for the first time.
+    trial.set_status(Trial.PENDING)
+    made.on_trial_error(None, trial)
+    made.on_trial_add(None, trial)
+    assert trial.status == Trial.PENDING and made.rule.is_running(trial.trial_id)
 
 
 def test_of_equal_promise_the_cheaper_trial_comes_first() -> None:

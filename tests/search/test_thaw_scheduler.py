@@ -74,3 +74,17 @@ def test_an_interrupted_search_continues_with_what_it_had_learned(
     assert restored and 0 < restored[0] <= 4
     # The same trials, as far as the same epoch.
     assert {t.name: t.epochs for t in result.trials} == {t.name: t.epochs for t in whole.trials}
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("ray_session")
+def test_trials_that_fail_are_tried_twice_and_the_others_go_on(
+    searches: Searches, tmp_path: Path
+) -> None:
+    # One worker cannot shard a model, so every trial with zero3 fails.
+    space = {"train.lr": "loguniform(1e-4, 3e-2)", "train.strategy": "grid(auto, zero3)"}
+    job = searches(tmp_path, **SEARCH | {"search.samples": 2, "search.space": space})
+    result = search(job)
+    failed = [trial for trial in result.trials if trial.changes["train.strategy"] == "zero3"]
+    assert failed and all(trial.failures == 2 for trial in failed)
+    assert any(trial.epochs == job.train.epochs for trial in result.trials)

@@ -163,6 +163,11 @@ class FreezeThaw:
         self._running.pop(trial, None)
         self._failed[trial] = True
 
+    def begin(self, trial: str) -> None:
+        """The trial runs, though nobody chose it."""
+        self.forget(trial)
+        self._running[trial] = True
+
     def forget(self, trial: str) -> None:
         """The trial neither runs nor failed: it may continue."""
         self._running.pop(trial, None)

@@ -50,14 +50,20 @@ class FreezeThawScheduler(FIFOScheduler):
         self._metric = stopping.metric
         self._mode = stopping.mode
         self._concurrent = concurrent
+        self._added: set[str] = set()
 
     def set_search_properties(self, metric: str | None, mode: str | None, **spec: Any) -> bool:
         """Tune would pass metric and mode here; the constructor has them already."""
         return True
 
     def on_trial_add(self, tune_controller: Any, trial: Trial) -> None:
-        """A trial was drawn, or Tune adds it again after a kill."""
+        """A trial was drawn, or Tune adds it again: after a kill, or because it failed."""
         name = trial.trial_id
+        if name in self._added:
+            # It failed. Tune starts it again by itself, and would not find it among the paused.
+            self.rule.begin(name)
+            return
+        self._added.add(name)
         self.rule.meet(name, self._coordinates.of(trial.config))
         if self.rule.is_ended(name):
             trial.set_status(Trial.TERMINATED)
