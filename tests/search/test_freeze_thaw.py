@@ -56,7 +56,10 @@ def said_by(
         trial = running.pop(0)
         done[trial] += 1
         value = curves[int(trial)][done[trial] - 1]
-        verdict = rule.report(trial, done[trial], value, math.log(value) if value > 0 else NAN)
+        aim = math.log(value) if value > 0 else NAN
+        # A curve that is shorter than the rule's is of a trial that ended by itself.
+        ended = done[trial] == len(curves[int(trial)])
+        verdict = rule.report(trial, done[trial], value, aim, ended=ended)
         log.append((trial, done[trial], verdict))
         if verdict == "go on":
             running.append(trial)
@@ -190,6 +193,17 @@ def test_one_trial_and_one_epoch_are_a_search_too(trials: int, epochs: int) -> N
     log = said_by(rule_of(xs, epochs), [losses(x, epochs) for x in xs])
     assert log[-1][1] == epochs or trials > 1
     assert any(epoch == epochs for _, epoch, _ in log)
+
+
+def test_trials_that_end_by_their_own_rule_are_not_all_trained() -> None:
+    """As train.stopping.patience ends them: no trial reaches the last epoch."""
+    xs = some(30)
+    curves = [losses(x) for x in xs]
+    log = said_by(rule_of(xs, epochs=27), curves, restarts=True)
+    assert all(verdict == "stop" for _, epoch, verdict in log if epoch == EPOCHS)
+    assert len(log) < 30 * EPOCHS * 0.8
+    found = min(curves[int(trial)][epoch - 1] for trial, epoch, _ in log)
+    assert found < min(curve[-1] for curve in curves) * 1.002
 
 
 def test_nothing_to_try_is_done() -> None:

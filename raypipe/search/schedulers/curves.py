@@ -45,6 +45,7 @@ class Curve:
     best: float = -math.inf  # the metric; more is better
     seconds: float = 0.0
     timed: int = 0  # epochs that `seconds` are of
+    is_whole: bool = False  # the trial's own rule ended it: there is no more of it
 
     @property
     def epoch(self) -> int:
