@@ -132,8 +132,17 @@ def test_the_target_is_the_loss_else_the_metric() -> None:
     better, worse = (target({"val_accuracy": v}, "val_accuracy", "max") for v in (1.0, 0.5))
     assert better < worse == 0
     assert target({"val_mae": 0.5}, "val_mae", "min") < target({"val_mae": 2.0}, "val_mae", "min")
-    assert target({"val_r2": -3.0}, "val_r2", "max") == 3.0
     assert math.isnan(target({}, "val_accuracy", "max"))
+
+
+@pytest.mark.parametrize("key", ["val_r2", "val_mae", "val_loss"])
+def test_a_better_number_is_a_better_target_whatever_its_sign(key: str) -> None:
+    """R2 may be negative, and so may the loss of a likelihood."""
+    numbers = [-300.0, -3.0, -0.01, 0.0, 0.01, 0.5, 0.99, 1.5, 200.0]
+    aims = [target({key: v}, key, "max" if key == "val_r2" else "min") for v in numbers]
+    assert all(math.isfinite(aim) for aim in aims)
+    assert aims == sorted(aims, reverse=key == "val_r2") and len(set(aims)) == len(aims)
+    assert math.isnan(target({key: NAN}, key, "max"))
 
 
 def test_the_best_is_trained_in_full_and_most_epochs_are_saved() -> None:
@@ -199,7 +208,7 @@ def test_trials_that_end_by_their_own_rule_are_not_all_trained() -> None:
     """As train.stopping.patience ends them: no trial reaches the last epoch."""
     xs = some(30)
     curves = [losses(x) for x in xs]
-    log = said_by(rule_of(xs, epochs=27), curves, restarts=True)
+    log = said_by(rule_of(xs, epochs=27), curves)
     assert all(verdict == "stop" for _, epoch, verdict in log if epoch == EPOCHS)
     assert len(log) < 30 * EPOCHS * 0.8
     found = min(curves[int(trial)][epoch - 1] for trial, epoch, _ in log)
