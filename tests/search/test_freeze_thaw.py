@@ -20,9 +20,10 @@ from raypipe.search.schedulers import surrogate
 from raypipe.search.schedulers.curves import Curve, target
 from raypipe.search.schedulers.freeze_thaw import FreezeThaw
 from raypipe.search.schedulers.surrogate import Data, Posterior
-from raypipe.search.schedulers.thaw_scheduler import freeze_thaw
+from raypipe.search.schedulers.thaw_scheduler import SECONDS, freeze_thaw
 from raypipe.search.space import parse
 from raypipe.search.space.coordinates import Coordinates
+from raypipe.search.trials.epoch_result import result_of
 
 EPOCHS = 9
 NAN = float("nan")
@@ -255,6 +256,22 @@ def test_of_equal_promise_the_cheaper_trial_comes_first() -> None:
     dear, cheap, new = rule._log_seconds(["0", "1", "2"])
     assert cheap < new < dear  # guessed in between
     assert rule.choose({"0", "1"}) == "1"
+
+
+def test_an_epoch_of_before_a_kill_makes_no_trial_look_cheap() -> None:
+    job = validate(Job, {"table": {"uri": "unused"}})
+    rule = job.train.stopping
+    space = parse.parse({"train.lr": "loguniform(1e-4, 1e-2)"}, job.training)
+    made = freeze_thaw(rule, 9, space, seed=0, concurrent=1)
+    trials = [Trial("unused", config={"train.lr": lr}, stub=True) for lr in (1e-3, 2e-3)]
+    told = {"val_accuracy": 0.5, "val_loss": 1.0}
+    for trial, earlier, seconds in zip(trials, (False, True), (20.0, 0.01), strict=True):
+        made.on_trial_add(None, trial)
+        result = result_of(told, 1, False, rule.metric, rule.mode, earlier=earlier)
+        made.on_trial_result(None, trial, result | {SECONDS: seconds})
+    one, other = np.exp(made.rule._log_seconds([trial.trial_id for trial in trials]))
+    assert one == pytest.approx(20) and other == pytest.approx(20)
+    assert made.rule.state()["spent"] == pytest.approx(40)
 
 
 def test_a_search_of_dear_trials_waits_in_seconds() -> None:

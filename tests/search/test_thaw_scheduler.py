@@ -76,6 +76,15 @@ def test_an_interrupted_search_continues_with_what_it_had_learned(
     assert {t.name: t.epochs for t in result.trials} == {t.name: t.epochs for t in whole.trials}
 
 
+@pytest.mark.usefixtures("ray_session")
+def test_a_search_that_is_stopped_has_a_result_though_most_trials_never_began(
+    searches: Searches, tmp_path: Path
+) -> None:
+    result = search(searches(tmp_path, **SEARCH | {"search.stopping.epochs": 3}))
+    assert "budget of 3 epochs" in str(result.stopped)
+    assert 0 < len(result.trials) < 10 and all(trial.cut for trial in result.trials)
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("ray_session")
 def test_trials_that_fail_are_tried_twice_and_the_others_go_on(

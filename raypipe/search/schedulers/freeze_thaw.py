@@ -105,8 +105,8 @@ class FreezeThaw:
     ) -> Verdict:
         """What the trial does after this epoch. The same report after a restore: the same verdict.
 
-        value: the metric; NaN ends the trial. target: see `curves.target`. seconds: of this epoch.
-        ended: the trial has no further one, as train.stopping or a fitted head decides.
+        value: the metric; NaN ends the trial. target: see `curves.target`. seconds: of this epoch;
+        None: not known. ended: it was the trial's last one, by train.stopping or as a fitted head.
         """
         self.forget(trial)
         curve = self._curves.setdefault(trial, Curve())
@@ -116,7 +116,7 @@ class FreezeThaw:
             score = -math.inf if is_lost else self._sign * value
             curve.add(epoch, math.inf if is_lost else target, score, seconds)
             self._reports += 1
-            self._spent += seconds or 1.0
+            self._spent += seconds or float(np.exp(self._log_seconds([trial])[0]))
             self._note(score)
         curve.is_whole = curve.is_whole or ended
         if is_lost or ended or epoch >= self.max_epochs:

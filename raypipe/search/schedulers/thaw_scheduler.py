@@ -25,7 +25,7 @@ from raypipe.search.schedulers.freeze_thaw import FreezeThaw
 from raypipe.search.schedulers.halving import Verdict
 from raypipe.search.space.coordinates import Coordinates
 from raypipe.search.space.space import Space
-from raypipe.search.trials.epoch_result import ENDED, EPOCH, metric_of_result
+from raypipe.search.trials.epoch_result import EARLIER, ENDED, EPOCH, metric_of_result
 from raypipe.search.trials.trial_checkpoints import lacks_last
 from raypipe.train.stopping import StoppingConfig
 
@@ -75,7 +75,8 @@ class FreezeThawScheduler(FIFOScheduler):
     def on_trial_result(self, tune_controller: Any, trial: Trial, result: dict[str, Any]) -> str:
         value = metric_of_result(result, self._metric)
         aim = target(result, self._metric, self._mode)
-        seconds = result.get(SECONDS)
+        # Epochs of before a kill are told within milliseconds: the trial would look cheap.
+        seconds = None if result.get(EARLIER) else result.get(SECONDS)
         epoch, ended = int(result[EPOCH]), bool(result.get(ENDED))
         verdict = self.rule.report(trial.trial_id, epoch, value, aim, seconds, ended)
         return _DECISIONS[verdict]
