@@ -82,7 +82,7 @@ class SearchConfig(Section):
     asha: at each rung (`grace` epochs, `grace` * `reduction`, …) trials pause, and the best
     1/`reduction` continue. pasha: the same, with later rungs only while rankings still change.
     freeze_thaw: after each epoch a model of all curves chooses who trains the next one; `samples`
-    are drawn at the start, and the search ends when none of them is expected to be better.
+    are drawn at the start, and the search ends when the metric has not improved for long.
     hyperband, median: Ray Tune's; hyperband draws all trials at the start. pbt, pb2: trials take
     over each other's weights. none: every trial trains to its end.
     """

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from ray.tune.experiment import Trial
 
 from raypipe.config import validate
 from raypipe.errors import ConfigError
@@ -19,8 +20,10 @@ from raypipe.search.schedulers import surrogate
 from raypipe.search.schedulers.curves import Curve, target
 from raypipe.search.schedulers.freeze_thaw import FreezeThaw
 from raypipe.search.schedulers.surrogate import Data, Posterior
+from raypipe.search.schedulers.thaw_scheduler import SECONDS, freeze_thaw
 from raypipe.search.space import parse
 from raypipe.search.space.coordinates import Coordinates
+from raypipe.search.trials.epoch_result import result_of
 
 EPOCHS = 9
 NAN = float("nan")
@@ -54,7 +57,10 @@ def said_by(
         trial = running.pop(0)
         done[trial] += 1
         value = curves[int(trial)][done[trial] - 1]
-        verdict = rule.report(trial, done[trial], value, math.log(value) if value > 0 else NAN)
+        aim = math.log(value) if value > 0 else NAN
+        # A curve that is shorter than the rule's is of a trial that ended by itself.
+        ended = done[trial] == len(curves[int(trial)])
+        verdict = rule.report(trial, done[trial], value, aim, ended=ended)
         log.append((trial, done[trial], verdict))
         if verdict == "go on":
             running.append(trial)
@@ -127,8 +133,17 @@ def test_the_target_is_the_loss_else_the_metric() -> None:
     better, worse = (target({"val_accuracy": v}, "val_accuracy", "max") for v in (1.0, 0.5))
     assert better < worse == 0
     assert target({"val_mae": 0.5}, "val_mae", "min") < target({"val_mae": 2.0}, "val_mae", "min")
-    assert target({"val_r2": -3.0}, "val_r2", "max") == 3.0
     assert math.isnan(target({}, "val_accuracy", "max"))
+
+
+@pytest.mark.parametrize("key", ["val_r2", "val_mae", "val_loss"])
+def test_a_better_number_is_a_better_target_whatever_its_sign(key: str) -> None:
+    """R2 may be negative, and so may the loss of a likelihood."""
+    numbers = [-300.0, -3.0, -0.01, 0.0, 0.01, 0.5, 0.99, 1.5, 200.0]
+    aims = [target({key: v}, key, "max" if key == "val_r2" else "min") for v in numbers]
+    assert all(math.isfinite(aim) for aim in aims)
+    assert aims == sorted(aims, reverse=key == "val_r2") and len(set(aims)) == len(aims)
+    assert math.isnan(target({key: NAN}, key, "max"))
 
 
 def test_the_best_is_trained_in_full_and_most_epochs_are_saved() -> None:
@@ -190,6 +205,17 @@ def test_one_trial_and_one_epoch_are_a_search_too(trials: int, epochs: int) -> N
     assert any(epoch == epochs for _, epoch, _ in log)
 
 
+def test_trials_that_end_by_their_own_rule_are_not_all_trained() -> None:
+    """As train.stopping.patience ends them: no trial reaches the last epoch."""
+    xs = some(30)
+    curves = [losses(x) for x in xs]
+    log = said_by(rule_of(xs, epochs=27), curves)
+    assert all(verdict == "stop" for _, epoch, verdict in log if epoch == EPOCHS)
+    assert len(log) < 30 * EPOCHS * 0.8
+    found = min(curves[int(trial)][epoch - 1] for trial, epoch, _ in log)
+    assert found < min(curve[-1] for curve in curves) * 1.002
+
+
 def test_nothing_to_try_is_done() -> None:
     rule = rule_of([])
     assert rule.choose() is None and rule.done
@@ -205,6 +231,22 @@ def test_a_failed_trial_is_not_waited_for_and_may_come_back() -> None:
     assert "0" not in rule.state()["failed"]
 
 
+def test_a_trial_that_tune_starts_again_is_not_paused() -> None:
+    """Tune keeps a list of its own of trials that are to start, and asserts that it is true."""
+    job = validate(Job, {"table": {"uri": "unused"}})
+    space = parse.parse({"train.lr": "loguniform(1e-4, 1e-2)"}, job.training)
+    made = freeze_thaw(job.train.stopping, 3, space, seed=0, concurrent=1)
+    trial = Trial("unused", config={"train.lr": 1e-3}, stub=True)
+    made.on_trial_add(None, trial)
+    assert trial.status == Trial.PAUSED
+    made.rule.choose()
+    # As Tune does when a trial fails for the first time.
+    trial.set_status(Trial.PENDING)
+    made.on_trial_error(None, trial)
+    made.on_trial_add(None, trial)
+    assert trial.status == Trial.PENDING and made.rule.is_running(trial.trial_id)
+
+
 def test_of_equal_promise_the_cheaper_trial_comes_first() -> None:
     rule = rule_of([0.5, 0.5 + 1e-9, 0.2])
     for trial, seconds in (("0", 100.0), ("1", 1.0)):
@@ -214,6 +256,22 @@ def test_of_equal_promise_the_cheaper_trial_comes_first() -> None:
     dear, cheap, new = rule._log_seconds(["0", "1", "2"])
     assert cheap < new < dear  # guessed in between
     assert rule.choose({"0", "1"}) == "1"
+
+
+def test_an_epoch_of_before_a_kill_makes_no_trial_look_cheap() -> None:
+    job = validate(Job, {"table": {"uri": "unused"}})
+    rule = job.train.stopping
+    space = parse.parse({"train.lr": "loguniform(1e-4, 1e-2)"}, job.training)
+    made = freeze_thaw(rule, 9, space, seed=0, concurrent=1)
+    trials = [Trial("unused", config={"train.lr": lr}, stub=True) for lr in (1e-3, 2e-3)]
+    told = {"val_accuracy": 0.5, "val_loss": 1.0}
+    for trial, earlier, seconds in zip(trials, (False, True), (20.0, 0.01), strict=True):
+        made.on_trial_add(None, trial)
+        result = result_of(told, 1, False, rule.metric, rule.mode, earlier=earlier)
+        made.on_trial_result(None, trial, result | {SECONDS: seconds})
+    one, other = np.exp(made.rule._log_seconds([trial.trial_id for trial in trials]))
+    assert one == pytest.approx(20) and other == pytest.approx(20)
+    assert made.rule.state()["spent"] == pytest.approx(40)
 
 
 def test_a_search_of_dear_trials_waits_in_seconds() -> None:

@@ -100,6 +100,15 @@ def test_the_best_stands_still() -> None:
     )
 
 
+def test_trials_that_never_began_are_no_trials_without_an_improvement() -> None:
+    """freeze_thaw stops them when it is done."""
+    seen = watch(patience=2)
+    trial(seen, "a", 0.5)
+    for name in "bcd":
+        trial(seen, name)
+    assert not Stop(seen).stop_all()
+
+
 def test_a_trial_that_ends_again_after_a_restore_counts_once() -> None:
     seen = watch(patience=1)
     trial(seen, "a", 0.5)

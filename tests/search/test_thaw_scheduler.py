@@ -74,3 +74,26 @@ def test_an_interrupted_search_continues_with_what_it_had_learned(
     assert restored and 0 < restored[0] <= 4
     # The same trials, as far as the same epoch.
     assert {t.name: t.epochs for t in result.trials} == {t.name: t.epochs for t in whole.trials}
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_a_search_that_is_stopped_has_a_result_though_most_trials_never_began(
+    searches: Searches, tmp_path: Path
+) -> None:
+    result = search(searches(tmp_path, **SEARCH | {"search.stopping.epochs": 3}))
+    assert "budget of 3 epochs" in str(result.stopped)
+    assert 0 < len(result.trials) < 10 and all(trial.cut for trial in result.trials)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("ray_session")
+def test_trials_that_fail_are_tried_twice_and_the_others_go_on(
+    searches: Searches, tmp_path: Path
+) -> None:
+    # One worker cannot shard a model, so every trial with zero3 fails.
+    space = {"train.lr": "loguniform(1e-4, 3e-2)", "train.strategy": "grid(auto, zero3)"}
+    job = searches(tmp_path, **SEARCH | {"search.samples": 2, "search.space": space})
+    result = search(job)
+    failed = [trial for trial in result.trials if trial.changes["train.strategy"] == "zero3"]
+    assert failed and all(trial.failures == 2 for trial in failed)
+    assert any(trial.epochs == job.train.epochs for trial in result.trials)

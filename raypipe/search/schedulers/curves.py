@@ -16,6 +16,8 @@ from raypipe.train.stopping import Mode
 
 MOST_OBSERVED = 300
 LANDMARKS = (1, 3, 8, 24)  # epochs of each trial that are observed, beside its last one
+_TINY = 1e-12  # logarithms of losses end here
+_SHARES = (1e-3, 1 - 1e-4)  # logits of shares end here
 _PENALTY = 1.0  # ridge of the seconds an epoch; coordinates are within [0, 1]
 
 
@@ -23,18 +25,23 @@ def target(metrics: Mapping[str, float], metric: str, mode: Mode) -> float:
     """What the surrogate models, lower is better; NaN if there is no number.
 
     The logarithm of the validation loss, for it is finer than an accuracy. Without one, the metric:
-    its logit where it is a share, its logarithm where lower is better.
+    its logit where it is a share, its logarithm where lower is better. Both are linear outside of
+    their range, so a better number is always a better target.
     """
     loss = metrics.get("val_loss", math.nan)
-    if math.isfinite(loss) and loss > 0:
-        return math.log(loss)
+    if math.isfinite(loss):
+        return _logarithm(loss)
     value = metrics.get(metric, math.nan)
     if mode == "min":
-        return math.log(max(value, 1e-12))
-    if 0 <= value <= 1:
-        inside = min(max(value, 1e-3), 1 - 1e-4)
-        return math.log((1 - inside) / inside)
-    return -value
+        return _logarithm(value)
+    inside = min(max(value, _SHARES[0]), _SHARES[1])
+    outside = max(0.0, value - 1) + min(0.0, value)  # NaN stays NaN
+    return math.log((1 - inside) / inside) - outside
+
+
+def _logarithm(loss: float) -> float:
+    """Of a loss; of one that is not positive, as of a likelihood, what goes on below."""
+    return math.log(max(loss, _TINY)) + min(0.0, loss)
 
 
 @dataclass
@@ -45,6 +52,7 @@ class Curve:
     best: float = -math.inf  # the metric; more is better
     seconds: float = 0.0
     timed: int = 0  # epochs that `seconds` are of
+    is_whole: bool = False  # the trial's own rule ended it: there is no more of it
 
     @property
     def epoch(self) -> int:

@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Container
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -101,10 +101,12 @@ class FreezeThaw:
         value: float,
         target: float,
         seconds: float | None = None,
+        ended: bool = False,
     ) -> Verdict:
         """What the trial does after this epoch. The same report after a restore: the same verdict.
 
-        value: the metric; NaN ends the trial. target: see `curves.target`. seconds: of this epoch.
+        value: the metric; NaN ends the trial. target: see `curves.target`. seconds: of this epoch;
+        None: not known. ended: it was the trial's last one, by train.stopping or as a fitted head.
         """
         self.forget(trial)
         curve = self._curves.setdefault(trial, Curve())
@@ -114,9 +116,10 @@ class FreezeThaw:
             score = -math.inf if is_lost else self._sign * value
             curve.add(epoch, math.inf if is_lost else target, score, seconds)
             self._reports += 1
-            self._spent += seconds or 1.0
+            self._spent += seconds or float(np.exp(self._log_seconds([trial])[0]))
             self._note(score)
-        if is_lost or epoch >= self.max_epochs:
+        curve.is_whole = curve.is_whole or ended
+        if is_lost or ended or epoch >= self.max_epochs:
             self.end(trial)
             return "stop"
         goes_on = trial == self._to_the_end or epoch < FIRST
@@ -163,6 +166,11 @@ class FreezeThaw:
         self._running.pop(trial, None)
         self._failed[trial] = True
 
+    def begin(self, trial: str) -> None:
+        """The trial runs, though nobody chose it."""
+        self.forget(trial)
+        self._running[trial] = True
+
     def forget(self, trial: str) -> None:
         """The trial neither runs nor failed: it may continue."""
         self._running.pop(trial, None)
@@ -177,7 +185,7 @@ class FreezeThaw:
     def state(self) -> dict[str, Any]:
         """Everything that was learned; each key is an attribute without its `_`."""
         curves = {
-            name: Curve(dict(curve.targets), curve.best, curve.seconds, curve.timed)
+            name: replace(curve, targets=dict(curve.targets))
             for name, curve in self._curves.items()
         }
         return {
@@ -283,9 +291,7 @@ class FreezeThaw:
         None if a trial was trained in full, or is just being. Without a curve to its end, whatever
         is predicted of ends is a guess; with one, the search may turn out not to be settled.
         """
-        curves = self._curves.values()
-        is_full = any(c.epoch >= self.max_epochs and c.best > -math.inf for c in curves)
-        if is_full or self._to_the_end in self._running:
+        if self._has_whole() or self._to_the_end in self._running:
             self._done = not self._running
             return None
         begun = [name for name in startable if self._epoch(name)]
@@ -293,6 +299,18 @@ class FreezeThaw:
             return startable[0]  # all that began have ended before their last epoch
         self._to_the_end = max(begun, key=lambda name: self._curves[name].best)
         return self._to_the_end
+
+    def _has_whole(self) -> bool:
+        """Was a trial trained to its last epoch, or is the best one at the end of its own rule?"""
+        usable = [
+            (curve.best, curve)
+            for name, curve in self._curves.items()
+            if curve.best > -math.inf and name not in self._failed
+        ]
+        if any(curve.epoch >= self.max_epochs for _, curve in usable):
+            return True
+        _, best = max(usable, key=lambda one: one[0], default=(0.0, Curve()))
+        return best.is_whole
 
     def _log_seconds(self, names: list[str]) -> Array:
         return log_seconds(self._curves, self._x, names)

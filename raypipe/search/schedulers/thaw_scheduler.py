@@ -25,7 +25,7 @@ from raypipe.search.schedulers.freeze_thaw import FreezeThaw
 from raypipe.search.schedulers.halving import Verdict
 from raypipe.search.space.coordinates import Coordinates
 from raypipe.search.space.space import Space
-from raypipe.search.trials.epoch_result import EPOCH, metric_of_result
+from raypipe.search.trials.epoch_result import EARLIER, ENDED, EPOCH, metric_of_result
 from raypipe.search.trials.trial_checkpoints import lacks_last
 from raypipe.train.stopping import StoppingConfig
 
@@ -50,14 +50,20 @@ class FreezeThawScheduler(FIFOScheduler):
         self._metric = stopping.metric
         self._mode = stopping.mode
         self._concurrent = concurrent
+        self._added: set[str] = set()
 
     def set_search_properties(self, metric: str | None, mode: str | None, **spec: Any) -> bool:
         """Tune would pass metric and mode here; the constructor has them already."""
         return True
 
     def on_trial_add(self, tune_controller: Any, trial: Trial) -> None:
-        """A trial was drawn, or Tune adds it again after a kill."""
+        """A trial was drawn, or Tune adds it again: after a kill, or because it failed."""
         name = trial.trial_id
+        if name in self._added:
+            # It failed. Tune starts it again by itself, and would not find it among the paused.
+            self.rule.begin(name)
+            return
+        self._added.add(name)
         self.rule.meet(name, self._coordinates.of(trial.config))
         if self.rule.is_ended(name):
             trial.set_status(Trial.TERMINATED)
@@ -69,8 +75,10 @@ class FreezeThawScheduler(FIFOScheduler):
     def on_trial_result(self, tune_controller: Any, trial: Trial, result: dict[str, Any]) -> str:
         value = metric_of_result(result, self._metric)
         aim = target(result, self._metric, self._mode)
-        seconds = result.get(SECONDS)
-        verdict = self.rule.report(trial.trial_id, int(result[EPOCH]), value, aim, seconds)
+        # Epochs of before a kill are told within milliseconds: the trial would look cheap.
+        seconds = None if result.get(EARLIER) else result.get(SECONDS)
+        epoch, ended = int(result[EPOCH]), bool(result.get(ENDED))
+        verdict = self.rule.report(trial.trial_id, epoch, value, aim, seconds, ended)
         return _DECISIONS[verdict]
 
     def on_trial_complete(self, tune_controller: Any, trial: Trial, result: dict[str, Any]) -> None:

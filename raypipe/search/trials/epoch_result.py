@@ -20,6 +20,7 @@ from raypipe.train.stopping import Mode, unusable
 EPOCH = "epoch"  # finished epochs; Tune's own count starts again with every restart
 ENDED = "ended"  # True for the trial's last epoch
 WORKERS = "workers"  # that trained the epoch; without it: one
+EARLIER = "earlier"  # True: trained before the trial's last start, so its time is not known
 UNUSABLE = "unusable"  # True when a loss or the metric is not finite: the weights are lost
 
 WORST = 1e300  # still finite, so a mean of such values is finite too
@@ -40,6 +41,7 @@ def result_of(
     metric: str,
     mode: Mode,
     workers: float = 1.0,
+    earlier: bool = False,
 ) -> dict[str, Any]:
     """The result to report to Tune for one epoch: finite numbers only."""
     result: dict[str, Any] = {}
@@ -50,6 +52,8 @@ def result_of(
     result[ENDED] = ended
     if workers != 1.0:
         result[WORKERS] = workers
+    if earlier:
+        result[EARLIER] = True
     if math.isnan(metric_of(metrics, metric)):
         result[metric] = -WORST if mode == "max" else WORST
         result[UNUSABLE] = True

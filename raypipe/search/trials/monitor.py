@@ -216,7 +216,9 @@ class Monitor(tune.Callback):  # type: ignore[misc]
         self.speed = budget.speed_of(name, side_px, is_frozen, result, epochs) or self.speed
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        self._count_end(trials, trial)
+        # freeze_thaw stops trials that never began: they are no trials without an improvement.
+        if trial.trial_id in self._epochs:
+            self._count_end(trials, trial)
         self._tell_end(trial)
 
     def _count_end(self, trials: list[Any], trial: Any) -> None:
@@ -238,6 +240,12 @@ class Monitor(tune.Callback):  # type: ignore[misc]
         name = trial_checkpoints.name_of(trial.path)
         failures = self.failures.get(name, 0)
         self.failures[name] = failures + 1
+
+    def on_experiment_end(self, trials: list[Any], **info: Any) -> None:
+        """Name the folders of trials that never began: Tune's results ask for them, and raise."""
+        for trial in trials:
+            if not trial.storage.trial_dir_name:
+                trial.init_local_path()
 
     def get_state(self) -> dict[str, Any]:
         state = {name: getattr(self, name) for name in _SAVED}

@@ -147,7 +147,7 @@ class GroupTrial(tune.Trainable):  # type: ignore[misc]
                 # `step` needs a result. Tune had this one before a kill, and may have lost it.
                 self._reported = state.epoch - 1
             # Epochs that were trained before a kill and not reported.
-            self._report({}, state)
+            self._report({}, state, earlier=True)
             if ended or self._leaving:
                 return
             state = launch.on_workers(
@@ -162,7 +162,7 @@ class GroupTrial(tune.Trainable):  # type: ignore[misc]
         except BaseException as e:
             self._results.put(e)
 
-    def _report(self, _: dict[str, float], state: LoopState) -> None:
+    def _report(self, _: dict[str, float], state: LoopState, earlier: bool = False) -> None:
         """Queue each epoch that Tune does not know yet; wait after each for the next `step`."""
         train = self._trial_job.train
         rule = train.stopping
@@ -172,7 +172,7 @@ class GroupTrial(tune.Trainable):  # type: ignore[misc]
                 if self._leaving:
                     return
                 ended = epoch == state.epoch and state.finished(train.epochs)
-                result = result_of(metrics, epoch, ended, rule.metric, rule.mode, workers)
+                result = result_of(metrics, epoch, ended, rule.metric, rule.mode, workers, earlier)
                 self._reported = epoch
                 self._results.put((self._folder / checkpoint.name(state.epoch), result))
                 self._next_step.acquire()

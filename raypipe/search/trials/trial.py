@@ -86,7 +86,7 @@ def run_trial(
         trial_checkpoints.pointed_checkpoint(pointer, Path(trials)),
     )
 
-    def report(_: dict[str, float], state: LoopState) -> None:
+    def report(_: dict[str, float], state: LoopState, earlier: bool = False) -> None:
         """Report to Tune each epoch of `state` that it does not know yet."""
         nonlocal reported
         # Normally one epoch; after a kill there may be several.
@@ -94,7 +94,7 @@ def run_trial(
         target = folder / checkpoint.name(state.epoch)
         for epoch, metrics in trial_checkpoints.unreported(state, reported):
             ended = finished and epoch == state.epoch
-            result = result_of(metrics, epoch, ended, rule.metric, rule.mode)
+            result = result_of(metrics, epoch, ended, rule.metric, rule.mode, earlier=earlier)
             with tempfile.TemporaryDirectory() as scratch:
                 trial_checkpoints.write_pointer(Path(scratch), target, epoch)
                 reported = epoch
@@ -111,7 +111,7 @@ def run_trial(
         resume = newest(folder)
         if resume is not None:
             # Epochs that were trained before a kill and not reported.
-            report({}, trial_checkpoints.state_of(resume))
+            report({}, trial_checkpoints.state_of(resume), earlier=True)
         train_rank(trial_job, data[data_key(trial_job)], resume, save, report, must_leave)
 
 
