@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from raypipe.job import Job
+from raypipe.search.schedulers import thaw_scheduler
 from raypipe.search.schedulers.freeze_thaw import FreezeThaw
 from raypipe.search.trials.standing import Standing
 from tests.searching import search
@@ -53,7 +54,7 @@ def test_an_interrupted_search_continues_with_what_it_had_learned(
     changes = SEARCH | {"search.concurrent": 1, "search.samples": 5, "train.epochs": 3}
     monkeypatch.setenv("TUNE_GLOBAL_CHECKPOINT_S", "0.2")
     # Seconds differ from run to run, and the rule looks at them.
-    monkeypatch.setattr(FreezeThaw, "_log_seconds", lambda self, names: 0.0)
+    monkeypatch.setattr(thaw_scheduler, "SECONDS", "not measured")
     whole = search(searches(tmp_path / "whole", **changes))
     restored: list[int] = []
     plain = FreezeThaw.restore

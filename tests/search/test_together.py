@@ -146,6 +146,7 @@ def test_it_is_one_package_like_any_other(
     assert "the weighted mean of 2 models" in card and "trial-6" in card and "48 x 48 px" in card
 
 
+@pytest.mark.usefixtures("heard")
 def test_a_member_that_cannot_be_read_costs_only_itself(
     job: TrainJob, pinned: Pinned, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

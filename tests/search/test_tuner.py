@@ -56,7 +56,7 @@ def searched(
 
 
 def same(result: SearchResult) -> SearchResult:
-    return with_(result, seconds=0)
+    return with_(result, seconds=0, ran_s=0)
 
 
 def run_dirs(job: Job) -> list[str]:
