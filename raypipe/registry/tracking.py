@@ -31,6 +31,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
+from urllib.parse import unquote, urlsplit
 
 from filelock import FileLock
 from pydantic import Field, model_validator
@@ -248,8 +249,11 @@ def store_file(run: RunConfig, cfg: RegistryConfig) -> Path | None:
 def _file(address: str) -> Path | None:
     if not address.startswith("sqlite:///"):
         return None
-    # What follows ? are options.
-    return Path(address.removeprefix("sqlite:///").partition("?")[0])
+    # What follows ? are options. With uri=true, what stands before it is SQLite's own file:PATH.
+    name, _, options = address.removeprefix("sqlite:///").partition("?")
+    if "uri=true" in options.split("&"):
+        name = unquote(urlsplit(name).path)
+    return Path(name)
 
 
 def moves_of(run: RunConfig, cfg: RegistryConfig, beside: Place | None = None) -> MovesPlace:

@@ -372,6 +372,10 @@ def test_where_the_table_is(tmp_path: Path) -> None:
         assert alone == found
         return found.uri, found.options, found.is_shared
 
+    # SQLite's own way to name a file: once a folder `file:` was made where the command ran.
+    for named in (f"file:{tmp_path}/x%20y/a.db", f"file://{tmp_path}/x%20y/a.db"):
+        place = str(tmp_path / "x y" / tracking.MOVES)
+        assert of(registry={"uri": f"sqlite:///{named}?mode=rwc&uri=true"}) == (place, None, True)
     beside = {"uri": f"sqlite:///{tmp_path}/x/mlflow.db"}
     assert of(registry=beside) == (str(tmp_path / "x" / "raypipe-moves"), None, True)
     mine = str(tmp_path / "run/mlflow/raypipe-moves")
