@@ -29,14 +29,14 @@ SEARCH: dict[str, Any] = {
 
 
 @pytest.mark.usefixtures("ray_session")
-def test_a_search_ends_with_a_model_and_begins_only_what_is_promising(
+def test_a_search_ends_with_a_model_and_trains_each_epoch_once(
     searches: Searches, tmp_path: Path
 ) -> None:
     job = searches(tmp_path, **SEARCH)
     result = search(job)
     assert result.trials[0].metric == min(trial.metric for trial in result.trials)
     assert any(trial.epochs == job.train.epochs for trial in result.trials)
-    assert 0 < result.epochs < job.train.epochs * 10
+    assert 0 < result.epochs <= job.train.epochs * 10
     # Each epoch was trained once, whatever the pauses.
     assert all(len(trial.history) == trial.epochs for trial in result.trials)
     # Killed before it wrote its result: Tune restores a search in which all has ended.

@@ -159,7 +159,11 @@ def test_a_publication_hands_it_on(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     job = replace(job, {"train.start_from": str(parent)})
     kept: list[CalledFor] = []
     monkeypatch.setattr(publish.promote, "find", lambda *given: None)
-    monkeypatch.setattr(publish, "_publish", lambda *given: kept.append(given[-1]))
+    monkeypatch.setattr(
+        publish,
+        "_publish",
+        lambda *given: kept.extend(o for o in given if isinstance(o, CalledFor)),
+    )
     planned = SimpleNamespace(job=job, folder=tmp_path, pinned=SimpleNamespace(version=1))
     store, result = SimpleNamespace(folder=tmp_path), SimpleNamespace(key="k", version=1)
     publish.publish(store, planned, result, "train")  # type: ignore[arg-type]
