@@ -11,6 +11,7 @@ Two runs at once would disturb each other's times: the second one stops with a m
 
 from __future__ import annotations
 
+import argparse
 import ctypes
 import datetime
 import fcntl
@@ -175,6 +176,15 @@ def _processor() -> str:
     except OSError:
         pass
     return platform.processor() or platform.machine()
+
+
+def add_arguments(parser: argparse.ArgumentParser, file: str, budget_s: float) -> None:
+    """What every benchmark with a ledger takes. file: of the ledger. budget_s: of a cell."""
+    parser.add_argument("--budget-s", type=float, default=budget_s)
+    parser.add_argument("--ledger", type=Path, default=Path(file))
+    parser.add_argument("--cells", type=int, default=10**6, help="measure so many, then stop")
+    parser.add_argument("--json", action="store_true", help="accepted for uniformity")
+    parser.add_argument("--cell", type=Path, help=argparse.SUPPRESS)
 
 
 def asked_of(file: Path) -> Line:

@@ -29,7 +29,7 @@ from statistics import fmean, median
 from typing import Any
 
 from benchmarks import looks
-from benchmarks.ledger import Cell, Ledger, Line, asked_of, write_result
+from benchmarks.ledger import Cell, Ledger, Line, add_arguments, asked_of, write_result
 from raypipe.files import write_atomic
 
 SEEDS = tuple(range(11, 21))
@@ -186,11 +186,7 @@ def main() -> None:
     parser.add_argument("--config", type=Path, default=Path("jobs/configs/solar_search.yaml"))
     parser.add_argument("--more", nargs="*", default=[], help="section.key=value, of raypipe tune")
     parser.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS))
-    parser.add_argument("--budget-s", type=float, default=1200)
-    parser.add_argument("--ledger", type=Path, default=Path("runs/solar_seeds/ledger.jsonl"))
-    parser.add_argument("--cells", type=int, default=10**6, help="measure so many, then stop")
-    parser.add_argument("--json", action="store_true", help="accepted for uniformity")
-    parser.add_argument("--cell", type=Path, help=argparse.SUPPRESS)
+    add_arguments(parser, "runs/solar_seeds/ledger.jsonl", 1200)
     chosen = parser.parse_args()
     if chosen.cell:
         asked = asked_of(chosen.cell)

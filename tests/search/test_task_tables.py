@@ -1,7 +1,6 @@
-"""The tasks of the benchmarks: the same images in the same splits, whoever makes them.
+"""The tasks of the benchmarks: the same images in the same splits, whoever makes them."""
 
 # Starts no Ray cluster.
-"""
 
 from __future__ import annotations
 

@@ -13,6 +13,7 @@ import pytest
 from raypipe.job import Job
 from raypipe.search.schedulers import thaw_scheduler
 from raypipe.search.schedulers.freeze_thaw import FreezeThaw
+from raypipe.search.trials import saved_state
 from raypipe.search.trials.standing import Standing
 from tests.searching import search
 
@@ -52,7 +53,8 @@ def test_an_interrupted_search_continues_with_what_it_had_learned(
 ) -> None:
     # One trial at a time, so that both searches hear the same reports; Tune saves after each.
     changes = SEARCH | {"search.concurrent": 1, "search.samples": 5, "train.epochs": 3}
-    monkeypatch.setenv("TUNE_GLOBAL_CHECKPOINT_S", "0.2")
+    monkeypatch.setattr(saved_state, "EVERY_S", 0.0)
+    monkeypatch.setattr(saved_state, "SHARE", 1.0)
     # Seconds differ from run to run, and the rule looks at them.
     monkeypatch.setattr(thaw_scheduler, "SECONDS", "not measured")
     whole = search(searches(tmp_path / "whole", **changes))

@@ -18,11 +18,10 @@ from contextlib import redirect_stdout
 from typing import Any
 
 from ray.tune.experiment import Trial
-from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 
 from raypipe.search.schedulers.curves import target
 from raypipe.search.schedulers.freeze_thaw import FreezeThaw
-from raypipe.search.schedulers.halving import Verdict
+from raypipe.search.schedulers.rule_scheduler import DECISIONS, RuleScheduler
 from raypipe.search.space.coordinates import Coordinates
 from raypipe.search.space.space import Space
 from raypipe.search.trials.epoch_result import EARLIER, ENDED, EPOCH, metric_of_result
@@ -31,15 +30,11 @@ from raypipe.train.stopping import StoppingConfig
 
 SECONDS = "time_this_iter_s"  # Tune's: since the trial's last report, or since it started
 
-_DECISIONS: dict[Verdict, str] = {
-    "go on": TrialScheduler.CONTINUE,
-    "pause": TrialScheduler.PAUSE,
-    "stop": TrialScheduler.STOP,
-}
 
-
-class FreezeThawScheduler(FIFOScheduler):
+class FreezeThawScheduler(RuleScheduler):
     """Carries out what `rule` decides. A paused trial keeps its checkpoint and no process."""
+
+    rule: FreezeThaw
 
     def __init__(
         self, rule: FreezeThaw, coordinates: Coordinates, stopping: StoppingConfig, concurrent: int
@@ -51,10 +46,6 @@ class FreezeThawScheduler(FIFOScheduler):
         self._mode = stopping.mode
         self._concurrent = concurrent
         self._added: set[str] = set()
-
-    def set_search_properties(self, metric: str | None, mode: str | None, **spec: Any) -> bool:
-        """Tune would pass metric and mode here; the constructor has them already."""
-        return True
 
     def on_trial_add(self, tune_controller: Any, trial: Trial) -> None:
         """A trial was drawn, or Tune adds it again: after a kill, or because it failed."""
@@ -79,13 +70,7 @@ class FreezeThawScheduler(FIFOScheduler):
         seconds = None if result.get(EARLIER) else result.get(SECONDS)
         epoch, ended = int(result[EPOCH]), bool(result.get(ENDED))
         verdict = self.rule.report(trial.trial_id, epoch, value, aim, seconds, ended)
-        return _DECISIONS[verdict]
-
-    def on_trial_complete(self, tune_controller: Any, trial: Trial, result: dict[str, Any]) -> None:
-        self.rule.end(trial.trial_id)
-
-    def on_trial_remove(self, tune_controller: Any, trial: Trial) -> None:
-        self.rule.end(trial.trial_id)
+        return DECISIONS[verdict]
 
     def on_trial_error(self, tune_controller: Any, trial: Trial) -> None:
         self.rule.fail(trial.trial_id)

@@ -27,36 +27,28 @@ from typing import Any, Protocol
 from ray import tune
 from ray.tune.experiment import Trial
 from ray.tune.schedulers import (
-    FIFOScheduler,
     HyperBandScheduler,
     MedianStoppingRule,
     TrialScheduler,
 )
 
-from raypipe.search.schedulers.halving import Halving, Verdict
+from raypipe.search.schedulers.halving import Halving
+from raypipe.search.schedulers.rule_scheduler import DECISIONS, RuleScheduler
 from raypipe.search.settings import SearchConfig
 from raypipe.search.trials.epoch_result import EPOCH, metric_of_result
 from raypipe.search.trials.trial_checkpoints import lacks_last
 from raypipe.train.settings import TrainConfig
 
-_DECISIONS: dict[Verdict, str] = {
-    "go on": TrialScheduler.CONTINUE,
-    "pause": TrialScheduler.PAUSE,
-    "stop": TrialScheduler.STOP,
-}
 
-
-class HalvingScheduler(FIFOScheduler):
+class HalvingScheduler(RuleScheduler):
     """Carries out the verdicts of `rule`. A paused trial keeps its checkpoint and no process."""
+
+    rule: Halving
 
     def __init__(self, rule: Halving, metric: str) -> None:
         super().__init__()
         self.rule = rule
         self._metric = metric
-
-    def set_search_properties(self, metric: str | None, mode: str | None, **spec: Any) -> bool:
-        """Tune would pass metric and mode here; the constructor has them already."""
-        return True
 
     def on_trial_add(self, tune_controller: Any, trial: Trial) -> None:
         """Restore the status of a trial that Tune adds after a kill."""
@@ -74,13 +66,7 @@ class HalvingScheduler(FIFOScheduler):
         verdict = self.rule.report(trial.trial_id, int(result[EPOCH]), value)
         if verdict == "pause":
             _yield_place(tune_controller, trial, result)
-        return _DECISIONS[verdict]
-
-    def on_trial_complete(self, tune_controller: Any, trial: Trial, result: dict[str, Any]) -> None:
-        self.rule.end(trial.trial_id)
-
-    def on_trial_remove(self, tune_controller: Any, trial: Trial) -> None:
-        self.rule.end(trial.trial_id)
+        return DECISIONS[verdict]
 
     def on_trial_error(self, tune_controller: Any, trial: Trial) -> None:
         self.rule.forget(trial.trial_id)
