@@ -82,6 +82,7 @@ def test_checkpoints_and_records_are_written_there(mount: Path) -> None:
 
     assert torch.equal(load_file(mount / "part.safetensors")["w"], values)
     for number in range(3):
-        mutations.append(mount, {"trial": number})
+        mutations.append(mount, {"trial": number, "epoch": 2})
     assert [found["trial"] for found in mutations.read(mount)] == [0, 1, 2]
-    assert json.loads((mount / mutations.LOG).read_text().splitlines()[0]) == {"trial": 0}
+    first = (mount / mutations.LOG).read_text().splitlines()[0]
+    assert json.loads(first) == {"trial": 0, "epoch": 2}
