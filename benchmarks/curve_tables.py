@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 
 from raypipe.search.schedulers.curves import target
+from raypipe.search.space.coordinates import SPAN, are_ordered
 
 DATA = Path(__file__).parent / "data"
 CURVES = "RAYPIPE_CURVES"  # the variable that names the folder of Quick-Tune's tables
@@ -103,13 +104,16 @@ def heads(name: str, file: Path) -> CurveTable:
     targets = [
         [target({"val_loss": loss}, "val_accuracy", "max") for loss in curve] for curve in losses
     ]
-    # Drawn from few values, so a choice; all else is a range.
+    # Drawn from few values, so a choice, which a search may know the order of; all else is a range.
     fields = [key for key in rows[0] if "@" not in key and key != "seconds"]
     columns = {}
     for field in fields:
         drawn = [float(row[field]) for row in rows]
         few = sorted(set(drawn)) if len(set(drawn)) <= 8 else None
-        columns[field] = _one_hot(drawn, few) if few else [_scaled(drawn)]
+        if few and are_ordered(few):
+            columns[field] = [_scaled(drawn, SPAN)]
+        else:
+            columns[field] = _one_hot(drawn, few) if few else [_scaled(drawn)]
     epochs = len(values[0])
     seconds = [[float(row["seconds"])] * epochs for row in rows] if "seconds" in rows[0] else None
     x_MD, group_D = _joined(columns)
@@ -148,13 +152,13 @@ def _columns(row: dict[str, str], prefix: str) -> list[float]:
     return [float(value) for name, value in row.items() if name.startswith(prefix)]
 
 
-def _scaled(drawn: Sequence[float]) -> np.ndarray:
-    """From 0 to 1; by logarithms where values differ a hundredfold. Zeros count as a tenth of the
-    least other one.
+def _scaled(drawn: Sequence[float], span: float = _DECADES) -> np.ndarray:
+    """From 0 to 1; by logarithms where values differ by a factor of `span`. Zeros count as a tenth
+    of the least other one.
     """
     values = np.array(drawn, np.float64)
     positive = values[values > 0]
-    if values.min() >= 0 and len(positive) and positive.max() / positive.min() >= _DECADES:
+    if values.min() >= 0 and len(positive) and positive.max() / positive.min() >= span:
         values = np.log(np.maximum(values, positive.min() / 10))
     return (values - values.min()) / max(values.max() - values.min(), 1e-12)
 

@@ -327,6 +327,29 @@ def test_coordinates_of_a_space() -> None:
     assert large[of["model.dropout"]].tolist() == [0, 1]
 
 
+def test_chosen_numbers_keep_their_order() -> None:
+    job = validate(Job, {"table": {"uri": "unused"}, "model": {"mode": "finetune"}})
+    space = parse.parse(
+        {
+            "train.batch_size": "choice(64, 16, 32)",
+            "model.dropout": "choice(0.5, 0.0, 0.2)",
+            "model.side_px": "choice(96, 48) if train.batch_size == 16 else choice(64)",
+            "model.frozen_blocks": "choice(0, 3, 8) if train.batch_size == 16",
+            "train.schedule": "choice(cosine, one_cycle, constant)",
+        },
+        job.training,
+    )
+    coordinates = Coordinates(space)
+    drawn = {"train.batch_size": 32, "model.dropout": 0.2, "train.schedule": "constant"}
+    with_side = coordinates.of({**drawn, "model.side_px": 96})
+    of = {field.name: coordinates.group_D == n for n, field in enumerate(space.fields)}
+    assert with_side[of["train.batch_size"]] == pytest.approx([0.5])  # logarithms: a factor of 4
+    assert with_side[of["model.dropout"]] == pytest.approx([0.4])
+    assert with_side[of["model.side_px"]][0] == 1.0
+    assert with_side[of["model.frozen_blocks"]].tolist() == [0, 1]  # absent
+    assert of["train.schedule"].sum() == 4
+
+
 @pytest.mark.parametrize(
     ("search", "said"),
     [({"searcher": "tpe"}, "would learn from none"), ({"pauses": False}, "pauses trials")],
