@@ -172,12 +172,15 @@ def test_an_epoch_told_again_gets_the_same_answer_and_counts_once() -> None:
     assert pickle.dumps(rule.state()) == state
 
 
-def test_a_trial_does_not_pause_after_its_first_epoch() -> None:
-    rule = rule_of([0.7, 0.1])
-    for value in (0.1, 0.9):
-        trial = rule.choose()
-        assert trial is not None
-        assert rule.report(trial, 1, value, math.log(value)) == "go on"
+@pytest.mark.parametrize(("epochs", "verdict"), [(27, "pause"), (50, "go on")])
+def test_a_trial_does_not_pause_in_the_first_25th_of_its_epochs(epochs: int, verdict: str) -> None:
+    rule = FreezeThaw(epochs, np.zeros(1, int), mode="min")
+    for name, x in (("good", 0.1), ("bad", 0.7), ("like the good one", 0.12)):
+        rule.meet(name, np.array([x]))
+    for trial in ("good", "bad"):
+        rule.begin(trial)
+    assert rule.report("good", 1, 0.1, math.log(0.1)) == "go on"
+    assert rule.report("bad", 1, 0.9, math.log(0.9)) == verdict
 
 
 def test_a_lost_trial_ends_and_those_like_it_are_avoided() -> None:

@@ -13,7 +13,7 @@ al. 2024, "In-context freeze-thaw Bayesian optimization" (ifBO):
   horizons and low thresholds exploit, others explore: no single setting of the two is good for all
   tables.
 - The trial that has just reported goes on without a pause if it is that trial. It goes on anyway
-  for FIRST epochs: after one epoch of a warm-up, good trials look as bad as hopeless ones.
+  for the share FIRST of its epochs: in a warm-up, good trials look as bad as hopeless ones.
 - Where epochs cost different seconds, the probability is divided by the trial's seconds an epoch.
 - The search ends when half of what it needed to find the best, and WAIT epochs of each trial, have
   not improved the metric. Where no trial is expected to improve the target by `least_gain` either,
@@ -42,7 +42,7 @@ from raypipe.search.schedulers.surrogate import Array, Data, Posterior
 from raypipe.train.stopping import Mode
 
 LEAST_GAIN = 2e-5  # of a log loss: a fiftieth of a thousandth of the loss
-FIRST = 2  # epochs that every trial trains before it pauses
+FIRST = 0.04  # share of the epochs that every trial trains before it pauses; one epoch at least
 WAIT = 4.0  # epochs without an improvement, of each trial of the search
 IMPROVED = 1e-3  # share of the best metric by which it must get better to count
 COST = 1.0  # power of the seconds an epoch that a probability is divided by
@@ -69,6 +69,7 @@ class FreezeThaw:
         least_gain: float = LEAST_GAIN,
     ) -> None:
         self.max_epochs = max_epochs
+        self._first = max(1, round(FIRST * max_epochs))
         self._group_D = group_D
         self._sign = 1 if mode == "max" else -1
         self._seed = seed
@@ -122,7 +123,7 @@ class FreezeThaw:
         if is_lost or ended or epoch >= self.max_epochs:
             self.end(trial)
             return "stop"
-        goes_on = trial == self._to_the_end or epoch < FIRST
+        goes_on = trial == self._to_the_end or epoch < self._first
         if not goes_on and self._next() != trial:
             return "pause"
         self._running[trial] = True
