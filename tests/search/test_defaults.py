@@ -158,6 +158,22 @@ def test_a_short_budget_has_fewer_and_smaller_arrays() -> None:
     assert (None, "frozen", 96) in arrays(20) and (None, "finetune", 128) not in arrays(20)
 
 
+def test_after_a_first_answer_trials_fine_tune_if_they_may() -> None:
+    answered: dict[str, Any] = {"first_answer": True}
+    of = job(search=answered)
+    assert {t["model.mode"] for t in trials(of, 2000, gpu=False)} == {"finetune"}
+    # More images than two cores can fine-tune on: trials are heads, with or without a first answer.
+    assert all("model.mode" not in t for t in trials(of, 20_000, gpu=False))
+    set_by_the_user = job(search=answered, model={"mode": "frozen"})
+    assert all("model.mode" not in t for t in trials(set_by_the_user, 2000, gpu=False))
+    # Its first trial is a start that fine-tunes.
+    search = with_space(of, 2000, gpu=False)
+    parsed = parse.parse(search.space or {}, of.training)
+    starts = plan(of.training, search, parsed, [])[: portfolio.most(search.samples)]
+    assert {start["model.mode"] for start in starts} == {"finetune"}
+    assert starts[0]["train.lr"] == 0.001 and starts[0]["model.side_px"] == 128
+
+
 def test_a_first_trial_needs_no_array_of_its_own() -> None:
     of = job(search={"budget_s": 60}, model={"mode": "frozen"})
     found = with_space(of, 2624, gpu=False)

@@ -9,6 +9,8 @@ blocks. A field that depends on another one is drawn only with it.
 - A backbone from scratch seldom wins against ImageNet weights: one trial in seven draws it.
 - The first trials are not drawn. They are the starts of portfolio.py, as far as the space has their
   fields.
+- With search.first_answer all trials fine-tune, if they may: its heads on frozen features are
+  fitted at once, and better than those that trials would train step by step.
 - Without a GPU, fine-tuning is light: 96 or 128 px, the lower blocks frozen. It is left out if a
   trial's epochs would see more than MOST_PASSES images, which takes about ten minutes at the 50 to
   100 images/s of two cores.
@@ -44,7 +46,7 @@ def with_default_space(
     """
     if cfg.space is not None:
         return cfg
-    drawn = space(job, sum(counts.values()), gpu, cfg.budget_s)
+    drawn = space(job, sum(counts.values()), gpu, cfg.budget_s, cfg.first_answer)
     learned = portfolio.allowed(job, drawn, gpu)
     # What the user sets wins in the first trial. The rest of it is a start of the same mode.
     own = cfg.start or {}
@@ -57,15 +59,24 @@ def with_default_space(
     return cfg.model_copy(update={"space": drawn, "start": first, "starts": starts})
 
 
-def space(job: TrainJob, images: int, gpu: bool, budget_s: float | None = None) -> dict[str, str]:
+def space(
+    job: TrainJob,
+    images: int,
+    gpu: bool,
+    budget_s: float | None = None,
+    has_heads: bool = False,
+) -> dict[str, str]:
     """The default space for a table of `images` labelled images.
 
-    If the job sets every field of it, only the learning rate is searched.
+    has_heads: a first answer has them. If the job sets every field of it, only the learning rate is
+    searched.
     """
     given = _given(job)
     # Fine-tuning on CPUs takes too long for large tables, unless the user asks for it.
     may_finetune = "model.mode" in given or gpu or images * job.train.epochs <= MOST_PASSES
     drawn = _backbone(job, images, gpu, given, may_finetune, budget_s) | _training(job, images)
+    if may_finetune and has_heads:
+        drawn["model.mode"] = "choice(finetune)"
     if may_finetune:
         drawn |= _pixels(gpu)
     searched = {name: text for name, text in drawn.items() if name not in given}

@@ -51,12 +51,13 @@ def most(samples: int) -> int:
 def allowed(job: TrainJob, drawn: Mapping[str, str], gpu: bool) -> list[Values]:
     """The starts for this job's default space: `drawn`, by field. Each differs from the others.
 
-    A start with another transfer mode than the job's says nothing about this job. So one is left
-    out; if none is left, there is no start.
+    A start with a transfer mode that is neither drawn nor the job's says nothing about this job. So
+    one is left out; if none is left, there is no start.
     """
     found: list[Values] = []
+    modes = drawn.get("model.mode", job.model.mode)
     for start in learned():
-        if "model.mode" not in drawn and start["model.mode"] != job.model.mode:
+        if start["model.mode"] not in modes:
             continue
         values = {
             # What a file cannot know: it depends on the job and the machine.
