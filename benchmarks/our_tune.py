@@ -37,6 +37,7 @@ from raypipe.train.job import TrainJob, TrainResult
 from raypipe.train.stopping import Mode, improved
 from raypipe.train.trainer import Plan, prepare
 from raypipe.train.worker import Prepared
+from raypipe.work.verbs import search_and_refit
 
 UNJUDGED = {"judged_images": 1, "severity_images": 0}  # of the section `registry`
 Found = tuple[Line, Callable[[], float]]
@@ -81,7 +82,7 @@ def search(asked: Line, job: Job) -> Found:
 
 def _ours(job: Job, rows: Pinned, curve: Curve, folder: Path) -> tuple[Line, Plan, TrainResult]:
     ledger = Ledger(job.search.budget_s, curve.began)
-    found = verbs_search(job, rows, curve, ledger)
+    found = search_and_refit(job, _Watched(curve), rows, ledger=ledger)
     told = {
         "model_s": curve.now(),
         "model": kind_of(found),
@@ -93,21 +94,14 @@ def _ours(job: Job, rows: Pinned, curve: Curve, folder: Path) -> tuple[Line, Pla
     return told, found.plan, found.best
 
 
-def verbs_search(job: Job, rows: Pinned, curve: Curve, ledger: Ledger) -> SearchResult:
-    # Not at the top: it imports what all verbs do, and the first answer alone needs none of it.
-    from raypipe.work.verbs import search_and_refit
-
-    return search_and_refit(job, _Watched(curve), rows, (), ledger)
-
-
 def kind_of(found: SearchResult) -> str:
     """What the registered model is."""
-    best = found.trials[0].name
-    if found.refitted:
-        return f"refit of {best}"
+    made_of = ", ".join(found.members) or found.trials[0].name
     if found.shares:
-        return f"ensemble of {', '.join(found.members)}"
-    return f"soup of {', '.join(found.members)}" if found.members else best
+        made_of = f"ensemble of {made_of}"
+    elif found.members:
+        made_of = f"soup of {made_of}"
+    return f"refit of {made_of}" if found.refitted else made_of
 
 
 def _first(job: Job, rows: Pinned, curve: Curve, folder: Path) -> tuple[Line, Plan, TrainResult]:

@@ -1,7 +1,8 @@
 """What races between methods say: mean ranks with intervals, and what one is better by. Pure.
 
 A race is one task, seed and budget. Only a full race counts, in which every method has a line: a
-method that has measured its easy races alone must not look good by them.
+method that has measured its easy races alone must not look good by them. `left_out` names the other
+races: read it too, because a method may have no answer in a race that is hard for it.
 
 A model that came after the budget (`model_s`) ranks below all that came in time. Its score stands
 in the means, and `late` counts it.
