@@ -107,7 +107,7 @@ def test_the_curve_ends_with_the_budget() -> None:
 def test_a_try_without_tests_cannot_go_into_the_committed_ledger(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("sys.argv", ["equal_time", "--no-test"])
+    monkeypatch.setattr("sys.argv", ["equal_time", "--no-test", "--cells", "0"])
     with pytest.raises(SystemExit):
         equal_time.main()
     assert "Name another --ledger" in capsys.readouterr().err

@@ -6,7 +6,10 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from pathlib import Path
+
+import pytest
 
 from benchmarks import looks
 
@@ -40,6 +43,26 @@ def test_a_look_is_a_line_and_older_ones_count_at_least(tmp_path: Path) -> None:
     looks.note("digits", "seed 2", "python -m x", "a", file)
     assert looks.counts(file) == {("digits", "seed 1"): 3, ("digits", "seed 2"): 1}
     assert looks.read(file)[1]["why"] == "a, b"
+
+
+def test_what_a_measurement_writes_makes_no_other_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = ["benchmarks/looks.csv", "benchmarks/results/ledgers/a.jsonl"]
+    for name in (*written, "code.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("")
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@example.com"]
+    for words in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "all"]):
+        subprocess.run([*git, *words], check=True)
+    monkeypatch.setattr(looks, "FILE", tmp_path / "benchmarks" / "looks.csv")
+    clean = looks.commit()
+    assert re.fullmatch("[0-9a-f]{7,}", clean)
+    for name in written:
+        (tmp_path / name).write_text("a line\n")
+    assert looks.commit() == clean
+    (tmp_path / "code.py").write_text("pass\n")
+    assert looks.commit() == f"{clean}+"
 
 
 def test_every_line_of_the_list_can_be_read() -> None:
