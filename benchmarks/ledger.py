@@ -4,7 +4,10 @@ A cell is one measurement: a task, a method, a seed and a budget. It runs in a p
 and group, so that a kill of either leaves no half line and no process, and one cell's memory is not
 the next one's. Its line has, beside what the process returned: commit, hash of the configuration,
 machine, date, load average before and after, seconds, and whether it is valid. A failed cell has a
-line too, with `error`, and is tried again by the next run.
+line too, with `error`: why, in one line. It is tried again by the next run.
+
+Ledgers lie in LEDGERS and are committed, so that a result outlives the machine that measured it. So
+a line names no folder of that machine. Cells work in a folder that git ignores.
 
 Two runs at once would disturb each other's times: the second one stops with a message.
 """
@@ -19,24 +22,29 @@ import hashlib
 import json
 import os
 import platform
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks import looks
+from raypipe.errors import one_line
 
 Line = dict[str, Any]
 KEYS = ("task", "method", "seed", "budget_s")
 # Above this load before it starts, a cell's time is not that of a quiet machine.
 BUSY = 0.5
+LEDGERS = Path(__file__).with_name("results") / "ledgers"
+_WHY = "why"  # in a cell's folder: why it failed
+_PLACES = re.compile(r"(?<![\w.])/(?:[\w.@+=-]+/)+")
 
 
 @dataclass(frozen=True)
@@ -56,18 +64,22 @@ class Cell:
 
 
 class Ledger:
-    """The cells that a benchmark has measured, in `file`; cells work in folders beside it."""
+    """The cells that a benchmark has measured, in `file`.
 
-    def __init__(self, file: Path) -> None:
+    work: where cells have their folders; None: in one beside the file, with its name.
+    """
+
+    def __init__(self, file: Path, work: Path | None = None) -> None:
         self.file = file.absolute()
+        self.work = (work or file.with_suffix("")).absolute()
 
     @contextmanager
     def owned(self) -> Iterator[None]:
         """Raises SystemExit if another process owns the ledger."""
         self.file.parent.mkdir(parents=True, exist_ok=True)
-        with self.file.with_suffix(".lock").open("w") as lock:
+        with self.file.open("ab") as held:
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise SystemExit(f"Another run writes {self.file}: wait for its end") from None
             self._cut_half_line()
@@ -88,16 +100,25 @@ class Ledger:
                 found[tuple(line[name] for name in KEYS)] = line
         return found
 
+    def failed(self) -> list[str]:
+        """Each cell that has failed and was not measured since: its name, and why."""
+        done, found = self.done(), {}
+        for line in self.lines():
+            cell = Cell(*(line[name] for name in KEYS))
+            if line.get("error") and cell.key not in done:
+                found[cell] = f"{cell.name}: {line['error']}"
+        return list(found.values())
+
     def measure(self, cell: Cell, module: str, config: Mapping[str, Any], limit_s: float) -> Line:
         """The cell's line: read, or measured now by `python -m module --cell FILE`.
 
         The process gets a file with the cell, `config` and an empty folder, and leaves its result
-        as result.json there. It is killed after `limit_s`.
+        as result.json there (see `run_cell`). It is killed after `limit_s`.
         """
         known = self.done().get(cell.key)
         if known is not None:
             return known
-        folder = self.file.with_suffix("") / cell.name
+        folder = self.work / cell.name
         shutil.rmtree(folder, ignore_errors=True)  # what a killed run left
         folder.mkdir(parents=True)
         asked = {name: getattr(cell, name) for name in KEYS}
@@ -118,10 +139,10 @@ class Ledger:
             "valid": before <= BUSY,
         }
         if error is None and result.exists():
-            line |= json.loads(result.read_text())
+            line |= json.loads(without_places(result.read_text()))
             shutil.rmtree(folder)  # gigabytes of checkpoints else
         else:
-            line |= {"valid": False, "error": error or "no result"}
+            line |= {"valid": False, "error": without_places(error or "no result")}
         self._append(line)
         return line
 
@@ -141,7 +162,7 @@ class Ledger:
 
 
 def _ran(command: list[str], folder: Path, limit_s: float) -> str | None:
-    """What went wrong; None if the process ended well. Nothing of its group is left."""
+    """In a line what went wrong; None if the process ended well. Nothing of its group is left."""
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
     try:
@@ -152,9 +173,24 @@ def _ran(command: list[str], folder: Path, limit_s: float) -> str | None:
         _end_group(process)
     if code == 0:
         return None
-    said = (folder / "log").read_text(errors="replace").strip().splitlines()[-1:]
     how = f"killed after {limit_s:g} s" if code is None else f"exit code {code}"
-    return f"{how}: {' '.join(said)}"[:500]
+    return f"{how}: {_why(folder)}"
+
+
+def _why(folder: Path) -> str:
+    """What the process said of its failure; of a killed one, what its log says last."""
+    if (folder / _WHY).exists():
+        return (folder / _WHY).read_text()
+    said = (folder / "log").read_text(errors="replace").strip().splitlines()
+    return one_line(said[-1]) if said else "it said nothing"
+
+
+def without_places(text: str) -> str:
+    """The text with `.../NAME` for each absolute path: a committed line names no machine's folder.
+
+    JSON stays JSON.
+    """
+    return _PLACES.sub(".../", text)
 
 
 def _end_group(process: subprocess.Popen[bytes]) -> None:
@@ -178,13 +214,27 @@ def _processor() -> str:
     return platform.processor() or platform.machine()
 
 
-def add_arguments(parser: argparse.ArgumentParser, file: str, budget_s: float) -> None:
-    """What every benchmark with a ledger takes. file: of the ledger. budget_s: of a cell."""
+def add_arguments(parser: argparse.ArgumentParser, name: str, budget_s: float) -> None:
+    """What every benchmark with a ledger takes. name: its own. budget_s: of a cell."""
     parser.add_argument("--budget-s", type=float, default=budget_s)
-    parser.add_argument("--ledger", type=Path, default=Path(file))
+    parser.add_argument("--ledger", type=Path, default=LEDGERS / f"{name}.jsonl")
+    parser.add_argument("--work", type=Path, default=Path("runs", name), help="tables and cells")
     parser.add_argument("--cells", type=int, default=10**6, help="measure so many, then stop")
     parser.add_argument("--json", action="store_true", help="accepted for uniformity")
     parser.add_argument("--cell", type=Path, help=argparse.SUPPRESS)
+
+
+def run_cell(file: Path, measure: Callable[[Line], Mapping[str, Any]]) -> None:
+    """A cell's process: measure what `file` asks, and leave the result, or why there is none."""
+    asked = asked_of(file)
+    folder = Path(asked["folder"])
+    try:
+        result = measure(asked)
+    except BaseException as e:
+        named = "" if isinstance(e, SystemExit) else f"{type(e).__name__}: "
+        (folder / _WHY).write_text(one_line(f"{named}{e}"))
+        raise
+    write_result(folder, result)
 
 
 def asked_of(file: Path) -> Line:

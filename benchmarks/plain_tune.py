@@ -1,7 +1,8 @@
 """A plain search through Ray Tune within a time: the peers of benchmarks/equal_time.py.
 
-All have the product's own trainable, decoded images, features and default space. They differ in who
-chooses values and who ends trials (PEERS).
+All have the product's own trainable, decoded images, features and default space, that of a search
+with this budget. They differ in who chooses values and who ends trials (PEERS). asha and random
+begin with the product's starts (space/portfolio.py), which a usual search does not have.
 """
 
 from __future__ import annotations
@@ -38,6 +39,12 @@ from raypipe.train.trainer import prepare
 from raypipe.train.worker import validate
 
 MOST_TRIALS = 500  # more than fit into any budget
+EPOCHS = 9  # of a trial, at most
+
+
+def settings(asked: Line) -> dict[str, Any]:
+    """The sections of the job that these methods set."""
+    return {"train": {"epochs": EPOCHS}}
 
 
 def search(asked: Line, job: Job) -> tuple[Line, Callable[[], float]]:
@@ -48,7 +55,9 @@ def search(asked: Line, job: Job) -> tuple[Line, Callable[[], float]]:
     began = time.monotonic()
     training = tuner.one_worker(job.training)
     rows = pin(training.table, training.feed, kind=training.model.task)
-    cfg = job.search.model_copy(update={"samples": MOST_TRIALS})
+    # The space depends on the budget: it leaves out what takes long to read.
+    budgeted = {"samples": MOST_TRIALS, "budget_s": asked["budget_s"]}
+    cfg = job.search.model_copy(update=budgeted)
     cfg, space = tuner.check(training, cfg, rows.counts)
     planned = plan(training, cfg, space, [])
     # A model may choose any backbone and side: all methods pay for all of them.

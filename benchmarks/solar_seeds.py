@@ -29,7 +29,7 @@ from statistics import fmean, median
 from typing import Any
 
 from benchmarks import looks
-from benchmarks.ledger import Cell, Ledger, Line, add_arguments, asked_of, write_result
+from benchmarks.ledger import Cell, Ledger, Line, add_arguments, run_cell
 from raypipe.files import write_atomic
 
 SEEDS = tuple(range(11, 21))
@@ -76,13 +76,18 @@ def measured(asked: Line) -> Line:
         "test": share(cells),
         "test_certain": share(certain(cells)),
         "cells": cells,
+        "frozen": asked["config"]["sha256"],
     }
 
 
 def raypipe(verb: str, config: Path, *words: str) -> Line:
     """Run a verb; its summary."""
     command = [sys.executable, "-m", "raypipe", verb, str(config), *words, "--json"]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    print(done.stderr, file=sys.stderr)
+    if done.returncode:
+        said = done.stderr.strip().splitlines()
+        raise SystemExit(f"raypipe {verb}: {said[-1] if said else f'exit {done.returncode}'}")
     told: Line = json.loads(done.stdout.splitlines()[-1])
     return told
 
@@ -186,14 +191,12 @@ def main() -> None:
     parser.add_argument("--config", type=Path, default=Path("jobs/configs/solar_search.yaml"))
     parser.add_argument("--more", nargs="*", default=[], help="section.key=value, of raypipe tune")
     parser.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS))
-    add_arguments(parser, "runs/solar_seeds/ledger.jsonl", 1200)
+    add_arguments(parser, "solar_seeds", 1200)
     chosen = parser.parse_args()
     if chosen.cell:
-        asked = asked_of(chosen.cell)
-        found = measured(asked) | {"frozen": asked["config"]["sha256"]}
-        write_result(Path(asked["folder"]), found)
+        run_cell(chosen.cell, measured)
         return
-    ledger = Ledger(chosen.ledger)
+    ledger = Ledger(chosen.ledger, chosen.work)
     with ledger.owned():
         config = frozen(chosen.config, chosen.more, ledger)
         cells = [Cell("elpv", "file", seed, chosen.budget_s) for seed in chosen.seeds]
@@ -202,7 +205,7 @@ def main() -> None:
             line = ledger.measure(cell, MODULE, config, chosen.budget_s + SPARE_S)
             print(json.dumps({**line, "cells": None, "config": config["sha256"]}), flush=True)
     done = list(ledger.done().values())
-    print(json.dumps(summary(done, seen(chosen.ledger.parent) if done else set())))
+    print(json.dumps(summary(done, seen(ledger.work) if done else set())))
 
 
 if __name__ == "__main__":

@@ -208,21 +208,12 @@ def search_and_register(
     ledger: the clock of search.budget_s; None: it begins now.
     """
     ledger = ledger or Ledger(job.search.budget_s)
-    # What is in here cannot look at a clock, until trials run.
     with ledger.reading():
         job = job.model_copy(update={"train": tuner.one_worker(job.training).train})
+        # Before a store is made.
         tuner.check(job.training, job.search)
         store = tracking.open_store(job.run, job.registry, job.artifacts)
-        pinned = pinned or pin(job.table, job.feed, kind=job.model.task)
-        in_time.begin(job, pinned, ledger)
-        with show.searching(job.train.stopping.metric) as told:
-            listener = telling_trials.standings(monitors, job.training, told)
-            result = tuner.search(job.training, job.search, listener, pinned, ledger)
-
-    def train(again: TrainJob, found: SearchResult, until: float | None) -> SearchResult:
-        return _refitted(again, found, show, monitors, until)
-
-    result = in_time.refitted(job, result, ledger, train)
+    result = search_and_refit(job, show, pinned, monitors, ledger)
     telling.finished(monitors, result.plan.job, result.best)
     children = result.runs(price.usd_per_device_s if price else None)
     asked = CalledFor("tune", "raypipe tune was called", device_s=result.device_s)
@@ -233,6 +224,33 @@ def search_and_register(
     folders = [result.folder]
     version = publish(store, plan, result.best, "search", children, folders, asked, until)
     return result, version, store
+
+
+def search_and_refit(
+    job: Job,
+    show: Show,
+    pinned: Pinned | None = None,
+    monitors: Sequence[Monitor] = (),
+    ledger: Ledger | None = None,
+) -> SearchResult:
+    """The search, and its refit if the job asks for one; nothing is registered.
+
+    pinned, ledger: as `search_and_register` takes them.
+    """
+    ledger = ledger or Ledger(job.search.budget_s)
+    # What is in here cannot look at a clock, until trials run.
+    with ledger.reading():
+        job = job.model_copy(update={"train": tuner.one_worker(job.training).train})
+        pinned = pinned or pin(job.table, job.feed, kind=job.model.task)
+        in_time.begin(job, pinned, ledger)
+        with show.searching(job.train.stopping.metric) as told:
+            listener = telling_trials.standings(monitors, job.training, told)
+            result = tuner.search(job.training, job.search, listener, pinned, ledger)
+
+    def train(again: TrainJob, found: SearchResult, until: float | None) -> SearchResult:
+        return _refitted(again, found, show, monitors, until)
+
+    return in_time.refitted(job, result, ledger, train)
 
 
 def _refitted(

@@ -1,6 +1,7 @@
 """Searches that are killed with SIGKILL at random moments, and what must hold when they have ended.
 
-    python -m tests.chaos.kill_search --kills 50 --json [--home runs/kills] [--seconds 240]
+    python -m tests.chaos.kill_search --kills 50 --json [--home runs/kills] [--ledger FILE]
+        [--seconds 240]
 
 Each search of CASES runs once undisturbed. Then it is started, killed and started again, `AT_ONCE`
 times at most, and at last runs to its end. A kill hits a random moment of the clock, or a random
@@ -11,7 +12,7 @@ call of a function of POINTS. Two ways:
 - machine: the search starts a cluster of two CPUs, and all its processes die. Two trials run at a
   time, and which of them reports first is chance. So its rules must hold, not its figures.
 
-Ledger: HOME/ledger.jsonl, a line a search. The same command goes on where it stopped.
+The ledger has a line a search, with its commit. The same command goes on where it stopped.
 
 A process that has imported everything forks each search: an import takes four seconds of CPU.
 """
@@ -40,6 +41,8 @@ from raypipe.cluster import connect
 
 connect.prepare_environment()  # before anything imports Ray
 
+from benchmarks import looks  # noqa: E402
+from benchmarks.ledger import LEDGERS, without_places  # noqa: E402
 from raypipe.config import replace, validate  # noqa: E402
 from raypipe.job import Job  # noqa: E402
 from raypipe.search import tuner  # noqa: E402
@@ -339,6 +342,7 @@ def killed(
         "moments": moments,
         "saves_often": bool(often),
         "seconds": round(time.monotonic() - began, 1),
+        "commit": looks.commit(),
     }
     same: Same = "rules" if case in BY_CLOCK else "all" if alone else "trials"
     return line | {"problems": problems(whole, job, len(moments), 1 if alone else 2, same)}
@@ -469,7 +473,9 @@ def cluster() -> Iterator[dict[str, str]]:
         process.communicate("", timeout=60)
 
 
-def run(home: Path, cases: list[str], ways: list[str], kills: int, seconds: float) -> list[Any]:
+def run(
+    home: Path, file: Path, cases: list[str], ways: list[str], kills: int, seconds: float
+) -> list[Any]:
     """Kill searches in turn until the ledger has so many kills, or the time is over."""
     table(home)
     until = time.monotonic() + seconds
@@ -478,16 +484,22 @@ def run(home: Path, cases: list[str], ways: list[str], kills: int, seconds: floa
             break
         alone = way == "driver"
         with cluster() if alone else _none() as env:
-            _fill(home, cases, way, kills // len(ways), until, env)
-    return ledger(home)
+            _fill(home, file, cases, way, kills // len(ways), until, env)
+    return ledger(file)
 
 
 def _fill(
-    home: Path, cases: list[str], way: str, kills: int, until: float, env: dict[str, str]
+    home: Path,
+    file: Path,
+    cases: list[str],
+    way: str,
+    kills: int,
+    until: float,
+    env: dict[str, str],
 ) -> None:
     seed = 0
     while True:
-        done = ledger(home)
+        done = ledger(file)
         mine = sum(line["kills"] for line in done if line["way"] == way)
         if mine >= kills:
             return
@@ -497,8 +509,9 @@ def _fill(
                 return
             line = killed(case, home, way == "driver", seed, min(AT_ONCE, kills - mine), env)
             print(json.dumps(line), file=sys.stderr, flush=True)
-            with (home / "ledger.jsonl").open("a") as file:
-                file.write(json.dumps(line) + "\n")
+            file.parent.mkdir(parents=True, exist_ok=True)
+            with file.open("a", encoding="utf-8") as out:
+                out.write(without_places(json.dumps(line)) + "\n")
         seed += 1
 
 
@@ -507,8 +520,7 @@ def _none() -> Iterator[dict[str, str]]:
     yield {}
 
 
-def ledger(home: Path) -> list[dict[str, Any]]:
-    file = home / "ledger.jsonl"
+def ledger(file: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
@@ -518,6 +530,7 @@ def main() -> None:
     )
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--home", type=Path, default=Path("runs/kills"))
+    parser.add_argument("--ledger", type=Path, default=LEDGERS / "kill_search.jsonl")
     parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES))
     parser.add_argument(
         "--ways", nargs="+", choices=["driver", "machine"], default=["driver", "machine"]
@@ -525,11 +538,13 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=1e9, help="start no search after these")
     parser.add_argument("--json", action="store_true", help="accepted for uniformity")
     chosen = parser.parse_args()
-    began_with = len(ledger(chosen.home.absolute()))
-    done = run(chosen.home.absolute(), chosen.cases, chosen.ways, chosen.kills, chosen.seconds)
+    home, file = chosen.home.absolute(), chosen.ledger.absolute()
+    began_with = len(ledger(file))
+    done = run(home, file, chosen.cases, chosen.ways, chosen.kills, chosen.seconds)
     told = {
         "kills": sum(line["kills"] for line in done),
         "searches": len(done),
+        "commits": sorted({line.get("commit", "") for line in done}),
         "with_problems": [line for line in done if line["problems"]],
         "processes_left": outlived() if len(done) > began_with else [],
     }

@@ -24,6 +24,7 @@ def told(home: Path, *words: str) -> dict[str, Any]:
     """Run the command in a process of its own; it starts its clusters itself."""
     env = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
     command = [sys.executable, "-m", "tests.chaos.kill_search", "--home", str(home), "--json"]
+    command += ["--ledger", str(home / "ledger.jsonl")]
     done = subprocess.run(
         [*command, *words],
         capture_output=True,

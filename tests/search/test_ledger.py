@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import solar_seeds
-from benchmarks.equal_time import rank, summary, time_to
-from benchmarks.ledger import Cell, Ledger
+from benchmarks.ledger import Cell, Ledger, without_places
 
 CELL = Cell("digits", "random", 1, 2.0)
 MODULE = "tests.search.a_cell"
@@ -76,26 +75,21 @@ def test_a_killed_benchmark_takes_its_cell_with_it(tmp_path: Path) -> None:
     assert Ledger(file).lines() == []
 
 
-def test_summary_ranks_by_test_and_times_by_validation() -> None:
-    def line(method: str, val: float, test: float, curve: list[list[float]]) -> dict[str, object]:
-        told = {"task": "a", "seed": 1, "budget_s": 60.0, "method": method}
-        return told | {"val": val, "test": test, "curve": curve}
+def test_a_failed_cell_says_why_in_one_line_until_it_is_measured(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "ledger.jsonl", tmp_path / "work")
+    line = ledger.measure(CELL, MODULE, {"how": "raise"}, 60)
+    assert line["error"] == "exit code 1: DataError: Nothing is there (got '.../deep'). Look again."
+    assert ledger.failed() == [f"{CELL.name}: {line['error']}"]
+    # What the process printed later is not the reason.
+    assert "Ray says goodbye" in (tmp_path / "work" / CELL.name / "log").read_text()
+    ledger.measure(CELL, MODULE, {"how": "well"}, 60)
+    assert ledger.failed() == []
 
-    told = summary(
-        [
-            line("ours", 0.90, 0.80, [[5.0, 0.70], [20.0, 0.895], [30.0, 0.90]]),
-            line("random", 0.80, 0.85, [[9.0, 0.80]]),
-        ]
-    )
-    assert told["ours 60s"] == {
-        "races": 1,
-        "mean_rank": 2,
-        "mean_test": 0.8,
-        "median_s_to_99": 20.0,
-    }
-    assert told["random 60s"]["mean_rank"] == 1 and told["random 60s"]["median_s_to_99"] == 60.0
-    assert rank(0.5, [0.5, 0.5, 0.7]) == 2.5
-    assert time_to([], 0.5, 60.0) == 60.0
+
+def test_a_line_names_no_folder_of_this_machine() -> None:
+    told = {"by": "/home/me/runs/x.json", "at": "file:///tmp/a/b", "model": "timm:a/b", "n": "2/3"}
+    kept = json.loads(without_places(json.dumps(told)))
+    assert kept == {"by": ".../x.json", "at": "file://.../b", "model": "timm:a/b", "n": "2/3"}
 
 
 def wait_until(reached: object) -> None:

@@ -6,13 +6,17 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from pathlib import Path
+
+import pytest
 
 from benchmarks import looks
 
 # Words of a benchmark that reads the score of a test split.
 READS = re.compile(
     r'feed\.val": "test"|feed\.test|test_(accuracy|metrics)|\.test\(\)|"test": test\('
+    r"|unseen\.test\("
 )
 # What notes its looks elsewhere, or has none at a test split that anything is chosen for.
 OTHERWISE = {
@@ -27,9 +31,9 @@ def test_a_benchmark_that_reads_a_test_split_notes_it() -> None:
         if READS.search(text) and file.name not in OTHERWISE:
             readers[file.name] = text
     assert "equal_time.py" in readers, "the words above do not find what reads a test split"
-    # plain_tune.py hands its score to equal_time.py as a function.
-    silent = [name for name, text in readers.items() if "looks.note(" not in text]
-    assert silent in ([], ["plain_tune.py"])
+    silent = {name for name, text in readers.items() if "looks.note(" not in text}
+    # They hand their score to equal_time.py as a function.
+    assert silent == {"our_tune.py", "plain_tune.py"}
 
 
 def test_a_look_is_a_line_and_older_ones_count_at_least(tmp_path: Path) -> None:
@@ -39,6 +43,26 @@ def test_a_look_is_a_line_and_older_ones_count_at_least(tmp_path: Path) -> None:
     looks.note("digits", "seed 2", "python -m x", "a", file)
     assert looks.counts(file) == {("digits", "seed 1"): 3, ("digits", "seed 2"): 1}
     assert looks.read(file)[1]["why"] == "a, b"
+
+
+def test_what_a_measurement_writes_makes_no_other_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = ["benchmarks/looks.csv", "benchmarks/results/ledgers/a.jsonl"]
+    for name in (*written, "code.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("")
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@example.com"]
+    for words in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "all"]):
+        subprocess.run([*git, *words], check=True)
+    monkeypatch.setattr(looks, "FILE", tmp_path / "benchmarks" / "looks.csv")
+    clean = looks.commit()
+    assert re.fullmatch("[0-9a-f]{7,}", clean)
+    for name in written:
+        (tmp_path / name).write_text("a line\n")
+    assert looks.commit() == clean
+    (tmp_path / "code.py").write_text("pass\n")
+    assert looks.commit() == f"{clean}+"
 
 
 def test_every_line_of_the_list_can_be_read() -> None:
