@@ -14,7 +14,7 @@ heads       the metric of every head, and what it took
 
 A line of `HOME/first-answer.jsonl` is one measurement. Those that are there are not made again: the
 command goes on where it stopped. --fine-tune: full fine-tuning beside it, with the first values of
-a search (raypipe/search/space/defaults.py) and 20 epochs, at most 20 minutes.
+a search that fine-tunes (raypipe/search/space/portfolio.yaml) and 20 epochs, at most 20 minutes.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from raypipe.feed.dataset import pin  # noqa: E402
 from raypipe.registry import tracking  # noqa: E402
 from raypipe.search import contenders, first_answer, leaderboard  # noqa: E402
 from raypipe.search.leaderboard import Trial  # noqa: E402
-from raypipe.search.space.defaults import START  # noqa: E402
+from raypipe.search.space import portfolio  # noqa: E402
 from raypipe.train import trainer  # noqa: E402
 from raypipe.train.job import TrainJob  # noqa: E402
 from raypipe.train.publish import publish  # noqa: E402
@@ -47,7 +47,9 @@ from raypipe.train.worker import Prepared  # noqa: E402
 
 LEDGER = "first-answer.jsonl"
 FINE_TUNE_S = 1200.0
-FINE_TUNE: dict[str, Any] = START | {
+# The first start of a search that fine-tunes.
+_HAND = next(one for one in portfolio.learned() if one["model.mode"] == "finetune")
+FINE_TUNE: dict[str, Any] = dict(_HAND) | {
     "model.name": "efficientnet_lite0",
     "model.side_px": 128,
     "train.lr": 1e-3,
