@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from dataclasses import replace as with_
 from pathlib import Path
 
+from raypipe.config import replace
 from raypipe.feed.dataset import Pinned
-from raypipe.search import first_answer, kept, leaderboard, variants
+from raypipe.search import budget, first_answer, kept, leaderboard, networks, variants
 from raypipe.search.first_answer import FirstAnswer
 from raypipe.search.leaderboard import Trial
 from raypipe.search.ledger import Ledger, TooShort
@@ -65,6 +66,7 @@ def answer(
         if not fitted:
             raise
     ledger.lap("first answer")
+    _expect(ledger, job, cfg, first)
     if fitted:
         best = leaderboard.ranked(fitted, rule.metric, rule.mode)[0]
         log.info(
@@ -75,6 +77,22 @@ def answer(
             ", ".join(str(value) for value in best.changes.values()),
         )
     return first
+
+
+def _expect(ledger: Ledger, job: TrainJob, cfg: SearchConfig, first: FirstAnswer) -> None:
+    """Tell the ledger what an ensemble with these heads takes.
+
+    Who becomes a member is not known yet: the networks that take longest, beside a trial's.
+    """
+    ledger.works_per_s = first.works_per_s
+    if cfg.ensemble < 2 or not first.trials:
+        return
+    models = [replace(job, trial.changes).model for trial in first.trials]
+    ledger.others_s = networks.heads_s(models, cfg.ensemble - 1, first.works_per_s)
+    ledger.others = max(0, ledger.others - len(models))
+    if ledger.refits:
+        longest = sorted((trial.seconds for trial in first.trials), reverse=True)
+        ledger.again_s = budget.again_s(longest[: cfg.ensemble - 1])
 
 
 def end_with(

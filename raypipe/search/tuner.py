@@ -278,6 +278,7 @@ def _result(folder: Path, key: str, space: Space, pinned: Pinned, seconds: float
         shares=ensemble.shares if ensemble else (),
         pinned=pinned,
         models=_models(job, trials),
+        searched=job,
         reached=reached,
         ran_s=ran_s,
     )
@@ -306,10 +307,10 @@ def _combine(
     checkpoint = None if average is None else average.checkpoint
     joining = together.candidates(job, trials, cfg, checkpoint)
     # Its seconds were a part of the ending.
-    ledger.combined = 0
+    ledger.combined = ledger.chosen = 0
     try:
         with ledger.reading(is_answered=True, phase="ensemble"):
-            together.make(joining, cfg, pinned, data, folder)
+            together.make(joining, cfg, pinned, data, folder, ledger.choosing())
     except TooShort:
         ledger.notes.append("No ensemble: there was no time to choose one")
     ledger.lap("ensemble")
