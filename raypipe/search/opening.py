@@ -7,7 +7,7 @@ written if no time is left for a trial after it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace as with_
 from pathlib import Path
 
@@ -91,18 +91,27 @@ def _expect(ledger: Ledger, job: TrainJob, cfg: SearchConfig, first: FirstAnswer
     ledger.others_s = networks.heads_s(models, cfg.ensemble - 1, first.works_per_s)
     ledger.others = max(0, ledger.others - len(models))
     if ledger.refits:
-        longest = sorted((trial.seconds for trial in first.trials), reverse=True)
-        ledger.again_s = budget.again_s(longest[: cfg.ensemble - 1])
+        fitted_s = sorted(trial.seconds for trial in first.trials)
+        ledger.again_s = budget.again_s(fitted_s[: cfg.ensemble - 1])
 
 
 def end_with(
-    folder: Path, job: TrainJob, cfg: SearchConfig, first: FirstAnswer, ledger: Ledger
+    folder: Path,
+    job: TrainJob,
+    cfg: SearchConfig,
+    first: FirstAnswer,
+    ledger: Ledger,
+    combine: Callable[[list[Trial]], None],
 ) -> None:
-    """Write the result of a search whose budget is over before its first trial."""
+    """Write the result of a search whose budget is over before its first trial.
+
+    combine: chooses an ensemble of the heads, if there is time for that.
+    """
     rule = job.train.stopping
     ranked = leaderboard.ranked(first.trials, rule.metric, rule.mode)
     trials = kept.Kept(job, cfg, folder).result(ranked)
     stopped = f"{OF_BUDGET}{ledger.budget_s:g} s left no time for trials"
+    combine(trials)
     write_reached(folder, first, [], 0.0, rule.mode)
     leaderboard.write(folder / "result.json", trials, stopped, decoded_images(first.data))
     kept.clear(folder, trials)

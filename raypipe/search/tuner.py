@@ -216,7 +216,12 @@ def _search_into(
         # What trials reached before a kill is worth another start.
         if not is_answered or (folder / "tune").exists():
             raise
-        opening.end_with(folder, job, cfg, first, ledger)
+
+        def combine(heads: list[Trial]) -> None:
+            if cfg.ensemble > 1:
+                _combine(folder, job, cfg, heads, pinned, first.data, ledger)
+
+        opening.end_with(folder, job, cfg, first, ledger, combine)
         return
     data = first.data | read
 
