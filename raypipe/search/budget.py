@@ -34,8 +34,8 @@ SHIFTED, JUDGED = 0.08, 0.25
 FEWEST_JUDGED = 200
 # The choice of an ensemble: whose predictions take longer is chosen among fewer trials.
 CHOOSING = 0.1
-# A head is fitted again to a quarter more images, and reads and writes, too. Then the ensemble of all
-# is put together.
+# A head is fitted again to a quarter more images, and reads and writes. In the end the ensemble is
+# put together.
 FIT_AGAIN, EACH_AGAIN_S, TOGETHER_S = 1.25, 1.0, 3.0
 # The fit to shifted copies takes 3 to 6 s on a quiet host, and took 29 s at a load of 10.
 FIT_S, OF_FIT = 6.0, 0.7

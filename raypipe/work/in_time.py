@@ -122,6 +122,9 @@ def _refitted_together(
     members = sorted(found.trials_of_members, key=lambda trial: trial.name != again.tuned)
     left_s = ledger.left_s(len(found.trials), _expect(found, members, ledger))
 
+    fitted_s = [trial.seconds for trial in members if trial.name in again.heads]
+    ledger.plan("refit of heads", budget.again_s(fitted_s), f"{len(fitted_s)} heads")
+
     def head(again: TrainJob, member: SearchResult) -> SearchResult:
         return train(again, member, None)
 
