@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace as with_
 from pathlib import Path
+from statistics import fmean
 
 from raypipe.config import replace
 from raypipe.feed.dataset import Pinned
@@ -91,8 +92,9 @@ def _expect(ledger: Ledger, job: TrainJob, cfg: SearchConfig, first: FirstAnswer
     ledger.others_s = networks.heads_s(models, cfg.ensemble - 1, first.works_per_s)
     ledger.others = max(0, ledger.others - len(models))
     if ledger.refits:
-        fitted_s = sorted(trial.seconds for trial in first.trials)
-        ledger.again_s = budget.again_s(fitted_s[: cfg.ensemble - 1])
+        # As if they took equally long: the slow ones may not be chosen.
+        mean_s = fmean(trial.seconds for trial in first.trials)
+        ledger.again_s = budget.again_s([mean_s] * min(len(models), cfg.ensemble - 1))
 
 
 def end_with(
