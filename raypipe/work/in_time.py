@@ -248,6 +248,8 @@ def _planned(job: Job, wanted: dict[str, Any], found: SearchResult, ledger: Ledg
         sides.insert(0, int(wanted["model.side_px"]))
     images = sum(pinned.counts[split] for split in {job.feed.train, job.feed.val})
     most = int(wanted.get("train.epochs", found.job.train.epochs))
+    if found.job.train.solver != "steps":
+        most = 1  # a head is fitted at once
     planned = budget.plan_refit(
         ledger.budget_s,
         ledger.spent_s,
