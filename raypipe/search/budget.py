@@ -20,7 +20,7 @@ Everything here is arithmetic on given seconds. ledger.py holds the clock.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 # Ending without images: at least FLOOR_S, and this part of the seconds that the start took. CLOSING
@@ -32,6 +32,11 @@ CLOSING = 0.5
 # and test so much. Where that is less than all of them, they are sampled.
 SHIFTED, JUDGED = 0.08, 0.25
 FEWEST_JUDGED = 200
+# The choice of an ensemble: whose predictions take longer is chosen among fewer trials.
+CHOOSING = 0.1
+# A head is fitted again to a quarter more images, and reads and writes. In the end the ensemble is
+# put together.
+FIT_AGAIN, EACH_AGAIN_S, TOGETHER_S = 1.25, 1.0, 3.0
 # The fit to shifted copies takes 3 to 6 s on a quiet host, and took 29 s at a load of 10.
 FIT_S, OF_FIT = 6.0, 0.7
 # One trial's run in MLflow takes 43 ms of CPU on a database of this machine, and its place on the
@@ -96,15 +101,26 @@ class Ending:
     most_shifted_s: float = 0.0
     """What they may take at most."""
 
+    others_s: float = 0.0
+    """What a prediction takes of an ensemble's other networks, whose sides stay as they are."""
+
+    between_s: float = 0.0
+    """To choose an ensemble, and to fit its heads again; part of what has to be reserved."""
+
     @property
     def seconds(self) -> float:
-        shifted_s = min(self.most_shifted_s, self.shifted / self.images_per_s)
+        shifted_s = min(self.most_shifted_s, self.shifted * self.prediction_s)
         is_enough = self.shifted > 0 and shifted_s >= self.least_shifted_s
         return self.least_s + (shifted_s + self.fit_s if is_enough else 0.0)
 
     @property
     def least_shifted_s(self) -> float:
-        return self.least_shifted / self.images_per_s
+        return self.least_shifted * self.prediction_s
+
+    @property
+    def prediction_s(self) -> float:
+        """Of an image, by the model that is registered."""
+        return 1 / self.images_per_s + self.others_s
 
     @property
     def fit_s(self) -> float:
@@ -114,11 +130,11 @@ class Ending:
     @property
     def least_s(self) -> float:
         """Without shifted copies."""
-        return self.fixed_s + self.judged_s
+        return self.fixed_s + self.judged_s + self.between_s
 
     @property
     def judged_s(self) -> float:
-        return self.judged / self.images_per_s * (1 + ENDING_MARGIN)
+        return self.judged * self.prediction_s * (1 + ENDING_MARGIN)
 
     @property
     def fixed_s(self) -> float:
@@ -133,7 +149,7 @@ class Ending:
 
     def __str__(self) -> str:
         return (
-            f"{self.judged:,} images at {self.images_per_s:.0f}/s, {self.trials} trials, "
+            f"{self.judged:,} images at {1 / self.prediction_s:.0f}/s, {self.trials} trials, "
             f"start {self.start_s:.1f} s"
         )
 
@@ -158,6 +174,11 @@ def judged_images(budget_s: float, images_per_s: float, views: int, wanted: int 
 def closing_s(start_s: float) -> float:
     """Seconds from a message to the end of the process."""
     return max(2.0, CLOSING * start_s)
+
+
+def again_s(fitted_s: Sequence[float]) -> float:
+    """To fit heads again that took so many seconds each, and to put an ensemble together."""
+    return TOGETHER_S + sum(EACH_AGAIN_S + FIT_AGAIN * seconds for seconds in fitted_s)
 
 
 def usable(budget_s: float) -> float:

@@ -65,12 +65,21 @@ def readings(model: ModelConfig, images_px: int | None = None) -> list[Reading]:
     found = []
     for name in names:
         own_px = BACKBONES[name].side_px if name in BACKBONES else model.pixels
-        work = WORK.get(name.removesuffix(STAGES), 1.0)
         small_px = min(SMALL_PX, max(SMALLEST_PX, images_px or SMALL_PX))
         sides = [model.side_px] if model.side_px else [small_px, own_px]
         for side_px in dict.fromkeys(sides):
-            found.append(Reading(name, side_px, work * (side_px / own_px) ** 2))
+            found.append(Reading(name, side_px, _work(name, side_px, own_px)))
     return sorted(found, key=lambda one: (one.work, one.name))
+
+
+def work(model: ModelConfig) -> float:
+    """Of one view of an image, as Reading.work."""
+    own = BACKBONES.get(model.name)
+    return _work(model.name, model.pixels, own.side_px if own else model.pixels)
+
+
+def _work(name: str, side_px: int, own_px: int) -> float:
+    return WORK.get(name.removesuffix(STAGES), 1.0) * (side_px / own_px) ** 2
 
 
 def fitting(

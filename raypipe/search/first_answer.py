@@ -59,12 +59,14 @@ class FirstAnswer:
     """trials: in the order in which they were fitted. data: what they were fitted to, by data_key.
 
     seconds: what all of it took in this call. reached: when each was fitted, in seconds of it.
+    works_per_s: images of work 1 a second of the whole cluster, when it was measured.
     """
 
     trials: list[Trial] = field(default_factory=list)
     data: dict[str, Data] = field(default_factory=dict)
     seconds: float = 0.0
     reached: list[Reached] = field(default_factory=list)
+    works_per_s: float | None = None
 
 
 def make(
@@ -92,7 +94,8 @@ def make(
         told(trial)
 
     allowed = [heads for heads in _of_readings(job, pinned) if heads.without(barred or {}).jobs]
-    for heads in _chosen(allowed, job, pinned, folder, seconds):
+    chosen, found.works_per_s = _chosen(allowed, job, pinned, folder, seconds)
+    for heads in chosen:
         # The rate was a guess: one that is over its time ends the readings.
         if seconds is not None and clock() - began > seconds and found.trials:
             break
@@ -151,24 +154,28 @@ def _images_px(pinned: Pinned) -> int | None:
 
 def _chosen(
     among: Sequence[_Heads], job: TrainJob, pinned: Pinned, folder: Path, seconds: float | None
-) -> list[_Heads]:
-    """The readings that fit, as the first call for this folder chose them."""
+) -> tuple[list[_Heads], float | None]:
+    """(the readings that fit, FirstAnswer.works_per_s), as the first call for this folder found."""
     file = folder / FILE
     by_name = {heads.reading.name: heads for heads in among}
     if file.exists():
-        names = json.loads(file.read_text())["readings"]
-        return [by_name[name] for name in names if name in by_name]
+        kept = json.loads(file.read_text())
+        names = kept["readings"]
+        # Older versions kept no rate.
+        return [by_name[name] for name in names if name in by_name], kept.get("works_per_s")
     splits = {job.feed.train, job.feed.val}
     images = sum(pinned.counts.get(split, 0) for split in splits)
     readings = [heads.reading for heads in among]
+    rate = None
     if seconds is not None and readings:
-        readings = contenders.fitting(readings, images, works_per_s(readings[0]), seconds)
+        rate = works_per_s(readings[0])
+        readings = contenders.fitting(readings, images, rate, seconds)
     if not readings:
         why = f"none of them fits into {seconds:g} s" if among else "no backbone may be read"
         log.warning("There is no first answer: %s", why)
     names = [reading.name for reading in readings]
-    write_atomic(file, to_json({"readings": names}))
-    return [by_name[name] for name in names]
+    write_atomic(file, to_json({"readings": names, "works_per_s": rate}))
+    return [by_name[name] for name in names], rate
 
 
 def works_per_s(reading: Reading) -> float:

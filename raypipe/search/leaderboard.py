@@ -176,6 +176,13 @@ class SearchResult:
 
     refitted: bool = False
 
+    again: tuple[str, ...] = ()
+    """The trials that were trained again for the model of a refit; the one that `job` is of is the
+    first."""
+
+    searched: TrainJob | None = field(default=None, repr=False, compare=False)
+    """The job of the search, before any trial's values; None only in tests."""
+
     reached: tuple[Reached, ...] = ()
     """When its trials became better than all before; () in results of older versions."""
 
@@ -195,6 +202,12 @@ class SearchResult:
         job, pinned = self.job, self.pinned
         assert pinned is not None
         return Plan(job, pinned, self.best.key, self.kept, Prepared(lambda: prepare(job, pinned)))
+
+    @property
+    def trials_of_members(self) -> list[Trial]:
+        """Of `members`; for a soup among them the best trial, which is as fast."""
+        by_name = {trial.name: trial for trial in self.trials}
+        return [by_name.get(name, self.trials[0]) for name in self.members]
 
     @property
     def folder(self) -> Path:

@@ -59,7 +59,17 @@ class Ledger:
         self.judged_images: int | None = None
         """Of a split, at most."""
         self.combined = 0
-        """Predictions that the choice of an ensemble still needs."""
+        """Predictions by single trials that the choice of an ensemble still needs."""
+        self.chosen = 0
+        """And predictions by the ensemble itself."""
+        self.others = 0
+        """Networks beside the leading trial's that the model may run, each as fast as that one."""
+        self.others_s = 0.0
+        """What an image takes of those of the model's networks that are as fast as they are."""
+        self.again_s = 0.0
+        """To fit heads again, on validation images too; 0: none, or they are fitted."""
+        self.works_per_s: float | None = None
+        """Images of work 1 (contenders.py) a second, as far as it was measured."""
         self.shifted = 0
         """Predictions of shifted copies that are wanted."""
         self.least_shifted = 0
@@ -104,17 +114,33 @@ class Ledger:
         if self.budget_s is None:
             return Ending(0, self.start_s, trials)
         rate = self.rate(speed)
-        most = budget.judged_images(self.budget_s, rate, self.views, self.judged_images)
-        judged = self.combined + self.views * sum(min(most, images) for images in self.splits)
-        shifted_s = budget.SHIFTED * self.budget_s
-        shifted, least = self.views * self.shifted, self.views * self.least_shifted
-        return Ending(judged, self.start_s, trials, rate, shifted, least, shifted_s)
+        # An ensemble's other networks have views of their own.
+        others = self.others if speed is not None else 0  # a guess of a guess would be too much
+        others_s = others / rate + self.others_s / self.views
+        together = 1 / (1 / rate + others_s)
+        most = budget.judged_images(self.budget_s, together, self.views, self.judged_images)
+        judged = self.views * sum(min(most, images) for images in self.splits)
+        choosing_s = self.combined / rate + self.views * self.chosen / together
+        between_s = min(budget.CHOOSING * self.budget_s, choosing_s)
+        if speed is not None:
+            between_s += self.again_s  # before, a refit is not yet planned with
+        return Ending(
+            judged,
+            self.start_s,
+            trials,
+            rate,
+            shifted=self.views * self.shifted,
+            least_shifted=self.views * self.least_shifted,
+            most_shifted_s=budget.SHIFTED * self.budget_s,
+            others_s=others_s,
+            between_s=between_s,
+        )
 
     def rate(self, speed: Speed | None) -> float:
         """Images a second that one prediction of the model takes, as far as it was measured."""
         if speed is not None and speed.forward_images_per_s is not None:
             return speed.forward_images_per_s
-        return self.embedded_per_s or budget.GUESSED_IMAGES_PER_S
+        return self.embedded_per_s or self.works_per_s or budget.GUESSED_IMAGES_PER_S
 
     def trials_begin(self, embedded: int = 0) -> None:
         """All images are read. embedded: how many of them passed through a frozen backbone.
@@ -157,6 +183,19 @@ class Ledger:
         ending = self.ending(trials, speed)
         return budget.usable(self.budget_s) - self.spent_s - ending.seconds
 
+    def left_now_s(self) -> float | None:
+        """`left_s` by what the trials have said so far."""
+        return self.left_s(*self._known)
+
+    def choosing(self) -> Callable[[], bool]:
+        """Has asking candidates of an ensemble, from now on, taken its time? The other half is for
+        the chosen one, which predicts validation, too, and is written."""
+        left_s = self.left_now_s()
+        if left_s is None or self.budget_s is None:
+            return lambda: False
+        ends_s = self.spent_s + min(budget.CHOOSING * self.budget_s, left_s) / 2
+        return lambda: self.spent_s > ends_s
+
     def too_short(self) -> TooShort:
         """The budget is over, and there is no answer."""
         spent = {name: one.spent_s for name, one in self.phases.items() if one.spent_s >= 0.5}
@@ -186,7 +225,7 @@ class Ledger:
             self.lap(phase)
             return self.too_short()
 
-        left_s = self.left_s(*self._known) if is_answered else None
+        left_s = self.left_now_s() if is_answered else None
         if left_s is None:
             # Without an answer there is nothing to predict or to register.
             left_s = budget.usable(self.budget_s) - self.spent_s

@@ -39,7 +39,12 @@ def check(job: TrainJob, cfg: SearchConfig) -> None:
     refuse(replaced(job, changes), "search.refit")
     if cfg.first_answer:
         for head in _heads(job):
-            replaced(head, changes)
+            try:
+                replaced(head, changes)
+            except ConfigError as e:
+                # A preset may have set the first answer.
+                fix = f"{e.fix}, or search.first_answer=false"
+                raise ConfigError(e.what, got=e.got, rule=e.rule, fix=fix) from None
 
 
 def _heads(job: TrainJob) -> Iterator[TrainJob]:
@@ -130,7 +135,13 @@ def refit(
     history = tuple(_without_validation(metrics) for metrics in trained.history)
     best = with_(trained, metrics=history[trained.best_epoch], history=history)
     return with_(
-        result, job=planned.job, best=best, members=(), refitted=True, pinned=planned.pinned
+        result,
+        job=planned.job,
+        best=best,
+        members=(),
+        refitted=True,
+        again=(result.trials[0].name,),
+        pinned=planned.pinned,
     )
 
 
@@ -143,8 +154,11 @@ def summary(result: SearchResult) -> dict[str, str]:
     if not result.refitted:
         return {}
     job = result.job
-    epochs = len(result.best.history)
-    return {"trained again": f"on {job.feed.train}, {epochs} epochs at {job.model.pixels} px"}
+    epochs = f"{len(result.best.history)} epochs at {job.model.pixels} px"
+    if len(result.again) > 1:
+        epochs = f"all {len(result.again)} members; {result.again[0]}: {epochs}"
+    text = f"on {job.feed.train}, {epochs}"
+    return {"trained again": text}
 
 
 def replaced(job: TrainJob, changes: dict[str, Any]) -> TrainJob:

@@ -34,8 +34,8 @@ class SearchConfig(Section):
 
     # What it may take.
     preset: Preset | None = None
-    """Sets the fields of `search` that you leave out. fast: 3 minutes, no refit. good: 20 minutes,
-    and a refit with more pixels. best: an hour."""
+    """Sets the fields of `search` that you leave out: a first answer, an ensemble, and a budget.
+    fast: 3 minutes. good: 20 minutes, and a refit with more pixels. best: an hour."""
 
     budget_s: float | None = Field(default=None, gt=0)
     """Seconds for the whole of `raypipe tune`, from the start of its process (in Python: of the
@@ -145,7 +145,8 @@ class SearchConfig(Section):
     """Train the best trial's job again on training and validation images, and register that model.
 
     null: no refit. {}: with the same settings. {model.side_px: 224, train.epochs: 20}: larger and
-    longer than trials could afford.
+    longer than trials could afford. Of an ensemble, the heads on frozen features and one fine-tuned
+    member are trained again, and the other fine-tuned ones leave it.
     """
 
     # When it ends, and settings of single schedulers.
@@ -212,11 +213,6 @@ class SearchConfig(Section):
         if self.refit is not None and self.soup > 1:
             raise ValueError(
                 "search.soup and search.refit each make the model that is registered. Leave one out"
-            )
-        if self.refit is not None and self.ensemble > 1:
-            raise ValueError(
-                "search.refit trains one model again, and search.ensemble registers several. Leave "
-                "one out"
             )
         return self
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from dataclasses import replace as with_
 from pathlib import Path
@@ -83,16 +83,18 @@ def make(
     pinned: Pinned,
     data: Mapping[str, Data],
     folder: Path,
+    is_late: Callable[[], bool] = lambda: False,
 ) -> Together | None:
     """Choose an ensemble, and write it into `folder`, of the search.
 
-    candidates: the best one first. Returns None if none is better than the best candidate.
+    candidates: the best one first. is_late: then no further candidate is asked. Returns None if
+    none is better than the best candidate.
     """
     (folder / FILE).unlink(missing_ok=True)  # of a search that was killed right after
     job = candidates[0].job
     rule = job.train.stopping
     quality = greedy.judge_by(pinned.task, rule.metric, rule.mode)
-    found = _said(candidates, pinned, data)
+    found = _said(candidates, pinned, data, is_late)
     if len(found.usable) < 2:
         return None
     costs = _costs(found.usable, cfg, pinned, folder)
@@ -145,10 +147,18 @@ class _Said:
     labels_N: np.ndarray
 
 
-def _said(candidates: Sequence[Candidate], pinned: Pinned, data: Mapping[str, Data]) -> _Said:
+def _said(
+    candidates: Sequence[Candidate],
+    pinned: Pinned,
+    data: Mapping[str, Data],
+    is_late: Callable[[], bool],
+) -> _Said:
     """Those whose weights can be read and are finite, and what they say."""
     said = _Said([], [], np.zeros(0))
-    for one in candidates:
+    for place, one in enumerate(candidates):
+        if is_late() and len(said.usable) > 1:
+            log.info("An ensemble is chosen among %d of %d trials", place, len(candidates))
+            break
         try:
             model = _assembled(one, pinned)
             scores_NC, labels_N = _on(model, one.job, data[data_key(one.job)].val)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from dataclasses import replace as with_
@@ -31,42 +31,38 @@ from ray import tune
 from raypipe.cluster.recorder import recorded
 from raypipe.cluster.usage import FILE as USAGE
 from raypipe.config import key_of, replace, save
-from raypipe.errors import ConfigError, RaypipeError
+from raypipe.errors import ConfigError
 from raypipe.feed.dataset import Pinned, pin
 from raypipe.files import owned
 from raypipe.models.zoo import ModelConfig
-from raypipe.search import first_answer, kept, leaderboard, refit, soup, together, variants
+from raypipe.search import kept, leaderboard, opening, refit, soup, together, tune_run, variants
 from raypipe.search.first_answer import FirstAnswer
 from raypipe.search.leaderboard import SearchResult, Trial
 from raypipe.search.ledger import Ledger, TooShort
 from raypipe.search.limits import SearchLimits
 from raypipe.search.schedulers import mutations, pbt
 from raypipe.search.schedulers.thaw_scheduler import freeze_thaw
-from raypipe.search.schedulers.tune_schedulers import drawn_ahead, memory, scheduler
+from raypipe.search.schedulers.tune_schedulers import drawn_ahead, scheduler
 from raypipe.search.searchers import optuna_search
 from raypipe.search.searchers.tune_searchers import candidates, plan, searcher
 from raypipe.search.settings import SearchConfig
 from raypipe.search.space import defaults
 from raypipe.search.space import parse as spaces
 from raypipe.search.space.space import Space
-from raypipe.search.trials import saved_state, trial_checkpoints, tune_patches
-from raypipe.search.trials.monitor import Held, Listener, Monitor, Stop
-from raypipe.search.trials.multi_worker_trial import GroupTrial
-from raypipe.search.trials.standing import Reached
-from raypipe.search.trials.trial import data_key, folder_name, run_trial
+from raypipe.search.trials import saved_state, tune_patches
+from raypipe.search.trials.monitor import Listener, Monitor
+from raypipe.search.trials.trial import data_key, folder_name
 from raypipe.search.trials.trial_data import decoded_images, prepare_data
-from raypipe.search.trials.trial_resources import TrialResources, gpu_share, plan_resources
+from raypipe.search.trials.trial_resources import gpu_share, plan_resources
 from raypipe.search.warm_start import earlier
 from raypipe.train.auto import finders
 from raypipe.train.job import TrainJob
 from raypipe.train.launch import check_workers, require_shared_folder, wants_gpu
 from raypipe.train.spark_place import refuse
-from raypipe.train.stopping import OF_BUDGET, Mode, is_budget
 from raypipe.train.trainer import check_start, prepare
 from raypipe.train.worker import Data, validate
 
 log = logging.getLogger("raypipe")
-OVER = "over"  # a file: trials end within their epochs, because search.budget_s is over
 
 
 def check(
@@ -206,7 +202,7 @@ def _search_into(
     hints = earlier(job, space, folder) if cfg.warm_start else []
     planned = plan(job, cfg, space, hints)
     total = len(planned)
-    first = _first_answer(job, cfg, pinned, folder, progress, total, ledger)
+    first = opening.answer(job, cfg, pinned, folder, progress, total, ledger)
     # Every array that a trial may need is in the object store before the first one starts.
     # This ends the caller's timer, too: from now on trials look at the clock.
     is_answered = any(trial.checkpoint is not None for trial in first.trials)
@@ -220,7 +216,12 @@ def _search_into(
         # What trials reached before a kill is worth another start.
         if not is_answered or (folder / "tune").exists():
             raise
-        _answer_alone(folder, job, cfg, first, ledger)
+
+        def combine(heads: list[Trial]) -> None:
+            if cfg.ensemble > 1:
+                _combine(folder, job, cfg, heads, pinned, first.data, ledger)
+
+        opening.end_with(folder, job, cfg, first, ledger, combine)
         return
     data = first.data | read
 
@@ -249,70 +250,6 @@ def _search_into(
     kept.clear(folder, trials)
 
 
-def _answer_alone(
-    folder: Path, job: TrainJob, cfg: SearchConfig, first: FirstAnswer, ledger: Ledger
-) -> None:
-    """Write the result of a search whose budget is over before its first trial."""
-    rule = job.train.stopping
-    ranked = leaderboard.ranked(first.trials, rule.metric, rule.mode)
-    trials = kept.Kept(job, cfg, folder).result(ranked)
-    stopped = f"{OF_BUDGET}{ledger.budget_s:g} s left no time for trials"
-    _write_reached(folder, first, [], 0.0, rule.mode)
-    leaderboard.write(folder / "result.json", trials, stopped, decoded_images(first.data))
-    kept.clear(folder, trials)
-
-
-def _first_answer(
-    job: TrainJob,
-    cfg: SearchConfig,
-    pinned: Pinned,
-    folder: Path,
-    progress: Listener,
-    total: int,
-    ledger: Ledger,
-) -> FirstAnswer:
-    """What the search has before its first trial; nothing unless it asks for that."""
-    if not cfg.first_answer:
-        return FirstAnswer()
-    rule = job.train.stopping
-    fitted: list[Trial] = []
-
-    def told(trial: Trial) -> None:
-        fitted.append(trial)
-        ranked = leaderboard.ranked(fitted, rule.metric, rule.mode)
-        progress(0, total, leaderboard.standings(ranked, rule.metric, rule.mode))
-
-    barred: dict[str, str] = {}
-    first = FirstAnswer()
-    seconds = first_answer.SECONDS
-    left_s = ledger.left_s(1, None)
-    if left_s is not None:
-        # Trials want a part of the time, too.
-        seconds = min(seconds, max(1.0, left_s / 2))
-    try:
-        # It estimates its time: where that was wrong, what is there counts.
-        with ledger.reading(is_answered=True, phase="first answer"):
-            if cfg.limits.of_models:
-                models = first_answer.models(job, pinned)
-                measured = variants.measured(models, len(pinned.classes), pinned, job, folder)
-                barred = {shape: one.breaks(cfg.limits) for shape, one in measured.items()}
-            first_answer.make(job, pinned, folder, seconds, told, barred, found=first)
-    except TooShort:
-        if not fitted:
-            raise
-    ledger.lap("first answer")
-    if fitted:
-        best = leaderboard.ranked(fitted, rule.metric, rule.mode)[0]
-        log.info(
-            "The first answer after %.0f s: %s %.4g (%s)",
-            first.seconds,
-            rule.metric,
-            best.metric,
-            ", ".join(str(value) for value in best.changes.values()),
-        )
-    return first
-
-
 def _result(folder: Path, key: str, space: Space, pinned: Pinned, seconds: float) -> SearchResult:
     """The result of a finished search, read from its folder."""
     job = space.job
@@ -321,7 +258,7 @@ def _result(folder: Path, key: str, space: Space, pinned: Pinned, seconds: float
     kept.clear(folder, trials)
     best = trials[0]
     if best.checkpoint is None:  # an older version may have kept such a search
-        raise _nothing_usable(len(trials), folder)
+        raise tune_run.nothing_usable(len(trials), folder)
     # The model is that of the best trial, the average of several, or their ensemble.
     average, ensemble = soup.read(folder), together.read(folder)
     if ensemble is not None:
@@ -346,6 +283,7 @@ def _result(folder: Path, key: str, space: Space, pinned: Pinned, seconds: float
         shares=ensemble.shares if ensemble else (),
         pinned=pinned,
         models=_models(job, trials),
+        searched=job,
         reached=reached,
         ran_s=ran_s,
     )
@@ -374,10 +312,10 @@ def _combine(
     checkpoint = None if average is None else average.checkpoint
     joining = together.candidates(job, trials, cfg, checkpoint)
     # Its seconds were a part of the ending.
-    ledger.combined = 0
+    ledger.combined = ledger.chosen = 0
     try:
         with ledger.reading(is_answered=True, phase="ensemble"):
-            together.make(joining, cfg, pinned, data, folder)
+            together.make(joining, cfg, pinned, data, folder, ledger.choosing())
     except TooShort:
         ledger.notes.append("No ensemble: there was no time to choose one")
     ledger.lap("ensemble")
@@ -440,9 +378,9 @@ def _run(
     RaypipeError if no trial has a usable epoch.
     """
     resources = plan_resources(job, cfg, ray.cluster_resources(), strategy.total)
-    trainable = _trainable(job, data, folder, resources, cfg.budget_s is not None)
-    (folder / OVER).unlink(missing_ok=True)
-    ledger.on_over = (folder / OVER).touch
+    trainable = tune_run.trainable(job, data, folder, resources, cfg.budget_s is not None)
+    (folder / tune_run.OVER).unlink(missing_ok=True)
+    ledger.on_over = (folder / tune_run.OVER).touch
     # What the search's rule looks at, and what the user sees.
     rule = job.train.stopping
     devices = resources.trial.get("GPU", 1.0)
@@ -459,7 +397,7 @@ def _run(
         model=job.model,
     )
     # After a kill Tune continues; its own folder has the state.
-    tuner = _restored(folder / "tune", trainable)
+    tuner = tune_run.restored(folder / "tune", trainable)
     if tuner is None:
         # The searcher is made here, because a restored search brings its own.
         ahead = drawn_ahead(cfg, strategy.total, resources.concurrent)
@@ -474,182 +412,18 @@ def _run(
             trial_dirname_creator=folder_name,
             reuse_actors=True,
         )
-        run_config = _run_config(strategy.scheduler, folder, resources, monitor)
+        run_config = tune_run.run_config(strategy.scheduler, folder, resources, monitor)
         tuner = tune.Tuner(trainable, tune_config=tune_config, run_config=run_config)
     else:
         monitor.put_into(tune_patches.run_config(tuner))
     multi_worker = resources.worker is not None
     with tune_patches.applied(multi_worker), saved_state.kept_whole(keeping.saved):
         results = tuner.fit()
-    ranked = keeping.result(_ranked(results, job, monitor, folder, strategy.first.trials, ledger))
+    first = strategy.first.trials
+    ranked = keeping.result(tune_run.ranked(results, job, monitor, folder, first, ledger))
     # Tune calls back for a trial's end before it counts the trial as ended, so the listener has not
     # yet seen the last one.
     standings = leaderboard.standings(ranked, rule.metric, rule.mode)
     progress(strategy.total, strategy.total, standings)
-    _write_reached(folder, strategy.first, monitor.reached, monitor.elapsed(), rule.mode)
+    opening.write_reached(folder, strategy.first, monitor.reached, monitor.elapsed(), rule.mode)
     return ranked, monitor.stopped
-
-
-def _write_reached(
-    folder: Path,
-    first: FirstAnswer,
-    by_trials: Sequence[Reached],
-    trials_s: float,
-    mode: Mode,
-) -> None:
-    """Keep when the search became better: by its first answer, and then by its trials."""
-    later = [with_(one, seconds=first.seconds + one.seconds) for one in by_trials]
-    reached = leaderboard.so_far([*first.reached, *later], mode)
-    leaderboard.write_reached(folder, reached, first.seconds + trials_s)
-
-
-def _trainable(
-    job: TrainJob,
-    data: dict[str, Data],
-    folder: Path,
-    resources: TrialResources,
-    within_budget: bool,
-) -> Any:
-    """What Tune runs for each trial: a function, or a class for trials of several workers."""
-    # Passed through the object store once, and not with every trial.
-    given = {
-        "job": job.model_dump(mode="json"),
-        "data": data,
-        "trials": str(folder / "trials"),
-    }
-    if resources.worker is None:
-        over = str(folder / OVER) if within_budget else None
-        trainable = tune.with_parameters(run_trial, **given, over=over)
-    else:
-        trainable = tune.with_parameters(GroupTrial, **given, worker=resources.worker)
-    return tune.with_resources(trainable, resources.trial)
-
-
-def _run_config(
-    scheduler: Any, folder: Path, resources: TrialResources, monitor: Monitor
-) -> tune.RunConfig:
-    """Where Tune writes, what it calls back, and when it stops."""
-    # Checkpoints are pointers of 100 bytes, so Tune keeps them all. A function saves one with each
-    # report by itself; a class has to be told.
-    checkpoints = tune.CheckpointConfig(checkpoint_frequency=1 if resources.worker else 0)
-    return tune.RunConfig(
-        name="tune",
-        storage_path=str(folder),
-        callbacks=[monitor, *memory(scheduler)],
-        stop=Stop(monitor),
-        checkpoint_config=checkpoints,
-        failure_config=tune.FailureConfig(max_failures=1),
-        verbose=0,
-    )
-
-
-def _restored(folder: Path, trainable: Any) -> Any | None:
-    """The tuner of the interrupted search in `folder`; None if there is none, or nothing of it.
-
-    A search that was killed while Tune wrote its state cannot be restored. Its folder is renamed,
-    and the trials run again.
-    """
-    if not tune.Tuner.can_restore(str(folder)):
-        return None
-    try:
-        if not saved_state.unpack(folder):
-            return None
-        tuner = tune.Tuner.restore(
-            str(folder), trainable, resume_unfinished=True, resume_errored=True
-        )
-    # Tune reads pickles and JSON here: a torn file raises nearly any error.
-    except Exception as e:
-        aside = folder.with_name(f"{folder.name}-torn-{int(time.time())}")
-        folder.rename(aside)
-        log.warning(
-            "The interrupted search cannot be restored (%s); it is kept in %s",
-            type(e).__name__,
-            aside,
-        )
-        return None
-    log.info("Continuing the interrupted search in %s", folder)
-    return tuner
-
-
-def _ranked(
-    results: Any,
-    job: TrainJob,
-    monitor: Monitor,
-    folder: Path,
-    first: Sequence[Trial],
-    ledger: Ledger,
-) -> list[Trial]:
-    """The trials from best to worst, from Tune's results and the first answer."""
-    started = _started(results, folder / "trials")
-    trials = [_trial_of(result, job, monitor, folder) for result in started]
-    trials += first
-    if monitor.stopped and not trials and ledger.budget_s is not None:
-        ledger.lap("trials")
-        raise ledger.too_short()
-    if monitor.stopped and not trials:
-        raise RaypipeError(
-            "The search stopped before its first result",
-            got=monitor.stopped,
-            fix="Raise the limit in search.stopping",
-        )
-    # The search needs one model at least.
-    if all(trial.checkpoint is None for trial in trials):
-        raise _nothing_usable(len(trials), folder)
-    rule = job.train.stopping
-    return leaderboard.ranked(trials, rule.metric, rule.mode)
-
-
-def _started(results: Any, trials: Path) -> Iterator[Any]:
-    """The results of trials that trained or failed. trials: the folder of their checkpoints."""
-    for i in range(len(results)):
-        try:
-            result = results[i]
-        except ValueError:
-            # Tune has no folder of a trial that had not started when the search stopped.
-            continue
-        if result.checkpoint is not None or result.error is not None:
-            yield result
-        elif _has_own_checkpoint(result, trials):
-            # Tune stores its pointer after the report; a search may be stopped in between.
-            yield result
-
-
-def _has_own_checkpoint(result: Any, trials: Path) -> bool:
-    """Has a trial finished an epoch, whatever Tune knows of it?"""
-    name = trial_checkpoints.name_of(result.path)
-    folder = trial_checkpoints.folder_of(trials, name, dict(result.config or {}), None)
-    return bool(trial_checkpoints.epoch_checkpoints(folder))
-
-
-def _trial_of(result: Any, job: TrainJob, monitor: Monitor, folder: Path) -> Trial:
-    """The leaderboard's trial of one of Tune's results."""
-    rule = job.train.stopping
-    trial = leaderboard.trial_of(result, rule.metric, rule.mode, job.train, folder / "trials")
-    failures = monitor.failures.get(trial.name, 0)
-    # A search that an older version began has no record of it.
-    held = monitor.held.get(trial.name, Held(trial.seconds))
-    # Older versions kept no schedule beside the weights.
-    schedule = trial.schedule or mutations.schedules(folder).get(trial.name, ())
-    return with_(
-        trial,
-        failures=failures,
-        schedule=schedule,
-        seconds=held.seconds,
-        device_s=held.device_s,
-        cut=_is_cut(trial, monitor),
-    )
-
-
-def _is_cut(trial: Trial, monitor: Monitor) -> bool:
-    """Did a budget end this trial, its own or the search's?"""
-    # The scheduler had paused it, or it was running.
-    is_open = trial.stopped_early and trial.name not in monitor.ended_before
-    return is_budget(trial.stopped) or (is_open and is_budget(monitor.stopped))
-
-
-def _nothing_usable(trials: int, folder: Path) -> RaypipeError:
-    return RaypipeError(
-        f"Every one of {trials} trials failed or diverged",
-        got=str(folder),
-        fix="The trials' error.txt files there say why; without one, lower train.lr",
-    )

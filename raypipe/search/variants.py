@@ -20,6 +20,7 @@ from raypipe.errors import ConfigError
 from raypipe.feed.dataset import Pinned
 from raypipe.files import write_atomic
 from raypipe.images.decode import decode_batch, encode_png
+from raypipe.models.ensemble import EnsembleModel, Member
 from raypipe.models.predictor import Predictor
 from raypipe.models.spread import Spread
 from raypipe.models.zoo import NOT_SHAPE, ImageModel, ModelConfig
@@ -120,6 +121,23 @@ def measured(
     return {model.shape: known[model.shape] for model in models}
 
 
+def of_members(members: Sequence[Member], pinned: Pinned, job: TrainJob, folder: Path) -> Variant:
+    """What an ensemble of these takes as a whole; one that the folder knows is not timed again.
+
+    Its weights are random: they take as long as any others.
+    """
+    key = " + ".join(member.model.shape for member in members)
+    known = read(folder)
+    if key not in known:
+        model = EnsembleModel(members, len(pinned.classes)).eval()
+        images = latency.images(pinned, job.feed.train, model.side_px, job.feed.threads)
+        time = timed([model.for_inference()], images)[0]
+        text = f"An ensemble of {len(members)} at {model.side_px} px"
+        known[key] = replace(time, text=text, size_mb=size_mb(model))
+        write_atomic(folder / FILE, to_json({shape: asdict(one) for shape, one in known.items()}))
+    return known[key]
+
+
 def of_result(result: SearchResult) -> tuple[dict[str, Variant], Variant | None]:
     """What the trials' models take, by shape; and the registered ensemble, if it is one.
 
@@ -132,7 +150,8 @@ def of_result(result: SearchResult) -> tuple[dict[str, Variant], Variant | None]
     models = [result.models[name] for name in with_model if name in result.models]
     classes = len(pinned.classes)
     found = measured(models, classes, pinned, result.job, result.folder, FOR_A_PAGE)
-    if not result.shares:
+    # A refit has no validation metric to be shown beside its time.
+    if not result.shares or result.refitted:
         return found, None
     ensemble = trainer.assemble(result.job, result.best)
     images = latency.images(pinned, result.job.feed.train, ensemble.side_px, 1)

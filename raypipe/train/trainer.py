@@ -51,6 +51,7 @@ log = logging.getLogger("raypipe")
 # Of result.json. Format 1 (ba74455 and before) has the same fields and is read in the same way.
 FORMAT = 2
 DIVERGED = "Training diverged: no epoch is usable"
+STOPPED = "Stopped on request"
 
 
 @dataclass
@@ -276,7 +277,7 @@ def _train(
             state = on_workers(job, data, checkpoints, leave, progress, report_position)
     if not state.finished(job.train.epochs):
         raise RaypipeError(
-            "Stopped on request",
+            STOPPED,
             got="SIGTERM",
             rule=f"Epoch {state.epoch + 1}, step {state.step} is saved",
             fix="Run it again",

@@ -58,6 +58,8 @@ def challenger(
             "feed.val",
             "train.result",
             "train.stopping.patience",
+            # Of a refit within a budget: no trial should end by that clock.
+            "train.anneal_s",
             *(refit or {}),
         )
         changes |= {name: _value(job, name) for name in changed if name not in changes}

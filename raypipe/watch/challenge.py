@@ -11,8 +11,9 @@ from raypipe.monitor.monitor import Monitor
 from raypipe.registry.promote import ModelVersion
 from raypipe.registry.tracking import Store
 from raypipe.report.formats import cell
-from raypipe.search import refit, tuner
+from raypipe.search import refit, refit_together, tuner
 from raypipe.search import telling as telling_trials
+from raypipe.search.leaderboard import SearchResult
 from raypipe.search.settings import SearchConfig
 from raypipe.train import telling, trainer
 from raypipe.train.job import TrainJob
@@ -87,13 +88,17 @@ def search(
     drawn = cell(dict(sorted(best.changes.items())))
     _tell(found.used, say)
     say(f"Best on validation: {best.name}, {found.metric} {best.metric:.4g} ({drawn})")
+
     # The best settings once more, on validation images too, if the job says so.
-    if asked.refit is not None:
-        again = refit.job_of(base, asked.refit, found)
-        say(f"Training {best.name} once more, on {again.feed.train}, with {_workers(again)}")
-        planned = refit.planned(again, found)
+    def train(again: TrainJob, member: SearchResult) -> SearchResult:
+        name = member.trials[0].name
+        say(f"Training {name} once more, on {again.feed.train}, with {_workers(again)}")
+        planned = refit.planned(again, member)
         epoch = telling.epochs(monitors, planned.job, planned.key, lambda metrics, state: None)
-        found = refit.refit(planned, found, epoch, lambda position: None)
+        return refit.refit(planned, member, epoch, lambda position: None)
+
+    if asked.refit is not None:
+        found = refit_together.refitted(base, asked.refit, found, asked, train)
     telling.finished(monitors, found.plan.job, found.best)
     why = replace(why, device_s=found.device_s)
     folders = [found.folder]

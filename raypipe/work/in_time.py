@@ -9,10 +9,12 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from dataclasses import replace as with_
 from pathlib import Path
+from typing import Any
 
 from raypipe.config import replace, to_json
 from raypipe.errors import RaypipeError
@@ -20,9 +22,9 @@ from raypipe.feed.dataset import Pinned
 from raypipe.files import write_atomic
 from raypipe.images import shifts
 from raypipe.job import Job
-from raypipe.search import budget, refit, variants
+from raypipe.search import budget, networks, refit, refit_together, variants
 from raypipe.search.budget import Refit, Speed
-from raypipe.search.leaderboard import SearchResult
+from raypipe.search.leaderboard import SearchResult, Trial
 from raypipe.search.ledger import Ledger
 from raypipe.timer import OutOfTime, interrupted
 from raypipe.train import checkpoint, shifted
@@ -33,6 +35,7 @@ from raypipe.train.trainer import DIVERGED, Plan
 
 log = logging.getLogger("raypipe")
 PLAN = "refit.json"  # in the search's folder: the refit that was begun
+STAYS = "what validation chose stays"
 # Trains a job until a point of `time.monotonic`; None: as long as it takes.
 Train = Callable[[TrainJob, SearchResult, float | None], SearchResult]
 
@@ -40,10 +43,12 @@ Train = Callable[[TrainJob, SearchResult, float | None], SearchResult]
 def begin(job: Job, pinned: Pinned, ledger: Ledger) -> None:
     """Tell the ledger what the end will be about."""
     ledger.splits = tuple(pinned.counts[split] for split in {job.feed.val, job.feed.test})
-    # An ensemble takes as long as its members, and its candidates predict validation images.
-    ledger.views = job.model.views * job.search.ensemble
+    ledger.views = job.model.views
     if job.search.ensemble > 1:
-        ledger.combined = (2 * job.search.ensemble + 1) * pinned.counts[job.feed.val]
+        # It takes as long as its members, and its candidates predict validation images.
+        ledger.others = job.search.ensemble - 1
+        ledger.chosen = pinned.counts[job.feed.val]
+        ledger.combined = 2 * job.search.ensemble * ledger.chosen
     ledger.judged_images = job.registry.judged_images
     if job.model.task == "single_label":
         images = job.registry.severity_images
@@ -51,15 +56,36 @@ def begin(job: Job, pinned: Pinned, ledger: Ledger) -> None:
         ledger.least_shifted = min(images, shifted.LEAST_COPIED) * len(shifts.KINDS)
 
 
-def speed_of(found: SearchResult) -> Speed | None:
-    """Of the best trial's last epoch."""
-    trial = found.trials[0]
+def speed_of(found: SearchResult, name: str | None = None) -> Speed | None:
+    """Of a trial's last epoch; of no name: of the one that was trained again, else the best."""
+    if name is None:
+        name = found.again[0] if found.again else found.trials[0].name
+    trial = next((trial for trial in found.trials if trial.name == name), None)
     # The job is another one's after a refit, and for an ensemble.
-    model = found.models.get(trial.name, found.job.model)
-    if not trial.history:
+    model = found.models.get(name, found.job.model)
+    if trial is None or not trial.history:
         return None
     is_frozen, epochs = model.mode == "frozen", len(trial.history)
     return budget.speed_of(trial.name, model.pixels, is_frozen, trial.history[-1], epochs)
+
+
+def _expect(found: SearchResult, members: Sequence[Trial], ledger: Ledger) -> Speed | None:
+    """Tell the ledger what a prediction by these members takes; the speed of the leading one.
+
+    That is the first fine-tuned one: only its side may change.
+    """
+    ledger.others = ledger.combined = ledger.chosen = 0
+    names = [trial.name for trial in members]
+    models = {name: found.models[name] for name in names}
+    measured = {name: speed_of(found, name) for name in names}
+    speeds = {name: speed for name, speed in measured.items() if speed is not None}
+    leader = next((name for name in names if models[name].mode != "frozen"), names[0])
+    ledger.views = models[leader].views
+    ledger.others_s = networks.others_s(models, speeds, leader, ledger.works_per_s)
+    speed = speeds.get(leader)
+    if speed is None or models[leader].mode != "frozen":
+        return speed
+    return networks.of_head(speed, models[leader], ledger.works_per_s)
 
 
 def refitted(job: Job, found: SearchResult, ledger: Ledger, train: Train) -> SearchResult:
@@ -71,14 +97,80 @@ def refitted(job: Job, found: SearchResult, ledger: Ledger, train: Train) -> Sea
     wanted = job.search.refit
     if wanted is None:
         return found
+    if found.shares:
+        return _refitted_together(job, wanted, found, ledger, train)
+    ledger.again_s = 0.0
+    _expect(found, found.trials[:1], ledger)
     over = _over_limits(job, found, ledger)
     if over:
-        log.warning("No refit: %s", over)
-        ledger.notes.append(f"No refit: {over}")
-        return found
+        return _as_it_was(found, ledger, over)
+    return _refitted_alone(job, wanted, found, ledger, train)
+
+
+def _refitted_together(
+    job: Job, wanted: dict[str, Any], found: SearchResult, ledger: Ledger, train: Train
+) -> SearchResult:
+    """The search with its ensemble trained again (refit_together.py), or as validation chose it."""
+    again = refit_together.chosen_of(found)
+    side = refit_together.side_px(wanted, found, again, job.search)
+    if isinstance(side, str):
+        return _as_it_was(found, ledger, side)
+    if side is not None:
+        wanted = wanted | {"model.side_px": side}
+    # Where it comes to nothing, all members predict. Its own is the one whose side may change.
+    ledger.again_s = 0.0
+    members = sorted(found.trials_of_members, key=lambda trial: trial.name != again.tuned)
+    left_s = ledger.left_s(len(found.trials), _expect(found, members, ledger))
+
+    fitted_s = [trial.seconds for trial in members if trial.name in again.heads]
+    ledger.plan("refit of heads", budget.again_s(fitted_s), f"{len(fitted_s)} heads")
+
+    def head(again: TrainJob, member: SearchResult) -> SearchResult:
+        return train(again, member, None)
+
+    try:
+        with _within(left_s):
+            trained = refit_together.heads_again(job.training, found, again, head)
+    except OutOfTime as e:
+        trained = str(e)
+    ledger.lap("refit of heads")
+    if isinstance(trained, str):
+        return _as_it_was(found, ledger, trained)
+    if again.tuned is not None:
+        member = refit_together.alone(found, again.tuned)
+        ledger.again_s = budget.TOGETHER_S
+        try:
+            tuned = _refitted_alone(job, wanted, member, ledger, train)
+        except RaypipeError as e:
+            if e.what != DIVERGED:
+                raise
+            return _as_it_was(found, ledger, str(e))
+        if not tuned.refitted:
+            return found
+        trained[again.tuned] = tuned
+    ledger.again_s = 0.0
+    return refit_together.combined(found, again, trained)
+
+
+def _as_it_was(found: SearchResult, ledger: Ledger, why: str) -> SearchResult:
+    log.warning("No refit: %s", why)
+    ledger.notes.append(f"No refit: {why}")
+    return found
+
+
+def _within(left_s: float | None) -> AbstractContextManager[None]:
+    if left_s is None:
+        return nullcontext()
+    return interrupted(left_s, lambda: OutOfTime("the time of the refit is over"))
+
+
+def _refitted_alone(
+    job: Job, wanted: dict[str, Any], found: SearchResult, ledger: Ledger, train: Train
+) -> SearchResult:
+    """The best trial of `found` trained again, or `found`. wanted: search.refit."""
     if ledger.budget_s is None:
         return train(refit.job_of(job.training, wanted, found), found, None)
-    planned = _planned(job, found, ledger)
+    planned = _planned(job, wanted, found, ledger)
     if isinstance(planned, str):
         ledger.notes.append(f"No refit: {planned}")
         return found
@@ -95,7 +187,7 @@ def refitted(job: Job, found: SearchResult, ledger: Ledger, train: Train) -> Sea
             again = refit.job_of(job.training, wanted | changes, found)
             done = train(again, found, time.monotonic() + left_s)
     except OutOfTime:
-        ledger.notes.append("No refit: it had not ended in time, and the best trial stays")
+        ledger.notes.append(f"No refit: it had not ended in time, and {STAYS}")
         return found
     except RaypipeError as e:
         if e.what != DIVERGED:
@@ -109,7 +201,7 @@ def refitted(job: Job, found: SearchResult, ledger: Ledger, train: Train) -> Sea
     # A head that is fitted at once has no schedule.
     if done.best.stopped != FITTED and (state.progress or 0.0) < ANNEALED:
         share = f"{state.progress or 0.0:.0%} of its schedule"
-        ledger.notes.append(f"No refit: it came to {share}, and the best trial stays")
+        ledger.notes.append(f"No refit: it came to {share}, and {STAYS}")
         _forget_plan(found)
         return found
     return done
@@ -139,7 +231,7 @@ def _forget_plan(found: SearchResult) -> None:
     (found.folder / PLAN).unlink(missing_ok=True)
 
 
-def _planned(job: Job, found: SearchResult, ledger: Ledger) -> Refit | str:
+def _planned(job: Job, wanted: dict[str, Any], found: SearchResult, ledger: Ledger) -> Refit | str:
     """The refit that was begun before, or the one that fits now; a text: why none does."""
     file = found.folder / PLAN
     asked = to_json(job.search.refit)
@@ -150,13 +242,14 @@ def _planned(job: Job, found: SearchResult, ledger: Ledger) -> Refit | str:
     speed, pinned = speed_of(found), found.pinned
     if speed is None or pinned is None or ledger.budget_s is None:
         return "nothing says how long its epochs would take"
-    wanted = job.search.refit or {}
     sides = [speed.side_px]
     # Features of another resolution would have to be computed first.
     if found.job.model.mode == "finetune" and wanted.get("model.side_px"):
         sides.insert(0, int(wanted["model.side_px"]))
     images = sum(pinned.counts[split] for split in {job.feed.train, job.feed.val})
     most = int(wanted.get("train.epochs", found.job.train.epochs))
+    if found.job.train.solver != "steps":
+        most = 1  # a head is fitted at once
     planned = budget.plan_refit(
         ledger.budget_s,
         ledger.spent_s,
@@ -179,13 +272,13 @@ def ending(found: SearchResult, ledger: Ledger) -> tuple[Plan, float | None]:
     plan = found.plan
     if ledger.budget_s is None:
         return plan, None
-    speed = speed_of(found)
-    ledger.views = found.job.model.views * max(1, len(found.shares))
+    leading = [trial for trial in found.trials if trial.name in found.again] or found.trials[:1]
+    speed = _expect(found, found.trials_of_members if found.shares else leading, ledger)
     expected = ledger.ending(len(found.trials), speed)
     if speed is not None and found.refitted:
         expected = expected.at(found.job.model.pixels / speed.side_px)
     ledger.plan("ending", expected.seconds, str(expected))
-    rate, registry = expected.images_per_s, plan.job.registry
+    rate, registry = 1 / expected.prediction_s, plan.job.registry
     most = budget.judged_images(ledger.budget_s, rate, ledger.views, registry.judged_images)
     changes: dict[str, float | int] = {}
     if most < max(ledger.splits, default=0):

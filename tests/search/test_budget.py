@@ -180,14 +180,21 @@ def test_what_cannot_look_at_a_clock_is_interrupted() -> None:
 
 
 def test_the_choice_of_an_ensemble_is_a_part_of_the_ending_until_it_begins() -> None:
-    """1,000 images, of which 7 candidates and then 3 members predict, 300 a second."""
-    made, clock = ledger(600.0, start_s=8.0, splits=(1000,), views=3, combined=7000)
+    """1,000 images, which 7 candidates predict, and then 3 members; each 300 a second."""
+    asked = {"splits": (1000,), "others": 2, "combined": 7000, "chosen": 1000}
+    made, clock = ledger(600.0, start_s=8.0, **asked)
     made.trials_begin()
     before = made.ending(10, SPEED)
-    assert before.judged == 7000 + 3 * 1000
+    assert before.judged == 1000 and before.prediction_s == pytest.approx(3 / 300)
+    assert before.between_s == pytest.approx((7000 + 3 * 1000) / 300)
+    slow = replace(SPEED, forward_images_per_s=30.0)
+    assert made.ending(10, slow).between_s == budget.CHOOSING * 600, "among fewer, then"
+    made.again_s = 20.0
+    assert made.ending(10, slow).between_s == budget.CHOOSING * 600 + 20
+    made.again_s = 0.0
     clock.now += 560
     assert made.is_over(10, SPEED)  # trials end early enough
-    made.combined = 0
+    made.combined = made.chosen = 0
     with made.reading(is_answered=True):
         pass
     clock.now += 30
@@ -202,11 +209,30 @@ def test_after_a_refit_the_speed_is_still_the_trials() -> None:
     trial = Trial("trial-0", {}, 0.9, 3, False, (metrics,), "somewhere")
     found: Any = SimpleNamespace(
         trials=(trial,),
+        again=(),
         models={"trial-0": ModelConfig(mode="finetune", side_px=128)},
         job=SimpleNamespace(model=ModelConfig(mode="finetune", side_px=224)),
     )
     speed = in_time.speed_of(found)
     assert speed is not None and speed.side_px == 128
+
+
+def test_at_another_side_only_the_refitted_network_takes_longer() -> None:
+    ending = replace(ENDING, others_s=0.02)
+    assert ending.prediction_s == pytest.approx(1 / 300 + 0.02)
+    assert ending.at(2.0).prediction_s == pytest.approx(4 / 300 + 0.02)
+    more_s = ending.at(2.0).judged_s - ending.judged_s
+    assert more_s == pytest.approx(1000 * 3 / 300 * (1 + budget.ENDING_MARGIN))
+
+
+def test_candidates_of_an_ensemble_are_asked_for_half_of_the_time_to_choose_it() -> None:
+    made, clock = ledger(600.0)
+    is_late = made.choosing()
+    assert not is_late()
+    clock.now += budget.CHOOSING * 600 / 2 + 1
+    assert is_late()
+    made.budget_s = None
+    assert not made.choosing()()
 
 
 def test_a_ctrl_c_whose_cleaning_up_takes_too_long_is_still_one() -> None:
@@ -249,11 +275,14 @@ def test_a_preset_sets_only_what_the_user_did_not() -> None:
     assert job.search.refit == {"model.side_px": 224}
     none = load(Job, None, ["table.uri=t", "search.preset=good", "search.refit=null"])
     assert none.search.refit is None and none.search.budget_s == 1200
+    assert (job.search.first_answer, job.search.ensemble) == (True, 5)
     fast = validate(SearchConfig, {"preset": "fast"})
-    assert (fast.budget_s, fast.refit) == (180, None)
+    assert (fast.budget_s, fast.refit, fast.first_answer, fast.ensemble) == (180, None, True, 5)
+    plain = validate(SearchConfig, {"preset": "best", "first_answer": False, "ensemble": 1})
+    assert (plain.first_answer, plain.ensemble, plain.refit) == (False, 1, {"model.side_px": 224})
     assert changed(fast, {"budget_s": None}).budget_s is None, "a resolved one is not filled again"
     # All trials of a population begin at once.
-    assert validate(SearchConfig, {"preset": "fast", "scheduler": "pbt"}).samples == 16
+    assert validate(SearchConfig, {"preset": "good", "scheduler": "pbt"}).samples == 16
     assert validate(SearchConfig, {"preset": "fast", "soup": 3}).soup == 3
 
 
@@ -261,7 +290,6 @@ def test_a_preset_sets_only_what_the_user_did_not() -> None:
     "more",
     [
         ["search.soup=3"],
-        ["search.ensemble=3"],
         ["search.limits.money=2", "search.stopping.price_per_hour=1"],
     ],
 )

@@ -114,7 +114,6 @@ def test_a_field_that_cannot_be_measured_is_refused(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"refit": {}, "ensemble": 2}, "search.ensemble registers several"),
         ({"limits": {"money": 1.0}}, "price_per_hour"),
         (
             {"limits": {"money": 1.0}, "stopping": {"price_per_hour": 1.0}, "refit": {}},

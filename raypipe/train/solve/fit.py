@@ -55,7 +55,7 @@ def fit(
     """
     started = time.perf_counter()
     x_ND = head.standard(torch.from_numpy(np.array(examples.features_ND))).double().numpy()
-    targets_NC = objective.task.targets(torch.from_numpy(examples.labels_N)).double().numpy()
+    targets_NC = objective.task.targets(torch.tensor(examples.labels_N)).double().numpy()
     weight_N = _weights(examples, objective, solver)
 
     # A kernel's similarities, made orthogonal; or the features as they are.

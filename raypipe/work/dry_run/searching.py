@@ -105,7 +105,8 @@ def _search(
         facts["batch"] = f"{job.train.batch_size} assumed: train.batch_size=auto is not found yet"
     missing = [f"finding {name}" for name in auto]
     if cfg.refit is not None:
-        facts["refit"] = "the best trial's settings once more: not estimated"
+        of = "the ensemble's members" if cfg.ensemble > 1 else "the best trial's settings"
+        facts["refit"] = f"{of} once more: not estimated"
         missing.append("the refit")
     # As the search's monitor counts them.
     workers = at_once * resources.trial.get("GPU", float(job.train.most_workers))

@@ -1,0 +1,132 @@
+"""How a search begins: its first answer, within search.limits and its part of the budget.
+
+first_answer.py fits the heads. Here stands who may be fitted, how long that may take, and what is
+written if no time is left for a trial after it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace as with_
+from pathlib import Path
+from statistics import fmean
+
+from raypipe.config import replace
+from raypipe.feed.dataset import Pinned
+from raypipe.search import budget, first_answer, kept, leaderboard, networks, variants
+from raypipe.search.first_answer import FirstAnswer
+from raypipe.search.leaderboard import Trial
+from raypipe.search.ledger import Ledger, TooShort
+from raypipe.search.settings import SearchConfig
+from raypipe.search.trials.monitor import Listener
+from raypipe.search.trials.standing import Reached
+from raypipe.search.trials.trial_data import decoded_images
+from raypipe.train.job import TrainJob
+from raypipe.train.stopping import OF_BUDGET, Mode
+
+log = logging.getLogger("raypipe")
+
+
+def answer(
+    job: TrainJob,
+    cfg: SearchConfig,
+    pinned: Pinned,
+    folder: Path,
+    progress: Listener,
+    total: int,
+    ledger: Ledger,
+) -> FirstAnswer:
+    """What the search has before its first trial; nothing unless it asks for that."""
+    if not cfg.first_answer:
+        return FirstAnswer()
+    rule = job.train.stopping
+    fitted: list[Trial] = []
+
+    def told(trial: Trial) -> None:
+        fitted.append(trial)
+        ranked = leaderboard.ranked(fitted, rule.metric, rule.mode)
+        progress(0, total, leaderboard.standings(ranked, rule.metric, rule.mode))
+
+    barred: dict[str, str] = {}
+    first = FirstAnswer()
+    seconds = first_answer.SECONDS
+    left_s = ledger.left_s(1, None)
+    if left_s is not None:
+        # Trials want a part of the time, too.
+        seconds = min(seconds, max(1.0, left_s / 2))
+    try:
+        # It estimates its time: where that was wrong, what is there counts.
+        with ledger.reading(is_answered=True, phase="first answer"):
+            if cfg.limits.of_models:
+                models = first_answer.models(job, pinned)
+                measured = variants.measured(models, len(pinned.classes), pinned, job, folder)
+                barred = {shape: one.breaks(cfg.limits) for shape, one in measured.items()}
+            first_answer.make(job, pinned, folder, seconds, told, barred, found=first)
+    except TooShort:
+        if not fitted:
+            raise
+    ledger.lap("first answer")
+    _expect(ledger, job, cfg, first)
+    if fitted:
+        best = leaderboard.ranked(fitted, rule.metric, rule.mode)[0]
+        log.info(
+            "The first answer after %.0f s: %s %.4g (%s)",
+            first.seconds,
+            rule.metric,
+            best.metric,
+            ", ".join(str(value) for value in best.changes.values()),
+        )
+    return first
+
+
+def _expect(ledger: Ledger, job: TrainJob, cfg: SearchConfig, first: FirstAnswer) -> None:
+    """Tell the ledger what an ensemble with these heads takes.
+
+    Who becomes a member is not known yet: the networks that take longest, beside a trial's.
+    """
+    ledger.works_per_s = first.works_per_s
+    if cfg.ensemble < 2 or not first.trials:
+        return
+    models = [replace(job, trial.changes).model for trial in first.trials]
+    ledger.others_s = networks.heads_s(models, cfg.ensemble - 1, first.works_per_s)
+    ledger.others = max(0, ledger.others - len(models))
+    if ledger.refits:
+        # As if they took equally long: the slow ones may not be chosen.
+        mean_s = fmean(trial.seconds for trial in first.trials)
+        ledger.again_s = budget.again_s([mean_s] * min(len(models), cfg.ensemble - 1))
+
+
+def end_with(
+    folder: Path,
+    job: TrainJob,
+    cfg: SearchConfig,
+    first: FirstAnswer,
+    ledger: Ledger,
+    combine: Callable[[list[Trial]], None],
+) -> None:
+    """Write the result of a search whose budget is over before its first trial.
+
+    combine: chooses an ensemble of the heads, if there is time for that.
+    """
+    rule = job.train.stopping
+    ranked = leaderboard.ranked(first.trials, rule.metric, rule.mode)
+    trials = kept.Kept(job, cfg, folder).result(ranked)
+    stopped = f"{OF_BUDGET}{ledger.budget_s:g} s left no time for trials"
+    combine(trials)
+    write_reached(folder, first, [], 0.0, rule.mode)
+    leaderboard.write(folder / "result.json", trials, stopped, decoded_images(first.data))
+    kept.clear(folder, trials)
+
+
+def write_reached(
+    folder: Path,
+    first: FirstAnswer,
+    by_trials: Sequence[Reached],
+    trials_s: float,
+    mode: Mode,
+) -> None:
+    """Keep when the search became better: by its first answer, and then by its trials."""
+    later = [with_(one, seconds=first.seconds + one.seconds) for one in by_trials]
+    reached = leaderboard.so_far([*first.reached, *later], mode)
+    leaderboard.write_reached(folder, reached, first.seconds + trials_s)

@@ -1,0 +1,204 @@
+"""An ensemble whose members are trained again: who, with which weight, and what if one cannot."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from raypipe.cli.console import Console as Shown
+from raypipe.errors import RaypipeError
+from raypipe.models.ensemble import EnsembleModel
+from raypipe.models.zoo import ModelConfig
+from raypipe.registry import promote
+from raypipe.search import networks, refit, refit_together, together, variants
+from raypipe.search.budget import GUESSED_IMAGES_PER_S, Speed
+from raypipe.search.greedy import Ensemble
+from raypipe.search.leaderboard import FIRST, SearchResult
+from raypipe.search.ledger import Ledger
+from raypipe.search.limits import Variant
+from raypipe.search.refit_together import Again, chosen
+from raypipe.search.settings import SearchConfig
+from raypipe.tables.table import TableConfig
+from raypipe.train import trainer
+from raypipe.work import verbs
+
+from .test_budget_kept import BUDGET, only_lite0
+from .test_refit import cells
+from .test_tuner import Searches
+
+__all__ = ["cells"]
+
+
+@given(
+    shares=st.dictionaries(st.sampled_from("abcdef"), st.floats(0.01, 1), min_size=1),
+    frozen=st.sets(st.sampled_from("abcdef")),
+    grows=st.booleans(),
+)
+def test_one_fine_tuned_member_stays_and_has_half(
+    shares: dict[str, float], frozen: set[str], grows: bool
+) -> None:
+    again = chosen(shares, frozen)
+    tuned = [name for name in shares if name not in frozen]
+    assert set(again.heads) == set(shares) & frozen
+    assert (again.tuned is None) == (not tuned)
+    if again.tuned is not None:
+        assert shares[again.tuned] == max(shares[name] for name in tuned)
+        assert next(iter(again.shares)) == again.tuned, "the package's embedding and job are its"
+    lifted = again.lifted(grows)
+    for one in (again, lifted):
+        assert sum(one.shares.values()) == pytest.approx(1)
+    if again.tuned is not None and grows:
+        assert lifted.shares[again.tuned] == max(again.shares[again.tuned], 0.5)
+    else:
+        assert lifted == again
+    # Heads keep their relations.
+    for name in again.heads:
+        first = again.heads[0]
+        assert lifted.shares[name] / lifted.shares[first] == pytest.approx(
+            shares[name] / shares[first]
+        )
+
+
+def test_of_equal_weights_the_better_trial_is_trained_again() -> None:
+    again = chosen({"head": 0.2, "one": 0.4, "two": 0.4}, {"head"})
+    assert again == Again({"one": pytest.approx(2 / 3), "head": pytest.approx(1 / 3)}, "one")  # type: ignore[dict-item]
+    assert chosen({"one": 0.3, "two": 0.7}, set()) == Again({"two": 1.0}, "two")
+
+
+def test_a_prediction_takes_as_long_as_the_networks_that_run() -> None:
+    """60 images of 224 px a second; a trial of 96 px that predicts 300."""
+    of_stages = {"name": "efficientnet_lite0_stages", "side_px": 224}
+    models = {
+        "tuned": ModelConfig(mode="finetune", side_px=96),
+        "linear": ModelConfig(**of_stages),
+        "kernel": ModelConfig(**of_stages, head="kernel"),
+        "small": ModelConfig(name="efficientnet_lite0_stages", side_px=112),
+    }
+    speeds = {"tuned": Speed("tuned", 3, 96, 100.0, 300.0), "linear": Speed("linear", 1, 224, 1e3)}
+    # The two heads of 224 px share a backbone, and 112 px are a quarter of its work.
+    assert networks.others_s(models, speeds, "tuned", 60.0) == pytest.approx(1.25 / 60)
+    assert networks.others_s(models, speeds, "linear", 60.0) == pytest.approx(0.25 / 60 + 1 / 300)
+    heads = [models[name] for name in ("linear", "kernel", "small")]
+    assert networks.heads_s(heads, 1, 60.0) == pytest.approx(1 / 60)
+    assert networks.heads_s(heads, 4, None) == pytest.approx(1.25 / GUESSED_IMAGES_PER_S)
+    of_head = networks.of_head(speeds["linear"], models["small"], 60.0)
+    assert of_head.forward_images_per_s == pytest.approx(240)
+
+
+ASKED = {
+    "search.budget_s": BUDGET,
+    "search.first_answer": True,
+    "search.ensemble": 3,
+    "search.samples": 1,
+    "search.scheduler": "none",
+    "search.space": {"train.lr": "grid(1e-3, 1e-2)"},
+    "search.refit": {"train.epochs": 3, "model.side_px": 48},
+    "train.epochs": 2,
+    "model.side_px": 32,
+    "registry.severity_images": 0,
+}
+
+
+def choose(monkeypatch: pytest.MonkeyPatch, head: float, *tuned: float) -> None:
+    """The ensemble is of a head and of trials with these weights, whatever they say."""
+    real = together._said
+
+    def said(candidates: Sequence[Any], *more: Any) -> Any:
+        found = real(candidates, *more)
+        is_head = [one.name.startswith(FIRST) for one in found.usable]
+        left = [list(tuned), [head]]
+        weights = [left[of].pop(0) if left[of] else 0.0 for of in is_head]
+        ensemble = Ensemble(tuple(weights), (0.0, 0.0), gain=1.0)
+        monkeypatch.setattr(together.greedy, "choose", lambda *given: ensemble)
+        # All are as bad as can be, so that the whole is better than each.
+        found.scores_KNC[:] = [0 * scores_NC for scores_NC in found.scores_KNC]
+        return found
+
+    monkeypatch.setattr(together, "_said", said)
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_all_members_are_trained_again_or_none(
+    cells: TableConfig, searches: Searches, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A head of weight .6, and trials of .3 and .1: the larger one is trained again, and gets half.
+
+    First three times in which one of them comes to nothing; the search is not repeated.
+    """
+    only_lite0(monkeypatch)
+    choose(monkeypatch, 0.6, 0.3, 0.1)
+    job = searches(tmp_path, **ASKED, **{"table.uri": cells.uri})
+    now, fails = [0.0], ["head"]
+    real = trainer.run
+
+    def run(planned: Any, *more: Any) -> Any:
+        is_head = planned.job.train.solver != "steps"
+        if fails[0] == "head" and is_head:
+            raise ValueError("no convergence")
+        if fails[0] == "tuned" and not is_head:
+            raise RaypipeError(trainer.DIVERGED)
+        if fails[0] == "time":
+            now[0] = 1990.0  # after the heads nothing is left
+        return real(planned, *more)
+
+    monkeypatch.setattr(trainer, "run", run)
+    for fails[0], says in (("head", "no convergence"), ("tuned", "diverged"), ("time", "are left")):
+        ledger = Ledger(BUDGET, 0.0, lambda: now[0])
+        result, version, store = verbs.search_and_register(job, Shown(True), ledger=ledger)
+        assert str(version).endswith("/1") and not result.refitted
+        assert "No refit" in ledger.notes[0] and says in ledger.notes[0]
+        assert sorted(result.shares) == pytest.approx([0.1, 0.3, 0.6])
+        assert "val_loss" in result.best.metrics and result.job.feed.train == "train"
+        monkeypatch.setattr(together, "make", lambda *given: pytest.fail("chosen again"))
+    sides_within_limits(result, monkeypatch)
+
+    fails[0], now[0] = "none", 0.0
+    ledger = Ledger(BUDGET, 0.0, lambda: now[0])
+    result, version, store = verbs.search_and_register(job, Shown(True), ledger=ledger)
+    assert str(version).endswith("/2") and ledger.notes == [] and result.refitted
+    tuned, head = result.members
+    assert head.startswith(FIRST) and tuned.startswith("trial-") and result.again == result.members
+    assert result.shares == pytest.approx((0.5, 0.5))
+    # Trained on validation images too, the fine-tuned one with more pixels.
+    assert (result.job.feed.train, result.job.model.pixels) == ("train+val", 48)
+    assert not any(name.startswith("val_") for name in result.best.metrics)
+    assert "all 2 members" in refit.summary(result)["trained again"]
+    package = promote.fetch(store, version)
+    assert isinstance(package.model, EnsembleModel) and package.model.side_px == 48
+    assert [one.model.pixels for one in package.model.members] == [48, 32]
+    assert package.info["config"]["feed"]["train"] == "train+val"
+    # The page times the models, and has no point for what validation cannot judge.
+    assert variants.of_result(result)[1] is None
+
+    # After a kill nothing is trained once more.
+    monkeypatch.setattr(trainer, "_run_into", lambda *given: pytest.fail("trained again"))
+    again, same, _ = verbs.search_and_register(job, Shown(True), ledger=Ledger(BUDGET))
+    assert same == version and again.best.key == result.best.key
+    assert again.shares == result.shares
+
+
+def sides_within_limits(found: SearchResult, monkeypatch: pytest.MonkeyPatch) -> None:
+    """48 px where the whole keeps the limit, else the 32 px of the trial, else none."""
+
+    def timed(models: list[Any], images: list[bytes], rounds: int = 1) -> list[Variant]:
+        assert len(models[0].members) == 2, "the other trial has left"
+        ms = models[0].side_px / 32
+        return [Variant("", ms, ms, ms, 0.0)]
+
+    with monkeypatch.context() as patched:
+        patched.setattr(variants, "timed", timed)
+        again = refit_together.chosen_of(found)
+        wanted = {"train.epochs": 3, "model.side_px": 48}
+
+        def side(latency_ms: float) -> int | str | None:
+            limits: Any = {"latency_ms": latency_ms}
+            return refit_together.side_px(wanted, found, again, SearchConfig(limits=limits))
+
+        assert side(1.6) == 48 and side(1.2) == 32
+        assert "An ensemble of 2 at 32 px needs 1 ms" in str(side(0.9))
+    assert refit_together.side_px(wanted, found, again, SearchConfig()) is None
