@@ -12,6 +12,8 @@ Preset = Literal["fast", "good", "best"]
 # Trials begin until the time is over. More than can run in an hour on a large machine.
 MANY = 2000
 
+LARGER = {"model.side_px": 224}
+
 PRESETS: dict[str, dict[Preset, Any]] = {
     "budget_s": {"fast": 180.0, "good": 1200.0, "best": 3600.0},
     "samples": {"fast": MANY, "good": MANY, "best": MANY},
@@ -20,7 +22,7 @@ PRESETS: dict[str, dict[Preset, Any]] = {
     "first_answer": {"fast": True, "good": True, "best": True},
     "ensemble": {"fast": 5, "good": 5, "best": 5},
     # A trial of 96 or 128 px learns larger pictures in its refit, as far as there is time.
-    "refit": {"fast": None, "good": {"model.side_px": 224}, "best": {"model.side_px": 224}},
+    "refit": {"fast": None, "good": LARGER, "best": LARGER},
     # What trials leave for it. 180 s of trials and a refit of 13 epochs took 14 to 27 minutes on
     # the solar cells (benchmarks/results/2026-11-22-search.md).
     "refit_share": {"fast": None, "good": 0.6, "best": 0.5},
@@ -28,14 +30,16 @@ PRESETS: dict[str, dict[Preset, Any]] = {
 
 
 def filled(given: dict[str, Any]) -> dict[str, Any]:
-    """The section `search` as given, with what its preset sets and nobody else did."""
+    """The section `search` as given, with what its preset or its budget sets and nobody else did.
+
+    An unknown preset stays: pydantic has the message.
+    """
     preset = given.get("preset")
-    if preset not in ("fast", "good", "best"):
-        return given  # pydantic has the message
-    values = {}
-    for name, of_preset in PRESETS.items():
-        if of_preset[preset] is not None:
-            values[name] = of_preset[preset]
+    values: dict[str, Any] = {}
+    if preset in ("fast", "good", "best"):
+        values = {name: row[preset] for name, row in PRESETS.items() if row[preset] is not None}
+    elif preset is None and given.get("budget_s") is not None:
+        values = {"samples": MANY}  # what was asked for is the time
     # A soup and a refit each make the model; and what a refit costs is not limited.
     if given.get("soup", 1) != 1 or _limits_money(given.get("limits")):
         values.pop("refit", None)

@@ -47,7 +47,10 @@ class SearchConfig(Section):
 
     # How many trials, and over what.
     samples: int = Field(default=16, ge=1)
-    """Number of trials. A space with a grid runs the whole grid so many times, as in Ray Tune."""
+    """Number of trials. A space with a grid runs the whole grid so many times, as in Ray Tune.
+
+    With budget_s and without samples, trials begin until the time is over.
+    """
 
     space: dict[str, str] | None = None
     """What is searched: dotted fields, each with how it is drawn.

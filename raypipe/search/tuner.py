@@ -71,7 +71,7 @@ def check(
     counts: Mapping[str, int] | None = None,
     resources: Mapping[str, float] | None = None,
 ) -> tuple[SearchConfig, Space]:
-    """The search with its space filled in, and that space, parsed.
+    """The search with its space filled in, and that space, parsed; `space.job` is the trials' job.
 
     counts: labelled images of each split; a default space depends on them. resources: of the
     cluster that will search; None: those of the joined one.
@@ -92,6 +92,7 @@ def check(
         )
     # The space. It is parsed against the whole job, so it comes after the default.
     gpu = wants_gpu(job.train, resources)
+    job = defaults.within_budget(job, cfg, counts or {}, gpu)
     cfg = defaults.with_default_space(job, cfg, counts or {}, gpu)
     space = spaces.parse(cfg.space or {}, job)
     for name in ("train.batch_size", "train.lr"):
@@ -138,6 +139,7 @@ def search(
     rows = pinned or pin(job.table, job.feed, kind=job.model.task)
     job = one_worker(job)
     cfg, space = check(job, cfg, rows.counts)
+    job = space.job
     # Trials share what is found: one batch size and learning rate for all, unless they draw them.
     share = gpu_share(job, cfg)
     job = finders.resolve(job, rows, lambda: prepare(job, rows), space.always, share)

@@ -247,7 +247,9 @@ def _planned(job: Job, wanted: dict[str, Any], found: SearchResult, ledger: Ledg
     if found.job.model.mode == "finetune" and wanted.get("model.side_px"):
         sides.insert(0, int(wanted["model.side_px"]))
     images = sum(pinned.counts[split] for split in {job.feed.train, job.feed.val})
-    most = int(wanted.get("train.epochs", found.job.train.epochs))
+    # The job's, of which trials may have had fewer (space/defaults.py), unless they drew them.
+    drawn = found.trials[0].changes.get("train.epochs", job.train.epochs)
+    most = int(wanted.get("train.epochs", drawn))
     if found.job.train.solver != "steps":
         most = 1  # a head is fitted at once
     planned = budget.plan_refit(

@@ -146,16 +146,18 @@ def test_the_first_trial_is_the_portfolios_first_start_and_the_users_start_wins(
 def test_a_short_budget_has_fewer_and_smaller_arrays() -> None:
     """All of them are made before the first trial."""
 
-    def arrays(budget_s: float | None, images: int = 2000) -> set[Any]:
-        of = job(search={"budget_s": budget_s}, train={"epochs": 10})
-        found = trials(of, images, gpu=False)
-        return {(t.get("model.name"), t["model.mode"], t.get("model.side_px")) for t in found}
+    def arrays(budget_s: float | None, mode: str | None = None) -> set[Any]:
+        model = {"mode": mode} if mode else {}
+        of = job(search={"budget_s": budget_s}, train={"epochs": 10}, model=model)
+        found = trials(of, 2000, gpu=False)
+        return {(t.get("model.name"), t.get("model.mode"), t.get("model.side_px")) for t in found}
 
     name = "efficientnet_lite0"
     assert arrays(3600) == arrays(None) and (name, "frozen", None) in arrays(None)
-    tight = {(None, "frozen", 128), (None, "finetune", 96), (None, "finetune", 128)}
-    assert arrays(60) == tight
-    assert (None, "frozen", 96) in arrays(20) and (None, "finetune", 128) not in arrays(20)
+    # No time to fine-tune, unless somebody wants it.
+    assert arrays(60) == {(None, None, 128)} and arrays(20) == {(None, None, 96)}
+    assert arrays(60, "finetune") == {(None, None, 96), (None, None, 128)}
+    assert arrays(8, "finetune") == {(None, None, 96)}
 
 
 def test_after_a_first_answer_trials_fine_tune_if_they_may() -> None:
@@ -172,6 +174,37 @@ def test_after_a_first_answer_trials_fine_tune_if_they_may() -> None:
     starts = plan(of.training, search, parsed, [])[: portfolio.most(search.samples)]
     assert {start["model.mode"] for start in starts} == {"finetune"}
     assert starts[0]["train.lr"] == 0.001 and starts[0]["model.side_px"] == 128
+
+
+def test_a_budget_decides_whether_trials_fine_tune_and_for_how_many_epochs() -> None:
+    def epochs(images: int, search: dict[str, Any], gpu: bool = False, **more: Any) -> int | None:
+        """None: no trial fine-tunes."""
+        of = job(search=search, **more)
+        counts = {"train": images * 4 // 5, "val": images // 5}
+        shortened = defaults.within_budget(of.training, of.search, counts, gpu)
+        drawn = with_space(of, images, gpu).space or {}
+        may = "finetune" in drawn.get("model.mode", of.model.mode)
+        return shortened.train.epochs if may else None
+
+    assert epochs(2000, {}) == 20 and epochs(2600, {}) is None
+    assert epochs(2600, {"preset": "fast"}) is None
+    assert epochs(2600, {"preset": "good"}) == 4
+    assert epochs(2600, {"preset": "best"}) == 7
+    assert epochs(300, {"preset": "best"}) == 20, "never more than the job has"
+    assert epochs(2600, {"preset": "good"}, train={"epochs": 12}) == 12
+    assert epochs(2600, {"preset": "good"}, gpu=True) == 20
+    assert epochs(2600, {"preset": "fast"}, model={"mode": "finetune"}) == 4
+    # Heads take milliseconds an epoch.
+    heads = job(search={"preset": "fast"}, model={"mode": "frozen"})
+    of_heads = defaults.within_budget(heads.training, heads.search, {"train": 9000}, False)
+    assert of_heads.train.epochs == 20
+
+
+def test_a_budget_without_samples_is_for_trials_until_it_is_over() -> None:
+    assert job(search={"budget_s": 60}).search.samples == 2000
+    assert job(search={"budget_s": 60, "samples": 5}).search.samples == 5
+    assert job(search={"budget_s": 60, "scheduler": "pbt"}).search.samples == 16
+    assert job(search={}).search.samples == 16
 
 
 def test_a_first_trial_needs_no_array_of_its_own() -> None:

@@ -13,7 +13,8 @@ blocks. A field that depends on another one is drawn only with it.
   fitted at once, and better than those that trials would train step by step.
 - Without a GPU, fine-tuning is light: 96 or 128 px, the lower blocks frozen. It is left out if a
   trial's epochs would see more than MOST_PASSES images, which takes about ten minutes at the 50 to
-  100 images/s of two cores.
+  100 images/s of two cores. With search.budget_s it is left out if a trial's first rung would take
+  more than RUNG of it, and epochs that nobody has set are as many as let TRAININGS trials end.
 - All arrays are made before the first trial. With search.budget_s there are only as many as two
   cores make in a part of it (READING): features of a lower resolution, fewer resolutions to
   fine-tune at, nothing from scratch.
@@ -30,6 +31,11 @@ from raypipe.train.job import TrainJob
 MOST_PASSES = 50_000  # images in a trial's epochs, on CPUs
 READING = 0.2  # of a budget, for features, and as much for decoded images
 EMBEDDED_PER_S = 80.0  # images, at 224 px by EfficientNet-Lite0 on two cores
+FINETUNED_PER_S = 80.0  # images, at 96 to 128 px with frozen lower blocks, on two cores
+RUNG = 1 / 6  # of a budget
+TRAININGS = 6  # whole ones, in what a budget leaves for trials
+TRIALS = 0.8  # of a budget without a refit: what start and end leave
+FEWEST_EPOCHS = 4
 DECODED_PER_S = 400.0  # images of 300 px, to one resolution, on two cores
 FROZEN_SIDES = (160, 128, 96)  # of features, where the backbone's own takes too long
 SCRATCH = "small_cnn"  # the backbone that is trained from scratch
@@ -46,7 +52,7 @@ def with_default_space(
     """
     if cfg.space is not None:
         return cfg
-    drawn = space(job, sum(counts.values()), gpu, cfg.budget_s, cfg.first_answer)
+    drawn = space(job, sum(counts.values()), gpu, cfg)
     learned = portfolio.allowed(job, drawn, gpu)
     # What the user sets wins in the first trial. The rest of it is a start of the same mode.
     own = cfg.start or {}
@@ -59,23 +65,54 @@ def with_default_space(
     return cfg.model_copy(update={"space": drawn, "start": first, "starts": starts})
 
 
-def space(
-    job: TrainJob,
-    images: int,
-    gpu: bool,
-    budget_s: float | None = None,
-    has_heads: bool = False,
-) -> dict[str, str]:
+def within_budget(
+    job: TrainJob, cfg: SearchConfig, counts: Mapping[str, int], gpu: bool
+) -> TrainJob:
+    """The job with fewer epochs, where trials of all of them would not end within the budget.
+
+    A trial whose rate has not fallen is worth little, however soon it was ahead. Only on CPUs,
+    whose rate is known well enough, and only of epochs that nobody has set. counts: as above.
+    """
+    is_set = "epochs" in job.train.model_fields_set or "train.epochs" in (cfg.space or {})
+    images = sum(counts.get(split, 0) for split in (job.feed.train, job.feed.val))
+    if cfg.budget_s is None or gpu or is_set or not images or not _finetunes(job, cfg, counts):
+        return job
+    share = TRIALS * (1 - cfg.refit_share if cfg.refit is not None else 1)
+    fitting = int(share * cfg.budget_s * FINETUNED_PER_S / (TRAININGS * images))
+    epochs = min(job.train.epochs, max(FEWEST_EPOCHS, fitting))
+    # Not config.replace: it would mark every field as set.
+    return job.model_copy(update={"train": job.train.model_copy(update={"epochs": epochs})})
+
+
+def _finetunes(job: TrainJob, cfg: SearchConfig, counts: Mapping[str, int]) -> bool:
+    """May trials on CPUs fine-tune?"""
+    if cfg.space is None:
+        return _may_finetune(job, sum(counts.values()), False, cfg) and (
+            "mode" not in job.model.model_fields_set or job.model.mode == "finetune"
+        )
+    return "finetune" in cfg.space.get("model.mode", job.model.mode)
+
+
+def _may_finetune(job: TrainJob, images: int, gpu: bool, cfg: SearchConfig) -> bool:
+    """Do trials of a default space have the time to fine-tune?"""
+    if gpu or "mode" in job.model.model_fields_set:
+        return True
+    if cfg.budget_s is None:
+        return images * job.train.epochs <= MOST_PASSES
+    return images * cfg.grace / FINETUNED_PER_S <= RUNG * cfg.budget_s
+
+
+def space(job: TrainJob, images: int, gpu: bool, cfg: SearchConfig | None = None) -> dict[str, str]:
     """The default space for a table of `images` labelled images.
 
-    has_heads: a first answer has them. If the job sets every field of it, only the learning rate is
-    searched.
+    If the job sets every field of it, only the learning rate is searched.
     """
+    cfg = cfg or SearchConfig()
     given = _given(job)
     # Fine-tuning on CPUs takes too long for large tables, unless the user asks for it.
-    may_finetune = "model.mode" in given or gpu or images * job.train.epochs <= MOST_PASSES
-    drawn = _backbone(job, images, gpu, given, may_finetune, budget_s) | _training(job, images)
-    if may_finetune and has_heads:
+    may_finetune = _may_finetune(job, images, gpu, cfg)
+    drawn = _backbone(job, images, gpu, given, may_finetune, cfg.budget_s) | _training(job, images)
+    if may_finetune and cfg.first_answer:
         drawn["model.mode"] = "choice(finetune)"
     if may_finetune:
         drawn |= _pixels(gpu)

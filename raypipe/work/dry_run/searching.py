@@ -46,6 +46,9 @@ def _search(
     given = tuner.one_worker(given)
     job, counts, pinned = training_job(given)
     cfg, space = tuner.check(given, cfg, pinned.counts, at.resources)
+    # A budget may have room for fewer epochs.
+    train = job.train.model_copy(update={"epochs": space.job.train.epochs})
+    job = job.model_copy(update={"train": train})
     planned = tune_searchers.plan(job, cfg, space.of(job), [])
     total = len(planned)
     resources = plan_resources(job, cfg, at.resources, total)
