@@ -12,6 +12,12 @@ as in a refit of one trial (refit.py); AutoGluon does so for every model (`refit
   refitted one. Half is no fit: on solar cells (seed 31) a refit alone had 90.26 % of a test split
   right, heads alone 88.7 to 89.6, and their plain mean 90.3 to 91.0.
 
+Where all members are heads, the best fine-tuned trial joins them with half of the weight, if the
+refit trains it longer or with more pixels, and validation cannot tell its accuracy from theirs:
+TOLD standard errors. Trials are short and small, so heads lead in most searches; the refit is what
+a fine-tuned model can become in the time that is left. If it comes to nothing, the heads are fitted
+again without it.
+
 It is all or nothing: if one member cannot be trained again, the ensemble stays as validation chose
 it. What is trained is kept by content in the run's folder, so a killed command finds it again.
 
@@ -22,6 +28,7 @@ else it stays as validation chose it.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from dataclasses import replace as with_
@@ -42,6 +49,9 @@ from raypipe.train.trainer import DIVERGED, STOPPED
 
 LEAST = 0.5
 """Of the weight, for a fine-tuned member that trains longer or with more pixels."""
+
+TOLD = 2.0
+"""Standard errors of an accuracy on the validation images."""
 
 log = logging.getLogger("raypipe")
 Train = Callable[[TrainJob, SearchResult], SearchResult]
@@ -75,9 +85,15 @@ class Again:
         return Again(shares | {self.tuned: LEAST}, self.tuned)
 
 
-def chosen(shares: Mapping[str, float], frozen: Collection[str]) -> Again:
-    """Who of an ensemble is trained again. shares: of its members; frozen: those that are heads."""
+def chosen(shares: Mapping[str, float], frozen: Collection[str], rival: str | None = None) -> Again:
+    """Who of an ensemble is trained again. shares: of its members; frozen: those that are heads.
+
+    rival: a fine-tuned trial that joins if all of them are.
+    """
     tuned = [name for name in shares if name not in frozen]
+    if not tuned and rival is not None:
+        heads = {name: (1 - LEAST) * share for name, share in chosen(shares, frozen).shares.items()}
+        return Again({rival: LEAST, **heads}, rival)
     # The first one of equal weights is the better trial.
     first = max(tuned, key=lambda name: shares[name], default=None)
     staying = [*([first] if first is not None else []), *(n for n in shares if n in frozen)]
@@ -85,11 +101,32 @@ def chosen(shares: Mapping[str, float], frozen: Collection[str]) -> Again:
     return Again({name: shares[name] / total for name in staying}, first)
 
 
-def chosen_of(found: SearchResult) -> Again:
-    """`chosen`, of the ensemble of a search."""
-    shares = dict(zip(found.members, found.shares, strict=True))
+def chosen_of(found: SearchResult, wanted: Mapping[str, Any] | None = None) -> Again:
+    """`chosen`, of the ensemble of a search, or of its one model.
+
+    wanted: search.refit, if a fine-tuned trial may join heads; None: none may.
+    """
+    shares = dict(zip(found.members, found.shares, strict=True)) or {found.trials[0].name: 1.0}
     frozen = [name for name in shares if found.models[name].mode == "frozen"]
-    return chosen(shares, frozen)
+    return chosen(shares, frozen, None if wanted is None else _rival(found, wanted))
+
+
+def _rival(found: SearchResult, wanted: Mapping[str, Any]) -> str | None:
+    """The best fine-tuned trial, if it grows in the refit and validation cannot tell it apart."""
+    models = found.models
+    tuned = [t for t in found.trials if t.name in models and models[t.name].mode == "finetune"]
+    best = next((trial for trial in tuned if trial.checkpoint is not None and trial.kept), None)
+    if best is None or found.pinned is None or found.searched is None:
+        return None
+    epochs = int(wanted.get("train.epochs", found.searched.train.epochs))
+    more_px = int(wanted.get("model.side_px") or 0) > models[best.name].pixels
+    if not more_px and epochs <= best.epochs:
+        return None
+    known = found.best.metrics.get("val_accuracy", math.nan)
+    reached = max((epoch.get("val_accuracy", math.nan) for epoch in best.history), default=math.nan)
+    images = found.pinned.counts[found.job.feed.val]
+    error = math.sqrt(max(0.0, known * (1 - known)) / max(1, images))
+    return best.name if known - reached <= TOLD * error else None
 
 
 def alone(found: SearchResult, name: str) -> SearchResult:
@@ -129,9 +166,9 @@ def refitted(
     job: TrainJob, wanted: dict[str, Any], found: SearchResult, cfg: SearchConfig, train: Train
 ) -> SearchResult:
     """The search with its refit, without a clock. wanted: search.refit. job: the search's."""
-    if not found.shares:
+    again = chosen_of(found, wanted if cfg.ensemble > 1 else None)
+    if not found.shares and len(again.shares) == 1:
         return train(refit.job_of(job, wanted, found), found)
-    again = chosen_of(found)
     side = side_px(wanted, found, again, cfg)
     heads = side if isinstance(side, str) else heads_again(job, found, again, train)
     if isinstance(heads, str):
@@ -146,8 +183,21 @@ def refitted(
             if e.what != DIVERGED:
                 raise
             log.warning("No refit: %s", e)
-            return found
+            return without_rival(found, again, heads)
     return combined(found, again, heads)
+
+
+def without_rival(
+    found: SearchResult, again: Again, heads: Mapping[str, SearchResult]
+) -> SearchResult:
+    """The search after the refit of the fine-tuned one has come to nothing.
+
+    Was it a rival, the heads that were fitted again are the model; was it a member, what validation
+    chose stays. heads: their refits, by trial.
+    """
+    if again.tuned in chosen_of(found).shares:
+        return found
+    return combined(found, chosen_of(found), heads)
 
 
 def side_px(

@@ -26,6 +26,7 @@ from raypipe.search import budget, networks, refit, refit_together, variants
 from raypipe.search.budget import Refit, Speed
 from raypipe.search.leaderboard import SearchResult, Trial
 from raypipe.search.ledger import Ledger
+from raypipe.search.refit_together import Again
 from raypipe.timer import OutOfTime, interrupted
 from raypipe.train import checkpoint, shifted
 from raypipe.train.job import TrainJob
@@ -97,8 +98,10 @@ def refitted(job: Job, found: SearchResult, ledger: Ledger, train: Train) -> Sea
     wanted = job.search.refit
     if wanted is None:
         return found
-    if found.shares:
-        return _refitted_together(job, wanted, found, ledger, train)
+    may_join = wanted if job.search.ensemble > 1 else None
+    again = refit_together.chosen_of(found, may_join)
+    if found.shares or len(again.shares) > 1:
+        return _refitted_together(job, wanted, found, again, ledger, train)
     ledger.again_s = 0.0
     _expect(found, found.trials[:1], ledger)
     over = _over_limits(job, found, ledger)
@@ -108,10 +111,14 @@ def refitted(job: Job, found: SearchResult, ledger: Ledger, train: Train) -> Sea
 
 
 def _refitted_together(
-    job: Job, wanted: dict[str, Any], found: SearchResult, ledger: Ledger, train: Train
+    job: Job,
+    wanted: dict[str, Any],
+    found: SearchResult,
+    again: Again,
+    ledger: Ledger,
+    train: Train,
 ) -> SearchResult:
     """The search with its ensemble trained again (refit_together.py), or as validation chose it."""
-    again = refit_together.chosen_of(found)
     side = refit_together.side_px(wanted, found, again, job.search)
     if isinstance(side, str):
         return _as_it_was(found, ledger, side)
@@ -119,7 +126,9 @@ def _refitted_together(
         wanted = wanted | {"model.side_px": side}
     # Where it comes to nothing, all members predict. Its own is the one whose side may change.
     ledger.again_s = 0.0
-    members = sorted(found.trials_of_members, key=lambda trial: trial.name != again.tuned)
+    names = {*(found.members or [found.trials[0].name]), *again.shares}
+    members = [trial for trial in found.trials if trial.name in names]
+    members.sort(key=lambda trial: trial.name != again.tuned)
     left_s = ledger.left_s(len(found.trials), _expect(found, members, ledger))
 
     fitted_s = [trial.seconds for trial in members if trial.name in again.heads]
@@ -144,9 +153,10 @@ def _refitted_together(
         except RaypipeError as e:
             if e.what != DIVERGED:
                 raise
-            return _as_it_was(found, ledger, str(e))
+            _as_it_was(found, ledger, str(e))
+            return refit_together.without_rival(found, again, trained)
         if not tuned.refitted:
-            return found
+            return refit_together.without_rival(found, again, trained)
         trained[again.tuned] = tuned
     ledger.again_s = 0.0
     return refit_together.combined(found, again, trained)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -18,7 +19,7 @@ from raypipe.registry import promote
 from raypipe.search import networks, refit, refit_together, together, variants
 from raypipe.search.budget import GUESSED_IMAGES_PER_S, Speed
 from raypipe.search.greedy import Ensemble
-from raypipe.search.leaderboard import FIRST, SearchResult
+from raypipe.search.leaderboard import FIRST, SearchResult, Trial
 from raypipe.search.ledger import Ledger
 from raypipe.search.limits import Variant
 from raypipe.search.refit_together import Again, chosen
@@ -68,6 +69,38 @@ def test_of_equal_weights_the_better_trial_is_trained_again() -> None:
     again = chosen({"head": 0.2, "one": 0.4, "two": 0.4}, {"head"})
     assert again == Again({"one": pytest.approx(2 / 3), "head": pytest.approx(1 / 3)}, "one")  # type: ignore[dict-item]
     assert chosen({"one": 0.3, "two": 0.7}, set()) == Again({"two": 1.0}, "two")
+
+
+def test_a_fine_tuned_trial_joins_heads_that_validation_cannot_tell_from_it() -> None:
+    """400 validation images: two standard errors of .88 are 3.2 points."""
+    assert chosen({"a": 0.8, "b": 0.2}, {"a", "b"}, "rival") == Again(
+        {"rival": 0.5, "a": pytest.approx(0.4), "b": pytest.approx(0.1)},  # type: ignore[dict-item]
+        "rival",
+    )
+    assert chosen({"a": 0.8, "b": 0.2}, {"a"}, "rival").tuned == "b", "a member is no rival"
+
+    def tuned_of(reached: float, side_px: int | None = 224, epochs: int = 4) -> str | None:
+        tuned = Trial("t", {}, reached, 4, False, ({"val_accuracy": reached},), "somewhere")
+        gone = Trial("gone", {}, 0.87, 4, False, ({"val_accuracy": 0.87},), None)
+        head = Trial(f"{FIRST}1", {}, 0.88, 1, False, ({"val_accuracy": 0.88},), "somewhere")
+        small = ModelConfig(mode="finetune", side_px=96)
+        of = SimpleNamespace(
+            trials=(head, gone, tuned),
+            members=(),
+            shares=(),
+            models={head.name: ModelConfig(mode="frozen"), "gone": small, "t": small},
+            best=SimpleNamespace(metrics={"val_accuracy": 0.88}),
+            pinned=SimpleNamespace(counts={"val": 400}),
+            searched=SimpleNamespace(train=SimpleNamespace(epochs=4)),
+            job=SimpleNamespace(feed=SimpleNamespace(val="val")),
+        )
+        wanted = {"model.side_px": side_px, "train.epochs": epochs}
+        assert refit_together.chosen_of(cast(SearchResult, of)).tuned is None
+        return refit_together.chosen_of(cast(SearchResult, of), wanted).tuned
+
+    assert tuned_of(0.85) == "t" and tuned_of(0.84) is None and tuned_of(float("nan")) is None
+    assert tuned_of(0.85, side_px=96) is None, "it would be the same again"
+    assert tuned_of(0.85, side_px=None, epochs=9) == "t"
 
 
 def test_a_prediction_takes_as_long_as_the_networks_that_run() -> None:
