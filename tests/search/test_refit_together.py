@@ -72,7 +72,7 @@ def test_of_equal_weights_the_better_trial_is_trained_again() -> None:
 
 
 def test_a_fine_tuned_trial_joins_heads_that_validation_cannot_tell_from_it() -> None:
-    """400 validation images: two standard errors of .88 are 3.2 points."""
+    """400 validation images: three standard errors of .88 are 4.9 points."""
     assert chosen({"a": 0.8, "b": 0.2}, {"a", "b"}, "rival") == Again(
         {"rival": 0.5, "a": pytest.approx(0.4), "b": pytest.approx(0.1)},  # type: ignore[dict-item]
         "rival",
@@ -98,7 +98,7 @@ def test_a_fine_tuned_trial_joins_heads_that_validation_cannot_tell_from_it() ->
         assert refit_together.chosen_of(cast(SearchResult, of)).tuned is None
         return refit_together.chosen_of(cast(SearchResult, of), wanted).tuned
 
-    assert tuned_of(0.85) == "t" and tuned_of(0.84) is None and tuned_of(float("nan")) is None
+    assert tuned_of(0.835) == "t" and tuned_of(0.83) is None and tuned_of(float("nan")) is None
     assert tuned_of(0.85, side_px=96) is None, "it would be the same again"
     assert tuned_of(0.85, side_px=None, epochs=9) == "t"
 
