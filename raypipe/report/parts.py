@@ -125,6 +125,7 @@ class Search:
     rows: tuple[Trial, ...]
     full_epochs: int | None = None  # the epochs of all trials, if none had stopped early
     importance: Mapping[str, float] = field(default_factory=dict)  # shares by hyperparameter
+    epochs: int | None = None  # that trials ran, without heads that were fitted at once; None: all
 
 
 @dataclass(frozen=True)

@@ -262,7 +262,9 @@ class SearchResult:
     @property
     def spared(self) -> Spared:
         """What ending trials early has saved."""
-        return spared(self.trials, self.job.train.epochs, self.full_epochs)
+        # After a refit, `job` is its own: it may train for longer than a trial.
+        job = self.searched or self.job
+        return spared(self.trials, job.train.epochs, self.full_epochs)
 
     @property
     def mode(self) -> Mode:

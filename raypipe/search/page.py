@@ -26,7 +26,8 @@ def section(result: SearchResult, usd_per_device_s: float | None = None) -> repo
     for rank, trial in enumerate(result.trials, 1):
         trials.append(_trial(rank, trial, result.metric, usd_per_device_s))
     shares = importance(result.trials, result.metric, result.mode)
-    return report.Search(result.metric, tuple(trials), result.full_epochs, shares)
+    epochs, whole = result.epochs, result.full_epochs
+    return report.Search(result.metric, tuple(trials), whole, shares, epochs)
 
 
 def _trial(rank: int, trial: Trial, metric: str, usd_per_device_s: float | None) -> report.Trial:

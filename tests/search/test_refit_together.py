@@ -17,6 +17,7 @@ from raypipe.models.ensemble import EnsembleModel
 from raypipe.models.zoo import ModelConfig
 from raypipe.registry import promote
 from raypipe.search import networks, refit, refit_together, together, variants
+from raypipe.search import page as search_page
 from raypipe.search.budget import GUESSED_IMAGES_PER_S, Speed
 from raypipe.search.greedy import Ensemble
 from raypipe.search.leaderboard import FIRST, SearchResult, Trial
@@ -201,6 +202,9 @@ def test_all_members_are_trained_again_or_none(
     assert (result.job.feed.train, result.job.model.pixels) == ("train+val", 48)
     assert not any(name.startswith("val_") for name in result.best.metrics)
     assert "all 2 members" in refit.summary(result)["trained again"]
+    assert result.spared.share == 0, "trials ran all of their epochs, the refit has others"
+    shown = search_page.section(result)
+    assert shown.epochs == shown.full_epochs == 4, "heads have none"
     package = promote.fetch(store, version)
     assert isinstance(package.model, EnsembleModel) and package.model.side_px == 48
     assert [one.model.pixels for one in package.model.members] == [48, 32]
