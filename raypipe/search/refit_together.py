@@ -40,6 +40,7 @@ from safetensors import SafetensorError
 
 from raypipe.config import key_of
 from raypipe.errors import ConfigError, RaypipeError, one_line
+from raypipe.files import owned
 from raypipe.models.ensemble import Member
 from raypipe.search import leaderboard, refit, variants
 from raypipe.search.leaderboard import SearchResult
@@ -278,9 +279,12 @@ def combined(
     again = again.lifted(_grows(found, again, trained))
     parts = [_part(trained[name], name, again.shares[name]) for name in names]
     key = key_of("refitted together", [(trained[n].best.key, again.shares[n]) for n in names])
-    folder = first.job.folder(key) / WEIGHTS
-    state = checkpoint.read(Path(first.best.checkpoint)).state
-    path = ensembles.write(folder, ensembles.build(parts), state)
+    path = first.job.folder(key) / WEIGHTS
+    # Written again, it would be no checkpoint for a moment, in which another process may read it.
+    with owned(path.parent):
+        if checkpoint.verify(path) is not None:
+            state = checkpoint.read(Path(first.best.checkpoint)).state
+            ensembles.write(path, ensembles.build(parts), state)
     best = with_(
         first.best,
         key=key,

@@ -26,7 +26,7 @@ from raypipe.search.limits import Variant
 from raypipe.search.refit_together import Again, chosen
 from raypipe.search.settings import SearchConfig
 from raypipe.tables.table import TableConfig
-from raypipe.train import trainer
+from raypipe.train import ensembles, trainer
 from raypipe.work import verbs
 
 from .test_budget_kept import BUDGET, only_lite0
@@ -226,6 +226,7 @@ def test_all_members_are_trained_again_or_none(
 
     # After a kill nothing is trained once more.
     monkeypatch.setattr(trainer, "_run_into", lambda *given: pytest.fail("trained again"))
+    monkeypatch.setattr(ensembles, "write", lambda *given: pytest.fail("another may read it"))
     again, same, _ = verbs.search_and_register(job, Shown(True), ledger=Ledger(BUDGET))
     assert same == version and again.best.key == result.best.key
     assert again.shares == result.shares
