@@ -40,6 +40,9 @@ def filled(given: dict[str, Any]) -> dict[str, Any]:
         values = {name: row[preset] for name, row in PRESETS.items() if row[preset] is not None}
     elif preset is None and given.get("budget_s") is not None:
         values = {"samples": MANY}  # what was asked for is the time
+    # A budget that somebody took away ends no trials: then there are as many as usual.
+    if "budget_s" in given and given["budget_s"] is None:
+        values.pop("samples", None)
     # A soup and a refit each make the model; and what a refit costs is not limited.
     if given.get("soup", 1) != 1 or _limits_money(given.get("limits")):
         values.pop("refit", None)

@@ -36,15 +36,20 @@ def check(job: TrainJob, cfg: SearchConfig) -> None:
     if cfg.refit is None:
         return
     changes = _changes(job, cfg.refit)
-    refuse(replaced(job, changes), "search.refit")
+    # A preset may have set the refit, and the first answer.
+    refuse(_refitted(job, changes, "search.refit=null"), "search.refit")
     if cfg.first_answer:
         for head in _heads(job):
-            try:
-                replaced(head, changes)
-            except ConfigError as e:
-                # A preset may have set the first answer.
-                fix = f"{e.fix}, or search.first_answer=false"
-                raise ConfigError(e.what, got=e.got, rule=e.rule, fix=fix) from None
+            _refitted(head, changes, "search.first_answer=false")
+
+
+def _refitted(job: TrainJob, changes: dict[str, Any], without: str) -> TrainJob:
+    """`replaced`, whose error names one more way out."""
+    try:
+        return replaced(job, changes)
+    except ConfigError as e:
+        fix = f"{e.fix}, or {without}" if e.fix else f"Or set {without}"
+        raise ConfigError(e.what, got=e.got, rule=e.rule, fix=fix) from None
 
 
 def _heads(job: TrainJob) -> Iterator[TrainJob]:

@@ -15,8 +15,9 @@ as in a refit of one trial (refit.py); AutoGluon does so for every model (`refit
 Where all members are heads, the best fine-tuned trial joins them with half of the weight, if the
 refit trains it longer or with more pixels, and validation cannot tell its accuracy from theirs:
 TOLD standard errors. Trials are short and small, so heads lead in most searches; the refit is what
-a fine-tuned model can become in the time that is left. If it comes to nothing, the heads are fitted
-again without it.
+a fine-tuned model can become in the time that is left. If it comes to nothing, or its weights are
+damaged, the heads are fitted again without it. Where a search is judged by another share, as
+val_balanced_accuracy, that one counts: with rare classes, who knows none of them is right as often.
 
 It is all or nothing: if one member cannot be trained again, the ensemble stays as validation chose
 it. What is trained is kept by content in the run's folder, so a killed command finds it again.
@@ -35,8 +36,11 @@ from dataclasses import replace as with_
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+
 from raypipe.config import key_of
-from raypipe.errors import RaypipeError, one_line
+from raypipe.errors import ConfigError, RaypipeError, one_line
+from raypipe.files import owned
 from raypipe.models.ensemble import Member
 from raypipe.search import leaderboard, refit, variants
 from raypipe.search.leaderboard import SearchResult
@@ -54,6 +58,9 @@ TOLD = 3.0
 """Standard errors of an accuracy on the validation images. After four epochs at 128 px the best of
 six trials on solar cells was 2.6 behind the heads (.83 and .87 of 393 images). Its refit has three
 times as many epochs, on a quarter more images."""
+
+SHARES = ("val_accuracy", "val_balanced_accuracy", "val_f1")
+"""Metrics of which an accuracy's standard error says enough."""
 
 log = logging.getLogger("raypipe")
 Train = Callable[[TrainJob, SearchResult], SearchResult]
@@ -113,6 +120,36 @@ def chosen_of(found: SearchResult, wanted: Mapping[str, Any] | None = None) -> A
     return chosen(shares, frozen, None if wanted is None else _rival(found, wanted))
 
 
+def again_of(
+    job: TrainJob, wanted: Mapping[str, Any], found: SearchResult, joins: bool
+) -> Again | str:
+    """Who is trained again, if the fine-tuned one can be; a text: why this member cannot.
+
+    job: the search's. joins: may a fine-tuned trial join heads? One that cannot be trained stays
+    away. Raises ConfigError for a member whose settings refuse what is wanted.
+    """
+    # The job's epochs, of which trials within a budget may have had fewer.
+    again = chosen_of(found, {"train.epochs": job.train.epochs, **wanted} if joins else None)
+    if again.tuned is None or not is_of_several(found, again):
+        return again
+    try:
+        refit.job_of(job, dict(wanted), alone(found, again.tuned))
+    except (RaypipeError, SafetensorError, OSError, ValueError) as e:
+        own = chosen_of(found)
+        if again.tuned not in own.shares:
+            log.warning("The refit does without %s: %s", again.tuned, one_line(e))
+            return own
+        if isinstance(e, ConfigError):
+            raise
+        return f"{again.tuned} cannot be trained again: {one_line(e)}"
+    return again
+
+
+def is_of_several(found: SearchResult, again: Again) -> bool:
+    """Is the model an ensemble, now or after the refit?"""
+    return bool(found.shares) or len(again.shares) > 1
+
+
 def _rival(found: SearchResult, wanted: Mapping[str, Any]) -> str | None:
     """The best fine-tuned trial, if it grows in the refit and validation cannot tell it apart."""
     models = found.models
@@ -124,8 +161,10 @@ def _rival(found: SearchResult, wanted: Mapping[str, Any]) -> str | None:
     more_px = int(wanted.get("model.side_px") or 0) > models[best.name].pixels
     if not more_px and epochs <= best.epochs:
         return None
-    known = found.best.metrics.get("val_accuracy", math.nan)
-    reached = max((epoch.get("val_accuracy", math.nan) for epoch in best.history), default=math.nan)
+    metric = found.metric if found.metric in SHARES else "val_accuracy"
+    known = found.best.metrics.get(metric, math.nan)
+    values = [epoch.get(metric, math.nan) for epoch in best.history]
+    reached = max((value for value in values if not math.isnan(value)), default=math.nan)
     images = found.pinned.counts[found.job.feed.val]
     error = math.sqrt(max(0.0, known * (1 - known)) / max(1, images))
     return best.name if known - reached <= TOLD * error else None
@@ -168,8 +207,11 @@ def refitted(
     job: TrainJob, wanted: dict[str, Any], found: SearchResult, cfg: SearchConfig, train: Train
 ) -> SearchResult:
     """The search with its refit, without a clock. wanted: search.refit. job: the search's."""
-    again = chosen_of(found, wanted if cfg.ensemble > 1 else None)
-    if not found.shares and len(again.shares) == 1:
+    again = again_of(job, wanted, found, joins=cfg.ensemble > 1)
+    if isinstance(again, str):
+        log.warning("No refit: %s", again)
+        return found
+    if not is_of_several(found, again):
         return train(refit.job_of(job, wanted, found), found)
     side = side_px(wanted, found, again, cfg)
     heads = side if isinstance(side, str) else heads_again(job, found, again, train)
@@ -239,9 +281,12 @@ def combined(
     again = again.lifted(_grows(found, again, trained))
     parts = [_part(trained[name], name, again.shares[name]) for name in names]
     key = key_of("refitted together", [(trained[n].best.key, again.shares[n]) for n in names])
-    folder = first.job.folder(key) / WEIGHTS
-    state = checkpoint.read(Path(first.best.checkpoint)).state
-    path = ensembles.write(folder, ensembles.build(parts), state)
+    path = first.job.folder(key) / WEIGHTS
+    # Written again, it would be no checkpoint for a moment, in which another process may read it.
+    with owned(path.parent):
+        if checkpoint.verify(path) is not None:
+            state = checkpoint.read(Path(first.best.checkpoint)).state
+            ensembles.write(path, ensembles.build(parts), state)
     best = with_(
         first.best,
         key=key,

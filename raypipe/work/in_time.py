@@ -98,9 +98,11 @@ def refitted(job: Job, found: SearchResult, ledger: Ledger, train: Train) -> Sea
     wanted = job.search.refit
     if wanted is None:
         return found
-    may_join = wanted if job.search.ensemble > 1 else None
-    again = refit_together.chosen_of(found, may_join)
-    if found.shares or len(again.shares) > 1:
+    joins = job.search.ensemble > 1
+    again = refit_together.again_of(job.training, wanted, found, joins)
+    if isinstance(again, str):
+        return _as_it_was(found, ledger, again)
+    if refit_together.is_of_several(found, again):
         return _refitted_together(job, wanted, found, again, ledger, train)
     ledger.again_s = 0.0
     _expect(found, found.trials[:1], ledger)

@@ -198,6 +198,23 @@ def test_a_budget_decides_whether_trials_fine_tune_and_for_how_many_epochs() -> 
     heads = job(search={"preset": "fast"}, model={"mode": "frozen"})
     of_heads = defaults.within_budget(heads.training, heads.search, {"train": 9000}, False)
     assert of_heads.train.epochs == 20
+    scratch = {"name": "small_cnn", "pretrained": False, "mode": "finetune"}
+    assert epochs(2600, {"preset": "good"}, model=scratch) == 20, "its rate is another one"
+
+
+def test_after_a_first_answer_trials_fine_tune_unless_somebody_wants_frozen_ones() -> None:
+    frozen = {"model.mode": "frozen", "train.lr": 0.0123}
+    good = {"preset": "good"}
+    assert {t["model.mode"] for t in trials(job(search=good), 2000, gpu=False)} == {"finetune"}
+    for more in ({"start": frozen}, {"starts": [frozen]}):
+        of = job(search=good | more)
+        search = with_space(of, 2000, gpu=False)
+        parsed = parse.parse(search.space or {}, of.training)
+        first = plan(of.training, search.model_copy(update={"samples": 6}), parsed, [])[:2]
+        assert frozen.items() <= first["starts" in more].items()
+    # A solver refuses to fine-tune: the default space was refused with it.
+    solved = job(search=good, train={"solver": "closed"})
+    assert all("model.mode" not in trial for trial in trials(solved, 2000, gpu=False))
 
 
 def test_a_budget_without_samples_is_for_trials_until_it_is_over() -> None:

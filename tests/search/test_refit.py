@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -218,6 +219,19 @@ def test_what_the_job_refuses_is_said_before_the_search(searches: Searches, tmp_
     with pytest.raises(ConfigError, match=r"search\.soup and search\.refit"):
         searches(tmp_path, **{"search.refit": {}, "search.soup": 3})
     check(searches(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("model", "way_out"),
+    [
+        ({"calibrate": True}, r"model\.calibrate=false\. Or set search\.refit=null"),
+        ({"mode": "finetune"}, r"model\.views=1, .*\. Or set search\.first_answer=false"),
+    ],
+)
+def test_what_a_preset_has_set_is_named_as_a_way_out(model: dict[str, Any], way_out: str) -> None:
+    asked = {"preset": "good"} | ({} if "calibrate" in model else {"refit": {"model.views": 2}})
+    with pytest.raises(ConfigError, match=way_out):
+        check(validate(Job, {"table": {"uri": "unused"}, "model": model, "search": asked}))
 
 
 def test_on_the_command_line_it_is_nested_or_dotted_and_null_is_a_value() -> None:

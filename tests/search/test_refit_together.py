@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +17,7 @@ from raypipe.errors import RaypipeError
 from raypipe.models.ensemble import EnsembleModel
 from raypipe.models.zoo import ModelConfig
 from raypipe.registry import promote
-from raypipe.search import networks, refit, refit_together, together, variants
+from raypipe.search import networks, refit, refit_together, together, tuner, variants
 from raypipe.search import page as search_page
 from raypipe.search.budget import GUESSED_IMAGES_PER_S, Speed
 from raypipe.search.greedy import Ensemble
@@ -26,7 +27,7 @@ from raypipe.search.limits import Variant
 from raypipe.search.refit_together import Again, chosen
 from raypipe.search.settings import SearchConfig
 from raypipe.tables.table import TableConfig
-from raypipe.train import trainer
+from raypipe.train import ensembles, trainer
 from raypipe.work import verbs
 
 from .test_budget_kept import BUDGET, only_lite0
@@ -80,8 +81,16 @@ def test_a_fine_tuned_trial_joins_heads_that_validation_cannot_tell_from_it() ->
     )
     assert chosen({"a": 0.8, "b": 0.2}, {"a"}, "rival").tuned == "b", "a member is no rival"
 
-    def tuned_of(reached: float, side_px: int | None = 224, epochs: int = 4) -> str | None:
-        tuned = Trial("t", {}, reached, 4, False, ({"val_accuracy": reached},), "somewhere")
+    def tuned_of(
+        reached: float,
+        said: dict[str, float] | None = None,
+        known: dict[str, float] | None = None,
+        metric: str = "val_accuracy",
+        side_px: int | None = 224,
+        epochs: int = 4,
+    ) -> str | None:
+        history = ({"val_accuracy": math.nan}, said or {"val_accuracy": reached})
+        tuned = Trial("t", {}, reached, 4, False, history, "somewhere")
         gone = Trial("gone", {}, 0.87, 4, False, ({"val_accuracy": 0.87},), None)
         head = Trial(f"{FIRST}1", {}, 0.88, 1, False, ({"val_accuracy": 0.88},), "somewhere")
         small = ModelConfig(mode="finetune", side_px=96)
@@ -90,10 +99,11 @@ def test_a_fine_tuned_trial_joins_heads_that_validation_cannot_tell_from_it() ->
             members=(),
             shares=(),
             models={head.name: ModelConfig(mode="frozen"), "gone": small, "t": small},
-            best=SimpleNamespace(metrics={"val_accuracy": 0.88}),
+            best=SimpleNamespace(metrics=known or {"val_accuracy": 0.88}),
             pinned=SimpleNamespace(counts={"val": 400}),
             searched=SimpleNamespace(train=SimpleNamespace(epochs=4)),
             job=SimpleNamespace(feed=SimpleNamespace(val="val")),
+            metric=metric,
         )
         wanted = {"model.side_px": side_px, "train.epochs": epochs}
         assert refit_together.chosen_of(cast(SearchResult, of)).tuned is None
@@ -102,6 +112,12 @@ def test_a_fine_tuned_trial_joins_heads_that_validation_cannot_tell_from_it() ->
     assert tuned_of(0.835) == "t" and tuned_of(0.83) is None and tuned_of(float("nan")) is None
     assert tuned_of(0.85, side_px=96) is None, "it would be the same again"
     assert tuned_of(0.85, side_px=None, epochs=9) == "t"
+    # With rare classes, accuracies are as equal as the classes are unequal.
+    balanced = {"val_accuracy": 0.95, "val_balanced_accuracy": 0.25}
+    heads = balanced | {"val_balanced_accuracy": 0.8}
+    assert tuned_of(0.0, balanced, heads, "val_balanced_accuracy") is None
+    assert tuned_of(0.0, heads, heads, "val_balanced_accuracy") == "t"
+    assert tuned_of(0.0, balanced, heads, "val_loss") == "t"
 
 
 def test_a_prediction_takes_as_long_as_the_networks_that_run() -> None:
@@ -214,9 +230,46 @@ def test_all_members_are_trained_again_or_none(
 
     # After a kill nothing is trained once more.
     monkeypatch.setattr(trainer, "_run_into", lambda *given: pytest.fail("trained again"))
+    monkeypatch.setattr(ensembles, "write", lambda *given: pytest.fail("another may read it"))
     again, same, _ = verbs.search_and_register(job, Shown(True), ledger=Ledger(BUDGET))
     assert same == version and again.best.key == result.best.key
     assert again.shares == result.shares
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_a_trial_that_joins_a_head_costs_no_answer(
+    cells: TableConfig, searches: Searches, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its weights are damaged, with and without a clock; then they are whole."""
+    only_lite0(monkeypatch)
+    monkeypatch.setattr(together, "make", lambda *given: None)
+    # The head is always right on 18 images, so that any other trial is told from it.
+    monkeypatch.setattr(refit_together, "_rival", lambda found, wanted: tuned_of(found).name)
+    job = searches(tmp_path, **ASKED, **{"table.uri": cells.uri})
+    refits = job.search.refit or {}
+    found = tuner.search(job.training, job.search)
+    rival, head = tuned_of(found), found.trials[0].name
+    assert head.startswith(FIRST) and not found.shares
+    weights = next(Path(str(rival.checkpoint)).glob("weights-*"))
+    sound = weights.read_bytes()
+    weights.write_bytes(sound[:-9])
+
+    alone, _, _ = verbs.search_and_register(job, Shown(True))
+    assert alone.refitted and alone.again == (head,) and not alone.shares
+
+    def train(again: Any, member: SearchResult) -> SearchResult:
+        planned = refit.planned(again, member)
+        return refit.refit(planned, member, lambda *given: None, lambda *given: None)
+
+    same = refit_together.refitted(job.training, refits, found, job.search, train)
+    assert same.refitted and same.again == (head,)
+    weights.write_bytes(sound)
+    both, _, _ = verbs.search_and_register(job, Shown(True))
+    assert both.again == both.members == (rival.name, head) and both.shares == (0.5, 0.5)
+
+
+def tuned_of(found: SearchResult) -> Trial:
+    return next(trial for trial in found.trials if trial.drawn)
 
 
 def sides_within_limits(found: SearchResult, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,8 @@ blocks. A field that depends on another one is drawn only with it.
 - The first trials are not drawn. They are the starts of portfolio.py, as far as the space has their
   fields.
 - With search.first_answer all trials fine-tune, if they may: its heads on frozen features are
-  fitted at once, and better than those that trials would train step by step.
+  fitted at once, and better than those that trials would train step by step. Unless search.start or
+  search.starts has a trial on frozen features.
 - Without a GPU, fine-tuning is light: 96 or 128 px, the lower blocks frozen. It is left out if a
   trial's epochs would see more than MOST_PASSES images, which takes about ten minutes at the 50 to
   100 images/s of two cores. With search.budget_s it is left out if a trial's first rung would take
@@ -71,7 +72,8 @@ def within_budget(
     """The job with fewer epochs, where trials of all of them would not end within the budget.
 
     A trial whose rate has not fallen is worth little, however soon it was ahead. Only on CPUs,
-    whose rate is known well enough, and only of epochs that nobody has set. counts: as above.
+    whose rate is known well enough, and only of epochs that nobody has set. SCRATCH is many times
+    as fast. counts: as above.
     """
     is_set = "epochs" in job.train.model_fields_set or "train.epochs" in (cfg.space or {})
     images = sum(counts.get(split, 0) for split in (job.feed.train, job.feed.val))
@@ -85,7 +87,9 @@ def within_budget(
 
 
 def _finetunes(job: TrainJob, cfg: SearchConfig, counts: Mapping[str, int]) -> bool:
-    """May trials on CPUs fine-tune?"""
+    """May trials on CPUs fine-tune a pretrained backbone?"""
+    if job.model.name == SCRATCH and "model.name" not in (cfg.space or {}):
+        return False
     if cfg.space is None:
         return _may_finetune(job, sum(counts.values()), False, cfg) and (
             "mode" not in job.model.model_fields_set or job.model.mode == "finetune"
@@ -95,6 +99,8 @@ def _finetunes(job: TrainJob, cfg: SearchConfig, counts: Mapping[str, int]) -> b
 
 def _may_finetune(job: TrainJob, images: int, gpu: bool, cfg: SearchConfig) -> bool:
     """Do trials of a default space have the time to fine-tune?"""
+    if job.train.solver != "steps":
+        return False  # it fits heads on features that stay as they are
     if gpu or "mode" in job.model.model_fields_set:
         return True
     if cfg.budget_s is None:
@@ -112,12 +118,18 @@ def space(job: TrainJob, images: int, gpu: bool, cfg: SearchConfig | None = None
     # Fine-tuning on CPUs takes too long for large tables, unless the user asks for it.
     may_finetune = _may_finetune(job, images, gpu, cfg)
     drawn = _backbone(job, images, gpu, given, may_finetune, cfg.budget_s) | _training(job, images)
-    if may_finetune and cfg.first_answer:
+    if may_finetune and cfg.first_answer and not _starts_frozen(cfg):
         drawn["model.mode"] = "choice(finetune)"
     if may_finetune:
         drawn |= _pixels(gpu)
     searched = {name: text for name, text in drawn.items() if name not in given}
     return searched or RATE
+
+
+def _starts_frozen(cfg: SearchConfig) -> bool:
+    """Has somebody given a first trial on frozen features?"""
+    starts = (cfg.start or {}, *(cfg.starts or ()))
+    return any(start.get("model.mode") == "frozen" for start in starts)
 
 
 def _given(job: TrainJob) -> set[str]:
