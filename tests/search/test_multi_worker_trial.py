@@ -16,7 +16,7 @@ import pytest
 from raypipe.config import replace
 from raypipe.feed.dataset import pin
 from raypipe.job import Job
-from raypipe.search import tuner
+from raypipe.search import tune_run
 from raypipe.search.leaderboard import SearchResult
 from raypipe.search.schedulers import mutations
 from raypipe.search.trials.multi_worker_trial import GroupTrial
@@ -106,7 +106,7 @@ def test_a_trial_that_crashes_neither_stops_nor_wins_the_search(
 ) -> None:
     """One is killed once and goes on; one fails each time; the third is the best."""
     note = tmp_path / "note"
-    monkeypatch.setattr(tuner, "run_trial", dies(note))
+    monkeypatch.setattr(tune_run, "run_trial", dies(note))
     space = {"train.lr": "grid(1e-9, 1e-2, 2.0)"}
     result = search(
         searches(

@@ -27,7 +27,7 @@ from raypipe.config import load, replace, save
 from raypipe.errors import ConfigError
 from raypipe.feed.dataset import pin
 from raypipe.job import Job
-from raypipe.search import tuner
+from raypipe.search import tune_run
 from raypipe.search.leaderboard import SearchResult
 from raypipe.search.schedulers import explore, mutations, pbt, tune_schedulers
 from raypipe.search.space import parse
@@ -237,7 +237,7 @@ def test_a_clone_that_was_still_saving_trains_to_its_end(
     """Tune notes a stop for a trial that it pauses in the middle of a save: the clone would end
     with its first epoch.
     """
-    monkeypatch.setattr(tuner, "run_trial", slowly)
+    monkeypatch.setattr(tune_run, "run_trial", slowly)
     job = population(tmp_path, searches, **{"train.epochs": 4})
     result = search(job)
     assert len(mutations.read(job.run.path / "search" / result.key)) == 1
