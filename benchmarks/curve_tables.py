@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from raypipe.search.schedulers.curves import target
-from raypipe.search.space.coordinates import SPAN, are_ordered
+from raypipe.search.space.samplers import SPAN, are_ordered
 
 DATA = Path(__file__).parent / "data"
 CURVES = "RAYPIPE_CURVES"  # the variable that names the folder of Quick-Tune's tables

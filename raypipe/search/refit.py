@@ -162,8 +162,7 @@ def summary(result: SearchResult) -> dict[str, str]:
     epochs = f"{len(result.best.history)} epochs at {job.model.pixels} px"
     if len(result.again) > 1:
         epochs = f"all {len(result.again)} members; {result.again[0]}: {epochs}"
-    text = f"on {job.feed.train}, {epochs}"
-    return {"trained again": text}
+    return {"trained again": f"on {job.feed.train}, {epochs}"}
 
 
 def replaced(job: TrainJob, changes: dict[str, Any]) -> TrainJob:

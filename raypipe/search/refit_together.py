@@ -59,7 +59,7 @@ TOLD = 3.0
 six trials on solar cells was 2.6 behind the heads (.83 and .87 of 393 images). Its refit has three
 times as many epochs, on a quarter more images."""
 
-SHARES = ("val_accuracy", "val_balanced_accuracy", "val_f1")
+ACCURACIES = ("val_accuracy", "val_balanced_accuracy", "val_f1")
 """Metrics of which an accuracy's standard error says enough."""
 
 log = logging.getLogger("raypipe")
@@ -113,7 +113,7 @@ def chosen(shares: Mapping[str, float], frozen: Collection[str], rival: str | No
 def chosen_of(found: SearchResult, wanted: Mapping[str, Any] | None = None) -> Again:
     """`chosen`, of the ensemble of a search, or of its one model.
 
-    wanted: search.refit, if a fine-tuned trial may join heads; None: none may.
+    wanted: search.refit and its epochs, if a fine-tuned trial may join heads; None: none may.
     """
     shares = dict(zip(found.members, found.shares, strict=True)) or {found.trials[0].name: 1.0}
     frozen = [name for name in shares if found.models[name].mode == "frozen"]
@@ -155,13 +155,12 @@ def _rival(found: SearchResult, wanted: Mapping[str, Any]) -> str | None:
     models = found.models
     tuned = [t for t in found.trials if t.name in models and models[t.name].mode == "finetune"]
     best = next((trial for trial in tuned if trial.checkpoint is not None and trial.kept), None)
-    if best is None or found.pinned is None or found.searched is None:
+    if best is None or found.pinned is None:
         return None
-    epochs = int(wanted.get("train.epochs", found.searched.train.epochs))
     more_px = int(wanted.get("model.side_px") or 0) > models[best.name].pixels
-    if not more_px and epochs <= best.epochs:
+    if not more_px and int(wanted["train.epochs"]) <= best.epochs:
         return None
-    metric = found.metric if found.metric in SHARES else "val_accuracy"
+    metric = found.metric if found.metric in ACCURACIES else "val_accuracy"
     known = found.best.metrics.get(metric, math.nan)
     values = [epoch.get(metric, math.nan) for epoch in best.history]
     reached = max((value for value in values if not math.isnan(value)), default=math.nan)

@@ -156,11 +156,14 @@ def _refitted_together(
             if e.what != DIVERGED:
                 raise
             _as_it_was(found, ledger, str(e))
-            return refit_together.without_rival(found, again, trained)
+            tuned = member
+        ledger.again_s = 0.0
         if not tuned.refitted:
-            return refit_together.without_rival(found, again, trained)
+            left = refit_together.without_rival(found, again, trained)
+            if left.refitted:
+                ledger.notes.append(f"The heads were fitted again without {again.tuned}")
+            return left
         trained[again.tuned] = tuned
-    ledger.again_s = 0.0
     return refit_together.combined(found, again, trained)
 
 

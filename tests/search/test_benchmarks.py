@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from benchmarks import halving, trials
@@ -9,6 +12,12 @@ from raypipe.config import validate
 from raypipe.job import Job
 from raypipe.search.leaderboard import Trial
 from raypipe.search.schedulers import tune_schedulers
+
+
+def test_tables_of_curves_need_no_ray() -> None:
+    """Ray reads its switches at import: trials.py sets them first, and its cluster was refused."""
+    code = "import sys, benchmarks.search; sys.exit('ray' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 @pytest.mark.parametrize("name", ["asha", "pasha"])

@@ -7,21 +7,25 @@
     a field that is not always drawn          one more: 1 where it is absent
 
 A field's branches share its coordinates. A range is logarithmic if each of its branches is, and
-chosen numbers are if they are above 0 and span a factor of SPAN.
+chosen numbers are if they are above 0 and span a factor of samplers.SPAN.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from raypipe.search.space.samplers import Branch, Choice, Range
+from raypipe.search.space.samplers import (
+    Branch,
+    Choice,
+    Range,
+    are_logarithmic,
+    are_ordered,
+)
 from raypipe.search.space.space import Field, Space
-
-SPAN = 4.0
 
 
 class Coordinates:
@@ -98,20 +102,6 @@ def _of_field(field: Field) -> _Ordered | _OneOf:
         all(isinstance(sampler, Range) and sampler.log for sampler in samplers),
         is_optional=field.branches[-1].condition is not None,
     )
-
-
-def are_ordered(values: Sequence[Any]) -> bool:
-    """Are these chosen values numbers, and enough of them that their order tells something?
-
-    On the solar table's resolutions and batch sizes a search needed 48 epochs instead of 55 to its
-    winner when it knew their order (40 orders; benchmarks/thaw.py).
-    """
-    numbers = [value for value in values if isinstance(value, int | float)]
-    return len(numbers) == len(values) >= 3 and not any(isinstance(v, bool) for v in values)
-
-
-def are_logarithmic(values: Sequence[float]) -> bool:
-    return min(values) > 0 and max(values) >= SPAN * min(values)
 
 
 def _values(branch: Branch) -> tuple[Any, ...]:

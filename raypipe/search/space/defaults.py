@@ -75,12 +75,16 @@ def within_budget(
     whose rate is known well enough, and only of epochs that nobody has set. SCRATCH is many times
     as fast. counts: as above.
     """
+    if cfg.budget_s is None or gpu or not _finetunes(job, cfg, counts):
+        return job
     is_set = "epochs" in job.train.model_fields_set or "train.epochs" in (cfg.space or {})
     images = sum(counts.get(split, 0) for split in (job.feed.train, job.feed.val))
-    if cfg.budget_s is None or gpu or is_set or not images or not _finetunes(job, cfg, counts):
+    if is_set or not images:
         return job
-    share = TRIALS * (1 - cfg.refit_share if cfg.refit is not None else 1)
-    fitting = int(share * cfg.budget_s * FINETUNED_PER_S / (TRAININGS * images))
+    trials_s = TRIALS * cfg.budget_s
+    if cfg.refit is not None:
+        trials_s *= 1 - cfg.refit_share
+    fitting = int(trials_s * FINETUNED_PER_S / (TRAININGS * images))
     epochs = min(job.train.epochs, max(FEWEST_EPOCHS, fitting))
     # Not config.replace: it would mark every field as set.
     return job.model_copy(update={"train": job.train.model_copy(update={"epochs": epochs})})
