@@ -9,8 +9,10 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from raypipe.cluster import connect
 
@@ -20,7 +22,7 @@ import ray  # noqa: E402
 from ray.cluster_utils import Cluster  # noqa: E402
 
 from raypipe.main import main as command_line  # noqa: E402
-from raypipe.search import tuner  # noqa: E402
+from raypipe.search import tune_run  # noqa: E402
 from raypipe.search.trials.trial import run_trial  # noqa: E402
 
 
@@ -47,8 +49,8 @@ def main(job: str, notes: str, port: str) -> int:
     try:
         cluster.add_node(**size)
         cluster.wait_for_nodes()
-        tuner.run_trial = lambda changes, **given: noted(changes, notes=notes, **given)
-        return command_line(["tune", job, "--json"])
+        with patch.object(tune_run, "run_trial", partial(noted, notes=notes)):
+            return command_line(["tune", job, "--json"])
     finally:
         cluster.shutdown()
 
