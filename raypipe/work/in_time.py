@@ -16,6 +16,9 @@ from dataclasses import replace as with_
 from pathlib import Path
 from typing import Any
 
+import ray
+import torch
+
 from raypipe.config import replace, to_json
 from raypipe.errors import RaypipeError
 from raypipe.feed.dataset import Pinned
@@ -30,6 +33,7 @@ from raypipe.search.refit_together import Again
 from raypipe.timer import OutOfTime, interrupted
 from raypipe.train import checkpoint, shifted
 from raypipe.train.job import TrainJob
+from raypipe.train.launch import wants_gpu
 from raypipe.train.pace import ANNEALED
 from raypipe.train.stopping import FITTED
 from raypipe.train.trainer import DIVERGED, Plan
@@ -257,6 +261,8 @@ def _planned(job: Job, wanted: dict[str, Any], found: SearchResult, ledger: Ledg
     speed, pinned = speed_of(found), found.pinned
     if speed is None or pinned is None or ledger.budget_s is None:
         return "nothing says how long its epochs would take"
+    if _has_more_threads(found.job):
+        speed = speed.alone
     sides = [speed.side_px]
     # Features of another resolution would have to be computed first.
     if found.job.model.mode == "finetune" and wanted.get("model.side_px"):
@@ -279,6 +285,12 @@ def _planned(job: Job, wanted: dict[str, Any], found: SearchResult, ledger: Ledg
     if isinstance(planned, Refit):
         write_atomic(file, to_json(asdict(planned) | {"asked": asked}))
     return planned
+
+
+def _has_more_threads(job: TrainJob) -> bool:
+    """Does the refit have more threads than its trial? In this process it has all of them."""
+    on_gpu = wants_gpu(job.train, ray.cluster_resources())
+    return job.train.workers == 1 and not on_gpu and torch.get_num_threads() > 1
 
 
 def ending(found: SearchResult, ledger: Ledger) -> tuple[Plan, float | None]:

@@ -102,6 +102,17 @@ def test_the_wanted_resolution_gives_way_to_the_trials_own() -> None:
     assert "3 epochs at 128 px need 60 s" in str(side(140))
 
 
+def test_with_all_threads_a_refit_fits_where_one_thread_would_be_too_slow() -> None:
+    def side(speed: Speed) -> int:
+        found = budget.plan_refit(430, 100, ENDING, speed, 2000, 13, (224, 128))
+        assert isinstance(found, Refit)
+        return found.side_px
+
+    # Five epochs at 224 px take 306 s by the trial's rate.
+    assert side(SPEED) == 128
+    assert side(SPEED.alone) == 224
+
+
 def test_the_end_is_estimated_again_with_each_trial_and_each_measurement() -> None:
     made, clock = ledger(splits=(400, 600), start_s=4.0)
     guessed = made.ending(0, None).seconds
