@@ -1,6 +1,6 @@
 """Claim: a frozen file reaches the published best on the solar cells, on seeds nobody has seen.
 
-    python -m benchmarks.solar_seeds --json [--config jobs/configs/solar_search.yaml] [--cells 1]
+    python -m benchmarks.solar_seeds --json [--config jobs/configs/solar_good.yaml] [--cells 1]
         [--more search.budget_s=1200 …]
 
 Seeds 11 to 20, once each, for `--budget-s` (20 minutes) by the clock; seed BUSY beside a process
@@ -56,7 +56,7 @@ def measured(asked: Line) -> Line:
     raypipe("ingest", config, *at)
     # `raypipe tune` tests its winner: the look is now.
     why = f"{asked['config']['sha256']}, {asked['budget_s']:g} s"
-    looks.note("elpv", f"solar_search seed {seed}, 25 %", f"python -m {MODULE}", why)
+    looks.note("elpv", f"solar_good seed {seed}, 25 %", f"python -m {MODULE}", why)
     busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"])] if seed == BUSY else []
     began = time.monotonic()
     try:
@@ -93,7 +93,10 @@ def raypipe(verb: str, config: Path, *words: str) -> Line:
 
 
 def tested(folder: Path, model: str) -> list[list[Any]]:
-    """Of each test cell: the beginning of its id, the experts' probability, is the model right?"""
+    """Of each test cell: the beginning of its id, the experts' probability, is the model right?
+
+    model: name/version, as `raypipe tune --json` tells it.
+    """
     import raypipe as door
     from raypipe.tables import scan
     from raypipe.tables.table import ImageTable, TableConfig
@@ -101,7 +104,7 @@ def tested(folder: Path, model: str) -> list[list[Any]]:
     table, pinned = ImageTable.open_pinned(TableConfig(uri=f"{folder}/cells"))
     columns = ["image_id", "image", "label", "split"]
     rows = [row for row in scan.rows(table, pinned, columns).to_pylist() if row["split"] == "test"]
-    loaded = door.load(model, run={"dir": f"{folder}/run"})
+    loaded = door.load(f"models:/{model}", run={"dir": f"{folder}/run"})
     scores = loaded.predict([row["image"] for row in rows])["score"]
     found = []
     for row, score in zip(rows, scores, strict=True):
@@ -188,7 +191,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--config", type=Path, default=Path("jobs/configs/solar_search.yaml"))
+    parser.add_argument("--config", type=Path, default=Path("jobs/configs/solar_good.yaml"))
     parser.add_argument("--more", nargs="*", default=[], help="section.key=value, of raypipe tune")
     parser.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS))
     add_arguments(parser, "solar_seeds", 1200)
