@@ -52,6 +52,7 @@ SECONDS = 60.0  # for a search that has no budget of its own
 _PROBED = 16  # images: their rate is known to a fifth
 
 Told = Callable[[Trial], None]
+LeftForOne = Callable[[float], float | None]
 
 
 @dataclass
@@ -76,6 +77,7 @@ def make(
     seconds: float | None = None,
     told: Told = lambda trial: None,
     barred: Mapping[str, str] | None = None,
+    left_for_one_s: LeftForOne = lambda images_per_s: None,
     clock: Callable[[], float] = time.monotonic,
     found: FirstAnswer | None = None,
 ) -> FirstAnswer:
@@ -83,6 +85,8 @@ def make(
 
     folder: of the search. told: called with each head that was fitted. barred: by shape, why a
     model may not be trained ("": it may). found: to be filled in, for who may interrupt this.
+    left_for_one_s: if nothing fits, the seconds for the reading of least work; it is called
+    with its images a second; None: none.
     Without a head there are no trials, and the log says why.
     """
     began = clock()
@@ -94,7 +98,7 @@ def make(
         told(trial)
 
     allowed = [heads for heads in _of_readings(job, pinned) if heads.without(barred or {}).jobs]
-    chosen, found.works_per_s = _chosen(allowed, job, pinned, folder, seconds)
+    chosen, found.works_per_s = _chosen(allowed, job, pinned, folder, seconds, left_for_one_s)
     for heads in chosen:
         # The rate was a guess: one that is over its time ends the readings.
         if seconds is not None and clock() - began > seconds and found.trials:
@@ -153,7 +157,12 @@ def _images_px(pinned: Pinned) -> int | None:
 
 
 def _chosen(
-    among: Sequence[_Heads], job: TrainJob, pinned: Pinned, folder: Path, seconds: float | None
+    among: Sequence[_Heads],
+    job: TrainJob,
+    pinned: Pinned,
+    folder: Path,
+    seconds: float | None,
+    left_for_one_s: LeftForOne,
 ) -> tuple[list[_Heads], float | None]:
     """(the readings that fit, FirstAnswer.works_per_s), as the first call for this folder found."""
     file = folder / FILE
@@ -168,8 +177,12 @@ def _chosen(
     readings = [heads.reading for heads in among]
     rate = None
     if seconds is not None and readings:
-        rate = works_per_s(readings[0])
+        rate, cheapest = works_per_s(readings[0]), readings[:1]
         readings = contenders.fitting(readings, images, rate, seconds)
+        if not readings:
+            # Some answer is worth more than trials.
+            left_s = left_for_one_s(rate / cheapest[0].work)
+            readings = contenders.fitting(cheapest, images, rate, left_s) if left_s else []
     if not readings:
         why = f"none of them fits into {seconds:g} s" if among else "no backbone may be read"
         log.warning("There is no first answer: %s", why)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from raypipe.errors import RaypipeError
@@ -183,6 +183,17 @@ class Ledger:
         ending = self.ending(trials, speed)
         return budget.usable(self.budget_s) - self.spent_s - ending.seconds
 
+    def left_for_heads_s(self, images_per_s: float) -> float | None:
+        """`left_s` where the model will be heads on one frozen backbone: without shifted copies.
+
+        images_per_s: that pass through this backbone.
+        """
+        if self.budget_s is None:
+            return None
+        guessed = self.ending(1, None)
+        ending = replace(guessed, images_per_s=images_per_s, judged=guessed.judged // self.views)
+        return budget.usable(self.budget_s) - self.spent_s - ending.least_s
+
     def left_now_s(self) -> float | None:
         """`left_s` by what the trials have said so far."""
         return self.left_s(*self._known)
@@ -211,12 +222,12 @@ class Ledger:
         )
 
     def reading(
-        self, is_answered: bool = False, phase: str = "reading"
+        self, is_answered: bool = False, phase: str = "reading", least_s: float | None = None
     ) -> AbstractContextManager[None]:
         """Raise TooShort in what is within, when there is no more time for it.
 
         is_answered: there is a model already, and what remains to be done is to register it; else a
-        message.
+        message. least_s: seconds that it has in any case, however long the end may take.
         """
         if self.budget_s is None:
             return nullcontext()
@@ -230,6 +241,7 @@ class Ledger:
             # Without an answer there is nothing to predict or to register.
             left_s = budget.usable(self.budget_s) - self.spent_s
             left_s -= budget.closing_s(self.start_s)
+        left_s = max(left_s, least_s or 0.0)
         return interrupted(left_s, error)
 
     def summary(self) -> dict[str, Any] | None:

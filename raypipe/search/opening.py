@@ -14,7 +14,7 @@ from statistics import fmean
 
 from raypipe.config import replace
 from raypipe.feed.dataset import Pinned
-from raypipe.search import budget, first_answer, kept, leaderboard, networks, variants
+from raypipe.search import budget, contenders, first_answer, kept, leaderboard, networks, variants
 from raypipe.search.first_answer import FirstAnswer
 from raypipe.search.leaderboard import Trial
 from raypipe.search.ledger import Ledger, TooShort
@@ -57,12 +57,14 @@ def answer(
         seconds = min(seconds, max(1.0, left_s / 2))
     try:
         # It estimates its time: where that was wrong, what is there counts.
-        with ledger.reading(is_answered=True, phase="first answer"):
+        least_s = _left_for_one_s(job, ledger)
+        with ledger.reading(is_answered=True, phase="first answer", least_s=least_s):
             if cfg.limits.of_models:
                 models = first_answer.models(job, pinned)
                 measured = variants.measured(models, len(pinned.classes), pinned, job, folder)
                 barred = {shape: one.breaks(cfg.limits) for shape, one in measured.items()}
-            first_answer.make(job, pinned, folder, seconds, told, barred, found=first)
+            left_s = ledger.left_for_heads_s
+            first_answer.make(job, pinned, folder, seconds, told, barred, left_s, found=first)
     except TooShort:
         if not fitted:
             raise
@@ -78,6 +80,12 @@ def answer(
             ", ".join(str(value) for value in best.changes.values()),
         )
     return first
+
+
+def _left_for_one_s(job: TrainJob, ledger: Ledger) -> float | None:
+    """Seconds for the reading of least work, before anything was measured."""
+    least = min((one.work for one in contenders.readings(job.model)), default=1.0)
+    return ledger.left_for_heads_s(budget.GUESSED_IMAGES_PER_S / least)
 
 
 def _expect(ledger: Ledger, job: TrainJob, cfg: SearchConfig, first: FirstAnswer) -> None:

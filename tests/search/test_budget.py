@@ -91,6 +91,15 @@ def test_a_refit_fits_with_its_fewest_epochs_or_there_is_none(
     assert found.epochs == most and larger <= budget.MOST_LARGER
 
 
+def test_heads_on_one_fast_backbone_may_take_what_shifted_copies_would() -> None:
+    made, _ = ledger(splits=(400, 600), start_s=8.0, shifted=1800, least_shifted=600, views=8)
+    left_s, heads_s = made.left_s(1, None), made.left_for_heads_s(120.0)
+    assert left_s is not None and heads_s is not None and heads_s > left_s + 10
+    # What cannot be left out is kept: package, MLflow, the page.
+    assert heads_s < 60 - made.ending(1, None).fixed_s
+    assert Ledger(None).left_for_heads_s(120.0) is None
+
+
 def test_the_wanted_resolution_gives_way_to_the_trials_own() -> None:
     def side(budget_s: float) -> int | str:
         found = budget.plan_refit(budget_s, 100, ENDING, SPEED, 2000, 13, (224, 128))

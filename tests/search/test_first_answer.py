@@ -118,6 +118,24 @@ def test_what_does_not_fit_into_the_seconds_is_left_out(
     assert first_answer.make(job, pinned, tmp_path / "none", seconds=1e6).trials == []
 
 
+def test_if_nothing_fits_the_reading_of_least_work_may_take_what_is_left(
+    searches: Searches, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, heard: Any
+) -> None:
+    job = searches(tmp_path, **HOPELESS).training
+    pinned = pin(job.table, job.feed, kind=job.model.task)
+    monkeypatch.setattr(first_answer, "works_per_s", lambda reading: 1.0)
+    asked: list[float] = []
+
+    def left(seconds: float) -> first_answer.LeftForOne:
+        return lambda images_per_s: asked.append(images_per_s) or seconds  # type: ignore[func-returns-value]
+
+    late = first_answer.make(job, pinned, tmp_path / "late", 0.5, left_for_one_s=left(-1.0))
+    assert late.trials == []
+    found = first_answer.make(job, pinned, tmp_path / "left", 0.5, left_for_one_s=left(100.0))
+    assert found.trials and len({trial.changes["model.side_px"] for trial in found.trials}) == 1
+    assert all(rate > 1 for rate in asked)
+
+
 def test_a_model_that_breaks_a_limit_is_not_fitted(searches: Searches, tmp_path: Path) -> None:
     job = searches(tmp_path, **HOPELESS).training
     pinned = pin(job.table, job.feed, kind=job.model.task)
