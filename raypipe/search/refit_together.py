@@ -14,10 +14,11 @@ as in a refit of one trial (refit.py); AutoGluon does so for every model (`refit
 
 Where all members are heads, the best fine-tuned trial joins them with half of the weight, if the
 refit trains it longer or with more pixels, and validation cannot tell its accuracy from theirs: it
-lies in the interval of TOLD standard errors around theirs. Trials are short and small, so heads lead in most searches; the refit is what
-a fine-tuned model can become in the time that is left. If it comes to nothing, or its weights are
-damaged, the heads are fitted again without it. Where a search is judged by another share, as
-val_balanced_accuracy, that one counts: with rare classes, who knows none of them is right as often.
+lies in the interval of TOLD standard errors around theirs. Trials are short and small, so heads
+lead in most searches; the refit is what a fine-tuned model can become in the time that is left. If
+it comes to nothing, or its weights are damaged, the heads are fitted again without it. Where a
+search is judged by another share, as val_balanced_accuracy, that one counts: with rare classes, who
+knows none of them is right as often.
 
 It is all or nothing: if one member cannot be trained again, the ensemble stays as validation chose
 it. What is trained is kept by content in the run's folder, so a killed command finds it again.
@@ -56,8 +57,8 @@ LEAST = 0.5
 """Of the weight, for a fine-tuned member that trains longer or with more pixels."""
 
 TOLD = 3.0
-"""Standard errors of an accuracy on the validation images, as Wilson's score interval counts them
-(1927): that of 393 images which all were right is not 0, but ends at .978. After four epochs at 128 px the best of
+"""Standard errors of an accuracy on the validation images, as Wilson's score interval (1927) counts
+them: that of 393 images which are all right ends at .978. After four epochs at 128 px the best of
 six trials on solar cells was 2.6 behind the heads (.83 and .87 of 393 images). Its refit has three
 times as many epochs, on a quarter more images."""
 

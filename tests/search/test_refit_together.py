@@ -74,7 +74,7 @@ def test_of_equal_weights_the_better_trial_is_trained_again() -> None:
 
 
 def test_a_fine_tuned_trial_joins_heads_that_validation_cannot_tell_from_it() -> None:
-    """400 validation images: three standard errors below .88 are 5.7 points, below 1 they are 2.2."""
+    """400 validation images: three standard errors are 5.7 points at .88, and 2.2 at 1."""
     assert chosen({"a": 0.8, "b": 0.2}, {"a", "b"}, "rival") == Again(
         {"rival": 0.5, "a": pytest.approx(0.4), "b": pytest.approx(0.1)},  # type: ignore[dict-item]
         "rival",
