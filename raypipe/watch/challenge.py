@@ -95,11 +95,15 @@ def search(
         say(f"Training {name} once more, on {again.feed.train}, with {_workers(again)}")
         planned = refit.planned(again, member)
         epoch = telling.epochs(monitors, planned.job, planned.key, lambda metrics, state: None)
-        return refit.refit(planned, member, epoch, lambda position: None)
+        done = refit.refit(planned, member, epoch, lambda position: None)
+        # Under the key of its epochs: an ensemble of several refits has another one.
+        telling.finished(monitors, planned.job, done.best)
+        return done
 
     if asked.refit is not None:
         found = refit_together.refitted(base, asked.refit, found, asked, train)
-    telling.finished(monitors, found.plan.job, found.best)
+    if not found.is_of_one_refit:
+        telling.finished(monitors, found.plan.job, found.best)
     why = replace(why, device_s=found.device_s)
     folders = [found.folder]
     version = publish(store, found.plan, found.best, "challenger", found.runs(), folders, why)
