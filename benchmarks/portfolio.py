@@ -207,8 +207,8 @@ def compared(best_ST: np.ndarray, names: list[str], tasks: list[str]) -> dict[st
 
 def costs(cells: dict[tuple[str, str, int], dict[str, Any]]) -> dict[str, Any]:
     """By start: CPU seconds an epoch as predicted from one measured inference, and as measured."""
+    from benchmarks.start_costs import Speed, cost
     from raypipe.config import validate
-    from raypipe.search.space.cost import Speed, cost
     from raypipe.train.job import TrainJob
 
     job = validate(TrainJob, {"table": {"uri": "unused"}})

@@ -34,6 +34,9 @@ SHIFTED, JUDGED = 0.08, 0.25
 FEWEST_JUDGED = 200
 # The choice of an ensemble: whose predictions take longer is chosen among fewer trials.
 CHOOSING = 0.1
+# Nor is it free where there are few images: nine candidates took 3 s for 30 of them. And
+# trials end a second or two after their time.
+LEAST_CHOOSING_S = 5.0
 # A head is fitted again to a quarter more images, and reads and writes. In the end the ensemble is
 # put together.
 FIT_AGAIN, EACH_AGAIN_S, TOGETHER_S = 1.25, 1.0, 3.0

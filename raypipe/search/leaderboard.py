@@ -197,6 +197,11 @@ class SearchResult:
     """The rows that its model was trained on; None only in tests."""
 
     @property
+    def is_of_one_refit(self) -> bool:
+        """Is its model what one training again has made? Then that one has told its own end."""
+        return self.refitted and len(self.again) == 1
+
+    @property
     def plan(self) -> Plan:
         """The training of its model, for whoever publishes or tests it."""
         job, pinned = self.job, self.pinned

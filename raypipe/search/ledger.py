@@ -121,6 +121,8 @@ class Ledger:
         most = budget.judged_images(self.budget_s, together, self.views, self.judged_images)
         judged = self.views * sum(min(most, images) for images in self.splits)
         choosing_s = self.combined / rate + self.views * self.chosen / together
+        if self.combined:
+            choosing_s = max(budget.LEAST_CHOOSING_S, choosing_s)
         between_s = min(budget.CHOOSING * self.budget_s, choosing_s)
         if speed is not None:
             between_s += self.again_s  # before, a refit is not yet planned with

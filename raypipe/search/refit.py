@@ -22,7 +22,7 @@ from raypipe.search import contenders
 from raypipe.search.leaderboard import SearchResult
 from raypipe.search.settings import SearchConfig
 from raypipe.train import checkpoint, trainer
-from raypipe.train.job import TrainJob
+from raypipe.train.job import TrainJob, TrainResult
 from raypipe.train.loop import Report
 from raypipe.train.measure.meter import ReportPosition
 from raypipe.train.spark_place import refuse
@@ -136,13 +136,11 @@ def refit(
     see trainer.run.
     """
     trained = trainer.run(planned, progress, report_position, until)
-    # Validation images were trained on, so their metrics say nothing any more.
-    history = tuple(_without_validation(metrics) for metrics in trained.history)
-    best = with_(trained, metrics=history[trained.best_epoch], history=history)
     return with_(
         result,
         job=planned.job,
-        best=best,
+        # Validation images were trained on, so their metrics say nothing any more.
+        best=without_validation(trained),
         members=(),
         refitted=True,
         again=(result.trials[0].name,),
@@ -150,8 +148,13 @@ def refit(
     )
 
 
-def _without_validation(metrics: dict[str, float]) -> dict[str, float]:
-    return {name: value for name, value in metrics.items() if not name.startswith("val_")}
+def without_validation(trained: TrainResult) -> TrainResult:
+    """The result without its metrics on validation images."""
+    history = tuple(
+        {name: value for name, value in metrics.items() if not name.startswith("val_")}
+        for metrics in trained.history
+    )
+    return with_(trained, metrics=history[trained.best_epoch], history=history)
 
 
 def summary(result: SearchResult) -> dict[str, str]:
@@ -179,9 +182,13 @@ def replaced(job: TrainJob, changes: dict[str, Any]) -> TrainJob:
 
 def _changes(job: TrainJob, wanted: dict[str, Any]) -> dict[str, Any]:
     """What every refit changes, and then what the user wants changed."""
+    return splits(job) | wanted
+
+
+def splits(job: TrainJob) -> dict[str, Any]:
+    """The changes with which a job trains on validation images too, to its last epoch."""
     train, val = job.feed.train, job.feed.val
     # The splits are written as names joined by +; validation may be part of training already.
     included = val == train or train.endswith(f"+{val}")
     both = train if included else f"{train}+{val}"
-    changes = {"feed.train": both, "train.result": "last", "train.stopping.patience": None}
-    return changes | wanted
+    return {"feed.train": both, "train.result": "last", "train.stopping.patience": None}

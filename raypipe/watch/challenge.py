@@ -1,12 +1,17 @@
-"""Train a challenger: with the champion's settings, or by a small search around them."""
+"""Train a challenger: with the champion's settings, or by a small search around them.
+
+Of a champion that is an ensemble of heads, all heads (heads.py).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from raypipe.cluster import usage
 from raypipe.feed.dataset import Pinned, pin
+from raypipe.models.ensemble import Member
 from raypipe.monitor.monitor import Monitor
 from raypipe.registry.promote import ModelVersion
 from raypipe.registry.tracking import Store
@@ -21,7 +26,7 @@ from raypipe.train.loop import LoopState
 from raypipe.train.measure.utilisation import Utilisation, utilisation
 from raypipe.train.origin import CalledFor
 from raypipe.train.publish import publish
-from raypipe.watch import around, decide
+from raypipe.watch import around, decide, heads
 from raypipe.watch.settings import WatchConfig
 
 # The challenger, the key of its training, and the device seconds of all that led to it.
@@ -95,15 +100,38 @@ def search(
         say(f"Training {name} once more, on {again.feed.train}, with {_workers(again)}")
         planned = refit.planned(again, member)
         epoch = telling.epochs(monitors, planned.job, planned.key, lambda metrics, state: None)
-        return refit.refit(planned, member, epoch, lambda position: None)
+        done = refit.refit(planned, member, epoch, lambda position: None)
+        # Under the key of its epochs: an ensemble of several refits has another one.
+        telling.finished(monitors, planned.job, done.best)
+        return done
 
     if asked.refit is not None:
         found = refit_together.refitted(base, asked.refit, found, asked, train)
-    telling.finished(monitors, found.plan.job, found.best)
+    if not found.is_of_one_refit:
+        telling.finished(monitors, found.plan.job, found.best)
     why = replace(why, device_s=found.device_s)
     folders = [found.folder]
     version = publish(store, found.plan, found.best, "challenger", found.runs(), folders, why)
     return version, found.best.key, found.device_s
+
+
+def of_heads(
+    store: Store,
+    members: Sequence[Member],
+    wanted: dict[str, Any] | None,
+    first: TrainJob,
+    opened: Pinned,
+    say: Callable[[str], None],
+    why: CalledFor,
+    monitors: Sequence[Monitor] = (),
+) -> Challenger:
+    """The champion's heads, all fitted to the new rows. wanted: search.refit."""
+    of_each = heads.jobs(members, first, wanted)
+    say(f"Fitting the champion's {len(members)} heads to {_table(first)}, {of_each[0].feed.train}")
+    found = heads.fitted(members, of_each, lambda job: _pin(job, opened), monitors)
+    telling.finished(monitors, found.plan.job, found.best)
+    version = publish(store, found.plan, found.best, "challenger", called_for=why)
+    return version, found.best.key, found.best.device_s
 
 
 def _table(job: TrainJob) -> str:

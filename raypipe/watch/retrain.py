@@ -36,6 +36,7 @@ from raypipe.watch import (
     challenge,
     decide,
     decisions,
+    heads,
     history,
     judging,
     labels,
@@ -276,7 +277,12 @@ def _retrain(
     )
     first, start = begin(first, cfg.watch, champion, package, pinned, say)
     why = CalledFor("retrain", reason, champion, _evidence(checked), start=start)
-    if cfg.watch.retrain_samples > 1:
+    members = heads.of_champion(package, first, cfg.watch)
+    if members:
+        challenger, trained, device_s = challenge.of_heads(
+            store, members, cfg.search.refit, first, pinned, say, why, monitors
+        )
+    elif cfg.watch.retrain_samples > 1:
         search = within_budget(cfg.search, _left_h(cfg.watch, held, spent_h))
         challenger, trained, device_s = challenge.search(
             store, search, cfg.watch, first, pinned, say, why, monitors

@@ -214,7 +214,8 @@ def search_and_register(
         tuner.check(job.training, job.search)
         store = tracking.open_store(job.run, job.registry, job.artifacts)
     result = search_and_refit(job, show, pinned, monitors, ledger)
-    telling.finished(monitors, result.plan.job, result.best)
+    if not result.is_of_one_refit:
+        telling.finished(monitors, result.plan.job, result.best)
     children = result.runs(price.usd_per_device_s if price else None)
     asked = CalledFor("tune", "raypipe tune was called", device_s=result.device_s)
     if result.refitted:
@@ -266,9 +267,11 @@ def _refitted(
     )
     with show.training(again.train.epochs, again.train.stopping.metric) as told:
         planned = refit.planned(again, found)
-        # Under the key that its `finished` has, too.
         epoch = telling.epochs(monitors, planned.job, planned.key, told.epoch)
-        return refit.refit(planned, found, epoch, told.step, until)
+        done = refit.refit(planned, found, epoch, told.step, until)
+    # Under the key of its epochs: an ensemble of several refits has another one.
+    telling.finished(monitors, planned.job, done.best)
+    return done
 
 
 def best_config(result: SearchResult) -> Path:

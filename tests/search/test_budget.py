@@ -209,6 +209,11 @@ def test_the_choice_of_an_ensemble_is_a_part_of_the_ending_until_it_begins() -> 
     assert before.between_s == pytest.approx((7000 + 3 * 1000) / 300)
     slow = replace(SPEED, forward_images_per_s=30.0)
     assert made.ending(10, slow).between_s == budget.CHOOSING * 600, "among fewer, then"
+    made.combined = made.chosen = 5
+    assert made.ending(10, SPEED).between_s == 5, (
+        "candidates are read, however few images there are"
+    )
+    made.combined, made.chosen = 7000, 1000
     made.again_s = 20.0
     assert made.ending(10, slow).between_s == budget.CHOOSING * 600 + 20
     made.again_s = 0.0

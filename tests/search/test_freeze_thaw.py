@@ -353,6 +353,34 @@ def test_chosen_numbers_keep_their_order() -> None:
     assert of["train.schedule"].sum() == 4
 
 
+def test_a_chosen_value_and_a_range_share_no_coordinate() -> None:
+    job = validate(Job, {"table": {"uri": "unused"}, "model": {"mode": "finetune"}})
+    space = parse.parse(
+        {
+            "train.batch_size": "choice(16, 32)",
+            "model.dropout": "choice(0.0) if train.batch_size == 16 else loguniform(1e-3, 0.1)",
+            "model.frozen_blocks": "choice(0, 4, 8) if train.batch_size == 16 else randint(9, 12)",
+        },
+        job.training,
+    )
+    coordinates = Coordinates(space)
+    of = {field.name: coordinates.group_D == n for n, field in enumerate(space.fields)}
+    small = coordinates.of({"train.batch_size": 16, "model.dropout": 0.0, "model.frozen_blocks": 4})
+    low, high = (
+        coordinates.of(
+            {"train.batch_size": 32, "model.dropout": rate, "model.frozen_blocks": blocks}
+        )
+        for rate, blocks in ((1e-2, 9), (1e-1, 11))
+    )
+    # Whether 0 was chosen, and not; the place in the range, and whether there is none.
+    assert small[of["model.dropout"]] == pytest.approx([0.5**0.5, 0, 0, 1])
+    assert low[of["model.dropout"]] == pytest.approx([0, 0.5**0.5, 0.5, 0])
+    assert high[of["model.dropout"]] == pytest.approx([0, 0.5**0.5, 1, 0])
+    assert small[of["model.frozen_blocks"]].tolist() == [0.5, 0, 0, 1]
+    assert low[of["model.frozen_blocks"]].tolist() == [0, 1, 0, 0]
+    assert high[of["model.frozen_blocks"]].tolist() == [0, 1, 1, 0]
+
+
 @pytest.mark.parametrize(
     ("search", "said"),
     [({"searcher": "tpe"}, "would learn from none"), ({"pauses": False}, "pauses trials")],

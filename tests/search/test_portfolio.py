@@ -7,14 +7,13 @@ from typing import Any
 
 import pytest
 
+from benchmarks.start_costs import Cost, Speed, cost
 from raypipe.config import validate
 from raypipe.errors import RaypipeError
 from raypipe.job import Job
-from raypipe.search import speed
 from raypipe.search.searchers.tune_searchers import plan
 from raypipe.search.settings import SearchConfig
 from raypipe.search.space import defaults, parse, portfolio
-from raypipe.search.space.cost import Cost, Speed, cost
 from raypipe.search.warm_start import Earlier
 
 COUNTS = {"train": 1500, "val": 400, "test": 600}
@@ -121,27 +120,3 @@ def test_a_trial_costs_more_with_more_pixels_and_less_with_frozen_blocks() -> No
     frozen = cost(of, {"model.mode": "frozen"}, COUNTS, SPEED)
     assert frozen == Cost(pytest.approx(1900 * 0.02), pytest.approx(1900 * 2.5e-5))
     assert cost(of, {"model.name": "small_cnn"}, COUNTS, SPEED) is None, "it was not measured"
-
-
-def test_starts_that_do_not_fit_a_budget_are_left_out_but_one_stays() -> None:
-    of = job(train={"epochs": 10}).training
-    cheap = {"model.mode": "frozen"}
-    dear = {"model.mode": "finetune", "model.side_px": 224}
-    middle = {"model.mode": "finetune", "model.side_px": 64, "model.frozen_blocks": 11}
-
-    def left(budget_s: float) -> list[dict[str, Any]]:
-        return portfolio.within([dear, middle, cheap], of, COUNTS, SPEED, budget_s)
-
-    assert left(1e6) == [dear, middle, cheap]
-    assert left(100) == [middle, cheap]
-    assert left(1) == [cheap]
-    assert portfolio.within([], of, COUNTS, SPEED, 1) == []
-    assert portfolio.within([dear], of, COUNTS, {}, 1) == [dear], "a backbone nobody measured"
-
-
-def test_one_measured_inference_calibrates_the_cost_of_the_jobs_backbone() -> None:
-    model = {"name": "small_cnn", "pretrained": False, "mode": "finetune", "side_px": 32}
-    of = job(model=model).training
-    speeds = speed.measured(of)
-    assert speeds["small_cnn"].side_px == 32 and speeds["small_cnn"].forward_s > 0
-    assert cost(of, {"train.lr": 0.1}, COUNTS, speeds) is not None

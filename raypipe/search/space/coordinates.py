@@ -6,8 +6,9 @@
                                               so that two values are 1 apart
     a field that is not always drawn          one more: 1 where it is absent
 
-A field's branches share its coordinates. A range is logarithmic if each of its branches is, and
-chosen numbers are if they are above 0 and span a factor of samplers.SPAN.
+A field's branches share its coordinates, but chosen values and ranges do not: a trial is absent on
+those of the other kind. A range is logarithmic if each of its branches is, and chosen numbers are
+if they are above 0 and span a factor of samplers.SPAN.
 """
 
 from __future__ import annotations
@@ -84,29 +85,59 @@ class _OneOf:
         return found
 
 
-def _of_field(field: Field) -> _Ordered | _OneOf:
-    samplers = [branch.sampler for branch in field.branches]
-    if any(isinstance(sampler, Choice) for sampler in samplers):
-        values: list[Any] = []
-        for branch in field.branches:
-            values.extend(value for value in _values(branch) if not _has(values, value))
+class _Either:
+    """A field of which some branches choose a value and others draw from a range.
+
+    On one coordinate a range beside words would be one point, and a logarithmic one beside a chosen
+    0 would lie near that 0. A value that is both counts as chosen.
+    """
+
+    def __init__(self, name: str, chosen: list[Branch], drawn: list[Branch]) -> None:
+        self._name = name
+        self._codes = Choice(tuple(_values(chosen)))
+        self._chosen = _of_branches(name, chosen, is_optional=True)
+        self._drawn = _of_branches(name, drawn, is_optional=True)
+        self.size = self._chosen.size + self._drawn.size
+
+    def of(self, changes: Mapping[str, Any]) -> np.ndarray:
+        is_chosen = self._codes.code(changes.get(self._name)) is not None
+        chosen, drawn = (changes, {}) if is_chosen else ({}, changes)
+        return np.concatenate([self._chosen.of(chosen), self._drawn.of(drawn)])
+
+
+def _of_field(field: Field) -> _Ordered | _OneOf | _Either:
+    chosen = [branch for branch in field.branches if isinstance(branch.sampler, Choice)]
+    drawn = [branch for branch in field.branches if branch not in chosen]
+    if chosen and drawn:
+        return _Either(field.name, chosen, drawn)
+    is_optional = field.branches[-1].condition is not None
+    return _of_branches(field.name, chosen or drawn, is_optional)
+
+
+def _of_branches(name: str, branches: list[Branch], is_optional: bool) -> _Ordered | _OneOf:
+    """Of branches that all choose, or all draw from a range."""
+    samplers = [branch.sampler for branch in branches]
+    if isinstance(samplers[0], Choice):
+        values = _values(branches)
         if not are_ordered(values):
-            return _OneOf(field.name, values)
-        is_optional = field.branches[-1].condition is not None
-        return _Ordered(field.name, min(values), max(values), are_logarithmic(values), is_optional)
+            return _OneOf(name, values)
+        return _Ordered(name, min(values), max(values), are_logarithmic(values), is_optional)
     ends = [sampler.ends[:2] for sampler in samplers]
     return _Ordered(
-        field.name,
+        name,
         min(low for low, _ in ends),
         max(high for _, high in ends),
         all(isinstance(sampler, Range) and sampler.log for sampler in samplers),
-        is_optional=field.branches[-1].condition is not None,
+        is_optional,
     )
 
 
-def _values(branch: Branch) -> tuple[Any, ...]:
-    """Those of a choice, and the ends of a range beside it."""
-    return branch.sampler.finite or branch.sampler.ends
+def _values(branches: list[Branch]) -> list[Any]:
+    """All that these choose from, each once."""
+    values: list[Any] = []
+    for branch in branches:
+        values.extend(value for value in branch.sampler.ends if not _has(values, value))
+    return values
 
 
 def _has(values: list[Any], value: Any) -> bool:

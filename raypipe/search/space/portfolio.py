@@ -10,14 +10,13 @@ Pure, but for reading the file once.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from raypipe.errors import RaypipeError
-from raypipe.search.space.cost import Speed, cost
 from raypipe.train.job import TrainJob
 
 FILE = Path(__file__).with_name("portfolio.yaml")
@@ -68,25 +67,3 @@ def allowed(job: TrainJob, drawn: Mapping[str, str], gpu: bool) -> list[Values]:
         if values and values not in found:
             found.append(values)
     return found
-
-
-def within(
-    starts: Sequence[Values],
-    job: TrainJob,
-    counts: Mapping[str, int],
-    speeds: Mapping[str, Speed],
-    budget_s: float,
-) -> list[Values]:
-    """The starts that fit a budget of seconds, in their order; the cheapest one at least.
-
-    counts: labelled images of each split. speeds: by backbone. A start whose backbone was not
-    measured stays.
-    """
-    seconds = []
-    for start in starts:
-        expected = cost(job, start, counts, speeds)
-        seconds.append(expected.total_s(job.train.epochs) if expected else 0.0)
-    fitting = [start for start, needed in zip(starts, seconds, strict=True) if needed <= budget_s]
-    if fitting or not starts:
-        return fitting
-    return [starts[seconds.index(min(seconds))]]

@@ -8,7 +8,11 @@ one core at 96 px (benchmarks/results/2026-11-25-portfolio.md):
 - with the stem and the lowest blocks frozen it takes SHARES of that. Low blocks see most pixels, so
   they cost most.
 
-Pure: no clock, no model. `within` of portfolio.py leaves out starts by it.
+No search asks it: one measurement is as good as its moment (predicted / measured .60 to 1.19), and
+a trial within a budget is stopped by the clock. `python -m benchmarks.portfolio` compares it with
+measured epochs.
+
+Pure: no clock, no model.
 """
 
 from __future__ import annotations

@@ -1,0 +1,81 @@
+"""The challenger of a champion that is an ensemble of heads: all of them, fitted to the new rows.
+
+A preset often ends with such a champion. Its package has the settings of the first head alone, so a
+search around them would compare one head with several. Heads that are fitted at once have no other
+settings than their models, which the package knows: each is fitted again, with the weight that it
+had. That takes seconds, so there is nothing to search.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from raypipe.config import replace
+from raypipe.feed.dataset import Pinned
+from raypipe.models.ensemble import Member
+from raypipe.monitor.monitor import Monitor
+from raypipe.registry.package import Package
+from raypipe.search import refit, refit_together
+from raypipe.search.leaderboard import SearchResult
+from raypipe.search.refit_together import Again
+from raypipe.train import telling, trainer
+from raypipe.train.job import TrainJob
+from raypipe.watch.settings import WatchConfig
+
+
+def of_champion(package: Package, first: TrainJob, watch: WatchConfig) -> tuple[Member, ...]:
+    """The champion's members if all are heads that are fitted at once; else none.
+
+    first: the challenger's job, with the settings of the first one. Somebody who says what is drawn
+    wants a search.
+    """
+    searched = watch.retrain_samples > 1 and watch.retrain_space is not None
+    heads = [one for one in package.members if one.model.mode == "frozen"]
+    if searched or first.train.solver == "steps" or len(heads) < len(package.members):
+        return ()
+    return package.members
+
+
+def jobs(
+    members: Sequence[Member], first: TrainJob, wanted: dict[str, Any] | None
+) -> list[TrainJob]:
+    """The job of each head. wanted: search.refit; with one, on validation images too.
+
+    They keep their own resolutions, as in a refit of a search.
+    """
+    # In this process: it takes no steps that workers could share.
+    both = {} if wanted is None else refit.splits(first)
+    changes = {"train.workers": 1, "train.strategy": "single"} | both
+    return [replace(first, {"model": one.model.model_dump()} | changes) for one in members]
+
+
+def fitted(
+    members: Sequence[Member],
+    of_each: Sequence[TrainJob],
+    pinned: Callable[[TrainJob], Pinned],
+    monitors: Sequence[Monitor],
+) -> SearchResult:
+    """The ensemble of these heads, each fitted by its job. pinned: the rows of a job."""
+    shares, trained = {}, {}
+    total = sum(member.weight for member in members)
+    for place, (member, job) in enumerate(zip(members, of_each, strict=True), 1):
+        planned = trainer.plan(job, pinned(job))
+        told = telling.epochs(monitors, planned.job, planned.key, lambda metrics, state: None)
+        done = trainer.run(planned, told)
+        telling.finished(monitors, planned.job, done)
+        name = member.name or f"head-{place}"
+        shares[name] = member.weight / total
+        trained[name] = SearchResult(
+            key=done.key,
+            job=planned.job,
+            # What validation says of one head is nothing that the ensemble has reached.
+            best=refit.without_validation(done),
+            trials=(),
+            metric=job.train.stopping.metric,
+            seconds=done.seconds,
+            refitted=True,
+            pinned=planned.pinned,
+        )
+    first = next(iter(trained.values()))
+    return refit_together.combined(first, Again(shares, None), trained)

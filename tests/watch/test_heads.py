@@ -1,0 +1,98 @@
+"""A champion that is an ensemble of heads: its challenger is one, too."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from raypipe.config import replace, validate
+from raypipe.feed.dataset import pin
+from raypipe.job import Job
+from raypipe.models.ensemble import EnsembleModel, Member
+from raypipe.models.zoo import ModelConfig
+from raypipe.registry.package import Package
+from raypipe.tables.ingest import IngestConfig, ingest
+from raypipe.tables.table import TableConfig
+from raypipe.train import trainer
+from raypipe.watch import heads
+from raypipe.watch.settings import WatchConfig
+
+STAGES = "efficientnet_lite0_stages"
+FROZEN: dict[str, Any] = {"name": STAGES, "mode": "frozen", "side_px": 32}
+
+
+def members() -> tuple[Member, ...]:
+    """As a package of a search's ensemble has them."""
+    kernel = Member(ModelConfig(**FROZEN, head="kernel"), 0.75, name="first-answer-1")
+    small = ModelConfig(**FROZEN | {"name": "efficientnet_lite0", "side_px": 48}, head="kernel")
+    made = (kernel, Member(small, 0.25, name="first-answer-3"))
+    return tuple(Member.from_json(one.to_json()) for one in made)
+
+
+def job(**changes: Any) -> Job:
+    """The challenger's, with the settings of the first member."""
+    model, train = FROZEN | {"head": "kernel"}, {"solver": "closed"}
+    tree = {"table": {"uri": "unused"}, "model": model, "train": train}
+    return replace(validate(Job, tree), changes)
+
+
+def package(*made: Member) -> Package:
+    return cast(Package, SimpleNamespace(members=made))
+
+
+def test_only_heads_that_are_fitted_at_once_are_all_fitted_again() -> None:
+    first, watch = job().training, WatchConfig()
+    assert heads.of_champion(package(*members()), first, watch) == members()
+    assert heads.of_champion(package(), first, watch) == ()
+    tuned = Member(ModelConfig(mode="finetune"), 1.0, name="trial-1")
+    assert heads.of_champion(package(tuned, *members()), first, watch) == ()
+    stepped = job(**{"train.solver": "steps", "model.head": "linear"}).training
+    assert heads.of_champion(package(*members()), stepped, watch) == ()
+    space = {"train.weight_decay": "uniform(0.0, 1.0)"}
+    drawn = WatchConfig(retrain_space=space, retrain_samples=4)
+    assert heads.of_champion(package(*members()), first, drawn) == ()
+
+
+def test_each_head_is_fitted_with_its_own_model_and_side() -> None:
+    first = job(**{"train.workers": 2, "feed.sampling": "balanced"}).training
+    one, two = heads.jobs(members(), first, None)
+    assert (one.model.name, one.model.pixels) == (STAGES, 32)
+    assert (two.model.name, two.model.pixels, two.model.head) == (
+        "efficientnet_lite0",
+        48,
+        "kernel",
+    )
+    assert one.train.solver == two.train.solver == "closed" and two.train.workers == 1
+    assert two.feed == first.feed
+    one, two = heads.jobs(members(), first, {"model.side_px": 224})
+    assert one.feed.train == two.feed.train == "train+val" and two.model.pixels == 48
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_the_ensemble_is_fitted_as_a_whole_and_once(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = TableConfig(uri=str(tmp_path / "photos"))
+    source = {"images": str(photos), "labels": str(photos / "labels.csv")}
+    splits = {"train": 0.6, "val": 0.2, "test": 0.2}
+    ingest(table, validate(IngestConfig, {"from": source, "splits": splits}))
+    first = job(**{"table.uri": table.uri, "run.dir": str(tmp_path / "run")}).training
+    told: list[Any] = []
+    monitors: Any = [SimpleNamespace(note=lambda stream, values: told.append(values))]
+
+    def fitted() -> Any:
+        of_each = heads.jobs(members(), first, None)
+        return heads.fitted(members(), of_each, lambda job: pin(job.table, job.feed), monitors)
+
+    found = fitted()
+    assert found.members == ("first-answer-1", "first-answer-3") and found.shares == (0.75, 0.25)
+    model = trainer.assemble(found.job, found.best)
+    assert isinstance(model, EnsembleModel) and [m.model.pixels for m in model.members] == [32, 48]
+    assert not any(name.startswith("val_") for name in found.best.metrics)
+    assert len({one["RunId"] for one in told if one["Kind"] == "finished"}) == 2
+
+    monkeypatch.setattr(trainer, "_run_into", lambda *given: pytest.fail("fitted again"))
+    assert fitted().best.key == found.best.key
