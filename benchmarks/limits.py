@@ -14,8 +14,8 @@ latency   another process loads the registered package, as `raypipe serve` does,
 size      the bytes of the weights in MLflow's store. `package_mb` is all that a server loads, as
           the gate of a retrain weighs it: the search does not limit that.
 money     the device seconds of all trials on the leaderboard, heads of a first answer included,
-          times the price of an hour. `held_money` is more than that: the clock of all trials, as
-          many at a time as there are workers.
+          times the price of an hour. `clock_money` is more than that: the clock of the phase of
+          trials on all cores, beginnings of processes and unfinished epochs included.
 
 `validation` of a step beside the first one's is what its limit costs. Test scores are dropped.
 
@@ -139,18 +139,24 @@ def _told(said: Mapping[str, Any]) -> dict[str, Any]:
     """What the search says of its trials, without its test scores."""
     costs: Sequence[Mapping[str, Any]] = said["trial_costs"]
     heads = [one for one in costs if one["trial"].startswith("first-answer")]
-    phases = said.get("budget", {}).get("phases", [])
+    phases = said["budget"]["phases"]
+    cores_s = phases.get("trials", {}).get("spent_s", 0.0) * len(os.sched_getaffinity(0))
     return {
         "validation": {k: v for k, v in said["metrics"].items() if k.startswith("val_")},
         "best": said["best"],
         "ensemble": said["ensemble"],
         "trials": said["trials"],
         "stopped": said["stopped"],
-        "money": round(sum(one["device_s"] for one in costs) * PRICE / 3600, 5),
-        "heads_money": round(sum(one["device_s"] for one in heads) * PRICE / 3600, 5),
+        "money": _money(sum(one["device_s"] for one in costs)),
+        "heads_money": _money(sum(one["device_s"] for one in heads)),
+        "clock_money": _money(cores_s + sum(one["device_s"] for one in heads)),
         "phases": phases,
-        "notes": said.get("budget", {}).get("notes"),
+        "notes": said["budget"]["notes"],
     }
+
+
+def _money(device_s: float) -> float:
+    return round(device_s * PRICE / 3600, 5)
 
 
 def _claimed(place: Path) -> dict[str, Any]:

@@ -40,7 +40,8 @@ class SearchLimits(Section):
     money: float | None = Field(default=None, gt=0)
     """The trials cost at most so much, in the currency of search.stopping.price_per_hour, which it
     needs. As search.stopping.money, but it also counts what the epochs that run will cost: the
-    search stops before one would pass it. null: no limit."""
+    search stops before one would pass it. Heads of a first answer are paid from it, too. null: no
+    limit."""
 
     @property
     def of_models(self) -> bool:
@@ -75,14 +76,16 @@ class Variant:
         return f"{self.latency_ms:.3g} ms ({self.low_ms:.3g} to {self.high_ms:.3g})"
 
 
-def barred(variants: Mapping[str, Variant], limits: SearchLimits) -> dict[str, str]:
+def barred(
+    variants: Mapping[str, Variant], limits: SearchLimits, heads: Sequence[Variant] = ()
+) -> dict[str, str]:
     """By shape: why its models may not be trained, "" where they may.
 
-    Raises ConfigError if nothing is left.
+    heads: what a first answer may fit. Raises ConfigError if nothing is left, no head either.
     """
     found = {shape: one.breaks(limits) for shape, one in variants.items()}
-    if variants and all(found.values()):
-        raise _nothing_left(list(variants.values()), limits)
+    if variants and all(found.values()) and all(one.breaks(limits) for one in heads):
+        raise _nothing_left([*variants.values(), *heads], limits)
     return found
 
 

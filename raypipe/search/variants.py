@@ -71,11 +71,17 @@ def shaping(space: Space) -> list[str]:
     return names
 
 
-def limited(space: Space, cfg: SearchConfig, pinned: Pinned, folder: Path) -> Space:
-    """The space without the models that break search.limits.
+def limited(
+    space: Space,
+    cfg: SearchConfig,
+    pinned: Pinned,
+    folder: Path,
+    heads: Sequence[ModelConfig] = (),
+) -> Space:
+    """The space without the models that break search.limits; without any, if only heads keep them.
 
-    folder: of the search, which keeps what was measured. Raises ConfigError if nothing is left, and
-    for a refit whose model would break a limit.
+    folder: of the search, which keeps what was measured. heads: what a first answer may fit. Raises
+    ConfigError if nothing is left, and for a refit whose model would break a limit.
     """
     if not cfg.limits.of_models:
         return space
@@ -83,14 +89,16 @@ def limited(space: Space, cfg: SearchConfig, pinned: Pinned, folder: Path) -> Sp
     trials = space.variants(shaping(space)) or [{}]
     jobs = [changed(space.job, trial) for trial in trials]
 
-    def measure(of: Sequence[TrainJob]) -> dict[str, Variant]:
-        models = [job.model for job in of]
+    def measure(models: Sequence[ModelConfig]) -> dict[str, Variant]:
         return measured(models, len(pinned.classes), pinned, space.job, folder)
 
-    barred = limits.barred(measure(jobs), cfg.limits)
+    models = [job.model for job in jobs]
+    found = measure([*models, *heads])  # all of them in turns
+    of_trials = {model.shape: found[model.shape] for model in models}
+    barred = limits.barred(of_trials, cfg.limits, [found[head.shape] for head in heads])
     if cfg.refit is not None:
         again = [refit.replaced(j, cfg.refit) for j in jobs if not barred[j.model.shape]]
-        for one in measure(again).values():
+        for one in measure([job.model for job in again]).values():
             fix = "Set a smaller search.refit.model.side_px, or search.refit={}, or raise the limit"
             limits.require(one, cfg.limits, "The model of search.refit", fix)
     return replace(space, barred=barred)
