@@ -156,6 +156,9 @@ def test_it_is_the_model_where_no_trial_keeps_a_limit(
     assert sorted(trial.name for trial in found.trials) == [f"{FIRST}-{i}" for i in (1, 2)]
     assert found.stopped == "search.limits leaves no trial that may begin"
     assert found.trials[0].checkpoint and not (found.folder / "tune").exists()
+    # Weighed with as many landmarks as there are images, here 60: 2,048 of them have 23 MB.
+    largest = max(one.size_mb for one in variants.read(found.folder).values())
+    assert largest < 16
     with pytest.raises(ConfigError, match="No model of the search can keep"):
         search(searches(tmp_path, **HOPELESS, **{"search.limits.latency_ms": 0.5}))
 
