@@ -9,8 +9,9 @@ each of them ends with a registered model, and that keeps its limits. It is meas
 the search says of itself:
 
 latency   another process loads the registered package, as `raypipe serve` does, and takes ROUNDS
-          times one image to its label. Kept: the whole interval of the median is within the limit,
-          as the gate of a retrain has it.
+          times one image to its label, with one thread, as each worker of the server has. Kept:
+          the whole interval of the median is within the limit, as the gate of a retrain has it.
+          `all_threads_ms` is the same with as many as torch takes by itself.
 size      the bytes of the weights in MLflow's store. `package_mb` is all that a server loads, as
           the gate of a retrain weighs it: the search does not limit that.
 money     the device seconds of all trials on the leaderboard, heads of a first answer included,
@@ -73,6 +74,8 @@ def kept(limits: Mapping[str, float], took: Mapping[str, Any]) -> dict[str, bool
 
 def taken(model: str, run_dir: Path, uri: Path) -> dict[str, Any]:
     """What a registered model takes, in this process."""
+    import torch
+
     from raypipe.images.decode import decode_batch
     from raypipe.models.spread import Spread
     from raypipe.tables.table import ImageTable, TableConfig
@@ -83,15 +86,24 @@ def taken(model: str, run_dir: Path, uri: Path) -> dict[str, Any]:
     table = ImageTable.open(TableConfig(uri=str(uri)))
     column = table.columns.image
     images = table.delta().to_pyarrow_dataset().head(32, columns=[column])[column].to_pylist()
-    times = []
-    for number in range(3 + ROUNDS):
-        image = images[number % len(images)]
-        began = time.perf_counter()
-        package.predict_pixels(decode_batch([image], package.side_px, 1))
-        times.append(1000 * (time.perf_counter() - began))
-    found = Spread.of(times[3:])
+
+    def timed() -> list[float]:
+        times = []
+        for number in range(3 + ROUNDS):
+            image = images[number % len(images)]
+            began = time.perf_counter()
+            package.predict_pixels(decode_batch([image], package.side_px, 1))
+            times.append(1000 * (time.perf_counter() - began))
+        found = Spread.of(times[3:])
+        return [round(ms, 2) for ms in (found.median, found.low, found.high)]
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    one_thread = timed()
+    torch.set_num_threads(threads)
     return {
-        "latency_ms": [round(ms, 2) for ms in (found.median, found.low, found.high)],
+        "latency_ms": one_thread,
+        "all_threads_ms": timed(),
         "size_mb": round(len(package.files["weights.safetensors"]) / 1e6, 3),
         "package_mb": round(size_of(package.files) / 1e6, 2),
         "side_px": package.side_px,

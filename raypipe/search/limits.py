@@ -5,8 +5,8 @@ what it has learned. So each variant that a space can draw is measured once, bef
 with random weights, and trials that could not meet a limit are never begun (`Space.barred`).
 
 - Latency is that of the gate of a retrain (watch/limits.py): one image, from encoded bytes to the
-  label, on the CPU of the machine that runs the search. That is where `raypipe serve` and MLflow
-  run a model too. It is within the limit when the whole interval of its median is.
+  label, on one thread of the machine that runs the search. So runs each worker of `raypipe serve`.
+  It is within the limit when the whole interval of its median is.
 - Size is that of the weights, in MB of 10^6 bytes.
 - Money is a budget, and no property of a model: see `Monitor`.
 
@@ -30,7 +30,7 @@ class SearchLimits(Section):
     """What the registered model and its search must keep. Trials that cannot are not begun."""
 
     latency_ms: float | None = Field(default=None, gt=0)
-    """The median time of the model for one image, from encoded bytes to its label, on the CPU of
+    """The median time of the model for one image, from encoded bytes to its label, on one thread of
     the machine that runs the search. It is measured before the first trial, as the gate of a
     retrain measures it. null: no limit."""
 
