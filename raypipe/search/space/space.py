@@ -85,7 +85,7 @@ class Space:
     @property
     def all_barred(self) -> bool:
         """May no trial begin at all? Then only a first answer can keep search.limits."""
-        return bool(self.barred) and all(self.barred.values())
+        return self.barred is not None and bool(self.barred) and all(self.barred.values())
 
     def of(self, job: TrainJob) -> Space:
         """The same fields for another job."""
