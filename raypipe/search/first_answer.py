@@ -80,9 +80,12 @@ def make(
     left_for_one_s: LeftForOne = lambda images_per_s: None,
     clock: Callable[[], float] = time.monotonic,
     found: FirstAnswer | None = None,
+    most_s: float | None = None,
 ) -> FirstAnswer:
     """Fit the heads that fit into so many seconds; None: all.
 
+    most_s: device seconds of all heads, as the leaderboard counts them; None: as many as they take.
+    The first one is fitted in any case: nobody knows before what a head takes.
     folder: of the search. told: called with each head that was fitted. barred: by shape, why a
     model may not be trained ("": it may). found: to be filled in, for who may interrupt this.
     left_for_one_s: if nothing fits, the seconds for the reading of least work; it is called
@@ -103,8 +106,10 @@ def make(
         # The rate was a guess: one that is over its time ends the readings.
         if seconds is not None and clock() - began > seconds and found.trials:
             break
+        if _is_spent(found, most_s):
+            break
         try:
-            _read_and_fit(heads.without(barred or {}), pinned, folder, found, noted)
+            _read_and_fit(heads.without(barred or {}), pinned, folder, found, noted, most_s)
         except RaypipeError as e:
             log.warning("The first answer does without %s: %s", heads.reading.name, one_line(e))
     found.seconds = clock() - began
@@ -211,10 +216,17 @@ def works_per_s(reading: Reading) -> float:
 
 
 def _read_and_fit(
-    heads: _Heads, pinned: Pinned, folder: Path, found: FirstAnswer, told: Told
+    heads: _Heads,
+    pinned: Pinned,
+    folder: Path,
+    found: FirstAnswer,
+    told: Told,
+    most_s: float | None,
 ) -> None:
-    """Read the features, and fit every head of them."""
+    """Read the features, and fit every head of them that can be paid."""
     for name, (job, changes) in heads.jobs.items():
+        if _is_spent(found, most_s):
+            break
         try:
             key = data_key(job)
             if key not in found.data:
@@ -226,6 +238,12 @@ def _read_and_fit(
             continue
         found.trials.append(trial)
         told(trial)
+
+
+def _is_spent(found: FirstAnswer, most_s: float | None) -> bool:
+    """Might another head, as long as the longest one so far, take more than most_s with them?"""
+    took = [trial.device_s for trial in found.trials]
+    return most_s is not None and sum(took) + max(took, default=0.0) > most_s
 
 
 def _fitted(job: TrainJob, changes: dict[str, Any], data: Data, folder: Path, name: str) -> Trial:

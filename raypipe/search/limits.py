@@ -5,8 +5,8 @@ what it has learned. So each variant that a space can draw is measured once, bef
 with random weights, and trials that could not meet a limit are never begun (`Space.barred`).
 
 - Latency is that of the gate of a retrain (watch/limits.py): one image, from encoded bytes to the
-  label, on the CPU of the machine that runs the search. That is where `raypipe serve` and MLflow
-  run a model too. It is within the limit when the whole interval of its median is.
+  label, on one thread of the machine that runs the search. So runs each worker of `raypipe serve`.
+  It is within the limit when the whole interval of its median is.
 - Size is that of the weights, in MB of 10^6 bytes.
 - Money is a budget, and no property of a model: see `Monitor`.
 
@@ -30,7 +30,7 @@ class SearchLimits(Section):
     """What the registered model and its search must keep. Trials that cannot are not begun."""
 
     latency_ms: float | None = Field(default=None, gt=0)
-    """The median time of the model for one image, from encoded bytes to its label, on the CPU of
+    """The median time of the model for one image, from encoded bytes to its label, on one thread of
     the machine that runs the search. It is measured before the first trial, as the gate of a
     retrain measures it. null: no limit."""
 
@@ -40,7 +40,8 @@ class SearchLimits(Section):
     money: float | None = Field(default=None, gt=0)
     """The trials cost at most so much, in the currency of search.stopping.price_per_hour, which it
     needs. As search.stopping.money, but it also counts what the epochs that run will cost: the
-    search stops before one would pass it. null: no limit."""
+    search stops before one would pass it. Heads of a first answer are paid from it, too. null: no
+    limit."""
 
     @property
     def of_models(self) -> bool:
@@ -75,14 +76,16 @@ class Variant:
         return f"{self.latency_ms:.3g} ms ({self.low_ms:.3g} to {self.high_ms:.3g})"
 
 
-def barred(variants: Mapping[str, Variant], limits: SearchLimits) -> dict[str, str]:
+def barred(
+    variants: Mapping[str, Variant], limits: SearchLimits, heads: Sequence[Variant] = ()
+) -> dict[str, str]:
     """By shape: why its models may not be trained, "" where they may.
 
-    Raises ConfigError if nothing is left.
+    heads: what a first answer may fit. Raises ConfigError if nothing is left, no head either.
     """
     found = {shape: one.breaks(limits) for shape, one in variants.items()}
-    if variants and all(found.values()):
-        raise _nothing_left(list(variants.values()), limits)
+    if variants and all(found.values()) and all(one.breaks(limits) for one in heads):
+        raise _nothing_left([*variants.values(), *heads], limits)
     return found
 
 

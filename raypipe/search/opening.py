@@ -13,17 +13,19 @@ from pathlib import Path
 from statistics import fmean
 
 from raypipe.config import replace
+from raypipe.errors import RaypipeError
 from raypipe.feed.dataset import Pinned
 from raypipe.search import budget, contenders, first_answer, kept, leaderboard, networks, variants
 from raypipe.search.first_answer import FirstAnswer
 from raypipe.search.leaderboard import Trial
 from raypipe.search.ledger import Ledger, TooShort
+from raypipe.search.limits import SearchLimits
 from raypipe.search.settings import SearchConfig
 from raypipe.search.trials.monitor import Listener
 from raypipe.search.trials.standing import Reached
 from raypipe.search.trials.trial_data import decoded_images
 from raypipe.train.job import TrainJob
-from raypipe.train.stopping import OF_BUDGET, Mode
+from raypipe.train.stopping import Mode
 
 log = logging.getLogger("raypipe")
 
@@ -63,8 +65,10 @@ def answer(
                 models = first_answer.models(job, pinned)
                 measured = variants.measured(models, len(pinned.classes), pinned, job, folder)
                 barred = {shape: one.breaks(cfg.limits) for shape, one in measured.items()}
-            left_s = ledger.left_for_heads_s
-            first_answer.make(job, pinned, folder, seconds, told, barred, left_s, found=first)
+            left_s, most_s = ledger.left_for_heads_s, _affordable_s(cfg)
+            first_answer.make(
+                job, pinned, folder, seconds, told, barred, left_s, found=first, most_s=most_s
+            )
     except TooShort:
         if not fitted:
             raise
@@ -86,6 +90,15 @@ def _left_for_one_s(job: TrainJob, ledger: Ledger) -> float | None:
     """Seconds for the reading of least work, before anything was measured."""
     least = min((one.work for one in contenders.readings(job.model)), default=1.0)
     return ledger.left_for_heads_s(budget.GUESSED_IMAGES_PER_S / least)
+
+
+def _affordable_s(cfg: SearchConfig) -> float | None:
+    """Device seconds of all heads: half of what search.limits.money pays; None: no limit."""
+    price = cfg.stopping.price_per_hour
+    if cfg.limits.money is None or price is None:
+        return None
+    # Trials want a part of the money, too.
+    return 3600 * cfg.limits.money / price / 2
 
 
 def _expect(ledger: Ledger, job: TrainJob, cfg: SearchConfig, first: FirstAnswer) -> None:
@@ -110,21 +123,30 @@ def end_with(
     job: TrainJob,
     cfg: SearchConfig,
     first: FirstAnswer,
-    ledger: Ledger,
+    stopped: str,
     combine: Callable[[list[Trial]], None],
 ) -> None:
-    """Write the result of a search whose budget is over before its first trial.
+    """Write the result of a search that begins no trial.
 
-    combine: chooses an ensemble of the heads, if there is time for that.
+    stopped: why. combine: chooses an ensemble of the heads, if there is time for that.
     """
     rule = job.train.stopping
     ranked = leaderboard.ranked(first.trials, rule.metric, rule.mode)
     trials = kept.Kept(job, cfg, folder).result(ranked)
-    stopped = f"{OF_BUDGET}{ledger.budget_s:g} s left no time for trials"
     combine(trials)
     write_reached(folder, first, [], 0.0, rule.mode)
     leaderboard.write(folder / "result.json", trials, stopped, decoded_images(first.data))
     kept.clear(folder, trials)
+
+
+def nothing_fitted(limits: SearchLimits) -> RaypipeError:
+    """For a search whose limits only heads can keep, and none of them was fitted."""
+    return RaypipeError(
+        "No head of the first answer was fitted, and no trial can keep search.limits",
+        got=", ".join(f"{name}={value}" for name, value in limits if value is not None),
+        rule="The log says why heads were left out",
+        fix="Raise the limits, or search.budget_s",
+    )
 
 
 def write_reached(

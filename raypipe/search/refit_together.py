@@ -44,6 +44,7 @@ from raypipe.errors import ConfigError, RaypipeError, one_line
 from raypipe.files import owned
 from raypipe.models.ensemble import Member
 from raypipe.models.intervals import wilson
+from raypipe.models.zoo import ModelConfig
 from raypipe.search import leaderboard, refit, variants
 from raypipe.search.leaderboard import SearchResult
 from raypipe.search.schedulers import mutations
@@ -252,21 +253,33 @@ def side_px(
 ) -> int | str | None:
     """The side with which the fine-tuned member keeps search.limits among the others.
 
-    None: any does. A text: why none does. wanted: search.refit.
+    None: any does, or all are heads, which keep them. A text: why none does. wanted: search.refit.
     """
-    if again.tuned is None or not cfg.limits.of_models or found.pinned is None:
+    if not cfg.limits.of_models or found.pinned is None:
         return None
+    models = {name: found.models[name] for name in again.shares}
+    if again.tuned is None:
+        # With validation images, kernel heads have more landmarks than those that were chosen.
+        return _breaks(models, found, again, cfg) or None
     job = alone(found, again.tuned).job
     own_px = job.model.pixels
     why = ""
     for side in dict.fromkeys([int(wanted.get("model.side_px") or own_px), own_px]):
-        models = {name: found.models[name] for name in again.shares}
         models[again.tuned] = refit.replaced(job, {**wanted, "model.side_px": side}).model
-        members = [Member(models[n], share, name=n) for n, share in again.shares.items()]
-        why = variants.of_members(members, found.pinned, found.job, found.folder).breaks(cfg.limits)
+        why = _breaks(models, found, again, cfg)
         if not why:
             return side
     return why
+
+
+def _breaks(
+    models: Mapping[str, ModelConfig], found: SearchResult, again: Again, cfg: SearchConfig
+) -> str:
+    """Which of search.limits the members break together; "": none. models: theirs, by trial."""
+    assert found.pinned is not None
+    members = [Member(models[n], share, name=n) for n, share in again.shares.items()]
+    whole = variants.of_members(members, found.pinned, found.job, found.folder)
+    return whole.breaks(cfg.limits)
 
 
 def combined(

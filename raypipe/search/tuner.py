@@ -35,7 +35,17 @@ from raypipe.errors import ConfigError
 from raypipe.feed.dataset import Pinned, pin
 from raypipe.files import owned
 from raypipe.models.zoo import ModelConfig
-from raypipe.search import kept, leaderboard, opening, refit, soup, together, tune_run, variants
+from raypipe.search import (
+    first_answer,
+    kept,
+    leaderboard,
+    opening,
+    refit,
+    soup,
+    together,
+    tune_run,
+    variants,
+)
 from raypipe.search.first_answer import FirstAnswer
 from raypipe.search.leaderboard import SearchResult, Trial
 from raypipe.search.ledger import Ledger, TooShort
@@ -59,6 +69,7 @@ from raypipe.train.auto import finders
 from raypipe.train.job import TrainJob
 from raypipe.train.launch import check_workers, require_shared_folder, wants_gpu
 from raypipe.train.spark_place import refuse
+from raypipe.train.stopping import OF_BUDGET
 from raypipe.train.trainer import check_start, prepare
 from raypipe.train.worker import Data, validate
 
@@ -154,8 +165,10 @@ def search(
     started = time.perf_counter()
     if cfg.limits.of_models:
         # Of a finished search as well: another refit may break a limit.
-        with owned(folder):
-            space = variants.limited(space, asked, rows, folder)
+        heads = first_answer.models(job, rows) if cfg.first_answer else []
+        with owned(folder), ledger.reading(phase="limits"):
+            space = variants.limited(space, asked, rows, folder, heads)
+        ledger.lap("limits")
     if not (folder / "result.json").exists():
         with owned(folder):
             # Another process may have finished the search while this one waited.
@@ -202,12 +215,25 @@ def _search_into(
     # What to try. After a restore all of this is the same again: hints are stored, and the
     # planned trials depend on the seed.
     hints = earlier(job, space, folder) if cfg.warm_start else []
-    planned = plan(job, cfg, space, hints)
+    planned = [] if space.all_barred else plan(job, cfg, space, hints)
     total = len(planned)
     first = opening.answer(job, cfg, pinned, folder, progress, total, ledger)
     # Every array that a trial may need is in the object store before the first one starts.
     # This ends the caller's timer, too: from now on trials look at the clock.
     is_answered = any(trial.checkpoint is not None for trial in first.trials)
+
+    def end_with_it(why: str) -> None:
+        def combine(heads: list[Trial]) -> None:
+            if cfg.ensemble > 1:
+                _combine(folder, job, cfg, heads, pinned, first.data, ledger)
+
+        opening.end_with(folder, job, cfg, first, why, combine)
+
+    if space.all_barred:
+        if not is_answered:
+            raise opening.nothing_fitted(cfg.limits)
+        end_with_it("search.limits leaves no trial that may begin")
+        return
     try:
         with ledger.reading(is_answered):
             read = prepare_data(job, pinned, candidates(cfg, space, planned))
@@ -218,12 +244,7 @@ def _search_into(
         # What trials reached before a kill is worth another start.
         if not is_answered or (folder / "tune").exists():
             raise
-
-        def combine(heads: list[Trial]) -> None:
-            if cfg.ensemble > 1:
-                _combine(folder, job, cfg, heads, pinned, first.data, ledger)
-
-        opening.end_with(folder, job, cfg, first, ledger, combine)
+        end_with_it(f"{OF_BUDGET}{ledger.budget_s:g} s left no time for trials")
         return
     data = first.data | read
 
@@ -395,6 +416,7 @@ def _run(
         progress,
         keeping.ended,
         most_money=cfg.limits.money,
+        heads_s=sum(trial.device_s for trial in strategy.first.trials),
         ledger=ledger,
         model=job.model,
     )

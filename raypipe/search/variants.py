@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors.torch import save
 
 from raypipe.config import replace as changed
 from raypipe.config import to_json
@@ -71,11 +72,17 @@ def shaping(space: Space) -> list[str]:
     return names
 
 
-def limited(space: Space, cfg: SearchConfig, pinned: Pinned, folder: Path) -> Space:
-    """The space without the models that break search.limits.
+def limited(
+    space: Space,
+    cfg: SearchConfig,
+    pinned: Pinned,
+    folder: Path,
+    heads: Sequence[ModelConfig] = (),
+) -> Space:
+    """The space without the models that break search.limits; without any, if only heads keep them.
 
-    folder: of the search, which keeps what was measured. Raises ConfigError if nothing is left, and
-    for a refit whose model would break a limit.
+    folder: of the search, which keeps what was measured. heads: what a first answer may fit. Raises
+    ConfigError if nothing is left, and for a refit whose model would break a limit.
     """
     if not cfg.limits.of_models:
         return space
@@ -83,14 +90,16 @@ def limited(space: Space, cfg: SearchConfig, pinned: Pinned, folder: Path) -> Sp
     trials = space.variants(shaping(space)) or [{}]
     jobs = [changed(space.job, trial) for trial in trials]
 
-    def measure(of: Sequence[TrainJob]) -> dict[str, Variant]:
-        models = [job.model for job in of]
+    def measure(models: Sequence[ModelConfig]) -> dict[str, Variant]:
         return measured(models, len(pinned.classes), pinned, space.job, folder)
 
-    barred = limits.barred(measure(jobs), cfg.limits)
+    models = [job.model for job in jobs]
+    found = measure([*models, *heads])  # all of them in turns
+    of_trials = {model.shape: found[model.shape] for model in models}
+    barred = limits.barred(of_trials, cfg.limits, [found[head.shape] for head in heads])
     if cfg.refit is not None:
         again = [refit.replaced(j, cfg.refit) for j in jobs if not barred[j.model.shape]]
-        for one in measure(again).values():
+        for one in measure([job.model for job in again]).values():
             fix = "Set a smaller search.refit.model.side_px, or search.refit={}, or raise the limit"
             limits.require(one, cfg.limits, "The model of search.refit", fix)
     return replace(space, barred=barred)
@@ -111,7 +120,7 @@ def measured(
     known = read(folder)
     missing = {model.shape: model for model in models if model.shape not in known}
     if missing:
-        built = [_built(model, classes) for model in missing.values()]
+        built = [_built(_fitting(one, pinned, job), classes) for one in missing.values()]
         sizes = [size_mb(model) for model in built]
         images = latency.images(pinned, job.feed.train, job.model.pixels, job.feed.threads)
         times = timed([model.for_inference() for model in built], images, rounds)
@@ -129,7 +138,8 @@ def of_members(members: Sequence[Member], pinned: Pinned, job: TrainJob, folder:
     key = " + ".join(member.model.shape for member in members)
     known = read(folder)
     if key not in known:
-        model = EnsembleModel(members, len(pinned.classes)).eval()
+        fitting = [replace(one, model=_fitting(one.model, pinned, job)) for one in members]
+        model = EnsembleModel(fitting, len(pinned.classes)).eval()
         images = latency.images(pinned, job.feed.train, model.side_px, job.feed.threads)
         time = timed([model.for_inference()], images)[0]
         text = f"An ensemble of {len(members)} at {model.side_px} px"
@@ -179,9 +189,9 @@ def timed(
 
 
 def size_mb(model: torch.nn.Module) -> float:
-    """MB of the weights, as a package stores them."""
-    weights = model.state_dict().values()
-    return sum(tensor.numel() * tensor.element_size() for tensor in weights) / limits.MB
+    """MB of the weights, as a package stores them: names and shapes are 30 kB of a backbone's."""
+    weights = {name: tensor.detach().contiguous() for name, tensor in model.state_dict().items()}
+    return len(save(weights)) / limits.MB
 
 
 def words(model: ModelConfig) -> str:
@@ -203,6 +213,15 @@ def read(folder: Path) -> dict[str, Variant]:
         whole = {name: ends[name] if value is None else value for name, value in fields.items()}
         found[shape] = Variant(**whole)  # type: ignore[arg-type]
     return found
+
+
+def _fitting(model: ModelConfig, pinned: Pinned, job: TrainJob) -> ModelConfig:
+    """The model with no more landmarks than there are images to draw them from.
+
+    A refit draws from validation images, too: for its sake the search counts these.
+    """
+    images = sum(pinned.counts[split] for split in {job.feed.train, job.feed.val})
+    return model.model_copy(update={"landmarks": min(model.landmarks, max(1, images))})
 
 
 def _built(model: ModelConfig, classes: int) -> Predictor:

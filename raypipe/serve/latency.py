@@ -4,13 +4,18 @@ A model alone on a busy machine looks slow. So all models take the same batch on
 in rounds whose order is turned each time, and a ratio is taken within a round: what slows one of
 them for seconds slows the other one, too. The first rounds only warm up. How many rounds follow is
 settled by the time of these, never by what is found.
+
+One thread of torch computes, as in each worker of a server. Several of them wait for each other at
+every layer, so beside other work one image took 40 to 80 times as long (416 ms instead of 5 with
+two threads on two cores), and the interval of its median did not show it.
 """
 
 from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -73,19 +78,32 @@ def measure(
         return tuple(took)
 
     forwards = range(len(packages))
-    warm = [round_of(forwards) for _ in range(WARM)]
-    # The first round loads the models; the last one is what a round takes.
-    round_s = max(sum(warm[-1]) / 1000, 1e-6)
-    rounds = int(min(MOST, max(fewest, most_s / round_s)))
+    with _one_thread():
+        warm = [round_of(forwards) for _ in range(WARM)]
+        # The first round loads the models; the last one is what a round takes.
+        round_s = max(sum(warm[-1]) / 1000, 1e-6)
+        rounds = int(min(MOST, max(fewest, most_s / round_s)))
 
-    was_on = gc.isenabled()
-    gc.disable()
+        was_on = gc.isenabled()
+        gc.disable()
+        try:
+            times = [round_of(forwards if r % 2 == 0 else forwards[::-1]) for r in range(rounds)]
+        finally:
+            if was_on:
+                gc.enable()
+        return Times(tuple(times), batch, _machine(packages[0]))
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
     try:
-        times = [round_of(forwards if r % 2 == 0 else forwards[::-1]) for r in range(rounds)]
+        yield
     finally:
-        if was_on:
-            gc.enable()
-    return Times(tuple(times), batch, _machine(packages[0]))
+        torch.set_num_threads(before)
 
 
 def _machine(package: Timed) -> str:

@@ -101,7 +101,7 @@ class LimitsConfig(Section):
 
     latency_ms: float | None = Field(default=None, gt=0)
     """The median time of the challenger for latency_batch images, from encoded bytes to labels, is
-    at most this, on the machine that compares. null: no limit."""
+    at most this, on the machine that compares, with one thread. null: no limit."""
 
     latency_ratio: float | None = Field(default=None, gt=0)
     """The same time by the champion's, measured in turns on the same images, is at most this. An

@@ -116,6 +116,17 @@ def test_tune_says_how_many_epochs_its_scheduler_leaves(cli: Cli, config: Path) 
     assert "trials" in names and "Tune" in names
 
 
+def test_tune_says_which_models_its_limits_bar(cli: Cli, config: Path) -> None:
+    space = "search.space={model.name: 'choice(small_cnn, efficientnet_lite0)'}"
+    given = [*MODEL, "model.side_px=32", "train.epochs=1", "search.samples=4", space]
+    code, out, err = cli("tune", config, *given, "search.limits.size_mb=5", "--dry-run", "--json")
+    assert code == 0, err
+    said = json.loads(out)["plan"]["limits"]
+    assert said.startswith("1 of 2 models break") and "efficientnet_lite0 at 32 px has 13.6" in said
+    code, _, err = cli("tune", config, *given, "search.limits.size_mb=0.001", "--dry-run")
+    assert code == 2 and "No model of the search can keep" in err
+
+
 def test_mistakes_are_those_of_the_verb(cli: Cli, config: Path, tmp_path: Path) -> None:
     code, _, err = cli("train", config, "table.uri=nowhere", *MODEL, "--dry-run")
     assert code == 2 and "nowhere" in err

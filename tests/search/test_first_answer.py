@@ -11,18 +11,21 @@ import pytest
 import torch
 
 from raypipe.config import replace
+from raypipe.errors import ConfigError
 from raypipe.feed import features as feeding
 from raypipe.feed.dataset import pin
 from raypipe.job import Job
 from raypipe.models.heads import KernelHead
-from raypipe.search import first_answer, page
+from raypipe.search import first_answer, page, variants
 from raypipe.search.leaderboard import FIRST
+from raypipe.search.limits import Variant
 from raypipe.train import trainer, worker
 from raypipe.train.stopping import FITTED
 
 from ..searching import search
 
 Searches = Callable[..., Job]
+STAGES_D = 2816  # features of all stages of efficientnet_lite0
 # Trials that learn nothing, of pixels as few as those of the first answer.
 HOPELESS = {
     "search.first_answer": True,
@@ -146,6 +149,36 @@ def test_a_model_that_breaks_a_limit_is_not_fitted(searches: Searches, tmp_path:
     assert all(trial.changes["model.head"] == "linear" for trial in found.trials)
     everything = dict.fromkeys(barred, "too slow")
     assert not first_answer.make(job, pinned, tmp_path / "none", barred=everything).trials
+
+
+def test_heads_that_cannot_be_paid_are_not_fitted(searches: Searches, tmp_path: Path) -> None:
+    """The first one is: what a head takes is known when it was fitted."""
+    job = searches(tmp_path, **HOPELESS).training
+    pinned = pin(job.table, job.feed, kind=job.model.task)
+    found = first_answer.make(job, pinned, tmp_path / "search", most_s=1e-9)
+    assert [trial.name for trial in found.trials] == [f"{FIRST}-1"]
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_it_is_the_model_where_no_trial_keeps_a_limit(
+    searches: Searches, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Heads on the stages of a backbone take 1 ms here, and all other models 9 ms."""
+
+    def timed(models: Any, images: Any, rounds: int = 1) -> list[Variant]:
+        ms = [1.0 if one.head.features == STAGES_D else 9.0 for one in models]
+        return [Variant("", one, one, one, 0.0) for one in ms]
+
+    monkeypatch.setattr(variants, "timed", timed)
+    found = search(searches(tmp_path, **HOPELESS, **{"search.limits.latency_ms": 5}))
+    assert sorted(trial.name for trial in found.trials) == [f"{FIRST}-{i}" for i in (1, 2)]
+    assert found.stopped == "search.limits leaves no trial that may begin"
+    assert found.trials[0].checkpoint and not (found.folder / "tune").exists()
+    # Weighed with as many landmarks as there are images, here 60: 2,048 of them have 23 MB.
+    largest = max(one.size_mb for one in variants.read(found.folder).values())
+    assert largest < 16
+    with pytest.raises(ConfigError, match="No model of the search can keep"):
+        search(searches(tmp_path, **HOPELESS, **{"search.limits.latency_ms": 0.5}))
 
 
 @pytest.mark.parametrize("error", [None, np.linalg.LinAlgError("no convergence")])

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks import limits as benchmark
 from raypipe.config import replace, validate
 from raypipe.errors import ConfigError, RaypipeError
 from raypipe.job import Job
@@ -66,6 +67,17 @@ def test_nothing_left_names_the_nearest_and_what_to_raise() -> None:
         "a": "large needs 30 ms (27 to 33) an image",
         "b": "",
     }
+
+
+def test_limits_that_only_heads_keep_leave_the_heads() -> None:
+    trials, head = {"a": variant(30, 4, "trial")}, variant(9, 12, "head at 32 px")
+    found = limits.barred(trials, SearchLimits(latency_ms=10), [head])
+    assert found == {"a": "trial needs 30 ms (27 to 33) an image"}
+    assert Space((), JOB.training, found).all_barred
+    assert not Space((), JOB.training, found | {"b": ""}).all_barred
+    assert not Space((), JOB.training).all_barred
+    with pytest.raises(ConfigError, match="The nearest one: head at 32 px needs 9 ms"):
+        limits.barred(trials, SearchLimits(latency_ms=5), [head])
 
 
 @pytest.mark.parametrize("searcher", ["random", "tpe"])
@@ -179,3 +191,14 @@ def test_each_limit_is_kept_where_the_best_trial_would_break_it(
         assert "of 1 in money" in str(poor.stopped) and len(poor.trials) <= 2
     cheap = run(**(price | {"search.limits.money": 1e6}))
     assert len(cheap.trials) == 4 and cheap.device_s * 1000 < 1e6
+
+
+def test_the_benchmark_sets_limits_below_the_best_and_judges_the_slow_end() -> None:
+    free = {"latency_ms": [10.0, 9.0, 12.0], "size_mb": 40.0, "money": 0.2}
+    assert benchmark.limits_of("free", free) == {}
+    limits_ = benchmark.limits_of("all", free)
+    assert limits_ == {"latency_ms": 7.5, "size_mb": 30.0, "money": 0.15}
+    took = {"latency_ms": [7.0, 6.0, 7.6], "size_mb": 30.0, "money": float("nan")}
+    kept = benchmark.kept(limits_, took)
+    assert kept == {"latency_ms": False, "size_mb": True, "money": False}
+    assert list(benchmark.kept({"size_mb": 1.0}, took)) == ["size_mb"]

@@ -339,4 +339,8 @@ def sides_within_limits(found: SearchResult, monkeypatch: pytest.MonkeyPatch) ->
 
         assert side(1.6) == 48 and side(1.2) == 32
         assert "An ensemble of 2 at 32 px needs 1 ms" in str(side(0.9))
+        # Heads alone are asked, too: with validation images they have more landmarks.
+        patched.setattr(variants, "timed", lambda models, images: [Variant("", 1, 1, 1, 0.0)])
+        again = Again(dict.fromkeys(again.heads, 1.0), None)
+        assert side(1.2) is None and "needs 1 ms" in str(side(0.9))
     assert refit_together.side_px(wanted, found, again, SearchConfig()) is None

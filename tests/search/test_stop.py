@@ -267,6 +267,13 @@ def test_a_limit_in_money_is_not_passed_by_the_epochs_that_run(
             epoch(seen, name, 0.6, 2, seconds=10)
         assert seen.stop() is stops, limit
         assert not stops or "would pass the budget of 59 in money (40 spent)" in str(seen.stopped)
+    # Heads of a first answer were paid before.
+    rule = SearchStoppingConfig(price_per_hour=3600)
+    for heads_s, stops in ((38.0, False), (40.0, True)):
+        seen = Monitor(16, "val_accuracy", "max", rule, 1.0, most_money=59.0, heads_s=heads_s)
+        epoch(seen, "a", 0.5, seconds=10)
+        seen.on_step_end(1, [Told("a")])
+        assert seen.stop() is stops
     # A paused trial costs nothing; a first epoch costs what it has taken so far.
     seen = begun(59.0)
     for name in ("a", "b"):

@@ -6,6 +6,7 @@ from itertools import count
 from typing import Any, cast
 
 import pytest
+import torch
 
 from raypipe.models.spread import Spread
 from raypipe.serve import latency
@@ -63,3 +64,21 @@ def test_slow_models_are_measured_in_fewer_rounds() -> None:
     assert len(timed(30.0, 30.0)[0].times_RM) == latency.FEWEST
     with pytest.raises(ValueError, match="there are none"):
         measure([], [], 1)
+
+
+def test_one_thread_computes_as_in_a_server() -> None:
+    seen = []
+
+    class Counting:
+        model: Any = None
+
+        def predict(self, images: Any, threads: int) -> None:
+            seen.append(torch.get_num_threads())
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        measure([Counting()], [b""], 1, fewest=1, most_s=0)
+        assert set(seen) == {1} and torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)

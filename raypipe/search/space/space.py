@@ -82,6 +82,11 @@ class Space:
     """By `ModelConfig.shape`: why no trial may have such a model, "" where one may (search.limits).
     None: every model may."""
 
+    @property
+    def all_barred(self) -> bool:
+        """May no trial begin at all? Then only a first answer can keep search.limits."""
+        return self.barred is not None and bool(self.barred) and all(self.barred.values())
+
     def of(self, job: TrainJob) -> Space:
         """The same fields for another job."""
         return replaced(self, job=job)

@@ -70,7 +70,8 @@ class Monitor(tune.Callback):  # type: ignore[misc]
 
     devices: how many devices (GPUs, or shares of one) a worker of a trial takes; a budget in
     GPU-hours counts them. most_money: search.limits.money, which is never passed: the search stops
-    before the epochs that run would pass it.
+    before the epochs that run would pass it. heads_s: device seconds of a first answer's heads,
+    which most_money pays, too: they are trials on the leaderboard.
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class Monitor(tune.Callback):  # type: ignore[misc]
         most_money: float | None = None,
         ledger: Ledger | None = None,
         model: ModelConfig | None = None,
+        heads_s: float = 0.0,
     ) -> None:
         """ledger: the clock of search.budget_s. model: the job's, for what trials do not draw."""
         self._listener = listener
@@ -96,6 +98,7 @@ class Monitor(tune.Callback):  # type: ignore[misc]
         self._mode = mode
         self._stopping = stopping
         self._most_money = most_money
+        self._heads_s = heads_s
         self._devices = devices
 
         # By trial id.
@@ -165,7 +168,7 @@ class Monitor(tune.Callback):  # type: ignore[misc]
         run have ended.
         """
         now, slowest_s = time.perf_counter(), max(self._epoch_s.values(), default=0.0)
-        ahead_s = 0.0
+        ahead_s = self._heads_s
         for trial, began in self._since.items():
             # As long as the trial's last epoch, but not less than it has taken already.
             taken_s = (now - began) * self._devices * self._workers

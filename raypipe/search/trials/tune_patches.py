@@ -14,6 +14,11 @@
    tasks that come before the trials should run in other processes.
 3. No AWS keys in a trial's environment. Tune would propagate AWS_SECRET_ACCESS_KEY, and Ray shows
    an actor's environment on the dashboard and writes it into its logs.
+4. A trial has its folder before it takes over the process of one that ended. Tune (2.60) gives such
+   a process also to trials that it has not yet scheduled, which have none: the process fails, Tune
+   fails again where it wants to write that error ("Should not access `trial_driver_staging_path`
+   without setting `trial_dir_name`"), and the search is lost. It happened in one of nine runs with
+   about four short trials a second.
 """
 
 from __future__ import annotations
@@ -49,6 +54,14 @@ def applied(multi_worker: bool = False) -> Iterator[None]:
     manager = tune_controller.PlacementGroupResourceManager
     classes = tune_controller._ActorClassCache
     propagated = class_cache.ENV_VARS_TO_PROPAGATE
+    controller = tune_controller.TuneController
+    reset = controller._schedule_trial_reset
+
+    def named(self: Any, trial: Any, *more: Any) -> None:
+        trial.init_local_path()
+        reset(self, trial, *more)
+
+    controller._schedule_trial_reset = named
     tune_controller.PlacementGroupResourceManager = FixedResourceManager
     if not multi_worker:
         tune_controller._ActorClassCache = _ActorClasses
@@ -56,6 +69,7 @@ def applied(multi_worker: bool = False) -> Iterator[None]:
     try:
         yield
     finally:
+        controller._schedule_trial_reset = reset
         tune_controller.PlacementGroupResourceManager = manager
         tune_controller._ActorClassCache = classes
         class_cache.ENV_VARS_TO_PROPAGATE = propagated

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from dataclasses import replace
+from pathlib import Path
 
 from raypipe.config import replace as changed
 from raypipe.config import validate
 from raypipe.costs import estimate
 from raypipe.costs.estimate import Part
-from raypipe.feed.dataset import pin
-from raypipe.search import tuner
+from raypipe.feed.dataset import Pinned, pin
+from raypipe.search import first_answer, tuner, variants
 from raypipe.search.schedulers.halving import rungs
 from raypipe.search.searchers import tune_searchers
 from raypipe.search.settings import SearchConfig
+from raypipe.search.space.space import Space
 from raypipe.search.trials.trial import data_key
 from raypipe.search.trials.trial_resources import plan_resources
 from raypipe.train.job import TrainJob
@@ -49,7 +52,10 @@ def _search(
     # A budget may have room for fewer epochs.
     train = job.train.model_copy(update={"epochs": space.job.train.epochs})
     job = job.model_copy(update={"train": train})
-    planned = tune_searchers.plan(job, cfg, space.of(job), [])
+    space, limited = _within_limits(space.of(job), cfg, pinned)
+    if space.all_barred:
+        return (), data(pinned) | at.facts() | limited, ["the first answer"]
+    planned = tune_searchers.plan(job, cfg, space, [])
     total = len(planned)
     resources = plan_resources(job, cfg, at.resources, total)
     # Tune starts no more trials than there are CPUs and GPUs for, whatever a search asks for.
@@ -93,7 +99,7 @@ def _search(
     ]
 
     # What people see.
-    facts = data(pinned) | model_facts(job, pinned) | at.facts()
+    facts = data(pinned) | model_facts(job, pinned) | at.facts() | limited
     facts["trials"] = f"{total}, {at_once} at a time, {cfg.searcher} and {cfg.scheduler}"
     facts["searched"] = ", ".join(cfg.space or {})
     facts["epochs"] = (
@@ -122,6 +128,26 @@ def _search(
         limit_s = min(left_s, stopping.seconds or left_s)
         stopping = stopping.model_copy(update={"seconds": limit_s})
     return tuple(within(parts, stopping, workers)), facts, missing
+
+
+def _within_limits(space: Space, cfg: SearchConfig, pinned: Pinned) -> tuple[Space, Facts]:
+    """The space without what breaks search.limits, and what is said of it.
+
+    The models are measured here as the search measures them before its first trial; another
+    machine has other times. Raises ConfigError as the search does.
+    """
+    if not cfg.limits.of_models:
+        return space, {}
+    heads = first_answer.models(space.job, pinned) if cfg.first_answer else []
+    with tempfile.TemporaryDirectory() as folder:
+        space = variants.limited(space, cfg, pinned, Path(folder), heads)
+        found = variants.read(Path(folder))
+    broken = sorted(filter(None, (one.breaks(cfg.limits) for one in found.values())))
+    said = f"{len(broken)} of {len(found)} models break search.limits and are left out"
+    said = ": ".join([said, "; ".join(broken)]) if broken else f"all {len(found)} models keep them"
+    if space.all_barred:
+        said += ". No trial may begin: the first answer is the model"
+    return space, {"limits": said}
 
 
 def _begun(cfg: SearchConfig, total: int) -> int:
