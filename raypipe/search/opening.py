@@ -65,9 +65,17 @@ def answer(
                 models = first_answer.models(job, pinned)
                 measured = variants.measured(models, len(pinned.classes), pinned, job, folder)
                 barred = {shape: one.breaks(cfg.limits) for shape, one in measured.items()}
-            left_s, most_s = ledger.left_for_heads_s, _affordable_s(cfg)
+            left_for_one_s, most_s = ledger.left_for_heads_s, _affordable_s(cfg)
             first_answer.make(
-                job, pinned, folder, seconds, told, barred, left_s, found=first, most_s=most_s
+                job,
+                pinned,
+                folder,
+                seconds,
+                told,
+                barred,
+                left_for_one_s,
+                found=first,
+                most_s=most_s,
             )
     except TooShort:
         if not fitted:
