@@ -122,7 +122,7 @@ def test_tune_says_which_models_its_limits_bar(cli: Cli, config: Path) -> None:
     code, out, err = cli("tune", config, *given, "search.limits.size_mb=5", "--dry-run", "--json")
     assert code == 0, err
     said = json.loads(out)["plan"]["limits"]
-    assert said.startswith("1 of 2 models break") and "efficientnet_lite0 at 32 px has 13.6" in said
+    assert said.startswith("1 of 2 models break") and "efficientnet_lite0 at 32 px has 13.7" in said
     code, _, err = cli("tune", config, *given, "search.limits.size_mb=0.001", "--dry-run")
     assert code == 2 and "No model of the search can keep" in err
 
