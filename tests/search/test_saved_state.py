@@ -7,9 +7,15 @@ from __future__ import annotations
 
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from ray.train._internal.storage import StorageContext
+from ray.tune import Checkpoint
 from ray.tune.execution import experiment_state, tune_controller
+from ray.tune.experiment import Trial
+from ray.tune.schedulers import PopulationBasedTraining
 
 from raypipe.search.trials import saved_state
 
@@ -90,3 +96,70 @@ def test_tune_saves_each_second_unless_that_takes_long() -> None:
     assert manager._checkpoint_period == saved_state.EVERY_S
     manager._update_auto_checkpoint_time(1.0)
     assert manager._checkpoint_period == pytest.approx(19)
+
+
+def trial_of(folder: Path, number: int, rate: float) -> Trial:
+    """A trial that waits."""
+    trial = Trial(
+        "unused",
+        config={"train.lr": rate},
+        trial_id=str(number),
+        experiment_tag=str(number),
+        storage=StorageContext(
+            storage_path=str(folder),
+            experiment_dir_name="tune",
+            trial_dir_name=f"trial-{number}",
+        ),
+        stub=True,
+    )
+    trial.create_placement_group_factory()
+    trial.set_status(Trial.PAUSED)
+    return trial
+
+
+class Controller(tune_controller.TuneController):  # type: ignore[misc]
+    """Tune's, of which only what it says of its trials is here."""
+
+    def __init__(self, scheduler: Any, trials: list[Trial]) -> None:
+        self._scheduler_alg, self._trials, self._live_trials = scheduler, trials, set(trials)
+        self._trials_to_cache, self._trial_metadata = set(trials), {}
+        self.saved: list[dict[str, Any]] = []
+        self._checkpoint_manager = SimpleNamespace(sync_up_experiment_state=self._save)
+
+    def _save(self, save_fn: Any, force: bool, wait: bool) -> None:
+        self.saved.append(dict(self._get_trial_checkpoints()))
+
+
+def test_what_an_exploit_gave_a_waiting_trial_is_saved_with_the_turn(tmp_path: Path) -> None:
+    """Its values and its checkpoint: half of them trained its own weights with the new values, and
+    none of them lost the exploit.
+    """
+    scheduler: Any = PopulationBasedTraining(
+        metric="val_loss",
+        mode="min",
+        synch=True,
+        log_config=False,
+        hyperparam_mutations={"train.lr": lambda: 0.3},
+        resample_probability=1.0,
+    )
+    trials = [trial_of(tmp_path, number, rate) for number, rate in enumerate((0.1, 0.2))]
+    controller = Controller(scheduler, trials)
+    donor, clone = trials
+    for trial in trials:
+        scheduler.on_trial_add(SimpleNamespace(search_alg=None), trial)
+        scheduler._trial_state[trial].last_score = 0.0
+    scheduler._trial_state[donor].last_checkpoint = Checkpoint(str(tmp_path / "donor"))
+    scheduler._trial_state[donor].last_result = {"epoch": 2}
+
+    with saved_state.kept_whole(lambda: None):
+        controller.checkpoint()
+        scheduler._exploit(controller, clone, donor)
+        scheduler.must_save = True
+        controller.checkpoint()
+
+    state, metadata = controller.saved[-1][clone.trial_id]
+    restored = Trial.from_json_state(state, stub=True)
+    restored.restore_run_metadata(metadata)
+    assert restored.config == {"train.lr": 0.3}
+    assert restored.checkpoint is not None and restored.checkpoint.path == str(tmp_path / "donor")
+    assert not scheduler.must_save

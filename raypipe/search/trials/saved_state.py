@@ -11,7 +11,10 @@ no trial, or trials that the searcher draws again (ray-project/ray #14667). Four
 2. Tune saves every ten seconds. A kill makes it forget what happened since, and trials decide again
    what they had decided, perhaps otherwise. Here it is EVERY_S, or more where saving takes more
    than 5 % of the time.
-3. A scheduler with `must_save` has the state saved at once, before Tune starts another trial.
+3. A scheduler with `must_save` has the state saved at once, before Tune starts another trial, and
+   all of it. Tune writes a trial again only after it started or reported. An exploit of PBT changes
+   trials that wait: their new values and checkpoint would be missing in a state whose scheduler
+   knows that the turn is over. Then a kill undid the exploit, or half of it.
 4. `saved` is called after each save: what the state knows now, a kill does not undo.
 """
 
@@ -77,6 +80,8 @@ def kept_whole(saved: Callable[[], None]) -> Iterator[None]:
     def checkpoint(self: Any, force: bool = False, wait: bool = False) -> None:
         scheduler = self._scheduler_alg
         must = getattr(scheduler, "must_save", False)
+        if must:
+            _write_all_again(self)
         plain_checkpoint(self, force=force or must, wait=wait)
         if must:
             scheduler.must_save = False
@@ -88,6 +93,14 @@ def kept_whole(saved: Callable[[], None]) -> Iterator[None]:
     finally:
         controller.save_to_dir, controller.checkpoint = plain_save, plain_checkpoint
         tune_controller._ExperimentCheckpointManager = manager
+
+
+def _write_all_again(controller: Any) -> None:
+    """Let Tune write all trials that have not ended as they are now, not as it wrote them last."""
+    for trial in controller.get_live_trials():
+        controller._mark_trial_to_checkpoint(trial)
+        # An exploit changes the trial's checkpoint past the setters that would do this.
+        trial.run_metadata.invalidate_cache()
 
 
 def unpack(folder: Path) -> bool:
