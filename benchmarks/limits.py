@@ -21,7 +21,8 @@ money     the device seconds of all trials on the leaderboard, heads of a first 
 `validation` of a step beside the first one's is what its limit costs. Test scores are dropped.
 
 One line a step is appended to --out. A step whose line is there (of the same task, settings and
-commit) is not run again, so steps can be had in several sittings.
+commit) is not run again, so steps can be had in several sittings. Without a model of the first
+step there is no limit to set: the benchmark ends and says why.
 """
 
 from __future__ import annotations
@@ -74,10 +75,9 @@ def kept(limits: Mapping[str, float], took: Mapping[str, Any]) -> dict[str, bool
 
 def taken(model: str, run_dir: Path, uri: Path) -> dict[str, Any]:
     """What a registered model takes, in this process."""
-    import torch
-
     from raypipe.images.decode import decode_batch
     from raypipe.models.spread import Spread
+    from raypipe.serve.latency import one_thread
     from raypipe.tables.table import ImageTable, TableConfig
     from raypipe.watch.limited import size_of
     from raypipe.work import find
@@ -97,12 +97,10 @@ def taken(model: str, run_dir: Path, uri: Path) -> dict[str, Any]:
         found = Spread.of(times[3:])
         return [round(ms, 2) for ms in (found.median, found.low, found.high)]
 
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    one_thread = timed()
-    torch.set_num_threads(threads)
+    with one_thread():
+        on_one = timed()
     return {
-        "latency_ms": one_thread,
+        "latency_ms": on_one,
         "all_threads_ms": timed(),
         "size_mb": round(len(package.files["weights.safetensors"]) / 1e6, 3),
         "package_mb": round(size_of(package.files) / 1e6, 2),
@@ -234,6 +232,8 @@ def main() -> None:
                     file.write(json.dumps(one) + "\n")
             if step == "free":
                 free = one
+                if one["code"]:
+                    raise SystemExit(f"{task}: the search without limits failed: {one['message']}")
             lines.append(one)
     all_kept = all(value for one in lines for value in one["kept"].values())
     print(json.dumps({"all_kept": all_kept, "runs": lines}))

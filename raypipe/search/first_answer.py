@@ -26,7 +26,6 @@ from typing import Any
 import numpy as np
 import pyarrow.compute as pc
 import ray
-import torch
 
 from raypipe.config import key_of, replace, to_json
 from raypipe.errors import ConfigError, RaypipeError, one_line
@@ -39,6 +38,7 @@ from raypipe.search.leaderboard import FIRST, Trial
 from raypipe.search.trials.epoch_result import metric_of
 from raypipe.search.trials.standing import Reached
 from raypipe.search.trials.trial import data_key
+from raypipe.serve.latency import one_thread
 from raypipe.tables import scan
 from raypipe.train.checkpoint import name as epoch_name
 from raypipe.train.checkpoint.saver import Saver, newest
@@ -84,12 +84,13 @@ def make(
 ) -> FirstAnswer:
     """Fit the heads that fit into so many seconds; None: all.
 
+    folder: of the search. told: called with each head that was fitted. barred: by shape, why a
+    model may not be trained ("": it may).
+    left_for_one_s: if nothing fits, the seconds that the reading of least work may take. It is
+    called with this reading's images a second; None: no seconds.
+    found: to be filled in, for who may interrupt this.
     most_s: device seconds of all heads, as the leaderboard counts them; None: as many as they take.
     The first one is fitted in any case: nobody knows before what a head takes.
-    folder: of the search. told: called with each head that was fitted. barred: by shape, why a
-    model may not be trained ("": it may). found: to be filled in, for who may interrupt this.
-    left_for_one_s: if nothing fits, the seconds for the reading of least work; it is called
-    with its images a second; None: none.
     Without a head there are no trials, and the log says why.
     """
     began = clock()
@@ -201,16 +202,12 @@ def works_per_s(reading: Reading) -> float:
     cfg = ModelConfig(name=reading.backbone, side_px=reading.side_px)
     shape = (_PROBED, reading.side_px, reading.side_px, 3)
     pixels_NHWC = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # as the tasks that embed
-    try:
+    with one_thread():  # as the tasks that embed
         model = ImageModel(cfg, 2).for_inference()
         model.predict(pixels_NHWC)
         began = time.perf_counter()
         model.predict(pixels_NHWC)
         took_s = time.perf_counter() - began
-    finally:
-        torch.set_num_threads(threads)
     cpus = ray.cluster_resources().get("CPU", 1.0) if ray.is_initialized() else 1.0
     return _PROBED * reading.work / took_s * max(1.0, cpus)
 

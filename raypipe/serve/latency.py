@@ -78,7 +78,7 @@ def measure(
         return tuple(took)
 
     forwards = range(len(packages))
-    with _one_thread():
+    with one_thread():
         warm = [round_of(forwards) for _ in range(WARM)]
         # The first round loads the models; the last one is what a round takes.
         round_s = max(sum(warm[-1]) / 1000, 1e-6)
@@ -95,7 +95,8 @@ def measure(
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
+def one_thread() -> Iterator[None]:
+    """Torch computes with one thread in what is within."""
     import torch
 
     before = torch.get_num_threads()

@@ -122,7 +122,7 @@ def test_what_does_not_fit_into_the_seconds_is_left_out(
 
 
 def test_if_nothing_fits_the_reading_of_least_work_may_take_what_is_left(
-    searches: Searches, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, heard: Any
+    searches: Searches, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = searches(tmp_path, **HOPELESS).training
     pinned = pin(job.table, job.feed, kind=job.model.task)
@@ -130,7 +130,11 @@ def test_if_nothing_fits_the_reading_of_least_work_may_take_what_is_left(
     asked: list[float] = []
 
     def left(seconds: float) -> first_answer.LeftForOne:
-        return lambda images_per_s: asked.append(images_per_s) or seconds  # type: ignore[func-returns-value]
+        def answer(images_per_s: float) -> float:
+            asked.append(images_per_s)
+            return seconds
+
+        return answer
 
     late = first_answer.make(job, pinned, tmp_path / "late", 0.5, left_for_one_s=left(-1.0))
     assert late.trials == []
