@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from raypipe.version import VERSION
+
 if TYPE_CHECKING:
     from raypipe.door import (
         clean,
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
         tune,
     )
 
-__version__ = "0.1.0"
+__version__ = VERSION
 __all__ = [
     "clean",
     "close",

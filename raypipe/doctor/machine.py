@@ -44,7 +44,13 @@ def python(asked: Asked) -> Sequence[Finding]:
     from packaging.specifiers import SpecifierSet
 
     version = platform.python_version()
-    bounds = importlib.metadata.metadata("raypipe")["Requires-Python"] or ""
+    try:
+        bounds = importlib.metadata.metadata("raypipe")["Requires-Python"] or ""
+    except importlib.metadata.PackageNotFoundError:
+        # The code lies on the path, as a job's folder does, and no package says what it needs.
+        rule = "Which Python and packages raypipe needs stands in its installed package"
+        way_out = "make install, or python -m pip install raypipe"
+        return [Finding("python", "warn", f"{version}; raypipe is not installed", rule, way_out)]
     if version in SpecifierSet(bounds, prereleases=True):
         return [ok("python", f"{version} on {platform.machine()}")]
     rule = f"raypipe is made for Python {bounds}"

@@ -15,13 +15,13 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from raypipe.errors import hidden, one_line
 from raypipe.monitor import streams
 from raypipe.monitor.spool import Dropped, Full, Spool
+from raypipe.version import VERSION
 
 log = logging.getLogger("raypipe")
 MOST_IN_MEMORY = 4 * 2**20  # bytes
@@ -46,7 +46,7 @@ class Recorder:
         self._keeping = keeping
         self.spool = Spool(keeping.folder, keeping.most_bytes)
         self._process, self._pid = uuid.uuid4().hex[:12], os.getpid()
-        self._version = metadata.version("raypipe")
+        self._version = VERSION
         self._turn = threading.Lock()
         self._sequence = 0
         self._memory: deque[tuple[str, bytes]] = deque()

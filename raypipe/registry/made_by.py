@@ -16,6 +16,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from raypipe.version import VERSION
+
 ROOT = Path(__file__).resolve().parent.parent  # of the package raypipe
 
 
@@ -39,7 +41,7 @@ def code() -> dict[str, Any]:
         "commit": named,
         "dirty": dirty if named == at else None,
         "sha256": _sha256_of(ROOT),
-        "raypipe": metadata.version("raypipe"),
+        "raypipe": VERSION,
     }
 
 

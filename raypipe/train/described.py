@@ -28,6 +28,7 @@ from raypipe.tables import label_column, scan
 from raypipe.train.job import TrainJob, TrainResult
 from raypipe.train.objective import judge
 from raypipe.train.unseen import Unseen
+from raypipe.version import VERSION
 
 MOST_SLICES = 30
 QUANTILES = {
@@ -78,7 +79,7 @@ def card(
         environment=(
             ("Python", platform.python_version()),
             ("System", f"{platform.system()} {platform.machine()}"),
-            ("raypipe", metadata.version("raypipe")),
+            ("raypipe", VERSION),
         ),
     )
 
