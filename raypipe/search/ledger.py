@@ -68,6 +68,8 @@ class Ledger:
         """What an image takes of those of the model's networks that are as fast as they are."""
         self.again_s = 0.0
         """To fit heads again, on validation images too; 0: none, or they are fitted."""
+        self.has_more_threads = False
+        """Than a trial, has what predicts when trials have ended."""
         self.works_per_s: float | None = None
         """Images of work 1 (contenders.py) a second, as far as it was measured."""
         self.shifted = 0

@@ -47,6 +47,7 @@ Train = Callable[[TrainJob, SearchResult, float | None], SearchResult]
 
 def begin(job: Job, pinned: Pinned, ledger: Ledger) -> None:
     """Tell the ledger what the end will be about."""
+    ledger.has_more_threads = _has_more_threads(job.training)
     ledger.splits = tuple(pinned.counts[split] for split in {job.feed.val, job.feed.test})
     ledger.views = job.model.views
     if job.search.ensemble > 1:
@@ -71,7 +72,8 @@ def speed_of(found: SearchResult, name: str | None = None) -> Speed | None:
     if trial is None or not trial.history:
         return None
     is_frozen, epochs = model.mode == "frozen", len(trial.history)
-    return budget.speed_of(trial.name, model.pixels, is_frozen, trial.history[-1], epochs)
+    more = _has_more_threads(found.job)
+    return budget.speed_of(trial.name, model.pixels, is_frozen, trial.history[-1], epochs, more)
 
 
 def _expect(found: SearchResult, members: Sequence[Trial], ledger: Ledger) -> Speed | None:
@@ -269,10 +271,11 @@ def _planned(job: Job, wanted: dict[str, Any], found: SearchResult, ledger: Ledg
         sides.insert(0, int(wanted["model.side_px"]))
     images = sum(pinned.counts[split] for split in {job.feed.train, job.feed.val})
     # The job's, of which trials may have had fewer (space/defaults.py), unless they drew them.
-    drawn = found.trials[0].changes.get("train.epochs", job.train.epochs)
-    most = int(wanted.get("train.epochs", drawn))
+    set_by_others = found.trials[0].changes | wanted
+    most = int(set_by_others.get("train.epochs", job.train.epochs))
+    is_set = "train.epochs" in set_by_others or "epochs" in job.train.model_fields_set
     if found.job.train.solver != "steps":
-        most = 1  # a head is fitted at once
+        most, is_set = 1, True  # a head is fitted at once
     planned = budget.plan_refit(
         ledger.budget_s,
         ledger.spent_s,
@@ -281,6 +284,7 @@ def _planned(job: Job, wanted: dict[str, Any], found: SearchResult, ledger: Ledg
         images,
         most,
         tuple(sides),
+        may_be_longer=not is_set,
     )
     if isinstance(planned, Refit):
         write_atomic(file, to_json(asdict(planned) | {"asked": asked}))
@@ -288,8 +292,9 @@ def _planned(job: Job, wanted: dict[str, Any], found: SearchResult, ledger: Ledg
 
 
 def _has_more_threads(job: TrainJob) -> bool:
-    """Does the refit have more threads than its trial? In this process it has all of them."""
-    on_gpu = wants_gpu(job.train, ray.cluster_resources())
+    """Has what runs in this process more threads than a trial? It has all of them."""
+    resources = ray.cluster_resources() if ray.is_initialized() else {}
+    on_gpu = torch.cuda.is_available() or wants_gpu(job.train, resources)
     return job.train.workers == 1 and not on_gpu and torch.get_num_threads() > 1
 
 

@@ -29,6 +29,7 @@ from raypipe.search.presets import MANY
 from raypipe.search.settings import SearchConfig
 from raypipe.search.tuner import _in_key
 from raypipe.timer import OutOfTime, interrupted
+from raypipe.train.settings import TrainConfig
 from raypipe.work import in_time
 
 SPEED = Speed("trial-000", 3, 128, 100.0, 300.0)
@@ -109,6 +110,26 @@ def test_the_wanted_resolution_gives_way_to_the_trials_own() -> None:
     assert side(600) == 224
     assert side(250) == 128
     assert "3 epochs at 128 px need 60 s" in str(side(140))
+
+
+@pytest.mark.parametrize(
+    ("budget_s", "epochs"),
+    [
+        (250, 13),  # 6 epochs of 20 s should fit: as many as the trial's, and the clock ends them
+        (460, 21),  # 17 should fit, or a quarter more
+        (2000, 26),  # 90 should fit: twice the trial's
+    ],
+)
+def test_a_refit_may_be_longer_than_its_trial_to_use_its_time(budget_s: float, epochs: int) -> None:
+    def planned(may_be_longer: bool) -> Refit:
+        found = budget.plan_refit(
+            budget_s, 100, ENDING, SPEED, 2000, 13, (128,), may_be_longer=may_be_longer
+        )
+        assert isinstance(found, Refit)
+        return found
+
+    assert planned(True).epochs == epochs and planned(False).epochs == 13
+    assert planned(True).seconds == planned(False).seconds
 
 
 def test_with_all_threads_a_refit_fits_where_one_thread_would_be_too_slow() -> None:
@@ -236,10 +257,25 @@ def test_after_a_refit_the_speed_is_still_the_trials() -> None:
         trials=(trial,),
         again=(),
         models={"trial-0": ModelConfig(mode="finetune", side_px=128)},
-        job=SimpleNamespace(model=ModelConfig(mode="finetune", side_px=224)),
+        job=SimpleNamespace(
+            model=ModelConfig(mode="finetune", side_px=224), train=TrainConfig(workers=2)
+        ),
     )
     speed = in_time.speed_of(found)
     assert speed is not None and speed.side_px == 128
+
+
+def test_predictions_after_the_trials_are_as_fast_as_their_threads() -> None:
+    metrics = {"images_per_s": 100.0, "step_s": 0.3, "forward_s": 0.1}
+
+    def rate(has_more_threads: bool, is_frozen: bool = False) -> float | None:
+        speed = budget.speed_of("trial-0", 128, is_frozen, metrics, 3, has_more_threads)
+        assert speed is not None and speed.train_images_per_s == 100
+        return speed.forward_images_per_s
+
+    assert rate(False) == pytest.approx(300)
+    assert rate(True) == pytest.approx(300 * budget.PREDICTS_ALONE)
+    assert rate(True, is_frozen=True) is None
 
 
 def test_at_another_side_only_the_refitted_network_takes_longer() -> None:

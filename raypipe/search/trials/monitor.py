@@ -216,7 +216,9 @@ class Monitor(tune.Callback):  # type: ignore[misc]
         is_frozen = changes.get("model.mode", self._model.mode) == "frozen"
         name = trial_checkpoints.name_of(trial.path)
         epochs = result["training_iteration"]
-        self.speed = budget.speed_of(name, side_px, is_frozen, result, epochs) or self.speed
+        more = self._ledger is not None and self._ledger.has_more_threads
+        found = budget.speed_of(name, side_px, is_frozen, result, epochs, more)
+        self.speed = found or self.speed
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         # freeze_thaw stops trials that never began: they are no trials without an improvement.
@@ -270,8 +272,8 @@ class Monitor(tune.Callback):  # type: ignore[misc]
         standings = [self._standing(t) for t in trials if t.trial_id in self._best]
         sign = -1 if self._mode == "max" else 1
         standings.sort(key=lambda standing: sign * standing.best)
-        done = sum(t.is_finished() for t in trials)
-        self._listener(done, self._total, standings)
+        # Not all that Tune calls finished: at its end a search stops hundreds that never began.
+        self._listener(len(self._has_ended), self._total, standings)
 
     def _standing(self, trial: Any) -> Standing:
         """The trial's line, made again only if it changed."""
