@@ -2,15 +2,18 @@
 and what strategies cost.
 
 make gpu-check, or python -m benchmarks.gpu --json [--images 8192] [--batch 256] [--steps 60]
+    [--models NAME,NAME] [--strategies NAME,NAME]
 
 Needs torch and one GPU, neither Ray nor a lake: train/loop.py, parallel, augment and decode know
 none. Prints one JSON line with the device's name; without a GPU it says so and ends well. What is
-not installed (a model's package, DeepSpeed) is skipped, and `skipped` says why.
+not installed (a model's package, DeepSpeed) is skipped, and `skipped` says why. Each result is on
+stderr as soon as it is there: a lease of a GPU may end before the last.
 
 images_per_s: whole steps of `fit` at 224 px in bf16 (channels_last, flips and crops on the device,
 AdamW) after ten of them. `one_batch` is the limit; `real` decodes 500x375 JPEGs in threads, by our
 Feed from a Delta table where that is installed, else from a folder of files with the same decoder;
-`compiled` is one_batch under torch.compile. strategies: a rank for each GPU, 32 layers that hold
+`offload` decodes them in Ray tasks, where Ray is installed; `compiled` is one_batch under
+torch.compile. strategies: a rank for each GPU, 32 layers that hold
 302 million parameters, 64 images a rank; the most memory of a rank.
 """
 
@@ -158,19 +161,16 @@ def from_folder(
     return batches
 
 
-def from_lake(uri: str, batch_size: int, side_px: int, device: torch.device) -> Batches:
-    """Our Feed with the loader `threads`."""
+def from_lake(
+    uri: str, carrier: str, batch_size: int, side_px: int, device: torch.device
+) -> Batches:
+    """Our Feed with the loader `threads` or `offload`."""
     from raypipe.feed.dataset import FeedConfig, pin
     from raypipe.feed.feed import Feed, prepare
     from raypipe.tables.table import TableConfig
 
-    cfg = FeedConfig(
-        carrier="threads",
-        threads=len(os.sched_getaffinity(0)),
-        prefetch=AHEAD,
-        val="train",
-        test="train",
-    )
+    fields = {"carrier": carrier, "prefetch": AHEAD, "val": "train", "test": "train"}
+    cfg = FeedConfig.model_validate(fields)
     source = prepare(pin(TableConfig(uri=uri), cfg), ["train"], side_px, cfg, 0)["train"]
 
     def batches() -> Iterator[Any]:
@@ -204,7 +204,9 @@ def trained(
     return engine, objective.to(device)
 
 
-def race(name: str, real: Batches, size: Size, device: torch.device) -> dict[str, Any]:
+def race(
+    name: str, real: Batches, offload: Batches | None, size: Size, device: torch.device
+) -> dict[str, Any]:
     """One model on one device: the limit, real data, compiled; their medians, of real data also the
     ratio.
     """
@@ -215,6 +217,9 @@ def race(name: str, real: Batches, size: Size, device: torch.device) -> dict[str
         tuple(rate(engine, objective, b, size.batch, size.steps) for b in (real, same))
         for _ in range(ROUNDS)
     ]
+    rates = {}
+    if offload is not None:
+        rates["offload"] = round(rate(engine, objective, offload, size.batch, size.steps), 1)
     del engine
     engine, _ = trained(model, device, precision=size.precision, compile=True)
     compiled = rate(engine, objective, same, size.batch, size.steps)
@@ -225,7 +230,8 @@ def race(name: str, real: Batches, size: Size, device: torch.device) -> dict[str
             "real": round(statistics.median(reals), 1),
             "one_batch": round(statistics.median(limits), 1),
             "compiled": round(compiled, 1),
-        },
+        }
+        | rates,
     }
 
 
@@ -237,30 +243,23 @@ class Size(NamedTuple):
     layers: int
 
 
-def strategies(size: Size, device: torch.device) -> dict[str, Any]:
-    """Rate over all ranks and a rank's peak memory, for each strategy that can run here."""
+def strategy(name: str, size: Size) -> dict[str, Any]:
+    """Rate over all ranks and a rank's peak memory; or why there is none."""
     world = max(1, torch.cuda.device_count())
-    results: dict[str, Any] = {}
-    for name in STRATEGIES:
-        if name.startswith("zero") and importlib.util.find_spec("deepspeed") is None:
-            results[name] = {"skipped": "DeepSpeed is not installed"}
-            continue
-        with tempfile.TemporaryDirectory() as folder:
-            try:
-                mp.spawn(_rank, (world, name, size, folder), nprocs=world)
-            except Exception as e:
-                results[name] = {"failed": str(e).strip().splitlines()[-1][:300]}
-                continue
-            ranks = [
-                json.loads(file.read_text()) for file in sorted(Path(folder).glob("rank-*.json"))
-            ]
-        peak_mb = max(r["peak_mb"] for r in ranks)
-        results[name] = {
-            "images_per_s": round(sum(r["rate"] for r in ranks), 1),
-            "peak_mb": round(peak_mb, 1),
-            "ranks": world,
-        }
-    return results
+    if name.startswith("zero") and importlib.util.find_spec("deepspeed") is None:
+        return {"skipped": "DeepSpeed is not installed"}
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            mp.spawn(_rank, (world, name, size, folder), nprocs=world)
+        except Exception as e:
+            return {"failed": str(e).strip().splitlines()[-1][:300]}
+        ranks = [json.loads(file.read_text()) for file in sorted(Path(folder).glob("rank-*.json"))]
+    peak_mb = max(r["peak_mb"] for r in ranks)
+    return {
+        "images_per_s": round(sum(r["rate"] for r in ranks), 1),
+        "peak_mb": round(peak_mb, 1),
+        "ranks": world,
+    }
 
 
 def _rank(rank: int, world: int, name: str, size: Size, folder: str) -> None:
@@ -299,32 +298,58 @@ def _rank(rank: int, world: int, name: str, size: Size, folder: str) -> None:
 
 
 def measure(
-    folder: Path, images: int, size: Size, device: torch.device, models: Sequence[str]
+    folder: Path,
+    images: int,
+    size: Size,
+    device: torch.device,
+    models: Sequence[str],
+    strategies: Sequence[str],
 ) -> dict[str, Any]:
     lake = all(importlib.util.find_spec(package) for package in ("ray", "deltalake"))
-    if lake:
-        real = from_lake(pictures.table(folder, images), size.batch, size.side_px, device)
-    else:
-        real = from_folder(
-            pictures.jpegs(folder / "jpegs", images), size.batch, size.side_px, device
-        )
-    raced, skipped = {}, {}
+    raced, skipped, held = {}, {}, {}
+    offload = None
+    if models and lake:
+        from raypipe.cluster import connect
+
+        connect.prepare_environment()  # Ray reads its switches when it is imported
+        import ray
+
+        uri = pictures.table(folder, images)
+        ray.init("local", include_dashboard=False, log_to_driver=False)
+        real = from_lake(uri, "threads", size.batch, size.side_px, device)
+        offload = from_lake(uri, "offload", size.batch, size.side_px, device)
+    elif models:
+        files = pictures.jpegs(folder / "jpegs", images)
+        real = from_folder(files, size.batch, size.side_px, device)
     for name in models:
         try:
-            raced[name] = race(name, real, size, device)
+            raced[name] = race(name, real, offload, size, device)
         except (ImportError, RaypipeError) as e:
             skipped[name] = " ".join(str(e).split())[:200]
+        _tell(name, raced.get(name) or skipped[name])
+    for name in strategies:
+        held[name] = strategy(name, size)
+        _tell(name, held[name])
     return {
         "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu (a rehearsal)",
         "ratios": {
             f"real_vs_one_batch_{name}": found["real_vs_one_batch"] for name, found in raced.items()
         },
         "images_per_s": {name: found["images_per_s"] for name, found in raced.items()},
-        "strategies": strategies(size, device),
+        "strategies": held,
         "skipped": skipped,
         "real": "Feed on a Delta table" if lake else "a folder of files",
         "size": size._asdict(),
     }
+
+
+def _tell(name: str, result: Any) -> None:
+    print(f"{name}: {json.dumps(result)}", file=sys.stderr, flush=True)
+
+
+def _names(text: str) -> list[str]:
+    """Names separated by commas; none for an empty text."""
+    return [name for name in text.split(",") if name]
 
 
 def main() -> int:
@@ -336,7 +361,16 @@ def main() -> int:
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument(
-        "--models", default=",".join(MODELS), help="names as in model.name, separated by commas"
+        "--models",
+        type=_names,
+        default=MODELS,
+        help="names as in model.name, separated by commas; '' for none",
+    )
+    parser.add_argument(
+        "--strategies",
+        type=_names,
+        default=tuple(STRATEGIES),
+        help=f"of {', '.join(STRATEGIES)}; '' for none",
     )
     parser.add_argument(
         "--keep",
@@ -357,7 +391,11 @@ def main() -> int:
             asked.images,
             Size(asked.batch, 224, asked.steps, "bf16", 32),
         )
-    result = measure(asked.keep.absolute(), images, size, device, asked.models.split(",")) | {
+    unknown = [name for name in asked.strategies if name not in STRATEGIES]
+    if unknown:
+        parser.error(f"--strategies: no {', '.join(unknown)} among {', '.join(STRATEGIES)}")
+    keep = asked.keep.absolute()
+    result = measure(keep, images, size, device, asked.models, asked.strategies) | {
         "torch": torch.__version__,
         "cores": len(os.sched_getaffinity(0)),
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),

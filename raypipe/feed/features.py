@@ -50,11 +50,13 @@ def feature_sources(
     feed: FeedConfig,
     store: str,
     most: int | None = None,
+    gpus: float = 0.0,
 ) -> dict[str, Source]:
     """The labelled rows of each split as one array of features in the object store.
 
     store: the folder of the kept features. Computes only what is not kept. most: rows of each
-    split; None: all. Raises DataError for a broken image under feed.on_bad=stop.
+    split; None: all. gpus: the share of one that a task takes; 0: tasks compute on CPUs. Raises
+    DataError for a broken image under feed.on_bad=stop.
     """
     keeper = KeptFeatures(store, model)
     kept = keeper.read()
@@ -73,7 +75,7 @@ def feature_sources(
     if not collected.has_U.all():
         _fill_from_larger(collected, model, store)
     reason = f"features of {pinned.version}"
-    outcomes = _compute_missing(list(parts.values()), collected, model, keeper, reason)
+    outcomes = _compute_missing(list(parts.values()), collected, model, keeper, reason, gpus)
     collected.spread()
     return {split: part.source(collected, outcomes, model, feed) for split, part in parts.items()}
 
@@ -218,6 +220,7 @@ def _compute_missing(
     model: ModelConfig,
     keeper: KeptFeatures,
     why: str,
+    gpus: float,
 ) -> _Outcomes:
     """Compute the features that `collected` lacks, and enter them there and in the kept table."""
     outcomes = _Outcomes(np.zeros(len(collected.different), bool), {})
@@ -234,7 +237,8 @@ def _compute_missing(
 
     calls = itertools.chain.from_iterable(part.calls(wanted_N[part.place]) for part in parts)
     model_json = model.model_dump_json()
-    results = run_tasks(embed_group, ((*call, model_json) for call in calls))
+    calls_of_tasks = ((*call, model_json, gpus > 0) for call in calls)
+    results = run_tasks(embed_group, calls_of_tasks, gpus)
     # Keep what is computed from time to time, so that a kill costs little.
     fresh: list[bytes] = []
     fresh_nD: list[np.ndarray] = []

@@ -23,6 +23,7 @@ import ray
 import torch
 from torch import Tensor
 
+from raypipe.cluster import container
 from raypipe.errors import DataError
 from raypipe.feed import order
 from raypipe.feed.cache import Cached, InMemory, decode_all, decode_here
@@ -35,6 +36,10 @@ from raypipe.feed.share import Share
 
 log = logging.getLogger("raypipe")
 
+# Threads that decode for a GPU, at most. They share the interpreter's lock with the thread that
+# starts its kernels: beside 16 of them a step took 1.8 times as long
+# (benchmarks/results/2026-11-26-gpu.md).
+GPU_THREADS = 8
 CACHE_SHARE = 0.6  # of the object store's memory; trials and results need the rest
 
 
@@ -87,8 +92,16 @@ class Source:
         if self.carrier == "offload":
             tasks = partial(TaskDecoder, self.side_px, pinned_memory)
             return rows, Streaming(rows, self.cfg, tasks)
-        threads = partial(ThreadDecoder, self.side_px, self.cfg.threads, pinned_memory)
+        threads = partial(ThreadDecoder, self.side_px, self._threads(device), pinned_memory)
         return rows, Streaming(rows, self.cfg, threads)
+
+    def _threads(self, device: torch.device) -> int:
+        """How many threads of this process decode."""
+        if self.cfg.threads is not None or device.type == "cpu":
+            return self.cfg.cpu_threads
+        ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+        each = len(container.usable_cpus()) // ranks_here
+        return max(1, min(GPU_THREADS, each))
 
 
 def prepare(
@@ -170,7 +183,10 @@ def choose(cfg: FeedConfig, decoded_mb: float, store_mb: float | None = None) ->
     # The cache is limited by its setting and by the memory that the cluster can give it.
     if store_mb is None:
         store_mb = ray.cluster_resources().get("object_store_memory", 0) / 2**20
-    limit_mb = min(cfg.cache_mb, store_mb * CACHE_SHARE)
+    limit_mb = store_mb * CACHE_SHARE
+    has_gpu = ray.is_initialized() and ray.cluster_resources().get("GPU", 0) > 0
+    if cfg.cache_mb is not None or not has_gpu:
+        limit_mb = min(limit_mb, cfg.cpu_cache_mb)
     fits = decoded_mb <= limit_mb
     if cfg.carrier == "cache" and not fits:
         log.warning(

@@ -225,7 +225,7 @@ def _within(model: EnsembleModel, job: TrainJob, cfg: SearchConfig, pinned: Pinn
     """Does the whole of it keep the limits?"""
     if not cfg.limits.of_models:
         return True
-    images = latency.images(pinned, job.feed.train, model.side_px, job.feed.threads)
+    images = latency.images(pinned, job.feed.train, model.side_px, job.feed.cpu_threads)
     time = variants.timed([model.for_inference()], images)[0]
     whole = with_(time, text="The ensemble", size_mb=variants.size_mb(model))
     why = whole.breaks(cfg.limits)

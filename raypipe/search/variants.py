@@ -122,7 +122,7 @@ def measured(
     if missing:
         built = [_built(_fitting(one, pinned, job), classes) for one in missing.values()]
         sizes = [size_mb(model) for model in built]
-        images = latency.images(pinned, job.feed.train, job.model.pixels, job.feed.threads)
+        images = latency.images(pinned, job.feed.train, job.model.pixels, job.feed.cpu_threads)
         times = timed([model.for_inference() for model in built], images, rounds)
         for shape, one, size in zip(missing, times, sizes, strict=True):
             known[shape] = replace(one, text=words(missing[shape]), size_mb=size)
@@ -140,7 +140,7 @@ def of_members(members: Sequence[Member], pinned: Pinned, job: TrainJob, folder:
     if key not in known:
         fitting = [replace(one, model=_fitting(one.model, pinned, job)) for one in members]
         model = EnsembleModel(fitting, len(pinned.classes)).eval()
-        images = latency.images(pinned, job.feed.train, model.side_px, job.feed.threads)
+        images = latency.images(pinned, job.feed.train, model.side_px, job.feed.cpu_threads)
         time = timed([model.for_inference()], images)[0]
         text = f"An ensemble of {len(members)} at {model.side_px} px"
         known[key] = replace(time, text=text, size_mb=size_mb(model))

@@ -199,7 +199,7 @@ def _copies(
     for some, images in looked_at.stored(rows, samples_N, places):
         for first in range(0, len(some), AT_ONCE):
             part = slice(first, first + AT_ONCE)
-            decoded = decode.decode_good(images[part], job.model.pixels, job.feed.threads)
+            decoded = decode.decode_good(images[part], job.model.pixels, job.feed.cpu_threads)
             good_B = some[part][list(decoded.good)]
             if not len(good_B):
                 continue

@@ -282,6 +282,6 @@ def _predicted(
     if described == BELONGING:
         known = Reference(features_ND, scores_NC, ids, None, domains, groups)
         return known, labels_N, samples_N
-    looks_NK = looked_at.looks(rows, samples_N, job.model.pixels, job.feed.threads)
+    looks_NK = looked_at.looks(rows, samples_N, job.model.pixels, job.feed.cpu_threads)
     described_too = Reference(features_ND, scores_NC, ids, looks_NK, domains, groups)
     return described_too, labels_N, samples_N

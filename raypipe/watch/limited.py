@@ -108,7 +108,7 @@ def measured(
     if not cfg.measures:
         return None
     champion_bytes, challenger_bytes = (size_of(one.files) for one in packages)
-    wanted = (pinned, job.feed.test, job.model.pixels, job.feed.threads)
+    wanted = (pinned, job.feed.test, job.model.pixels, job.feed.cpu_threads)
     images = latency.images(*wanted) if cfg.times else []
     if not images:
         return Measured(champion_bytes, challenger_bytes)

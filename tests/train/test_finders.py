@@ -12,6 +12,7 @@ import pytest
 import ray
 import torch
 
+from raypipe.cluster.container import usable_memory
 from raypipe.config import load, replace, validate
 from raypipe.errors import ConfigError
 from raypipe.feed.dataset import pin
@@ -160,11 +161,14 @@ def test_what_is_neither_auto_nor_a_number_is_refused(settings: dict[str, Any], 
         validate(TrainConfig, settings)
 
 
-def trying(name: str, side_px: int, gpu_share: float = 1.0) -> Callable[[int], bool]:
+def of_pixels(name: str, side_px: int, **train: Any) -> TrainJob:
     model = {"name": name, "mode": "finetune", "pretrained": False, "side_px": side_px}
-    job = validate(
-        TrainJob, {"table": {"uri": "nowhere"}, "model": model, "augment": {"crop_area": 0.5}}
-    )
+    sections = {"table": {"uri": "nowhere"}, "model": model, "augment": {"crop_area": 0.5}}
+    return validate(TrainJob, sections | {"train": train})
+
+
+def trying(name: str, side_px: int, gpu_share: float = 1.0) -> Callable[[int], bool]:
+    job = of_pixels(name, side_px)
     objective = Objective.of(Task("single_label", ("a", "b")), np.array([0, 1]))
     return in_process(
         partial(
@@ -181,11 +185,40 @@ def test_a_step_is_tried_in_a_process_of_its_own() -> None:
     assert trying("small_cnn", 32)(5)
 
 
+def test_what_should_fit_follows_memory_pixels_and_micro_batches() -> None:
+    cpu = torch.device("cpu")
+
+    def fitting(side_px: int, share: float = 1.0, **train: Any) -> int:
+        job = of_pixels("efficientnet_lite0", side_px, precision="fp32", **train)
+        return batch_size.expected(job, 2, cpu, share)
+
+    whole = fitting(224)
+    # 75 MB of activations an image in float32 at 224 px.
+    assert whole == pytest.approx(0.8 * usable_memory() / 75e6, rel=0.1)
+    assert fitting(224, share=0.5) == pytest.approx(whole / 2, rel=0.05)
+    assert fitting(448) == pytest.approx(whole / 4, rel=0.05)
+    assert fitting(224, accumulate=4, batch_size=64) == pytest.approx(4 * whole, rel=0.05)
+    assert fitting(224, share=1e-6) == 1
+
+
+def test_a_small_table_takes_one_try() -> None:
+    asked: list[int] = []
+
+    def fits(images: int) -> bool:
+        asked.append(images)
+        return True
+
+    assert find_batch_size(fits, start=113, limit=113) == 113 and asked == [113]
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 def test_on_a_gpu_the_largest_batch_is_found() -> None:
     fits = trying("efficientnet_lite0", 512)
-    found = find_batch_size(fits, start=256, limit=65_536, within=0.2)
+    gpu = torch.device("cuda", 0)
+    start = batch_size.expected(of_pixels("efficientnet_lite0", 512), 2, gpu)
+    found = find_batch_size(fits, start=start, limit=65_536, within=0.2)
+    assert found / 4 <= start <= 4 * found
     assert found >= 64 and fits(int(0.9 * found)) and not fits(2 * found)
 
 

@@ -1,13 +1,16 @@
 """`train.batch_size=auto`.
 
 On a GPU: a tenth less than the largest batch of which a training step fits into memory. Each size
-is tried in a process of its own (probe.py). On a CPU: the smallest batch whose images/s are nearly
-the best. On features of a frozen backbone any size fits and no step takes long: there, the number
-of steps in an epoch decides.
+is tried in a process of its own (probe.py), which takes ten seconds and more. So the first one is
+what should fit by arithmetic: of a small table that is the most, and one try is enough.
+
+On a CPU: the smallest batch whose images/s are nearly the best. On features of a frozen backbone
+any size fits and no step takes long: there, the number of steps in an epoch decides.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from functools import partial
@@ -22,8 +25,12 @@ from raypipe.train.auto.probe import in_process
 from raypipe.train.auto.steps import AutoValue, one_device_engine
 from raypipe.train.job import TrainJob
 from raypipe.train.objective import Objective
+from raypipe.train.parallel.memory import RESERVE, device_memory, need_of
+from raypipe.train.parallel.precision import compute_dtype
 from raypipe.train.schedule import fastest_batch_size, find_batch_size
 from raypipe.train.worker import Data, objective_of
+
+log = logging.getLogger("raypipe")
 
 FEWEST_STEPS = 10  # an epoch keeps at least so many, however large a batch would fit
 
@@ -65,7 +72,10 @@ def _largest_that_fits(
     )
     # Each worker has a GPU of its own; `most` is for all of them together.
     limit = max(1, most // workers)
-    largest = find_batch_size(fits, start=min(8, most), limit=limit)
+    device = torch.device("cuda", torch.cuda.current_device())
+    start = min(limit, expected(job, len(objective.task.classes), device, gpu_share))
+    log.info("Trying which batch fits the GPU, %d images first", start)
+    largest = find_batch_size(fits, start=start, limit=limit)
     # A tenth stays free as a reserve.
     per_worker = max(1, int(0.9 * largest))
     size = per_worker * workers
@@ -75,6 +85,30 @@ def _largest_that_fits(
     return AutoValue(
         size, f"a step of {largest} fits {where}; a tenth less, times {workers} workers"
     )
+
+
+def expected(job: TrainJob, classes: int, device: torch.device, gpu_share: float = 1.0) -> int:
+    """How many images of a step should fit into `gpu_share` of the device's memory; 8 if unknown.
+
+    Counted on shapes alone, as `train.strategy=auto` does it (parallel/memory.py).
+    """
+    model = ImageModel(job.model, classes)
+    side_px = job.model.pixels
+    image = torch.zeros(1, side_px, side_px, 3, dtype=torch.uint8)
+    need = need_of(
+        model,
+        image,
+        1,
+        compute_dtype(job.train.precision, device),
+        ema=job.train.ema is not None,
+        checkpointing=job.train.activation_checkpointing,
+    )
+    room = device_memory(device, 1) * gpu_share * (1 - RESERVE) - need.state
+    # Of the images of a step, only a micro batch has its activations in memory.
+    each = need.activations / job.train.accumulate
+    if not each:
+        return 8  # a model that cannot run without values
+    return max(1, int(room / each))
 
 
 def _fastest(job: TrainJob, objective: Objective, label: np.ndarray, most: int) -> AutoValue:
