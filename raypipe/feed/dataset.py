@@ -23,8 +23,8 @@ from raypipe.tables import conditions, scan
 from raypipe.tables.address import resolve
 from raypipe.tables.table import ImageTable, TableConfig, TableVersion
 
-# What feeds a training on CPUs. Decoding is the smaller part of its steps.
-CPU_THREADS, CPU_CACHE_MB = 2, 1024
+# They feed a training on CPUs: decoding is the smaller part of its steps.
+CPU_THREADS = 2
 
 
 class FeedConfig(Section):
@@ -40,9 +40,9 @@ class FeedConfig(Section):
     `offload`: on other CPUs of the cluster. `cache`: once, kept in the memory of the object store.
     `auto`: cache where `cache_mb` allows it, else threads."""
 
-    cache_mb: int | None = Field(default=None, gt=0)
-    """The most megabytes of decoded pixels that the cache may hold. null: 1024, which are 7,000
-    images of 224 px; with a GPU, for which decoding is slow, as many as the object store can hold.
+    cache_mb: int = Field(default=1024, gt=0)
+    """The most megabytes of decoded pixels that the cache may hold. 1024: 7,000 images of 224
+    px.
     """
 
     train: str = "train"
@@ -56,8 +56,8 @@ class FeedConfig(Section):
     """The split for the final metrics. It may be empty."""
 
     threads: int | None = Field(default=None, ge=1)
-    """Decoding threads of each training worker, with carrier `threads`. null: 2; of a worker with a
-    GPU as many as it has CPUs, 8 at most."""
+    """Decoding threads of each training worker, with carrier `threads`. null: 2; for a worker with
+    a GPU its part of the node's CPUs, 8 at most."""
 
     prefetch: int = Field(default=2, ge=1)
     """Batches decoded ahead of the training step. Each takes memory: 9.6 MB for 64 images of
@@ -110,11 +110,6 @@ class FeedConfig(Section):
     def cpu_threads(self) -> int:
         """Decoding threads where there is no GPU to feed."""
         return self.threads or CPU_THREADS
-
-    @property
-    def cpu_cache_mb(self) -> int:
-        """What the cache may hold where there is no GPU."""
-        return self.cache_mb or CPU_CACHE_MB
 
     @model_validator(mode="after")
     def _sampling_has_its_settings(self) -> FeedConfig:

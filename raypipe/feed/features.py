@@ -50,13 +50,11 @@ def feature_sources(
     feed: FeedConfig,
     store: str,
     most: int | None = None,
-    gpus: float = 0.0,
 ) -> dict[str, Source]:
     """The labelled rows of each split as one array of features in the object store.
 
     store: the folder of the kept features. Computes only what is not kept. most: rows of each
-    split; None: all. gpus: the share of one that a task takes; 0: tasks compute on CPUs. Raises
-    DataError for a broken image under feed.on_bad=stop.
+    split; None: all. Raises DataError for a broken image under feed.on_bad=stop.
     """
     keeper = KeptFeatures(store, model)
     kept = keeper.read()
@@ -75,7 +73,7 @@ def feature_sources(
     if not collected.has_U.all():
         _fill_from_larger(collected, model, store)
     reason = f"features of {pinned.version}"
-    outcomes = _compute_missing(list(parts.values()), collected, model, keeper, reason, gpus)
+    outcomes = _compute_missing(list(parts.values()), collected, model, keeper, reason)
     collected.spread()
     return {split: part.source(collected, outcomes, model, feed) for split, part in parts.items()}
 
@@ -220,7 +218,6 @@ def _compute_missing(
     model: ModelConfig,
     keeper: KeptFeatures,
     why: str,
-    gpus: float,
 ) -> _Outcomes:
     """Compute the features that `collected` lacks, and enter them there and in the kept table."""
     outcomes = _Outcomes(np.zeros(len(collected.different), bool), {})
@@ -237,8 +234,7 @@ def _compute_missing(
 
     calls = itertools.chain.from_iterable(part.calls(wanted_N[part.place]) for part in parts)
     model_json = model.model_dump_json()
-    calls_of_tasks = ((*call, model_json, gpus > 0) for call in calls)
-    results = run_tasks(embed_group, calls_of_tasks, gpus)
+    results = run_tasks(embed_group, ((*call, model_json) for call in calls))
     # Keep what is computed from time to time, so that a kill costs little.
     fresh: list[bytes] = []
     fresh_nD: list[np.ndarray] = []

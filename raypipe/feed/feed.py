@@ -99,9 +99,11 @@ class Source:
         """How many threads of this process decode."""
         if self.cfg.threads is not None or device.type == "cpu":
             return self.cfg.cpu_threads
+        cpus, quota = float(len(container.usable_cpus())), container.cpu_limit()
+        if quota is not None:
+            cpus = min(cpus, quota.most)
         ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-        each = len(container.usable_cpus()) // ranks_here
-        return max(1, min(GPU_THREADS, each))
+        return max(1, min(GPU_THREADS, int(cpus / ranks_here)))
 
 
 def prepare(
@@ -183,10 +185,7 @@ def choose(cfg: FeedConfig, decoded_mb: float, store_mb: float | None = None) ->
     # The cache is limited by its setting and by the memory that the cluster can give it.
     if store_mb is None:
         store_mb = ray.cluster_resources().get("object_store_memory", 0) / 2**20
-    limit_mb = store_mb * CACHE_SHARE
-    has_gpu = ray.is_initialized() and ray.cluster_resources().get("GPU", 0) > 0
-    if cfg.cache_mb is not None or not has_gpu:
-        limit_mb = min(limit_mb, cfg.cpu_cache_mb)
+    limit_mb = min(cfg.cache_mb, store_mb * CACHE_SHARE)
     fits = decoded_mb <= limit_mb
     if cfg.carrier == "cache" and not fits:
         log.warning(

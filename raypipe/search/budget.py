@@ -56,9 +56,6 @@ FEWEST_EPOCHS = 3
 FEWEST_AT_OTHER_SIDE = 5
 # A backbone that learned at 64 px is another one at 224 px.
 MOST_LARGER = 2.5
-# A refit may have so many times the epochs of its trial where there is time for them and nobody has
-# set their number; and so many times those that should fit, which may be too few.
-LONGER, UNCERTAIN = 2, 1.25
 # Trials have one thread each, and a refit has all of them. EfficientNet-Lite0 with three frozen
 # blocks, two cores: 23 images/s at 224 px beside another one, 40 alone; 64 and 99 at 128 px.
 # Augmentation gains less.
@@ -225,12 +222,10 @@ def plan_refit(
     images: int,
     most_epochs: int,
     sides: tuple[int, ...],
-    may_be_longer: bool = False,
 ) -> Refit | str:
     """The refit that fits, at the first of these sides for which its epochs fit; else why none.
 
-    images: that it trains on in an epoch. most_epochs: the trial's. sides: the wanted resolution
-    first, the trial's last. may_be_longer: than its trial, to use all of its time.
+    images: that it trains on in an epoch. sides: the wanted resolution first, the trial's last.
     """
     needs, room_s = "", 0.0
     for side_px in sides:
@@ -243,11 +238,8 @@ def plan_refit(
         fewest = min(fewest, most_epochs)
         if fewest * epoch_s <= room_s:
             fitting = int(room_s / epoch_s)
-            epochs = most_epochs
-            if may_be_longer:
-                epochs = max(epochs, min(LONGER * epochs, int(UNCERTAIN * fitting)))
             why = f"{fitting} epochs of {epoch_s:.1f} s fit into {room_s:.0f} s ({speed})"
-            return Refit(epochs, room_s, side_px, why)
+            return Refit(most_epochs, room_s, side_px, why)
         needs = f"{fewest} epochs at {side_px} px need {fewest * epoch_s:.0f} s"
     return f"{needs or 'no resolution fits'}, and {max(0.0, room_s):.0f} s are left ({speed})"
 

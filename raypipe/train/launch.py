@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("raypipe")
 FEWEST_CPUS = 0.1  # of a worker, where all CPUs are taken
-FEATURE_TASKS = 8  # share a GPU at most: each decodes on one CPU, and a context takes 0.5 GB
 
 
 def join(job: TrainJob) -> TrainJob:
@@ -84,21 +83,6 @@ def check_workers(cfg: TrainConfig, resources: dict[str, float]) -> None:
 def wants_gpu(cfg: TrainConfig, resources: dict[str, float]) -> bool:
     """Does each worker get a GPU? `train.gpu=auto`: yes if the cluster has one."""
     return resources.get("GPU", 0) > 0 if cfg.gpu == "auto" else cfg.gpu
-
-
-def feature_gpus(cfg: TrainConfig) -> float:
-    """The share of a GPU for each task that computes features; 0 without a cluster or a GPU.
-
-    As many tasks share one as there are CPUs to decode for it.
-    """
-    if not ray.is_initialized():
-        return 0.0
-    resources = ray.cluster_resources()
-    gpus = resources.get("GPU", 0)
-    if not gpus or not wants_gpu(cfg, resources):
-        return 0.0
-    cpus_per_gpu = int(resources.get("CPU", 1) / gpus)
-    return 1 / max(1, min(FEATURE_TASKS, cpus_per_gpu))
 
 
 def on_workers(

@@ -36,7 +36,7 @@ from raypipe.train import checkpoint, ensembles, start
 from raypipe.train.auto import finders
 from raypipe.train.checkpoint.saver import Saver, newest
 from raypipe.train.job import TrainJob, TrainResult
-from raypipe.train.launch import feature_gpus, join, on_workers
+from raypipe.train.launch import join, on_workers
 from raypipe.train.loop import LoopState, Report
 from raypipe.train.losses import check_weights
 from raypipe.train.measure import tensorboard
@@ -315,8 +315,7 @@ def sources(
     """
     if job.model.mode == "frozen":
         store = str(job.run.path / "features")
-        gpus = feature_gpus(job.train)
-        return feature_sources(pinned, splits, job.model, job.feed, store, most, gpus)
+        return feature_sources(pinned, splits, job.model, job.feed, store, most)
     feed = job.feed
     if job.train.launcher != "ray":
         # Ray's object store is not where the workers are, if this process has one.

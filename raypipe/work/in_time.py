@@ -271,11 +271,10 @@ def _planned(job: Job, wanted: dict[str, Any], found: SearchResult, ledger: Ledg
         sides.insert(0, int(wanted["model.side_px"]))
     images = sum(pinned.counts[split] for split in {job.feed.train, job.feed.val})
     # The job's, of which trials may have had fewer (space/defaults.py), unless they drew them.
-    set_by_others = found.trials[0].changes | wanted
-    most = int(set_by_others.get("train.epochs", job.train.epochs))
-    is_set = "train.epochs" in set_by_others or "epochs" in job.train.model_fields_set
+    drawn = found.trials[0].changes.get("train.epochs", job.train.epochs)
+    most = int(wanted.get("train.epochs", drawn))
     if found.job.train.solver != "steps":
-        most, is_set = 1, True  # a head is fitted at once
+        most = 1  # a head is fitted at once
     planned = budget.plan_refit(
         ledger.budget_s,
         ledger.spent_s,
@@ -284,7 +283,6 @@ def _planned(job: Job, wanted: dict[str, Any], found: SearchResult, ledger: Ledg
         images,
         most,
         tuple(sides),
-        may_be_longer=not is_set,
     )
     if isinstance(planned, Refit):
         write_atomic(file, to_json(asdict(planned) | {"asked": asked}))

@@ -201,6 +201,31 @@ def test_a_cache_that_does_not_fit_falls_back_and_says_so(
     )
 
 
+@pytest.mark.parametrize(
+    ("set_by_user", "device", "ranks", "threads"),
+    [
+        (None, "cpu", 1, 2),
+        (5, "cpu", 1, 5),
+        (None, "cuda", 1, 8),  # of 12 CPUs
+        (None, "cuda", 4, 3),
+        (None, "cuda", 99, 1),
+        (5, "cuda", 4, 5),
+    ],
+)
+def test_a_worker_with_a_gpu_decodes_in_its_part_of_the_cpus(
+    set_by_user: int | None,
+    device: str,
+    ranks: int,
+    threads: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(feeds.container, "usable_cpus", lambda: set(range(12)))
+    monkeypatch.setattr(feeds.container, "cpu_limit", lambda: None)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks))
+    source = feeds.Source("threads", None, 32, FeedConfig(threads=set_by_user))
+    assert source._threads(torch.device(device)) == threads
+
+
 def test_row_groups_in_flight_are_bounded(table: Any) -> None:
     feed = opened(table[0], "threads")
     assert feed.in_flight_bytes == 0

@@ -112,26 +112,6 @@ def test_the_wanted_resolution_gives_way_to_the_trials_own() -> None:
     assert "3 epochs at 128 px need 60 s" in str(side(140))
 
 
-@pytest.mark.parametrize(
-    ("budget_s", "epochs"),
-    [
-        (250, 13),  # 6 epochs of 20 s should fit: as many as the trial's, and the clock ends them
-        (460, 21),  # 17 should fit, or a quarter more
-        (2000, 26),  # 90 should fit: twice the trial's
-    ],
-)
-def test_a_refit_may_be_longer_than_its_trial_to_use_its_time(budget_s: float, epochs: int) -> None:
-    def planned(may_be_longer: bool) -> Refit:
-        found = budget.plan_refit(
-            budget_s, 100, ENDING, SPEED, 2000, 13, (128,), may_be_longer=may_be_longer
-        )
-        assert isinstance(found, Refit)
-        return found
-
-    assert planned(True).epochs == epochs and planned(False).epochs == 13
-    assert planned(True).seconds == planned(False).seconds
-
-
 def test_with_all_threads_a_refit_fits_where_one_thread_would_be_too_slow() -> None:
     def side(speed: Speed) -> int:
         found = budget.plan_refit(430, 100, ENDING, speed, 2000, 13, (224, 128))

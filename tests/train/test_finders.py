@@ -198,7 +198,7 @@ def test_what_should_fit_follows_memory_pixels_and_micro_batches() -> None:
     assert fitting(224, share=0.5) == pytest.approx(whole / 2, rel=0.05)
     assert fitting(448) == pytest.approx(whole / 4, rel=0.05)
     assert fitting(224, accumulate=4, batch_size=64) == pytest.approx(4 * whole, rel=0.05)
-    assert fitting(224, share=1e-6) == 1
+    assert fitting(224, share=1e-6) == 8  # not even the weights: tried, not believed
 
 
 def test_a_small_table_takes_one_try() -> None:

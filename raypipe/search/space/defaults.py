@@ -183,7 +183,7 @@ def _backbone(
         sides[f"model.name == '{SCRATCH}'"] = (32, 64)
     # A search keeps the pixels of every side in the cache: if they do not fit, the side is not
     # searched.
-    fits = may_finetune and _megabytes(images, sides) <= job.feed.cpu_cache_mb
+    fits = may_finetune and _megabytes(images, sides) <= job.feed.cache_mb
     sides = sides if fits else {}
     if frozen is not None:
         sides["model.mode == 'frozen'"] = (frozen,)

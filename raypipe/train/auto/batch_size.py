@@ -88,7 +88,8 @@ def _largest_that_fits(
 
 
 def expected(job: TrainJob, classes: int, device: torch.device, gpu_share: float = 1.0) -> int:
-    """How many images of a step should fit into `gpu_share` of the device's memory; 8 if unknown.
+    """How many images of a step should fit into `gpu_share` of the device's memory; 8 if arithmetic
+    does not say it.
 
     Counted on shapes alone, as `train.strategy=auto` does it (parallel/memory.py).
     """
@@ -106,8 +107,8 @@ def expected(job: TrainJob, classes: int, device: torch.device, gpu_share: float
     room = device_memory(device, 1) * gpu_share * (1 - RESERVE) - need.state
     # Of the images of a step, only a micro batch has its activations in memory.
     each = need.activations / job.train.accumulate
-    if not each:
-        return 8  # a model that cannot run without values
+    if not each or room <= 0:
+        return 8  # the model cannot run without values, or the estimate leaves it no room
     return max(1, int(room / each))
 
 
